@@ -1,12 +1,12 @@
 """Lists the candidates of `method=auto`, for the stages before the choice (made by `allocate`) and for the rules.
 
-A dense run is always a candidate. With exact zeros so are the methods that leave out only zeros, or units that a
-predictor expects to be zero; otherwise pruning by magnitude, at the density that the user or the DRAM budget sets. For
-a mixture of experts a dense run, of the experts that the router picks, is the only candidate.
+Every selector that applies to the model is a candidate: a new file of runtime/sparsity takes part without an edit.
+Selectors of exact zeros, and predictors, whose training pays where zeros are exact, need such a model.
 """
 
 from collections.abc import Sequence
 
+from coldpress.runtime import plugins
 from coldpress.runtime.plugins import load, options_of
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.base import Options
@@ -18,17 +18,23 @@ AUTO = "auto"
 
 
 def methods_for(method: str, exact_zeros: bool, is_mixture: bool) -> tuple[str, ...]:
-    """Returns `method` alone, or the candidates of `auto`."""
+    """Returns `method` alone, or the selectors that `auto` may take for such a model, dense first."""
     if method != AUTO:
         return (method,)
-    if is_mixture:
-        return ("dense",)
-    return ("dense", "relu", "predictor") if exact_zeros else ("dense", "topk")
+    names = plugins.names("coldpress.runtime.sparsity")
+    found = {name: load("coldpress.runtime.sparsity", Selector, name) for name in names}
+    fit = [
+        name
+        for name, selector in found.items()
+        if (exact_zeros or not (selector.NEEDS_EXACT_ZEROS or selector.NEEDS_PREDICTORS))
+        and not (is_mixture and selector.NEEDS_PREDICTORS)
+    ]
+    return tuple(sorted(fit, key=lambda name: (not found[name].is_whole, name)))
 
 
-def candidates(spec: ModelSpec) -> tuple[str, ...]:
-    """Returns the methods that are compared for a model."""
-    return methods_for(AUTO, spec.exact_zeros, spec.is_mixture)
+def candidates(spec: ModelSpec, options: Options) -> tuple[str, ...]:
+    """Returns the methods that are compared for a model: those whose families its decoder can compute."""
+    return tuple(name for name in methods_for(AUTO, spec.exact_zeros, spec.is_mixture) if _fits(name, options, spec))
 
 
 def own_options(method: str, options: Options) -> Options:
@@ -41,16 +47,32 @@ def families_for(method: str, options: Options, spec: ModelSpec) -> tuple[str, .
     """Returns the families that a build may have on flash, without duplicates: those of `method` or of all candidates.
 
     Raises:
-        ColdpressError: if a selector refuses its options, or the decoder cannot compute the model with its families.
+        ColdpressError: if the selector refuses its options, or the decoder cannot compute the model with its families.
     """
+    if method != AUTO:
+        return _families(method, options, spec)
     found: dict[str, None] = {}
-    for name in methods_for(method, spec.exact_zeros, spec.is_mixture):
-        selector = load("coldpress.runtime.sparsity", Selector, name)
-        own = own_options(name, options) if method == AUTO else options
-        families = selector.families(spec, options_of(selector, own))
-        _check_families(name, families, spec)
-        found |= dict.fromkeys(families)
+    for name in candidates(spec, options):
+        found |= dict.fromkeys(_families(name, own_options(name, options), spec))
     return tuple(found)
+
+
+def _fits(method: str, options: Options, spec: ModelSpec) -> bool:
+    selector = load("coldpress.runtime.sparsity", Selector, method)
+    if selector.is_whole:
+        return True  # what `families_for` refuses of it, the user asked for
+    try:
+        _families(method, own_options(method, options), spec)
+    except ColdpressError:
+        return False
+    return True
+
+
+def _families(method: str, options: Options, spec: ModelSpec) -> tuple[str, ...]:
+    selector = load("coldpress.runtime.sparsity", Selector, method)
+    families = selector.families(spec, options_of(selector, options))
+    _check_families(method, families, spec)
+    return tuple(families)
 
 
 def _check_families(method: str, families: Sequence[str], spec: ModelSpec) -> None:

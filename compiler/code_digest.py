@@ -38,6 +38,8 @@ COMPARED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }
 """Stage -> package -> plug-ins of what the stage compares the build with, whatever the build uses: dense runs that pin
 units, the whole model in other formats, and the steps of runtime/cli/ladder.py."""
+MEASURES_ALL: Mapping[str, tuple[str, ...]] = {"explore": ("coldpress.runtime.quantization",)}
+"""Stage -> packages all of whose plug-ins it measures, whatever the build uses."""
 ASKS_EVERY_STAGE = ("preflight",)
 """It loads all stages by name, for their needs, and may run them."""
 Plugins = Mapping[str, tuple[str, ...]]
@@ -53,7 +55,8 @@ def stage_digest(stage: str, plugins: Plugins, root: Path = ROOT) -> str:
 def source_files(stage: str, plugins: Plugins, root: Path = ROOT) -> list[Path]:
     """Returns the files that determine the result of a stage such as `order` in a build that uses `plugins`, sorted."""
     compared = COMPARED.get(stage, {})
-    plugins = {name: (*used, *compared.get(name, ())) for name, used in plugins.items()}
+    every = MEASURES_ALL.get(stage, ())
+    plugins = {name: (*used, *compared.get(name, ())) for name, used in plugins.items() if name not in every}
     pending = [f"coldpress.compiler.stages.{asked}" for asked in (STAGES if stage in ASKS_EVERY_STAGE else (stage,))]
     found: dict[str, list[Path]] = {}
     while pending:

@@ -12,7 +12,7 @@ from math import ceil, prod
 from typing import Any, ClassVar
 
 from coldpress.compiler.activity.forward import HEAD_ROWS
-from coldpress.compiler.candidates import families_for, methods_for
+from coldpress.compiler.candidates import AUTO, candidates, families_for
 from coldpress.compiler.cost_model import HasShapes, flash_bytes, resident_bytes, tensor_bytes, unit_bytes
 from coldpress.compiler.pipeline import STAGES
 from coldpress.compiler.sections import asked_budget_bytes
@@ -89,7 +89,7 @@ class Build:
     @property
     def methods(self) -> tuple[str, ...]:
         """The selectors that the build may choose."""
-        return methods_for(self.method, self.model.spec.exact_zeros, self.model.spec.is_mixture)
+        return candidates(self.model.spec, self.options) if self.method == AUTO else (self.method,)
 
     @property
     def families(self) -> tuple[FamilyName, ...]:

@@ -7,6 +7,7 @@ STAGES = (
     "importance",
     "relufy",
     "calibrate",
+    "explore",
     "allocate",
     "distill",
     "recalibrate",

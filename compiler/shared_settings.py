@@ -1,6 +1,6 @@
 """Declares the settings that several stages share, once each; a stage's own record inherits them."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -17,7 +17,7 @@ class MethodSetting(Record):
         Key(
             plugins="coldpress.runtime.sparsity",
             auto=True,
-            default="`auto`: dense, unless topk (exact zeros: relu or predictor) decodes held-out text clearly faster",
+            default="`auto`: dense, unless another selector that keeps max_ppl_ratio decodes clearly faster",
         ),
     ] = Field(description="how active units are found")
     options: Annotated[Options, OptionsOf("method")] = Field(
@@ -35,6 +35,18 @@ class CacheSetting(Record):
     cache_options: Annotated[Options, OptionsOf("cache")] = Field(
         default={}, description="the cache policy's own options, as JSON"
     )
+
+
+PositiveFloat = Annotated[float, Field(gt=0)]
+Off = Literal["off"]
+
+
+class QualitySetting(Record):
+    """For stages that hold the artifact to a quality."""
+
+    max_ppl_ratio: Annotated[
+        PositiveFloat | Off | None, Key(default="1.1 for the choice of method=auto; 2.0 at the end")
+    ] = Field(default=None, description="the artifact's perplexity over the source's at most, such as 1.05, or off")
 
 
 class OverpredictionSetting(Record):

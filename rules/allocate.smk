@@ -3,6 +3,7 @@ rule allocate:
         model=DENSE,
         corpus="tokenize.json",
         activations="calibrate.json",
+        curves=CURVES,
         device=f"{DEVICE}/device.json",
     output:
         f"{DEVICE}/allocate.json",

@@ -25,6 +25,7 @@ SOURCE = f"{DEVICE}/distill.json" if CONFIG["distill"] else DENSE
 CHUNKS = settings.chunks(CONFIG)
 # Optional records of a build.
 PREDICTORS = [f"{DEVICE}/size.json"] if settings.needs_predictors(CONFIG) else []
+CURVES = ["explore.json"] if CONFIG["method"] == "auto" else []
 GRAM = [f"{DEVICE}/gram.json"] if settings.needs_gram(CONFIG) else []
 IMPORTANCE = [f"{DEVICE}/importance.json"] if CONFIG["imatrix"] else []
 EXPORT = [f"{DEVICE}/export.json"] if CONFIG["export"] else []

@@ -88,6 +88,10 @@ class Activations(Record):
         found = [layer.family(name) for layer in self.layers for name in families]
         return self.exact_zeros and all(family is not None and family.density is not None for family in found)
 
+    def of_layers(self, layers: Collection[int]) -> "Activations":
+        """The same statistics without those of other layers."""
+        return self.model_copy(update={"layers": tuple(entry for entry in self.layers if entry.layer in layers)})
+
     def of_families(self, families: Collection[FamilyName]) -> "Activations":
         """The same statistics without those of other families."""
         layers = tuple(

@@ -41,6 +41,10 @@ class Tried(Record):
     """Modelled seconds of a decoded token; None if the method was skipped."""
     skipped: str | None = None
     """Why the method was skipped; None if it was judged."""
+    density: Share | None = None
+    """The mean density at which it was judged, of all families' bytes; None if it was skipped."""
+    ppl_ratio: float | None = None
+    """The perplexity ratio to expect there (stage `explore`); None if nobody knows."""
     needed_bytes: Count | None = None
     """DRAM that a skipped method needs before it caches any unit; None if that was not the reason."""
 

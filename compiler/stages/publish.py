@@ -11,17 +11,18 @@ import logging
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from coldpress.compiler.block_statistics import with_error
 from coldpress.compiler.io import make_folder, sync_folder
 from coldpress.compiler.publishing import identity, move, point, remove, remove_leftovers, standing
+from coldpress.compiler.shared_settings import Off, PositiveFloat, QualitySetting
 from coldpress.runtime import plugins
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.quantization import Format
-from coldpress.schemas.base import Record, Share
+from coldpress.schemas.base import Share
 from coldpress.schemas.config import Key
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
 from coldpress.schemas.manifest import Manifest
@@ -35,11 +36,11 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 EARLIER = "earlier"
 """Folder beside the artifact for an earlier build's results; one folder per identity below it."""
-PositiveFloat = Annotated[float, Field(gt=0)]
-Off = Literal["off"]
+WORST_PPL_RATIO = 2.0
+"""What `max_ppl_ratio` is where nobody says: an artifact beyond it is broken, whatever was built."""
 
 
-class PublishConfig(Record):
+class PublishConfig(QualitySetting):
     """Settings of `publish`."""
 
     artifact: str = Field(description="final name of the artifact, a folder that ends in .coldpress")
@@ -47,9 +48,6 @@ class PublishConfig(Record):
     html: str = Field(description="path of the report, likewise")
     exported: tuple[str, ...] = Field(
         description="paths of all that `export` may have made of it, likewise, as JSON: the record, and a file a format"
-    )
-    max_ppl_ratio: Annotated[PositiveFloat | Off, Key()] = Field(
-        default=2.0, description="the artifact's perplexity over the source's at most, such as 1.05, or off"
     )
     min_top1_agreement: Annotated[Share | Off, Key()] = Field(
         default=0.4, description="share of tokens, at least, whose likeliest successor is the source's, or off"
@@ -136,12 +134,11 @@ def logit_limit(config: PublishConfig, manifest: Manifest) -> float | Off:
 
 def _missed_gates(config: PublishConfig, found: Verification, max_error: float | Off) -> Iterator[str]:
     """Yields one clause per missed gate. NaN passes no gate."""
-    ratio = found.ppl_ratio
-    if not (math.isfinite(ratio) and (config.max_ppl_ratio == "off" or ratio <= config.max_ppl_ratio)):
+    ratio, most = found.ppl_ratio, WORST_PPL_RATIO if config.max_ppl_ratio is None else config.max_ppl_ratio
+    if not (math.isfinite(ratio) and (most == "off" or ratio <= most)):
         yield (
             f"the artifact's perplexity is {found.ppl_artifact:.2f}, {with_error(ratio, found.ppl_ratio_error, 3)} "
-            f"times the source's {found.ppl_source:.2f}, expected {_expected('at most', config.max_ppl_ratio)} "
-            "(max_ppl_ratio)"
+            f"times the source's {found.ppl_source:.2f}, expected {_expected('at most', most)} (max_ppl_ratio)"
         )
     if not (config.min_top1_agreement == "off" or found.top1_agreement >= config.min_top1_agreement):
         yield (

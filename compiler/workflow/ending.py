@@ -52,5 +52,5 @@ class Ending(logging.Handler):
     def _is_build(self) -> bool:
         """Tells whether the user asked for the whole build, not for a part or a dry run."""
         asked = self._workflow.dag_settings
-        partial = asked.targets - {"all"} or asked.target_jobs or asked.until or asked.omit_from
+        partial = set(asked.targets) - {"all"} or asked.target_jobs or asked.until or asked.omit_from
         return self._workflow.is_main_process and not self._workflow.dryrun and not partial

@@ -121,7 +121,8 @@ class BuildConfig:
     def of_stage(self, stage: str) -> dict[str, Any]:
         """Returns the user's settings of a stage by field of its record; leaves out None."""
         record = config_of(stage)
-        found = {field: self.values[field] for field in marked(record)}
+        unused: tuple[str, ...] = () if self["method"] == AUTO else getattr(record, "ONLY_FOR_AUTO", ())
+        found = {field: self.values[field] for field in marked(record) if field not in unused}
         for field, named in option_fields(record).items():
             found[field] = dict(self.options[marked(record)[named].plugins]) or None
         return {field: value for field, value in found.items() if value is not None}

@@ -143,9 +143,16 @@ def dense(metrics: Metrics) -> str:
 
 def tried(found: Sequence[Tried], budget_bytes: int) -> str:
     """Lists the methods that `auto` judged, in modelled tokens/s, then those that it skipped, each with the reason."""
-    judged = [f"{entry.method} {1 / entry.token_s:.0f}" for entry in found if entry.token_s]
+    judged = [f"{entry.method} {1 / entry.token_s:.0f}{_at(entry)}" for entry in found if entry.token_s]
     skipped = [f"{entry.method} {_why_skipped(entry, budget_bytes)}" for entry in found if entry.skipped is not None]
     return "; ".join([*([f"{', '.join(judged)} tokens/s, estimated"] if judged else []), *skipped])
+
+
+def _at(entry: Tried) -> str:
+    """Returns the density and the perplexity at which a method was judged; empty if it uses every unit."""
+    if entry.density is None or entry.density >= 1 or entry.ppl_ratio is None:
+        return ""
+    return f" (density {entry.density:.2f}, perplexity × {entry.ppl_ratio:.3f})"
 
 
 def _why_skipped(entry: Tried, budget_bytes: int) -> str:

@@ -21,6 +21,7 @@ from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError, UnknownNameError
 from coldpress.schemas.model import Model, role_shape
 from coldpress.schemas.sparsity import Sparsity
+from tests.support.curves import curves_of
 from tests.support.models import write_model
 from tests.support.statistics import activations_of, device_of, model_of
 
@@ -73,9 +74,12 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def run(config: AllocateConfig, model: Model, activations: Activations, device: DeviceProfile) -> Sparsity:
-    """The stage, with a workspace for these settings alone."""
-    return run_stage(config, model, activations, device, Workspace(Path("allocate"), config.to_json()))
+def run(
+    config: AllocateConfig, model: Model, activations: Activations, device: DeviceProfile, **ratios: dict[float, float]
+) -> Sparsity:
+    """The stage, with a workspace for these settings alone; `ratios` are the quality curves of `auto`."""
+    curves = curves_of(model, Path("curves"), ratios) if config.method == "auto" else None
+    return run_stage(config, model, activations, device, Workspace(Path("allocate"), config.to_json()), curves=curves)
 
 
 def parts(sparsity: Sparsity) -> list[int]:
@@ -373,7 +377,8 @@ def test_auto_takes_dense_unless_another_method_is_clearly_faster(
     activations = of_density(tmp_path, density)
     sparsity = run(config("auto", "60%"), model, activations, device_of())
     judged = {entry.method: entry.token_s for entry in sparsity.tried}
-    assert list(judged)[:2] == ["dense", "relu"]
+    judged = {method: token_s for method, token_s in judged.items() if token_s is not None}
+    assert list(judged) == ["dense", "predictor", "relu"]
     assert (sparsity.method == "dense") == (min(judged.values()) > 0.95 * judged["dense"])
     assert sparsity.method == method
     alone = run(config(method, "60%"), model, activations, device_of())
@@ -394,8 +399,8 @@ def test_auto_records_the_methods_that_it_skipped(model: Model, tmp_path: Path) 
     with pytest.raises(OverBudgetError) as alone:
         run(config("relu", budget), model, activations, device_of())
     sparsity = run(config("auto", budget), model, activations, device_of())
-    (skipped,) = (entry for entry in sparsity.tried if entry.skipped is not None)
-    assert (skipped.method, skipped.token_s, skipped.skipped) == ("relu", None, str(alone.value))
+    skipped = next(entry for entry in sparsity.tried if entry.method == "relu")
+    assert (skipped.token_s, skipped.skipped) == (None, str(alone.value))
     assert f" {skipped.needed_bytes:,} are needed" in str(alone.value)
 
 
@@ -404,11 +409,18 @@ def test_auto_says_what_does_not_fit(model: Model, tmp_path: Path) -> None:
         run(config("auto", 100_000), model, of_density(tmp_path, 0.05), device_of())
 
 
-def test_auto_of_a_model_without_exact_zeros(model: Model, activations: Activations) -> None:
+def test_auto_of_a_model_without_exact_zeros(model: Model, everywhere: Activations, ones: None) -> None:
     smooth = model.model_copy(update={"spec": model.spec.model_copy(update={"hidden_act": "silu"})})
-    sparsity = run(config("auto", density=0.2), smooth, activations, device_of())
-    assert [entry.method for entry in sparsity.tried] == ["dense", "topk"]
+    curve = {0.1: 1.05, 0.9: 1.0}
+
+    def judged(**settings: Any) -> tuple[Sparsity, dict[str, Any]]:
+        found = run(config("auto", **settings), smooth, everywhere, device_of(), topk=curve)
+        return found, {entry.method: entry for entry in found.tried}
+
+    sparsity, tried = judged(density=0.1)
+    assert [method for method, entry in tried.items() if entry.skipped is None] == ["dense", "topk"]
     assert sparsity.method == "topk"
-    attention = run(config("auto", density=0.2, options={"attention": True}), smooth, activations, device_of())
-    assert attention.tried[0] == sparsity.tried[0], "an option that a candidate does not have is not its concern"
-    assert attention.tried[1].token_s > sparsity.tried[1].token_s, "small scattered reads"
+    assert tried["topk"].density == pytest.approx(0.1, abs=1e-3)
+    with_attention = judged(density=0.1, options={"attention": True})[1]
+    assert with_attention["dense"] == tried["dense"], "an option that a candidate does not have is not its concern"
+    assert with_attention["topk"].token_s > tried["topk"].token_s, "small scattered reads"

@@ -1,26 +1,33 @@
 """auto: what is hardly faster than a dense run is not taken, nor what is slower."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from coldpress.compiler.stages.allocate import _auto
-from tests.support.statistics import activations_of, sparsity_of
+from coldpress.compiler.stages.allocate._quality import Floor
+from coldpress.compiler.stages.allocate._rules import Inputs
+from tests.support.curves import curves_of
+from tests.support.statistics import activations_of, model_of, sparsity_of
 
 
 @pytest.mark.parametrize(("relative", "method"), [(1.01, "dense"), (0.96, "dense"), (0.94, "relu")])
 def test_a_method_must_save_a_twentieth_of_the_dense_run_s_time(
-    monkeypatch: pytest.MonkeyPatch, relative: float, method: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, relative: float, method: str
 ) -> None:
     seconds = {"dense": 0.02, "relu": 0.02 * relative}
-    nothing: Any = None  # neither model nor activations nor device are looked at where times are given
+    model, nothing = model_of(1, 64, 128), cast(Any, None)  # activations and device are not looked at
+    floor = Floor(curves_of(model, tmp_path, {}, {"fp16": 1.01}), 1.1, "fp16")
     monkeypatch.setattr(_auto, "token_seconds", lambda found, *_: seconds[found.method])
     divisions = [sparsity_of("dense", {"neuron": (1.0,)}), sparsity_of("relu", {"up_down": (0.1,)})]
-    found = _auto.choose(divisions, nothing, nothing, nothing, 1.75)
+    inputs = Inputs(model, nothing, nothing, nothing, None, 1)
+    found = _auto.choose(divisions, inputs, 1.75, floor)
     assert found.method == method
     assert {entry.method: entry.token_s for entry in found.tried} == seconds
+    assert {entry.method: entry.density for entry in found.tried} == {"dense": 1.0, "relu": pytest.approx(0.1)}
+    assert {entry.ppl_ratio for entry in found.tried} == {1.01}, "the format's"
 
 
 def test_units_that_are_active_only_in_held_out_text_are_not_hot(tmp_path: Path) -> None:

@@ -193,7 +193,8 @@ def test_a_dense_run_reads_what_a_router_picks() -> None:
 
 
 def test_what_does_not_run_yet_is_refused(model: Model, corpus: Corpus, tmp_path: Path) -> None:
-    assert families_for("auto", {}, model.spec) == families_for("dense", {}, model.spec) == ("neuron",)
+    assert families_for("dense", {}, model.spec) == ("neuron",)
+    assert {"neuron", "mlp_in", "mlp_mid"} <= set(families_for("auto", {}, model.spec)), "units inside experts, too"
     assert families_for("predictor", {}, model.spec) == ("neuron",)
     assert families_for("dense", {"families": "neuron+attn_in"}, model.spec) == ("neuron", "attn_in")
     with pytest.raises(ColdpressError, match=r"method=dense keeps attn_in on flash.*use method=dense"):
@@ -209,7 +210,7 @@ def test_what_does_not_run_yet_is_refused(model: Model, corpus: Corpus, tmp_path
 def test_the_workflow_knows_a_mixture(model: Model) -> None:
     folder = Path(next(iter(model.tensors.values())).file).parent
     config = settings.resolve({"model": str(folder)})
-    assert config.plugins()["coldpress.runtime.sparsity"] == ("dense",)
+    assert {"dense", "topk"} <= set(config.plugins()["coldpress.runtime.sparsity"])
     assert not settings.needs_predictors(config)
 
 

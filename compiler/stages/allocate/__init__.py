@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
@@ -33,10 +33,11 @@ from coldpress.compiler.cost_model import (
 from coldpress.compiler.dense_run import buffer_of
 from coldpress.compiler.io import Workspace
 from coldpress.compiler.sections import asked_budget_bytes, bookkeeping_bytes, make_sections
-from coldpress.compiler.shared_settings import CacheSetting, MethodSetting, OverpredictionSetting
+from coldpress.compiler.shared_settings import CacheSetting, MethodSetting, OverpredictionSetting, QualitySetting
 from coldpress.compiler.stages.allocate import _densities
 from coldpress.compiler.stages.allocate._auto import choose, token_seconds
 from coldpress.compiler.stages.allocate._densities import Question
+from coldpress.compiler.stages.allocate._quality import Floor
 from coldpress.compiler.stages.allocate._rules import UNIFORM, AllocationConfig, Inputs, Method, allocated
 from coldpress.compiler.stages.allocate._task import Rule
 from coldpress.runtime.cache import CachePolicy
@@ -47,6 +48,7 @@ from coldpress.schemas.activations import Activations
 from coldpress.schemas.base import ArrayFile, Options, PositiveCount
 from coldpress.schemas.config import Key
 from coldpress.schemas.corpus import Corpus
+from coldpress.schemas.curves import Curves
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
 from coldpress.schemas.families import FamilyName, FormatName, used_share
@@ -63,12 +65,17 @@ MIN_RANK = 8
 """Smallest rank; raised to fill a group of the predictors' format: 32 in 8 bits."""
 COMPARED_LOGIT_BYTES = 4 * 4 * 4
 """Memory per logit of a block while losses are compared: four variants in float32, with copies."""
+MAX_PPL_RATIO = 1.1
+"""What `auto` may lose where nobody says."""
 PREDICTOR_FREE_SHARE = 0.6
 """Predictors take at most this share of the DRAM that could hold units instead."""
 
 
-class AllocateConfig(AllocationConfig, MethodSetting, CacheSetting, OverpredictionSetting):
+class AllocateConfig(AllocationConfig, MethodSetting, CacheSetting, OverpredictionSetting, QualitySetting):
     """Settings of `allocate`."""
+
+    ONLY_FOR_AUTO: ClassVar = ("max_ppl_ratio",)
+    """Settings that only the choice of `auto` depends on."""
 
     format: Annotated[FormatName, Key(plugins="coldpress.runtime.quantization")] = Field(
         default="int4_group32", description="how weights are stored"
@@ -133,10 +140,12 @@ def run(
     work: Workspace,
     corpus: Corpus | None = None,
     threads: int = 1,
+    curves: Curves | None = None,
 ) -> Sparsity:
-    """Divides the budget; `auto` picks the fastest candidate, and dense unless another is clearly faster.
+    """Divides the budget; `auto` picks the fastest candidate that keeps the quality, and dense unless another is
+    clearly faster.
 
-    A corpus is needed where density_allocation measures losses.
+    A corpus is needed where density_allocation measures losses, and curves where the method is open.
 
     Raises:
         ColdpressError: if a setting does not go with the model, the device or the other settings.
@@ -150,7 +159,7 @@ def run(
             f"context_length {config.context_length} exceeds the {spec.max_position_embeddings} tokens of model "
             f"{model.name}{_why_shorter(model)}; use a shorter one"
         )
-    inputs = Inputs(model, activations, device, work, corpus, threads)
+    inputs = Inputs(model, activations, device, work, corpus, threads, curves)
     sparsity = _fastest(config, inputs) if config.method == AUTO else _divided(config, inputs)
     sparsity = sparsity.model_copy(update={"arrays": _fitted(sparsity, inputs)})
     _log(sparsity, inputs, config.overprediction)
@@ -170,7 +179,7 @@ def _log(sparsity: Sparsity, inputs: Inputs, overprediction: float) -> None:
         LOG.info("allocate: %s densities %s", densities.family, " ".join(f"{d:.3f}" for d in densities.per_layer))
     token_s = next((entry.token_s for entry in sparsity.tried if entry.method == sparsity.method), None)
     if token_s is None:
-        token_s = token_seconds(sparsity, inputs.model, inputs.activations, inputs.device, overprediction)
+        token_s = token_seconds(sparsity, inputs, overprediction)
     LOG.info("allocate: about %.1f tokens/s on %s", 1 / token_s, inputs.device.name)
 
 
@@ -192,39 +201,81 @@ def needs(build: "Build") -> StageNeeds:
 
 
 def _fastest(config: AllocateConfig, inputs: Inputs) -> Sparsity:
-    """Compares the divisions of all candidates (_auto.py); skips those that do not fit.
+    """Compares the divisions of all candidates (_auto.py), each at the lowest density that keeps the quality; skips
+    those that do not fit or lose too much.
 
     Candidates are compared with the same density in all layers; the allocation rule then runs for the chosen one only.
 
     Raises:
         DoesNotFitError: if none fits.
+        ColdpressError: if there are no curves, or they belong to other weights.
     """
+    floor = _floor(config, inputs)
     found: list[Sparsity] = []
     refusals: list[ColdpressError] = []
     skipped: list[Tried] = []
     configs: dict[str, AllocateConfig] = {}
-    for method in candidates(inputs.model.spec):
-        own = {"options": own_options(method, config.options), "density": _density_for(method, config.density)}
-        configs[method] = config.model_copy(update={"method": method, **own})
+    for method in candidates(inputs.model.spec, config.options):
         try:
+            own = {"options": own_options(method, config.options), "density": _density_for(method, config, floor)}
+            configs[method] = config.model_copy(update={"method": method, **own})
             found.append(_divided(configs[method].model_copy(update={"density_allocation": UNIFORM}), inputs))
-        except ColdpressError as error:  # too large for the budget, or nothing is left out
+        except ColdpressError as error:  # too large for the budget, loses too much, or leaves nothing out
             refusals.append(error)
             needed = error.needed_bytes if isinstance(error, OverBudgetError) else None
             skipped.append(Tried(method=method, skipped=str(error), needed_bytes=needed))
             LOG.info("allocate: %s is no candidate: %s", method, error)
     if not found:
-        raise refusals[-1]
-    chosen = choose(found, inputs.model, inputs.activations, inputs.device, config.overprediction)
+        raise refusals[0]  # of the dense run, which needs nothing but DRAM
+    chosen = choose(found, inputs, config.overprediction, floor)
     chosen = chosen.model_copy(update={"tried": (*chosen.tried, *skipped)})
     if config.density_allocation == UNIFORM:
         return chosen
     return _divided(configs[chosen.method], inputs).model_copy(update={"tried": chosen.tried})
 
 
-def _density_for(method: str, density: float | None) -> float | None:
-    """Returns the user's density if the method lets the user choose it; else None."""
-    return density if load("coldpress.runtime.sparsity", Selector, method).densities(False) == "budget" else None
+def _floor(config: AllocateConfig, inputs: Inputs) -> Floor:
+    """Returns the quality that candidates must keep."""
+    curves = inputs.curves
+    if curves is None:
+        raise ColdpressError("method=auto compares selectors by their quality curves; give --curves, from explore")
+    if curves.weights_sha256 != inputs.model.weights_sha256:
+        raise ColdpressError(
+            f"the curves belong to weights {curves.weights_sha256[:12]}, the model has "
+            f"{inputs.model.weights_sha256[:12]}; delete explore.json from the build folder and build again"
+        )
+    most = MAX_PPL_RATIO if config.max_ppl_ratio is None else config.max_ppl_ratio
+    return Floor(curves, math.inf if most == "off" else most, config.format)
+
+
+def _density_for(method: str, config: AllocateConfig, floor: Floor) -> float | None:
+    """Returns the density at which a candidate is judged: the user's, or the lowest that keeps the quality; None where
+    a measurement decides.
+
+    Raises:
+        ColdpressError: saying why the candidate is none.
+    """
+    if (reason := floor.why_unexplored(method)) is not None:
+        raise ColdpressError(reason)
+    if floor.curves.curve(method) is None:
+        return None  # every unit, or what zeros and predictors say
+    if config.density is not None:
+        ratio = floor.ratio(method, config.density)
+        if ratio is not None and ratio > floor.max_ppl_ratio:
+            raise ColdpressError(
+                f"at density {config.density:g} it loses {ratio:.3f} times the perplexity, at most "
+                f"{floor.max_ppl_ratio:g} may be lost"
+            )
+        return config.density
+    if math.isinf(floor.max_ppl_ratio):
+        return None  # from the budget
+    density = floor.least_density(method)
+    if density is None:
+        raise ColdpressError(
+            f"loses more than {floor.max_ppl_ratio:g} times the perplexity at every density below 1, of which "
+            f"{config.format} takes {floor.format_ratio:.3f}"
+        )
+    return density
 
 
 def _divided(config: AllocateConfig, inputs: Inputs) -> Sparsity:

@@ -1,9 +1,10 @@
 """Picks the division of the budget that decodes fastest, before anything is placed, ordered or trained.
 
-Held-out calibration tokens of a few layers run on the simulated device (compiler/seconds.py): DRAM holds the hottest
-units that fit, and the others are read in the model's own order. Placement, order and an adaptive cache can only make
-it faster. If activity is not known yet, units are drawn at random, the worst case for caches and orders; so are a
-predictor's extra units. A dense run is known exactly (compiler/dense_run.py), and wins unless another method is faster
+Held-out tokens of a few layers run on the simulated device (compiler/seconds.py): calibration's where activity is
+known, else those of the trace of `explore`, from whose signals the selector chooses. DRAM holds the hottest units that
+fit, and the others are read in the model's own order. Placement, order and an adaptive cache can only make it faster. A
+predictor's extra units are drawn at random, and so are all units if there is no trace: the worst case for caches and
+orders. A dense run is known exactly (compiler/dense_run.py), and wins unless another method is faster
 by MARGIN.
 """
 
@@ -13,16 +14,20 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from coldpress.compiler import seconds
+from coldpress.compiler.activity.choice import Choice
+from coldpress.compiler.activity.unit_statistics import all_statistics
 from coldpress.compiler.cost_model import unit_bytes
 from coldpress.compiler.dense_run import dense_run
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.seconds import Key, Setting
 from coldpress.compiler.sections import make_sections
-from coldpress.runtime.plugins import load
+from coldpress.compiler.stages.allocate._quality import Floor
+from coldpress.compiler.stages.allocate._rules import Inputs
+from coldpress.runtime.plugins import load, options_of
 from coldpress.runtime.sparsity import Selector
-from coldpress.schemas.activations import Activations, LayerStatistics
+from coldpress.schemas.activations import LayerStatistics
 from coldpress.schemas.device import DeviceProfile
-from coldpress.schemas.families import FamilyName, num_units
+from coldpress.schemas.families import FamilyName, activity_of, num_units, used_share
 from coldpress.schemas.layout import PartPlan, Plan
 from coldpress.schemas.model import Model
 from coldpress.schemas.sparsity import Sparsity, Tried
@@ -34,21 +39,18 @@ REPLAYED_LAYERS, REPLAYED_TOKENS = 4, 48
 HELD_OUT_SHARE = 0.25
 
 
-def choose(
-    divisions: Sequence[Sparsity], model: Model, activations: Activations, device: DeviceProfile, overprediction: float
-) -> Sparsity:
+def choose(divisions: Sequence[Sparsity], inputs: Inputs, overprediction: float, floor: Floor) -> Sparsity:
     """Returns the fastest division; its record lists the estimated seconds per token of each.
 
     Args:
         divisions: One for each method.
-        model: The model to build.
-        activations: Statistics of calibration text, whose last part is replayed.
-        device: Its law gives seconds.
+        inputs: Of the stage; the device's law gives seconds.
         overprediction: Predicted over active units. `predict` keeps predictors below it; `size` may exceed it if
             perplexity requires it, so a predictor may turn out slower than estimated here.
+        floor: Tells what each division loses.
     """
-    token_s = {found.method: token_seconds(found, model, activations, device, overprediction) for found in divisions}
-    tried = tuple(Tried(method=method, token_s=value) for method, value in token_s.items())
+    token_s = {found.method: token_seconds(found, inputs, overprediction) for found in divisions}
+    tried = tuple(_tried(found, token_s[found.method], inputs.model, floor) for found in divisions)
     fastest = min(divisions, key=lambda found: token_s[found.method])
     dense = next((found for found in divisions if found.method == "dense"), None)
     if dense is not None and token_s[fastest.method] > (1 - MARGIN) * token_s["dense"]:
@@ -61,15 +63,27 @@ def choose(
     return fastest.model_copy(update={"tried": tried})
 
 
-def token_seconds(
-    sparsity: Sparsity, model: Model, activations: Activations, device: DeviceProfile, overprediction: float
-) -> float:
+def _tried(found: Sparsity, token_s: float, model: Model, floor: Floor) -> Tried:
+    spec = model.spec
+    weights = {family: num_units(family, spec) * unit_bytes(family, spec, found.format) for family in found.families}
+    density = sum(
+        weights[entry.family] * sum(entry.per_layer) / len(entry.per_layer) for entry in found.densities
+    ) / sum(weights.values())
+    used = min(used_share(family, spec) for family in found.families)
+    return Tried(
+        method=found.method, token_s=token_s, density=density, ppl_ratio=floor.ratio(found.method, density / used)
+    )
+
+
+def token_seconds(sparsity: Sparsity, inputs: Inputs, overprediction: float) -> float:
     """Returns the modelled seconds of a decoded token; the arguments are those of `choose`."""
+    model, activations, device = inputs.model, inputs.activations, inputs.device
     if sparsity.method == "dense":
         budget = sparsity.budget.dram_budget_bytes
         run = dense_run(model, sparsity.format, sparsity.context_length, budget, device, sparsity.kv_cache)
         if run is not None:
             return run.token_s
+    traced = _traced(sparsity, inputs)
     num_layers = len(activations.layers)
     picked = np.unique(np.linspace(0, num_layers - 1, min(REPLAYED_LAYERS, num_layers)).round().astype(int))
     parts: list[PartPlan] = []
@@ -78,13 +92,45 @@ def token_seconds(
     for entry in (activations.layers[number] for number in picked.tolist()):
         for part in _held(sparsity, model, entry.layer):
             key, units = (part.layer, part.family), num_units(part.family, model.spec)
-            requests[key], hot = _tokens(sparsity, entry, part.family, units, activations.num_tokens, overprediction)
+            if key in traced:
+                requests[key], hot = _replayed(traced[key])
+            else:
+                requests[key], hot = _tokens(
+                    sparsity, entry, part.family, units, activations.num_tokens, overprediction
+                )
             parts.append(part)
             rank[key] = hot.astype(np.int32)
     tokens = [dict(zip(requests, ids, strict=True)) for ids in zip(*requests.values(), strict=True)]
     sections = make_sections(model.spec, sparsity.families, sparsity.format, sparsity.layers_per_group)
     setting = Setting(model, sparsity.format, device, sections, _plan(sparsity, parts, device), rank=rank)
     return seconds.token_seconds(setting, seconds.requests_of(tokens))
+
+
+def _traced(sparsity: Sparsity, inputs: Inputs) -> dict[Key, np.ndarray]:
+    """Returns the units that the selector chooses for each token of the trace, bool [num_tokens, num_units], by layer
+    and family; empty without a trace, or if activity is known without one."""
+    curves = inputs.curves
+    if curves is None or curves.curve(sparsity.method) is None:
+        return {}
+    selector, spec = load("coldpress.runtime.sparsity", Selector, sparsity.method), inputs.model.spec
+    own = options_of(selector, sparsity.options)
+    statistics = all_statistics(inputs.model, inputs.activations.of_layers(curves.trace_layers), sparsity.families)
+    signals = load_arrays(curves.trace)
+    found: dict[Key, np.ndarray] = {}
+    for (layer, family), known in statistics.items():
+        density = sparsity.density(family, layer)
+        arrays = {(layer, family): selector.fit(num_units(family, spec), density, known, own)}
+        activity = signals[f"{layer}.{activity_of(family, spec)}"].astype(np.float32)
+        found[layer, family] = Choice(selector, arrays, spec).mask(layer, family, activity)
+    return found
+
+
+def _replayed(chosen_TU: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+    """Returns as `_tokens`, from the units that each token of a trace uses: its last tokens are replayed."""
+    head = max(1, int((1 - HELD_OUT_SHARE) * len(chosen_TU)))
+    hot = np.argsort(-chosen_TU[:head].sum(axis=0), kind="stable")
+    picked = np.unique(np.linspace(min(head, len(chosen_TU) - 1), len(chosen_TU) - 1, REPLAYED_TOKENS).astype(int))
+    return [np.flatnonzero(chosen_TU[token]) for token in picked], hot
 
 
 def _held(sparsity: Sparsity, model: Model, layer: int) -> list[PartPlan]:

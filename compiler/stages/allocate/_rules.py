@@ -24,6 +24,7 @@ from coldpress.schemas.activations import Activations
 from coldpress.schemas.base import PositiveCount
 from coldpress.schemas.config import Key as ConfigKey
 from coldpress.schemas.corpus import Corpus
+from coldpress.schemas.curves import Curves
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import num_units, used_share
@@ -57,6 +58,8 @@ class Inputs:
     work: Workspace
     corpus: Corpus | None
     threads: int
+    curves: Curves | None = None
+    """None where the method was given."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,76 @@
+"""What leaving out units and rounding weights cost a model, and signals of text that nothing was fitted to.
+
+Arrays of the trace: `<layer>.<signal>` float16 [num_tokens, n], the signal of each token of consecutive blocks in the
+whole model (schemas/families.py). float16 keeps 11 bits of a signal: two units change places only if their magnitudes
+differ by less than 0.1 %.
+"""
+
+from pydantic import Field
+
+from coldpress.schemas.base import ArrayFile, Count, PositiveCount, Record, Sha256, Share
+from coldpress.schemas.families import FormatName, Method
+
+
+class Loss(Record):
+    """How far a changed model is from the source, on text that nothing was fitted to."""
+
+    mean_kld: float
+    """Mean Kullback-Leibler divergence of next-token distributions, nats per token."""
+    mean_kld_error: float | None
+    """Standard error over blocks; None for one block."""
+    p999_kld: float
+    """99.9th percentile over tokens."""
+    ppl_ratio: float = Field(gt=0)
+    """Perplexity over the source's."""
+    ppl_ratio_error: float | None
+    """Standard error over blocks, of the ratio; None for one block."""
+
+
+class Point(Loss):
+    """A selector at one density."""
+
+    density: Share
+    """Share of the families' bytes that a token uses, the same in all layers, divided among families by the
+    selector."""
+
+
+class Curve(Record):
+    """A selector at several densities."""
+
+    method: Method
+    points: tuple[Point, ...]
+    """By ascending density."""
+
+
+class FormatLoss(Loss):
+    """All layers' matrices rounded to nearest in a format, and every unit used."""
+
+    format: FormatName
+
+
+class Unexplored(Record):
+    """A selector without a curve."""
+
+    method: Method
+    reason: str
+
+
+class Curves(Record):
+    """The result of `explore`; depends on the model and its text, not on a device."""
+
+    weights_sha256: Sha256
+    num_tokens: PositiveCount
+    block_tokens: PositiveCount
+    curves: tuple[Curve, ...]
+    formats: tuple[FormatLoss, ...]
+    unexplored: tuple[Unexplored, ...]
+    trace: ArrayFile
+    trace_layers: tuple[Count, ...]
+
+    def curve(self, method: Method) -> Curve | None:
+        """Returns a selector's curve; None if it has none."""
+        return next((found for found in self.curves if found.method == method), None)
+
+    def format_loss(self, name: FormatName) -> FormatLoss | None:
+        """Returns the loss of a format; None if it was not measured."""
+        return next((found for found in self.formats if found.format == name), None)

@@ -1,0 +1,227 @@
+"""explore: what selectors and formats cost is what transformers' own model says, and the choice keeps the quality."""
+
+import math
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
+from coldpress.compiler.activity.layer_counts import Activity, countable_families, exact_families
+from coldpress.compiler.io import Workspace, load_arrays, save_arrays
+from coldpress.compiler.stages import allocate, explore, ingest
+from coldpress.compiler.stages.allocate import AllocateConfig
+from coldpress.compiler.stages.allocate._quality import Floor, least_density, ratio_at
+from coldpress.compiler.stages.explore import DENSITIES, ExploreConfig
+from coldpress.compiler.stages.ingest import IngestConfig
+from coldpress.runtime.plugins import names
+from coldpress.schemas.activations import Activations
+from coldpress.schemas.corpus import SPLITS, Corpus, Split, TokenBlocks
+from coldpress.schemas.curves import Curve, Curves, Point
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.model import Model
+from tests.support.curves import NO_LOSS, curves_of
+from tests.support.models import write_model
+from tests.support.statistics import device_of
+
+LAYERS = 11
+RNG = np.random.default_rng(6)
+TOKENS: dict[Split, np.ndarray] = {split: RNG.integers(0, 384, (3, 24)).astype(np.int32) for split in SPLITS}
+
+
+def ingested(folder: Path, **changes: Any) -> Model:
+    write_model(folder / "model", num_hidden_layers=LAYERS, **changes)
+    return ingest.run(IngestConfig(model=str(folder / "model")), Workspace(folder / "ingest", "test"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return ingested(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    folder = tmp_path_factory.mktemp("corpus")
+    splits = tuple(
+        TokenBlocks(
+            split=split,
+            arrays=save_arrays(folder / f"{split}.safetensors", {"tokens": tokens}),
+            num_blocks=len(tokens),
+            block_tokens=tokens.shape[1],
+        )
+        for split, tokens in TOKENS.items()
+    )
+    return Corpus(name="test", text_sha256="0" * 64, splits=splits)
+
+
+def counted(model: Model, corpus: Corpus, folder: Path) -> Activations:
+    families = countable_families(model.spec)
+    activity = Activity(exact_families(families, model.spec))
+    return count_activity(PassConfig(), model, corpus, families, activity, Workspace(folder, "test"), 1)
+
+
+def explored(model: Model, corpus: Corpus, folder: Path, threads: int = 1, **settings: Any) -> Curves:
+    config = ExploreConfig(method="auto", explore_tokens=48, **settings)
+    activations = counted(model, corpus, folder / "calibrate")
+    return explore.run(config, model, corpus, activations, Workspace(folder / "explore", "test"), threads)
+
+
+@pytest.fixture(scope="module")
+def activations(model: Model, corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Activations:
+    return counted(model, corpus, tmp_path_factory.mktemp("activations"))
+
+
+@pytest.fixture(scope="module")
+def curves(model: Model, corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Curves:
+    return explored(model, corpus, tmp_path_factory.mktemp("curves"))
+
+
+def pruned_by_hand(model: Model, density: float, tokens: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log probabilities of transformers' own model, whole and with the largest entries of its MLPs' inputs alone."""
+    source = AutoModelForCausalLM.from_pretrained(Path(model.tensors["norm.weight"].file).parent).eval()
+    ids = torch.from_numpy(tokens.astype(np.int64))
+
+    def keep(_module: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
+        (signal,) = inputs
+        kept = signal.abs().topk(round(density * signal.shape[-1]), dim=-1).indices
+        return (torch.zeros_like(signal).scatter(-1, kept, signal.gather(-1, kept)),)
+
+    with torch.no_grad():
+        whole = source(ids).logits.log_softmax(-1)
+        for block in source.model.layers:
+            block.mlp.register_forward_pre_hook(keep)
+            block.mlp.down_proj.register_forward_pre_hook(keep)
+        return whole, source(ids).logits.log_softmax(-1)
+
+
+@pytest.mark.parametrize("density", [DENSITIES[0], DENSITIES[-1]])
+def test_a_point_is_what_transformers_own_model_loses(model: Model, curves: Curves, density: float) -> None:
+    tokens = TOKENS["validation"][:2]
+    whole, pruned = pruned_by_hand(model, density, tokens)
+    kld = (whole.exp() * (whole - pruned)).sum(-1).double().numpy()
+    following = torch.from_numpy(tokens[:, 1:].astype(np.int64))[..., None]
+    lost = (whole - pruned)[:, :-1].gather(-1, following)[..., 0].double().mean().item()
+    curve = curves.curve("topk")
+    assert curve is not None
+    (point,) = (point for point in curve.points if point.density == density)
+    assert point.mean_kld == pytest.approx(kld.mean(), rel=1e-3)
+    assert point.p999_kld == pytest.approx(np.percentile(kld, 99.9), rel=1e-3)
+    assert point.mean_kld_error == pytest.approx(kld.mean(axis=1).std(ddof=1) / math.sqrt(2), rel=1e-2)
+    assert point.ppl_ratio == pytest.approx(math.exp(lost), rel=1e-5)
+
+
+def test_every_candidate_has_a_curve_or_a_reason(curves: Curves) -> None:
+    found = {curve.method for curve in curves.curves}
+    reasons = {entry.method: entry.reason for entry in curves.unexplored}
+    assert found.isdisjoint(reasons)
+    assert {"topk", "threshold", "dip", "wina", "gate", "up", "glu", "cats"} <= found
+    assert {"dense", "flash", "dip_ca"} == reasons.keys(), "and none that needs exact zeros"
+    assert all(tuple(point.density for point in curve.points) == DENSITIES for curve in curves.curves)
+    assert {loss.format for loss in curves.formats} == set(names("coldpress.runtime.quantization"))
+
+
+def test_a_model_with_exact_zeros_has_further_candidates(corpus: Corpus, tmp_path: Path) -> None:
+    curves = explored(ingested(tmp_path, relu=True), corpus, tmp_path)
+    reasons = {entry.method: entry.reason for entry in curves.unexplored}
+    assert "loses nothing" in reasons["relu"]
+    assert "predictor_tolerance" in reasons["predictor"]
+    capped = curves.curve("fatrelu")
+    assert capped is not None
+    assert capped.points[-1].mean_kld < 1e-9, "more units than are nonzero"
+
+
+def test_narrower_formats_lose_more(curves: Curves) -> None:
+    loss = {entry.format: entry.mean_kld for entry in curves.formats}
+    assert loss["fp16"] < loss["int8_group32"] < loss["int4_group32"] < loss["int3_group32"]
+
+
+def test_the_trace_is_the_whole_models_signals(model: Model, curves: Curves) -> None:
+    source = AutoModelForCausalLM.from_pretrained(Path(model.tensors["norm.weight"].file).parent).eval()
+    seen: dict[str, torch.Tensor] = {}
+    for layer in curves.trace_layers:
+        mlp = source.model.layers[layer].mlp
+        for signal, module in (("mlp_input", mlp), ("mlp_inner", mlp.down_proj)):
+            name = f"{layer}.{signal}"
+            module.register_forward_pre_hook(lambda _, inputs, name=name: seen.update({name: inputs[0]}))
+    with torch.no_grad():
+        source(torch.from_numpy(TOKENS["validation"][:2].astype(np.int64)))
+    trace = load_arrays(curves.trace)
+    assert curves.trace_layers == (0, 3, 7, 10)
+    for name, expected in seen.items():
+        values = expected.reshape(-1, expected.shape[-1]).numpy()
+        np.testing.assert_allclose(trace[name], values, rtol=2e-3, atol=1e-4)
+
+
+def test_threads_change_nothing(model: Model, corpus: Corpus, curves: Curves, tmp_path: Path) -> None:
+    other = explored(model, corpus, tmp_path, threads=3)
+    assert other.model_copy(update={"trace": curves.trace}) == curves
+    assert other.trace.sha256 == curves.trace.sha256
+
+
+def curve_of(**ratios: float) -> Curve:
+    points = (Point(density=int(name[1:]) / 10, ppl_ratio=ratio, **NO_LOSS) for name, ratio in ratios.items())
+    return Curve(method="topk", points=tuple(points))
+
+
+def test_a_curve_never_rises_and_ends_without_loss() -> None:
+    curve = curve_of(d3=1.4, d5=1.04, d7=1.06, d9=0.99)
+    assert ratio_at(curve, 0.3) == pytest.approx(1.4)
+    assert ratio_at(curve, 0.5) == ratio_at(curve, 0.7) == pytest.approx(1.05)
+    assert ratio_at(curve, 0.9) == ratio_at(curve, 1.0) == 1.0, "a lucky point is no credit"
+    assert ratio_at(curve, 0.4) == pytest.approx((1.4 + 1.05) / 2)
+
+
+@pytest.mark.parametrize(
+    ("most", "density"), [(2.0, 0.3), (1.4, 0.3), (1.225, 0.4), (1.05, 0.5), (1.049, 0.71), (1.0, 0.9), (0.99, None)]
+)
+def test_the_least_density_that_keeps_a_ratio(most: float, density: float | None) -> None:
+    assert least_density(curve_of(d3=1.4, d5=1.05, d7=1.05, d9=1.0), most) == density
+
+
+def test_a_format_takes_its_part(model: Model, tmp_path: Path) -> None:
+    curves = curves_of(model, tmp_path, {"topk": {0.3: 1.2, 0.5: 1.1, 0.9: 1.0}}, {"int4_group32": 1.05, "fp16": 0.99})
+    assert Floor(curves, 1.1, "fp16").least_density("topk") == 0.5
+    assert Floor(curves, 1.1 * 1.05, "int4_group32").least_density("topk") == 0.5
+    assert Floor(curves, 1.04, "int4_group32").least_density("topk") is None
+    assert Floor(curves, 1.1, "int4_group32").ratio("topk", 0.5) == pytest.approx(1.1 * 1.05)
+    assert Floor(curves, 1.1, "int4_group32").ratio("dense", 1.0) == 1.05
+
+
+def test_what_is_chosen_keeps_the_quality(model: Model, activations: Activations, tmp_path: Path) -> None:
+    lossy = {"topk": {0.3: 1.5, 0.6: 1.1, 0.9: 1.0}, "wina": {0.3: 1.01, 0.6: 1.0, 0.9: 1.0}}
+    curves = curves_of(model, tmp_path, lossy, {"fp16": 1.0})
+
+    def tried(most: float | Literal["off"], **settings: Any) -> dict[str, Any]:
+        values = {"method": "auto", "format": "fp16", "dram_budget": "95%", "context_length": 64}
+        config = AllocateConfig(**values | {"density_allocation": "uniform", "max_ppl_ratio": most} | settings)
+        work = Workspace(tmp_path / f"{most}{settings}", "test")
+        found = allocate.run(config, model, activations, device_of(), work, curves=curves)
+        return {entry.method: entry for entry in found.tried}
+
+    found = tried(1.1)
+    assert (found["topk"].density, found["topk"].ppl_ratio) == (pytest.approx(0.6), pytest.approx(1.1))
+    assert (found["wina"].density, found["wina"].ppl_ratio) == (pytest.approx(0.3), pytest.approx(1.01))
+    assert (found["dense"].density, found["dense"].ppl_ratio) == (1.0, 1.0)
+    assert found["wina"].token_s <= found["topk"].token_s
+    assert found["flash"].skipped == "was not measured here"
+    strict = tried(0.9)
+    assert strict["topk"].skipped is not None
+    assert "loses more than 0.9 times the perplexity at every density below 1" in strict["topk"].skipped
+    given = tried(1.1, density=0.5)
+    assert given["topk"].skipped is not None
+    assert "at density 0.5 it loses 1.233 times the perplexity" in given["topk"].skipped
+    assert given["wina"].density == pytest.approx(0.5), "a given density is no less than the quality asks"
+    open_floor = tried("off")
+    assert open_floor["topk"].density == pytest.approx(open_floor["wina"].density, abs=0.02), "the budget's"
+
+
+def test_curves_of_other_weights_are_refused(model: Model, activations: Activations, curves: Curves) -> None:
+    config = AllocateConfig(method="auto", format="fp16", dram_budget="90%", context_length=64)
+    other = curves.model_copy(update={"weights_sha256": "1" * 64})
+    with pytest.raises(ColdpressError, match=r"the curves belong to weights 1{12}, .* delete explore\.json"):
+        allocate.run(config, model, activations, device_of(), Workspace(Path("nowhere"), "test"), curves=other)
+    with pytest.raises(ColdpressError, match="give --curves, from explore"):
+        allocate.run(config, model, activations, device_of(), Workspace(Path("nowhere"), "test"))

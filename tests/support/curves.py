@@ -1,0 +1,54 @@
+"""Quality curves made by hand, with a trace of random signals."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from coldpress.compiler.candidates import candidates
+from coldpress.compiler.io import save_arrays
+from coldpress.compiler.stages.explore import spread_layers
+from coldpress.schemas.curves import Curve, Curves, FormatLoss, Point, Unexplored
+from coldpress.schemas.families import FAMILIES, activity_of, num_units
+from coldpress.schemas.model import Model
+
+NO_LOSS = {"mean_kld": 0.0, "mean_kld_error": None, "p999_kld": 0.0, "ppl_ratio_error": 0.001}
+
+
+def curves_of(
+    model: Model,
+    folder: Path,
+    ratios: Mapping[str, Mapping[float, float]],
+    formats: Mapping[str, float] | None = None,
+    num_tokens: int = 128,
+) -> Curves:
+    """Returns curves: method -> density -> perplexity ratio; all other candidates are unexplored."""
+    spec, random = model.spec, np.random.default_rng(2)
+    layers = spread_layers(spec.num_hidden_layers)
+    width = {activity_of(family, spec): num_units(family, spec) for family in FAMILIES}
+    trace = {
+        f"{layer}.{signal}": random.standard_normal((num_tokens, size)).astype(np.float16)
+        for layer in layers
+        for signal, size in width.items()
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    return Curves(
+        weights_sha256=model.weights_sha256,
+        num_tokens=num_tokens,
+        block_tokens=num_tokens,
+        curves=tuple(
+            Curve(
+                method=method,
+                points=tuple(Point(density=at, ppl_ratio=ratio, **NO_LOSS) for at, ratio in points.items()),
+            )
+            for method, points in ratios.items()
+        ),
+        formats=tuple(FormatLoss(format=name, ppl_ratio=ratio, **NO_LOSS) for name, ratio in (formats or {}).items()),
+        unexplored=tuple(
+            Unexplored(method=name, reason="was not measured here")
+            for name in candidates(spec, {})
+            if name not in ratios
+        ),
+        trace=save_arrays(folder / "trace.safetensors", trace),
+        trace_layers=layers,
+    )
