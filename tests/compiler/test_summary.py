@@ -164,12 +164,14 @@ def test_what_auto_tried_is_one_line(folder: Path) -> None:
     tried = (
         Tried(method="dense", token_s=1 / 452),
         Tried(method="predictor", token_s=1 / 60),
+        Tried(method="wina", token_s=1 / 50, density=0.524, ppl_ratio=1.0449),
+        Tried(method="gate", token_s=1 / 40, density=1.0, ppl_ratio=1.001),
         Tried(method="relu", skipped="a budget is too small; raise it", needed_bytes=11_300_000),
         Tried(method="topk", skipped="nothing is left out; use method=dense"),
     )
     (line,) = [line for line in changed(folder, tried=tried).splitlines() if "auto tried" in line]
     assert line.split(maxsplit=2)[2] == (
-        "dense 452, predictor 60 tokens/s, estimated; relu needs 11.3 MB of 2.2 MB; "
+        "dense 452, predictor 60, wina 50 (density 0.52, perplexity × 1.045), gate 40 tokens/s, estimated; relu needs 11.3 MB of 2.2 MB; "
         "topk was skipped: nothing is left out"
     )
 
