@@ -1,0 +1,120 @@
+"""Real builds without the time of imports: snakemake and its jobs are forked from one warm process (warm_server.py).
+
+Rules, command lines, locks and processes are those of any build; only the interpreters are not started anew. What a
+benchmark times, or whose memory it reads, it builds with tests/support/pipeline.py.
+"""
+
+import atexit
+import functools
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from coldpress.schemas.errors import ColdpressError
+from tests.support.data import ROOT
+from tests.support.pipeline import command, environment, target
+
+CLIENT = """#!{python} -IS
+import json, os, socket, sys
+server = socket.socket(socket.AF_UNIX)
+server.connect("\\0{name}")
+socket.send_fds(server, [b"."], [0, 1, 2])
+request = {{"module": sys.argv[2], "arguments": sys.argv[3:], "folder": os.getcwd(), "environment": dict(os.environ)}}
+server.sendall(json.dumps(request | {{"group": os.getpgrp()}}).encode())
+server.shutdown(socket.SHUT_WR)
+told = server.makefile().read().split()
+sys.exit(int(told[2]) if len(told) == 3 else 1)
+"""
+
+
+class Running:
+    """A snakemake that runs, in a process group with its jobs."""
+
+    def __init__(self, connection: socket.socket, errors: Path) -> None:
+        """Takes the connection that tells ids and exit code, and the file of its standard error."""
+        self._connection, self._errors = connection, errors
+        self.pid, self.group = map(int, self._line().split())
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        """Its exit code; to be asked once.
+
+        Raises:
+            TimeoutError: if it still runs after `timeout_s`.
+        """
+        if not select.select([self._connection], [], [], timeout_s)[0]:
+            raise TimeoutError
+        return int(self._line() or -signal.SIGKILL)
+
+    def said(self) -> str:
+        """What it has said to standard error, and to standard output before that."""
+        return self._errors.with_suffix(".out").read_text() + self._errors.read_text()
+
+    def _line(self) -> str:
+        line = b""
+        while not line.endswith(b"\n") and (piece := self._connection.recv(1)):
+            line += piece
+        return line.decode()
+
+
+def start(
+    folder: Path, *arguments: str, cores: int = 2, more: Mapping[str, str] | None = None, **config: object
+) -> Running:
+    """Starts a build in `folder`, with `more` in its environment."""
+    folder.mkdir(parents=True, exist_ok=True)
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(f"\0{_server()}")
+    errors = Path(tempfile.mkstemp(".err", dir=folder)[1])
+    request = {
+        "module": "snakemake",
+        "arguments": command(*arguments, cores=cores, **config)[3:],
+        "folder": str(folder.resolve()),
+        "environment": environment() | dict(more or {}),
+        "group": 0,
+    }
+    with open(os.devnull) as nothing, errors.with_suffix(".out").open("w") as output, errors.open("w") as error:
+        socket.send_fds(connection, [b"."], [nothing.fileno(), output.fileno(), error.fileno()])
+        connection.sendall(json.dumps(request).encode())
+        connection.shutdown(socket.SHUT_WR)
+        return Running(connection, errors)
+
+
+def build(folder: Path, *arguments: str, cores: int = 2, **config: object) -> Path:
+    """Builds an artifact and returns the device's build folder.
+
+    Raises:
+        ColdpressError: with the build's sentence, if it refuses or fails.
+    """
+    running = start(folder, *arguments, cores=cores, **config)
+    if running.wait():
+        lines = running.said().strip().splitlines()
+        raise ColdpressError(next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1]))
+    return target(folder, **config)
+
+
+@functools.cache
+def _server() -> str:
+    """The name of this process's server, which ends with this process."""
+    name, folder = f"coldpress-{os.getpid()}", tempfile.TemporaryDirectory()
+    client = Path(folder.name) / "python"
+    client.write_text(CLIENT.format(python=sys.executable, name=name))
+    client.chmod(0o755)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.warm_server", name, str(client)],
+        cwd=ROOT,
+        env=environment() | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    atexit.register(lambda: (process.communicate(), folder.cleanup()))
+    assert process.stdout is not None
+    if not process.stdout.readline():
+        raise RuntimeError("the warm process has ended")
+    return name
