@@ -4,6 +4,8 @@
 is most of what a small build takes otherwise.
 """
 
+from typing import Any
+
 from coldpress.schemas.errors import ColdpressError
 from tests.support.data import find_data_folder
 from tests.support.warm import build
@@ -26,14 +28,14 @@ SHORT = {"calibration_tokens": 1024, "evaluation_tokens": 256, "preflight": "off
 """For `--smoke`: less text."""
 
 
-def settings(model: str, device: str = "pixel6", short: bool = False) -> dict[str, object]:
+def settings(model: str, device: str = "pixel6", short: bool = False) -> dict[str, Any]:
     """What to say to snakemake for one of MODELS.
 
     Raises:
         ColdpressError: if it needs real data and there is none.
     """
     corpus, budget = MODELS[model]
-    config: dict[str, object] = {"model": model, "device": device, "dram_budget": budget, **(SHORT if short else {})}
+    config: dict[str, Any] = {"model": model, "device": device, "dram_budget": budget, **(SHORT if short else {})}
     if corpus is None:
         return config
     data = find_data_folder()

@@ -1,4 +1,4 @@
-"""Real builds without the time of imports: snakemake and its jobs are forked from one warm process (warm_server.py).
+"""Real builds without the time of imports: snakemake and its jobs are forked from warm processes.
 
 Rules, command lines, locks and processes are those of any build; only the interpreters are not started anew. What a
 benchmark times, or whose memory it reads, it builds with tests/support/pipeline.py.
@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from coldpress.schemas.errors import ColdpressError
 from tests.support.data import ROOT
@@ -64,7 +65,7 @@ class Running:
 
 
 def start(
-    folder: Path, *arguments: str, cores: int = 2, more: Mapping[str, str] | None = None, **config: object
+    folder: Path, *arguments: str, cores: int = 2, more: Mapping[str, str] | None = None, **config: Any
 ) -> Running:
     """Starts a build in `folder`, with `more` in its environment."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -85,36 +86,42 @@ def start(
         return Running(connection, errors)
 
 
-def build(folder: Path, *arguments: str, cores: int = 2, **config: object) -> Path:
+def build(folder: Path, *arguments: str, cores: int = 2, **config: Any) -> Path:
     """Builds an artifact and returns the device's build folder.
 
     Raises:
         ColdpressError: with the build's sentence, if it refuses or fails.
     """
-    running = start(folder, *arguments, cores=cores, **config)
+    running = start(folder, *arguments, cores=cores, more=None, **config)
     if running.wait():
         lines = running.said().strip().splitlines()
-        raise ColdpressError(next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1]))
+        said = next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1])
+        raise ColdpressError(said.removeprefix("error: "))
     return target(folder, **config)
 
 
 @functools.cache
 def _server() -> str:
-    """The name of this process's server, which ends with this process."""
+    """The name of the server of snakemake, which ends with this process, as does that of its jobs."""
     name, folder = f"coldpress-{os.getpid()}", tempfile.TemporaryDirectory()
     client = Path(folder.name) / "python"
-    client.write_text(CLIENT.format(python=sys.executable, name=name))
+    client.write_text(CLIENT.format(python=sys.executable, name=f"{name}-jobs"))
     client.chmod(0o755)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.warm_server", name, str(client)],
+    servers = [_started(f"{name}-jobs"), _started(name, str(client))]
+    for server in servers:
+        assert server.stdout is not None
+        if not server.stdout.readline():
+            raise RuntimeError("a warm process has ended")
+    atexit.register(lambda: (*[server.communicate() for server in servers], folder.cleanup()))
+    return name
+
+
+def _started(*arguments: str) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.support.warm_server", *arguments],
         cwd=ROOT,
         env=environment() | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        start_new_session=True,
+        process_group=0,  # in one session, so that jobs can join the group of their build
     )
-    atexit.register(lambda: (process.communicate(), folder.cleanup()))
-    assert process.stdout is not None
-    if not process.stdout.readline():
-        raise RuntimeError("the warm process has ended")
-    return name

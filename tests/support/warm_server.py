@@ -1,10 +1,10 @@
-"""Runs modules in processes forked from this one, which has imported what builds need: `warm_server.py NAME CLIENT`.
+"""Runs modules in processes forked from this one, which has imported what they need: `warm_server.py NAME [CLIENT]`.
 
-Nearly all of a tiny build's time goes to importing torch and snakemake anew in every job. Here snakemake and its jobs
-are forked from a process that has imported them. A request comes over the abstract socket NAME: the three standard
+Nearly all of a tiny build's time goes to importing torch and snakemake anew in every job. With CLIENT, a script, this
+is for snakemake, which takes CLIENT for Python: it sends its command line to the server of the jobs, which is one
+without CLIENT (tests/support/warm.py starts both). A request comes over the abstract socket NAME: the three standard
 streams, then a JSON object with `module`, `arguments`, `folder`, `environment` and `group` (the process group to join,
-0 for a new one). The answer is the process's id and group, then its exit code. Snakemake takes CLIENT for Python: a
-script that sends its command line here (tests/support/warm.py).
+0 for a new one). The answer is the process's id and group, then its exit code.
 
 The server ends, with all that it has started, when its standard input does.
 """
@@ -22,6 +22,8 @@ import threading
 import traceback
 from contextlib import suppress
 
+from coldpress.compiler.job import parameters_of
+from coldpress.compiler.pipeline import STAGES
 from tests.support.snakemake_server import import_workflow
 
 HEAVY = (
@@ -37,11 +39,15 @@ HEAVY = (
 )
 
 
-def main(name: str, client: str) -> None:
+def main(name: str, client: str = "") -> None:
     """Answers requests until standard input ends."""
-    import_workflow()
-    for module in HEAVY:
-        importlib.import_module(module)
+    if client:
+        import_workflow()
+    else:
+        for module in HEAVY:
+            importlib.import_module(module)
+        for stage in STAGES:
+            parameters_of(stage)
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(f"\0{name}")
     listening.listen()
@@ -90,11 +96,11 @@ def _run(request: dict, streams: list[int], client: str) -> None:
             os.close(stream)
         sys.argv = [request["module"], *request["arguments"]]
         sys.orig_argv[:] = [sys.executable, "-m", *sys.argv]
-        if request["module"] == "snakemake":
+        if client:
             sys.executable = client
-        elif "COLDPRESS_USAGE" in os.environ:
+        else:
             runpy.run_path(os.path.join(os.path.dirname(__file__), "usage_hook", "sitecustomize.py"))
-        sys.modules["torch"].set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
+            sys.modules["torch"].set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
         runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as ended:
