@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,21 +69,30 @@ def start(
 ) -> Running:
     """Starts a build in `folder`, with `more` in its environment."""
     folder.mkdir(parents=True, exist_ok=True)
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(f"\0{_server()}")
     errors = Path(tempfile.mkstemp(".err", dir=folder)[1])
-    request = {
-        "module": "snakemake",
-        "arguments": command(*arguments, cores=cores, **config)[3:],
-        "folder": str(folder.resolve()),
-        "environment": environment() | dict(more or {}),
-        "group": 0,
-    }
+    told = command(*arguments, cores=cores, **config)
     with open(os.devnull) as nothing, errors.with_suffix(".out").open("w") as output, errors.open("w") as error:
-        socket.send_fds(connection, [b"."], [nothing.fileno(), output.fileno(), error.fileno()])
-        connection.sendall(json.dumps(request).encode())
-        connection.shutdown(socket.SHUT_WR)
-        return Running(connection, errors)
+        streams = nothing.fileno(), output.fileno(), error.fileno()
+        return Running(_asked(_server(), told, streams, folder, environment() | dict(more or {})), errors)
+
+
+def run(command: Sequence[str]) -> int:
+    """Runs `python -m MODULE …` in a warm process, for benchmarks/harness/apart.py; its exit code."""
+    streams = 0, sys.stdout.fileno(), sys.stderr.fileno()
+    return Running(_asked(f"{_server()}-jobs", command, streams, ROOT, environment()), Path(os.devnull)).wait()
+
+
+def _asked(
+    server: str, command: Sequence[str], streams: Sequence[int], folder: Path, variables: Mapping[str, str]
+) -> socket.socket:
+    """Sends a command line to a server; the connection that it answers on."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(f"\0{server}")
+    socket.send_fds(connection, [b"."], streams)
+    request = {"module": command[2], "arguments": command[3:], "folder": str(folder.resolve())}
+    connection.sendall(json.dumps(request | {"environment": dict(variables), "group": 0}).encode())
+    connection.shutdown(socket.SHUT_WR)
+    return connection
 
 
 def build(folder: Path, *arguments: str, cores: int = 2, **config: Any) -> Path:
