@@ -17,7 +17,7 @@ from coldpress.compiler.io import load_record
 from coldpress.schemas.metrics import Verification
 
 FORMATS = ("fp16", "int8_group32", "int4_group32")
-BUDGETS = {"prose7m": "80%", "prose7m-relu": "80%"}
+BUDGETS = {"stories260k": "98%", "prose7m": "80%", "prose7m-relu": "80%"}
 MODELS = {
     model: (corpus, BUDGETS.get(model, budget))
     for model, (corpus, budget) in builds.MODELS.items()
@@ -42,7 +42,7 @@ class Options:
     )
     formats: tuple[str, ...] = option(FORMATS, smoke=FORMATS[2:], choices=FORMATS, help="formats")
     densities: tuple[float, ...] = option(
-        (0.5, 0.3, 0.1), smoke=(0.3,), help="densities of top-k, of models without exact zeros"
+        (0.5, 0.3, 0.1), smoke=(), help="densities of top-k, of models without exact zeros"
     )
     short: bool = option(False, smoke=True, help="calibrate and score on less text")
 

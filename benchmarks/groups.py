@@ -24,8 +24,9 @@ CHOSEN = {"method": "topk", "density": 0.5, "max_ppl_ratio": "off", "min_top1_ag
 class Options:
     """What is built."""
 
-    groups: tuple[int, ...] = option((1, 2, 4), smoke=(1, 2), help="layers of a group")
-    model: str = option("prose7m", smoke="tinystories656k", choices=MODELS, help="model")
+    groups: tuple[int, ...] = option((1, 2, 4), smoke=(2,), help="layers of a group")
+    model: str = option("prose7m", smoke="stories260k", choices=MODELS, help="model")
+    dram_budget: str = option("60%", smoke="98%", help="DRAM budget")
     device: str = option("pixel6", help="device profile")
     tokens: int = option(64, smoke=16, help="tokens to generate")
     short: bool = option(False, smoke=True, help="calibrate and score on less text")
@@ -53,7 +54,10 @@ class Plugin(Benchmark[Options]):
         """One row."""
         options, size = self.options, cell["layers_per_group"]
         config: dict[str, Any] = settings(options.model, options.device, options.short) | CHOSEN
-        top = build(self.folder, **config | {"layers_per_group": size, "label": f"of-{size}"})
+        top = build(
+            self.folder,
+            **config | {"dram_budget": options.dram_budget, "layers_per_group": size, "label": f"of-{size}"},
+        )
         (artifact,) = top.glob("*.coldpress")
         with Session(artifact, modelled=True) as session:
             found = session.generate(TextCodec(session.artifact).encode(PROMPT), max_new_tokens=options.tokens)

@@ -24,8 +24,8 @@ MODELS = {
 }
 """Model -> corpus in the data folder, DRAM budget as a share of weights and KV cache. The tiny ones are mostly
 embeddings and buffers of at least one page each, so half of them would not hold what must be resident."""
-SHORT = {"calibration_tokens": 1024, "evaluation_tokens": 256, "preflight": "off"}
-"""For `--smoke`: less text."""
+SHORT = {"calibration_tokens": 1024, "evaluation_tokens": 256, "search_tokens": 64, "preflight": "off"}
+"""For `--smoke`: less text, and no trial."""
 
 
 def settings(model: str, device: str = "pixel6", short: bool = False) -> dict[str, Any]:

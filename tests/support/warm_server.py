@@ -35,6 +35,9 @@ HEAVY = (
     "scipy.optimize",
     "scipy.sparse.csgraph",
     "jinja2",
+    "matplotlib.figure",
+    "mpl_toolkits.mplot3d",
+    "pulp",
     "coldpress.runtime.cli.main",
 )
 
@@ -48,6 +51,9 @@ def main(name: str, client: str = "") -> None:
             importlib.import_module(module)
         for stage in STAGES:
             parameters_of(stage)
+        cpu_target = importlib.import_module("numba.core.registry").cpu_target
+        for context in (cpu_target.typing_context, cpu_target.target_context):
+            context.refresh()
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(f"\0{name}")
     listening.listen()
