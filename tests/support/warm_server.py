@@ -38,6 +38,7 @@ HEAVY = (
     "matplotlib.figure",
     "mpl_toolkits.mplot3d",
     "pulp",
+    "highspy",
     "coldpress.runtime.cli.main",
 )
 
