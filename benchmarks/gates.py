@@ -71,7 +71,7 @@ class Plugin(Benchmark[Options]):
         config |= {"order": "structural", "label": label, **OFF, **self._ways(model)[label]}
         if model != "demo":
             config["context_length"] = 256
-        found = load_record(build(self.folder / model, **config) / "verify.json", Verification)
+        found = load_record(build(self.folder / model, "--until", "verify", **config) / "verify.json", Verification)
         yield {
             "ppl_ratio": found.ppl_artifact / found.ppl_source,
             "top1_agreement": found.top1_agreement,

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
 from benchmarks.harness.command import main
-from benchmarks.shared.builds import MODELS, build, settings
+from benchmarks.shared.builds import MODELS, artifact_in, build, settings
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.text.tokenizer import TextCodec
 
@@ -54,12 +54,9 @@ class Plugin(Benchmark[Options]):
         """One row."""
         options, size = self.options, cell["layers_per_group"]
         config: dict[str, Any] = settings(options.model, options.device, options.short) | CHOSEN
-        top = build(
-            self.folder,
-            **config | {"dram_budget": options.dram_budget, "layers_per_group": size, "label": f"of-{size}"},
-        )
-        (artifact,) = top.glob("*.coldpress")
-        with Session(artifact, modelled=True) as session:
+        config |= {"dram_budget": options.dram_budget, "layers_per_group": size, "label": f"of-{size}"}
+        top = build(self.folder, "--until", "package", **config)
+        with Session(artifact_in(top), modelled=True) as session:
             found = session.generate(TextCodec(session.artifact).encode(PROMPT), max_new_tokens=options.tokens)
         metrics = found.metrics
         yield {

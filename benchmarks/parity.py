@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.harness.apart import apart
 from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
 from benchmarks.harness.command import main
-from benchmarks.shared.builds import MODELS, build, settings
+from benchmarks.shared.builds import MODELS, artifact_in, build, settings
 from coldpress.compiler.io import load_arrays, load_record
 from coldpress.runtime.generate.session import Session
 from coldpress.schemas.corpus import Corpus
@@ -73,7 +73,8 @@ class Plugin(Benchmark[Options]):
         """One row."""
         model, form = cell["model"], cell["format"]
         config: dict[str, Any] = settings(model, self.options.device, self.options.short)
-        top = build(self.folder / model, **config | {"method": "dense", "format": form, "label": form})
+        config |= {"method": "dense", "format": form, "label": form}
+        top = build(self.folder / model, "--until", "verify" if form == "fp16" else "package", **config)
         yield apart(self, "compared", str(top), form, run=warm.run)
 
     def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
@@ -97,8 +98,7 @@ class Plugin(Benchmark[Options]):
         weights = next(iter(record.tensors.values())).file.rpartition("/")[0]
         source = AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32).eval()
         ppl_source = perplexity(source, blocks)
-        (artifact,) = top.glob("*.coldpress")
-        with Session(artifact) as session:
+        with Session(artifact_in(top)) as session:
             if form == "fp16":
                 prompt, count = blocks[0][:PROMPT_TOKENS], self.options.new_tokens
                 found = session.generate(prompt.tolist(), count, ignore_eos=True).token_ids

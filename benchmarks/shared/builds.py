@@ -4,13 +4,14 @@
 is most of what a small build takes otherwise.
 """
 
+from pathlib import Path
 from typing import Any
 
 from coldpress.schemas.errors import ColdpressError
 from tests.support.data import find_data_folder
 from tests.support.warm import build
 
-__all__ = ["MODELS", "SHORT", "build", "settings"]
+__all__ = ["MODELS", "SHORT", "artifact_in", "build", "settings"]
 
 MODELS = {
     "demo": (None, "80%"),
@@ -42,3 +43,8 @@ def settings(model: str, device: str = "pixel6", short: bool = False) -> dict[st
     if data is None:
         raise ColdpressError(f"{model} is a real model; set COLDPRESS_TEST_DATA to its folder, or ask for the demo")
     return config | {"model": data / "models" / model, "corpus": data / corpus, "context_length": 128}
+
+
+def artifact_in(device: Path) -> Path:
+    """The artifact of a device's build folder, published or not."""
+    return (device / "package" / "manifest.json").resolve().parent

@@ -43,8 +43,6 @@ def build(folder: Path, *arguments: str, cores: int = 2, **config: object) -> Pa
 
 def target(folder: Path, **config: object) -> Path:
     """The device's build folder of a build that was made in `folder`."""
-    device = str(config.get("device", "pixel6"))
-    (metrics,) = folder.glob(
-        f"build/*/{device}+{config['label']}/metrics.json" if "label" in config else f"build/*/{device}/metrics.json"
-    )
-    return metrics.parent
+    label = f"+{config['label']}" if "label" in config else ""
+    (device,) = folder.glob(f"build/*/{config.get('device', 'pixel6')}{label}/device.json")
+    return device.parent
