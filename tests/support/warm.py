@@ -73,13 +73,13 @@ def start(
     told = command(*arguments, cores=cores, **config)
     with open(os.devnull) as nothing, errors.with_suffix(".out").open("w") as output, errors.open("w") as error:
         streams = nothing.fileno(), output.fileno(), error.fileno()
-        return Running(_asked(_server(), told, streams, folder, environment() | dict(more or {})), errors)
+        return Running(_asked(ready(), told, streams, folder, environment() | dict(more or {})), errors)
 
 
 def run(command: Sequence[str]) -> int:
     """Runs `python -m MODULE …` in a warm process, for benchmarks/harness/apart.py; its exit code."""
     streams = 0, sys.stdout.fileno(), sys.stderr.fileno()
-    return Running(_asked(f"{_server()}-jobs", command, streams, ROOT, environment()), Path(os.devnull)).wait()
+    return Running(_asked(f"{ready()}-jobs", command, streams, ROOT, environment()), Path(os.devnull)).wait()
 
 
 def _asked(
@@ -110,18 +110,25 @@ def build(folder: Path, *arguments: str, cores: int = 2, **config: Any) -> Path:
 
 
 @functools.cache
-def _server() -> str:
-    """The name of the server of snakemake, which ends with this process, as does that of its jobs."""
+def begin() -> "tuple[str, list[subprocess.Popen[bytes]]]":
+    """Starts the servers, which end with this process; the name of that of snakemake, and both."""
     name, folder = f"coldpress-{os.getpid()}", tempfile.TemporaryDirectory()
     client = Path(folder.name) / "python"
     client.write_text(CLIENT.format(python=sys.executable, name=f"{name}-jobs"))
     client.chmod(0o755)
     servers = [_started(f"{name}-jobs"), _started(name, str(client))]
+    atexit.register(lambda: (*[server.communicate() for server in servers], folder.cleanup()))
+    return name, servers
+
+
+@functools.cache
+def ready() -> str:
+    """Waits until the servers have imported everything; the name of that of snakemake."""
+    name, servers = begin()
     for server in servers:
         assert server.stdout is not None
         if not server.stdout.readline():
             raise RuntimeError("a warm process has ended")
-    atexit.register(lambda: (*[server.communicate() for server in servers], folder.cleanup()))
     return name
 
 
