@@ -17,7 +17,14 @@ from coldpress.compiler.io import load_record
 from coldpress.schemas.metrics import Verification
 
 FORMATS = ("fp16", "int8_group32", "int4_group32")
-BUDGETS = {"stories260k": "98%", "prose7m": "80%", "prose7m-relu": "80%"}
+BUDGETS = {
+    "stories260k": "98%",
+    "tinystories656k": "90%",
+    "tinystories656k-relu": "90%",
+    "tinystories-opt-0.9m": "95%",
+    "prose7m": "80%",
+    "prose7m-relu": "80%",
+}
 MODELS = {
     model: (corpus, BUDGETS.get(model, budget))
     for model, (corpus, budget) in builds.MODELS.items()
