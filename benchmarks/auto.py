@@ -1,31 +1,80 @@
 """What `auto` gives beside a dense run in the same DRAM: flash traffic, simulated speed and perplexity.
 
-`python -m benchmarks.auto [--device pixel6] [--models demo prose7m …] [--method auto]`. Each model is built from
-scratch; the dense run is the one that the build itself works out (compiler/dense_run.py): same weights, format and
-DRAM, its own buffers. The last line is {rows: {model: {method, flash bytes, reads, tokens/s and perplexity of both,
-gain}}, worst_gain, demo_gain}; a gain is simulated tokens/s over the dense run's, and null where none fits or the demo
-was left out.
+Each model is built from scratch; the dense run is the one that the build itself works out (compiler/dense_run.py): same
+weights, format and DRAM, its own buffers. The demo has the budget of its profile. The jobs of a build are forked from a
+process that has imported the libraries.
 """
 
-import argparse
-import tempfile
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from benchmarks.end_to_end import settings
-from benchmarks.shared.report import finish, show
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
+from benchmarks.harness.command import main
+from benchmarks.shared.builds import build, settings
 from coldpress.compiler.io import load_record
+from coldpress.runtime import plugins
 from coldpress.schemas.metrics import Metrics
-from tests.support.pipeline import build
 
 MODELS = ("demo", "prose7m", "prose7m-relu", "stories260k", "tinystories656k", "tinystories656k-relu")
 
 
-def measure(model: str, device: str, method: str, folder: Path) -> dict[str, object]:
-    """Builds one model; its figures and those of the dense run, per token."""
-    config = settings(model, device) | {"method": method}
-    if model == "demo":
-        del config["dram_budget"]  # the profile's own
-    found = load_record(build(folder, **config) / "metrics.json", Metrics)
+@dataclass(frozen=True)
+class Options:
+    """What is built."""
+
+    models: tuple[str, ...] = option(
+        MODELS[:2] + MODELS[3:], smoke=("stories260k",), full=MODELS, choices=MODELS, help="models"
+    )
+    method: str = option(
+        "auto", choices=("auto", *plugins.names("coldpress.runtime.sparsity")), help="selector that is set beside dense"
+    )
+    device: str = option("pixel6", help="device profile")
+    short: bool = option(False, smoke=True, help="calibrate and score on less text")
+
+
+class Plugin(Benchmark[Options]):
+    """Builds each model."""
+
+    keys = {
+        "rows[].model": "model",
+        "rows[].method": "the selector that was taken",
+        "rows[].flash_bytes": "bytes read for a token",
+        "rows[].dense_flash_bytes?": "the same of the dense run",
+        "rows[].reads": "reads for a token",
+        "rows[].dense_reads?": "the same of the dense run",
+        "rows[].tokens_per_s": "simulated tokens per second on the device",
+        "rows[].dense_tokens_per_s?": "the same of the dense run",
+        "rows[].ppl": "perplexity of the artifact",
+        "rows[].dense_ppl?": "perplexity with all of its weights",
+        "rows[].ppl_source": "perplexity of the checkpoint",
+        "rows[].gain?": "simulated tokens per second over the dense run's; null where no dense run fits",
+        "worst_gain?": "the least of these gains",
+        "demo_gain?": "that of the demo; null where it was left out",
+    }
+    needs_data = True
+    full_minutes = 5
+
+    def cells(self) -> Iterator[Cell]:
+        """One per model."""
+        return ({"model": model} for model in self.options.models)
+
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """One row."""
+        model, options = cell["model"], self.options
+        config: dict[str, Any] = settings(model, options.device, options.short) | {"method": options.method}
+        if model == "demo":
+            del config["dram_budget"]
+        yield row_of(load_record(build(self.folder / model, **config) / "metrics.json", Metrics))
+
+    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
+        """The gains over all models."""
+        gains = {row["model"]: row["gain"] for row in rows if row["gain"] is not None}
+        return {"worst_gain": min(gains.values(), default=None), "demo_gain": gains.get("demo")}
+
+
+def row_of(found: Metrics) -> Row:
+    """Figures of a build and of its dense run, per token."""
     dense = found.dense
     return {
         "method": found.method,
@@ -42,25 +91,5 @@ def measure(model: str, device: str, method: str, folder: Path) -> dict[str, obj
     }
 
 
-def main() -> None:
-    """Prints the table and the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="pixel6")
-    parser.add_argument("--method", default="auto")
-    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS, metavar="MODEL")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=".") as folder:
-        rows = {
-            model: measure(model, arguments.device, arguments.method, Path(folder) / model)
-            for model in arguments.models
-        }
-    columns = list(next(iter(rows.values())))
-    title = f"{arguments.method} beside dense in the same DRAM, {arguments.device}"
-    show(title, ["model", *columns], ([model, *row.values()] for model, row in rows.items()))
-    gains = [row["gain"] for row in rows.values() if isinstance(row["gain"], float)]
-    demo = rows["demo"]["gain"] if "demo" in rows else None
-    finish({"rows": rows, "worst_gain": min(gains, default=None), "demo_gain": demo})
-
-
 if __name__ == "__main__":
-    main()
+    main("auto")

@@ -1,7 +1,6 @@
 """The whole pipeline at 7B scale: time and memory of every stage, what bounds it, and what 32 layers would take.
 
-`python -m benchmarks.compile [--shape mistral-7b] [--layers 4] [--tokens 2048] [--keep FOLDER]`. A planted
-checkpoint is built by snakemake with this repository's rules on two cores; every job notes what it took
+A planted checkpoint is built by snakemake with this repository's rules on two cores; every job notes what it took
 (tests/support/usage_hook). wall_s of a stage is the sum over its jobs, imports included. bound is what most of that
 time went to: `cpu` (processor seconds over the cores the job may use) or `disk` (bytes that really went to or from the
 disk over the rates measured here), `waiting` if neither explains half of it: other work on the machine had its turn.
@@ -10,25 +9,28 @@ least_s is what processor and disk alone need, whichever is more.
 The extrapolation to 32 layers: stages named in SHARED are counted once, all others by 32 / layers; a stage whose jobs
 run on one core each counts by half, since two run at a time. It is for as many calibration tokens as were used here,
 from wall_s and, for a machine that does nothing else, from least_s.
-The last line is {stages: {stage: {wall_s, least_s, cpu_s, peak_rss_bytes, bound}}, extrapolated_32_layers_s,
-extrapolated_32_layers_least_s, …}.
+
+`--smoke` builds a small model, and forks its jobs from a process that has imported the libraries.
 """
 
-import argparse
 import json
 import os
-import tempfile
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+from benchmarks.harness.apart import run_here
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
+from benchmarks.harness.command import main
 from benchmarks.package import plain_bytes_per_s
-from benchmarks.shared.report import finish, show
+from coldpress.schemas.errors import ColdpressError
+from tests.support import pipeline, warm
 from tests.support.data import ROOT
-from tests.support.pipeline import build
-from tests.support.usage import measured
+from tests.support.planted import SHAPES
 
 CORES = 2
 TARGET_LAYERS = 32
@@ -37,8 +39,114 @@ SHARED = ("tokenize", "preflight", "device")
 BOTH_CORES = ("preflight", "calibrate", "recalibrate", "size", "package")
 IN_CHUNKS = ("predict", "order", "quantize")
 """Stages whose jobs have one core and some layers each."""
-PROBE_BYTES = 512 << 20
 BLOCK_BYTES = 4 << 20
+HOOK = ROOT / "tests" / "support" / "usage_hook"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is built."""
+
+    shape: str = option("mistral-7b", smoke="small", choices=SHAPES, help="shape of the model")
+    layers: int = option(1, smoke=2, full=4, help="layers of the model")
+    tokens: int = option(1024, smoke=512, full=2048, help="calibration tokens")
+    method: str = option("auto", smoke="relu", help="selector")
+    device: str = option("pixel6", help="device profile")
+    dram_budget: str = option("80%", smoke="95%", full="60%", help="DRAM budget")
+    probe_bytes: int = option(512 << 20, smoke=32 << 20, help="bytes by which the disk is measured")
+    warm: bool = option(False, smoke=True, help="fork the jobs, without imports in the time, and score on less text")
+    keep: str = option("", help="build in this folder and leave it, for a look")
+
+
+class Plugin(Benchmark[Options]):
+    """Builds once."""
+
+    keys = {
+        "rows[].elapsed_s": "seconds of the whole build",
+        "rows[].disk_read_bytes_per_s": "the disk's rate of reading",
+        "rows[].disk_write_bytes_per_s": "the disk's rate of writing",
+        "rows[].stages.*.jobs": "jobs of a stage",
+        "rows[].stages.*.wall_s": "their seconds, summed",
+        "rows[].stages.*.cpu_s": "their processor seconds, summed",
+        "rows[].stages.*.disk_s": "their bytes to and from the disk over its rates",
+        "rows[].stages.*.cores": "cores that a job may use",
+        "rows[].stages.*.least_s": "what processor and disk alone need",
+        "rows[].stages.*.bound": "cpu, disk or waiting",
+        "rows[].stages.*.peak_rss_bytes": "the largest memory of a job",
+        "extrapolated_32_layers_s": "seconds of 32 layers, from wall_s",
+        "extrapolated_32_layers_least_s": "the same from least_s",
+        "calibration_tokens": "calibration tokens",
+    }
+    is_timing = True
+    full_minutes = 11
+
+    def cells(self) -> Iterator[Cell]:
+        """One build."""
+        yield {}
+
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """One row."""
+        options = self.options
+        folder = Path(options.keep).resolve() if options.keep else self.folder
+        model, notes = folder / "model", folder / "notes"
+        notes.mkdir(parents=True)
+        disk = measure_disk(folder, options.probe_bytes)
+        self._plant(model)
+        config: dict[str, Any] = {
+            "model": model,
+            "device": options.device,
+            "corpus": model / "corpus.jsonl",
+            "calibration_tokens": options.tokens,
+            "context_length": 512,
+            "method": options.method,
+            "dram_budget": options.dram_budget,
+        }
+        if options.warm:
+            config |= {"evaluation_tokens": 512}
+        start_s = time.perf_counter()
+        with noting(notes):
+            (warm if options.warm else pipeline).build(folder, cores=CORES, **config)
+        elapsed_s = time.perf_counter() - start_s
+        yield {
+            "elapsed_s": elapsed_s,
+            "disk_read_bytes_per_s": disk.read,
+            "disk_write_bytes_per_s": disk.write,
+            "stages": {
+                name: asdict(stage) | {"least_s": stage.least_s, "bound": stage.bound}
+                for name, stage in stages(notes, disk).items()
+            },
+        }
+
+    def _plant(self, model: Path) -> None:
+        """Writes the checkpoint and its text, apart: this process has no torch."""
+        options = self.options
+        command = [sys.executable, "-m", "tests.support.planted", "--shape", options.shape, "--output", str(model)]
+        command += ["--layers", str(options.layers), "--corpus-tokens", str(4 * options.tokens + 40960)]
+        if (warm.run if options.warm else run_here)(command):
+            raise ColdpressError("the checkpoint could not be planted")
+
+    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
+        """What 32 layers would take."""
+        found = rows[0]["stages"]
+        return {
+            f"extrapolated_32_layers{kind}_s": extrapolated_s(
+                {name: stage[seconds] for name, stage in found.items()}, self.options.layers
+            )
+            for kind, seconds in (("", "wall_s"), ("_least", "least_s"))
+        } | {"calibration_tokens": self.options.tokens}
+
+    def tables(self, rows: Sequence[Row], figures: Mapping[str, Any]) -> Iterator[Table]:
+        """The stages."""
+        found = rows[0]["stages"]
+        columns = ["jobs", "wall_s", "cpu_s", "disk_s", "least_s", "bound"]
+        yield Table(
+            f"{self.options.shape}, {self.options.layers} layers, {self.options.tokens} calibration tokens",
+            ["stage", *columns, "peak RSS GiB"],
+            [
+                [name, *(stage[key] for key in columns), stage["peak_rss_bytes"] / 2**30]
+                for name, stage in found.items()
+            ],
+        )
 
 
 @dataclass(frozen=True)
@@ -49,30 +157,29 @@ class Disk:
     write: float
 
 
-def measure_disk(folder: Path) -> Disk:
+def measure_disk(folder: Path, num_bytes: int) -> Disk:
     """Of plain writes, the better of both ways; of reading a file after the page cache has let it go."""
     path, block = folder / "probe", os.urandom(BLOCK_BYTES)
     with path.open("wb") as file:
-        for _ in range(PROBE_BYTES // BLOCK_BYTES):
+        for _ in range(num_bytes // BLOCK_BYTES):
             file.write(block)
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    start = time.perf_counter()
+    start_s = time.perf_counter()
     with path.open("rb") as file:
         while file.read(BLOCK_BYTES):
             pass
-    read_s = time.perf_counter() - start
+    read_s = time.perf_counter() - start_s
     path.unlink()
-    return Disk(PROBE_BYTES / read_s, max(plain_bytes_per_s(folder, PROBE_BYTES)))
+    return Disk(num_bytes / read_s, max(plain_bytes_per_s(folder, num_bytes)))
 
 
 @contextmanager
 def noting(folder: Path) -> Iterator[None]:
     """Has every job of a pipeline run within leave its note in `folder`."""
     before = dict(os.environ)
-    hook = str(ROOT / "tests" / "support" / "usage_hook")
     os.environ["COLDPRESS_USAGE"] = str(folder)
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [hook, before.get("PYTHONPATH")]))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HOOK), before.get("PYTHONPATH")]))
     try:
         yield
     finally:
@@ -125,7 +232,7 @@ def stages(notes: Path, disk: Disk) -> dict[str, Stage]:
     return found
 
 
-def extrapolated_s(seconds: dict[str, float], layers: int) -> float:
+def extrapolated_s(seconds: Mapping[str, float], layers: int) -> float:
     """Seconds for TARGET_LAYERS layers from those of each stage, by the rule of the module's text."""
     return sum(
         stage_s * (1 if name in SHARED else TARGET_LAYERS / layers) / (CORES if name in IN_CHUNKS else 1)
@@ -133,70 +240,5 @@ def extrapolated_s(seconds: dict[str, float], layers: int) -> float:
     )
 
 
-def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
-    """Prints the table; gives the figures."""
-    model, notes = folder / "model", folder / "notes"
-    notes.mkdir(parents=True)
-    disk = measure_disk(folder)
-    plant = ["--shape", arguments.shape, "--layers", str(arguments.layers), "--output", model]
-    measured("-m", "tests.support.planted", *plant, "--corpus-tokens", str(4 * arguments.tokens + 40960), folder=folder)
-    start = time.perf_counter()
-    with noting(notes):
-        build(
-            folder,
-            cores=CORES,
-            model=model,
-            device=arguments.device,
-            corpus=model / "corpus.jsonl",
-            calibration_tokens=arguments.tokens,
-            context_length=512,
-            dram_budget=arguments.dram_budget,
-        )
-    elapsed_s = time.perf_counter() - start
-    found = stages(notes, disk)
-    columns = ["stage", "jobs", "wall s", "cpu s", "disk s", "least s", "bound", "peak RSS GiB"]
-    rows = [
-        [
-            *(name, stage.jobs, stage.wall_s, stage.cpu_s, stage.disk_s, stage.least_s, stage.bound),
-            stage.peak_rss_bytes / 2**30,
-        ]
-        for name, stage in found.items()
-    ]
-    show(f"{arguments.shape}, {arguments.layers} layers, {arguments.tokens} calibration tokens", columns, rows)
-    return {
-        "stages": {
-            name: {key: getattr(stage, key) for key in ("wall_s", "least_s", "cpu_s", "peak_rss_bytes", "bound")}
-            for name, stage in found.items()
-        },
-        "elapsed_s": elapsed_s,
-        "extrapolated_32_layers_s": extrapolated_s(
-            {name: stage.wall_s for name, stage in found.items()}, arguments.layers
-        ),
-        "extrapolated_32_layers_least_s": extrapolated_s(
-            {name: stage.least_s for name, stage in found.items()}, arguments.layers
-        ),
-        "calibration_tokens": arguments.tokens,
-        "disk_read_bytes_per_s": disk.read,
-        "disk_write_bytes_per_s": disk.write,
-    }
-
-
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", default="mistral-7b")
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--tokens", type=int, default=2048)
-    parser.add_argument("--device", default="pixel6")
-    parser.add_argument("--dram-budget", default="60%")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="build there and leave it, for a look")
-    arguments = parser.parse_args()
-    if arguments.keep:
-        finish(measure(arguments, arguments.keep.resolve()))
-        return
-    with tempfile.TemporaryDirectory(dir=".") as folder:
-        finish(measure(arguments, Path(folder).resolve()))
-
-
 if __name__ == "__main__":
-    main()
+    main("compile")

@@ -1,76 +1,69 @@
 """The whole pipeline on every small real model: artifact size, DRAM, flash traffic, quality, speed.
 
-`python -m benchmarks.end_to_end [--device pixel6] [--models demo prose7m …]`. Each model is built from scratch
-with the defaults that suit it, under a DRAM budget that is a share of its dense footprint. The last line is
-{model: {artifact_bytes, resident_bytes, budget_bytes, flash_bytes_per_token, reads_per_token, hit_rate, ppl_source,
-ppl_artifact, tokens_per_s}}; tokens_per_s is of this machine, reading from its disk with O_DIRECT.
+Each model is built from scratch with the defaults that suit it, under a DRAM budget that is a share of its dense
+footprint. The figures are those of the build's own report; its speed is of this machine, which reads from its disk with
+O_DIRECT. The jobs of a build are forked from a process that has imported the libraries.
 """
 
-import argparse
 import json
-import tempfile
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from benchmarks.shared.report import finish, show
-from tests.support.data import find_data_folder
-from tests.support.pipeline import build
-
-KEYS = (
-    "artifact_bytes",
-    "resident_bytes",
-    "budget_bytes",
-    "flash_bytes_per_token",
-    "reads_per_token",
-    "hit_rate",
-    "ppl_source",
-    "ppl_artifact",
-    "tokens_per_s",
-)
-# model: (corpus in the data folder, DRAM budget as a share of weights and KV cache). The tiny ones are mostly
-# embeddings and buffers of at least one page each, so half of them would not hold what must be resident.
-MODELS = {
-    "demo": (None, "60%"),
-    "stories260k": ("corpora/tinystories/calib.jsonl", "90%"),
-    "tinystories656k": ("corpora/tinystories/calib.jsonl", "80%"),
-    "tinystories656k-relu": ("corpora/tinystories/calib.jsonl", "80%"),
-    "tinystories-opt-0.9m": ("corpora/tinystories/calib.jsonl", "90%"),
-    "tinystories-mixtral-8x": ("corpora/tinystories/calib.jsonl", "80%"),
-    "prose7m": ("corpora/wikitext-2", "60%"),
-    "prose7m-relu": ("corpora/wikitext-2", "60%"),
-}
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
+from benchmarks.harness.command import main
+from benchmarks.shared.builds import MODELS, build, settings
 
 
-def settings(model: str, device: str) -> dict[str, object]:
-    """What to say to snakemake for one of MODELS."""
-    corpus, budget = MODELS[model]
-    config: dict[str, object] = {"model": model, "device": device, "dram_budget": budget}
-    if corpus is None:
-        return config
-    data = find_data_folder()
-    if data is None:
-        raise SystemExit("no real test data: set COLDPRESS_TEST_DATA to its folder, or pass --models demo")
-    return config | {"model": data / "models" / model, "corpus": data / corpus, "context_length": 128}
+@dataclass(frozen=True)
+class Options:
+    """What is built."""
 
-
-def measure(model: str, device: str, folder: Path) -> dict[str, float]:
-    """Builds one model and returns its figures; the keys are KEYS."""
-    metrics = json.loads((build(folder, **settings(model, device)) / "metrics.json").read_text())
-    return {key: metrics[key] for key in KEYS}
-
-
-def main() -> None:
-    """Prints the table and the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="pixel6")
-    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS), metavar="MODEL")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=".") as folder:
-        figures = {model: measure(model, arguments.device, Path(folder) / model) for model in arguments.models}
-    show(
-        f"end to end, {arguments.device}", ["model", *KEYS], ([model, *row.values()] for model, row in figures.items())
+    models: tuple[str, ...] = option(
+        ("demo", "stories260k", "tinystories656k", "tinystories656k-relu", "prose7m"),
+        smoke=("stories260k",),
+        full=tuple(MODELS),
+        choices=MODELS,
+        help="models",
     )
-    finish(figures)
+    device: str = option("pixel6", help="device profile")
+    short: bool = option(False, smoke=True, help="calibrate and score on less text")
+
+
+class Plugin(Benchmark[Options]):
+    """Builds each model."""
+
+    keys = {
+        "rows[].model": "model",
+        "rows[].artifact_bytes": "bytes of the artifact",
+        "rows[].resident_bytes": "bytes that are always in DRAM",
+        "rows[].budget_bytes": "DRAM budget",
+        "rows[].flash_bytes_per_token": "bytes read for a token",
+        "rows[].reads_per_token": "reads for a token",
+        "rows[].hit_rate": "share of used units that were in DRAM",
+        "rows[].ppl_source": "perplexity of the checkpoint on test text",
+        "rows[].ppl_artifact": "perplexity of the artifact on the same text",
+        "rows[].tokens_per_s": "tokens per second on this machine, over all blocks of the text",
+        "rows[].tokens_per_s_deviation?": "their standard deviation from block to block",
+    }
+    is_timing = True
+    needs_data = True
+    full_minutes = 6
+
+    def cells(self) -> Iterator[Cell]:
+        """One per model."""
+        return ({"model": model} for model in self.options.models)
+
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """One row."""
+        model = cell["model"]
+        top = build(self.folder / model, **settings(model, self.options.device, self.options.short))
+        metrics = json.loads((top / "metrics.json").read_text())
+        yield {name: metrics[name] for name in map(_name, self.keys) if name in metrics and name != "model"}
+
+
+def _name(key: str) -> str:
+    return key.rpartition(".")[2].rstrip("?")
 
 
 if __name__ == "__main__":
-    main()
+    main("end_to_end")

@@ -1,81 +1,103 @@
 """What quality is normal, from which the gates of `publish` have their defaults: small real models, format by format.
 
-`python -m benchmarks.gates [--models stories260k …]`. Every model is built dense, sparse, and at densities down
-to ruin, in each format, with the gates off; builds of one model stand side by side by their labels. The last line
-is {model: {label: {ppl_ratio, top1_agreement, max_logit_error}}}.
+Every model is built dense, sparse, and at densities down to ruin, in each format, with the gates off; builds of one
+model stand side by side by their labels. The figures are those of `verify`. The jobs of a build are forked from a
+process that has imported the libraries.
 """
 
-import argparse
-import json
-import tempfile
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
-from benchmarks.shared.report import finish, show
-from tests.support.data import find_data_folder
-from tests.support.pipeline import snakemake
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
+from benchmarks.harness.command import main
+from benchmarks.shared import builds
+from benchmarks.shared.builds import build, settings
+from coldpress.compiler.io import load_record
+from coldpress.schemas.metrics import Verification
 
 FORMATS = ("fp16", "int8_group32", "int4_group32")
-# model: (corpus in the data folder, DRAM budget that holds what must be resident)
-MODELS = {
-    "demo": ("", "80%"),
-    "stories260k": ("corpora/tinystories/calib.jsonl", "90%"),
-    "tinystories656k": ("corpora/tinystories/calib.jsonl", "80%"),
-    "tinystories656k-relu": ("corpora/tinystories/calib.jsonl", "80%"),
-    "tinystories-opt-0.9m": ("corpora/tinystories/calib.jsonl", "90%"),
-    "prose7m": ("corpora/wikitext-2", "80%"),
-    "prose7m-relu": ("corpora/wikitext-2", "80%"),
+BUDGETS = {
+    "stories260k": "98%",
+    "tinystories656k": "90%",
+    "tinystories656k-relu": "90%",
+    "tinystories-opt-0.9m": "95%",
+    "prose7m": "80%",
+    "prose7m-relu": "80%",
 }
-DENSITIES = (0.5, 0.3, 0.1)
+MODELS = {
+    model: (corpus, BUDGETS.get(model, budget))
+    for model, (corpus, budget) in builds.MODELS.items()
+    if model != "tinystories-mixtral-8x"
+}
+"""Model -> corpus in the data folder, DRAM budget that holds what must be resident."""
+EXACT_ZEROS = ("demo", "tinystories656k-relu", "tinystories-opt-0.9m", "prose7m-relu")
+"""They have the density that they have, so only the others are driven to ruin."""
 OFF = dict.fromkeys(("max_ppl_ratio", "min_top1_agreement", "max_logit_error"), "off")
 
 
-def cases(model: str) -> dict[str, dict[str, object]]:
-    """Label -> settings. Exact zeros have the density they have, so only input pruning is driven to ruin."""
-    exact_zeros = model == "demo" or "relu" in model or "opt" in model
-    sparse: dict[str, dict[str, object]] = {"relu": {"method": "relu"}, "predictor": {"method": "predictor"}}
-    if not exact_zeros:
-        sparse = {f"topk-{density}": {"method": "topk", "density": density} for density in DENSITIES}
-    return {
-        f"{name}-{code}": {**settings, "format": code}
-        for name, settings in ({"dense": {"method": "dense"}} | sparse).items()
-        for code in FORMATS
+@dataclass(frozen=True)
+class Options:
+    """What is built."""
+
+    models: tuple[str, ...] = option(
+        ("stories260k", "tinystories656k-relu"),
+        smoke=("stories260k",),
+        full=tuple(MODELS),
+        choices=MODELS,
+        help="models",
+    )
+    formats: tuple[str, ...] = option(FORMATS, smoke=FORMATS[2:], choices=FORMATS, help="formats")
+    densities: tuple[float, ...] = option(
+        (0.5, 0.3, 0.1), smoke=(), help="densities of top-k, of models without exact zeros"
+    )
+    short: bool = option(False, smoke=True, help="calibrate and score on less text")
+
+
+class Plugin(Benchmark[Options]):
+    """Builds each model in all ways."""
+
+    keys = {
+        "rows[].model": "model",
+        "rows[].label": "selector with its density, and format",
+        "rows[].ppl_ratio": "perplexity of the artifact over the source's",
+        "rows[].top1_agreement": "share of tokens whose likeliest one is the source's",
+        "rows[].max_logit_error": "largest difference of a dense logit over the largest logit",
     }
+    needs_data = True
+    full_minutes = 30
 
+    def cells(self) -> Iterator[Cell]:
+        """One per model and label."""
+        return ({"model": model, "label": label} for model in self.options.models for label in self._ways(model))
 
-def measure(model: str, folder: Path) -> dict[str, dict[str, float]]:
-    """Label -> figures of `verify`, of one model."""
-    corpus, budget = MODELS[model]
-    shared: dict[str, object] = {"model": model, "dram_budget": budget, "order": "structural", **OFF}
-    data = find_data_folder()
-    if corpus:
-        if data is None:
-            raise SystemExit("no real test data: set COLDPRESS_TEST_DATA to its folder, or pass --models demo")
-        shared |= {"model": data / "models" / model, "corpus": data / corpus, "context_length": 256}
-    found = {}
-    for label, settings in cases(model).items():
-        done = snakemake(folder, label=label, **shared, **settings)
-        if done.returncode:
-            raise SystemExit(f"{model} {label}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-        verified = json.loads((folder / f"build/{model}/pixel6+{label}/verify.json").read_text())
-        found[label] = {
-            "ppl_ratio": verified["ppl_artifact"] / verified["ppl_source"],
-            "top1_agreement": verified["top1_agreement"],
-            "max_logit_error": verified["max_logit_error"],
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """One row."""
+        model, label = cell["model"], cell["label"]
+        config: dict[str, Any] = settings(model, short=self.options.short) | {"dram_budget": MODELS[model][1]}
+        config |= {"order": "structural", "label": label, **OFF, **self._ways(model)[label]}
+        if model != "demo":
+            config["context_length"] = 256
+        found = load_record(build(self.folder / model, "--until", "verify", **config) / "verify.json", Verification)
+        yield {
+            "ppl_ratio": found.ppl_artifact / found.ppl_source,
+            "top1_agreement": found.top1_agreement,
+            "max_logit_error": found.max_logit_error,
         }
-    return found
 
-
-def main() -> None:
-    """Prints the table and the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS), metavar="MODEL")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=".") as folder:
-        figures = {model: measure(model, Path(folder) / model) for model in arguments.models}
-    rows = [[model, label, *row.values()] for model, labels in figures.items() for label, row in labels.items()]
-    show("what quality is normal", ["model", "build", "ppl ratio", "top-1", "logit error"], rows)
-    finish(figures)
+    def _ways(self, model: str) -> dict[str, dict[str, object]]:
+        """Label -> settings."""
+        ways: dict[str, dict[str, object]] = {"dense": {"method": "dense"}}
+        if model in EXACT_ZEROS:
+            ways |= {method: {"method": method} for method in ("relu", "predictor")}
+        else:
+            ways |= {f"topk-{share}": {"method": "topk", "density": share} for share in self.options.densities}
+        return {
+            f"{name}-{form}": {**chosen, "format": form}
+            for name, chosen in ways.items()
+            for form in self.options.formats
+        }
 
 
 if __name__ == "__main__":
-    main()
+    main("gates")

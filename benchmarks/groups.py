@@ -1,62 +1,80 @@
 """Layers that lie together on flash (`layers_per_group`), read on demand: the same tokens, and what reading them costs.
 
-`python -m benchmarks.groups [--device pixel6] [--model prose7m] [--tokens 64]`. The model is built with top-k at
-half of the units, once per group size, and generates from the same prompt. The last line is {n: {tokens_equal,
-reads_per_token, bytes_per_token, tokens_per_s}}, n being the layers of a group; tokens_equal compares with n = 1, and
-tokens_per_s is modelled for the device. A read of one layer's units has those of the others between them, so on demand
-groups only cost; what they are for is reading ahead for several layers at once (ActiveFlow 3, Fig. 9).
+The model is built with top-k at half of the units, once per group size, and generates from the same prompt. Speed is
+modelled for the device. A read of one layer's units has those of the others between them, so on demand groups only
+cost; what they are for is reading ahead for several layers at once (ActiveFlow 3, Fig. 9). The jobs of a build are
+forked from a process that has imported the libraries.
 """
 
-import argparse
-import tempfile
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from benchmarks.end_to_end import MODELS, settings
-from benchmarks.shared.report import finish, show
-from coldpress.runtime.generate.session import Generation, Session
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
+from benchmarks.harness.command import main
+from benchmarks.shared.builds import MODELS, artifact_in, build, settings
+from coldpress.runtime.generate.session import Session
 from coldpress.runtime.text.tokenizer import TextCodec
-from tests.support.pipeline import build
 
-GROUPS = (1, 2, 4)
 PROMPT = "The history of the river begins with"
 CHOSEN = {"method": "topk", "density": 0.5, "max_ppl_ratio": "off", "min_top1_agreement": "off"}
 
 
-def measure(model: str, device: str, layers_per_group: int, num_tokens: int, folder: Path) -> Generation:
-    """What the artifact of a build of its own generates."""
-    label = f"of-{layers_per_group}"
-    config = settings(model, device) | CHOSEN | {"layers_per_group": layers_per_group, "label": label}
-    (artifact,) = build(folder, **config).glob("*.coldpress")
-    session = Session(artifact, modelled=True)
-    prompt = TextCodec(session.artifact).encode(PROMPT)
-    return session.generate(prompt, max_new_tokens=num_tokens)
+@dataclass(frozen=True)
+class Options:
+    """What is built."""
+
+    groups: tuple[int, ...] = option((1, 2, 4), smoke=(2,), help="layers of a group")
+    model: str = option("prose7m", smoke="stories260k", choices=MODELS, help="model")
+    dram_budget: str = option("60%", smoke="98%", help="DRAM budget")
+    device: str = option("pixel6", help="device profile")
+    tokens: int = option(64, smoke=16, help="tokens to generate")
+    short: bool = option(False, smoke=True, help="calibrate and score on less text")
 
 
-def main() -> None:
-    """Prints the table and the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="pixel6")
-    parser.add_argument("--model", default="prose7m", choices=list(MODELS), metavar="MODEL")
-    parser.add_argument("--tokens", type=int, default=64)
-    arguments = parser.parse_args()
-    rows: dict[int, dict[str, object]] = {}
-    first: tuple[int, ...] = ()
-    with tempfile.TemporaryDirectory(dir=".") as folder:
-        for size in GROUPS:
-            found = measure(arguments.model, arguments.device, size, arguments.tokens, Path(folder))
-            first, metrics = first or found.token_ids, found.metrics
-            rows[size] = {
-                "tokens_equal": found.token_ids == first,
-                "reads_per_token": metrics.reads / metrics.num_tokens,
-                "bytes_per_token": metrics.read_bytes / metrics.num_tokens,
-                "tokens_per_s": metrics.modelled_tokens_per_s,
-            }
-    columns = list(rows[1])
-    show(
-        f"layer groups, {arguments.model}", ["n", *columns], ([str(size), *row.values()] for size, row in rows.items())
-    )
-    finish({str(size): row for size, row in rows.items()})
+class Plugin(Benchmark[Options]):
+    """Generates one text for each group size."""
+
+    keys = {
+        "rows[].layers_per_group": "layers of a group",
+        "rows[].reads_per_token": "reads for a token",
+        "rows[].bytes_per_token": "bytes read for a token",
+        "rows[].tokens_per_s": "tokens per second, modelled for the device",
+        "rows[].token_ids": "the text",
+        "tokens_equal": "whether all group sizes give the same text",
+    }
+    needs_data = True
+    full_minutes = 2.5
+
+    def cells(self) -> Iterator[Cell]:
+        """One per group size."""
+        return ({"layers_per_group": size} for size in self.options.groups)
+
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """One row."""
+        options, size = self.options, cell["layers_per_group"]
+        config: dict[str, Any] = settings(options.model, options.device, options.short) | CHOSEN
+        config |= {"dram_budget": options.dram_budget, "layers_per_group": size, "label": f"of-{size}"}
+        top = build(self.folder, "--until", "package", **config)
+        with Session(artifact_in(top), modelled=True) as session:
+            found = session.generate(TextCodec(session.artifact).encode(PROMPT), max_new_tokens=options.tokens)
+        metrics = found.metrics
+        yield {
+            "reads_per_token": metrics.reads / metrics.num_tokens,
+            "bytes_per_token": metrics.read_bytes / metrics.num_tokens,
+            "tokens_per_s": metrics.modelled_tokens_per_s,
+            "token_ids": list(found.token_ids),
+        }
+
+    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
+        """Whether the texts are one."""
+        return {"tokens_equal": all(row["token_ids"] == rows[0]["token_ids"] for row in rows)}
+
+    def tables(self, rows: Sequence[Row], figures: Mapping[str, Any]) -> Iterator[Table]:
+        """All but the text."""
+        columns = [name for name in rows[0] if name != "token_ids"]
+        yield Table(f"layer groups, {self.options.model}", columns, [[row[name] for name in columns] for row in rows])
 
 
 if __name__ == "__main__":
-    main()
+    main("groups")

@@ -1,97 +1,126 @@
 """The artifact against `transformers`, on every small real model: same tokens, same logits, same perplexity.
 
-`python -m benchmarks.parity [--models demo prose7m …]`. Each model is compiled with the dense selector, so that
-nothing but formats and our arithmetic can differ. fp16: 64 greedy tokens read from flash, and the largest difference of
-logits on the test text over the largest logit (at most 2e-3). int8_group32 and int4_group32: perplexity against the
-source's, and against the same codes run densely in `transformers` (equal to 0.1 %). The last line is
-{model: {tokens_equal, max_logit_error, ppl_source, int8_over_source, int4_over_source, int8_over_codes,
-int4_over_codes}}.
+Each model is compiled with the dense selector, so that nothing but formats and our arithmetic can differ. fp16: greedy
+tokens read from flash, and the largest difference of logits on the test text over the largest logit (at most 2e-3).
+Other formats: perplexity against the source's, and against the same codes run densely in `transformers` (equal to
+0.1 %). The jobs of a build are forked from a process that has imported the libraries.
 """
 
-import argparse
-import json
-import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from benchmarks.end_to_end import MODELS, settings
-from benchmarks.shared.report import finish, show
+from benchmarks.harness.apart import apart
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
+from benchmarks.harness.command import main
+from benchmarks.shared.builds import MODELS, artifact_in, build, settings
 from coldpress.compiler.io import load_arrays, load_record
 from coldpress.runtime.generate.session import Session
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.metrics import Verification
 from coldpress.schemas.model import Model
+from tests.support import warm
 from tests.support.dense_codes import perplexity, with_codes
-from tests.support.pipeline import build
 
-NEW_TOKENS = 64
-PROMPT_TOKENS = 16
-TEST_TOKENS, BLOCK_TOKENS = 1024, 128
+FORMATS = ("fp16", "int8_group32", "int4_group32")
+PROMPT_TOKENS, BLOCK_TOKENS = 16, 128
 
 
-def compile_as(model: str, device: str, folder: Path, format_name: str) -> Path:
-    """Builds with the dense selector; returns the device's build folder."""
-    return build(folder, **settings(model, device) | {"method": "dense", "format": format_name})
+@dataclass(frozen=True)
+class Options:
+    """What is compared."""
+
+    models: tuple[str, ...] = option(
+        ("stories260k", "tinystories656k-relu", "prose7m"),
+        smoke=("stories260k",),
+        full=tuple(MODELS),
+        choices=MODELS,
+        help="models",
+    )
+    formats: tuple[str, ...] = option(FORMATS, smoke=(FORMATS[0], FORMATS[2]), choices=FORMATS, help="formats")
+    device: str = option("pixel6", help="device profile")
+    new_tokens: int = option(64, smoke=16, help="greedy tokens")
+    test_tokens: int = option(1024, smoke=256, help="tokens of the perplexities")
+    short: bool = option(False, smoke=True, help="calibrate and verify on less text")
 
 
-def greedy(source: object, prompt: np.ndarray) -> list[int]:
+class Plugin(Benchmark[Options]):
+    """Compares the artifact of each model and format."""
+
+    keys = {
+        "rows[].model": "model",
+        "rows[].format": "format of the artifact",
+        "rows[].ppl_source": "perplexity of the source in transformers",
+        "rows[].tokens_equal?": "whether the greedy tokens are those of transformers; fp16 alone",
+        "rows[].max_logit_error?": "largest difference of a logit over the largest logit; fp16 alone",
+        "rows[].over_source?": "perplexity over the source's; of the other formats",
+        "rows[].over_codes?": "perplexity over that of the same codes in transformers; of the other formats",
+        "max_logit_error?": "the largest of all models",
+        "tokens_equal": "whether all greedy tokens are equal",
+        "farthest_over_codes?": "the ratio to the same codes that is farthest from 1",
+    }
+    needs_data = True
+    full_minutes = 15
+
+    def cells(self) -> Iterator[Cell]:
+        """One per model and format."""
+        return ({"model": model, "format": form} for model in self.options.models for form in self.options.formats)
+
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """One row."""
+        model, form = cell["model"], cell["format"]
+        config: dict[str, Any] = settings(model, self.options.device, self.options.short)
+        config |= {"method": "dense", "format": form, "label": form}
+        top = build(self.folder / model, "--until", "verify" if form == "fp16" else "package", **config)
+        yield apart(self, "compared", str(top), form, run=warm.run)
+
+    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
+        """The worst of all."""
+        ratios = [row["over_codes"] for row in rows if "over_codes" in row]
+        return {
+            "max_logit_error": max((row["max_logit_error"] for row in rows if "max_logit_error" in row), default=None),
+            "tokens_equal": all(row.get("tokens_equal", True) for row in rows),
+            "farthest_over_codes": max(ratios, key=lambda ratio: abs(ratio - 1), default=None),
+        }
+
+    def compared(self, folder: str, form: str) -> Row:
+        """The figures of the artifact in a build folder."""
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        top = Path(folder)
+        record = load_record(top.parent / "ingest.json", Model)
+        blocks = load_arrays(load_record(top.parent / "tokenize.json", Corpus).split("test").arrays)["tokens"]
+        blocks = blocks[: self.options.test_tokens // BLOCK_TOKENS, :BLOCK_TOKENS]
+        weights = next(iter(record.tensors.values())).file.rpartition("/")[0]
+        source = AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32).eval()
+        ppl_source = perplexity(source, blocks)
+        with Session(artifact_in(top)) as session:
+            if form == "fp16":
+                prompt, count = blocks[0][:PROMPT_TOKENS], self.options.new_tokens
+                found = session.generate(prompt.tolist(), count, ignore_eos=True).token_ids
+                error = load_record(top / "verify.json", Verification).max_logit_error
+                equal = list(found) == greedy(source, prompt, count)
+                return {"ppl_source": ppl_source, "tokens_equal": equal, "max_logit_error": error}
+            ppl = session.perplexity(blocks, sparse=True).perplexity
+            over_codes = ppl / perplexity(with_codes(session, record), blocks)
+        return {"ppl_source": ppl_source, "over_source": ppl / ppl_source, "over_codes": over_codes}
+
+
+def greedy(source: Any, prompt: np.ndarray, num_tokens: int) -> list[int]:
     """`transformers`' greedy continuation; end-of-sequence tokens do not stop it."""
     import torch
 
     tokens = torch.from_numpy(prompt.astype(np.int64))[None]
     with torch.no_grad():
-        for _ in range(NEW_TOKENS):
-            following = source(tokens).logits[:, -1].argmax(-1, keepdim=True)  # type: ignore[operator]
+        for _ in range(num_tokens):
+            following = source(tokens).logits[:, -1].argmax(-1, keepdim=True)
             tokens = torch.cat([tokens, following], dim=1)
     return tokens[0, len(prompt) :].tolist()
 
 
-def measure(model: str, device: str, folder: Path) -> dict[str, float | bool]:
-    """All figures of one model."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    top = compile_as(model, device, folder, "fp16")
-    record = load_record(top.parent / "ingest.json", Model)
-    blocks = load_arrays(load_record(top.parent / "tokenize.json", Corpus).split("test").arrays)["tokens"]
-    blocks = blocks[: TEST_TOKENS // BLOCK_TOKENS, :BLOCK_TOKENS]
-    weights = next(iter(record.tensors.values())).file.rpartition("/")[0]
-    source = AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32).eval()
-    prompt = blocks[0][:PROMPT_TOKENS]
-    (artifact,) = top.glob("*.coldpress")
-    ours = Session(artifact).generate(prompt.tolist(), NEW_TOKENS, ignore_eos=True).token_ids
-    ppl_source = perplexity(source, blocks)
-    figures: dict[str, float | bool] = {
-        "tokens_equal": list(ours) == greedy(source, prompt),
-        "max_logit_error": load_record(top / "verify.json", Verification).max_logit_error,
-        "ppl_source": ppl_source,
-    }
-    for format_name in ("int8_group32", "int4_group32"):
-        (artifact,) = compile_as(model, device, folder, format_name).glob("*.coldpress")
-        session = Session(artifact)
-        found = session.perplexity(blocks, sparse=True).perplexity
-        short = format_name.partition("_")[0]
-        figures[f"{short}_over_source"] = found / ppl_source
-        figures[f"{short}_over_codes"] = found / perplexity(with_codes(session, record), blocks)
-    return figures
-
-
-def main() -> None:
-    """Prints the table and the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="pixel6")
-    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS), metavar="MODEL")
-    arguments = parser.parse_args()
-    figures = {}
-    for model in arguments.models:
-        with tempfile.TemporaryDirectory(dir=".") as folder:
-            figures[model] = measure(model, arguments.device, Path(folder))
-        print(model, json.dumps(figures[model]), flush=True)
-    columns = list(next(iter(figures.values())))
-    show("artifact against transformers", ["model", *columns], ([name, *row.values()] for name, row in figures.items()))
-    finish(figures)
-
-
 if __name__ == "__main__":
-    main()
+    main("parity")

@@ -1,21 +1,17 @@
 """Every architecture × selector × format: compiled by the stages, run, and held against the evaluation.
 
-`python -m benchmarks.product [--architectures llama …] [--methods relu …] [--formats fp16 …]`. Models are tiny,
-random, and of the ReLU family where the selector needs exact zeros. Each artifact decodes test text token by token, and
-benchmarks/evaluation/evaluate.py runs the same text through transformers' modules with the artifact's own codes, arrays
-and cache (tests/support/product.py). The last line is {artifacts, failed, worst, rows: [{architecture, relu, method,
-format, median, mean, left_out, equal}]}, errors as shares of the largest logit.
+Models are tiny, random, and of the ReLU family where the selector needs exact zeros. Each artifact decodes test text
+token by token, and benchmarks/evaluation/evaluate.py runs the same text through transformers' modules with the
+artifact's codes, arrays and cache (tests/support/product.py). Errors are shares of the largest logit.
 """
 
-import argparse
-import sys
-import tempfile
-import time
-from collections.abc import Iterator
-from pathlib import Path
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.shared.report import finish, show
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
+from benchmarks.harness.command import main
 from coldpress.runtime import plugins
 from coldpress.schemas.errors import ColdpressError
 from tests.support.models import MODEL_TYPES
@@ -24,61 +20,92 @@ from tests.support.product import Case, Source, compiled, difference, source_of
 METHODS, FORMATS = plugins.names("coldpress.runtime.sparsity"), plugins.names("coldpress.runtime.quantization")
 
 
-def rows_of(architecture: str, methods: list[str], formats: list[str], folder: Path) -> Iterator[dict[str, Any]]:
-    """One row per artifact; one that cannot be made says why."""
-    sources: dict[bool, Source] = {}
-    for case in (Case(architecture, method, form) for method in methods for form in formats):
-        if case.relu not in sources:
-            sources[case.relu] = source_of(folder / f"relu-{case.relu}", architecture, case.relu)
-        row = {"architecture": architecture, "relu": case.relu, "method": case.method, "format": case.format}
-        with tempfile.TemporaryDirectory() as scratch:
-            try:
-                artifact = compiled(sources[case.relu], case, Path(scratch) / "build")
-                found = difference(artifact, sources[case.relu], Path(scratch) / "codes")
-            except ColdpressError as error:
-                yield row | {"equal": False, "error": str(error)}
-                continue
-        figures = {name: getattr(found, name) for name in ("median", "mean", "left_out")}
-        yield row | figures | {"equal": found.equal}
+@dataclass(frozen=True)
+class Options:
+    """What is compiled."""
 
-
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--architectures", nargs="+", choices=MODEL_TYPES, default=list(MODEL_TYPES))
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
-    arguments = parser.parse_args()
-    import torch
-
-    torch.set_num_threads(1)
-    rows: list[dict[str, Any]] = []
-    started = time.monotonic()
-    for architecture in arguments.architectures:
-        with tempfile.TemporaryDirectory() as folder:
-            rows += rows_of(architecture, arguments.methods, arguments.formats, Path(folder))
-        print(f"{architecture}: {len(rows)} artifacts after {time.monotonic() - started:.0f} s", file=sys.stderr)
-    failed = [row for row in rows if not row["equal"]]
-    made = [row for row in rows if "error" not in row]
-    show(
-        "largest difference of the runtime's logits from the evaluation's, over formats (share of the largest logit)",
-        ["architecture", *arguments.methods],
-        [[name, *(_worst(made, name, method) for method in arguments.methods)] for name in arguments.architectures],
+    architectures: tuple[str, ...] = option(
+        tuple(MODEL_TYPES), smoke=("llama",), choices=MODEL_TYPES, help="architectures"
     )
-    finish(
-        {
+    methods: tuple[str, ...] = option(tuple(METHODS), smoke=("dense", "topk"), choices=METHODS, help="selectors")
+    formats: tuple[str, ...] = option(
+        ("int4_group32",), smoke=("int8_group32",), full=tuple(FORMATS), choices=FORMATS, help="formats"
+    )
+
+
+class Plugin(Benchmark[Options]):
+    """Compiles and runs each artifact."""
+
+    keys = {
+        "rows[].architecture": "architecture",
+        "rows[].method": "selector",
+        "rows[].format": "format",
+        "rows[].relu": "whether the model has exact zeros",
+        "rows[].equal": "whether the difference is what rounding makes",
+        "rows[].median?": "median over tokens of a token's largest difference",
+        "rows[].mean?": "mean difference",
+        "rows[].left_out?": "the most that a logit moves by what the selector leaves out",
+        "rows[].error?": "why the artifact could not be made",
+        "artifacts": "artifacts asked for",
+        "failed": "those that are not equal, or could not be made",
+        "worst?": "the largest median",
+    }
+    full_minutes = 8
+
+    def cells(self) -> Iterator[Cell]:
+        """One per architecture and selector; those that share a model lie together."""
+        for architecture in self.options.architectures:
+            methods = sorted(self.options.methods, key=lambda method: Case(architecture, method, "").relu)
+            yield from ({"architecture": architecture, "method": method} for method in methods)
+
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """A row per format."""
+        import torch
+
+        torch.set_num_threads(1)
+        for form in self.options.formats:
+            case = Case(cell["architecture"], cell["method"], form)
+            model = f"{case.architecture}-{case.relu}"
+            source = self.once(model, lambda case=case, model=model: self._source(model, case))
+            yield {"format": form, "relu": case.relu} | self._compared(case, source)
+
+    def _source(self, model: str, case: Case) -> Source:
+        return source_of(self.folder / model, case.architecture, case.relu)
+
+    def _compared(self, case: Case, source: Source) -> Row:
+        """The figures of one artifact, or why it could not be made."""
+        scratch = self.folder / "scratch"
+        try:
+            found = difference(compiled(source, case, scratch / "build"), source, scratch / "codes")
+        except ColdpressError as error:
+            return {"equal": False, "error": str(error)}
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        return {"equal": found.equal, "median": found.median, "mean": found.mean, "left_out": found.left_out}
+
+    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
+        """What failed, and the largest difference."""
+        return {
             "artifacts": len(rows),
-            "failed": failed,
-            "worst": max((row["median"] for row in made), default=None),
-            "rows": rows,
+            "failed": [
+                " ".join((row["architecture"], row["method"], row["format"])) for row in rows if not row["equal"]
+            ],
+            "worst": max((row["median"] for row in rows if "median" in row), default=None),
         }
-    )
 
-
-def _worst(rows: list[dict[str, Any]], architecture: str, method: str) -> float | str:
-    found = [row["median"] for row in rows if (row["architecture"], row["method"]) == (architecture, method)]
-    return max(found, default="-")
+    def tables(self, rows: Sequence[Row], figures: Mapping[str, Any]) -> Iterator[Table]:
+        """The largest difference of each architecture and selector, over formats."""
+        worst: dict[tuple[str, str], float] = {}
+        for row in rows:
+            key = row["architecture"], row["method"]
+            worst[key] = max(worst.get(key, 0.0), row.get("median", 0.0))
+        names, methods = self.options.architectures, self.options.methods
+        yield Table(
+            "largest difference of the runtime's logits from the evaluation's, a share of the largest logit",
+            ["architecture", *methods],
+            [[name, *(worst.get((name, method)) for method in methods)] for name in names],
+        )
 
 
 if __name__ == "__main__":
-    main()
+    main("product")

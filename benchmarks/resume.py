@@ -1,45 +1,43 @@
 """SIGKILL at random moments of a build: every rerun completes, loses little, and gives the same artifact.
 
-`python -m benchmarks.resume [--kills 20] [--kills-per-build 4] [--seed 0]`. A planted model of Mistral's
-structure with 12 layers is built once undisturbed; that build gives the artifact and the time it takes. Then others are
-built from scratch. The whole process group of a build (snakemake and its jobs) is killed at moments drawn uniformly
-from the time that an undisturbed build takes; what is left is run again, which is killed at the next moment, and so on
-up to `--kills-per-build` times; then the build runs to its end. So every kill is followed by a rerun, and 20 kills take
-five builds. A build that ends before its next kill makes room for another one.
+A planted model of Mistral's structure is built once undisturbed; that build gives the artifact and the time it takes.
+Then others are built from scratch. The whole process group of a build (snakemake and its jobs) is killed at moments
+drawn uniformly from the time that an undisturbed build takes; what is left is run again, which is killed at the next
+moment, and so on; then the build runs to its end. So every kill is followed by a rerun. A build that ends before its
+next kill has fewer.
 
 Counted per kill and stage are the layers computed twice: those whose array files were whole at the kill and were
 written again by the next run (inode or time changed), and the one that each job was at. A chunk is `layers_per_job` of
 them. A stage that works on the whole model is one chunk: repeated if it ran at the kill, or if its record was there and
-was written again. The last line is {kills, completed, identical, max_repeated_chunks}: `completed` are the kills whose
-build was brought to its end, `identical` says whether all their artifacts have the undisturbed one's files to the byte.
+was written again.
+
+Snakemake and its jobs are forked from processes that have imported the libraries. `--smoke` builds as far as the
+package, without verifying and publishing it.
 """
 
-import argparse
 import os
 import re
 import signal
-import subprocess
-import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.shared.report import finish, show
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
+from benchmarks.harness.command import main
+from benchmarks.shared.builds import artifact_in
 from coldpress.compiler.io import sha256_of
-from tests.support.pipeline import build, command, environment, snakemake
+from tests.support import warm
 from tests.support.planted import plant_of, write
 
-LAYERS, LAYERS_PER_JOB = 12, 3
 LAYERWISE = ("calibrate", "recalibrate", "predict", "order", "quantize")
 """Stages that keep an array file per layer; the others work on the whole model."""
 LAYER_OF_FILE = re.compile(r"(?:layer-)?(\d+)(?:\..*)?")
 PLANT: dict[str, Any] = {
     "model_type": "mistral",
-    "intermediate_size": 896,
     "num_attention_heads": 8,
     "num_key_value_heads": 2,
 }
@@ -50,16 +48,60 @@ Snapshot = dict[Path, tuple[int, int]]
 
 
 @dataclass(frozen=True)
-class Kill:
-    """One kill, and what the run after it did twice."""
+class Options:
+    """What is built, and how often it is killed."""
 
-    build: int
-    after_s: float
-    """Since the start of the run that was killed."""
-    running: list[str]
-    """The jobs that were running, as `predict 003-005`."""
-    repeated: dict[str, int] = field(default_factory=dict)
-    """Stage -> chunks."""
+    builds: int = option(2, smoke=1, full=5, help="builds that are disturbed")
+    kills_per_build: int = option(3, smoke=1, full=4, help="kills of each")
+    layers: int = option(12, smoke=2, help="layers of the model")
+    intermediate_size: int = option(896, smoke=128, help="neurons of a layer")
+    layers_per_job: int = option(3, smoke=1, help="layers of a chunk")
+    calibration_tokens: int = option(8192, smoke=512, help="tokens of calibration text")
+    dram_budget: str = option("60%", smoke="95%", help="DRAM budget")
+    method: str = option("auto", smoke="relu", help="selector")
+    until: str = option("report", smoke="package", help="the last stage of a build")
+    seed: int = option(0, help="of the moments")
+
+
+class Plugin(Benchmark[Options]):
+    """Disturbs one build after the other."""
+
+    keys = {
+        "rows[].build": "number of the build",
+        "rows[].after_s?": "seconds from the start of the run to its kill; null if the build ended before any kill",
+        "rows[].running": "jobs that were running, as `predict 003-005`",
+        "rows[].repeated.*?": "chunks of a stage that the next run computed again",
+        "rows[].identical": "whether the artifact has the undisturbed one's files to the byte",
+        "kills": "kills",
+        "completed": "kills whose build was brought to its end",
+        "identical": "whether all artifacts are identical",
+        "max_repeated_chunks": "the most chunks of a stage that a kill cost",
+        "rows[].undisturbed_s": "seconds of an undisturbed build",
+    }
+    full_minutes = 10
+
+    def cells(self) -> Iterator[Cell]:
+        """One per build."""
+        return ({"build": number} for number in range(self.options.builds))
+
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """A row per kill; a build that does not come to its end is an error."""
+        subject = self.once("subject", lambda: subject_of(self.folder, self.options))
+        random = np.random.default_rng([self.options.seed, cell["build"]])
+        fractions = np.sort(random.random(self.options.kills_per_build)).tolist()
+        kills, identical = disturb(subject, self.folder / str(cell["build"]), fractions)
+        for kill in kills or [{"after_s": None, "running": [], "repeated": {}}]:
+            yield kill | {"identical": identical, "undisturbed_s": subject.undisturbed_s}
+
+    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
+        """Over all kills."""
+        kills = sum(row["after_s"] is not None for row in rows)
+        return {
+            "kills": kills,
+            "completed": kills,
+            "identical": all(row["identical"] for row in rows),
+            "max_repeated_chunks": max((count for row in rows for count in row["repeated"].values()), default=0),
+        }
 
 
 @dataclass(frozen=True)
@@ -67,46 +109,55 @@ class Subject:
     """What is built: the same every time."""
 
     config: dict[str, Any]
+    until: str
     undisturbed_s: float
     start_s: float
-    """What a run takes before its first job."""
+    """What a run takes before its first job, by a dry run."""
     files: dict[str, str]
     """The artifact's files by their digests."""
 
+    def build(self, folder: Path) -> Path:
+        """Runs a build to its end; its device's folder."""
+        return warm.build(folder, "--until", self.until, **self.config)
 
-def measure(folder: Path) -> Subject:
+    def is_in(self, device: Path) -> bool:
+        """Whether the artifact in a device's folder is the same."""
+        return artifact_files(device) == self.files
+
+
+def subject_of(folder: Path, options: Options) -> Subject:
     """Writes the model and builds it undisturbed."""
-    plant = plant_of("small", layers=LAYERS, **PLANT)
+    warm.begin()
+    plant = plant_of("small", layers=options.layers, intermediate_size=options.intermediate_size, **PLANT)
     model = write(plant, folder / "model", corpus_tokens=40960)
     config: dict[str, Any] = {
         "model": model,
         "corpus": model / "corpus.jsonl",
         "device": DEVICE,
-        "dram_budget": "60%",
+        "dram_budget": options.dram_budget,
         "context_length": 256,
-        "calibration_tokens": 8192,
-        "layers_per_job": LAYERS_PER_JOB,
+        "method": options.method,
+        "calibration_tokens": options.calibration_tokens,
+        "layers_per_job": options.layers_per_job,
     }
-    start = time.monotonic()
-    build(folder / "undisturbed", **config)
-    undisturbed_s = time.monotonic() - start
-    snakemake(folder / "undisturbed", **config)  # which finds nothing to do
-    return Subject(
-        config, undisturbed_s, time.monotonic() - start - undisturbed_s, artifact_files(folder / "undisturbed")
-    )
+    warm.ready()
+    start_s = time.monotonic()
+    warm.start(folder / "undisturbed", "--dry-run", **config).wait()
+    planned_s = time.monotonic()
+    device = warm.build(folder / "undisturbed", "--until", options.until, **config)
+    undisturbed_s = time.monotonic() - planned_s
+    return Subject(config, options.until, undisturbed_s, planned_s - start_s, artifact_files(device))
 
 
-def artifact_files(folder: Path) -> dict[str, str]:
+def artifact_files(device: Path) -> dict[str, str]:
     """Every file of the artifact, by its digest."""
-    (artifact,) = folder.glob(f"build/*/{DEVICE}/*.coldpress")
-    return {str(file.relative_to(artifact)): sha256_of(file) for file in sorted(artifact.rglob("*")) if file.is_file()}
+    top = artifact_in(device)
+    return {str(file.relative_to(top)): sha256_of(file) for file in sorted(top.rglob("*")) if file.is_file()}
 
 
-def disturb(subject: Subject, folder: Path, number: int, fractions: np.ndarray) -> tuple[list[Kill], bool]:
+def disturb(subject: Subject, folder: Path, fractions: Sequence[float]) -> tuple[list[Row], bool]:
     """Builds in `folder`, killed at ascending `fractions` of an undisturbed build; (kills, whether it is identical)."""
-    kills: list[Kill] = []
-    folder.mkdir(parents=True)
-    before = 0.0
+    kills, before = list[Row](), 0.0
     known: Snapshot = {}
     for fraction in fractions:
         delay_s = (fraction - before) * subject.undisturbed_s + (subject.start_s if kills else 0.0)
@@ -114,50 +165,47 @@ def disturb(subject: Subject, folder: Path, number: int, fractions: np.ndarray) 
         if running is None:
             break
         now = snapshot(folder)
-        settle(kills, known, now)
-        kills.append(Kill(number, delay_s, running))
+        settle(kills, known, now, subject.config["layers_per_job"])
+        kills.append({"after_s": delay_s, "running": running, "repeated": {}})
         before, known = fraction, now
-    build(folder, **subject.config)
-    settle(kills, known, snapshot(folder))
-    return kills, artifact_files(folder) == subject.files
+    device = subject.build(folder)
+    settle(kills, known, snapshot(folder), subject.config["layers_per_job"])
+    return kills, subject.is_in(device)
 
 
 def run_and_kill(subject: Subject, folder: Path, delay_s: float) -> list[str] | None:
     """Kills a run after `delay_s`; gives the jobs that were running, or None if it had ended before."""
-    with (folder / "output.txt").open("a") as output:
-        process = subprocess.Popen(
-            command(**subject.config),
-            cwd=folder,
-            env=environment(),
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            process.wait(delay_s)
-        except subprocess.TimeoutExpired:
-            running = [job for _, job in jobs_of(process.pid)]
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            while list(jobs_of(process.pid)):  # until the kernel has taken them away
-                time.sleep(0.01)
-            return sorted(running)
-    if process.returncode:
-        raise RuntimeError(f"a rerun ended with {process.returncode}: {(folder / 'output.txt').read_text()[-4000:]}")
+    running = warm.start(folder, "--until", subject.until, **subject.config)
+    try:
+        code = running.wait(delay_s)
+    except TimeoutError:
+        jobs = sorted(filter(None, map(job_of, commands_of(running.group))))
+        os.killpg(running.group, signal.SIGKILL)
+        while list(commands_of(running.group)):  # until the kernel has taken them away
+            time.sleep(0.01)
+        return jobs
+    if code:
+        raise RuntimeError(f"a rerun ended with {code}: {running.said()[-4000:]}")
     return None
 
 
-def jobs_of(group: int) -> Iterator[tuple[int, str]]:
-    """(process id, job) of the stages that run in a process group."""
+def commands_of(group: int) -> Iterator[list[str]]:
+    """The command lines of the processes of a group that are not dead."""
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            words = (path / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            same = os.getpgid(int(path.name)) == group
+            same, line = os.getpgid(int(path.name)) == group, (path / "cmdline").read_bytes()
         except OSError:
             continue
-        if same and words[1:3] == ["-m", "coldpress.compiler"]:
-            output = Path(words[words.index("--output") + 1])
-            yield int(path.name), f"{words[3]} {output.stem}" if output.stem != words[3] else words[3]
+        if same and line:
+            yield line.decode(errors="replace").split("\0")
+
+
+def job_of(words: Sequence[str]) -> str | None:
+    """The job of a command line, as `predict 003-005`; None of another one."""
+    if "coldpress.compiler" not in words:
+        return None
+    stage, output = words[words.index("coldpress.compiler") + 1], Path(words[words.index("--output") + 1])
+    return f"{stage} {output.stem}" if output.stem != stage else stage
 
 
 def snapshot(folder: Path) -> Snapshot:
@@ -173,21 +221,18 @@ def snapshot(folder: Path) -> Snapshot:
     return found
 
 
-def settle(kills: list[Kill], before: Snapshot, after: Snapshot) -> None:
+def settle(kills: Sequence[Row], before: Snapshot, after: Snapshot, layers_per_job: int) -> None:
     """Writes into the last kill what the run after it did twice."""
     if not kills:
         return
-    running = [job.split() for job in kills[-1].running]
+    running = [job.split()[0] for job in kills[-1]["running"]]
     written_again = [path for path, identity in before.items() if after.get(path, identity) != identity]
-    stages = {job[0] for job in running} | {stage_of(path) for path in written_again}
-    for stage in stages - {"device"}:
-        paths = [path for path in written_again if stage_of(path) == stage]
+    for stage in {*running, *map(stage_of, written_again)} - {"device"}:
+        chunks = 1
         if stage in LAYERWISE:
-            layers = {layer for path in paths if (layer := layer_of(path)) is not None}
-            count = len(layers) + sum(job[0] == stage for job in running)
-            kills[-1].repeated[stage] = -(-count // LAYERS_PER_JOB)
-        else:
-            kills[-1].repeated[stage] = 1
+            layers = {layer_of(path) for path in written_again if stage_of(path) == stage} - {None}
+            chunks = -(-(len(layers) + running.count(stage)) // layers_per_job)
+        kills[-1]["repeated"][stage] = chunks
 
 
 def stage_of(path: Path) -> str:
@@ -202,46 +247,5 @@ def layer_of(path: Path) -> int | None:
     return int(found[1]) if found and path.suffix == ".safetensors" else None
 
 
-def main() -> None:
-    """Prints the table and the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--kills-per-build", type=int, default=4)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    rng = np.random.default_rng(arguments.seed)
-    kills: list[Kill] = []
-    identical, number = True, 0
-    with tempfile.TemporaryDirectory(dir=".") as name:
-        folder = Path(name).resolve()
-        subject = measure(folder)
-        print(f"undisturbed: {subject.undisturbed_s:.0f} s, {subject.start_s:.1f} s before the first job", flush=True)
-        while len(kills) < arguments.kills:
-            number += 1
-            wanted = min(arguments.kills_per_build, arguments.kills - len(kills))
-            found, same = disturb(subject, folder / str(number), number, np.sort(rng.random(wanted)))
-            kills += found
-            identical = identical and same
-            print(f"build {number}: {len(found)} kills, {'identical' if same else 'another artifact'}", flush=True)
-    show(
-        "kills",
-        ("build", "after s", "running", "repeated chunks"),
-        ((kill.build, kill.after_s, ", ".join(kill.running) or "no job", counts(kill.repeated)) for kill in kills),
-    )
-    finish(
-        {
-            "kills": len(kills),
-            "completed": len(kills),  # a build that does not complete ends the benchmark with an error
-            "identical": identical,
-            "max_repeated_chunks": max((count for kill in kills for count in kill.repeated.values()), default=0),
-        }
-    )
-
-
-def counts(repeated: dict[str, int]) -> str:
-    """`order 1, place 1`."""
-    return ", ".join(f"{stage} {count}" for stage, count in sorted(repeated.items())) or "none"
-
-
 if __name__ == "__main__":
-    main()
+    main("resume")

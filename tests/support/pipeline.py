@@ -38,8 +38,11 @@ def build(folder: Path, *arguments: str, cores: int = 2, **config: object) -> Pa
     done = snakemake(folder, *arguments, cores=cores, **config)
     if done.returncode:
         raise RuntimeError(f"snakemake ended with {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}")
-    target = (
-        f"{config.get('device', 'pixel6')}+{config['label']}" if "label" in config else config.get("device", "pixel6")
-    )
-    (metrics,) = folder.glob(f"build/*/{target}/metrics.json")
-    return metrics.parent
+    return target(folder, **config)
+
+
+def target(folder: Path, **config: object) -> Path:
+    """The device's build folder of a build that was made in `folder`."""
+    label = f"+{config['label']}" if "label" in config else ""
+    (device,) = folder.glob(f"build/*/{config.get('device', 'pixel6')}{label}/device.json")
+    return device.parent

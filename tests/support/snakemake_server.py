@@ -16,7 +16,7 @@ import sys
 def main() -> None:
     """Answers requests one by one; in a forked process it returns when snakemake does."""
     sys.path.insert(0, sys.argv[1])
-    _import()
+    import_workflow()
     for line in sys.stdin:
         request = json.loads(line)
         child = os.fork()
@@ -27,7 +27,7 @@ def main() -> None:
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 
-def _import() -> None:
+def import_workflow() -> None:
     """Imports what every run needs: snakemake, what it loads late, and the checkout's stages with their sources."""
     for name in (
         "snakemake.cli",
