@@ -147,6 +147,7 @@ def row_of(batch: int, sparse: Sequence[Decoded], dense: Sequence[Decoded], alon
     """The figures of a batch, over its rounds."""
     pass_s, dense_s = [one.seconds for one in sparse], [one.seconds for one in dense]
     alone_s, alone_bytes = zip(*alone, strict=True)
+    prefill_bytes = median(one.prefill_bytes for one in sparse)
     return {
         "pass_s": spread(pass_s),
         "tokens_per_s": batch / median(pass_s),
@@ -158,7 +159,7 @@ def row_of(batch: int, sparse: Sequence[Decoded], dense: Sequence[Decoded], alon
         "dense_bytes_per_token": median(one.read_bytes for one in dense) / batch,
         "prefill_s_per_prompt": median(one.prefill_s for one in sparse) / batch,
         "prefill_over_alone": gain(alone_s, [one.prefill_s for one in sparse]),
-        "prefill_bytes_over_alone": median(alone_bytes) / median(one.prefill_bytes for one in sparse),
+        "prefill_bytes_over_alone": median(alone_bytes) / prefill_bytes if prefill_bytes else None,
         "wait_share": spread([one.wait_s / one.seconds for one in sparse]),
         "hit_rate": median(one.hit_rate for one in sparse),
     }
