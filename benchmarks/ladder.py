@@ -19,6 +19,7 @@ than the device's bandwidth, and a token takes as long as its reads or its compu
 
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
@@ -181,6 +182,7 @@ class Climb:
         best, lowest = first, row_of(found)["tokens_per_s"]
         yield {"name": "naive", "gain": None, "total_gain": 1.0, "kept": True, **row_of(found)}, first
         for name, change in changes:
+            print(name, file=sys.stderr, flush=True)
             setting = cast("Placed", change(best))
             before, after = self.rounds(best, setting)
             gained = gain_of(before, after)
@@ -297,7 +299,7 @@ class Options:
     scale: float = option(0.0, smoke=0.3, help="share of the devices' rates; 0: as much as the disk gives")
     layers: int = option(2, full=4, help="layers")
     width: int = option(WIDTH_7B, smoke=512, help="hidden_size, a multiple of 512")
-    tokens: int = option(12, smoke=4, full=40, help="tokens of a passage")
+    tokens: int = option(8, smoke=4, full=40, help="tokens of a passage")
     rounds: int = option(5, smoke=1, help="interleaved rounds")
     llama: bool = option(True, help="compare with llama.cpp")
 

@@ -31,8 +31,9 @@ FAMILY, FEW_UNITS = "mlp_in", 16
 
 def artifact_of(folder: Path, case: str) -> Path:
     """A tiny artifact of two families in 12 layers."""
-    share = {"pinned_share": CASES[case], "slots_share": 0.0} if case == "hits" else {"slots_share": CASES[case]}
-    recipe = Recipe(small_spec(hidden_act="silu"), "topk", format="int8_group32", **{"pinned_share": 0.0} | share)
+    pinned, slots = (CASES[case], 0.0) if case == "hits" else (0.0, CASES[case])
+    spec = small_spec(hidden_act="silu")
+    recipe = Recipe(spec, "topk", format="int8_group32", pinned_share=pinned, slots_share=slots)
     return build_artifact(folder / case, recipe).path
 
 
@@ -95,8 +96,8 @@ def measure(rounds: int) -> dict[str, dict[str, float]]:
             with Session(artifact_of(Path(folder), case)) as session:
                 session.decoder.begin(32)
                 session.decoder.prefill(np.arange(4))
-                for token in range(4):
-                    session.decoder.decode(token)
+                for number in range(4):
+                    session.decoder.decode(number)
                 figures = traced(session)
                 length = session.decoder.length
 
