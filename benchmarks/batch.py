@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
 from benchmarks.harness.command import main
 from benchmarks.harness.timing import gain, spread
 from benchmarks.shared.planted import (
@@ -314,12 +314,6 @@ class Plugin(Benchmark[Options]):
                 first = next(one for one in rows if one["case"] == row["case"])
                 of_case[str(row["batch"])] = row["tokens_per_s"] / first["tokens_per_s"]
         return {"over_one": found}
-
-    def tables(self, rows: Sequence[Row], figures: Mapping[str, Any]) -> Iterator[Table]:
-        """Batches, and those that renew themselves."""
-        for title, renewed in (("batches", False), ("batches that renew themselves", True)):
-            if of_kind := [row for row in rows if row["renewed"] == renewed]:
-                yield Table(title, list(of_kind[0]), [list(row.values()) for row in of_kind])
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
 from benchmarks.harness.command import main
 from coldpress.compiler.io import save_record
 from coldpress.schemas.base import Record
@@ -360,13 +360,6 @@ class Plugin(Benchmark[Options]):
             "missed": len(rows) - len(met),
             **{name: sum(row[name] for row in met) for name in ("torn", "untidy", "completed_after")},
         }
-
-    def tables(self, rows: Sequence[Row], figures: Mapping[str, Any]) -> Iterator[Table]:
-        """How each injection ended, and the counts."""
-        columns = ("stage", "call", "number", "error", "ended")
-        yield Table("faults", columns, [[row.get(name) for name in columns] for row in rows])
-        counts = {name: figure for name, figure in figures.items() if name != "rows"}
-        yield Table("counts", list(counts), [list(counts.values())])
 
 
 if __name__ == "__main__":

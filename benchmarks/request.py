@@ -81,7 +81,10 @@ class Plugin(Benchmark[Options]):
         done = subprocess.run(command, cwd=checkout, check=False, capture_output=True, text=True)
         if done.returncode:
             raise ColdpressError(f"{checkout} cannot be measured: {(done.stderr.splitlines() or ['no answer'])[-1]}")
-        return json.loads(done.stdout.splitlines()[-1])
+        found = json.loads(done.stdout.splitlines()[-1])
+        if not all(figures["functions"] for figures in found.values()):
+            raise ColdpressError(f"{checkout}: its .venv runs the code of another folder; install the checkout into it")
+        return found
 
     def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
         """Each figure by checkout and case, and the ratios."""
