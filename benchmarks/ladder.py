@@ -360,6 +360,7 @@ class Plugin(Benchmark[Options]):
         row, caps = apart_under_caps(self, "climb", device, scale, AT_ONCE * room + OTHER_BYTES, {**cell})
         row |= {"scale": caps.scale, "artifact_over_budget": (fixed + manifest.flash.size_bytes) / room}
         if self.options.llama:
+            scale = caps.scale  # a second look at the disk may find another one
             own_bytes = apart_under_caps(self, "llama", device, scale, room + (4 << 30), case)[0]["own_bytes"]
             memory_bytes = room + own_bytes + llama_mmap.SLACK_BYTES
             theirs = apart_under_caps(self, "llama", device, scale, memory_bytes, case)[0]["tokens_per_s"]
