@@ -241,7 +241,7 @@ class Options:
     cases: tuple[str, ...] = option(
         ("relu-10", REAL), smoke=("relu-10",), full=(*CASES, REAL), choices=(*CASES, REAL), help="models"
     )
-    batches: tuple[int, ...] = option((1, 4, 16), smoke=(1, 2), full=(1, 2, 4, 8, 16, 32), help="sequences at once")
+    batches: tuple[int, ...] = option((1, 8), smoke=(1, 2), full=(1, 2, 4, 8, 16, 32), help="sequences at once")
     renewed: tuple[int, ...] = option((4,), smoke=(2,), full=(4, 8), help="sequences at once of a renewed batch")
     layers: int = option(2, smoke=1, help="planted layers")
     width: int = option(WIDTH_7B, smoke=512, help="hidden_size of planted layers, a multiple of 512")
@@ -279,7 +279,7 @@ class Plugin(Benchmark[Options]):
     }
     is_timing = True
     needs_data = True
-    full_minutes = 30
+    full_minutes = 60
 
     def cells(self) -> Iterator[Cell]:
         """A cell per case and size."""

@@ -180,7 +180,7 @@ class Plugin(Benchmark[Options]):
     }
     is_timing = True
     needs_root = True
-    full_minutes = 25
+    full_minutes = 20
 
     def cells(self) -> Iterator[Cell]:
         """A cell per case, device and share in DRAM."""
