@@ -1,35 +1,38 @@
-"""What decoding several sequences at once brings: tokens per second, what a token reads, and what is left of sparsity.
+"""What decoding several sequences at once brings: tokens per second, bytes read for a token, and the sparsity left.
 
-`python -m benchmarks.batch [--cases relu-10 …] [--batches 1 2 …] [--layers 2] [--passes 6]`. Planted layers of a
-7B's shape (benchmarks/shared/planted.py), each sequence on a topic of its own, with half of the units in DRAM; and
-prose7m-relu on WikiText, each sequence another passage, a third of its units in DRAM. Every batch is decoded with the
-case's selector and, for comparison, densely under the same budget. Tokens are drawn, so that sequences differ. The
-first passes, which fill caches, do not count.
+Each sequence of planted layers of a 7B's shape (benchmarks/shared/planted.py) has a topic of its own, with half of the
+units in DRAM; each of prose7m-relu another passage of WikiText, with a third of its units in DRAM. Every batch is
+decoded with the case's selector and densely under the same budget, and its prompts alone, in turn. Tokens are drawn, so
+that sequences differ. The first passes, which fill caches, do not count.
 
-Then, for the sizes of `--renewed`, ROUNDS times as many prompts whose continuations are of different lengths (as if
-drawn to end with the same chance behind every token, LONGEST at most): in a batch that renews itself, and in batches of
-which each waits for its longest; seconds are those of all passes, prefills among them.
-
-The last line is {rows: [{case, batch, tokens_per_s, per_sequence, over_one, over_dense, union_density, reads_per_token,
-bytes_per_token, …}], renewed: [{case, batch, tokens_per_s, over_waiting, prefills, …}]}: `over_one` is tokens per
-second over those of the first size; `union_density` the share of its family's units that a pass asks for, in the mean;
-`prefill_over_alone` and `prefill_bytes_over_alone` seconds and bytes of prompts one after the other over all at once;
-`over_waiting` seconds of the batches that wait over those of the one that renews itself.
+Then, for the sizes of `--renewed`, four times as many prompts have continuations of different lengths (as if drawn to
+end with the same chance behind every token): in a batch that renews itself, and in batches of which each waits for its
+longest, in turn; seconds are those of all passes, prefills among them.
 """
 
-import argparse
-import os
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from benchmarks.shared.planted import CASES, NUM_TOPICS, STRUCTURAL, VOCAB_SIZE, artifact_of, plan_of, write_artifacts
-from benchmarks.shared.report import finish, show
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
+from benchmarks.harness.command import main
+from benchmarks.harness.timing import gain, spread
+from benchmarks.shared.planted import (
+    CASES,
+    NUM_TOPICS,
+    STRUCTURAL,
+    VOCAB_SIZE,
+    WIDTH_7B,
+    artifact_of,
+    plan_of,
+    write_artifacts,
+)
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.generate.batch import Batch, OnToken, Prompt, Room, generate_batch, generate_each
 from coldpress.runtime.generate.choice import choose_plan
@@ -42,29 +45,14 @@ from tests.support.artifacts import Recipe, build_artifact
 from tests.support.data import data_folder
 from tests.support.hf import load_hf, roles_of, spec_of
 
-BATCHES = (1, 2, 4, 8, 16, 32)
+MOST = 32
+"""Sequences of the largest batch."""
 REAL = "prose7m-relu"
 PROMPT_TOKENS, CONTEXT_LENGTH = 4, 512
 WARM_PASSES = 3
 IN_DRAM = 0.5
-RENEWED = (4, 8)
-ROUNDS, MEAN, LONGEST = 4, 12, 48
-
-
-@dataclass(frozen=True)
-class Decoded:
-    """What passes took, behind the first ones."""
-
-    seconds: float
-    reads: float
-    read_bytes: float
-    wait_s: float
-    hit_rate: float
-    density: float
-    """Share of its family's units that a fetch asked for, in the mean."""
-    prefill_s: float
-    """Of all prompts together."""
-    prefill_bytes: int
+PROMPTS_PER_PLACE, MEAN, LONGEST = 4, 12, 48
+"""Of a renewed batch: prompts over sequences at once, and the lengths of continuations."""
 
 
 def write_real(folder: Path) -> Path:
@@ -73,14 +61,6 @@ def write_real(folder: Path) -> Path:
     recipe = Recipe(spec=spec_of(model.config), method="relu", density=0.3, format="int4_group32", cache="lfu")
     changes = {"pinned_share": 0.1, "slots_share": 0.23, "context_length": CONTEXT_LENGTH, "page_bytes": 512}
     return build_artifact(folder / REAL, Recipe(**{**vars(recipe), **changes}), roles_of(model, recipe.spec)).path
-
-
-def artifact(case: str, layers: int, folder: Path) -> Path:
-    """That of the case, which is made where it is not there yet."""
-    if case != REAL:
-        write_artifacts(case, layers, folder, [STRUCTURAL])
-        return artifact_of(case, STRUCTURAL, folder)
-    return folder / REAL if (folder / REAL).exists() else write_real(folder)
 
 
 def plan_for(case: str, path: Path, selector: str | None) -> Plan:
@@ -95,10 +75,10 @@ def prompts_of(case: str, count: int) -> list[list[int]]:
         tokenizer = Tokenizer.from_file(str(data_folder() / "models" / REAL / "tokenizer.json"))
         text = (data_folder() / "corpora/wikitext-2/test.txt").read_text()[:400_000]
         ids = tokenizer.encode(text, add_special_tokens=False).ids
-        step = len(ids) // max(BATCHES) // ROUNDS
+        step = len(ids) // MOST // PROMPTS_PER_PLACE
         return [ids[start : start + PROMPT_TOKENS] for start in range(0, count * step, step)]
     random = np.random.default_rng(5)
-    words = random.integers(1, VOCAB_SIZE // NUM_TOPICS, (ROUNDS * max(BATCHES), PROMPT_TOKENS))
+    words = random.integers(1, VOCAB_SIZE // NUM_TOPICS, (PROMPTS_PER_PLACE * MOST, PROMPT_TOKENS))
     return [(number % NUM_TOPICS + NUM_TOPICS * words[number]).tolist() for number in range(count)]
 
 
@@ -107,30 +87,82 @@ def drawn(count: int) -> list[Sampling]:
     return [Sampling(temperature=1.0, seed=seed) for seed in range(count)]
 
 
-def decode(case: str, path: Path, batch: int, passes: int, selector: str | None) -> Decoded:
-    """One batch, with the plan's selector or another."""
-    recorder, prompts = Recorder(), prompts_of(case, batch)
-    with Session(path, plan=plan_for(case, path, selector), recorder=recorder) as session:
-        num_new = 1 + WARM_PASSES + passes
-        done = generate_batch(session, prompts, num_new, sampling=drawn(batch), ignore_eos=True)
-        counts = {section.family: section.num_units for section in session.artifact.manifest.flash.sections}
-    late = [event for event in recorder.events if event.kind == FETCH and event.token > WARM_PASSES * batch]
-    return _of_passes(done, float(np.mean([event.ids.size / counts[event.family] for event in late])))
+@dataclass(frozen=True)
+class Decoded:
+    """What the passes of a batch took, behind the first ones."""
+
+    seconds: float
+    reads: float
+    read_bytes: float
+    wait_s: float
+    hit_rate: float
+    prefill_s: float
+    """Of all prompts together."""
+    prefill_bytes: int
 
 
-def _of_passes(done: Batch, density: float) -> Decoded:
+def decoded(done: Batch) -> Decoded:
+    """Medians and means over the passes."""
     leading = [token for token in done.decoded if token.leads][WARM_PASSES:]
     hits, misses = sum(token.hits for token in leading), sum(token.misses for token in leading)
     return Decoded(
-        seconds=float(np.median([token.seconds for token in leading])),
-        reads=float(np.mean([token.reads for token in leading])),
-        read_bytes=float(np.mean([token.read_bytes for token in leading])),
-        wait_s=float(np.median([token.flash_s for token in leading])),
+        seconds=median(token.seconds for token in leading),
+        reads=fmean(token.reads for token in leading),
+        read_bytes=fmean(token.read_bytes for token in leading),
+        wait_s=median(token.flash_s for token in leading),
         hit_rate=hits / (hits + misses),
-        density=density,
         prefill_s=done.metrics.prefill_s,
         prefill_bytes=done.metrics.prefill_read_bytes,
     )
+
+
+def density_of(recorder: Recorder, session: Session, batch: int) -> float:
+    """The share of its family's units that a pass asks for, in the mean."""
+    counts = {section.family: section.num_units for section in session.artifact.manifest.flash.sections}
+    late = [event for event in recorder.events if event.kind == FETCH and event.token > WARM_PASSES * batch]
+    return float(np.mean([event.ids.size / counts[event.family] for event in late]))
+
+
+def decode(case: str, path: Path, batch: int, passes: int, rounds: int) -> Row:
+    """The row of a batch; each round decodes it sparsely and densely, and its prompts alone, from empty caches."""
+    recorder, prompts, num_new = Recorder(), prompts_of(case, batch), 1 + WARM_PASSES + passes
+    plans = {name: plan_for(case, path, selector) for name, selector in (("sparse", None), ("dense", "dense"))}
+    found: dict[str, list[Decoded]] = {name: [] for name in plans}
+    alone: list[tuple[float, int]] = []
+    density = 0.0
+    for _ in range(rounds):
+        for name, plan in plans.items():
+            recorder.events.clear()
+            with Session(path, plan=plan, recorder=recorder) as session:
+                done = generate_batch(session, prompts, num_new, sampling=drawn(batch), ignore_eos=True)
+                density = density if name == "dense" else density_of(recorder, session, batch)
+            found[name].append(decoded(done))
+        with Session(path, plan=plans["sparse"]) as session:
+            each = [session.generate(prompt, 1).metrics for prompt in prompts]
+        alone.append((sum(one.prefill_s for one in each), sum(one.prefill_read_bytes for one in each)))
+    return row_of(batch, found["sparse"], found["dense"], alone) | {"union_density": density}
+
+
+def row_of(batch: int, sparse: Sequence[Decoded], dense: Sequence[Decoded], alone: Sequence[tuple[float, int]]) -> Row:
+    """The figures of a batch, over its rounds."""
+    pass_s, dense_s = [one.seconds for one in sparse], [one.seconds for one in dense]
+    alone_s, alone_bytes = zip(*alone, strict=True)
+    prefill_bytes = median(one.prefill_bytes for one in sparse)
+    return {
+        "pass_s": spread(pass_s),
+        "tokens_per_s": batch / median(pass_s),
+        "per_sequence": 1 / median(pass_s),
+        "dense_tokens_per_s": batch / median(dense_s),
+        "over_dense": gain(dense_s, pass_s),
+        "reads_per_token": median(one.reads for one in sparse) / batch,
+        "bytes_per_token": median(one.read_bytes for one in sparse) / batch,
+        "dense_bytes_per_token": median(one.read_bytes for one in dense) / batch,
+        "prefill_s_per_prompt": median(one.prefill_s for one in sparse) / batch,
+        "prefill_over_alone": gain(alone_s, [one.prefill_s for one in sparse]),
+        "prefill_bytes_over_alone": median(alone_bytes) / prefill_bytes if prefill_bytes else None,
+        "wait_share": spread([one.wait_s / one.seconds for one in sparse]),
+        "hit_rate": median(one.hit_rate for one in sparse),
+    }
 
 
 @dataclass(frozen=True)
@@ -146,8 +178,8 @@ class Served:
 
 
 def serve(case: str, path: Path, batch: int, *, renewed: bool) -> Served:
-    """ROUNDS times as many prompts as go on at once."""
-    count = ROUNDS * batch
+    """More prompts than go on at once."""
+    count = PROMPTS_PER_PLACE * batch
     lengths = np.minimum(np.random.default_rng(9).geometric(1 / MEAN, count), LONGEST).tolist()
     each = [Prompt(ids, sampling) for ids, sampling in zip(prompts_of(case, count), drawn(count), strict=True)]
     with Session(path, plan=plan_for(case, path, None)) as session:
@@ -187,71 +219,102 @@ def _until(lengths: Sequence[int]) -> OnToken:
     return end
 
 
-def measure(case: str, path: Path, batch: int, passes: int) -> dict[str, Any]:
-    """A row."""
-    sparse, dense = (decode(case, path, batch, passes, selector) for selector in (None, "dense"))
-    with Session(path, plan=plan_for(case, path, None)) as session:
-        alone = [session.generate(prompt, 1).metrics for prompt in prompts_of(case, batch)]
-    alone_s, alone_bytes = (sum(getattr(one, f"prefill_{name}") for one in alone) for name in ("s", "read_bytes"))
+def renew(case: str, path: Path, batch: int, rounds: int) -> Row:
+    """The row of a batch that renews itself against batches that wait, in turn."""
+    turns = [[serve(case, path, batch, renewed=renewed) for renewed in (False, True)] for _ in range(rounds)]
+    waiting, renewed = zip(*turns, strict=True)
+    renewed_s = [one.seconds for one in renewed]
     return {
-        "case": case,
-        "batch": batch,
-        "tokens_per_s": batch / sparse.seconds,
-        "per_sequence": 1 / sparse.seconds,
-        "dense_tokens_per_s": batch / dense.seconds,
-        "over_dense": dense.seconds / sparse.seconds,
-        "union_density": sparse.density,
-        "reads_per_token": sparse.reads / batch,
-        "bytes_per_token": sparse.read_bytes / batch,
-        "dense_bytes_per_token": dense.read_bytes / batch,
-        "prefill_s_per_prompt": sparse.prefill_s / batch,
-        "prefill_over_alone": alone_s / sparse.prefill_s,
-        "prefill_bytes_over_alone": alone_bytes / sparse.prefill_bytes,
-        "wait_share": sparse.wait_s / sparse.seconds,
-        "hit_rate": sparse.hit_rate,
+        "tokens_per_s": renewed[0].num_tokens / median(renewed_s),
+        "over_waiting": gain([one.seconds for one in waiting], renewed_s),
+        "prefills": renewed[0].prefills,
+        "waiting_prefills": waiting[0].prefills,
+        "passes": renewed[0].passes,
+        "waiting_passes": waiting[0].passes,
     }
 
 
-def compare(case: str, path: Path, batch: int) -> dict[str, Any]:
-    """A row of batches that renew themselves; each way is taken twice, since machines slow down."""
-    first, renewed, again, last = (serve(case, path, batch, renewed=renewed) for renewed in (False, True, True, False))
-    renewed_s, waiting = renewed.seconds + again.seconds, last
-    return {
-        "case": case,
-        "batch": batch,
-        "tokens_per_s": 2 * renewed.num_tokens / renewed_s,
-        "over_waiting": (first.seconds + last.seconds) / renewed_s,
-        "prefills": renewed.prefills,
-        "waiting_prefills": waiting.prefills,
-        "passes": renewed.passes,
-        "waiting_passes": waiting.passes,
+@dataclass(frozen=True)
+class Options:
+    """What is decoded."""
+
+    cases: tuple[str, ...] = option(
+        ("relu-10", REAL), smoke=("relu-10",), full=(*CASES, REAL), choices=(*CASES, REAL), help="models"
+    )
+    batches: tuple[int, ...] = option((1, 8), smoke=(1, 2), full=(1, 2, 4, 8, 16, 32), help="sequences at once")
+    renewed: tuple[int, ...] = option((4,), smoke=(2,), full=(4, 8), help="sequences at once of a renewed batch")
+    layers: int = option(2, smoke=1, help="planted layers")
+    width: int = option(WIDTH_7B, smoke=512, help="hidden_size of planted layers, a multiple of 512")
+    passes: int = option(3, smoke=2, full=6, help="passes of a round")
+    rounds: int = option(5, smoke=2, help="interleaved rounds")
+
+
+class Plugin(Benchmark[Options]):
+    """Decodes batches of each case, then renews some."""
+
+    keys = {
+        "rows[].case": "model",
+        "rows[].batch": "sequences at once",
+        "rows[].renewed": "whether ended sequences make room for new ones",
+        "rows[].tokens_per_s": "tokens per second of all sequences, by the median",
+        "rows[].pass_s?": "seconds of a pass",
+        "rows[].per_sequence?": "tokens per second of a sequence",
+        "rows[].dense_tokens_per_s?": "tokens per second of the dense selector under the same budget",
+        "rows[].over_dense?": "seconds of the dense selector over the case's, formed in each round",
+        "rows[].union_density?": "share of its family's units that a pass asks for, in the mean",
+        "rows[].reads_per_token?": "reads of a token",
+        "rows[].bytes_per_token?": "bytes read for a token",
+        "rows[].dense_bytes_per_token?": "bytes read for a token by the dense selector",
+        "rows[].prefill_s_per_prompt?": "seconds of a prompt",
+        "rows[].prefill_over_alone?": "seconds of prompts one after the other over all at once, formed in each round",
+        "rows[].prefill_bytes_over_alone?": "bytes read for these over those of all at once",
+        "rows[].wait_share?": "share of a pass that waits for flash",
+        "rows[].hit_rate?": "share of the used units in DRAM",
+        "rows[].over_waiting?": "seconds of batches that wait over those of the renewed one, formed in each round",
+        "rows[].prefills?": "reads of flash for prompts of the renewed batch",
+        "rows[].waiting_prefills?": "the same of batches that wait",
+        "rows[].passes?": "passes of the renewed batch",
+        "rows[].waiting_passes?": "the same of batches that wait",
+        "over_one.*.*": "tokens per second over those of the first size, by case and batch",
     }
+    is_timing = True
+    needs_data = True
+    full_minutes = 60
 
+    def cells(self) -> Iterator[Cell]:
+        """A cell per case and size."""
+        for case in self.options.cases:
+            for renewed, sizes in ((False, self.options.batches), (True, self.options.renewed)):
+                yield from ({"case": case, "batch": batch, "renewed": renewed} for batch in sizes)
 
-def main() -> None:
-    """Prints the table and the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="+", choices=[*CASES, REAL], default=[*CASES, REAL], metavar="CASE")
-    parser.add_argument("--batches", nargs="*", type=int, default=BATCHES, metavar="N")
-    parser.add_argument("--renewed", nargs="*", type=int, default=RENEWED, metavar="N")
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--passes", type=int, default=6)
-    parser.add_argument("--folder", type=Path, help="where artifacts are kept for the next run")
-    arguments = parser.parse_args()
-    rows, renewed = list[dict[str, Any]](), list[dict[str, Any]]()
-    with tempfile.TemporaryDirectory(dir=".") as temporary:
-        folder = arguments.folder or Path(temporary)
-        for case in arguments.cases:
-            path = artifact(case, arguments.layers, folder)
-            of_case = [measure(case, path, batch, arguments.passes) for batch in arguments.batches]
-            rows += [{**row, "over_one": row["tokens_per_s"] / of_case[0]["tokens_per_s"]} for row in of_case]
-            renewed += [compare(case, path, batch) for batch in arguments.renewed]
-    title = f"{arguments.layers} planted layers, {os.cpu_count()} cores"
-    for what, found in (("batches", rows), ("batches that renew themselves", renewed)):
-        if found:
-            show(f"{what}: {title}", list(found[0]), [list(row.values()) for row in found])
-    finish({"rows": rows, "renewed": renewed})
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """One row."""
+        case, batch, options = cell["case"], cell["batch"], self.options
+        path = self.once(case, lambda: self.artifact(case))
+        if cell["renewed"]:
+            yield renew(case, path, batch, options.rounds)
+        else:
+            yield decode(case, path, batch, options.passes, options.rounds)
+
+    def artifact(self, case: str) -> Path:
+        """The artifact of a case; the one before is removed."""
+        folder = self.folder / "artifacts"
+        shutil.rmtree(folder, ignore_errors=True)
+        if case == REAL:
+            return write_real(folder)
+        write_artifacts(case, self.options.layers, folder, [STRUCTURAL], self.options.width)
+        return artifact_of(case, STRUCTURAL, folder)
+
+    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
+        """Each size over the first one."""
+        found: dict[str, dict[str, float]] = {}
+        for row in rows:
+            if not row["renewed"]:
+                of_case = found.setdefault(row["case"], {})
+                first = next(one for one in rows if one["case"] == row["case"])
+                of_case[str(row["batch"])] = row["tokens_per_s"] / first["tokens_per_s"]
+        return {"over_one": found}
 
 
 if __name__ == "__main__":
-    main()
+    main("batch")

@@ -1,42 +1,43 @@
-"""Every system call of packaging and publishing that is about a file of the build is made to fail, one at a time.
+"""Whether packaging and publishing survive every failing system call about a file of the build, one at a time.
 
-`python -m benchmarks.faults [--sample 40 | --all] [--seed 0] [--jobs 1]`, on Linux with strace. The records of a
-tiny model are made once a job. `python -m coldpress.compiler package` and `publish` then run under strace, into a
-folder where nothing stands and into one where another artifact does. Counted are their calls that change or open
-something there, and those that read or look at something there or at what the build has left elsewhere. An injection is
-one run in which one of these calls gives one error number. A sample takes the kinds of stage, call and error number in
-turn.
+`python -m coldpress.compiler package` and `publish` run under strace on the records of a tiny model, into a folder
+where nothing stands and into one where another artifact does. Counted are their calls that change or open something
+there, and those that read or look at something there or at what the build has left elsewhere. An injection is one run
+in which one of these calls gives one error number. A sample takes the kinds of stage, call and error number in turn.
 
-An injection is `torn` if an artifact or record is then neither absent (where there was none), nor as it was, nor whole
-as it should be. It is `untidy` if the run did not end with code 2 and one sentence, its last line, nor with code 0 and
-all in place (as where a temporary file could not be removed), or if something hidden is left after the next run. It is
-counted in `completed_after` if a run without faults then ends with the same files as an undisturbed one, or if all is
-as it was before the undisturbed one. `missed` are injections that met no such call. The
-last line is {injections, missed, torn, untidy, completed_after}.
+An injection is torn if an artifact or record is then neither absent (where there was none), nor as it was, nor whole as
+it should be. It is untidy if the run did not end with code 2 and one sentence, its last line, nor with code 0 and all
+in place (as where a temporary file could not be removed), or if something hidden is left after the next run. It is
+completed after if a run without faults then ends with the same files as an undisturbed one, or if all is as it was
+before the undisturbed one.
 """
 
-import argparse
+import itertools
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
 
 import numpy as np
 
-from benchmarks.shared.report import finish, show
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
+from benchmarks.harness.command import main
 from coldpress.compiler.io import save_record
 from coldpress.schemas.base import Record
+from coldpress.schemas.errors import ColdpressError
 from tests.support.records import Build, contents, tiny_verification
 
-REPORT_EVERY = 100
+SHARES_OF_ALL = 100
+"""Cells of a run with all injections."""
 ERRORS: Mapping[str, tuple[str, ...]] = {
     "openat": ("EACCES", "EIO", "ENOSPC"),
     "mkdir": ("EACCES", "EIO", "ENOSPC"),
@@ -181,7 +182,7 @@ def undisturbed(name: str, command: tuple[str, ...], before: Path, out: Path, so
     subject.reset()
     done = subject.run()
     if done.returncode:
-        raise SystemExit(f"{name}: the undisturbed run ended with {done.returncode}: {done.stderr}")
+        raise ColdpressError(f"{name}: the undisturbed run ended with {done.returncode}: {done.stderr}")
     return replace(subject, after=contents(out))
 
 
@@ -210,14 +211,14 @@ def errors_of(subject: Subject, call: str, line: str) -> tuple[str, ...]:
 
 
 def sampled(found: list[Injection], count: int, seed: int) -> list[Injection]:
-    """`count` of them, the kinds in turn."""
+    """`count` of them, the kinds in turn; all if it is 0."""
     rng = np.random.default_rng(seed)
     turns: Counter[tuple[str, str, str]] = Counter()
     ranked: list[tuple[int, int, Injection]] = []
     for place, index in enumerate(rng.permutation(len(found))):
         ranked.append((turns[found[index].kind], place, found[index]))
         turns[found[index].kind] += 1
-    return [injection for _, _, injection in sorted(ranked, key=lambda entry: entry[:2])[:count]]
+    return [injection for _, _, injection in sorted(ranked, key=lambda entry: entry[:2])[: count or None]]
 
 
 def whole(subject: Subject, found: Mapping[str, str]) -> bool:
@@ -244,13 +245,14 @@ def visible(files: Mapping[str, str]) -> dict[str, str]:
     return {path: digest for path, digest in files.items() if not any(p.startswith(".") for p in path.split("/"))}
 
 
-def attempt(injection: Injection) -> tuple[str, bool, bool, bool] | None:
-    """(how the run ended, whether it is torn, untidy, and completed by the next); None where no call was met."""
+def attempt(injection: Injection) -> Row:
+    """How one injection ended."""
     subject = injection.subject
+    named = {"stage": subject.name, "call": injection.call, "number": injection.number, "error": injection.error}
     subject.reset()
     done, lines = subject.trace(f"{injection.call}:error={injection.error}:when={injection.number}")
     if not any("(INJECTED)" in line for line in lines):
-        return None
+        return named | {"missed": True}
     said = done.stderr.splitlines()
     sentences = [line for line in said if line.startswith("error: ")]
     refused = done.returncode == 2 and len(sentences) == 1 and said[-1] == sentences[0]
@@ -261,11 +263,17 @@ def attempt(injection: Injection) -> tuple[str, bool, bool, bool] | None:
     complete = again is None or (again.returncode == 0 and visible(contents(subject.out)) == subject.after)
     left = [path for path in subject.out.rglob(".*") if path.name.endswith(".tmp")]
     untidy = not (refused or fine) or "Traceback" in done.stderr or bool(left)
-    ending = f"{done.returncode}: {said[-1] if said else ''}".replace(str(subject.out.parent), "…")
+    ended = f"{done.returncode}: {said[-1] if said else ''}".replace(str(subject.out.parent), "…")
     if torn or untidy or not complete:
         after = again.stderr[-300:] if again else ""
-        print(injection.kind, injection.number, ending, left, after, done.stderr[-1500:], flush=True)
-    return ending, torn, untidy, complete
+        print(named, ended, left, after, done.stderr[-1500:], file=sys.stderr, flush=True)
+    return named | {
+        "missed": False,
+        "ended": ended,
+        "torn": torn,
+        "untidy": untidy,
+        "completed_after": complete,
+    }
 
 
 def everything(folder: Path) -> dict[str, str]:
@@ -273,51 +281,86 @@ def everything(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): "" for path in folder.rglob("*")} | contents(folder)
 
 
-SUBJECTS: dict[str, Subject] = {}
-"""Of this process, by name."""
+Subjects = Mapping[str, Subject]
+"""By name, in a folder of one job."""
 
 
-def begin(root: Path) -> None:
-    """Prepares a process for injections, in a folder of its own."""
-    SUBJECTS.update((subject.name, subject) for subject in prepare(Path(tempfile.mkdtemp(dir=root))))
+@dataclass(frozen=True)
+class Options:
+    """What fails."""
+
+    sample: int = option(40, smoke=2, full=0, help="injections; 0: all")
+    stages: int = option(4, smoke=1, help="the first of: package, publish over nothing; both over another")
+    seed: int = option(0, help="of the sample")
+    jobs: int = option(2, smoke=1, help="injections at a time")
 
 
-def attempt_here(injection: Injection) -> tuple[str, bool, bool, bool] | None:
-    """`attempt`, in the folder of this process."""
-    return attempt(replace(injection, subject=SUBJECTS[injection.subject.name]))
+class Plugin(Benchmark[Options]):
+    """Injects faults, some in each cell."""
 
+    keys = {
+        "rows[].share": "number of the cell",
+        "rows[].stage": "stage, and what stands where it writes",
+        "rows[].call": "system call",
+        "rows[].number": "which of these calls of a thread fails",
+        "rows[].error": "error number that it gives",
+        "rows[].places": "injections that are possible",
+        "rows[].missed": "whether no such call was met",
+        "rows[].ended?": "exit code and last line of the run",
+        "rows[].torn?": "whether an artifact or record was left in pieces",
+        "rows[].untidy?": "whether it ended otherwise than in order or in one sentence, or left hidden files",
+        "rows[].completed_after?": "whether a run without faults put all in order",
+        "injections": "injections that met their call",
+        "missed": "those that met none",
+        "torn": "those that are torn",
+        "untidy": "those that are untidy",
+        "completed_after": "those that are completed after",
+    }
+    programs = ("strace",)
+    full_minutes = 120
 
-def main() -> None:
-    """Prints the table and the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sample", type=int, default=40)
-    parser.add_argument("--all", action="store_true")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=1)
-    arguments = parser.parse_args()
-    rows: list[tuple[str, str, int, str, str]] = []
-    figures: dict[str, int] = dict.fromkeys(("injections", "missed", "torn", "untidy", "completed_after"), 0)
-    with tempfile.TemporaryDirectory() as name:
-        root = Path(name).resolve()
-        pool = ProcessPoolExecutor(arguments.jobs, None, begin, (root,))
-        begin(root)
-        found = [injection for subject in SUBJECTS.values() for injection in places(subject)]
-        chosen = found if arguments.all else sampled(found, arguments.sample, arguments.seed)
-        print(f"{len(chosen)} of {len(found)} injections", flush=True)
-        results = pool.map(attempt_here, chosen)
-        for done, (injection, result) in enumerate(zip(chosen, results, strict=True), 1):
-            figures["injections" if result else "missed"] += 1
-            if result:
-                ending, torn, untidy, complete = result
-                figures["torn"] += torn
-                figures["untidy"] += untidy
-                figures["completed_after"] += complete
-                rows.append((injection.subject.name, injection.call, injection.number, injection.error, ending))
-            if done % REPORT_EVERY == 0:
-                print(f"{done} of {len(chosen)}: {figures}", file=sys.stderr)
-    show("faults", ("stage", "call", "number", "error", "ended"), rows)
-    finish(figures)
+    def cells(self) -> Iterator[Cell]:
+        """Shares of the injections, as many at a time as there are jobs."""
+        sample = self.options.sample
+        for share in range(-(-sample // self.options.jobs) or SHARES_OF_ALL):
+            yield {"share": share}
+
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """A row per injection; each job takes a free folder."""
+        free, num_places, chosen = self.once("folders", self.prepared)
+
+        def attempt_somewhere(injection: Injection) -> Row:
+            subjects = free.get()
+            try:
+                return attempt(replace(injection, subject=subjects[injection.subject.name]))
+            finally:
+                free.put(subjects)
+
+        of_cell = chosen[cell["share"] :: sum(1 for _ in self.cells())]
+        with ThreadPoolExecutor(self.options.jobs) as pool:
+            for row in pool.map(attempt_somewhere, of_cell):
+                yield row | {"places": num_places}
+
+    def prepared(self) -> tuple[SimpleQueue[Subjects], int, list[Injection]]:
+        """(the folders of all jobs, how many injections are possible, those that are chosen)."""
+        free: SimpleQueue[Subjects] = SimpleQueue()
+        found: list[Injection] = []
+        for job in range(self.options.jobs):
+            made = itertools.islice(prepare(self.folder / str(job)), self.options.stages)
+            subjects = {subject.name: subject for subject in made}
+            found = found or [injection for subject in subjects.values() for injection in places(subject)]
+            free.put(subjects)
+        return free, len(found), sampled(found, self.options.sample, self.options.seed)
+
+    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
+        """Counts over all injections."""
+        met = [row for row in rows if not row["missed"]]
+        return {
+            "injections": len(met),
+            "missed": len(rows) - len(met),
+            **{name: sum(row[name] for row in met) for name in ("torn", "untidy", "completed_after")},
+        }
 
 
 if __name__ == "__main__":
-    main()
+    main("faults")

@@ -1,30 +1,25 @@
 """How much of the machine's read bandwidth the kernels reach, and how they compare with torch and llama.cpp.
 
-`python -m benchmarks.kernels [--threads 1 2] [--rounds 15]`, with the extra `llama` for the last comparison. A
-matrix of a 7B's MLP, 14336 slices of 4096 values in int4, random weights; of its units a random share is used:
-`dot` (rows times x, as gate and up), `axpy` (columns times coefficients, as down), both on packed slices, `mlp`
-(gate, up, SiLU and down in one call, over units that bundle the three), each with x in what `activations` says, and
-`gemv`, the whole matrix without a choice. Before every call 256 MB are streamed by as many threads, which gives the
-bandwidth that the call's share is of, and leaves nothing of the operands in a cache. Figures are medians over rounds;
-every round measures everything, so that a busy moment spoils no ratio.
-
-torch multiplies in bfloat16: the whole matrix, or the selected rows gathered first, whichever is faster. llama.cpp's
-Q4_0 product is of the whole matrix. The last line is {read_gb_per_s, rows: [{kernel, activations, threads, density,
-gb_per_s, share_of_read, over_dense, over_torch}], q4_0: [{threads, gb_per_s, ours_over_q4_0}]}, the last ratio for each
-of `activations`.
+A matrix of a 7B's MLP, 14336 slices of 4096 values in int4, has random weights; a random share of its units is used:
+`dot` (rows times x, as gate and up), `axpy` (columns times coefficients, as down), both on packed slices, `mlp` (gate,
+up, SiLU and down in one call, over units that bundle the three), and `gemv`, the whole matrix without a choice; x is
+rounded to `activations`. Before every call as many threads stream 256 MB: that gives the bandwidth (`read`), and leaves
+nothing of the operands in a cache. Every round measures everything in turn. torch multiplies in bfloat16: the whole
+matrix, or the selected rows gathered first, whichever is faster. llama.cpp's Q4_0 product is of the whole matrix.
 """
 
-import argparse
-import time
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
+from benchmarks.harness.command import main
+from benchmarks.harness.timing import gain, interleaved, spread
 from benchmarks.shared.ggml import Q4Product
-from benchmarks.shared.llama import llama_extra
-from benchmarks.shared.report import finish, show
 from coldpress.runtime import _native
 from coldpress.runtime.kernels import gemv, mlp, rows
 from coldpress.runtime.kernels.activations import ACTIVATIONS
@@ -37,10 +32,13 @@ DENSITIES = (0.01, 0.03, 0.1, 0.25, 0.5, 1.0)
 STREAM_BYTES = 256 << 20
 SLICE_BYTES = load("coldpress.runtime.quantization", Format, FORMAT).nbytes(LENGTH)
 FUSED_ROLES = 3
-KERNELS = ("dot", "axpy", "mlp", "gemv")
+READ, Q4_0, TORCH, GATHERED = "read", "q4_0", "torch whole", "torch gathered"
+Call = Callable[[], object]
 
-Key = tuple[str, str, int, float]
-"""(kernel, activations, threads, density)."""
+
+def name_of(kernel: str, activations: str = "", density: float = 1.0) -> str:
+    """The name of a call."""
+    return f"{kernel} {activations} {density}"
 
 
 @dataclass
@@ -66,36 +64,8 @@ def operands() -> Operands:
     return Operands(packed, bundled, rng.standard_normal(LENGTH).astype(np.float32), rng)
 
 
-class Clock:
-    """Seconds of single calls with nothing in the caches, and of the streaming reads between them."""
-
-    def __init__(self, threads: int) -> None:
-        """Makes the memory to stream."""
-        self._words, self._threads = np.ones(STREAM_BYTES // 8, np.uint64), threads
-        self.stream_s: list[float] = []
-        self.seconds: dict[Key, list[float]] = {}
-
-    def time(self, key: Key, call: Callable[[], object]) -> None:
-        """Streams, and times one call."""
-        start = time.perf_counter()
-        _native.read_through(self._words, self._threads)
-        begin = time.perf_counter()
-        call()
-        self.seconds.setdefault(key, []).append(time.perf_counter() - begin)
-        self.stream_s.append(begin - start)
-
-    def median(self, key: Key) -> float:
-        """Seconds of a call."""
-        return float(np.median(self.seconds[key]))
-
-    @property
-    def read_bytes_per_s(self) -> float:
-        """Bytes per second of the streaming read."""
-        return STREAM_BYTES / float(np.median(self.stream_s))
-
-
-def native_calls(given: Operands, threads: int) -> Iterator[tuple[Key, Callable[[], object]]]:
-    """Each kernel at each density, for a selection of its own."""
+def native_calls(given: Operands, threads: int) -> Iterator[tuple[str, Call]]:
+    """Each kernel at each density, for a random selection."""
     layout = mlp.Layout(0, SLICE_BYTES, 2 * SLICE_BYTES, LENGTH, FORMAT, "silu", 0.0, False)
     for density in DENSITIES:
         count = round(density * UNITS)
@@ -103,84 +73,135 @@ def native_calls(given: Operands, threads: int) -> Iterator[tuple[Key, Callable[
         weights = given.rng.standard_normal(count).astype(np.float32)
         packed = given.packed, slots, 0, LENGTH, FORMAT
         bundled = given.bundled, slots, layout, given.x, mlp.Terms(), threads
-        yield ("axpy", "fp32", threads, density), lambda p=packed, w=weights: rows.axpy_rows(*p, w, threads)
+        yield name_of("axpy", "fp32", density), lambda p=packed, w=weights: rows.axpy_rows(*p, w, threads)
         for kind in ACTIVATIONS:
-            yield ("dot", kind, threads, density), lambda p=packed, k=kind: rows.dot_rows(*p, given.x, threads, k)
-            yield ("mlp", kind, threads, density), lambda b=bundled, k=kind: mlp.mlp_rows(*b, k)
+            yield name_of("dot", kind, density), lambda p=packed, k=kind: rows.dot_rows(*p, given.x, threads, k)
+            yield name_of("mlp", kind, density), lambda b=bundled, k=kind: mlp.mlp_rows(*b, k)
     for kind in ACTIVATIONS:
         whole = given.packed, LENGTH, FORMAT, given.x, threads, kind
-        yield ("gemv", kind, threads, 1.0), lambda w=whole: gemv.gemv(*w)
+        yield name_of("gemv", kind), lambda w=whole: gemv.gemv(*w)
 
 
-def torch_calls(matrix: torch.Tensor, given: Operands, threads: int) -> Iterator[tuple[Key, Callable[[], object]]]:
-    """torch's product of the whole matrix, and of gathered rows at each density."""
-    x = torch.from_numpy(given.x).to(torch.bfloat16)
-    yield ("torch whole", "bf16", threads, 1.0), lambda: torch.mv(matrix, x)
+def other_calls(given: Operands, threads: int) -> Iterator[tuple[str, Call]]:
+    """torch's product of the whole matrix and of gathered rows at each density, and llama.cpp's."""
+    matrix, x = torch.randn(UNITS, LENGTH).to(torch.bfloat16), torch.from_numpy(given.x).to(torch.bfloat16)
+    torch.set_num_threads(threads)
+    yield name_of(TORCH), lambda: torch.mv(matrix, x)
     for density in DENSITIES[:-1]:
         ids = torch.randperm(UNITS)[: round(density * UNITS)].sort().values
-        yield ("torch gathered", "bf16", threads, density), lambda i=ids: torch.mv(matrix[i], x)
-
-
-def measure(threads: int, rounds: int) -> Clock:
-    """All figures of one number of threads."""
-    given, clock = operands(), Clock(threads)
-    matrix = torch.randn(UNITS, LENGTH).to(torch.bfloat16)
-    torch.set_num_threads(threads)
+        yield name_of(GATHERED, "", density), lambda i=ids: torch.mv(matrix[i], x)
     q4_0 = Q4Product(given.packed, LENGTH)
-    for _ in range(rounds):
-        for key, call in native_calls(given, threads):
-            clock.time(key, call)
-        for key, call in torch_calls(matrix, given, threads):
-            clock.time(key, call)
-        clock.time(("q4_0", "int8", threads, 1.0), lambda: q4_0(given.x, threads))
-    return clock
+    yield name_of(Q4_0), lambda: q4_0(given.x, threads)
 
 
-def row(clock: Clock, key: Key) -> dict[str, object]:
-    """A row of the last line."""
-    kernel, kind, threads, density = key
-    num_bytes = round(density * UNITS) * SLICE_BYTES * (FUSED_ROLES if kernel == "mlp" else 1)
-    rate = num_bytes / clock.median(key)
-    found: dict[str, object] = {
-        "kernel": kernel,
-        "activations": kind,
-        "threads": threads,
-        "density": density,
-        "gb_per_s": rate / 1e9,
-        "share_of_read": rate / clock.read_bytes_per_s,
-        "over_dense": clock.median((kernel, kind, threads, 1.0)) / clock.median(key),
+def timed(threads: int, rounds: int) -> tuple[list[float], dict[str, list[float]]]:
+    """Seconds of (every streaming read, each call in every round); a read stands before each call."""
+    given, words = operands(), np.ones(STREAM_BYTES // 8, np.uint64)
+    works: dict[str, Call] = {}
+    for name, call in itertools.chain(native_calls(given, threads), other_calls(given, threads)):
+        works[f"{READ} before {name}"] = lambda: _native.read_through(words, threads)
+        works[name] = call
+    found = interleaved(works, rounds)
+    read_s = list(itertools.chain.from_iterable(found.pop(name) for name in list(found) if name.startswith(READ)))
+    return read_s, found
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is timed."""
+
+    threads: tuple[int, ...] = option((1, 2), smoke=(1,), help="numbers of threads")
+    rounds: int = option(9, smoke=2, full=15, help="interleaved rounds")
+
+
+class Plugin(Benchmark[Options]):
+    """Times all kernels on one number of threads after the other."""
+
+    keys = {
+        "rows[].threads": "threads",
+        "rows[].kernel": "dot, axpy, mlp, gemv; read: the streaming read; q4_0: llama.cpp's product",
+        "rows[].activations": "what x is rounded to",
+        "rows[].density": "share of the units that are used",
+        "rows[].call_s": "seconds of a call",
+        "rows[].gb_per_s": "GB/s of packed weights, by the median",
+        "rows[].share_of_read": "share of the bandwidth of the streaming read",
+        "rows[].over_dense?": "the same kernel with all units over it, formed in each round",
+        "rows[].over_torch?": "torch's seconds over it (dot), formed in each round",
+        "rows[].over_q4_0?": "llama.cpp's seconds over it (gemv), formed in each round",
+        "read_gb_per_s.*": "GB/s of the streaming read, by number of threads",
+        "q4_0[].threads": "threads",
+        "q4_0[].gb_per_s": "GB/s of llama.cpp's Q4_0 product",
+        "q4_0[].ours_over_q4_0.*": "its seconds over those of gemv, by activations",
     }
-    if kernel == "dot":
-        gathered = ("torch gathered", "bf16", threads, density)
-        torch_s = [clock.median(("torch whole", "bf16", threads, 1.0))]
-        torch_s += [clock.median(gathered)] if gathered in clock.seconds else []
-        found["over_torch"] = min(torch_s) / clock.median(key)
-    return found
+    is_timing = True
+    extra = "llama: xllamacpp"
+    full_minutes = 2
+
+    def cells(self) -> Iterator[Cell]:
+        """A cell per number of threads: all kernels share its rounds."""
+        for threads in self.options.threads:
+            yield {"threads": threads}
+
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """A row per kernel, activations and density."""
+        read_s, seconds = timed(cell["threads"], self.options.rounds)
+        read_bytes_per_s = STREAM_BYTES / spread(read_s)["median"]
+        yield row_of(READ, "", 1.0, read_s, STREAM_BYTES, read_bytes_per_s)
+        yield row_of(Q4_0, "int8", 1.0, seconds[name_of(Q4_0)], UNITS * SLICE_BYTES, read_bytes_per_s)
+        cases = [("axpy", "fp32"), *itertools.product(("dot", "mlp"), ACTIVATIONS)]
+        whole = [("gemv", kind, 1.0) for kind in ACTIVATIONS]
+        for kernel, kind, density in [*((*case, density) for case in cases for density in DENSITIES), *whole]:
+            call_s = seconds[name_of(kernel, kind, density)]
+            num_bytes = round(density * UNITS) * SLICE_BYTES * (FUSED_ROLES if kernel == "mlp" else 1)
+            row = row_of(kernel, kind, density, call_s, num_bytes, read_bytes_per_s)
+            row["over_dense"] = gain(seconds[name_of(kernel, kind)], call_s)
+            if kernel == "dot":
+                row["over_torch"] = gain(torch_s(seconds, density), call_s)
+            if kernel == "gemv":
+                row["over_q4_0"] = gain(seconds[name_of(Q4_0)], call_s)
+            yield row
+
+    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
+        """The bandwidth, and the comparison with llama.cpp."""
+        return {
+            "read_gb_per_s": {str(row["threads"]): row["gb_per_s"] for row in rows if row["kernel"] == READ},
+            "q4_0": [
+                {
+                    "threads": theirs["threads"],
+                    "gb_per_s": theirs["gb_per_s"],
+                    "ours_over_q4_0": {
+                        row["activations"]: row["over_q4_0"]
+                        for row in rows
+                        if row["kernel"] == "gemv" and row["threads"] == theirs["threads"]
+                    },
+                }
+                for theirs in rows
+                if theirs["kernel"] == Q4_0
+            ],
+        }
 
 
-def against_q4_0(clock: Clock, threads: int) -> dict[str, object]:
-    """A row of the second list."""
-    theirs_s = clock.median(("q4_0", "int8", threads, 1.0))
-    ours = {kind: theirs_s / clock.median(("gemv", kind, threads, 1.0)) for kind in ACTIVATIONS}
-    return {"threads": threads, "gb_per_s": UNITS * SLICE_BYTES / theirs_s / 1e9, "ours_over_q4_0": ours}
+def row_of(
+    kernel: str, activations: str, density: float, call_s: Sequence[float], num_bytes: int, read_bytes_per_s: float
+) -> Row:
+    """The figures that all rows have."""
+    found = spread(call_s)
+    rate = num_bytes / found["median"]
+    return {
+        "kernel": kernel,
+        "activations": activations,
+        "density": density,
+        "call_s": found,
+        "gb_per_s": rate / 1e9,
+        "share_of_read": rate / read_bytes_per_s,
+    }
 
 
-def main() -> None:
-    """Prints the tables and the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
-    parser.add_argument("--rounds", type=int, default=15)
-    arguments = parser.parse_args()
-    llama_extra()  # before minutes of work
-    clocks = {threads: measure(threads, arguments.rounds) for threads in arguments.threads}
-    figures = [row(clock, key) for clock in clocks.values() for key in sorted(clock.seconds) if key[0] in KERNELS]
-    q4_0 = [against_q4_0(clock, threads) for threads, clock in clocks.items()]
-    columns = list(figures[0] | {"over_torch": None})
-    show("kernels, int4 4096 x 14336", columns, ([line.get(name, "") for name in columns] for line in figures))
-    show("llama.cpp's Q4_0, density 1", list(q4_0[0]), (list(line.values()) for line in q4_0))
-    read = {str(threads): clock.read_bytes_per_s / 1e9 for threads, clock in clocks.items()}
-    finish({"read_gb_per_s": read, "rows": figures, "q4_0": q4_0})
+def torch_s(seconds: Mapping[str, list[float]], density: float) -> list[float]:
+    """torch's seconds in each round, the faster way."""
+    ways = [seconds[name] for name in (name_of(TORCH), name_of(GATHERED, "", density)) if name in seconds]
+    return min(ways, key=lambda way: spread(way)["median"])
 
 
 if __name__ == "__main__":
-    main()
+    main("kernels")

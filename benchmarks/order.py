@@ -1,85 +1,50 @@
 """What each order of flash is worth in modelled seconds on text it was not made from, and what finding it takes.
 
-`python -m benchmarks.order [--sources planted real] [--no-timing]`. Fitted on calibration text (`auto` and the
-collapse gap are decided on its end), counted on the same text further on and on another one, for a phone and a PC, fp16
-and int4, given the same pinned units and the same cache: DRAM for three eighths of the units, about what half of a 7B
-model's size leaves for them, half of it for the hottest, half for the runtime's lru cache. A case is a section of a
-model on a device in a format on a text; gain = device seconds of ripple over those of auto, each under the gap that
-suits it; `over_break_even` is that of ripple under the gap of peak bandwidth over IOPS, and `headroom` leaves out cases
-where no order at all could gain HEADROOM. The times are of planted layers, a job on each of two cores, given the counts
-of pairs; counting is reported beside them.
+Orders are fitted on calibration text (`auto` and the collapse gap are decided on its end) and counted on the same text
+further on and on another one, for several devices and formats, with the same pinned units and the same cache: DRAM for
+three eighths of the units, about what half of a 7B model's size leaves for them, half of it for the hottest, half for
+the runtime's lru cache. A case is a section of a model on a device in a format on a text; gain = device seconds of
+ripple over those of auto, each under the gap that suits it; `over_break_even` is that of ripple under the gap of peak
+bandwidth over IOPS, and `headroom` leaves out cases where no order at all could gain 5 %. `friends` is LLM in a flash's
+way (D): each unit stored with a copy of its closest friend and read with it. `times` are of one layer in int4 on the
+first device, a job on each core, given the counts of pairs; counting is reported beside them.
 """
 
-import argparse
-import json
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import chain
+from multiprocessing import get_context
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from benchmarks.shared.order_sources import AS_A_7B, Source, Text, planted_sources, real_sources
-from benchmarks.shared.report import finish, show
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
+from benchmarks.harness.command import main
+from benchmarks.harness.timing import interleaved, spread
+from benchmarks.shared.order_sources import AS_A_7B, MODELS, PLANTED, Source, Text, sources_of
 from coldpress.compiler.activity.packed_bits import adjacent_share, population
 from coldpress.compiler.cost_model import unit_bytes
-from coldpress.compiler.profiles import load_device
 from coldpress.compiler.stages.order import auto, ripple
-from coldpress.compiler.stages.order._coactivation import dense_pair_counts, sparse_pair_counts
 from coldpress.compiler.stages.order._seconds import least_seconds, modelled
 from coldpress.compiler.stages.order._task import Activity, Arranged, Demand, Heuristic, Task
 from coldpress.compiler.stages.order.closest_friend import closest_friends
 from coldpress.runtime.plugins import load
+from coldpress.runtime.profiles.devices import load_device
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.families import FormatName
-from tests.support.data import ROOT
 
 BASELINES = ("structural", "frequency", "ripple", "jaccard", "lift", "closest_friend", "cold", "misses")
 DEPENDS_ON_FLASH = ("collapse", "auto")
 ORDERS = (*BASELINES, *DEPENDS_ON_FLASH)
-DEVICES = ("pixel6", "pc-high")
-FORMATS: tuple[FormatName, ...] = ("fp16", "int4_group32")
-SOURCES: dict[str, Callable[[], Iterator[Source]]] = {"planted": planted_sources, "real": real_sources}
+SOURCES = (*PLANTED, *MODELS)
 PINNED_SHARE = CACHED_SHARE = 3 / 16
 HEADROOM = 1.05
 """Ripple's time over the least that any order could take, from which a gain of 1.05 is possible at all."""
-CORES = 2
-MODEL_LAYERS = 32
-FRIEND_COLUMNS = ("source", "bundles per unit: same", "other", "units with a friend in DRAM")
-COLUMNS = ("source", "device", "format", "text", "order", "adjacent", "reads", "KiB", "ms", "ms at break-even", "gain")
-
-
-@dataclass(frozen=True)
-class Row:
-    """One order in one case, per token of one layer."""
-
-    model: str
-    family: str
-    density: str
-    device: str
-    format: str
-    text: str
-    order: str
-    adjacent_weight: float
-    """Share of activations beside another."""
-    reads: float
-    read_bytes: float
-    ms: float
-    """Under the collapse gap that was best at the end of the calibration text."""
-    ms_break_even: float
-    least_ms: float
-    """What no order beats: each token's units side by side, in one read."""
-    chosen: str
-    """Whose order it is."""
-
-    @property
-    def case(self) -> tuple[str, ...]:
-        """What is compared."""
-        return (self.model, self.family, self.density, self.device, self.format, self.text)
+MODEL_LAYERS, CORES = 32, 2
+CASE = ("model", "family", "density", "device", "format", "text")
+TIMED = ("counting", "ripple", "ours")
 
 
 @dataclass(frozen=True)
@@ -106,25 +71,25 @@ def demand_of(source: Source, text: Text) -> Demand:
     )
 
 
-def rows_of(source: Source) -> Iterator[Row]:
+def rows_of(source: Source, device_names: Sequence[str], formats: Sequence[FormatName]) -> Iterator[Row]:
     """All orders on all devices, formats and texts."""
-    devices = [load_device(ROOT / "profiles" / "devices" / f"{name}.yaml") for name in DEVICES]
+    devices = [load_device(name) for name in device_names]
     demand = demand_of(source, source.fit)  # counts once what all devices share
-    base = Task(demand, 1, devices[0].flash)
-    fixed = {name: load("coldpress.compiler.stages.order", Heuristic, name).arrange(base).order for name in BASELINES}
+    fixed = {name: arranged(name, Task(demand, 1, devices[0].flash)) for name in BASELINES}
     later = {name: later_reads(source, text) for name, text in source.tests.items()}
-    for device in devices:
-        for format_name in FORMATS:
-            task = Task(demand, unit_bytes(source.family, source.spec, format_name), device.flash)
-            orders = {name: Arranged(order, name) for name, order in fixed.items()}
-            orders |= {
-                name: load("coldpress.compiler.stages.order", Heuristic, name).arrange(task)
-                for name in DEPENDS_ON_FLASH
-            }
-            for name, (order, chosen) in orders.items():
-                fitted = Fitted(name, chosen, order, task.judge(order).gap_bytes)
-                for text, reads in later.items():
-                    yield row_of(source, device, format_name, fitted, text, reads)
+    for device, format_name in itertools.product(devices, formats):
+        task = Task(demand, unit_bytes(source.family, source.spec, format_name), device.flash)
+        orders = {name: Arranged(found.order, name) for name, found in fixed.items()}
+        orders |= {name: arranged(name, task) for name in DEPENDS_ON_FLASH}
+        for name, (order, chosen) in orders.items():
+            fitted = Fitted(name, chosen, order, task.judge(order).gap_bytes)
+            for text, reads in later.items():
+                yield row_of(source, device, format_name, fitted, text, reads)
+
+
+def arranged(name: str, task: Task) -> Arranged:
+    """What a heuristic makes of a task."""
+    return load("coldpress.compiler.stages.order", Heuristic, name).arrange(task)
 
 
 def later_reads(source: Source, text: Text) -> Text:
@@ -137,41 +102,39 @@ def later_reads(source: Source, text: Text) -> Text:
 def row_of(
     source: Source, device: DeviceProfile, format_name: FormatName, fitted: Fitted, text: str, reads: Text
 ) -> Row:
-    """What an order costs on a text."""
+    """What an order costs on a text, per token of one layer."""
     size_bytes = unit_bytes(source.family, source.spec, format_name)
     even = device.flash.break_even_gap_bytes
     gaps = np.array(sorted({fitted.gap_bytes, even}))
     costs = modelled(reads.bits, reads.num_tokens, fitted.order, size_bytes, device.flash, gaps)
     by_gap = {cost.gap_bytes: cost for cost in costs}
     cost = by_gap[fitted.gap_bytes]
-    return Row(
-        model=source.model,
-        family=source.family,
-        density=source.density,
-        device=device.name,
-        format=format_name,
-        text=text,
-        order=fitted.name,
-        adjacent_weight=adjacent_share(source.tests[text].bits[fitted.order]),
-        reads=cost.reads,
-        read_bytes=cost.read_bytes,
-        ms=1e3 * cost.seconds,
-        ms_break_even=1e3 * by_gap[even].seconds,
-        least_ms=1e3 * least_seconds(reads.bits, reads.num_tokens, size_bytes, device.flash),
-        chosen=fitted.chosen,
-    )
+    return named(source) | {
+        "device": device.name,
+        "format": format_name,
+        "text": text,
+        "order": fitted.name,
+        "chosen": fitted.chosen,
+        "adjacent_weight": adjacent_share(source.tests[text].bits[fitted.order]),
+        "reads": cost.reads,
+        "read_bytes": cost.read_bytes,
+        "ms": 1e3 * cost.seconds,
+        "ms_break_even": 1e3 * by_gap[even].seconds,
+        "least_ms": 1e3 * least_seconds(reads.bits, reads.num_tokens, size_bytes, device.flash),
+    }
 
 
-def friend_bundles(source: Source) -> list[object]:
-    """LLM in a flash's own way (D), each unit stored with a copy of its closest friend and read with it: a table line.
+def named(source: Source) -> Row:
+    """Which section of which model."""
+    return {"model": source.model, "family": source.family, "density": source.density}
 
-    Per text, bundles read for each unit that is needed: 1 if no friend ever helps, 0.5 if every one does, at twice the
-    bytes each. And the units whose friend is in DRAM already.
-    """
+
+def friend_rows(source: Source) -> Iterator[Row]:
+    """Bundles read for each unit that is needed: 1 if no friend ever helps, 0.5 if every one does, at twice the bytes
+    each. And the share of units whose friend is in DRAM already."""
     demand = demand_of(source, source.fit)
     friends = closest_friends(demand.activity.counts)
-    found: list[object] = [f"{source.model} {source.family} {source.density}"]
-    for text in source.tests.values():
+    for name, text in source.tests.items():
         reads = later_reads(source, text)
         bundles = needed = 0
         for active in np.unpackbits(reads.bits, axis=1, bitorder="little").T:
@@ -181,107 +144,172 @@ def friend_bundles(source: Source) -> list[object]:
                     loaded[[unit, friends[unit]]] = True
                     bundles += 1
                 needed += 1
-        found.append(bundles / needed if needed else 0.0)
-    return [*found, float(demand.pinned[0, friends].mean())]
+        yield named(source) | {
+            "text": name,
+            "bundles_per_unit": bundles / needed if needed else 0.0,
+            "friends_in_dram": float(demand.pinned[0, friends].mean()),
+        }
 
 
-def gains(rows: list[Row], order: str, key: str = "ms") -> dict[tuple[str, ...], float]:
+def gains(rows: Sequence[Row], order: str, key: str = "ms") -> dict[tuple[str, ...], float]:
     """Seconds (`key`) of ripple over those of `order`, by case; 1 where neither reads anything."""
-    ripples = {row.case: getattr(row, key) for row in rows if row.order == "ripple"}
-    return {row.case: ripples[row.case] / row.ms if row.ms else 1.0 for row in rows if row.order == order}
+    ripples = {case_of(row): row[key] for row in rows if row["order"] == "ripple"}
+    return {
+        case_of(row): ripples[case_of(row)] / row["ms"] if row["ms"] else 1.0 for row in rows if row["order"] == order
+    }
 
 
-def compile_loops(task: Task) -> None:
-    """Calls on some of the units whatever an order may need: a process compiles once, not once per layer."""
-    demand, units = task.demand, 2048
-    activity = replace(demand.activity, bits=demand.activity.bits[:units])
-    few = replace(demand, activity=activity, pinned=demand.pinned[:, :units], cache_slots=(512,))
-    for found in (few.activity, few.missed):
-        dense_pair_counts(found.bits, found.num_tokens)
-        sparse_pair_counts(found.bits, found.num_tokens)
-    for name in ("ripple", "collapse", "auto"):
-        load("coldpress.compiler.stages.order", Heuristic, name).arrange(replace(task, demand=few))
+def case_of(row: Row) -> tuple[str, ...]:
+    """What is compared."""
+    return tuple(row[name] for name in CASE)
 
 
-def layer_times(seed: int) -> dict[str, float]:
-    """Seconds for one layer of Mistral-7B's size, in int4 on a phone, on one core, as in a job of the stage."""
-    flash = load_device(ROOT / "profiles" / "devices" / f"{DEVICES[0]}.yaml").flash
-    source = next(found for found in planted_sources() if found.density == "10%")
-    size_bytes = unit_bytes(source.family, source.spec, "int4_group32")
-    demand = demand_of(source, source.fit)
-    demand = replace(demand, activity=replace(demand.activity, threads=1))
-    task = Task(demand, size_bytes, flash, seed)
-    compile_loops(task)
-    work: dict[str, Callable[[], Any]] = {
-        "counting": lambda: (demand.activity.counts, demand.fitting.activity.counts),
+def layer_times(source: Source, device: str, seed: int, rounds: int) -> dict[str, list[float]]:
+    """Seconds of one layer in every round on one core, as in a job of the stage."""
+    flash, size_bytes = load_device(device).flash, unit_bytes(source.family, source.spec, "int4_group32")
+    task: Task
+
+    def count() -> None:
+        nonlocal task
+        demand = demand_of(source, source.fit)
+        task = Task(replace(demand, activity=replace(demand.activity, threads=1)), size_bytes, flash, seed)
+        _ = task.demand.activity.counts, task.demand.fitting.activity.counts
+
+    works: dict[str, Callable[[], object]] = {
+        "counting": count,
         "ripple": lambda: ripple.Plugin().arrange(task),
         "ours": lambda: auto.Plugin().arrange(task),
     }
-    found = {}
-    for name, what in work.items():
-        start = time.perf_counter()
-        what()
-        found[f"{name}_s_{MODEL_LAYERS}_layers"] = time.perf_counter() - start
-    return found
+    return interleaved(works, rounds)
 
 
-def times() -> dict[str, float]:
-    """Seconds for all layers of a model of MODEL_LAYERS: one job per core, each with its share of the layers."""
-    command = [sys.executable, "-m", "benchmarks.order", "--layer"]
-    jobs = [subprocess.Popen([*command, str(seed)], stdout=subprocess.PIPE, text=True) for seed in range(CORES)]
-    found = [json.loads(job.communicate()[0]) for job in jobs]
-    return {key: max(layer[key] for layer in found) * MODEL_LAYERS / CORES for key in found[0]}
+@dataclass(frozen=True)
+class Options:
+    """What is put in order."""
+
+    sources: tuple[str, ...] = option(
+        ("planted 10%", "tinystories656k-relu", "prose7m-relu"),
+        smoke=("tinystories656k-relu",),
+        full=SOURCES,
+        choices=SOURCES,
+        help="planted layers and real models",
+    )
+    devices: tuple[str, ...] = option(("pixel6", "pc-high"), smoke=("pixel6",), help="device profiles")
+    formats: tuple[FormatName, ...] = option(("fp16", "int4_group32"), smoke=("int4_group32",), help="formats")
+    timed: str = option("planted 10%", smoke="tinystories656k-relu", choices=SOURCES, help="the layer that is timed")
+    rounds: int = option(5, smoke=1, help="rounds of the times")
 
 
-def main() -> None:
-    """Prints the table and the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sources", nargs="+", choices=list(SOURCES), default=list(SOURCES))
-    parser.add_argument("--no-timing", action="store_true", help="leave the times out")
-    parser.add_argument("--layer", type=int, metavar="SEED", help="print one layer's times and nothing else")
-    arguments = parser.parse_args()
-    if arguments.layer is not None:
-        print(json.dumps(layer_times(arguments.layer)))
-        return
-    figures = {} if arguments.no_timing else times()
-    sources = list(chain.from_iterable(SOURCES[name]() for name in arguments.sources))
-    rows = [row for source in sources for row in rows_of(source)]
-    friends = [friend_bundles(source) for source in sources if not source.model.endswith(AS_A_7B)]
-    by_order = {order: gains(rows, order) for order in ORDERS}
-    cells = [cells_of(row, by_order[row.order][row.case]) for row in rows]
-    show("per token of one layer, on text not fitted", COLUMNS, cells)
-    show("closest friends with copies", FRIEND_COLUMNS, friends)
-    show("gain over ripple", ["order", "worst", "median", "best"], [summary(name, by_order[name]) for name in ORDERS])
-    found, over_even = by_order["auto"], gains(rows, "auto", "ms_break_even")
-    open_cases = [row.case for row in rows if row.order == "ripple" and row.ms > HEADROOM * row.least_ms]
-    finish(
-        figures
-        | {
-            "median_gain": median(found.values()),
-            "worst_gain": min(found.values()),
-            "best_gain": max(found.values()),
+class Plugin(Benchmark[Options]):
+    """Puts each source in every order."""
+
+    keys = {
+        "rows[].part": "orders, friends or times",
+        "rows[].source": "planted layer, or model",
+        "rows[].model": "model, as it is or with units of a 7B's size",
+        "rows[].family": "family of units",
+        "rows[].density": "share of the units that are active",
+        "rows[].device?": "device profile",
+        "rows[].format?": "format of the weights",
+        "rows[].text?": "same: more of the text that orders are fitted on; other: another one",
+        "rows[].order?": "order",
+        "rows[].chosen?": "the heuristic whose order it is",
+        "rows[].adjacent_weight?": "share of activations beside another",
+        "rows[].reads?": "reads of a token in the layer",
+        "rows[].read_bytes?": "bytes read for a token in the layer",
+        "rows[].ms?": "modelled milliseconds of a token's layer, under the collapse gap that was best in calibration",
+        "rows[].ms_break_even?": "the same under the gap of peak bandwidth over IOPS",
+        "rows[].least_ms?": "the same if each token's units lay side by side, in one read",
+        "rows[].bundles_per_unit?": "bundles of two friends read for each unit that is needed",
+        "rows[].friends_in_dram?": "share of the units whose friend is in DRAM",
+        **{f"rows[].{name}_s?": f"seconds of {MODEL_LAYERS} layers on {CORES} cores: {name}" for name in TIMED},
+        **{f"{name}_s_{MODEL_LAYERS}_layers": f"the same: {name}" for name in TIMED},
+        "gain_of.*.worst": "worst gain of an order over ripple",
+        "gain_of.*.median": "median gain",
+        "gain_of.*.best": "best gain",
+        "median_gain": "median gain of auto over ripple",
+        "worst_gain": "worst",
+        "best_gain": "best",
+        "median_gain_over_break_even": "median gain of auto over ripple under the gap of peak bandwidth over IOPS",
+        "worst_gain_over_break_even": "worst",
+        "cases": "number of cases",
+        "headroom_cases": "cases in which some order could gain 5 %",
+        "headroom_median_gain?": "median gain in these",
+        "headroom_median_gain_over_break_even?": "median gain in these, over the gap of peak bandwidth over IOPS",
+    }
+    is_timing = True
+    needs_data = True
+    full_minutes = 25
+
+    def cells(self) -> Iterator[Cell]:
+        """The times, then orders and friends of each source."""
+        yield {"source": self.options.timed, "part": "times"}
+        for source, part in itertools.product(self.options.sources, ("orders", "friends")):
+            yield {"source": source, "part": part}
+
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """Rows of one part."""
+        name = cell["source"]
+        sources = self.once(name, lambda: sources_of(name, self.folder / name))
+        if cell["part"] == "times":
+            yield from self.times(sources[0])
+        for source in sources:
+            if cell["part"] == "orders":
+                yield from rows_of(source, self.options.devices, self.options.formats)
+            elif cell["part"] == "friends" and not source.model.endswith(AS_A_7B):
+                yield from friend_rows(source)
+
+    def times(self, source: Source) -> Iterator[Row]:
+        """Seconds of all layers: one job per core, each with its share of the layers; a row per round."""
+        with ProcessPoolExecutor(CORES, get_context("spawn")) as pool:
+            each = (source, self.options.devices[0])
+            jobs = [pool.submit(layer_times, *each, seed, self.options.rounds) for seed in range(CORES)]
+            found = [job.result() for job in jobs]
+        for number in range(self.options.rounds):
+            slowest = {name: max(job[name][number] for job in found) for name in TIMED}
+            yield named(source) | {f"{name}_s": MODEL_LAYERS / CORES * slowest[name] for name in TIMED}
+
+    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
+        """Gains over all cases, and the times."""
+        times = [row for row in rows if row["part"] == "times"]
+        orders = [row for row in rows if row["part"] == "orders"]
+        by_order = {order: gains(orders, order) for order in ORDERS}
+        found, over_even = by_order["auto"], gains(orders, "auto", "ms_break_even")
+        open_cases = [
+            case_of(row) for row in orders if row["order"] == "ripple" and row["ms"] > HEADROOM * row["least_ms"]
+        ]
+        summary = {
+            order: {"worst": min(each.values()), "median": median(each.values()), "best": max(each.values())}
+            for order, each in by_order.items()
+        }
+        return {
+            **{f"{name}_s_{MODEL_LAYERS}_layers": spread([row[f"{name}_s"] for row in times]) for name in TIMED},
+            "gain_of": summary,
+            **{f"{name}_gain": gain for name, gain in summary["auto"].items()},
             "median_gain_over_break_even": median(over_even.values()),
             "worst_gain_over_break_even": min(over_even.values()),
             "cases": len(found),
             "headroom_cases": len(open_cases),
-            "headroom_median_gain": median(found[case] for case in open_cases),
-            "headroom_median_gain_over_break_even": median(over_even[case] for case in open_cases),
-            "rows": [vars(row) for row in rows],
+            "headroom_median_gain": median_of(found, open_cases),
+            "headroom_median_gain_over_break_even": median_of(over_even, open_cases),
         }
-    )
+
+    def tables(self, rows: Sequence[Row], figures: Mapping[str, Any]) -> Iterator[Table]:
+        """A table per part, and the gains."""
+        for part in ("orders", "friends", "times"):
+            found = [row for row in rows if row["part"] == part]
+            columns = [name for name in found[0] if name != "part"]
+            yield Table(part, columns, [[row[name] for name in columns] for row in found])
+        gain_of = figures["gain_of"]
+        columns = ["worst", "median", "best"]
+        lines = [[order, *(each[name] for name in columns)] for order, each in gain_of.items()]
+        yield Table("gain over ripple", ["order", *columns], lines)
 
 
-def cells_of(row: Row, gain: float) -> list[object]:
-    """A line of the first table."""
-    order = row.order if row.order == row.chosen else f"{row.order}: {row.chosen}"
-    case = [f"{row.model} {row.family} {row.density}", row.device, row.format, row.text, order]
-    return [*case, row.adjacent_weight, row.reads, row.read_bytes / 1024, row.ms, row.ms_break_even, gain]
-
-
-def summary(name: str, found: dict[tuple[str, ...], float]) -> list[object]:
-    """A line of the second table."""
-    return [name, min(found.values()), median(found.values()), max(found.values())]
+def median_of(found: Mapping[tuple[str, ...], float], cases: Sequence[tuple[str, ...]]) -> float | None:
+    """The median over some cases; None where there are none."""
+    return median(found[case] for case in cases) if cases else None
 
 
 if __name__ == "__main__":
-    main()
+    main("order")

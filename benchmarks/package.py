@@ -1,39 +1,39 @@
-"""`package` at 7B scale: its rate against the disk's own, and its memory for two numbers of layers.
+"""The rate of `package` at 7B scale against the disk's, and its memory for several numbers of layers.
 
-`python -m benchmarks.package [--shape mistral-7b] [--layers 2 4] [--formats int4_group32 fp16] [--pairs 5]`. A
-planted checkpoint is quantized for real; orders are shuffled, so every unit moves. Each repetition is the command that
-a build runs, `python -m coldpress.compiler package`, from its start to its end (imports, reading codes, flash order,
-checksums, digests, fsync, the reader's check). Just before and after it, as many bytes go to the same disk as plainly
-as can be: one block of the same size again and again, fsync at the end, once through the page cache and once around it
-(O_DIRECT). The disk's rate is the better of the two ways, the mean of before and after. write_ratio of a case is the
-median over the repetitions.
+A planted checkpoint is quantized for real; orders are shuffled, so every unit moves. Each repetition is the command
+that a build runs, `python -m coldpress.compiler package`, from its start to its end (imports, reading codes, flash
+order, checksums, digests, fsync, the reader's check). Just before and after it, as many bytes go to the same disk as
+plainly as can be: one block of the same size again and again, fsync at the end, once through the page cache and once
+around it (O_DIRECT). The disk's rate is the better of the two ways, the mean of before and after.
 
 Codes are read from the page cache, where `quantize` left them (`hot`); `cold` cases drop them before each repetition,
-so that the disk reads as many bytes as it writes. The last line is {write_ratio, peak_rss_bytes, …}: the lowest ratio
-of the hot cases with the most layers, and the largest memory of all; rss_growth is that of the most layers over the
-fewest.
+so that the disk reads as many bytes as it writes.
 """
 
-import argparse
 import hashlib
+import itertools
 import os
 import shutil
 import statistics
-import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
-from benchmarks.shared.report import finish, show
+from benchmarks.harness.apart import apart
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
+from benchmarks.harness.command import main
+from benchmarks.harness.timing import spread
 from coldpress.compiler.io import load_record
 from coldpress.schemas.families import FormatName
 from coldpress.schemas.package import Package
+from tests.support.planted import SHAPES
 from tests.support.usage import Usage, measured
 
-MODULE = "benchmarks.package"
 BLOCK_BYTES = 8 << 20
 CODES = "records/quantized-*/*.safetensors"
+HOT, COLD = "hot", "cold"
 
 
 def prepare(folder: Path, checkpoint: Path, format_name: FormatName) -> None:
@@ -112,135 +112,112 @@ def warm(folder: Path) -> None:
                 pass
 
 
-def _record_bytes(folder: Path) -> int:
-    """About what the artifact will have: all codes."""
-    return sum(path.stat().st_size for path in folder.glob(CODES))
-
-
 @dataclass(frozen=True)
-class Case:
-    """Medians of some pairs."""
+class Options:
+    """What is packaged."""
 
-    layers: int
-    format: str
-    codes: str
-    artifact_bytes: int
-    package_bytes_per_s: float
-    cached_bytes_per_s: float
-    direct_bytes_per_s: float
-    sha256_bytes_per_s: float
-    write_ratio: float
-    lowest_ratio: float
-    cpu_share: float
-    peak_rss_bytes: int
+    shape: str = option("mistral-7b", smoke="small", choices=SHAPES, help="shape of the checkpoint")
+    layers: tuple[int, ...] = option((1, 2), smoke=(1,), full=(2, 4), help="numbers of layers")
+    formats: tuple[str, ...] = option(("int4_group32",), full=("int4_group32", "fp16"), help="formats")
+    rounds: int = option(5, smoke=1, help="repetitions, each between two plain writes")
 
 
-def measure(folder: Path, layers: int, format_name: str, codes: str, pairs: int) -> Case:
-    """One case, on records that `prepare` left in `folder`."""
-    artifact_bytes = 0
-    ratios, rates, shares, peaks, hashing = [], [], [], [], []
-    ways: list[tuple[float, float]] = []
-    identities: set[str] = set()
-    num_bytes = _record_bytes(folder)
-    for _ in range(pairs):
-        warm(folder) if codes == "hot" else drop(folder)
+class Plugin(Benchmark[Options]):
+    """Packages each checkpoint in each format, from hot and cold codes."""
+
+    keys = {
+        "rows[].layers": "layers",
+        "rows[].format": "format",
+        "rows[].codes": "hot: codes are in the page cache; cold: on the disk",
+        "rows[].artifact_bytes": "bytes of the artifact",
+        "rows[].package_bytes_per_s": "bytes per second of package",
+        "rows[].cached_bytes_per_s": "bytes per second of plain writes through the page cache",
+        "rows[].direct_bytes_per_s": "the same around it",
+        "rows[].sha256_bytes_per_s": "bytes per second of SHA-256 on one core, the bound of a digested file",
+        "rows[].write_ratio": "package's rate over the disk's, formed in each repetition",
+        "rows[].cpu_share": "cores that package keeps busy",
+        "rows[].peak_rss_bytes": "largest memory of a repetition",
+        "write_ratio": "lowest median ratio of the hot cases with the most layers",
+        "peak_rss_bytes": "largest memory of all",
+        "rss_growth": "largest memory with the most layers over that with the fewest",
+    }
+    is_timing = True
+    full_minutes = 25
+
+    def cells(self) -> Iterator[Cell]:
+        """A cell per number of layers, format and place of the codes."""
+        for layers, form, codes in itertools.product(self.options.layers, self.options.formats, (HOT, COLD)):
+            yield {"layers": layers, "format": form, "codes": codes}
+
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """One row."""
+        checkpoint, form = self.folder / f"model-{cell['layers']}", cell["format"]
+        folder = self.once([cell["layers"], form], lambda: self.records(checkpoint, cell["layers"], form))
+        yield row_of(folder, cell["codes"], self.options.rounds)
+
+    def records(self, checkpoint: Path, layers: int, form: str) -> Path:
+        """A folder with the records of a build; one checkpoint and one format are on the disk at a time."""
+        for path in self.folder.iterdir():
+            if path != checkpoint:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if not checkpoint.exists():
+            plant = ["--shape", self.options.shape, "--layers", str(layers), "--output", checkpoint]
+            measured("-m", "tests.support.planted", *plant, folder=self.folder)
+        made = self.folder / f"{layers}-{form}"
+        made.mkdir()
+        apart(self, "prepare", str(made), str(checkpoint), form)  # whose memory would slow package down
+        return made
+
+    def prepare(self, folder: str, checkpoint: str, form: str) -> None:
+        """See `prepare`, in a process apart."""
+        prepare(Path(folder), Path(checkpoint), cast("FormatName", form))
+
+    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
+        """The lowest ratio and the largest memory."""
+        most = max(row["layers"] for row in rows)
+        hot = [row for row in rows if row["codes"] == HOT]
+        peak = {
+            layers: max(row["peak_rss_bytes"] for row in hot if row["layers"] == layers) for layers in layers_of(hot)
+        }
+        return {
+            "write_ratio": min(row["write_ratio"]["median"] for row in hot if row["layers"] == most),
+            "peak_rss_bytes": max(row["peak_rss_bytes"] for row in rows),
+            "rss_growth": peak[most] / peak[min(peak)],
+        }
+
+
+def layers_of(rows: Sequence[Row]) -> set[int]:
+    """The numbers of layers that were measured."""
+    return {row["layers"] for row in rows}
+
+
+def row_of(folder: Path, codes: str, rounds: int) -> Row:
+    """The row of one case, on records that `prepare` left in `folder`."""
+    num_bytes = sum(path.stat().st_size for path in folder.glob(CODES))  # about what the artifact will have
+    found: list[tuple[Usage, Package]] = []
+    ways, hashing = list[tuple[float, float]](), list[float]()
+    for _ in range(rounds):
+        warm(folder) if codes == HOT else drop(folder)
         ways = ways or [plain_bytes_per_s(folder, num_bytes)]
-        took, done = package(folder)
-        artifact_bytes = done.artifact_bytes
+        found.append(package(folder))
         shutil.rmtree(folder / "model.coldpress")
         ways.append(plain_bytes_per_s(folder, num_bytes))
-        rates.append(artifact_bytes / took.wall_s)
-        ratios.append(rates[-1] / max(statistics.mean(way) for way in zip(*ways[-2:], strict=True)))
-        shares.append(took.cpu_s / took.wall_s)
-        peaks.append(took.peak_rss_bytes)
         hashing.append(sha256_bytes_per_s())
-        identities.add(done.manifest_sha256)
-    if len(identities) != 1:
-        raise RuntimeError(f"{pairs} runs gave {len(identities)} different artifacts")
-    return Case(
-        layers=layers,
-        format=format_name,
-        codes=codes,
-        artifact_bytes=artifact_bytes,
-        package_bytes_per_s=statistics.median(rates),
-        cached_bytes_per_s=statistics.median(way[0] for way in ways),
-        direct_bytes_per_s=statistics.median(way[1] for way in ways),
-        sha256_bytes_per_s=statistics.median(hashing),
-        write_ratio=statistics.median(ratios),
-        lowest_ratio=min(ratios),
-        cpu_share=statistics.median(shares),
-        peak_rss_bytes=max(peaks),
-    )
-
-
-def cases(folder: Path, arguments: argparse.Namespace) -> Iterator[Case]:
-    """All cases, one checkpoint and one format on the disk at a time."""
-    for layers in arguments.layers:
-        checkpoint = folder / f"model-{layers}"
-        plant = ["--shape", arguments.shape, "--layers", str(layers), "--output", checkpoint]
-        measured("-m", "tests.support.planted", *plant, folder=folder)
-        for format_name in arguments.formats:
-            made = folder / f"{layers}-{format_name}"
-            made.mkdir()
-            prepared = ["--prepare", made, "--checkpoint", checkpoint, "--formats", format_name]
-            measured("-m", MODULE, *prepared, folder=folder)
-            for codes in ("hot", "cold"):
-                yield measure(made, layers, format_name, codes, arguments.pairs)
-            shutil.rmtree(made)
-        shutil.rmtree(checkpoint)
-
-
-def figures(found: list[Case]) -> dict[str, object]:
-    """The last line."""
-    fewest, most = min(case.layers for case in found), max(case.layers for case in found)
-    peak = {
-        layers: max(case.peak_rss_bytes for case in found if case.layers == layers and case.codes == "hot")
-        for layers in (fewest, most)
-    }
+    if len({done.manifest_sha256 for _, done in found}) != 1:
+        raise RuntimeError(f"{rounds} runs gave different artifacts")
+    rates = [done.artifact_bytes / took.wall_s for took, done in found]
+    plain = [max(map(statistics.mean, zip(*pair, strict=True))) for pair in itertools.pairwise(ways)]
     return {
-        "write_ratio": min(case.write_ratio for case in found if case.layers == most and case.codes == "hot"),
-        "peak_rss_bytes": max(case.peak_rss_bytes for case in found),
-        "rss_growth": peak[most] / peak[fewest],
-        "rows": [asdict(case) for case in found],
+        "artifact_bytes": found[0][1].artifact_bytes,
+        "package_bytes_per_s": spread(rates),
+        "cached_bytes_per_s": spread([way[0] for way in ways]),
+        "direct_bytes_per_s": spread([way[1] for way in ways]),
+        "sha256_bytes_per_s": spread(hashing),
+        "write_ratio": spread([rate / disk for rate, disk in zip(rates, plain, strict=True)]),
+        "cpu_share": spread([took.cpu_s / took.wall_s for took, _ in found]),
+        "peak_rss_bytes": max(took.peak_rss_bytes for took, _ in found),
     }
-
-
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", default="mistral-7b")
-    parser.add_argument("--layers", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--formats", nargs="+", default=["int4_group32", "fp16"])
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--prepare", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--checkpoint", type=Path, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.prepare:
-        prepare(arguments.prepare, arguments.checkpoint, arguments.formats[0])
-        return
-    with tempfile.TemporaryDirectory(dir=".") as folder:
-        found = []
-        for case in cases(Path(folder).resolve(), arguments):
-            found.append(case)
-        show_cases(arguments.shape, found)
-        finish(figures(found))
-
-
-def show_cases(shape: str, found: list[Case]) -> None:
-    """The table."""
-    columns = ["layers", "format", "codes", "artifact GB", "package GB/s", "cached GB/s", "direct GB/s", "sha256 GB/s"]
-    columns += ["ratio", "lowest", "cores", "RSS MiB"]
-    rows = [
-        [
-            *(case.layers, case.format, case.codes, case.artifact_bytes / 1e9),
-            *(case.package_bytes_per_s / 1e9, case.cached_bytes_per_s / 1e9, case.direct_bytes_per_s / 1e9),
-            *(case.sha256_bytes_per_s / 1e9, case.write_ratio, case.lowest_ratio, case.cpu_share),
-            case.peak_rss_bytes / 2**20,
-        ]
-        for case in found
-    ]
-    show(f"package, {shape}", columns, rows)
 
 
 if __name__ == "__main__":
-    main()
+    main("package")

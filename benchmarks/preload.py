@@ -1,27 +1,24 @@
-"""Reading ahead by similarity of layers (ActiveFlow 3, Figs. 16 and 17a) against reading nothing ahead.
+"""What reading ahead by similarity of layers brings (ActiveFlow 3, Figs. 16 and 17a) over reading nothing ahead.
 
-`python -m benchmarks.preload [--similarity 0.2 0.5 …] [--cases …] [--groups 1 2 4] [--layers 8] [--width 2048]
-[--rooms 1 4]`.
-Layers of a 7B's proportions, `width` wide, whose MLP inputs have the planted cosine from layer to layer
-(tests/support/similar.py), in int4, `cached` of the units in DRAM. Each artifact decodes the same tokens with and
-without reading ahead, in turn, under the same DRAM budget, of which the buffer takes its part, from this machine's
-disk. `--rooms`: as many times what the law of the artifact's device says can be read while nothing is asked for, since
-this machine computes more slowly than that law has it. Groups are of the family that is read ahead, `mlp_in`; the other
-one lies layer by layer. `precision` is the share of the units read ahead that were asked for, `modelled` the gain by
-the device's law. The last line is {rows: [{case, similarity, layers_per_group, room, tokens_per_s, gain, modelled_gain,
-precision, wasted_bytes_per_token, …}]}.
+Layers of a 7B's proportions, `width` wide, in int4, have MLP inputs with the planted cosine from layer to layer
+(tests/support/similar.py); `cached` of the units are in DRAM. Each artifact decodes the same tokens with and without
+reading ahead, in turn, under the same DRAM budget, of which the buffer takes its part, from this machine's disk.
+`rooms` multiplies the buffer that the law of the artifact's device allows, since this machine computes more slowly than
+that law has it. Groups are of the family that is read ahead, `mlp_in`; the other one lies layer by layer.
 """
 
-import argparse
-import json
-import statistics
-import tempfile
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.shared.report import finish, show
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
+from benchmarks.harness.command import main
+from benchmarks.harness.timing import gain, spread
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.generate.choice import choose_plan
 from coldpress.runtime.generate.session import Session
@@ -36,36 +33,29 @@ from tests.support.similar import similar_weights
 CASES = {"relu-10": ("relu", 0.1), "swiglu-50": ("silu", 0.5)}
 """Case -> activation, density of top-k: what a ReLU leaves is chosen by magnitude, random weights are half active."""
 VOCAB_SIZE = 1024
-ROUNDS = 3
 
 
-def write_artifact(case: str, similarity: float, size: int, layers: int, width: int, cached: float, path: Path) -> None:
-    """The artifact of a case, in groups of `size` layers."""
-    act, density = CASES[case]
+def write_artifact(cell: Cell, options: "Options", path: Path) -> Path:
+    """The artifact of a case."""
+    (act, density), width = CASES[cell["case"]], options.width
     changes: dict[str, Any] = {"hidden_size": width, "intermediate_size": width * 7 // 2}
     changes |= {"num_attention_heads": width // 128, "num_key_value_heads": width // 512}
-    spec = spec_7b(layers, VOCAB_SIZE, act).model_copy(update=changes)
+    spec = spec_7b(options.layers, VOCAB_SIZE, act).model_copy(update=changes)
     recipe = Recipe(
         spec=spec,
         method="topk",
         format="int4_group32",
         cache="lfu",
         pinned_share=0,
-        slots_share=cached,
+        slots_share=options.cached,
         read_buffer_bytes=4 << 20,
         collapse_gap_bytes=16384,
         context_length=64,
         density=density,
-        layers_per_group=size,
+        layers_per_group=cell["layers_per_group"],
         grouped=("mlp_in",),
     )
-    build_artifact(path, recipe, similar_weights(spec, similarity))
-
-
-def decoded(path: Path, plan: Plan, tokens: np.ndarray) -> list[RunMetrics]:
-    """Metrics of a run of each row of tokens but the first, which fills the caches."""
-    with Session(path, plan=plan, modelled=True) as session:
-        return [session.perplexity(row[None], sparse=True).metrics for row in tokens][1:]
+    return build_artifact(path, recipe, similar_weights(spec, cell["similarity"])).path
 
 
 def with_room(manifest: Manifest, room: float) -> Plan:
@@ -75,67 +65,106 @@ def with_room(manifest: Manifest, room: float) -> Plan:
     return refit(manifest, plan.model_copy(update={"preload_buffer_bytes": wanted}), plan.dram_budget_bytes)
 
 
-def measure(path: Path, num_tokens: int, room: float) -> dict[str, Any]:
-    """One row: with and without reading ahead, twice each, in turn."""
-    manifest = open_artifact(path).manifest
-    plans = {"off": choose_plan(manifest, preload="off"), "on": with_room(manifest, room)}
-    tokens = np.random.default_rng(0).integers(3, VOCAB_SIZE, (1 + ROUNDS, num_tokens + 2))
-    found: dict[str, list[RunMetrics]] = {"off": [], "on": []}
-    for ahead in ("off", "on", "on", "off"):
-        found[ahead] += decoded(path, plans[ahead], tokens)
-    seconds = {ahead: statistics.median(run.decode_s / run.num_tokens for run in runs) for ahead, runs in found.items()}
-    waits = {ahead: statistics.median(run.flash_s / run.decode_s for run in runs) for ahead, runs in found.items()}
-    off, on = found["off"][0], found["on"][0]  # their first row of tokens, counted alike in every run
-    count = on.num_tokens
+def decoded(path: Path, plans: dict[str, Plan], tokens: np.ndarray) -> dict[str, list[RunMetrics]]:
+    """Metrics of each plan on each row of tokens but the first, which fills the caches; plans take turns."""
+    found: dict[str, list[RunMetrics]] = {name: [] for name in plans}
+    with ExitStack() as stack:
+        sessions = {name: stack.enter_context(Session(path, plan=plan, modelled=True)) for name, plan in plans.items()}
+        for row in tokens:
+            for name, session in sessions.items():
+                found[name].append(session.perplexity(row[None], sparse=True).metrics)
+    return {name: runs[1:] for name, runs in found.items()}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is decoded."""
+
+    cases: tuple[str, ...] = option(tuple(CASES), smoke=("relu-10",), choices=CASES, help="activation, density")
+    similarity: tuple[float, ...] = option(
+        (0.5, 0.95), smoke=(0.95,), full=(0.2, 0.5, 0.8, 0.95), help="cosines of the MLP inputs from layer to layer"
+    )
+    groups: tuple[int, ...] = option((1,), full=(1, 2, 4), help="layers of a group")
+    rooms: tuple[float, ...] = option((1.0,), smoke=(2.0,), help="multiples of the buffer")
+    layers: int = option(8, smoke=2, help="layers")
+    width: int = option(2048, smoke=1024, help="hidden_size, a multiple of 512 (a 7B's: 4096)")
+    tokens: int = option(8, smoke=2, help="tokens of a round")
+    rounds: int = option(6, smoke=2, help="interleaved rounds")
+    cached: float = option(0.5, help="share of the units in DRAM")
+
+
+class Plugin(Benchmark[Options]):
+    """Decodes each artifact with and without reading ahead."""
+
+    keys = {
+        "rows[].case": "activation, density",
+        "rows[].similarity": "cosine of the MLP inputs from layer to layer",
+        "rows[].layers_per_group": "layers of a group",
+        "rows[].room": "multiple of the buffer",
+        "rows[].token_s": "seconds of a token with reading ahead",
+        "rows[].token_s_before": "without",
+        "rows[].tokens_per_s": "tokens per second with reading ahead, by the median",
+        "rows[].gain": "seconds without over seconds with reading ahead, formed in each round",
+        "rows[].modelled_gain": "gain by the device's law",
+        "rows[].precision": "share of the units read ahead that were asked for",
+        "rows[].share_read_ahead": "share of the used bytes that were read ahead",
+        "rows[].wait_share": "share of the time that waits for flash",
+        "rows[].wait_share_before": "without reading ahead",
+        "rows[].wasted_bytes_per_token": "bytes of a token that were read ahead and not asked for",
+        "rows[].read_bytes_per_token": "bytes read for a token",
+        "rows[].read_bytes_per_token_before": "without reading ahead",
+        "rows[].reads_per_token": "reads of a token",
+        "rows[].reads_per_token_before": "without reading ahead",
+        "rows[].preload_buffer_bytes": "bytes of the buffer",
+    }
+    is_timing = True
+    full_minutes = 20
+
+    def cells(self) -> Iterator[Cell]:
+        """A cell per case, similarity, group and room."""
+        for case in self.options.cases:
+            for similarity in self.options.similarity:
+                for size in self.options.groups:
+                    for room in self.options.rooms:
+                        yield {"case": case, "similarity": similarity, "layers_per_group": size, "room": room}
+
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """One row."""
+        key = [cell["case"], cell["similarity"], cell["layers_per_group"]]
+        path = self.once(key, lambda: self.artifact(cell))
+        manifest, options = open_artifact(path).manifest, self.options
+        plans = {"off": choose_plan(manifest, preload="off"), "on": with_room(manifest, cell["room"])}
+        shape = (1 + options.rounds, options.tokens + 2)
+        found = decoded(path, plans, np.random.default_rng(0).integers(3, VOCAB_SIZE, shape))
+        yield row_of(found["off"], found["on"]) | {"preload_buffer_bytes": plans["on"].preload_buffer_bytes}
+
+    def artifact(self, cell: Cell) -> Path:
+        """The artifact of a case; the one before is removed."""
+        shutil.rmtree(self.folder / "a", ignore_errors=True)
+        return write_artifact(cell, self.options, self.folder / "a")
+
+
+def row_of(before: list[RunMetrics], after: list[RunMetrics]) -> Row:
+    """The figures; counts are those of the first round."""
+    off, on, count = before[0], after[0], after[0].num_tokens
+    token_s = {name: [run.decode_s / run.num_tokens for run in runs] for name, runs in (("off", before), ("on", after))}
     return {
-        "tokens_per_s": 1 / seconds["on"],
-        "gain": seconds["off"] / seconds["on"],
+        "token_s": spread(token_s["on"]),
+        "token_s_before": spread(token_s["off"]),
+        "tokens_per_s": 1 / spread(token_s["on"])["median"],
+        "gain": gain(token_s["off"], token_s["on"]),
         "modelled_gain": off.modelled_s / on.modelled_s,
         "precision": on.preload_precision,
         "share_read_ahead": on.preload_used_bytes / on.used_bytes,
-        "wait_share_before": waits["off"],
-        "wait_share": waits["on"],
+        "wait_share_before": spread([run.flash_s / run.decode_s for run in before]),
+        "wait_share": spread([run.flash_s / run.decode_s for run in after]),
         "wasted_bytes_per_token": (on.preloaded_bytes - on.preload_used_bytes) // count,
         "read_bytes_per_token_before": off.read_bytes // count,
         "read_bytes_per_token": on.read_bytes // count,
         "reads_per_token_before": off.reads // count,
         "reads_per_token": on.reads // count,
-        "preload_buffer_bytes": plans["on"].preload_buffer_bytes,
     }
 
 
-def main() -> None:
-    """Prints the table and the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--similarity", nargs="+", type=float, default=[0.2, 0.5, 0.8, 0.95])
-    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES), metavar="CASE")
-    parser.add_argument("--groups", nargs="+", type=int, default=[1, 2, 4], metavar="LAYERS")
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--width", type=int, default=2048, help="hidden_size, a multiple of 512 (a 7B's: 4096)")
-    parser.add_argument("--tokens", type=int, default=8)
-    parser.add_argument("--cached", type=float, default=0.5, help="share of the units in DRAM")
-    parser.add_argument("--rooms", nargs="+", type=float, default=[1.0], metavar="TIMES")
-    parser.add_argument("--folder", type=Path, help="where artifacts are kept for the next run")
-    arguments = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(dir=".") as temporary:
-        for case in arguments.cases:
-            for similarity in arguments.similarity:
-                for size in arguments.groups:
-                    name = f"{case}-{similarity}-{size}-{arguments.layers}-{arguments.width}-{arguments.cached}"
-                    path = (arguments.folder or Path(temporary)) / name
-                    if not path.exists():
-                        shape = arguments.layers, arguments.width, arguments.cached
-                        write_artifact(case, similarity, size, *shape, path)
-                    for room in arguments.rooms:
-                        row = {"case": case, "similarity": similarity, "layers_per_group": size, "room": room}
-                        rows.append(row | measure(path, arguments.tokens, room))
-                        print(json.dumps(rows[-1]), flush=True)
-    columns = ["case", "similarity", "layers_per_group", "room", "tokens_per_s", "gain", "modelled_gain", "precision"]
-    columns += ["share_read_ahead", "wait_share_before", "wait_share"]
-    show("reading ahead against none", columns, ([row[name] for name in columns] for row in rows))
-    finish({"rows": rows})
-
-
 if __name__ == "__main__":
-    main()
+    main("preload")

@@ -1,32 +1,30 @@
-"""Does the simulator say what a run does, and how long it takes?
+"""Whether the simulator says what a run does, and how long it takes.
 
-`python -m benchmarks.simulate [--cases relu-10 …] [--devices pixel6 …] [--dram 0.1 …] [--scale 0.3]
-[--tokens 12]`, as root. The planted models of `benchmarks.ladder` decode a passage in a process under the
-kernel's caps of the device, scaled by one factor; the same requests are then replayed without data. Hits, misses,
-evictions, reads and bytes, every offset and length, must be equal. The simulated device is the capped one: reads and
-bytes per second are the caps, a first byte takes as long as a lone read of this disk, and memory is as fast as it was
-while the same tokens were decoded with everything in DRAM and no caps, so that nothing is fitted to the run that is
-told.
+Planted layers of a 7B (benchmarks/shared/planted.py) decode a passage in a process under the kernel's caps of a device,
+scaled by one factor; the same requests are then replayed without data. Hits, misses, evictions, reads and bytes, every
+offset and length, must be equal. The simulated device is the capped one: reads and bytes per second are the caps, a
+first byte takes as long as a lone read of this disk, and memory is as fast as it was while the same tokens were decoded
+with everything in DRAM and no caps, so that nothing is fitted to the run that is told.
 
-The last line is {rows: [{case, device, dram, equal, simulated_s, measured_s, ratio, flash_ratio, cap_ratio}],
-worst_ratio, worst_cap_ratio}: seconds per token, simulated over measured, the ratio that is farthest from 1;
-`flash_ratio` is that of the reads alone, made again under the caps. A cap is no device: what is not read while a
-program computes may be read later, up to a slice of a tenth of a second, as fast as the disk does it. `cap_ratio` is
-simulated with that, and with the disk's rates as they were before the caps.
+A cap is no device: reads that are not made while a program computes may be made later, up to a slice of a tenth of a
+second, as fast as the disk does it. `cap_ratio` is simulated with that, and with the disk's rates before the caps.
 """
 
+import math
+import shutil
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.decode import Noted, read_buffers, reads_alone
-from benchmarks.shared.emulated import OTHER_BYTES, Task, answered, folder_of, measured_apart, parser, tasks
-from benchmarks.shared.planted import ORDERED, artifact_of, plan_of, topic_tokens, write_artifacts
-from benchmarks.shared.report import finish, show
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
+from benchmarks.harness.command import main
+from benchmarks.shared.emulated import OTHER_BYTES, apart_under_caps, combinations, sample_of
+from benchmarks.shared.planted import CASES, ORDERED, WIDTH_7B, artifact_of, plan_of, topic_tokens, write_artifacts
 from coldpress.runtime import _native
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.cli.emulation import emulated
@@ -42,6 +40,7 @@ from coldpress.runtime.store.clock import Clock, FlashQueue, bytes_before, compu
 from coldpress.runtime.store.store import Store
 from coldpress.runtime.trace import Event, Recorder
 from coldpress.schemas.device import DeviceProfile, ReadPoint
+from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.layout import Plan
 from coldpress.schemas.metrics import RunMetrics
 
@@ -85,7 +84,7 @@ def capped(device: DeviceProfile, bytes_per_s: float, latency_s: float) -> Devic
     """The device as the caps that this process runs under leave it, with the memory of this machine."""
     caps = emulated()
     if caps is None:
-        raise SystemExit("this process runs under no caps; start the benchmark without --one")
+        raise ColdpressError("this process runs under no caps, expected those of a device")
     flash, page = device.flash, device.flash.page_bytes.value
     curve = (
         ReadPoint(read_bytes=page, bytes_per_s=min(caps.bytes_per_s, caps.reads_per_s * page)),
@@ -109,13 +108,8 @@ def memory_bytes_per_s(path: Path, tokens: np.ndarray) -> float:
             session.perplexity(tokens[1:], sparse=True)  # all that they use is in DRAM from now on
         found = session.perplexity(tokens[1:], sparse=True).metrics
         if found.misses:
-            raise SystemExit(f"{path.name}: {found.misses} misses with everything in DRAM, expected none")
+            raise ColdpressError(f"{path.name}: {found.misses} misses with everything in DRAM, expected none")
         return found.modelled_dram_s * session.artifact.manifest.device.dram_bytes_per_s.value / found.decode_s
-
-
-def rates_of(path: Path, tokens: np.ndarray) -> dict[str, float]:
-    """Of memory and of the disk without caps."""
-    return {"memory_bytes_per_s": memory_bytes_per_s(path, tokens), **asdict(disk_of(path).measured())}
 
 
 def least_share(rates: Mapping[str, float]) -> float:
@@ -153,57 +147,90 @@ def replayed(
     return store, flash.calls
 
 
-def one(task: Task) -> dict[str, Any]:
-    """A row, in this process, which runs under the caps; `extra` is what `rates_of` gave."""
-    path, tokens = artifact_of(task.case, ORDERED, task.folder), topic_tokens(2, task.num_tokens + 2)
-    recorder = Recorder()
-    with Session(path, plan=plan_of(path, task.dram)[1], recorder=recorder) as session:
-        session.perplexity(tokens[:1], sparse=True)
-        first, recorder.events = recorder.events, []
-        real: RunMetrics = session.perplexity(tokens[1:], sparse=True).metrics
-        profile = capped(load_device(task.device), task.extra["memory_bytes_per_s"], lone_read_s(session.artifact))
-        store, calls = replayed(session, profile, first, recorder.events)
-        told: RunMetrics = store.metrics(real.num_tokens, 0.0, 0.0, 0.0)
-        under_cap, _ = replayed(session, profile, first, recorder.events, least_share(task.extra))
-        cap_s = under_cap.metrics(real.num_tokens, 0.0, 0.0, 0.0).modelled_s
-        alone_s = reads_alone(session, [extents for extents in calls if len(extents)], "direct", read_buffers())
-    return {
-        "case": task.case,
-        "device": task.device,
-        "dram": task.dram,
-        "equal": all(getattr(real, name) == getattr(told, name) for name in DECISIONS),
-        "simulated_s": told.modelled_s / told.num_tokens,
-        "measured_s": real.decode_s / real.num_tokens,
-        "ratio": told.modelled_s / real.decode_s,
-        "flash_ratio": (told.modelled_flash_s + store.counters.prefill_flash_s) / alone_s,
-        "cap_ratio": cap_s / real.decode_s,
+@dataclass(frozen=True)
+class Options:
+    """What is decoded, on which devices."""
+
+    cases: tuple[str, ...] = option(
+        ("swiglu-50", "relu-10"), smoke=("relu-10",), full=tuple(CASES), choices=CASES, help="selector, density"
+    )
+    devices: tuple[str, ...] = option(("pixel6",), full=("pixel6", "oneplus12"), help="device profiles")
+    dram: tuple[float, ...] = option((0.1,), full=(0.1, 0.5), help="shares of the units in DRAM")
+    scale: float = option(0.0, smoke=0.3, help="share of the devices' rates; 0: as much as the disk gives")
+    layers: int = option(2, smoke=1, full=4, help="layers")
+    width: int = option(WIDTH_7B, smoke=512, help="hidden_size, a multiple of 512")
+    tokens: int = option(16, smoke=4, full=40, help="tokens of the passage")
+
+
+class Plugin(Benchmark[Options]):
+    """Simulates and measures each combination."""
+
+    keys = {
+        "rows[].case": "selector, density",
+        "rows[].device": "device profile",
+        "rows[].dram": "share of the units in DRAM",
+        "rows[].equal": "whether all decisions and reads are equal",
+        "rows[].simulated_s": "simulated seconds of a token",
+        "rows[].measured_s": "measured seconds of a token",
+        "rows[].ratio": "simulated over measured",
+        "rows[].flash_ratio": "simulated over measured seconds of the reads alone, made again under the caps",
+        "rows[].cap_ratio": "simulated by the law of a cap over measured",
+        "worst_ratio": "the ratio farthest from 1",
+        "worst_cap_ratio": "the cap_ratio farthest from 1",
     }
+    is_timing = True
+    needs_root = True
+    full_minutes = 20
 
+    def cells(self) -> Iterator[Cell]:
+        """A cell per case, device and share in DRAM."""
+        return combinations(self.options)
 
-def row_of(task: Task, scale: float | None) -> dict[str, Any]:
-    """The row of a combination, measured in a process under the device's caps."""
-    manifest, plan = plan_of(artifact_of(task.case, ORDERED, task.folder), task.dram)
-    return measured_apart("benchmarks.simulate", task, scale, budget.used_bytes(manifest, plan) + OTHER_BYTES)[0]
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """One row, measured in a process under the device's caps."""
+        case, dram = cell["case"], cell["dram"]
+        path, rates = self.once(case, lambda: self.artifact(case))
+        memory_bytes = budget.used_bytes(*plan_of(path, dram)) + OTHER_BYTES
+        row, _ = apart_under_caps(self, "row", cell["device"], self.options.scale, memory_bytes, {**cell}, rates)
+        yield row
 
+    def artifact(self, case: str) -> tuple[Path, dict[str, float]]:
+        """The artifact of a case, and the rates of memory and disk without caps; the one before is removed."""
+        folder, options = self.folder / "artifacts", self.options
+        shutil.rmtree(folder, ignore_errors=True)
+        write_artifacts(case, options.layers, folder, [ORDERED], options.width)
+        path = artifact_of(case, ORDERED, folder)
+        memory = memory_bytes_per_s(path, topic_tokens(2, options.tokens + 2))
+        return path, {"memory_bytes_per_s": memory, **asdict(disk_of(sample_of(self.folder)).measured())}
 
-def main() -> None:
-    """Prints the table and the figures."""
-    arguments = parser(__doc__).parse_args()
-    if answered(arguments, one):
-        return
-    rows: list[dict[str, Any]] = []
-    with folder_of(arguments) as folder:
-        for case in arguments.cases:
-            write_artifacts(case, arguments.layers, folder)
-            rates = rates_of(artifact_of(case, ORDERED, folder), topic_tokens(2, arguments.tokens + 2))
-            rows += [row_of(task, arguments.scale) for task in tasks(arguments, case, folder, rates)]
-    show("simulated and measured", list(rows[0]), (list(row.values()) for row in rows))
+    def row(self, cell: Cell, rates: Mapping[str, float]) -> Row:
+        """A row, in a process under the caps."""
+        path = artifact_of(cell["case"], ORDERED, self.folder / "artifacts")
+        tokens, recorder = topic_tokens(2, self.options.tokens + 2), Recorder()
+        with Session(path, plan=plan_of(path, cell["dram"])[1], recorder=recorder) as session:
+            session.perplexity(tokens[:1], sparse=True)
+            first, recorder.events = recorder.events, []
+            real: RunMetrics = session.perplexity(tokens[1:], sparse=True).metrics
+            profile = capped(load_device(cell["device"]), rates["memory_bytes_per_s"], lone_read_s(session.artifact))
+            store, calls = replayed(session, profile, first, recorder.events)
+            told: RunMetrics = store.metrics(real.num_tokens, 0.0, 0.0, 0.0)
+            under_cap, _ = replayed(session, profile, first, recorder.events, least_share(rates))
+            cap_s = under_cap.metrics(real.num_tokens, 0.0, 0.0, 0.0).modelled_s
+            alone_s = reads_alone(session, [extents for extents in calls if len(extents)], "direct", read_buffers())
+        return {
+            "equal": all(getattr(real, name) == getattr(told, name) for name in DECISIONS),
+            "simulated_s": told.modelled_s / told.num_tokens,
+            "measured_s": real.decode_s / real.num_tokens,
+            "ratio": told.modelled_s / real.decode_s,
+            "flash_ratio": (told.modelled_flash_s + store.counters.prefill_flash_s) / alone_s,
+            "cap_ratio": cap_s / real.decode_s,
+        }
 
-    def worst(name: str) -> float:
-        return max((row[name] for row in rows), key=lambda ratio: abs(np.log(ratio)))
-
-    finish({"rows": rows, "worst_ratio": worst("ratio"), "worst_cap_ratio": worst("cap_ratio")})
+    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
+        """The ratios that are farthest from 1."""
+        names = ("ratio", "cap_ratio")
+        return {f"worst_{name}": max((row[name] for row in rows), key=lambda x: abs(math.log(x))) for name in names}
 
 
 if __name__ == "__main__":
-    main()
+    main("simulate")

@@ -5,8 +5,7 @@ a word's input to a layer of such a checkpoint is its normalised embedding (test
 activations are one product.
 """
 
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,14 +21,15 @@ from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.families import FamilyName, num_units
 from coldpress.schemas.model import Model, ModelSpec
-from tests.support.data import find_data_folder
+from tests.support.data import data_folder
 from tests.support.planted import Shape, plant_of
 from tests.support.statistics import model_of, sparsity_of
 
 FIT_TOKENS, TEST_TOKENS = 8192, 2048
 TOP_K_DENSITY = 0.5
 AS_A_7B = ", units of a 7B"
-PLANTED_DENSITIES = (0.03, 0.10, 0.50)
+PLANTED = {"planted 3%": 0.03, "planted 10%": 0.10, "planted 50%": 0.50}
+"""Source -> density."""
 PROSE = ("corpora/wikipedia/wiki_demo.txt", "corpora/wikitext-2/test.txt")
 STORIES = ("corpora/tinystories/calib.jsonl", "corpora/tinyshakespeare/input.txt")
 MODELS = {
@@ -70,27 +70,35 @@ def at_7b_size(source: Source) -> Source:
     return replace(source, model=source.model + AS_A_7B, spec=spec)
 
 
-def planted_sources() -> Iterator[Source]:
-    """One layer of the Mistral-7B shape for each density."""
-    for density in PLANTED_DENSITIES:
-        plant = plant_of("mistral-7b", 1, density)
-        rng = np.random.default_rng(1)
-        texts = {
-            "fit": planted_words(plant.shape, FIT_TOKENS, 0.2, 128, rng),
-            "same": planted_words(plant.shape, TEST_TOKENS, 0.2, 128, rng),
-            "other": planted_words(plant.shape, TEST_TOKENS, 0.5, 32, rng),
-        }
-        rows, theta = plant.deciding_rows(0)
-        embeddings = plant.embeddings()
-        found: dict[str, Text] = {}
-        for name, words in texts.items():
-            inputs = embeddings[words]
-            inputs /= inputs.square().mean(1, keepdim=True).sqrt()
-            active = (rows @ inputs.T > theta[:, None]).numpy()
-            found[name] = Text(np.packbits(active, axis=1, bitorder="little"), len(words))
-        spec = model_of(1, plant.shape.hidden_size, plant.shape.intermediate_size, head_dim=128).spec
-        fit = found.pop("fit")
-        yield Source("planted mistral-7b", 0, "neuron", f"{density:.0%}", spec, fit, found)
+def sources_of(name: str, folder: Path) -> Sequence[Source]:
+    """A planted layer, or the middle layer of a real model: each family that its method may skip parts of, as it is and
+    with units of a 7B's size."""
+    if name in PLANTED:
+        return [planted_source(PLANTED[name])]
+    found = _sources_of(name, data_folder(), MODELS[name], folder)
+    return [*found, *map(at_7b_size, found)]
+
+
+def planted_source(density: float) -> Source:
+    """One layer of the Mistral-7B shape."""
+    plant = plant_of("mistral-7b", 1, density)
+    rng = np.random.default_rng(1)
+    texts = {
+        "fit": planted_words(plant.shape, FIT_TOKENS, 0.2, 128, rng),
+        "same": planted_words(plant.shape, TEST_TOKENS, 0.2, 128, rng),
+        "other": planted_words(plant.shape, TEST_TOKENS, 0.5, 32, rng),
+    }
+    rows, theta = plant.deciding_rows(0)
+    embeddings = plant.embeddings()
+    found: dict[str, Text] = {}
+    for name, words in texts.items():
+        inputs = embeddings[words]
+        inputs /= inputs.square().mean(1, keepdim=True).sqrt()
+        active = (rows @ inputs.T > theta[:, None]).numpy()
+        found[name] = Text(np.packbits(active, axis=1, bitorder="little"), len(words))
+    spec = model_of(1, plant.shape.hidden_size, plant.shape.intermediate_size, head_dim=128).spec
+    fit = found.pop("fit")
+    return Source("planted mistral-7b", 0, "neuron", f"{density:.0%}", spec, fit, found)
 
 
 def planted_words(
@@ -105,30 +113,20 @@ def planted_words(
     return topics + shape.num_topics * rng.integers(1, words_per_topic, size=num_tokens)
 
 
-def real_sources() -> Iterator[Source]:
-    """The middle layer of every real model, each family that its method may skip parts of; then as of a 7B model."""
-    data = find_data_folder()
-    if data is None:
-        return
-    for name, corpora in MODELS.items():
-        with tempfile.TemporaryDirectory() as folder:
-            found = list(_sources_of(name, data, corpora, Path(folder)))
-        yield from found
-        yield from map(at_7b_size, found)
-
-
-def _sources_of(name: str, data: Path, corpora: tuple[str, str], folder: Path) -> Iterator[Source]:
+def _sources_of(name: str, data: Path, corpora: tuple[str, str], folder: Path) -> Sequence[Source]:
     model = ingest.run(IngestConfig(model=str(data / "models" / name)), Workspace(folder / "ingest", "benchmark"))
     layer = model.spec.num_hidden_layers // 2
     fitted = _activations(model, layer, data / corpora[0], FIT_TOKENS + TEST_TOKENS, folder / "0")
     other = _activations(model, layer, data / corpora[1], TEST_TOKENS, folder / "1")
+    found: list[Source] = []
     for family, text in fitted.items():
         num_tokens = text.num_tokens - TEST_TOKENS
         fit = Text(np.ascontiguousarray(text.bits[:, : num_tokens // 8]), num_tokens)
         same = Text(np.ascontiguousarray(text.bits[:, num_tokens // 8 :]), TEST_TOKENS)
         density = np.bitwise_count(fit.bits).sum() / (len(fit.bits) * num_tokens)
         tests = {"same": same, "other": other[family]}
-        yield Source(name, layer, family, f"{density:.0%}", model.spec, fit, tests)
+        found.append(Source(name, layer, family, f"{density:.0%}", model.spec, fit, tests))
+    return found
 
 
 def _activations(model: Model, layer: int, corpus: Path, num_tokens: int, folder: Path) -> dict[FamilyName, Text]:

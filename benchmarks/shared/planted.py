@@ -43,6 +43,7 @@ ORDERED_FOR, PINNED_WHERE_ORDERED = "pixel6", 0.1
 FORMAT = "int4_group32"
 PINNED_SHARE = 0.4
 """Of the units in DRAM, those that are pinned."""
+WIDTH_7B = 4096
 VOCAB_SIZE, NUM_TOPICS, TOPIC = 2048, 64, 5
 PREDICTOR_RANK, THRESHOLD = 256, 0.1
 CALIBRATION_TOKENS, DOCUMENT_TOKENS = 2048, 128
@@ -55,14 +56,23 @@ def artifact_of(case: str, order: str, folder: Path) -> Path:
     return folder / f"{case}-{order}"
 
 
-def write_artifacts(case: str, layers: int, folder: Path, orders: Sequence[str] = ORDERS) -> None:
-    """The case's artifacts, one for each order, where they are not there yet."""
+def write_artifacts(
+    case: str, layers: int, folder: Path, orders: Sequence[str] = ORDERS, width: int = WIDTH_7B
+) -> None:
+    """The case's artifacts, one for each order, where they are not there yet; `width` (hidden_size) is n * 512."""
     missing = [order for order in orders if not artifact_of(case, order, folder).exists()]
     if not missing:
         return
     method, act, density = CASES[case]
-    plant = plant_of("mistral-7b", layers, density, hidden_act=act, vocab_size=VOCAB_SIZE, num_topics=NUM_TOPICS)
-    spec, weights = spec_7b(layers, VOCAB_SIZE, act), planted_weights(plant)
+    shape = {
+        "hidden_size": width,
+        "intermediate_size": width * 7 // 2,
+        "num_attention_heads": width // 128,
+        "num_key_value_heads": width // 512,
+    }
+    planted = {"hidden_act": act, "vocab_size": VOCAB_SIZE, "num_topics": NUM_TOPICS}
+    plant = plant_of("mistral-7b", layers, density, **planted, **shape)
+    spec, weights = spec_7b(layers, VOCAB_SIZE, act).model_copy(update=shape), planted_weights(plant)
     keys = [(layer, family) for layer in range(layers) for family in families_of(method, spec)]
     actives = {key: activity(plant, *key) for key in keys}
     rank = {

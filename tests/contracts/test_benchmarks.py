@@ -66,12 +66,12 @@ def test_what_benchmarks_take_from_elsewhere_is_there() -> None:
     assert {path.name: missing for path in benchmarks if (missing := missing_in(path))} == {}
 
 
-@pytest.mark.parametrize("name", ["kernels", "ladder"])
+@pytest.mark.parametrize("name", ["kernels", "ladder", "llama_cpp"])
 def test_a_benchmark_without_its_extra_ends_in_a_sentence(name: str) -> None:
-    code = f"import sys; sys.modules['xllamacpp'] = None; import benchmarks.{name} as benchmark; benchmark.main()"
+    code = f"import sys; sys.modules['xllamacpp'] = None; import benchmarks.{name} as one; one.main('{name}', [])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=300)
-    assert done.returncode != 0
-    assert done.stderr == "error: this benchmark needs llama.cpp; pip install -e '.[llama]' in the checkout\n"
+    assert done.returncode == 2
+    assert done.stderr == f"error: benchmarks.{name} needs xllamacpp; pip install -e '.[llama]' in the checkout\n"
 
 
 @pytest.mark.slow
