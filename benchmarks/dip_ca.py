@@ -246,7 +246,7 @@ class Options:
     )
     devices: tuple[str, ...] = option(("pixel6",), full=("pixel6", "iphone-a18"), help="device profiles")
     slots: tuple[float, ...] = option((0.5,), full=(0.5, 0.3), help="shares of the units in the cache")
-    gammas: tuple[float, ...] = option((0.1, 0.2, 0.35), smoke=(0.2,), full=GAMMAS, help="gammas of dip_ca")
+    gammas: tuple[float, ...] = option((0.2, 0.35), smoke=(0.2,), full=GAMMAS, help="gammas of dip_ca")
     along_gammas: tuple[float, ...] = option((0.5,), full=ALONG_GAMMAS, help="gammas of `along`")
     densities: tuple[float, ...] = option(
         (0.4, 0.5, 0.6, 0.75), smoke=(0.4, 0.5), full=DENSITIES, help="densities of DIP and dip_ca; 0.5 and 0.4 of them"
