@@ -1,25 +1,23 @@
 """Perplexity on test text by the rule that divides a density among families and layers.
 
-`python -m benchmarks.allocation [--models …] [--densities …] [--rules …] [--attention] [--tokens N] …`. The
-inputs of all matrices of the MLP are pruned; the density counts all its bytes. Rules work as in a build: thresholds
-are fitted on calibration text, losses are measured on N tokens of it, validation text decides where a rule lets it,
-and what is scored is test text. `uniform` of `dip` is that selector's own line. The last line is {rows: [{model,
-method, rule, asked, density, ppl, shares}], worst_gain, median_gain}, where `density` counts weights and gains are
-the share of `uniform`'s loss of log perplexity that `greedy` saves.
+The inputs of all matrices of the MLP are pruned; the density counts all its bytes. Rules work as in a build: thresholds
+are fitted on calibration text, losses are measured on some of it, validation text decides where a rule lets it, and
+what is scored is test text. `uniform` of `dip` is that selector's own line. A gain is the share of `uniform`'s loss of
+log perplexity that `greedy` saves.
 """
 
-import argparse
-import json
+import itertools
 import math
 import statistics
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks.evaluation.evaluate import Sparse, evaluate
-from benchmarks.shared.cases import MODELS, Case, Parts, case_of
-from benchmarks.shared.report import finish, show
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
+from benchmarks.harness.command import main
+from benchmarks.harness.places import ROOT
+from benchmarks.shared.cases import MODELS, Case, case_of
 from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
 from coldpress.compiler.activity.layer_counts import Activity
 from coldpress.compiler.activity.unit_statistics import fit_all
@@ -31,13 +29,14 @@ from coldpress.runtime.plugins import load, names, options_of
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.activations import Activations
 
-SPLITS: Parts = {
+SPLITS: dict[str, tuple[str, slice]] = {
     "calibration": ("fit", slice(0, 64)),
     "validation": ("fit", slice(64, 72)),
-    "test": ("test", slice(0, 32)),
 }
 FAMILIES = ("attn_in", "attn_out", "mlp_in", "mlp_mid")
 FORMAT = "int4_group32"
+DEVICE = ROOT / "profiles/devices/pixel6.yaml"
+RULES = names("coldpress.compiler.stages.allocate")
 
 
 def method_of(name: str, case: Case, inputs: Inputs, attention: bool) -> Method:
@@ -49,43 +48,23 @@ def method_of(name: str, case: Case, inputs: Inputs, attention: bool) -> Method:
     return Method(name, selector, options, sizes, reads)
 
 
-def row_of(case: Case, inputs: Inputs, method: Method, config: AllocationConfig, density: float) -> dict[str, Any]:
+def row_of(case: Case, inputs: Inputs, method: Method, config: AllocationConfig, density: float) -> Row:
     """What one rule makes of a density."""
     shares = allocated(config, inputs, method, density)
     arrays = fit_all(method.selector, method.options, shares, case.model.spec, method.statistics(inputs))
     found = evaluate(case.stream, case.splits["test"], Sparse(method.selector, tuple(shares), arrays))
     rounded = {family: [round(share, 3) for share in per_layer] for family, per_layer in shares.items()}
-    return {"model": case.name, "method": method.name, "rule": config.density_allocation, "asked": density} | {
-        "density": found.mlp_density,
-        "ppl": found.ppl,
-        "shares": rounded,
-    }
+    return {"density": found.mlp_density, "ppl": found.ppl, "shares": rounded}
 
 
-def rows_of(case: Case, activations: Activations, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A row per method, density and rule, the dense model first."""
-    nll, count = case.stream.nll(case.splits["test"])
-    yield {
-        "model": case.name,
-        "method": "dense",
-        "rule": "",
-        "asked": 1.0,
-        "density": 1.0,
-        "ppl": math.exp(nll / count),
-    }
-    device = load_device(Path("profiles/devices/pixel6.yaml"))
-    for name in arguments.methods:
-        for density in arguments.densities:
-            for rule in arguments.rules:
-                work = Workspace(case.folder / f"{name}-{density}-{rule}", "benchmark")
-                inputs = Inputs(case.model, activations, device, work, case.corpus(), case.stream.threads)
-                config = AllocationConfig(
-                    density_allocation=rule, allocation_tokens=arguments.tokens, compute_device="cpu"
-                )
-                yield row_of(case, inputs, method_of(name, case, inputs, arguments.attention), config, density)
+def calibrated(name: str, folder: Path, test_blocks: int) -> tuple[Case, Activations]:
+    """A model with its text, and one pass over the calibration text."""
+    case = case_of(name, folder, SPLITS | {"test": ("test", slice(0, test_blocks))})
+    work, nothing = Workspace(folder / "calibrate", "benchmark"), Activity(frozenset())
+    return case, count_activity(PassConfig(), case.model, case.corpus(), FAMILIES, nothing, work, case.stream.threads)
 
 
-def gains(rows: list[dict[str, Any]]) -> list[float]:
+def gains(rows: Sequence[Row]) -> list[float]:
     """Share of the loss by `uniform`, in log perplexity, that `greedy` saves."""
     ppl = {(row["model"], row["method"], row["asked"], row["rule"]): row["ppl"] for row in rows}
     dense = {row["model"]: row["ppl"] for row in rows if row["method"] == "dense"}
@@ -96,42 +75,84 @@ def gains(rows: list[dict[str, Any]]) -> list[float]:
     ]
 
 
-def main() -> None:
-    """Prints the table and the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--models", nargs="+", default=["prose7m", "tinystories656k", "stories260k"], choices=list(MODELS)
+@dataclass(frozen=True)
+class Options:
+    """What is divided."""
+
+    models: tuple[str, ...] = option(
+        ("prose7m",),
+        smoke=("stories260k",),
+        full=("prose7m", "tinystories656k", "stories260k"),
+        choices=MODELS,
+        help="models",
     )
-    parser.add_argument("--methods", nargs="+", default=["topk", "dip", "threshold", "flash"])
-    parser.add_argument("--densities", nargs="+", type=float, default=[0.6, 0.5, 0.4, 0.3])
-    parser.add_argument("--rules", nargs="+", default=list(names("coldpress.compiler.stages.allocate")))
-    parser.add_argument("--attention", action="store_true", help="prune attention's matrices, too, by the same density")
-    parser.add_argument("--tokens", type=int, default=AllocationConfig().allocation_tokens, metavar="N")
-    arguments = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    for name in arguments.models:
-        with tempfile.TemporaryDirectory() as folder:
-            case = case_of(name, Path(folder), SPLITS)
-            work = Workspace(case.folder / "calibrate", "benchmark")
-            nothing = Activity(frozenset())
-            activations = count_activity(
-                PassConfig(), case.model, case.corpus(), FAMILIES, nothing, work, case.stream.threads
-            )
-            for row in rows_of(case, activations, arguments):
-                print(json.dumps(row), flush=True)
-                rows.append(row)
-    cells = {(row["model"], row["method"], row["rule"], row["asked"]): row["ppl"] for row in rows}
-    found = dict.fromkeys((row["model"], row["method"], row["rule"]) for row in rows)
-    table = [
-        [*key, *(cells.get((*key, at), cells.get((*key, 1.0), math.nan)) for at in arguments.densities)]
-        for key in found
-    ]
-    columns = ["model", "method", "rule", *map(str, arguments.densities)]
-    show("perplexity on test text, by density of the MLP", columns, table)
-    saved = gains(rows)
-    summary = {"worst_gain": min(saved), "median_gain": statistics.median(saved)} if saved else {}
-    finish({"rows": rows} | summary)
+    methods: tuple[str, ...] = option(
+        ("topk", "dip"), smoke=("topk",), full=("topk", "dip", "threshold", "flash"), help="selectors"
+    )
+    densities: tuple[float, ...] = option((0.5,), full=(0.6, 0.5, 0.4, 0.3), help="shares of the MLP's bytes")
+    rules: tuple[str, ...] = option(RULES, choices=RULES, help="rules of density_allocation")
+    attention: bool = option(False, help="prune attention's matrices, too, by the same density")
+    tokens: int = option(
+        2048,
+        smoke=256,
+        full=AllocationConfig().allocation_tokens,
+        help="calibration tokens that losses are measured on",
+    )
+    test_blocks: int = option(16, smoke=2, full=32, help="blocks of 256 tokens of test text")
+
+
+class Plugin(Benchmark[Options]):
+    """Divides each density among families and layers by each rule."""
+
+    keys = {
+        "rows[].model": "model",
+        "rows[].method": "selector, or dense",
+        "rows[].asked": "density that was asked for",
+        "rows[].rule": "rule of density_allocation; empty of the dense model",
+        "rows[].density": "share of the MLP's weights that the test text used",
+        "rows[].ppl": "perplexity on test text",
+        "rows[].shares.*?": "density of each layer, by family",
+        "worst_gain?": "the least share of uniform's loss that greedy saves",
+        "median_gain?": "the median share",
+    }
+    needs_data = True
+    full_minutes = 240
+
+    def cells(self) -> Iterator[Cell]:
+        """The dense model, then a cell per method, density and rule."""
+        options = self.options
+        for model in options.models:
+            yield {"model": model, "method": "dense", "asked": 1.0, "rule": ""}
+            for method, density, rule in itertools.product(options.methods, options.densities, options.rules):
+                yield {"model": model, "method": method, "asked": density, "rule": rule}
+
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """One row."""
+        model, name, density, rule = cell["model"], cell["method"], cell["asked"], cell["rule"]
+        test_blocks = self.options.test_blocks
+        case, activations = self.once(model, lambda: calibrated(model, self.folder / model, test_blocks))
+        if name == "dense":
+            nll, count = case.stream.nll(case.splits["test"])
+            yield {"density": 1.0, "ppl": math.exp(nll / count)}
+            return
+        work = Workspace(case.folder / f"{name}-{density}-{rule}", "benchmark")
+        inputs = Inputs(case.model, activations, load_device(DEVICE), work, case.corpus(), case.stream.threads)
+        config = AllocationConfig(density_allocation=rule, allocation_tokens=self.options.tokens, compute_device="cpu")
+        yield row_of(case, inputs, method_of(name, case, inputs, self.options.attention), config, density)
+
+    def figures(self, rows: Sequence[Row]) -> Mapping[str, float]:
+        """What `greedy` saves."""
+        saved = gains(rows)
+        return {"worst_gain": min(saved), "median_gain": statistics.median(saved)} if saved else {}
+
+    def tables(self, rows: Sequence[Row], figures: Mapping[str, object]) -> Iterator[Table]:
+        """Perplexity by density."""
+        ppl = {(row["model"], row["method"], row["rule"], row["asked"]): row["ppl"] for row in rows}
+        found, densities = dict.fromkeys(key[:3] for key in ppl), self.options.densities
+        table = [[*key, *(ppl.get((*key, at), ppl.get((*key, 1.0))) for at in densities)] for key in found]
+        columns = ["model", "method", "rule", *map(str, densities)]
+        yield Table("perplexity on test text, by density of the MLP", columns, table)
 
 
 if __name__ == "__main__":
-    main()
+    main("allocation")

@@ -1,156 +1,180 @@
 """`calibrate` at 7B scale against a plain forward pass of transformers over the same layers and tokens.
 
-`python -m benchmarks.calibrate [--shape mistral-7b] [--tokens 8192] [--layers 2 4] [--repeats 3]`. Both run on
-the same planted checkpoint in processes of their own, in turn. The plain pass is what a user would write: AutoModel
-(layers without the head) from the folder in the dtype that transformers takes by default, that of the weights
-(bfloat16), all cores, inference mode, a warm-up, `--batch-blocks` blocks of 256 tokens at a time; its clock runs for
-the forward calls alone. Ours runs for the whole stage: reading the layers' weights, forward, counting, writing hidden
-states and statistics. Imports are in neither. The last line is {wall_ratio, cpu_ratio, rss_growth, peak_rss_bytes, …}:
-medians; rss_growth is the peak memory of the larger number of layers over that of the smaller, of whole processes.
+Both run on the same planted checkpoint in processes of their own, in turn. The plain pass is what a user would write:
+AutoModel (layers without the head) from the folder in the dtype that transformers takes by default, that of the weights
+(bfloat16), all cores, inference mode, a warm-up, some blocks of 256 tokens at a time; its clock runs for the forward
+calls alone. Ours runs for the whole stage: reading the layers' weights, forward, counting, writing hidden states and
+statistics. Imports are in neither.
 """
 
-import argparse
-import json
-import statistics
 import tempfile
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from benchmarks.shared.report import finish, show
+from benchmarks.harness.apart import apart
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
+from benchmarks.harness.command import main
+from benchmarks.harness.timing import spread
 from tests.support.usage import Usage, measured
 
-MODULE = "benchmarks.calibrate"
 THREADS = 2
+BLOCK_TOKENS = 256
+PASSES = ("plain", "calibrate")
 
 
-def prepare(folder: Path, shape: str, layers: int, tokens: int) -> Path:
-    """A planted checkpoint and the records that `calibrate` needs, in a folder of their own."""
-    made = folder / f"layers-{layers}"
-    made.mkdir()
-    checkpoint = made / "model"
-    measured(
-        "-m", "tests.support.planted", "--shape", shape, "--layers", str(layers), "--output", checkpoint, folder=made
-    )
-    ingest, corpus = made / "ingest.json", made / "tokenize.json"
-    measured("-m", "coldpress.compiler", "ingest", "--model", checkpoint, "--output", ingest, folder=made)
-    arguments = ["--model", ingest, "--corpus", checkpoint / "corpus.jsonl", "--calibration-tokens", str(tokens)]
-    measured("-m", "coldpress.compiler", "tokenize", *arguments, "--output", corpus, folder=made)
-    return made
+@dataclass(frozen=True)
+class Options:
+    """What is calibrated."""
+
+    shape: str = option("mistral-7b", smoke="small", help="shape of a layer")
+    tokens: int = option(2048, smoke=512, full=8192, help="calibration tokens")
+    few: int = option(2, smoke=1, help="layers of the timed checkpoint")
+    many: int = option(4, smoke=2, help="layers of the checkpoint whose memory is compared")
+    rounds: int = option(5, smoke=1, help="interleaved rounds")
+    batch_blocks: int = option(8, help="blocks of a call of the plain pass")
+    float32: bool = option(False, full=True, help="also the plain pass in float32, for comparison")
 
 
-def worker_calibrate(folder: Path, shards: int) -> dict[str, object]:
-    """Runs the stage on one of `shards` parts of the text."""
-    from coldpress.compiler.activity.forward import LayerStream
-    from coldpress.compiler.io import Workspace, load_record
-    from coldpress.compiler.stages import calibrate
-    from coldpress.compiler.stages.calibrate import CalibrateConfig
-    from coldpress.schemas.corpus import Corpus
-    from coldpress.schemas.model import Model
+class Plugin(Benchmark[Options]):
+    """Calibrates, and runs the plain pass, in turn."""
 
-    model, corpus = load_record(folder / "ingest.json", Model), load_record(folder / "tokenize.json", Corpus)
-    LayerStream(model)  # imports torch and transformers' modules of the architecture
-    config = CalibrateConfig(num_shards=shards)
-    with tempfile.TemporaryDirectory(dir=folder) as work:
-        wall, cpu = time.perf_counter(), time.process_time()
-        found = calibrate.run(config, model, corpus, Workspace(Path(work), "benchmark"), THREADS)
-        return {
-            "wall_s": time.perf_counter() - wall,
-            "cpu_s": time.process_time() - cpu,
-            "dtype": found.compute_dtype,
-            "density": found.layers[-1].family("neuron").density,
-        }
-
-
-def worker_plain(folder: Path, batch_blocks: int, dtype: str) -> dict[str, object]:
-    """Runs transformers' own model; `dtype` is torch's name, or auto for what transformers takes by itself."""
-    import torch
-    from transformers import AutoModel
-
-    from coldpress.compiler.io import load_arrays, load_record
-    from coldpress.schemas.corpus import Corpus
-
-    torch.set_num_threads(THREADS)
-    corpus = load_record(folder / "tokenize.json", Corpus)
-    tokens = torch.from_numpy(load_arrays(corpus.split("calibration").arrays, "tokens")["tokens"]).long()
-    model = AutoModel.from_pretrained(folder / "model", dtype=dtype).eval()
-    with torch.inference_mode():
-        model(tokens[:1], use_cache=False)
-        wall, cpu = time.perf_counter(), time.process_time()
-        for start in range(0, len(tokens), batch_blocks):
-            model(tokens[start : start + batch_blocks], use_cache=False)
-        return {
-            "wall_s": time.perf_counter() - wall,
-            "cpu_s": time.process_time() - cpu,
-            "dtype": str(model.dtype).removeprefix("torch."),
-        }
-
-
-def run(folder: Path, *worker: str) -> tuple[Usage, dict[str, float | str]]:
-    """What a worker took as a process, and what it says of itself."""
-    usage = measured("-m", MODULE, "--worker", *worker, folder=folder)
-    return usage, json.loads(usage.stdout.splitlines()[-1])
-
-
-def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
-    """Prints the table; gives the figures."""
-    few, many = arguments.layers
-    small = prepare(folder, arguments.shape, few, arguments.tokens)
-    run(small, "calibrate", "--shards", str(max(1, arguments.tokens // 256)))  # compiles loops, warms the page cache
-    pairs = []
-    for _ in range(arguments.repeats):
-        plain = run(small, "plain", "--batch-blocks", str(arguments.batch_blocks))
-        pairs.append((plain, run(small, "calibrate")))
-    rows = [
-        [name, few, figures["dtype"], figures["wall_s"], figures["cpu_s"], usage.peak_rss_bytes / 2**30]
-        for pair in pairs
-        for name, (usage, figures) in zip(("plain forward", "calibrate"), pair, strict=True)
-    ]
-    if arguments.float32:
-        usage, figures = run(small, "plain", "--batch-blocks", str(arguments.batch_blocks), "--dtype", "float32")
-        rows.append(
-            ["plain forward", few, "float32", figures["wall_s"], figures["cpu_s"], usage.peak_rss_bytes / 2**30]
-        )
-    usage, figures = run(prepare(folder, arguments.shape, many, arguments.tokens), "calibrate")
-    rows.append(
-        ["calibrate", many, figures["dtype"], figures["wall_s"], figures["cpu_s"], usage.peak_rss_bytes / 2**30]
-    )
-    show(
-        f"{arguments.shape}, {arguments.tokens} tokens",
-        ["", "layers", "dtype", "wall s", "cpu s", "peak RSS GiB"],
-        rows,
-    )
-    peak = max(ours[0].peak_rss_bytes for _, ours in pairs)
-    return {
-        "wall_ratio": statistics.median(ours[1]["wall_s"] / plain[1]["wall_s"] for plain, ours in pairs),
-        "cpu_ratio": statistics.median(ours[1]["cpu_s"] / plain[1]["cpu_s"] for plain, ours in pairs),
-        "plain_dtype": pairs[0][0][1]["dtype"],
-        "calibrate_dtype": pairs[0][1][1]["dtype"],
-        "rss_growth": usage.peak_rss_bytes / peak,
-        "peak_rss_bytes": max(peak, usage.peak_rss_bytes),
+    keys = {
+        "rows[].layers": "layers of the checkpoint",
+        "rows[].part": "rounds: both passes in turn; float32: the plain pass in float32; memory: ours with more layers",
+        "rows[].round": "number of the round",
+        "rows[].pass": "plain: transformers' forward; calibrate: the whole stage",
+        "rows[].dtype": "dtype of the forward pass",
+        "rows[].wall_s": "seconds",
+        "rows[].cpu_s": "processor seconds of all threads",
+        "rows[].density?": "density of the last layer's neurons that calibrate counted",
+        "rows[].peak_rss_bytes": "peak memory of the whole process",
+        "wall_ratio": "seconds of calibrate over those of the plain pass, of the same round",
+        "cpu_ratio": "the same of processor seconds",
+        "plain_dtype": "dtype of the plain pass",
+        "calibrate_dtype": "dtype of calibrate",
+        "rss_growth": "peak memory with more layers over that with few",
+        "peak_rss_bytes": "the largest peak memory of calibrate",
     }
+    is_timing = True
+    full_minutes = 40
 
+    def cells(self) -> Iterator[Cell]:
+        """A cell per round; then float32, and more layers."""
+        options = self.options
+        for number in range(options.rounds):
+            yield {"layers": options.few, "part": "rounds", "round": number}
+        if options.float32:
+            yield {"layers": options.few, "part": "float32", "round": 0}
+        yield {"layers": options.many, "part": "memory", "round": 0}
 
-def main() -> None:
-    """Command line; `--worker` is how it calls itself."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", default="mistral-7b")
-    parser.add_argument("--tokens", type=int, default=8192)
-    parser.add_argument("--layers", type=int, nargs=2, default=(2, 4), metavar=("FEW", "MANY"))
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--batch-blocks", type=int, default=8, help="blocks of a call of the plain pass (default: 8)")
-    parser.add_argument("--float32", action="store_true", help="also the plain pass in float32, for comparison")
-    parser.add_argument("--worker", choices=("calibrate", "plain"), help=argparse.SUPPRESS)
-    parser.add_argument("--shards", type=int, default=1, help=argparse.SUPPRESS)
-    parser.add_argument("--dtype", default="auto", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.worker == "calibrate":
-        print(json.dumps(worker_calibrate(Path.cwd(), arguments.shards)))
-    elif arguments.worker == "plain":
-        print(json.dumps(worker_plain(Path.cwd(), arguments.batch_blocks, arguments.dtype)))
-    else:
-        with tempfile.TemporaryDirectory(dir=".") as folder:
-            finish(measure(arguments, Path(folder).resolve()))
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """A row per process."""
+        layers, part = cell["layers"], cell["part"]
+        made = self.once(layers, lambda: self._prepared(layers, part))
+        if part != "memory":
+            dtype = "float32" if part == "float32" else "auto"
+            yield {"pass": "plain"} | self._measured("plain", made, dtype)
+        if part != "float32":
+            yield {"pass": "calibrate"} | self._measured("calibrated", made, 1)
+
+    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
+        """Ratios of the rounds, and memory."""
+        plain, ours = ([row for row in rows if (row["part"], row["pass"]) == ("rounds", kind)] for kind in PASSES)
+        ratios = {
+            f"{what}_ratio": spread(
+                [our[f"{what}_s"] / other[f"{what}_s"] for other, our in zip(plain, ours, strict=True)]
+            )
+            for what in ("wall", "cpu")
+        }
+        few, many = (max(row["peak_rss_bytes"] for row in found) for found in (ours, rows[-1:]))
+        return ratios | {
+            "plain_dtype": plain[0]["dtype"],
+            "calibrate_dtype": ours[0]["dtype"],
+            "rss_growth": many / few,
+            "peak_rss_bytes": max(few, many),
+        }
+
+    def _prepared(self, layers: int, part: str) -> str:
+        """The folder of a checkpoint; before rounds ours compiles its loops and the page cache is filled."""
+        made = str(self.folder / f"layers-{layers}")
+        apart(self, "prepare", made, layers)
+        if part == "rounds" and self.options.rounds > 1:
+            self._measured("calibrated", made, max(1, self.options.tokens // BLOCK_TOKENS))
+        return made
+
+    def prepare(self, made: str, layers: int) -> None:
+        """Makes a planted checkpoint and the records that `calibrate` needs."""
+        from coldpress.compiler.io import Workspace, save_record
+        from coldpress.compiler.stages import ingest, tokenize
+        from coldpress.compiler.stages.ingest import IngestConfig
+        from coldpress.compiler.stages.tokenize import TokenizeConfig
+        from tests.support.planted import plant_of, write
+
+        folder, tokens = Path(made), self.options.tokens
+        folder.mkdir()
+        checkpoint = write(plant_of(self.options.shape, layers, 0.1, 0), folder / "model", 5 * tokens)
+        model = ingest.run(IngestConfig(model=str(checkpoint)), Workspace(folder / "ingest", "benchmark"))
+        text = TokenizeConfig(corpus=str(checkpoint / "corpus.jsonl"), calibration_tokens=tokens)
+        save_record(model, folder / "ingest.json")
+        save_record(tokenize.run(text, model, Workspace(folder / "tokenize", "benchmark")), folder / "tokenize.json")
+
+    def _measured(self, method: str, *arguments: Any) -> Row:
+        """What a method says of itself in another process, and that one's peak memory."""
+        used: list[Usage] = []
+
+        def run(command: list[str]) -> int:
+            used.append(measured(*command[1:], folder=self.folder))
+            return 0
+
+        return apart(self, method, *arguments, run=run) | {"peak_rss_bytes": used[0].peak_rss_bytes}
+
+    def calibrated(self, made: str, shards: int) -> Row:
+        """Runs the stage on one of `shards` parts of the text."""
+        from coldpress.compiler.activity.forward import LayerStream
+        from coldpress.compiler.io import Workspace, load_record
+        from coldpress.compiler.stages import calibrate
+        from coldpress.compiler.stages.calibrate import CalibrateConfig
+        from coldpress.schemas.corpus import Corpus
+        from coldpress.schemas.model import Model
+
+        model = load_record(Path(made) / "ingest.json", Model)
+        corpus = load_record(Path(made) / "tokenize.json", Corpus)
+        LayerStream(model)  # imports torch and transformers' modules of the architecture
+        config = CalibrateConfig(num_shards=shards)
+        with tempfile.TemporaryDirectory(dir=made) as work:
+            wall, cpu = time.perf_counter(), time.process_time()
+            found = calibrate.run(config, model, corpus, Workspace(Path(work), "benchmark"), THREADS)
+            figures = {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - cpu}
+            neurons = found.layers[-1].family("neuron")
+            assert neurons is not None
+            return figures | {"dtype": found.compute_dtype, "density": neurons.density}
+
+    def plain(self, made: str, dtype: str) -> Row:
+        """Runs transformers' own model; `dtype` is torch's name, or auto for what transformers takes by itself."""
+        import torch
+        from transformers import AutoModel
+
+        from coldpress.compiler.io import load_arrays, load_record
+        from coldpress.schemas.corpus import Corpus
+
+        torch.set_num_threads(THREADS)
+        corpus = load_record(Path(made) / "tokenize.json", Corpus)
+        tokens = torch.from_numpy(load_arrays(corpus.split("calibration").arrays, "tokens")["tokens"]).long()
+        model = AutoModel.from_pretrained(Path(made) / "model", dtype=dtype).eval()
+        with torch.inference_mode():
+            model(tokens[:1], use_cache=False)
+            batch, wall, cpu = self.options.batch_blocks, time.perf_counter(), time.process_time()
+            for start in range(0, len(tokens), batch):
+                model(tokens[start : start + batch], use_cache=False)
+            return {
+                "wall_s": time.perf_counter() - wall,
+                "cpu_s": time.process_time() - cpu,
+                "dtype": str(model.dtype).removeprefix("torch."),
+            }
 
 
 if __name__ == "__main__":
-    main()
+    main("calibrate")

@@ -1,26 +1,19 @@
 """Cache-aware masking: perplexity against hit rate by gamma, and modelled tokens per second against DIP (DIP Fig. 11).
 
-`python -m benchmarks.dip_ca [--models …] [--devices …] [--slots 0.5 …] [--blocks N]`. The model is in the loop: a
-choice sees what its layer's cache holds, token by token, in blocks one after another, the first of which warm the
-caches and are not scored. Inputs of the MLP are pruned by DIP's division; a layer's cache holds a stated share of its
-units; there are as many units as the model has, each as large as a 7B's in int4. A request takes the device's seconds
-for the reads of what it misses, or memory's for computing with all it uses, whichever is more. What DIP chooses depends
-on no cache, so each policy replays its choices, and `belady` knows them all beforehand. `along` is `dip_ca` with
-`use_read_units`, and `flash` that selector, both with an LRU cache. A curve has one point per density and is linear in
-log perplexity. Gamma and the cache beside it are chosen on validation text, at the perplexity that DIP has there at
-half of the weights; the last line has `throughput_gain_at_equal_ppl` on test text, by case and policy: tokens per
-second of `dip_ca`, of `along` and of `flash` over DIP with that policy, at DIP's perplexity at each of EQUAL_TO; and
-`rows`.
+The model is in the loop: a choice sees what its layer's cache holds, token by token, in blocks one after another, the
+first of which warm the caches and are not scored. Inputs of the MLP are pruned by DIP's division; a layer's cache holds
+a stated share of its units; there are as many units as the model has, each as large as a 7B's in int4. A request takes
+the device's seconds for the reads of what it misses, or memory's for computing with all it uses, whichever is more.
+What DIP chooses depends on no cache, so each policy replays its choices, and `belady` knows them all beforehand.
+`along` is `dip_ca` with `use_read_units`, and `flash` that selector, both with an LRU cache. A curve has one point per
+density and is linear in log perplexity. Gamma and the cache beside it are chosen on validation text, at the perplexity
+that DIP has there at half of the weights; gains are of test text.
 """
 
-import argparse
 import itertools
-import json
 import math
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,10 +21,12 @@ import numpy as np
 
 from benchmarks.evaluation.evaluate import CacheSettings, Sparse, evaluate
 from benchmarks.evaluation.reads import Placed, Reading, reads_of
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
+from benchmarks.harness.command import main
+from benchmarks.harness.places import ROOT
 from benchmarks.shared.cases import BLOCK_TOKENS, MODELS, Case
 from benchmarks.shared.flash_prices import fitted
 from benchmarks.shared.flash_setting import FAMILIES_PRUNED, UNIT_BYTES, Known, Setting, known_of
-from benchmarks.shared.report import finish, show
 from coldpress.compiler.profiles import load_device
 from coldpress.runtime.sparsity import Residency, dip_ca, flash, topk
 from coldpress.runtime.store.clock import fetch_seconds
@@ -53,7 +48,6 @@ AWARE = ("lru", "lfu")
 """Caches that a choice is made with."""
 WARM_UP_BLOCKS = 1
 Key = tuple[int, str]
-Row = dict[str, Any]
 
 
 @dataclass
@@ -156,27 +150,14 @@ def using_along(work: Work, sparse: Sparse, device: DeviceProfile) -> Row:
     return {"ppl": found.ppl, "hit_rate": hit_rate, "tokens_per_s": scored / found.request_s}
 
 
-def rows_along(work: Work, device: DeviceProfile) -> list[Row]:
+def rows_along(work: Work, device: DeviceProfile, density: float, gammas: Iterable[float]) -> Iterator[Row]:
     """Of `along` and `flash`."""
-    ways = [
-        ("along", gamma, density, Sparse(dip_ca.Plugin(), FAMILIES_PRUNED, work.arrays(density, gamma)))
-        for gamma, density in itertools.product(ALONG_GAMMAS, ALONG_DENSITIES)
-    ]
+    for gamma in gammas:
+        sparse = Sparse(dip_ca.Plugin(), FAMILIES_PRUNED, work.arrays(density, gamma))
+        yield {"method": "along", "gamma": gamma} | using_along(work, sparse, device)
     setting = Setting(work.known, device, 1, {}, work.slots)
-    ways += [
-        (
-            "flash",
-            1.0,
-            density,
-            Sparse(flash.Plugin(), FAMILIES_PRUNED, fitted(setting, dict.fromkeys(work.known.keys, density))),
-        )
-        for density in ALONG_DENSITIES
-    ]
-    common = {"device": device.name, "slots": work.slots, "policy": "lru"}
-    return [
-        {**common, "method": method, "gamma": gamma, "density": density} | using_along(work, sparse, device)
-        for method, gamma, density, sparse in ways
-    ]
+    arrays = fitted(setting, dict.fromkeys(work.known.keys, density))
+    yield {"method": "flash", "gamma": 1.0} | using_along(work, Sparse(flash.Plugin(), FAMILIES_PRUNED, arrays), device)
 
 
 def replayed(work: Work, asked: Asked, policy: str) -> Asked:
@@ -205,34 +186,26 @@ def tokens_per_s(work: Work, asked: Asked, device: DeviceProfile) -> float:
     return num_tokens / seconds
 
 
-def rows_of(work: Work, devices: list[DeviceProfile]) -> list[Row]:
-    """A row per device, way and density."""
-    rows: list[Row] = []
-    for density in DENSITIES:
-        ppl, asked = choose(work, density, 1.0, None)
-        ways = [("dip", policy, 1.0, ppl, replayed(work, asked, policy)) for policy in POLICIES]
-        ways += [
-            ("dip_ca", policy, gamma, *choose(work, density, gamma, policy)) for gamma in GAMMAS for policy in AWARE
-        ]
-        for method, policy, gamma, ppl, uses in ways:
-            scored, label = uses.scored(), {"method": method, "policy": policy, "gamma": gamma, "density": density}
-            for device in devices:
-                row = {"device": device.name, "slots": work.slots} | label | {"ppl": ppl, "hit_rate": scored.hit_rate}
-                rows.append(row | {"tokens_per_s": tokens_per_s(work, scored, device)})
-    rows += [row for device in devices for row in rows_along(work, device)]
-    for row in rows:
-        print(json.dumps(row))
-    return rows
+def rows_of(work: Work, devices: Sequence[DeviceProfile], density: float, gammas: Iterable[float]) -> Iterator[Row]:
+    """A row per device and way."""
+    ppl, asked = choose(work, density, 1.0, None)
+    ways = [("dip", policy, 1.0, ppl, replayed(work, asked, policy)) for policy in POLICIES]
+    ways += [("dip_ca", policy, gamma, *choose(work, density, gamma, policy)) for gamma in gammas for policy in AWARE]
+    for method, policy, gamma, ppl, uses in ways:
+        scored = uses.scored()
+        for device in devices:
+            row = {"device": device.name, "method": method, "policy": policy, "gamma": gamma, "ppl": ppl}
+            yield row | {"hit_rate": scored.hit_rate, "tokens_per_s": tokens_per_s(work, scored, device)}
 
 
-def speed_at(rows: list[Row], ppl: float) -> float:
+def speed_at(rows: Sequence[Row], ppl: float) -> float:
     """Tokens per second where a curve has that perplexity; NaN outside of it."""
     points = sorted((math.log(row["ppl"]), math.log(row["tokens_per_s"])) for row in rows)
     x, y = zip(*points, strict=True)
     return math.exp(float(np.interp(math.log(ppl), x, y))) if x[0] <= math.log(ppl) <= x[-1] else math.nan
 
 
-def curves(rows: list[Row], device: str, method: str) -> dict[tuple[str, float], list[Row]]:
+def curves(rows: Sequence[Row], device: str, method: str) -> dict[tuple[str, float], list[Row]]:
     """The points of a method by policy and gamma."""
     found: dict[tuple[str, float], list[Row]] = {}
     for row in rows:
@@ -241,12 +214,12 @@ def curves(rows: list[Row], device: str, method: str) -> dict[tuple[str, float],
     return found
 
 
-def ppl_of_dip(rows: list[Row], density: float) -> float:
+def ppl_of_dip(rows: Sequence[Row], density: float) -> float:
     """At that density of the MLP."""
     return next(row["ppl"] for row in rows if (row["density"], row["method"]) == (density, "dip"))
 
 
-def best(rows: list[Row], device: str, method: str) -> tuple[str, float]:
+def best(rows: Sequence[Row], device: str, method: str) -> tuple[str, float]:
     """Policy and gamma that are fastest at DIP's perplexity at the first of EQUAL_TO."""
     target = ppl_of_dip(rows, EQUAL_TO[0])
     speeds = {way: speed_at(points, target) for way, points in curves(rows, device, method).items()}
@@ -254,48 +227,118 @@ def best(rows: list[Row], device: str, method: str) -> tuple[str, float]:
     return max(reaching, key=lambda way: speeds[way], default=next(iter(speeds)))
 
 
-def gains(test: list[Row], validation: list[Row], device: str) -> list[dict[str, Any]]:
+def gains(test: Sequence[Row], validation: Sequence[Row], device: str) -> Iterator[Row]:
     """Over DIP by policy, at each perplexity, of what is best on validation text."""
-    found: list[dict[str, Any]] = []
     for method, density in itertools.product(("dip_ca", "along", "flash"), EQUAL_TO):
         way, ppl = best(validation, device, method), ppl_of_dip(test, density)
         ours = speed_at(curves(test, device, method)[way], ppl)
         plain = curves(test, device, "dip")
         gain = {policy: ours / speed_at(plain[policy, 1.0], ppl) for policy in POLICIES}
-        found.append({"device": device, "as_dip_at": density, "method": method, "chosen": way} | gain)
-    return found
+        yield {"device": device, "as_dip_at": density, "method": method, "chosen": list(way)} | gain
 
 
-def main() -> None:
-    """Prints the table and the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=["prose7m", "tinystories656k"], choices=list(MODELS))
-    parser.add_argument("--devices", nargs="+", default=["pixel6", "iphone-a18"])
-    parser.add_argument("--slots", nargs="+", type=float, default=[0.5, 0.3], help="shares of the units in the cache")
-    parser.add_argument("--blocks", type=int, default=5, help="of 256 tokens of each text, the warm-up among them")
-    arguments = parser.parse_args()
-    devices = [load_device(Path("profiles/devices") / f"{name}.yaml") for name in arguments.devices]
-    rows: list[Row] = []
-    found: list[dict[str, Any]] = []
-    for name in arguments.models:
-        with tempfile.TemporaryDirectory() as folder:
-            known = known_of(name, Path(folder), arguments.blocks)
-            for slots in arguments.slots:
-                validation, test = (
-                    rows_of(Work(known, known.case.splits[split][: arguments.blocks], slots), devices)
-                    for split in ("validation", "test")
-                )
-                rows += [{"model": name} | row for row in test]
-                for device in devices:
-                    case_gains = gains(test, validation, device.name)
-                    found += [{"model": name, "slots": slots} | gain for gain in case_gains]
-                    print(json.dumps(found[-len(case_gains) :]), flush=True)
-    columns = ["model", "device", "slots", "method", "policy", "gamma", "density", "ppl", "hit_rate", "tokens_per_s"]
-    show("dip_ca by gamma (1 is dip)", columns, [[row[column] for column in columns] for row in rows])
-    columns = ["model", "slots", "device", "as_dip_at", "method", "chosen", *POLICIES]
-    show("gain over dip by its policy", columns, [[row[column] for column in columns] for row in found])
-    finish({"throughput_gain_at_equal_ppl": found, "rows": rows})
+@dataclass(frozen=True)
+class Options:
+    """What is chosen from."""
+
+    models: tuple[str, ...] = option(
+        ("prose7m",), smoke=("stories260k",), full=("prose7m", "tinystories656k"), choices=MODELS, help="models"
+    )
+    devices: tuple[str, ...] = option(("pixel6",), full=("pixel6", "iphone-a18"), help="device profiles")
+    slots: tuple[float, ...] = option((0.5,), full=(0.5, 0.3), help="shares of the units in the cache")
+    gammas: tuple[float, ...] = option((0.2, 0.35), smoke=(0.2,), full=GAMMAS, help="gammas of dip_ca")
+    along_gammas: tuple[float, ...] = option((0.5,), full=ALONG_GAMMAS, help="gammas of `along`")
+    densities: tuple[float, ...] = option(
+        (0.4, 0.5, 0.6, 0.75), smoke=(0.4, 0.5), full=DENSITIES, help="densities of DIP and dip_ca; 0.5 and 0.4 of them"
+    )
+    along_densities: tuple[float, ...] = option(
+        (0.25, 0.35, 0.5), smoke=(0.35,), full=ALONG_DENSITIES, help="densities of `along` and `flash`"
+    )
+    blocks: int = option(3, smoke=2, full=5, help="blocks of 256 tokens of each text, the warm-up among them")
+
+
+class Plugin(Benchmark[Options]):
+    """Runs each choice with its cache, and compares curves."""
+
+    keys = {
+        "rows[].model": "model",
+        "rows[].slots": "share of the units in the cache",
+        "rows[].split": "validation: parameters are chosen on it; test: gains are of it",
+        "rows[].density": "density of the MLP that was asked for",
+        "rows[].along": "whether all that is read is used",
+        "rows[].device": "device profile",
+        "rows[].method": "dip, dip_ca, along, flash",
+        "rows[].policy": "cache policy",
+        "rows[].gamma": "gamma; 1 is dip",
+        "rows[].ppl": "perplexity",
+        "rows[].hit_rate": "share of the used units that were in DRAM",
+        "rows[].tokens_per_s": "modelled tokens per second",
+        "throughput_gain_at_equal_ppl[].model": "model",
+        "throughput_gain_at_equal_ppl[].slots": "share of the units in the cache",
+        "throughput_gain_at_equal_ppl[].device": "device profile",
+        "throughput_gain_at_equal_ppl[].as_dip_at": "density at which DIP has that perplexity",
+        "throughput_gain_at_equal_ppl[].method": "what is compared with DIP",
+        "throughput_gain_at_equal_ppl[].chosen": "policy and gamma, chosen on validation text",
+        **{
+            f"throughput_gain_at_equal_ppl[].{policy}?": f"tokens per second over DIP with {policy}; null: out of reach"
+            for policy in POLICIES
+        },
+    }
+    needs_data = True
+    full_minutes = 240
+
+    def cells(self) -> Iterator[Cell]:
+        """A cell per model, slots, split and density."""
+        options = self.options
+        for model, slots, split in itertools.product(options.models, options.slots, ("validation", "test")):
+            for along, densities in ((False, options.densities), (True, options.along_densities)):
+                for density in densities:
+                    yield {"model": model, "slots": slots, "split": split, "density": density, "along": along}
+
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """A row per device and way."""
+        options, name, density = self.options, cell["model"], cell["density"]
+        known = self.once(name, lambda: known_of(name, self.folder / name, options.blocks))
+        work = Work(known, known.case.splits[cell["split"]][: options.blocks], cell["slots"])
+        devices = [load_device(ROOT / "profiles/devices" / f"{device}.yaml") for device in options.devices]
+        if not cell["along"]:
+            yield from rows_of(work, devices, density, options.gammas)
+            return
+        for device in devices:
+            for row in rows_along(work, device, density, options.along_gammas):
+                yield {"device": device.name, "policy": "lru", **row}
+
+    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
+        """Gains at equal perplexity."""
+        found: list[Row] = []
+        for model, slots in itertools.product(self.options.models, self.options.slots):
+            validation, test = (
+                [row for row in rows if (row["model"], row["slots"], row["split"]) == (model, slots, split)]
+                for split in ("validation", "test")
+            )
+            for device in dict.fromkeys(row["device"] for row in test):
+                found += [{"model": model, "slots": slots} | gain for gain in gains(test, validation, device)]
+        return {"throughput_gain_at_equal_ppl": found}
+
+    def tables(self, rows: Sequence[Row], figures: Mapping[str, Any]) -> Iterator[Table]:
+        """Test text, and the gains."""
+        columns = (
+            "model",
+            "device",
+            "slots",
+            "method",
+            "policy",
+            "gamma",
+            "density",
+            "ppl",
+            "hit_rate",
+            "tokens_per_s",
+        )
+        test = [[row[column] for column in columns] for row in rows if row["split"] == "test"]
+        yield Table("dip_ca by gamma (1 is dip)", columns, test)
+        gained = figures["throughput_gain_at_equal_ppl"]
+        yield Table("gain over dip by its policy", list(gained[0]), [list(row.values()) for row in gained])
 
 
 if __name__ == "__main__":
-    main()
+    main("dip_ca")

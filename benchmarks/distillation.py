@@ -1,29 +1,27 @@
 """What self-distillation wins back of what top-k on all linear layers costs (ActiveFlow, Tables 3 and 5).
 
-`python -m benchmarks.distillation [--models prose7m …] [--variants distilled …] [--trained 0.7 …] [--steps N]`.
 The build's own stage distills; calibration text is trained on, validation text decides what is kept, test text is what
 is scored. Every student is scored at all sparsities, and dense. Variants: `distilled` (KL, straight through), `no STE`,
-`no KL` (the text's own tokens only), `int4` (rounded in the loop, scored as int4, beside the source as int4) and
-`control` (the steps of `no KL` without masks: what more training on this text does by itself). The last line is
-{gap_recovered: {model: {sparsity: share}}, rows: [{model, variant, trained, sparsity, ppl}]}; a gap is what perplexity
-loses between dense and sparse, and the share is of students at the sparsity that they were trained for.
+`no KL` (the text's tokens only), `int4` (rounded in the loop, scored as int4, beside the source as int4) and `control`
+(the steps of `no KL` without masks: what more training on this text does by itself). A gap is what perplexity loses
+between dense and sparse.
 """
 
-import argparse
-import json
 import logging
 import math
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.evaluation.evaluate import Sparse, evaluate
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
+from benchmarks.harness.command import main
 from benchmarks.quantization import matrices_of
 from benchmarks.shared.cases import MODELS, Case, Parts, Replaced, case_of
-from benchmarks.shared.report import finish, show
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.io import Workspace, save_arrays
 from coldpress.compiler.stages import distill, quantize
@@ -53,6 +51,8 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
     "control": {"cross_entropy": 1.0},
 }
 """Row -> options of the recipe `self`."""
+SOURCE, SOURCE_INT4 = "source", "source as int4"
+ROUNDED = ("int4", SOURCE_INT4)
 INT4 = "int4_group32"
 
 
@@ -137,7 +137,7 @@ def _unmasked(case: Case, asked: Sparsity, config: DistillConfig, work: Workspac
         threads=case.stream.threads,
     )
     states = States(work)
-    states.save = lambda progress, parameters, _: last.extend(value.detach().clone() for value in parameters)
+    states.save = lambda progress, parameters, optimizer: last.extend(value.detach().clone() for value in parameters)
     train(course, lesson, case.splits["calibration"], case.splits["validation"], states)
     names = dict(
         zip((name for name, _ in lesson.student.named_parameters()), last[-len(lesson.parameters) :], strict=True)
@@ -145,67 +145,100 @@ def _unmasked(case: Case, asked: Sparsity, config: DistillConfig, work: Workspac
     return source.write(names.__getitem__, work.folder / "source")
 
 
-def rows_of(
-    case: Case, variants: list[str], sparsities: list[float], config: DistillConfig
-) -> Iterator[dict[str, Any]]:
-    """The source's rows, then those of each student."""
-    for variant, rounded in (("source", False), ("source as int4", True)):
-        if not rounded or "int4" in variants:
-            yield from _rows(case, variant, None, case.model, rounded)
-    for variant in variants:
-        for sparsity in sparsities:
-            student = trained(case, variant, sparsity, config)
-            yield from _rows(case, variant, sparsity, student, variant == "int4")
-
-
-def _rows(case: Case, variant: str, at: float | None, model: Model, rounded: bool) -> Iterator[dict[str, Any]]:
-    for sparsity, ppl in scores(case, model, rounded).items():
-        row = {"model": case.name, "variant": variant, "trained": at, "sparsity": sparsity, "ppl": ppl}
-        print(json.dumps(row), flush=True)
-        yield row
-
-
-def recovered(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+def recovered(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
     """Model -> sparsity -> share of the gap to dense that a student of that sparsity closes."""
     cells = {(row["model"], row["variant"], row["trained"], row["sparsity"]): row["ppl"] for row in rows}
     found: dict[str, dict[str, float]] = {}
     for (model, variant, at, sparsity), ppl in cells.items():
         if variant == "distilled" and at == sparsity:
-            dense, sparse = cells[model, "source", None, 0.0], cells[model, "source", None, sparsity]
+            dense, sparse = cells[model, SOURCE, None, 0.0], cells[model, SOURCE, None, sparsity]
             found.setdefault(model, {})[f"{sparsity:g}"] = (sparse - ppl) / (sparse - dense)
     return found
 
 
-def main() -> None:
-    """Prints the table and the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=["prose7m", "tinystories656k"], choices=list(MODELS))
-    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
-    parser.add_argument("--trained", nargs="+", type=float, default=list(SPARSITIES), choices=SPARSITIES)
-    parser.add_argument("--steps", type=int, default=60, metavar="N")
-    parser.add_argument("--learning-rate", type=float, default=DistillConfig().learning_rate, metavar="X")
-    parser.add_argument("--dense-share", type=float, default=DistillConfig().distill_dense_share, metavar="X")
-    parser.add_argument("--kept-gain", type=float, default=DistillConfig().distill_kept_gain, metavar="X")
-    parser.add_argument("--verbose", action="store_true", help="tell every evaluation")
-    arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO if arguments.verbose else logging.WARNING)
-    config = DistillConfig(
-        distill_steps=arguments.steps,
-        learning_rate=arguments.learning_rate,
-        compute_device="cpu",
-        distill_dense_share=arguments.dense_share,
-        distill_kept_gain=arguments.kept_gain,
+@dataclass(frozen=True)
+class Options:
+    """What is distilled."""
+
+    models: tuple[str, ...] = option(
+        ("prose7m",), smoke=("stories260k",), full=("prose7m", "tinystories656k"), choices=MODELS, help="models"
     )
-    rows: list[dict[str, Any]] = []
-    for name in arguments.models:
-        with tempfile.TemporaryDirectory() as folder:
-            rows += rows_of(case_of(name, Path(folder), SPLITS), arguments.variants, arguments.trained, config)
-    cells = {(row["model"], row["variant"], row["trained"], row["sparsity"]): row["ppl"] for row in rows}
-    found = dict.fromkeys((row["model"], row["variant"], row["trained"]) for row in rows)
-    table = [[*map(str, key), *(cells[(*key, at)] for at in (0.0, *SPARSITIES))] for key in found]
-    show("perplexity on test text, by sparsity", ["model", "variant", "trained", "dense", *map(str, SPARSITIES)], table)
-    finish({"gap_recovered": recovered(rows), "rows": rows})
+    variants: tuple[str, ...] = option(
+        ("distilled",), smoke=("int4", "control"), full=tuple(VARIANTS), choices=VARIANTS, help="students"
+    )
+    trained: tuple[float, ...] = option(
+        (0.7,), full=SPARSITIES, choices=SPARSITIES, help="sparsities that students are trained for"
+    )
+    steps: int = option(12, smoke=1, full=60, help="updates")
+    learning_rate: float = option(DistillConfig().learning_rate, help="learning rate")
+    dense_share: float = option(DistillConfig().distill_dense_share, help="share of the blocks that stay dense")
+    kept_gain: float = option(DistillConfig().distill_kept_gain, help="the least gain that is kept")
+    batch_blocks: int = option(DistillConfig().distill_blocks, smoke=1, help="blocks of 256 tokens of an update")
+    validation_blocks: int = option(DistillConfig().validation_blocks, smoke=1, help="blocks of validation text")
+    test_blocks: int = option(8, smoke=1, full=64, help="blocks of test text")
+    verbose: bool = option(False, help="tell every evaluation")
+
+
+class Plugin(Benchmark[Options]):
+    """Distills each student and scores it at all sparsities."""
+
+    keys = {
+        "rows[].model": "model",
+        "rows[].variant": "student, or the source",
+        "rows[].trained?": "sparsity that the student was trained for; null of the source",
+        "rows[].sparsity": "sparsity that it is scored at; 0: dense",
+        "rows[].ppl": "perplexity on test text",
+        "gap_recovered.*.0.*?": "share of the gap that the student `distilled` closes, by model and its sparsity",
+    }
+    needs_data = True
+    full_minutes = 600
+
+    def cells(self) -> Iterator[Cell]:
+        """The source, then a cell per student."""
+        options = self.options
+        for model in options.models:
+            yield {"model": model, "variant": SOURCE, "trained": None}
+            if "int4" in options.variants:
+                yield {"model": model, "variant": SOURCE_INT4, "trained": None}
+            for variant in options.variants:
+                for sparsity in options.trained:
+                    yield {"model": model, "variant": variant, "trained": sparsity}
+
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """A row per sparsity."""
+        logging.basicConfig(level=logging.INFO if self.options.verbose else logging.WARNING)
+        name, variant, at = cell["model"], cell["variant"], cell["trained"]
+        splits = {**SPLITS, "test": ("test", slice(0, self.options.test_blocks))}
+        case = self.once(name, lambda: case_of(name, self.folder / name, splits))
+        model = case.model if at is None else trained(case, variant, at, self._config())
+        for sparsity, ppl in scores(case, model, variant in ROUNDED).items():
+            yield {"sparsity": sparsity, "ppl": ppl}
+
+    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
+        """Shares of the gap."""
+        return {"gap_recovered": recovered(rows)}
+
+    def tables(self, rows: Sequence[Row], figures: Mapping[str, Any]) -> Iterator[Table]:
+        """Perplexity by sparsity."""
+        cells = {(row["model"], row["variant"], row["trained"], row["sparsity"]): row["ppl"] for row in rows}
+        table = [
+            [*key, *(cells[(*key, at)] for at in (0.0, *SPARSITIES))] for key in dict.fromkeys(k[:3] for k in cells)
+        ]
+        columns = ["model", "variant", "trained", "dense", *map(str, SPARSITIES)]
+        yield Table("perplexity on test text, by sparsity", columns, table)
+
+    def _config(self) -> DistillConfig:
+        options = self.options
+        return DistillConfig(
+            distill_steps=options.steps,
+            learning_rate=options.learning_rate,
+            compute_device="cpu",
+            distill_dense_share=options.dense_share,
+            distill_kept_gain=options.kept_gain,
+            distill_blocks=options.batch_blocks,
+            validation_blocks=options.validation_blocks,
+        )
 
 
 if __name__ == "__main__":
-    main()
+    main("distillation")

@@ -1,25 +1,23 @@
 """Whether distilling takes the memory that it says, at the width of a 7B model: peak of a process against the sum.
 
-`python -m benchmarks.distillation_memory [--shape mistral-7b] [--layers 2 3] [--recipes lora relufy]`. For each
-number of layers a planted checkpoint (bfloat16, random weights of the true width) is distilled for one step in a
-process of its own, top-k at half on all linear layers; the sum is `coldpress.compiler.stages.distill.ram_bytes`. With
-`relufy` it gets a ReLU instead, by adapters (`coldpress.compiler.stages.relufy.ram_bytes`). Layers add up, so two
-numbers of them give the slope, and the whole model by it. The last line is {rows: [{recipe, layers, peak_bytes,
-counted_bytes}], whole: {recipe: {peak_bytes, counted_bytes}}}.
+For each number of layers a planted checkpoint (bfloat16, random weights of the true width) is distilled for one step in
+a process that does nothing else, top-k at half on all linear layers; the sum is
+`coldpress.compiler.stages.distill.ram_bytes`. With `relufy` it gets a ReLU instead, by adapters
+(`coldpress.compiler.stages.relufy.ram_bytes`). Layers add up, so two numbers of them give the slope, and the whole
+model by it.
 """
 
-import argparse
-import json
 import resource
-import subprocess
-import sys
-import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.shared.report import finish, show
+from benchmarks.harness.apart import apart
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
+from benchmarks.harness.command import main
 from coldpress.compiler.io import Workspace, save_arrays
 from coldpress.compiler.stages import distill, ingest, relufy
 from coldpress.compiler.stages.distill import DistillConfig, Size
@@ -41,7 +39,7 @@ ONE_STEP: Any = {
 }
 
 
-def one_step(checkpoint: Path, folder: Path, recipe: str) -> dict[str, Any]:
+def one_step(checkpoint: Path, folder: Path, recipe: str) -> Row:
     """Trains in this process; gives its peak and what was counted."""
     model = ingest.run(IngestConfig(model=str(checkpoint)), Workspace(folder / "ingest", "benchmark"))
     tokens = np.random.default_rng(0).integers(3, model.spec.vocab_size, (1, BLOCK_TOKENS)).astype(np.int32)
@@ -64,25 +62,10 @@ def one_step(checkpoint: Path, folder: Path, recipe: str) -> dict[str, Any]:
         distill.run(DistillConfig(recipe=recipe, distill_steps=1, **ONE_STEP), model, corpus, sparsity, work, 1)
         counted_bytes = distill.ram_bytes(size, recipe, {})
     peak_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    layers = model.spec.num_hidden_layers
-    return {"recipe": recipe, "layers": layers, "peak_bytes": peak_bytes, "counted_bytes": counted_bytes}
+    return {"peak_bytes": peak_bytes, "counted_bytes": counted_bytes}
 
 
-def measured(shape: str, layers: int, recipe: str) -> dict[str, Any]:
-    """One row, from a process that does nothing else."""
-    with tempfile.TemporaryDirectory(dir=".") as folder:
-        plant = plant_of(shape, layers, 0.1, 0, hidden_act="silu")
-        checkpoint = write(plant, Path(folder) / "checkpoint", 1024)
-        call = [sys.executable, "-m", "benchmarks.distillation_memory", "--child", str(checkpoint), recipe]
-        done = subprocess.run(call, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(done.stderr[-2000:])
-        row = json.loads(done.stdout.splitlines()[-1])
-        print(json.dumps(row), flush=True)
-        return row
-
-
-def whole(rows: list[dict[str, Any]], num_layers: int) -> dict[str, dict[str, int]]:
+def whole(rows: Sequence[Row], num_layers: int) -> dict[str, dict[str, int]]:
     """All layers, by the line through the first and the last row of each recipe."""
     found: dict[str, dict[str, int]] = {}
     for recipe in dict.fromkeys(row["recipe"] for row in rows):
@@ -95,28 +78,56 @@ def whole(rows: list[dict[str, Any]], num_layers: int) -> dict[str, dict[str, in
     return found
 
 
-def main() -> None:
-    """Prints the table and the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", default="mistral-7b", choices=sorted(SHAPES))
-    parser.add_argument("--layers", nargs="+", type=int, default=[2, 3], metavar="N")
-    parser.add_argument("--recipes", nargs="+", default=["lora", RELUFY], choices=["lora", "self", RELUFY])
-    parser.add_argument("--child", nargs=2, metavar=("FOLDER", "RECIPE"), help="what the benchmark calls by itself")
-    arguments = parser.parse_args()
-    if arguments.child:
-        with tempfile.TemporaryDirectory(dir=".") as folder:
-            print(json.dumps(one_step(Path(arguments.child[0]), Path(folder), arguments.child[1])))
-        return
-    rows = [measured(arguments.shape, layers, recipe) for recipe in arguments.recipes for layers in arguments.layers]
-    columns = ["recipe", "layers", "peak_bytes", "counted_bytes"]
-    show(
-        f"memory of distilling layers of {arguments.shape}", columns, [[row[name] for name in columns] for row in rows]
+@dataclass(frozen=True)
+class Options:
+    """What is distilled."""
+
+    shape: str = option("mistral-7b", smoke="small", choices=sorted(SHAPES), help="shape of a layer")
+    layers: tuple[int, ...] = option((2, 3), smoke=(1,), help="numbers of layers")
+    recipes: tuple[str, ...] = option(
+        ("lora", RELUFY), full=("lora", "self", RELUFY), choices=("lora", "self", RELUFY), help="what is trained"
     )
-    figures: dict[str, Any] = {"rows": rows}
-    if len(arguments.layers) > 1:
-        figures["whole"] = whole(rows, SHAPES[arguments.shape].num_hidden_layers)
-    finish(figures)
+
+
+class Plugin(Benchmark[Options]):
+    """Trains each planted checkpoint for one step."""
+
+    keys = {
+        "rows[].recipe": "what is trained",
+        "rows[].layers": "layers of the checkpoint",
+        "rows[].peak_bytes": "peak memory of the process",
+        "rows[].counted_bytes": "memory that the product counts",
+        "whole.*.peak_bytes?": "peak memory of all layers, by the line through the rows, by recipe",
+        "whole.*.counted_bytes?": "the same of what is counted",
+    }
+    full_minutes = 15
+
+    def cells(self) -> Iterator[Cell]:
+        """A cell per number of layers and recipe."""
+        for layers in self.options.layers:
+            for recipe in self.options.recipes:
+                yield {"layers": layers, "recipe": recipe}
+
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """One row."""
+        layers = cell["layers"]
+        checkpoint = self.once(layers, lambda: apart(self, "planted", layers))
+        yield apart(self, "step", checkpoint, cell["recipe"])
+
+    def planted(self, layers: int) -> str:
+        """Writes the checkpoint, in another process for its memory: a child counts its parent's as its peak."""
+        plant = plant_of(self.options.shape, layers, 0.1, 0, hidden_act="silu")
+        return str(write(plant, self.folder / f"layers-{layers}", 1024))
+
+    def step(self, checkpoint: str, recipe: str) -> Row:
+        """Trains in this process."""
+        return one_step(Path(checkpoint), Path(checkpoint).with_suffix(f".{recipe}"), recipe)
+
+    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
+        """All layers."""
+        several = len(self.options.layers) > 1
+        return {"whole": whole(rows, SHAPES[self.options.shape].num_hidden_layers)} if several else {}
 
 
 if __name__ == "__main__":
-    main()
+    main("distillation_memory")

@@ -1,37 +1,34 @@
 """Modelled device seconds of choices that know the flash, against top-k, at equal perplexity on test text.
 
-`python -m benchmarks.flash_selection [--models …] [--devices …] [--orders …] [--groups …] [--slots …]
-[--blocks N]`. The inputs of all matrices of the MLP are pruned. There are as many units as the model has, each of the
-size that it has in a 7B (hidden 4096, inner 11008) in int4; each layer keeps a share of them in an LRU cache that
-begins empty, or none. Reads are the runtime's planner's, seconds the device's.
-`top-k` collapses reads over the gap, of four, that takes least on validation text; `use_read_units` has the same reads
-and computes with all they bring; `greedy` takes contiguous chunks by importance over seconds, after the description of
-Neuron Chunking (2511.18692); `flash` is the product's selector with one density for all layers; `by loss` the same with
-the densities of `density_allocation=greedy`, from which prices per layer and family follow. The order
-`own` is made for this selection (_flash_orders.py). A curve has one point per density; between points milliseconds are
-linear in log perplexity, and all are held to top-k's perplexity at two densities. The last line has `rows` with
-milliseconds of reads, `token_ms` of requests, each of which reads while it computes and copies; median and worst gains
-over top-k and over greedy chunks of `flash`, of `by loss` and of `use_read_units`, and the same of requests (`_token`).
+The inputs of all matrices of the MLP are pruned. There are as many units as the model has, each of the size that it has
+in a 7B (hidden 4096, inner 11008) in int4; each layer keeps a share of them in an LRU cache that begins empty, or none.
+Reads are the runtime's planner's, seconds the device's. `top-k` collapses reads over the gap, of four, that takes least
+on validation text; `use_read_units` has the same reads and computes with all they bring; `greedy` takes contiguous
+chunks by importance over seconds, after the description of Neuron Chunking (2511.18692); `flash` is the product's
+selector with one density for all layers; `by loss` the same with the densities of `density_allocation=greedy`, from
+which prices per layer and family follow. The order `own` is made for this selection (shared/flash_orders.py). A curve
+has one point per density; between points milliseconds are linear in log perplexity, and all are held to top-k's
+perplexity at two densities.
 """
 
-import argparse
 import dataclasses
 import itertools
-import json
 import math
 import statistics
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
+from benchmarks.harness.command import main
+from benchmarks.harness.places import ROOT
 from benchmarks.shared.cases import WITH_MIXTURES
 from benchmarks.shared.flash_curves import Curve, TopK, flash_curve, greedy_curve, topk_curves
 from benchmarks.shared.flash_orders import ORDERS, structural
 from benchmarks.shared.flash_setting import Setting, known_of
-from benchmarks.shared.report import finish, show
 from coldpress.compiler.profiles import load_device
 
 METHODS: Mapping[str, Callable[[Setting], Curve]] = {
@@ -39,6 +36,11 @@ METHODS: Mapping[str, Callable[[Setting], Curve]] = {
     "flash": lambda setting: flash_curve(setting, by_loss=False),
     "by loss": lambda setting: flash_curve(setting, by_loss=True),
 }
+PLAIN = ("top-k", "use_read_units")
+CURVES = (*PLAIN, *METHODS)
+OURS = {"use_read_units": "_use_read_units", "flash": "", "by loss": "_by_loss"}
+"""Curve -> the end of the names of its gains."""
+OVER = {"top-k": "topk", "greedy": "greedy"}
 EQUAL_TO = (0.5, 0.3)
 """Densities of top-k whose perplexity the others are held to."""
 
@@ -50,86 +52,133 @@ def ms_at(curve: Curve, ppl: float, what: str) -> float:
     return float(np.interp(math.log(ppl), x, y)) if x[0] <= math.log(ppl) <= x[-1] else math.nan
 
 
-def compared(setting: Setting, masks: TopK, labels: dict[str, Any], methods: Sequence[str]) -> list[dict[str, Any]]:
+class Prepared:
+    """A model, top-k's masks of it, and the orders that were made so far."""
+
+    def __init__(self, name: str, folder: Path, blocks: int) -> None:
+        self.known = known_of(name, folder, blocks)
+        self.masks = TopK(self.known)
+        self._settings: dict[tuple[str, int, str], Setting] = {}
+
+    def setting(self, device: str, groups: int, order: str) -> Setting:
+        """How units lie and are read, without a cache."""
+        if (device, groups, order) not in self._settings:
+            plain = Setting(self.known, load_device(ROOT / "profiles/devices" / f"{device}.yaml"), groups, {})
+            plain = dataclasses.replace(plain, orders=structural(plain))
+            self._settings[device, groups, order] = dataclasses.replace(plain, orders=ORDERS[order](plain))
+        return self._settings[device, groups, order]
+
+
+def compared(setting: Setting, masks: TopK, methods: Sequence[str]) -> Iterator[Row]:
     """A row per perplexity: milliseconds of every method, and of a dense run in the same DRAM."""
-    curves: dict[str, Curve] = {}
-    curves["top-k"], curves["use_read_units"] = topk_curves(setting, masks)
+    curves: dict[str, Curve] = dict(zip(PLAIN, topk_curves(setting, masks), strict=True))
     curves |= {name: METHODS[name](setting) for name in methods}
-    print(json.dumps(labels | {"curves": curves}), flush=True)
-    rows: list[dict[str, Any]] = []
     for density in EQUAL_TO:
         ppl = masks.ppl[density]
-        row = labels | {"density": density, "ppl": ppl, "dense_token_ms": setting.dense_ms}
+        row = {"density": density, "ppl": ppl, "dense_token_ms": setting.dense_ms}
         row |= {name: ms_at(curve, ppl, "ms") for name, curve in curves.items()}
-        rows.append(row | {"token_ms": {name: ms_at(curve, ppl, "token_ms") for name, curve in curves.items()}})
-        print(json.dumps(rows[-1]), flush=True)
-    return rows
+        yield row | {"token_ms": {name: ms_at(curve, ppl, "token_ms") for name, curve in curves.items()}}
 
 
-def rows_of(arguments: argparse.Namespace, name: str, folder: Path) -> list[dict[str, Any]]:
-    """All cases of a model."""
-    known = known_of(name, folder, arguments.blocks)
-    masks = TopK(known)
-    devices = [load_device(Path("profiles/devices") / f"{device}.yaml") for device in arguments.devices]
-    rows: list[dict[str, Any]] = []
-    for device, groups, order in itertools.product(devices, arguments.groups, arguments.orders):
-        if groups > 1 and order != "structural":
-            continue  # a group has one order for all its layers, and nothing else is compared here
-        plain = Setting(known, device, groups, {})
-        plain = dataclasses.replace(plain, orders=structural(plain))
-        setting = dataclasses.replace(plain, orders=ORDERS[order](plain))
-        for slots in arguments.slots:
-            labels = {"model": name, "device": device.name, "groups": groups, "order": order, "slots": slots}
-            rows += compared(dataclasses.replace(setting, slots=slots), masks, labels, arguments.methods)
-    return rows
-
-
-def gains(rows: list[dict[str, Any]], over: str, ours: str) -> list[float]:
+def gains(rows: Sequence[Row], over: str, ours: str) -> list[float]:
     """Seconds of a method over ours, where both curves reach the perplexity."""
-    found = (row[over] / row[ours] for row in rows if over in row and ours in row)
-    return [gain for gain in found if not math.isnan(gain)]
+    found = ((row.get(over), row.get(ours)) for row in rows)
+    return [before / after for before, after in found if before is not None and after is not None]
 
 
-def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The figures of the last line; `_token`: of whole requests, not of their reads alone."""
-    found: dict[str, Any] = {"rows": rows}
+def summary(rows: Sequence[Row]) -> Row:
+    """Gains of all rows; `_token`: of whole requests, not of their reads alone."""
+    found: Row = {}
     whole = [row | row["token_ms"] for row in rows]
-    for ours, suffix in (("use_read_units", "_use_read_units"), ("flash", ""), ("by loss", "_by_loss")):
-        for over in ("top-k", "greedy"):
-            for measured, unit in ((rows, ""), (whole, "_token")):
-                gained = gains(measured, over, ours)
-                name = f"gain_over_{over.replace('-', '')}{suffix}{unit}"
-                found |= {f"median_{name}": statistics.median(gained) if gained else None}
-                found |= {f"worst_{name}": min(gained, default=None), f"num_{name}": len(gained)}
+    for (ours, suffix), over, (measured, unit) in itertools.product(
+        OURS.items(), OVER, ((rows, ""), (whole, "_token"))
+    ):
+        gained = gains(measured, over, ours)
+        name = f"gain_over_{OVER[over]}{suffix}{unit}"
+        found |= {f"median_{name}": statistics.median(gained) if gained else None}
+        found |= {f"worst_{name}": min(gained, default=None), f"num_{name}": len(gained)}
     return found
 
 
-def main() -> None:
-    """Prints the table and the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--models", nargs="+", default=["prose7m", "tinystories656k", "stories260k"], choices=list(WITH_MIXTURES)
+@dataclass(frozen=True)
+class Options:
+    """What is compared."""
+
+    models: tuple[str, ...] = option(
+        ("prose7m",),
+        smoke=("stories260k",),
+        full=("prose7m", "tinystories656k", "stories260k"),
+        choices=WITH_MIXTURES,
+        help="models",
     )
-    parser.add_argument("--devices", nargs="+", default=["pixel6", "infinix-zero30"])
-    parser.add_argument("--orders", nargs="+", default=list(ORDERS), choices=list(ORDERS))
-    parser.add_argument("--groups", nargs="+", type=int, default=[1, 4])
-    parser.add_argument(
-        "--methods", nargs="+", default=list(METHODS), choices=list(METHODS), help="beside top-k; by loss takes longest"
+    devices: tuple[str, ...] = option(("pixel6",), full=("pixel6", "infinix-zero30"), help="device profiles")
+    orders: tuple[str, ...] = option(("structural",), full=tuple(ORDERS), choices=ORDERS, help="orders on flash")
+    groups: tuple[int, ...] = option((1,), full=(1, 4), help="layers that lie together")
+    methods: tuple[str, ...] = option(
+        ("greedy", "flash"),
+        smoke=("flash",),
+        full=tuple(METHODS),
+        choices=METHODS,
+        help="beside top-k; by loss takes longest",
     )
-    parser.add_argument(
-        "--slots", nargs="+", type=float, default=[0.0, 1 / 3], help="shares of the units that an LRU cache keeps"
-    )
-    parser.add_argument("--blocks", type=int, default=4, help="of 256 tokens of test text")
-    arguments = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    for name in arguments.models:
-        with tempfile.TemporaryDirectory() as folder:
-            rows += rows_of(arguments, name, Path(folder))
-    names = ["top-k", "use_read_units", *arguments.methods]
-    columns = ["model", "device", "groups", "order", "slots", "ppl", *names]
-    show("ms of reads a token at equal perplexity", columns, [[row[name] for name in columns] for row in rows])
-    finish(summary(rows))
+    slots: tuple[float, ...] = option((0.0,), full=(0.0, 1 / 3), help="shares of the units that an LRU cache keeps")
+    blocks: int = option(2, smoke=1, full=4, help="blocks of 256 tokens of test text")
+
+
+class Plugin(Benchmark[Options]):
+    """Draws the curve of each choice and compares them."""
+
+    keys = {
+        "rows[].model": "model",
+        "rows[].device": "device profile",
+        "rows[].groups": "layers that lie together",
+        "rows[].order": "order of the units on flash",
+        "rows[].slots": "share of the units that an LRU cache keeps",
+        "rows[].density": "density of top-k",
+        "rows[].ppl": "its perplexity, which all are held to",
+        "rows[].dense_token_ms": "milliseconds of a dense token in the same DRAM",
+        **{f"rows[].{name}?": f"milliseconds of a token's reads, {name}; null: out of reach" for name in CURVES},
+        **{f"rows[].token_ms.{name}?": f"milliseconds of a token's requests, {name}" for name in CURVES},
+        **{
+            f"{figure}_gain_over_{OVER[over]}{suffix}{unit}{mark}": f"{meaning} of {ours} over {over}{of}"
+            for (ours, suffix), over in itertools.product(OURS.items(), OVER)
+            for unit, of in (("", ", reads"), ("_token", ", requests"))
+            for figure, meaning, mark in (
+                ("median", "median gain", "?"),
+                ("worst", "worst gain", "?"),
+                ("num", "number of gains", ""),
+            )
+        },
+    }
+    needs_data = True
+    full_minutes = 480
+
+    def cells(self) -> Iterator[Cell]:
+        """A cell per model, device, groups, order and slots."""
+        options = self.options
+        for model, device, groups, order, slots in itertools.product(
+            options.models, options.devices, options.groups, options.orders, options.slots
+        ):
+            if groups == 1 or order == "structural":  # a group has one order for all its layers
+                yield {"model": model, "device": device, "groups": groups, "order": order, "slots": slots}
+
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """A row per perplexity."""
+        name, options = cell["model"], self.options
+        at = self.once(name, lambda: Prepared(name, self.folder / name, options.blocks))
+        setting = at.setting(cell["device"], cell["groups"], cell["order"])
+        yield from compared(dataclasses.replace(setting, slots=cell["slots"]), at.masks, options.methods)
+
+    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
+        """Gains."""
+        return summary(rows)
+
+    def tables(self, rows: Sequence[Row], figures: Mapping[str, Any]) -> Iterator[Table]:
+        """Milliseconds of reads."""
+        columns = ["model", "device", "groups", "order", "slots", "ppl", *PLAIN, *self.options.methods]
+        table = [[row[column] for column in columns] for row in rows]
+        yield Table("ms of reads a token at equal perplexity", columns, table)
 
 
 if __name__ == "__main__":
-    main()
+    main("flash_selection")

@@ -1,31 +1,28 @@
 """Predictors of ReLU models: perplexity, what they find, and what sizes layer by layer save over one size for all.
 
-`python -m benchmarks.predictors [--models prose7m-relu …] [--formats fp16 int8_group32]`. A model without exact
-zeros, as the mixture of experts, has half of what a token may use as its active units: those that are largest. Ladders
-are trained on calibration text by `predict` itself, with as much DRAM as they ask for; sizes are chosen on validation
-text, by `size` itself and, for comparison, one rank for all layers: the smallest whose perplexity is within the same
-tolerance. Reported is test text. For DRAM that ends sooner the table has the curve from bytes to perplexity.
-
-The last line is {model: {recall, predicted_over_active, parameter_share, ppl_ratio, adaptive_saving}} of the first
-format: means over layers, the predictors' share of the model's parameters, perplexity with them over that without, and
-the share of parameters that sizes per layer save over the best single size.
+A model without exact zeros, as the mixture of experts, has half of what a token may use as its active units: those that
+are largest. Ladders are trained on calibration text by `predict` itself, with as much DRAM as they ask for; sizes are
+chosen on validation text, by `size` itself and, for comparison, one rank for all layers: the smallest whose perplexity
+is within the same tolerance. Reported is test text. For DRAM that ends sooner the table has the curve from bytes to
+perplexity.
 """
 
-import argparse
-import json
+import functools
 import math
 import os
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
+from benchmarks.harness.command import main
+from benchmarks.harness.places import DATA
 from benchmarks.shared.cases import texts
 from benchmarks.shared.predicting import aiming, largest_rank
-from benchmarks.shared.report import finish, show
 from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.layer_counts import Activity, exact_families
@@ -42,7 +39,6 @@ from coldpress.schemas.corpus import SPLITS, Corpus, TokenBlocks
 from coldpress.schemas.families import WHOLE_MLP as FAMILY
 from coldpress.schemas.families import FormatName, used_share
 from coldpress.schemas.predictors import Ladder, Predictors
-from tests.support.data import find_data_folder
 from tests.support.statistics import sparsity_of
 
 PREDICTOR = predictor.Plugin()
@@ -52,23 +48,21 @@ MODELS = RELU | {"tinystories-mixtral-8x": "tinystories", "tinystories656k": "ti
 DENSITY = 0.5
 """Of what a token may use, in models without exact zeros."""
 BLOCK_TOKENS = 256
-CALIBRATION_BLOCKS, VALIDATION_BLOCKS, TEST_BLOCKS = 128, 48, 64
-LIMIT_SHARES = (0.75, 0.5)
-"""Of the bytes that the chosen sizes take: where DRAM ends on the curve."""
+PER_LAYER, SINGLE = "per layer", "one for all"
+LIMITS = {"75 % of the bytes": 0.75, "50 % of the bytes": 0.5}
+"""Of those that the chosen sizes take: where DRAM ends on the curve."""
 
 
 class Case:
     """A model with its text, its activations and how its predictors are stored."""
 
-    def __init__(self, name: str, format_name: FormatName, folder: Path) -> None:
+    def __init__(self, name: str, format_name: FormatName, folder: Path, blocks: Mapping[str, int]) -> None:
         """Calibrates."""
-        data = find_data_folder()
-        if data is None:
-            raise SystemExit("no real test data: set COLDPRESS_TEST_DATA to its folder")
-        source = data / "models" / name
+        assert DATA is not None
+        source = DATA / "models" / name
         self.model = ingest.run(IngestConfig(model=str(source)), Workspace(folder / "ingest", "benchmark"))
         self.stream = LayerStream(self.model, len(os.sched_getaffinity(0)))
-        self.splits = splits_of(source, data / "corpora" / MODELS[name])
+        self.splits = splits_of(source, DATA / "corpora" / MODELS[name], blocks)
         self.format_name, self.folder = format_name, folder
         self.activations = self._calibrated()
         spec = self.model.spec
@@ -82,11 +76,22 @@ class Case:
             predictor_format=format_name,
         )
 
-    def ladders(self, config: PredictConfig) -> dict[int, Ladder]:
+    @functools.cached_property
+    def ladders(self) -> dict[int, Ladder]:
         """What `predict` gives."""
         work = Workspace(self.folder / "predict", "benchmark")
-        found = predict(config, self.model, self.activations, self.sparsity, self.layers, work, 1)
+        found = predict(PredictConfig(), self.model, self.activations, self.sparsity, self.layers, work, 1)
         return {ladder.layer: ladder for ladder in found.layers}
+
+    @functools.cached_property
+    def unlimited(self) -> Predictors:
+        """The sizes per layer that `size` chooses, whatever they take."""
+        return self.chosen(1 << 62)
+
+    def chosen(self, limit: int) -> Predictors:
+        """The sizes per layer of at most `limit` bytes."""
+        validation, tolerance = self.splits["validation"], SizeConfig().predictor_tolerance
+        return choose(PREDICTOR, self.stream, validation, self.ladders, limit, tolerance, self.no_topk)
 
     def ratio(self, split: str, predictors: Predictors) -> tuple[float, float]:
         """(perplexity with predictors over that without, its standard error from the differences block by block)."""
@@ -114,7 +119,7 @@ class Case:
         return count_activity(PassConfig(), self.model, corpus, (FAMILY,), activity, work, self.stream.threads)
 
 
-def splits_of(folder: Path, corpus: Path) -> dict[str, np.ndarray]:
+def splits_of(folder: Path, corpus: Path, blocks: Mapping[str, int]) -> dict[str, np.ndarray]:
     """Token blocks int32 [n, BLOCK_TOKENS] of calibration, validation and test text.
 
     Documents of the text to fit and to choose by are shuffled: the stories are sorted, by tense among other things.
@@ -123,11 +128,12 @@ def splits_of(folder: Path, corpus: Path) -> dict[str, np.ndarray]:
     found = texts(corpus)
     documents = found["fit"].split("\n\n" if corpus.name == "tinystories" else "\n = ")
     shuffled = "\n\n".join(documents[place] for place in np.random.default_rng(0).permutation(len(documents)))
-    fit = _blocks(tokenizer, shuffled, CALIBRATION_BLOCKS + VALIDATION_BLOCKS)
+    validation = blocks["validation"]
+    fit = _blocks(tokenizer, shuffled, blocks["calibration"] + validation)
     return {
-        "calibration": fit[:-VALIDATION_BLOCKS],
-        "validation": fit[-VALIDATION_BLOCKS:],
-        "test": _blocks(tokenizer, found["test"], TEST_BLOCKS),
+        "calibration": fit[:-validation],
+        "validation": fit[-validation:],
+        "test": _blocks(tokenizer, found["test"], blocks["test"]),
     }
 
 
@@ -137,12 +143,13 @@ def _blocks(tokenizer: Tokenizer, text: str, count: int) -> np.ndarray:
     return ids[: whole * BLOCK_TOKENS].reshape(whole, BLOCK_TOKENS)
 
 
-def best_single(case: Case, config: PredictConfig, tolerance: float, level: int) -> Predictors:
+def best_single(case: Case, level: int) -> Predictors:
     """The smallest rank of all layers alike whose perplexity on validation text is within `tolerance`.
 
     At the same level of thresholds as the sizes per layer: what is predicted then differs little.
     """
-    work = Workspace(case.folder / "single", "benchmark")
+    work, config = Workspace(case.folder / "single", "benchmark"), PredictConfig()
+    tolerance = SizeConfig().predictor_tolerance
     trainers = [
         Trainer(config, case.model, case.activations, entry, FAMILY, case.format_name, work)
         for entry in case.activations.layers
@@ -188,14 +195,12 @@ def validation_ratio(found: Predictors) -> float:
     return ppl / (found.ppl_without or math.nan)
 
 
-def row_of(label: str, case: Case, found: Predictors) -> dict[str, Any]:
+def row_of(case: Case, found: Predictors) -> Row:
     """What predictors are and do: sizes and thresholds from calibration and validation text, `ppl_ratio` of test."""
     ratio, error = case.ratio("test", found)
     entries = found.layers
     parameters = sum(entry.num_parameters for entry in entries)
-    row = {
-        "sizes": label,
-        "format": case.format_name,
+    return {
         "ranks": [entry.rank for entry in entries],
         "parameters": parameters,
         "parameter_share": parameters / case.model.num_parameters,
@@ -207,50 +212,99 @@ def row_of(label: str, case: Case, found: Predictors) -> dict[str, Any]:
         "ppl_ratio": ratio,
         "ppl_ratio_error": error,
     }
-    print(json.dumps(row), flush=True)
-    return row
 
 
-def rows_of(name: str, format_name: FormatName, folder: Path) -> Iterator[dict[str, Any]]:
-    """Sizes per layer, the best single one, and sizes per layer where DRAM ends sooner."""
-    case, config, tolerance = Case(name, format_name, folder), PredictConfig(), SizeConfig().predictor_tolerance
-    ladders = case.ladders(config)
-    found = choose(PREDICTOR, case.stream, case.splits["validation"], ladders, 1 << 62, tolerance, case.no_topk)
-    best = row_of(f"per layer, thresholds {level_of(found, ladders)}", case, found)
-    yield best
-    yield row_of("one for all", case, best_single(case, config, tolerance, level_of(found, ladders)))
-    for share in LIMIT_SHARES:
-        limit = int(share * best["nbytes"])
-        yield row_of(
-            f"at most {limit} bytes",
-            case,
-            choose(PREDICTOR, case.stream, case.splits["validation"], ladders, limit, tolerance, case.no_topk),
-        )
+@dataclass(frozen=True)
+class Options:
+    """What is predicted."""
+
+    models: tuple[str, ...] = option(
+        ("prose7m-relu",), smoke=("tinystories656k-relu",), full=tuple(RELU), choices=MODELS, help="models"
+    )
+    formats: tuple[str, ...] = option(
+        ("int8_group32",), full=("fp16", "int8_group32"), help="formats of the predictors"
+    )
+    sizes: tuple[str, ...] = option(
+        (PER_LAYER, SINGLE),
+        full=(PER_LAYER, SINGLE, *LIMITS),
+        choices=(PER_LAYER, SINGLE, *LIMITS),
+        help="how ranks are chosen",
+    )
+    calibration_blocks: int = option(32, smoke=4, full=128, help="blocks of 256 tokens of calibration text")
+    validation_blocks: int = option(16, smoke=2, full=48, help="blocks of validation text")
+    test_blocks: int = option(16, smoke=2, full=64, help="blocks of test text")
 
 
-COLUMNS = ("sizes", "ranks", "parameter_share", "nbytes", "recall", "predicted_over_active", "output_cosine")
-RATIOS = ("ppl_ratio_validation", "ppl_ratio", "ppl_ratio_error")
+class Plugin(Benchmark[Options]):
+    """Trains predictors and chooses their sizes."""
 
+    keys = {
+        "rows[].model": "model",
+        "rows[].format": "format of the predictors",
+        "rows[].sizes": "how ranks are chosen: per layer, one for all, or per layer in fewer bytes",
+        "rows[].ranks": "rank of each layer's predictor",
+        "rows[].level?": "which of its thresholds a predictor works at, the most of the layers; null of one for all",
+        "rows[].parameters": "parameters of all predictors",
+        "rows[].parameter_share": "over those of the model",
+        "rows[].nbytes": "bytes of all predictors",
+        "rows[].recall": "share of the active neurons that are predicted, mean of the layers",
+        "rows[].predicted_over_active": "predicted neurons over active ones, mean of the layers",
+        "rows[].output_cosine": "cosine of the MLP's output with that of all neurons, mean of the layers",
+        "rows[].ppl_ratio_validation": "perplexity with predictors over that without, on validation text",
+        "rows[].ppl_ratio": "the same on test text",
+        "rows[].ppl_ratio_error": "its standard error over blocks",
+        "models[].model": "model, in the first format, with sizes per layer",
+        "models[].recall": "as in its row",
+        "models[].predicted_over_active": "as in its row",
+        "models[].parameter_share": "as in its row",
+        "models[].ppl_ratio": "as in its row",
+        "models[].ppl_ratio_error": "as in its row",
+        "models[].adaptive_saving?": "share of the parameters that sizes per layer save over the best single size",
+    }
+    needs_data = True
+    full_minutes = 240
 
-def main() -> None:
-    """Prints a table per model and format, and the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=list(RELU), choices=list(MODELS))
-    parser.add_argument("--formats", nargs="+", default=["fp16", "int8_group32"])
-    arguments = parser.parse_args()
-    figures: dict[str, dict[str, float]] = {}
-    for name in arguments.models:
-        for format_name in arguments.formats:
-            with tempfile.TemporaryDirectory() as folder:
-                rows = list(rows_of(name, format_name, Path(folder)))
-            cells = [[row[key] for key in COLUMNS] + [f"{row[key]:.5f}" for key in RATIOS] for row in rows]
-            show(f"{name}, predictors in {format_name}", [*COLUMNS, *RATIOS], cells)
-            layered, single = rows[:2]
-            kept = ("recall", "predicted_over_active", "parameter_share", "ppl_ratio", "ppl_ratio_error")
-            saving = 1 - layered["parameters"] / single["parameters"]
-            figures.setdefault(name, {key: layered[key] for key in kept} | {"adaptive_saving": saving})
-    finish(figures)
+    def cells(self) -> Iterator[Cell]:
+        """A cell per model, format and way to choose sizes."""
+        for model in self.options.models:
+            for format_name in self.options.formats:
+                for sizes in self.options.sizes:
+                    yield {"model": model, "format": format_name, "sizes": sizes}
+
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """One row."""
+        name, format_name, sizes = cell["model"], cell["format"], cell["sizes"]
+        options, folder = self.options, self.folder / f"{name}-{format_name}"
+        splits = ("calibration", "validation", "test")
+        blocks = {split: getattr(options, f"{split}_blocks") for split in splits}
+        case = self.once((name, format_name), lambda: Case(name, format_name, folder, blocks))
+        if sizes == SINGLE:
+            found = best_single(case, level_of(case.unlimited, case.ladders))
+        elif sizes == PER_LAYER:
+            found = case.unlimited
+        else:
+            found = case.chosen(int(LIMITS[sizes] * sum(entry.nbytes for entry in case.unlimited.layers)))
+        yield {"level": None if sizes == SINGLE else level_of(found, case.ladders), **row_of(case, found)}
+
+    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
+        """What sizes per layer save, by model."""
+        names = ("model", "recall", "predicted_over_active", "parameter_share", "ppl_ratio", "ppl_ratio_error")
+        found = {(row["model"], row["sizes"]): row for row in rows if row["format"] == self.options.formats[0]}
+        models: list[Row] = []
+        for (model, sizes), row in found.items():
+            if sizes == PER_LAYER:
+                single = found.get((model, SINGLE))
+                saving = 1 - row["parameters"] / single["parameters"] if single else None
+                models.append({name: row[name] for name in names} | {"adaptive_saving": saving})
+        return {"models": models}
+
+    def tables(self, rows: Sequence[Row], figures: Mapping[str, Any]) -> Iterator[Table]:
+        """Sizes and what they do."""
+        columns = ("model", "format", "sizes", "ranks", "nbytes", "recall", "predicted_over_active", "output_cosine")
+        ratios = ("ppl_ratio_validation", "ppl_ratio", "ppl_ratio_error")
+        table = [[row[name] for name in columns] + [f"{row[name]:.5f}" for name in ratios] for row in rows]
+        yield Table("predictors", [*columns, *ratios], table)
 
 
 if __name__ == "__main__":
-    main()
+    main("predictors")

@@ -1,29 +1,27 @@
 """What rounding costs: formats × algorithms, dense and pruned to half, as perplexity of the rounded model.
 
-`python -m benchmarks.quantization [--models prose7m …] [--tokens N]`. The build's own stages ingest, tokenize,
-allocate, gram and quantize; then the codes are decoded into a checkpoint and run over test text by transformers'
-modules with the build's selector, so that nothing but rounding differs between the rows of one density. Embeddings and
-head stay as they are. Gram matrices are of calibration text; so is the importance matrix of the row `rtn, imatrix`. The
-last line is {rows: [{model, format, algorithm, density, ppl, ppl_source, kl, kl_error, over_rtn, over_rtn_error}]}:
-`ppl_source` is that of the unrounded model at the same density, `kl` the mean divergence from it in nats, `over_rtn`
-the perplexity over that of `rtn`; errors are standard errors over blocks, those of `over_rtn` of its logarithm.
+The build's own stages ingest, tokenize, allocate, gram and quantize; then the codes are decoded into a checkpoint and
+run over test text by transformers' modules with the build's selector, so that nothing but rounding differs between the
+rows of one density. Embeddings and head stay as they are. Gram matrices are of calibration text; so is the importance
+matrix of the row `rtn, imatrix`. Errors are standard errors over blocks.
 """
 
-import argparse
-import json
+import functools
 import math
-import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.gates import MODELS
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
+from benchmarks.harness.command import main
+from benchmarks.harness.places import DATA
 from benchmarks.shared.cases import Replaced
-from benchmarks.shared.report import finish, show
 from coldpress.compiler.activity.choice import Choice, choice_of
-from coldpress.compiler.activity.forward import LayerStream
+from coldpress.compiler.activity.forward import BlockHooks, Hooks, LayerStream
 from coldpress.compiler.block_statistics import standard_error
 from coldpress.compiler.io import Workspace, load_arrays, load_record
 from coldpress.compiler.stages import gram, importance, quantize
@@ -33,46 +31,40 @@ from coldpress.compiler.stages.quantize import QuantizeConfig
 from coldpress.runtime.plugins import load, names
 from coldpress.runtime.quantization import Format
 from coldpress.schemas.corpus import Corpus
+from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import FAMILIES, num_units, slice_length, slices
 from coldpress.schemas.gram import INPUT_OF, GramMatrices
 from coldpress.schemas.importance import Importance
 from coldpress.schemas.model import Model
 from coldpress.schemas.quantized import LayerCodes
 from coldpress.schemas.sparsity import Sparsity
-from tests.support.data import find_data_folder
 from tests.support.imatrices import NAMES, write_legacy
 from tests.support.pipeline import snakemake
 
 WEIGHTED = "rtn, imatrix"
 ALGORITHMS = {"rtn": "rtn", WEIGHTED: "rtn", "gptq": "gptq"}
 """Row -> the algorithm."""
-DENSITIES = {1.0: {"method": "dense"}, 0.5: {"method": "topk", "density": 0.5}}
-TEST_TOKENS = 16384
-Row = dict[str, Any]
+DENSITIES: dict[float, dict[str, Any]] = {1.0: {"method": "dense"}, 0.5: {"method": "topk", "density": 0.5}}
+CODES = names("coldpress.runtime.quantization")
 
 
-def prepare(model: str, folder: Path, test_tokens: int) -> dict[float, tuple[Model, Corpus, Sparsity]]:
-    """Density -> the records of a build as far as `allocate`; models with exact zeros are not pruned to a density."""
+def prepare(model: str, density: float, folder: Path, test_tokens: int) -> tuple[Model, Corpus, Sparsity]:
+    """The records of a build as far as `allocate`; models with exact zeros are not pruned to a density."""
     corpus, budget = MODELS[model]
-    shared: dict[str, object] = {"model": model, "dram_budget": budget, "evaluation_tokens": test_tokens}
+    label, settings = f"d{round(100 * density)}", DENSITIES[density]
+    settings = settings | {"model": model, "dram_budget": budget, "evaluation_tokens": test_tokens}
     if corpus:
-        data = find_data_folder()
-        if data is None:
-            raise SystemExit("no real test data: set COLDPRESS_TEST_DATA to its folder, or pass --models demo")
-        shared |= {"model": data / "models" / model, "corpus": data / corpus, "context_length": 256}
-    found = {}
-    for density, settings in DENSITIES.items():
-        label = f"d{round(100 * density)}"
-        done = snakemake(folder, "--until", "allocate", label=label, **shared, **settings)
-        if done.returncode:
-            raise SystemExit(f"{model} {label}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-        built = folder / "build" / model
-        found[density] = (
-            load_record(built / "ingest.json", Model),
-            load_record(built / "tokenize.json", Corpus),
-            load_record(built / f"pixel6+{label}" / "allocate.json", Sparsity),
-        )
-    return found
+        assert DATA is not None
+        settings |= {"model": DATA / "models" / model, "corpus": DATA / corpus, "context_length": 256}
+    done = snakemake(folder, "--until", "allocate", label=label, **settings)
+    if done.returncode:
+        raise ColdpressError(f"{model} {label} was not built: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+    built = folder / "build" / model
+    return (
+        load_record(built / "ingest.json", Model),
+        load_record(built / "tokenize.json", Corpus),
+        load_record(built / f"pixel6+{label}" / "allocate.json", Sparsity),
+    )
 
 
 def matrices_of(layer: LayerCodes, sparsity: Sparsity, model: Model) -> Iterator[tuple[str, np.ndarray]]:
@@ -129,7 +121,7 @@ class Scorer:
         return stream.last_hidden(self.tokens, lambda layer: masks(self._choice, self._sparsity, layer))
 
 
-def masks(choice: Choice | None, sparsity: Sparsity, layer: int):
+def masks(choice: Choice | None, sparsity: Sparsity, layer: int) -> BlockHooks | None:
     """Block hooks that leave out what the selector does."""
     if choice is None:
         return None
@@ -143,7 +135,7 @@ def masks(choice: Choice | None, sparsity: Sparsity, layer: int):
 
         return masked
 
-    hooks = {FAMILIES[family].activity: change(family) for family in sparsity.families}
+    hooks: Hooks = {FAMILIES[family].activity: change(family) for family in sparsity.families}
     return lambda _block: hooks
 
 
@@ -160,45 +152,104 @@ def imatrix_of(source: Model, grams: GramMatrices, folder: Path) -> Importance:
     return importance.run(ImportanceConfig(imatrix=str(path)), source, Workspace(folder / "read", "bench"))
 
 
-def measure(model: str, folder: Path, test_tokens: int) -> Iterator[Row]:
-    """The rows of one model."""
-    weights: Importance | None = None
-    for density, (source, corpus, sparsity) in prepare(model, folder, test_tokens).items():
-        score = Scorer(source, load_arrays(corpus.split("test").arrays)["tokens"], sparsity)
-        unrounded, work = score.source_ppl(), folder / f"{density}"
-        grams = gram.run(GramConfig(), source, corpus, sparsity, Workspace(work / "gram", "bench"), 1)
-        weights = weights or imatrix_of(source, grams, work / "imatrix")  # of the dense model, which comes first
-        for code in names("coldpress.runtime.quantization"):
-            nearest: np.ndarray | None = None
-            for label, algorithm in ALGORITHMS.items():
-                in_format = sparsity.model_copy(update={"format": code})
-                space = Workspace(work / f"{code}-{label}", "bench")
-                layers = tuple(range(source.spec.num_hidden_layers))
-                known = (grams, weights if label == WEIGHTED else None)
-                made = quantize.run(QuantizeConfig(algorithm=algorithm), source, in_format, layers, space, *known)
-                matrices = dict(pair for layer in made.layers for pair in matrices_of(layer, in_format, source))
-                nll, divergence = score(Replaced(source, matrices, 1))
-                nearest = nll if nearest is None else nearest
-                row = {"model": model, "format": code, "algorithm": label, "density": density}
-                row |= {"ppl": math.exp(nll.mean()), "ppl_source": unrounded}
-                row |= {"kl": divergence.mean(), "kl_error": standard_error(divergence)}
-                row |= {"over_rtn": math.exp((nll - nearest).mean()), "over_rtn_error": standard_error(nll - nearest)}
-                print(json.dumps(row), flush=True)
-                yield row
+@dataclass(frozen=True)
+class Prepared:
+    """A model at a density."""
+
+    source: Model
+    sparsity: Sparsity
+    grams: GramMatrices
+    score: Scorer
+    source_ppl: float
 
 
-def main() -> None:
-    """Prints the table and the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS), metavar="MODEL")
-    parser.add_argument("--tokens", type=int, default=TEST_TOKENS, metavar="N", help="of test text, at most")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=".") as folder:
-        rows = [row for model in arguments.models for row in measure(model, Path(folder) / model, arguments.tokens)]
-    columns = list(rows[0])
-    show("what rounding costs", columns, [[row[name] for name in columns] for row in rows])
-    finish({"rows": rows})
+class Prepare:
+    """Builds a model at each density when it is asked for."""
+
+    def __init__(self, model: str, folder: Path, test_tokens: int) -> None:
+        self._model, self._folder, self._test_tokens = model, folder, test_tokens
+        self._found: dict[float, Prepared] = {}
+
+    def at(self, density: float) -> Prepared:
+        """As far as the Gram matrices."""
+        if density not in self._found:
+            source, corpus, sparsity = prepare(self._model, density, self._folder, self._test_tokens)
+            score = Scorer(source, load_arrays(corpus.split("test").arrays)["tokens"], sparsity)
+            work = Workspace(self._folder / f"gram-{density}", "bench")
+            grams = gram.run(GramConfig(), source, corpus, sparsity, work, 1)
+            self._found[density] = Prepared(source, sparsity, grams, score, score.source_ppl())
+        return self._found[density]
+
+    @functools.cached_property
+    def weights(self) -> Importance:
+        """The importance matrix, of the dense model at every density."""
+        dense = self.at(1.0)
+        return imatrix_of(dense.source, dense.grams, self._folder / "imatrix")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is rounded."""
+
+    models: tuple[str, ...] = option(
+        ("prose7m",), smoke=("stories260k",), full=tuple(MODELS), choices=MODELS, help="models"
+    )
+    formats: tuple[str, ...] = option(CODES, smoke=CODES[-1:], choices=CODES, help="formats of the codes")
+    densities: tuple[float, ...] = option(
+        tuple(DENSITIES), smoke=(1.0,), choices=DENSITIES, help="shares of each matrix's inputs that are used"
+    )
+    tokens: int = option(4096, smoke=512, full=16384, help="tokens of test text, at most")
+
+
+class Plugin(Benchmark[Options]):
+    """Rounds each model in each format, with each algorithm."""
+
+    keys = {
+        "rows[].model": "model",
+        "rows[].density": "share of each matrix's inputs that are used",
+        "rows[].format": "format of the codes",
+        "rows[].algorithm": "how weights are rounded",
+        "rows[].ppl": "perplexity of the rounded model",
+        "rows[].ppl_source": "perplexity of the unrounded model at the same density",
+        "rows[].kl": "mean KL divergence from the unrounded model, nats",
+        "rows[].kl_error": "its standard error over blocks",
+        "rows[].over_rtn": "perplexity over that of `rtn`",
+        "rows[].over_rtn_error": "standard error of its logarithm over blocks",
+    }
+    needs_data = True
+    full_minutes = 90
+
+    def cells(self) -> Iterator[Cell]:
+        """A cell per model, density and format."""
+        for model in self.options.models:
+            for density in self.options.densities:
+                for code in self.options.formats:
+                    yield {"model": model, "density": density, "format": code}
+
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """A row per algorithm."""
+        model, density, code = cell["model"], cell["density"], cell["format"]
+        prepare = self.once(model, lambda: Prepare(model, self.folder / model, self.options.tokens))
+        at = prepare.at(density)
+        in_format, layers = at.sparsity.model_copy(update={"format": code}), range(at.source.spec.num_hidden_layers)
+        nearest: np.ndarray | None = None
+        for label, algorithm in ALGORITHMS.items():
+            space = Workspace(self.folder / model / f"{density}-{code}-{label}", "bench")
+            known = (at.grams, prepare.weights if label == WEIGHTED else None)
+            made = quantize.run(QuantizeConfig(algorithm=algorithm), at.source, in_format, tuple(layers), space, *known)
+            matrices = dict(pair for layer in made.layers for pair in matrices_of(layer, in_format, at.source))
+            nll, divergence = at.score(Replaced(at.source, matrices, 1))
+            nearest = nll if nearest is None else nearest
+            yield {
+                "algorithm": label,
+                "ppl": math.exp(nll.mean()),
+                "ppl_source": at.source_ppl,
+                "kl": float(divergence.mean()),
+                "kl_error": standard_error(divergence),
+                "over_rtn": math.exp((nll - nearest).mean()),
+                "over_rtn_error": standard_error(nll - nearest),
+            }
 
 
 if __name__ == "__main__":
-    main()
+    main("quantization")

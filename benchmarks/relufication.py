@@ -1,26 +1,21 @@
 """What a ReLU costs a model that was trained with SiLU, and how much of it is zero then (LLM in a flash, appendix C).
 
-`python -m benchmarks.relufication [--models prose7m …] [--steps N] [--penalties 0 1] [--activations relu …]
-[--rank R]`. The build's own stage makes the models: calibration text is trained on, validation text decides what is
-kept, perplexity and zeros are of test text. Beside them stand the source, the source with another activation and no
-training, and the model of the same shape that was trained with ReLU from the start, where there is one. The last line
-is {rows: [{model, variant, penalty, ppl, ppl_ratio, zeros, zeros_by_layer, steps}]}; `zeros` is the share of the
-activation that is exactly zero, on average over layers.
+The build's own stage makes the models: calibration text is trained on, validation text decides what is kept, perplexity
+and zeros are of test text. Beside them stand the source, the source with another activation and no training, and the
+model of the same shape that was trained with ReLU from the start, where there is one.
 """
 
-import argparse
-import logging
 import math
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from benchmarks.distillation import SPLITS
-from benchmarks.shared.cases import Case, case_of
-from benchmarks.shared.report import finish, show
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
+from benchmarks.harness.command import main
+from benchmarks.shared.cases import MODELS, Case, case_of
 from coldpress.compiler.activity.forward import Hooks, LayerStream
 from coldpress.compiler.io import Workspace
 from coldpress.compiler.stages import ingest, relufy
@@ -30,9 +25,11 @@ from coldpress.schemas.model import Model
 
 RELU_SIBLINGS = {"prose7m": "prose7m-relu", "tinystories656k": "tinystories656k-relu"}
 """Models of the same shape and text that were trained with ReLU."""
+SIBLING = "trained with ReLU"
+UNTRAINED = ", untrained"
 
 
-def scores(model: Model, tokens: np.ndarray) -> dict[str, Any]:
+def scores(model: Model, tokens: np.ndarray) -> Row:
     """Perplexity of `tokens`, and the share of every layer's activation that is exactly zero."""
     zeros = np.zeros((model.spec.num_hidden_layers, len(tokens)))
 
@@ -50,62 +47,100 @@ def scores(model: Model, tokens: np.ndarray) -> dict[str, Any]:
     return {"ppl": math.exp(nll / count), "zeros": float(by_layer.mean()), "zeros_by_layer": by_layer.tolist()}
 
 
-def rows_of(case: Case, activations: list[str], penalties: list[float], base: RelufyConfig) -> Iterator[dict[str, Any]]:
-    """The source, its sibling, and every student."""
-    tokens = case.splits["test"]
-    source = scores(case.model, tokens)
-    yield {"variant": "source", "penalty": 0.0, "steps": 0, **source}
-    for activation in activations:
-        for penalty in penalties:
-            config = base.model_copy(update={"activation": activation, "penalty": penalty})
-            work = Workspace(case.folder / f"{activation}-{penalty:g}", "benchmark")
-            student = relufy.run(config, case.model, case.corpus(), work, 1)
-            assert student.relufication is not None
-            last = min(student.relufication.curve, key=lambda point: point.validation_loss).step
-            yield {"variant": activation, "penalty": penalty, "steps": last, **scores(student, tokens)}
-        # a rate of nearly nothing: the weights that training begins with
-        still = base.model_copy(update={"activation": activation, "steps": 1, "learning_rate": 1e-30})
-        work = Workspace(case.folder / f"{activation}-untrained", "benchmark")
-        untrained = relufy.run(still, case.model, case.corpus(), work, 1)
-        yield {"variant": f"{activation}, untrained", "penalty": 0.0, "steps": 0, **scores(untrained, tokens)}
+@dataclass(frozen=True)
+class Options:
+    """What is trained."""
+
+    models: tuple[str, ...] = option(
+        ("prose7m",), smoke=("stories260k",), full=tuple(RELU_SIBLINGS), choices=MODELS, help="models"
+    )
+    activations: tuple[str, ...] = option(
+        ("relu",), full=("relu", "relu2", "fatrelu"), choices=("relu", "relu2", "fatrelu"), help="activations"
+    )
+    penalties: tuple[float, ...] = option((0.0, 1.0), smoke=(1.0,), help="weights of the penalty on activations")
+    threshold: float = option(RelufyConfig().relufy_threshold, help="threshold of fatrelu")
+    steps: int = option(16, smoke=1, full=RelufyConfig().relufy_steps, help="updates")
+    rank: int = option(RelufyConfig().relufy_rank, help="rank of adapters; 0: all weights learn")
+    rate: float = option(RelufyConfig().relufy_rate, help="learning rate")
+    batch_blocks: int = option(RelufyConfig().distill_blocks, smoke=1, help="blocks of 256 tokens of an update")
+    validation_blocks: int = option(RelufyConfig().validation_blocks, smoke=1, help="blocks of validation text")
+    test_blocks: int = option(16, smoke=2, full=64, help="blocks of 256 tokens of test text")
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=list(RELU_SIBLINGS))
-    parser.add_argument("--activations", nargs="+", default=["relu", "relu2", "fatrelu"])
-    parser.add_argument("--penalties", nargs="+", type=float, default=[0.0, 1.0])
-    parser.add_argument("--threshold", type=float, default=RelufyConfig().relufy_threshold, help="of fatrelu")
-    parser.add_argument("--steps", type=int, default=RelufyConfig().relufy_steps)
-    parser.add_argument(
-        "--rank", type=int, default=RelufyConfig().relufy_rank, help="of adapters; 0: all weights learn"
-    )
-    parser.add_argument("--rate", type=float, default=RelufyConfig().relufy_rate)
-    arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO)
-    base = RelufyConfig(
-        relufy_threshold=arguments.threshold,
-        relufy_rank=arguments.rank,
-        relufy_steps=arguments.steps,
-        relufy_rate=arguments.rate,
-        compute_device="cpu",
-    )
-    rows: list[dict[str, Any]] = []
-    for name in arguments.models:
-        with tempfile.TemporaryDirectory() as folder:
-            case = case_of(name, Path(folder), SPLITS)
-            found = list(rows_of(case, arguments.activations, arguments.penalties, base))
-            if name in RELU_SIBLINGS:
-                source = case.source.with_name(RELU_SIBLINGS[name])  # of the same tokenizer
-                sibling = ingest.run(IngestConfig(model=str(source)), Workspace(Path(folder) / "sibling", "benchmark"))
-                trained = scores(sibling, case.splits["test"])
-                found.append({"variant": "trained with ReLU", "penalty": 0.0, "steps": 0, **trained})
-            rows += [{"model": name, "ppl_ratio": row["ppl"] / found[0]["ppl"], **row} for row in found]
-    columns = ("model", "variant", "penalty", "steps", "ppl", "ppl_ratio", "zeros")
-    show("perplexity and exact zeros", columns, [[row[column] for column in columns] for row in rows])
-    finish({"rows": rows})
+class Plugin(Benchmark[Options]):
+    """Trains and scores every student."""
+
+    keys = {
+        "rows[].model": "model",
+        "rows[].variant": "source; an activation, trained or untrained; trained with ReLU: the model of that shape",
+        "rows[].penalty": "weight of the penalty on activations",
+        "rows[].ppl": "perplexity on test text",
+        "rows[].ppl_ratio": "perplexity over that of the source",
+        "rows[].zeros": "share of the activation that is exactly zero, mean of the layers",
+        "rows[].zeros_by_layer": "that share of each layer",
+        "rows[].steps": "updates of the student that is kept",
+    }
+    needs_data = True
+    full_minutes = 300
+
+    def cells(self) -> Iterator[Cell]:
+        """A cell per model and variant."""
+        options = self.options
+        for model in options.models:
+            yield {"model": model, "variant": "source", "penalty": 0.0}
+            for activation in options.activations:
+                for penalty in options.penalties:
+                    yield {"model": model, "variant": activation, "penalty": penalty}
+                yield {"model": model, "variant": activation + UNTRAINED, "penalty": 0.0}
+            if model in RELU_SIBLINGS:
+                yield {"model": model, "variant": SIBLING, "penalty": 0.0}
+
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """One row."""
+        case, source = self.once(cell["model"], lambda: self._case(cell["model"]))
+        model, steps = self._model(case, cell["variant"], cell["penalty"])
+        found = source if model is case.model else scores(model, case.splits["test"])
+        yield {**found, "ppl_ratio": found["ppl"] / source["ppl"], "steps": steps}
+
+    def tables(self, rows: Sequence[Row], figures: Mapping[str, Any]) -> Iterator[Table]:
+        """All but the layers."""
+        columns = ("model", "variant", "penalty", "steps", "ppl", "ppl_ratio", "zeros")
+        yield Table("perplexity and exact zeros", columns, [[row[column] for column in columns] for row in rows])
+
+    def _case(self, name: str) -> tuple[Case, Row]:
+        case = case_of(name, self.folder / name, {**SPLITS, "test": ("test", slice(0, self.options.test_blocks))})
+        return case, scores(case.model, case.splits["test"])
+
+    def _model(self, case: Case, variant: str, penalty: float) -> tuple[Model, int]:
+        """The model of a variant, and the updates that it is of."""
+        work = Workspace(case.folder / f"{variant}-{penalty:g}", "benchmark")
+        if variant == "source":
+            return case.model, 0
+        if variant == SIBLING:  # of the same tokenizer
+            source = case.source.with_name(RELU_SIBLINGS[case.name])
+            return ingest.run(IngestConfig(model=str(source)), work), 0
+        config = self._config(variant.removesuffix(UNTRAINED), penalty)
+        if variant.endswith(UNTRAINED):  # a rate of nearly nothing: the weights that training begins with
+            still = config.model_copy(update={"relufy_steps": 1, "relufy_rate": 1e-30})
+            return relufy.run(still, case.model, case.corpus(), work, 1), 0
+        student = relufy.run(config, case.model, case.corpus(), work, 1)
+        assert student.relufication is not None
+        return student, min(student.relufication.curve, key=lambda point: point.validation_loss).step
+
+    def _config(self, activation: Any, penalty: float) -> RelufyConfig:
+        options = self.options
+        return RelufyConfig(
+            relufy=activation,
+            relufy_penalty=penalty,
+            relufy_threshold=options.threshold,
+            relufy_rank=options.rank,
+            relufy_steps=options.steps,
+            relufy_rate=options.rate,
+            distill_blocks=options.batch_blocks,
+            validation_blocks=options.validation_blocks,
+            compute_device="cpu",
+        )
 
 
 if __name__ == "__main__":
-    main()
+    main("relufication")

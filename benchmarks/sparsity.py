@@ -1,20 +1,15 @@
 """Perplexity of every selector at equal density of the MLP, in the form of DIP's Table 1.
 
-`python -m benchmarks.sparsity [--models prose7m …] [--methods DIP …] [--densities 0.5 …] [--fit]`. Density counts
-all matrices of the MLP: a method that needs the gate in full spends a third of it there. Thresholds and norms are
-fitted on calibration text; what is scored is test text. `--fit` searches DIP's division of densities (B.1) on
-validation text instead and prints the line through the best ones. DIP and CATS are shown with adapters, too, which the
+Density counts all matrices of the MLP: a method that needs the gate in full spends a third of it there. Thresholds and
+norms are fitted on calibration text; what is scored is test text. `--fit` searches DIP's division of densities (B.1) on
+validation text instead and gives the line through the best ones. DIP and CATS are shown with adapters, too, which the
 build's own `distill` trains on text of their own; predictors are trained by `predict`, and are the largest that it
-tries. Two rows are no selectors, but weights that no token uses. The last line is {rows: [{model, method, lora,
-density, ppl, task_accuracy}]}, where `density` is what the text used (of a mixture's experts those that a router
-chose), `asked` is what was asked for, and `task_accuracy` is null for models that no task is for. A mixture has no rows
-with adapters or of pruned weights.
+tries. Two rows are no selectors, but weights that no token uses. A mixture has no rows with adapters or of pruned
+weights, and its density is a share of the experts that a router chose.
 """
 
-import argparse
-import json
+import itertools
 import math
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,10 +20,11 @@ from tokenizers import Tokenizer
 
 from benchmarks.evaluation.evaluate import Score, Sparse, evaluate
 from benchmarks.evaluation.tasks import Encode, Item, read_items, right_answers
-from benchmarks.shared.cases import WITH_MIXTURES, Case, Parts, Replaced, case_of
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
+from benchmarks.harness.command import main
+from benchmarks.shared.cases import MODELS, WITH_MIXTURES, Case, Parts, Replaced, case_of
 from benchmarks.shared.predicting import predicting
 from benchmarks.shared.pruning import pruned
-from benchmarks.shared.report import finish, show
 from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.layer_counts import Activity
@@ -81,7 +77,8 @@ STATIC_DENSITY = 0.5
 """Of 2:4."""
 TASKS = {"tinystories": "tinystories_cloze"}
 """Corpus -> the task that models of it are asked. Of WikiText there is none that a small model can answer."""
-Row = dict[str, Any]
+NONE = "dense"
+ROWS = (*METHODS, PREDICTED, *STATIC)
 
 
 @dataclass(frozen=True)
@@ -196,110 +193,170 @@ def norms_of(case: Case, folder: Path) -> dict[str, np.ndarray]:
     return found
 
 
-def contenders(
-    case: Case, activations: Activations, label: str, density: float, folder: Path, lora_steps: int
-) -> Iterator[tuple[bool, Contender]]:
-    """(whether adapters help, what is scored) of a selector's row at a density; nothing where it is out of reach."""
-    found = chosen(case, activations, *METHODS[label], density)
-    if found is not None:
-        yield False, Contender(case.stream, found[0])
-    if label in ADAPTED and lora_steps and not case.model.spec.is_mixture:  # which is not trained
-        helped = adapted(case, activations, label, density, folder, lora_steps)
-        if helped is not None:
-            yield True, helped
+@dataclass
+class Prepared:
+    """A model, what calibration counted, its questions, and what its cells share."""
+
+    case: Case
+    activations: Activations
+    questions: Questions | None
+    norms: Mapping[str, np.ndarray] | None = None
 
 
-def static(case: Case, norms: Mapping[str, np.ndarray], label: str, density: float) -> Iterator[tuple[bool, Contender]]:
-    """As `contenders`, of a row of pruned weights."""
-    if density == STATIC_DENSITY or not STATIC[label]:
-        matrices = pruned(case.model, norms, density, STATIC[label])
-        yield False, Contender(Replaced(case.model, matrices, case.stream.threads), None, density)
+def contender(at: Prepared, label: str, lora: bool, density: float, lora_steps: int) -> Contender | None:
+    """What a row scores at a density; None where it is out of reach."""
+    case, threads = at.case, at.case.stream.threads
+    if label == NONE:
+        return Contender(case.stream, None)
+    if label in STATIC and STATIC[label] and density != STATIC_DENSITY:
+        return None
+    if label in STATIC:
+        at.norms = at.norms or norms_of(case, case.folder)
+        return Contender(
+            Replaced(case.model, pruned(case.model, at.norms, density, STATIC[label]), threads), None, density
+        )
+    if label == PREDICTED:
+        return Contender(case.stream, predicting(case, density, case.folder))
+    if lora:
+        return adapted(case, at.activations, label, density, case.folder, lora_steps)
+    found = chosen(case, at.activations, *METHODS[label], density)
+    return found and Contender(case.stream, found[0])
 
 
-def rows_of(case: Case, activations: Activations, folder: Path, arguments: argparse.Namespace) -> Iterator[Row]:
-    """A row per method and density, with and without adapters, the dense model first."""
-    questions = Questions.of(case, arguments.items)
-    yield _row(case, "dense", False, 1.0, Contender(case.stream, None), questions)
-    # of experts no inputs are measured (compiler/stages/gram.py)
-    labels = [label for label in arguments.methods if label not in STATIC or not case.model.spec.is_mixture]
-    norms = norms_of(case, folder) if set(STATIC) & set(labels) else {}
-    for label in labels:
-        for density in arguments.densities:
-            if label in STATIC:
-                scored = static(case, norms, label, density)
-            elif label == PREDICTED:
-                scored = [(False, Contender(case.stream, predicting(case, density, folder)))]
-            else:
-                scored = contenders(case, activations, label, density, folder, arguments.lora_steps)
-            for lora, found in scored:
-                yield _row(case, label, lora, density, found, questions)
+def row_of(at: Prepared, found: Contender) -> Row:
+    """Figures of a contender on test text."""
+    nll, count, density = found.score(at.case.splits["test"])
+    of_chosen = density / used_share(WHOLE_MLP, at.case.model.spec) if found.sparse else density
+    accuracy = at.questions.accuracy(found) if at.questions else None
+    return {"density": of_chosen, "ppl": math.exp(nll / count), "task_accuracy": accuracy}
 
 
-def _row(case: Case, label: str, lora: bool, asked: float, found: Contender, questions: Questions | None) -> Row:
-    nll, count, density = found.score(case.splits["test"])
-    of_chosen = density / used_share(WHOLE_MLP, case.model.spec) if found.sparse else density
-    row: Row = {"model": case.name, "method": label, "lora": lora, "asked": asked, "density": of_chosen}
-    row |= {"ppl": math.exp(nll / count), "task_accuracy": questions.accuracy(found) if questions else None}
-    print(json.dumps(row), flush=True)
-    return row
+def divisions(case: Case, activations: Activations, density: float) -> Iterator[Row]:
+    """Perplexity on validation text of DIP's divisions of a density (B.1)."""
+    for inputs in np.arange(0.2, 1.0, 0.05):
+        glu = 3 * density - 2 * inputs
+        if 0.02 <= glu <= 1:
+            options = {"input_density": float(inputs), "glu_density": float(glu)}
+            found = score(case, activations, "dip", options, density, "validation")
+            assert found is not None
+            yield {"inputs": float(inputs), "density": found.mlp_density, "ppl": found.ppl}
 
 
-def fit_dip(case: Case, activations: Activations) -> dict[str, Any]:
-    """The line through the best divisions (B.1): logit of the inputs' density over logit of the MLP's."""
-    tried: list[tuple[float, float, float]] = []
-    for density in SEARCHED:
-        for inputs in np.arange(0.2, 1.0, 0.05):
-            glu = 3 * density - 2 * inputs
-            if 0.02 <= glu <= 1:
-                options = {"input_density": float(inputs), "glu_density": float(glu)}
-                found = score(case, activations, "dip", options, density, "validation")
-                assert found is not None
-                tried.append((density, float(inputs), found.ppl))
-                print(json.dumps({"density": density, "inputs": round(float(inputs), 3), "ppl": found.ppl}), flush=True)
-    best = [
-        min((entry for entry in tried if entry[0] == at), key=lambda entry: entry[2])
-        for at in (0.3, 0.4, 0.5, 0.6, 0.7)
-    ]
-    x, y = (np.array([math.log(entry[i] / (1 - entry[i])) for entry in best]) for i in (0, 1))
-    slope, offset = np.polyfit(x, y, 1)
-    return {"best": best, "slope": float(slope), "offset": float(offset)}
+def line(rows: Sequence[Row]) -> Row:
+    """The line through the best divisions: logit of the inputs' density over logit of the MLP's."""
+    at = dict.fromkeys(row["asked"] for row in rows)
+    best = [min((row for row in rows if row["asked"] == density), key=lambda row: row["ppl"]) for density in at]
+    x, y = ([math.log(row[name] / (1 - row[name])) for row in best] for name in ("asked", "inputs"))
+    slope, offset = np.polyfit(x, y, 1) if len(best) > 1 else (math.nan, math.nan)
+    found = [{name: row[name] for name in ("asked", "inputs", "ppl")} for row in best]
+    return {"best": found, "slope": float(slope), "offset": float(offset)}
 
 
-def main() -> None:
-    """Prints the table and the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=["prose7m", "tinystories656k"], choices=list(WITH_MIXTURES))
-    rows_known = [*METHODS, PREDICTED, *STATIC]
-    parser.add_argument("--methods", nargs="+", default=rows_known, choices=rows_known, metavar="METHOD")
-    parser.add_argument("--densities", nargs="+", type=float, default=list(DENSITIES), metavar="X")
-    parser.add_argument("--items", type=int, default=200, metavar="N", help="questions of the task; 0: none are asked")
-    parser.add_argument("--lora-steps", type=int, default=60, metavar="N", help="updates of adapters; 0: none")
-    parser.add_argument("--fit", action="store_true", help="search DIP's division of densities on validation text")
-    arguments = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    fitted: dict[str, Any] = {}
-    for name in arguments.models:
-        with tempfile.TemporaryDirectory() as folder:
-            case = case_of(name, Path(folder), SPLITS)
-            activations = calibrated(case, Path(folder))
-            if arguments.fit:
-                fitted[name] = fit_dip(case, activations)
-            else:
-                rows += rows_of(case, activations, Path(folder), arguments)
-    if arguments.fit:
-        finish(fitted)
-        return
-    for row in rows:
-        row["label"] = row["method"] + (" + LoRA" if row["lora"] else "")
-    found, columns = dict.fromkeys((row["model"], row["label"]) for row in rows), arguments.densities
-    for figure, title in (("ppl", "perplexity on test text"), ("task_accuracy", "share of right answers")):
-        cells = {(row["model"], row["label"], row["asked"]): row[figure] for row in rows}
-        table = [
-            [*key, *(cells.get((*key, at), cells.get((*key, 1.0))) for at in arguments.densities)] for key in found
-        ]
-        show(f"{title}, by density of the MLP", ["model", "method", *map(str, columns)], table)
-    finish({"rows": rows})
+@dataclass(frozen=True)
+class Options:
+    """What is scored."""
+
+    models: tuple[str, ...] = option(
+        ("prose7m",), smoke=("stories260k",), full=("prose7m", "tinystories656k"), choices=WITH_MIXTURES, help="models"
+    )
+    methods: tuple[str, ...] = option(
+        tuple(label for label in ROWS if label != PREDICTED),
+        smoke=("DIP", "Wanda, 2:4"),
+        full=ROWS,
+        choices=ROWS,
+        help="rows of the table",
+    )
+    densities: tuple[float, ...] = option((0.5,), full=DENSITIES, help="shares of the MLP's weights")
+    items: int = option(200, smoke=4, help="questions of the task; 0: none are asked")
+    lora_steps: int = option(0, smoke=1, full=60, help="updates of adapters; 0: none")
+    test_blocks: int = option(16, smoke=2, full=64, help="blocks of 256 tokens of test text")
+    calibration_blocks: int = option(64, smoke=8, help="blocks of calibration text")
+    fit: bool = option(False, help="search DIP's division of densities on validation text instead")
+    searched: tuple[float, ...] = option(SEARCHED, smoke=(0.5, 0.6), help="densities that --fit searches")
+
+
+class Plugin(Benchmark[Options]):
+    """Scores each method at each density."""
+
+    keys = {
+        "rows[].model": "model",
+        "rows[].method": "row of the table",
+        "rows[].lora": "whether with adapters",
+        "rows[].asked": "density that was asked for",
+        "rows[].density": "density of the MLP that the text used, of a mixture's chosen experts",
+        "rows[].ppl": "perplexity on test text; with --fit on validation text",
+        "rows[].task_accuracy?": "share of right answers; null for models that no task is for",
+        "rows[].inputs?": "with --fit: density of the MLP's inputs",
+        "fitted.*.best[].asked?": "density",
+        "fitted.*.best[].inputs?": "the best density of the inputs there",
+        "fitted.*.best[].ppl?": "its perplexity",
+        "fitted.*.slope?": "slope of the line through the best, in logits",
+        "fitted.*.offset?": "its offset",
+    }
+    needs_data = True
+    full_minutes = 240
+
+    def cells(self) -> Iterator[Cell]:
+        """A cell per method and density, without and with adapters; the dense model first."""
+        for model in self.options.models:
+            if self.options.fit:
+                for density in self.options.searched:
+                    yield {"model": model, "method": "DIP", "lora": False, "asked": density}
+                continue
+            yield {"model": model, "method": NONE, "lora": False, "asked": 1.0}
+            for label, density in itertools.product(self._labels(model), self.options.densities):
+                yield {"model": model, "method": label, "lora": False, "asked": density}
+                if label in ADAPTED and self.options.lora_steps and not _is_mixture(model):  # which is not trained
+                    yield {"model": model, "method": label, "lora": True, "asked": density}
+
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """A row; none where a method does not reach the density. With --fit a row per division."""
+        label, density = cell["method"], cell["asked"]
+        at = self.once(cell["model"], lambda: self._prepared(cell["model"]))
+        if self.options.fit:
+            yield from divisions(at.case, at.activations, density)
+        elif found := contender(at, label, cell["lora"], density, self.options.lora_steps):
+            yield row_of(at, found)
+
+    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
+        """The lines of --fit."""
+        if not self.options.fit:
+            return {}
+        return {"fitted": {name: line([row for row in rows if row["model"] == name]) for name in self.options.models}}
+
+    def tables(self, rows: Sequence[Row], figures: Mapping[str, Any]) -> Iterator[Table]:
+        """Perplexity and right answers by density."""
+        if self.options.fit:
+            yield from super().tables(rows, figures)
+            return
+        columns = ["model", "method", *map(str, self.options.densities)]
+        for figure, title in (("ppl", "perplexity on test text"), ("task_accuracy", "share of right answers")):
+            cells = {(row["model"], _label(row), row["asked"]): row[figure] for row in rows}
+            found, at = dict.fromkeys(key[:2] for key in cells), self.options.densities
+            table = [[*key, *(cells.get((*key, one), cells.get((*key, 1.0))) for one in at)] for key in found]
+            yield Table(f"{title}, by density of the MLP", columns, table)
+
+    def _labels(self, model: str) -> Iterator[str]:
+        """Without pruned weights of a mixture: of experts no inputs are measured (compiler/stages/gram)."""
+        return (label for label in self.options.methods if label not in STATIC or not _is_mixture(model))
+
+    def _prepared(self, name: str) -> Prepared:
+        options, folder = self.options, self.folder / name
+        short = {
+            "test": ("test", slice(0, options.test_blocks)),
+            "calibration": ("fit", slice(0, options.calibration_blocks)),
+        }
+        case = case_of(name, folder, {**SPLITS, **short})
+        return Prepared(case, calibrated(case, folder), Questions.of(case, options.items))
+
+
+def _is_mixture(model: str) -> bool:
+    return model not in MODELS
+
+
+def _label(row: Row) -> str:
+    return row["method"] + (" + LoRA" if row["lora"] else "")
 
 
 if __name__ == "__main__":
-    main()
+    main("sparsity")
