@@ -51,6 +51,8 @@ class _Stopped(BaseException):
 
 
 def _stop(number: int, _: object) -> NoReturn:
+    for other in STOPPED:  # `timeout` signals the process and its group: the first one ends it, in order
+        signal.signal(other, signal.SIG_IGN)
     raise _Stopped(number)
 
 

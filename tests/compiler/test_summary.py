@@ -171,7 +171,8 @@ def test_what_auto_tried_is_one_line(folder: Path) -> None:
     )
     (line,) = [line for line in changed(folder, tried=tried).splitlines() if "auto tried" in line]
     assert line.split(maxsplit=2)[2] == (
-        "dense 452, predictor 60, wina 50 (density 0.52, perplexity × 1.045), gate 40 tokens/s, estimated; relu needs 11.3 MB of 2.2 MB; "
+        "dense 452, predictor 60, wina 50 (density 0.52, perplexity × 1.045), gate 40 tokens/s, estimated; "
+        "relu needs 11.3 MB of 2.2 MB; "
         "topk was skipped: nothing is left out"
     )
 
