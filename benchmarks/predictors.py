@@ -230,8 +230,8 @@ class Options:
         choices=(PER_LAYER, SINGLE, *LIMITS),
         help="how ranks are chosen",
     )
-    calibration_blocks: int = option(32, smoke=4, full=128, help="blocks of 256 tokens of calibration text")
-    validation_blocks: int = option(16, smoke=2, full=48, help="blocks of validation text")
+    calibration_blocks: int = option(16, smoke=4, full=128, help="blocks of 256 tokens of calibration text")
+    validation_blocks: int = option(8, smoke=2, full=48, help="blocks of validation text")
     test_blocks: int = option(16, smoke=2, full=64, help="blocks of test text")
 
 
