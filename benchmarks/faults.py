@@ -317,7 +317,7 @@ class Plugin(Benchmark[Options]):
         "completed_after": "those that are completed after",
     }
     programs = ("strace",)
-    full_minutes = 120
+    full_minutes = 60
 
     def cells(self) -> Iterator[Cell]:
         """Shares of the injections, as many at a time as there are jobs."""
