@@ -31,7 +31,7 @@ SHARES = (0.2, 0.4, 0.6, 0.8, 1.0, 0.6, 0.2)
 PROMPT = [3, 14, 15, 9, 26]
 SIMILARITY = 0.6
 """Of a layer's MLP input to the next one's, its cosine (ActiveFlow, Fig. 17a)."""
-SAMPLING = {"repetition_penalty": 2.0}
+SAMPLING: Mapping[str, Any] = {"repetition_penalty": 2.0}
 CHILD = """
 import json, sys
 import coldpress.runtime.cli.main

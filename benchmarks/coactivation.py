@@ -75,7 +75,7 @@ def _count_in_registers(typing_context: Any, rounds: Any) -> Any:
 
 @compiled
 def _run_rounds(rounds):
-    return _count_in_registers(rounds)
+    return _count_in_registers(rounds)  # pyright: ignore[reportCallIssue] (an intrinsic of numba)
 
 
 def best_seconds(work: Callable[[], Any], repeats: int) -> float:
@@ -128,7 +128,7 @@ def product(bits: np.ndarray, num_tokens: int, counts: np.ndarray) -> tuple[floa
 
     torch.set_num_threads(THREADS)
     active = torch.from_numpy(np.unpackbits(bits, axis=1, count=num_tokens, bitorder="little")).float()
-    active[:64] @ active[:64].T
+    _ = active[:64] @ active[:64].T
     seconds, exact = 0.0, True
     for row in range(0, len(bits), PRODUCT_ROWS):
         start = time.perf_counter()

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -149,7 +150,8 @@ def read_buffers() -> list[np.ndarray]:
 
 def reads_alone(session: Session, calls: Sequence[Extents], name: str, buffers: Sequence[np.ndarray]) -> float:
     """Seconds of these reads, a submission under way for each buffer, so that the device is never without work."""
-    flash = plugins.load_class("coldpress.runtime.flash", Flash, name)(session.artifact, session.plan.queue_depth)
+    kind: Any = plugins.load_class("coldpress.runtime.flash", Flash, name)
+    flash: Flash = kind(session.artifact, session.plan.queue_depth)
     under_way: deque[Ticket] = deque()
     start = time.perf_counter()
     for extents, buffer in zip(calls, itertools.cycle(buffers), strict=False):

@@ -78,7 +78,8 @@ def write_file(path: Path, num_bytes: int) -> np.ndarray:
 
 def ours(disk: Disk, name: str, offsets: np.ndarray, size: int, depth: int) -> float:
     """Seconds that a reader of runtime/flash takes."""
-    flash = plugins.load_class("coldpress.runtime.flash", Flash, name)(disk.artifact(), depth)
+    kind: Any = plugins.load_class("coldpress.runtime.flash", Flash, name)
+    flash: Flash = kind(disk.artifact(), depth)
     assert flash.direct
     seconds = flash.submit(Extents(offsets, np.full(offsets.size, size)), disk.buffer).finish()
     flash.close()

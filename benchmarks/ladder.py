@@ -115,7 +115,8 @@ def opened(setting: Placed, filling: np.ndarray, device: DeviceProfile, trace: T
         apart = None
         if setting.image:
             apart = unbundled.Flash(session.artifact, depth, setting.image, lambda: is_decoding(recorder))
-            session.store._device.flash = apart
+            device_of_store: Any = session.store._device
+            device_of_store.flash = apart
 
         def decode(passage: np.ndarray) -> RunMetrics:
             recorder.events = []

@@ -7,7 +7,7 @@ Units lie as Ripple's Algorithm 1 puts them.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -97,7 +97,7 @@ def _real(case: str, folder: Path, num_layers: int) -> dict[tuple[int, str], dic
                 masks.setdefault(arrays["key"], []).append(mask)
                 return mask
 
-        evaluate(stream, tokens, Sparse(Noting(), families, arrays))
+        evaluate(stream, tokens, Sparse(cast(Any, Noting)(), families, arrays))
         for key, parts in masks.items():
             if key[0] in layers:
                 found.setdefault(key, {})[split] = np.concatenate(parts)

@@ -50,7 +50,8 @@ def own(setting: Setting) -> Orders:
     target = curve[1][0]
     found = curve[1][1]
     for number in range(ROUNDS):
-        density = float(np.interp(target, *zip(*sorted((kl, density) for kl, _, density in curve), strict=True)))
+        losses, densities = zip(*sorted((kl, density) for kl, _, density in curve), strict=True)
+        density = float(np.interp(target, losses, densities))
         candidates = [_anew(setting, best, density, chosen) for chosen in (False, True)]
         curves = [_curve(setting, orders, dense) for orders in candidates]
         times = [_ms_at(tried, target) for tried in curves]

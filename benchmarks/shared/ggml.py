@@ -28,7 +28,7 @@ class Q4Product:
         """
         xllamacpp = llama_extra()
 
-        self._library = ctypes.CDLL(str(next(Path(xllamacpp.__file__).parent.glob("*.so"))))
+        self._library = ctypes.CDLL(str(next(Path(str(xllamacpp.__file__)).parent.glob("*.so"))))
         handle, count = ctypes.c_void_p, ctypes.c_int64
         init = self._function("ggml_init", handle, _Params)
         new_tensor = self._function("ggml_new_tensor_2d", handle, handle, ctypes.c_int, count, count)

@@ -24,7 +24,9 @@ def aiming(spec: ModelSpec, density: float, topk_ratio: float = 0.0) -> Choice:
     """The selector, whose aim is `density` of what a token may use, in every layer."""
     selector = load("coldpress.runtime.sparsity", Selector, "predictor")
     share = used_share(FAMILY, spec) * density
-    arrays = selector.fit(num_units(FAMILY, spec), share, {}, selector.OPTIONS(topk_ratio=topk_ratio))
+    arrays = selector.fit(
+        num_units(FAMILY, spec), share, {}, selector.OPTIONS.model_validate({"topk_ratio": topk_ratio})
+    )
     return Choice(selector, {(layer, FAMILY): arrays for layer in range(spec.num_hidden_layers)}, spec)
 
 

@@ -21,14 +21,14 @@ def _see(event, arguments):
             _opened.add(path)
 
 
-def _note():
+def _note(folder):
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())} | _opened
     named = sorted(path for path in files if path and path.startswith(_ROOTS))
-    if os.path.isdir(_FOLDER):  # a process that outlives the run notes nothing
-        with open(os.path.join(_FOLDER, f"{os.getpid()}.txt"), "w") as file:
+    if os.path.isdir(folder):  # a process that outlives the run notes nothing
+        with open(os.path.join(folder, f"{os.getpid()}.txt"), "w") as file:
             file.write("\n".join(named))
 
 
 if _FOLDER:
     sys.addaudithook(_see)
-    atexit.register(_note)
+    atexit.register(_note, _FOLDER)
