@@ -19,4 +19,3 @@ rule explore:
         records=commands.records,
     shell:
         commands.job("explore")
-
