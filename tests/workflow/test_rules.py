@@ -39,6 +39,7 @@ SETTINGS = {
     "algorithm": "gptq",
     "export": "gguf",
     "relufy": "relu",
+    "method": "auto",
 }
 
 
@@ -62,7 +63,8 @@ def expected_records(source: str, calibrated: str) -> dict[str, dict[str, tuple[
         "calibrate_shard": shard,
         "calibrate": shard | {"shards": tuple(f"calibrate-shards/{number}.json" for number in SHARDS)},
         "relufy": {"model": ingest, "corpus": corpus},
-        "allocate": {"model": dense, "corpus": corpus, "activations": first, "device": device},
+        "explore": shard | {"activations": first},
+        "allocate": shard | {"activations": first, "device": device, "curves": ("explore.json",)},
         "distill": {"model": dense, "corpus": corpus, "sparsity": sparsity},
         "recalibrate_shard": second_shard,
         "recalibrate": second_shard
@@ -91,7 +93,7 @@ def expected_records(source: str, calibrated: str) -> dict[str, dict[str, tuple[
 
 
 OUTPUTS = {
-    **{stage: f"{stage}.json" for stage in ("ingest", "tokenize", "relufy", "calibrate")},
+    **{stage: f"{stage}.json" for stage in ("ingest", "tokenize", "relufy", "calibrate", "explore")},
     **{stage: f"{DEVICE}/{stage}/{{chunk}}.json" for stage in ("predict", "order", "quantize")},
     "calibrate_shard": "calibrate-shards/{shard}.json",
     "recalibrate_shard": f"{DEVICE}/recalibrate-shards/{{shard}}.json",
@@ -102,6 +104,7 @@ ON_ALL_CORES = (
     "relufy",
     "calibrate",
     "calibrate_shard",
+    "explore",
     "allocate",
     "distill",
     "recalibrate",
@@ -197,7 +200,7 @@ def test_without_distillation_or_predictors_there_are_no_such_records(workflow: 
         del expected[rule]
     for rule, records in expected.items():
         for job in found[rule]:
-            left_out = ("shards", "predictors", "gram", "importance")
+            left_out = ("shards", "predictors", "gram", "importance", "curves")
             check_records(job, {name: paths for name, paths in records.items() if name not in left_out})
 
 
@@ -321,7 +324,7 @@ def test_a_rule_gives_its_own_stage_its_own_settings(jobs: dict[str, list[Planne
     assert len({code for found in codes.values() for code in found}) == len(codes)
     (allocate,) = jobs["allocate"]
     assert allocate.flags["--dram-budget"] == ("80%",)
-    assert allocate.flags["--method"] == ("predictor",)
+    assert allocate.flags["--method"] == ("auto",)
     (preflight,) = jobs["preflight"]
     assert preflight.flags["--shards"] == ("2",)
     assert preflight.flags["--here"] == ("true",)
