@@ -60,7 +60,7 @@ def families_for(method: str, options: Options, spec: ModelSpec) -> tuple[str, .
 def _fits(method: str, options: Options, spec: ModelSpec) -> bool:
     selector = load("coldpress.runtime.sparsity", Selector, method)
     if selector.is_whole:
-        return True  # what `families_for` refuses of it, the user asked for
+        return True  # if the user's options do not fit even a dense run, `families_for` says why
     try:
         _families(method, own_options(method, options), spec)
     except ColdpressError:

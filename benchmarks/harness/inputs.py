@@ -46,7 +46,7 @@ def watched(folder: Path) -> list[str]:
     """The names of all inputs that the processes have noted in `folder`, sorted."""
     note = _hook()["_note"]
     assert callable(note)
-    note()
+    note(str(folder))
     found = {line for file in folder.glob("*.txt") for line in file.read_text().splitlines()}
     return sorted(set(filter(None, map(_name_of, found))))
 

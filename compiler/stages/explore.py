@@ -9,7 +9,7 @@ rounded to nearest, row by row.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -89,20 +89,12 @@ def run(
         if reason is None
         for explored in _variants(name, own_options(name, config.options), model, activations)
     ]
-    curves: dict[str, list[Point]] = {}
-    if asked:
-        hidden = last_hidden(stream, tokens, [explored.variant for explored in asked])
-        found = compare(stream, tokens, whole, hidden)
-        for number, explored in enumerate(asked):
-            curves.setdefault(explored.method, []).append(Point(density=explored.density, **_loss(found, number)))
-    for method, points in curves.items():
-        LOG.info("explore: %s: %s", method, ", ".join(f"{p.density:g} {p.ppl_ratio:.3f}" for p in points))
     return Curves(
         weights_sha256=model.weights_sha256,
         num_tokens=tokens.size,
         block_tokens=tokens.shape[1],
-        curves=tuple(Curve(method=method, points=tuple(points)) for method, points in curves.items()),
-        formats=tuple(_format_loss(name, config, model, threads, tokens, whole) for name in _formats()),
+        curves=_curves(stream, tokens, whole, asked),
+        formats=tuple(_format_loss(name, stream, tokens, whole) for name in _formats()),
         unexplored=tuple(Unexplored(method=name, reason=reason) for name, reason in reasons.items() if reason),
         trace=work.once("trace", lambda: traced),
         trace_layers=trace_layers,
@@ -165,6 +157,19 @@ def _variants(method: str, options: Options, model: Model, activations: Activati
         yield _Explored(method, density, Variant(Choice(selector, arrays, spec), tuple(families)))
 
 
+def _curves(stream: LayerStream, tokens: np.ndarray, whole: "Tensor", asked: Sequence[_Explored]) -> tuple[Curve, ...]:
+    """Runs all variants in one pass and compares them with the whole model."""
+    if not asked:
+        return ()
+    found = compare(stream, tokens, whole, last_hidden(stream, tokens, [explored.variant for explored in asked]))
+    points: dict[str, list[Point]] = {}
+    for number, explored in enumerate(asked):
+        points.setdefault(explored.method, []).append(Point(density=explored.density, **_loss(found, number)))
+    for method, along in points.items():
+        LOG.info("explore: %s: %s", method, ", ".join(f"{p.density:g} {p.ppl_ratio:.3f}" for p in along))
+    return tuple(Curve(method=method, points=tuple(along)) for method, along in points.items())
+
+
 def _loss(found: Differences, number: int) -> dict[str, Any]:
     """Returns the figures of one variant."""
     kld = found.kld[number]
@@ -216,13 +221,17 @@ def _traced(
 class _Rounded(LayerStream):
     """A model whose layers' matrices are rounded to nearest in a format, row by row."""
 
-    format: FormatName
+    def __init__(self, source: LayerStream, format_name: FormatName) -> None:
+        """Computes as `source` does."""
+        dtype: Any = str(source.dtype).removeprefix("torch.")
+        super().__init__(source.model, source.threads, str(source.device), dtype=dtype)
+        self._format = format_name
 
     def _of_role(self, role: str) -> "Tensor":
         import torch
 
         tensor = super()._of_role(role)
-        stored = stored_format(role, self.format)
+        stored = stored_format(role, self._format)
         if stored is None:
             return tensor
         codec = plugins.load("coldpress.runtime.quantization", Format, stored)
@@ -230,13 +239,8 @@ class _Rounded(LayerStream):
         return torch.from_numpy(codec.decode(codec.encode(values), values.shape[1])).to(tensor.dtype)
 
 
-def _format_loss(
-    name: FormatName, config: ExploreConfig, model: Model, threads: int, tokens: np.ndarray, whole: "Tensor"
-) -> FormatLoss:
+def _format_loss(name: FormatName, stream: LayerStream, tokens: np.ndarray, whole: "Tensor") -> FormatLoss:
     """Returns what rounding all layers' matrices to a format costs."""
-    stream, dtype = stream_of(config, model, threads)
-    rounded = _Rounded(model, threads, str(stream.device), dtype=dtype)
-    rounded.format = name
-    loss = _loss(compare(stream, tokens, whole, rounded.last_hidden(tokens)), 0)
+    loss = _loss(compare(stream, tokens, whole, _Rounded(stream, name).last_hidden(tokens)), 0)
     LOG.info("explore: %s: perplexity ratio %.4f", name, loss["ppl_ratio"])
     return FormatLoss(format=name, **loss)
