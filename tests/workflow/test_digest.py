@@ -58,8 +58,9 @@ one of them only what the steps mean."""
 def commands(built: Workflow) -> dict[str, list[str]]:
     """The arguments of one job of every stage, as the rules give them."""
     found = []
-    # only the first has `gram` and `importance`; the build's own jobs are those of the last
-    for settings in ({"algorithm": "gptq", "imatrix": built.imatrix}, {"algorithm": "rtn"}):
+    # only the first has `gram`, `importance` and `explore`; the build's own jobs are those of the last
+    first = {"algorithm": "gptq", "imatrix": built.imatrix, "method": "auto"}
+    for settings in (first, {"algorithm": "rtn"}):
         done = built.run("--dry-run", "--printshellcmds", "--forceall", **settings)
         found += re.findall(r"-m coldpress.compiler (\w+) (.*?) 2> ", done.stdout + done.stderr)
     return {stage: shlex.split(arguments) for stage, arguments in found}
