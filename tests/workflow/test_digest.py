@@ -87,7 +87,10 @@ def test_all_that_a_job_runs_is_in_its_digest(
     imported, called = (
         {_named(copy.tree, file) for file in files} for files in json.loads(done.stdout.splitlines()[-1])
     )
-    plugins = resolve({key: str(value) for key, value in built.config.items()}).plugins()
+    config = {key: str(value) for key, value in built.config.items()} | (
+        {"method": "auto"} if stage == "explore" else {}
+    )
+    plugins = resolve(config).plugins()
     digested = {_named(copy.tree, str(file)) for file in source_files(stage, plugins, copy.tree)}
     kernels = {name for name in imported if name.startswith(KERNELS.replace(".", "/"))}
     missed = imported - digested - RUNNER - {""}
