@@ -26,6 +26,16 @@ Arrays = Mapping[tuple[int, str], Mapping[str, np.ndarray]]
 """A selector's arrays by layer and family."""
 
 
+REPLAYED_LAYERS = 4
+
+
+def replayed_layers(num_layers: int) -> tuple[int, ...]:
+    """Returns the layers whose requests stand for those of all layers, from the first to the last: `explore` traces
+    them, and `allocate` replays them."""
+    picked = np.unique(np.linspace(0, num_layers - 1, min(REPLAYED_LAYERS, num_layers)).round().astype(int))
+    return tuple(picked.tolist())
+
+
 @dataclass(frozen=True)
 class Choice:
     """Selects the units that tokens use."""

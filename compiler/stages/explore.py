@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import Field
 
 from coldpress.compiler.activity.calibration_pass import ComputeConfig, stream_of
-from coldpress.compiler.activity.choice import Choice
+from coldpress.compiler.activity.choice import REPLAYED_LAYERS, Choice, replayed_layers
 from coldpress.compiler.activity.forward import Hooks, LayerStream
 from coldpress.compiler.activity.layer_counts import countable_families
 from coldpress.compiler.activity.unit_statistics import all_statistics, fit_all
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 DENSITIES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-TRACE_LAYERS, TRACE_TOKENS = 4, 256
+TRACE_TOKENS = 256
 RARE = 99.9
 """Percentile of the divergence that stands for the worst tokens."""
 
@@ -80,7 +80,7 @@ def run(
     blocks = load_arrays(corpus.split("validation").arrays, "tokens")["tokens"]
     tokens = blocks[: max(1, config.explore_tokens // blocks.shape[1])]
     stream, _ = stream_of(config, model, threads)
-    trace_layers = spread_layers(model.spec.num_hidden_layers)
+    trace_layers = replayed_layers(model.spec.num_hidden_layers)
     traced, whole = _traced(stream, tokens, trace_layers, config.options)
     reasons = {name: _why_not(name, model.spec) for name in candidates(model.spec, config.options)}
     asked = [
@@ -108,7 +108,7 @@ def needs(build: "Build") -> StageNeeds:
     tokens = max(settings["explore_tokens"], build.block_tokens)
     hidden = (2 * variants + 1) * 4 * tokens * spec.hidden_size
     logits = 4 * 4 * 4 * build.block_tokens * spec.vocab_size
-    trace = 2 * TRACE_LAYERS * max(TRACE_TOKENS, build.block_tokens) * build.layer_units(countable_families(spec))
+    trace = 2 * REPLAYED_LAYERS * max(TRACE_TOKENS, build.block_tokens) * build.layer_units(countable_families(spec))
     passes = variants + len(_formats()) + 1
     return StageNeeds(
         stage="explore",
@@ -120,12 +120,6 @@ def needs(build: "Build") -> StageNeeds:
 
 def _formats() -> tuple[FormatName, ...]:
     return plugins.names("coldpress.runtime.quantization")
-
-
-def spread_layers(num_layers: int) -> tuple[int, ...]:
-    """Returns the layers of the trace, from the first to the last."""
-    picked = np.unique(np.linspace(0, num_layers - 1, min(TRACE_LAYERS, num_layers)).round().astype(int))
-    return tuple(picked.tolist())
 
 
 def _why_not(method: str, spec: ModelSpec) -> str | None:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
+from coldpress.compiler.activity.choice import replayed_layers
 from coldpress.compiler.candidates import candidates
 from coldpress.compiler.io import save_arrays
-from coldpress.compiler.stages.explore import spread_layers
 from coldpress.schemas.curves import Curve, Curves, FormatLoss, Point, Unexplored
 from coldpress.schemas.families import FAMILIES, activity_of, num_units
 from coldpress.schemas.model import Model
@@ -24,7 +24,7 @@ def curves_of(
 ) -> Curves:
     """Returns curves: method -> density -> perplexity ratio; all other candidates are unexplored."""
     spec, random = model.spec, np.random.default_rng(2)
-    layers = spread_layers(spec.num_hidden_layers)
+    layers = replayed_layers(spec.num_hidden_layers)
     width = {activity_of(family, spec): num_units(family, spec) for family in FAMILIES}
     trace = {
         f"{layer}.{signal}": random.standard_normal((num_tokens, size)).astype(np.float16)

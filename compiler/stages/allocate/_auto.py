@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from coldpress.compiler import seconds
-from coldpress.compiler.activity.choice import Choice
+from coldpress.compiler.activity.choice import Choice, replayed_layers
 from coldpress.compiler.activity.unit_statistics import all_statistics
 from coldpress.compiler.cost_model import unit_bytes
 from coldpress.compiler.dense_run import dense_run
@@ -35,7 +35,7 @@ from coldpress.schemas.sparsity import Sparsity, Tried
 LOG = logging.getLogger(__name__)
 MARGIN = 0.05
 """Share of the dense run's time that another method must save; less may be noise, or beyond the estimate's accuracy."""
-REPLAYED_LAYERS, REPLAYED_TOKENS = 4, 48
+REPLAYED_TOKENS = 48
 HELD_OUT_SHARE = 0.25
 
 
@@ -84,16 +84,15 @@ def token_seconds(sparsity: Sparsity, inputs: Inputs, overprediction: float) -> 
         if run is not None:
             return run.token_s
     traced = _traced(sparsity, inputs)
-    num_layers = len(activations.layers)
-    picked = np.unique(np.linspace(0, num_layers - 1, min(REPLAYED_LAYERS, num_layers)).round().astype(int))
     parts: list[PartPlan] = []
     rank: dict[Key, np.ndarray] = {}
     requests: dict[Key, list[np.ndarray]] = {}
-    for entry in (activations.layers[number] for number in picked.tolist()):
+    for entry in (activations.layers[number] for number in replayed_layers(len(activations.layers))):
         for part in _held(sparsity, model, entry.layer):
             key, units = (part.layer, part.family), num_units(part.family, model.spec)
             if key in traced:
-                requests[key], hot = _replayed(traced[key])
+                chosen_TU, hot = _replayed(traced[key])
+                requests[key] = [np.flatnonzero(row) for row in chosen_TU]
             else:
                 requests[key], hot = _tokens(
                     sparsity, entry, part.family, units, activations.num_tokens, overprediction
@@ -125,12 +124,21 @@ def _traced(sparsity: Sparsity, inputs: Inputs) -> dict[Key, np.ndarray]:
     return found
 
 
-def _replayed(chosen_TU: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
-    """Returns as `_tokens`, from the units that each token of a trace uses: its last tokens are replayed."""
-    head = max(1, int((1 - HELD_OUT_SHARE) * len(chosen_TU)))
-    hot = np.argsort(-chosen_TU[:head].sum(axis=0), kind="stable")
-    picked = np.unique(np.linspace(min(head, len(chosen_TU) - 1), len(chosen_TU) - 1, REPLAYED_TOKENS).astype(int))
-    return [np.flatnonzero(chosen_TU[token]) for token in picked], hot
+def _replayed(active_TU: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Divides a text, bool [num_tokens, num_units], into what DRAM is filled by and what is replayed.
+
+    Returns:
+        The units of the replayed tokens, which are held out; and all units, the most used before them first.
+    """
+    head, picked = _held_out(len(active_TU))
+    return active_TU[picked], np.argsort(-active_TU[:head].sum(axis=0), kind="stable")
+
+
+def _held_out(num_tokens: int) -> tuple[int, np.ndarray]:
+    """Returns the number of tokens before those that are held out, and the replayed ones among these."""
+    head = max(1, int((1 - HELD_OUT_SHARE) * num_tokens))
+    first = min(head, num_tokens - 1)
+    return head, np.unique(np.linspace(first, num_tokens - 1, REPLAYED_TOKENS).astype(int))
 
 
 def _held(sparsity: Sparsity, model: Model, layer: int) -> list[PartPlan]:
@@ -187,17 +195,15 @@ def _tokens(
     random = np.random.default_rng(entry.layer)
     known = entry.family(family)
     density = sparsity.density(family, entry.layer)
-    head = max(1, int((1 - HELD_OUT_SHARE) * num_tokens))
-    picked = np.unique(np.linspace(min(head, num_tokens - 1), num_tokens - 1, REPLAYED_TOKENS).astype(int))
     if density >= 1 or known is None or known.density is None:
         count = min(units, max(1, round(density * units)))
-        drawn = [np.sort(random.choice(units, count, replace=False)) for _ in picked]
+        drawn = [np.sort(random.choice(units, count, replace=False)) for _ in _held_out(num_tokens)[1]]
         return drawn, np.arange(units)
     bits = load_arrays(known.arrays, "bits")["bits"]
     active = np.unpackbits(bits, axis=1, count=num_tokens, bitorder="little").astype(bool)
-    hot = np.argsort(-active[:, :head].sum(axis=1), kind="stable")
+    replayed_TU, hot = _replayed(active.T)
     extra = load("coldpress.runtime.sparsity", Selector, sparsity.method).NEEDS_PREDICTORS
-    return list(_used(active[:, picked].T, overprediction * density if extra else 0.0, random)), hot
+    return list(_used(replayed_TU, overprediction * density if extra else 0.0, random)), hot
 
 
 def _used(active_TU: np.ndarray, predicted: float, random: np.random.Generator) -> Iterator[np.ndarray]:

@@ -22,7 +22,7 @@ LEAST_ERROR = 1e-3
 
 @dataclass(frozen=True)
 class Floor:
-    """What an artifact may lose: perplexity over the source's, of which the format takes its part."""
+    """The most perplexity, over the source's, that an artifact may have; the format uses up part of it."""
 
     curves: Curves
     max_ppl_ratio: float
