@@ -16,7 +16,7 @@ from coldpress.compiler.activity.calibration_pass import PassConfig, count_activ
 from coldpress.compiler.activity.choice import selector_arrays
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.layer_counts import Activity
-from coldpress.compiler.io import Workspace, save_arrays
+from coldpress.compiler.io import Workspace
 from coldpress.compiler.stages import ingest
 from coldpress.compiler.stages.allocate import AllocateConfig, _densities, dip, global_threshold, greedy, run, uniform
 from coldpress.compiler.stages.allocate._losses import MeasuredLosses
@@ -25,7 +25,7 @@ from coldpress.compiler.stages.allocate._task import Key, Shares
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.runtime.sparsity import topk
 from coldpress.schemas.activations import Activations
-from coldpress.schemas.corpus import SPLITS, Corpus, Split, TokenBlocks
+from coldpress.schemas.corpus import SPLITS, Corpus, Split
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import num_units
 from coldpress.schemas.model import Model
@@ -33,7 +33,7 @@ from coldpress.schemas.sparsity import Sparsity
 from tests.support.allocation import magnitudes_of, separable, task_of, used_bytes
 from tests.support.curves import curves_of
 from tests.support.models import write_model
-from tests.support.statistics import device_of
+from tests.support.statistics import corpus_of_tokens, device_of
 from tests.support.tiny import tiny_spec
 
 LAYERS = 3
@@ -203,17 +203,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    folder = tmp_path_factory.mktemp("corpus")
-    parts = tuple(
-        TokenBlocks(
-            split=split,
-            arrays=save_arrays(folder / f"{split}.safetensors", {"tokens": tokens}),
-            num_blocks=len(tokens),
-            block_tokens=tokens.shape[1],
-        )
-        for split, tokens in TOKENS.items()
-    )
-    return Corpus(name="test", text_sha256="0" * 64, splits=parts)
+    return corpus_of_tokens(tmp_path_factory.mktemp("corpus"), TOKENS)
 
 
 @pytest.fixture(scope="module")

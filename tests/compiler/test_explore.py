@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
 from coldpress.compiler.activity.layer_counts import Activity, countable_families, exact_families
-from coldpress.compiler.io import Workspace, load_arrays, save_arrays
+from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.stages import allocate, explore, ingest
 from coldpress.compiler.stages.allocate import AllocateConfig
 from coldpress.compiler.stages.allocate._quality import Floor, least_density, ratio_at
@@ -19,13 +19,13 @@ from coldpress.compiler.stages.explore import DENSITIES, ExploreConfig
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.runtime.plugins import names
 from coldpress.schemas.activations import Activations
-from coldpress.schemas.corpus import SPLITS, Corpus, Split, TokenBlocks
+from coldpress.schemas.corpus import SPLITS, Corpus, Split
 from coldpress.schemas.curves import Curve, Curves, Point
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.model import Model
 from tests.support.curves import NO_LOSS, curves_of
 from tests.support.models import write_model
-from tests.support.statistics import device_of
+from tests.support.statistics import corpus_of_tokens, device_of
 
 LAYERS = 11
 RNG = np.random.default_rng(6)
@@ -44,17 +44,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    folder = tmp_path_factory.mktemp("corpus")
-    splits = tuple(
-        TokenBlocks(
-            split=split,
-            arrays=save_arrays(folder / f"{split}.safetensors", {"tokens": tokens}),
-            num_blocks=len(tokens),
-            block_tokens=tokens.shape[1],
-        )
-        for split, tokens in TOKENS.items()
-    )
-    return Corpus(name="test", text_sha256="0" * 64, splits=splits)
+    return corpus_of_tokens(tmp_path_factory.mktemp("corpus"), TOKENS)
 
 
 def counted(model: Model, corpus: Corpus, folder: Path) -> Activations:

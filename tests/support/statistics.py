@@ -9,7 +9,7 @@ import numpy as np
 from coldpress.compiler.io import Workspace, save_arrays
 from coldpress.compiler.stages.order._task import Activity, Demand, Task
 from coldpress.schemas.activations import Activations, FamilyStatistics, LayerStatistics
-from coldpress.schemas.corpus import SPLITS, Corpus, TokenBlocks
+from coldpress.schemas.corpus import SPLITS, Corpus, Split, TokenBlocks
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.families import FamilyName, FormatName, Method
 from coldpress.schemas.model import MLP_ROLES, Model, ModelSpec, TensorSource, matrices
@@ -28,6 +28,15 @@ def few_blocks(folder: Path) -> Corpus:
     arrays = save_arrays(folder / "tokens.safetensors", {"tokens": tokens})
     blocks = (TokenBlocks(split=split, arrays=arrays, num_blocks=3, block_tokens=24) for split in SPLITS)
     return Corpus(name="random", text_sha256="0" * 64, splits=tuple(blocks))
+
+
+def corpus_of_tokens(folder: Path, tokens: Mapping[Split, np.ndarray]) -> Corpus:
+    """A corpus of these blocks, int32 [num_blocks, block_tokens] by split."""
+    splits = []
+    for split, blocks in tokens.items():
+        arrays = save_arrays(folder / f"{split}.safetensors", {"tokens": blocks})
+        splits.append(TokenBlocks(split=split, arrays=arrays, num_blocks=len(blocks), block_tokens=blocks.shape[1]))
+    return Corpus(name="test", text_sha256="0" * 64, splits=tuple(splits))
 
 
 def pack(active: np.ndarray) -> np.ndarray:
