@@ -7,7 +7,7 @@ from pydantic import Field
 
 from coldpress.schemas.base import ArrayFile, Count, Options, PositiveCount, Record, Share
 from coldpress.schemas.families import FamilyName, FormatName, Method
-from coldpress.schemas.layout import KvCacheFormat, layer_groups
+from coldpress.schemas.layout import CacheName, KvCacheFormat, layer_groups
 
 
 class Budget(Record):
@@ -71,6 +71,10 @@ class Sparsity(Record):
     budget: Budget
     tried: tuple[Tried, ...] = ()
     """The methods that `auto` compared or skipped; empty if the method was given."""
+    cache: CacheName = "lfu"
+    """The cache policy of the DRAM that is not pinned."""
+    cache_options: Options = Field(default={})
+    """The cache policy's settings."""
     layers_per_group: PositiveCount = 1
     """Consecutive layers whose units lie together on flash (ActiveFlow 3, Fig. 9); the last group may be smaller."""
 

@@ -42,9 +42,9 @@ def options(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("options")
 def test_options_of_the_chosen_plugin_are_keys() -> None:
     built = settings.resolve({"cache": "lfu", "decay": 0.25, "patience": "4"})
-    assert built.of_stage("place") == {"cache": "lfu", "cache_options": {"decay": 0.25, "patience": 4}}
-    assert settings.flags(built, "place").endswith("""--cache-options '{"decay": 0.25, "patience": 4}'""")
-    assert settings.resolve({"cache": "lfu"}).of_stage("place") == {"cache": "lfu"}
+    assert built.of_stage("allocate") == {"cache": "lfu", "cache_options": {"decay": 0.25, "patience": 4}}
+    assert settings.flags(built, "allocate").endswith("""--cache-options '{"decay": 0.25, "patience": 4}'""")
+    assert settings.resolve({"cache": "lfu"}).of_stage("allocate") == {"cache": "lfu"}
 
 
 @pytest.mark.usefixtures("options")
@@ -59,10 +59,9 @@ def test_options_of_other_plugins_are_refused() -> None:
     )
 
 
-def test_options_of_a_cache_are_keys_of_the_stages_that_count_on_it() -> None:
+def test_options_of_a_cache_are_keys_of_the_stage_that_chooses_it() -> None:
     built = settings.resolve({"cache": "window", "window_tokens": "3"})
-    for stage in ("allocate", "place", "order", "layout"):
-        assert built.of_stage(stage)["cache_options"] == {"window_tokens": 3}
+    assert built.of_stage("allocate")["cache_options"] == {"window_tokens": 3}
     assert "is an option of cache=window, and this build has cache=lfu" in refusal(window_tokens=3)
     assert refusal(cache="linked", linked_run=1) == (
         "config key 'linked_run' is 1, expected a whole number at least 2: units side by side on flash from which on "

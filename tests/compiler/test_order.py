@@ -123,7 +123,7 @@ def test_the_record_says_what_the_order_costs(tmp_path: Path) -> None:
     activations = activations_of(tmp_path / "a", [{"neuron": active}])
     sparsity = sparsity_of("predictor", {"neuron": (0.2,)}, cache_bytes=60 * 384)
     pinned = tuple(range(0, 160, 8))
-    config = OrderConfig(order="auto", cache="lfu")
+    config = OrderConfig(order="auto")
     entry = run(config, activations, sparsity, (0,), workspace(tmp_path / "o"), pinned=pinned).entries[0]
     task = task_of(active, pinned, cache="lfu", cache_slots=40, unit_bytes=384)
     judged = task.judge(order_of(entry))
@@ -168,8 +168,6 @@ def test_what_cannot_be_ordered_is_refused(tmp_path: Path) -> None:
         run(OrderConfig(), activations, sparsity, (0,), work)
     with pytest.raises(UnknownNameError, match="Did you mean 'ripple'"):
         run(OrderConfig(order="riple"), activations, sparsity, (0,), work)
-    with pytest.raises(UnknownNameError, match="Did you mean 'lru'"):
-        run(OrderConfig(cache="lruu"), activations, sparsity, (0,), work)
     placement = placement_of(tmp_path, [{"mlp_mid": np.empty((40, 0))}])
     placement = placement.model_copy(update={"tiers": ("accelerator", "dram")})
     with pytest.raises(ColdpressError, match="tiers accelerator, dram and no flash to order units on"):

@@ -156,15 +156,13 @@ def test_cache_slots_are_those_of_the_layout(tmp_path: Path, cache: str, pinned_
         density_allocation="uniform",
     )
     sparsity = allocate(asked, model, activations, device, workspace(tmp_path / "a"))
-    placement = place(
-        PlaceConfig(cache=cache, pinned_share=pinned_share), model, activations, sparsity, device, workspace(tmp_path)
-    )
-    plan = lay_out(LayoutConfig(cache=cache), model, sparsity, placement, (), device, None, None).plans[0]
+    placement = place(PlaceConfig(pinned_share=pinned_share), model, activations, sparsity, device, workspace(tmp_path))
+    plan = lay_out(LayoutConfig(), model, sparsity, placement, (), device, None, None).plans[0]
     sections = {(part.layer, part.family): part.cache_slots for part in plan.parts}
-    inputs = OrderInputs(OrderConfig(cache=cache), model, activations, sparsity, placement, device)
+    inputs = OrderInputs(OrderConfig(), model, activations, sparsity, placement, device)
     assert inputs.slots == sections
     assert any(sections.values()) == (cache != "static" and pinned_share < 1)
     order = order_units(
-        OrderConfig(cache=cache), model, activations, sparsity, placement, device, (11,), workspace(tmp_path / "o")
+        OrderConfig(), model, activations, sparsity, placement, device, (11,), workspace(tmp_path / "o")
     )
     assert [entry.family for entry in order.entries] == ["mlp_in", "mlp_mid"]

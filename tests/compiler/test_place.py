@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +33,7 @@ def active_of(seed: int = 0) -> list[np.ndarray]:
 
 
 def place(
-    tmp_path: Path, config: PlaceConfig, cache_units: int, **device: object
+    tmp_path: Path, config: PlaceConfig, cache_units: int, cache: str = "lfu", **device: object
 ) -> tuple[Placement, list[np.ndarray]]:
     active = active_of()
     density = tuple(float(layer.mean()) for layer in active)
@@ -42,7 +41,7 @@ def place(
         config,
         model_of(LAYERS),
         activations_of(tmp_path / "activations", [{"neuron": layer} for layer in active]),
-        sparsity_of("predictor", {"neuron": density}, cache_units * UNIT_BYTES),
+        sparsity_of("predictor", {"neuron": density}, cache_units * UNIT_BYTES, cache=cache),
         device_of(**device),
         workspace(tmp_path / "place"),
     )
@@ -241,13 +240,13 @@ def bursty(rng: np.random.Generator, tokens: int) -> np.ndarray:
     return member & (rng.random((UNITS, tokens)) < 0.9)
 
 
-def share_of(tmp_path: Path, active: list[np.ndarray], config: PlaceConfig) -> Placement:
+def share_of(tmp_path: Path, active: list[np.ndarray], config: PlaceConfig, cache: str = "lfu") -> Placement:
     density = tuple(float(layer.mean()) for layer in active)
     return run(
         config,
         model_of(LAYERS, hidden_size=1024),
         activations_of(tmp_path / "activations", [{"neuron": layer} for layer in active]),
-        sparsity_of("predictor", {"neuron": density}, SLOTS * LAYERS * WIDE_BYTES),
+        sparsity_of("predictor", {"neuron": density}, SLOTS * LAYERS * WIDE_BYTES, cache=cache),
         device_of(read_curve=((4096, 2.56e8), (65536, 2.56e8)), latency_s=1e-6),
         workspace(tmp_path / "place"),
     )
@@ -259,7 +258,7 @@ def test_what_is_pinned_follows_how_units_recur(
 ) -> None:
     rng = np.random.default_rng(1)
     active = [make(rng, 1024) for _ in range(LAYERS)]
-    placement = share_of(tmp_path, active, PlaceConfig(cache=cache))
+    placement = share_of(tmp_path, active, PlaceConfig(), cache)
     assert [entry.share for entry in placement.shares_tried] == [i / 10 for i in range(11)]
     assert placement.pinned_share is not None
     assert abs(placement.pinned_share - share) <= 0.1
@@ -304,9 +303,11 @@ def test_seconds_are_those_of_the_reads_of_what_is_missing(tmp_path: Path) -> No
     assert last.flash_s_per_token == pytest.approx(LAYERS * 4 * 16e-6)
 
 
-@pytest.mark.parametrize(("config", "share"), [({"cache": "static"}, 1.0), ({"pinned_share": 0.3}, 0.3)])
-def test_nothing_is_replayed_where_the_share_is_known(tmp_path: Path, config: dict[str, Any], share: float) -> None:
-    placement, _ = place(tmp_path, PlaceConfig(**config), 100)
+@pytest.mark.parametrize(("cache", "asked", "share"), [("static", None, 1.0), ("lfu", 0.3, 0.3)])
+def test_nothing_is_replayed_where_the_share_is_known(
+    tmp_path: Path, cache: str, asked: float | None, share: float
+) -> None:
+    placement, _ = place(tmp_path, PlaceConfig(pinned_share=asked), 100, cache)
     assert placement.shares_tried == ()
     assert placement.pinned_share == share
     assert placement.pinned_bytes == round(100 * share) * UNIT_BYTES

@@ -392,9 +392,9 @@ def test_the_trial_has_the_settings_of_the_build(
     """Each stage is given what its rule will give it, whatever keys a user set, and records of the right stages."""
     jobs: dict[str, Job] = {}
     monkeypatch.setattr(trial, "run_job", lambda job: jobs.setdefault(job.stage, job))
-    keys = {"order": "ripple", "pinned_share": 0.25, "target_recall": 0.5, "cache": "lfu", "seed": 7}
+    keys = {"order": "ripple", "pinned_share": 0.25, "target_recall": 0.5, "cache": "lru", "seed": 7}
     run(model, corpus, tmp_path / "build", preflight="always", distill="true", **keys)
-    assert (jobs["order"].settings["order"], jobs["order"].settings["cache"]) == ("ripple", "lfu")
+    assert (jobs["order"].settings["order"], jobs["allocate"].settings["cache"]) == ("ripple", "lru")
     assert (jobs["place"].settings["pinned_share"], jobs["predict"].settings["target_recall"]) == (0.25, 0.5)
     assert {job.settings["seed"] for job in jobs.values() if "seed" in config_of(job.stage).model_fields} == {7}
     sources = {stage: {name: path.stem for name, (path,) in job.records.items()} for stage, job in jobs.items()}

@@ -325,6 +325,7 @@ class Build:
             whole_layers=self.whole_layers,
             layers_per_group=self.layers_per_group,
         )
+        sparsity = sparsity.model_copy(update={"cache": self.cache})
         self.sparsity = fitted(sparsity, self.spec, records)
         self.placement = tiny_placement(records, self.model, self.sparsity, self.num_pinned)
         self.predictors = tiny_predictors(records, self.model, self.sparsity)
@@ -342,7 +343,7 @@ class Build:
         return run_quantize(QuantizeConfig(), self.model, self.sparsity, layers, work)
 
     def _layout(self) -> Layout:
-        config = layout_stage.LayoutConfig(cache=self.cache, collapse=self.collapse)
+        config = layout_stage.LayoutConfig(collapse=self.collapse)
         predictors = self.predictors if self.method == "predictor" else None
         records = self.model, self.sparsity, self.placement, self.order, self.device, predictors, None
         return layout_stage.run(config, *records)

@@ -197,11 +197,13 @@ def sparsity_of(
     cache_bytes: int = 1 << 20,
     predictor_rank: tuple[int, ...] = (),
     predictor_format: FormatName = "fp16",
+    cache: str = "lfu",
 ) -> Sparsity:
     """A decision of `allocate` whose budget has `cache_bytes` for units."""
     return Sparsity(
         method=method,
         format="fp16",
+        cache=cache,
         context_length=64,
         densities=tuple(Densities(family=family, per_layer=values) for family, values in densities.items()),
         predictor_rank=predictor_rank,

@@ -309,6 +309,8 @@ def _divided(config: AllocateConfig, inputs: Inputs) -> Sparsity:
             buffer_bytes=0,
             cache_bytes=0,
         ),
+        cache=config.cache,
+        cache_options=config.cache_options,
         layers_per_group=config.layers_per_group,
     )
     buffers = buffer_of(model, sparsity, free - predictors, device)

@@ -15,14 +15,13 @@ from coldpress.compiler.activity.choice import selector_arrays
 from coldpress.compiler.cost_model import kv_cache_bytes, predictor_bytes, resident_bytes
 from coldpress.compiler.dense_run import buffer_of
 from coldpress.compiler.sections import bookkeeping_bytes, image_bytes, make_sections
-from coldpress.compiler.shared_settings import CacheSetting
 from coldpress.compiler.stages.layout import preloading
-from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.plan.budget import Claim, cache_slots
-from coldpress.runtime.plugins import load, load_class
+from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Selector
 from coldpress.runtime.store.ahead_room import NOTHING, USUAL_GUESS, Ahead
 from coldpress.schemas.activations import Activations
+from coldpress.schemas.base import Record
 from coldpress.schemas.config import Key
 from coldpress.schemas.device import DeviceProfile, Flash
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
@@ -42,7 +41,7 @@ EQUAL_SHARE = 0.005
 """A collapse gap counts as one of the best if its flash time exceeds the least by at most this share."""
 
 
-class LayoutConfig(CacheSetting):
+class LayoutConfig(Record):
     """Settings of `layout`."""
 
     collapse: Annotated[Collapse, Key()] = Field(
@@ -70,12 +69,10 @@ def run(
     """Computes all offsets, and one plan for the budget that `allocate` divided.
 
     Raises:
-        UnknownNameError: if there is no such cache policy.
         ColdpressError: if `preload` is on and nothing can be read ahead.
         DoesNotFitError: if resident tensors, predictors, KV cache, bookkeeping, read buffer and pinned units exceed the
             budget.
     """
-    load_class("coldpress.runtime.cache", CachePolicy, config.cache)
     page_bytes = device.flash.page_bytes.value
     sections = make_sections(model.spec, sparsity.families, sparsity.format, sparsity.layers_per_group)
     claims = _claims(sections, sparsity, placement)
@@ -88,7 +85,7 @@ def run(
 
     def slots(ahead_bytes: int) -> list[int]:
         room = room_bytes + buffer_bytes
-        return cache_slots(config.cache, list(claims.values()), room, buffer_bytes + ahead_bytes)
+        return cache_slots(sparsity.cache, list(claims.values()), room, buffer_bytes + ahead_bytes)
 
     def plan(ahead: Ahead) -> Plan:
         return Plan(
@@ -96,8 +93,8 @@ def run(
             method=sparsity.method,
             options=sparsity.options,
             arrays=_selector_arrays(sparsity),
-            cache=config.cache,
-            cache_options=config.cache_options,
+            cache=sparsity.cache,
+            cache_options=sparsity.cache_options,
             dram_budget_bytes=sparsity.budget.dram_budget_bytes,
             context_length=sparsity.context_length,
             resident_bytes=fixed.resident,

@@ -23,12 +23,11 @@ from coldpress.compiler.activity.counted import counted
 from coldpress.compiler.activity.packed_bits import adjacent_share
 from coldpress.compiler.cost_model import unit_bytes
 from coldpress.compiler.io import Workspace, load_arrays
-from coldpress.compiler.shared_settings import CacheSetting, SeedSetting
+from coldpress.compiler.shared_settings import SeedSetting
 from coldpress.compiler.stages.order import structural
 from coldpress.compiler.stages.order._task import Activity, Demand, Heuristic, Task
-from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.plan.budget import Claim, cache_slots
-from coldpress.runtime.plugins import load, load_class
+from coldpress.runtime.plugins import load
 from coldpress.schemas.activations import Activations, FamilyStatistics
 from coldpress.schemas.base import PositiveCount
 from coldpress.schemas.config import Key
@@ -49,7 +48,7 @@ SORTED_PAIRS_BYTES = 256 << 20
 """Bytes of one run of sorted pairs (compiler/stages/order/_pair_weights.py)."""
 
 
-class OrderConfig(CacheSetting, SeedSetting):
+class OrderConfig(SeedSetting):
     """Settings of `order`."""
 
     order: Annotated[str, Key(plugins="coldpress.compiler.stages.order")] = Field(
@@ -82,12 +81,11 @@ def run(
     """Orders the families of `layers` on `threads` threads; each holds the arrays of one group of layers at a time.
 
     Raises:
-        UnknownNameError: if there is no such heuristic or cache policy.
+        UnknownNameError: if there is no such heuristic.
         ColdpressError: if a partly used family has no activation bits, the placement has no flash tier, or `layers`
             cut a group.
     """
     heuristic = load("coldpress.compiler.stages.order", Heuristic, config.order)
-    load_class("coldpress.runtime.cache", CachePolicy, config.cache)  # refuses an unknown name before the work begins
     if "flash" not in placement.tiers:
         raise ColdpressError(f"the placement has tiers {', '.join(placement.tiers)} and no flash to order units on")
     inputs = OrderInputs(config, model, activations, sparsity, placement, device)
@@ -154,7 +152,7 @@ class OrderInputs:
             )
             for entry in entries
         ]
-        counts = cache_slots(self.config.cache, claims, self.sparsity.budget.cache_bytes)
+        counts = cache_slots(self.sparsity.cache, claims, self.sparsity.budget.cache_bytes)
         return {(entry.layer, entry.family): count for entry, count in zip(entries, counts, strict=True)}
 
     def unit_bytes(self, family: FamilyName) -> int:
@@ -174,9 +172,9 @@ class OrderInputs:
         demand = Demand(
             activity=thinned(some, self.config.order_tokens or activity.num_tokens),
             pinned=np.logical_and.reduce(pinned.reshape(len(pinned), -1, size), axis=2),
-            cache=self.config.cache,
+            cache=self.sparsity.cache,
             cache_slots=tuple(self.slots[layer, family] // size for layer in group),
-            cache_options=self.config.cache_options,
+            cache_options=self.sparsity.cache_options,
             search_tokens=self.config.search_tokens,
         )
         return Task(demand, size * self.unit_bytes(family), self.device.flash, self.config.seed + group[0])

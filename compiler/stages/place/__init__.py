@@ -18,7 +18,6 @@ from pydantic import Field
 
 from coldpress.compiler.cost_model import unit_bytes
 from coldpress.compiler.io import Workspace
-from coldpress.compiler.shared_settings import CacheSetting
 from coldpress.compiler.stages.place import _solve
 from coldpress.compiler.stages.place._counts import (
     MAX_LAYERS,
@@ -49,7 +48,7 @@ from coldpress.compiler.stages.place._whole import whole_layers
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.plugins import load, load_class
 from coldpress.schemas.activations import Activations
-from coldpress.schemas.base import PositiveCount, Share
+from coldpress.schemas.base import PositiveCount, Record, Share
 from coldpress.schemas.config import Key
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import DoesNotFitError
@@ -72,7 +71,7 @@ SHARE_GAP = 1e-3
 """Relative gap that is close enough to the optimum for comparing shares."""
 
 
-class PlaceConfig(CacheSetting):
+class PlaceConfig(Record):
     """Settings of `place`."""
 
     place: Annotated[str, Key(plugins="coldpress.compiler.stages.place")] = Field(
@@ -186,7 +185,7 @@ def _pinned_share(
     config: PlaceConfig, spec: ModelSpec, activations: Activations, sparsity: Sparsity, device: DeviceProfile
 ) -> tuple[float | None, bool, tuple[PinnedShare, ...]]:
     """Returns the pinned share of the units' DRAM, whether whole layers are pinned, and all shares that were tried."""
-    admits = load_class("coldpress.runtime.cache", CachePolicy, config.cache).admits
+    admits = load_class("coldpress.runtime.cache", CachePolicy, sparsity.cache).admits
     if tiers_named(config.tiers)[-1] != "flash":
         return None, False, ()  # nothing is read, so nothing is cached
     if config.pinned_share is not None:
@@ -201,7 +200,7 @@ def _pinned_share(
     for share in SHARES:
         problem = _problem(config, spec, counts, sparsity, device, share)
         choices = _solve.search(problem, solver, SHARE_GAP).choices
-        seconds = replay(config.cache, config.cache_options, problem, choices, sparsity, device, traces)
+        seconds = replay(problem, choices, sparsity, device, traces)
         tried.append(PinnedShare(share=share, flash_s_per_token=seconds))
         LOG.info("place: %3.0f %% of the units' DRAM pinned: %.4g s of flash a token", 100 * share, seconds)
     share = choose_share(tried)

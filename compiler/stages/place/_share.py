@@ -7,8 +7,7 @@ compared under the same order and buffer. The smallest share that costs nearly t
 that differs from the calibration text, pinned units do not.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -37,8 +36,6 @@ def choose_share(tried: Sequence[PinnedShare]) -> float:
 
 
 def replay(
-    policy: str,
-    options: Mapping[str, Any],
     problem: Problem,
     choices: tuple[Choice, ...],
     sparsity: Sparsity,
@@ -51,14 +48,16 @@ def replay(
         Claim(sparsity.density(group.family, group.layer), group.units.size, group.unit_bytes, ids.size)
         for group, ids in zip(problem.groups, pinned, strict=True)
     ]
-    slots = cache_slots(policy, claims, sparsity.budget.cache_bytes)
+    slots = cache_slots(sparsity.cache, claims, sparsity.budget.cache_bytes)
     known = {(group.layer, group.family): number for number, group in enumerate(problem.groups)}
     total = 0.0
     for trace in traces:
         number = known[trace.layer, trace.family]
         group = problem.groups[number]
         size = group.units.size
-        cache = make(policy, options, Known(size, slots[number], pinned[number], np.arange(size)))
+        cache = make(
+            sparsity.cache, sparsity.cache_options, Known(size, slots[number], pinned[number], np.arange(size))
+        )
         reading = _reading(group, sparsity, len(problem.groups) // len(sparsity.families), device)
         total += _flash_seconds(cache, reading, trace) / trace.num_measured
     return total * len(problem.groups) / len(traces)
