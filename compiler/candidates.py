@@ -1,12 +1,14 @@
 """Lists the candidates of `method=auto`, for the stages before the choice (made by `allocate`) and for the rules.
 
-Every selector that applies to the model is a candidate: a new file of runtime/sparsity takes part without an edit.
-Selectors of exact zeros, and predictors, whose training pays where zeros are exact, need such a model.
+Every selector that applies to the model is a candidate, and so are every format and every cache policy unless the user
+names one: a new file of a plug-in package takes part without an edit. Selectors of exact zeros, and predictors, whose
+training pays where zeros are exact, need such a model.
 """
 
 from collections.abc import Sequence
 
 from coldpress.runtime import plugins
+from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.plugins import load, options_of
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.base import Options
@@ -15,6 +17,8 @@ from coldpress.schemas.families import missing_for_decoder
 from coldpress.schemas.model import ModelSpec
 
 AUTO = "auto"
+DEFAULT_FORMAT, DEFAULT_CACHE = "int4_group32", "lfu"
+"""What a build takes if its method is given and format or cache are not."""
 
 
 def methods_for(method: str, exact_zeros: bool, is_mixture: bool) -> tuple[str, ...]:
@@ -35,6 +39,26 @@ def methods_for(method: str, exact_zeros: bool, is_mixture: bool) -> tuple[str, 
 def candidates(spec: ModelSpec, options: Options) -> tuple[str, ...]:
     """Returns the methods that are compared for a model: those whose families its decoder can compute."""
     return tuple(name for name in methods_for(AUTO, spec.exact_zeros, spec.is_mixture) if _fits(name, options, spec))
+
+
+def formats_for(named: str) -> tuple[str, ...]:
+    """Returns the formats that a build may have: the one that the user named, or all."""
+    return plugins.names("coldpress.runtime.quantization") if named == AUTO else (named,)
+
+
+def caches_for(named: str) -> tuple[str, ...]:
+    """Returns the cache policies that a build may have: the one that the user named, or all that a run can follow."""
+    if named != AUTO:
+        return (named,)
+    package = "coldpress.runtime.cache"
+    found = plugins.names(package)
+    return tuple(name for name in found if not plugins.load_class(package, CachePolicy, name).looks_ahead)
+
+
+def own_cache_options(cache: str, options: Options) -> Options:
+    """Selects the options that a cache policy has, from a build whose cache is open."""
+    known = plugins.load_class("coldpress.runtime.cache", CachePolicy, cache).OPTIONS.model_fields
+    return {key: value for key, value in options.items() if key in known}
 
 
 def own_options(method: str, options: Options) -> Options:

@@ -150,10 +150,19 @@ def read_units(flash: Flash, unit_bytes: int, layers_per_group: int) -> np.ndarr
     common divisor of page and stride. In a layer group a unit counts with the other layers' parts behind it, which a
     read spares after its last unit. Last the least time of a request, the device's latency.
     """
-    stride_bytes, page_bytes = layers_per_group * unit_bytes, flash.page_bytes.value
-    edge_bytes = page_bytes - math.gcd(stride_bytes, page_bytes) - (stride_bytes - unit_bytes)
     least_bytes = flash.latency_s.value * flash.bytes_per_s
-    return np.array([flash.break_even_gap_bytes, edge_bytes, least_bytes]) / stride_bytes
+    costs = flash.break_even_gap_bytes, flash.page_bytes.value, least_bytes
+    return read_units_of(*costs, unit_bytes, layers_per_group)
+
+
+def read_units_of(
+    gap_bytes: float, page_bytes: int, least_bytes: float, unit_bytes: int, layers_per_group: int = 1
+) -> np.ndarray:
+    """Returns the same for a flash of which only these are known: break-even gap, page, and the bytes that pass during
+    the first byte's latency."""
+    stride_bytes = layers_per_group * unit_bytes
+    edge_bytes = page_bytes - math.gcd(stride_bytes, page_bytes) - (stride_bytes - unit_bytes)
+    return np.array([gap_bytes, edge_bytes, least_bytes]) / stride_bytes
 
 
 def flash_bytes(families: tuple[FamilyName, ...], spec: ModelSpec, format_name: FormatName) -> int:

@@ -12,7 +12,7 @@ from math import ceil, prod
 from typing import Any, ClassVar
 
 from coldpress.compiler.activity.forward import HEAD_ROWS
-from coldpress.compiler.candidates import AUTO, candidates, families_for
+from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, candidates, families_for, formats_for
 from coldpress.compiler.cost_model import HasShapes, flash_bytes, resident_bytes, tensor_bytes, unit_bytes
 from coldpress.compiler.pipeline import STAGES
 from coldpress.compiler.sections import asked_budget_bytes
@@ -98,8 +98,14 @@ class Build:
 
     @property
     def format(self) -> FormatName:
-        """The format of the weights."""
-        return self.settings["allocate"]["format"]
+        """The format of the weights; while it is open, the one in which a budget in percent counts."""
+        named = self.settings["allocate"]["format"]
+        return DEFAULT_FORMAT if named == AUTO else named
+
+    @property
+    def formats(self) -> tuple[FormatName, ...]:
+        """The formats that the weights may get."""
+        return formats_for(self.settings["allocate"]["format"])
 
     @property
     def context_length(self) -> int:
@@ -198,7 +204,11 @@ class Build:
     def largest_section_bytes(self) -> int:
         """Bytes of the largest family's units in one layer."""
         spec = self.model.spec
-        return max(num_units(family, spec) * unit_bytes(family, spec, self.format) for family in self.families)
+        return max(
+            num_units(family, spec) * unit_bytes(family, spec, name)
+            for family in self.families
+            for name in self.formats
+        )
 
     @property
     def largest_predictor(self) -> int:
@@ -258,10 +268,10 @@ class Build:
         return ceil(num_bytes / DISK_BYTES_PER_S)
 
     def _codes(self) -> Iterator[tuple[str, int]]:
-        """Yields (role, bytes) of the first layer's tensors and of those outside the layers."""
+        """Yields (role, bytes in the widest format) of the first layer's tensors and of those outside the layers."""
         for role, tensor in self.model.tensors.items():
             if role.startswith("layers.0.") or not role.startswith("layers."):
-                yield role, tensor_bytes(role, tensor.shape, self.format)
+                yield role, max(tensor_bytes(role, tensor.shape, name) for name in self.formats)
 
 
 def needs_of(stage: str, build: Build) -> StageNeeds:

@@ -19,7 +19,7 @@ from coldpress.compiler.sections import image_bytes
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.extents import span_bytes
-from coldpress.runtime.simulate import simulate
+from coldpress.runtime.simulate import Choose, simulate, simulate_choices
 from coldpress.runtime.store import planner
 from coldpress.runtime.store.clock import computed_bytes, dram_seconds, modelled_flash_s
 from coldpress.runtime.store.reads import longest_read_bytes, room_bytes
@@ -126,7 +126,26 @@ def token_seconds(setting: Setting, trace: Sequence[Event], before: Sequence[Eve
 
     The requests for the layers of the plan's parts stand for those of all layers.
     """
-    found, device = simulated(setting, trace, before), setting.device
+    return _of_all_layers(setting, simulated(setting, trace, before))
+
+
+def choices_seconds(
+    setting: Setting, choose: Choose, windows: Sequence[range], num_warm: int, fill: Mapping[Key, np.ndarray]
+) -> tuple[float, float]:
+    """Returns modelled seconds of a token, as `token_seconds`, and the hit rate, while a selector chooses with the
+    cache as it is then.
+
+    The arguments are those of `coldpress.runtime.simulate.simulate_choices`; a token's figures are means over windows
+    of equal length.
+    """
+    found = list(simulate_choices(setting.artifact, setting.plan, choose, windows, num_warm, fill))
+    hits, misses = sum(one.hits for one in found), sum(one.misses for one in found)
+    return sum(_of_all_layers(setting, one) for one in found) / len(found), hits / max(1, hits + misses)
+
+
+def _of_all_layers(setting: Setting, found: RunMetrics) -> float:
+    """Returns the seconds of a token of `found`; the layers of the plan's parts stand for all."""
+    device = setting.device
     computed = dram_seconds(device, computed_bytes(setting.manifest, setting.plan), 1)
     requests_s = found.modelled_s / found.num_tokens - computed
     num_layers = len({part.layer for part in setting.plan.parts})

@@ -17,7 +17,7 @@ class MethodSetting(Record):
         Key(
             plugins="coldpress.runtime.sparsity",
             auto=True,
-            default="`auto`: dense, unless another selector that keeps max_ppl_ratio decodes clearly faster",
+            default="`auto`: a search over all, which takes dense unless another is clearly faster",
         ),
     ] = Field(description="how active units are found")
     options: Annotated[Options, OptionsOf("method")] = Field(
@@ -28,7 +28,9 @@ class MethodSetting(Record):
 class CacheSetting(Record):
     """For stages that depend on the runtime's cache."""
 
-    cache: Annotated[str, Key(plugins="coldpress.runtime.cache")] = Field(
+    cache: Annotated[
+        str, Key(plugins="coldpress.runtime.cache", auto=True, default="`auto` with method=auto, else lfu")
+    ] = Field(
         default="lfu",
         description="cache policy that manages the DRAM that is not pinned; belady is for simulations alone",
     )
@@ -45,7 +47,7 @@ class QualitySetting(Record):
     """For stages that hold the artifact to a quality."""
 
     max_ppl_ratio: Annotated[
-        PositiveFloat | Off | None, Key(default="1.1 for the choice of method=auto; 2.0 at the end")
+        PositiveFloat | Off | None, Key(default="1.05 for the choice of method=auto; 2.0 at the end")
     ] = Field(default=None, description="the artifact's perplexity over the source's at most, such as 1.05, or off")
 
 

@@ -2,22 +2,28 @@
 
 Cache, planner and store are those of a real run, so hits, misses, evictions, reads and bytes are what a real run of the
 same trace has, under any budget, cache policy or collapse gap; only seconds are modelled (runtime/flash/simulated.py,
-runtime/store/clock.py).
+runtime/store/clock.py). A selector that sees residency would choose other units under another cache: `simulate_choices`
+lets it decide anew.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.flash import simulated
+from coldpress.runtime.sparsity import Residency
 from coldpress.runtime.store.clock import Clock
+from coldpress.runtime.store.facts import Key
 from coldpress.runtime.store.store import Store
 from coldpress.runtime.trace import END, FETCH, PRELOAD, RESET, STREAM, Event
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.layout import Plan
 from coldpress.schemas.metrics import RunMetrics
+
+Choose = Callable[[Key, int, Residency], np.ndarray]
+"""Layer and family, token, and where the family's units are -> the ids that the token uses, int32 ascending."""
 
 
 def simulate(artifact: Artifact, plan: Plan, trace: Sequence[Event], before: Sequence[Event] = ()) -> RunMetrics:
@@ -43,6 +49,40 @@ def simulate(artifact: Artifact, plan: Plan, trace: Sequence[Event], before: Seq
     flash_s = counted.prefill_flash_s
     found = store.metrics(num_tokens, 0.0, flash_s, flash_s, num_passes)
     return found.model_copy(update={"decode_s": found.modelled_s})
+
+
+def simulate_choices(
+    artifact: Artifact,
+    plan: Plan,
+    choose: Choose,
+    windows: Iterable[range],
+    num_warm: int = 0,
+    fill: Mapping[Key, np.ndarray] | None = None,
+) -> Iterator[RunMetrics]:
+    """Yields the metrics of each window of a text whose units are chosen while the run goes on.
+
+    Args:
+        artifact: An artifact, with or without files.
+        plan: The parts whose requests are made, in order.
+        choose: The selector.
+        windows: Numbers of consecutive tokens; the caches stay between windows.
+        num_warm: The first tokens of each window, which only fill the caches and are not counted.
+        fill: The units that are requested before the first window, ids ascending, so that caches begin full.
+    """
+    flash, clock = simulated.Plugin(artifact, plan.queue_depth), Clock(artifact.manifest, plan)
+    store, keys = Store(artifact, plan, flash, clock), [(part.layer, part.family) for part in plan.parts]
+    for key, ids in (fill or {}).items():
+        deque(store.submit(key, ids), maxlen=0)
+    store.end_tokens()
+    for window in windows:
+        for number, token in enumerate(window):
+            if number == num_warm:
+                store.start_counting()
+            for key in keys:
+                deque(store.submit(key, choose(key, token, store.residency(key))), maxlen=0)
+            store.end_tokens()
+        found = store.metrics(len(window) - num_warm, 0.0, 0.0, 0.0)
+        yield found.model_copy(update={"decode_s": found.modelled_s})
 
 
 def requests_of(trace: Iterable[Event]) -> dict[tuple[int, str], list[np.ndarray]]:

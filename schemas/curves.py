@@ -38,6 +38,8 @@ class Curve(Record):
     """A selector at several densities."""
 
     method: Method
+    resident_share: Share | None = None
+    """Share of each family that an LFU cache held, for a selector whose choice depends on residency; else None."""
     points: tuple[Point, ...]
     """By ascending density."""
 
@@ -67,9 +69,9 @@ class Curves(Record):
     trace: ArrayFile
     trace_layers: tuple[Count, ...]
 
-    def curve(self, method: Method) -> Curve | None:
-        """Returns a selector's curve; None if it has none."""
-        return next((found for found in self.curves if found.method == method), None)
+    def of(self, method: Method) -> tuple[Curve, ...]:
+        """Returns a selector's curves, by ascending resident share; one for most selectors, none if it has none."""
+        return tuple(found for found in self.curves if found.method == method)
 
     def format_loss(self, name: FormatName) -> FormatLoss | None:
         """Returns the loss of a format; None if it was not measured."""

@@ -34,17 +34,26 @@ class Densities(Record):
 
 
 class Tried(Record):
-    """A method that `auto` considered: its modelled seconds, or why it was skipped."""
+    """A candidate that `auto` considered: its modelled seconds, or why it was skipped."""
 
     method: Method
+    format: FormatName | None = None
+    cache: CacheName | None = None
+    """Format and cache; None if the method was skipped in all of them."""
     token_s: float | None = Field(default=None, ge=0)
     """Modelled seconds of a decoded token; None if the method was skipped."""
     skipped: str | None = None
     """Why the method was skipped; None if it was judged."""
+    reason: str | None = None
+    """In words: how it compares with a dense run, and why it was taken; None if it was skipped."""
     density: Share | None = None
     """The mean density at which it was judged, of all families' bytes; None if it was skipped."""
     ppl_ratio: float | None = None
     """The perplexity ratio to expect there (stage `explore`); None if nobody knows."""
+    hit_rate: Share | None = None
+    """Share of the used units that the cache held; None for a dense run, and if it was skipped."""
+    dram_bytes: Count | None = None
+    """DRAM that it needs: the budget, or less if that holds everything; None if it was skipped."""
     needed_bytes: Count | None = None
     """DRAM that a skipped method needs before it caches any unit; None if that was not the reason."""
 
@@ -70,7 +79,11 @@ class Sparsity(Record):
     """The format of predictors; None if the method has none."""
     budget: Budget
     tried: tuple[Tried, ...] = ()
-    """The methods that `auto` compared or skipped; empty if the method was given."""
+    """The best candidate of each selector that `auto` compared, the taken one first, and the selectors that it skipped;
+    empty if the method was given."""
+    front: tuple[Tried, ...] = ()
+    """The candidates of which none other is faster, keeps more quality and needs less DRAM, the fastest first; empty if
+    the method was given."""
     cache: CacheName = "lfu"
     """The cache policy of the DRAM that is not pinned."""
     cache_options: Options = Field(default={})

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from coldpress.compiler.candidates import DEFAULT_CACHE
 from coldpress.compiler.io import load_arrays
+from coldpress.runtime.cache import Known, make
 from coldpress.runtime.plugins import load
-from coldpress.runtime.sparsity import Selector
+from coldpress.runtime.sparsity import Residency, Selector, select_of
 from coldpress.schemas.families import Signal, activity_of, num_experts
 from coldpress.schemas.model import ModelSpec
 from coldpress.schemas.sparsity import Sparsity
@@ -71,6 +73,37 @@ class Choice:
             return part
 
         return change
+
+
+@dataclass(frozen=True)
+class CachedChoice(Choice):
+    """A selector that sees residency, with the units that a cache holds while it chooses, token after token.
+
+    The tokens of a call are consecutive, and the cache is empty before them: it fills within a few tokens. What reads
+    bring besides is not used, since that depends on the device.
+    """
+
+    resident_share: float
+    """Share of each family's units that the cache holds."""
+    uses_resident: bool
+    """Whether a token also uses all units in DRAM (`use_read_units`)."""
+
+    def mask(self, layer: int, family: str, activity: np.ndarray) -> np.ndarray:
+        """See `Choice`."""
+        num_units, experts = activity.shape[1], num_experts(family, self.spec)
+        natural, own = np.arange(num_units, dtype=np.int32), used_experts(activity, experts)
+        slots = max(1, round(self.resident_share * num_units))
+        cache = make(DEFAULT_CACHE, {}, Known(num_units, slots, np.empty(0, np.int32), natural))
+        used = np.zeros(activity.shape, bool)
+        for token, signal in enumerate(activity):
+            present = cache.present
+            among = own[token] if experts > 1 else None
+            ids = select_of(self.selector, signal, self.arrays[layer, family], Residency(present, natural), among)
+            used[token, ids] = True
+            if self.uses_resident:
+                used[token] |= present
+            cache.serve(ids)
+        return used & of_experts(own, num_units) if experts > 1 else used
 
 
 def used_experts(activity: np.ndarray, num_experts: int) -> np.ndarray:

@@ -6,6 +6,9 @@ these variants share one pass over validation text, so that each layer is read o
 layers, divided among families by the selector; `allocate` divides better ones. The same pass records a trace: the
 signals of a few layers, with which `allocate` replays each candidate's requests. A format's loss is that of matrices
 rounded to nearest, row by row.
+
+A selector that sees residency is measured with an LFU cache in the loop, at two sizes of DRAM. `flash` also prices
+reads, which no model determines: its curves are for REFERENCE_FLASH and the default format.
 """
 
 import logging
@@ -17,14 +20,14 @@ import numpy as np
 from pydantic import Field
 
 from coldpress.compiler.activity.calibration_pass import ComputeConfig, stream_of
-from coldpress.compiler.activity.choice import REPLAYED_LAYERS, Choice, replayed_layers
+from coldpress.compiler.activity.choice import REPLAYED_LAYERS, CachedChoice, Choice, replayed_layers
 from coldpress.compiler.activity.forward import Hooks, LayerStream
 from coldpress.compiler.activity.layer_counts import countable_families
 from coldpress.compiler.activity.unit_statistics import all_statistics, fit_all
 from coldpress.compiler.activity.variants import Differences, Variant, compare, last_hidden
 from coldpress.compiler.block_statistics import perplexity, standard_error
-from coldpress.compiler.candidates import candidates, own_options
-from coldpress.compiler.cost_model import stored_format
+from coldpress.compiler.candidates import DEFAULT_FORMAT, candidates, own_options
+from coldpress.compiler.cost_model import read_units_of, stored_format, unit_bytes
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.shared_settings import MethodSetting
 from coldpress.runtime import plugins
@@ -46,6 +49,11 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 DENSITIES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+RESIDENT_SHARES, CACHED_DENSITIES = (0.25, 0.6), (0.3, 0.5, 0.7, 0.9)
+"""DRAM and densities of selectors that see residency: they choose token by token, which takes longer."""
+REFERENCE_FLASH = (42_000, 4096, 420_000)
+"""Break-even gap, page, and bytes of the first byte's latency: a phone with UFS 3.1, 100,000 reads a second, 4.2 GB/s
+and 0.1 ms (ActiveFlow, Table 2; Ripple 2.2)."""
 TRACE_TOKENS = 256
 RARE = 99.9
 """Percentile of the divergence that stands for the worst tokens."""
@@ -67,6 +75,7 @@ class _Explored:
     method: str
     density: float
     variant: Variant
+    resident_share: float | None = None
 
 
 def run(
@@ -131,8 +140,6 @@ def _why_not(method: str, spec: ModelSpec) -> str | None:
         return "leaves out exact zeros only, so it loses nothing"
     if selector.NEEDS_PREDICTORS:
         return "its predictors are trained after this choice, to predictor_tolerance"
-    if selector.SEES_RESIDENCY:
-        return "its choice depends on which units are in DRAM, so text alone does not show its loss"
     return None
 
 
@@ -141,14 +148,24 @@ def _variants(method: str, options: Options, model: Model, activations: Activati
     selector = plugins.load("coldpress.runtime.sparsity", Selector, method)
     own, spec = plugins.options_of(selector, options), model.spec
     families = selector.families(spec, own)
-    statistics = all_statistics(model, activations, families)
-    for density in DENSITIES:
-        shares = selector.divide(density, spec, own)
-        per_layer = {
-            family: (used_share(family, spec) * shares[family],) * spec.num_hidden_layers for family in families
-        }
-        arrays = fit_all(selector, own, per_layer, spec, statistics)
-        yield _Explored(method, density, Variant(Choice(selector, arrays, spec), tuple(families)))
+    reads = _reference_reads(families, spec) if selector.SEES_RESIDENCY else None
+    for held in RESIDENT_SHARES if selector.SEES_RESIDENCY else (None,):
+        statistics = all_statistics(model, activations, families, reads, held or 0.0)
+        for density in DENSITIES if held is None else CACHED_DENSITIES:
+            shares = selector.divide(density, spec, own)
+            per_layer = {
+                family: (used_share(family, spec) * shares[family],) * spec.num_hidden_layers for family in families
+            }
+            arrays = fit_all(selector, own, per_layer, spec, statistics)
+            choice = Choice(selector, arrays, spec)
+            if held is not None:
+                choice = CachedChoice(selector, arrays, spec, held, getattr(own, "use_read_units", False))
+            yield _Explored(method, density, Variant(choice, tuple(families)), held)
+
+
+def _reference_reads(families: Sequence[str], spec: ModelSpec) -> dict[str, np.ndarray]:
+    """Returns what a read costs on the reference flash; see `all_statistics`."""
+    return {family: read_units_of(*REFERENCE_FLASH, unit_bytes(family, spec, DEFAULT_FORMAT)) for family in families}
 
 
 def _curves(stream: LayerStream, tokens: np.ndarray, whole: "Tensor", asked: Sequence[_Explored]) -> tuple[Curve, ...]:
@@ -156,12 +173,16 @@ def _curves(stream: LayerStream, tokens: np.ndarray, whole: "Tensor", asked: Seq
     if not asked:
         return ()
     found = compare(stream, tokens, whole, last_hidden(stream, tokens, [explored.variant for explored in asked]))
-    points: dict[str, list[Point]] = {}
+    points: dict[tuple[str, float | None], list[Point]] = {}
     for number, explored in enumerate(asked):
-        points.setdefault(explored.method, []).append(Point(density=explored.density, **_loss(found, number)))
-    for method, along in points.items():
-        LOG.info("explore: %s: %s", method, ", ".join(f"{p.density:g} {p.ppl_ratio:.3f}" for p in along))
-    return tuple(Curve(method=method, points=tuple(along)) for method, along in points.items())
+        along = points.setdefault((explored.method, explored.resident_share), [])
+        along.append(Point(density=explored.density, **_loss(found, number)))
+    for (method, held), along in points.items():
+        beside = "" if held is None else f" with {held:.0%} in DRAM"
+        LOG.info("explore: %s%s: %s", method, beside, ", ".join(f"{p.density:g} {p.ppl_ratio:.3f}" for p in along))
+    return tuple(
+        Curve(method=method, resident_share=held, points=tuple(along)) for (method, held), along in points.items()
+    )
 
 
 def _loss(found: Differences, number: int) -> dict[str, Any]:

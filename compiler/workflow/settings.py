@@ -9,7 +9,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -19,7 +19,15 @@ from pydantic import Field
 
 import coldpress
 from coldpress.compiler.architectures import Architecture, _common
-from coldpress.compiler.candidates import AUTO, families_for, methods_for
+from coldpress.compiler.candidates import (
+    AUTO,
+    DEFAULT_CACHE,
+    DEFAULT_FORMAT,
+    caches_for,
+    families_for,
+    formats_for,
+    methods_for,
+)
 from coldpress.compiler.checkpoint.hub import HUB_ID, check_dataset, snapshot
 from coldpress.compiler.checkpoint.source_config import checked_config
 from coldpress.compiler.checkpoint.source_json import read_object
@@ -135,7 +143,7 @@ class BuildConfig:
         return {
             **found,
             "coldpress.runtime.quantization": (
-                *stored_formats(self["format"]),
+                *(stored for name in formats_for(self["format"]) for stored in stored_formats(name)),
                 self["predictor_format"],
                 SOURCE_FORMAT,
             ),
@@ -181,6 +189,7 @@ def resolve(raw: Mapping[str, Any]) -> BuildConfig:
     check_dataset(values["corpus"], values["corpus_revision"])
     values["layers_per_job"] = values["layers_per_job"] or _whole_groups(reference, values["layers_per_group"])
     values["method"] = _method(values["method"], reference)
+    values |= _left_open(values, {*said, *(profile.settings if profile else ())})
     _check_cache(values["cache"])
     chosen = _chosen(values, reference)
     options = _profile_options(profile, chosen) if profile else {}
@@ -273,7 +282,11 @@ def _chosen(values: Mapping[str, Any], model: ModelReference) -> dict[str, tuple
     """Returns package -> the plug-ins that keys name; for an open method its candidates."""
     named = {package: values[key.name] for package, key in plugin_keys().items()}
     found = {package: () if name is None else (name,) for package, name in named.items()}
-    return {**found, "coldpress.runtime.sparsity": methods_for(values["method"], model.exact_zeros, model.is_mixture)}
+    return found | {
+        "coldpress.runtime.sparsity": methods_for(values["method"], model.exact_zeros, model.is_mixture),
+        "coldpress.runtime.cache": caches_for(values["cache"]),
+        "coldpress.runtime.quantization": formats_for(values["format"]),
+    }
 
 
 def _options(raw: Mapping[str, Any], chosen: Mapping[str, tuple[str, ...]]) -> dict[str, dict[str, Any]]:
@@ -306,6 +319,23 @@ def _method(requested: str, model: ModelReference) -> str:
     return requested
 
 
+def _left_open(values: Mapping[str, Any], named: Collection[str]) -> dict[str, str]:
+    """Returns format and cache: `auto`, for the search, where the method is open and nobody names them.
+
+    Raises:
+        ColdpressError: if one of them is `auto` and the method is given.
+    """
+    found: dict[str, str] = {}
+    for key, default in (("format", DEFAULT_FORMAT), ("cache", DEFAULT_CACHE)):
+        if key in named and values[key] == AUTO and values["method"] != AUTO:
+            raise ColdpressError(
+                f"{key}=auto was asked for, and method={values['method']}: what is open is searched together; leave "
+                f"{key} out, or use method=auto"
+            )
+        found[key] = values[key] if key in named else AUTO if values["method"] == AUTO else default
+    return found
+
+
 def _smallest(model: ModelReference) -> ModelSpec:
     """The smallest model with such layers: families follow from the matrices that a layer has, not from their sizes.
 
@@ -334,7 +364,7 @@ def _smallest(model: ModelReference) -> ModelSpec:
 
 
 def _check_cache(cache: str) -> None:
-    if _plugins.load_class("coldpress.runtime.cache", CachePolicy, cache).looks_ahead:
+    if cache != AUTO and _plugins.load_class("coldpress.runtime.cache", CachePolicy, cache).looks_ahead:
         raise ColdpressError(
             f"cache={cache} has to know all requests to come, which no run does; it is for "
             f"`coldpress-run simulate --cache {cache}`: use cache=lfu or another"

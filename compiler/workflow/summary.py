@@ -112,7 +112,7 @@ def rows(metrics: Metrics) -> list[tuple[str, str]]:
         ("speed here", speed_here(metrics)),
         (f"on {metrics.device}", f"{metrics.modelled_tokens_per_s:.0f} tokens/s, simulated"),
         ("dense, same DRAM", dense(metrics)),
-        *([("auto tried", tried(metrics.tried, metrics.budget_bytes))] if metrics.tried else []),
+        *tried(metrics.tried, metrics.budget_bytes),
     ]
 
 
@@ -141,18 +141,30 @@ def dense(metrics: Metrics) -> str:
     )
 
 
-def tried(found: Sequence[Tried], budget_bytes: int) -> str:
-    """Lists the methods that `auto` judged, in modelled tokens/s, then those that it skipped, each with the reason."""
-    judged = [f"{entry.method} {1 / entry.token_s:.0f}{_at(entry)}" for entry in found if entry.token_s]
+def tried(found: Sequence[Tried], budget_bytes: int) -> list[tuple[str, str]]:
+    """Returns why `auto` took its method, then a line for each method that it judged and one for those it skipped."""
+    if not found:
+        return []
+    judged = [
+        f"{entry.method}: {1 / entry.token_s:.0f} tokens/s, estimated; {', '.join(_at(entry))}".rstrip("; ")
+        for entry in found
+        if entry.token_s
+    ]
     skipped = [f"{entry.method} {_why_skipped(entry, budget_bytes)}" for entry in found if entry.skipped is not None]
-    return "; ".join([*([f"{', '.join(judged)} tokens/s, estimated"] if judged else []), *skipped])
+    lines = [*judged, *(["; ".join(skipped)] if skipped else [])]
+    took = [("auto took", f"{found[0].method}: {found[0].reason}")] if found[0].reason else []
+    return [*took, *(("auto tried" if number == 0 else "", line) for number, line in enumerate(lines))]
 
 
-def _at(entry: Tried) -> str:
-    """Returns the density and the perplexity at which a method was judged; empty if it uses every unit."""
-    if entry.density is None or entry.density >= 1 or entry.ppl_ratio is None:
-        return ""
-    return f" (density {entry.density:.2f}, perplexity × {entry.ppl_ratio:.3f})"
+def _at(entry: Tried) -> list[str]:
+    """Returns how a method was judged: format and cache, and density and perplexity where they are known."""
+    sparse = entry.density is not None and entry.density < 1
+    return [
+        *([str(entry.format)] if entry.format else []),
+        *([str(entry.cache)] if entry.cache and sparse else []),
+        *([f"density {entry.density:.2f}"] if sparse else []),
+        *([f"perplexity × {entry.ppl_ratio:.3f}"] if entry.ppl_ratio is not None else []),
+    ]
 
 
 def _why_skipped(entry: Tried, budget_bytes: int) -> str:

@@ -70,7 +70,9 @@ def test_defaults_suit_a_model_without_exact_zeros() -> None:
     built = settings.resolve({"model": "mistral-7b", "device": "oneplus12", "corpus": "pydoc"})
     assert built["method"] == "auto", "allocate decides"
     assert not settings.needs_predictors(built)
-    assert built["format"] == "int4_group32"
+    assert (built["format"], built["cache"]) == ("auto", "auto"), "and with it what goes with the method"
+    given = settings.resolve({"model": "mistral-7b", "device": "oneplus12", "corpus": "pydoc", "method": "topk"})
+    assert (given["format"], given["cache"]) == ("int4_group32", "lfu")
     assert built["dram_budget"] == built.device.dram_budget_bytes.value
     assert built.model.source == "mistralai/Mistral-7B-v0.1"
     assert built.model.revision is not None

@@ -15,7 +15,7 @@ from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.stages import allocate, explore, ingest
 from coldpress.compiler.stages.allocate import AllocateConfig
 from coldpress.compiler.stages.allocate._quality import Floor, least_density, ratio_at
-from coldpress.compiler.stages.explore import DENSITIES, ExploreConfig
+from coldpress.compiler.stages.explore import CACHED_DENSITIES, DENSITIES, RESIDENT_SHARES, ExploreConfig
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.runtime.plugins import names
 from coldpress.schemas.activations import Activations
@@ -94,8 +94,7 @@ def test_a_point_is_what_transformers_own_model_loses(model: Model, curves: Curv
     kld = (whole.exp() * (whole - pruned)).sum(-1).double().numpy()
     following = torch.from_numpy(tokens[:, 1:].astype(np.int64))[..., None]
     lost = (whole - pruned)[:, :-1].gather(-1, following)[..., 0].double().mean().item()
-    curve = curves.curve("topk")
-    assert curve is not None
+    (curve,) = curves.of("topk")
     (point,) = (point for point in curve.points if point.density == density)
     assert point.mean_kld == pytest.approx(kld.mean(), rel=1e-3)
     assert point.p999_kld == pytest.approx(np.percentile(kld, 99.9), rel=1e-3)
@@ -108,8 +107,12 @@ def test_every_candidate_has_a_curve_or_a_reason(curves: Curves) -> None:
     reasons = {entry.method: entry.reason for entry in curves.unexplored}
     assert found.isdisjoint(reasons)
     assert {"topk", "threshold", "dip", "wina", "gate", "up", "glu", "cats"} <= found
-    assert {"dense", "flash", "dip_ca"} == reasons.keys(), "and none that needs exact zeros"
-    assert all(tuple(point.density for point in curve.points) == DENSITIES for curve in curves.curves)
+    assert {"dense"} == reasons.keys(), "and none that needs exact zeros"
+    for curve in curves.curves:
+        densities = tuple(point.density for point in curve.points)
+        assert densities == (DENSITIES if curve.resident_share is None else CACHED_DENSITIES)
+    for method in ("flash", "dip_ca"):
+        assert tuple(curve.resident_share for curve in curves.of(method)) == RESIDENT_SHARES
     assert {loss.format for loss in curves.formats} == set(names("coldpress.runtime.quantization"))
 
 
@@ -118,8 +121,7 @@ def test_a_model_with_exact_zeros_has_further_candidates(corpus: Corpus, tmp_pat
     reasons = {entry.method: entry.reason for entry in curves.unexplored}
     assert "loses nothing" in reasons["relu"]
     assert "predictor_tolerance" in reasons["predictor"]
-    capped = curves.curve("fatrelu")
-    assert capped is not None
+    (capped,) = curves.of("fatrelu")
     assert capped.points[-1].mean_kld < 1e-9, "more units than are nonzero"
 
 
@@ -165,7 +167,8 @@ def test_a_curve_never_rises_and_ends_without_loss() -> None:
 
 
 @pytest.mark.parametrize(
-    ("most", "density"), [(2.0, 0.3), (1.4, 0.3), (1.225, 0.4), (1.05, 0.5), (1.049, 0.71), (1.0, 0.9), (0.99, None)]
+    ("most", "density"),
+    [(2.0, 0.3), (1.401, 0.3), (1.226, 0.4), (1.051, 0.5), (1.05, 0.71), (1.001, 0.9), (0.99, None)],
 )
 def test_the_least_density_that_keeps_a_ratio(most: float, density: float | None) -> None:
     assert least_density(curve_of(d3=1.4, d5=1.05, d7=1.05, d9=1.0), most) == density
@@ -173,11 +176,26 @@ def test_the_least_density_that_keeps_a_ratio(most: float, density: float | None
 
 def test_a_format_takes_its_part(model: Model, tmp_path: Path) -> None:
     curves = curves_of(model, tmp_path, {"topk": {0.3: 1.2, 0.5: 1.1, 0.9: 1.0}}, {"int4_group32": 1.05, "fp16": 0.99})
-    assert Floor(curves, 1.1, "fp16").least_density("topk") == 0.5
-    assert Floor(curves, 1.1 * 1.05, "int4_group32").least_density("topk") == 0.5
-    assert Floor(curves, 1.04, "int4_group32").least_density("topk") is None
-    assert Floor(curves, 1.1, "int4_group32").ratio("topk", 0.5) == pytest.approx(1.1 * 1.05)
-    assert Floor(curves, 1.1, "int4_group32").ratio("dense", 1.0) == 1.05
+    assert Floor(curves, 1.101).least_density("topk", "fp16") == 0.5
+    assert Floor(curves, 1.101 * 1.05).least_density("topk", "int4_group32") == 0.5
+    assert Floor(curves, 1.04).least_density("topk", "int4_group32") is None
+    assert Floor(curves, 1.1).ratio("topk", "int4_group32", 0.5) == pytest.approx(1.1 * 1.05)
+    assert Floor(curves, 1.1).ratio("dense", "int4_group32", 1.0) == 1.05
+    assert Floor(curves, 1.1).formats(("fp16", "int4_group32")) == ("fp16", "int4_group32")
+    assert Floor(curves, 1.02).formats(("fp16", "int4_group32")) == ("fp16",)
+    assert Floor(curves, 0.9).formats(("fp16", "int4_group32")) == ("fp16",), "the best, if none keeps the floor"
+
+
+def test_between_two_sizes_of_dram_the_worse_curve_counts(model: Model, tmp_path: Path) -> None:
+    found = curves_of(model, tmp_path, {"dip_ca": {0.5: 1.2, 0.9: 1.0}}, {"fp16": 1.0})
+    few, many = found.curves[0], curve_of(d5=1.3, d9=1.0).model_copy(update={"method": "dip_ca"})
+    both = (few.model_copy(update={"resident_share": 0.25}), many.model_copy(update={"resident_share": 0.6}))
+    floor = Floor(found.model_copy(update={"curves": both}), 1.1)
+    assert floor.ratio("dip_ca", "fp16", 0.5, 0.1) == pytest.approx(1.2)
+    assert floor.ratio("dip_ca", "fp16", 0.5, 0.4) == pytest.approx(1.3)
+    assert floor.ratio("dip_ca", "fp16", 0.5, 0.9) == pytest.approx(1.3)
+    assert floor.least_density("dip_ca", "fp16", 0.1) == pytest.approx(0.71)
+    assert floor.least_density("dip_ca", "fp16", 0.4) == pytest.approx(0.77)
 
 
 def test_what_is_chosen_keeps_the_quality(model: Model, activations: Activations, tmp_path: Path) -> None:
@@ -191,7 +209,7 @@ def test_what_is_chosen_keeps_the_quality(model: Model, activations: Activations
         found = allocate.run(config, model, activations, device_of(), work, curves=curves)
         return {entry.method: entry for entry in found.tried}
 
-    found = tried(1.1)
+    found = tried(1.101)
     assert (found["topk"].density, found["topk"].ppl_ratio) == (pytest.approx(0.6), pytest.approx(1.1))
     assert (found["wina"].density, found["wina"].ppl_ratio) == (pytest.approx(0.3), pytest.approx(1.01))
     assert (found["dense"].density, found["dense"].ppl_ratio) == (1.0, 1.0)

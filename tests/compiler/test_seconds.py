@@ -13,6 +13,8 @@ from coldpress.compiler.dense_run import dense_run
 from coldpress.compiler.seconds import Reading, simulated, token_seconds
 from coldpress.compiler.sections import dense_bookkeeping_bytes, make_sections
 from coldpress.runtime.cache import Known, make
+from coldpress.runtime.simulate import simulate_choices
+from coldpress.runtime.sparsity import Residency
 from coldpress.runtime.store.planner import Strided
 from coldpress.schemas.families import WHOLE_MLP
 from coldpress.schemas.layout import PartPlan
@@ -76,6 +78,37 @@ def test_a_search_counts_the_seconds_of_the_store(
     reads = [reading.reads(ids[~again.serve(ids)]) for ids in asked][num_warm:]
     assert sum(read.num_reads for read in reads) == found.reads
     assert sum(read.num_bytes for read in reads) == found.read_bytes
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu", "static"])
+def test_choices_made_in_the_run_cost_what_their_trace_does(policy: str) -> None:
+    """Windows behind tokens that only warm the cache, and a selector that uses what is in DRAM."""
+    slots = 0 if policy == "static" else 20
+    setting = setting_of(NUM_UNITS, 4096, 1, np.arange(9), slots, cache=policy)
+    asked, seen = requests(3, 24), []
+
+    def choose(key: seconds.Key, token: int, residency: Residency) -> np.ndarray:
+        assert key == (0, FAMILY)
+        ids = np.union1d(asked[token], np.flatnonzero(residency.present)[:4]).astype(np.int32)
+        seen.append(ids)
+        return ids
+
+    windows, fill = [range(2, 10), range(12, 20)], {(0, FAMILY): np.arange(12, 24, dtype=np.int32)}
+    found = list(simulate_choices(setting.artifact, setting.plan, choose, windows, 3, fill))
+    first, second = ([{(0, FAMILY): ids} for ids in seen[at : at + 8]] for at in (0, 8))
+    before = seconds.requests_of([fill, *first[:3]])
+    traced = simulated(setting, seconds.requests_of([fill, *first])[len(before) :], before)
+    before = seconds.requests_of([fill, *first, *second[:3]])
+    traced_later = simulated(setting, seconds.requests_of([fill, *first, *second])[len(before) :], before)
+    for one, other in zip(found, (traced, traced_later), strict=True):
+        assert one.num_tokens == other.num_tokens == 5
+        assert (one.hits, one.misses, one.reads, one.read_bytes) == (
+            other.hits,
+            other.misses,
+            other.reads,
+            other.read_bytes,
+        )
+        assert one.modelled_s == pytest.approx(other.modelled_s, rel=1e-12)
 
 
 def test_a_token_by_hand() -> None:

@@ -158,23 +158,35 @@ def test_a_speed_of_one_block_has_no_spread(folder: Path) -> None:
     assert "speed here        46 tokens/s, measured at this machine's present load\n" in text
 
 
-def test_what_auto_tried_is_one_line(folder: Path) -> None:
-    """Speeds of the methods that it judged, and why it skipped the others."""
+def test_what_auto_tried_is_a_line_for_each_method(folder: Path) -> None:
+    """Why it took the first, the speeds of the others that it judged, and why it skipped the rest."""
     assert "auto tried" not in summary.show(folder)
     tried = (
-        Tried(method="dense", token_s=1 / 452),
-        Tried(method="predictor", token_s=1 / 60),
-        Tried(method="wina", token_s=1 / 50, density=0.524, ppl_ratio=1.0449),
-        Tried(method="gate", token_s=1 / 40, density=1.0, ppl_ratio=1.001),
+        Tried(
+            method="wina",
+            format="int4_group32",
+            cache="lfu",
+            token_s=1 / 50,
+            density=0.524,
+            ppl_ratio=1.0449,
+            reason="the fastest that keeps the quality",
+        ),
+        Tried(method="dense", format="int8_group32", cache="lfu", token_s=1 / 40, density=1.0, ppl_ratio=1.001),
+        Tried(method="predictor", token_s=1 / 30),
         Tried(method="relu", skipped="a budget is too small; raise it", needed_bytes=11_300_000),
         Tried(method="topk", skipped="nothing is left out; use method=dense"),
     )
-    (line,) = [line for line in changed(folder, tried=tried).splitlines() if "auto tried" in line]
-    assert line.split(maxsplit=2)[2] == (
-        "dense 452, predictor 60, wina 50 (density 0.52, perplexity × 1.045), gate 40 tokens/s, estimated; "
-        "relu needs 11.3 MB of 2.2 MB; "
-        "topk was skipped: nothing is left out"
-    )
+    lines = changed(folder, tried=tried).splitlines()
+    first = next(number for number, line in enumerate(lines) if "auto took" in line)
+    assert [line.split(maxsplit=2)[2] for line in lines[first : first + 2]] == [
+        "wina: the fastest that keeps the quality",
+        "wina: 50 tokens/s, estimated; int4_group32, lfu, density 0.52, perplexity × 1.045",
+    ]
+    assert [line.strip() for line in lines[first + 2 : first + 5]] == [
+        "dense: 40 tokens/s, estimated; int8_group32, perplexity × 1.001",
+        "predictor: 30 tokens/s, estimated",
+        "relu needs 11.3 MB of 2.2 MB; topk was skipped: nothing is left out",
+    ]
 
 
 def test_the_exported_file_is_named(folder: Path) -> None:

@@ -1,10 +1,12 @@
 """Reads quality curves: the lowest density at which a selector keeps the quality that is asked for.
 
 Measured ratios of perplexity scatter. A curve that never rises with density is fitted to them (isotonic regression,
-weighted by their errors), with no loss at a density of 1. Between two densities it is interpolated.
+weighted by their errors), with no loss at a density of 1. Between two densities it is interpolated. A density keeps the
+floor if its ratio does with one standard error added: the artifact is judged on other text at the end.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,59 +28,76 @@ class Floor:
 
     curves: Curves
     max_ppl_ratio: float
-    format: FormatName
 
-    @property
-    def format_ratio(self) -> float:
-        """The perplexity ratio of the format, all units used; at least 1, since a lucky rounding is no credit."""
-        loss = self.curves.format_loss(self.format)
+    def format_ratio(self, name: FormatName) -> float:
+        """Returns the perplexity ratio of a format, all units used; at least 1, since a lucky rounding is no credit."""
+        loss = self.curves.format_loss(name)
         return 1.0 if loss is None else max(1.0, loss.ppl_ratio)
 
-    def least_density(self, method: Method) -> float | None:
-        """Returns the lowest density at which a selector with a curve keeps the floor; None if none does."""
-        curve = self.curves.curve(method)
-        assert curve is not None
-        return least_density(curve, self.max_ppl_ratio / self.format_ratio)
+    def formats(self, names: Sequence[FormatName]) -> tuple[FormatName, ...]:
+        """Returns the formats that keep the floor with all units used; the best, if none does."""
+        kept = tuple(name for name in names if self.format_ratio(name) <= self.max_ppl_ratio)
+        return kept or (min(names, key=self.format_ratio),)
 
-    def ratio(self, method: Method, density: float) -> float | None:
+    def least_density(self, method: Method, name: FormatName, resident_share: float = 0.0) -> float | None:
+        """Returns the lowest density at which a selector with curves keeps the floor in a format; None if none does.
+
+        `resident_share` is the share of the units that DRAM holds, for a selector that sees residency.
+        """
+        most = self.max_ppl_ratio / self.format_ratio(name)
+        found = [least_density(curve, most) for curve in self._around(method, resident_share)]
+        densities = [density for density in found if density is not None]
+        return max(densities) if len(densities) == len(found) else None
+
+    def ratio(self, method: Method, name: FormatName, density: float, resident_share: float = 0.0) -> float | None:
         """Returns the artifact's perplexity ratio to expect; None if nobody knows: losses of selector and format
         multiply."""
-        if (curve := self.curves.curve(method)) is not None:
-            return self.format_ratio * ratio_at(curve, density)
+        if curves := self._around(method, resident_share):
+            return self.format_ratio(name) * max(ratio_at(curve, density) for curve in curves)
         selector = load("coldpress.runtime.sparsity", Selector, method)
-        return self.format_ratio if selector.EXACT or selector.NEEDS_PREDICTORS else None
+        return self.format_ratio(name) if selector.EXACT or selector.NEEDS_PREDICTORS or selector.is_whole else None
 
     def why_unexplored(self, method: Method) -> str | None:
         """Returns why a selector that loses something has no curve; None if it has one, or loses nothing."""
-        if self.curves.curve(method) is not None or self.ratio(method, 1.0) is not None:
+        selector = load("coldpress.runtime.sparsity", Selector, method)
+        if self.curves.of(method) or selector.EXACT or selector.NEEDS_PREDICTORS or selector.is_whole:
             return None
         return next(found.reason for found in self.curves.unexplored if found.method == method)
+
+    def _around(self, method: Method, resident_share: float) -> tuple[Curve, ...]:
+        """Returns the curves of the nearest measured resident shares: one below and one above, of which the worse
+        counts, since nothing is known of the way between them."""
+        curves = self.curves.of(method)
+        below = [curve for curve in curves if (curve.resident_share or 0.0) <= resident_share]
+        above = [curve for curve in curves if (curve.resident_share or 0.0) > resident_share]
+        return (*below[-1:], *above[:1])
 
 
 def ratio_at(curve: Curve, density: float) -> float:
     """Returns the perplexity ratio at a density, which may lie between the measured ones."""
-    densities, ratios = _fitted(curve)
+    densities, ratios, _ = _fitted(curve)
     return float(np.interp(density, densities, ratios))
 
 
 def least_density(curve: Curve, max_ratio: float) -> float | None:
-    """Returns the lowest measured or interpolated density whose ratio is at most `max_ratio`, rounded up to STEP; None
-    if only a density of 1 has it."""
-    densities, ratios = _fitted(curve)
+    """Returns the lowest measured or interpolated density whose ratio is at most `max_ratio` with its error added,
+    rounded up to STEP; None if only a density of 1 has it."""
+    densities, ratios, errors = _fitted(curve)
     candidates = np.arange(math.ceil(densities[0] / STEP - 1e-9), round(1 / STEP)) * STEP
-    good = candidates[np.interp(candidates, densities, ratios) <= max_ratio]
+    good = candidates[np.interp(candidates, densities, ratios + errors) <= max_ratio]
     return round(float(good[0]), 6) if good.size else None
 
 
-def _fitted(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
-    """Returns densities and ratios that never rise, both float64 [n], up to a density of 1 without loss."""
+def _fitted(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns densities, ratios that never rise, and their errors, float64 [n] each, up to a density of 1 without
+    loss."""
     from sklearn.isotonic import IsotonicRegression
 
     densities = np.array([point.density for point in curve.points])
-    errors = np.array([point.ppl_ratio_error or LEAST_ERROR for point in curve.points])
-    weights = 1 / np.maximum(errors, LEAST_ERROR) ** 2
+    known = np.array([point.ppl_ratio_error or 0.0 for point in curve.points])
+    weights = 1 / np.maximum(known, LEAST_ERROR) ** 2
     fitted = IsotonicRegression(increasing=False, y_min=1.0).fit(
         densities, np.array([point.ppl_ratio for point in curve.points]), sample_weight=weights
     )
     ratios = np.asarray(fitted.predict(densities))
-    return np.append(densities, 1.0), np.append(ratios, 1.0)
+    return np.append(densities, 1.0), np.append(ratios, 1.0), np.append(known, 0.0)

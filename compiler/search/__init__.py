@@ -1,0 +1,116 @@
+"""Searches of `method=auto`: which selector, density, format and cache a build takes. One file per search.
+
+A file has one class `Plugin`, which extends `Search`. A search sees a space of candidates and a judge, which says what
+a candidate costs; what counts as best is the goal's. So every search is compared under one law and one quality floor.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from coldpress.runtime.plugins import PluginBase
+from coldpress.schemas.families import FormatName, Method
+from coldpress.schemas.layout import CacheName
+
+MARGIN = 0.05
+"""Share of the dense run's time that another method must save; less may be noise, or beyond the estimate's accuracy."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to run a model, except what is settled once units are in order on flash."""
+
+    method: Method
+    format: FormatName
+    density: float | None
+    """Share of the MLP's weights that a token uses; None where the selector or a measurement decides."""
+    cache: CacheName
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a candidate costs, or why it is none."""
+
+    candidate: Candidate
+    token_s: float = float("inf")
+    """Modelled seconds of a decoded token; infinite for a candidate that is refused."""
+    ppl_ratio: float | None = None
+    """The perplexity ratio to expect; None if nobody knows."""
+    hit_rate: float | None = None
+    """Share of the used units that were in DRAM; None where that is not counted."""
+    dram_bytes: int = 0
+    """DRAM that it needs; less than the budget only if it holds everything."""
+    density: float = 1.0
+    """Share of the MLP's weights that a token uses, as divided."""
+    is_whole: bool = False
+    """Whether every token uses every unit."""
+    holds_everything: bool = False
+    """Whether all units fit in DRAM, so that nothing is read."""
+    refusal: str | None = None
+    """Why the candidate cannot be built; None if it can."""
+    needed_bytes: int | None = None
+    """DRAM that a refused candidate needs before it caches any unit; None if that was not the reason."""
+
+
+Judge = Callable[[Candidate], Judged]
+
+
+@dataclass(frozen=True)
+class Space:
+    """The candidates of a build."""
+
+    methods: tuple[Method, ...]
+    """The dense run first."""
+    formats: tuple[FormatName, ...]
+    caches: tuple[CacheName, ...]
+    densities: Callable[[Method, FormatName], Sequence[float | None]]
+    """The densities of a selector in a format that keep the quality, ascending; empty if none does."""
+    budget_density: float = 1.0
+    """1 - sp with sp = 1 - M_max / S_m: the density whose active weights fit the budget (ActiveFlow 4.1)."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is best: the fewest seconds, or the best quality among those that are fast enough."""
+
+    max_token_s: float | None = None
+    """Seconds of a token that are good enough; None for the fewest."""
+
+    def best(self, judged: Sequence[Judged]) -> Judged | None:
+        """Returns the best candidate that can be built; None if there is none.
+
+        A dense run that holds everything in DRAM is best: nothing is read, and nothing is left out. Otherwise a dense
+        run is best unless another candidate saves MARGIN of its time.
+        """
+        found = [one for one in judged if one.refusal is None]
+        if not found:
+            return None
+        whole = [one for one in found if one.is_whole and one.holds_everything]
+        if self.max_token_s is not None:
+            return min(whole or self._fast_enough(found, self.max_token_s), key=_by_quality)
+        if whole:
+            return min(whole, key=_by_seconds)
+        fastest = min(found, key=_by_seconds)
+        dense = min((one for one in found if one.is_whole), key=_by_seconds, default=fastest)
+        return fastest if fastest.token_s <= (1 - MARGIN) * dense.token_s else dense
+
+    @staticmethod
+    def _fast_enough(found: Sequence[Judged], max_token_s: float) -> list[Judged]:
+        """Returns the candidates that are fast enough; the fastest, if none is."""
+        return [one for one in found if one.token_s <= max_token_s] or [min(found, key=_by_seconds)]
+
+
+def _by_seconds(one: Judged) -> tuple[float, float]:
+    return one.token_s, one.ppl_ratio or 1.0
+
+
+def _by_quality(one: Judged) -> tuple[float, float]:
+    return one.ppl_ratio or 1.0, one.token_s
+
+
+class Search(PluginBase):
+    """Looks for the best candidate. The base class of all searches."""
+
+    @abstractmethod
+    def judged(self, space: Space, judge: Judge, goal: Goal) -> list[Judged]:
+        """Returns all candidates that were judged, refused ones included, among which `goal` picks."""

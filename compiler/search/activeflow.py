@@ -1,0 +1,30 @@
+"""ActiveFlow's choice (4.1): top-k on the inputs of all linear layers, as sparse as the DRAM budget asks.
+
+sp = 1 - M_max / S_m is the least sparsity whose active weights fit the budget (Table 1); the density is 1 - sp, or the
+lowest that keeps the quality where that is higher, since the paper has no floor. The cache is the contextual LFU (4.2).
+The paper chooses neither selector nor format: its format is the first that is allowed, 4 bits where nothing is given.
+It is the baseline of the other searches.
+"""
+
+from coldpress.compiler.candidates import DEFAULT_CACHE, DEFAULT_FORMAT
+from coldpress.compiler.search import Candidate, Goal, Judge, Judged, Search, Space
+
+METHOD = "topk"
+
+
+class Plugin(Search):
+    """Judges one candidate, and the dense run that it must beat."""
+
+    def judged(self, space: Space, judge: Judge, goal: Goal) -> list[Judged]:
+        """See `Search`."""
+        format_name = DEFAULT_FORMAT if DEFAULT_FORMAT in space.formats else space.formats[0]
+        cache = DEFAULT_CACHE if DEFAULT_CACHE in space.caches else space.caches[0]
+        found = [
+            judge(Candidate(method, format_name, density, cache))
+            for method in space.methods[:1]
+            for density in space.densities(method, format_name)[:1]
+        ]
+        known = [] if METHOD not in space.methods else [one for one in space.densities(METHOD, format_name) if one]
+        if known:
+            found.append(judge(Candidate(METHOD, format_name, max(space.budget_density, known[0]), cache)))
+        return found

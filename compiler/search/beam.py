@@ -1,0 +1,59 @@
+"""Judges each selector in each format at its lowest density, and follows the best few through caches and densities.
+
+Of one selector and format the lowest density that keeps the quality is nearly always the fastest, and with units pinned
+alone (the cache `static`, or the only one allowed) its seconds rank it well: an adaptive cache changes seconds by tens
+of percent, a format or selector by factors. Where the goal is quality at a given speed, the best few are judged at
+higher densities, too; there they are also judged for the front of quality and speed that the record keeps.
+"""
+
+from coldpress.compiler.search import Candidate, Goal, Judge, Judged, Search, Space
+
+WIDTH = 4
+"""Candidates that are followed."""
+FIRST_CACHE = "static"
+"""The cache that candidates are ranked under: it costs the least to replay."""
+
+
+class Plugin(Search):
+    """Follows the best few candidates."""
+
+    def judged(self, space: Space, judge: Judge, goal: Goal) -> list[Judged]:
+        """See `Search`."""
+        first = FIRST_CACHE if FIRST_CACHE in space.caches else space.caches[0]
+        begun = [
+            judge(Candidate(method, format_name, found[0], first))
+            for method in space.methods
+            for format_name in space.formats
+            if (found := space.densities(method, format_name))
+        ]
+        best = sorted((one for one in begun if one.refusal is None), key=lambda one: one.token_s)[:WIDTH]
+        followed = [
+            judge(_changed(one.candidate, cache=cache))
+            for one in best
+            if not one.is_whole and not one.holds_everything
+            for cache in space.caches
+            if cache != first
+        ]
+        denser = [
+            judge(_changed(one.candidate, density=density))
+            for one in _best_of_each(begun + followed, best)
+            for density in space.densities(one.candidate.method, one.candidate.format)[1:]
+        ]
+        return begun + followed + denser
+
+
+def _changed(candidate: Candidate, cache: str | None = None, density: float | None = None) -> Candidate:
+    return Candidate(candidate.method, candidate.format, density or candidate.density, cache or candidate.cache)
+
+
+def _best_of_each(judged: list[Judged], best: list[Judged]) -> list[Judged]:
+    """Returns each of `best` with the cache that suits it."""
+    found: list[Judged] = []
+    for one in best:
+        own = [
+            other
+            for other in judged
+            if (other.candidate.method, other.candidate.format) == (one.candidate.method, one.candidate.format)
+        ]
+        found.append(min(own, key=lambda other: other.token_s))
+    return found

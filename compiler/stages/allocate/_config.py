@@ -1,0 +1,60 @@
+"""Declares the settings of `allocate`."""
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from coldpress.compiler.candidates import DEFAULT_FORMAT
+from coldpress.compiler.cost_model import DramBudget
+from coldpress.compiler.shared_settings import CacheSetting, MethodSetting, OverpredictionSetting, QualitySetting
+from coldpress.compiler.stages.allocate._rules import AllocationConfig
+from coldpress.schemas.base import PositiveCount
+from coldpress.schemas.config import Key
+from coldpress.schemas.families import FormatName
+from coldpress.schemas.layout import KvCacheFormat
+
+
+class AllocateConfig(AllocationConfig, MethodSetting, CacheSetting, OverpredictionSetting, QualitySetting):
+    """Settings of `allocate`."""
+
+    ONLY_FOR_AUTO: ClassVar = ("max_ppl_ratio", "search", "min_tokens_per_s")
+    """Settings that only the choice of `auto` depends on."""
+
+    format: Annotated[
+        FormatName,
+        Key(
+            plugins="coldpress.runtime.quantization",
+            auto=True,
+            default=f"`auto` with method=auto, else {DEFAULT_FORMAT}",
+        ),
+    ] = Field(default=DEFAULT_FORMAT, description="how weights are stored")
+    dram_budget: Annotated[DramBudget, Key(default="the device's")] = Field(
+        description="bytes, 3GB, 1.5GiB, or a share such as 50% of weights and KV cache, plus fixed bookkeeping; with "
+        f"format=auto the weights count as in {DEFAULT_FORMAT}"
+    )
+    search: Annotated[str, Key(plugins="coldpress.compiler.search")] = Field(
+        default="beam", description="how method=auto looks for the best selector, density, format and cache"
+    )
+    min_tokens_per_s: Annotated[
+        Annotated[float, Field(gt=0)] | None, Key(default="none: the fastest that keeps max_ppl_ratio")
+    ] = Field(
+        default=None,
+        description="modelled tokens a second on the device that are enough: method=auto then takes the best quality "
+        "that reaches them",
+    )
+    context_length: Annotated[PositiveCount, Key(default="the model's, at most 1024")] = Field(
+        description="tokens that the KV cache holds; it is part of the budget"
+    )
+    kv_cache: Annotated[KvCacheFormat, Key()] = Field(
+        default="fp16",
+        description="how keys and values are kept; int8 takes 17/32 of the bytes of fp16, for a little quality",
+    )
+    density: Annotated[float | None, Key(default="derived from the budget; measured where zeros are exact")] = Field(
+        default=None, gt=0, le=1, description="share of units used per token"
+    )
+    predictor_format: Annotated[FormatName, Key(plugins="coldpress.runtime.quantization")] = Field(
+        default="int8_group32", description="how predictors are stored"
+    )
+    layers_per_group: Annotated[PositiveCount, Key()] = Field(
+        default=1, description="consecutive layers whose units lie together on flash"
+    )

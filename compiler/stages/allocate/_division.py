@@ -1,0 +1,146 @@
+"""Divides a DRAM budget for one method, format and cache: the memory equation of ActiveFlow 4.1, Eqs. 2 and 8.
+
+Resident tensors + predictors + KV cache + bookkeeping + buffers + cache = budget, to the byte.
+"""
+
+from dataclasses import dataclass
+
+from coldpress.compiler.cost_model import kv_cache_bytes, read_units, resident_bytes, unit_bytes, weight_bytes
+from coldpress.compiler.dense_run import buffer_of
+from coldpress.compiler.sections import asked_budget_bytes, bookkeeping_bytes, make_sections
+from coldpress.compiler.stages.allocate import _densities
+from coldpress.compiler.stages.allocate._config import AllocateConfig
+from coldpress.compiler.stages.allocate._densities import Question
+from coldpress.compiler.stages.allocate._predictor_sizes import predictor_sizes
+from coldpress.compiler.stages.allocate._rules import Inputs, Method, allocated
+from coldpress.runtime.plugins import load, options_of
+from coldpress.runtime.sparsity import Selector
+from coldpress.schemas.base import Options
+from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.errors import DoesNotFitError
+from coldpress.schemas.families import FamilyName
+from coldpress.schemas.model import Model, ModelSpec
+from coldpress.schemas.sparsity import Budget, Densities, Sparsity
+
+
+class OverBudgetError(DoesNotFitError):
+    """The DRAM budget cannot hold what a method needs before it caches any unit."""
+
+    def __init__(self, text: str, needed_bytes: int) -> None:
+        """`needed_bytes`: the bytes that the method needs."""
+        super().__init__(text)
+        self.needed_bytes = needed_bytes
+
+
+@dataclass(frozen=True)
+class _Needs:
+    """Bytes that do not depend on the number of cached units."""
+
+    resident: int
+    kv_cache: int
+    bookkeeping: int
+    predictors: int
+    buffers: int
+
+
+def divided(config: AllocateConfig, inputs: Inputs) -> Sparsity:
+    """Divides the budget with one method."""
+    model, device, spec = inputs.model, inputs.device, inputs.model.spec
+    budget = budget_bytes(config, model, device)
+    method = method_of(config.method, config.options, config.format, config.layers_per_group, inputs)
+    bookkeeping = _bookkeeping_bytes(config, spec, tuple(method.unit_bytes), device)
+    shares = _shares(config, inputs, method, budget - bookkeeping)
+    resident = resident_bytes(model, tuple(shares), config.format)
+    kv_cache = kv_cache_bytes(spec, config.context_length, config.kv_cache)
+    free = budget - resident - kv_cache - bookkeeping
+    sizes = predictor_sizes(config, model, shares, free)
+    predictors = sizes.expected_bytes
+    sparsity = Sparsity(
+        method=config.method,
+        options=config.options,
+        format=config.format,
+        context_length=config.context_length,
+        kv_cache=config.kv_cache,
+        densities=tuple(Densities(family=family, per_layer=values) for family, values in shares.items()),
+        predictor_rank=sizes.largest,
+        predictor_limit_bytes=sizes.limit_bytes,
+        predictor_format=config.predictor_format if sizes.largest else None,
+        budget=Budget(
+            dram_budget_bytes=budget,
+            resident_bytes=resident,
+            predictor_bytes=predictors,
+            kv_cache_bytes=kv_cache,
+            bookkeeping_bytes=bookkeeping,
+            buffer_bytes=0,
+            cache_bytes=0,
+        ),
+        cache=config.cache,
+        cache_options=config.cache_options,
+        layers_per_group=config.layers_per_group,
+    )
+    buffers = buffer_of(model, sparsity, free - predictors, device)
+    cache = _cache_bytes(config, budget, _Needs(resident, kv_cache, bookkeeping, predictors, buffers))
+    divided = sparsity.budget.model_copy(update={"buffer_bytes": buffers, "cache_bytes": cache})
+    return sparsity.model_copy(update={"budget": divided})
+
+
+def _bookkeeping_bytes(
+    config: AllocateConfig, spec: ModelSpec, families: tuple[FamilyName, ...], device: DeviceProfile
+) -> int:
+    sections = make_sections(spec, families, config.format, config.layers_per_group)
+    return bookkeeping_bytes(spec, sections, config.method, device.flash.page_bytes.value)
+
+
+def budget_bytes(config: AllocateConfig, model: Model, device: DeviceProfile) -> int:
+    """Returns the DRAM budget in bytes.
+
+    Raises:
+        DoesNotFitError: if the device has less DRAM.
+    """
+    shape = (config.format, config.context_length, config.kv_cache)
+    budget = asked_budget_bytes(config.dram_budget, model, *shape, device.flash.page_bytes.value)
+    if budget > device.dram_bytes.value:
+        raise DoesNotFitError(
+            f"a DRAM budget of {budget:,} bytes was asked for, device {device.name} has {device.dram_bytes.value:,}; "
+            "lower dram_budget"
+        )
+    return budget
+
+
+def _shares(config: AllocateConfig, inputs: Inputs, method: Method, m_max: int) -> dict[str, tuple[float, ...]]:
+    model, activations = inputs.model, inputs.activations
+    question = Question(
+        method=config.method,
+        families=tuple(method.unit_bytes),
+        spec=model.spec,
+        density=config.density,
+        activations=activations,
+        m_max=m_max,
+        s_m=weight_bytes(model, config.format),
+        allocate=lambda density: allocated(config, inputs, method, density),
+    )
+    return _densities.densities(question, method.selector.densities(activations.are_exact(question.families)))
+
+
+def method_of(name: str, options: Options, format_name: str, layers_per_group: int, inputs: Inputs) -> Method:
+    """Returns a selector with its options and the cost of its units."""
+    selector = load("coldpress.runtime.sparsity", Selector, name)
+    own, spec = options_of(selector, options), inputs.model.spec
+    sizes = {family: unit_bytes(family, spec, format_name) for family in selector.families(spec, own)}
+    reads = {family: read_units(inputs.device.flash, size, layers_per_group) for family, size in sizes.items()}
+    return Method(name, selector, own, sizes, reads)
+
+
+def _cache_bytes(config: AllocateConfig, budget: int, needs: _Needs) -> int:
+    """Returns the bytes that remain for units (Eqs. 2 and 8)."""
+    needed = needs.resident + needs.kv_cache + needs.bookkeeping + needs.predictors + needs.buffers
+    if needed > budget:
+        raise OverBudgetError(
+            f"a DRAM budget of {budget:,} bytes was asked for, {needed:,} are needed before any unit is cached: "
+            f"{needs.resident:,} resident tensors in {config.format}, {needs.kv_cache:,} KV cache of "
+            f"{config.context_length} tokens, {needs.bookkeeping:,} bookkeeping, {needs.predictors:,} predictors, "
+            f"{needs.buffers:,} buffers; "
+            "use a shorter context_length or a smaller format, or raise dram_budget",
+            needed,
+        )
+    return budget - needed

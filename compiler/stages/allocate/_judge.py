@@ -1,0 +1,156 @@
+"""Judges candidates for a search: divides the budget, replays held-out tokens, and reads the quality curves."""
+
+import math
+from collections.abc import Sequence
+
+from coldpress.compiler.candidates import caches_for, candidates, formats_for, own_cache_options, own_options
+from coldpress.compiler.cost_model import flash_bytes, llm_sparsity, unit_bytes, weight_bytes
+from coldpress.compiler.search import Candidate, Judged, Space
+from coldpress.compiler.stages.allocate._config import AllocateConfig
+from coldpress.compiler.stages.allocate._division import OverBudgetError, budget_bytes, divided
+from coldpress.compiler.stages.allocate._quality import Floor
+from coldpress.compiler.stages.allocate._replay import Replays
+from coldpress.compiler.stages.allocate._rules import UNIFORM, Inputs
+from coldpress.runtime.plugins import load
+from coldpress.runtime.sparsity import Selector
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import FormatName, Method, num_units, used_share
+from coldpress.schemas.sparsity import Sparsity
+
+DENSITIES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+"""The densities above the lowest that keeps the quality."""
+
+
+class BudgetJudge:
+    """Judges the candidates of one build under one DRAM budget."""
+
+    def __init__(self, config: AllocateConfig, inputs: Inputs, floor: Floor) -> None:
+        """Takes the stage's settings, whose method is open and whose budget is in bytes."""
+        self._config, self._inputs, self._floor = config, inputs, floor
+        self._replays = Replays(inputs, config.overprediction)
+        self._judged: dict[Candidate, Judged] = {}
+        self.refusals: dict[Method, ColdpressError] = {}
+        """Selectors of which no density is a candidate, with the reason."""
+
+    @property
+    def space(self) -> Space:
+        """The candidates."""
+        config, model = self._config, self._inputs.model
+        formats = self._floor.formats(formats_for(config.format))
+        m_max = budget_bytes(config, model, self._inputs.device)
+        return Space(
+            methods=candidates(model.spec, config.options),
+            formats=formats,
+            caches=caches_for(config.cache),
+            densities=self.densities,
+            budget_density=1 - llm_sparsity(m_max, weight_bytes(model, formats[0])),
+        )
+
+    def __call__(self, candidate: Candidate) -> Judged:
+        """Returns what a candidate costs; every candidate is worked out once."""
+        if candidate not in self._judged:
+            try:
+                self._judged[candidate] = self._cost(candidate)
+            except ColdpressError as error:  # too large for the budget, or the selector leaves nothing out
+                needed = error.needed_bytes if isinstance(error, OverBudgetError) else None
+                self._judged[candidate] = Judged(candidate, refusal=str(error), needed_bytes=needed)
+                self.refusals.setdefault(candidate.method, error)
+        return self._judged[candidate]
+
+    def config_of(self, candidate: Candidate) -> AllocateConfig:
+        """Returns the settings of a build that asks for the candidate."""
+        config = self._config
+        return config.model_copy(
+            update={
+                "method": candidate.method,
+                "options": own_options(candidate.method, config.options),
+                "format": candidate.format,
+                "density": candidate.density,
+                "cache": candidate.cache,
+                "cache_options": own_cache_options(candidate.cache, config.cache_options),
+            }
+        )
+
+    def densities(self, method: Method, format_name: FormatName) -> Sequence[float | None]:
+        """Returns the densities of a selector in a format that keep the quality; see `Space`."""
+        try:
+            return self._kept_densities(method, format_name)
+        except ColdpressError as error:
+            self.refusals.setdefault(method, error)
+            return ()
+
+    def _kept_densities(self, method: Method, format_name: FormatName) -> Sequence[float | None]:
+        """Returns the densities that keep the quality.
+
+        Raises:
+            ColdpressError: saying why the selector is no candidate in this format.
+        """
+        floor, asked = self._floor, self._config.density
+        if (reason := floor.why_unexplored(method)) is not None:
+            raise ColdpressError(reason)
+        if not floor.curves.of(method):
+            return (None,)  # every unit, or what zeros and predictors say
+        held = self._resident_share(method, format_name)
+        if asked is not None:
+            ratio = floor.ratio(method, format_name, asked, held)
+            if ratio is not None and ratio > floor.max_ppl_ratio:
+                raise ColdpressError(
+                    f"at density {asked:g} it loses {ratio:.3f} times the perplexity, at most "
+                    f"{floor.max_ppl_ratio:g} may be lost"
+                )
+            return (asked,)
+        if math.isinf(floor.max_ppl_ratio):
+            return (None,)  # from the budget
+        least = floor.least_density(method, format_name, held)
+        if least is None:
+            raise ColdpressError(
+                f"loses more than {floor.max_ppl_ratio:g} times the perplexity at every density below 1, of which "
+                f"{format_name} takes {floor.format_ratio(format_name):.3f}"
+            )
+        return (least, *(density for density in DENSITIES if density > least))
+
+    def _resident_share(self, method: Method, format_name: FormatName) -> float:
+        """Returns the share of the units that DRAM holds, for a selector that sees residency; 0 for others."""
+        if not load("coldpress.runtime.sparsity", Selector, method).SEES_RESIDENCY:
+            return 0.0
+        division = self._divided(Candidate(method, format_name, DENSITIES[0], caches_for(self._config.cache)[0]))
+        return _held(division, self._inputs)
+
+    def _divided(self, candidate: Candidate) -> Sparsity:
+        """Divides the budget with the same density in all layers: the rule runs for the chosen candidate alone."""
+        return divided(self.config_of(candidate).model_copy(update={"density_allocation": UNIFORM}), self._inputs)
+
+    def _cost(self, candidate: Candidate) -> Judged:
+        division = self._divided(candidate)
+        token_s, hit_rate = self._replays.of(division)
+        density, held = density_of(division, self._inputs), _held(division, self._inputs)
+        budget = division.budget
+        units = flash_bytes(division.families, self._inputs.model.spec, division.format)
+        whole = units <= budget.cache_bytes + budget.buffer_bytes
+        used = budget.dram_budget_bytes - (budget.cache_bytes + budget.buffer_bytes - units if whole else 0)
+        return Judged(
+            candidate,
+            token_s,
+            self._floor.ratio(candidate.method, candidate.format, density, held),
+            hit_rate,
+            used,
+            density,
+            load("coldpress.runtime.sparsity", Selector, candidate.method).is_whole,
+            whole,
+        )
+
+
+def density_of(division: Sparsity, inputs: Inputs) -> float:
+    """Returns the share of the families' bytes that a token uses; of experts, those that the router picks count."""
+    spec = inputs.model.spec
+    weights = {
+        family: num_units(family, spec) * unit_bytes(family, spec, division.format) for family in division.families
+    }
+    used = sum(weights[entry.family] * sum(entry.per_layer) / len(entry.per_layer) for entry in division.densities)
+    return used / sum(weights.values()) / min(used_share(family, spec) for family in division.families)
+
+
+def _held(division: Sparsity, inputs: Inputs) -> float:
+    """Returns the share of all units that DRAM holds."""
+    units = flash_bytes(division.families, inputs.model.spec, division.format)
+    return min(1.0, division.budget.cache_bytes / units)

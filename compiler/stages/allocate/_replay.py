@@ -1,0 +1,280 @@
+"""Models the seconds of a division of the budget, before anything is placed, ordered or trained.
+
+Held-out tokens of a few layers run on the simulated device (compiler/seconds.py): calibration's where activity is
+known, else those of the trace of `explore`, from whose signals the selector chooses; a selector that sees residency
+chooses while the run goes on. Units lie in the model's own order. With the cache `static` DRAM holds the hottest units
+that fit; another policy starts with these units and then decides, with nothing pinned. Placement and order can only
+make it faster. A predictor's extra units are drawn at random, and so are all units if there is no trace: the worst case
+for caches and orders. A dense run is known exactly (compiler/dense_run.py).
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from coldpress.compiler import seconds
+from coldpress.compiler.activity.choice import Arrays, Choice, replayed_layers, used_experts
+from coldpress.compiler.activity.unit_statistics import all_statistics
+from coldpress.compiler.cost_model import read_units, unit_bytes
+from coldpress.compiler.dense_run import dense_run
+from coldpress.compiler.io import load_arrays
+from coldpress.compiler.seconds import Key, Setting
+from coldpress.compiler.sections import make_sections
+from coldpress.compiler.stages.allocate._rules import Inputs
+from coldpress.runtime.cache import CachePolicy
+from coldpress.runtime.plan.budget import Claim, cache_slots
+from coldpress.runtime.plugins import load, load_class, options_of
+from coldpress.runtime.simulate import Choose
+from coldpress.runtime.sparsity import Residency, Selector, select_of
+from coldpress.schemas.activations import LayerStatistics
+from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.families import FamilyName, activity_of, num_experts, num_units
+from coldpress.schemas.layout import PartPlan, Plan
+from coldpress.schemas.model import Model
+from coldpress.schemas.sparsity import Sparsity
+
+NUM_WINDOWS, WINDOW_TOKENS = 3, 16
+"""The tokens that are counted: windows of consecutive tokens, spread over the held-out part of the text."""
+WARM_TOKENS = 24
+"""Tokens before each window that only fill an adaptive cache."""
+HELD_OUT_SHARE = 0.25
+KEPT_TEXTS = 16
+"""Choices whose units are in memory at once; each takes some megabytes for a 7B model."""
+
+
+class Replayed(NamedTuple):
+    """A token's modelled cost."""
+
+    token_s: float
+    hit_rate: float | None
+    """None for a dense run, whose pinned units are no cache."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """The units of a family of a layer that the tokens of a text use."""
+
+    num_tokens: int
+    ids: Mapping[int, np.ndarray]
+    """By number of the token, int32 ascending; only of the tokens that may be replayed."""
+    hot: np.ndarray
+    """int32 [num_units]: all units, the most used before the held-out tokens first."""
+
+
+class Replays:
+    """Replays divisions of one model; tokens that choose equal units are worked out once."""
+
+    def __init__(self, inputs: Inputs, overprediction: float) -> None:
+        """Takes the stage's inputs.
+
+        Args:
+            inputs: Of the stage; the device's law gives seconds.
+            overprediction: Predicted over active units. `predict` keeps predictors below it; `size` may exceed it if
+                perplexity requires it, so a predictor may turn out slower than estimated here.
+        """
+        self._inputs, self._overprediction = inputs, overprediction
+        self._texts: OrderedDict[object, dict[Key, Text]] = OrderedDict()
+
+    def of(self, sparsity: Sparsity) -> Replayed:
+        """Returns the modelled cost of a decoded token."""
+        model, device = self._inputs.model, self._inputs.device
+        if sparsity.method == "dense":
+            budget = sparsity.budget.dram_budget_bytes
+            run = dense_run(model, sparsity.format, sparsity.context_length, budget, device, sparsity.kv_cache)
+            if run is not None:
+                return Replayed(run.token_s, None)
+        texts = self._texts_of(sparsity)
+        layers = sorted({layer for layer, _ in texts})
+        parts = _parts(sparsity, model, layers)
+        sections = make_sections(model.spec, sparsity.families, sparsity.format, sparsity.layers_per_group)
+        rank = {key: text.hot for key, text in texts.items()}
+        setting = Setting(model, sparsity.format, device, sections, _plan(sparsity, parts, device), rank=rank)
+        warm = WARM_TOKENS if any(part.cache_slots for part in parts) else 0
+        num_tokens = min(text.num_tokens for text in texts.values())
+        fill = {
+            (part.layer, part.family): np.sort(texts[part.layer, part.family].hot[: part.cache_slots])
+            for part in parts
+            if part.cache_slots
+        }
+        windows, warm = windows_of(num_tokens, warm)
+        return Replayed(*seconds.choices_seconds(setting, self._chooser(sparsity, texts), windows, warm, fill))
+
+    def _chooser(self, sparsity: Sparsity, texts: Mapping[Key, Text]) -> Choose:
+        """Returns the selector's choice, made in the run where it depends on residency."""
+        selector = load("coldpress.runtime.sparsity", Selector, sparsity.method)
+        if not (selector.SEES_RESIDENCY and self._inputs.curves):
+            return lambda key, token, _: texts[key].ids[token]
+        spec, arrays = self._inputs.model.spec, self._arrays(sparsity)
+        signals = {key: self._signal(key) for key in texts}
+        experts = {key: used_experts(signals[key], num_experts(key[1], spec)) for key in texts}
+
+        def choose(key: Key, token: int, residency: Residency) -> np.ndarray:
+            own = experts[key][token] if experts[key].shape[1] > 1 else None
+            return select_of(selector, signals[key][token], arrays[key], residency, own)
+
+        return choose
+
+    def _texts_of(self, sparsity: Sparsity) -> dict[Key, Text]:
+        densities = tuple((entry.family, entry.per_layer) for entry in sparsity.densities)
+        key = (sparsity.method, str(sorted(sparsity.options.items())), densities)
+        if key not in self._texts:
+            self._texts[key] = self._read_texts(sparsity)
+            if len(self._texts) > KEPT_TEXTS:
+                self._texts.popitem(last=False)
+        return self._texts[key]
+
+    def _read_texts(self, sparsity: Sparsity) -> dict[Key, Text]:
+        """Returns the units of each token: of the trace for a selector with curves, else of calibration."""
+        activations, curves = self._inputs.activations, self._inputs.curves
+        if curves is not None and curves.of(sparsity.method):
+            choice = Choice(
+                load("coldpress.runtime.sparsity", Selector, sparsity.method),
+                self._arrays(sparsity),
+                self._inputs.model.spec,
+            )
+            return {key: _text(choice.mask(*key, self._signal(key))) for key in choice.arrays}
+        entries = [activations.layers[number] for number in replayed_layers(len(activations.layers))]
+        found: dict[Key, Text] = {}
+        for entry in entries:
+            for family in sparsity.families:
+                units = num_units(family, self._inputs.model.spec)
+                found[entry.layer, family] = calibrated(
+                    sparsity, entry, family, units, activations.num_tokens, self._overprediction
+                )
+        return found
+
+    def _arrays(self, sparsity: Sparsity) -> Arrays:
+        """Returns the selector's arrays for the traced layers."""
+        selector, spec = load("coldpress.runtime.sparsity", Selector, sparsity.method), self._inputs.model.spec
+        own, curves = options_of(selector, sparsity.options), self._inputs.curves
+        assert curves is not None
+        activations = self._inputs.activations.of_layers(curves.trace_layers)
+        sizes = {family: unit_bytes(family, spec, sparsity.format) for family in sparsity.families}
+        reads = {
+            family: read_units(self._inputs.device.flash, size, sparsity.layers_per_group)
+            for family, size in sizes.items()
+        }
+        held = _held_share(sparsity, self._inputs.model)
+        statistics = all_statistics(self._inputs.model, activations, sparsity.families, reads, held)
+        return {
+            (layer, family): selector.fit(num_units(family, spec), sparsity.density(family, layer), known, own)
+            for (layer, family), known in statistics.items()
+        }
+
+    def _signal(self, key: Key) -> np.ndarray:
+        """Returns the trace's activity of a family, float32 [num_tokens, num_units]."""
+        layer, family = key
+        name = f"{layer}.{activity_of(family, self._inputs.model.spec)}"
+        assert self._inputs.curves is not None
+        return load_arrays(self._inputs.curves.trace, name)[name].astype(np.float32)
+
+
+def windows_of(num_tokens: int, num_warm: int) -> tuple[list[range], int]:
+    """Returns windows of held-out tokens, each with the tokens before it that warm a cache, and the number of these."""
+    first = min(max(1, int((1 - HELD_OUT_SHARE) * num_tokens)), num_tokens - 1)
+    length = min(WINDOW_TOKENS, num_tokens - first)
+    starts = np.unique(np.linspace(first, num_tokens - length, NUM_WINDOWS).astype(int)).tolist()
+    warm = min(num_warm, starts[0])
+    return [range(start - warm, start + length) for start in starts], warm
+
+
+def _replayed_tokens(num_tokens: int) -> list[int]:
+    """Returns the tokens of all windows, those that warm caches included."""
+    return sorted({token for window in windows_of(num_tokens, WARM_TOKENS)[0] for token in window})
+
+
+def _text(used: np.ndarray) -> Text:
+    """Returns the units of each token, from bool [num_tokens, num_units]."""
+    head = max(1, int((1 - HELD_OUT_SHARE) * len(used)))
+    hot = np.argsort(-used[:head].sum(axis=0), kind="stable").astype(np.int32)
+    ids = {token: np.flatnonzero(used[token]).astype(np.int32) for token in _replayed_tokens(len(used))}
+    return Text(len(used), ids, hot)
+
+
+def _held_share(sparsity: Sparsity, model: Model) -> float:
+    """Returns the share of all units that DRAM holds."""
+    sizes = [
+        num_units(family, model.spec) * unit_bytes(family, model.spec, sparsity.format) for family in sparsity.families
+    ]
+    return min(1.0, sparsity.budget.cache_bytes / (model.spec.num_hidden_layers * sum(sizes)))
+
+
+def _parts(sparsity: Sparsity, model: Model, layers: Sequence[int]) -> list[PartPlan]:
+    """Returns the parts of some layers: pinned units for a cache that admits nothing, else slots; shares follow demand
+    (runtime/plan/budget.py)."""
+    spec, policy = model.spec, load_class("coldpress.runtime.cache", CachePolicy, sparsity.cache)
+    keys = [(layer, family) for layer in range(spec.num_hidden_layers) for family in sparsity.families]
+    claims = [
+        Claim(sparsity.density(family, layer), num_units(family, spec), unit_bytes(family, spec, sparsity.format), 0)
+        for layer, family in keys
+    ]
+    counts = dict(zip(keys, cache_slots("lru", claims, sparsity.budget.cache_bytes), strict=True))
+    return [
+        PartPlan(
+            layer=layer,
+            family=family,
+            density=sparsity.density(family, layer),
+            num_pinned=0 if policy.admits else counts[layer, family],
+            cache_slots=counts[layer, family] if policy.admits else 0,
+        )
+        for layer in layers
+        for family in sparsity.families
+    ]
+
+
+def _plan(sparsity: Sparsity, parts: Sequence[PartPlan], device: DeviceProfile) -> Plan:
+    """Returns a plan for the division while nothing else is known."""
+    budget = sparsity.budget
+    return Plan(
+        name="auto",
+        method=sparsity.method,
+        options=sparsity.options,
+        cache=sparsity.cache,
+        cache_options=sparsity.cache_options,
+        dram_budget_bytes=budget.dram_budget_bytes,
+        context_length=sparsity.context_length,
+        resident_bytes=budget.resident_bytes,
+        predictor_bytes=budget.predictor_bytes,
+        kv_cache=sparsity.kv_cache,
+        kv_cache_bytes=budget.kv_cache_bytes,
+        read_buffer_bytes=budget.buffer_bytes,
+        collapse_gap_bytes=device.flash.break_even_gap_bytes,
+        queue_depth=device.flash.queue_depth.value,
+        parts=tuple(parts),
+    )
+
+
+def calibrated(
+    sparsity: Sparsity, entry: LayerStatistics, family: FamilyName, units: int, num_tokens: int, overprediction: float
+) -> Text:
+    """Returns the units that calibration's tokens use; drawn ones where activity is not known."""
+    random = np.random.default_rng(entry.layer)
+    known = entry.family(family)
+    density = sparsity.density(family, entry.layer)
+    if density >= 1 or known is None or known.density is None:
+        count = min(units, max(1, round(density * units)))
+        drawn = {
+            token: np.sort(random.choice(units, count, replace=False)).astype(np.int32)
+            for token in _replayed_tokens(num_tokens)
+        }
+        return Text(num_tokens, drawn, np.arange(units, dtype=np.int32))
+    bits = load_arrays(known.arrays, "bits")["bits"]
+    active = np.unpackbits(bits, axis=1, count=num_tokens, bitorder="little").astype(bool).T
+    text = _text(active)
+    if not load("coldpress.runtime.sparsity", Selector, sparsity.method).NEEDS_PREDICTORS:
+        return text
+    predicted = {
+        token: _with_false_positives(ids, units, overprediction * density, random) for token, ids in text.ids.items()
+    }
+    return Text(num_tokens, predicted, text.hot)
+
+
+def _with_false_positives(ids: np.ndarray, num_units: int, share: float, random: np.random.Generator) -> np.ndarray:
+    """Returns a token's units plus random others, up to the share of all units that a predictor names."""
+    lacking = min(num_units, round(share * num_units)) - ids.size
+    others = np.setdiff1d(np.arange(num_units), ids, assume_unique=True)
+    drawn = random.choice(others, max(0, min(lacking, others.size)), replace=False)
+    return np.sort(np.concatenate([ids, drawn])).astype(np.int32)

@@ -1,0 +1,87 @@
+"""Records what a search found: the best candidate of each selector with a reason in words, and the front."""
+
+from collections.abc import Mapping, Sequence
+
+from coldpress.compiler.search import Goal, Judged
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import Method
+from coldpress.schemas.sparsity import Tried
+
+
+def tried_of(
+    best: Judged, judged: Sequence[Judged], refusals: Mapping[Method, ColdpressError], goal: Goal
+) -> tuple[Tried, ...]:
+    """Returns the best candidate of each selector, the taken one first, then the refused selectors."""
+    built = [one for one in judged if one.refusal is None]
+    dense = min((one for one in built if one.is_whole), key=lambda one: one.token_s, default=None)
+    of_method: dict[Method, Judged] = {best.candidate.method: best}
+    for one in sorted(built, key=lambda one: one.token_s):
+        of_method.setdefault(one.candidate.method, one)
+    found = [_entry(one, _reason(one, dense, one is best, goal)) for one in of_method.values()]
+    needed = {one.candidate.method: one.needed_bytes for one in judged if one.refusal is not None}
+    skipped = [
+        Tried(method=method, skipped=str(error), needed_bytes=needed.get(method))
+        for method, error in refusals.items()
+        if method not in of_method
+    ]
+    return (*found, *skipped)
+
+
+def front_of(judged: Sequence[Judged]) -> tuple[Tried, ...]:
+    """Returns the candidates that no other one beats in seconds, quality and DRAM, the fastest first."""
+    known = [one for one in judged if one.refusal is None and one.ppl_ratio is not None]
+    kept = [one for one in known if not any(_beats(other, one) for other in known)]
+    dense = min((one for one in known if one.is_whole), key=lambda one: one.token_s, default=None)
+    return tuple(_entry(one, _over_dense(one, dense)) for one in sorted(kept, key=_cost))
+
+
+def _cost(one: Judged) -> tuple[float, float, int]:
+    assert one.ppl_ratio is not None
+    return one.token_s, one.ppl_ratio, one.dram_bytes
+
+
+def _beats(other: Judged, one: Judged) -> bool:
+    """Tells whether `other` is at least as good in everything, and better in something."""
+    return _cost(other) != _cost(one) and all(
+        theirs <= own for theirs, own in zip(_cost(other), _cost(one), strict=True)
+    )
+
+
+def _entry(one: Judged, reason: str) -> Tried:
+    candidate = one.candidate
+    return Tried(
+        method=candidate.method,
+        format=candidate.format,
+        cache=candidate.cache,
+        token_s=one.token_s,
+        reason=reason,
+        density=min(1.0, one.density),
+        ppl_ratio=one.ppl_ratio,
+        hit_rate=one.hit_rate,
+        dram_bytes=one.dram_bytes,
+    )
+
+
+def _reason(one: Judged, dense: Judged | None, is_best: bool, goal: Goal) -> str:
+    """Returns how a candidate compares, and why it was taken."""
+    if not is_best:
+        return _over_dense(one, dense)
+    if one.is_whole and one.holds_everything:
+        return "the whole model fits in DRAM, so nothing is read from flash"
+    if goal.max_token_s is not None:
+        enough = one.token_s <= goal.max_token_s
+        return (
+            f"the best quality at {1 / goal.max_token_s:g} tokens/s"
+            if enough
+            else f"the fastest: none reaches {1 / goal.max_token_s:g} tokens/s"
+        )
+    if one.is_whole:
+        return "no selector that keeps the quality is clearly faster than a dense run"
+    return f"the fastest that keeps the quality, {_over_dense(one, dense)}"
+
+
+def _over_dense(one: Judged, dense: Judged | None) -> str:
+    if dense is None or one is dense:
+        return "a dense run" if one.is_whole else "a dense run does not fit"
+    missed = ", with a cache in which no unit stays until it is used again" if one.hit_rate == 0 else ""
+    return f"{dense.token_s / one.token_s:.2f} times as fast as a dense run{missed}"

@@ -1,0 +1,124 @@
+"""Searches: what counts as best, and that the fast search finds what the exhaustive one finds."""
+
+import pytest
+
+from coldpress.compiler.search import MARGIN, Candidate, Goal, Judged, Search, Space
+from coldpress.compiler.stages.allocate._words import front_of, tried_of
+from coldpress.runtime.plugins import load, names
+from coldpress.schemas.errors import ColdpressError
+
+METHODS = ("dense", "topk", "wina", "gate")
+FORMATS = ("int4_group32", "int8_group32")
+CACHES = ("lfu", "lru", "static")
+LEAST = {"topk": 0.5, "wina": 0.4, "gate": 0.8}
+SPACE = Space(
+    methods=METHODS,
+    formats=FORMATS,
+    caches=CACHES,
+    densities=lambda method, _: (None,) if method == "dense" else (LEAST[method], 0.9),
+    budget_density=0.6,
+)
+
+
+def judge(candidate: Candidate) -> Judged:
+    """Bytes over speed, with caches that save a part of them: the best is no cache's or selector's alone."""
+    density = candidate.density or 1.0
+    size = {"int4_group32": 1.0, "int8_group32": 1.9}[candidate.format]
+    saved = {("topk", "lfu"): 0.5, ("topk", "lru"): 0.3, ("wina", "lru"): 0.35}.get(
+        (candidate.method, candidate.cache), 0.0
+    )
+    reading = 1.0 if candidate.method == "dense" else 1.3
+    if candidate.method == "gate":
+        return Judged(candidate, refusal="gate: too large", needed_bytes=7)
+    return Judged(
+        candidate,
+        token_s=density * size * reading * (1 - saved),
+        ppl_ratio=1.0 + 0.1 * (1 - density) + (0.01 if size == 1.0 else 0.001),
+        hit_rate=saved,
+        dram_bytes=100,
+        density=density,
+        is_whole=candidate.method == "dense",
+    )
+
+
+def searched(name: str, goal: Goal) -> list[Judged]:
+    return load("coldpress.compiler.search", Search, name).judged(SPACE, judge, goal)
+
+
+@pytest.mark.parametrize("goal", [Goal(), Goal(0.7), Goal(0.4), Goal(0.01)])
+def test_the_default_search_finds_what_judging_everything_finds(goal: Goal) -> None:
+    found, everything = (goal.best(searched(name, goal)) for name in ("beam", "exhaustive"))
+    assert found is not None
+    assert found == everything
+    assert len(searched("beam", goal)) < len(searched("exhaustive", goal))
+
+
+def test_the_baseline_takes_the_budget_s_density_of_top_k() -> None:
+    best = Goal().best(searched("activeflow", Goal()))
+    assert best is not None
+    assert best.candidate == Candidate("topk", "int4_group32", 0.6, "lfu")
+
+
+@pytest.mark.parametrize("name", names("coldpress.compiler.search"))
+def test_every_search_stays_in_the_space(name: str) -> None:
+    for one in searched(name, Goal()):
+        candidate = one.candidate
+        assert candidate.method in METHODS
+        assert candidate.format in FORMATS
+        assert candidate.cache in CACHES
+        assert candidate.density is None or candidate.density >= LEAST[candidate.method]
+
+
+def made(method: str, token_s: float, ppl_ratio: float | None = 1.0, **changes: object) -> Judged:
+    candidate = Candidate(method, "fp16", None, "lfu")
+    return Judged(candidate, token_s, ppl_ratio, is_whole=method == "dense", **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("relative", "method"), [(1.01, "dense"), (1 - MARGIN + 0.01, "dense"), (1 - MARGIN - 0.01, "relu")]
+)
+def test_a_method_must_save_a_twentieth_of_the_dense_run_s_time(relative: float, method: str) -> None:
+    best = Goal().best([made("dense", 0.02), made("relu", 0.02 * relative)])
+    assert best is not None
+    assert best.candidate.method == method
+
+
+def test_a_model_that_fits_is_run_whole() -> None:
+    """A sparse run computes less; but nothing has to be read, so nothing is left out."""
+    best = Goal().best([made("dense", 0.02, holds_everything=True), made("topk", 0.01, 1.04, holds_everything=True)])
+    assert best is not None
+    assert best.candidate.method == "dense"
+
+
+@pytest.mark.parametrize(("max_token_s", "method"), [(0.05, "wina"), (0.015, "topk"), (0.001, "topk")])
+def test_enough_speed_is_enough(max_token_s: float, method: str) -> None:
+    judged = [made("dense", 0.1), made("wina", 0.03, 1.01), made("topk", 0.01, 1.04)]
+    best = Goal(max_token_s).best(judged)
+    assert best is not None
+    assert best.candidate.method == method
+
+
+def test_nothing_is_best_where_everything_is_refused() -> None:
+    assert Goal().best([made("dense", 1.0, refusal="too large")]) is None
+
+
+def test_the_record_says_why() -> None:
+    judged = [
+        made("dense", 0.03),
+        made("topk", 0.01, 1.04, hit_rate=0.0),
+        made("wina", 0.02, 1.01),
+        made("gate", 0.04, 1.02),
+        made("relu", 1.0, refusal="too large", needed_bytes=7),
+    ]
+    refusals: dict[str, ColdpressError] = {"relu": ColdpressError("too large"), "up": ColdpressError("loses too much")}
+    tried = tried_of(judged[1], judged, refusals, Goal())
+    assert [entry.method for entry in tried] == ["topk", "wina", "dense", "gate", "relu", "up"]
+    words = {entry.method: entry.reason or entry.skipped for entry in tried}
+    assert words["topk"] == (
+        "the fastest that keeps the quality, 3.00 times as fast as a dense run, with a cache in which no unit stays "
+        "until it is used again"
+    )
+    assert words["gate"] == "0.75 times as fast as a dense run"
+    assert (words["relu"], words["up"]) == ("too large", "loses too much")
+    assert [entry.needed_bytes for entry in tried[-2:]] == [7, None]
+    assert [entry.method for entry in front_of(judged)] == ["topk", "wina", "dense"], "gate is slower, worse than wina"
