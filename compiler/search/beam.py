@@ -10,6 +10,8 @@ from coldpress.compiler.search import Candidate, Goal, Judge, Judged, Search, Sp
 
 WIDTH = 4
 """Candidates that are followed."""
+HOPELESS = 3.0
+"""Times the seconds of the best one: a slower candidate is not followed, since no cache wins that back."""
 FIRST_CACHE = "static"
 """The cache that candidates are ranked under: it costs the least to replay."""
 
@@ -26,11 +28,12 @@ class Plugin(Search):
             for format_name in space.formats
             if (found := space.densities(method, format_name))
         ]
-        best = sorted((one for one in begun if one.refusal is None), key=lambda one: one.token_s)[:WIDTH]
+        built = sorted((one for one in begun if one.refusal is None), key=lambda one: one.token_s)
+        best = [one for one in built if not one.is_whole and one.token_s <= HOPELESS * built[0].token_s][:WIDTH]
         followed = [
             judge(_changed(one.candidate, cache=cache))
             for one in best
-            if not one.is_whole and not one.holds_everything
+            if not one.holds_everything
             for cache in space.caches
             if cache != first
         ]

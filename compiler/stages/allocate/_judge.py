@@ -7,7 +7,7 @@ from coldpress.compiler.candidates import caches_for, candidates, formats_for, o
 from coldpress.compiler.cost_model import flash_bytes, llm_sparsity, unit_bytes, weight_bytes
 from coldpress.compiler.search import Candidate, Judged, Space
 from coldpress.compiler.stages.allocate._config import AllocateConfig
-from coldpress.compiler.stages.allocate._division import OverBudgetError, budget_bytes, divided
+from coldpress.compiler.stages.allocate._division import OverBudgetError, divided
 from coldpress.compiler.stages.allocate._quality import Floor
 from coldpress.compiler.stages.allocate._replay import Replays
 from coldpress.compiler.stages.allocate._rules import UNIFORM, Inputs
@@ -37,13 +37,12 @@ class BudgetJudge:
         """The candidates."""
         config, model = self._config, self._inputs.model
         formats = self._floor.formats(formats_for(config.format))
-        m_max = budget_bytes(config, model, self._inputs.device)
         return Space(
             methods=candidates(model.spec, config.options),
             formats=formats,
             caches=caches_for(config.cache),
             densities=self.densities,
-            budget_density=1 - llm_sparsity(m_max, weight_bytes(model, formats[0])),
+            budget_density=1 - llm_sparsity(int(config.dram_budget), weight_bytes(model, formats[0])),
         )
 
     def __call__(self, candidate: Candidate) -> Judged:

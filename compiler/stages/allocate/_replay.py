@@ -64,6 +64,14 @@ class Text:
     """int32 [num_units]: all units, the most used before the held-out tokens first."""
 
 
+class Chosen(NamedTuple):
+    """The choices of a selector for the tokens of a text."""
+
+    texts: Mapping[Key, Text]
+    arrays: Arrays
+    """The selector's arrays for the traced layers; empty where activity is known without a trace."""
+
+
 class Replays:
     """Replays divisions of one model; tokens that choose equal units are worked out once."""
 
@@ -76,7 +84,7 @@ class Replays:
                 perplexity requires it, so a predictor may turn out slower than estimated here.
         """
         self._inputs, self._overprediction = inputs, overprediction
-        self._texts: OrderedDict[object, dict[Key, Text]] = OrderedDict()
+        self._chosen: OrderedDict[object, Chosen] = OrderedDict()
 
     def of(self, sparsity: Sparsity) -> Replayed:
         """Returns the modelled cost of a decoded token."""
@@ -86,7 +94,8 @@ class Replays:
             run = dense_run(model, sparsity.format, sparsity.context_length, budget, device, sparsity.kv_cache)
             if run is not None:
                 return Replayed(run.token_s, None)
-        texts = self._texts_of(sparsity)
+        chosen = self._choices(sparsity)
+        texts = chosen.texts
         layers = sorted({layer for layer, _ in texts})
         parts = _parts(sparsity, model, layers)
         sections = make_sections(model.spec, sparsity.families, sparsity.format, sparsity.layers_per_group)
@@ -100,14 +109,14 @@ class Replays:
             if part.cache_slots
         }
         windows, warm = windows_of(num_tokens, warm)
-        return Replayed(*seconds.choices_seconds(setting, self._chooser(sparsity, texts), windows, warm, fill))
+        return Replayed(*seconds.choices_seconds(setting, self._chooser(sparsity, chosen), windows, warm, fill))
 
-    def _chooser(self, sparsity: Sparsity, texts: Mapping[Key, Text]) -> Choose:
+    def _chooser(self, sparsity: Sparsity, chosen: Chosen) -> Choose:
         """Returns the selector's choice, made in the run where it depends on residency."""
         selector = load("coldpress.runtime.sparsity", Selector, sparsity.method)
-        if not (selector.SEES_RESIDENCY and self._inputs.curves):
+        texts, arrays, spec = chosen.texts, chosen.arrays, self._inputs.model.spec
+        if not (selector.SEES_RESIDENCY and arrays):
             return lambda key, token, _: texts[key].ids[token]
-        spec, arrays = self._inputs.model.spec, self._arrays(sparsity)
         signals = {key: self._signal(key) for key in texts}
         experts = {key: used_experts(signals[key], num_experts(key[1], spec)) for key in texts}
 
@@ -117,34 +126,35 @@ class Replays:
 
         return choose
 
-    def _texts_of(self, sparsity: Sparsity) -> dict[Key, Text]:
+    def _choices(self, sparsity: Sparsity) -> Chosen:
+        """Returns the choices under a division; they are made once for all formats and caches that do not change
+        them."""
         densities = tuple((entry.family, entry.per_layer) for entry in sparsity.densities)
-        key = (sparsity.method, str(sorted(sparsity.options.items())), densities)
-        if key not in self._texts:
-            self._texts[key] = self._read_texts(sparsity)
-            if len(self._texts) > KEPT_TEXTS:
-                self._texts.popitem(last=False)
-        return self._texts[key]
+        key: tuple[object, ...] = (sparsity.method, str(sorted(sparsity.options.items())), densities)
+        if load("coldpress.runtime.sparsity", Selector, sparsity.method).SEES_RESIDENCY:
+            key = (*key, sparsity.format, _held_share(sparsity, self._inputs.model))
+        if key not in self._chosen:
+            self._chosen[key] = self._choose(sparsity)
+            if len(self._chosen) > KEPT_TEXTS:
+                self._chosen.popitem(last=False)
+        return self._chosen[key]
 
-    def _read_texts(self, sparsity: Sparsity) -> dict[Key, Text]:
-        """Returns the units of each token: of the trace for a selector with curves, else of calibration."""
-        activations, curves = self._inputs.activations, self._inputs.curves
+    def _choose(self, sparsity: Sparsity) -> Chosen:
+        """Chooses the units of each token: of the trace for a selector with curves, else of calibration."""
+        activations, curves, spec = self._inputs.activations, self._inputs.curves, self._inputs.model.spec
         if curves is not None and curves.of(sparsity.method):
-            choice = Choice(
-                load("coldpress.runtime.sparsity", Selector, sparsity.method),
-                self._arrays(sparsity),
-                self._inputs.model.spec,
-            )
-            return {key: _text(choice.mask(*key, self._signal(key))) for key in choice.arrays}
+            selector = load("coldpress.runtime.sparsity", Selector, sparsity.method)
+            choice = Choice(selector, self._arrays(sparsity), spec)
+            return Chosen({key: _text(choice.mask(*key, self._signal(key))) for key in choice.arrays}, choice.arrays)
         entries = [activations.layers[number] for number in replayed_layers(len(activations.layers))]
-        found: dict[Key, Text] = {}
-        for entry in entries:
-            for family in sparsity.families:
-                units = num_units(family, self._inputs.model.spec)
-                found[entry.layer, family] = calibrated(
-                    sparsity, entry, family, units, activations.num_tokens, self._overprediction
-                )
-        return found
+        texts = {
+            (entry.layer, family): calibrated(
+                sparsity, entry, family, num_units(family, spec), activations.num_tokens, self._overprediction
+            )
+            for entry in entries
+            for family in sparsity.families
+        }
+        return Chosen(texts, {})
 
     def _arrays(self, sparsity: Sparsity) -> Arrays:
         """Returns the selector's arrays for the traced layers."""

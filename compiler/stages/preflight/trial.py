@@ -12,6 +12,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product, starmap
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from coldpress.compiler.stages import relufy
 from coldpress.schemas.corpus import Corpus, TokenBlocks
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import FormatName
 from coldpress.schemas.model import Model, SourceFile
 
 LOG = logging.getLogger(__name__)
@@ -155,20 +157,20 @@ def least_bytes(build: Build) -> int:
     """Returns the least DRAM in bytes, whatever the sparsity: resident tensors, KV cache, bookkeeping and the smallest
     read buffer.
 
-    With `auto` it is that of the candidate that needs the least.
+    With `auto` it is that of the selector and format that need the least.
     """
     model, page_bytes = build.model, build.page_bytes
 
-    def least_of(method: str) -> int:
+    def least_of(method: str, format_name: FormatName) -> int:
         options = own_options(method, build.options) if build.method == AUTO else build.options
         families = families_for(method, options, model.spec)
-        buffer = read_buffer_bytes(model.spec, build.format, families, 0, page_bytes)
-        sections = make_sections(model.spec, families, build.format, build.layers_per_group)
+        buffer = read_buffer_bytes(model.spec, format_name, families, 0, page_bytes)
+        sections = make_sections(model.spec, families, format_name, build.layers_per_group)
         bookkeeping = bookkeeping_bytes(model.spec, sections, method, page_bytes)
-        return resident_bytes(model, families, build.format) + bookkeeping + buffer
+        return resident_bytes(model, families, format_name) + bookkeeping + buffer
 
     kv_cache = kv_cache_bytes(model.spec, build.context_length, build.kv_cache)
-    return min(map(least_of, build.methods)) + kv_cache
+    return min(starmap(least_of, product(build.methods, build.formats))) + kv_cache
 
 
 def _job(stage: str, build: Build, layers: int, budget: int, folder: Path) -> Job:
