@@ -143,17 +143,19 @@ def unit_bytes(family: FamilyName, spec: ModelSpec, format_name: FormatName) -> 
 
 
 def read_units(flash: Flash, unit_bytes: int, layers_per_group: int) -> np.ndarray:
-    """Returns the cost of reading besides units, in multiples of the time of one unit's bytes: float64 [3].
+    """Returns the cost of reading besides units, in multiples of the time of one unit's bytes: float64 [4].
 
-    First a read's own time: the device's break-even gap, which passes while bytes move (schemas/device.py). Then the
+    First a read's own time: the device's break-even gap (schemas/device.py). Then the
     time of bytes outside units: for units at any offset, rounding to pages adds on average a page less the greatest
     common divisor of page and stride. In a layer group a unit counts with the other layers' parts behind it, which a
-    read spares after its last unit. Last the least time of a request, the device's latency.
+    read spares after its last unit. Then the time to a request's first byte, the device's latency. Last comes the law's
+    overlap, which has no unit.
     """
     stride_bytes, page_bytes = layers_per_group * unit_bytes, flash.page_bytes.value
     edge_bytes = page_bytes - math.gcd(stride_bytes, page_bytes) - (stride_bytes - unit_bytes)
     least_bytes = flash.latency_s.value * flash.bytes_per_s
-    return np.array([flash.break_even_gap_bytes, edge_bytes, least_bytes]) / stride_bytes
+    costs = np.array([flash.break_even_gap_bytes, edge_bytes, least_bytes]) / stride_bytes
+    return np.append(costs, flash.law.overlap)
 
 
 def flash_bytes(families: tuple[FamilyName, ...], spec: ModelSpec, format_name: FormatName) -> int:

@@ -110,10 +110,12 @@ def test_what_a_read_costs_in_units() -> None:
             },
         }
     )
-    assert cost_model.read_units(flash, 1000, 1).tolist() == pytest.approx([40, (4096 - 8) / 1000, 40], rel=1e-3)
-    assert cost_model.read_units(flash, 4096, 1).tolist() == pytest.approx([40_000 / 4096, 0, 40_000 / 4096], rel=1e-3)
+    assert cost_model.read_units(flash, 1000, 1).tolist() == pytest.approx([40, (4096 - 8) / 1000, 40, 1], rel=1e-3)
+    assert cost_model.read_units(flash, 4096, 1).tolist() == pytest.approx(
+        [40_000 / 4096, 0, 40_000 / 4096, 1], rel=1e-3
+    )
     assert cost_model.read_units(flash, 1000, 4).tolist() == pytest.approx(
-        [10, (4096 - 32 - 3000) / 4000, 10], rel=1e-3
+        [10, (4096 - 32 - 3000) / 4000, 10, 1], rel=1e-3
     )
 
 
