@@ -6,6 +6,7 @@ its time (a processor that issues a read does not move bytes meanwhile). `combin
 of the three, of which the maximum and the sum are the ends.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,15 +81,15 @@ def read_seconds(law: Law, latency_s: float, read_bytes: Any, in_flight: Any) ->
     return combined((1 / law.reads_per_s, latency_s / in_flight, read_bytes / law.bytes_per_s), law.overlap)
 
 
-def fit(grid: Grid, latency_s: float | None) -> Fit:
+def fit(grid: Grid, latency_s: float | None, overlaps: Sequence[float] = OVERLAPS) -> Fit:
     """Returns the law with the least squares of logarithmic errors at the points of a grid.
 
     For each overlap that is tried, Gauss-Newton steps find the rates (and the latency, if `latency_s` is None): the
     derivative of the law's logarithm by that of a bound is the bound's share of the norm. Figures have four digits, so
     that they are the same on every machine.
     """
-    best = _fit_at(grid, latency_s, OVERLAPS[0])
-    for overlap in OVERLAPS[1:]:
+    best = _fit_at(grid, latency_s, overlaps[0])
+    for overlap in overlaps[1:]:
         if _rms(best) < SAME_FIT:
             break
         found = _fit_at(grid, latency_s, overlap)

@@ -21,8 +21,8 @@ from coldpress.runtime.plan.memory import memory_groups
 from coldpress.schemas.errors import ColdpressError
 
 PAGE_BYTES = 4096
-READ_SIZES = tuple(4096 << step for step in range(11))
-"""4 KiB to 4 MiB."""
+READ_SIZES = tuple(4096 << step for step in range(9))
+"""4 KiB to 1 MiB, twice the longest read of the runtime."""
 DEPTHS = (1, 2, 4, 8, 16, 32)
 """Reads in flight."""
 DEPTH_SUFFICES = 0.9
@@ -115,8 +115,7 @@ def measure_flash(folder: Path, file_bytes: int, tell: Callable[[str], None]) ->
     tell("writing the file that is read")
     places = list(itertools.product(READ_SIZES, DEPTHS))
     rates: dict[tuple[int, int], list[float]] = {place: [] for place in places}
-    with _random_file(folder, file_bytes) as (descriptor, checksums):
-        reader = _Reader(descriptor, file_bytes, checksums, _touched_buffer())
+    with sample(folder, file_bytes) as reader:
         for number in range(FLASH_ROUNDS):
             tell(
                 f"round {number + 1} of {FLASH_ROUNDS}: reads of {READ_SIZES[0]} to {READ_SIZES[-1]} bytes, "
@@ -141,9 +140,16 @@ def _touched_buffer() -> np.ndarray:
     return buffer
 
 
+@contextmanager
+def sample(folder: Path, file_bytes: int) -> Iterator["Reader"]:
+    """Yields a reader of a temporary file of random bytes; raises as `measure_flash`."""
+    with _random_file(folder, file_bytes) as (descriptor, checksums):
+        yield Reader(descriptor, file_bytes, checksums, _touched_buffer())
+
+
 @dataclass(frozen=True)
-class _Reader:
-    """Random reads of one open file."""
+class Reader:
+    """Reads of one open file, into a buffer of `ROUND_BYTES`."""
 
     descriptor: int
     file_bytes: int
@@ -155,8 +161,11 @@ class _Reader:
         count = max(1, min(ROUND_READS, ROUND_BYTES // size))
         rng = np.random.default_rng([seed, size, depth])
         starts = rng.integers(0, (self.file_bytes - size) // PAGE_BYTES, count, endpoint=True).astype(np.uint64)
-        offsets, lengths = starts * PAGE_BYTES, np.full(count, size, dtype=np.uint64)
-        places = np.arange(count, dtype=np.uint64) * size
+        return size * count / self.seconds(starts * PAGE_BYTES, np.full(count, size, dtype=np.uint64), depth)
+
+    def seconds(self, offsets: np.ndarray, lengths: np.ndarray, depth: int) -> float:
+        """Returns the seconds of reads of whole pages that are requested together, uint64 bytes, `depth` at once."""
+        places = np.cumsum(lengths, dtype=np.uint64) - lengths
         start = time.perf_counter()
         reads = _native.start_reads(
             self.descriptor, offsets, lengths, self.buffer, places, PAGE_BYTES, self.checksums, depth
@@ -165,7 +174,7 @@ class _Reader:
         elapsed = time.perf_counter() - start
         if bad >= 0:
             raise ColdpressError(f"page {bad} of the measured file was not read back as written; the storage is faulty")
-        return size * count / elapsed
+        return elapsed
 
 
 @contextmanager

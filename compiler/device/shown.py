@@ -3,7 +3,7 @@
 The law's held-out error comes from fits that leave out one read size each (scikit-learn's LeaveOneGroupOut).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from sklearn.model_selection import LeaveOneGroupOut
 from coldpress.compiler.io import replacing
 from coldpress.schemas.device import DeviceProfile, Flash, flash_seconds
 from coldpress.schemas.errors import ColdpressError, printable
-from coldpress.schemas.law import Floats, Grid, fit, read_seconds
+from coldpress.schemas.law import OVERLAPS, Floats, Grid, fit, read_seconds
 
 LEAST_SIZES = 4
 """Fewer read sizes leave nothing to hold out: the law has three parameters of reads, and the latency."""
@@ -22,10 +22,10 @@ REQUESTS = ((1, 4096), (32, 4096), (256, 8192), (256, 65536), (16, 1 << 20))
 """Reads and the size of each, which `compare` gives seconds for."""
 
 
-def held_out_errors(flash: Flash) -> Floats | None:
+def held_out_errors(flash: Flash, overlaps: Sequence[float] = OVERLAPS) -> Floats | None:
     """Returns the relative errors at the points of each read size of laws that are fitted to all others, float64 [n].
 
-    None where a profile has too few read sizes.
+    None where a profile has too few read sizes. `overlaps` are those that the fit may choose.
     """
     grid = flash.grid
     if np.unique(grid.read_bytes).size < LEAST_SIZES:
@@ -33,7 +33,7 @@ def held_out_errors(flash: Flash) -> Floats | None:
     latency_s = None if grid.in_flight.min() < flash.queue_depth.value else flash.latency_s.value
     errors = np.zeros_like(grid.read_s)
     for rest, held in LeaveOneGroupOut().split(grid.read_s, groups=grid.read_bytes):
-        found = fit(Grid(*(column[rest] for column in grid)), latency_s)
+        found = fit(Grid(*(column[rest] for column in grid)), latency_s, overlaps)
         seconds = read_seconds(found.law, found.latency_s, grid.read_bytes[held], grid.in_flight[held])
         errors[held] = seconds / grid.read_s[held] - 1
     return errors

@@ -75,8 +75,8 @@ def reference_best_intervals(gain: np.ndarray, price: float, times: Times) -> np
 def _filled(gain: np.ndarray, price: float, times: Times, at: Callable[[np.ndarray, float], np.ndarray]) -> np.ndarray:
     """Returns the intervals that `at` finds at a price; where they take less than the least time, fills that time best.
 
-    Within the least time more reading costs little or nothing, as `times.overlap` says, so bisection looks for the lower
-    price that the intervals found have by the law. `at` itself knows no least time.
+    Within the least time more reading costs little or nothing, as `times.overlap` says, so bisection looks for the
+    lower price that the intervals found have by the law. `at` itself knows no least time.
     """
     chosen = at(gain, price)
     time, total = _times(chosen, times)
