@@ -39,7 +39,7 @@ from coldpress.runtime.simulate import replay
 from coldpress.runtime.store.clock import Clock, FlashQueue, bytes_before, computed_bytes, fetch_seconds
 from coldpress.runtime.store.store import Store
 from coldpress.runtime.trace import Event, Recorder
-from coldpress.schemas.device import DeviceProfile, ReadPoint
+from coldpress.schemas.device import DeviceProfile, Flash, ReadPoint
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.layout import Plan
 from coldpress.schemas.metrics import RunMetrics
@@ -90,11 +90,11 @@ def capped(device: DeviceProfile, bytes_per_s: float, latency_s: float) -> Devic
         ReadPoint(read_bytes=page, bytes_per_s=min(caps.bytes_per_s, caps.reads_per_s * page)),
         ReadPoint(read_bytes=1 << 20, bytes_per_s=caps.bytes_per_s),
     )
-    changed = flash.model_copy(
-        update={
-            "read_curve": flash.read_curve.model_copy(update={"value": curve}),
-            "latency_s": flash.latency_s.model_copy(update={"value": latency_s}),
-        }
+    changed = Flash(
+        page_bytes=flash.page_bytes,
+        queue_depth=flash.queue_depth,
+        latency_s=flash.latency_s.model_copy(update={"value": latency_s}),
+        read_curve=flash.read_curve.model_copy(update={"value": curve}),
     )
     memory = device.dram_bytes_per_s.model_copy(update={"value": bytes_per_s})
     return device.model_copy(update={"flash": changed, "dram_bytes_per_s": memory})

@@ -93,7 +93,13 @@ def attend_int8(
 ) -> None: ...
 def encode_int8(values: np.ndarray, out: np.ndarray) -> float: ...
 def best_intervals(
-    gain: np.ndarray, price: float, read_units: float, edge_units: float, steps: int, chosen: np.ndarray
+    gain: np.ndarray,
+    price: float,
+    read_units: float,
+    edge_units: float,
+    overlap: float,
+    steps: int,
+    chosen: np.ndarray,
 ) -> None: ...
 
 class Reads:

@@ -4,18 +4,22 @@
 runtime/store/clock.py combines flash time with memory time.
 """
 
+from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from coldpress.schemas.base import Many, PositiveCount, Record
+from coldpress.schemas.law import Floats, Grid, Law, combined, fit, read_seconds
 
 T = TypeVar("T")
 SECONDS, BYTES_PER_S = (0.0, 3600.0), (1.0, 1e15)
 """Least and largest values: wider than any device, and narrow enough that no sum of modelled seconds overflows."""
 LATENCY_S = (0.0, 0.05)
 """Least and largest time to the first byte of a random read; a slow hard disk needs 0.02 s."""
+SLACK = 1.1
+"""Reads per second may exceed reads in flight over latency by this factor, since both are measured."""
 NAME_PATTERN = r"^[a-z0-9]+(-[a-z0-9]+)*$"
 MAX_NAME_CHARS = 64
 """A limit, since a device's name becomes part of names of folders and files."""
@@ -29,10 +33,11 @@ class Figure(Record, Generic[T]):
 
 
 class ReadPoint(Record):
-    """Read bandwidth with reads of one size; the figure's source says how many reads are in flight."""
+    """Read bandwidth with reads of one size, so many in flight: the device's queue depth where a point says nothing."""
 
     read_bytes: PositiveCount
     bytes_per_s: float = Field(ge=BYTES_PER_S[0], le=BYTES_PER_S[1])
+    reads_in_flight: PositiveCount | None = None
 
 
 class Accelerator(Record):
@@ -51,14 +56,22 @@ class Accelerator(Record):
         return _check_figure(name, figure, SECONDS if name == "sync_s" else BYTES_PER_S)
 
 
+def _law_of(values: dict[str, Any]) -> Law:
+    """Fits the law of a flash whose record has none."""
+    return fit(_grid(values["read_curve"].value, values["queue_depth"].value), values["latency_s"].value).law
+
+
 class Flash(Record):
-    """The storage that holds the units."""
+    """The storage that holds the units, with measured points of its reads and the law that is fitted to them."""
 
     page_bytes: Figure[PositiveCount]
     queue_depth: Figure[PositiveCount]
     latency_s: Figure[float]
+    """What a read takes besides its operation and its bytes, however many are in flight: the time to the first byte."""
     read_curve: Figure[Many[ReadPoint]]
-    """Points by ascending read size; IOPS is bandwidth over size at the first, the peak is the largest bandwidth."""
+    """Points by ascending read size, those of one size by ascending reads in flight."""
+    law: Law = Field(default_factory=_law_of)
+    """Fitted to the points and the latency where a profile does not have it."""
 
     @field_validator("page_bytes")
     @classmethod
@@ -76,29 +89,60 @@ class Flash(Record):
     @classmethod
     def _check_curve(cls, curve: Figure[Many[ReadPoint]]) -> Figure[Many[ReadPoint]]:
         sizes = [point.read_bytes for point in curve.value]
-        if not sizes or sizes != sorted(set(sizes)):
-            raise ValueError(f"read_curve needs ascending, distinct read sizes, found {_shown(sizes)}")
+        places = [(point.read_bytes, point.reads_in_flight or 0) for point in curve.value]
+        if not sizes or places != sorted(set(places)):
+            found = _shown(places if any(depth for _, depth in places) else sizes)
+            raise ValueError(f"read_curve needs ascending, distinct read sizes, found {found}")
         return curve
+
+    @model_validator(mode="after")
+    def _check_reads_in_flight(self) -> "Flash":
+        """Refuses what no device can do: n reads in flight, each of which takes the latency (Little's law)."""
+        grid, latency_s = self.grid, self.latency_s.value
+        if grid.in_flight.max() > self.queue_depth.value:
+            raise ValueError(
+                f"read_curve has a point with {grid.in_flight.max():.0f} reads in flight, expected at most "
+                f"queue_depth, {self.queue_depth.value}"
+            )
+        wanted = latency_s / grid.read_s
+        worst = int(np.argmax(wanted / grid.in_flight))
+        if wanted[worst] > SLACK * grid.in_flight[worst]:
+            raise ValueError(
+                f"read_curve has {1 / grid.read_s[worst]:.0f} reads of {grid.read_bytes[worst]:.0f} bytes a second, "
+                f"but {grid.in_flight[worst]:.0f} in flight, each with a latency_s of {latency_s:g}, come "
+                f"{grid.in_flight[worst] / latency_s:.0f} times a second; correct one of the three"
+            )
+        return self
+
+    @property
+    def grid(self) -> Grid:
+        """Returns the points of the read curve."""
+        return _grid(self.read_curve.value, self.queue_depth.value)
+
+    @property
+    def law_errors(self) -> Floats:
+        """Returns the law's relative error at each point of the read curve, float64 [n]."""
+        grid = self.grid
+        return read_seconds(self.law, self.latency_s.value, grid.read_bytes, grid.in_flight) / grid.read_s - 1
 
     @property
     def iops(self) -> float:
-        """Returns the reads per second of small reads."""
-        first = self.read_curve.value[0]
-        return first.bytes_per_s / first.read_bytes
+        """Returns the operations per second, without their bytes."""
+        return self.law.reads_per_s
 
     @property
     def bytes_per_s(self) -> float:
-        """Returns the peak read bandwidth."""
-        return max(point.bytes_per_s for point in self.read_curve.value)
+        """Returns the bandwidth, without what operations take."""
+        return self.law.bytes_per_s
 
     @property
     def seconds_per_read(self) -> float:
-        """Returns the seconds of one more small read among many in flight."""
-        return float(flash_seconds(self, self.queue_depth.value, 0)) / self.queue_depth.value
+        """Returns the seconds of one more read among many in flight, without its bytes."""
+        return float(read_seconds(self.law, self.latency_s.value, 0, self.queue_depth.value))
 
     @property
     def break_even_gap_bytes(self) -> int:
-        """Returns the gap whose bytes take as long as one more read among many in flight."""
+        """Returns the gap whose bytes take as long as one more read among many in flight (Ripple 5.1)."""
         return int(self.bytes_per_s * self.seconds_per_read)
 
     def issuing(self, num_reads: int) -> "Flash":
@@ -141,17 +185,29 @@ def _check_figure(name: str, figure: Figure[float], bounds: tuple[float, float])
     return figure
 
 
-def _shown(sizes: list[int]) -> str:
+def _shown(sizes: Sequence[object]) -> str:
     """Formats the first sizes of a curve for an error."""
-    return str(sizes) if len(sizes) <= 8 else f"{sizes[:8]} and {len(sizes) - 8} more"
+    return str(list(sizes)) if len(sizes) <= 8 else f"{list(sizes[:8])} and {len(sizes) - 8} more"
+
+
+def _grid(curve: tuple[ReadPoint, ...], queue_depth: int) -> Grid:
+    rows = [
+        (point.read_bytes, point.reads_in_flight or queue_depth, point.read_bytes / point.bytes_per_s)
+        for point in curve
+    ]
+    return Grid(*np.array(rows, np.float64).T)
 
 
 def flash_seconds(flash: Flash, num_reads: Any, num_bytes: Any) -> Any:
-    """Returns the seconds of reads that are requested together: the largest of three bounds.
+    """Returns the seconds of reads that are requested together: three bounds, as far as they overlap.
 
     The bounds are operations per second, bandwidth, and latency: reads go out in waves of `queue_depth` reads, and each
-    wave takes the latency. The law holds for one request: later requests wait, so that the time of a token is the sum
-    over its requests, and not the law of their sum.
+    wave takes the latency. The law's `overlap` says whether the largest counts, their sum, or a time between
+    (coldpress/schemas/law.py). The law holds for one request: later requests wait, so that the time of a token is the
+    sum over its requests, and not the law of their sum.
+
+    A unit can be used as soon as its own read has ended. The first unit of a request waits for
+    `flash_seconds(flash, 1, read_bytes)`: a read of many bundled units delays it, although it costs fewer operations.
 
     Args:
         flash: The device's flash.
@@ -159,8 +215,8 @@ def flash_seconds(flash: Flash, num_reads: Any, num_bytes: Any) -> Any:
         num_bytes: Bytes of these reads, a number or an array of the same shape.
 
     Returns:
-        Seconds, a float or float64 of the arrays' shape.
+        Seconds, a float or float64 of the arrays' shape: never less for more reads or more bytes.
     """
     waves = -(-num_reads // flash.queue_depth.value)
-    transferring = np.maximum(num_reads / flash.iops, num_bytes / flash.bytes_per_s)
-    return np.maximum(transferring, waves * flash.latency_s.value)
+    bounds = (num_reads / flash.law.reads_per_s, waves * flash.latency_s.value, num_bytes / flash.law.bytes_per_s)
+    return combined(bounds, flash.law.overlap)

@@ -65,7 +65,7 @@ def all_statistics(
         model: The source.
         activations: The statistics of `calibrate`; a family that it did not count has no magnitudes.
         families: The families to return.
-        read_units: Family -> what reads cost beyond their units' bytes, counted in units, float64 [3]
+        read_units: Family -> what reads cost beyond their units' bytes, counted in units, float64 [4]
             (compiler/cost_model.py); None without a device.
         resident_share: Share of each family that DRAM will hold.
     """

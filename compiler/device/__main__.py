@@ -1,7 +1,8 @@
-"""Device profiles on the command line: writes a profile's record, measures this machine, imports a report of fio.
+"""Device profiles on the command line: measures this machine, imports a report of fio, shows and compares profiles.
 
 The workflow runs `resolve`. `measure` and `import-fio` write a profile, in YAML, or in JSON where the file's name ends
-in .json; `device=<path>.yaml` uses it, and `device=host` takes build/host.yaml where it exists.
+in .json; `device=<path>.yaml` uses it, and `device=host` takes build/host.yaml where it exists. `fio-jobs` prints the
+job file whose report `import-fio` takes; coldpress/compiler/device/README.md has the steps for a phone.
 """
 
 import argparse
@@ -9,8 +10,8 @@ import re
 import sys
 from pathlib import Path
 
-from coldpress.compiler.device.fio import import_fio, read_report
-from coldpress.compiler.device.measure import measure
+from coldpress.compiler.device.fio import JOBS, Stated, import_fio, read_report
+from coldpress.compiler.device.measure import fit_sentence, measure
 from coldpress.compiler.io import replacing, save_record
 from coldpress.runtime.cli.command_line import Parser
 from coldpress.runtime.profiles.devices import DEVICE_HELP
@@ -76,17 +77,32 @@ def _build_parser() -> Parser:
     measured.add_argument("--file-size", default="1GiB", help="size of the file that is read (default: 1GiB)")
     imported = commands.add_parser("import-fio", help="take the storage from a report of fio --output-format=json")
     imported.add_argument("report", type=Path)
-    imported.add_argument("--base", help="the profile that DRAM, cores and accelerator are taken from")
+    imported.add_argument("--base", help="the profile whose DRAM, cores and accelerator are assumed where not given")
+    imported.add_argument("--dram-bytes", help="DRAM of the device, such as 12GB")
+    imported.add_argument("--dram-bytes-per-s", type=float, help="its DRAM bandwidth, such as 6.8e10")
+    imported.add_argument("--num-cores", type=int, help="its cores that compute")
     imported.add_argument("--name", help="name of the profile")
     measured.add_argument("--name", default="host", help="name of the profile (default: host)")
     for command in (resolve, measured, imported):
         command.add_argument("--output", type=Path, required=True, metavar="FILE")
+    commands.add_parser("fio-jobs", help="print the job file of fio whose report import-fio takes")
+    shown = commands.add_parser("show", help="print a profile's figures, its points, the law and its errors")
+    shown.add_argument("device", help=DEVICE_HELP)
+    shown.add_argument("--chart", type=Path, metavar="FILE.svg", help="also draw the points and the law")
+    compared = commands.add_parser("compare", help="print the figures of two profiles side by side")
+    compared.add_argument("device", nargs=2, help=DEVICE_HELP)
     return parser
 
 
 def _execute(arguments: argparse.Namespace) -> None:
     if arguments.command == "resolve":
         save_record(_load(arguments.device), arguments.output)
+        return
+    if arguments.command == "fio-jobs":
+        print(JOBS.read_text(encoding="utf-8"), end="")
+        return
+    if arguments.command in ("show", "compare"):
+        _show(arguments)
         return
     _check_output(arguments.output)
     if arguments.command == "measure":
@@ -107,21 +123,44 @@ def _import(arguments: argparse.Namespace) -> None:
     if arguments.base is None or arguments.name is None:
         raise ColdpressError(
             "fio measures the storage alone; give --name for the new profile and --base, the profile that its DRAM, "
-            "cores and accelerator are taken from, such as --base oneplus12"
+            "cores and accelerator are assumed from, such as --base oneplus12"
         )
     base = _load(arguments.base)
-    found = import_fio(read_report(arguments.report), _check_name(arguments.name), base)
+    dram_bytes = parse_bytes(arguments.dram_bytes) if arguments.dram_bytes is not None else None
+    stated = Stated(dram_bytes, arguments.dram_bytes_per_s, arguments.num_cores)
+    found = import_fio(read_report(arguments.report), _check_name(arguments.name), base, stated)
     _save_profile(found, arguments.output)
-    sizes = [point.read_bytes for point in found.flash.read_curve.value]
+    sizes = sorted({point.read_bytes for point in found.flash.read_curve.value})
     if len(sizes) == 1:
         _tell(
             f"warning: the report has one read size, {sizes[0]} bytes, whose bandwidth now counts as the storage's "
             "peak; measure larger reads, too, up to --bs=1m"
         )
-    _tell(
-        f"{arguments.output}: DRAM, cores and accelerator are those of the profile {base.name}; edit them where the "
-        "device differs"
-    )
+    _tell(fit_sentence(found.flash))
+    missing = [name for name, value in vars(stated).items() if value is None]
+    if base.accelerator is not None:
+        missing.append("accelerator")
+    if missing:
+        _tell(
+            f"warning: {', '.join(missing)} are assumed as in the profile {base.name}, not the device's own; state "
+            "them with --dram-bytes, --dram-bytes-per-s and --num-cores, or edit the profile"
+        )
+
+
+def _show(arguments: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from coldpress.compiler.device.shown import compare, plot, show
+
+    console = Console(highlight=False)
+    if arguments.command == "compare":
+        one, other = map(_load, arguments.device)
+        compare(one, other, console)
+        return
+    profile = _load(arguments.device)
+    if arguments.chart is not None:
+        plot(profile, arguments.chart)
+    show(profile, console)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -4,10 +4,11 @@ Reads go through the runtime's own native reader (O_DIRECT, checksums, many read
 of random bytes. So the figures are what an artifact will get, not the best that the device could do.
 """
 
+import itertools
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,18 +21,19 @@ from coldpress.runtime.plan.memory import memory_groups
 from coldpress.schemas.errors import ColdpressError
 
 PAGE_BYTES = 4096
-READ_SIZES = tuple(4096 << step for step in range(11))
-"""4 KiB to 4 MiB."""
+READ_SIZES = tuple(4096 << step for step in range(9))
+"""4 KiB to 1 MiB, twice the longest read of the runtime."""
 DEPTHS = (1, 2, 4, 8, 16, 32)
+"""Reads in flight."""
 DEPTH_SUFFICES = 0.9
 """The queue depth is the smallest that reaches this share of the best rate of small reads."""
 BLOCK_BYTES = 16 << 20
-ROUND_BYTES = 128 << 20
+ROUND_BYTES = 32 << 20
 """A measurement reads at most this much, and at most `ROUND_READS` times."""
-ROUND_READS = 4096
+ROUND_READS = 1024
 DRAM_BYTES = 256 << 20
 DRAM_ROUNDS = 5
-FLASH_ROUNDS = 3
+FLASH_ROUNDS = 5
 
 
 @dataclass(frozen=True)
@@ -57,13 +59,12 @@ class Rounds:
 
 
 @dataclass(frozen=True)
-class FlashFigures:
-    """Figures of storage: seconds of a single small read, reads in flight, and bytes per second of each round by read
-    size."""
+class Point:
+    """Bytes per second of reads of one size, so many in flight."""
 
-    latency_s: float
-    queue_depth: int
-    curve: tuple[tuple[int, Rounds], ...]
+    read_bytes: int
+    in_flight: int
+    rounds: Rounds
 
 
 def num_cores() -> int:
@@ -91,13 +92,18 @@ def dram_rates() -> Rounds:
     return Rounds(tuple(rates))
 
 
-def measure_flash(folder: Path, file_bytes: int, tell: Callable[[str], None]) -> FlashFigures:
+def measure_flash(folder: Path, file_bytes: int, tell: Callable[[str], None]) -> tuple[Point, ...]:
     """Measures reads of a new file of `file_bytes` random bytes in `folder`; removes the file afterwards.
+
+    Each round measures the whole grid, so that a disturbance hits one round of many points, and not all of one.
 
     Args:
         folder: On the storage to measure.
         file_bytes: Size of the file.
         tell: Called with a line about each step before it begins.
+
+    Returns:
+        A point for each of `READ_SIZES` and `DEPTHS`.
 
     Raises:
         ColdpressError: if the file is too small to read from, or the file system refuses O_DIRECT.
@@ -107,51 +113,68 @@ def measure_flash(folder: Path, file_bytes: int, tell: Callable[[str], None]) ->
             f"a file of {file_bytes} bytes is too small to measure; at least {2 * READ_SIZES[-1]} are needed"
         )
     tell("writing the file that is read")
+    places = list(itertools.product(READ_SIZES, DEPTHS))
+    rates: dict[tuple[int, int], list[float]] = {place: [] for place in places}
+    with sample(folder, file_bytes) as reader:
+        for number in range(FLASH_ROUNDS):
+            tell(
+                f"round {number + 1} of {FLASH_ROUNDS}: reads of {READ_SIZES[0]} to {READ_SIZES[-1]} bytes, "
+                f"{DEPTHS[0]} to {DEPTHS[-1]} at once"
+            )
+            for size, depth in places:
+                rates[size, depth].append(reader.rate(size, depth, number))
+    return tuple(Point(size, depth, Rounds(tuple(found))) for (size, depth), found in rates.items())
+
+
+def depth_of(points: Sequence[Point]) -> int:
+    """Returns the least number of reads in flight with nearly the best rate of the smallest reads."""
+    smallest = min(point.read_bytes for point in points)
+    rates = {point.in_flight: point.rounds.median for point in points if point.read_bytes == smallest}
+    return min(depth for depth, rate in rates.items() if rate >= DEPTH_SUFFICES * max(rates.values()))
+
+
+def _touched_buffer() -> np.ndarray:
+    """Returns room for the reads of a round, its pages touched so that no page fault is measured."""
+    buffer = _native.aligned_buffer(max(ROUND_BYTES, READ_SIZES[-1]))
+    buffer[::PAGE_BYTES] = 1
+    return buffer
+
+
+@contextmanager
+def sample(folder: Path, file_bytes: int) -> Iterator["Reader"]:
+    """Yields a reader of a temporary file of random bytes; raises as `measure_flash`."""
     with _random_file(folder, file_bytes) as (descriptor, checksums):
-        reader = _Reader(descriptor, file_bytes, checksums)
-        latency_s = statistics.median(reader.seconds(PAGE_BYTES, 1, seed) for seed in range(200))
-        rates: dict[int, float] = {}
-        for depth in DEPTHS:
-            tell(f"reads of {PAGE_BYTES} bytes, {depth} at once")
-            rates[depth] = reader.rates(PAGE_BYTES, depth).median
-        depth = next(depth for depth in DEPTHS if rates[depth] >= DEPTH_SUFFICES * max(rates.values()))
-        curve: list[tuple[int, Rounds]] = []
-        for size in READ_SIZES:
-            tell(f"reads of {size} bytes, {depth} at once")
-            curve.append((size, reader.rates(size, depth)))
-    return FlashFigures(latency_s, depth, tuple(curve))
+        yield Reader(descriptor, file_bytes, checksums, _touched_buffer())
 
 
 @dataclass(frozen=True)
-class _Reader:
-    """Random reads of one open file."""
+class Reader:
+    """Reads of one open file, into a buffer of `ROUND_BYTES`."""
 
     descriptor: int
     file_bytes: int
     checksums: np.ndarray
+    buffer: np.ndarray
 
-    def seconds(self, size: int, count: int, seed: int = 0, depth: int = 1) -> float:
-        """Returns the seconds for `count` reads of `size` bytes at random pages, `depth` at once."""
-        rng = np.random.default_rng(seed)
+    def rate(self, size: int, depth: int, seed: int) -> float:
+        """Returns the bytes per second of reads of `size` bytes at random pages, `depth` at once."""
+        count = max(1, min(ROUND_READS, ROUND_BYTES // size))
+        rng = np.random.default_rng([seed, size, depth])
         starts = rng.integers(0, (self.file_bytes - size) // PAGE_BYTES, count, endpoint=True).astype(np.uint64)
-        offsets, lengths = starts * PAGE_BYTES, np.full(count, size, dtype=np.uint64)
-        buffer = _native.aligned_buffer(size * count)
-        places = np.arange(count, dtype=np.uint64) * size
-        buffer[::PAGE_BYTES] = 1  # touch every page, so that page faults happen before the clock starts
+        return size * count / self.seconds(starts * PAGE_BYTES, np.full(count, size, dtype=np.uint64), depth)
+
+    def seconds(self, offsets: np.ndarray, lengths: np.ndarray, depth: int) -> float:
+        """Returns the seconds of reads of whole pages that are requested together, uint64 bytes, `depth` at once."""
+        places = np.cumsum(lengths, dtype=np.uint64) - lengths
         start = time.perf_counter()
         reads = _native.start_reads(
-            self.descriptor, offsets, lengths, buffer, places, PAGE_BYTES, self.checksums, depth
+            self.descriptor, offsets, lengths, self.buffer, places, PAGE_BYTES, self.checksums, depth
         )
         bad = reads.finish()
         elapsed = time.perf_counter() - start
         if bad >= 0:
             raise ColdpressError(f"page {bad} of the measured file was not read back as written; the storage is faulty")
         return elapsed
-
-    def rates(self, size: int, depth: int) -> Rounds:
-        """Returns bytes per second of several rounds."""
-        count = max(1, min(ROUND_READS, ROUND_BYTES // size))
-        return Rounds(tuple(size * count / self.seconds(size, count, seed, depth) for seed in range(FLASH_ROUNDS)))
 
 
 @contextmanager

@@ -1,19 +1,24 @@
-"""Measures the profile of this machine (compiler/device/host.py), and turns measured figures into a profile."""
+"""Measures the profile of this machine (compiler/device/host.py), and turns measured points into a profile."""
 
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+
+import numpy as np
 
 from coldpress.compiler.device import host
 from coldpress.compiler.device.host import PAGE_BYTES, Rounds
 from coldpress.runtime.plan.memory import physical_bytes
 from coldpress.schemas.device import DeviceProfile, Figure, Flash, ReadPoint
+from coldpress.schemas.law import Grid, fit
 
 MEASURED = "measured: python -m coldpress.compiler.device measure"
 LARGE_SPREAD = 0.25
-"""A measurement is doubtful if its rounds differ by more than this share."""
+"""A measurement is doubtful if the rounds of half of its points differ by more than this share."""
+LARGE_ERROR = 0.15
+"""A law is doubtful if it misses a point by more than this share."""
 LARGE_LOAD = 0.5
 """Load per core before the measurement, above which the machine counts as busy."""
 
@@ -21,8 +26,8 @@ LARGE_LOAD = 0.5
 def measure(name: str, folder: Path, file_bytes: int, tell: Callable[[str], None]) -> DeviceProfile:
     """Measures this machine, and the storage that holds `folder`.
 
-    A busy machine gives figures that are too low. So each source records date, kernel, load and the spread of the
-    rounds, and a large load or spread causes a warning.
+    A busy machine gives figures that are too low. So each source records date, host, kernel, load and the spread of the
+    rounds, and a large load or spread causes a warning, as does a point that the fitted law misses.
 
     Args:
         name: Name of the profile.
@@ -36,12 +41,14 @@ def measure(name: str, folder: Path, file_bytes: int, tell: Callable[[str], None
     load, num_cores = os.getloadavg()[0], host.num_cores()
     tell(f"DRAM, with {num_cores} threads")
     dram = host.dram_rates()
-    flash = host.measure_flash(folder, file_bytes, tell)
-    where = f"{MEASURED}, {datetime.now(UTC):%Y-%m-%d}, {platform.system()} {platform.release()}, load {load:.1f}"
-    largest = max(flash.curve, key=lambda point: point[1].spread)[1]
-    _warn(load, num_cores, {"DRAM": dram, "storage": largest}, tell)
+    points = host.measure_flash(folder, file_bytes, tell)
+    system = f"{platform.node() or 'unnamed'}, {platform.system()} {platform.release()}"
+    where = f"{MEASURED}, {datetime.now(UTC):%Y-%m-%d}, {system}, load {load:.1f}"
+    usual = sorted(points, key=lambda point: point.rounds.spread)[len(points) // 2].rounds
+    _warn_of_load(load, num_cores, {"DRAM": dram, "storage": usual}, tell)
+    largest = max(point.rounds.spread for point in points)
     memory = physical_bytes()
-    return DeviceProfile(
+    found = DeviceProfile(
         name=name,
         title="The machine at hand, measured",
         dram_bytes=Figure(value=memory, source=where),
@@ -49,19 +56,20 @@ def measure(name: str, folder: Path, file_bytes: int, tell: Callable[[str], None
         dram_bytes_per_s=Figure(value=rounded(dram.best), source=f"{where}, {_of_rounds(dram)}, the best"),
         num_cores=Figure(value=num_cores, source=where),
         flash=storage_of(
-            flash.latency_s,
-            flash.queue_depth,
-            tuple((size, rounds.median) for size, rounds in flash.curve),
-            f"{where}, {_of_rounds(largest)} at most, the median",
+            [(point.read_bytes, point.in_flight, point.rounds.median) for point in points],
+            host.depth_of(points),
+            f"{where}, {_of_rounds(usual)} at half of the points, by {largest:.0%} at most, the median",
         ),
     )
+    tell(fit_sentence(found.flash))
+    return found
 
 
 def _of_rounds(rounds: Rounds) -> str:
     return f"{len(rounds.rates)} rounds that differ by {rounds.spread:.0%}"
 
 
-def _warn(load: float, num_cores: int, measured: dict[str, Rounds], tell: Callable[[str], None]) -> None:
+def _warn_of_load(load: float, num_cores: int, measured: dict[str, Rounds], tell: Callable[[str], None]) -> None:
     reasons = [f"a load of {load:.1f} on {num_cores} cores"] if load > LARGE_LOAD * num_cores else []
     reasons += [
         f"rounds of {name} that differ by {rounds.spread:.0%}"
@@ -72,14 +80,37 @@ def _warn(load: float, num_cores: int, measured: dict[str, Rounds], tell: Callab
         tell(f"warning: the machine seems busy ({', '.join(reasons)}); measure again when nothing else runs")
 
 
-def storage_of(latency_s: float, queue_depth: int, curve: tuple[tuple[int, float], ...], source: str) -> Flash:
-    """Returns the storage's part of a profile from figures of one source: bytes per second by read size, ascending."""
+def fit_sentence(flash: Flash) -> str:
+    """Says how well the law holds on the points, as a warning where it misses one."""
+    off = np.abs(flash.law_errors)
+    worst = int(off.argmax())
+    where = f"{flash.grid.read_bytes[worst]:.0f} bytes, {flash.grid.in_flight[worst]:.0f} in flight"
+    text = f"the law misses the points by {np.median(off):.1%} in the median, by {off.max():.1%} at most ({where})"
+    return text if off.max() <= LARGE_ERROR else f"warning: {text}; measure again when nothing else runs"
+
+
+def storage_of(points: Sequence[tuple[int, int, float]], queue_depth: int, source: str) -> Flash:
+    """Returns the storage's part of a profile, with its latency and law fitted, from points of one source.
+
+    Args:
+        points: (read size in bytes, reads in flight, bytes per second); those above the queue depth are left out.
+        queue_depth: Reads in flight that the runtime issues at most.
+        source: Where all figures are from.
+    """
+    kept = sorted((size, depth, rounded(rate)) for size, depth, rate in points if depth <= queue_depth)
+    sizes, depths, rates = np.array(kept, np.float64).T
+    grid = Grid(sizes, depths, sizes / rates)
+    # reads in flight, each of which takes the latency, cannot come faster (Little's law)
+    latency_s = rounded(min(fit(grid, None).latency_s, float((depths * grid.read_s).min())))
     return Flash(
         page_bytes=Figure(value=PAGE_BYTES, source="assumption: the page of the kernel"),
         queue_depth=Figure(value=queue_depth, source=source),
-        latency_s=Figure(value=rounded(latency_s), source=source),
+        latency_s=Figure(value=latency_s, source=f"{source}; fitted to the points of read_curve"),
         read_curve=Figure(
-            value=tuple(ReadPoint(read_bytes=size, bytes_per_s=rounded(rate)) for size, rate in curve), source=source
+            value=tuple(
+                ReadPoint(read_bytes=size, bytes_per_s=rate, reads_in_flight=depth) for size, depth, rate in kept
+            ),
+            source=source,
         ),
     )
 

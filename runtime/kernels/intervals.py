@@ -2,12 +2,13 @@
 
 A read costs time besides its bytes, so reading the units between two wanted ones may cost less than a second read
 (Ripple 5.1). The search maximizes importance less a price per second over all sets of intervals. A device handles
-operations and bytes at the same time and takes as long as the slower of the two
-(`coldpress.schemas.device.flash_seconds`), so the cost of one more read or byte depends on which of them limits. A
-maximum of two sums is hard to optimize, but a weighted mix of them adds up unit by unit, and a dynamic program with two
-states (reading or not) finds the best intervals for a mix exactly. Bisection approaches the mix at which both sums are
-equal; among all intervals tried, the ones that are best under the device's real law win. A third bound is the time to
-the first byte: within it, further reads are free.
+operations and bytes at the same time as far as they overlap (`coldpress.schemas.device.flash_seconds`): where wholly,
+the slower of the two counts, and where not at all, their sum, so the cost of one more read or byte depends on the
+balance of both. A norm of two sums is hard to optimize, but it is the largest of all weighted mixes of them whose
+weights have the dual norm 1, a mix adds up unit by unit, and a dynamic program with two states (reading or not) finds
+the best intervals for a mix exactly. Bisection approaches the mix that the intervals found have themselves; among all
+intervals tried, the ones that are best under the device's real law win. A third bound is the time to the first byte:
+where it overlaps, further reads within it are free.
 """
 
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from coldpress.runtime import _native
+from coldpress.schemas.law import combined
 
 STEPS = 7
 """Mixes tried: the last is within a hundredth of the mix at which both bounds are equal."""
@@ -35,14 +37,16 @@ class Times(NamedTuple):
     """Time of a read's bytes outside its units: the ends of pages. Negative if the bytes between two units count as
     part of them, because a read has none after its last unit."""
     least: float
-    """Least time of a request, however little it reads: the time to the first byte."""
+    """Time to the first byte of a request, however little it reads."""
+    overlap: float = 1.0
+    """How far the three pass at the same time: with 1 the largest counts, with 0 their sum."""
 
 
 def best_intervals(gain: np.ndarray, price: float, times: Times) -> np.ndarray:
     """Chooses the units to read, bool [T, num_units].
 
-    A request takes the largest of `reads * own`, `units + reads * edge` and `least`. The search always counts `least`:
-    it does not consider saving the first byte's time by reading nothing. Its passes are linear in the units.
+    A request takes `reads * own`, `units + reads * edge` and `least`, as far as they overlap. The search always counts
+    `least`: it does not consider saving the first byte's time by reading nothing. Its passes are linear in the units.
 
     Args:
         gain: Importance of each unit, float32 [T, num_units] in flash order; 0 for a unit in DRAM, which is used
@@ -56,7 +60,7 @@ def best_intervals(gain: np.ndarray, price: float, times: Times) -> np.ndarray:
 
     def at(gain: np.ndarray, price: float) -> np.ndarray:
         chosen = np.zeros(gain.shape, bool)
-        _native.best_intervals(gain, price, times.own, times.edge, STEPS, chosen)
+        _native.best_intervals(gain, price, times.own, times.edge, times.overlap, STEPS, chosen)
         return chosen
 
     return _filled(gain, price, times, at)
@@ -68,15 +72,16 @@ def reference_best_intervals(gain: np.ndarray, price: float, times: Times) -> np
 
 
 def _filled(gain: np.ndarray, price: float, times: Times, at: Callable[[np.ndarray, float], np.ndarray]) -> np.ndarray:
-    """Returns the intervals that `at` finds at a price; if they take less than the least time, fills that time best.
+    """Returns the intervals that `at` finds at a price; where they take less than the least time, fills that time best.
 
-    Everything read within the least time costs the same, so bisection lowers the price until the time is used up.
-    `at` itself knows no least time.
+    Within the least time more reading costs little or nothing, as `times.overlap` says, so bisection looks for the
+    lower price that the intervals found have by the law. `at` itself knows no least time.
     """
     chosen = at(gain, price)
-    chosen[_sums(gain, chosen) < price * (_time(chosen, times) - times.least)] = False  # not worth their price
-    rows = np.flatnonzero(_time(chosen, times) < times.least)
-    if not rows.size or price <= 0:
+    time, total = _times(chosen, times)
+    chosen[_sums(gain, chosen) < price * (total - times.least)] = False  # not worth their price
+    rows = np.flatnonzero(time < times.least)
+    if not rows.size or price <= 0 or times.overlap == 0:
         return chosen
     part, best = gain[rows], np.full(rows.size, -np.inf)
     low, high = np.zeros(rows.size), np.full(rows.size, float(price))
@@ -84,18 +89,27 @@ def _filled(gain: np.ndarray, price: float, times: Times, at: Callable[[np.ndarr
         middle = np.maximum((low + high) / 2, LEAST_PRICE)
         # `at` takes one price for all tokens, so each token's own price divides its gains instead
         tried = at(np.minimum(part / middle[:, None], FLOAT32_MAX).astype(np.float32), 1.0)
-        time = _time(tried, times)
-        worth = _sums(part, tried) - price * np.maximum(times.least, time)
+        time, total = _times(tried, times)
+        worth = _sums(part, tried) - price * total
         better = worth > best
         chosen[rows[better]], best = tried[better], np.maximum(worth, best)
-        low, high = np.where(time < times.least, low, middle), np.where(time < times.least, middle, high)
+        too_low = middle < price * _slope(time, total, times.overlap)
+        low, high = np.where(too_low, middle, low), np.where(too_low, high, middle)
     return chosen
 
 
-def _time(chosen: np.ndarray, times: Times) -> np.ndarray:
-    """Returns the larger of the times of operations and of bytes, float64 [T]."""
+def _slope(time: np.ndarray, total: np.ndarray, overlap: float) -> np.ndarray:
+    """Returns the time that a request takes more for each second of reading and bytes more, float64 [T]."""
+    if overlap == 1:
+        return (time >= total).astype(np.float64)
+    return (time / np.maximum(total, LEAST_PRICE)) ** (overlap / (1 - overlap))
+
+
+def _times(chosen: np.ndarray, times: Times) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the time of operations and bytes, and that of a request, with `least`, float64 [T] each."""
     reads = np.count_nonzero(chosen[:, 1:] & ~chosen[:, :-1], axis=1) + np.count_nonzero(chosen[:, :1], axis=1)
-    return np.maximum(reads * times.own, np.count_nonzero(chosen, axis=1) + reads * times.edge)
+    operations, size = reads * times.own, np.maximum(0.0, np.count_nonzero(chosen, axis=1) + reads * times.edge)
+    return combined((operations, size, 0.0), times.overlap), combined((operations, size, times.least), times.overlap)
 
 
 def _sums(gain: np.ndarray, chosen: np.ndarray) -> np.ndarray:
@@ -109,16 +123,18 @@ def _at_any_time(gain: np.ndarray, price: float, times: Times) -> np.ndarray:
     chosen = np.zeros(gain.shape, bool)
     for _ in range(STEPS):
         mix = (low + high) / 2
-        read_cost = price * ((1 - mix) * times.edge + mix * times.own)
-        tried = intervals_at(gain, price * (1 - mix), np.maximum(0.0, read_cost))
+        of_bytes, of_reads = (1 - mix) ** times.overlap, mix**times.overlap
+        read_cost = price * (of_bytes * times.edge + of_reads * times.own)
+        tried = intervals_at(gain, price * of_bytes, np.maximum(0.0, read_cost))
         starts = np.count_nonzero(tried[:, 1:] & ~tried[:, :-1], axis=1) + tried[:, 0]
-        reads, size = starts * times.own, np.count_nonzero(tried, axis=1) + starts * times.edge
+        reads, size = starts * times.own, np.maximum(0.0, np.count_nonzero(tried, axis=1) + starts * times.edge)
         # a cumulative sum adds in order, as the native core does, so both have the same bits
         sums = np.cumsum(np.where(tried, gain, 0), axis=1, dtype=np.float64)[:, -1]
-        worth = sums - price * np.maximum(reads, size)
+        worth = sums - price * combined((reads, size, 0.0), times.overlap)
         better = worth > best
         chosen[better], best = tried[better], np.maximum(worth, best)
-        low, high = np.where(reads > size, mix, low), np.where(reads > size, high, mix)
+        more_reads = reads > size * (mix / (1 - mix)) ** (1 - times.overlap)
+        low, high = np.where(more_reads, mix, low), np.where(more_reads, high, mix)
     return chosen
 
 

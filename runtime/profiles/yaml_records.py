@@ -167,7 +167,7 @@ def _mistakes(errors: Sequence[ErrorDetails], kind: type[Record]) -> Iterator[st
     for error in errors:
         if error["type"] == "missing" and error["loc"] not in meant:
             yield f"{_at(error['loc'][:-1])}missing key '{error['loc'][-1]}'"
-        elif error["type"] not in ("missing", "extra_forbidden"):
+        elif error["type"] not in ("missing", "extra_forbidden", "default_factory_not_called"):
             yield _wrong(error)
 
 

@@ -112,7 +112,7 @@ class Selector(plugins.PluginBase, Generic[OptionsT]):
             density: Share of the units that a token uses.
             statistics: Calibration's counts for the family (schemas/activations.py), except arrays that grow with the
                 text; `unit_norms` float32 [num_units], the Euclidean norm of each unit's weights in the source;
-                `read_units` float64 [3], the costs of `coldpress.runtime.kernels.intervals.Times`; `resident_share`
+                `read_units` float64 [4], the costs of `coldpress.runtime.kernels.intervals.Times`; `resident_share`
                 float64 [1], the share of the family that DRAM will hold. Empty if the selector runs another method's
                 artifact.
             options: A record of the selector's `OPTIONS`.

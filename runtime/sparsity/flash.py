@@ -42,7 +42,7 @@ class Plugin(Selector[topk.Options]):
     CHOOSES = ("mlp_in", "mlp_mid", "attn_in", "attn_out")
     KEPT: ClassVar[Mapping[str, Kept]] = {
         "price": Kept("float32"),
-        "read_units": Kept("float32", 3),
+        "read_units": Kept("float32", 4),
         "unit_norms": Kept("float32", None),
     }
     OPTIONS = Options
@@ -55,7 +55,7 @@ class Plugin(Selector[topk.Options]):
     def fit(
         self, num_units: int, density: float, statistics: Mapping[str, np.ndarray], options: topk.Options
     ) -> dict[str, np.ndarray]:
-        """Computes `price` float32 [1], `read_units` float32 [3] and `unit_norms` float32 [num_units].
+        """Computes `price` float32 [1], `read_units` float32 [4] and `unit_norms` float32 [num_units].
 
         At this price tokens name `density` of the units, if calibration's magnitudes lie in random order and a random
         `resident_share` of the units is in DRAM. With a flash order that groups units used together, and a cache that

@@ -239,7 +239,7 @@ def test_kernels_that_a_selector_runs_while_it_is_fitted_are_in_the_digest(metho
         "magnitude_histogram": np.ones(32, np.int64),
         "magnitude_edges": np.linspace(0, 4, 33, dtype=np.float32),
         "unit_norms": np.ones(64, np.float32),
-        "read_units": np.array([4, 1, 2], np.float32),
+        "read_units": np.array([4, 1, 2, 1], np.float32),
         "counts": np.ones(64, np.int64),
     }
     sys.setprofile(note)

@@ -4,17 +4,19 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coldpress.compiler import cost_model
 from coldpress.compiler.cost_model import budget_bytes, parse_share, read_buffer_bytes, stored_format
+from coldpress.runtime.kernels.intervals import Times, _times
 from coldpress.runtime.plugins import load, names
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.store.planner import Strided, plan_reads
-from coldpress.schemas.device import Flash
+from coldpress.schemas.device import Flash, flash_seconds
 from coldpress.schemas.errors import ColdpressError
-from tests.support.statistics import model_of, shapes_of
+from coldpress.schemas.law import Law
+from tests.support.statistics import device_of, model_of, shapes_of
 
 FORMATS = names("coldpress.runtime.quantization")
 
@@ -110,11 +112,36 @@ def test_what_a_read_costs_in_units() -> None:
             },
         }
     )
-    assert cost_model.read_units(flash, 1000, 1).tolist() == pytest.approx([40, (4096 - 8) / 1000, 40], rel=1e-3)
-    assert cost_model.read_units(flash, 4096, 1).tolist() == pytest.approx([40_000 / 4096, 0, 40_000 / 4096], rel=1e-3)
-    assert cost_model.read_units(flash, 1000, 4).tolist() == pytest.approx(
-        [10, (4096 - 32 - 3000) / 4000, 10], rel=1e-3
+    assert cost_model.read_units(flash, 1000, 1).tolist() == pytest.approx([40, (4096 - 8) / 1000, 40, 1], rel=1e-3)
+    assert cost_model.read_units(flash, 4096, 1).tolist() == pytest.approx(
+        [40_000 / 4096, 0, 40_000 / 4096, 1], rel=1e-3
     )
+    assert cost_model.read_units(flash, 1000, 4).tolist() == pytest.approx(
+        [10, (4096 - 32 - 3000) / 4000, 10, 1], rel=1e-3
+    )
+
+
+@settings(deadline=None)
+@given(
+    overlap=st.sampled_from([0.0, 0.25, 0.6, 0.95, 1.0]),
+    latency_s=st.floats(0, 1e-3),
+    depth=st.integers(1, 64),
+    num_reads=st.integers(1, 500),
+    units_per_read=st.integers(1, 40),
+)
+def test_the_intervals_times_are_those_of_the_law(
+    overlap: float, latency_s: float, depth: int, num_reads: int, units_per_read: int
+) -> None:
+    """But for the waves, which the form has no whole number of: within one latency, and a byte for each read."""
+    law = Law(reads_per_s=5e4, bytes_per_s=2e9, overlap=overlap)
+    flash = device_of(latency_s=0.0, queue_depth=depth).flash.model_copy(update={"law": law})
+    flash = flash.model_copy(update={"latency_s": flash.latency_s.model_copy(update={"value": latency_s})})
+    chosen = np.zeros((1, num_reads * (units_per_read + 1)), bool)
+    chosen.reshape(num_reads, -1)[:, :units_per_read] = True
+    own, edge, least, kept = cost_model.read_units(flash, 4096, 1)
+    _, total = _times(chosen, Times(own, edge, least, kept))
+    expected = float(flash_seconds(flash, num_reads, num_reads * units_per_read * 4096))
+    assert float(total[0]) * 4096 / 2e9 == pytest.approx(expected, abs=latency_s + num_reads / 2e9, rel=1e-9)
 
 
 def test_edges_of_reads_are_those_that_the_planner_makes() -> None:

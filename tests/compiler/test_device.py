@@ -1,6 +1,7 @@
 """compiler/device/__main__.py: profiles measured, imported from fio and resolved; every figure says where it comes
 from."""
 
+import configparser
 import json
 import re
 import subprocess
@@ -11,12 +12,13 @@ import pytest
 
 from coldpress.compiler.device import __main__ as command
 from coldpress.compiler.device import host
-from coldpress.compiler.device.fio import import_fio
-from coldpress.compiler.device.host import FlashFigures, Rounds
-from coldpress.compiler.device.measure import MEASURED, measure
+from coldpress.compiler.device.fio import JOBS, Stated, import_fio
+from coldpress.compiler.device.host import Point, Rounds, depth_of
+from coldpress.compiler.device.measure import MEASURED, measure, storage_of
+from coldpress.compiler.device.shown import held_out_errors
 from coldpress.compiler.io import load_record
 from coldpress.compiler.profiles import PROFILES, load_device
-from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.device import DeviceProfile, flash_seconds
 from coldpress.schemas.errors import ColdpressError
 from tests.support.data import ROOT
 
@@ -40,39 +42,82 @@ def base() -> DeviceProfile:
     return load_device(PROFILES / "devices" / "pixel6.yaml")
 
 
-def test_fio_gives_curve_depth_and_latency(base: DeviceProfile) -> None:
-    report = fio_report(("4k", 1, 4e7, 1e5), ("4k", 32, 4e8, 3e5), ("1m", 32, 2e9, 1e7), ("64k", 32, 1e9, 1e6))
-    found = import_fio(report, "my-phone", base)
+def test_fio_gives_points_depth_and_law(base: DeviceProfile) -> None:
+    """A device whose operations, of 8 us, and bytes, at 2 GB/s, add to a latency of 80 us."""
+    jobs = [
+        (f"{size // 1024}k", depth, size / (8e-6 + 80e-6 / depth + size / 2e9), 1e5)
+        for size in (4096, 16384, 65536, 1 << 20)
+        for depth in (1, 8, 32)
+    ]
+    slow_repeat = ("4k", 32, 1e6, 1e5)
+    report = fio_report(slow_repeat, *jobs) | {"fio version": "fio-3.33", "timestamp": 1790000000}
+    found = import_fio(report, "my-phone", base, Stated(num_cores=6))
     assert found.name == "my-phone"
-    assert found.flash.latency_s.value == 1e-4
-    assert found.flash.queue_depth.value == 32
-    assert [point.read_bytes for point in found.flash.read_curve.value] == [4096, 65536, 1 << 20]
-    assert found.flash.iops == pytest.approx(4e8 / 4096, rel=1e-3)
-    assert found.flash.bytes_per_s == 2e9
-    assert found.flash.read_curve.source.startswith("measured: fio")
+    flash = found.flash
+    assert flash.queue_depth.value == 32
+    assert len(flash.read_curve.value) == len(jobs)
+    assert flash.law.overlap == 0
+    assert flash.latency_s.value == pytest.approx(8e-5, rel=0.01)
+    assert flash.iops == pytest.approx(1 / 8e-6, rel=0.01)
+    assert flash.bytes_per_s == pytest.approx(2e9, rel=0.01)
+    assert float(flash_seconds(flash, 1, 4096)) == pytest.approx(8e-6 + 8e-5 + 4096 / 2e9, rel=0.01)
+    assert flash.read_curve.source == "measured: fio --output-format=json, fio-3.33, 2026-09-21"
     assert found.dram_bytes.value == base.dram_bytes.value
-    assert found.dram_bytes.source == f"{base.dram_bytes.source} (of the profile pixel6)"
-    assert found.flash.page_bytes.source == "assumption: the page of the kernel"
+    assert found.dram_bytes.source == f"assumption: as the profile pixel6 ({base.dram_bytes.source})"
+    assert (found.num_cores.value, found.num_cores.source) == (6, "stated: --num-cores")
+    assert flash.page_bytes.source == "assumption: the page of the kernel"
+    held = held_out_errors(flash)
+    assert held is not None
+    assert abs(held).max() < 0.02
+
+
+def test_the_job_file_covers_sizes_and_reads_in_flight() -> None:
+    """As fio reads it: sections with keys; what is shared stands in [global]."""
+    jobs = configparser.ConfigParser(allow_no_value=True, comment_prefixes=(";",))
+    jobs.read_string(JOBS.read_text())
+    shared, own = jobs["global"], [jobs[name] for name in jobs.sections() if name != "global"]
+    assert (shared["rw"], shared["direct"]) == ("randread", "1")
+    assert {"time_based", "stonewall"} <= set(shared)
+    places = {(job["bs"], int(job["iodepth"])) for job in own}
+    assert len(places) == len(own)
+    sizes, depths = {size for size, _ in places}, {depth for _, depth in places}
+    assert len(places) == len(sizes) * len(depths) >= 16
+    assert {"4k", "1m"} <= sizes
+    assert {1, 32} <= depths
+
+
+def test_points_deeper_than_the_queue_are_left_out() -> None:
+    rates = {1: 4e7, 2: 8e7, 4: 1.5e8, 8: 1.51e8}
+    points = [Point(4096, depth, Rounds((rate, rate, rate / 2))) for depth, rate in rates.items()]
+    assert depth_of([*points, Point(65536, 16, Rounds((1e9,)))]) == 4
+    flash = storage_of([(point.read_bytes, point.in_flight, point.rounds.median) for point in points], 4, "a test")
+    assert [point.reads_in_flight for point in flash.read_curve.value] == [1, 2, 4]
+
+
+def test_reads_in_flight_bound_the_latency_of_noisy_points() -> None:
+    """Else the profile would contradict itself, and be refused when it is read."""
+    flash = storage_of([(4096, 1, 1e7), (8192, 1, 1e9), (4096, 32, 1e9), (1 << 20, 32, 1e9)], 32, "a test")
+    assert flash.latency_s.value <= 8192 / 1e9
 
 
 def test_figures_of_an_accelerator_say_whose_they_are() -> None:
     base = load_device(PROFILES / "devices" / "pc-high.yaml")
-    found = import_fio(fio_report(("4k", 1, 4e7, 1e5)), "my-pc", base).accelerator
+    found = import_fio(fio_report(("4k", 1, 4e7, 1e5)), "my-pc", base, Stated()).accelerator
     assert found is not None
     assert base.accelerator is not None
-    assert found.sync_s.source == f"{base.accelerator.sync_s.source} (of the profile pc-high)"
+    assert found.sync_s.source == f"assumption: as the profile pc-high ({base.accelerator.sync_s.source})"
     assert found.sync_s.value == base.accelerator.sync_s.value
 
 
 def test_fio_reports_that_say_too_little(base: DeviceProfile) -> None:
     with pytest.raises(ColdpressError, match="no job that read"):
-        import_fio({"jobs": [{"write": {}}]}, "x", base)
+        import_fio({"jobs": [{"write": {}}]}, "x", base, Stated())
     with pytest.raises(ColdpressError, match="iodepth=1 --bs=4096"):
-        import_fio(fio_report(("4k", 32, 4e8, 3e5)), "x", base)
+        import_fio(fio_report(("4k", 32, 4e8, 3e5)), "x", base, Stated())
     with pytest.raises(ColdpressError, match="block size '4q'"):
-        import_fio(fio_report(("4q", 1, 4e8, 3e5)), "x", base)
-    with pytest.raises(ColdpressError, match=r"latency_s must be from 0 to 0\.05, found 0\.2"):
-        import_fio(fio_report(("4k", 1, 4e8, 2e8)), "x", base)
+        import_fio(fio_report(("4q", 1, 4e8, 3e5)), "x", base, Stated())
+    with pytest.raises(ColdpressError, match=r"latency_s must be from 0 to 0\.05, found 1"):
+        import_fio(fio_report(("4k", 1, 4096, 1e9)), "x", base, Stated())
 
 
 @pytest.mark.parametrize(
@@ -81,13 +126,12 @@ def test_fio_reports_that_say_too_little(base: DeviceProfile) -> None:
         {"jobs": [7]},
         {"jobs": 7},
         {"jobs": [{"read": {"bw_bytes": [1]}}]},
-        {"jobs": [{"read": {"bw_bytes": 1, "lat_ns": 3}}]},
-        {"jobs": [{"read": {"bw_bytes": 1, "lat_ns": {"mean": 1}}, "job options": {"iodepth": "x"}}]},
+        {"jobs": [{"read": {"bw_bytes": 1}, "job options": {"iodepth": "x"}}]},
     ],
 )
 def test_a_report_of_another_form_is_refused(base: DeviceProfile, report: dict[str, object]) -> None:
     with pytest.raises(ColdpressError, match="the report does not have fio's format"):
-        import_fio(report, "x", base)
+        import_fio(report, "x", base, Stated())
 
 
 def test_import_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,8 +141,16 @@ def test_import_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert command.main(arguments) == 0
     assert load_device(profile).flash.queue_depth.value == 8
     told = capsys.readouterr().err
-    assert "DRAM, cores and accelerator are those of the profile oneplus12; edit them where the device differs" in told
-    assert "warning" not in told
+    assert (
+        "warning: dram_bytes, dram_bytes_per_s, num_cores are assumed as in the profile oneplus12, not the device's own"
+    ) in told
+    stated = ("--dram-bytes", "12GB", "--dram-bytes-per-s", "5e10", "--num-cores", "8")
+    assert command.main([*arguments, *stated]) == 0
+    assert "warning" not in capsys.readouterr().err
+    found = load_device(profile)
+    assert (found.dram_bytes.value, found.dram_budget_bytes.value) == (12 * 10**9, 6 * 10**9)
+    assert (found.dram_bytes_per_s.value, found.num_cores.value) == (5e10, 8)
+    assert found.dram_bytes.source == "stated: --dram-bytes"
     report.write_text("[]")
     assert command.main(arguments) == 2
     assert "holds no fio report" in capsys.readouterr().err
@@ -112,11 +164,41 @@ def test_an_import_names_its_base_and_warns_of_one_read_size(
     report.write_text(json.dumps(fio_report(("4k", 1, 4e7, 1e5))))
     arguments = ["import-fio", str(report), "--name", "phone", "--output", str(profile)]
     assert command.main(arguments) == 2
-    assert "--base, the profile that its DRAM, cores and accelerator are taken from" in capsys.readouterr().err
+    assert "--base, the profile that its DRAM, cores and accelerator are assumed from" in capsys.readouterr().err
     assert not profile.exists()
     assert command.main([*arguments, "--base", "oneplus12"]) == 0
     assert "warning: the report has one read size, 4096 bytes, whose bandwidth" in capsys.readouterr().err
-    assert load_device(profile).dram_bytes.source.endswith("(of the profile oneplus12)")
+    assert load_device(profile).dram_bytes.source.startswith("assumption: as the profile oneplus12 (")
+
+
+def test_the_job_file_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["fio-jobs"]) == 0
+    assert capsys.readouterr().out == JOBS.read_text()
+
+
+def test_a_profile_is_shown_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """macbook-m1-max: 2.25 GB/s in reads of 16 KiB (LLM in a flash, Table 2)."""
+    chart = tmp_path / "chart.svg"
+    assert command.main(["show", "macbook-m1-max", "--chart", str(chart)]) == 0
+    shown = capsys.readouterr().out
+    (row,) = [line.split() for line in shown.splitlines() if line.startswith("16 KiB")]
+    assert row[2:5] == ["32", "2.25", "2.26"]
+    assert "The law misses the points by" in shown
+    assert "too few read sizes" in shown
+    drawn = chart.read_text()
+    assert "32 in flight" in drawn
+    first = chart.read_bytes()
+    assert command.main(["show", "macbook-m1-max", "--chart", str(chart)]) == 0
+    assert chart.read_bytes() == first
+    assert command.main(["show", "pixel6", "--chart", str(tmp_path / "chart.png")]) == 2
+    assert "a chart is an SVG" in capsys.readouterr().err
+
+
+def test_two_profiles_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["compare", "oneplus12", "oneplus-ace2"]) == 0
+    shown = capsys.readouterr().out
+    (row,) = [line.split() for line in shown.splitlines() if line.startswith("256 x 64 KiB")]
+    assert float(row[-1]) == pytest.approx(2.0, abs=0.01), "half of the bandwidth"
 
 
 @pytest.mark.parametrize("name", ["My Phone", "phone_1", "phone-", "a" * 65, ""])
@@ -158,14 +240,16 @@ def test_measure_this_machine(tmp_path: Path, quick: None, capsys: pytest.Captur
     if done == 2 and "refuses reads that bypass" in told:
         pytest.skip("the file system of the temporary folder has no O_DIRECT")
     assert done == 0
-    for step in ("DRAM, with ", "writing the file", "reads of 4096 bytes, 2 at once", "reads of 65536 bytes, "):
+    for step in ("DRAM, with ", "writing the file", "round 1 of 5: reads of 4096 to 65536 bytes, 1 to 2 at once"):
         assert step in told
     assert list(tmp_path.iterdir()) == [path]
     found = load_record(path, DeviceProfile) if path.suffix == ".json" else load_device(path)
-    pattern = rf"{MEASURED}, \d{{4}}-\d\d-\d\d, Linux [^,]+, load \d+\.\d"
+    pattern = rf"{MEASURED}, \d{{4}}-\d\d-\d\d, [^,]+, Linux [^,]+, load \d+\.\d"
     assert re.fullmatch(pattern, found.dram_bytes.source)
     assert re.fullmatch(rf"{pattern}, 5 rounds that differ by \d+%, the best", found.dram_bytes_per_s.source)
-    assert re.fullmatch(rf"{pattern}, 3 rounds that differ by \d+% at most, the median", found.flash.read_curve.source)
+    spread = r"5 rounds that differ by \d+% at half of the points, by \d+% at most, the median"
+    assert re.fullmatch(rf"{pattern}, {spread}", found.flash.read_curve.source)
+    assert "the law misses the points by" in told
     assert 0 < found.flash.latency_s.value < 1
     assert found.dram_budget_bytes.value <= found.dram_bytes.value
     assert str(tmp_path) not in path.read_text()
@@ -192,8 +276,8 @@ def test_a_busy_machine_is_said_to_be_busy(
     monkeypatch.setattr("os.getloadavg", lambda: (load, 99.0, 99.0))
     monkeypatch.setattr(host, "num_cores", lambda: 4)
     monkeypatch.setattr(host, "dram_rates", lambda: Rounds(dram))
-    curve = ((4096, Rounds((4.0, 4.0))), (65536, Rounds(storage)))
-    monkeypatch.setattr(host, "measure_flash", lambda *_: FlashFigures(1e-4, 8, curve))
+    points = (Point(4096, 1, Rounds((4.0e7, 4.0e7))), Point(65536, 1, Rounds(tuple(1e8 * rate for rate in storage))))
+    monkeypatch.setattr(host, "measure_flash", lambda *_: points)
     told: list[str] = []
     found = measure("host", tmp_path, 1 << 30, told.append)
     warnings = [text for text in told if text.startswith("warning")]

@@ -64,8 +64,8 @@ def test_pins_the_most_frequent_units_of_all_layers(tmp_path: Path) -> None:
 
 def test_layers_pin_none_or_at_least_what_a_flash_round_trip_is_worth(tmp_path: Path) -> None:
     """90 units fit: spread by frequency alone every layer would stay below C_l."""
-    (least,) = min_units(UNIT_BYTES, ("dram", "flash"), device_of(latency_s=6e-4))
-    placement, tiers = place(tmp_path, PlaceConfig(pinned_share=1.0), 90, latency_s=6e-4)
+    (least,) = min_units(UNIT_BYTES, ("dram", "flash"), device_of(latency_s=6e-4, queue_depth=64))
+    placement, tiers = place(tmp_path, PlaceConfig(pinned_share=1.0), 90, latency_s=6e-4, queue_depth=64)
     sizes = [int((tier == 0).sum()) for tier in tiers]
     assert 30 < least <= 45
     assert all(entry.min_pinned == least for entry in placement.layers)

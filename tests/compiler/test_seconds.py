@@ -196,12 +196,13 @@ def importing(folder: str) -> dict[str, set[str]]:
 
 def test_the_compiler_counts_seconds_in_one_place_and_no_benchmark_adds_memory_to_flash() -> None:
     """Beside the one model: the dense run and `order`, which tests hold to it; the evaluation, which has the requests
-    of many tokens at once; and what one unit costs in the integer program of `place`. A benchmark takes a request's
-    seconds whole."""
+    of many tokens at once; what one unit costs in the integer program of `place`; and what a profile shows of its law.
+    A benchmark takes a request's seconds whole."""
     assert importing("compiler") == {
         "compiler/dense_run.py": {"dram_seconds", "fetch_seconds"},
         "compiler/stages/order/_seconds.py": {"flash_seconds"},
         "compiler/stages/place/_tiers.py": {"flash_seconds"},
         "compiler/seconds.py": {"dram_seconds", "modelled_flash_s"},
+        "compiler/device/shown.py": {"flash_seconds"},
     }
     assert "dram_seconds" not in set().union(*importing("benchmarks").values())

@@ -71,8 +71,9 @@ def test_what_the_first_byte_takes_is_used_up() -> None:
     assert np.flatnonzero(best_intervals(gain, 100, Times(1.5, 0, 1.6))).tolist() == [0], "it is paid anyway"
 
 
+@pytest.mark.parametrize("overlap", [0.0, 0.3, 0.75, 1.0])
 @pytest.mark.parametrize("most_least", [0.0, 8.0])
-def test_choices_under_the_largest_bound_are_nearly_the_best(most_least: float) -> None:
+def test_choices_under_all_bounds_are_nearly_the_best(most_least: float, overlap: float) -> None:
     """The dual closes in on the best but for what one read more or less is worth."""
     random = np.random.default_rng(5)
     choices = list(itertools.product((False, True), repeat=10))
@@ -83,9 +84,10 @@ def test_choices_under_the_largest_bound_are_nearly_the_best(most_least: float) 
         gain = random.exponential(size=(1, 10)).astype(np.float32)
         price, own, edge = random.uniform(0.1, 1), random.uniform(0, 5), random.uniform(0, 1)
         least = random.uniform(0, most_least)
-        time = np.maximum(least, np.maximum(reads * own, masks.sum(axis=1) + reads * edge))
+        bounds = np.stack([np.full(len(masks), least), reads * own, masks.sum(axis=1) + reads * edge])
+        time = bounds.max(axis=0) if overlap == 1 else (bounds ** (1 / (1 - overlap))).sum(axis=0) ** (1 - overlap)
         worths = masks @ gain[0] - price * (time - least)
-        found = tuple(best_intervals(gain, price, Times(own, edge, least))[0].tolist())
+        found = tuple(best_intervals(gain, price, Times(own, edge, least, overlap))[0].tolist())
         worth = worths[choices.index(found)]
         assert worth >= -1e-9
         found_worth, best_worth = found_worth + worth, best_worth + worths.max()
@@ -111,9 +113,28 @@ def test_the_native_choice_is_the_one_in_numpy(data: st.DataObject) -> None:
     shape = data.draw(st.tuples(st.integers(1, 4), st.integers(1, 70)))
     gain = data.draw(arrays(np.float32, shape, elements=st.floats(0, 9, width=32)))
     price, own, edge = data.draw(st.floats(0, 9)), data.draw(st.floats(0, 30)), data.draw(st.floats(-3, 3))
-    times = Times(own, edge, data.draw(st.sampled_from([0, 0.5, 4, 30])))
+    times = Times(own, edge, data.draw(st.sampled_from([0, 0.5, 4, 30])), data.draw(st.sampled_from([0.0, 1.0])))
     expected = reference_best_intervals(gain, price, times)
     np.testing.assert_array_equal(best_intervals(gain, price, times), expected)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_between_maximum_and_sum_the_native_choice_is_worth_as_much(data: st.DataObject) -> None:
+    """Powers may differ in their last bit, and so may the choice among equals."""
+    gain = data.draw(arrays(np.float32, (3, 40), elements=st.floats(0, 9, width=32)))
+    price, own, edge = data.draw(st.floats(0.01, 9)), data.draw(st.floats(0, 30)), data.draw(st.floats(0, 3))
+    times = Times(own, edge, 0, data.draw(st.floats(0.05, 0.95)))
+    power = 1 / (1 - times.overlap)
+
+    def worth(row: np.ndarray, read: np.ndarray) -> float:
+        reads = reads_of(tuple(read.tolist()))
+        bounds = (reads * own, read.sum() + reads * edge)
+        return float(row[read].sum()) - price * float(sum(bound**power for bound in bounds)) ** (1 / power)
+
+    both = zip(gain, best_intervals(gain, price, times), reference_best_intervals(gain, price, times), strict=True)
+    for row, native, reference in both:
+        assert worth(row, native) == pytest.approx(worth(row, reference), abs=1e-3)
 
 
 @pytest.mark.parametrize("price", [5e-324, 2.2e-311, 1e-200])
@@ -134,6 +155,8 @@ def test_arguments_of_another_kind_are_refused() -> None:
         best_intervals(np.zeros((2, 7)), 1, Times(1, 0, 0))
     gain = np.zeros((2, 7), np.float32)
     with pytest.raises(ValueError, match="gain and chosen differ in shape at axis 1"):
-        _native.best_intervals(gain, 1, 1, 0, STEPS, np.zeros((2, 8), bool))
+        _native.best_intervals(gain, 1, 1, 0, 1, STEPS, np.zeros((2, 8), bool))
     with pytest.raises(ValueError, match="steps is 0, expected 1 to 64"):
-        _native.best_intervals(gain, 1, 1, 0, 0, np.zeros((2, 7), bool))
+        _native.best_intervals(gain, 1, 1, 0, 1, 0, np.zeros((2, 7), bool))
+    with pytest.raises(ValueError, match="overlap is 2"):
+        _native.best_intervals(gain, 1, 1, 0, 2, STEPS, np.zeros((2, 7), bool))

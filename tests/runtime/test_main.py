@@ -145,7 +145,8 @@ def test_a_trace_replays_with_equal_counters(capsys, artifact, tmp_path):
     device = tmp_path / "device.json"
     profile = small_device()
     slow = profile.flash.latency_s.model_copy(update={"value": 0.05})
-    changed = {"name": "slow", "flash": profile.flash.model_copy(update={"latency_s": slow})}
+    deep = profile.flash.queue_depth.model_copy(update={"value": 1000})  # so that the small reads of the curve go on
+    changed = {"name": "slow", "flash": profile.flash.model_copy(update={"latency_s": slow, "queue_depth": deep})}
     device.write_text(profile.model_copy(update=changed).to_json())
     out = run(capsys, "simulate", artifact.path, "--trace", trace, "--device", device, "--json")[1]
     assert json.loads(out)["device"] == "slow"

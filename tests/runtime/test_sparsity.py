@@ -255,7 +255,7 @@ def test_topk_prunes_attention_where_that_is_asked_for():
 
 
 def flash_arrays(num_units, price, own, edge=0.0):
-    arrays = {"price": np.array([price]), "read_units": np.array([own, edge, 0]), "unit_norms": np.ones(num_units)}
+    arrays = {"price": np.array([price]), "read_units": np.array([own, edge, 0, 1]), "unit_norms": np.ones(num_units)}
     return {name: array.astype(np.float32) for name, array in arrays.items()}
 
 

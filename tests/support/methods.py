@@ -33,7 +33,7 @@ def counted(num_units: int) -> dict[str, np.ndarray]:
         "magnitude_histogram": histogram,
         "magnitude_edges": edges,
         "unit_norms": norms,
-        "read_units": np.array([5.0, 0.5, 2.0]),
+        "read_units": np.array([5.0, 0.5, 2.0, 0.5]),
     }
 
 

@@ -229,7 +229,7 @@ def device_of(**changes: Any) -> DeviceProfile:
     def figure(value: Any) -> dict[str, Any]:
         return {"value": value, "source": "assumption: a test"}
 
-    curve = changes.get("read_curve", ((4096, 2.56e8), (65536, 1e9), (1 << 20, 2e9)))
+    curve = changes.get("read_curve", ((4096, 2.56e8), (65536, 2e9), (1 << 20, 2e9)))
     accelerator = changes.get("accelerator")
     data = {
         "name": "test",

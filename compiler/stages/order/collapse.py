@@ -4,11 +4,11 @@ Algorithm 1 (order/ripple.py) joins pairs, so it counts a read as saved only whe
 spends its best places on hot units, which are pinned in DRAM anyway. This search uses the runtime's cost: two active
 units with a gap between them cost the gap's bytes or one more read, whichever is cheaper (access collapse, Ripple 5.1).
 
-Order and gap are chosen together. The device takes the longer of reads / IOPS and bytes / bandwidth; under the best
-gap g of an order both are about balanced, and then a byte is worth 1 / g reads, plus a page of rounding where units are
-not whole pages. The search (_local_search.py) prices a gap accordingly. It starts from Algorithm 1 over the plan's
-cache misses (order/misses.py) and looks only at misses: at the density of top-k methods that is worth several times
-what the search gains on all activations (EXPERIMENTS.md).
+Order and gap are chosen together. Where a device's reads and bytes add up, a byte is worth 1 / g reads with the
+break-even gap g; where they overlap, the best gap g of an order about balances both, and a byte is worth as much. A
+page of rounding comes on top where units are not whole pages. The search (_local_search.py) prices a gap accordingly.
+It starts from Algorithm 1 over the plan's cache misses (order/misses.py) and looks only at misses: at the density of
+top-k methods that is worth several times what the search gains on all activations (EXPERIMENTS.md).
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Draws charts as inline SVG in the page's colours, light or dark. The only place that imports matplotlib.
+"""Draws charts as inline SVG in the page's colours, light or dark. The only stage that imports matplotlib.
 
 Text stays text, and colours are CSS variables: matplotlib draws in placeholder colours that are replaced afterwards.
 The result depends on its data alone: fixed id salt, no date, no creator.

@@ -27,6 +27,7 @@ from coldpress.schemas import __version__
 from coldpress.schemas.device import DeviceProfile, Flash
 from coldpress.schemas.errors import printable
 from coldpress.schemas.families import FamilyName, FormatName
+from coldpress.schemas.law import combined
 from coldpress.schemas.layout import Layout, placed_parts
 from coldpress.schemas.metrics import Metrics, RunMetrics, Verification
 
@@ -153,7 +154,9 @@ def _limit(run: RunMetrics, flash: Flash) -> str:
         "the number of reads": 1000 * run.reads / run.num_tokens / flash.iops,
         "the bytes that are read": 1000 * run.read_bytes / run.num_tokens / flash.bytes_per_s,
     }
-    bounds["waiting for each read's first byte"] = flash_ms - max(bounds.values())
+    reads_ms, bytes_ms = bounds.values()
+    moving_ms = float(combined((reads_ms, bytes_ms, 0.0), flash.law.overlap))
+    bounds["waiting for each read's first byte"] = flash_ms - moving_ms
     most = max(bounds, key=lambda name: bounds[name])
     return f"Flash limits the speed: {flash_ms:.3g} {whole} go to reads, most of it to {most}."
 

@@ -222,14 +222,15 @@ float encode_heads(const Floats3& values, const OutBytes3& out) {
     return encode_int8(values.data(), count, head_dim, out.data());
 }
 
-void choose_intervals(const Floats2& gain, double price, double read_units, double edge_units, int steps,
-                      const Mask2& chosen) {
+void choose_intervals(const Floats2& gain, double price, double read_units, double edge_units, double overlap,
+                      int steps, const Mask2& chosen) {
     for (size_t axis = 0; axis < 2; ++axis)
         expect(gain.shape(axis) == chosen.shape(axis), "gain and chosen differ in shape at axis " + text(axis));
+    expect(overlap >= 0 && overlap <= 1, "overlap is " + std::to_string(overlap) + ", expected 0 to 1");
     expect(steps >= 1 && steps <= 64, "steps is " + text(steps) + ", expected 1 to 64");
     const int64_t tokens = static_cast<int64_t>(gain.shape(0)), units = static_cast<int64_t>(gain.shape(1));
     const nb::gil_scoped_release release;
-    best_intervals(gain.data(), tokens, units, price, {read_units, edge_units}, steps,
+    best_intervals(gain.data(), tokens, units, price, {read_units, edge_units, overlap}, steps,
                    reinterpret_cast<uint8_t*>(chosen.data()));
 }
 
@@ -276,9 +277,9 @@ void bind_products(nb::module_& m) {
           "out[token, head] = values[token, head] in int8_group32; the largest scale, with which out is whole if it is "
           "below 65520");
     m.def("best_intervals", &choose_intervals, nb::arg("gain").noconvert(), "price"_a, "read_units"_a, "edge_units"_a,
-          "steps"_a, nb::arg("chosen").noconvert(),
-          "chosen[token, unit]: the intervals with the most gain less price times the larger of reads * read_units and "
-          "units + reads * edge_units, among `steps` mixes of the two.");
+          "overlap"_a, "steps"_a, nb::arg("chosen").noconvert(),
+          "chosen[token, unit]: the intervals with the most gain less price times the time of reads * read_units and "
+          "units + reads * edge_units, which `overlap` (1: the larger, 0: their sum), among `steps` mixes of the two.");
 }
 
 }  // namespace coldpress

@@ -1,6 +1,7 @@
 #include "intervals.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <limits>
 #include <vector>
@@ -46,7 +47,21 @@ Bounds bounds_of(const float* gain, int64_t units, const uint8_t* chosen, ReadTi
         ++count;
     }
     const double number = static_cast<double>(reads);
-    return {sum, number * times.own, static_cast<double>(count) + number * times.edge};
+    return {sum, number * times.own, std::max(0.0, static_cast<double>(count) + number * times.edge)};
+}
+
+// The p-norm of two bounds with p = 1 / (1 - overlap); its ends are exact.
+double together(double reads, double bytes, double overlap) {
+    const double most = std::max(reads, bytes);
+    if (overlap >= 1 || most <= 0) return most;
+    if (overlap <= 0) return reads + bytes;
+    const double power = 1 / (1 - overlap);
+    return most * std::pow(std::pow(reads / most, power) + std::pow(bytes / most, power), 1 - overlap);
+}
+
+// A weight of the dual norm; exact where bounds overlap wholly or not at all.
+double weight(double share, double overlap) {
+    return overlap >= 1 ? share : overlap <= 0 ? 1.0 : std::pow(share, overlap);
 }
 
 }  // namespace
@@ -58,15 +73,17 @@ void best_intervals(const float* gain, int64_t tokens, int64_t units, double pri
         double low = 0, high = 1, best = -std::numeric_limits<double>::infinity();
         for (int step = 0; step < steps; ++step) {
             const double mix = (low + high) / 2;
-            const double read_cost = price * ((1 - mix) * times.edge + mix * times.own);
-            choose(gain, units, price * (1 - mix), std::max(0.0, read_cost), came.data(), tried.data());
+            const double of_bytes = weight(1 - mix, times.overlap), of_reads = weight(mix, times.overlap);
+            const double read_cost = price * (of_bytes * times.edge + of_reads * times.own);
+            choose(gain, units, price * of_bytes, std::max(0.0, read_cost), came.data(), tried.data());
             const Bounds found = bounds_of(gain, units, tried.data(), times);
-            const double worth = found.gain - price * std::max(found.reads, found.bytes);
+            const double worth = found.gain - price * together(found.reads, found.bytes, times.overlap);
             if (worth > best) {
                 best = worth;
                 std::copy(tried.begin(), tried.end(), chosen);
             }
-            (found.reads > found.bytes ? low : high) = mix;
+            const double balance = times.overlap >= 1 ? 1.0 : std::pow(mix / (1 - mix), 1 - times.overlap);
+            (found.reads > found.bytes * balance ? low : high) = mix;
         }
     }
 }
