@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.apart import run_here
+from benchmarks.harness.apart import run_likewise
 from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
 from benchmarks.harness.command import main
 from benchmarks.package import plain_bytes_per_s
@@ -122,7 +122,7 @@ class Plugin(Benchmark[Options]):
         options = self.options
         command = [sys.executable, "-m", "tests.support.planted", "--shape", options.shape, "--output", str(model)]
         command += ["--layers", str(options.layers), "--corpus-tokens", str(4 * options.tokens + 40960)]
-        if (warm.run if options.warm else run_here)(command):
+        if run_likewise(command):
             raise ColdpressError("the checkpoint could not be planted")
 
     def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:

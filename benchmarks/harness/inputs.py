@@ -28,27 +28,18 @@ C_COMMENT = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
 DIGITS = 16
 
 
-def watch(folder: Path) -> None:
-    """From now on, this process and those that it starts note in `folder` which files they have read."""
-    folder.mkdir(parents=True, exist_ok=True)
-    os.environ["BENCHMARK_INPUTS"] = str(folder)
+def watch(notes: Path) -> None:
+    """From now on, this process and those that it starts or forks note in a new file which files they read."""
+    notes.touch()
+    os.environ["BENCHMARK_INPUTS"] = str(notes)
     os.environ["BENCHMARK_ROOTS"] = os.pathsep.join(str(root) for root in (ROOT, DATA) if root)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HOOK), os.environ.get("PYTHONPATH"))))
-    _hook()
+    runpy.run_path(str(HOOK / "sitecustomize.py"))
 
 
-@functools.cache
-def _hook() -> Mapping[str, object]:
-    return runpy.run_path(str(HOOK / "sitecustomize.py"))
-
-
-def watched(folder: Path) -> list[str]:
-    """The names of all inputs that the processes have noted in `folder`, sorted."""
-    note = _hook()["_note"]
-    assert callable(note)
-    note(str(folder))
-    found = {line for file in folder.glob("*.txt") for line in file.read_text().splitlines()}
-    return sorted(set(filter(None, map(_name_of, found))))
+def watched(notes: Path) -> list[str]:
+    """The names of all inputs that the processes have noted, sorted."""
+    return sorted(set(filter(None, map(_name_of, set(notes.read_text().splitlines())))))
 
 
 def _name_of(path: str) -> str | None:

@@ -195,6 +195,21 @@ def test_a_record_names_all_that_a_reader_asks_for(toy: Toy) -> None:
     assert set(found["load"]) == {"before", "after"}
 
 
+def test_what_a_forked_process_loads_is_an_input(toy: Toy) -> None:
+    """A pool ends its processes without their leave, so that none can tell at its end."""
+    for name in ("module.py", "text.md"):
+        (toy.folder / "benchmarks" / name).write_text("")
+    in_pool = """import multiprocessing
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            pool.apply(exec, ["import benchmarks.module; open('benchmarks/text.md').read()"])"""
+    file = toy.folder / "benchmarks" / "toy.py"
+    file.write_text(file.read_text().replace("time.sleep(self.options.pause_s)", in_pool))
+    path = toy.folder / "record.json"
+    code, _, stderr = toy.run("--smoke", "--record", str(path))
+    assert code == 0, stderr
+    assert {"benchmarks/module.py", "benchmarks/text.md"} <= set(json.loads(path.read_text())["inputs"])
+
+
 @dataclass(frozen=True)
 class Options:
     count: int = option(10, smoke=1, full=100, help="count")

@@ -1,34 +1,40 @@
-"""Found by every Python whose PYTHONPATH has this folder: notes at its end which of the project's files it has read.
+"""Found by every Python whose PYTHONPATH has this folder: notes which of the project's files it reads, as it does.
 
-A record's inputs are what its run has loaded, in this process and in all that it started (harness/inputs.py): modules,
-and files that Python's own `open` has read. Each process leaves one text file in the folder that BENCHMARK_INPUTS
-names, a path to a line.
+A record's inputs are what its run has loaded, in this process and in all that it started or forked (harness/inputs.py):
+modules, and files that Python's own `open` has read. All append to the file that BENCHMARK_INPUTS names, a path to a
+line; at once, since a forked process of a pool and one that is killed have no end at which to do it.
 """
 
-import atexit
 import os
 import sys
+from importlib.util import source_from_cache
 
-_FOLDER = os.environ.get("BENCHMARK_INPUTS")
+_FILE = os.environ.get("BENCHMARK_INPUTS")
 _ROOTS = tuple(os.environ.get("BENCHMARK_ROOTS", "").split(os.pathsep))
-_opened = set()
+_noted = set()
 
 
 def _see(event, arguments):
     if event == "open" and isinstance(arguments[0], str) and (arguments[1] or "r")[:1] == "r":
-        path = arguments[0] if arguments[0].startswith("/") else os.path.join(os.getcwd(), arguments[0])
-        if path.startswith(_ROOTS) and not path.endswith(".pyc"):
-            _opened.add(path)
+        _note(os.path.join(os.getcwd(), arguments[0]))
+    elif event == "import" and arguments[1]:  # of an extension module, whose file is not opened by Python
+        _note(arguments[1])
 
 
-def _note(folder):
-    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())} | _opened
-    named = sorted(path for path in files if path and path.startswith(_ROOTS))
-    if os.path.isdir(folder):  # a process that outlives the run notes nothing
-        with open(os.path.join(folder, f"{os.getpid()}.txt"), "w") as file:
-            file.write("\n".join(named))
+def _note(path):
+    if path in _noted or path == _FILE or not path.startswith(_ROOTS) or "/site-packages/" in path:
+        return
+    _noted.add(path)
+    source = source_from_cache(path) if path.endswith(".pyc") else path
+    try:
+        file = os.open(_FILE, os.O_WRONLY | os.O_APPEND)
+    except FileNotFoundError:  # this process outlives the run
+        return
+    os.write(file, f"{source}\n".encode())
+    os.close(file)
 
 
-if _FOLDER:
+if _FILE:
+    for _module in list(sys.modules.values()):
+        _note(getattr(_module, "__file__", None) or "")
     sys.addaudithook(_see)
-    atexit.register(_note, _FOLDER)
