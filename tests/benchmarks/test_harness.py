@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.harness import command, documents, inputs, keys, stale
+from benchmarks.harness import command, documents, inputs, journal, keys, stale
 from benchmarks.harness.benchmark import Benchmark, Cell, Row, at_size, option
 from benchmarks.harness.compare import moved
 from benchmarks.harness.kept import Kept, kept_rows
@@ -340,6 +340,10 @@ def test_documents_show_the_figures_of_records() -> None:
     fixed, said = documents.checked(text.replace("2.34", "2.40"), records)
     assert fixed == text
     assert said == ["toy: rows[model=a].ppl is 2.34, shown is 2.40"]
+    text = "It ends with\n\n<!-- toy: screen -->\n```\na\n\nb\n```\n"
+    screen = {"toy": {"figures": {"screen": "a\n\nb"}}}
+    assert documents.checked(text, screen) == (text, [])
+    assert documents.checked(text.replace("\nb", "\nc"), screen) == (text, ["toy: screen is b, shown is c"])
     lost, said = documents.checked("9<!-- toy: gone, .1f -->", records)
     assert lost == "9<!-- toy: gone, .1f -->"
     assert said == ["toy: gone is in no record; shown is '9'"]
@@ -348,6 +352,34 @@ def test_documents_show_the_figures_of_records() -> None:
 def test_the_documents_are_made_from_the_records(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(sys, "argv", ["documents"])
     assert documents.main() == 0, capsys.readouterr().out
+
+
+def test_an_entry_names_its_command_and_its_commit() -> None:
+    """The newest entries may wait for their commit; a benchmark's flag must be one that it has."""
+    text = """## 2026-11-24 · new
+
+`python -m benchmarks.caches --slots 0.3 --full`
+
+## 2026-11-23 · old · 0123abc
+
+No command gives it again.
+"""
+    assert list(journal.complaints(text)) == []
+    bad = (
+        text.replace("--slots", "--gone").replace("No command", "Nothing")
+        + "\n## 2026-11-22 · older\n\n`python -m benchmarks.x`\n"
+    )
+    assert list(journal.complaints(bad)) == [
+        "2026-11-24 · new: benchmarks.caches has no option gone",
+        "2026-11-23 · old: no command; name it, or say `No command` and why",
+        "2026-11-22 · older: no commit; --fix adds it",
+        "2026-11-22 · older: there is no benchmarks.x",
+    ]
+    assert journal.with_commits(text, {"2026-11-24 · new": "4567def"}) == text.replace("new\n", "new · 4567def\n")
+
+
+def test_the_journal_is_whole() -> None:
+    assert list(journal.complaints(journal.JOURNAL.read_text(encoding="utf-8"))) == []
 
 
 def test_rows_are_kept_as_soon_as_they_are_there(tmp_path: Path) -> None:
