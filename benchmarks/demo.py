@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
 from benchmarks.harness.command import main
+from benchmarks.harness.inputs import PYTHON
 from benchmarks.harness.places import ROOT
 from benchmarks.shared.builds import SHORT, build
 from coldpress.compiler.io import load_record
@@ -27,7 +28,6 @@ from coldpress.schemas.metrics import Metrics
 
 ARTIFACT = "build/demo/pixel6/demo-pixel6.coldpress"
 GENERATE = ("-m", "coldpress.runtime", "generate", ARTIFACT, "--prompt", "Dictionary displays")
-PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
 TOKEN = re.compile(r"^.*: p5, median, p95 .*$", re.MULTILINE)
 PLAIN = ("method", "format", "artifact_bytes", "resident_bytes", "budget_bytes", "flash_bytes_per_token")
 RATES = ("reads_per_token", "hit_rate", "ppl_artifact", "ppl_source", "tokens_per_s", "modelled_tokens_per_s")

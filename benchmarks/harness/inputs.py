@@ -1,7 +1,8 @@
 """Finds what a run has loaded, and what of that has changed since.
 
 The inputs of a record are the project's files that its processes have read: modules, templates, profiles, the native
-sources if the core was loaded, and the folders of real data. Comments and docstrings do not count.
+sources if the core was loaded, and the folders of real data. Comments and docstrings do not count, nor what a document
+says beside its examples in Python.
 """
 
 import ast
@@ -21,10 +22,13 @@ DATA_PREFIX = "data:"
 """Begins the name of an input that is a folder of the real data."""
 IGNORED = (".venv", ".snakemake", "build", "build-native", "benchmarks/results")
 WITHOUT_FIGURES = frozenset(
-    f"benchmarks/harness/{name}.py" for name in ("command", "inputs", "keys", "kept", "places", "record")
+    f"benchmarks/harness/{name}.py"
+    for name in ("command", "hook/sitecustomize", "inputs", "keys", "kept", "places", "record")
 )
 """How figures are printed and kept changes none of them."""
 C_COMMENT = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
+PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
+"""An example in Markdown."""
 DIGITS = 16
 
 
@@ -107,6 +111,8 @@ def _content(file: Path) -> bytes:
     if file.suffix in (".cpp", ".h", ".c"):
         bare = C_COMMENT.sub(lambda found: found[0] if found[0].startswith('"') else " ", file.read_text("utf-8"))
         return " ".join(bare.split()).encode()
+    if file.suffix == ".md":
+        return "".join(PYTHON.findall(file.read_text(encoding="utf-8"))).encode()
     return file.read_bytes()
 
 
