@@ -55,10 +55,6 @@ class Plugin(Benchmark[Options]):
     is_timing = True
     full_minutes = 1
 
-    def cells(self) -> Iterator[Cell]:
-        """One build."""
-        yield {}
-
     def measure(self, cell: Cell) -> Iterator[Row]:
         """One row."""
         short = SHORT if self.options.short else {}

@@ -99,13 +99,8 @@ class Plugin(Benchmark[Options]):
         "whole.*.peak_bytes?": "peak memory of all layers, by the line through the rows, by recipe",
         "whole.*.counted_bytes?": "the same of what is counted",
     }
+    over = {"layers": "layers", "recipe": "recipes"}
     full_minutes = 15
-
-    def cells(self) -> Iterator[Cell]:
-        """A cell per number of layers and recipe."""
-        for layers in self.options.layers:
-            for recipe in self.options.recipes:
-                yield {"layers": layers, "recipe": recipe}
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """One row."""

@@ -214,14 +214,8 @@ class Plugin(Benchmark[Options]):
         "rows[].over_rtn_error": "standard error of its logarithm over blocks",
     }
     needs_data = True
+    over = {"model": "models", "density": "densities", "format": "formats"}
     full_minutes = 90
-
-    def cells(self) -> Iterator[Cell]:
-        """A cell per model, density and format."""
-        for model in self.options.models:
-            for density in self.options.densities:
-                for code in self.options.formats:
-                    yield {"model": model, "density": density, "format": code}
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """A row per algorithm."""

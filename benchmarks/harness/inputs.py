@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 import runpy
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -21,11 +22,15 @@ NATIVE = "runtime/native"
 DATA_PREFIX = "data:"
 """Begins the name of an input that is a folder of the real data."""
 IGNORED = (".venv", ".snakemake", "build", "build-native", "benchmarks/results")
-WITHOUT_FIGURES = frozenset(
-    f"benchmarks/harness/{name}.py"
-    for name in ("command", "hook/sitecustomize", "inputs", "keys", "kept", "places", "record")
+WITHOUT_FIGURES = (
+    *(
+        f"benchmarks/harness/{name}.py"
+        for name in ("command", "hook/sitecustomize", "inputs", "keys", "kept", "places", "record")
+    ),
+    "tests/support/warm",
+    "tests/support/snakemake_server.py",
 )
-"""How figures are printed and kept changes none of them."""
+"""How figures are printed and kept changes none of them, nor how processes are started."""
 C_COMMENT = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
 PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
 """An example in Markdown."""
@@ -38,7 +43,7 @@ def watch(notes: Path) -> None:
     os.environ["BENCHMARK_INPUTS"] = str(notes)
     os.environ["BENCHMARK_ROOTS"] = os.pathsep.join(str(root) for root in (ROOT, DATA) if root)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HOOK), os.environ.get("PYTHONPATH"))))
-    runpy.run_path(str(HOOK / "sitecustomize.py"))
+    runpy.run_path(str(HOOK / "sitecustomize.py"))["begin"](list(sys.modules.values()))
 
 
 def watched(notes: Path) -> list[str]:
@@ -55,7 +60,7 @@ def _name_of(path: str) -> str | None:
     name = file.relative_to(ROOT).as_posix()
     if file.name.startswith("_native.") and file.suffix == ".so":
         return NATIVE
-    ignored = name.startswith(IGNORED) or "__pycache__" in file.parts or name in WITHOUT_FIGURES
+    ignored = name.startswith(IGNORED + WITHOUT_FIGURES) or "__pycache__" in file.parts
     return None if ignored or not file.is_file() else name
 
 

@@ -162,7 +162,7 @@ def _started(*arguments: str) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
         [sys.executable, "-m", "tests.support.warm_server", *arguments],
         cwd=ROOT,
-        env=environment() | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        env=environment() | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "BENCHMARK_INPUTS": ""},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         process_group=0,  # in one session, so that jobs can join the group of their build

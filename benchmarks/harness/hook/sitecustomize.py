@@ -9,32 +9,37 @@ import os
 import sys
 from importlib.util import source_from_cache
 
-_FILE = os.environ.get("BENCHMARK_INPUTS")
-_ROOTS = tuple(os.environ.get("BENCHMARK_ROOTS", "").split(os.pathsep))
 _noted = set()
 
 
 def _see(event, arguments):
     if event == "open" and isinstance(arguments[0], str) and (arguments[1] or "r")[:1] == "r":
-        _note(os.path.join(os.getcwd(), arguments[0]))
+        note(os.path.join(os.getcwd(), arguments[0]))
     elif event == "import" and arguments[1]:  # of an extension module, whose file is not opened by Python
-        _note(arguments[1])
+        note(arguments[1])
 
 
-def _note(path):
-    if path in _noted or path == _FILE or not path.startswith(_ROOTS) or "/site-packages/" in path:
+def note(path):
+    """Notes one file, if it is the project's and not yet noted."""
+    notes, roots = os.environ.get("BENCHMARK_INPUTS"), os.environ.get("BENCHMARK_ROOTS", "").split(os.pathsep)
+    if not notes or path in _noted or path == notes or not path.startswith(tuple(roots)) or "/site-packages/" in path:
         return
     _noted.add(path)
     source = source_from_cache(path) if path.endswith(".pyc") else path
     try:
-        file = os.open(_FILE, os.O_WRONLY | os.O_APPEND)
+        file = os.open(notes, os.O_WRONLY | os.O_APPEND)
     except FileNotFoundError:  # this process outlives the run
         return
     os.write(file, f"{source}\n".encode())
     os.close(file)
 
 
-if _FILE:
-    for _module in list(sys.modules.values()):
-        _note(getattr(_module, "__file__", None) or "")
+def begin(modules):
+    """Notes these modules, and from now on every file that is read."""
+    for module in modules:
+        note(getattr(module, "__file__", None) or "")
     sys.addaudithook(_see)
+
+
+if os.environ.get("BENCHMARK_INPUTS") and __name__ == "sitecustomize":
+    begin(list(sys.modules.values()))
