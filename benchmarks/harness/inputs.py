@@ -53,13 +53,13 @@ def watched(notes: Path) -> list[str]:
 
 def _name_of(path: str) -> str | None:
     file = Path(path).resolve()
+    if file.name.startswith("_native.") and file.suffix == ".so":  # wherever it is installed
+        return NATIVE
     if DATA and file.is_relative_to(DATA.resolve()):
         return DATA_PREFIX + "/".join(file.relative_to(DATA.resolve()).parts[:2])
     if not file.is_relative_to(ROOT):
         return None
     name = file.relative_to(ROOT).as_posix()
-    if file.name.startswith("_native.") and file.suffix == ".so":
-        return NATIVE
     ignored = name.startswith(IGNORED + WITHOUT_FIGURES) or "__pycache__" in file.parts
     return None if ignored or not file.is_file() else name
 

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.harness.places import names
 from tests.support import warm
+from tests.support.data import data_folder
 
 ROOT = Path(__file__).parents[2]
 
@@ -75,3 +76,20 @@ def test_a_benchmark_runs_with_its_smallest_inputs(name: str, tmp_path: Path) ->
         pytest.skip(last)
     assert code == 0, done.stderr[-6000:]
     assert json.loads(done.stdout.splitlines()[-1])["rows"]
+
+
+@pytest.mark.slow
+def test_the_inputs_of_a_build_are_what_it_uses(tmp_path: Path) -> None:
+    """Its jobs are forked from a process that has imported every plug-in; an edit of another makes nothing stale."""
+    data_folder()
+    path = tmp_path / "record.json"
+    command = [sys.executable, "-m", "benchmarks.gates", "--smoke", "--fresh", "--record", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600)
+    assert done.returncode == 0, done.stderr[-6000:]
+    found = set(json.loads(path.read_text())["inputs"])
+    assert {"benchmarks/gates.py", "rules/quantize.smk", "data:models/stories260k"} <= found
+    assert {"compiler/stages/quantize/rtn.py", "runtime/sparsity/dense.py", "runtime/cache/lfu.py"} <= found
+    assert any(path.startswith("runtime/native") for path in found)
+    others = {"compiler/stages/quantize/gptq.py", "runtime/sparsity/wina.py", "runtime/cache/s3fifo.py"}
+    assert not others & found
+    assert not {path for path in found if path.startswith("tests/support/warm")}

@@ -22,7 +22,8 @@ def _see(event, arguments):
 def note(path):
     """Notes one file, if it is the project's and not yet noted."""
     notes, roots = os.environ.get("BENCHMARK_INPUTS"), os.environ.get("BENCHMARK_ROOTS", "").split(os.pathsep)
-    if not notes or path in _noted or path == notes or not path.startswith(tuple(roots)) or "/site-packages/" in path:
+    ours = path.startswith(tuple(roots)) and "/site-packages/" not in path
+    if not notes or path in _noted or path == notes or not (ours or "/_native." in path):
         return
     _noted.add(path)
     source = source_from_cache(path) if path.endswith(".pyc") else path
