@@ -53,7 +53,8 @@ class Running:
         """
         if not select.select([self._connection], [], [], timeout_s)[0]:
             raise TimeoutError
-        return int(self._line() or -signal.SIGKILL)
+        with self._connection:
+            return int(self._line() or -signal.SIGKILL)
 
     @property
     def stdout(self) -> str:
