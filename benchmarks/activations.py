@@ -4,7 +4,6 @@ Each model's weights are rounded to nearest, packed with the dense selector and 
 are scored one by one, as decoding computes them, with float32, 16 and 8 bits, on one thread, in turns over blocks.
 """
 
-import itertools
 import json
 import math
 from collections.abc import Iterator
@@ -115,12 +114,8 @@ class Plugin(Benchmark[Options]):
     }
     is_timing = True
     needs_data = True
+    over = {"model": "models", "format": "formats"}
     full_minutes = 10
-
-    def cells(self) -> Iterator[Cell]:
-        """A cell per model and weight format."""
-        for model, name in itertools.product(self.options.models, self.options.formats):
-            yield {"model": model, "format": name}
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """A row per activation format."""

@@ -89,10 +89,6 @@ class Plugin(Benchmark[Options]):
     is_timing = True
     full_minutes = 6
 
-    def cells(self) -> Iterator[Cell]:
-        """One text: a phase depends on the one before."""
-        yield {}
-
     def measure(self, cell: Cell) -> Iterator[Row]:
         """A row per phase."""
         path = build(self.folder / "a", self.options.intermediate_size)

@@ -8,7 +8,6 @@ text before the measured one fills the caches. `--split validation` serves to ch
 test text.
 """
 
-import itertools
 import math
 import statistics
 import time
@@ -152,15 +151,8 @@ class Plugin(Benchmark[Options]):
         },
     }
     needs_data = True
+    over = {"case": "cases", "slots": "slots", "pinned": "pinned", "policy": "policies"}
     full_minutes = 30
-
-    def cells(self) -> Iterator[Cell]:
-        """A cell per case, slots, pinned share and policy."""
-        options = self.options
-        for case, slots, pinned, policy in itertools.product(
-            options.cases, options.slots, options.pinned, options.policies
-        ):
-            yield {"case": case, "slots": slots, "pinned": pinned, "policy": policy}
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """A row per device: means over the layers of a case."""

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.apart import apart
+from benchmarks.harness.apart import apart, peak_rss_bytes
 from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
 from benchmarks.harness.command import main
 from benchmarks.harness.timing import spread
-from tests.support.usage import Usage, measured
 
 THREADS = 2
 BLOCK_TOKENS = 256
@@ -76,9 +75,9 @@ class Plugin(Benchmark[Options]):
         made = self.once(layers, lambda: self._prepared(layers, part))
         if part != "memory":
             dtype = "float32" if part == "float32" else "auto"
-            yield {"pass": "plain"} | self._measured("plain", made, dtype)
+            yield {"pass": "plain"} | apart(self, "plain", made, dtype)
         if part != "float32":
-            yield {"pass": "calibrate"} | self._measured("calibrated", made, 1)
+            yield {"pass": "calibrate"} | apart(self, "calibrated", made, 1)
 
     def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
         """Ratios of the rounds, and memory."""
@@ -102,7 +101,7 @@ class Plugin(Benchmark[Options]):
         made = str(self.folder / f"layers-{layers}")
         apart(self, "prepare", made, layers)
         if part == "rounds" and self.options.rounds > 1:
-            self._measured("calibrated", made, max(1, self.options.tokens // BLOCK_TOKENS))
+            apart(self, "calibrated", made, max(1, self.options.tokens // BLOCK_TOKENS))
         return made
 
     def prepare(self, made: str, layers: int) -> None:
@@ -120,16 +119,6 @@ class Plugin(Benchmark[Options]):
         text = TokenizeConfig(corpus=str(checkpoint / "corpus.jsonl"), calibration_tokens=tokens)
         save_record(model, folder / "ingest.json")
         save_record(tokenize.run(text, model, Workspace(folder / "tokenize", "benchmark")), folder / "tokenize.json")
-
-    def _measured(self, method: str, *arguments: Any) -> Row:
-        """What a method says of itself in another process, and that one's peak memory."""
-        used: list[Usage] = []
-
-        def run(command: list[str]) -> int:
-            used.append(measured(*command[1:], folder=self.folder))
-            return 0
-
-        return apart(self, method, *arguments, run=run) | {"peak_rss_bytes": used[0].peak_rss_bytes}
 
     def calibrated(self, made: str, shards: int) -> Row:
         """Runs the stage on one of `shards` parts of the text."""
@@ -150,7 +139,8 @@ class Plugin(Benchmark[Options]):
             figures = {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - cpu}
             neurons = found.layers[-1].family("neuron")
             assert neurons is not None
-            return figures | {"dtype": found.compute_dtype, "density": neurons.density}
+            figures |= {"dtype": found.compute_dtype, "density": neurons.density}
+            return figures | {"peak_rss_bytes": peak_rss_bytes()}
 
     def plain(self, made: str, dtype: str) -> Row:
         """Runs transformers' own model; `dtype` is torch's name, or auto for what transformers takes by itself."""
@@ -173,6 +163,7 @@ class Plugin(Benchmark[Options]):
                 "wall_s": time.perf_counter() - wall,
                 "cpu_s": time.process_time() - cpu,
                 "dtype": str(model.dtype).removeprefix("torch."),
+                "peak_rss_bytes": peak_rss_bytes(),
             }
 
 

@@ -49,10 +49,6 @@ class Plugin(Benchmark[Options]):
     is_timing = True
     full_minutes = 3
 
-    def cells(self) -> Iterator[Cell]:
-        """One artifact."""
-        yield {}
-
     def measure(self, cell: Cell) -> Iterator[Row]:
         """One row."""
         spec = small_spec(num_hidden_layers=self.options.layers, hidden_size=2048, intermediate_size=6144)

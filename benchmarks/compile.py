@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.apart import run_here
+from benchmarks.harness.apart import run_likewise
 from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
 from benchmarks.harness.command import main
 from benchmarks.package import plain_bytes_per_s
@@ -50,7 +50,7 @@ class Options:
     shape: str = option("mistral-7b", smoke="small", choices=SHAPES, help="shape of the model")
     layers: int = option(1, smoke=2, full=4, help="layers of the model")
     tokens: int = option(1024, smoke=512, full=2048, help="calibration tokens")
-    method: str = option("auto", smoke="relu", help="selector")
+    method: str = option("predictor", smoke="relu", full="auto", help="selector")
     device: str = option("pixel6", help="device profile")
     dram_budget: str = option("80%", smoke="95%", full="60%", help="DRAM budget")
     probe_bytes: int = option(512 << 20, smoke=32 << 20, help="bytes by which the disk is measured")
@@ -79,10 +79,6 @@ class Plugin(Benchmark[Options]):
     }
     is_timing = True
     full_minutes = 11
-
-    def cells(self) -> Iterator[Cell]:
-        """One build."""
-        yield {}
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """One row."""
@@ -122,7 +118,7 @@ class Plugin(Benchmark[Options]):
         options = self.options
         command = [sys.executable, "-m", "tests.support.planted", "--shape", options.shape, "--output", str(model)]
         command += ["--layers", str(options.layers), "--corpus-tokens", str(4 * options.tokens + 40960)]
-        if (warm.run if options.warm else run_here)(command):
+        if run_likewise(command):
             raise ColdpressError("the checkpoint could not be planted")
 
     def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:

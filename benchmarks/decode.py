@@ -254,12 +254,8 @@ class Plugin(Benchmark[Options]):
         "rows[].hit_rate": "share of used units in DRAM",
     }
     is_timing = True
+    over = {"case": "cases"}
     full_minutes = 6
-
-    def cells(self) -> Iterator[Cell]:
-        """A cell per case."""
-        for case in self.options.cases:
-            yield {"case": case}
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """One row."""

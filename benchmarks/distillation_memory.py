@@ -7,7 +7,6 @@ a process that does nothing else, top-k at half on all linear layers; the sum is
 model by it.
 """
 
-import resource
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.apart import apart
+from benchmarks.harness.apart import apart, peak_rss_bytes
 from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
 from benchmarks.harness.command import main
 from coldpress.compiler.io import Workspace, save_arrays
@@ -61,7 +60,7 @@ def one_step(checkpoint: Path, folder: Path, recipe: str) -> Row:
         sparsity = fitted(half.model_copy(update={"options": {"attention": True}}), model.spec, folder)
         distill.run(DistillConfig(recipe=recipe, distill_steps=1, **ONE_STEP), model, corpus, sparsity, work, 1)
         counted_bytes = distill.ram_bytes(size, recipe, {})
-    peak_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak_bytes = peak_rss_bytes()
     return {"peak_bytes": peak_bytes, "counted_bytes": counted_bytes}
 
 
@@ -100,13 +99,8 @@ class Plugin(Benchmark[Options]):
         "whole.*.peak_bytes?": "peak memory of all layers, by the line through the rows, by recipe",
         "whole.*.counted_bytes?": "the same of what is counted",
     }
+    over = {"layers": "layers", "recipe": "recipes"}
     full_minutes = 15
-
-    def cells(self) -> Iterator[Cell]:
-        """A cell per number of layers and recipe."""
-        for layers in self.options.layers:
-            for recipe in self.options.recipes:
-                yield {"layers": layers, "recipe": recipe}
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """One row."""

@@ -8,7 +8,6 @@ installed, at offsets and with memory of its own. In every round all take turns,
 is our bytes per second over bare's in the same round.
 """
 
-import itertools
 import json
 import os
 import shutil
@@ -160,12 +159,8 @@ class Plugin(Benchmark[Options]):
     }
     is_timing = True
     programs = ("cc",)
+    over = {"bytes": "sizes", "depth": "depths"}
     full_minutes = 3
-
-    def cells(self) -> Iterator[Cell]:
-        """A cell per size and depth."""
-        for size, depth in itertools.product(self.options.sizes, self.options.depths):
-            yield {"bytes": size, "depth": depth}
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """One row."""

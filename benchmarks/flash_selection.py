@@ -112,7 +112,9 @@ class Options:
         help="models",
     )
     devices: tuple[str, ...] = option(("pixel6",), full=("pixel6", "infinix-zero30"), help="device profiles")
-    orders: tuple[str, ...] = option(("structural",), full=tuple(ORDERS), choices=ORDERS, help="orders on flash")
+    orders: tuple[str, ...] = option(
+        ("structural",), smoke=("coactivation",), full=tuple(ORDERS), choices=ORDERS, help="orders on flash"
+    )
     groups: tuple[int, ...] = option((1,), full=(1, 4), help="layers that lie together")
     methods: tuple[str, ...] = option(
         ("greedy", "flash"),

@@ -44,11 +44,8 @@ class Plugin(Benchmark[Options]):
         "tokens_equal": "whether all group sizes give the same text",
     }
     needs_data = True
+    over = {"layers_per_group": "groups"}
     full_minutes = 2.5
-
-    def cells(self) -> Iterator[Cell]:
-        """One per group size."""
-        return ({"layers_per_group": size} for size in self.options.groups)
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """One row."""

@@ -135,12 +135,8 @@ class Plugin(Benchmark[Options]):
     }
     is_timing = True
     extra = "llama: xllamacpp"
+    over = {"threads": "threads"}
     full_minutes = 2
-
-    def cells(self) -> Iterator[Cell]:
-        """A cell per number of threads: all kernels share its rounds."""
-        for threads in self.options.threads:
-            yield {"threads": threads}
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """A row per kernel, activations and density."""

@@ -34,7 +34,7 @@ from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
 from benchmarks.harness.command import main
 from benchmarks.harness.timing import Gain, gain, spread
 from benchmarks.shared import llama_mmap, unbundled
-from benchmarks.shared.emulated import OTHER_BYTES, apart_under_caps, combinations
+from benchmarks.shared.emulated import OTHER_BYTES, apart_under_caps
 from benchmarks.shared.planted import (
     CASES,
     GROUP_LAYERS,
@@ -346,11 +346,8 @@ class Plugin(Benchmark[Options]):
     is_timing = True
     needs_root = True
     extra = "llama: xllamacpp"
+    over = {"case": "cases", "device": "devices", "dram": "dram"}
     full_minutes = 150
-
-    def cells(self) -> Iterator[Cell]:
-        """A cell per case, device and share in DRAM: each step stands on those before it."""
-        return combinations(self.options)
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """One row, measured in processes under the device's caps."""

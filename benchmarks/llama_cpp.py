@@ -70,11 +70,8 @@ class Plugin(Benchmark[Options]):
     is_timing = True
     needs_data = True
     extra = "llama: xllamacpp"
+    over = {"model": "models", "format": "formats"}
     full_minutes = 15
-
-    def cells(self) -> Iterator[Cell]:
-        """One per model and format."""
-        return ({"model": model, "format": form} for model in self.options.models for form in self.options.formats)
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """One row."""

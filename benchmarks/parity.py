@@ -63,11 +63,8 @@ class Plugin(Benchmark[Options]):
         "farthest_over_codes?": "the ratio to the same codes that is farthest from 1",
     }
     needs_data = True
+    over = {"model": "models", "format": "formats"}
     full_minutes = 15
-
-    def cells(self) -> Iterator[Cell]:
-        """One per model and format."""
-        return ({"model": model, "format": form} for model in self.options.models for form in self.options.formats)
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """One row."""

@@ -262,14 +262,8 @@ class Plugin(Benchmark[Options]):
         "models[].adaptive_saving?": "share of the parameters that sizes per layer save over the best single size",
     }
     needs_data = True
+    over = {"model": "models", "format": "formats", "sizes": "sizes"}
     full_minutes = 240
-
-    def cells(self) -> Iterator[Cell]:
-        """A cell per model, format and way to choose sizes."""
-        for model in self.options.models:
-            for format_name in self.options.formats:
-                for sizes in self.options.sizes:
-                    yield {"model": model, "format": format_name, "sizes": sizes}
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """One row."""

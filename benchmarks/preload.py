@@ -118,15 +118,8 @@ class Plugin(Benchmark[Options]):
         "rows[].preload_buffer_bytes": "bytes of the buffer",
     }
     is_timing = True
+    over = {"case": "cases", "similarity": "similarity", "layers_per_group": "groups", "room": "rooms"}
     full_minutes = 20
-
-    def cells(self) -> Iterator[Cell]:
-        """A cell per case, similarity, group and room."""
-        for case in self.options.cases:
-            for similarity in self.options.similarity:
-                for size in self.options.groups:
-                    for room in self.options.rooms:
-                        yield {"case": case, "similarity": similarity, "layers_per_group": size, "room": room}
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """One row."""

@@ -7,7 +7,6 @@ included. `gain` compares a token without reading ahead with one under the plan 
 computing ran side by side. `over_one`, without reading ahead, compares groups of one layer with these groups.
 """
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -96,15 +95,8 @@ class Plugin(Benchmark[Options]):
         "rows[].preload_guess": "the plan's",
         "rows[].collapse_gap_bytes": "the plan's",
     }
+    over = {"device": "devices", "case": "cases", "share": "shares", "layers_per_group": "groups"}
     full_minutes = 60
-
-    def cells(self) -> Iterator[Cell]:
-        """A cell per device, case, share and group size; the group sizes of one follow each other."""
-        options = self.options
-        for device, case, share, size in itertools.product(
-            options.devices, options.cases, options.shares, options.groups
-        ):
-            yield {"device": device, "case": case, "share": share, "layers_per_group": size}
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """A row per similarity."""

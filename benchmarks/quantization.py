@@ -19,6 +19,7 @@ from benchmarks.gates import MODELS
 from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
 from benchmarks.harness.command import main
 from benchmarks.harness.places import DATA
+from benchmarks.shared.builds import build
 from benchmarks.shared.cases import Replaced
 from coldpress.compiler.activity.choice import Choice, choice_of
 from coldpress.compiler.activity.forward import BlockHooks, Hooks, LayerStream
@@ -31,7 +32,6 @@ from coldpress.compiler.stages.quantize import QuantizeConfig
 from coldpress.runtime.plugins import load, names
 from coldpress.runtime.quantization import Format
 from coldpress.schemas.corpus import Corpus
-from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import FAMILIES, num_units, slice_length, slices
 from coldpress.schemas.gram import INPUT_OF, GramMatrices
 from coldpress.schemas.importance import Importance
@@ -39,7 +39,6 @@ from coldpress.schemas.model import Model
 from coldpress.schemas.quantized import LayerCodes
 from coldpress.schemas.sparsity import Sparsity
 from tests.support.imatrices import NAMES, write_legacy
-from tests.support.pipeline import snakemake
 
 WEIGHTED = "rtn, imatrix"
 ALGORITHMS = {"rtn": "rtn", WEIGHTED: "rtn", "gptq": "gptq"}
@@ -56,14 +55,12 @@ def prepare(model: str, density: float, folder: Path, test_tokens: int) -> tuple
     if corpus:
         assert DATA is not None
         settings |= {"model": DATA / "models" / model, "corpus": DATA / corpus, "context_length": 256}
-    done = snakemake(folder, "--until", "allocate", label=label, **settings)
-    if done.returncode:
-        raise ColdpressError(f"{model} {label} was not built: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-    built = folder / "build" / model
+    device = build(folder, "--until", "allocate", label=label, **settings)
+    built = device.parent
     return (
         load_record(built / "ingest.json", Model),
         load_record(built / "tokenize.json", Corpus),
-        load_record(built / f"pixel6+{label}" / "allocate.json", Sparsity),
+        load_record(device / "allocate.json", Sparsity),
     )
 
 
@@ -217,14 +214,8 @@ class Plugin(Benchmark[Options]):
         "rows[].over_rtn_error": "standard error of its logarithm over blocks",
     }
     needs_data = True
+    over = {"model": "models", "density": "densities", "format": "formats"}
     full_minutes = 90
-
-    def cells(self) -> Iterator[Cell]:
-        """A cell per model, density and format."""
-        for model in self.options.models:
-            for density in self.options.densities:
-                for code in self.options.formats:
-                    yield {"model": model, "density": density, "format": code}
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """A row per algorithm."""

@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.decode import Noted, read_buffers, reads_alone
 from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
 from benchmarks.harness.command import main
-from benchmarks.shared.emulated import OTHER_BYTES, apart_under_caps, combinations, sample_of
+from benchmarks.shared.emulated import OTHER_BYTES, apart_under_caps, sample_of
 from benchmarks.shared.planted import CASES, ORDERED, WIDTH_7B, artifact_of, plan_of, topic_tokens, write_artifacts
 from coldpress.runtime import _native
 from coldpress.runtime.artifact.reader import Artifact
@@ -180,11 +180,8 @@ class Plugin(Benchmark[Options]):
     }
     is_timing = True
     needs_root = True
+    over = {"case": "cases", "device": "devices", "dram": "dram"}
     full_minutes = 20
-
-    def cells(self) -> Iterator[Cell]:
-        """A cell per case, device and share in DRAM."""
-        return combinations(self.options)
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """One row, measured in a process under the device's caps."""

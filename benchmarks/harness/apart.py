@@ -1,6 +1,8 @@
 """Runs a method of a benchmark in a process of its own, for its memory, its caps or an import of its own."""
 
 import json
+import os
+import resource
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from typing import Any
 
 from benchmarks.harness.benchmark import Benchmark, options_type
 from benchmarks.harness.places import ROOT
+from tests.support import warm
 
 Run = Callable[[list[str]], int]
 """Runs a command and returns its exit code."""
@@ -28,7 +31,17 @@ def run_here(command: Sequence[str]) -> int:
             process.wait()
 
 
-def apart(benchmark: Benchmark[Any], method: str, *arguments: Any, run: Run = run_here) -> Any:
+def run_likewise(command: Sequence[str]) -> int:
+    """Runs a command as this process was started: anew, or forked from a warm one as the tests' smokes are."""
+    return warm.run(command) if warm.SERVERS in os.environ else run_here(command)
+
+
+def peak_rss_bytes() -> int:
+    """The largest memory of this process so far; of a forked one, of what it was forked from, too."""
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def apart(benchmark: Benchmark[Any], method: str, *arguments: Any, run: Run = run_likewise) -> Any:
     """Returns what a method of `benchmark` gives for JSON-ready `arguments` in another process.
 
     Args:

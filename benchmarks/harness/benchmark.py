@@ -1,5 +1,6 @@
 """Defines a benchmark: its options in three sizes, its cells, the rows of a cell, and the figures of all rows."""
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -64,6 +65,8 @@ class Benchmark(ABC, Generic[Options]):
     """The extra of pyproject.toml that it needs, with the package that the extra brings: `llama: xllamacpp`."""
     programs: ClassVar[tuple[str, ...]] = ()
     """Programs that it starts."""
+    over: ClassVar[Mapping[str, str]] = {}
+    """Name in a cell -> the option with its values; each combination is a cell, and the last name varies fastest."""
     full_minutes: ClassVar[float]
     """About how long `--full` takes on two cores."""
 
@@ -80,9 +83,10 @@ class Benchmark(ABC, Generic[Options]):
             self._made = (key, make())
         return self._made[1]
 
-    @abstractmethod
     def cells(self) -> Iterable[Cell]:
-        """Yields what is measured, in order; equal options give equal cells."""
+        """Yields what is measured, in order; equal options give equal cells. By default each combination of `over`."""
+        for values in itertools.product(*(getattr(self.options, option) for option in self.over.values())):
+            yield dict(zip(self.over, values, strict=True))
 
     @abstractmethod
     def measure(self, cell: Cell) -> Iterable[Row]:

@@ -4,7 +4,8 @@
 
 A figure in Markdown is followed by a comment that no reader sees: the benchmark, the path of the figure in its record,
 and the format, as `1.49<!-- ladder: layout_median, .2f -->`. A path is what harness/compare.py names a figure by; a
-figure with a spread is its median. Ends with code 1 and a line for each figure that differs; `--fix` writes them.
+figure with a spread is its median. A whole block of text is below its comment, as `<!-- demo: screen -->`. Ends with
+code 1 and a line for each figure that differs; `--fix` writes them.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping
+from itertools import zip_longest
 from typing import Any
 
 from benchmarks.harness.compare import named
@@ -19,6 +21,8 @@ from benchmarks.harness.places import ROOT, names, record_of
 
 DOCUMENTS = ("README.md",)
 MARK = re.compile(r"(?P<shown>[\w.,+-]*)<!-- (?P<name>\w+(?:\.full)?): (?P<path>[^>]+?), (?P<format>[^,>]*) -->")
+
+BLOCK = re.compile(r"<!-- (?P<name>\w+(?:\.full)?): (?P<path>\w+) -->\n+```\n(?P<shown>.*?)(?=\n```\n)", re.DOTALL)
 
 
 def figure(record: Mapping[str, Any], path: str, form: str) -> str:
@@ -37,15 +41,18 @@ def checked(text: str, records: Mapping[str, Mapping[str, Any]]) -> tuple[str, l
 
     def replaced(found: re.Match[str]) -> str:
         try:
-            true = figure(records[found["name"]], found["path"], found["format"])
+            true = figure(records[found["name"]], found["path"], found.groupdict().get("format", ""))
         except KeyError:
             said.append(f"{found['name']}: {found['path']} is in no record; shown is {found['shown']!r}")
             return found[0]
-        if true != found["shown"]:
-            said.append(f"{found['name']}: {found['path']} is {true}, shown is {found['shown']}")
-        return true + found[0][len(found["shown"]) :]
+        for line, shown in zip_longest(true.split("\n"), found["shown"].split("\n")):
+            if line != shown:
+                said.append(f"{found['name']}: {found['path']} is {line}, shown is {shown}")
+        return text[found.start() : found.start("shown")] + true + text[found.end("shown") : found.end()]
 
-    return MARK.sub(replaced, text), said
+    for mark in (BLOCK, MARK):
+        text = mark.sub(replaced, text)
+    return text, said
 
 
 def read_records() -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Finds what a run has loaded, and what of that has changed since.
 
 The inputs of a record are the project's files that its processes have read: modules, templates, profiles, the native
-sources if the core was loaded, and the folders of real data. Comments and docstrings do not count.
+sources if the core was loaded, and the folders of real data. Comments and docstrings do not count, nor what a document
+says beside its examples in Python.
 """
 
 import ast
@@ -10,6 +11,7 @@ import hashlib
 import os
 import re
 import runpy
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -20,47 +22,45 @@ NATIVE = "runtime/native"
 DATA_PREFIX = "data:"
 """Begins the name of an input that is a folder of the real data."""
 IGNORED = (".venv", ".snakemake", "build", "build-native", "benchmarks/results")
-WITHOUT_FIGURES = frozenset(
-    f"benchmarks/harness/{name}.py" for name in ("command", "inputs", "keys", "kept", "places", "record")
+WITHOUT_FIGURES = (
+    *(
+        f"benchmarks/harness/{name}.py"
+        for name in ("command", "hook/sitecustomize", "inputs", "keys", "kept", "places", "record")
+    ),
+    "tests/support/warm",
+    "tests/support/snakemake_server.py",
 )
-"""How figures are printed and kept changes none of them."""
+"""How figures are printed and kept changes none of them, nor how processes are started."""
 C_COMMENT = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
+PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
+"""An example in Markdown."""
 DIGITS = 16
 
 
-def watch(folder: Path) -> None:
-    """From now on, this process and those that it starts note in `folder` which files they have read."""
-    folder.mkdir(parents=True, exist_ok=True)
-    os.environ["BENCHMARK_INPUTS"] = str(folder)
+def watch(notes: Path) -> None:
+    """From now on, this process and those that it starts or forks note in a new file which files they read."""
+    notes.touch()
+    os.environ["BENCHMARK_INPUTS"] = str(notes)
     os.environ["BENCHMARK_ROOTS"] = os.pathsep.join(str(root) for root in (ROOT, DATA) if root)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HOOK), os.environ.get("PYTHONPATH"))))
-    _hook()
+    runpy.run_path(str(HOOK / "sitecustomize.py"))["begin"](list(sys.modules.values()))
 
 
-@functools.cache
-def _hook() -> Mapping[str, object]:
-    return runpy.run_path(str(HOOK / "sitecustomize.py"))
-
-
-def watched(folder: Path) -> list[str]:
-    """The names of all inputs that the processes have noted in `folder`, sorted."""
-    note = _hook()["_note"]
-    assert callable(note)
-    note(str(folder))
-    found = {line for file in folder.glob("*.txt") for line in file.read_text().splitlines()}
-    return sorted(set(filter(None, map(_name_of, found))))
+def watched(notes: Path) -> list[str]:
+    """The names of all inputs that the processes have noted, sorted."""
+    return sorted(set(filter(None, map(_name_of, set(notes.read_text().splitlines())))))
 
 
 def _name_of(path: str) -> str | None:
     file = Path(path).resolve()
+    if file.name.startswith("_native.") and file.suffix == ".so":  # wherever it is installed
+        return NATIVE
     if DATA and file.is_relative_to(DATA.resolve()):
         return DATA_PREFIX + "/".join(file.relative_to(DATA.resolve()).parts[:2])
     if not file.is_relative_to(ROOT):
         return None
     name = file.relative_to(ROOT).as_posix()
-    if file.name.startswith("_native.") and file.suffix == ".so":
-        return NATIVE
-    ignored = name.startswith(IGNORED) or "__pycache__" in file.parts or name in WITHOUT_FIGURES
+    ignored = name.startswith(IGNORED + WITHOUT_FIGURES) or "__pycache__" in file.parts
     return None if ignored or not file.is_file() else name
 
 
@@ -116,6 +116,8 @@ def _content(file: Path) -> bytes:
     if file.suffix in (".cpp", ".h", ".c"):
         bare = C_COMMENT.sub(lambda found: found[0] if found[0].startswith('"') else " ", file.read_text("utf-8"))
         return " ".join(bare.split()).encode()
+    if file.suffix == ".md":
+        return "".join(PYTHON.findall(file.read_text(encoding="utf-8"))).encode()
     return file.read_bytes()
 
 

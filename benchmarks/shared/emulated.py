@@ -1,14 +1,12 @@
 """Measures planted artifacts in a process under the kernel's caps of a device (runtime/cli/emulation)."""
 
-import itertools
 import os
 import sys
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from benchmarks.harness.apart import apart
-from benchmarks.harness.benchmark import Benchmark, Cell
+from benchmarks.harness.benchmark import Benchmark
 from coldpress.runtime.cli.emulation import emulate
 from coldpress.runtime.cli.emulation.caps import Caps
 from coldpress.runtime.profiles.devices import load_device
@@ -16,23 +14,6 @@ from coldpress.runtime.profiles.devices import load_device
 SAMPLE, SAMPLE_BYTES = "disk.sample", 64 << 20
 OTHER_BYTES = 768 << 20
 """Memory of a process beside its budget: interpreter, libraries, checksums, the artifact's tables."""
-
-
-class Combined(Protocol):
-    """Options of cases, devices and shares of the units in DRAM."""
-
-    @property
-    def cases(self) -> Iterable[str]: ...
-    @property
-    def devices(self) -> Iterable[str]: ...
-    @property
-    def dram(self) -> Iterable[float]: ...
-
-
-def combinations(options: Combined) -> Iterator[Cell]:
-    """Every combination, case by case."""
-    for case, device, dram in itertools.product(options.cases, options.devices, options.dram):
-        yield {"case": case, "device": device, "dram": dram}
 
 
 def sample_of(folder: Path) -> Path:

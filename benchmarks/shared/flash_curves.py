@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.evaluation.evaluate import Sparse, evaluate
 from benchmarks.evaluation.reads import Reading, reads_of
 from benchmarks.shared.flash_prices import fitted, priced
-from benchmarks.shared.flash_setting import FAMILIES_PRUNED, UNIT_BYTES, Known, Setting, masked_by
+from benchmarks.shared.flash_setting import FAMILIES_PRUNED, UNIT_BYTES, Known, Setting, masked_by, top_k
 from benchmarks.shared.greedy_chunks import greedy_chunks
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.sparsity import Residency, flash, topk
@@ -93,15 +93,11 @@ def _missing(cache: CachePolicy, mask: np.ndarray) -> np.ndarray:
 
 def _keeping(density: float, found: list[Any]) -> Callable[[np.ndarray, Any], np.ndarray]:
     def select_many(values: np.ndarray, arrays: Any) -> np.ndarray:
-        mask = topk.Plugin().select_many(values, _count(values, density))
+        mask = top_k(values, density)
         found.append((arrays["key"], mask))
         return mask
 
     return select_many
-
-
-def _count(values: np.ndarray, density: float) -> dict[str, np.ndarray]:
-    return {"num_selected": np.array([topk.num_selected(values.shape[1], density)])}
 
 
 def topk_curves(setting: Setting, masks: TopK) -> tuple[Curve, Curve]:

@@ -9,10 +9,10 @@ from scipy.special import log_softmax
 
 from benchmarks.evaluation.evaluate import Masks, Sparse
 from benchmarks.shared.flash_prices import fitted
-from benchmarks.shared.flash_setting import FAMILIES_PRUNED, UNIT_BYTES, Known, Orders, Setting
+from benchmarks.shared.flash_setting import FAMILIES_PRUNED, UNIT_BYTES, Known, Orders, Setting, top_k
 from coldpress.compiler.stages.order._task import Heuristic
 from coldpress.runtime.plugins import load
-from coldpress.runtime.sparsity import flash, topk
+from coldpress.runtime.sparsity import flash
 from tests.support.statistics import task_of
 
 ROUNDS = 3
@@ -28,14 +28,7 @@ def structural(setting: Setting) -> Orders:
 
 def coactivation(setting: Setting) -> Orders:
     """Ripple's Algorithm 1 on what top-k at half of the units uses of calibration text."""
-    return {
-        key: _arranged(topk.Plugin().select_many(signal, _half(signal)), key[1])
-        for key, signal in setting.known.signals.items()
-    }
-
-
-def _half(values: np.ndarray) -> dict[str, np.ndarray]:
-    return {"num_selected": np.array([topk.num_selected(values.shape[1], 0.5)])}
+    return {key: _arranged(top_k(signal, 0.5), key[1]) for key, signal in setting.known.signals.items()}
 
 
 def own(setting: Setting) -> Orders:

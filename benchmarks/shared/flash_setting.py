@@ -15,7 +15,7 @@ from benchmarks.shared.cases import Case, case_of
 from coldpress.compiler.activity.unit_statistics import unit_norms
 from coldpress.compiler.cost_model import PEAK_READ_BYTES, read_units
 from coldpress.compiler.seconds import Reading as Requests
-from coldpress.runtime.sparsity import Residency
+from coldpress.runtime.sparsity import Residency, topk
 from coldpress.runtime.store.clock import fetch_seconds
 from coldpress.runtime.store.planner import Strided
 from coldpress.runtime.store.reads import MAX_READ_BYTES
@@ -142,3 +142,9 @@ def masked_by(
 
     selector: Any = SimpleNamespace(select_many=select_many, select=select or alone, SEES_RESIDENCY=select is not None)
     return Sparse(selector, FAMILIES_PRUNED, {key: {"key": key} for key in keys})  # type: ignore[dict-item]
+
+
+def top_k(values: np.ndarray, density: float) -> np.ndarray:
+    """Marks the units that top-k uses of each token: float32 [T, num_units] -> bool [T, num_units]."""
+    selector = topk.Plugin()
+    return selector.select_many(values, selector.fit(values.shape[1], density, {}, topk.Options()))

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.harness import command, documents, inputs, keys, stale
+from benchmarks.harness import command, documents, inputs, journal, keys, stale
 from benchmarks.harness.benchmark import Benchmark, Cell, Row, at_size, option
 from benchmarks.harness.compare import moved
 from benchmarks.harness.kept import Kept, kept_rows
@@ -195,6 +195,21 @@ def test_a_record_names_all_that_a_reader_asks_for(toy: Toy) -> None:
     assert set(found["load"]) == {"before", "after"}
 
 
+def test_what_a_forked_process_loads_is_an_input(toy: Toy) -> None:
+    """A pool ends its processes without their leave, so that none can tell at its end."""
+    for name in ("module.py", "text.md"):
+        (toy.folder / "benchmarks" / name).write_text("")
+    in_pool = """import multiprocessing
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            pool.apply(exec, ["import benchmarks.module; open('benchmarks/text.md').read()"])"""
+    file = toy.folder / "benchmarks" / "toy.py"
+    file.write_text(file.read_text().replace("time.sleep(self.options.pause_s)", in_pool))
+    path = toy.folder / "record.json"
+    code, _, stderr = toy.run("--smoke", "--record", str(path))
+    assert code == 0, stderr
+    assert {"benchmarks/module.py", "benchmarks/text.md"} <= set(json.loads(path.read_text())["inputs"])
+
+
 @dataclass(frozen=True)
 class Options:
     count: int = option(10, smoke=1, full=100, help="count")
@@ -325,6 +340,10 @@ def test_documents_show_the_figures_of_records() -> None:
     fixed, said = documents.checked(text.replace("2.34", "2.40"), records)
     assert fixed == text
     assert said == ["toy: rows[model=a].ppl is 2.34, shown is 2.40"]
+    text = "It ends with\n\n<!-- toy: screen -->\n```\na\n\nb\n```\n"
+    screen = {"toy": {"figures": {"screen": "a\n\nb"}}}
+    assert documents.checked(text, screen) == (text, [])
+    assert documents.checked(text.replace("\nb", "\nc"), screen) == (text, ["toy: screen is b, shown is c"])
     lost, said = documents.checked("9<!-- toy: gone, .1f -->", records)
     assert lost == "9<!-- toy: gone, .1f -->"
     assert said == ["toy: gone is in no record; shown is '9'"]
@@ -333,6 +352,34 @@ def test_documents_show_the_figures_of_records() -> None:
 def test_the_documents_are_made_from_the_records(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(sys, "argv", ["documents"])
     assert documents.main() == 0, capsys.readouterr().out
+
+
+def test_an_entry_names_its_command_and_its_commit() -> None:
+    """The newest entries may wait for their commit; a benchmark's flag must be one that it has."""
+    text = """## 2026-11-24 · new
+
+`python -m benchmarks.caches --slots 0.3 --full`
+
+## 2026-11-23 · old · 0123abc
+
+No command gives it again.
+"""
+    assert list(journal.complaints(text)) == []
+    bad = (
+        text.replace("--slots", "--gone").replace("No command", "Nothing")
+        + "\n## 2026-11-22 · older\n\n`python -m benchmarks.x`\n"
+    )
+    assert list(journal.complaints(bad)) == [
+        "2026-11-24 · new: benchmarks.caches has no option gone",
+        "2026-11-23 · old: no command; name it, or say `No command` and why",
+        "2026-11-22 · older: no commit; --fix adds it",
+        "2026-11-22 · older: there is no benchmarks.x",
+    ]
+    assert journal.with_commits(text, {"2026-11-24 · new": "4567def"}) == text.replace("new\n", "new · 4567def\n")
+
+
+def test_the_journal_is_whole() -> None:
+    assert list(journal.complaints(journal.JOURNAL.read_text(encoding="utf-8"))) == []
 
 
 def test_rows_are_kept_as_soon_as_they_are_there(tmp_path: Path) -> None:
@@ -354,7 +401,10 @@ def test_the_command_names_its_sizes(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_the_workflow_measures_what_has_no_record_and_timings_alone() -> None:
     """Each benchmark of the harness has a rule's job; the dry run writes no record."""
+    for name in names():
+        stale.inputs_file(name).unlink()
     told = [sys.executable, "-m", "snakemake", "-s", "benchmarks/Snakefile", "-n", "--cores", "2", "--forceall"]
+    told += ["--", *(f"benchmarks/results/{name}.json" for name in names())]  # whose inputs' files are not there yet
     done = subprocess.run(told, cwd=ROOT, capture_output=True, text=True, timeout=300)
     shown = done.stdout + done.stderr
     assert done.returncode == 0, shown[-3000:]

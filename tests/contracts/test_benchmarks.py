@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness.places import names
+from tests.support import warm
+from tests.support.data import data_folder
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,13 +63,33 @@ def test_a_benchmark_without_its_extra_ends_in_a_sentence(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", names())
-def test_a_benchmark_runs_with_its_smallest_inputs(name: str) -> None:
-    """Its last line has the documented keys, or it says in one sentence what this machine lacks."""
-    command = [sys.executable, "-m", f"benchmarks.{name}", "--smoke", "--fresh"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600)
-    if done.returncode == 2:
+def test_a_benchmark_runs_with_its_smallest_inputs(name: str, tmp_path: Path) -> None:
+    """Its last line has the documented keys, or it says in one sentence what this machine lacks.
+
+    It is forked from a process that has imported the libraries; all benchmarks of a worker and their builds share it.
+    """
+    done = warm.start_module(tmp_path, f"benchmarks.{name}", "--smoke", "--fresh")
+    code = done.wait(600)
+    if code == 2:
         last = done.stderr.splitlines()[-1]
         assert last.startswith(f"error: benchmarks.{name} "), done.stderr[-3000:]
         pytest.skip(last)
-    assert done.returncode == 0, done.stderr[-6000:]
+    assert code == 0, done.stderr[-6000:]
     assert json.loads(done.stdout.splitlines()[-1])["rows"]
+
+
+@pytest.mark.slow
+def test_the_inputs_of_a_build_are_what_it_uses(tmp_path: Path) -> None:
+    """Its jobs are forked from a process that has imported every plug-in; an edit of another makes nothing stale."""
+    data_folder()
+    path = tmp_path / "record.json"
+    command = [sys.executable, "-m", "benchmarks.gates", "--smoke", "--fresh", "--record", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600)
+    assert done.returncode == 0, done.stderr[-6000:]
+    found = set(json.loads(path.read_text())["inputs"])
+    assert {"benchmarks/gates.py", "rules/quantize.smk", "data:models/stories260k"} <= found
+    assert {"compiler/stages/quantize/rtn.py", "runtime/sparsity/dense.py", "runtime/cache/lfu.py"} <= found
+    assert any(path.startswith("runtime/native") for path in found)
+    others = {"compiler/stages/quantize/gptq.py", "runtime/sparsity/wina.py", "runtime/cache/s3fifo.py"}
+    assert not others & found
+    assert not {path for path in found if path.startswith("tests/support/warm")}

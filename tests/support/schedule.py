@@ -6,6 +6,8 @@ from xdist.scheduler import LoadScopeScheduling
 
 BUILDS = ("tests/workflow/", "tests/contracts/test_one_file.py")
 """Tests of the shared build (tests/support/workflow.py): a process that has none of them need not wait for it."""
+ALONE = "tests/contracts/test_benchmarks.py::test_a_benchmark_runs_"
+"""Cases of a test that share nothing and take long together."""
 
 
 class ByFile(LoadScopeScheduling):
@@ -19,4 +21,6 @@ class ByFile(LoadScopeScheduling):
         super().__init__(config, log)
 
     def _split_scope(self, nodeid: str) -> str:
+        if nodeid.startswith(ALONE):
+            return nodeid
         return BUILDS[0] if nodeid.startswith(BUILDS) else nodeid.partition("::")[0]

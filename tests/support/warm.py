@@ -22,6 +22,8 @@ from coldpress.schemas.errors import ColdpressError
 from tests.support.data import ROOT
 from tests.support.pipeline import command, environment, target
 
+SERVERS = "WARM_SERVERS"
+"""Variable with the name of the servers of a process that was forked from one of them."""
 CLIENT = """#!{python} -IS
 import json, os, socket, sys
 server = socket.socket(socket.AF_UNIX)
@@ -51,11 +53,22 @@ class Running:
         """
         if not select.select([self._connection], [], [], timeout_s)[0]:
             raise TimeoutError
-        return int(self._line() or -signal.SIGKILL)
+        with self._connection:
+            return int(self._line() or -signal.SIGKILL)
+
+    @property
+    def stdout(self) -> str:
+        """What it has said to standard output."""
+        return self._errors.with_suffix(".out").read_text()
+
+    @property
+    def stderr(self) -> str:
+        """What it has said to standard error."""
+        return self._errors.read_text()
 
     def said(self) -> str:
-        """What it has said to standard error, and to standard output before that."""
-        return self._errors.with_suffix(".out").read_text() + self._errors.read_text()
+        """Both, standard output first."""
+        return self.stdout + self.stderr
 
     def _line(self) -> str:
         line = b""
@@ -69,11 +82,20 @@ def start(
 ) -> Running:
     """Starts a build in `folder`, with `more` in its environment."""
     folder.mkdir(parents=True, exist_ok=True)
-    errors = Path(tempfile.mkstemp(".err", dir=folder)[1])
-    told = command(*arguments, cores=cores, **config)
+    return _told_to(folder, ready(), command(*arguments, cores=cores, **config), folder, dict(more or {}))
+
+
+def start_module(scratch: Path, *command: str) -> Running:
+    """Starts `python -m` with a command line in the checkout; what it builds is of the same warm processes."""
+    return _told_to(scratch, f"{ready()}-jobs", ("python", "-m", *command), ROOT, {SERVERS: ready()})
+
+
+def _told_to(scratch: Path, server: str, told: Sequence[str], folder: Path, more: Mapping[str, str]) -> Running:
+    """Sends a command line to a server; its output goes to files in `scratch`."""
+    errors = Path(tempfile.mkstemp(".err", dir=scratch)[1])
     with open(os.devnull) as nothing, errors.with_suffix(".out").open("w") as output, errors.open("w") as error:
         streams = nothing.fileno(), output.fileno(), error.fileno()
-        return Running(_asked(ready(), told, streams, folder, environment() | dict(more or {})), errors)
+        return Running(_asked(server, told, streams, folder, environment() | dict(more)), errors)
 
 
 def run(command: Sequence[str]) -> int:
@@ -111,7 +133,12 @@ def build(folder: Path, *arguments: str, cores: int = 2, **config: Any) -> Path:
 
 @functools.cache
 def begin() -> "tuple[str, list[subprocess.Popen[bytes]]]":
-    """Starts the servers, which end with this process; the name of that of snakemake, and both."""
+    """Starts the servers, which end with this process; the name of that of snakemake, and both.
+
+    A process that was forked from such a server takes that one and its neighbour.
+    """
+    if SERVERS in os.environ:
+        return os.environ[SERVERS], []
     name, folder = f"coldpress-{os.getpid()}", tempfile.TemporaryDirectory()
     client = Path(folder.name) / "python"
     client.write_text(CLIENT.format(python=sys.executable, name=f"{name}-jobs"))
@@ -136,7 +163,7 @@ def _started(*arguments: str) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
         [sys.executable, "-m", "tests.support.warm_server", *arguments],
         cwd=ROOT,
-        env=environment() | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        env=environment() | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "BENCHMARK_INPUTS": ""},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         process_group=0,  # in one session, so that jobs can join the group of their build

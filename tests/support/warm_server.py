@@ -24,6 +24,7 @@ from contextlib import suppress
 
 from coldpress.compiler.job import parameters_of
 from coldpress.compiler.pipeline import STAGES
+from tests.support import warm_inputs
 from tests.support.snakemake_server import import_workflow
 
 HEAVY = (
@@ -108,6 +109,7 @@ def _run(request: dict, streams: list[int], client: str) -> None:
         else:
             runpy.run_path(os.path.join(os.path.dirname(__file__), "usage_hook", "sitecustomize.py"))
             sys.modules["torch"].set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
+        warm_inputs.begin(request["module"], request["arguments"])
         runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as ended:

@@ -1,34 +1,46 @@
-"""Found by every Python whose PYTHONPATH has this folder: notes at its end which of the project's files it has read.
+"""Found by every Python whose PYTHONPATH has this folder: notes which of the project's files it reads, as it does.
 
-A record's inputs are what its run has loaded, in this process and in all that it started (harness/inputs.py): modules,
-and files that Python's own `open` has read. Each process leaves one text file in the folder that BENCHMARK_INPUTS
-names, a path to a line.
+A record's inputs are what its run has loaded, in this process and in all that it started or forked (harness/inputs.py):
+modules, and files that Python's own `open` has read. All append to the file that BENCHMARK_INPUTS names, a path to a
+line; at once, since a forked process of a pool and one that is killed have no end at which to do it.
 """
 
-import atexit
 import os
 import sys
+from importlib.util import source_from_cache
 
-_FOLDER = os.environ.get("BENCHMARK_INPUTS")
-_ROOTS = tuple(os.environ.get("BENCHMARK_ROOTS", "").split(os.pathsep))
-_opened = set()
+_noted = set()
 
 
 def _see(event, arguments):
     if event == "open" and isinstance(arguments[0], str) and (arguments[1] or "r")[:1] == "r":
-        path = arguments[0] if arguments[0].startswith("/") else os.path.join(os.getcwd(), arguments[0])
-        if path.startswith(_ROOTS) and not path.endswith(".pyc"):
-            _opened.add(path)
+        note(os.path.join(os.getcwd(), arguments[0]))
+    elif event == "import" and arguments[1]:  # of an extension module, whose file is not opened by Python
+        note(arguments[1])
 
 
-def _note(folder):
-    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())} | _opened
-    named = sorted(path for path in files if path and path.startswith(_ROOTS))
-    if os.path.isdir(folder):  # a process that outlives the run notes nothing
-        with open(os.path.join(folder, f"{os.getpid()}.txt"), "w") as file:
-            file.write("\n".join(named))
+def note(path):
+    """Notes one file, if it is the project's and not yet noted."""
+    notes, roots = os.environ.get("BENCHMARK_INPUTS"), os.environ.get("BENCHMARK_ROOTS", "").split(os.pathsep)
+    ours = path.startswith(tuple(roots)) and "/site-packages/" not in path
+    if not notes or path in _noted or path == notes or not (ours or "/_native." in path):
+        return
+    _noted.add(path)
+    source = source_from_cache(path) if path.endswith(".pyc") else path
+    try:
+        file = os.open(notes, os.O_WRONLY | os.O_APPEND)
+    except FileNotFoundError:  # this process outlives the run
+        return
+    os.write(file, f"{source}\n".encode())
+    os.close(file)
 
 
-if _FOLDER:
+def begin(modules):
+    """Notes these modules, and from now on every file that is read."""
+    for module in modules:
+        note(getattr(module, "__file__", None) or "")
     sys.addaudithook(_see)
-    atexit.register(_note, _FOLDER)
+
+
+if os.environ.get("BENCHMARK_INPUTS") and __name__ == "sitecustomize":
+    begin(list(sys.modules.values()))

@@ -40,4 +40,4 @@ if "COLDPRESS_USAGE" in os.environ:  # this file hides others of its name, as th
     for _folder in sys.path:
         _other = os.path.join(_folder, "sitecustomize.py")
         if os.path.isfile(_other) and not os.path.samefile(_other, __file__):
-            runpy.run_path(_other)
+            runpy.run_path(_other, run_name="sitecustomize")

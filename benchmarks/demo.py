@@ -1,0 +1,94 @@
+"""What README shows of the demonstration model: the screen that its build ends with, its own Python, a token's costs.
+
+The demo is built for a phone as `make demo` does it. README's example in Python runs on the artifact as it stands
+there; `coldpress-run generate` gives the table of a token. Python's documentation is the text, so that another Python
+gives another identity and slightly other figures.
+"""
+
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import chdir
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
+from benchmarks.harness.command import main
+from benchmarks.harness.inputs import PYTHON
+from benchmarks.harness.places import ROOT
+from benchmarks.shared.builds import SHORT, build
+from coldpress.compiler.io import load_record
+from coldpress.compiler.run_command import PROGRAM
+from coldpress.compiler.workflow.summary import show
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.metrics import Metrics
+
+ARTIFACT = "build/demo/pixel6/demo-pixel6.coldpress"
+GENERATE = ("-m", "coldpress.runtime", "generate", ARTIFACT, "--prompt", "Dictionary displays")
+TOKEN = re.compile(r"^.*: p5, median, p95 .*$", re.MULTILINE)
+PLAIN = ("method", "format", "artifact_bytes", "resident_bytes", "budget_bytes", "flash_bytes_per_token")
+RATES = ("reads_per_token", "hit_rate", "ppl_artifact", "ppl_source", "tokens_per_s", "modelled_tokens_per_s")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How much text."""
+
+    short: bool = option(False, smoke=True, help="calibrate and score on less text")
+
+
+class Plugin(Benchmark[Options]):
+    """Builds the demo, and runs it."""
+
+    keys = {
+        "screen": "what the build ends with",
+        "session": "what README's example in Python prints",
+        "token": "what coldpress-run generate says of a token",
+        "python": "version of Python, whose documentation is the text",
+        **{f"rows[].{name}": "of the build's metrics.json" for name in (*PLAIN, *RATES)},
+        "rows[].gain_over_dense": "simulated tokens per second over those of a dense build in the same DRAM",
+        **{f"rows[].{name}": f"see {name}" for name in ("screen", "session", "token")},
+    }
+    is_timing = True
+    full_minutes = 1
+
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """One row."""
+        short = SHORT if self.options.short else {}
+        device = build(self.folder, model="demo", device="pixel6", **short)
+        metrics = load_record(device / "metrics.json", Metrics)
+        (code,) = PYTHON.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+        yield {
+            **{name: getattr(metrics, name) for name in (*PLAIN, *RATES, "gain_over_dense")},
+            "screen": self._screen(device),
+            "session": self._said("-c", code),
+            "token": "\n".join(TOKEN.findall(self._said(*GENERATE))),
+        }
+
+    def _screen(self, device: Path) -> str:
+        """As someone sees it who called `make demo`, from the checkout and without an active environment."""
+        with chdir(self.folder):
+            return show(device).replace(f"{sys.prefix}/bin/", "").replace(PROGRAM, f".venv/bin/{PROGRAM}").strip()
+
+    def _said(self, *arguments: str) -> str:
+        """What Python prints, called from the folder of the build."""
+        done = subprocess.run([sys.executable, *arguments], cwd=self.folder, capture_output=True, text=True)
+        if done.returncode:
+            raise ColdpressError(f"{' '.join(arguments)} ended with code {done.returncode}: {done.stderr[-2000:]}")
+        return done.stdout.strip()
+
+    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
+        """The texts."""
+        return {name: rows[0][name] for name in ("screen", "session", "token")} | {"python": platform.python_version()}
+
+    def tables(self, rows: Sequence[Row], figures: Mapping[str, Any]) -> Iterator[Table]:
+        """The texts, each line a row."""
+        for name in ("screen", "session", "token"):
+            yield Table(name, [""], [[line] for line in rows[0][name].splitlines()])
+
+
+if __name__ == "__main__":
+    main("demo")

@@ -1,0 +1,55 @@
+"""What a process that was forked from a warm one tells of its inputs, for the record of a benchmark.
+
+Its modules were imported before it began, for all that may ever run. Of a build's jobs those count that the digest of
+their code is over (compiler/code_digest.py): the imports of the stage, with the plug-ins of this build. Of any other
+process all count.
+"""
+
+import importlib
+import os
+import runpy
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+HOOK = Path(__file__).parents[2] / "benchmarks" / "harness" / "hook" / "sitecustomize.py"
+
+
+def begin(module: str, arguments: Sequence[str]) -> None:
+    """Begins to note the inputs of this process, which is about to run a module, if a benchmark asks for them."""
+    notes = os.environ.get("BENCHMARK_INPUTS")
+    if not notes:
+        return
+    hook = runpy.run_path(str(HOOK))
+    of_code = Path(notes).parent / "code"
+    if module == "snakemake":
+        hook["begin"](_workflow())
+        _keep_files_of_code(of_code)
+    elif module == "coldpress.compiler":
+        hook["begin"]([])
+        for file in (of_code / arguments[arguments.index("--code") + 1]).read_text().splitlines():
+            hook["note"](file)
+    else:
+        hook["begin"](list(sys.modules.values()))
+
+
+def _workflow() -> list[ModuleType]:
+    """The modules that belong to every build."""
+    return [module for name, module in sys.modules.items() if name.startswith("coldpress.compiler.workflow")]
+
+
+def _keep_files_of_code(folder: Path) -> None:
+    """For each digest of a stage's code that snakemake asks for, keeps the files that it is over."""
+    commands = importlib.import_module("coldpress.compiler.workflow.commands")
+    source_files = importlib.import_module("coldpress.compiler.code_digest").source_files
+    digest: Callable[[str, Any], str] = commands.stage_digest
+    folder.mkdir(exist_ok=True)
+
+    def kept(stage: str, plugins: Any) -> str:
+        found = digest(stage, plugins)
+        (folder / found).write_text("".join(f"{file}\n" for file in source_files(stage, plugins)))
+        return found
+
+    setattr(commands, "stage_digest", kept)  # noqa: B010 - a module has no such attribute for the type checker
