@@ -36,7 +36,9 @@ from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plan import budget
 from coldpress.runtime.profiles.devices import load_device
 from coldpress.runtime.simulate import replay
-from coldpress.runtime.store.clock import Clock, FlashQueue, bytes_before, computed_bytes, fetch_seconds
+from coldpress.runtime.store.clock import Clock, FlashQueue
+from coldpress.runtime.store.computing import Work
+from coldpress.runtime.store.resident import seconds_before, token_seconds
 from coldpress.runtime.store.store import Store
 from coldpress.runtime.trace import Event, Recorder
 from coldpress.schemas.device import DeviceProfile, ReadPoint
@@ -53,31 +55,32 @@ SLICE_S = 0.1
 class Cap(FlashQueue):
     """The kernel's cap in a device's place: it saves up while nothing is asked for."""
 
-    def __init__(self, device: DeviceProfile, least_share: float) -> None:
+    def __init__(self, least_share: float) -> None:
         """See `FlashQueue`; the disk itself takes at least this share of what the caps make of a request."""
-        super().__init__(device)
+        super().__init__()
         self._least_share = least_share
 
-    def compute(self, num_bytes: int) -> None:
+    def compute(self, seconds: float) -> None:
         """See `FlashQueue`."""
-        self._left_s = max(-SLICE_S, self._left_s - num_bytes / self._device.dram_bytes_per_s.value)
+        self._left_s = max(-SLICE_S, self._left_s - seconds)
 
-    def fetch_s(self, flash_s: float, active_bytes: int, kept_bytes: int, *, early: bool) -> float:
+    def fetch_s(self, flash_s: float, work: Work, *, early: bool) -> float:
         """See `FlashQueue`; nothing is read early."""
+        self.compute(work.deciding_s)
         waits_s = max(self._least_share * flash_s, self._left_s + flash_s)
-        seconds = fetch_seconds(self._device, waits_s, active_bytes, kept_bytes)
+        seconds = max(waits_s, work.moving_s)
         self._left_s = max(-SLICE_S, self._left_s + flash_s - seconds)
-        return seconds
+        return work.deciding_s + seconds
 
 
 def put_cap(store: Store, artifact: Artifact, plan: Plan, least_share: float) -> None:
     """Replays behind this one are by the cap's law."""
     clock = store.clock
     assert clock is not None
-    clock._queue = Cap(artifact.manifest.device, least_share)
-    before = bytes_before(artifact.manifest, plan)
-    rest = computed_bytes(artifact.manifest, plan) - sum(before.values())
-    clock._bytes_before = {**before, min(before): before[min(before)] + rest}  # the head of the token before
+    clock._queue = Cap(least_share)
+    before = seconds_before(artifact.manifest, plan)
+    rest = token_seconds(artifact.manifest, plan) - sum(before.values())
+    clock._seconds_before = {**before, min(before): before[min(before)] + rest}  # the head of the token before
 
 
 def capped(device: DeviceProfile, bytes_per_s: float, latency_s: float) -> DeviceProfile:

@@ -391,7 +391,10 @@ def test_units_used_are_those_that_were_asked_for(build, tmp_path):
     ("changes", "sentence"),
     [
         ({}, "Flash limits the speed: 0.15 of 0.2 ms of a token go to reads, most of it to waiting for each read"),
-        ({"modelled_flash_s": 0.001}, "Memory limits the speed: 0.07 of 0.2 ms of a token go to computing"),
+        (
+            {"modelled_flash_s": 0.001},
+            "Computing limits the speed: 0.07 of 0.2 ms of a token go to computing and copying, by DRAM",
+        ),
         ({"reads": 20_000, "modelled_flash_s": 0.25}, "go to reads, most of it to the number of reads."),
         ({"read_bytes": 1 << 30, "modelled_flash_s": 0.6}, "go to reads, most of it to the bytes that are read."),
     ],

@@ -23,8 +23,9 @@ from coldpress.compiler.stages.report.predictors import predictor_part
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantities import show_bytes
 from coldpress.runtime.sparsity import Selector
+from coldpress.runtime.store.computing import basis
 from coldpress.schemas import __version__
-from coldpress.schemas.device import DeviceProfile, Flash
+from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import printable
 from coldpress.schemas.families import FamilyName, FormatName
 from coldpress.schemas.layout import Layout, placed_parts
@@ -106,7 +107,7 @@ def _cards(metrics: Metrics, device: DeviceProfile) -> list[tuple[str, str]]:
 
 def _verdicts(metrics: Metrics, inputs: Inputs) -> list[str]:
     """Returns the sentences below the first heading."""
-    found = [_verdict(metrics), _quality(metrics), _limit(inputs.verification.run, inputs.device.flash)]
+    found = [_verdict(metrics), _quality(metrics), _limit(inputs.verification.run, inputs.device)]
     if metrics.method != DENSE and inputs.sparsity.is_whole:
         found.insert(1, "Nothing is pruned at this budget: every token uses every unit.")
     fitting = [
@@ -143,12 +144,13 @@ def _quality(metrics: Metrics) -> str:
     )
 
 
-def _limit(run: RunMetrics, flash: Flash) -> str:
+def _limit(run: RunMetrics, device: DeviceProfile) -> str:
     """Names the bottleneck of the simulated speed in one sentence."""
     flash_ms, dram_ms = (1000 * part / run.num_tokens for part in (run.modelled_flash_s, run.modelled_dram_s))
     whole = f"of {1000 * run.modelled_s / run.num_tokens:.3g} ms of a token"
     if dram_ms >= flash_ms:
-        return f"Memory limits the speed: {dram_ms:.3g} {whole} go to computing and copying at DRAM's bandwidth."
+        return f"Computing limits the speed: {dram_ms:.3g} {whole} go to computing and copying, by {basis(device)}."
+    flash = device.flash
     bounds = {
         "the number of reads": 1000 * run.reads / run.num_tokens / flash.iops,
         "the bytes that are read": 1000 * run.read_bytes / run.num_tokens / flash.bytes_per_s,
