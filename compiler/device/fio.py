@@ -67,6 +67,8 @@ def _said_to_be_of(base: DeviceProfile) -> DeviceProfile:
     values = named(base.model_dump())
     if base.accelerator is not None:
         values["accelerator"] = named(values["accelerator"])
+    if base.compute is not None:
+        values["compute"] = named(values["compute"])
     return DeviceProfile.model_validate(values)
 
 
