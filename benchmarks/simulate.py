@@ -3,8 +3,8 @@
 Planted layers of a 7B (benchmarks/shared/planted.py) decode a passage in a process under the kernel's caps of a device,
 scaled by one factor; the same requests are then replayed without data. Hits, misses, evictions, reads and bytes, every
 offset and length, must be equal. The simulated device is the capped one: reads and bytes per second are the caps, a
-first byte takes as long as a lone read of this disk, and memory is as fast as it was while the same tokens were decoded
-with everything in DRAM and no caps, so that nothing is fitted to the run that is told.
+first byte takes as long as a lone read of this disk, and computing has the rates that `device measure` finds here, with
+other weights and other tokens, so that nothing is fitted to the run that is told.
 
 A cap is no device: reads that are not made while a program computes may be made later, up to a slice of a tenth of a
 second, as fast as the disk does it. `cap_ratio` is simulated with that, and with the disk's rates before the caps.
@@ -25,6 +25,7 @@ from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
 from benchmarks.harness.command import main
 from benchmarks.shared.emulated import OTHER_BYTES, apart_under_caps, combinations, sample_of
 from benchmarks.shared.planted import CASES, ORDERED, WIDTH_7B, artifact_of, plan_of, topic_tokens, write_artifacts
+from coldpress.compiler.device.measure import computing
 from coldpress.runtime import _native
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.cli.emulation import emulated
@@ -41,6 +42,7 @@ from coldpress.runtime.store.computing import Work
 from coldpress.runtime.store.resident import seconds_before, token_seconds
 from coldpress.runtime.store.store import Store
 from coldpress.runtime.trace import Event, Recorder
+from coldpress.schemas.compute import Compute
 from coldpress.schemas.device import DeviceProfile, ReadPoint
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.layout import Plan
@@ -83,8 +85,8 @@ def put_cap(store: Store, artifact: Artifact, plan: Plan, least_share: float) ->
     clock._seconds_before = {**before, min(before): before[min(before)] + rest}  # the head of the token before
 
 
-def capped(device: DeviceProfile, bytes_per_s: float, latency_s: float) -> DeviceProfile:
-    """The device as the caps that this process runs under leave it, with the memory of this machine."""
+def capped(device: DeviceProfile, compute: Compute, latency_s: float) -> DeviceProfile:
+    """The device as the caps that this process runs under leave it, computing as this machine does."""
     caps = emulated()
     if caps is None:
         raise ColdpressError("this process runs under no caps, expected those of a device")
@@ -99,23 +101,10 @@ def capped(device: DeviceProfile, bytes_per_s: float, latency_s: float) -> Devic
             "latency_s": flash.latency_s.model_copy(update={"value": latency_s}),
         }
     )
-    memory = device.dram_bytes_per_s.model_copy(update={"value": bytes_per_s})
-    return device.model_copy(update={"flash": changed, "dram_bytes_per_s": memory})
+    return device.model_copy(update={"flash": changed, "compute": compute})
 
 
-def memory_bytes_per_s(path: Path, tokens: np.ndarray) -> float:
-    """How fast tokens are computed from DRAM: the bytes that the simulator counts over measured seconds."""
-    _, plan = plan_of(path, 1.0)
-    with Session(path, plan=plan, modelled=True) as session:
-        for _ in range(2):  # sums in the order of arrival, and as units lie, may choose a few other units
-            session.perplexity(tokens[1:], sparse=True)  # all that they use is in DRAM from now on
-        found = session.perplexity(tokens[1:], sparse=True).metrics
-        if found.misses:
-            raise ColdpressError(f"{path.name}: {found.misses} misses with everything in DRAM, expected none")
-        return found.modelled_dram_s * session.artifact.manifest.device.dram_bytes_per_s.value / found.decode_s
-
-
-def least_share(rates: Mapping[str, float]) -> float:
+def least_share(rates: Mapping[str, Any]) -> float:
     """What the disk takes by itself of a request's seconds under the caps of this process."""
     caps = emulated()
     assert caps is not None
@@ -197,16 +186,16 @@ class Plugin(Benchmark[Options]):
         row, _ = apart_under_caps(self, "row", cell["device"], self.options.scale, memory_bytes, {**cell}, rates)
         yield row
 
-    def artifact(self, case: str) -> tuple[Path, dict[str, float]]:
-        """The artifact of a case, and the rates of memory and disk without caps; the one before is removed."""
+    def artifact(self, case: str) -> tuple[Path, dict[str, Any]]:
+        """The artifact of a case, and the rates of computing and disk without caps; the one before is removed."""
         folder, options = self.folder / "artifacts", self.options
         shutil.rmtree(folder, ignore_errors=True)
         write_artifacts(case, options.layers, folder, [ORDERED], options.width)
         path = artifact_of(case, ORDERED, folder)
-        memory = memory_bytes_per_s(path, topic_tokens(2, options.tokens + 2))
-        return path, {"memory_bytes_per_s": memory, **asdict(disk_of(sample_of(self.folder)).measured())}
+        compute = computing(load_device("host"), "measured: this machine", lambda _: None)
+        return path, {"compute": compute.to_json(), **asdict(disk_of(sample_of(self.folder)).measured())}
 
-    def row(self, cell: Cell, rates: Mapping[str, float]) -> Row:
+    def row(self, cell: Cell, rates: Mapping[str, Any]) -> Row:
         """A row, in a process under the caps."""
         path = artifact_of(cell["case"], ORDERED, self.folder / "artifacts")
         tokens, recorder = topic_tokens(2, self.options.tokens + 2), Recorder()
@@ -214,7 +203,8 @@ class Plugin(Benchmark[Options]):
             session.perplexity(tokens[:1], sparse=True)
             first, recorder.events = recorder.events, []
             real: RunMetrics = session.perplexity(tokens[1:], sparse=True).metrics
-            profile = capped(load_device(cell["device"]), rates["memory_bytes_per_s"], lone_read_s(session.artifact))
+            compute = Compute.model_validate_json(rates["compute"])
+            profile = capped(load_device(cell["device"]), compute, lone_read_s(session.artifact))
             store, calls = replayed(session, profile, first, recorder.events)
             told: RunMetrics = store.metrics(real.num_tokens, 0.0, 0.0, 0.0)
             under_cap, _ = replayed(session, profile, first, recorder.events, least_share(rates))
