@@ -190,6 +190,7 @@ def test_the_page_shows_the_figures(build, tmp_path):
         "a build with method=dense, same DRAM and format",
         "the original, all in DRAM as fp16",
         f"per token: {0.15:.3f} ms of flash reads, {0.07:.3f} ms of computing and copying",
+        "computing by DRAM bandwidth, a lower bound: the profile has no rates of computing",
         "50 tokens, tokenized with seed 0",
         "and what the predictors choose",
         build.corpus.text_sha256,

@@ -64,7 +64,7 @@ def render(metrics: Metrics, inputs: Inputs) -> str:
         columns=COLUMNS,
         command=run_command([PROGRAM], Path(inputs.package.folder).name, metrics.sample),
         compared=_compared(metrics, inputs),
-        measured=_measured(metrics, inputs.verification, inputs.layout),
+        measured=_measured(metrics, inputs),
         families=_families(inputs.layout),
         hot=_hot_units(curves),
         predictors=predictor_part(inputs),
@@ -248,7 +248,8 @@ def _held_against_the_source(found: Verification) -> list[tuple[str, str, str]]:
     ]
 
 
-def _measured(metrics: Metrics, found: Verification, layout: Layout) -> list[tuple[str, str, str]]:
+def _measured(metrics: Metrics, inputs: Inputs) -> list[tuple[str, str, str]]:
+    found, layout = inputs.verification, inputs.layout
     run = found.run
     rows = [
         *_held_against_the_source(found),
@@ -263,7 +264,8 @@ def _measured(metrics: Metrics, found: Verification, layout: Layout) -> list[tup
             "simulated on the device",
             f"{1000 * run.modelled_s / run.num_tokens:.3f} ms",
             f"per token: {1000 * run.modelled_flash_s / run.num_tokens:.3f} ms of flash reads, "
-            f"{1000 * run.modelled_dram_s / run.num_tokens:.3f} ms of computing and copying, a request's at once",
+            f"{1000 * run.modelled_dram_s / run.num_tokens:.3f} ms of computing and copying, a request's at once; "
+            f"computing by {basis(inputs.device)}",
         ),
         ("flash per token", show_bytes(metrics.flash_bytes_per_token), _reads_note(run)),
         ("read amplification", _amplification(run), "bytes moved over bytes of units that were needed"),
