@@ -2,9 +2,9 @@
 
 The units that tokens of real models, and of planted ones at a 7B's size, use in a layer are replayed through each
 policy; its misses become reads by the runtime's planner. A request takes the device's seconds for these reads, or those
-for computing with all used units and copying what the cache keeps, whichever is more (runtime/store/clock.py). Slots
-are a share of the layer's units; some are pinned, the most frequent units of calibration text; `static` pins all. The
-text before the measured one fills the caches. `--split validation` serves to choose parameters; the default is the
+for computing with all used units and copying what the cache keeps, whichever is more (runtime/store/computing.py).
+Slots are a share of the layer's units; some are pinned, the most frequent units of calibration text; `static` pins all.
+The text before the measured one fills the caches. `--split validation` serves to choose parameters; the default is the
 test text.
 """
 
@@ -17,13 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.evaluation.reads import Placed, Reading, reads_of
+from benchmarks.evaluation.reads import Placed, Reading, reads_of, requests_seconds
 from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
 from benchmarks.harness.command import main
 from benchmarks.shared.cache_traces import CONTEXT_TOKENS, PLANTED, REAL, Trace, traces_of
 from coldpress.runtime.cache import read_choice
 from coldpress.runtime.profiles.devices import load_device
-from coldpress.runtime.store.clock import fetch_seconds
 from coldpress.runtime.store.planner import Strided
 from coldpress.runtime.store.reads import MAX_READ_BYTES
 from coldpress.schemas.device import DeviceProfile
@@ -78,13 +77,13 @@ def row_of(trace: Trace, used: np.ndarray, missed: np.ndarray, kept: np.ndarray,
     found = reads_of(missed, placed, reading)
     num_tokens, num_used, num_missed = len(used), np.count_nonzero(used), np.count_nonzero(missed)
     active_bytes, kept_bytes = size * np.count_nonzero(used, axis=1), size * kept
-    requests = zip(found.seconds.tolist(), active_bytes.tolist(), kept_bytes.tolist(), strict=True)
+    requests_s = requests_seconds(device, size * trace.order.size, found.seconds, active_bytes, kept_bytes)
     return {
         "hit_rate": 1 - num_missed / num_used,
         "reads": float(found.num_reads.sum()) / num_tokens,
         "read_bytes": float(found.num_bytes.sum()) / num_tokens,
         "flash_s": float(found.seconds.sum()) / num_tokens,
-        "token_s": math.fsum(fetch_seconds(device, *request) for request in requests) / num_tokens,
+        "token_s": requests_s / num_tokens,
     }
 
 

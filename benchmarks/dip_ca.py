@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.evaluation.evaluate import CacheSettings, Sparse, evaluate
-from benchmarks.evaluation.reads import Placed, Reading, reads_of
+from benchmarks.evaluation.reads import Placed, Reading, reads_of, requests_seconds
 from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
 from benchmarks.harness.command import main
 from benchmarks.harness.places import ROOT
@@ -29,7 +29,6 @@ from benchmarks.shared.flash_prices import fitted
 from benchmarks.shared.flash_setting import FAMILIES_PRUNED, UNIT_BYTES, Known, Setting, known_of
 from coldpress.compiler.profiles import load_device
 from coldpress.runtime.sparsity import Residency, dip_ca, flash, topk
-from coldpress.runtime.store.clock import fetch_seconds
 from coldpress.runtime.store.planner import Strided
 from coldpress.runtime.store.reads import MAX_READ_BYTES
 from coldpress.schemas.device import DeviceProfile
@@ -177,11 +176,9 @@ def tokens_per_s(work: Work, asked: Asked, device: DeviceProfile) -> float:
         size, wanted = UNIT_BYTES[key[1]], np.zeros((len(requests), work.units(key[1])), bool)
         for row, ids in zip(wanted, requests, strict=True):
             row[ids] = True
-        flash_s = reads_of(wanted, reading.placed[key], reading).seconds.tolist()
-        seconds += math.fsum(
-            fetch_seconds(device, read_s, size * used.size, asked.keeps * size * missed.size)
-            for read_s, used, missed in zip(flash_s, asked.used[key], requests, strict=True)
-        )
+        flash_s = reads_of(wanted, reading.placed[key], reading).seconds
+        active, kept = (size * np.array([ids.size for ids in found]) for found in (asked.used[key], requests))
+        seconds += requests_seconds(device, size * work.units(key[1]), flash_s, active, asked.keeps * kept)
         num_tokens = len(requests)
     return num_tokens / seconds
 

@@ -3,8 +3,8 @@
 Planted layers of a 7B (benchmarks/shared/planted.py) decode a passage in a process under the kernel's caps of a device,
 scaled by one factor; the same requests are then replayed without data. Hits, misses, evictions, reads and bytes, every
 offset and length, must be equal. The simulated device is the capped one: reads and bytes per second are the caps, a
-first byte takes as long as a lone read of this disk, and memory is as fast as it was while the same tokens were decoded
-with everything in DRAM and no caps, so that nothing is fitted to the run that is told.
+first byte takes as long as a lone read of this disk, and computing has the rates that `device measure` finds here, with
+other weights and other tokens, so that nothing is fitted to the run that is told.
 
 A cap is no device: reads that are not made while a program computes may be made later, up to a slice of a tenth of a
 second, as fast as the disk does it. `cap_ratio` is simulated with that, and with the disk's rates before the caps.
@@ -25,6 +25,7 @@ from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
 from benchmarks.harness.command import main
 from benchmarks.shared.emulated import OTHER_BYTES, apart_under_caps, sample_of
 from benchmarks.shared.planted import CASES, ORDERED, WIDTH_7B, artifact_of, plan_of, topic_tokens, write_artifacts
+from coldpress.compiler.device.measure import computing
 from coldpress.runtime import _native
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.cli.emulation import emulated
@@ -36,9 +37,12 @@ from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plan import budget
 from coldpress.runtime.profiles.devices import load_device
 from coldpress.runtime.simulate import replay
-from coldpress.runtime.store.clock import Clock, FlashQueue, bytes_before, computed_bytes, fetch_seconds
+from coldpress.runtime.store.clock import Clock, FlashQueue
+from coldpress.runtime.store.computing import Work
+from coldpress.runtime.store.resident import seconds_before, token_seconds
 from coldpress.runtime.store.store import Store
 from coldpress.runtime.trace import Event, Recorder
+from coldpress.schemas.compute import Compute
 from coldpress.schemas.device import DeviceProfile, Flash, ReadPoint
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.layout import Plan
@@ -53,35 +57,36 @@ SLICE_S = 0.1
 class Cap(FlashQueue):
     """The kernel's cap in a device's place: it saves up while nothing is asked for."""
 
-    def __init__(self, device: DeviceProfile, least_share: float) -> None:
+    def __init__(self, least_share: float) -> None:
         """See `FlashQueue`; the disk itself takes at least this share of what the caps make of a request."""
-        super().__init__(device)
+        super().__init__()
         self._least_share = least_share
 
-    def compute(self, num_bytes: int) -> None:
+    def compute(self, seconds: float) -> None:
         """See `FlashQueue`."""
-        self._left_s = max(-SLICE_S, self._left_s - num_bytes / self._device.dram_bytes_per_s.value)
+        self._left_s = max(-SLICE_S, self._left_s - seconds)
 
-    def fetch_s(self, flash_s: float, active_bytes: int, kept_bytes: int, *, early: bool) -> float:
+    def fetch_s(self, flash_s: float, work: Work, *, early: bool) -> float:
         """See `FlashQueue`; nothing is read early."""
+        self.compute(work.deciding_s)
         waits_s = max(self._least_share * flash_s, self._left_s + flash_s)
-        seconds = fetch_seconds(self._device, waits_s, active_bytes, kept_bytes)
+        seconds = max(waits_s, work.moving_s)
         self._left_s = max(-SLICE_S, self._left_s + flash_s - seconds)
-        return seconds
+        return work.deciding_s + seconds
 
 
 def put_cap(store: Store, artifact: Artifact, plan: Plan, least_share: float) -> None:
     """Replays behind this one are by the cap's law."""
     clock = store.clock
     assert clock is not None
-    clock._queue = Cap(artifact.manifest.device, least_share)
-    before = bytes_before(artifact.manifest, plan)
-    rest = computed_bytes(artifact.manifest, plan) - sum(before.values())
-    clock._bytes_before = {**before, min(before): before[min(before)] + rest}  # the head of the token before
+    clock._queue = Cap(least_share)
+    before = seconds_before(artifact.manifest, plan)
+    rest = token_seconds(artifact.manifest, plan) - sum(before.values())
+    clock._seconds_before = {**before, min(before): before[min(before)] + rest}  # the head of the token before
 
 
-def capped(device: DeviceProfile, bytes_per_s: float, latency_s: float) -> DeviceProfile:
-    """The device as the caps that this process runs under leave it, with the memory of this machine."""
+def capped(device: DeviceProfile, compute: Compute, latency_s: float) -> DeviceProfile:
+    """The device as the caps that this process runs under leave it, computing as this machine does."""
     caps = emulated()
     if caps is None:
         raise ColdpressError("this process runs under no caps, expected those of a device")
@@ -96,23 +101,10 @@ def capped(device: DeviceProfile, bytes_per_s: float, latency_s: float) -> Devic
         latency_s=flash.latency_s.model_copy(update={"value": latency_s}),
         read_curve=flash.read_curve.model_copy(update={"value": curve}),
     )
-    memory = device.dram_bytes_per_s.model_copy(update={"value": bytes_per_s})
-    return device.model_copy(update={"flash": changed, "dram_bytes_per_s": memory})
+    return device.model_copy(update={"flash": changed, "compute": compute})
 
 
-def memory_bytes_per_s(path: Path, tokens: np.ndarray) -> float:
-    """How fast tokens are computed from DRAM: the bytes that the simulator counts over measured seconds."""
-    _, plan = plan_of(path, 1.0)
-    with Session(path, plan=plan, modelled=True) as session:
-        for _ in range(2):  # sums in the order of arrival, and as units lie, may choose a few other units
-            session.perplexity(tokens[1:], sparse=True)  # all that they use is in DRAM from now on
-        found = session.perplexity(tokens[1:], sparse=True).metrics
-        if found.misses:
-            raise ColdpressError(f"{path.name}: {found.misses} misses with everything in DRAM, expected none")
-        return found.modelled_dram_s * session.artifact.manifest.device.dram_bytes_per_s.value / found.decode_s
-
-
-def least_share(rates: Mapping[str, float]) -> float:
+def least_share(rates: Mapping[str, Any]) -> float:
     """What the disk takes by itself of a request's seconds under the caps of this process."""
     caps = emulated()
     assert caps is not None
@@ -191,16 +183,16 @@ class Plugin(Benchmark[Options]):
         row, _ = apart_under_caps(self, "row", cell["device"], self.options.scale, memory_bytes, {**cell}, rates)
         yield row
 
-    def artifact(self, case: str) -> tuple[Path, dict[str, float]]:
-        """The artifact of a case, and the rates of memory and disk without caps; the one before is removed."""
+    def artifact(self, case: str) -> tuple[Path, dict[str, Any]]:
+        """The artifact of a case, and the rates of computing and disk without caps; the one before is removed."""
         folder, options = self.folder / "artifacts", self.options
         shutil.rmtree(folder, ignore_errors=True)
         write_artifacts(case, options.layers, folder, [ORDERED], options.width)
         path = artifact_of(case, ORDERED, folder)
-        memory = memory_bytes_per_s(path, topic_tokens(2, options.tokens + 2))
-        return path, {"memory_bytes_per_s": memory, **asdict(disk_of(sample_of(self.folder)).measured())}
+        compute = computing(load_device("host"), "measured: this machine", lambda _: None)
+        return path, {"compute": compute.to_json(), **asdict(disk_of(sample_of(self.folder)).measured())}
 
-    def row(self, cell: Cell, rates: Mapping[str, float]) -> Row:
+    def row(self, cell: Cell, rates: Mapping[str, Any]) -> Row:
         """A row, in a process under the caps."""
         path = artifact_of(cell["case"], ORDERED, self.folder / "artifacts")
         tokens, recorder = topic_tokens(2, self.options.tokens + 2), Recorder()
@@ -208,7 +200,8 @@ class Plugin(Benchmark[Options]):
             session.perplexity(tokens[:1], sparse=True)
             first, recorder.events = recorder.events, []
             real: RunMetrics = session.perplexity(tokens[1:], sparse=True).metrics
-            profile = capped(load_device(cell["device"]), rates["memory_bytes_per_s"], lone_read_s(session.artifact))
+            compute = Compute.model_validate_json(rates["compute"])
+            profile = capped(load_device(cell["device"]), compute, lone_read_s(session.artifact))
             store, calls = replayed(session, profile, first, recorder.events)
             told: RunMetrics = store.metrics(real.num_tokens, 0.0, 0.0, 0.0)
             under_cap, _ = replayed(session, profile, first, recorder.events, least_share(rates))

@@ -17,7 +17,8 @@ from coldpress.compiler.cost_model import PEAK_READ_BYTES, kv_cache_bytes, read_
 from coldpress.compiler.seconds import Reading, Setting
 from coldpress.compiler.sections import dense_bookkeeping_bytes, make_sections
 from coldpress.runtime.extents import span_bytes
-from coldpress.runtime.store.clock import computed_bytes, dram_seconds, fetch_seconds
+from coldpress.runtime.store import resident as besides
+from coldpress.runtime.store.computing import Weights, request_work
 from coldpress.runtime.store.planner import Strided
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.families import WHOLE_MLP, FormatName, num_experts, num_units, used_share
@@ -54,28 +55,27 @@ def dense_run(
     resident = resident_bytes(model, (WHOLE_MLP,), format_name)
     kv_cache = kv_cache_bytes(spec, context_length, kv_cache_format)
     room = budget_bytes - resident - kv_cache - dense_bookkeeping_bytes(spec, format_name, page_bytes)
-    stream = _Stream(spec, device, unit_bytes(WHOLE_MLP, spec, format_name))
+    stream = _Stream(spec, device, format_name, unit_bytes(WHOLE_MLP, spec, format_name))
     sizes = list(_buffer_sizes(span_bytes(stream.unit_bytes, page_bytes), min(room, PEAK_READ_BYTES), page_bytes))
     if not sizes:
         return None
     total = spec.num_hidden_layers * stream.num_units
     plan = _plan(context_length, budget_bytes, resident, kv_cache, kv_cache_format, device)
     sections = make_sections(spec, (WHOLE_MLP,), format_name)
-    computed = computed_bytes(Setting(model, format_name, device, sections, plan).manifest, plan)
-    used_bytes = int(total * used_share(WHOLE_MLP, spec)) * stream.unit_bytes
+    besides_s = besides.token_seconds(Setting(model, format_name, device, sections, plan).manifest, plan)
     found: list[DenseRun] = []
     for buffer_bytes in sizes:
         # with room for everything nothing is read, so that the buffer's size does not matter
         fits = total * stream.unit_bytes <= room
         pinned = 0 if naive else total if fits else (room - buffer_bytes) // stream.unit_bytes
-        reads, read_bytes, flash_s, token_s = stream.token(total - pinned, buffer_bytes)
+        reads, read_bytes, flash_s, work_s, requests_s = stream.token(total - pinned, buffer_bytes)
         found.append(
             DenseRun(
-                reads_per_token=reads,
-                flash_bytes_per_token=read_bytes,
+                reads_per_token=round(reads),
+                flash_bytes_per_token=round(read_bytes),
                 flash_s=flash_s,
-                dram_s=dram_seconds(device, computed, 1, used_bytes),
-                token_s=token_s + dram_seconds(device, computed, 1),
+                dram_s=work_s + besides_s,
+                token_s=requests_s + besides_s,
                 read_buffer_bytes=buffer_bytes,
                 pinned_bytes=pinned * stream.unit_bytes,
             )
@@ -149,6 +149,7 @@ class _Stream:
 
     spec: ModelSpec
     device: DeviceProfile
+    format: FormatName
     unit_bytes: int
 
     @property
@@ -156,24 +157,26 @@ class _Stream:
         """The number of units of a layer."""
         return num_units(WHOLE_MLP, self.spec)
 
-    def token(self, num_streamed: int, buffer_bytes: int) -> tuple[int, int, float, float]:
-        """Returns (reads, bytes, flash seconds, seconds of all layers' requests) of a token that reads `num_streamed`
-        units.
+    def token(self, num_streamed: int, buffer_bytes: int) -> tuple[float, float, float, float, float]:
+        """Returns (reads, bytes, flash seconds, seconds of computing, seconds of all layers' requests) of a token that
+        reads `num_streamed` units.
 
         It reads whole layers and the last units of one more; layers that read equally much take equally long.
         """
         layers = self.spec.num_hidden_layers
         used_bytes = int(self.num_units * used_share(WHOLE_MLP, self.spec)) * self.unit_bytes
+        weights = Weights(self.format, used_bytes)
         reading = Reading(self.device.flash, Strided(0, self.unit_bytes, self.unit_bytes), 0, buffer_bytes)
         whole, rest = divmod(num_streamed, self.num_units)
-        totals = np.zeros(4)
+        totals = np.zeros(5)
         for times, count in ((whole, self.num_units), (int(rest > 0), rest), (layers - whole - (rest > 0), 0)):
             first, requests = self.num_units - count, _used_together(self.spec) if times else []
             for used in requests:
                 read = reading.reads(np.flatnonzero(used[first:]) + first)
-                seconds = fetch_seconds(self.device, read.flash_s, used_bytes, 0)
-                totals += times / len(requests) * np.array([*read, seconds])
-        return round(totals[0]), round(totals[1]), float(totals[2]), float(totals[3])
+                work = request_work(self.device, weights, used_bytes, 0, reads=read.num_reads > 0)
+                totals += times / len(requests) * np.array([*read, work.seconds, work.with_reads(read.flash_s)])
+        reads, read_bytes, flash_s, work_s, requests_s = totals.tolist()
+        return reads, read_bytes, flash_s, work_s, requests_s
 
 
 def _used_together(spec: ModelSpec) -> list[np.ndarray]:

@@ -20,11 +20,13 @@ from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.simulate import Choose, simulate, simulate_choices
-from coldpress.runtime.store import planner
-from coldpress.runtime.store.clock import computed_bytes, dram_seconds, modelled_flash_s
+from coldpress.runtime.store import planner, resident
+from coldpress.runtime.store.clock import modelled_flash_s
+from coldpress.runtime.store.computing import weight_seconds
 from coldpress.runtime.store.reads import longest_read_bytes, room_bytes
 from coldpress.runtime.trace import END, FETCH, NO_IDS, Event
 from coldpress.schemas import __version__
+from coldpress.schemas.compute import Overlap, overlapped_seconds
 from coldpress.schemas.device import DeviceProfile, Flash
 from coldpress.schemas.families import FamilyName, FormatName, slices
 from coldpress.schemas.layout import Plan, Section
@@ -121,12 +123,15 @@ def simulated(setting: Setting, trace: Sequence[Event], before: Sequence[Event] 
     return simulate(setting.artifact, setting.plan, trace, before)
 
 
-def token_seconds(setting: Setting, trace: Sequence[Event], before: Sequence[Event] = ()) -> float:
+def token_seconds(
+    setting: Setting, trace: Sequence[Event], before: Sequence[Event] = (), overlap: Overlap = "request"
+) -> float:
     """Returns modelled seconds of a token of `trace`: its requests, computing, and the plan's predictors.
 
-    The requests for the layers of the plan's parts stand for those of all layers.
+    The requests for the layers of the plan's parts stand for those of all layers. `overlap` is the runtime's own; a
+    paper's figures are computed under the paper's assumption.
     """
-    return _of_all_layers(setting, simulated(setting, trace, before))
+    return _of_all_layers(setting, simulated(setting, trace, before), overlap)
 
 
 def choices_seconds(
@@ -143,14 +148,17 @@ def choices_seconds(
     return sum(_of_all_layers(setting, one) for one in found) / len(found), hits / max(1, hits + misses)
 
 
-def _of_all_layers(setting: Setting, found: RunMetrics) -> float:
+def _of_all_layers(setting: Setting, found: RunMetrics, overlap: Overlap = "request") -> float:
     """Returns the seconds of a token of `found`; the layers of the plan's parts stand for all."""
-    device = setting.device
-    computed = dram_seconds(device, computed_bytes(setting.manifest, setting.plan), 1)
-    requests_s = found.modelled_s / found.num_tokens - computed
-    num_layers = len({part.layer for part in setting.plan.parts})
-    predicting = dram_seconds(device, setting.plan.predictor_bytes, 1)
-    return requests_s * setting.model.spec.num_hidden_layers / num_layers + computed + predicting
+    plan = setting.plan
+    besides_s = resident.token_seconds(setting.manifest, plan)
+    share = setting.model.spec.num_hidden_layers / len({part.layer for part in plan.parts})
+    computing_s, requests_s = (
+        (seconds / found.num_tokens - besides_s) * share for seconds in (found.modelled_dram_s, found.modelled_s)
+    )
+    besides_s += weight_seconds(setting.device, setting.format, plan.predictor_bytes)
+    flash_s = found.modelled_flash_s / found.num_tokens * share
+    return overlapped_seconds(overlap, flash_s, computing_s + besides_s, requests_s + besides_s)
 
 
 # One family's requests, for searches

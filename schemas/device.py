@@ -1,21 +1,20 @@
 """A device profile: hardware figures, each with its source or the word `assumption`, and the law of its reads.
 
 `flash_seconds` is the one law of how long reads take; the simulator, `place`, `order` and every modelled speed use it.
-runtime/store/clock.py combines flash time with memory time.
+schemas/compute.py has the law of computing, and of how the two overlap.
 """
 
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from coldpress.schemas.base import Many, PositiveCount, Record
+from coldpress.schemas.compute import Compute
+from coldpress.schemas.figure import BYTES_PER_S, SECONDS, Figure, check_figure
 from coldpress.schemas.law import Floats, Grid, Law, combined, fit, read_seconds
 
-T = TypeVar("T")
-SECONDS, BYTES_PER_S = (0.0, 3600.0), (1.0, 1e15)
-"""Least and largest values: wider than any device, and narrow enough that no sum of modelled seconds overflows."""
 LATENCY_S = (0.0, 0.05)
 """Least and largest time to the first byte of a random read; a slow hard disk needs 0.02 s."""
 SLACK = 1.1
@@ -23,13 +22,6 @@ SLACK = 1.1
 NAME_PATTERN = r"^[a-z0-9]+(-[a-z0-9]+)*$"
 MAX_NAME_CHARS = 64
 """A limit, since a device's name becomes part of names of folders and files."""
-
-
-class Figure(Record, Generic[T]):
-    """A value and its source: a paper's table, a measurement's command, or `assumption: <reason>`."""
-
-    value: T
-    source: str = Field(min_length=1)
 
 
 class ReadPoint(Record):
@@ -53,7 +45,7 @@ class Accelerator(Record):
     @classmethod
     def _check(cls, figure: Figure[float], info: ValidationInfo) -> Figure[float]:
         name = info.field_name or ""
-        return _check_figure(name, figure, SECONDS if name == "sync_s" else BYTES_PER_S)
+        return check_figure(name, figure, SECONDS if name == "sync_s" else BYTES_PER_S)
 
 
 def _law_of(values: dict[str, Any]) -> Law:
@@ -83,7 +75,7 @@ class Flash(Record):
     @field_validator("latency_s")
     @classmethod
     def _check_latency(cls, latency: Figure[float]) -> Figure[float]:
-        return _check_figure("latency_s", latency, LATENCY_S)
+        return check_figure("latency_s", latency, LATENCY_S)
 
     @field_validator("read_curve")
     @classmethod
@@ -161,13 +153,15 @@ class DeviceProfile(Record):
     dram_bytes_per_s: Figure[float]
     num_cores: Figure[PositiveCount]
     flash: Flash
+    compute: Compute | None = None
+    """None where nobody states it: then DRAM bandwidth bounds computing."""
     accelerator: Accelerator | None = None
     notes: str = ""
 
     @field_validator("dram_bytes_per_s")
     @classmethod
     def _check_rate(cls, figure: Figure[float]) -> Figure[float]:
-        return _check_figure("dram_bytes_per_s", figure, BYTES_PER_S)
+        return check_figure("dram_bytes_per_s", figure, BYTES_PER_S)
 
     @field_validator("dram_budget_bytes")
     @classmethod
@@ -176,13 +170,6 @@ class DeviceProfile(Record):
         if dram is not None and budget.value > dram.value:
             raise ValueError(f"dram_budget_bytes must be at most dram_bytes, {dram.value}, found {budget.value}")
         return budget
-
-
-def _check_figure(name: str, figure: Figure[float], bounds: tuple[float, float]) -> Figure[float]:
-    least, most = bounds
-    if not least <= figure.value <= most:
-        raise ValueError(f"{name} must be from {least:g} to {most:g}, found {figure.value:g}")
-    return figure
 
 
 def _shown(sizes: Sequence[object]) -> str:

@@ -70,7 +70,9 @@ def _renamed(definitions: dict[str, Any]) -> dict[str, Any]:
     for name, definition in definitions["$defs"].items():
         generic, _, variant = name.partition("_")
         if variant:
-            short = f"{generic}_{definition['properties']['value']['type']}"
+            value = definition["properties"]["value"]
+            kind = value["items"]["$ref"].rpartition("/")[2] if value["type"] == "array" else value["type"]
+            short = f"{generic}_{kind}"
             text = text.replace(f'/{name}"', f'/{short}"').replace(f'"{name}"', f'"{short}"')
             text = text.replace(json.dumps(definition["title"]), f'"{short}"')
     return json.loads(text)

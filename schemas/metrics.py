@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, PlainSerializer
 
 from coldpress.schemas.base import Count, PositiveCount, Record, Sha256, Share
+from coldpress.schemas.compute import Overlap, overlapped_seconds
 from coldpress.schemas.sparsity import Tried
 
 Measured = Annotated[
@@ -37,7 +38,8 @@ class RunMetrics(Record):
     """What these reads take on the artifact's device, request by request (schemas/device.py); like the other two not a
     number, null in JSON, for a run that nobody attached a modelled clock to."""
     modelled_dram_s: Measured = math.nan
-    """What computing and copying take there, by bytes over DRAM bandwidth (runtime/store/clock.py)."""
+    """What computing and copying take there (runtime/store/computing.py); by bytes over DRAM bandwidth where the
+    device's profile has no rates of computing."""
     modelled_s: Measured = math.nan
     """What the tokens take there: both, of which a request's run at once."""
     flash_s: float
@@ -72,6 +74,10 @@ class RunMetrics(Record):
         lookups = self.hits + self.misses
         return self.hits / lookups if lookups else 0.0
 
+    def modelled_seconds(self, overlap: Overlap) -> float:
+        """Returns the modelled seconds of the tokens under an assumption about what overlaps."""
+        return overlapped_seconds(overlap, self.modelled_flash_s, self.modelled_dram_s, self.modelled_s)
+
     @property
     def preload_precision(self) -> float:
         """Returns the share of the units read ahead that were requested afterwards; 0 if none were read ahead."""
@@ -91,9 +97,9 @@ class DenseRun(Record):
     flash_s: float
     """Modelled seconds of a token in flash reads."""
     dram_s: float
-    """Modelled seconds of a token in memory."""
+    """Modelled seconds of a token in computing."""
     token_s: float
-    """Modelled seconds of a token: flash and memory, which overlap within a layer."""
+    """Modelled seconds of a token: flash and computing, which overlap within a layer."""
     read_buffer_bytes: PositiveCount
     pinned_bytes: Count
 
@@ -101,6 +107,10 @@ class DenseRun(Record):
     def tokens_per_s(self) -> float:
         """Returns the modelled decoding speed."""
         return 1 / self.token_s
+
+    def seconds(self, overlap: Overlap) -> float:
+        """Returns the modelled seconds of a token under an assumption about what overlaps."""
+        return overlapped_seconds(overlap, self.flash_s, self.dram_s, self.token_s)
 
 
 class LadderStep(Record):

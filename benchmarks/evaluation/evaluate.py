@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.evaluation.reads import Reading, reads_of
+from benchmarks.evaluation.reads import Reading, reads_of, requests_seconds
 from coldpress.compiler.activity.choice import Arrays, of_experts, used_experts
 from coldpress.compiler.activity.forward import BlockHooks, Hooks, LayerStream
 from coldpress.runtime.cache import Known, make
 from coldpress.runtime.sparsity import Residency, Selector, select_of
-from coldpress.runtime.store.clock import fetch_seconds
 from coldpress.schemas.base import Options
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import Signal, activity_of, num_experts, num_units, signal_of, slice_length, slices
@@ -266,8 +265,7 @@ class Masks:
             return 0.0
         active = unit_bytes * np.count_nonzero(used, axis=1)
         kept = unit_bytes * np.count_nonzero(missing, axis=1) if self.cache else np.zeros_like(active)
-        each = zip(flash_s.tolist(), active.tolist(), kept.tolist(), strict=True)
-        return math.fsum(fetch_seconds(self.reading.device, *request) for request in each)
+        return requests_seconds(self.reading.device, unit_bytes * used.shape[1], flash_s, active, kept)
 
 
 _Chooser = Callable[[int, np.ndarray, np.ndarray | None], np.ndarray]

@@ -12,7 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from coldpress.runtime.store import planner
+from coldpress.runtime.store.computing import Weights, fetch_seconds
 from coldpress.schemas.device import DeviceProfile, Flash, flash_seconds
+from coldpress.schemas.families import FormatName
+
+FORMAT: FormatName = "int4_group32"
+"""Of the units whose seconds are modelled."""
 
 
 @dataclass(frozen=True)
@@ -83,3 +88,12 @@ def reads_of(wanted: np.ndarray, placed: Placed, reading: Reading) -> Reads:
     brought = np.zeros(wanted.shape, bool)
     brought[found // lap, placed.order[found % lap]] = True
     return Reads(num_reads, num_bytes, flash_seconds(reading.flash, num_reads, num_bytes), brought)
+
+
+def requests_seconds(
+    device: DeviceProfile, all_bytes: int, flash_s: np.ndarray, active_bytes: np.ndarray, kept_bytes: np.ndarray
+) -> float:
+    """Seconds of all requests for a family of a layer, each float64 [T] or int64 [T], whose units take `all_bytes`."""
+    weights = Weights(FORMAT, all_bytes)
+    each = zip(flash_s.tolist(), active_bytes.tolist(), kept_bytes.tolist(), strict=True)
+    return math.fsum(fetch_seconds(device, weights, *request) for request in each)

@@ -55,7 +55,7 @@ def traces_of(case: str, folder: Path, num_layers: int) -> Iterator[Trace]:
     """Of a real model, layers evenly spread; of a planted one, layers that differ by what was drawn."""
     if case in PLANTED:
         for layer in range(num_layers):
-            yield _trace(case, NEURON_BYTES, _planted(PLANTED[case], layer))
+            yield _trace(case, NEURON_BYTES, planted(PLANTED[case], layer))
         return
     for (_, family), masks in _real(case, folder, num_layers).items():
         yield _trace(case, UNIT_BYTES[family], masks)
@@ -104,7 +104,7 @@ def _real(case: str, folder: Path, num_layers: int) -> dict[tuple[int, str], dic
     return found
 
 
-def _planted(density: float, layer: int) -> dict[str, np.ndarray]:
+def planted(density: float, layer: int) -> dict[str, np.ndarray]:
     """Units with a home topic and a planted frequency, as tests/support/planted.py has them; documents of a topic."""
     rng = np.random.default_rng([7, layer])
     homes = rng.integers(NUM_TOPICS, size=PLANTED_UNITS)

@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.evaluation.evaluate import Sparse, evaluate
-from benchmarks.evaluation.reads import Reading, reads_of
+from benchmarks.evaluation.reads import Reading, reads_of, requests_seconds
 from benchmarks.shared.flash_prices import fitted, priced
 from benchmarks.shared.flash_setting import FAMILIES_PRUNED, UNIT_BYTES, Known, Setting, masked_by, top_k
 from benchmarks.shared.greedy_chunks import greedy_chunks
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.sparsity import Residency, flash, topk
-from coldpress.runtime.store.clock import fetch_seconds
 from tests.support.caches import empty
 
 GAPS = (0.0, 0.25, 0.5, 1.0)
@@ -70,10 +69,10 @@ class TopK:
         missed = self.missing(setting, "test", density)
         for (key, mask), (_, missing) in zip(self.masks["test", density], missed, strict=True):
             flash_s = reads_of(missing, reading.placed[key], reading).seconds
-            active = UNIT_BYTES[key[1]] * np.count_nonzero(mask, axis=1)
-            kept = UNIT_BYTES[key[1]] * np.count_nonzero(missing, axis=1) * bool(setting.slots)
-            each = zip(flash_s.tolist(), active.tolist(), kept.tolist(), strict=True)
-            seconds += math.fsum(fetch_seconds(setting.device, *request) for request in each)
+            size, units = UNIT_BYTES[key[1]], round(setting.known.used * mask.shape[1])
+            active = size * np.count_nonzero(mask, axis=1)
+            kept = size * np.count_nonzero(missing, axis=1) * bool(setting.slots)
+            seconds += requests_seconds(setting.device, size * units, flash_s, active, kept)
             num_tokens += len(mask)
         return 1e3 * seconds * len(setting.known.keys) / num_tokens
 

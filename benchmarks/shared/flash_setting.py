@@ -10,13 +10,13 @@ import numpy as np
 
 from benchmarks import sparsity
 from benchmarks.evaluation.evaluate import CacheSettings, Sparse, evaluate
-from benchmarks.evaluation.reads import Placed, Reading
+from benchmarks.evaluation.reads import FORMAT, Placed, Reading
 from benchmarks.shared.cases import Case, case_of
 from coldpress.compiler.activity.unit_statistics import unit_norms
 from coldpress.compiler.cost_model import PEAK_READ_BYTES, read_units
 from coldpress.compiler.seconds import Reading as Requests
 from coldpress.runtime.sparsity import Residency, topk
-from coldpress.runtime.store.clock import fetch_seconds
+from coldpress.runtime.store.computing import Weights, fetch_seconds
 from coldpress.runtime.store.planner import Strided
 from coldpress.runtime.store.reads import MAX_READ_BYTES
 from coldpress.schemas.device import DeviceProfile, Flash
@@ -87,7 +87,7 @@ class Setting:
             held = min(count, round(self.slots * count))
             requests = Requests(self.flash, Strided(0, size, size), 0, PEAK_READ_BYTES)
             flash_s = requests.reads(np.arange(held, count)).flash_s
-            seconds += fetch_seconds(self.device, flash_s, count * size, 0)
+            seconds += fetch_seconds(self.device, Weights(FORMAT, count * size), flash_s, count * size, 0)
         return 1e3 * seconds
 
     def costs(self, family: str) -> np.ndarray:

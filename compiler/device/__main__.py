@@ -72,7 +72,9 @@ def _build_parser() -> Parser:
     commands = parser.add_subparsers(dest="command", required=True)
     resolve = commands.add_parser("resolve", help="check a profile and write its record")
     resolve.add_argument("device", help=DEVICE_HELP)
-    measured = commands.add_parser("measure", help="measure this machine: its DRAM, its cores, the storage of --folder")
+    measured = commands.add_parser(
+        "measure", help="measure this machine: DRAM, cores, kernels, the storage of --folder"
+    )
     measured.add_argument("--folder", type=Path, help="where artifacts will lie (default: the output's folder)")
     measured.add_argument("--file-size", default="1GiB", help="size of the file that is read (default: 1GiB)")
     imported = commands.add_parser("import-fio", help="take the storage from a report of fio --output-format=json")
@@ -115,7 +117,7 @@ def _measure(arguments: argparse.Namespace) -> None:
     name = _check_name(arguments.name)
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     folder = arguments.folder or arguments.output.parent
-    _tell(f"measuring the DRAM, and the storage of {folder} with a file of {arguments.file_size}; about a minute")
+    _tell(f"measuring DRAM, kernels, and the storage of {folder} with a file of {arguments.file_size}; about a minute")
     _save_profile(measure(name, folder, parse_bytes(arguments.file_size), _tell), arguments.output)
 
 

@@ -95,6 +95,8 @@ def _assumed_from(base: DeviceProfile, stated: Stated) -> DeviceProfile:
     values = assumed(base.model_dump())
     if base.accelerator is not None:
         values["accelerator"] = assumed(values["accelerator"])
+    if base.compute is not None:
+        values["compute"] = assumed(values["compute"])
     for name, value in vars(stated).items():
         if value is not None:
             values[name] = {"value": value, "source": f"stated: --{name.replace('_', '-')}"}

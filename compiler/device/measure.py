@@ -8,10 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from coldpress.compiler.device import host
+from coldpress.compiler.device import calls, host, kernels
 from coldpress.compiler.device.host import PAGE_BYTES, Rounds
 from coldpress.runtime.plan.memory import physical_bytes
-from coldpress.schemas.device import DeviceProfile, Figure, Flash, ReadPoint
+from coldpress.schemas.compute import Compute, KernelRate
+from coldpress.schemas.device import DeviceProfile, Flash, ReadPoint
+from coldpress.schemas.figure import Figure
 from coldpress.schemas.law import Grid, fit
 
 MEASURED = "measured: python -m coldpress.compiler.device measure"
@@ -62,7 +64,42 @@ def measure(name: str, folder: Path, file_bytes: int, tell: Callable[[str], None
         ),
     )
     tell(fit_sentence(found.flash))
-    return found
+    return found.model_copy(update={"compute": computing(found, where, tell)})
+
+
+def computing(device: DeviceProfile, where: str, tell: Callable[[str], None]) -> Compute:
+    """Measures this machine's kernels, copies and calls.
+
+    Args:
+        device: The profile so far, for its pages, queue and DRAM.
+        where: The beginning of all sources.
+        tell: Called with a line about each step.
+    """
+    tell("products of the runtime's kernels")
+    rates = list(kernels.kernel_rates())
+    copies = kernels.copy_rate()
+    tell("what requests, layers and tokens cost besides")
+    costs = calls.call_costs(device)
+    largest = max((rounds for _, _, rounds in rates), key=lambda rounds: rounds.spread)
+    besides = f"{where}, {calls.ROUNDS} rounds that differ by {costs.spread:.0%} at most, the least processor time"
+
+    def cost(seconds: float) -> Figure[float]:
+        return Figure(value=rounded(seconds), source=besides)
+
+    return Compute(
+        rates=Figure(
+            value=tuple(
+                KernelRate(format=name, density=density, bytes_per_s=rounded(rounds.best))
+                for name, density, rounds in rates
+            ),
+            source=f"{where}, {_of_rounds(largest)} at most, the best",
+        ),
+        copy_bytes_per_s=Figure(value=rounded(copies.best), source=f"{where}, {_of_rounds(copies)}, the best"),
+        request_s=cost(costs.request_s),
+        reading_s=cost(costs.reading_s),
+        layer_s=cost(costs.layer_s),
+        token_s=cost(costs.token_s),
+    )
 
 
 def _of_rounds(rounds: Rounds) -> str:

@@ -77,7 +77,7 @@ def render_batch(done: Batch) -> str:
 def _modelled_rows(metrics: RunMetrics, tokens: int) -> list[tuple[str, str]]:
     """Of a run that had a modelled clock."""
     flash_s, dram_s = metrics.modelled_flash_s / tokens, metrics.modelled_dram_s / tokens
-    return [("modelled flash, memory", f"{ms(flash_s)}, {ms(dram_s)}")]
+    return [("modelled flash, computing", f"{ms(flash_s)}, {ms(dram_s)}")]
 
 
 def _draft_rows(found: Drafted) -> list[tuple[str, str]]:

@@ -16,8 +16,8 @@ import numpy as np
 from coldpress.runtime.extents import Extents, span_bytes
 from coldpress.runtime.plan.budget import fixed_bytes
 from coldpress.runtime.store import planner
-from coldpress.runtime.store.clock import bytes_before
 from coldpress.runtime.store.reads import MAX_READ_BYTES, longest_read_bytes
+from coldpress.runtime.store.resident import seconds_before
 from coldpress.schemas.device import Flash, flash_seconds
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import FAMILIES, FamilyName, Signal
@@ -222,10 +222,9 @@ def wanted(manifest: Manifest, plan: Plan, preload: Preload) -> Ahead:
 
 def fitting(manifest: Manifest, plan: Plan) -> Ahead:
     """Returns settings for a plan that has none: as much as its device reads while resident weights compute."""
-    flash, device = manifest.flash, manifest.device
-    law = device.flash.issuing(plan.queue_depth)
-    reading = Reading(flash.sections, plan.parts, law, plan.collapse_gap_bytes)
-    idle_s = max(bytes_before(manifest, plan).values(), default=0) / device.dram_bytes_per_s.value
+    law = manifest.device.flash.issuing(plan.queue_depth)
+    reading = Reading(manifest.flash.sections, plan.parts, law, plan.collapse_gap_bytes)
+    idle_s = max(seconds_before(manifest, plan).values(), default=0.0)
     found = buffer_bytes(reading, idle_s, USUAL_GUESS, plan.dram_budget_bytes - fixed_bytes(manifest, plan))
     return Ahead(found, USUAL_GUESS) if found else NOTHING
 

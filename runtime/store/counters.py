@@ -6,9 +6,10 @@ from typing import Any
 
 from coldpress.runtime.plan.budget import whole_bytes
 from coldpress.runtime.plan.memory import peak_rss_bytes
-from coldpress.runtime.store.clock import Clock, computed_bytes, dram_seconds
+from coldpress.runtime.store.clock import Clock
 from coldpress.runtime.store.facts import AheadFacts, Observer, Purpose, RequestFacts
 from coldpress.runtime.store.planner import ReadBatch
+from coldpress.runtime.store.resident import token_seconds
 from coldpress.schemas.layout import Plan
 from coldpress.schemas.manifest import Manifest
 from coldpress.schemas.metrics import RunMetrics
@@ -105,16 +106,16 @@ class Counters(Observer):
     ) -> RunMetrics:
         """Returns the counters as a record, with the caller's times and sizes.
 
-        Memory time counts passes, not tokens, because the tokens of one pass share the weights in DRAM.
+        Computing counts passes, not tokens, because the tokens of one pass share the weights in DRAM.
         """
-        device, computed = manifest.device, computed_bytes(manifest, plan)
+        besides_s = num_passes * token_seconds(manifest, plan)
         modelled: dict[str, Any] = (
             {}
             if clock is None
             else {
                 "modelled_flash_s": clock.flash_s,
-                "modelled_dram_s": dram_seconds(device, computed, num_passes, self.active_bytes, self.kept_bytes),
-                "modelled_s": clock.fetch_s + dram_seconds(device, computed, num_passes),
+                "modelled_dram_s": clock.work_s + besides_s,
+                "modelled_s": clock.fetch_s + besides_s,
             }
         )
         counted: dict[str, Any] = {

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from coldpress.compiler.device import __main__ as command
-from coldpress.compiler.device import host
+from coldpress.compiler.device import calls, host, kernels
+from coldpress.compiler.device import measure as measuring
 from coldpress.compiler.device.fio import JOBS, Stated, import_fio
 from coldpress.compiler.device.host import Point, Rounds, depth_of
 from coldpress.compiler.device.measure import MEASURED, measure, storage_of
@@ -229,6 +230,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "DEPTHS", (1, 2))
     monkeypatch.setattr(host, "ROUND_BYTES", 1 << 20)
     monkeypatch.setattr(host, "DRAM_BYTES", 8 << 20)
+    monkeypatch.setattr(kernels, "WEIGHT_BYTES", 1 << 20)
+    monkeypatch.setattr(calls, "TOKENS", 1)
 
 
 @pytest.mark.parametrize("name", ["host.yaml", "host.json"])
@@ -253,6 +256,13 @@ def test_measure_this_machine(tmp_path: Path, quick: None, capsys: pytest.Captur
     assert 0 < found.flash.latency_s.value < 1
     assert found.dram_budget_bytes.value <= found.dram_bytes.value
     assert str(tmp_path) not in path.read_text()
+    assert found.compute is not None
+    assert [(rate.format, rate.density) for rate in found.compute.rates.value] == [
+        (name, density) for name in ("fp16", "int4_group32", "int8_group32") for density in (0.1, 0.5, 1.0)
+    ]
+    assert re.fullmatch(rf"{pattern}, 9 rounds that differ by \d+% at most, the best", found.compute.rates.source)
+    costs = [found.compute.request_s, found.compute.reading_s, found.compute.layer_s, found.compute.token_s]
+    assert all(cost is not None and "the least processor time" in cost.source for cost in costs)
 
 
 @pytest.mark.parametrize(
@@ -278,6 +288,7 @@ def test_a_busy_machine_is_said_to_be_busy(
     monkeypatch.setattr(host, "dram_rates", lambda: Rounds(dram))
     points = (Point(4096, 1, Rounds((4.0e7, 4.0e7))), Point(65536, 1, Rounds(tuple(1e8 * rate for rate in storage))))
     monkeypatch.setattr(host, "measure_flash", lambda *_: points)
+    monkeypatch.setattr(measuring, "computing", lambda *_: None)
     told: list[str] = []
     found = measure("host", tmp_path, 1 << 30, told.append)
     warnings = [text for text in told if text.startswith("warning")]
@@ -293,7 +304,8 @@ def test_measuring_needs_only_the_runtime(tmp_path: Path) -> None:
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({blocked}))\n"
         "from coldpress.compiler.device import __main__ as command\n"
-        "from coldpress.compiler.device import host\n"
+        "from coldpress.compiler.device import calls, host, kernels\n"
+        "kernels.WEIGHT_BYTES, calls.TOKENS = 1 << 20, 1\n"
         "host.READ_SIZES, host.DEPTHS, host.DRAM_BYTES = (4096,), (1,), 1 << 20\n"
         "host.ROUND_BYTES = 1 << 16; sys.exit(command.main(sys.argv[1:]))"
     )

@@ -190,6 +190,7 @@ def test_the_page_shows_the_figures(build, tmp_path):
         "a build with method=dense, same DRAM and format",
         "the original, all in DRAM as fp16",
         f"per token: {0.15:.3f} ms of flash reads, {0.07:.3f} ms of computing and copying",
+        "computing by DRAM bandwidth, a lower bound: the profile has no rates of computing",
         "50 tokens, tokenized with seed 0",
         "and what the predictors choose",
         build.corpus.text_sha256,
@@ -391,7 +392,10 @@ def test_units_used_are_those_that_were_asked_for(build, tmp_path):
     ("changes", "sentence"),
     [
         ({}, "Flash limits the speed: 0.15 of 0.2 ms of a token go to reads, most of it to waiting for each read"),
-        ({"modelled_flash_s": 0.001}, "Memory limits the speed: 0.07 of 0.2 ms of a token go to computing"),
+        (
+            {"modelled_flash_s": 0.001},
+            "Computing limits the speed: 0.07 of 0.2 ms of a token go to computing and copying, by DRAM",
+        ),
         ({"reads": 20_000, "modelled_flash_s": 0.25}, "go to reads, most of it to the number of reads."),
         ({"read_bytes": 1 << 30, "modelled_flash_s": 0.6}, "go to reads, most of it to the bytes that are read."),
     ],

@@ -1,6 +1,7 @@
 """The one model of seconds: the form for searches and the dense run cost what the store on simulated flash does."""
 
 import ast
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -16,10 +17,12 @@ from coldpress.runtime.cache import Known, make
 from coldpress.runtime.simulate import simulate_choices
 from coldpress.runtime.sparsity import Residency
 from coldpress.runtime.store.planner import Strided
+from coldpress.schemas.compute import Overlap
 from coldpress.schemas.families import WHOLE_MLP
 from coldpress.schemas.layout import PartPlan
 from tests.support.caches import RUNNABLE
 from tests.support.data import ROOT
+from tests.support.devices import with_compute
 from tests.support.settings import FAMILY, plan_of, setting_of
 from tests.support.statistics import device_of, model_of
 
@@ -128,7 +131,7 @@ def test_a_token_by_hand() -> None:
     trace = seconds.requests_of([{(0, FAMILY): ids, (3, FAMILY): ids}] * 2)
     read = Reading(device.flash, Strided(0, size, size), 0, 4 << 20).reads(ids)
     looked_up = 384 * 2 * 34  # 64 values of a row in groups of 32, each with a scale
-    computed = 10**7 - looked_up + 1000
+    computed = resident_bytes(model, (FAMILY,), setting.format) - looked_up + 1000
     expected = 4 * read.flash_s + (computed + 10**6) / device.dram_bytes_per_s.value
     assert read.num_reads == 1
     assert token_seconds(found, trace) == pytest.approx(expected)
@@ -137,10 +140,13 @@ def test_a_token_by_hand() -> None:
 @pytest.mark.parametrize("tenth", [0, 3, 6, 10])
 @pytest.mark.parametrize("experts", [1, 4])
 @pytest.mark.parametrize("inner", [160, 1600])
-def test_a_dense_run_costs_what_the_store_does(tenth: int, experts: int, inner: int) -> None:
+@pytest.mark.parametrize("rates", [(), (("int8_group32", 0.5, 1e9), ("int8_group32", 1.0, 2e9))])
+def test_a_dense_run_costs_what_the_store_does(tenth: int, experts: int, inner: int, rates: Any) -> None:
     """Whole layers pinned, a layer in part, and buffers of both kinds; of a mixture any two experts that are apart."""
     mixture = {"num_experts": experts, "num_experts_per_tok": 2} if experts > 1 else {}
     model, device = model_of(4, intermediate_size=inner, hidden_act="silu", **mixture), device_of(latency_s=1e-6)
+    if rates:
+        device = with_compute(device, rates, request_s=1e-5, reading_s=1e-5, layer_s=1e-5, token_s=1e-4)
     sections = make_sections(model.spec, (WHOLE_MLP,), "int8_group32")
     total = sum(section.length_bytes for section in sections)
     resident, kv_cache = resident_bytes(model, (WHOLE_MLP,), "int8_group32"), kv_cache_bytes(model.spec, 64)
@@ -171,7 +177,8 @@ def test_a_dense_run_costs_what_the_store_does(tenth: int, experts: int, inner: 
     found = simulated(setting, seconds.requests_of(tokens))
     count = len(tokens)
     assert run.token_s == pytest.approx(found.modelled_s / count)
-    assert run.token_s == pytest.approx(token_seconds(setting, seconds.requests_of(tokens)))
+    for overlap in get_args(Overlap):
+        assert run.seconds(overlap) == pytest.approx(token_seconds(setting, seconds.requests_of(tokens), (), overlap))
     assert run.flash_s == pytest.approx(found.modelled_flash_s / count)
     assert run.dram_s == pytest.approx(found.modelled_dram_s / count)
     assert run.reads_per_token == pytest.approx(found.reads / count, abs=0.5)
@@ -179,8 +186,8 @@ def test_a_dense_run_costs_what_the_store_does(tenth: int, experts: int, inner: 
     assert (found.misses == 0) == (tenth == 10)
 
 
-LAWS = ("flash_seconds", "fetch_seconds", "dram_seconds", "modelled_flash_s")
-"""What seconds are made of (schemas/device.py, runtime/store/clock.py, runtime/store/reads.py)."""
+LAWS = ("flash_seconds", "modelled_flash_s", "request_work", "fetch_seconds", "weight_seconds", "dense_seconds")
+"""What seconds are made of (schemas/device.py, runtime/store/clock.py, runtime/store/computing.py)."""
 
 
 def importing(folder: str) -> dict[str, set[str]]:
@@ -196,13 +203,15 @@ def importing(folder: str) -> dict[str, set[str]]:
 
 def test_the_compiler_counts_seconds_in_one_place_and_no_benchmark_adds_memory_to_flash() -> None:
     """Beside the one model: the dense run and `order`, which tests hold to it; the evaluation, which has the requests
-    of many tokens at once; what one unit costs in the integer program of `place`; and what a profile shows of its law.
-    A benchmark takes a request's seconds whole."""
+    of many tokens at once; what one unit costs in the integer program of `place`; what a profile shows of its law; and
+    the share that predictors take. A benchmark takes a request's seconds whole."""
     assert importing("compiler") == {
-        "compiler/dense_run.py": {"dram_seconds", "fetch_seconds"},
+        "compiler/dense_run.py": {"request_work"},
         "compiler/stages/order/_seconds.py": {"flash_seconds"},
         "compiler/stages/place/_tiers.py": {"flash_seconds"},
-        "compiler/seconds.py": {"dram_seconds", "modelled_flash_s"},
+        "compiler/stages/report/predictors.py": {"dense_seconds"},
+        "compiler/seconds.py": {"weight_seconds", "modelled_flash_s"},
         "compiler/device/shown.py": {"flash_seconds"},
     }
-    assert "dram_seconds" not in set().union(*importing("benchmarks").values())
+    computing = {"request_work", "weight_seconds", "dense_seconds"}
+    assert not computing & set().union(*importing("benchmarks").values())

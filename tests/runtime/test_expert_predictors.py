@@ -12,7 +12,7 @@ from coldpress.runtime.decoder.selection import Selection
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.kernels import gemv
 from coldpress.runtime.quantization import Format
-from coldpress.runtime.store.clock import computed_bytes
+from coldpress.runtime.store.resident import computed_bytes
 from coldpress.runtime.trace import FETCH, PRELOAD, Recorder
 from coldpress.schemas.errors import ArtifactError
 from coldpress.schemas.manifest import PREDICTORS_FILE
@@ -227,7 +227,7 @@ def test_a_token_reads_of_predictors_what_it_multiplies(mixture, tmp_path):
     (plan,), (dense,) = manifest.plans, plain.plans
     assert plan.predictor_bytes == first + second
     assert second == 2 * EXPERTS * WIDTH * 34
-    found = computed_bytes(manifest, plan) - computed_bytes(plain, dense)
+    found = computed_bytes(manifest, plan).total() - computed_bytes(plain, dense).total()
     assert found == first + second * CHOSEN // EXPERTS
 
 

@@ -3,9 +3,11 @@
 import pytest
 
 from coldpress.runtime.artifact.reader import open_artifact
-from coldpress.runtime.store.clock import FlashQueue, bytes_before, computed_bytes
+from coldpress.runtime.store.clock import FlashQueue
+from coldpress.runtime.store.computing import Work
+from coldpress.runtime.store.resident import bytes_before, computed_bytes
 from tests.support.artifacts import Recipe, build_artifact
-from tests.support.shapes import small_device, small_spec
+from tests.support.shapes import small_spec
 
 LAYERS, WORDS, WIDTH = 2, 96, 64
 
@@ -17,7 +19,7 @@ def test_a_table_that_is_looked_up_alone_is_not_read(tmp_path, tied):
     manifest = open_artifact(build_artifact(tmp_path / "a", Recipe(spec, method="dense")).path).manifest
     plan = manifest.plans[0]
     embedding = 0 if tied else 2 * WORDS * WIDTH  # fp16
-    assert computed_bytes(manifest, plan) == plan.resident_bytes - embedding + plan.kv_cache_bytes // 2
+    assert computed_bytes(manifest, plan).total() == plan.resident_bytes - embedding + plan.kv_cache_bytes // 2
 
 
 def test_what_a_layer_computes_with_before_it_asks_for_units(tmp_path):
@@ -27,7 +29,11 @@ def test_what_a_layer_computes_with_before_it_asks_for_units(tmp_path):
     manifest = open_artifact(build_artifact(tmp_path / "a", recipe).path).manifest
     attention = 2 * (2 * WIDTH * WIDTH + 2 * WIDTH * WIDTH // 2)  # q and o; k and v of half as many heads
     expected = attention + manifest.plans[0].kv_cache_bytes // 2 // LAYERS
-    assert bytes_before(manifest, manifest.plans[0]) == {(layer, "mlp_in"): expected for layer in range(LAYERS)}
+    before = bytes_before(manifest, manifest.plans[0])
+    assert {key: found.total() for key, found in before.items()} == {
+        (layer, "mlp_in"): expected for layer in range(LAYERS)
+    }
+    assert before[0, "mlp_in"]["fp16"] == attention
 
 
 def test_of_resident_experts_a_token_multiplies_its_own(tmp_path):
@@ -37,14 +43,15 @@ def test_of_resident_experts_a_token_multiplies_its_own(tmp_path):
     plan = manifest.plans[0]
     gate = 2 * WIDTH * spec.intermediate_size  # fp16
     assert [family.family for family in manifest.families] == ["up_down"]
-    assert computed_bytes(manifest, plan) == plan.resident_bytes - LAYERS * 6 * gate + plan.kv_cache_bytes // 2
+    assert computed_bytes(manifest, plan).total() == plan.resident_bytes - LAYERS * 6 * gate + plan.kv_cache_bytes // 2
     attention = 2 * (2 * WIDTH * WIDTH + 2 * WIDTH * WIDTH // 2)
     expected = attention + 2 * gate + plan.kv_cache_bytes // 2 // LAYERS
-    assert bytes_before(manifest, plan) == {(layer, "up_down"): expected for layer in range(LAYERS)}
+    found = {key: sizes.total() for key, sizes in bytes_before(manifest, plan).items()}
+    assert found == {(layer, "up_down"): expected for layer in range(LAYERS)}
 
 
 def test_a_device_that_has_nothing_to_read_saves_nothing_up():
     """What it could have read while memory was computed with is lost where nobody asked for it."""
-    queue = FlashQueue(small_device())
-    assert queue.fetch_s(0.0, 10**9, 0, early=False) > 1e-3
-    assert queue.fetch_s(1e-3, 0, 0, early=True) == 1e-3
+    queue = FlashQueue()
+    assert queue.fetch_s(0.0, Work(0.0, 0.05), early=False) == 0.05
+    assert queue.fetch_s(1e-3, Work(0.0, 0.0), early=True) == 1e-3

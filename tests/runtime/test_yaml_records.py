@@ -51,7 +51,8 @@ def test_all_mistakes_are_told_with_the_nearest_key(tmp_path: Path) -> None:
         "unknown key 'dram_byte_per_s'",
         "did you mean 'dram_bytes_per_s'?",
         "unknown key 'things'",
-        "known are accelerator, dram_budget_bytes, dram_bytes, dram_bytes_per_s, flash, name, notes, num_cores, title",
+        "known are accelerator, compute, dram_budget_bytes, dram_bytes, dram_bytes_per_s, flash, name, notes, "
+        "num_cores, title",
         "dram_bytes.value: expected bytes, or an amount of memory such as 8GB, found '8 apples'",
         "missing key 'num_cores'",
         "flash: read_curve needs ascending, distinct read sizes, found [40960, 24576, 65536, 1048576]",

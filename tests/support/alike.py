@@ -26,8 +26,9 @@ from coldpress.runtime.decoder.selection import Selection
 from coldpress.runtime.flash import simulated
 from coldpress.runtime.plan.budget import refit
 from coldpress.runtime.sparsity import Residency, topk
-from coldpress.runtime.store.clock import Clock, computed_bytes, dram_seconds
+from coldpress.runtime.store.clock import Clock
 from coldpress.runtime.store.facts import Key
+from coldpress.runtime.store.resident import token_seconds
 from coldpress.runtime.store.store import Store
 from coldpress.schemas.activations import Activations, FamilyStatistics, LayerStatistics
 from coldpress.schemas.base import ArrayFile
@@ -283,12 +284,11 @@ class Alike:
         num_tokens: int,
         by_part_s: dict[tuple[int, FamilyName], float],
     ) -> Decoded:
-        device, computed = artifact.manifest.device, computed_bytes(artifact.manifest, plan)
-        moved_s = dram_seconds(device, computed, num_tokens, counted["active_bytes"], counted["kept_bytes"])
+        besides_s = token_seconds(artifact.manifest, plan)
         return Decoded(
-            token_s=counted["modelled_fetch_s"] / num_tokens + dram_seconds(device, computed, 1),
+            token_s=counted["modelled_fetch_s"] / num_tokens + besides_s,
             flash_s=counted["modelled_flash_s"] / num_tokens,
-            dram_s=moved_s / num_tokens,
+            dram_s=counted["modelled_work_s"] / num_tokens + besides_s,
             counters=counted,
             by_part_s=by_part_s,
         )
@@ -296,7 +296,8 @@ class Alike:
 
 def _counted(store: Store, clock: Clock) -> dict[str, float]:
     """What store and clock have counted by now."""
-    return asdict(store.counters) | {"modelled_flash_s": clock.flash_s, "modelled_fetch_s": clock.fetch_s}
+    seconds = {"modelled_flash_s": clock.flash_s, "modelled_work_s": clock.work_s, "modelled_fetch_s": clock.fetch_s}
+    return asdict(store.counters) | seconds
 
 
 def _by_layer(parts: Sequence[Any]) -> list[tuple[int, list[FamilyName]]]:

@@ -20,7 +20,7 @@ from coldpress.compiler.activity.counted import counted
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.seconds import Key, Setting
 from coldpress.runtime.store.ahead_room import NOTHING, Ahead, Reading, buffer_bytes, guessed_families, scattered
-from coldpress.runtime.store.clock import bytes_before
+from coldpress.runtime.store.resident import seconds_before
 from coldpress.runtime.trace import END, FETCH, NO_IDS, PRELOAD, RESET, Event
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.device import DeviceProfile
@@ -117,7 +117,7 @@ class Run:
 def fitting(run: Run, guess: float) -> Ahead:
     """Returns the preload buffer for this share of a guess: as much as flash can read while it would be idle."""
     setting = run.setting(NOTHING)
-    idle_s = max(bytes_before(setting.manifest, setting.plan).values(), default=0) / run.device.dram_bytes_per_s.value
+    idle_s = max(seconds_before(setting.manifest, setting.plan).values(), default=0.0)
     reading = Reading(run.sections, setting.plan.parts, run.device.flash, setting.plan.collapse_gap_bytes)
     found = buffer_bytes(reading, idle_s, guess, run.free_bytes)
     return Ahead(found, guess) if found else NOTHING

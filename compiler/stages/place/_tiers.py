@@ -1,7 +1,8 @@
 """Computes what a device's tiers cost: seconds of a unit (Eq. 5), least units per tier (Eq. 4), and tier weights.
 
 A unit's time in a tier is its bytes over the tier's bandwidth; from flash it is one read of whole pages with the queue
-full. One synchronization is the accelerator's, or, where DRAM saves a flash read, that read's latency.
+full. Computing with a unit takes equally long wherever it came from, so it is in neither. One synchronization is the
+accelerator's, or, where DRAM saves a flash read, that read's latency.
 """
 
 import itertools

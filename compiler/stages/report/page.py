@@ -23,8 +23,9 @@ from coldpress.compiler.stages.report.predictors import predictor_part
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantities import show_bytes
 from coldpress.runtime.sparsity import Selector
+from coldpress.runtime.store.computing import basis
 from coldpress.schemas import __version__
-from coldpress.schemas.device import DeviceProfile, Flash
+from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import printable
 from coldpress.schemas.families import FamilyName, FormatName
 from coldpress.schemas.law import combined
@@ -64,7 +65,7 @@ def render(metrics: Metrics, inputs: Inputs) -> str:
         columns=COLUMNS,
         command=run_command([PROGRAM], Path(inputs.package.folder).name, metrics.sample),
         compared=_compared(metrics, inputs),
-        measured=_measured(metrics, inputs.verification, inputs.layout),
+        measured=_measured(metrics, inputs),
         families=_families(inputs.layout),
         hot=_hot_units(curves),
         predictors=predictor_part(inputs),
@@ -107,7 +108,7 @@ def _cards(metrics: Metrics, device: DeviceProfile) -> list[tuple[str, str]]:
 
 def _verdicts(metrics: Metrics, inputs: Inputs) -> list[str]:
     """Returns the sentences below the first heading."""
-    found = [_verdict(metrics), _quality(metrics), _limit(inputs.verification.run, inputs.device.flash)]
+    found = [_verdict(metrics), _quality(metrics), _limit(inputs.verification.run, inputs.device)]
     if metrics.method != DENSE and inputs.sparsity.is_whole:
         found.insert(1, "Nothing is pruned at this budget: every token uses every unit.")
     fitting = [
@@ -144,12 +145,13 @@ def _quality(metrics: Metrics) -> str:
     )
 
 
-def _limit(run: RunMetrics, flash: Flash) -> str:
+def _limit(run: RunMetrics, device: DeviceProfile) -> str:
     """Names the bottleneck of the simulated speed in one sentence."""
     flash_ms, dram_ms = (1000 * part / run.num_tokens for part in (run.modelled_flash_s, run.modelled_dram_s))
     whole = f"of {1000 * run.modelled_s / run.num_tokens:.3g} ms of a token"
     if dram_ms >= flash_ms:
-        return f"Memory limits the speed: {dram_ms:.3g} {whole} go to computing and copying at DRAM's bandwidth."
+        return f"Computing limits the speed: {dram_ms:.3g} {whole} go to computing and copying, by {basis(device)}."
+    flash = device.flash
     bounds = {
         "the number of reads": 1000 * run.reads / run.num_tokens / flash.iops,
         "the bytes that are read": 1000 * run.read_bytes / run.num_tokens / flash.bytes_per_s,
@@ -249,7 +251,8 @@ def _held_against_the_source(found: Verification) -> list[tuple[str, str, str]]:
     ]
 
 
-def _measured(metrics: Metrics, found: Verification, layout: Layout) -> list[tuple[str, str, str]]:
+def _measured(metrics: Metrics, inputs: Inputs) -> list[tuple[str, str, str]]:
+    found, layout = inputs.verification, inputs.layout
     run = found.run
     rows = [
         *_held_against_the_source(found),
@@ -264,7 +267,8 @@ def _measured(metrics: Metrics, found: Verification, layout: Layout) -> list[tup
             "simulated on the device",
             f"{1000 * run.modelled_s / run.num_tokens:.3f} ms",
             f"per token: {1000 * run.modelled_flash_s / run.num_tokens:.3f} ms of flash reads, "
-            f"{1000 * run.modelled_dram_s / run.num_tokens:.3f} ms of computing and copying, a request's at once",
+            f"{1000 * run.modelled_dram_s / run.num_tokens:.3f} ms of computing and copying, a request's at once; "
+            f"computing by {basis(inputs.device)}",
         ),
         ("flash per token", show_bytes(metrics.flash_bytes_per_token), _reads_note(run)),
         ("read amplification", _amplification(run), "bytes moved over bytes of units that were needed"),

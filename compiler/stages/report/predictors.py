@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from coldpress.compiler.stages.report import charts as _charts
 from coldpress.compiler.stages.report.page_charts import Chart, Inputs
 from coldpress.runtime.quantities import show_bytes
-from coldpress.runtime.store.clock import scored_bytes
+from coldpress.runtime.store.computing import dense_seconds
+from coldpress.runtime.store.resident import scored_bytes
 from coldpress.schemas.predictors import LayerPredictor, Predictors
 
 COLUMNS = (
@@ -43,11 +44,11 @@ def predictor_part(inputs: Inputs) -> PredictorPart | None:
 
 
 def decode_share(inputs: Inputs) -> float:
-    """Returns the share of a token's simulated time that reading the predictors' weights from DRAM takes."""
+    """Returns the share of a token's simulated time that computing with the predictors takes."""
     run, predictors = inputs.verification.run, inputs.predictors
     token_s = run.modelled_s / run.num_tokens
     scored = scored_bytes(inputs.model.spec, predictors.layers if predictors else ())
-    return scored / inputs.device.dram_bytes_per_s.value / token_s
+    return dense_seconds(inputs.device, scored) / token_s
 
 
 def _costs(inputs: Inputs, found: Predictors) -> str:

@@ -19,6 +19,7 @@ from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.cli import ladder
 from coldpress.runtime.simulate import simulate
 from coldpress.runtime.trace import PRELOAD, Event
+from coldpress.schemas.compute import Overlap
 from coldpress.schemas.families import WHOLE_MLP
 from coldpress.schemas.layout import Plan
 from coldpress.schemas.metrics import DenseRun, LadderStep
@@ -125,8 +126,13 @@ def _sparse(setting: ladder.Setting) -> Placed:
 
 def streamed(run: DenseRun, flash: str, units_bytes: int) -> Simulated:
     """Returns the figures of a token of a dense run; `units_bytes`: bytes of all units of the model."""
-    seconds = run.flash_s + run.dram_s if flash == ladder.SERIAL else run.token_s
+    seconds = run.seconds(_overlap(flash))
     return Simulated(1 / seconds, run.reads_per_token, run.flash_bytes_per_token, run.pinned_bytes / units_bytes)
+
+
+def _overlap(flash: str) -> Overlap:
+    """Returns what overlaps; with serial flash, computing starts when the whole request has been read."""
+    return "none" if flash == ladder.SERIAL else "request"
 
 
 def structural(artifact: Artifact) -> Artifact:
@@ -142,10 +148,7 @@ def simulated(artifact: Artifact, setting: ladder.Setting, trace: Sequence[Event
     half = max(event.token for event in asked) // 2
     first, then = ([event for event in asked if (event.token > half) == later] for later in (False, True))
     found = simulate(artifact, plan, then, before=first)
-    # without overlap, computing starts when the whole request has been read
-    serial = setting.flash == ladder.SERIAL
-    seconds = found.modelled_flash_s + found.modelled_dram_s if serial else found.modelled_s
-    count = found.num_tokens
+    seconds, count = found.modelled_seconds(_overlap(setting.flash)), found.num_tokens
     return Simulated(count / seconds, found.reads / count, found.read_bytes / count, found.hit_rate)
 
 

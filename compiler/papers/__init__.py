@@ -1,0 +1,1 @@
+"""The papers' own equations of cost, one file per paper, on this project's figures of a device."""

@@ -1,0 +1,145 @@
+"""What a token computes with besides units, in bytes by format: resident weights, predictors, half the KV cache.
+
+Half the KV cache is the mean over a full context. In a mixture only the resident experts that a token uses count.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from coldpress.runtime.artifact.contents import layout_bytes, nbytes, resident_tensors
+from coldpress.runtime.store import computing
+from coldpress.schemas.families import FAMILIES, WHOLE_MLP, FamilyName, FormatName, used_share
+from coldpress.schemas.layout import Plan
+from coldpress.schemas.manifest import Manifest
+from coldpress.schemas.model import ATTENTION_ROLES, MLP_ROLES, MatrixRole, ModelSpec, matrices
+from coldpress.schemas.predictors import matrix_shapes
+
+LOOKUP_TABLES = ("embed_tokens.weight", "embed_positions.weight")
+"""Tables from which a token reads one row, unless the embedding is also the head."""
+Bytes = Counter[FormatName | None]
+"""Bytes by format; None is float32, and keys and values."""
+
+
+class HasRank(Protocol):
+    """A layer's predictor, in a manifest or still to be written to one."""
+
+    @property
+    def rank(self) -> int:
+        """Rows of its first matrix."""
+        ...
+
+    @property
+    def format(self) -> FormatName:
+        """How its rows are stored."""
+        ...
+
+
+def looked_up_roles(spec: ModelSpec) -> tuple[str, ...]:
+    """Returns the tables from which a token reads one row."""
+    return LOOKUP_TABLES[spec.tie_word_embeddings :]
+
+
+def computed_bytes(manifest: Manifest, plan: Plan) -> Bytes:
+    """Returns the bytes of DRAM that a token reads besides units: resident weights, predictors, half the KV cache."""
+    spec, sizes = manifest.model, _sizes(manifest)
+    layers = range(spec.num_hidden_layers)
+    mlp = {name for layer in layers for role in MLP_ROLES for name in _named(layer, role, spec)}
+    found: Bytes = Counter()
+    for role, (format_name, size) in sizes.items():
+        if role not in mlp and role not in looked_up_roles(spec):
+            found[format_name] += size
+    for layer in layers:
+        found += _multiplied_bytes(sizes, spec, layer, MLP_ROLES)
+    found[None] += plan.kv_cache_bytes // 2
+    return found + _predicting_bytes(manifest, plan)
+
+
+def bytes_before(manifest: Manifest, plan: Plan) -> dict[tuple[int, FamilyName], Bytes]:
+    """Returns, for each layer's first request for MLP units, the bytes of resident weights and KV cache used before it.
+
+    Bytes used later in a layer, and the head's, are not counted.
+    """
+    families = [entry.family for entry in manifest.families]
+    first = next((name for name in families if set(FAMILIES[name].roles) & set(MLP_ROLES)), None)
+    if first is None:
+        return {}
+    num_layers, sizes = manifest.model.num_hidden_layers, _sizes(manifest)
+    early: list[MatrixRole] = [role for role in (*ATTENTION_ROLES, *MLP_ROLES) if role != "down_proj"]
+    shared = _predicting_bytes(manifest, plan)
+    shared[None] += plan.kv_cache_bytes // 2
+    of_layer: Bytes = Counter({format_name: size // num_layers for format_name, size in shared.items()})
+    return {
+        (layer, first): _multiplied_bytes(sizes, manifest.model, layer, early) + of_layer for layer in range(num_layers)
+    }
+
+
+def seconds_before(manifest: Manifest, plan: Plan) -> dict[tuple[int, FamilyName], float]:
+    """Returns, for each layer's first request for MLP units, the seconds in which reads ahead run before it."""
+    device = manifest.device
+    return {
+        key: computing.dense_seconds(device, num_bytes) + computing.layer_seconds(device)
+        for key, num_bytes in bytes_before(manifest, plan).items()
+    }
+
+
+def token_seconds(manifest: Manifest, plan: Plan) -> float:
+    """Returns the seconds of a token besides its requests."""
+    device = manifest.device
+    besides_s = computing.token_seconds(device) + manifest.model.num_hidden_layers * computing.layer_seconds(device)
+    return computing.dense_seconds(device, computed_bytes(manifest, plan)) + besides_s
+
+
+def scored_bytes(spec: ModelSpec, predictors: Iterable[HasRank]) -> Bytes:
+    """Returns the bytes of predictors that a token multiplies; of each second matrix only the rows of its experts."""
+    used = used_share(WHOLE_MLP, spec)
+    total: Bytes = Counter()
+    for entry in predictors:
+        first, second = (
+            rows * nbytes(entry.format, columns) for rows, columns in matrix_shapes(spec, entry.rank).values()
+        )
+        total[entry.format] += first + round(used * second)
+    return total
+
+
+def chosen_from(manifest: Manifest) -> dict[tuple[int, FamilyName], computing.Weights]:
+    """Returns the units that a request for a layer's family chooses from."""
+    formats = {entry.family: entry.format for entry in manifest.families}
+    return {
+        (layer, section.family): computing.Weights(
+            formats[section.family],
+            round(used_share(section.family, manifest.model) * section.num_units * section.unit_bytes),
+        )
+        for section in manifest.flash.sections
+        for layer in section.layers
+    }
+
+
+_Sizes = Mapping[str, tuple[FormatName | None, int]]
+"""Role of a resident tensor -> its format and bytes."""
+
+
+def _sizes(manifest: Manifest) -> _Sizes:
+    layout = resident_tensors(manifest)
+    return {
+        tensor.role: (tensor.format, layout_bytes({tensor.role: layout[tensor.role]})) for tensor in manifest.resident
+    }
+
+
+def _named(layer: int, role: MatrixRole, spec: ModelSpec) -> list[str]:
+    return [f"layers.{layer}.{name}.weight" for name in matrices(role, spec)]
+
+
+def _multiplied_bytes(sizes: _Sizes, spec: ModelSpec, layer: int, roles: Iterable[MatrixRole]) -> Bytes:
+    """Returns the bytes of a layer's resident matrices that a token multiplies; of experts only those it uses."""
+    found: Bytes = Counter()
+    for role in roles:
+        held = [sizes[name] for name in _named(layer, role, spec) if name in sizes]
+        share = used_share(WHOLE_MLP, spec) if role in MLP_ROLES else 1.0
+        for format_name in {format_name for format_name, _ in held}:
+            found[format_name] += round(share * sum(size for kind, size in held if kind == format_name))
+    return found
+
+
+def _predicting_bytes(manifest: Manifest, plan: Plan) -> Bytes:
+    return scored_bytes(manifest.model, manifest.predictors if plan.predictor_bytes else ())

@@ -1,0 +1,73 @@
+"""How fast a device computes, where its profile says so, and how computing and reading overlap.
+
+Kernel rates are of stored bytes: a kernel that reads rows of 4 bits passes fewer bytes per second than one that reads
+rows of 16 bits, and a few scattered rows pass slower than a whole matrix. runtime/store/computing.py turns the figures
+into seconds.
+"""
+
+from typing import Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from coldpress.schemas.base import Many, Record
+from coldpress.schemas.families import FormatName
+from coldpress.schemas.figure import BYTES_PER_S, SECONDS, Figure, check_figure
+
+Overlap = Literal["none", "request", "all"]
+"""What runs at once: nothing, so that reading and computing add up (LLM in a flash 3); a request's reads and its
+computing, which is what the runtime does; or all of a token's reads and all of its computing."""
+
+
+class KernelRate(Record):
+    """Throughput of the product of a vector with stored rows, by all threads that decode."""
+
+    format: FormatName
+    density: float = Field(gt=0, le=1)
+    """Share of the matrix's rows that are used; 1 for a dense product."""
+    bytes_per_s: float = Field(ge=BYTES_PER_S[0], le=BYTES_PER_S[1])
+    """Bytes of the rows that are used."""
+
+
+class Compute(Record):
+    """Figures of computing; each that is absent costs nothing, or DRAM bandwidth where it is a rate."""
+
+    rates: Figure[Many[KernelRate]]
+    """By format and ascending density. A format that is not among them is bound by DRAM bandwidth."""
+    copy_bytes_per_s: Figure[float] | None = None
+    """Bytes of units that go from the read buffer to their slots (LLM in a flash's memory management)."""
+    request_s: Figure[float] | None = None
+    """What a request for units costs beside its products and copies, if all its units are in DRAM."""
+    reading_s: Figure[float] | None = None
+    """What it costs in addition if it reads: planning, bookkeeping, evictions."""
+    layer_s: Figure[float] | None = None
+    """What a layer costs beside its products and requests: norms, attention over the context, calls."""
+    token_s: Figure[float] | None = None
+    """What a token costs beside its layers."""
+
+    @field_validator("rates")
+    @classmethod
+    def _check_rates(cls, rates: Figure[Many[KernelRate]]) -> Figure[Many[KernelRate]]:
+        found = [(rate.format, rate.density) for rate in rates.value]
+        if not found or found != sorted(set(found)):
+            raise ValueError("rates must be sorted by format and density, each once, and at least one")
+        return rates
+
+    @field_validator("copy_bytes_per_s", "request_s", "reading_s", "layer_s", "token_s")
+    @classmethod
+    def _check(cls, figure: Figure[float] | None, info: ValidationInfo) -> Figure[float] | None:
+        name = info.field_name or ""
+        bounds = BYTES_PER_S if name == "copy_bytes_per_s" else SECONDS
+        return figure and check_figure(name, figure, bounds)
+
+
+def overlapped_seconds(overlap: Overlap, flash_s: float, computing_s: float, requests_s: float) -> float:
+    """Returns the seconds of tokens under an assumption about what overlaps.
+
+    Args:
+        overlap: The assumption.
+        flash_s: Seconds of all reads.
+        computing_s: Seconds of all computing and copying.
+        requests_s: Seconds of the tokens where each request's reads and computing overlap.
+    """
+    found = {"none": flash_s + computing_s, "request": requests_s, "all": max(flash_s, computing_s)}
+    return found[overlap]
