@@ -26,7 +26,10 @@ def test_a_method_must_save_a_twentieth_of_the_dense_run_s_time(
     found = _auto.choose(divisions, inputs, 1.75, floor)
     assert found.method == method
     assert {entry.method: entry.token_s for entry in found.tried} == seconds
-    assert {entry.method: entry.density for entry in found.tried} == {"dense": 1.0, "relu": pytest.approx(0.1)}
+    assert {entry.method: entry.density for entry in found.tried} == {
+        "dense": 1.0,
+        "relu": pytest.approx((1 + 2 * 0.1) / 3),  # of the MLP, whose gate stays in DRAM
+    }
     assert {entry.ppl_ratio for entry in found.tried} == {1.01}, "the format's"
 
 

@@ -109,7 +109,10 @@ def test_every_candidate_has_a_curve_or_a_reason(curves: Curves) -> None:
     assert found.isdisjoint(reasons)
     assert {"topk", "threshold", "dip", "wina", "gate", "up", "glu", "cats"} <= found
     assert {"dense", "flash", "dip_ca"} == reasons.keys(), "and none that needs exact zeros"
-    assert all(tuple(point.density for point in curve.points) == DENSITIES for curve in curves.curves)
+    least = {"gate": 1 / 3, "cats": 1 / 3, "up": 1 / 3, "glu": 2 / 3}  # of the MLP, what stays in DRAM
+    for curve in curves.curves:
+        reached = tuple(density for density in DENSITIES if density > least.get(curve.method, 0))
+        assert tuple(point.density for point in curve.points) == reached
     assert {loss.format for loss in curves.formats} == set(names("coldpress.runtime.quantization"))
 
 

@@ -27,7 +27,7 @@ from coldpress.runtime.plugins import load, options_of
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.activations import LayerStatistics
 from coldpress.schemas.device import DeviceProfile
-from coldpress.schemas.families import FamilyName, activity_of, num_units, used_share
+from coldpress.schemas.families import FamilyName, activity_of, num_units
 from coldpress.schemas.layout import PartPlan, Plan
 from coldpress.schemas.model import Model
 from coldpress.schemas.sparsity import Sparsity, Tried
@@ -64,15 +64,8 @@ def choose(divisions: Sequence[Sparsity], inputs: Inputs, overprediction: float,
 
 
 def _tried(found: Sparsity, token_s: float, model: Model, floor: Floor) -> Tried:
-    spec = model.spec
-    weights = {family: num_units(family, spec) * unit_bytes(family, spec, found.format) for family in found.families}
-    density = sum(
-        weights[entry.family] * sum(entry.per_layer) / len(entry.per_layer) for entry in found.densities
-    ) / sum(weights.values())
-    used = min(used_share(family, spec) for family in found.families)
-    return Tried(
-        method=found.method, token_s=token_s, density=density, ppl_ratio=floor.ratio(found.method, density / used)
-    )
+    density = found.mlp_density(model.spec)
+    return Tried(method=found.method, token_s=token_s, density=density, ppl_ratio=floor.ratio(found.method, density))
 
 
 def token_seconds(sparsity: Sparsity, inputs: Inputs, overprediction: float) -> float:
