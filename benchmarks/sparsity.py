@@ -36,7 +36,7 @@ from coldpress.compiler.stages.gram import GramConfig
 from coldpress.runtime.plugins import load, options_of
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.activations import Activations
-from coldpress.schemas.families import WHOLE_MLP, used_share
+from coldpress.schemas.families import WHOLE_MLP, resident_share, used_share
 from coldpress.schemas.gram import INPUT_OF
 from coldpress.schemas.model import MLP_ROLES
 from coldpress.schemas.sparsity import Sparsity
@@ -127,25 +127,16 @@ def calibrated(case: Case, folder: Path) -> Activations:
     )
 
 
-def family_density(method: str, oracle: bool, density: float) -> float | None:
-    """Density of what a method prunes, so that all three matrices have `density`; None where it cannot."""
-    whole = 0 if oracle else {"gate": 1, "cats": 1, "up": 1, "glu": 2}.get(method, 0)
-    found = (3 * density - whole) / (3 - whole)
-    return found if found > 0 else None
-
-
 def chosen(
     case: Case, activations: Activations, method: str, options: dict[str, Any], density: float
 ) -> tuple[Sparse, Sparsity] | None:
     """The method at a density of the whole MLP, to evaluate and as a record; None where it is out of reach."""
     selector, oracle = load("coldpress.runtime.sparsity", Selector, method), bool(options.get("oracle"))
     own = options_of(selector, {key: value for key, value in options.items() if key != "oracle"})
-    asked = family_density(method, oracle, density)
-    if asked is None:
-        return None
     families = selector.families(case.model.spec, own)
-    divided = selector.densities(False) == "divided"
-    shares = selector.divide(asked, case.model.spec, own) if divided else dict.fromkeys(families, asked)
+    if not oracle and density <= resident_share(families, case.model.spec):
+        return None
+    shares = dict.fromkeys(families, density) if oracle else selector.divide(density, case.model.spec, own)
     layers = case.model.spec.num_hidden_layers
     per_layer = {name: (used_share(name, case.model.spec) * share,) * layers for name, share in shares.items()}
     statistics = all_statistics(case.model, activations, families)

@@ -17,8 +17,8 @@ from coldpress.schemas.families import missing_for_decoder
 from coldpress.schemas.model import ModelSpec
 
 AUTO = "auto"
-DEFAULT_FORMAT, DEFAULT_CACHE = "int4_group32", "lfu"
-"""What a build takes if its method is given and format or cache are not."""
+DEFAULT_FORMAT = "int4_group32"
+"""What a build takes if its method is given and its format is not."""
 
 
 def methods_for(method: str, exact_zeros: bool, is_mixture: bool) -> tuple[str, ...]:

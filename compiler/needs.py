@@ -12,7 +12,7 @@ from math import ceil, prod
 from typing import Any, ClassVar
 
 from coldpress.compiler.activity.forward import HEAD_ROWS
-from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, candidates, families_for, formats_for
+from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, caches_for, candidates, families_for, formats_for
 from coldpress.compiler.cost_model import HasShapes, flash_bytes, resident_bytes, tensor_bytes, unit_bytes
 from coldpress.compiler.pipeline import STAGES
 from coldpress.compiler.sections import asked_budget_bytes
@@ -106,6 +106,11 @@ class Build:
     def formats(self) -> tuple[FormatName, ...]:
         """The formats that the weights may get."""
         return formats_for(self.settings["allocate"]["format"])
+
+    @property
+    def caches(self) -> tuple[str, ...]:
+        """The cache policies that the runtime may follow."""
+        return caches_for(self.settings["allocate"]["cache"])
 
     @property
     def context_length(self) -> int:

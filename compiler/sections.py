@@ -9,6 +9,7 @@ bundle to a page would undo its ordering (LLM-in-a-flash 3.2, Ripple 4). A unit 
 from collections.abc import Sequence
 
 from coldpress.compiler.cost_model import HasShapes, budget_bytes, dense_footprint_bytes, unit_bytes
+from coldpress.compiler.shared_settings import DEFAULT_CACHE
 from coldpress.runtime.plan.bookkeeping import counted_bytes
 from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Selector
@@ -45,16 +46,17 @@ def image_bytes(sections: Sequence[Section]) -> int:
     return _round_up(sections[-1].offset_bytes + sections[-1].length_bytes)
 
 
-def bookkeeping_bytes(spec: ModelSpec, sections: Sequence[Section], method: str, page_bytes: int) -> int:
-    """Returns the bytes that a run of `method` keeps beside weights, KV cache, buffers and units
+def bookkeeping_bytes(spec: ModelSpec, sections: Sequence[Section], method: str, cache: str, page_bytes: int) -> int:
+    """Returns the bytes that a run of a selector and a cache policy keeps beside weights, KV cache, buffers and units
     (runtime/plan/bookkeeping.py, before there is an artifact)."""
-    return counted_bytes(spec, sections, image_bytes(sections) // page_bytes, kept_arrays(sections, method))
+    return counted_bytes(spec, sections, image_bytes(sections) // page_bytes, kept_arrays(sections, method), {cache})
 
 
 def dense_bookkeeping_bytes(spec: ModelSpec, format_name: FormatName, page_bytes: int) -> int:
-    """Returns a dense run's bookkeeping. Its units are neurons; its selector, which builds may lack, keeps no array."""
+    """Returns a dense run's bookkeeping, with the default cache. Its units are neurons; its selector, which builds may
+    lack, keeps no array."""
     sections = make_sections(spec, (WHOLE_MLP,), format_name)
-    return counted_bytes(spec, sections, image_bytes(sections) // page_bytes, ())
+    return counted_bytes(spec, sections, image_bytes(sections) // page_bytes, (), {DEFAULT_CACHE})
 
 
 def asked_budget_bytes(

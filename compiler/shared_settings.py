@@ -8,6 +8,8 @@ from coldpress.schemas.base import Options, PositiveCount, Record
 from coldpress.schemas.config import Key, OptionsOf
 from coldpress.schemas.families import Method
 
+DEFAULT_CACHE = "lfu"
+
 
 class MethodSetting(Record):
     """For stages that depend on how active units are found, before `allocate` has recorded it."""
@@ -29,9 +31,9 @@ class CacheSetting(Record):
     """For stages that depend on the runtime's cache."""
 
     cache: Annotated[
-        str, Key(plugins="coldpress.runtime.cache", auto=True, default="`auto` with method=auto, else lfu")
+        str, Key(plugins="coldpress.runtime.cache", auto=True, default=f"`auto` with method=auto, else {DEFAULT_CACHE}")
     ] = Field(
-        default="lfu",
+        default=DEFAULT_CACHE,
         description="cache policy that manages the DRAM that is not pinned; belady is for simulations alone",
     )
     cache_options: Annotated[Options, OptionsOf("cache")] = Field(

@@ -30,8 +30,8 @@ class Point(Loss):
     """A selector at one density."""
 
     density: Share
-    """Share of the families' bytes that a token uses, the same in all layers, divided among families by the
-    selector."""
+    """Share of the MLP's weights that a token uses, in a mixture of the experts that the router picks: the same in all
+    layers, divided among families by the selector."""
 
 
 class Curve(Record):

@@ -161,6 +161,28 @@ def resident_roles(families: Iterable[str], spec: ModelSpec) -> tuple[MatrixRole
     return tuple(role for role in present if role not in on_flash)
 
 
+def mlp_shares(families: Iterable[str], spec: ModelSpec) -> dict[str, float]:
+    """Returns the share of the MLP's weights that each family holds; 0 for attention's.
+
+    All matrices of the MLP have equally many weights.
+    """
+    matrices = 3 if spec.gated_mlp else 2
+    return {family: sum(piece.role in MLP_ROLES for piece in slices(family, spec)) / matrices for family in families}
+
+
+def resident_share(families: Iterable[str], spec: ModelSpec) -> float:
+    """Returns the share of the MLP's weights that no family holds, so that they stay in DRAM."""
+    return 1 - sum(mlp_shares(families, spec).values())
+
+
+def mlp_density(shares: Mapping[str, float], spec: ModelSpec) -> float:
+    """Returns the share of the MLP's weights that a token uses, from the share of each family's units.
+
+    Matrices in DRAM are used whole. In a mixture, all shares are of the experts that the router picks.
+    """
+    return 1 - sum(weight * (1 - shares[family]) for family, weight in mlp_shares(shares, spec).items())
+
+
 def mlp_families(names: Iterable[str], spec: ModelSpec) -> tuple[list[Family], list[Family]]:
     """The MLP's families among `names`: those over its inputs, and those over its inner activation."""
     found = [FAMILIES[name] for name in names if any(piece.role in MLP_ROLES for piece in slices(name, spec))]

@@ -6,8 +6,9 @@ Arrays: `<layer>.<family>.<name>`, the fitted arrays of the selector for a famil
 from pydantic import Field
 
 from coldpress.schemas.base import ArrayFile, Count, Options, PositiveCount, Record, Share
-from coldpress.schemas.families import FamilyName, FormatName, Method
+from coldpress.schemas.families import FamilyName, FormatName, Method, mlp_density, used_share
 from coldpress.schemas.layout import CacheName, KvCacheFormat, layer_groups
+from coldpress.schemas.model import ModelSpec
 
 
 class Budget(Record):
@@ -47,7 +48,8 @@ class Tried(Record):
     reason: str | None = None
     """In words: how it compares with a dense run, and why it was taken; None if it was skipped."""
     density: Share | None = None
-    """The mean density at which it was judged, of all families' bytes; None if it was skipped."""
+    """The share of the MLP's weights that a token used where it was judged, on average over layers, in a mixture of the
+    experts that the router picks; None if it was skipped."""
     ppl_ratio: float | None = None
     """The perplexity ratio to expect there (stage `explore`); None if nobody knows."""
     hit_rate: Share | None = None
@@ -103,6 +105,15 @@ class Sparsity(Record):
     def density(self, family: FamilyName, layer: int) -> float:
         """Returns the density of one family in one layer."""
         return next(found for found in self.densities if found.family == family).per_layer[layer]
+
+    def mlp_density(self, spec: ModelSpec) -> float:
+        """Returns the share of the MLP's weights that a token uses, on average over layers; in a mixture, of the
+        experts that the router picks."""
+        shares = {
+            entry.family: sum(entry.per_layer) / len(entry.per_layer) / used_share(entry.family, spec)
+            for entry in self.densities
+        }
+        return min(1.0, mlp_density(shares, spec))
 
     @property
     def is_whole(self) -> bool:

@@ -163,7 +163,7 @@ class Checkout:
         """Builds an artifact and runs it."""
         label = f"{method.replace('_', '-')}"
         config = SETTINGS | {"model": model, "method": method, "build_dir": self.folder / "build", "label": label}
-        config |= {} if method in WITHOUT_DENSITY else {"density": 0.5}
+        config |= {} if method in WITHOUT_DENSITY else {"density": 0.8}
         commands, refusal = self.commands(config)
         if refusal:
             return Built(refusal, {}, (), {})

@@ -22,8 +22,16 @@ from coldpress.runtime.cache import Known, make
 from coldpress.runtime.sparsity import Residency, Selector, select_of
 from coldpress.schemas.base import Options
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import Signal, activity_of, num_experts, num_units, signal_of, slice_length, slices
-from coldpress.schemas.model import MLP_ROLES, ModelSpec, matrices, role_shape
+from coldpress.schemas.families import (
+    Signal,
+    activity_of,
+    mlp_shares,
+    num_experts,
+    num_units,
+    resident_share,
+    signal_of,
+)
+from coldpress.schemas.model import ModelSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -122,18 +130,11 @@ def mlp_density(sparse: Sparse, spec: ModelSpec, used: Mapping[str, float]) -> f
     Matrices that no family holds are used whole, of experts by the tokens that a router sends them, unless the selector
     is an oracle: then nothing outside it counts.
     """
-    total = sum(
-        math.prod(role_shape(spec, f"{role}.weight")) * len(matrices(role, spec))
-        for role in MLP_ROLES
-        if spec.gated_mlp or role != "gate_proj"
-    )
-    held, active = 0, 0.0
-    for family, share in used.items():
-        pieces = [piece for piece in slices(family, spec) if piece.role in MLP_ROLES]
-        weights = num_units(family, spec) * sum(slice_length(piece, spec) for piece in pieces)
-        held, active = held + weights, active + weights * share
-    of_whole = spec.num_experts_per_tok / spec.num_experts
-    return active / held if sparse.oracle else (active + (total - held) * of_whole) / total
+    held = mlp_shares(used, spec)
+    active = sum(held[family] * share for family, share in used.items())
+    if sparse.oracle:
+        return active / sum(held.values())
+    return active + resident_share(used, spec) * spec.num_experts_per_tok / spec.num_experts
 
 
 class _Read(NamedTuple):

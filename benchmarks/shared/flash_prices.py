@@ -58,7 +58,7 @@ def _allocated(setting: Setting, density: float) -> Shares:
             num_layers=known.case.model.spec.num_hidden_layers,
             num_units={family: round(known.used * known.norms[0, family].size) for family in FAMILIES_PRUNED},
             unit_bytes=UNIT_BYTES,
-            own=lambda share: dict.fromkeys(FAMILIES_PRUNED, share),
+            own=dict.fromkeys(FAMILIES_PRUNED, density),
             magnitudes=curves.__getitem__,
             losses=lambda: losses,
         )

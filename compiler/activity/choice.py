@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from coldpress.compiler.candidates import DEFAULT_CACHE
 from coldpress.compiler.io import load_arrays
+from coldpress.compiler.shared_settings import DEFAULT_CACHE
 from coldpress.runtime.cache import Known, make
 from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Residency, Selector, select_of

@@ -6,8 +6,9 @@ The paper chooses neither selector nor format: its format is the first that is a
 It is the baseline of the other searches.
 """
 
-from coldpress.compiler.candidates import DEFAULT_CACHE, DEFAULT_FORMAT
+from coldpress.compiler.candidates import DEFAULT_FORMAT
 from coldpress.compiler.search import Candidate, Goal, Judge, Judged, Search, Space
+from coldpress.compiler.shared_settings import DEFAULT_CACHE
 
 METHOD = "topk"
 

@@ -3,9 +3,9 @@
 Runs only where the method is open (`method=auto`), once per model: nothing here depends on a device. Every candidate
 whose loss a pass over text can show leaves out, at each density, the units that the runtime would leave out; all of
 these variants share one pass over validation text, so that each layer is read once. Densities are the same in all
-layers, divided among families by the selector; `allocate` divides better ones. The same pass records a trace: the
-signals of a few layers, with which `allocate` replays each candidate's requests. A format's loss is that of matrices
-rounded to nearest, row by row.
+layers, divided among families by the selector; `allocate` divides better ones. Those that a selector cannot reach are
+left out. The same pass records a trace: the signals of a few layers, with which `allocate` replays each candidate's
+requests. A format's loss is that of matrices rounded to nearest, row by row.
 
 A selector that sees residency is measured with an LFU cache in the loop, at two sizes of DRAM. `flash` also prices
 reads, which no model determines: its curves are for REFERENCE_FLASH and the default format.
@@ -38,6 +38,7 @@ from coldpress.schemas.base import Options, PositiveCount
 from coldpress.schemas.config import Key
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.curves import Curve, Curves, FormatLoss, Point, Unexplored
+from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import FormatName, Signal, activity_of, used_share
 from coldpress.schemas.model import Model, ModelSpec
 from coldpress.schemas.preflight import StageNeeds
@@ -92,12 +93,12 @@ def run(
     trace_layers = replayed_layers(model.spec.num_hidden_layers)
     traced, whole = _traced(stream, tokens, trace_layers, config.options)
     reasons = {name: _why_not(name, model.spec) for name in candidates(model.spec, config.options)}
-    asked = [
-        explored
-        for name, reason in reasons.items()
-        if reason is None
-        for explored in _variants(name, own_options(name, config.options), model, activations)
-    ]
+    asked: list[_Explored] = []
+    for name in [name for name, reason in reasons.items() if reason is None]:
+        variants = list(_variants(name, own_options(name, config.options), model, activations))
+        asked += variants
+        if not variants:
+            reasons[name] = "its options allow none of the densities that are measured"
     return Curves(
         weights_sha256=model.weights_sha256,
         num_tokens=tokens.size,
@@ -152,7 +153,11 @@ def _variants(method: str, options: Options, model: Model, activations: Activati
     for held in RESIDENT_SHARES if selector.SEES_RESIDENCY else (None,):
         statistics = all_statistics(model, activations, families, reads, held or 0.0)
         for density in DENSITIES if held is None else CACHED_DENSITIES:
-            shares = selector.divide(density, spec, own)
+            try:
+                shares = selector.divide(density, spec, own)
+            except ColdpressError as error:  # out of the selector's reach
+                LOG.info("explore: %s is not measured at a density of %g: %s", method, density, error)
+                continue
             per_layer = {
                 family: (used_share(family, spec) * shares[family],) * spec.num_hidden_layers for family in families
             }

@@ -21,7 +21,6 @@ import coldpress
 from coldpress.compiler.architectures import Architecture, _common
 from coldpress.compiler.candidates import (
     AUTO,
-    DEFAULT_CACHE,
     DEFAULT_FORMAT,
     caches_for,
     families_for,
@@ -37,6 +36,7 @@ from coldpress.compiler.cost_model import stored_formats
 from coldpress.compiler.job import config_of, flag
 from coldpress.compiler.pipeline import STAGES
 from coldpress.compiler.profiles import device_file, load_device, load_model, model_names
+from coldpress.compiler.shared_settings import DEFAULT_CACHE
 from coldpress.compiler.stages.quantize._weights import Algorithm
 from coldpress.compiler.stages.tokenize.text import PYDOC
 from coldpress.compiler.workflow.keys import (

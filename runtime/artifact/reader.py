@@ -26,6 +26,7 @@ from coldpress.runtime.artifact.errors import (
     TableError,
     short,
 )
+from coldpress.runtime.unit_numbers import number_type
 from coldpress.schemas import sealed
 from coldpress.schemas.families import FamilyName, FormatName
 from coldpress.schemas.layout import Plan, Section
@@ -105,11 +106,11 @@ class Artifact:
         return self.tables["page_crc32c"]
 
     def order(self, section: Section) -> np.ndarray:
-        """Returns the unit id at each flash position, int32 [num_units]."""
+        """Returns the unit id at each flash position, unsigned [num_units] (runtime/unit_numbers.py)."""
         return self.tables[f"order.{section.first_layer}.{section.family}"]
 
     def rank(self, layer: int, family: FamilyName) -> np.ndarray:
-        """Returns unit ids by their claim to DRAM, int32 [num_units]; a plan pins the first `num_pinned`."""
+        """Returns unit ids by their claim to DRAM, unsigned [num_units]; a plan pins the first `num_pinned`."""
         return self.tables[f"rank.{layer}.{family}"]
 
     def selector_arrays(self, plan: Plan, layer: int, family: str) -> dict[str, np.ndarray] | None:
@@ -200,7 +201,8 @@ def open_artifact(path: str | Path, identity: str | None = None) -> Artifact:
     numbers = {plan.name: number for number, plan in enumerate(manifest.plans)}
     usable = manifest.model_copy(update={"plans": plans})
     # the tables of other plans are freed; `manifest` still has all plans, whose numbers are part of the names
-    used = {name: tables[name] for name in contents.table_tensors(manifest, {plan.name for plan in plans})}
+    kept = contents.table_tensors(manifest, {plan.name for plan in plans})
+    used = {name: _narrowed(name, tables.pop(name)) for name in kept}
     return Artifact(str(path), found, usable, numbers, skipped, folder, used)
 
 
@@ -281,6 +283,12 @@ def _check_tables(manifest: Manifest, tables: dict[str, np.ndarray]) -> None:
             if not distinct.all():
                 found = f"without unit {int(np.argmin(distinct))}"
                 raise TableError(TABLES_FILE, name, found, f"a permutation of {section.num_units} units")
+
+
+def _narrowed(name: str, table: np.ndarray) -> np.ndarray:
+    """Returns a table as a run keeps it: unit ids in the smallest type that holds them."""
+    is_ids = name.startswith(("order.", "rank."))
+    return table.astype(number_type(table.size)) if is_ids else table
 
 
 def _check_finite(file: str, arrays: dict[str, np.ndarray]) -> None:

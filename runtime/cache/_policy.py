@@ -4,6 +4,9 @@ A policy sees unit ids and returns unit ids. A request is one `touch` with all w
 one `admit` with the missing ids. A policy never evicts units of the current request: their rows may be in use, and
 evicting one unit of a token for another of the same token gains nothing. Units that do not fit are refused. A token may
 make several requests; `end_tokens` ends the token.
+
+A policy stores few bytes about a unit, since a large model has millions of units: all that the base class knows is one
+number, the unit's last request while it is cached.
 """
 
 from collections.abc import Sequence
@@ -13,6 +16,7 @@ from typing import ClassVar
 import numpy as np
 
 from coldpress.runtime.plugins import PluginBase
+from coldpress.runtime.unit_numbers import number_type
 from coldpress.schemas.base import Record
 
 
@@ -48,30 +52,58 @@ class CachePolicy(PluginBase):
         """Begins with an empty cache; `options` is a record of the plug-in's `OPTIONS`."""
         self.num_free = known.capacity
         """Units that can be admitted without an eviction."""
-        self._pinned = np.zeros(known.num_units, bool)
-        self._pinned[known.pinned] = True
-        self._cached = np.zeros(known.num_units, bool)
-        self._last_request = np.zeros(known.num_units, np.int32)
-        """Number of each unit's last request; int32 lasts for eight months at a hundred tokens a second."""
+        self._last_request = np.zeros(known.num_units, number_type(known.num_units))
+        """Number of the last request of each cached unit, counted from 1; 0 for units that are not in DRAM, and
+        `_is_pinned` for pinned ones."""
+        self._is_pinned = int(np.iinfo(self._last_request.dtype).max)
+        self._last_request[known.pinned] = self._is_pinned
         self._request = 0
+
+    @classmethod
+    def kept_bytes(cls, num_units: int) -> int:
+        """Returns the most bytes that the policy stores about a family of `num_units` units of a layer."""
+        return num_units * number_type(num_units).itemsize
 
     @property
     def present(self) -> np.ndarray:
         """bool [num_units]: pinned or cached."""
-        return self._pinned | self._cached
+        return self._last_request != 0
+
+    @property
+    def _cached(self) -> np.ndarray:
+        """bool [num_units]: in the cache, without the pinned units."""
+        return self._between(self._last_request, self._is_pinned)
+
+    def _between(self, last_request: np.ndarray, stop: int) -> np.ndarray:
+        """Returns where a number is above 0 and below `stop`: unsigned, so that 0 - 1 is the largest number."""
+        return last_request - 1 < stop - 1
 
     def contains(self, ids: np.ndarray) -> np.ndarray:
         """bool [k]: which of `ids` are pinned or cached."""
-        return self._pinned[ids] | self._cached[ids]
+        return self._last_request[ids] != 0
 
     def touch(self, ids: np.ndarray) -> np.ndarray:
         """Begins a request and returns which of `ids` are present, bool [k].
 
         `ids` are distinct and ascending. The caller must not change the array later, because policies keep it.
         """
+        if self._request == self._is_pinned - 1:
+            self._renumber()
         self._request += 1
-        self._last_request[ids] = self._request
-        return self.contains(ids)
+        before = self._last_request[ids]
+        self._last_request[ids[self._between(before, self._is_pinned)]] = self._request
+        return before != 0
+
+    def _renumber(self) -> None:
+        """Numbers the last requests of cached units from 1 without gaps, since the numbers have run out."""
+        cached = np.flatnonzero(self._cached)
+        before, places = np.unique(self._last_request[cached], return_inverse=True)
+        self._last_request[cached] = places + 1
+        self._request = before.size
+        self._renumbered(before)
+
+    def _renumbered(self, before: np.ndarray) -> None:
+        """Is told that request `before[i]`, integers ascending, is now number i + 1, and that all others are gone."""
 
     def admit(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Admits as many of `ids`, the missing units of the current request, as the policy wants.
@@ -83,14 +115,14 @@ class CachePolicy(PluginBase):
         num_free = self.num_free
         evicted = self._victims(candidates[num_free:]) if candidates.size > num_free else ids[:0]
         admitted = candidates[: num_free + evicted.size]
-        self._cached[evicted] = False
-        self._cached[admitted] = True
+        self._last_request[evicted] = 0
+        self._last_request[admitted] = self._request
         self.num_free += evicted.size - admitted.size
         return admitted, evicted
 
     def drop(self, ids: np.ndarray) -> None:
         """Forgets cached units, for example admitted units whose read failed."""
-        self._cached[ids] = False
+        self._last_request[ids] = 0
         self.num_free += ids.size
 
     def end_tokens(self, count: int = 1) -> np.ndarray:
@@ -112,12 +144,12 @@ class CachePolicy(PluginBase):
             pinned: Ids, integers; newly pinned units count as present, and the caller must load them.
         """
         self.touch(NOTHING)  # a new, empty request: no unit is protected any more
-        self._pinned[:] = False
-        self._pinned[pinned] = True
-        self.drop(np.flatnonzero(self._cached & self._pinned))
+        self._last_request[self._last_request == self._is_pinned] = 0
+        self.drop(pinned[self.contains(pinned)])
+        self._last_request[pinned] = self._is_pinned
         excess = int(np.count_nonzero(self._cached)) - capacity
         if excess > 0:
-            self._cached[self._oldest(excess)] = False
+            self._last_request[self._oldest(excess)] = 0
             # A token that failed may have left cached units that are missing in the policy's queues, so `_oldest` may
             # not have found enough: drop any others.
             self.drop(np.flatnonzero(self._cached)[capacity:])
@@ -125,7 +157,7 @@ class CachePolicy(PluginBase):
 
     def unpin(self, ids: np.ndarray) -> None:
         """Unpins units; they are not cached afterwards."""
-        self._pinned[ids] = False
+        self._last_request[ids] = 0
 
     def _oldest(self, count: int) -> np.ndarray:
         """Returns the first `count` units to evict when the capacity shrinks, in order."""
@@ -152,13 +184,13 @@ class CachePolicy(PluginBase):
 
     def _evictable(self) -> np.ndarray:
         """Returns the ids that are cached and not in the current request, ascending."""
-        return np.flatnonzero(self._cached & (self._last_request < self._request))
+        return np.flatnonzero(self._between(self._last_request, self._request))
 
 
 def smallest(keys: np.ndarray, count: int) -> np.ndarray:
-    """Returns the indices of the `count` smallest of `keys` (distinct integers), or of all if fewer; smallest first."""
-    count = min(count, keys.size)
-    if count < keys.size:
-        chosen = np.argpartition(keys, count)[:count]
-        return chosen[np.argsort(keys[chosen])]
-    return np.argsort(keys)
+    """Returns the indices of the `count` smallest of `keys`, or of all if fewer; smallest first, of equals the first
+    ones."""
+    if keys.size > count:  # sort only the keys that are not larger than the last one
+        low = np.flatnonzero(keys <= np.partition(keys, count - 1)[count - 1])
+        return low[np.argsort(keys[low], kind="stable")][:count]
+    return np.argsort(keys, kind="stable")

@@ -11,8 +11,8 @@ import numpy as np
 from coldpress.runtime.cache._policy import CachePolicy, Known
 from coldpress.schemas.base import Record
 
-SHORTEST = np.iinfo(np.int16).min
-"""The least int16: numpy sorts 16-bit numbers in linear time (radix sort), so counts that fit are sorted as int16."""
+MOST_USES = np.iinfo(np.uint16).max
+"""Counters stop here: a context this long is longer than any model's. numpy sorts 16-bit numbers in linear time."""
 
 
 class Plugin(CachePolicy):
@@ -21,11 +21,17 @@ class Plugin(CachePolicy):
     def __init__(self, known: Known, options: Record) -> None:
         """See `CachePolicy`."""
         super().__init__(known, options)
-        self._uses = np.zeros(known.num_units, np.int32)
+        self._uses = np.zeros(known.num_units, np.uint16)
+
+    @classmethod
+    def kept_bytes(cls, num_units: int) -> int:
+        """See `CachePolicy`; the counters are added."""
+        return super().kept_bytes(num_units) + 2 * num_units
 
     def touch(self, ids: np.ndarray) -> np.ndarray:
         """Counts the uses; see `CachePolicy`."""
-        self._uses[ids] += 1
+        uses = self._uses[ids]
+        self._uses[ids] = uses + (uses < MOST_USES)
         return super().touch(ids)
 
     def reset(self) -> None:
@@ -33,16 +39,14 @@ class Plugin(CachePolicy):
         self._uses[:] = 0
 
     def _wanted(self, ids: np.ndarray) -> np.ndarray:
-        uses = -self._uses[ids]
-        fits = uses.min(initial=0) >= SHORTEST
-        return ids[np.argsort(uses.astype(np.int16) if fits else uses, kind="stable")]
+        return ids[np.argsort(MOST_USES - self._uses[ids], kind="stable")]
 
     def _oldest(self, count: int) -> np.ndarray:
         return self._least_used(self._evictable(), count)
 
     def _victims(self, candidates: np.ndarray) -> np.ndarray:
         # The first candidate is the most used one, so units used more often than it cannot be evicted.
-        may_go = self._cached & (self._uses <= self._uses[candidates[0]]) & (self._last_request < self._request)
+        may_go = (self._uses <= self._uses[candidates[0]]) & self._between(self._last_request, self._request)
         victims = self._least_used(np.flatnonzero(may_go), candidates.size)
         # Victims' counts rise and candidates' counts fall, so profitable exchanges form a prefix.
         return victims[self._uses[candidates[: victims.size]] >= self._uses[victims]]

@@ -17,11 +17,14 @@ from coldpress.schemas.base import Count, Record, Share
 from coldpress.schemas.config import Key
 
 
+def _bases() -> list[str]:
+    others = [name for name in _plugins.names("coldpress.runtime.cache") if name != "linked"]
+    found = {name: _plugins.load_class("coldpress.runtime.cache", CachePolicy, name) for name in others}
+    return [name for name, cache in found.items() if cache.admits and not cache.looks_ahead]
+
+
 def _base(name: str) -> str:
-    if name == "linked" or name not in _plugins.names("coldpress.runtime.cache"):
-        raise ValueError("is no policy to build upon")
-    cache = _plugins.load_class("coldpress.runtime.cache", CachePolicy, name)
-    if not cache.admits or cache.looks_ahead:
+    if name not in _bases():
         raise ValueError("is no policy to build upon")
     return name
 
@@ -51,6 +54,12 @@ class Plugin(CachePolicy):
         self._position, self._options = known.position, options
         self._random = np.random.default_rng(options.linked_seed)
         self._requested = NOTHING
+
+    @classmethod
+    def kept_bytes(cls, num_units: int) -> int:
+        """See `CachePolicy`; as many as the base policy that stores most."""
+        caches = (_plugins.load_class("coldpress.runtime.cache", CachePolicy, name) for name in _bases())
+        return max(cache.kept_bytes(num_units) for cache in caches)
 
     @property
     def present(self) -> np.ndarray:

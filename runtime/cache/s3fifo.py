@@ -15,12 +15,11 @@ import numpy as np
 from pydantic import Field
 
 from coldpress.runtime.cache._policy import NOTHING, CachePolicy, Known
+from coldpress.runtime.unit_numbers import number_type
 from coldpress.schemas.base import Record
 
 MOST_USES = 3
 """The paper's counter has two bits."""
-MOST_LEFT = 1 << 30
-"""Departures counted before the count restarts, far below the range of int32."""
 MOVES_ON = 2
 """Uses in the small queue that move a unit to the main one."""
 
@@ -41,19 +40,25 @@ class Plugin(CachePolicy):
         super().__init__(known, options)
         self._small_share = options.small_share
         self._share(known.capacity)
-        self._small, self._main = NOTHING, NOTHING
+        self._small = self._main = NOTHING.astype(self._last_request.dtype)
         """Ids in each queue, oldest first."""
         self._uses = np.zeros(known.num_units, np.int8)
-        self._left = np.full(known.num_units, -1, np.int32)
-        """Number of each unit's departure from the small queue, counted over all units; -1 if not remembered.
+        self._left = np.zeros(known.num_units, number_type(2 * known.num_units))
+        """Number of each unit's departure from the small queue, counted over all units from 1; 0 if not remembered.
 
         Stands for the paper's ghost queue: a unit is in it if its number is among the last `_num_remembered`.
         """
         self._num_left = 0
 
+    @classmethod
+    def kept_bytes(cls, num_units: int) -> int:
+        """See `CachePolicy`; uses, departures, and an id in a queue are added."""
+        a_unit = 1 + number_type(2 * num_units).itemsize + number_type(num_units).itemsize
+        return super().kept_bytes(num_units) + a_unit * num_units
+
     def touch(self, ids: np.ndarray) -> np.ndarray:
         """Counts the uses of cached units; see `CachePolicy`."""
-        cached = ids[self._cached[ids]]
+        cached = ids[self._between(self._last_request[ids], self._is_pinned)]
         self._uses[cached] = np.minimum(self._uses[cached] + 1, MOST_USES)
         return super().touch(ids)
 
@@ -61,17 +66,18 @@ class Plugin(CachePolicy):
         """See `CachePolicy`."""
         admitted, evicted = super().admit(ids)
         # Admission follows eviction, so the departures of this very call already push older ones out of the memory.
-        known = (self._left[admitted] >= 0) & (self._left[admitted] >= self._num_left - self._num_remembered)
-        self._left[admitted] = -1
+        known = self._left[admitted] > max(0, self._num_left - self._num_remembered)
+        self._left[admitted] = 0
         self._uses[admitted] = 0
-        self._small = np.concatenate([self._small, admitted[~known]])
-        self._main = np.concatenate([self._main, admitted[known]])
+        queued = admitted.astype(self._small.dtype)
+        self._small = np.concatenate([self._small, queued[~known]])
+        self._main = np.concatenate([self._main, queued[known]])
         return admitted, evicted
 
     def drop(self, ids: np.ndarray) -> None:
         """See `CachePolicy`."""
         super().drop(ids)
-        self._small, self._main = (queue[self._cached[queue]] for queue in (self._small, self._main))
+        self._small, self._main = (queue[self.contains(queue)] for queue in (self._small, self._main))
 
     def resize(self, capacity: int, pinned: np.ndarray) -> None:
         """See `CachePolicy`."""
@@ -89,7 +95,7 @@ class Plugin(CachePolicy):
             found = np.concatenate([found, self._pass_main(candidates.size - found.size)])
         if found.size < candidates.size:
             found = np.concatenate([found, self._empty_small(candidates.size - found.size)])
-        return found
+        return found.astype(np.int32)
 
     def _pass_small(self, count: int) -> np.ndarray:
         """Takes units from the small queue until it fits its room or `count` units are evicted; returns the evicted."""
@@ -141,13 +147,14 @@ class Plugin(CachePolicy):
 
     def _places(self, queue: np.ndarray) -> np.ndarray:
         """Returns the places in a queue of the units that are not in the current request, ascending."""
-        return np.flatnonzero(self._last_request[queue] < self._request)
+        return np.flatnonzero(self._last_request[queue] != self._request)
 
     def _remember(self, gone: np.ndarray) -> np.ndarray:
         """Numbers the departures of units, in order; returns the units."""
-        if self._num_left > MOST_LEFT:  # renumber from 0, beginning with the departures that are still remembered
-            self._left = np.maximum(self._left - (self._num_left - self._num_remembered), -1)
-            self._num_left = self._num_remembered
-        self._left[gone] = self._num_left + np.arange(gone.size, dtype=np.int32)
+        if self._num_left + gone.size > np.iinfo(self._left.dtype).max:  # number those that are still remembered from 1
+            forgotten = max(0, self._num_left - self._num_remembered)
+            self._left = np.where(self._left > forgotten, self._left - forgotten, 0).astype(self._left.dtype)
+            self._num_left -= forgotten
+        self._left[gone] = self._num_left + 1 + np.arange(gone.size)
         self._num_left += gone.size
         return gone

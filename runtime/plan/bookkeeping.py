@@ -6,20 +6,17 @@ token are upper bounds of measurements (tests/runtime/test_bookkeeping.py checks
 prefill, or a pass of several tokens, needs more working memory while it lasts, and frees it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
+from coldpress.runtime.cache import CachePolicy
+from coldpress.runtime.plugins import load_class
+from coldpress.runtime.unit_numbers import number_type
 from coldpress.schemas.layout import Section, SelectorArray
 from coldpress.schemas.manifest import Manifest
 from coldpress.schemas.model import ModelSpec
 
 CHECKSUM_BYTES = 4
 """Per page of flash.img."""
-PLACE_BYTES = 8
-"""Per unit of a section: order and position (runtime/store/slots.py)."""
-SLOT_BYTES = 12
-"""Per unit of a layer: its rank, its slot, and one entry of the list of free slots."""
-POLICY_BYTES = 18
-"""Per unit of a layer: the most that a policy of runtime/cache stores about it."""
 PART_BYTES = 12 << 10
 """Per family of a layer: objects of manifest, plan, arrays and policy."""
 LAYER_BYTES = 8 << 10
@@ -38,10 +35,17 @@ def bookkeeping_bytes(manifest: Manifest) -> int:
     """Returns the bytes of bookkeeping in a run of an artifact."""
     flash = manifest.flash
     arrays = [array for plan in manifest.plans for array in plan.arrays]
-    return counted_bytes(manifest.model, flash.sections, flash.size_bytes // flash.page_bytes, arrays)
+    caches = {plan.cache for plan in manifest.plans}
+    return counted_bytes(manifest.model, flash.sections, flash.size_bytes // flash.page_bytes, arrays, caches)
 
 
-def counted_bytes(spec: ModelSpec, sections: Iterable[Section], num_pages: int, arrays: Iterable[SelectorArray]) -> int:
+def counted_bytes(
+    spec: ModelSpec,
+    sections: Iterable[Section],
+    num_pages: int,
+    arrays: Iterable[SelectorArray],
+    caches: Collection[str],
+) -> int:
     """Returns the bytes of bookkeeping, counted from shapes.
 
     Args:
@@ -49,14 +53,25 @@ def counted_bytes(spec: ModelSpec, sections: Iterable[Section], num_pages: int, 
         sections: All sections of flash.img.
         num_pages: The number of pages of flash.img.
         arrays: The selector arrays in the tables, of all plans.
+        caches: The cache policies of all plans.
     """
     sections = tuple(sections)
-    placed = sum(section.num_units for section in sections)
     parts = sum(len(section.layers) for section in sections)
-    units = sum(section.num_units * len(section.layers) for section in sections)
-    tables = CHECKSUM_BYTES * num_pages + PLACE_BYTES * placed + sum(array.num_bytes for array in arrays)
+    tables = CHECKSUM_BYTES * num_pages + sum(array.num_bytes for array in arrays)
     objects = RUN_BYTES + LAYER_BYTES * spec.num_hidden_layers + PART_BYTES * parts
-    return tables + (SLOT_BYTES + POLICY_BYTES) * units + objects + token_bytes(spec, sections)
+    return tables + sum(unit_bytes(section, caches) for section in sections) + objects + token_bytes(spec, sections)
+
+
+def unit_bytes(section: Section, caches: Collection[str]) -> int:
+    """Returns the bytes about the units of a section: the neuron tables (PowerInfer 5.2) and the caches' notes.
+
+    Order and position once, rank, slot and cache policy for each layer. A full cache lists no free slots.
+    """
+    num_units, num_layers = section.num_units, len(section.layers)
+    a_number = number_type(num_units).itemsize
+    policies = (load_class("coldpress.runtime.cache", CachePolicy, cache) for cache in caches)
+    policy = max((cache.kept_bytes(num_units) for cache in policies), default=0)
+    return 2 * a_number * num_units * (1 + num_layers) + policy * num_layers
 
 
 def token_bytes(spec: ModelSpec, sections: Iterable[Section]) -> int:

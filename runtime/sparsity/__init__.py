@@ -16,13 +16,15 @@ from typing_extensions import TypeVar  # that of Python 3.13, which knows defaul
 
 from coldpress.runtime import plugins
 from coldpress.schemas.base import Record
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import mlp_shares, resident_share
 from coldpress.schemas.layout import Plan
 from coldpress.schemas.model import ModelSpec
 
-DensitySource = Literal["whole", "measured", "budget", "capped", "divided"]
+DensitySource = Literal["whole", "measured", "budget", "capped"]
 """Where densities come from. `whole`: every unit. `measured`: the share that is not exactly zero. `budget`: the user's
-density, or the one that the DRAM budget allows (ActiveFlow 4.1), the same in every family. `capped`: as `budget`, but
-at most the share that is not exactly zero. `divided`: as `budget`, divided among the families by the selector."""
+density, or the one that the DRAM budget allows (ActiveFlow 4.1), divided among the families by the selector. `capped`:
+as `budget`, but at most the share that is not exactly zero."""
 OptionsT = TypeVar("OptionsT", bound=Record, default=Any)
 """The record of a selector's options; `Any` for a selector loaded by name."""
 
@@ -99,8 +101,35 @@ class Selector(plugins.PluginBase, Generic[OptionsT]):
         return self.densities(exact_zeros=True) == "whole"
 
     def divide(self, density: float, spec: ModelSpec, options: OptionsT) -> dict[str, float]:
-        """Divides `density` among the families, so that the MLP's density, counted by weights, is `density`."""
-        return dict.fromkeys(self.families(spec, options), density)
+        """Returns the share of each family's units that a token uses, so that it uses `density` of the MLP's weights.
+
+        Attention's families, if the options name them, get the share `density` of their own units. In a mixture, all
+        shares are of the experts that the router picks.
+
+        Raises:
+            ColdpressError: as `flash_density`, or if the options allow no such division.
+        """
+        on_flash = self.flash_density(density, spec, options)
+        held = mlp_shares(self.families(spec, options), spec)
+        return {family: on_flash if weight else density for family, weight in held.items()}
+
+    def flash_density(self, density: float, spec: ModelSpec, options: OptionsT) -> float:
+        """Returns the share that a token uses of the MLP's weights on flash, if it uses `density` of all of them.
+
+        The MLP's matrices that stay in DRAM are used whole.
+
+        Raises:
+            ColdpressError: if those matrices alone exceed `density`.
+        """
+        least = resident_share(self.families(spec, options), spec)
+        if density >= 1:
+            return 1.0
+        if density <= least:
+            raise ColdpressError(
+                f"density={density:g} was asked for, but method {self.name()} uses {least:.3g} of the MLP's weights on "
+                f"every token, as their matrices stay in DRAM; use a density above {least:.3g}, or another method"
+            )
+        return (density - least) / (1 - least)
 
     def fit(
         self, num_units: int, density: float, statistics: Mapping[str, np.ndarray], options: OptionsT
@@ -109,7 +138,7 @@ class Selector(plugins.PluginBase, Generic[OptionsT]):
 
         Args:
             num_units: Units of the family.
-            density: Share of the units that a token uses.
+            density: Share of the family's units that a token uses.
             statistics: Calibration's counts for the family (schemas/activations.py), except arrays that grow with the
                 text; `unit_norms` float32 [num_units], the Euclidean norm of each unit's weights in the source;
                 `read_units` float64 [4], the costs of `coldpress.runtime.kernels.intervals.Times`; `resident_share`

@@ -1,9 +1,9 @@
 """DIP, dynamic input pruning: the largest |x| of the MLP's inputs, then the largest |GLU~(x)| (DIP Eqs. 7-8).
 
 Reads the MLP's input for `mlp_in`, whose units are columns of gate and up; for `mlp_mid`, columns of down, it reads the
-inner activation, as computed from the pruned inputs. The user sets the density of the whole MLP, counted over its
-matrices; inputs and inner activation get different densities. The paper fits the rule to a search (B.1): the logit of
-the inputs' density is a linear function of the logit of the MLP's density.
+inner activation, as computed from the pruned inputs. Inputs and inner activation get different densities. The paper
+fits the rule to a search (B.1): the logit of the inputs' density is a linear function of the logit of the MLP's
+density.
 """
 
 import math
@@ -12,11 +12,11 @@ from typing import Annotated
 from pydantic import Field
 from typing_extensions import TypeVar
 
-from coldpress.runtime.sparsity import DensitySource, ReadingOptions
+from coldpress.runtime.sparsity import ReadingOptions
 from coldpress.runtime.sparsity.topk import TopK
 from coldpress.schemas.config import Key
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import slices
+from coldpress.schemas.families import mlp_shares
 from coldpress.schemas.model import ModelSpec
 
 SLOPE, OFFSET = 1.01, 0.22
@@ -50,10 +50,6 @@ class Dip(TopK[DipOptionsT]):
         """Returns the families of the inputs of the MLP's matrices."""
         return ("mlp_in", "mlp_mid")
 
-    def densities(self, exact_zeros: bool) -> DensitySource:
-        """Divides the chosen density between the two families."""
-        return "divided"
-
     def divide(self, density: float, spec: ModelSpec, options: DipOptionsT) -> dict[str, float]:
         """Returns each family's density, so that the MLP's density, counted by weights, is `density`.
 
@@ -62,8 +58,7 @@ class Dip(TopK[DipOptionsT]):
         Raises:
             ColdpressError: if the given option leaves no density between 0 and 1 for the other family.
         """
-        on_inputs, on_glu = (len(slices(family, spec)) for family in ("mlp_in", "mlp_mid"))
-        weight = on_inputs / (on_inputs + on_glu)
+        weight = mlp_shares(("mlp_in", "mlp_mid"), spec)["mlp_in"]
         inputs, glu = options.input_density, options.glu_density
         if inputs is None:
             inputs = _by_rule(density, weight) if glu is None else (density - (1 - weight) * glu) / weight

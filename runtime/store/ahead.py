@@ -185,7 +185,7 @@ class ReadAhead:
             ids = np.unique(np.concatenate(chosen))
             if FAMILIES[family].axis == "hidden_size":
                 ids = most_certain(ids, np.concatenate(all_seen), self._guess)
-            position = self._parts[following.first_layer, family].position[ids]
+            position = self._parts[following.first_layer, family].position[ids].astype(np.int64)
             # each layer of a group reads one slice of the next section's flash range, so no unit is guessed twice
             share = position * len(section.layers) // following.num_units == layer - section.first_layer
             self.begin((following.first_layer, family), ids[share])
@@ -253,7 +253,7 @@ class ReadAhead:
             position, layer_index = np.divmod(portion.places, len(section.layers))
             chosen = np.flatnonzero((layer_index == index) & wanted[position])
             if chosen.size and not portion.failed:
-                units = part.order[position[chosen]]
+                units = part.units_at(position[chosen])
                 found.append(EarlyUnits(units, region.half.rows, portion.batch.buffer_offset[chosen], portion))
         return found
 

@@ -132,7 +132,7 @@ class Rest:
         for ids, places in early.arrivals(ARRIVAL_BYTES):
             stored = self._part.cache.contains(ids)
             if self._device.flash.moves_data:
-                copy_rows(early.rows, places[stored], self._memory.slots.rows, self._part.slot[ids[stored]])
+                copy_rows(early.rows, places[stored], self._memory.slots.rows, self._part.slots(ids[stored]))
             yield Batch(ids, places, early.rows)
 
     def close(self) -> None:
@@ -164,7 +164,7 @@ class DensePass:
         try:
             for batch, ticket, half in self._incoming:
                 self._device.ended(Purpose.STREAM, batch, ticket.finish())
-                ids = self._part.order[batch.first_unit : batch.first_unit + batch.buffer_offset.size]
+                ids = self._part.units_at(slice(batch.first_unit, batch.first_unit + batch.buffer_offset.size))
                 yield ids, in_buffer(half, batch.buffer_offset, self._part.units)
         finally:
             self.close()
@@ -183,10 +183,10 @@ class ResidentPass:
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """See `DensePass`; the rows are views of the slots, where pinned units lie in flash order."""
-        order, first_slot = self._part.order, int(self._part.slot[self._part.order[0]])
+        first_slot = self._part.first_slot
         for batch in self._batches:
             units = slice(batch.first_unit, batch.first_unit + batch.buffer_offset.size)
-            yield order[units], self._rows[first_slot + units.start : first_slot + units.stop]
+            yield self._part.units_at(units), self._rows[first_slot + units.start : first_slot + units.stop]
 
     def close(self) -> None:
         """Does nothing: there are no reads."""

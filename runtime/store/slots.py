@@ -6,6 +6,7 @@ Slots of a family are numbered through all layers: each layer's pinned units in 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -21,26 +22,27 @@ Requests = Mapping[tuple[int, str], Sequence[np.ndarray]]
 
 
 class FreeSlots:
-    """The empty slots of a part, int32; the slot given back last is filled first.
+    """The empty slots of a part; the slot given back last is filled first.
 
-    An array, because a list of integers would take ten times the bytes, and a model has one slot per unit in memory.
+    Slots that were never filled are a range, and only those given back are listed: a full cache lists none for longer
+    than a request takes.
     """
 
-    def __init__(self, first: int, first_free: int, stop: int) -> None:
-        """Begins with slots `first` to `stop` (exclusive), of which `first_free` and later ones are free."""
-        self._slots = np.empty(stop - first, np.int32)
-        self._count = stop - first_free
-        self._slots[: self._count] = np.arange(stop - 1, first_free - 1, -1, dtype=np.int32)
+    def __init__(self, first: int, dtype: np.dtype[Any]) -> None:
+        """Begins with all slots from `first` on; slots are numbers of `dtype`."""
+        self._first = first
+        self._back = np.empty(0, dtype)
 
     def put(self, slots: np.ndarray) -> None:
-        """Gives slots back, int32."""
-        self._slots[self._count : self._count + slots.size] = slots
-        self._count += slots.size
+        """Gives slots back, integers."""
+        self._back = np.concatenate([self._back, slots])
 
     def take(self, count: int) -> np.ndarray:
-        """Takes the next `count` slots to fill, int32."""
-        stop, self._count = self._count, self._count - count
-        return self._slots[self._count : stop][::-1]
+        """Takes the next `count` slots to fill; there must be as many."""
+        listed = max(0, self._back.size - count)
+        back, self._back = self._back[listed:][::-1], self._back[:listed].copy()
+        first, self._first = self._first, self._first + count - back.size
+        return np.concatenate([back, np.arange(first, self._first, dtype=back.dtype)])
 
 
 @dataclass
@@ -51,12 +53,23 @@ class Part:
     """Where its units lie on flash."""
     cache: CachePolicy
     order: np.ndarray
-    """int32 [num_units], the unit at each flash position; all layers of a group share this array."""
+    """[num_units], the unit at each flash position; all layers of a group share this array and the next. These arrays
+    have the smallest unsigned type that holds their numbers (runtime/unit_numbers.py)."""
     position: np.ndarray
-    """int32 [num_units], the flash position of each unit."""
+    """[num_units], the flash position of each unit."""
     slot: np.ndarray
-    """int32 [num_units], the slot of each pinned or cached unit; meaningless for other units."""
+    """[num_units], the slot of each pinned or cached unit, counted from `first_slot`; meaningless for other units."""
+    first_slot: int
+    """The part's first slot in the memory of its family."""
     free: FreeSlots
+
+    def slots(self, ids: np.ndarray) -> np.ndarray:
+        """Returns the slots of pinned or cached units in the memory of the family, int32 [k]."""
+        return self.slot[ids].astype(np.int32) + np.int32(self.first_slot)
+
+    def units_at(self, positions: np.ndarray | slice) -> np.ndarray:
+        """Returns the units at flash positions, int32 [k]."""
+        return self.order[positions].astype(np.int32)
 
     def in_flash_order(self, ids: np.ndarray) -> np.ndarray:
         """Sorts `ids` by ascending flash position."""
@@ -93,11 +106,10 @@ class Part:
         after = self.cache.present
         remaining, unread = np.flatnonzero(before & after), np.flatnonzero(after & ~before)
         present = self.in_flash_order(np.concatenate([remaining, unread]))
-        old = self.slot[remaining].copy()
-        self.slot[present] = np.arange(first_slot, first_slot + present.size, dtype=self.slot.dtype)
-        stop = first_slot + pinned.size + capacity
-        self.free = FreeSlots(first_slot, first_slot + present.size, stop)
-        return old, self.slot[remaining], unread
+        old = self.slots(remaining)
+        self.slot[present] = np.arange(present.size, dtype=self.slot.dtype)
+        self.first_slot, self.free = first_slot, FreeSlots(present.size, self.slot.dtype)
+        return old, self.slots(remaining), unread
 
     def unpin(self, ids: np.ndarray) -> None:
         """Unpins units that are not in memory and frees their slots."""
@@ -130,15 +142,15 @@ def parts_of(artifact: Artifact, plan: Plan, requests: Requests | None = None) -
         family: FamilyName = wanted.family
         pinned = artifact.rank(wanted.layer, family)[: wanted.num_pinned]
         order, position = positions[section.offset_bytes]
-        slot, first = np.full_like(order, -1), next_slot[family]
-        middle, next_slot[family] = first + wanted.num_pinned, first + wanted.num_pinned + wanted.cache_slots
-        slot[pinned[np.argsort(position[pinned])]] = np.arange(first, middle, dtype=slot.dtype)
-        free = FreeSlots(first, middle, next_slot[family])
+        slot, first_slot = np.zeros_like(order), next_slot[family]
+        next_slot[family] += wanted.num_pinned + wanted.cache_slots
+        slot[pinned[np.argsort(position[pinned])]] = np.arange(wanted.num_pinned, dtype=slot.dtype)
+        free = FreeSlots(wanted.num_pinned, slot.dtype)
         future = None if requests is None else requests.get((wanted.layer, family), ())
         known = Known(section.num_units, wanted.cache_slots, pinned, position, future)
         cache = make(plan.cache, plan.cache_options, known)
         units = Strided(section.part_offset_bytes(wanted.layer), section.unit_bytes, section.stride_bytes)
-        parts[wanted.layer, family] = Part(units, cache, order, position, slot, free)
+        parts[wanted.layer, family] = Part(units, cache, order, position, slot, first_slot, free)
     return parts
 
 
@@ -165,7 +177,7 @@ def resized(
 
 
 def _positions(artifact: Artifact, section: Section) -> tuple[np.ndarray, np.ndarray]:
-    """Returns a section's unit at each flash position, and the flash position of each unit, both int32 [num_units]."""
+    """Returns a section's unit at each flash position, and the flash position of each unit, both [num_units]."""
     order = artifact.order(section)
     position = np.empty_like(order)
     position[order] = np.arange(order.size, dtype=order.dtype)

@@ -246,7 +246,7 @@ class Store:
         # fast path: nothing to admit, plan or read; with a warm cache this is most requests
         resident = _where(part.cache.present) if self._use_read_units else ids
         self._tell(key, ids, kept, ids.size, resident.size, planner.NO_READS)
-        return Request((Batch(resident, part.slot[resident], memory.slots.rows),) if resident.size else ())
+        return Request((Batch(resident, part.slots(resident), memory.slots.rows),) if resident.size else ())
 
     def _submit_misses(self, key: Key, ids: np.ndarray, kept: np.ndarray | None, present: np.ndarray) -> Request:
         """Submits a request some of whose `ids` are missing; `present` is bool [k]."""
@@ -257,9 +257,9 @@ class Store:
         early = self.ahead.take(key, misses) if self.ahead.enabled else []
         plan, units = self._reads_for(key, misses, early)
         resident = _where(part.cache.present) if self._use_read_units else hits
-        slots = part.slot[resident]  # read before `admit` gives the slots of evicted units to others
+        slots = part.slots(resident)  # read before `admit` gives the slots of evicted units to others
         evicted = part.admit(misses if kept is None else misses[np.isin(misses, kept, assume_unique=True)])
-        planned = PlannedUnits(plan, units, part.cache.contains(units), part.slot[units])
+        planned = PlannedUnits(plan, units, part.cache.contains(units), part.slots(units))
         num_stored, num_early = int(planned.stored.sum()), 0
         for each in early:
             num_stored += int(part.cache.contains(each.ids).sum())
@@ -327,7 +327,7 @@ class Store:
                 in_memory[each.ids] = True
             positions = brought[~in_memory[part.order[brought]]]
             plan = planner.inside(part.units, positions, plan.extents)
-        return plan, part.order[positions]
+        return plan, part.units_at(positions)
 
     def _planned(self, key: Key, ids: np.ndarray) -> PlannedUnits:
         """Plans the reads for units of a part with the plan's gap, for loading and for failed reads ahead."""
@@ -335,7 +335,7 @@ class Store:
         units = part.in_flash_order(ids)
         positions, gap_bytes = part.position[units], self.plan.collapse_gap_bytes
         plan = planner.plan_reads(part.units, positions, self._page_bytes, gap_bytes, memory.longest_read_bytes)
-        return PlannedUnits(plan, units, part.cache.contains(units), part.slot[units])
+        return PlannedUnits(plan, units, part.cache.contains(units), part.slots(units))
 
     def _settle(self) -> None:
         """Closes the request or dense pass in flight and frees its buffer; the cache forgets its unread units."""

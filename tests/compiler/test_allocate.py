@@ -143,9 +143,18 @@ def test_dip_divides_the_user_s_density(model: Model, activations: Activations) 
     assert (2 * by_rule.density("mlp_in", 3) + by_rule.density("mlp_mid", 3)) / 3 == pytest.approx(0.5)
 
 
+def test_a_density_counts_what_stays_in_dram(model: Model, activations: Activations) -> None:
+    """The gate is a third of the MLP, so that a density of a half leaves a quarter of up and down."""
+    found = run(config("gate", "90%", density=0.5), model, activations, device_of())
+    assert found.density("up_down", LAYERS - 1) == pytest.approx(1 / 4)
+    assert found.mlp_density(model.spec) == pytest.approx(1 / 2)
+    with pytest.raises(ColdpressError, match=r"density=0\.3 was asked for, but method gate uses 0\.333 of the MLP's"):
+        run(config("gate", "90%", density=0.3), model, activations, device_of())
+
+
 def test_fatrelu_is_never_denser_than_relu(model: Model, activations: Activations) -> None:
     """Layer i has (i + 1) / 32 that is not zero, spread between 1 and 2."""
-    found = run(config("fatrelu", "90%", density=0.25), model, activations, device_of())
+    found = run(config("fatrelu", "90%", density=0.5), model, activations, device_of())  # a quarter of up and down
     expected = [min(0.25, entry.family("up_down").density) for entry in activations.layers]
     assert found.densities[0].per_layer == pytest.approx(tuple(expected))
     assert expected[0] < 0.25 < activations.layers[-1].family("up_down").density

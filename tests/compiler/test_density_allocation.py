@@ -38,6 +38,7 @@ from tests.support.tiny import tiny_spec
 
 LAYERS = 3
 FAMILIES = ("mlp_in", "mlp_mid")
+ATTENTION = ("attn_in", "attn_out")
 RNG = np.random.default_rng(5)
 TOKENS: dict[Split, np.ndarray] = {split: RNG.integers(0, 384, (4, 24)).astype(np.int32) for split in SPLITS}
 
@@ -209,7 +210,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 @pytest.fixture(scope="module")
 def activations(model: Model, corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Activations:
     work = Workspace(tmp_path_factory.mktemp("activations"), "test")
-    return count_activity(PassConfig(), model, corpus, FAMILIES, Activity(frozenset()), work, 1)
+    return count_activity(PassConfig(), model, corpus, (*FAMILIES, *ATTENTION), Activity(frozenset()), work, 1)
 
 
 def by_hand(model: Model, shares: Shares, tokens: np.ndarray) -> float:
@@ -300,6 +301,21 @@ def test_the_stage_allocates_what_was_asked_for(
     )
 
 
+def test_attention_beside_the_mlp_changes_neither_s_density(
+    model: Model, activations: Activations, corpus: Corpus, tmp_path: Path
+) -> None:
+    """Attention's inputs and outputs have matrices of their own; what one part gives up, the other does not get."""
+    settings: dict[str, Any] = {"density_allocation": "global_threshold", "options": {"attention": True}}
+    found = allocate(model, activations, corpus, tmp_path / "attention", **settings)
+    assert found.mlp_density(model.spec) == pytest.approx(0.4, abs=0.01)
+    spec, mean = model.spec, {entry.family: sum(entry.per_layer) / LAYERS for entry in found.densities}
+    heads, pairs = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
+    weights = {"attn_in": spec.hidden_size * (heads + 2 * pairs), "attn_out": spec.hidden_size * heads}
+    share = sum(weights[family] * mean[family] for family in weights) / sum(weights.values())
+    assert share == pytest.approx(0.4, abs=0.02)
+    assert any(len(set(entry.per_layer)) > 1 for entry in found.densities if entry.family in weights)
+
+
 def test_what_greedy_finds_costs_less_than_the_same_for_all(
     model: Model, activations: Activations, corpus: Corpus, tmp_path: Path
 ) -> None:
@@ -357,3 +373,10 @@ def test_the_density_of_a_mixture_is_of_the_experts_that_a_token_uses(share: flo
         s_m=1000,
     )
     assert _densities._wanted(question) == pytest.approx(max(density, _densities.MIN_DENSITY))
+
+
+@pytest.mark.parametrize(("share", "density"), [(0.5, 0.5), (0.3, 1 / 3 + 2 / 3 * _densities.MIN_DENSITY)])
+def test_a_budget_never_asks_for_less_than_a_selector_reaches(share: float, density: float) -> None:
+    """The gate, a third of the MLP, stays in DRAM."""
+    question: Any = SimpleNamespace(density=None, families=("up_down",), spec=tiny_spec(), m_max=share * 1000, s_m=1000)
+    assert _densities._wanted(question) == pytest.approx(density)

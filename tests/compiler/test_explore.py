@@ -108,9 +108,11 @@ def test_every_candidate_has_a_curve_or_a_reason(curves: Curves) -> None:
     assert found.isdisjoint(reasons)
     assert {"topk", "threshold", "dip", "wina", "gate", "up", "glu", "cats"} <= found
     assert {"dense"} == reasons.keys(), "and none that needs exact zeros"
+    least = {"gate": 1 / 3, "cats": 1 / 3, "up": 1 / 3, "glu": 2 / 3}  # of the MLP, what stays in DRAM
     for curve in curves.curves:
-        densities = tuple(point.density for point in curve.points)
-        assert densities == (DENSITIES if curve.resident_share is None else CACHED_DENSITIES)
+        measured = DENSITIES if curve.resident_share is None else CACHED_DENSITIES
+        reached = tuple(density for density in measured if density > least.get(curve.method, 0))
+        assert tuple(point.density for point in curve.points) == reached
     for method in ("flash", "dip_ca"):
         assert tuple(curve.resident_share for curve in curves.of(method)) == RESIDENT_SHARES
     assert {loss.format for loss in curves.formats} == set(names("coldpress.runtime.quantization"))

@@ -57,7 +57,7 @@ from coldpress.runtime.cache._policy import CachePolicy, smallest
 class Plugin(CachePolicy):
     def _victims(self, candidates):
         old = self._evictable()
-        return old[smallest(-self._last_request[old] * self._cached.size + old, candidates.size)]
+        return old[smallest(self._request - self._last_request[old], candidates.size)]
 ''',
     "runtime/quantization/bfloat.py": '''
 """The upper half of a float32."""

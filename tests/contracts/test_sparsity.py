@@ -8,6 +8,7 @@ import pytest
 from coldpress.runtime import plugins
 from coldpress.runtime.quantization import fp16
 from coldpress.runtime.sparsity import DensitySource, Residency, Selector
+from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import FAMILIES, num_units, slice_length, slices
 from tests.support.artifacts import small_spec
 from tests.support.methods import fit, nothing_cached
@@ -72,26 +73,51 @@ def test_a_method_declares_what_it_drives_and_needs(name):
     assert all(field.description and not field.is_required() for field in method.OPTIONS.model_fields.values())
 
 
+def mlp_bytes(spec, families):
+    """Bytes in fp16 of a layer's MLP: by family all its units' and one unit's, and those of the matrices in DRAM."""
+    sizes = {"gate_proj": 1, "up_proj": 1, "down_proj": 1} if spec.gated_mlp else {"up_proj": 1, "down_proj": 1}
+    whole = dict.fromkeys(sizes, 2 * spec.hidden_size * spec.intermediate_size * spec.num_experts)
+    units = {}
+    for family in families:
+        pieces = [piece for piece in slices(family, spec) if piece.role in whole]
+        units[family] = (num_units(family, spec), 2 * sum(slice_length(piece, spec) for piece in pieces))
+        for piece in pieces:
+            whole.pop(piece.role)
+    return units, sum(whole.values())
+
+
+def of_attention(method):
+    """The method's options, by themselves and with attention's matrices where it can leave those out."""
+    yield method.OPTIONS()
+    if "attention" in method.OPTIONS.model_fields:
+        yield method.OPTIONS(attention=True)
+
+
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("gated", [True, False])
-@pytest.mark.parametrize("density", [0.05, 0.3, 0.6, 0.9, 1.0])
-def test_divided_densities_are_that_of_all_weights_together(name, gated, density):
+@pytest.mark.parametrize("experts", [1, 4])
+@pytest.mark.parametrize("density", [0.05, 0.3, 0.5, 0.7, 0.9, 1.0])
+def test_a_density_is_the_share_of_the_mlp_s_bytes_whatever_the_method(name, gated, experts, density):
+    """To half a unit of each family; a method that needs more of the MLP on every token says so."""
     method = plugins.load("coldpress.runtime.sparsity", Selector, name)
-    divides = type(method).divide is not Selector.divide
-    assert divides == ("divided" in {method.densities(exact) for exact in (True, False)})
-    if not divides:
-        assert set(method.divide(density, small_spec(), method.OPTIONS()).values()) == {density}
-        return
-    spec = small_spec(gated_mlp=gated)
-    shares = method.divide(density, spec, method.OPTIONS())
-    assert set(shares) == set(method.families(spec, method.OPTIONS()))
-    assert all(0 < share <= 1 for share in shares.values())
-    weights = {
-        family: num_units(family, spec) * sum(slice_length(piece, spec) for piece in slices(family, spec))
-        for family in shares
-    }
-    kept = sum(weights[family] * share for family, share in shares.items())
-    assert kept / sum(weights.values()) == pytest.approx(density)
+    picked = max(1, experts // 2)
+    spec = small_spec(gated_mlp=gated, num_experts=experts, num_experts_per_tok=picked)
+    for options in of_attention(method):
+        families = method.families(spec, options)
+        units, resident = mlp_bytes(spec, families)
+        total = resident + sum(count * size for count, size in units.values())
+        if density < 1 and density <= resident / total + 1e-9:
+            with pytest.raises(ColdpressError, match=rf"method {name} uses {resident / total:.3g} of the MLP's"):
+                method.divide(density, spec, options)
+            continue
+        shares = method.divide(density, spec, options)
+        assert tuple(shares) == families
+        assert all(0 < share <= 1 for share in shares.values())
+        used = {family: round(share * units[family][0] * picked / experts) for family, share in shares.items()}
+        active = resident * picked / experts + sum(used[family] * units[family][1] for family in families)
+        rounding = sum(size / 2 for _, size in units.values())
+        assert abs(active - density * total * picked / experts) <= rounding + 1e-6
+        assert all(shares[family] == density for family in families if not units[family][1])
 
 
 @pytest.mark.parametrize("name", METHODS)

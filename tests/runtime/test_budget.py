@@ -27,7 +27,7 @@ def test_the_parts_are_those_that_the_brief_lists(relu_artifact):
     unit_bytes = 2 * 64 * 2  # an up row and a down column of 64 values in fp16
     assert kv_cache_bytes(manifest.model, 32) == 12 * 32 * 2 * (2 * 16) * 2
     pages = 12 * 2 * 65536 // 4096  # a section of 512 units takes two steps of 64 KiB
-    tables = 4 * pages + 12 * 512 * (8 + 12 + 18)
+    tables = 4 * pages + 12 * 512 * (2 + 2 + 2 + 2 + 2)
     objects, token = (128 + 12 * (8 + 12)) * 1024, 512 * 64 + 64 * 32 + 96 * 48
     assert bookkeeping_bytes(manifest) == tables + objects + token
     fixed = plan.resident_bytes + 12 * 32 * 2 * (2 * 16) * 2 + 32768 + tables + objects + token

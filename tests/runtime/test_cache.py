@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coldpress.runtime.store.slots import FreeSlots
 from coldpress.schemas.errors import ColdpressError
 from tests.support.caches import RUNNABLE, empty, missed
 
@@ -384,3 +385,38 @@ def test_a_cached_unit_that_is_pinned_gives_its_place_back(name):
     assert cache.present[[1, 2]].all()
     cache.serve(np.arange(10, 14))
     assert cache.contains(np.array([1, 2, 10, 11, 12, 13])).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [*((name, {}) for name in RUNNABLE), ("window", {"window_tokens": 40}), ("linked", {"linked_over": "s3fifo"})],
+)
+def test_numbers_that_run_out_change_no_decision(name, options):
+    """Requests are numbered anew after 100, departures from S3-FIFO's small queue after 255."""
+    one, other = (empty(name, NUM_UNITS, 25, [3, 4, 50], **options) for _ in range(2))
+    inner = getattr(other, "_base", other)
+    pinned = inner._last_request == inner._is_pinned
+    inner._is_pinned = 101
+    inner._last_request[pinned] = 101
+    if hasattr(inner, "_left"):
+        inner._left = inner._left.astype(np.uint8)
+    random = np.random.default_rng(4)
+    for _ in range(300):
+        for _ in range(random.integers(1, 3)):
+            ids = np.flatnonzero(random.random(NUM_UNITS) < 0.3 * random.random(NUM_UNITS)).astype(np.int32)
+            present = one.touch(ids)
+            assert other.touch(ids).tolist() == present.tolist()
+            found, again = (cache.admit(ids[~present]) for cache in (one, other))
+            assert [ids.tolist() for ids in found] == [ids.tolist() for ids in again]
+        assert one.end_tokens().tolist() == other.end_tokens().tolist()
+        assert one.present.tolist() == other.present.tolist()
+    assert inner._request <= 100 < getattr(one, "_base", one)._request
+
+
+def test_the_slot_given_back_last_is_filled_first():
+    free = FreeSlots(3, np.dtype(np.uint16))
+    assert free.take(2).tolist() == [3, 4]
+    free.put(np.array([4, 0], np.uint16))
+    free.put(np.array([2], np.uint16))
+    assert free.take(2).tolist() == [2, 0]
+    assert free.take(3).tolist() == [4, 5, 6]

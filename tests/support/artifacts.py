@@ -327,7 +327,9 @@ def _plan(
     fixed = sum(plan[name] for name in ("resident_bytes", "predictor_bytes", "kv_cache_bytes", "read_buffer_bytes"))
     layout, arrays = [Section(**section) for section in sections], [SelectorArray(**array) for array in plan["arrays"]]
     pages = (path / FLASH_FILE).stat().st_size // recipe.page_bytes
-    return plan | {"dram_budget_bytes": fixed + slots + counted_bytes(recipe.spec, layout, pages, arrays)}
+    return plan | {
+        "dram_budget_bytes": fixed + slots + counted_bytes(recipe.spec, layout, pages, arrays, {recipe.cache})
+    }
 
 
 def _predictor_bytes(path: Path) -> int:

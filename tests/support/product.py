@@ -33,7 +33,7 @@ from coldpress.runtime.sparsity import Selector, uses_read_units
 from coldpress.runtime.store.planner import Strided
 from coldpress.runtime.store.reads import MAX_READ_BYTES
 from coldpress.schemas.corpus import SPLITS, Corpus, TokenBlocks
-from coldpress.schemas.families import FAMILIES
+from coldpress.schemas.families import FAMILIES, mlp_density
 from coldpress.schemas.layout import placed_parts
 from coldpress.schemas.model import Model
 from tests.support.dag import inputs_for
@@ -124,8 +124,10 @@ def compiled(source: Source, case: Case, folder: Path) -> Path:
     """The artifact, made by the stages as jobs make it."""
     selector = plugins.load("coldpress.runtime.sparsity", Selector, case.method)
     chosen: dict[str, Any] = {"method": case.method, "format": case.format, "context_length": BLOCK_TOKENS}
-    if selector.densities(case.relu) in ("budget", "capped", "divided"):
-        chosen["density"] = DENSITY_OF_ACTIVE if case.relu and _sees_activations(selector) else DENSITY
+    if selector.densities(case.relu) in ("budget", "capped"):
+        share = DENSITY_OF_ACTIVE if case.relu and _sees_activations(selector) else DENSITY
+        families = families_for(case.method, {}, source.model.spec)
+        chosen["density"] = mlp_density(dict.fromkeys(families, share), source.model.spec)
         # layers that differ, in one selector of one density and in one of several; for the others it is time alone
         chosen["density_allocation"] = "greedy" if case.method in ("topk", "dip") else "uniform"
     # what is pinned is in no cache, and evaluation knows of a cache alone
@@ -149,7 +151,7 @@ def compiled(source: Source, case: Case, folder: Path) -> Path:
 def _budget_bytes(source: Source, case: Case, selector: Any) -> int:
     model, page_bytes = source.model, resolve({"model": str(source.folder / "tiny")}).device.flash.page_bytes.value
     sections = make_sections(model.spec, families_for(case.method, {}, model.spec), case.format)
-    besides = bookkeeping_bytes(model.spec, sections, case.method, page_bytes)
+    besides = bookkeeping_bytes(model.spec, sections, case.method, "lfu", page_bytes)
     if selector.NEEDS_PREDICTORS:
         return PREDICTORS_ROOM_BYTES + besides
     share = TIGHT_SHARE if selector.SEES_RESIDENCY else SHARE

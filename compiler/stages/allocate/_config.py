@@ -50,7 +50,11 @@ class AllocateConfig(AllocationConfig, MethodSetting, CacheSetting, Overpredicti
         description="how keys and values are kept; int8 takes 17/32 of the bytes of fp16, for a little quality",
     )
     density: Annotated[float | None, Key(default="derived from the budget; measured where zeros are exact")] = Field(
-        default=None, gt=0, le=1, description="share of units used per token"
+        default=None,
+        gt=0,
+        le=1,
+        description="share of the MLP's weights that a token uses, in a mixture of those of the experts that the "
+        "router picks; with attention=true also of attention's weights",
     )
     predictor_format: Annotated[FormatName, Key(plugins="coldpress.runtime.quantization")] = Field(
         default="int8_group32", description="how predictors are stored"

@@ -11,11 +11,12 @@ from coldpress.compiler.cost_model import llm_sparsity
 from coldpress.runtime.sparsity import DensitySource
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import used_share
+from coldpress.schemas.families import resident_share, used_share
 from coldpress.schemas.model import ModelSpec
 
 MIN_DENSITY = 0.05
-"""No published method keeps a model usable below it; a budget that asks for less gets slower, not sparser."""
+"""Of the MLP's weights on flash. No published method keeps a model usable below it; a budget that asks for less gets
+slower, not sparser."""
 
 
 @dataclass(frozen=True)
@@ -26,14 +27,14 @@ class Question:
     families: tuple[str, ...]
     spec: ModelSpec
     density: float | None
-    """The density that the user set."""
+    """The share of the MLP's weights that the user set."""
     activations: Activations
     m_max: int
     """The DRAM budget in bytes."""
     s_m: int
     """All weights in the chosen format, in bytes."""
     allocate: Callable[[float], Mapping[str, tuple[float, ...]]]
-    """Divides the density of all units among families and layers, as density_allocation says."""
+    """Divides the MLP's density among families and layers, as density_allocation says."""
 
 
 def densities(question: Question, source: DensitySource) -> dict[str, tuple[float, ...]]:
@@ -46,7 +47,6 @@ def densities(question: Question, source: DensitySource) -> dict[str, tuple[floa
         "whole": _whole,
         "measured": _measured,
         "budget": _allocated,
-        "divided": _allocated,
         "capped": _capped,
     }
     return found[source](question)
@@ -65,8 +65,8 @@ def _whole(question: Question) -> dict[str, tuple[float, ...]]:
 
 
 def _wanted(question: Question) -> float:
-    """Returns the user's density, else 1 - sp with sp = 1 - M_max / S_m; for a mixture, relative to the units that a
-    token uses.
+    """Returns the user's density, else 1 - sp with sp = 1 - M_max / S_m, as a share of the MLP's weights; for a
+    mixture, relative to the experts that a token uses.
 
     The paper's S_m is the whole model, all of it sparse. Here attention and embeddings stay dense in DRAM. Taking them
     out of both terms would leave the MLP a far lower density at the same budget. The budget holds either way, since
@@ -75,11 +75,13 @@ def _wanted(question: Question) -> float:
     if question.density is not None:
         return question.density
     used = min(used_share(family, question.spec) for family in question.families)
-    return max(MIN_DENSITY, min(1.0, (1 - llm_sparsity(question.m_max, question.s_m)) / used))
+    resident = resident_share(question.families, question.spec)
+    least = resident + (1 - resident) * MIN_DENSITY
+    return max(least, min(1.0, (1 - llm_sparsity(question.m_max, question.s_m)) / used))
 
 
 def _allocated(question: Question) -> dict[str, tuple[float, ...]]:
-    """Returns what density_allocation makes of the wanted density."""
+    """Returns each family's densities, as density_allocation divides the wanted one."""
     return dict(question.allocate(_wanted(question)))
 
 

@@ -88,7 +88,7 @@ def _bookkeeping_bytes(
     config: AllocateConfig, spec: ModelSpec, families: tuple[FamilyName, ...], device: DeviceProfile
 ) -> int:
     sections = make_sections(spec, families, config.format, config.layers_per_group)
-    return bookkeeping_bytes(spec, sections, config.method, device.flash.page_bytes.value)
+    return bookkeeping_bytes(spec, sections, config.method, config.cache, device.flash.page_bytes.value)
 
 
 def budget_bytes(config: AllocateConfig, model: Model, device: DeviceProfile) -> int:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from coldpress.compiler.candidates import caches_for, candidates, formats_for, own_cache_options, own_options
-from coldpress.compiler.cost_model import flash_bytes, llm_sparsity, unit_bytes, weight_bytes
+from coldpress.compiler.cost_model import flash_bytes, llm_sparsity, weight_bytes
 from coldpress.compiler.search import Candidate, Judged, Space
 from coldpress.compiler.stages.allocate._config import AllocateConfig
 from coldpress.compiler.stages.allocate._division import OverBudgetError, divided
@@ -14,7 +14,7 @@ from coldpress.compiler.stages.allocate._rules import UNIFORM, Inputs
 from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import FormatName, Method, num_units, used_share
+from coldpress.schemas.families import FormatName, Method
 from coldpress.schemas.sparsity import Sparsity
 
 DENSITIES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -122,7 +122,7 @@ class BudgetJudge:
     def _cost(self, candidate: Candidate) -> Judged:
         division = self._divided(candidate)
         token_s, hit_rate = self._replays.of(division)
-        density, held = density_of(division, self._inputs), _held(division, self._inputs)
+        density, held = division.mlp_density(self._inputs.model.spec), _held(division, self._inputs)
         budget = division.budget
         units = flash_bytes(division.families, self._inputs.model.spec, division.format)
         whole = units <= budget.cache_bytes + budget.buffer_bytes
@@ -137,16 +137,6 @@ class BudgetJudge:
             load("coldpress.runtime.sparsity", Selector, candidate.method).is_whole,
             whole,
         )
-
-
-def density_of(division: Sparsity, inputs: Inputs) -> float:
-    """Returns the share of the families' bytes that a token uses; of experts, those that the router picks count."""
-    spec = inputs.model.spec
-    weights = {
-        family: num_units(family, spec) * unit_bytes(family, spec, division.format) for family in division.families
-    }
-    used = sum(weights[entry.family] * sum(entry.per_layer) / len(entry.per_layer) for entry in division.densities)
-    return used / sum(weights.values()) / min(used_share(family, spec) for family in division.families)
 
 
 def _held(division: Sparsity, inputs: Inputs) -> float:

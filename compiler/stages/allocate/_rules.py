@@ -6,7 +6,7 @@ Only rules that measure losses run the model: on the first calibration blocks, w
 import functools
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -27,8 +27,8 @@ from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.curves import Curves
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import num_units, used_share
-from coldpress.schemas.model import Model
+from coldpress.schemas.families import mlp_shares, num_units, used_share
+from coldpress.schemas.model import Model, ModelSpec
 
 LOG = logging.getLogger(__name__)
 UNIFORM = "uniform"
@@ -80,35 +80,42 @@ class Method:
 
 
 def allocated(config: AllocationConfig, inputs: Inputs, method: Method, density: float) -> dict[str, tuple[float, ...]]:
-    """Returns the density of every layer per family; their mean over all bytes is `density`. A density of 1 is not
-    divided.
+    """Returns the density of every layer per family, at which a token uses `density` of the MLP's weights, and of
+    attention's weights on flash. A density of 1 is not divided.
 
-    If the selector's own options divide the density, no rule overrides that choice. For a mixture of experts, rules
-    divide the units of a token's experts: `density` is a share of those, and the returned densities are shares of all
-    experts' units.
+    A rule divides the MLP's density among the MLP's families, then attention's among its own, each beside a whole rest
+    of the model. If the selector's own
+    options divide the density, no rule overrides that choice. For a mixture of experts, rules divide the units of a
+    token's experts: `density` is a share of those, and the returned densities are shares of all experts' units.
 
     Raises:
-        ColdpressError: if the rule needs something that is missing.
+        ColdpressError: if the selector cannot reach the density, or the rule needs something that is missing.
     """
-    name, known = config.density_allocation, _Known(config, inputs, method)
-    if density >= 1 or known.options_divide(density):
+    name, known, spec = config.density_allocation, _Known(config, inputs, method), inputs.model.spec
+    own = method.selector.divide(density, spec, method.options)
+    if density >= 1 or _options_divide(method, density, spec):
         LOG.info("allocate: density_allocation=%s has nothing to divide: options or a density of 1 decide", name)
         name = UNIFORM
-    rule, spec = load("coldpress.compiler.stages.allocate", Rule, name), inputs.model.spec
-    task = Task(
-        density=density,
-        num_layers=spec.num_hidden_layers,
-        num_units={family: round(used_share(family, spec) * num_units(family, spec)) for family in method.unit_bytes},
-        unit_bytes=method.unit_bytes,
-        own=known.own,
-        magnitudes=known.magnitudes,
-        losses=lambda: known.losses,
-    )
-    shares = rule.densities(task)
+    rule, held = load("coldpress.compiler.stages.allocate", Rule, name), mlp_shares(own, spec)
+    mlp = {family: share for family, share in own.items() if held[family]}
+    attention = {family: share for family, share in own.items() if not held[family]}
+    shares: dict[Key, float] = {}
+    if mlp:
+        shares |= rule.densities(known.task(method.selector.flash_density(density, spec, method.options), mlp))
+    if attention:
+        shares |= rule.densities(known.task(density, attention))
     return {
         family: tuple(used_share(family, spec) * shares[layer, family] for layer in range(spec.num_hidden_layers))
         for family in method.unit_bytes
     }
+
+
+def _options_divide(method: Method, density: float, spec: ModelSpec) -> bool:
+    """Returns whether the given options change the division among families."""
+    selector = method.selector
+    plain = selector.divide(density, spec, selector.OPTIONS())
+    own = selector.divide(density, spec, method.options)
+    return any(plain.get(family, share) != share for family, share in own.items())
 
 
 class _Known:
@@ -117,17 +124,18 @@ class _Known:
     def __init__(self, config: AllocationConfig, inputs: Inputs, method: Method) -> None:
         self._config, self._inputs, self._method = config, inputs, method
 
-    def own(self, density: float) -> Mapping[str, float]:
-        """Returns each family's density as the selector divides it; the same for all if it does not."""
-        selector, families = self._method.selector, self._method.unit_bytes
-        if selector.densities(self._inputs.activations.are_exact(tuple(families))) != "divided":
-            return dict.fromkeys(families, density)
-        return selector.divide(density, self._inputs.model.spec, self._method.options)
-
-    def options_divide(self, density: float) -> bool:
-        """Returns whether the given options change the division."""
-        without = replace(self._method, options=self._method.selector.OPTIONS())
-        return self.own(density) != _Known(self._config, self._inputs, without).own(density)
+    def task(self, density: float, own: Mapping[str, float]) -> Task:
+        """Returns the task of dividing `density` among the families of `own`, which has the selector's division."""
+        spec = self._inputs.model.spec
+        return Task(
+            density=density,
+            num_layers=spec.num_hidden_layers,
+            num_units={family: round(used_share(family, spec) * num_units(family, spec)) for family in own},
+            unit_bytes={family: self._method.unit_bytes[family] for family in own},
+            own=own,
+            magnitudes=self.magnitudes,
+            losses=lambda: self.losses,
+        )
 
     @functools.cached_property
     def statistics(self) -> dict[Key, UnitStatistics]:

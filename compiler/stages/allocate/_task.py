@@ -35,14 +35,13 @@ class Task:
     """The density to divide, and what a rule may ask."""
 
     density: float
-    """Share of the families' bytes that a token uses, below 1."""
+    """Share of these families' bytes that a token uses, below 1."""
     num_layers: int
     num_units: Mapping[str, int]
     """Family -> units of a layer; keys are in the order of families."""
     unit_bytes: Mapping[str, int]
-    own: Callable[[float], Mapping[str, float]]
-    """Overall density -> each family's density, in all layers: as the selector divides it (DIP B.1), or the same for
-    all."""
+    own: Mapping[str, float]
+    """Each family's density, in all layers, as the selector divides it (DIP B.1)."""
     magnitudes: Callable[[Key], Magnitudes]
     losses: Callable[[], Losses]
 

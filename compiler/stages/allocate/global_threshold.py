@@ -17,7 +17,7 @@ class Plugin(Rule):
     def densities(self, task: Task) -> Shares:
         """Returns the density of each family in each layer."""
         found = {}
-        for family, density in task.own(task.density).items():
+        for family, density in task.own.items():
             keys = [key for key in task.keys if key[1] == family]
             low, high = 0.0, max(task.magnitudes(key).level(0.0) for key in keys)
             for _ in range(60):

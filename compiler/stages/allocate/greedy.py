@@ -38,7 +38,7 @@ class Plugin(Rule):
 
     def densities(self, task: Task) -> Shares:
         """Returns the density of each family in each layer."""
-        own = task.whole_units(task.same(task.own(task.density)))
+        own = task.whole_units(task.same(task.own))
         losses, now, worths = task.losses(), dict.fromkeys(task.keys, 1.0), None
         num_steps = math.ceil(math.log(task.density) / math.log(STEP))
         for step in range(1, num_steps + 1):

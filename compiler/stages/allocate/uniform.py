@@ -1,4 +1,4 @@
-"""The same density in every layer, divided among families by the selector if it has a division."""
+"""The same density in every layer, divided among families by the selector."""
 
 from coldpress.compiler.stages.allocate._task import Rule, Shares, Task
 
@@ -12,4 +12,4 @@ class Plugin(Rule):
 
     def densities(self, task: Task) -> Shares:
         """Returns the density of each family in each layer."""
-        return task.same(task.own(task.density))
+        return task.same(task.own)

@@ -76,7 +76,7 @@ def run(
     page_bytes = device.flash.page_bytes.value
     sections = make_sections(model.spec, sparsity.families, sparsity.format, sparsity.layers_per_group)
     claims = _claims(sections, sparsity, placement)
-    bookkeeping = bookkeeping_bytes(model.spec, sections, sparsity.method, page_bytes)
+    bookkeeping = bookkeeping_bytes(model.spec, sections, sparsity.method, sparsity.cache, page_bytes)
     fixed = _fixed_bytes(model, sparsity, predictors, bookkeeping)
     buffer_bytes = buffer_of(model, sparsity, sparsity.budget.dram_budget_bytes - sum(fixed), device)
     room_bytes = _room_bytes(sparsity.budget.dram_budget_bytes, fixed, buffer_bytes, claims)

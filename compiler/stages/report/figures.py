@@ -131,7 +131,8 @@ def budget_parts(spec: ModelSpec, layout: Layout) -> tuple[BudgetPart, ...]:
     """Returns the uses of the DRAM budget; they sum to it."""
     plan = layout.largest_plan
     arrays = [array for one in layout.plans for array in one.arrays]
-    bookkeeping = counted_bytes(spec, layout.sections, layout.flash_bytes // layout.page_bytes, arrays)
+    caches = {one.cache for one in layout.plans}
+    bookkeeping = counted_bytes(spec, layout.sections, layout.flash_bytes // layout.page_bytes, arrays, caches)
     planned = placed_parts(plan, layout.sections)
     pinned = sum(part.num_pinned * section.unit_bytes for part, section in planned)
     slots = sum(part.cache_slots * section.unit_bytes for part, section in planned)
