@@ -6,7 +6,7 @@ begins `Work` on its input, which requests the units of one family after the oth
 a slice, K units of a block, M rows of a matrix.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -15,7 +15,7 @@ import numpy as np
 from coldpress.runtime import plugins
 from coldpress.runtime.decoder.arithmetic import activation
 from coldpress.runtime.decoder.tokens import Tokens
-from coldpress.runtime.kernels import NATIVE_FORMATS, matmul, mlp, rows
+from coldpress.runtime.kernels import FEW_TOKENS, NATIVE_FORMATS, matmul, mlp, rows
 from coldpress.runtime.kernels.activations import ActivationFormat
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.store.facts import Key
@@ -24,6 +24,8 @@ from coldpress.schemas.manifest import FamilyFormat
 from coldpress.schemas.model import Activation, MatrixRole, ModelSpec, role_shape
 
 WHOLE = slice(None)
+GATHERED_BYTES = 8 << 20
+"""Bytes of units that are copied side by side at a time, to be multiplied by many tokens."""
 
 
 @dataclass(frozen=True)
@@ -185,10 +187,15 @@ class StreamedBlock:
     units: Units
     parts: Sequence[slice] = matmul.WHOLE
     """Token ranges that must give the same bits alone and together."""
+    own_TK: np.ndarray | None = None
+    """bool: which units each token uses; None for all. `axpy` adds nothing of unused units."""
 
     def some(self, chosen_K: np.ndarray) -> "StreamedBlock":
         """See `Block`."""
-        return self if chosen_K.all() else replace(self, ids=self.ids[chosen_K], codes=self.codes[chosen_K])
+        if chosen_K.all():
+            return self
+        own_TK = None if self.own_TK is None else self.own_TK[:, chosen_K]
+        return replace(self, ids=self.ids[chosen_K], codes=self.codes[chosen_K], own_TK=own_TK)
 
     def dot(self, role: MatrixRole, x_TN: np.ndarray) -> np.ndarray:
         """See `Block`."""
@@ -198,6 +205,8 @@ class StreamedBlock:
     def axpy(self, role: MatrixRole, c_TK: np.ndarray) -> np.ndarray:
         """See `Block`."""
         offset, size, length = self.units.parts[role]
+        if self.own_TK is not None:
+            c_TK = np.where(self.own_TK, c_TK, np.float32(0))
         return matmul.matmul_t(self.codes[:, offset : offset + size], length, self.units.format, c_TK, self.parts)
 
     def mlp(self, inner: Inner, x_TN: np.ndarray, terms: Terms) -> np.ndarray:
@@ -260,6 +269,27 @@ class SlotBlock:
             kind = self.units.activations
             y_TN[token] = mlp.mlp_rows(self.memory, slots, layout, x, own_terms, activations=kind)
         return y_TN
+
+
+def chosen_blocks(
+    ids: np.ndarray, slots: np.ndarray, memory: np.ndarray, units: Units, used_TU: np.ndarray | None
+) -> Iterator[Block]:
+    """Yields units in memory as the kernels take them: in their slots for few tokens, else copied side by side.
+
+    Args:
+        ids: int32 [K].
+        slots: int32 [K], the row of `memory` of each unit.
+        memory: uint8 [num_slots, unit_bytes].
+        units: The family's units.
+        used_TU: bool [T, num_units]: which token uses which unit; None for a single token, which uses all `ids`.
+    """
+    if used_TU is None or len(used_TU) <= FEW_TOKENS:
+        yield SlotBlock(ids, slots, memory, units, None if used_TU is None else used_TU[:, ids])
+        return
+    step = max(1, GATHERED_BYTES // memory.shape[1])
+    for start in range(0, ids.size, step):
+        some = ids[start : start + step]
+        yield StreamedBlock(some, memory[slots[start : start + step]], units, own_TK=used_TU[:, some])
 
 
 class ColumnSums:

@@ -263,12 +263,12 @@ def test_what_several_tokens_at_once_give_is_what_one_by_one_gives(build, monkey
     assert together.simulated_equals_real
     assert alone.run.num_tokens == 4 * 30
     assert together.run.num_tokens == 2 * 30
-    np.testing.assert_allclose(together.quality.block_nll, alone.quality.block_nll, rtol=1e-4)
+    np.testing.assert_allclose(together.block_nll, alone.block_nll, rtol=1e-4)
     np.testing.assert_allclose(watches[1].kld, watches[0].kld, rtol=1e-3, atol=1e-5)
 
 
 def test_a_choice_that_sees_what_is_in_dram_is_made_token_by_token(tmp_path):
-    """Also where some may be decoded at once; other settings would have it choose otherwise, so it has no ladder."""
+    """Also of much text; other settings would have it choose otherwise, so it has no ladder."""
     spec = small_spec(num_hidden_layers=2)
     built = build_artifact(tmp_path / "a", Recipe(spec, method="dip_ca"))
     model = describe(spec, tensor_shapes(spec), built.path / "model.safetensors")
@@ -278,6 +278,30 @@ def test_a_choice_that_sees_what_is_in_dram_is_made_token_by_token(tmp_path):
     )
     assert (found.run.num_tokens, found.ladder) == (60, ())
     assert found.simulated_equals_real
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_runs_side_by_side_begin_with_a_cache_that_the_text_before_has_filled(tmp_path, monkeypatch, threads):
+    """The figures are those of a session for each run, whatever the number of cores, and the blocks keep their order."""
+    monkeypatch.setattr(decoded, "WARMING", 20)
+    spec = small_spec(num_hidden_layers=2)
+    built = build_artifact(tmp_path / "a", Recipe(spec, method="dip_ca", slots_share=0.2))
+    model = describe(spec, tensor_shapes(spec), built.path / "model.safetensors")
+    blocks = np.random.default_rng(0).integers(0, spec.vocab_size, (7, 32)).astype(np.int32)
+    source = np.random.default_rng(1).normal(size=(7, 32, spec.vocab_size)).astype(np.float32)
+    watch, alone = (SourceComparison(source.__getitem__, blocks) for _ in range(2))
+    found = decode(str(built.path), model, blocks, watch, True, threads)
+    expected, cold = [], []
+    for first, stop in ((0, 2), (2, 4), (4, 6), (6, 7)):
+        session = Session(built.path)
+        if first:
+            session.perplexity(blocks[first - 1 : first, :22], sparse=True)
+        receive = alone.begin(first)
+        expected += session.perplexity(blocks[first:stop], sparse=True, on_logits=receive).block_nll
+        cold += Session(built.path).perplexity(blocks[first:stop], sparse=True).block_nll
+    assert list(found.block_nll) == expected != cold
+    assert np.array_equal(watch.kld, alone.kld)
+    assert np.array_equal(watch.same, alone.same)
 
 
 def test_test_text_is_what_is_judged(build):
@@ -321,6 +345,12 @@ def test_a_hundredth_of_the_tokens_of_a_mixture_may_go_to_another_expert(tmp_pat
         moved[np.arange(wrong) * 80, 3] += np.float32(0.5 * np.abs(logits).max())
         error = verify.compare([moved].__getitem__, [moved].__getitem__, str(built.path), block[None]).max_logit_error
         assert (error > 0.3) == (wrong > left_out), wrong
+
+
+def test_the_number_of_cores_changes_no_logit(build):
+    blocks = blocks_of_test_text(build.corpus, 64)
+    one, three = (SourceLogits(build.model, blocks, threads) for threads in (1, 3))
+    assert all(np.array_equal(one(block), three(block)) for block in range(len(blocks)))
 
 
 def test_agreement_is_with_the_source(build):

@@ -20,8 +20,9 @@ from coldpress.compiler.block_statistics import deviation, perplexity
 from coldpress.compiler.dense_run import dense_for
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.publishing import standing
-from coldpress.compiler.stages.verify.decoded import decode
+from coldpress.compiler.stages.verify.decoded import SESSIONS, decode
 from coldpress.compiler.stages.verify.divergence import SourceComparison
+from coldpress.compiler.steps import Steps
 from coldpress.runtime.artifact.integrity import verify_artifact
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.generate.likelihood import sum_nll
@@ -52,6 +53,8 @@ FEWEST_BLOCKS = 4
 COUNTED_OF_MIXTURES = 0.99
 """Quantile of the dense logits' errors that counts for a mixture of experts: among 2,048 tokens, one had two experts
 with router logits 0.00001 apart, and its error was 30 times any other's, in fp16 (EXPERIMENTS.md)."""
+PIECES = 8
+"""Pieces of a block that the head multiplies by themselves: as many cores can share it, and its bits depend on none."""
 LOGIT_BYTES = 32
 """Bytes per logit of a block: the source's and the artifact's in float32, three copies in float64."""
 PROMPT_TOKENS, SAMPLE_TOKENS = 16, 48
@@ -67,7 +70,9 @@ class VerifyConfig(Record):
     )
 
 
-def run(config: VerifyConfig, model: Model, original: Model, corpus: Corpus, package: Package) -> Verification:
+def run(
+    config: VerifyConfig, model: Model, original: Model, corpus: Corpus, package: Package, threads: int = 1
+) -> Verification:
     """Checks the artifact that `package` wrote, and measures it.
 
     Args:
@@ -76,6 +81,7 @@ def run(config: VerifyConfig, model: Model, original: Model, corpus: Corpus, pac
         original: The checkpoint as the user gave it; equal to `model` unless `relufy` or `distill` ran.
         corpus: Source of the test text.
         package: The artifact.
+        threads: Cores to use; no figure but seconds depends on them.
 
     Raises:
         ArtifactError: if the artifact is damaged, naming the place.
@@ -88,18 +94,19 @@ def run(config: VerifyConfig, model: Model, original: Model, corpus: Corpus, pac
     every_block = blocks_of_test_text(corpus, choose_plan(artifact.manifest).context_length)
     blocks = every_block[: num_measured(config, every_block.shape[1], model.num_parameters)]
     logger.info("verify: decoding %d of %d blocks of %d tokens", len(blocks), *every_block.shape)
-    source = SourceLogits(original, blocks)
-    packed = source if model == original else SourceLogits(model, blocks)
-    watch = SourceComparison(source, blocks)
-    decoded = decode(folder, model, blocks, watch, blocks.size * model.num_parameters > WORK_ONE_BY_ONE)
+    source = SourceLogits(original, blocks, threads)
+    packed = source if model == original else SourceLogits(model, blocks, threads)
+    watch = SourceComparison(source, blocks, threads)
+    much = blocks.size * model.num_parameters > WORK_ONE_BY_ONE
+    decoded = decode(folder, model, blocks, watch, much, threads)
     compared = compare(source, packed, folder, blocks)
-    found = _quality(decoded.quality.block_nll, compared)
+    found = _quality(decoded.block_nll, compared)
     top1_agreement, top1_error = watch.top1_agreement()
     logger.info("verify: perplexity %(ppl_artifact).4f of the artifact, %(ppl_source).4f of the source", found)
     return Verification(
         artifact_sha256=artifact.sha256,
         protocol=protocol_of(corpus, every_block.shape[1]),
-        num_test_tokens=decoded.quality.num_predicted,
+        num_test_tokens=blocks[:, 1:].size,
         num_test_blocks=len(every_block),
         **found,
         dense=dense_for(model, artifact.manifest, choose_plan(artifact.manifest)),
@@ -108,7 +115,7 @@ def run(config: VerifyConfig, model: Model, original: Model, corpus: Corpus, pac
         top1_agreement_error=top1_error,
         divergence=watch.divergence(),
         simulated_equals_real=decoded.simulated_equals_real,
-        sample=write_sample(folder, every_block[0]) if math.isfinite(decoded.quality.mean_nll) else None,
+        sample=write_sample(folder, every_block[0]) if np.isfinite(decoded.block_nll).all() else None,
         ladder=decoded.ladder,
         run=decoded.run,
         tokens_per_s_deviation=deviation(np.array(decoded.tokens_per_s)),
@@ -116,9 +123,10 @@ def run(config: VerifyConfig, model: Model, original: Model, corpus: Corpus, pac
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Counts the DRAM budget, a layer's weights or a part of the head, and one block's logits in float64."""
+    """Counts two sessions' DRAM, a layer's weights or a part of the head, and one block's logits in float64."""
     logits = LOGIT_BYTES * build.block_tokens * build.model.spec.vocab_size
-    held = build.dram_budget_bytes + max(build.layer_weights_bytes, build.head_bytes) + logits
+    held = SESSIONS * build.dram_budget_bytes + max(build.layer_weights_bytes, build.head_bytes) + logits
+    held += build.running_bytes(8)
     seconds = 7200 + build.transfer_s(4 * build.weight_bytes)
     return StageNeeds(
         stage="verify", ram_bytes=build.TORCH_BYTES + 2 * build.BLOCK_BYTES + held, disk_bytes=0, runtime_s=seconds
@@ -204,6 +212,7 @@ def compare(
     session = Session(folder)
     decoder, same = session.decoder, packed is source
     errors, largest, nll_source, nll_dense = [], [], [], []
+    steps = Steps("verify, dense", len(blocks), "blocks")
     for index, block in enumerate(blocks):
         decoder.begin(len(block))
         found, expected = decoder.prefill(block.astype(np.int64)), packed(index)
@@ -212,6 +221,7 @@ def compare(
         of_source = expected if same else source(index)
         nll_source.append(sum_nll(of_source[:-1], block[1:]) / (len(block) - 1))
         nll_dense.append(sum_nll(found[:-1], block[1:]) / (len(block) - 1))
+        steps.add()
     counted = COUNTED_OF_MIXTURES if session.artifact.manifest.model.is_mixture else 1.0
     error = np.quantile(errors, counted, method="higher") / np.max(largest)  # both propagate NaN
     return Compared(tuple(nll_source), tuple(nll_dense), float(error))
@@ -255,13 +265,19 @@ class SourceLogits:
     block's logits can be computed more than once.
     """
 
-    def __init__(self, model: Model, blocks: np.ndarray) -> None:
-        """Runs the model on `blocks` int32 [num_blocks, block_tokens]."""
+    def __init__(self, model: Model, blocks: np.ndarray, threads: int = 1) -> None:
+        """Runs the model on `blocks` int32 [num_blocks, block_tokens], on so many cores."""
         from coldpress.compiler.activity.forward import LayerStream  # here, since it loads torch
 
-        self._stream = LayerStream(model)
-        self._hidden = self._stream.last_hidden(blocks.astype(np.int64))
+        self._stream = LayerStream(model, threads)
+        steps = Steps("verify, source", model.spec.num_hidden_layers, "layers")
+        self._hidden = self._stream.embed(blocks.astype(np.int64))
+        for layer in range(model.spec.num_hidden_layers):
+            self._hidden = self._stream.run_layer(layer, self._hidden)
+            steps.add()
 
     def __call__(self, block: int) -> np.ndarray:
-        """Returns the logits of one block."""
-        return self._stream.head(self._hidden[block : block + 1])[0].numpy()
+        """Returns the logits of one block; cores share its pieces."""
+        hidden = self._hidden[block]
+        pieces = hidden.reshape(math.gcd(PIECES, len(hidden)), -1, hidden.shape[-1])
+        return self._stream.head(pieces).reshape(len(hidden), -1).numpy()
