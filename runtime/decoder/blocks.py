@@ -6,7 +6,7 @@ begins `Work` on its input, which requests the units of one family after the oth
 a slice, K units of a block, M rows of a matrix.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from coldpress.runtime.kernels import FEW_TOKENS, NATIVE_FORMATS, matmul, mlp, r
 from coldpress.runtime.kernels.activations import ActivationFormat
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.store.facts import Key
+from coldpress.runtime.store.request import Batch
 from coldpress.schemas.families import FormatName, slice_length, slices
 from coldpress.schemas.manifest import FamilyFormat
 from coldpress.schemas.model import Activation, MatrixRole, ModelSpec, role_shape
@@ -271,25 +272,37 @@ class SlotBlock:
         return y_TN
 
 
-def chosen_blocks(
-    ids: np.ndarray, slots: np.ndarray, memory: np.ndarray, units: Units, used_TU: np.ndarray | None
-) -> Iterator[Block]:
+def chosen_blocks(batches: Iterable[Batch], units: Units, used_TU: np.ndarray | None) -> Iterator[Block]:
     """Yields units in memory as the kernels take them: in their slots for few tokens, else copied side by side.
 
     Args:
-        ids: int32 [K].
-        slots: int32 [K], the row of `memory` of each unit.
-        memory: uint8 [num_slots, unit_bytes].
+        batches: Units of one family, as the store brings them.
         units: The family's units.
-        used_TU: bool [T, num_units]: which token uses which unit; None for a single token, which uses all `ids`.
+        used_TU: bool [T, num_units]: which token uses which unit; None for a single token, which uses all of them.
     """
     if used_TU is None or len(used_TU) <= FEW_TOKENS:
-        yield SlotBlock(ids, slots, memory, units, None if used_TU is None else used_TU[:, ids])
+        for batch in batches:
+            own_TK = None if used_TU is None else used_TU[:, batch.ids]
+            yield SlotBlock(batch.ids, batch.slots, batch.rows, units, own_TK)
         return
-    step = max(1, GATHERED_BYTES // memory.shape[1])
-    for start in range(0, ids.size, step):
-        some = ids[start : start + step]
-        yield StreamedBlock(some, memory[slots[start : start + step]], units, own_TK=used_TU[:, some])
+    for ids, codes in _side_by_side(batches):
+        yield StreamedBlock(ids, codes, units, own_TK=used_TU[:, ids])
+
+
+def _side_by_side(batches: Iterable[Batch]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Copies units, GATHERED_BYTES at a time: large products take less time than many small ones; yields their ids,
+    int32 [K], and their bytes, uint8 [K, unit_bytes]."""
+    ids, codes = list[np.ndarray](), list[np.ndarray]()
+    for batch in batches:
+        step = max(1, GATHERED_BYTES // batch.rows.shape[1])
+        for start in range(0, batch.ids.size, step):
+            ids.append(batch.ids[start : start + step])
+            codes.append(batch.rows[batch.slots[start : start + step]])  # the store uses the rows again
+            if sum(each.nbytes for each in codes) >= GATHERED_BYTES:
+                yield np.concatenate(ids), np.concatenate(codes)
+                ids, codes = [], []
+    if ids:
+        yield np.concatenate(ids), np.concatenate(codes)
 
 
 class ColumnSums:

@@ -240,9 +240,9 @@ class Decoder:
         """Appends T tokens in one causal pass.
 
         Each token uses only the units that the selector picks for it; units that several tokens use are read once. The
-        logits equal those of decoding one token after the other: bit for bit if all units are in DRAM and the tokens are
-        at most FEW_TOKENS, otherwise up to rounding, because sums add units in the order of their arrival, and many
-        tokens multiply matrices. Then the input of products is never rounded to `activations`.
+        logits equal those of decoding one token after the other: bit for bit for up to FEW_TOKENS if all units are in
+        DRAM, otherwise up to rounding, because sums add units in the order of their arrival, and many tokens multiply
+        matrices, whose inputs are never rounded to `activations`.
 
         Args:
             tokens: int [T], at least one and at most PREFILL_CHUNK_TOKENS.
@@ -367,9 +367,9 @@ class Decoder:
                 chosen = self._selection.select(key, signal, residency, work.experts)
                 ids, used_TU = union(chosen, residency.present.size)
                 # units in memory come first, so the kernels run while the rest is read
-                for batch in self._store.submit(key, ids, _kept(ids, used_TU, tokens.num_kept)):
-                    for block in chosen_blocks(batch.ids, batch.slots, batch.rows, self._units[key[1]], used_TU):
-                        work.add(key, block)
+                batches = self._store.submit(key, ids, _kept(ids, used_TU, tokens.num_kept))
+                for block in chosen_blocks(batches, self._units[key[1]], used_TU):
+                    work.add(key, block)
                 inputs[key[1]] = h_TN
             x_TN = x_TN + self._out_of(norm, work.result())
         if self._store.ahead.enabled:  # only now, so that guessed reads do not delay this layer's own

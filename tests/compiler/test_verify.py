@@ -15,9 +15,8 @@ from coldpress.compiler.block_statistics import perplexity, with_error
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.publishing import point
 from coldpress.compiler.run_command import run_command
-from coldpress.compiler.stages import ingest, verify
+from coldpress.compiler.stages import ingest
 from coldpress.compiler.stages.verify import (
-    SourceLogits,
     VerifyConfig,
     blocks_of_test_text,
     decoded,
@@ -26,7 +25,9 @@ from coldpress.compiler.stages.verify import (
     run,
 )
 from coldpress.compiler.stages.verify.decoded import Replayed, adapting, decode
+from coldpress.compiler.stages.verify.dense import Compared, DenseComparison
 from coldpress.compiler.stages.verify.divergence import SourceComparison
+from coldpress.compiler.stages.verify.source import SourceLogits
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.generate.likelihood import sum_nll
 from coldpress.runtime.generate.session import Session
@@ -282,7 +283,7 @@ def test_a_choice_that_sees_what_is_in_dram_is_made_token_by_token(tmp_path):
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_runs_side_by_side_begin_with_a_cache_that_the_text_before_has_filled(tmp_path, monkeypatch, threads):
-    """The figures are those of a session for each run, whatever the number of cores, and the blocks keep their order."""
+    """The figures are those of a session for each run, whatever the number of cores; blocks keep their order."""
     monkeypatch.setattr(decoded, "WARMING", 20)
     spec = small_spec(num_hidden_layers=2)
     built = build_artifact(tmp_path / "a", Recipe(spec, method="dip_ca", slots_share=0.2))
@@ -314,12 +315,20 @@ def test_test_text_is_what_is_judged(build):
     assert np.array_equal(blocks_of_test_text(build.corpus, 64), tokens)
 
 
+def compare(source: list[np.ndarray], folder: str, blocks: np.ndarray) -> Compared:
+    """The figures of all blocks, the last block first."""
+    comparison = DenseComparison(folder, blocks)
+    for index in reversed(range(len(blocks))):
+        assert comparison.compared(source.__getitem__, index) is source[index]
+    return comparison.result()
+
+
 def test_the_logit_error_is_the_worst_of_all_blocks(build):
     blocks = blocks_of_test_text(build.corpus, 64)[:2]
     exact = [SourceLogits(build.model, blocks)(block) for block in (0, 1)]
 
     def compared(*changed):
-        return verify.compare(changed.__getitem__, changed.__getitem__, str(build.artifact), blocks).max_logit_error
+        return compare(list(changed), str(build.artifact), blocks).max_logit_error
 
     largest = max(float(np.abs(block).max()) for block in exact)
     for sign in (-1, 1):  # too small a logit is as wrong as too large a one
@@ -343,7 +352,7 @@ def test_a_hundredth_of_the_tokens_of_a_mixture_may_go_to_another_expert(tmp_pat
     for wrong in range(4):
         moved = logits.copy()
         moved[np.arange(wrong) * 80, 3] += np.float32(0.5 * np.abs(logits).max())
-        error = verify.compare([moved].__getitem__, [moved].__getitem__, str(built.path), block[None]).max_logit_error
+        error = compare([moved], str(built.path), block[None]).max_logit_error
         assert (error > 0.3) == (wrong > left_out), wrong
 
 
@@ -392,7 +401,7 @@ def test_a_logit_that_is_no_number_is_no_small_error(build, place):
     blocks = blocks_of_test_text(build.corpus, 64)[:2]
     logits = [SourceLogits(build.model, blocks)(block).copy() for block in (0, 1)]
     logits[place][2, 7] = np.nan
-    found = verify.compare(logits.__getitem__, logits.__getitem__, str(build.artifact), blocks)
+    found = compare(logits, str(build.artifact), blocks)
     assert np.isnan(found.max_logit_error)
     assert np.isnan(found.nll_source[place])
 

@@ -8,9 +8,7 @@ record holds all figures, block by block, and a short text that the artifact wri
 """
 
 import logging
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -21,11 +19,11 @@ from coldpress.compiler.dense_run import dense_for
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.publishing import standing
 from coldpress.compiler.stages.verify.decoded import SESSIONS, decode
+from coldpress.compiler.stages.verify.dense import Compared, DenseComparison
 from coldpress.compiler.stages.verify.divergence import SourceComparison
-from coldpress.compiler.steps import Steps
+from coldpress.compiler.stages.verify.source import SourceLogits
 from coldpress.runtime.artifact.integrity import verify_artifact
 from coldpress.runtime.artifact.reader import open_artifact
-from coldpress.runtime.generate.likelihood import sum_nll
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plan.budget import choose_plan
@@ -50,11 +48,6 @@ WORK_ONE_BY_ONE = 400_000_000_000
 """Parameters times tokens up to which all tokens are decoded one by one: about a minute on two cores."""
 FEWEST_BLOCKS = 4
 """Blocks that are decoded even for the largest models: fewer blocks give a poor estimate of their own error."""
-COUNTED_OF_MIXTURES = 0.99
-"""Quantile of the dense logits' errors that counts for a mixture of experts: among 2,048 tokens, one had two experts
-with router logits 0.00001 apart, and its error was 30 times any other's, in fp16 (EXPERIMENTS.md)."""
-PIECES = 8
-"""Pieces of a block that the head multiplies by themselves: as many cores can share it, and its bits depend on none."""
 LOGIT_BYTES = 32
 """Bytes per logit of a block: the source's and the artifact's in float32, three copies in float64."""
 PROMPT_TOKENS, SAMPLE_TOKENS = 16, 48
@@ -95,11 +88,12 @@ def run(
     blocks = every_block[: num_measured(config, every_block.shape[1], model.num_parameters)]
     logger.info("verify: decoding %d of %d blocks of %d tokens", len(blocks), *every_block.shape)
     source = SourceLogits(original, blocks, threads)
-    packed = source if model == original else SourceLogits(model, blocks, threads)
-    watch = SourceComparison(source, blocks, threads)
+    packed = None if model == original else SourceLogits(model, blocks, threads)
+    dense = DenseComparison(folder, blocks, packed)
+    watch = SourceComparison(partial(dense.compared, source), blocks, threads)
     much = blocks.size * model.num_parameters > WORK_ONE_BY_ONE
     decoded = decode(folder, model, blocks, watch, much, threads)
-    compared = compare(source, packed, folder, blocks)
+    compared = dense.result()
     found = _quality(decoded.block_nll, compared)
     top1_agreement, top1_error = watch.top1_agreement()
     logger.info("verify: perplexity %(ppl_artifact).4f of the artifact, %(ppl_source).4f of the source", found)
@@ -133,7 +127,7 @@ def needs(build: "Build") -> StageNeeds:
     )
 
 
-def _quality(nll_artifact: tuple[float, ...], compared: "Compared") -> dict[str, Any]:
+def _quality(nll_artifact: tuple[float, ...], compared: Compared) -> dict[str, Any]:
     """Returns the record's perplexities, each with its error, and the blocks that they come from."""
     source, artifact, dense = map(np.array, (compared.nll_source, nll_artifact, compared.nll_dense))
     (ppl_source, source_error), (ppl_artifact, artifact_error) = perplexity(source), perplexity(artifact)
@@ -187,46 +181,6 @@ def protocol_of(corpus: Corpus, block_tokens: int) -> Protocol:
     )
 
 
-@dataclass(frozen=True)
-class Compared:
-    """Figures of the artifact against its source."""
-
-    nll_source: tuple[float, ...]
-    """Mean nats per token of each block."""
-    nll_dense: tuple[float, ...]
-    """The same for the artifact's dense logits."""
-    max_logit_error: float
-
-
-def compare(
-    source: Callable[[int], np.ndarray], packed: Callable[[int], np.ndarray], folder: str, blocks: np.ndarray
-) -> Compared:
-    """Compares the artifact's dense logits with those of the packed weights, and measures how well each predicts.
-
-    Args:
-        source: Block -> the source's logits, float32 [block_tokens, vocab_size].
-        packed: The same for the packed weights.
-        folder: The artifact.
-        blocks: int32 [num_blocks, block_tokens].
-    """
-    session = Session(folder)
-    decoder, same = session.decoder, packed is source
-    errors, largest, nll_source, nll_dense = [], [], [], []
-    steps = Steps("verify, dense", len(blocks), "blocks")
-    for index, block in enumerate(blocks):
-        decoder.begin(len(block))
-        found, expected = decoder.prefill(block.astype(np.int64)), packed(index)
-        errors += np.abs(found - expected).max(axis=1).tolist()
-        largest.append(np.abs(expected).max())
-        of_source = expected if same else source(index)
-        nll_source.append(sum_nll(of_source[:-1], block[1:]) / (len(block) - 1))
-        nll_dense.append(sum_nll(found[:-1], block[1:]) / (len(block) - 1))
-        steps.add()
-    counted = COUNTED_OF_MIXTURES if session.artifact.manifest.model.is_mixture else 1.0
-    error = np.quantile(errors, counted, method="higher") / np.max(largest)  # both propagate NaN
-    return Compared(tuple(nll_source), tuple(nll_dense), float(error))
-
-
 def write_sample(folder: str, block: np.ndarray) -> Sample | None:
     """Continues the first words of a test block, int32 [block_tokens], with the artifact; None without a tokenizer.
 
@@ -256,28 +210,3 @@ def first_words(text: str) -> str:
     """Returns the text on one line, without its last word, which may be cut off, and without unprintable characters."""
     words = "".join(char if char.isprintable() else " " for char in text).split()
     return " ".join(words[:-1] or words)
-
-
-class SourceLogits:
-    """Maps a block to the source's logits, float32 [block_tokens, vocab_size].
-
-    transformers runs one layer at a time over all blocks, once; only the last hidden states stay in memory, so that a
-    block's logits can be computed more than once.
-    """
-
-    def __init__(self, model: Model, blocks: np.ndarray, threads: int = 1) -> None:
-        """Runs the model on `blocks` int32 [num_blocks, block_tokens], on so many cores."""
-        from coldpress.compiler.activity.forward import LayerStream  # here, since it loads torch
-
-        self._stream = LayerStream(model, threads)
-        steps = Steps("verify, source", model.spec.num_hidden_layers, "layers")
-        self._hidden = self._stream.embed(blocks.astype(np.int64))
-        for layer in range(model.spec.num_hidden_layers):
-            self._hidden = self._stream.run_layer(layer, self._hidden)
-            steps.add()
-
-    def __call__(self, block: int) -> np.ndarray:
-        """Returns the logits of one block; cores share its pieces."""
-        hidden = self._hidden[block]
-        pieces = hidden.reshape(math.gcd(PIECES, len(hidden)), -1, hidden.shape[-1])
-        return self._stream.head(pieces).reshape(len(hidden), -1).numpy()

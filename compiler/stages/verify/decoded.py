@@ -139,9 +139,7 @@ def _counted(on_logits: Callable[[np.ndarray], None], steps: Steps) -> Callable[
     return counted
 
 
-def _in_lanes(
-    folder: str, blocks: np.ndarray, watch: SourceComparison, at_once: int, flash: str
-) -> tuple[float, ...]:
+def _in_lanes(folder: str, blocks: np.ndarray, watch: SourceComparison, at_once: int, flash: str) -> tuple[float, ...]:
     """Decodes blocks one token after the other, in LANES runs, so many at once; returns the blocks' mean nats per
     token."""
     steps = Steps(STAGE, blocks[:, 1:].size, "tokens")
