@@ -1,16 +1,16 @@
 """explore: measures what each selector costs in quality at several densities, and what each format costs.
 
 Runs only where the method is open (`method=auto`), once per model: nothing here depends on a device. Every candidate
-whose loss a pass over text can show leaves out, at each density, the units that the runtime would leave out; all of
-these variants share one pass over validation text, so that each layer is read once. Densities are the same in all
-layers, divided among families by the selector; `allocate` divides better ones. The same pass records a trace: the
-signals of a few layers, with which `allocate` replays each candidate's requests. A format's loss is that of matrices
-rounded to nearest, row by row.
+whose loss a pass over text can show leaves out, at each density, the units that the runtime would leave out; all
+densities of a candidate share one pass over validation text, so that each layer is read once. Densities are the same in
+all layers, divided among families by the selector; `allocate` divides better ones. The pass of the whole model records
+a trace: the signals of a few layers, with which `allocate` replays each candidate's requests. A format's loss is that
+of matrices rounded to nearest, row by row. Each pass leaves a file, so that a run that was interrupted goes on with the
+next pass.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -25,13 +25,14 @@ from coldpress.compiler.activity.variants import Differences, Variant, compare, 
 from coldpress.compiler.block_statistics import perplexity, standard_error
 from coldpress.compiler.candidates import candidates, own_options
 from coldpress.compiler.cost_model import stored_format
-from coldpress.compiler.io import Workspace, load_arrays
+from coldpress.compiler.io import PACKED, Workspace, load_arrays
 from coldpress.compiler.shared_settings import MethodSetting
+from coldpress.compiler.steps import Steps
 from coldpress.runtime import plugins
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.activations import Activations
-from coldpress.schemas.base import Options, PositiveCount
+from coldpress.schemas.base import ArrayFile, Options, PositiveCount
 from coldpress.schemas.config import Key
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.curves import Curve, Curves, FormatLoss, Point, Unexplored
@@ -46,7 +47,11 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 DENSITIES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+TRACE = f"trace{PACKED}"
 TRACE_TOKENS = 256
+TRACE_BITS = 5
+"""Bits of a signal's mantissa that the trace keeps, of float16's ten: it is smaller by a third, and one chosen unit in
+300 is another one (EXPERIMENTS.md)."""
 RARE = 99.9
 """Percentile of the divergence that stands for the worst tokens."""
 
@@ -58,15 +63,6 @@ class ExploreConfig(ComputeConfig, MethodSetting):
         default=1024,
         description="validation tokens that method=auto measures selectors and formats on; whole blocks, at least one",
     )
-
-
-@dataclass(frozen=True)
-class _Explored:
-    """A selector at one density."""
-
-    method: str
-    density: float
-    variant: Variant
 
 
 def run(
@@ -81,39 +77,59 @@ def run(
     tokens = blocks[: max(1, config.explore_tokens // blocks.shape[1])]
     stream, _ = stream_of(config, model, threads)
     trace_layers = replayed_layers(model.spec.num_hidden_layers)
-    traced, whole = _traced(stream, tokens, trace_layers, config.options)
     reasons = {name: _why_not(name, model.spec) for name in candidates(model.spec, config.options)}
-    asked = [
-        explored
-        for name, reason in reasons.items()
-        if reason is None
-        for explored in _variants(name, own_options(name, config.options), model, activations)
-    ]
+    measured = [name for name, reason in reasons.items() if reason is None]
+    steps = Steps("explore", 1 + len(measured) + len(_formats()), "passes")
+    trace, whole = _whole(stream, tokens, trace_layers, work)
+    steps.add()
+
+    def curve(name: str) -> Curve:
+        def measure() -> Differences:
+            variants = list(_variants(name, own_options(name, config.options), model, activations))
+            return compare(stream, tokens, whole, last_hidden(stream, tokens, variants))
+
+        found = _once(work, f"curve-{name}", measure)
+        points = tuple(Point(density=at, **_loss(found, number)) for number, at in enumerate(DENSITIES))
+        LOG.info("explore: %s: %s", name, ", ".join(f"{p.density:g} {p.ppl_ratio:.3f}" for p in points))
+        steps.add()
+        return Curve(method=name, points=points)
+
+    def format_loss(name: FormatName) -> FormatLoss:
+        def measure() -> Differences:
+            return compare(stream, tokens, whole, _Rounded(stream, name).last_hidden(tokens))
+
+        loss = _loss(_once(work, f"format-{name}", measure), 0)
+        LOG.info("explore: %s: perplexity ratio %.4f", name, loss["ppl_ratio"])
+        steps.add()
+        return FormatLoss(format=name, **loss)
+
     return Curves(
         weights_sha256=model.weights_sha256,
         num_tokens=tokens.size,
         block_tokens=tokens.shape[1],
-        curves=_curves(stream, tokens, whole, asked),
-        formats=tuple(_format_loss(name, stream, tokens, whole) for name in _formats()),
+        curves=tuple(map(curve, measured)),
+        formats=tuple(map(format_loss, _formats())),
         unexplored=tuple(Unexplored(method=name, reason=reason) for name, reason in reasons.items() if reason),
-        trace=work.once("trace", lambda: traced),
+        trace=trace,
         trace_layers=trace_layers,
     )
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Returns what the pass over all variants takes: a layer, their hidden states twice, and logits of a block."""
+    """Returns what the passes take: a layer, hidden states of all densities twice, and logits of a block."""
     settings, spec = build.settings["explore"], build.model.spec
-    variants = len(candidates(spec, build.options)) * len(DENSITIES)
     tokens = max(settings["explore_tokens"], build.block_tokens)
-    hidden = (2 * variants + 1) * 4 * tokens * spec.hidden_size
+    whole = 4 * tokens * spec.hidden_size
+    hidden = (2 * len(DENSITIES) + 1) * whole
     logits = 4 * 4 * 4 * build.block_tokens * spec.vocab_size
     trace = 2 * REPLAYED_LAYERS * max(TRACE_TOKENS, build.block_tokens) * build.layer_units(countable_families(spec))
-    passes = variants + len(_formats()) + 1
+    num_candidates = len(candidates(spec, build.options))
+    figures = 8 * tokens * (2 * len(DENSITIES) + 2) * num_candidates
+    passes = num_candidates * len(DENSITIES) + len(_formats()) + 1
     return StageNeeds(
         stage="explore",
         ram_bytes=build.TORCH_BYTES + 2 * build.layer_weights_bytes + build.running_bytes(8) + hidden + logits + trace,
-        disk_bytes=trace,
+        disk_bytes=trace + whole + figures,
         runtime_s=600 + passes * build.forward_s(tokens),
     )
 
@@ -136,7 +152,7 @@ def _why_not(method: str, spec: ModelSpec) -> str | None:
     return None
 
 
-def _variants(method: str, options: Options, model: Model, activations: Activations) -> Iterator[_Explored]:
+def _variants(method: str, options: Options, model: Model, activations: Activations) -> Iterator[Variant]:
     """Yields a selector at each density, with the arrays that it would have in the artifact."""
     selector = plugins.load("coldpress.runtime.sparsity", Selector, method)
     own, spec = plugins.options_of(selector, options), model.spec
@@ -148,20 +164,12 @@ def _variants(method: str, options: Options, model: Model, activations: Activati
             family: (used_share(family, spec) * shares[family],) * spec.num_hidden_layers for family in families
         }
         arrays = fit_all(selector, own, per_layer, spec, statistics)
-        yield _Explored(method, density, Variant(Choice(selector, arrays, spec), tuple(families)))
+        yield Variant(Choice(selector, arrays, spec), tuple(families))
 
 
-def _curves(stream: LayerStream, tokens: np.ndarray, whole: "Tensor", asked: Sequence[_Explored]) -> tuple[Curve, ...]:
-    """Runs all variants in one pass and compares them with the whole model."""
-    if not asked:
-        return ()
-    found = compare(stream, tokens, whole, last_hidden(stream, tokens, [explored.variant for explored in asked]))
-    points: dict[str, list[Point]] = {}
-    for number, explored in enumerate(asked):
-        points.setdefault(explored.method, []).append(Point(density=explored.density, **_loss(found, number)))
-    for method, along in points.items():
-        LOG.info("explore: %s: %s", method, ", ".join(f"{p.density:g} {p.ppl_ratio:.3f}" for p in along))
-    return tuple(Curve(method=method, points=tuple(along)) for method, along in points.items())
+def _once(work: Workspace, key: str, measure: Callable[[], Differences]) -> Differences:
+    """Returns what a pass measured; an interrupted run of the same inputs may have left it."""
+    return Differences(**load_arrays(work.once(key, lambda: vars(measure()))))
 
 
 def _loss(found: Differences, number: int) -> dict[str, Any]:
@@ -181,9 +189,21 @@ def _finite(value: float) -> float | None:
     return value if np.isfinite(value) else None
 
 
-def _traced(
-    stream: LayerStream, tokens: np.ndarray, layers: tuple[int, ...], options: Options
-) -> tuple[dict[str, np.ndarray], "Tensor"]:
+def _whole(
+    stream: LayerStream, tokens: np.ndarray, layers: tuple[int, ...], work: Workspace
+) -> tuple[ArrayFile, "Tensor"]:
+    """Returns the trace, and the whole model's hidden states after the last layer; an interrupted run may have left
+    them."""
+    import torch
+
+    trace, kept = work.current(TRACE), work.current("whole")
+    if trace is None or kept is None:
+        traced, whole = _traced(stream, tokens, layers)
+        trace, kept = work.save(TRACE, traced), work.save("whole", {"hidden": whole.float().numpy()})
+    return trace, torch.from_numpy(load_arrays(kept)["hidden"]).to(stream.dtype)
+
+
+def _traced(stream: LayerStream, tokens: np.ndarray, layers: tuple[int, ...]) -> tuple[dict[str, np.ndarray], "Tensor"]:
     """Runs the whole model; returns the trace, and the hidden states after the last layer."""
     families = countable_families(stream.spec)
     signals: tuple[Signal, ...] = tuple(dict.fromkeys(activity_of(family, stream.spec) for family in families))
@@ -194,7 +214,7 @@ def _traced(
         def of_block(block: int) -> Hooks:
             def record(signal: Signal) -> Any:
                 def change(values: "Tensor") -> None:
-                    seen[layer, signal, block] = values.float().cpu().numpy().astype(np.float16)
+                    seen[layer, signal, block] = rounded(values.float().cpu().numpy().astype(np.float16))
 
                 return change
 
@@ -210,6 +230,13 @@ def _traced(
         if (layer, signal, 0) in seen
     }
     return trace, whole
+
+
+def rounded(values: np.ndarray) -> np.ndarray:
+    """Rounds float16 to TRACE_BITS bits of mantissa, to nearest, halves away from zero."""
+    dropped = 10 - TRACE_BITS
+    codes = values.view(np.uint16).astype(np.uint32) + (1 << (dropped - 1))
+    return (codes >> dropped << dropped).astype(np.uint16).view(np.float16)
 
 
 class _Rounded(LayerStream):
@@ -231,10 +258,3 @@ class _Rounded(LayerStream):
         codec = plugins.load("coldpress.runtime.quantization", Format, stored)
         values = np.ascontiguousarray(tensor.float().numpy())
         return torch.from_numpy(codec.decode(codec.encode(values), values.shape[1])).to(tensor.dtype)
-
-
-def _format_loss(name: FormatName, stream: LayerStream, tokens: np.ndarray, whole: "Tensor") -> FormatLoss:
-    """Returns what rounding all layers' matrices to a format costs."""
-    loss = _loss(compare(stream, tokens, whole, _Rounded(stream, name).last_hidden(tokens)), 0)
-    LOG.info("explore: %s: perplexity ratio %.4f", name, loss["ppl_ratio"])
-    return FormatLoss(format=name, **loss)
