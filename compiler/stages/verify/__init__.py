@@ -1,8 +1,8 @@
 """verify: opens an unpublished artifact with the runtime that will run it, and compares it with its source.
 
 Checks every byte (hashes, pages, layout: the rules are in runtime/artifact/reader.py and
-runtime/artifact/integrity.py). Then decodes test text token by token through selector, cache and flash, as in use, and
-measures perplexity, divergence from the source, and reads. The source is the checkpoint that the build began with, so
+runtime/artifact/integrity.py). Then decodes test text through selector, cache and flash, as in use, and measures
+perplexity, divergence from the source, and reads (decoded.py says which tokens share a pass). The source is the checkpoint that the build began with, so
 the figures include the loss by `relufy` and `distill`; dense logits are compared with those of the packed weights. The
 record holds all figures, block by block, and a short text that the artifact writes; `publish` judges them.
 """
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 AFFORDABLE_WORK = 9_000_000_000_000
 """Parameters times tokens that are decoded by default: all of the default test text for models of up to two billion
-parameters, a thousand tokens for seven billion; estimated at a quarter of an hour on two cores."""
+parameters, a thousand tokens for seven billion: twelve minutes of one core, shared by all there are."""
 WORK_ONE_BY_ONE = 400_000_000_000
 """Parameters times tokens up to which all tokens are decoded one by one: about a minute on two cores."""
 FEWEST_BLOCKS = 4
@@ -59,7 +59,7 @@ class VerifyConfig(Record):
     """Settings of `verify`."""
 
     test_tokens: Annotated[int | None, Key(default="all; for large models fewer blocks, four at least")] = Field(
-        default=None, ge=2, description="tokens of test text that are decoded one by one, in whole blocks"
+        default=None, ge=2, description="tokens of test text that are decoded, in whole blocks"
     )
 
 
