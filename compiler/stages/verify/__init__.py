@@ -2,9 +2,10 @@
 
 Checks every byte (hashes, pages, layout: the rules are in runtime/artifact/reader.py and
 runtime/artifact/integrity.py). Then decodes test text through selector, cache and flash, as in use, and measures
-perplexity, divergence from the source, and reads (decoded.py says which tokens share a pass). The source is the checkpoint that the build began with, so
-the figures include the loss by `relufy` and `distill`; dense logits are compared with those of the packed weights. The
-record holds all figures, block by block, and a short text that the artifact writes; `publish` judges them.
+perplexity, divergence from the source, and reads (decoded.py says which tokens share a pass). The source is the
+checkpoint that the build began with, so the figures include the loss by `relufy` and `distill`; dense logits are
+compared with those of the packed weights. The record holds all figures, block by block, and a short text that the
+artifact writes; `publish` judges them.
 """
 
 import logging
