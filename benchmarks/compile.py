@@ -28,7 +28,8 @@ from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
 from benchmarks.harness.command import main
 from benchmarks.package import plain_bytes_per_s
 from coldpress.schemas.errors import ColdpressError
-from tests.support import pipeline, warm
+from tests.support import pipeline
+from tests.support import warm as warm_builds
 from tests.support.data import ROOT
 from tests.support.planted import SHAPES
 
@@ -87,7 +88,7 @@ class Plugin(Benchmark[Options]):
         model, notes = folder / "model", folder / "notes"
         notes.mkdir(parents=True)
         disk = measure_disk(folder, options.probe_bytes)
-        self._plant(model)
+        plant(model, options.shape, options.layers, 4 * options.tokens + 40960)
         config: dict[str, Any] = {
             "model": model,
             "device": options.device,
@@ -101,7 +102,7 @@ class Plugin(Benchmark[Options]):
             config |= {"evaluation_tokens": 512}
         start_s = time.perf_counter()
         with noting(notes):
-            (warm if options.warm else pipeline).build(folder, cores=CORES, **config)
+            (warm_builds if options.warm else pipeline).build(folder, cores=CORES, **config)
         elapsed_s = time.perf_counter() - start_s
         yield {
             "elapsed_s": elapsed_s,
@@ -112,14 +113,6 @@ class Plugin(Benchmark[Options]):
                 for name, stage in stages(notes, disk).items()
             },
         }
-
-    def _plant(self, model: Path) -> None:
-        """Writes the checkpoint and its text, apart: this process has no torch."""
-        options = self.options
-        command = [sys.executable, "-m", "tests.support.planted", "--shape", options.shape, "--output", str(model)]
-        command += ["--layers", str(options.layers), "--corpus-tokens", str(4 * options.tokens + 40960)]
-        if run_likewise(command):
-            raise ColdpressError("the checkpoint could not be planted")
 
     def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
         """What 32 layers would take."""
@@ -143,6 +136,14 @@ class Plugin(Benchmark[Options]):
                 for name, stage in found.items()
             ],
         )
+
+
+def plant(model: Path, shape: str, layers: int, corpus_tokens: int) -> None:
+    """Writes a checkpoint and its text, apart: this process has no torch."""
+    command = [sys.executable, "-m", "tests.support.planted", "--shape", shape, "--output", str(model)]
+    command += ["--layers", str(layers), "--corpus-tokens", str(corpus_tokens)]
+    if run_likewise(command):
+        raise ColdpressError("the checkpoint could not be planted")
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ A record is one JSON file; its arrays lie in the folder of the same name without
 temporary name, synced and renamed, so a file that exists is whole. A stage checks digests of everything it loads: a
 record contains its own digest (schemas/sealed.py) and those of its array files. `Workspace.once` lets a long stage
 resume: Snakemake deletes a failed rule's declared outputs, but not these array files; a file beside each states its
-inputs' fingerprint and its content's digest.
+inputs' fingerprint and its content's digest. A file whose name ends with PACKED is compressed; its digest is that of
+the compressed bytes, which is checked before anything is unpacked.
 """
 
 import errno
@@ -24,8 +25,9 @@ from typing import Any, TypeVar
 import numpy as np
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import load, save, save_file
 
+from coldpress.compiler.byte_planes import pack, unpack
 from coldpress.schemas.base import ArrayFile, Record, Sha256
 from coldpress.schemas.errors import ColdpressError, clipped
 from coldpress.schemas.sealed import seal, unseal
@@ -33,6 +35,7 @@ from coldpress.schemas.sealed import seal, unseal
 log = logging.getLogger(__name__)
 PATH_KEYS = ("array_file", "file", "folder")
 """Record fields that hold paths: absolute in memory, relative to the record's folder on disk."""
+PACKED = ".safetensors.zst"
 R = TypeVar("R", bound=Record)
 
 
@@ -189,17 +192,24 @@ def _map_paths(data: Any, change: Callable[[str], str]) -> Any:
 
 
 def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> ArrayFile:
-    """Writes arrays to one safetensors file."""
+    """Writes arrays to one safetensors file, compressed if its name ends with PACKED."""
     contiguous = {name: np.ascontiguousarray(array) for name, array in sorted(arrays.items())}
     with replacing(path) as temporary:
-        try:
-            save_file(contiguous, temporary)
-        except SafetensorError as error:  # it gives the system's error only as text
-            told = re.search(r"\(os error (\d+)\)", str(error))
-            if told is None:
-                raise
-            raise OSError(int(told[1]), os.strerror(int(told[1])), str(path)) from error
+        if path.name.endswith(PACKED):
+            temporary.write_bytes(pack(save(contiguous)))
+        else:
+            _save_plain(contiguous, temporary, path)
     return array_file(path)
+
+
+def _save_plain(arrays: dict[str, np.ndarray], temporary: Path, path: Path) -> None:
+    try:
+        save_file(arrays, temporary)
+    except SafetensorError as error:  # it gives the system's error only as text
+        told = re.search(r"\(os error (\d+)\)", str(error))
+        if told is None:
+            raise
+        raise OSError(int(told[1]), os.strerror(int(told[1])), str(path)) from error
 
 
 def array_file(path: Path) -> ArrayFile:
@@ -215,9 +225,17 @@ def load_arrays(source: ArrayFile, *names: str) -> dict[str, np.ndarray]:
     """
     path = checked_path(source)
     try:
+        if path.name.endswith(PACKED):
+            arrays = load(unpack(path.read_bytes()))
+            return {name: arrays[name] for name in names or arrays}
         with safe_open(path, framework="numpy") as file:
             return {name: file.get_tensor(name) for name in names or file.keys()}
-    except (SafetensorError, OSError) as error:  # SafetensorError gives the system's error only as text
+    except (
+        SafetensorError,
+        OSError,
+        ValueError,
+        KeyError,
+    ) as error:  # SafetensorError gives the system's error only as text
         raise ColdpressError(
             f"{path}: cannot read the arrays of a finished stage ({clipped(str(error))}); see to its disk, or delete "
             f"{path.parent}.json, then build again"
@@ -283,8 +301,8 @@ class Workspace:
         save_record(Finished(fingerprint=self.fingerprint, sha256=None), self._done(key))
 
     def path(self, key: str) -> Path:
-        """Returns the path of the array file `key`."""
-        return self.folder / f"{key}.safetensors"
+        """Returns the path of the array file `key`, or of the compressed one if `key` ends with PACKED."""
+        return self.folder / (key if key.endswith(PACKED) else f"{key}.safetensors")
 
     def remove(self, key: str) -> None:
         """Deletes the array file `key`, if there is one."""

@@ -11,7 +11,7 @@ rule verify:
         f"{DEVICE}/logs/verify.log",
     benchmark:
         f"{DEVICE}/benchmarks/verify.tsv"
-    threads: 1
+    threads: 8
     resources:
         mem_mb=mem_mb("verify"),
         runtime=runtime("verify"),

@@ -20,6 +20,7 @@ from coldpress.compiler.needs import Inputs
 from coldpress.compiler.pipeline import STAGES
 from coldpress.compiler.workflow.ending import Ending
 from coldpress.compiler.workflow.last_words import Mark, last_words, marks
+from coldpress.compiler.workflow.running import FOLDER
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.manifest import MANIFEST_FILE
 
@@ -90,6 +91,8 @@ def work_in(workflow: Any, folder: Path, target: str) -> None:
                 "they were made, or remove the folder to make all of them again"
             )
         workflow.workdir(folder) if workflow.overwrite_workdir is None else os.chdir(folder)
+        if is_users(workflow):
+            print(f"{FOLDER}{folder}", file=sys.stderr)
     except OSError as error:
         raise ColdpressError(f"cannot build in {folder}: {error.strerror}; name another build_dir") from error
     workflow.execute = _locked(workflow, folder, workflow.execute)

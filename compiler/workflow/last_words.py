@@ -36,7 +36,7 @@ def last_words(logs: Mapping[Path, str], before: Mapping[Path, Mark]) -> tuple[s
     now = marks(logs)
     written = sorted((log for log in now if now[log] != before.get(log)), key=lambda log: now[log][1])
     for log in written:
-        line = _last_line(log)
+        line = last_line(log)
         if line.startswith(REFUSAL):
             return line, REFUSED
     if not written:
@@ -52,7 +52,8 @@ def exit_code(line: str) -> int:
     return FAILED if crashed else REFUSED
 
 
-def _last_line(log: Path) -> str:
+def last_line(log: Path) -> str:
+    """Returns the last line of a log that exists; empty if nothing is in it."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - TAIL_BYTES))
         lines = file.read().decode("utf-8", errors="replace").strip().splitlines()

@@ -2,6 +2,8 @@
 
     snakemake … 2>&1 | python -m coldpress.compiler.workflow.progress
 
+On a terminal, the steps that run stand below, each with the last line of its log; in a pipe there are the lines alone.
+
 A build that is refused ends with its one sentence. Where there is no such sentence (a crash, a run that was killed or
 that never started) everything that snakemake said from the first error on is printed.
 """
@@ -9,15 +11,14 @@ that never started) everything that snakemake said from the first error on is pr
 import re
 import sys
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 
 from coldpress.compiler.workflow.last_words import FAILED, REFUSAL, exit_code
+from coldpress.compiler.workflow.running import BROKEN, FINISHED, JOB_ID, Running
 
-JOB_ID = re.compile(r"\s+jobid: (\d+)")
 CHUNK = re.compile(r"\s+wildcards: chunk=(\d+)-(\d+)")
-FINISHED = re.compile(r"Finished jobid: (\d+) \(Rule: (\w+)\)")
 STEPS = re.compile(r"(\d+) of (\d+) steps \(\d+%\) done")
-BROKEN = re.compile(r"Error in rule (\w+)")
 TROUBLE = re.compile(r"(\w*Error\b|error:|Error in rule|MissingInput|Exiting because|\w*Exception\b)")
 UP_TO_DATE, DRY_RUN = "Nothing to be done", "This was a dry-run"
 NOTE = "note: "
@@ -78,16 +79,43 @@ def _why(lines: list[str]) -> Generator[str, None, int]:
     return code
 
 
+@contextmanager
+def shown(running: Running) -> Generator[Callable[[str], None]]:
+    """Shows the running jobs where standard output is a terminal; yields what prints a line."""
+    if not sys.stdout.isatty():
+        yield lambda line: print(line, flush=True)
+        return
+    from rich.console import Console  # here: a pipe needs none of it
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    with Live(
+        console=console,
+        get_renderable=lambda: Text(running.status(time.monotonic()), style="dim", overflow="ellipsis", no_wrap=True),
+        refresh_per_second=2,
+        transient=True,
+    ):
+        yield lambda line: console.print(Text(line), soft_wrap=True)
+
+
 def main() -> int:
     """Filters standard input; the exit code is that of the build."""
-    start = time.monotonic()
+    start, running = time.monotonic(), Running()
     clock = iter(lambda: time.monotonic() - start, None)
-    lines = shorten((line.rstrip("\n") for line in sys.stdin), clock)
-    while True:
-        try:
-            print(next(lines), flush=True)
-        except StopIteration as ended:
-            return ended.value
+
+    def seen() -> Iterator[str]:
+        for line in sys.stdin:
+            running.see(line.rstrip("\n"), time.monotonic())
+            yield line.rstrip("\n")
+
+    lines = shorten(seen(), clock)
+    with shown(running) as show:
+        while True:
+            try:
+                show(next(lines))
+            except StopIteration as ended:
+                return ended.value
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ begins `Work` on its input, which requests the units of one family after the oth
 a slice, K units of a block, M rows of a matrix.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -15,15 +15,18 @@ import numpy as np
 from coldpress.runtime import plugins
 from coldpress.runtime.decoder.arithmetic import activation
 from coldpress.runtime.decoder.tokens import Tokens
-from coldpress.runtime.kernels import NATIVE_FORMATS, matmul, mlp, rows
+from coldpress.runtime.kernels import FEW_TOKENS, NATIVE_FORMATS, matmul, mlp, rows
 from coldpress.runtime.kernels.activations import ActivationFormat
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.store.facts import Key
+from coldpress.runtime.store.request import Batch
 from coldpress.schemas.families import FormatName, slice_length, slices
 from coldpress.schemas.manifest import FamilyFormat
 from coldpress.schemas.model import Activation, MatrixRole, ModelSpec, role_shape
 
 WHOLE = slice(None)
+GATHERED_BYTES = 8 << 20
+"""Bytes of units that are copied side by side at a time, to be multiplied by many tokens."""
 
 
 @dataclass(frozen=True)
@@ -185,10 +188,15 @@ class StreamedBlock:
     units: Units
     parts: Sequence[slice] = matmul.WHOLE
     """Token ranges that must give the same bits alone and together."""
+    own_TK: np.ndarray | None = None
+    """bool: which units each token uses; None for all. `axpy` adds nothing of unused units."""
 
     def some(self, chosen_K: np.ndarray) -> "StreamedBlock":
         """See `Block`."""
-        return self if chosen_K.all() else replace(self, ids=self.ids[chosen_K], codes=self.codes[chosen_K])
+        if chosen_K.all():
+            return self
+        own_TK = None if self.own_TK is None else self.own_TK[:, chosen_K]
+        return replace(self, ids=self.ids[chosen_K], codes=self.codes[chosen_K], own_TK=own_TK)
 
     def dot(self, role: MatrixRole, x_TN: np.ndarray) -> np.ndarray:
         """See `Block`."""
@@ -198,6 +206,8 @@ class StreamedBlock:
     def axpy(self, role: MatrixRole, c_TK: np.ndarray) -> np.ndarray:
         """See `Block`."""
         offset, size, length = self.units.parts[role]
+        if self.own_TK is not None:
+            c_TK = np.where(self.own_TK, c_TK, np.float32(0))
         return matmul.matmul_t(self.codes[:, offset : offset + size], length, self.units.format, c_TK, self.parts)
 
     def mlp(self, inner: Inner, x_TN: np.ndarray, terms: Terms) -> np.ndarray:
@@ -260,6 +270,39 @@ class SlotBlock:
             kind = self.units.activations
             y_TN[token] = mlp.mlp_rows(self.memory, slots, layout, x, own_terms, activations=kind)
         return y_TN
+
+
+def chosen_blocks(batches: Iterable[Batch], units: Units, used_TU: np.ndarray | None) -> Iterator[Block]:
+    """Yields units in memory as the kernels take them: in their slots for few tokens, else copied side by side.
+
+    Args:
+        batches: Units of one family, as the store brings them.
+        units: The family's units.
+        used_TU: bool [T, num_units]: which token uses which unit; None for a single token, which uses all of them.
+    """
+    if used_TU is None or len(used_TU) <= FEW_TOKENS:
+        for batch in batches:
+            own_TK = None if used_TU is None else used_TU[:, batch.ids]
+            yield SlotBlock(batch.ids, batch.slots, batch.rows, units, own_TK)
+        return
+    for ids, codes in _side_by_side(batches):
+        yield StreamedBlock(ids, codes, units, own_TK=used_TU[:, ids])
+
+
+def _side_by_side(batches: Iterable[Batch]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Copies units, GATHERED_BYTES at a time: large products take less time than many small ones; yields their ids,
+    int32 [K], and their bytes, uint8 [K, unit_bytes]."""
+    ids, codes = list[np.ndarray](), list[np.ndarray]()
+    for batch in batches:
+        step = max(1, GATHERED_BYTES // batch.rows.shape[1])
+        for start in range(0, batch.ids.size, step):
+            ids.append(batch.ids[start : start + step])
+            codes.append(batch.rows[batch.slots[start : start + step]])  # the store uses the rows again
+            if sum(each.nbytes for each in codes) >= GATHERED_BYTES:
+                yield np.concatenate(ids), np.concatenate(codes)
+                ids, codes = [], []
+    if ids:
+        yield np.concatenate(ids), np.concatenate(codes)
 
 
 class ColumnSums:

@@ -15,7 +15,7 @@ import numpy as np
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.decoder.arithmetic import layer_norm, rms_norm, rotary_tables
 from coldpress.runtime.decoder.attention import Attention
-from coldpress.runtime.decoder.blocks import SlotBlock, StreamedBlock, Sublayer, Units, units_of
+from coldpress.runtime.decoder.blocks import StreamedBlock, Sublayer, Units, chosen_blocks, units_of
 from coldpress.runtime.decoder.experts import Experts
 from coldpress.runtime.decoder.matrix import Resident
 from coldpress.runtime.decoder.mlp import Mlp
@@ -240,11 +240,12 @@ class Decoder:
         """Appends T tokens in one causal pass.
 
         Each token uses only the units that the selector picks for it; units that several tokens use are read once. The
-        logits equal those of decoding one token after the other: bit for bit if all units are in DRAM, otherwise up to
-        rounding, because sums add units in the order of their arrival.
+        logits equal those of decoding one token after the other: bit for bit for up to FEW_TOKENS if all units are in
+        DRAM, otherwise up to rounding, because sums add units in the order of their arrival, and many tokens multiply
+        matrices, whose inputs are never rounded to `activations`.
 
         Args:
-            tokens: int [T], at least one and at most FEW_TOKENS.
+            tokens: int [T], at least one and at most PREFILL_CHUNK_TOKENS.
             num_kept: For drafts, whose caller must call `accept` next: the cache admits only units of the first
                 `num_kept` tokens. None if no token is a draft.
 
@@ -255,7 +256,7 @@ class Decoder:
             ColdpressError: as `prefill`; or if there are too many tokens, or several under a selector that sees which
                 units are in DRAM, and would pick other units for the tokens together than one after the other.
         """
-        self._check_together(len(tokens))
+        self._check_together(len(tokens), PREFILL_CHUNK_TOKENS)
         spans = [Span(self._caches[0], len(tokens))]
         hidden_TN = self._forward(tokens, spans, self._decode_layer, num_kept=num_kept)
         if num_kept is None:
@@ -277,7 +278,7 @@ class Decoder:
         Raises:
             ColdpressError: as `decode_many`.
         """
-        self._check_together(len(tokens))
+        self._check_together(len(tokens), FEW_TOKENS)
         spans = [Span(self._caches[sequence], 1) for sequence in sequences]
         hidden_BN = self._forward(tokens, spans, self._decode_layer)
         self._store.end_tokens(len(tokens))
@@ -303,9 +304,9 @@ class Decoder:
         """Refuses several tokens at once if that would change their units; see `Selection.check_many`."""
         self._selection.check_many()
 
-    def _check_together(self, num_tokens: int) -> None:
-        if not 1 <= num_tokens <= FEW_TOKENS:
-            raise ColdpressError(f"{num_tokens} tokens are to be decoded at once, expected 1 to {FEW_TOKENS}")
+    def _check_together(self, num_tokens: int, most: int) -> None:
+        if not 1 <= num_tokens <= most:
+            raise ColdpressError(f"{num_tokens} tokens are to be decoded at once, expected 1 to {most}")
         if num_tokens > 1:
             self.check_many()
 
@@ -366,9 +367,9 @@ class Decoder:
                 chosen = self._selection.select(key, signal, residency, work.experts)
                 ids, used_TU = union(chosen, residency.present.size)
                 # units in memory come first, so the kernels run while the rest is read
-                for batch in self._store.submit(key, ids, _kept(ids, used_TU, tokens.num_kept)):
-                    used_TK = None if used_TU is None else used_TU[:, batch.ids]
-                    work.add(key, SlotBlock(batch.ids, batch.slots, batch.rows, self._units[key[1]], used_TK))
+                batches = self._store.submit(key, ids, _kept(ids, used_TU, tokens.num_kept))
+                for block in chosen_blocks(batches, self._units[key[1]], used_TU):
+                    work.add(key, block)
                 inputs[key[1]] = h_TN
             x_TN = x_TN + self._out_of(norm, work.result())
         if self._store.ahead.enabled:  # only now, so that guessed reads do not delay this layer's own

@@ -15,9 +15,8 @@ from coldpress.compiler.block_statistics import perplexity, with_error
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.publishing import point
 from coldpress.compiler.run_command import run_command
-from coldpress.compiler.stages import ingest, verify
+from coldpress.compiler.stages import ingest
 from coldpress.compiler.stages.verify import (
-    SourceLogits,
     VerifyConfig,
     blocks_of_test_text,
     decoded,
@@ -26,7 +25,9 @@ from coldpress.compiler.stages.verify import (
     run,
 )
 from coldpress.compiler.stages.verify.decoded import Replayed, adapting, decode
+from coldpress.compiler.stages.verify.dense import Compared, DenseComparison
 from coldpress.compiler.stages.verify.divergence import SourceComparison
+from coldpress.compiler.stages.verify.source import SourceLogits
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.generate.likelihood import sum_nll
 from coldpress.runtime.generate.session import Session
@@ -263,12 +264,12 @@ def test_what_several_tokens_at_once_give_is_what_one_by_one_gives(build, monkey
     assert together.simulated_equals_real
     assert alone.run.num_tokens == 4 * 30
     assert together.run.num_tokens == 2 * 30
-    np.testing.assert_allclose(together.quality.block_nll, alone.quality.block_nll, rtol=1e-4)
+    np.testing.assert_allclose(together.block_nll, alone.block_nll, rtol=1e-4)
     np.testing.assert_allclose(watches[1].kld, watches[0].kld, rtol=1e-3, atol=1e-5)
 
 
 def test_a_choice_that_sees_what_is_in_dram_is_made_token_by_token(tmp_path):
-    """Also where some may be decoded at once; other settings would have it choose otherwise, so it has no ladder."""
+    """Also of much text; other settings would have it choose otherwise, so it has no ladder."""
     spec = small_spec(num_hidden_layers=2)
     built = build_artifact(tmp_path / "a", Recipe(spec, method="dip_ca"))
     model = describe(spec, tensor_shapes(spec), built.path / "model.safetensors")
@@ -278,6 +279,30 @@ def test_a_choice_that_sees_what_is_in_dram_is_made_token_by_token(tmp_path):
     )
     assert (found.run.num_tokens, found.ladder) == (60, ())
     assert found.simulated_equals_real
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_runs_side_by_side_begin_with_a_cache_that_the_text_before_has_filled(tmp_path, monkeypatch, threads):
+    """The figures are those of a session for each run, whatever the number of cores; blocks keep their order."""
+    monkeypatch.setattr(decoded, "WARMING", 20)
+    spec = small_spec(num_hidden_layers=2)
+    built = build_artifact(tmp_path / "a", Recipe(spec, method="dip_ca", slots_share=0.2))
+    model = describe(spec, tensor_shapes(spec), built.path / "model.safetensors")
+    blocks = np.random.default_rng(0).integers(0, spec.vocab_size, (7, 32)).astype(np.int32)
+    source = np.random.default_rng(1).normal(size=(7, 32, spec.vocab_size)).astype(np.float32)
+    watch, alone = (SourceComparison(source.__getitem__, blocks) for _ in range(2))
+    found = decode(str(built.path), model, blocks, watch, True, threads)
+    expected, cold = [], []
+    for first, stop in ((0, 2), (2, 4), (4, 6), (6, 7)):
+        session = Session(built.path)
+        if first:
+            session.perplexity(blocks[first - 1 : first, :22], sparse=True)
+        receive = alone.begin(first)
+        expected += session.perplexity(blocks[first:stop], sparse=True, on_logits=receive).block_nll
+        cold += Session(built.path).perplexity(blocks[first:stop], sparse=True).block_nll
+    assert list(found.block_nll) == expected != cold
+    assert np.array_equal(watch.kld, alone.kld)
+    assert np.array_equal(watch.same, alone.same)
 
 
 def test_test_text_is_what_is_judged(build):
@@ -290,12 +315,20 @@ def test_test_text_is_what_is_judged(build):
     assert np.array_equal(blocks_of_test_text(build.corpus, 64), tokens)
 
 
+def compare(source: list[np.ndarray], folder: str, blocks: np.ndarray) -> Compared:
+    """The figures of all blocks, the last block first."""
+    comparison = DenseComparison(folder, blocks)
+    for index in reversed(range(len(blocks))):
+        assert comparison.compared(source.__getitem__, index) is source[index]
+    return comparison.result()
+
+
 def test_the_logit_error_is_the_worst_of_all_blocks(build):
     blocks = blocks_of_test_text(build.corpus, 64)[:2]
     exact = [SourceLogits(build.model, blocks)(block) for block in (0, 1)]
 
     def compared(*changed):
-        return verify.compare(changed.__getitem__, changed.__getitem__, str(build.artifact), blocks).max_logit_error
+        return compare(list(changed), str(build.artifact), blocks).max_logit_error
 
     largest = max(float(np.abs(block).max()) for block in exact)
     for sign in (-1, 1):  # too small a logit is as wrong as too large a one
@@ -319,8 +352,14 @@ def test_a_hundredth_of_the_tokens_of_a_mixture_may_go_to_another_expert(tmp_pat
     for wrong in range(4):
         moved = logits.copy()
         moved[np.arange(wrong) * 80, 3] += np.float32(0.5 * np.abs(logits).max())
-        error = verify.compare([moved].__getitem__, [moved].__getitem__, str(built.path), block[None]).max_logit_error
+        error = compare([moved], str(built.path), block[None]).max_logit_error
         assert (error > 0.3) == (wrong > left_out), wrong
+
+
+def test_the_number_of_cores_changes_no_logit(build):
+    blocks = blocks_of_test_text(build.corpus, 64)
+    one, three = (SourceLogits(build.model, blocks, threads) for threads in (1, 3))
+    assert all(np.array_equal(one(block), three(block)) for block in range(len(blocks)))
 
 
 def test_agreement_is_with_the_source(build):
@@ -362,7 +401,7 @@ def test_a_logit_that_is_no_number_is_no_small_error(build, place):
     blocks = blocks_of_test_text(build.corpus, 64)[:2]
     logits = [SourceLogits(build.model, blocks)(block).copy() for block in (0, 1)]
     logits[place][2, 7] = np.nan
-    found = verify.compare(logits.__getitem__, logits.__getitem__, str(build.artifact), blocks)
+    found = compare(logits, str(build.artifact), blocks)
     assert np.isnan(found.max_logit_error)
     assert np.isnan(found.nll_source[place])
 

@@ -4,6 +4,8 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from statistics import median
 
@@ -43,6 +45,30 @@ def test_a_stage_is_a_module_a_rule_and_a_test(stage: str) -> None:
     assert rule.count(f'code=commands.code(CONFIG, "{stage}")') == 1
     assert re.findall(r'(?:commands\.settings|settings\.flags)\(\s*CONFIG,\s*"(\w+)"', rule) == [stage]
     assert list((ROOT / "tests" / "compiler").glob(f"test_{stage}*.py"))
+
+
+UNNAMED = {"highspy": "pulp's solver HiGHS, which the solver pulp_highs of `place` asks for by name"}
+"""Declared packages that no module imports, and what needs them."""
+
+
+@pytest.mark.parametrize(
+    ("extra", "folders"),
+    [("", ("runtime", "schemas")), ("compiler", ("compiler",)), ("eval", ("runtime",))],
+)
+def test_what_the_product_declares_it_imports(extra: str, folders: tuple[str, ...]) -> None:
+    """A package that is imported nowhere is a download for nothing."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = declared["optional-dependencies"][extra] if extra else declared["dependencies"]
+    packages = {re.split(r"[<>=\[;]", line)[0].strip().lower().replace("_", "-") for line in wanted}
+    used: set[str] = set()
+    for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            used |= {name.partition(".")[0] for name in names}
+    brought = packages_distributions()
+    found = {package.lower().replace("_", "-") for name in used for package in brought.get(name, [])}
+    assert packages - found - UNNAMED.keys() == set()
 
 
 def test_make_says_what_it_installs_and_shows_it() -> None:

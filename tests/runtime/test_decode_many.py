@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from coldpress.runtime import plugins
+from coldpress.runtime.decoder import blocks
+from coldpress.runtime.decoder.decoder import PREFILL_CHUNK_TOKENS
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.sparsity import Selector
@@ -71,6 +73,37 @@ def test_where_units_have_to_be_read_they_have_them_up_to_rounding(method, quant
 
 
 @pytest.mark.parametrize(
+    ("method", "spec"),
+    [
+        *((method, {}) for method in ("relu", "dense", "topk", "predictor")),
+        *((method, {"num_experts": 4, "num_experts_per_tok": 2}) for method in ("relu", "dense", "topk")),
+    ],
+)
+def test_many_tokens_multiply_matrices_of_their_own_units(method, spec, tmp_path, monkeypatch):
+    """Units are copied side by side, a few at a time, from slots and from what is read."""
+    monkeypatch.setattr(blocks, "GATHERED_BYTES", 1 << 10)
+    monkeypatch.setattr(blocks, "FEW_TOKENS", 4)
+    recipe = recipe_of(method, "fp16")
+    built = build_artifact(tmp_path / "a", replace(recipe, spec=recipe.spec.model_copy(update=spec)))
+    expected = apart(Session(built.path))
+    assert_close(together(Session(built.path), 8), expected)
+
+
+def test_more_than_few_tokens_have_the_logits_of_one_after_the_other(tmp_path):
+    """In attention and resident matrices, too."""
+    tokens = np.random.default_rng(0).integers(0, 90, NUM_PREFILLED + FEW_TOKENS + 8)
+    built = build_artifact(tmp_path / "a", recipe_of("relu", context_length=64))
+    found = []
+    for size in (1, FEW_TOKENS + 8):
+        session = Session(built.path)
+        session.decoder.begin(64)
+        session.decoder.prefill(tokens[:NUM_PREFILLED])
+        pieces = np.split(tokens[NUM_PREFILLED:], range(size, FEW_TOKENS + 8, size))
+        found.append(np.concatenate([session.decoder.decode_many(piece) for piece in pieces]))
+    assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize(
     "changes", [{"sliding_window": 3}, {"norm": "layer_norm", "position": "learned", "rotary_dim": 0}]
 )
 def test_no_token_sees_what_comes_after_it(changes, tmp_path):
@@ -129,9 +162,11 @@ def test_more_than_fit_are_refused(topk_artifact):
     session = Session(topk_artifact.path)
     session.decoder.begin(6)
     session.decoder.prefill(TOKENS[:NUM_PREFILLED])
-    for count in (0, FEW_TOKENS + 1):
-        with pytest.raises(ColdpressError, match=f"{count} tokens are to be decoded at once, expected 1 to 32"):
+    for count in (0, PREFILL_CHUNK_TOKENS + 1):
+        with pytest.raises(ColdpressError, match=f"{count} tokens are to be decoded at once, expected 1 to 256"):
             session.decoder.decode_many(np.ones(count, int))
+    with pytest.raises(ColdpressError, match=f"{FEW_TOKENS + 1} tokens are to be decoded at once, expected 1 to 32"):
+        session.decoder.decode_each(np.ones(FEW_TOKENS + 1, int), [0])
     with pytest.raises(DoesNotFitError, match="3 more tokens do not fit the context: 4 of 6 are in use"):
         session.decoder.decode_many(TOKENS[4:7])
     with pytest.raises(ColdpressError, match="token id 96 is outside the vocabulary"):

@@ -185,11 +185,11 @@ def test_verify_decodes_with_the_kv_cache_of_the_plan(artifact, built_for_int8):
     blocks = np.random.default_rng(2).integers(0, 96, (2, 24)).astype(np.int32)
     spec = built_for_int8.manifest.model
     model = describe(spec, tensor_shapes(spec), Path("nowhere/model.safetensors"))
-    found = decode(str(built_for_int8.path), model, blocks, lambda logits: None, some_at_once=False)
+    found = decode(str(built_for_int8.path), model, blocks, lambda logits: None, much=False)
     plan = Session(artifact.path, kv_cache="int8").plan
     same = Session(artifact.path, plan=plan).perplexity(blocks, sparse=True).block_nll
-    np.testing.assert_allclose(found.quality.block_nll, same, rtol=1e-6)
-    assert found.quality.block_nll != Session(artifact.path).perplexity(blocks, sparse=True).block_nll
+    np.testing.assert_allclose(found.block_nll, same, rtol=1e-6)
+    assert found.block_nll != Session(artifact.path).perplexity(blocks, sparse=True).block_nll
     assert found.simulated_equals_real
 
 

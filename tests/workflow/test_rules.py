@@ -111,6 +111,7 @@ ON_ALL_CORES = (
     "recalibrate_shard",
     "size",
     "gram",
+    "verify",
 )
 
 

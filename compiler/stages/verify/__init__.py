@@ -1,16 +1,15 @@
 """verify: opens an unpublished artifact with the runtime that will run it, and compares it with its source.
 
 Checks every byte (hashes, pages, layout: the rules are in runtime/artifact/reader.py and
-runtime/artifact/integrity.py). Then decodes test text token by token through selector, cache and flash, as in use, and
-measures perplexity, divergence from the source, and reads. The source is the checkpoint that the build began with, so
-the figures include the loss by `relufy` and `distill`; dense logits are compared with those of the packed weights. The
-record holds all figures, block by block, and a short text that the artifact writes; `publish` judges them.
+runtime/artifact/integrity.py). Then decodes test text through selector, cache and flash, as in use, and measures
+perplexity, divergence from the source, and reads (decoded.py says which tokens share a pass). The source is the
+checkpoint that the build began with, so the figures include the loss by `relufy` and `distill`; dense logits are
+compared with those of the packed weights. The record holds all figures, block by block, and a short text that the
+artifact writes; `publish` judges them.
 """
 
 import logging
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -20,11 +19,12 @@ from coldpress.compiler.block_statistics import deviation, perplexity
 from coldpress.compiler.dense_run import dense_for
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.publishing import standing
-from coldpress.compiler.stages.verify.decoded import decode
+from coldpress.compiler.stages.verify.decoded import SESSIONS, decode
+from coldpress.compiler.stages.verify.dense import Compared, DenseComparison
 from coldpress.compiler.stages.verify.divergence import SourceComparison
+from coldpress.compiler.stages.verify.source import SourceLogits
 from coldpress.runtime.artifact.integrity import verify_artifact
 from coldpress.runtime.artifact.reader import open_artifact
-from coldpress.runtime.generate.likelihood import sum_nll
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plan.budget import choose_plan
@@ -44,14 +44,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 AFFORDABLE_WORK = 9_000_000_000_000
 """Parameters times tokens that are decoded by default: all of the default test text for models of up to two billion
-parameters, a thousand tokens for seven billion; estimated at a quarter of an hour on two cores."""
+parameters, a thousand tokens for seven billion: twelve minutes of one core, shared by all there are."""
 WORK_ONE_BY_ONE = 400_000_000_000
 """Parameters times tokens up to which all tokens are decoded one by one: about a minute on two cores."""
 FEWEST_BLOCKS = 4
 """Blocks that are decoded even for the largest models: fewer blocks give a poor estimate of their own error."""
-COUNTED_OF_MIXTURES = 0.99
-"""Quantile of the dense logits' errors that counts for a mixture of experts: among 2,048 tokens, one had two experts
-with router logits 0.00001 apart, and its error was 30 times any other's, in fp16 (EXPERIMENTS.md)."""
 LOGIT_BYTES = 32
 """Bytes per logit of a block: the source's and the artifact's in float32, three copies in float64."""
 PROMPT_TOKENS, SAMPLE_TOKENS = 16, 48
@@ -63,11 +60,13 @@ class VerifyConfig(Record):
     """Settings of `verify`."""
 
     test_tokens: Annotated[int | None, Key(default="all; for large models fewer blocks, four at least")] = Field(
-        default=None, ge=2, description="tokens of test text that are decoded one by one, in whole blocks"
+        default=None, ge=2, description="tokens of test text that are decoded, in whole blocks"
     )
 
 
-def run(config: VerifyConfig, model: Model, original: Model, corpus: Corpus, package: Package) -> Verification:
+def run(
+    config: VerifyConfig, model: Model, original: Model, corpus: Corpus, package: Package, threads: int = 1
+) -> Verification:
     """Checks the artifact that `package` wrote, and measures it.
 
     Args:
@@ -76,6 +75,7 @@ def run(config: VerifyConfig, model: Model, original: Model, corpus: Corpus, pac
         original: The checkpoint as the user gave it; equal to `model` unless `relufy` or `distill` ran.
         corpus: Source of the test text.
         package: The artifact.
+        threads: Cores to use; no figure but seconds depends on them.
 
     Raises:
         ArtifactError: if the artifact is damaged, naming the place.
@@ -88,18 +88,20 @@ def run(config: VerifyConfig, model: Model, original: Model, corpus: Corpus, pac
     every_block = blocks_of_test_text(corpus, choose_plan(artifact.manifest).context_length)
     blocks = every_block[: num_measured(config, every_block.shape[1], model.num_parameters)]
     logger.info("verify: decoding %d of %d blocks of %d tokens", len(blocks), *every_block.shape)
-    source = SourceLogits(original, blocks)
-    packed = source if model == original else SourceLogits(model, blocks)
-    watch = SourceComparison(source, blocks)
-    decoded = decode(folder, model, blocks, watch, blocks.size * model.num_parameters > WORK_ONE_BY_ONE)
-    compared = compare(source, packed, folder, blocks)
-    found = _quality(decoded.quality.block_nll, compared)
+    source = SourceLogits(original, blocks, threads)
+    packed = None if model == original else SourceLogits(model, blocks, threads)
+    dense = DenseComparison(folder, blocks, packed)
+    watch = SourceComparison(partial(dense.compared, source), blocks, threads)
+    much = blocks.size * model.num_parameters > WORK_ONE_BY_ONE
+    decoded = decode(folder, model, blocks, watch, much, threads)
+    compared = dense.result()
+    found = _quality(decoded.block_nll, compared)
     top1_agreement, top1_error = watch.top1_agreement()
     logger.info("verify: perplexity %(ppl_artifact).4f of the artifact, %(ppl_source).4f of the source", found)
     return Verification(
         artifact_sha256=artifact.sha256,
         protocol=protocol_of(corpus, every_block.shape[1]),
-        num_test_tokens=decoded.quality.num_predicted,
+        num_test_tokens=blocks[:, 1:].size,
         num_test_blocks=len(every_block),
         **found,
         dense=dense_for(model, artifact.manifest, choose_plan(artifact.manifest)),
@@ -108,7 +110,7 @@ def run(config: VerifyConfig, model: Model, original: Model, corpus: Corpus, pac
         top1_agreement_error=top1_error,
         divergence=watch.divergence(),
         simulated_equals_real=decoded.simulated_equals_real,
-        sample=write_sample(folder, every_block[0]) if math.isfinite(decoded.quality.mean_nll) else None,
+        sample=write_sample(folder, every_block[0]) if np.isfinite(decoded.block_nll).all() else None,
         ladder=decoded.ladder,
         run=decoded.run,
         tokens_per_s_deviation=deviation(np.array(decoded.tokens_per_s)),
@@ -116,16 +118,17 @@ def run(config: VerifyConfig, model: Model, original: Model, corpus: Corpus, pac
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Counts the DRAM budget, a layer's weights or a part of the head, and one block's logits in float64."""
+    """Counts two sessions' DRAM, a layer's weights or a part of the head, and one block's logits in float64."""
     logits = LOGIT_BYTES * build.block_tokens * build.model.spec.vocab_size
-    held = build.dram_budget_bytes + max(build.layer_weights_bytes, build.head_bytes) + logits
+    held = SESSIONS * build.dram_budget_bytes + max(build.layer_weights_bytes, build.head_bytes) + logits
+    held += build.running_bytes(8)
     seconds = 7200 + build.transfer_s(4 * build.weight_bytes)
     return StageNeeds(
         stage="verify", ram_bytes=build.TORCH_BYTES + 2 * build.BLOCK_BYTES + held, disk_bytes=0, runtime_s=seconds
     )
 
 
-def _quality(nll_artifact: tuple[float, ...], compared: "Compared") -> dict[str, Any]:
+def _quality(nll_artifact: tuple[float, ...], compared: Compared) -> dict[str, Any]:
     """Returns the record's perplexities, each with its error, and the blocks that they come from."""
     source, artifact, dense = map(np.array, (compared.nll_source, nll_artifact, compared.nll_dense))
     (ppl_source, source_error), (ppl_artifact, artifact_error) = perplexity(source), perplexity(artifact)
@@ -179,44 +182,6 @@ def protocol_of(corpus: Corpus, block_tokens: int) -> Protocol:
     )
 
 
-@dataclass(frozen=True)
-class Compared:
-    """Figures of the artifact against its source."""
-
-    nll_source: tuple[float, ...]
-    """Mean nats per token of each block."""
-    nll_dense: tuple[float, ...]
-    """The same for the artifact's dense logits."""
-    max_logit_error: float
-
-
-def compare(
-    source: Callable[[int], np.ndarray], packed: Callable[[int], np.ndarray], folder: str, blocks: np.ndarray
-) -> Compared:
-    """Compares the artifact's dense logits with those of the packed weights, and measures how well each predicts.
-
-    Args:
-        source: Block -> the source's logits, float32 [block_tokens, vocab_size].
-        packed: The same for the packed weights.
-        folder: The artifact.
-        blocks: int32 [num_blocks, block_tokens].
-    """
-    session = Session(folder)
-    decoder, same = session.decoder, packed is source
-    errors, largest, nll_source, nll_dense = [], [], [], []
-    for index, block in enumerate(blocks):
-        decoder.begin(len(block))
-        found, expected = decoder.prefill(block.astype(np.int64)), packed(index)
-        errors += np.abs(found - expected).max(axis=1).tolist()
-        largest.append(np.abs(expected).max())
-        of_source = expected if same else source(index)
-        nll_source.append(sum_nll(of_source[:-1], block[1:]) / (len(block) - 1))
-        nll_dense.append(sum_nll(found[:-1], block[1:]) / (len(block) - 1))
-    counted = COUNTED_OF_MIXTURES if session.artifact.manifest.model.is_mixture else 1.0
-    error = np.quantile(errors, counted, method="higher") / np.max(largest)  # both propagate NaN
-    return Compared(tuple(nll_source), tuple(nll_dense), float(error))
-
-
 def write_sample(folder: str, block: np.ndarray) -> Sample | None:
     """Continues the first words of a test block, int32 [block_tokens], with the artifact; None without a tokenizer.
 
@@ -246,22 +211,3 @@ def first_words(text: str) -> str:
     """Returns the text on one line, without its last word, which may be cut off, and without unprintable characters."""
     words = "".join(char if char.isprintable() else " " for char in text).split()
     return " ".join(words[:-1] or words)
-
-
-class SourceLogits:
-    """Maps a block to the source's logits, float32 [block_tokens, vocab_size].
-
-    transformers runs one layer at a time over all blocks, once; only the last hidden states stay in memory, so that a
-    block's logits can be computed more than once.
-    """
-
-    def __init__(self, model: Model, blocks: np.ndarray) -> None:
-        """Runs the model on `blocks` int32 [num_blocks, block_tokens]."""
-        from coldpress.compiler.activity.forward import LayerStream  # here, since it loads torch
-
-        self._stream = LayerStream(model)
-        self._hidden = self._stream.last_hidden(blocks.astype(np.int64))
-
-    def __call__(self, block: int) -> np.ndarray:
-        """Returns the logits of one block."""
-        return self._stream.head(self._hidden[block : block + 1])[0].numpy()

@@ -1,23 +1,41 @@
 """Decodes test text through selector, cache and flash, and checks that simulated flash makes the same decisions for its
-first tokens."""
+first tokens.
 
+Of much text only the first tokens are decoded one by one, as a user's are; reads, hits and seconds are theirs. The
+others share passes, in which each token has the units that its selector picks for it. A selector that sees what is in
+DRAM picks for one token after the other, so its blocks are divided among LANES runs side by side, each with a cache of
+its own: the first run begins as an artifact is opened, the others after WARMING tokens of the block before theirs. The
+number of cores changes no figure.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
+from coldpress.compiler.device.host import free_dram_bytes
 from coldpress.compiler.stages.verify.divergence import SourceComparison
 from coldpress.compiler.stages.verify.ladder import climb
+from coldpress.compiler.steps import Steps
+from coldpress.runtime.decoder.decoder import PREFILL_CHUNK_TOKENS
 from coldpress.runtime.generate.likelihood import Quality
 from coldpress.runtime.generate.session import DEFAULT_FLASH, Session
-from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.simulate import simulate
 from coldpress.runtime.trace import Recorder
 from coldpress.schemas.metrics import LadderStep, RunMetrics
 from coldpress.schemas.model import Model
 
+STAGE = "verify"
 MAX_TOKENS = 128
 """Decoded tokens that are compared: enough for caches to fill and evict, and few enough for the recorded requests to
 fit in memory."""
+LANES = 4
+"""Runs side by side of a selector that sees what is in DRAM: as many at a time as cores and free memory allow."""
+SESSIONS = 2
+"""Sessions that are in memory at a time: the one that is measured, and one run."""
+WARMING = 128
+"""Tokens that fill a run's cache before its first block."""
 FEWEST_TOKENS = 2
 """The fewest tokens for a ladder: half of them fill the caches."""
 DECISIONS = ("hits", "misses", "evictions", "reads", "read_bytes", "used_bytes", "prefill_reads", "prefill_read_bytes")
@@ -57,7 +75,8 @@ class Replayed:
 class Decoded:
     """Results of decoding test text through the store."""
 
-    quality: Quality
+    block_nll: tuple[float, ...]
+    """Mean negative log likelihood per token, in nats, of each block."""
     run: RunMetrics
     """Metrics of the tokens that were decoded one by one."""
     simulated_equals_real: bool
@@ -67,7 +86,9 @@ class Decoded:
     """Measured speed of `run`, block by block."""
 
 
-def decode(folder: str, model: Model, blocks: np.ndarray, watch: SourceComparison, some_at_once: bool) -> Decoded:
+def decode(
+    folder: str, model: Model, blocks: np.ndarray, watch: SourceComparison, much: bool, threads: int = 1
+) -> Decoded:
     """Decodes all blocks, each token with its own units.
 
     Args:
@@ -75,26 +96,70 @@ def decode(folder: str, model: Model, blocks: np.ndarray, watch: SourceCompariso
         model: The model whose weights the artifact has.
         blocks: int32 [num_blocks, block_tokens].
         watch: Receives all logits.
-        some_at_once: Decodes only the first `MAX_TOKENS` one by one, to measure a run; then several tokens share a
-            pass, which reads each unit used by any of them once. Ignored if the selector sees what is in DRAM.
+        much: Whether only the first `MAX_TOKENS` are decoded one by one, in one run.
+        threads: Cores to use.
     """
     replayed = Replayed(folder)
-    session = replayed.session
+    session, adapts = replayed.session, replayed.session.plan.collapse == "adaptive"
 
     def on_logits(logits: np.ndarray) -> None:
         watch(logits)
         replayed(logits)
 
-    if session.plan.collapse == "adaptive":
+    if adapts:
         replayed = adapting(folder, blocks)
-    if some_at_once and not session.decoder.sees_residency:
-        alone = session.perplexity(first_of(blocks), sparse=True, on_logits=replayed)
-        equal = replayed.equals()
-        quality = session.perplexity(blocks, sparse=True, tokens_per_pass=FEW_TOKENS, on_logits=watch)
+    if not much:
+        alone = _watched(session, blocks, on_logits)
+        block_nll = alone.block_nll
     else:
-        alone = quality = session.perplexity(blocks, sparse=True, on_logits=on_logits)
-        equal = replayed.equals()
-    return Decoded(quality, alone.metrics, equal, replayed.ladder(model), alone.block_tokens_per_s)
+        alone = session.perplexity(first_of(blocks), sparse=True, on_logits=replayed)
+        if session.decoder.sees_residency:
+            # measured seconds would have an adaptive gap read, and so use, other units each time
+            flash = "simulated" if adapts else DEFAULT_FLASH
+            block_nll = _in_lanes(folder, blocks, watch, _at_once(session, threads), flash)
+        else:
+            block_nll = _watched(session, blocks, watch, PREFILL_CHUNK_TOKENS).block_nll
+    equal = replayed.equals()
+    return Decoded(block_nll, alone.metrics, equal, replayed.ladder(model), alone.block_tokens_per_s)
+
+
+def _watched(
+    session: Session, blocks: np.ndarray, on_logits: Callable[[np.ndarray], None], tokens_per_pass: int = 1
+) -> Quality:
+    """Decodes blocks in one run."""
+    counted = _counted(on_logits, Steps(STAGE, blocks[:, 1:].size, "tokens"))
+    return session.perplexity(blocks, sparse=True, tokens_per_pass=tokens_per_pass, on_logits=counted)
+
+
+def _counted(on_logits: Callable[[np.ndarray], None], steps: Steps) -> Callable[[np.ndarray], None]:
+    def counted(logits: np.ndarray) -> None:
+        on_logits(logits)
+        steps.add(len(logits))
+
+    return counted
+
+
+def _in_lanes(folder: str, blocks: np.ndarray, watch: SourceComparison, at_once: int, flash: str) -> tuple[float, ...]:
+    """Decodes blocks one token after the other, in LANES runs, so many at once; returns the blocks' mean nats per
+    token."""
+    steps = Steps(STAGE, blocks[:, 1:].size, "tokens")
+
+    def run(own: np.ndarray) -> tuple[float, ...]:
+        first = int(own[0])
+        with Session(folder, flash=flash) as session:
+            if first:
+                session.perplexity(blocks[first - 1 : first, : WARMING + 2], sparse=True)
+            counted = _counted(watch.begin(first), steps)
+            return session.perplexity(blocks[own], sparse=True, on_logits=counted).block_nll
+
+    lanes = [own for own in np.array_split(np.arange(len(blocks)), LANES) if own.size]
+    with ThreadPoolExecutor(at_once) as pool:
+        return tuple(nll for of_lane in pool.map(run, lanes) for nll in of_lane)
+
+
+def _at_once(session: Session, threads: int) -> int:
+    """Returns the number of sessions like this one that cores and free memory allow, at least one."""
+    return max(1, min(threads, free_dram_bytes() // (2 * session.plan.dram_budget_bytes)))
 
 
 def adapting(folder: str, blocks: np.ndarray) -> Replayed:

@@ -8,8 +8,8 @@ because the tokens of one block are not independent, which llama.cpp assumes.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import log_softmax
@@ -21,6 +21,10 @@ RARE = 99.9
 """Percentile of the divergence that stands for the worst tokens without depending on a single one."""
 
 
+ROWS_AT_A_TIME = 16
+"""Rows of logits that a core compares at once, in float64."""
+
+
 @dataclass
 class SourceComparison:
     """Compares the logits of a run over `blocks` with the source's, token by token.
@@ -30,50 +34,74 @@ class SourceComparison:
     """
 
     source: Callable[[int], np.ndarray]
-    """Maps a block to the source's logits, float32 [block_tokens, vocab_size]; called once for each block, in order."""
+    """Maps a block to the source's logits, float32 [block_tokens, vocab_size]; called once for each block."""
     blocks: np.ndarray
     """int [num_blocks, block_tokens]."""
-    kld: list[float] = field(default_factory=list)
-    delta_p: list[float] = field(default_factory=list)
-    same: list[bool] = field(default_factory=list)
-    _expected: np.ndarray | None = None
+    threads: int = 1
+    """Cores that compare rows."""
+
+    def __post_init__(self) -> None:
+        shape = (len(self.blocks), self.blocks.shape[1] - 1)
+        self.kld, self.delta_p, self.same = np.full(shape, np.nan), np.full(shape, np.nan), np.zeros(shape, bool)
+        self._receive = self.begin(0)
 
     def __call__(self, logits: np.ndarray) -> None:
         """Records the divergence of these rows."""
-        for row in logits:
-            block, position = divmod(len(self.kld), self.blocks.shape[1] - 1)
-            if position == 0:
-                self._expected = self.source(block)
-            assert self._expected is not None
-            expected = self._expected[position]
-            self.same.append(bool(expected.argmax() == row.argmax()))
-            target = self.blocks[block, position + 1]
+        self._receive(logits)
+
+    def begin(self, block: int) -> Callable[[np.ndarray], None]:
+        """Returns what records the rows of a run that begins at `block`; several runs may go on at once."""
+        done, expected = 0, np.empty((0, 0))
+
+        def receive(logits: np.ndarray) -> None:
+            nonlocal done, expected
+            while len(logits):
+                ahead, position = divmod(done, self.kld.shape[1])
+                if position == 0:
+                    expected = self.source(block + ahead)
+                rows = logits[: self.kld.shape[1] - position]
+                self._record(block + ahead, position, expected[position : position + len(rows)], rows)
+                done, logits = done + len(rows), logits[len(rows) :]
+
+        return receive
+
+    def _record(self, block: int, first: int, expected: np.ndarray, found: np.ndarray) -> None:
+        """Records consecutive rows of a block from position `first` on."""
+
+        def some(start: int) -> None:
+            part = slice(start, start + ROWS_AT_A_TIME)
+            rows, place = found[part], slice(first + start, first + min(start + ROWS_AT_A_TIME, len(found)))
+            targets = self.blocks[block, place.start + 1 : place.stop + 1, None]
+            self.same[block, place] = expected[part].argmax(axis=1) == rows.argmax(axis=1)
             with np.errstate(invalid="ignore"):  # logits of a ruined artifact give NaN, which the record keeps
-                p, q = log_softmax(expected.astype(np.float64)), log_softmax(row.astype(np.float64))
-                self.kld.append(float((np.exp(p) * (p - q)).sum()))
-                self.delta_p.append(float(np.exp(q[target]) - np.exp(p[target])))
+                p, q = (log_softmax(logits.astype(np.float64), axis=1) for logits in (expected[part], rows))
+                self.kld[block, place] = (np.exp(p) * (p - q)).sum(axis=1)
+                chosen = np.exp(np.take_along_axis(q, targets, 1)) - np.exp(np.take_along_axis(p, targets, 1))
+                self.delta_p[block, place] = chosen[:, 0]
+
+        starts = range(0, len(found), ROWS_AT_A_TIME)
+        if len(starts) == 1:
+            return some(0)
+        with ThreadPoolExecutor(self.threads) as pool:
+            list(pool.map(some, starts))
 
     def top1_agreement(self) -> tuple[float, float]:
         """Returns the share of tokens whose most likely successor is the source's, and its error."""
-        return _mean_of(self._by_block(self.same))
+        return _mean_of(self.same)
 
     def divergence(self) -> Divergence:
         """Returns the figures over all blocks."""
-        kld = self._by_block(self.kld)
-        mean, error = _mean_of(kld)
-        mean_square, square_error = _mean_of(self._by_block(self.delta_p) ** 2)
+        mean, error = _mean_of(self.kld)
+        mean_square, square_error = _mean_of(self.delta_p**2)
         rms = math.sqrt(mean_square)
         return Divergence(
             mean_kld=mean,
             mean_kld_error=error,
-            p999_kld=float(np.percentile(kld, RARE)),
-            max_kld=float(kld.max()),
+            p999_kld=float(np.percentile(self.kld, RARE)),
+            max_kld=float(self.kld.max()),
             rms_delta_p=rms,
             rms_delta_p_error=square_error / (2 * rms) if rms else square_error,
         )
-
-    def _by_block(self, values: list[Any]) -> np.ndarray:
-        return np.array(values, np.float64).reshape(len(self.blocks), -1)
 
 
 def _mean_of(values: np.ndarray) -> tuple[float, float]:

@@ -1,0 +1,172 @@
+"""explore: measures what each selector costs in quality at several densities, and what each format costs.
+
+Runs only where the method is open (`method=auto`), once per model: nothing here depends on a device. Every candidate
+whose loss a pass over text can show leaves out, at each density, the units that the runtime would leave out; all
+densities of a candidate share one pass over validation text, so that each layer is read once. Densities are the same in
+all layers, divided among families by the selector; `allocate` divides better ones. Those that a selector cannot reach
+are left out. A selector that sees residency is measured with an LFU cache in the loop, at two sizes of DRAM; `flash`
+also prices reads, which no model determines: its curves are for a reference flash and the default format (variants.py).
+
+The pass of the whole model records a trace: the signals of a few layers, with which `allocate` replays each candidate's
+requests. A format's loss is that of matrices rounded to nearest, row by row. Each pass leaves a file, so that a run
+that was interrupted goes on with the next pass.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from coldpress.compiler.activity.calibration_pass import ComputeConfig, stream_of
+from coldpress.compiler.activity.choice import REPLAYED_LAYERS, replayed_layers
+from coldpress.compiler.activity.layer_counts import countable_families
+from coldpress.compiler.activity.variants import Differences, compare, last_hidden
+from coldpress.compiler.block_statistics import perplexity, standard_error
+from coldpress.compiler.candidates import candidates, own_options
+from coldpress.compiler.io import Workspace, load_arrays
+from coldpress.compiler.shared_settings import MethodSetting
+from coldpress.compiler.stages.explore.rounded import Rounded
+from coldpress.compiler.stages.explore.trace import TRACE_TOKENS, whole_run
+from coldpress.compiler.stages.explore.variants import DENSITIES, Along, curves_of, reached, variants, why_not
+from coldpress.compiler.steps import Steps
+from coldpress.runtime import plugins
+from coldpress.schemas.activations import Activations
+from coldpress.schemas.base import PositiveCount
+from coldpress.schemas.config import Key
+from coldpress.schemas.corpus import Corpus
+from coldpress.schemas.curves import Curve, Curves, FormatLoss, Point, Unexplored
+from coldpress.schemas.families import FormatName
+from coldpress.schemas.model import Model
+from coldpress.schemas.preflight import StageNeeds
+
+if TYPE_CHECKING:
+    from coldpress.compiler.needs import Build
+
+LOG = logging.getLogger(__name__)
+RARE = 99.9
+"""Percentile of the divergence that stands for the worst tokens."""
+
+
+class ExploreConfig(ComputeConfig, MethodSetting):
+    """Settings of `explore`."""
+
+    explore_tokens: Annotated[PositiveCount, Key()] = Field(
+        default=1024,
+        description="validation tokens that method=auto measures selectors and formats on; whole blocks, at least one",
+    )
+
+
+def run(
+    config: ExploreConfig, model: Model, corpus: Corpus, activations: Activations, work: Workspace, threads: int
+) -> Curves:
+    """Measures all candidates and formats.
+
+    Raises:
+        ColdpressError: if there is no such device, or a candidate refuses its options.
+    """
+    blocks = load_arrays(corpus.split("validation").arrays, "tokens")["tokens"]
+    tokens = blocks[: max(1, config.explore_tokens // blocks.shape[1])]
+    stream, _ = stream_of(config, model, threads)
+    trace_layers, spec = replayed_layers(model.spec.num_hidden_layers), model.spec
+    options = {name: own_options(name, config.options) for name in candidates(spec, config.options)}
+    reasons, asked = _asked(options, model)
+    steps = Steps("explore", 1 + len(asked) + len(_formats()), "passes")
+    trace, whole = whole_run(stream, tokens, trace_layers, work)
+    steps.add()
+
+    def curve(along: Along) -> Curve:
+        own = options[along.method]
+
+        def measure() -> Differences:
+            found = list(variants(along, own, model, activations))
+            return compare(stream, tokens, whole, last_hidden(stream, tokens, found))
+
+        found = _once(work, f"curve-{along.title}", measure)
+        densities = reached(along, own, spec)
+        points = tuple(Point(density=at, **_loss(found, number)) for number, at in enumerate(densities))
+        LOG.info("explore: %s: %s", along.title, ", ".join(f"{p.density:g} {p.ppl_ratio:.3f}" for p in points))
+        steps.add()
+        return Curve(method=along.method, resident_share=along.resident_share, points=points)
+
+    def format_loss(name: FormatName) -> FormatLoss:
+        def measure() -> Differences:
+            return compare(stream, tokens, whole, Rounded(stream, name).last_hidden(tokens))
+
+        loss = _loss(_once(work, f"format-{name}", measure), 0)
+        LOG.info("explore: %s: perplexity ratio %.4f", name, loss["ppl_ratio"])
+        steps.add()
+        return FormatLoss(format=name, **loss)
+
+    return Curves(
+        weights_sha256=model.weights_sha256,
+        num_tokens=tokens.size,
+        block_tokens=tokens.shape[1],
+        curves=tuple(map(curve, asked)),
+        formats=tuple(map(format_loss, _formats())),
+        unexplored=tuple(Unexplored(method=name, reason=reason) for name, reason in reasons.items()),
+        trace=trace,
+        trace_layers=trace_layers,
+    )
+
+
+def needs(build: "Build") -> StageNeeds:
+    """Returns what the passes take: a layer, hidden states of all densities twice, and logits of a block."""
+    settings, spec = build.settings["explore"], build.model.spec
+    tokens = max(settings["explore_tokens"], build.block_tokens)
+    whole = 4 * tokens * spec.hidden_size
+    hidden = (2 * len(DENSITIES) + 1) * whole
+    logits = 4 * 4 * 4 * build.block_tokens * spec.vocab_size
+    trace = 2 * REPLAYED_LAYERS * max(TRACE_TOKENS, build.block_tokens) * build.layer_units(countable_families(spec))
+    curves = [along for name in candidates(spec, build.options) for along in curves_of(name)]
+    num_variants = sum(len(along.densities) for along in curves)
+    figures = 8 * tokens * (2 * num_variants + 2 * len(curves))
+    passes = num_variants + len(_formats()) + 1
+    return StageNeeds(
+        stage="explore",
+        ram_bytes=build.TORCH_BYTES + 2 * build.layer_weights_bytes + build.running_bytes(8) + hidden + logits + trace,
+        disk_bytes=trace + whole + figures,
+        runtime_s=600 + passes * build.forward_s(tokens),
+    )
+
+
+def _formats() -> tuple[FormatName, ...]:
+    return plugins.names("coldpress.runtime.quantization")
+
+
+def _asked(options: dict[str, Any], model: Model) -> tuple[dict[str, str], list[Along]]:
+    """Returns why some candidates are not measured, and the curves of the others."""
+    reasons: dict[str, str] = {}
+    asked: list[Along] = []
+    for name, own in options.items():
+        if (reason := why_not(name)) is not None:
+            reasons[name] = reason
+            continue
+        curves = [along for along in curves_of(name) if reached(along, own, model.spec)]
+        asked += curves
+        if not curves:
+            reasons[name] = "its options allow none of the densities that are measured"
+    return reasons, asked
+
+
+def _once(work: Workspace, key: str, measure: Callable[[], Differences]) -> Differences:
+    """Returns what a pass measured; an interrupted run of the same inputs may have left it."""
+    return Differences(**load_arrays(work.once(key, lambda: vars(measure()))))
+
+
+def _loss(found: Differences, number: int) -> dict[str, Any]:
+    """Returns the figures of one variant."""
+    kld = found.kld[number]
+    ratio, ratio_error = perplexity((found.nll[number] - found.whole_nll).mean(axis=1))
+    return {
+        "mean_kld": float(kld.mean()),
+        "mean_kld_error": _finite(standard_error(kld.mean(axis=1))),
+        "p999_kld": float(np.percentile(kld, RARE)),
+        "ppl_ratio": ratio,
+        "ppl_ratio_error": _finite(ratio_error),
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if np.isfinite(value) else None
