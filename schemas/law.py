@@ -116,7 +116,7 @@ def _fit_at(grid: Grid, latency_s: float | None, overlap: float) -> Fit:
         best, misses = seconds, off @ off
         shares = _shares(bounds[free], modelled, overlap)
         squares = shares @ shares.T + DAMPING * np.eye(len(free))
-        step: Floats = np.linalg.solve(squares, shares @ off)
+        step = np.asarray(np.linalg.solve(squares, shares @ off), np.float64)
         seconds = seconds.copy()
         seconds[free] *= np.exp(np.clip(step, -LONGEST_STEP, LONGEST_STEP))
     reads_per_s, bytes_per_s = (_figure(1 / min(1 / RATES[0], max(1 / RATES[1], best[i]))) for i in (0, 2))

@@ -172,7 +172,7 @@ def test_signals_are_rounded_to_the_nearest() -> None:
     assert np.array_equal(np.abs(rounded(values).astype(np.float64) - values.astype(np.float64)), errors)
 
 
-@pytest.mark.parametrize("num_done", [0, 1, 4])
+@pytest.mark.parametrize("num_done", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_run_that_was_interrupted_goes_on(
     model: Model, corpus: Corpus, curves: Curves, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_done: int
 ) -> None:
@@ -190,7 +190,7 @@ def test_a_run_that_was_interrupted_goes_on(
     with pytest.raises(KeyboardInterrupt):
         explored(model, corpus, tmp_path)
     left = len(curves.curves) + len(curves.formats) - num_done
-    monkeypatch.setattr(explore, "_traced", lambda *_: pytest.fail("the whole model had run"))
+    monkeypatch.setattr(explore.trace, "_traced", lambda *_: pytest.fail("the whole model had run"))
     num_done = -1
     measured.clear()
     again = explored(model, corpus, tmp_path)
