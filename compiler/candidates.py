@@ -6,6 +6,7 @@ Selectors of exact zeros, and predictors, whose training pays where zeros are ex
 
 from collections.abc import Sequence
 
+from coldpress.compiler.shared_settings import AUTO
 from coldpress.runtime import plugins
 from coldpress.runtime.plugins import load, options_of
 from coldpress.runtime.sparsity import Selector
@@ -13,8 +14,6 @@ from coldpress.schemas.base import Options
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import missing_for_decoder
 from coldpress.schemas.model import ModelSpec
-
-AUTO = "auto"
 
 
 def methods_for(method: str, exact_zeros: bool, is_mixture: bool) -> tuple[str, ...]:

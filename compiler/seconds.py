@@ -107,10 +107,11 @@ class Setting:
         return Artifact("", NO_DIGEST, self.manifest, {}, (), cast(Any, None), tables)
 
 
-def requests_of(tokens: Iterable[Mapping[Key, np.ndarray]]) -> list[Event]:
-    """Returns the trace of tokens that request these units, ids ascending, in the order of the mapping's keys."""
+def requests_of(tokens: Iterable[Mapping[Key, np.ndarray]], first: int = 1) -> list[Event]:
+    """Returns the trace of tokens that request these units, ids ascending, in the order of the mapping's keys; `first`
+    is the first token's number."""
     trace: list[Event] = []
-    for number, asked in enumerate(tokens, start=1):
+    for number, asked in enumerate(tokens, start=first):
         trace += [Event(FETCH, number, layer, family, ids.astype(np.int32)) for (layer, family), ids in asked.items()]
         trace.append(Event(END, number, 0, next(iter(asked))[1], NO_IDS))
     return trace
@@ -126,7 +127,12 @@ def token_seconds(setting: Setting, trace: Sequence[Event], before: Sequence[Eve
 
     The requests for the layers of the plan's parts stand for those of all layers.
     """
-    found, device = simulated(setting, trace, before), setting.device
+    return of_all_layers(setting, simulated(setting, trace, before))
+
+
+def of_all_layers(setting: Setting, found: RunMetrics) -> float:
+    """Returns modelled seconds of a token from a simulation of `setting`; see `token_seconds`."""
+    device = setting.device
     computed = dram_seconds(device, computed_bytes(setting.manifest, setting.plan), 1)
     requests_s = found.modelled_s / found.num_tokens - computed
     num_layers = len({part.layer for part in setting.plan.parts})

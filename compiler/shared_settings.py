@@ -4,9 +4,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from coldpress.schemas.base import Options, PositiveCount, Record
+from coldpress.schemas.base import Options, PositiveCount, Record, Share
 from coldpress.schemas.config import Key, OptionsOf
 from coldpress.schemas.families import Method
+
+AUTO = "auto"
+"""The value of a setting that the build chooses."""
 
 
 class MethodSetting(Record):
@@ -28,13 +31,28 @@ class MethodSetting(Record):
 class CacheSetting(Record):
     """For stages that depend on the runtime's cache."""
 
-    cache: Annotated[str, Key(plugins="coldpress.runtime.cache")] = Field(
-        default="lfu",
+    cache: Annotated[
+        str,
+        Key(
+            plugins="coldpress.runtime.cache",
+            auto=True,
+            default="`auto`: lfu, unless another policy is clearly faster on held-out tokens",
+        ),
+    ] = Field(
+        default=AUTO,
         description="cache policy that manages the DRAM that is not pinned; belady is for simulations alone",
     )
     cache_options: Annotated[Options, OptionsOf("cache")] = Field(
         default={}, description="the cache policy's own options, as JSON"
     )
+
+
+class PinnedShareSetting(Record):
+    """For stages that decide what is pinned."""
+
+    pinned_share: Annotated[
+        Share | None, Key(default="the least with nearly the least modelled flash time; 1 where the cache is `static`")
+    ] = Field(default=None, description="share of the units' DRAM that is pinned")
 
 
 PositiveFloat = Annotated[float, Field(gt=0)]

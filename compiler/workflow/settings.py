@@ -27,6 +27,7 @@ from coldpress.compiler.checkpoint.tensors import MAX_CONFIG_BYTES
 from coldpress.compiler.checkpoint.weight_files import kind_of
 from coldpress.compiler.cost_model import stored_formats
 from coldpress.compiler.job import config_of, flag
+from coldpress.compiler.open_cache import CACHES, caches_for
 from coldpress.compiler.pipeline import STAGES
 from coldpress.compiler.profiles import device_file, load_device, load_model, model_names
 from coldpress.compiler.stages.quantize._weights import Algorithm
@@ -270,10 +271,11 @@ def _in_profile(profile: ModelProfile, error: ColdpressError) -> ColdpressError:
 
 
 def _chosen(values: Mapping[str, Any], model: ModelReference) -> dict[str, tuple[str, ...]]:
-    """Returns package -> the plug-ins that keys name; for an open method its candidates."""
+    """Returns package -> the plug-ins that keys name; for an open method or cache its candidates."""
     named = {package: values[key.name] for package, key in plugin_keys().items()}
     found = {package: () if name is None else (name,) for package, name in named.items()}
-    return {**found, "coldpress.runtime.sparsity": methods_for(values["method"], model.exact_zeros, model.is_mixture)}
+    methods = methods_for(values["method"], model.exact_zeros, model.is_mixture)
+    return {**found, "coldpress.runtime.sparsity": methods, CACHES: caches_for(values["cache"])}
 
 
 def _options(raw: Mapping[str, Any], chosen: Mapping[str, tuple[str, ...]]) -> dict[str, dict[str, Any]]:
@@ -334,7 +336,7 @@ def _smallest(model: ModelReference) -> ModelSpec:
 
 
 def _check_cache(cache: str) -> None:
-    if _plugins.load_class("coldpress.runtime.cache", CachePolicy, cache).looks_ahead:
+    if cache != AUTO and _plugins.load_class("coldpress.runtime.cache", CachePolicy, cache).looks_ahead:
         raise ColdpressError(
             f"cache={cache} has to know all requests to come, which no run does; it is for "
             f"`coldpress-run simulate --cache {cache}`: use cache=lfu or another"

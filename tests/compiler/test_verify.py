@@ -353,7 +353,7 @@ def test_the_record_says_what_a_dense_run_would_take(build):
     unit_bytes = 3 * 2 * 34  # a row of gate, a row of up and a column of down, 64 values each in groups of 34 bytes
     everything = SPEC.num_hidden_layers * SPEC.intermediate_size * unit_bytes
     assert found.pinned_bytes + found.flash_bytes_per_token >= everything
-    assert 0 < found.pinned_bytes + found.read_buffer_bytes < build.layout.plans[0].dram_budget_bytes
+    assert 0 < found.pinned_bytes + found.read_buffer_bytes < build.plans.plans[0].dram_budget_bytes
     assert found.dram_s > 0
 
 

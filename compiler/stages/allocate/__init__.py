@@ -32,16 +32,17 @@ from coldpress.compiler.cost_model import (
 )
 from coldpress.compiler.dense_run import buffer_of
 from coldpress.compiler.io import Workspace
+from coldpress.compiler.open_cache import cache_of
 from coldpress.compiler.sections import asked_budget_bytes, bookkeeping_bytes, make_sections
 from coldpress.compiler.shared_settings import CacheSetting, MethodSetting, OverpredictionSetting, QualitySetting
 from coldpress.compiler.stages.allocate import _densities
 from coldpress.compiler.stages.allocate._auto import choose, token_seconds
 from coldpress.compiler.stages.allocate._densities import Question
+from coldpress.compiler.stages.allocate._ladder import with_ladder
 from coldpress.compiler.stages.allocate._quality import Floor
 from coldpress.compiler.stages.allocate._rules import UNIFORM, AllocationConfig, Inputs, Method, allocated
 from coldpress.compiler.stages.allocate._task import Rule
-from coldpress.runtime.cache import CachePolicy
-from coldpress.runtime.plugins import load, load_class, options_of
+from coldpress.runtime.plugins import load, options_of
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.activations import Activations
@@ -53,7 +54,7 @@ from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
 from coldpress.schemas.families import FamilyName, FormatName, used_share
 from coldpress.schemas.layout import KvCacheFormat
-from coldpress.schemas.model import Model, ModelSpec
+from coldpress.schemas.model import Model
 from coldpress.schemas.preflight import StageNeeds
 from coldpress.schemas.sparsity import Budget, Densities, Sparsity, Tried
 
@@ -81,7 +82,8 @@ class AllocateConfig(AllocationConfig, MethodSetting, CacheSetting, Overpredicti
         default="int4_group32", description="how weights are stored"
     )
     dram_budget: Annotated[DramBudget, Key(default="the device's")] = Field(
-        description="bytes, 3GB, 1.5GiB, or a share such as 50% of weights and KV cache, plus fixed bookkeeping"
+        description="bytes, 3GB, 1.5GiB, or a share such as 50% of weights and KV cache, plus fixed bookkeeping; "
+        "several as 1GB,2GB,4GB give one artifact with a plan for each, of which the largest runs by default"
     )
     context_length: Annotated[PositiveCount, Key(default="the model's, at most 1024")] = Field(
         description="tokens that the KV cache holds; it is part of the budget"
@@ -152,16 +154,21 @@ def run(
         DoesNotFitError: if the budget cannot hold what must be in DRAM whatever the sparsity.
     """
     spec = model.spec
-    load_class("coldpress.runtime.cache", CachePolicy, config.cache)
+    cache_of(config.cache, config.cache_options)
     load("coldpress.runtime.quantization", Format, config.predictor_format)
     if config.context_length > spec.max_position_embeddings:
         raise ColdpressError(
             f"context_length {config.context_length} exceeds the {spec.max_position_embeddings} tokens of model "
             f"{model.name}{_why_shorter(model)}; use a shorter one"
         )
-    inputs = Inputs(model, activations, device, work, corpus, threads, curves)
+    budgets = _budgets_bytes(config, model, device)
+    config = config.model_copy(update={"dram_budget": budgets[0]})
+    inputs = Inputs(model, activations, device, work, corpus, threads, curves, len(budgets))
     sparsity = _fastest(config, inputs) if config.method == AUTO else _divided(config, inputs)
     sparsity = sparsity.model_copy(update={"arrays": _fitted(sparsity, inputs)})
+    if budgets[1:]:
+        chosen = _as_chosen(config, sparsity, inputs)
+        sparsity = with_ladder(sparsity, [_rung(chosen, sparsity, budget, inputs) for budget in budgets[1:]])
     _log(sparsity, inputs, config.overprediction)
     return sparsity
 
@@ -278,18 +285,42 @@ def _density_for(method: str, config: AllocateConfig, floor: Floor) -> float | N
     return density
 
 
-def _divided(config: AllocateConfig, inputs: Inputs) -> Sparsity:
-    """Divides the budget with one method."""
+def _as_chosen(config: AllocateConfig, chosen: Sparsity, inputs: Inputs) -> AllocateConfig:
+    """Returns the settings with which the chosen division was made."""
+    if config.method != AUTO:
+        return config
+    density = _density_for(chosen.method, config, _floor(config, inputs))
+    return config.model_copy(update={"method": chosen.method, "options": chosen.options, "density": density})
+
+
+def _rung(config: AllocateConfig, largest: Sparsity, budget_bytes: int, inputs: Inputs) -> Sparsity:
+    """Divides a smaller budget with the choice that was made for the largest.
+
+    Raises:
+        OverBudgetError: if it cannot hold what must be in DRAM.
+    """
+    config = config.model_copy(update={"dram_budget": budget_bytes})
+    # a density that the user or the quality gives is the same for all budgets, and so is its division
+    found = _divided(config, inputs, largest.densities if config.density is not None else None)
+    return found.model_copy(update={"arrays": _fitted(found, inputs, f"selector-{budget_bytes}")})
+
+
+def _divided(config: AllocateConfig, inputs: Inputs, densities: tuple[Densities, ...] | None = None) -> Sparsity:
+    """Divides one budget with one method; `densities` are known already, or None."""
     model, device, spec = inputs.model, inputs.device, inputs.model.spec
-    budget = _budget_bytes(config, model, device)
+    (budget,) = _budgets_bytes(config, model, device)
     method = _method_of(config.method, config.options, config.format, config.layers_per_group, inputs)
-    bookkeeping = _bookkeeping_bytes(config, spec, tuple(method.unit_bytes), device)
-    shares = _shares(config, inputs, method, budget - bookkeeping)
+    bookkeeping = _bookkeeping_bytes(config, inputs, tuple(method.unit_bytes))
+    if densities is None:
+        shares = _shares(config, inputs, method, budget - bookkeeping)
+    else:
+        shares = {entry.family: entry.per_layer for entry in densities}
     resident = resident_bytes(model, tuple(shares), config.format)
     kv_cache = kv_cache_bytes(spec, config.context_length, config.kv_cache)
     free = budget - resident - kv_cache - bookkeeping
     sizes = _predictor_ranks(config, model, shares, free)
     predictors = sizes.expected_bytes
+    cache, cache_options = cache_of(config.cache, config.cache_options)
     sparsity = Sparsity(
         method=config.method,
         options=config.options,
@@ -309,32 +340,32 @@ def _divided(config: AllocateConfig, inputs: Inputs) -> Sparsity:
             buffer_bytes=0,
             cache_bytes=0,
         ),
-        cache=config.cache,
-        cache_options=config.cache_options,
+        cache=cache,
+        cache_options=cache_options,
         layers_per_group=config.layers_per_group,
     )
     buffers = buffer_of(model, sparsity, free - predictors, device)
-    cache = _cache_bytes(config, budget, _Needs(resident, kv_cache, bookkeeping, predictors, buffers))
-    divided = sparsity.budget.model_copy(update={"buffer_bytes": buffers, "cache_bytes": cache})
+    left = _cache_bytes(config, budget, _Needs(resident, kv_cache, bookkeeping, predictors, buffers))
+    divided = sparsity.budget.model_copy(update={"buffer_bytes": buffers, "cache_bytes": left})
     return sparsity.model_copy(update={"budget": divided})
 
 
-def _bookkeeping_bytes(
-    config: AllocateConfig, spec: ModelSpec, families: tuple[FamilyName, ...], device: DeviceProfile
-) -> int:
+def _bookkeeping_bytes(config: AllocateConfig, inputs: Inputs, families: tuple[FamilyName, ...]) -> int:
+    spec = inputs.model.spec
     sections = make_sections(spec, families, config.format, config.layers_per_group)
-    return bookkeeping_bytes(spec, sections, config.method, device.flash.page_bytes.value)
+    page_bytes = inputs.device.flash.page_bytes.value
+    return bookkeeping_bytes(spec, sections, config.method, page_bytes, inputs.num_plans)
 
 
-def _budget_bytes(config: AllocateConfig, model: Model, device: DeviceProfile) -> int:
+def _budgets_bytes(config: AllocateConfig, model: Model, device: DeviceProfile) -> tuple[int, ...]:
     shape = (config.format, config.context_length, config.kv_cache)
-    budget = asked_budget_bytes(config.dram_budget, model, *shape, device.flash.page_bytes.value)
-    if budget > device.dram_bytes.value:
+    budgets = asked_budget_bytes(config.dram_budget, model, *shape, device.flash.page_bytes.value)
+    if budgets[0] > device.dram_bytes.value:
         raise DoesNotFitError(
-            f"a DRAM budget of {budget:,} bytes was asked for, device {device.name} has {device.dram_bytes.value:,}; "
-            "lower dram_budget"
+            f"a DRAM budget of {budgets[0]:,} bytes was asked for, device {device.name} has "
+            f"{device.dram_bytes.value:,}; lower dram_budget"
         )
-    return budget
+    return budgets
 
 
 def _shares(config: AllocateConfig, inputs: Inputs, method: Method, m_max: int) -> dict[str, tuple[float, ...]]:
@@ -371,7 +402,7 @@ def _why_shorter(model: Model) -> str:
     )
 
 
-def _fitted(sparsity: Sparsity, inputs: Inputs) -> ArrayFile | None:
+def _fitted(sparsity: Sparsity, inputs: Inputs, key: str = "selector") -> ArrayFile | None:
     """Saves the selector's arrays for each family of each layer; returns None if it needs none."""
     method = _method_of(sparsity.method, sparsity.options, sparsity.format, sparsity.layers_per_group, inputs)
     densities = {entry.family: entry.per_layer for entry in sparsity.densities}
@@ -381,7 +412,7 @@ def _fitted(sparsity: Sparsity, inputs: Inputs) -> ArrayFile | None:
     arrays = {
         f"{layer}.{family}.{name}": array for (layer, family), found in fitted.items() for name, array in found.items()
     }
-    return inputs.work.once("selector", lambda: arrays) if arrays else None
+    return inputs.work.once(key, lambda: arrays) if arrays else None
 
 
 def _predictor_ranks(

@@ -60,6 +60,8 @@ class Inputs:
     threads: int
     curves: Curves | None = None
     """None where the method was given."""
+    num_plans: int = 1
+    """Plans of the artifact: its tables have the selector's arrays of each."""
 
 
 @dataclass(frozen=True)

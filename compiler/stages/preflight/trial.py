@@ -164,7 +164,7 @@ def least_bytes(build: Build) -> int:
         families = families_for(method, options, model.spec)
         buffer = read_buffer_bytes(model.spec, build.format, families, 0, page_bytes)
         sections = make_sections(model.spec, families, build.format, build.layers_per_group)
-        bookkeeping = bookkeeping_bytes(model.spec, sections, method, page_bytes)
+        bookkeeping = bookkeeping_bytes(model.spec, sections, method, page_bytes, len(build.dram_budgets_bytes))
         return resident_bytes(model, families, build.format) + bookkeeping + buffer
 
     kv_cache = kv_cache_bytes(model.spec, build.context_length, build.kv_cache)

@@ -27,7 +27,7 @@ from coldpress.schemas import __version__
 from coldpress.schemas.device import DeviceProfile, Flash
 from coldpress.schemas.errors import printable
 from coldpress.schemas.families import FamilyName, FormatName
-from coldpress.schemas.layout import Layout, placed_parts
+from coldpress.schemas.layout import Layout, Plan, placed_parts
 from coldpress.schemas.metrics import Metrics, RunMetrics, Verification
 
 COLUMNS = ("DRAM", "flash per token", "reads per token", "tokens/s, simulated", "perplexity")
@@ -53,18 +53,18 @@ def render(metrics: Metrics, inputs: Inputs) -> str:
     return environment.get_template("template.html.j2").render(
         metrics=metrics,
         device=inputs.device,
-        plan=inputs.layout.largest_plan,
+        plan=inputs.plans.largest_plan,
         verification=inputs.verification,
         weight_bytes=weight_bytes(inputs.model, inputs.sparsity.format),
         cards=_cards(metrics, inputs.device),
-        budget=_with_unused_last(budget_parts(inputs.model.spec, inputs.layout)),
+        budget=_with_unused_last(budget_parts(inputs.model.spec, inputs.layout, inputs.plans)),
         charts=list(charts_of(inputs, curves)),
         verdict=_verdicts(metrics, inputs),
         columns=COLUMNS,
         command=run_command([PROGRAM], Path(inputs.package.folder).name, metrics.sample),
         compared=_compared(metrics, inputs),
         measured=_measured(metrics, inputs.verification, inputs.layout),
-        families=_families(inputs.layout),
+        families=_families(inputs.layout, inputs.plans.largest_plan),
         hot=_hot_units(curves),
         predictors=predictor_part(inputs),
         origins=_origins(inputs),
@@ -200,7 +200,7 @@ def _whole(metrics: Metrics, inputs: Inputs, format_name: FormatName) -> tuple[s
 
 def _in_dram(inputs: Inputs, format_name: FormatName) -> InDram:
     """Models the whole model in DRAM: the original with an fp16 KV cache, other formats with the artifact's."""
-    plan = inputs.layout.largest_plan
+    plan = inputs.plans.largest_plan
     kept = "fp16" if format_name == ORIGINAL else plan.kv_cache
     return all_in_dram(inputs.model, format_name, plan.context_length, kept, inputs.device)
 
@@ -296,10 +296,10 @@ def _amplification(run: RunMetrics) -> str:
     return f"{run.read_bytes / run.used_bytes:.2f}" if run.used_bytes else "no reads"
 
 
-def _families(layout: Layout) -> list[dict[str, Any]]:
+def _families(layout: Layout, plan: Plan) -> list[dict[str, Any]]:
     rows: dict[FamilyName, dict[str, Any]] = {}
     densities: dict[FamilyName, list[float]] = defaultdict(list)
-    for part, section in placed_parts(layout.largest_plan, layout.sections):
+    for part, section in placed_parts(plan, layout.sections):
         row = rows.setdefault(section.family, {"family": section.family, "bytes": 0, "num_pinned": 0, "num_slots": 0})
         row |= {"num_units": section.num_units, "unit_bytes": section.unit_bytes}
         row["bytes"] += section.num_units * section.unit_bytes
@@ -326,9 +326,9 @@ def _origins(inputs: Inputs) -> list[tuple[str, str]]:
         ("licence", model.license or "not stated"),
         ("corpus", f"{inputs.corpus.name}, text {inputs.corpus.text_sha256}"),
         ("calibration", f"{inputs.activations.num_tokens:,} tokens, tokenized with seed {inputs.seed}"),
-        ("context", f"{inputs.layout.largest_plan.context_length} tokens"),
+        ("context", f"{inputs.plans.largest_plan.context_length} tokens"),
         ("order", ", ".join(sorted(heuristics))),
         ("placement", f"{inputs.placement.solver}, within {100 * inputs.placement.gap:.2f} % of the optimum"),
-        ("collapse gap", f"{inputs.layout.largest_plan.collapse_gap_bytes} bytes"),
+        ("collapse gap", f"{inputs.plans.largest_plan.collapse_gap_bytes} bytes"),
         ("compiler", f"coldpress {__version__}"),
     ]
