@@ -6,14 +6,18 @@ Selectors of exact zeros, and predictors, whose training pays where zeros are ex
 
 from collections.abc import Sequence
 
-from coldpress.compiler.shared_settings import AUTO
 from coldpress.runtime import plugins
+from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.plugins import load, options_of
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.base import Options
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import missing_for_decoder
 from coldpress.schemas.model import ModelSpec
+
+AUTO = "auto"
+DEFAULT_CACHE = "lfu"
+"""What a build counts with until `plan` has compared the policies of an open cache."""
 
 
 def methods_for(method: str, exact_zeros: bool, is_mixture: bool) -> tuple[str, ...]:
@@ -34,6 +38,21 @@ def methods_for(method: str, exact_zeros: bool, is_mixture: bool) -> tuple[str, 
 def candidates(spec: ModelSpec, options: Options) -> tuple[str, ...]:
     """Returns the methods that are compared for a model: those whose families its decoder can compute."""
     return tuple(name for name in methods_for(AUTO, spec.exact_zeros, spec.is_mixture) if _fits(name, options, spec))
+
+
+def caches_for(named: str) -> tuple[str, ...]:
+    """Returns the cache policies that a build may have: the one that the user named, or all that a run can follow."""
+    if named != AUTO:
+        return (named,)
+    package = "coldpress.runtime.cache"
+    found = plugins.names(package)
+    return tuple(name for name in found if not plugins.load_class(package, CachePolicy, name).looks_ahead)
+
+
+def own_cache_options(cache: str, options: Options) -> Options:
+    """Selects the options that a cache policy has, from a build whose cache is open."""
+    known = plugins.load_class("coldpress.runtime.cache", CachePolicy, cache).OPTIONS.model_fields
+    return {key: value for key, value in options.items() if key in known}
 
 
 def own_options(method: str, options: Options) -> Options:

@@ -8,9 +8,6 @@ from coldpress.schemas.base import Options, PositiveCount, Record, Share
 from coldpress.schemas.config import Key, OptionsOf
 from coldpress.schemas.families import Method
 
-AUTO = "auto"
-"""The value of a setting that the build chooses."""
-
 
 class MethodSetting(Record):
     """For stages that depend on how active units are found, before `allocate` has recorded it."""
@@ -39,7 +36,7 @@ class CacheSetting(Record):
             default="`auto`: lfu, unless another policy is clearly faster on held-out tokens",
         ),
     ] = Field(
-        default=AUTO,
+        default="auto",
         description="cache policy that manages the DRAM that is not pinned; belady is for simulations alone",
     )
     cache_options: Annotated[Options, OptionsOf("cache")] = Field(

@@ -19,7 +19,7 @@ from pydantic import Field
 
 import coldpress
 from coldpress.compiler.architectures import Architecture, _common
-from coldpress.compiler.candidates import AUTO, families_for, methods_for
+from coldpress.compiler.candidates import AUTO, caches_for, families_for, methods_for
 from coldpress.compiler.checkpoint.hub import HUB_ID, check_dataset, snapshot
 from coldpress.compiler.checkpoint.source_config import checked_config
 from coldpress.compiler.checkpoint.source_json import read_object
@@ -27,7 +27,6 @@ from coldpress.compiler.checkpoint.tensors import MAX_CONFIG_BYTES
 from coldpress.compiler.checkpoint.weight_files import kind_of
 from coldpress.compiler.cost_model import stored_formats
 from coldpress.compiler.job import config_of, flag
-from coldpress.compiler.open_cache import CACHES, caches_for
 from coldpress.compiler.pipeline import STAGES
 from coldpress.compiler.profiles import device_file, load_device, load_model, model_names
 from coldpress.compiler.stages.quantize._weights import Algorithm
@@ -275,7 +274,7 @@ def _chosen(values: Mapping[str, Any], model: ModelReference) -> dict[str, tuple
     named = {package: values[key.name] for package, key in plugin_keys().items()}
     found = {package: () if name is None else (name,) for package, name in named.items()}
     methods = methods_for(values["method"], model.exact_zeros, model.is_mixture)
-    return {**found, "coldpress.runtime.sparsity": methods, CACHES: caches_for(values["cache"])}
+    return {**found, "coldpress.runtime.sparsity": methods, "coldpress.runtime.cache": caches_for(values["cache"])}
 
 
 def _options(raw: Mapping[str, Any], chosen: Mapping[str, tuple[str, ...]]) -> dict[str, dict[str, Any]]:

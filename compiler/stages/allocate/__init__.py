@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field
 
 from coldpress.compiler.activity.unit_statistics import fit_all
-from coldpress.compiler.candidates import AUTO, candidates, own_options
+from coldpress.compiler.candidates import AUTO, DEFAULT_CACHE, candidates, own_cache_options, own_options
 from coldpress.compiler.checkpoint.private import private_folder
 from coldpress.compiler.checkpoint.source_json import read_object
 from coldpress.compiler.checkpoint.tensors import MAX_CONFIG_BYTES
@@ -32,7 +32,6 @@ from coldpress.compiler.cost_model import (
 )
 from coldpress.compiler.dense_run import buffer_of
 from coldpress.compiler.io import Workspace
-from coldpress.compiler.open_cache import cache_of
 from coldpress.compiler.sections import asked_budget_bytes, bookkeeping_bytes, make_sections
 from coldpress.compiler.shared_settings import CacheSetting, MethodSetting, OverpredictionSetting, QualitySetting
 from coldpress.compiler.stages.allocate import _densities
@@ -42,7 +41,8 @@ from coldpress.compiler.stages.allocate._ladder import with_ladder
 from coldpress.compiler.stages.allocate._quality import Floor
 from coldpress.compiler.stages.allocate._rules import UNIFORM, AllocationConfig, Inputs, Method, allocated
 from coldpress.compiler.stages.allocate._task import Rule
-from coldpress.runtime.plugins import load, options_of
+from coldpress.runtime.cache import CachePolicy
+from coldpress.runtime.plugins import load, load_class, options_of
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.activations import Activations
@@ -154,7 +154,8 @@ def run(
         DoesNotFitError: if the budget cannot hold what must be in DRAM whatever the sparsity.
     """
     spec = model.spec
-    cache_of(config.cache, config.cache_options)
+    if config.cache != AUTO:
+        load_class("coldpress.runtime.cache", CachePolicy, config.cache)
     load("coldpress.runtime.quantization", Format, config.predictor_format)
     if config.context_length > spec.max_position_embeddings:
         raise ColdpressError(
@@ -320,7 +321,7 @@ def _divided(config: AllocateConfig, inputs: Inputs, densities: tuple[Densities,
     free = budget - resident - kv_cache - bookkeeping
     sizes = _predictor_ranks(config, model, shares, free)
     predictors = sizes.expected_bytes
-    cache, cache_options = cache_of(config.cache, config.cache_options)
+    cache = DEFAULT_CACHE if config.cache == AUTO else config.cache
     sparsity = Sparsity(
         method=config.method,
         options=config.options,
@@ -341,7 +342,7 @@ def _divided(config: AllocateConfig, inputs: Inputs, densities: tuple[Densities,
             cache_bytes=0,
         ),
         cache=cache,
-        cache_options=cache_options,
+        cache_options=own_cache_options(cache, config.cache_options) if config.cache == AUTO else config.cache_options,
         layers_per_group=config.layers_per_group,
     )
     buffers = buffer_of(model, sparsity, free - predictors, device)

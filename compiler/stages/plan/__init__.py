@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from coldpress.compiler.activity.held_out import split_tokens
-from coldpress.compiler.shared_settings import AUTO, CacheSetting, PinnedShareSetting
+from coldpress.compiler.candidates import AUTO
+from coldpress.compiler.shared_settings import CacheSetting, PinnedShareSetting
 from coldpress.compiler.stages.plan import preloading
 from coldpress.compiler.stages.plan._division import Division, Settings, fewer, fixed_bytes, pinned_units
 from coldpress.compiler.stages.plan._names import plan_names

@@ -8,9 +8,8 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from coldpress.compiler.candidates import AUTO, caches_for, own_cache_options
 from coldpress.compiler.cost_model import PEAK_READ_BYTES
-from coldpress.compiler.open_cache import caches_for, own_cache_options
-from coldpress.compiler.shared_settings import AUTO
 from coldpress.compiler.stages.plan._division import Division, Settings
 from coldpress.compiler.stages.plan._replay import Measured, Replay
 from coldpress.runtime.cache import CachePolicy, show_choice
@@ -127,7 +126,7 @@ def _confirm(found: Found, start: Settings, division: Division, other: Replay, s
 
 def _caches(now: Settings, given: Given) -> Iterable[Change]:
     if given.cache == AUTO:
-        for name in caches_for(AUTO):
+        for name in filter(_admits, caches_for(AUTO)):
             options = own_cache_options(name, given.cache_options)
             yield f"cache {show_choice(name, options)}", replace(now, cache=name, cache_options=options)
 
@@ -140,7 +139,7 @@ def _gaps(now: Settings, order: Sequence[Order]) -> Iterable[Change]:
 
 
 def _shares(now: Settings, given: Given) -> Iterable[Change]:
-    if given.pinned_share is None and load_class("coldpress.runtime.cache", CachePolicy, now.cache).admits:
+    if given.pinned_share is None and _admits(now.cache):
         for share in SHARES:
             yield f"{share:.0%} of the units' DRAM pinned in every part", replace(now, pinned_share=share)
 
@@ -151,6 +150,10 @@ def _buffers(now: Settings, division: Division) -> Iterable[Change]:
     for size in (now.read_buffer_bytes // 2 // page_bytes * page_bytes, 2 * now.read_buffer_bytes):
         if least <= size <= PEAK_READ_BYTES:
             yield f"read buffer of {size} bytes", replace(now, read_buffer_bytes=size)
+
+
+def _admits(cache: str) -> bool:
+    return load_class("coldpress.runtime.cache", CachePolicy, cache).admits
 
 
 def gap_costs(order: Sequence[Order]) -> dict[int, float]:

@@ -112,6 +112,7 @@ def make_metrics(
         dense=found.dense,
         ladder=found.ladder,
         tried=sparsity.tried,
+        plans=found.plans,
         protocol=found.protocol,
         sample=found.sample,
     )

@@ -28,10 +28,11 @@ from coldpress.schemas.device import DeviceProfile, Flash
 from coldpress.schemas.errors import printable
 from coldpress.schemas.families import FamilyName, FormatName
 from coldpress.schemas.layout import Layout, Plan, placed_parts
-from coldpress.schemas.metrics import Metrics, RunMetrics, Verification
+from coldpress.schemas.metrics import Metrics, PlanFigures, RunMetrics, Verification
 
 COLUMNS = ("DRAM", "flash per token", "reads per token", "tokens/s, simulated", "perplexity")
 """Columns of the table that answers whether the artifact pays."""
+PLAN_COLUMNS = ("DRAM budget", "selector", "density", "cache", *COLUMNS[1:4], "perplexity over the source's")
 DENSE = "dense"
 ORIGINAL: FormatName = "fp16"
 WHOLE_FORMATS: tuple[FormatName, ...] = ("int8_group32", "int4_group32")
@@ -61,6 +62,9 @@ def render(metrics: Metrics, inputs: Inputs) -> str:
         charts=list(charts_of(inputs, curves)),
         verdict=_verdicts(metrics, inputs),
         columns=COLUMNS,
+        plans=list(map(_plan_row, metrics.plans)),
+        plan_columns=PLAN_COLUMNS,
+        choices=inputs.plans.choices,
         command=run_command([PROGRAM], Path(inputs.package.folder).name, metrics.sample),
         compared=_compared(metrics, inputs),
         measured=_measured(metrics, inputs.verification, inputs.layout),
@@ -203,6 +207,20 @@ def _in_dram(inputs: Inputs, format_name: FormatName) -> InDram:
     plan = inputs.plans.largest_plan
     kept = "fp16" if format_name == ORIGINAL else plan.kv_cache
     return all_in_dram(inputs.model, format_name, plan.context_length, kept, inputs.device)
+
+
+def _plan_row(plan: PlanFigures) -> tuple[str, ...]:
+    return (
+        plan.plan,
+        show_bytes(plan.dram_budget_bytes),
+        plan.method,
+        f"{plan.density:.2f}",
+        plan.cache,
+        show_bytes(plan.flash_bytes_per_token),
+        f"{plan.reads_per_token:.1f}",
+        _rate(plan.modelled_tokens_per_s),
+        with_error(plan.ppl_ratio, plan.ppl_ratio_error, 4),
+    )
 
 
 def _rate(per_s: float) -> str:

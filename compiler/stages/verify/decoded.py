@@ -12,6 +12,7 @@ from coldpress.runtime.generate.session import DEFAULT_FLASH, Session
 from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.simulate import simulate
 from coldpress.runtime.trace import Recorder
+from coldpress.schemas.layout import Plan
 from coldpress.schemas.metrics import LadderStep, RunMetrics
 from coldpress.schemas.model import Model
 
@@ -27,10 +28,12 @@ DECISIONS = ("hits", "misses", "evictions", "reads", "read_bytes", "used_bytes",
 class Replayed:
     """A session whose first tokens can be compared with simulated flash."""
 
-    def __init__(self, folder: str, flash: str = DEFAULT_FLASH) -> None:
-        """Opens the artifact; run `session` once, with this object as its `on_logits`."""
+    def __init__(self, folder: str, flash: str = DEFAULT_FLASH, plan: Plan | None = None) -> None:
+        """Opens the artifact, under its largest plan or `plan`; run `session` once, with this object as its
+        `on_logits`."""
         self._recorder = Recorder(max_tokens=MAX_TOKENS)
-        self.session = Session(folder, recorder=self._recorder, flash=flash, modelled=True)  # for the report
+        # modelled for the report
+        self.session = Session(folder, plan=plan, recorder=self._recorder, flash=flash, modelled=True)
         self._decisions: dict[str, object] = {}
         self._done = False
 
@@ -67,7 +70,14 @@ class Decoded:
     """Measured speed of `run`, block by block."""
 
 
-def decode(folder: str, model: Model, blocks: np.ndarray, watch: SourceComparison, some_at_once: bool) -> Decoded:
+def decode(
+    folder: str,
+    model: Model,
+    blocks: np.ndarray,
+    watch: SourceComparison,
+    some_at_once: bool,
+    plan: Plan | None = None,
+) -> Decoded:
     """Decodes all blocks, each token with its own units.
 
     Args:
@@ -77,8 +87,9 @@ def decode(folder: str, model: Model, blocks: np.ndarray, watch: SourceCompariso
         watch: Receives all logits.
         some_at_once: Decodes only the first `MAX_TOKENS` one by one, to measure a run; then several tokens share a
             pass, which reads each unit used by any of them once. Ignored if the selector sees what is in DRAM.
+        plan: The plan to decode with; None for the artifact's largest, the only one whose mechanisms are compared.
     """
-    replayed = Replayed(folder)
+    replayed = Replayed(folder, plan=plan)
     session = replayed.session
 
     def on_logits(logits: np.ndarray) -> None:
@@ -86,7 +97,7 @@ def decode(folder: str, model: Model, blocks: np.ndarray, watch: SourceCompariso
         replayed(logits)
 
     if session.plan.collapse == "adaptive":
-        replayed = adapting(folder, blocks)
+        replayed = adapting(folder, blocks, plan)
     if some_at_once and not session.decoder.sees_residency:
         alone = session.perplexity(first_of(blocks), sparse=True, on_logits=replayed)
         equal = replayed.equals()
@@ -94,12 +105,13 @@ def decode(folder: str, model: Model, blocks: np.ndarray, watch: SourceCompariso
     else:
         alone = quality = session.perplexity(blocks, sparse=True, on_logits=on_logits)
         equal = replayed.equals()
-    return Decoded(quality, alone.metrics, equal, replayed.ladder(model), alone.block_tokens_per_s)
+    steps = replayed.ladder(model) if plan is None else ()
+    return Decoded(quality, alone.metrics, equal, steps, alone.block_tokens_per_s)
 
 
-def adapting(folder: str, blocks: np.ndarray) -> Replayed:
+def adapting(folder: str, blocks: np.ndarray, plan: Plan | None = None) -> Replayed:
     """Runs a plan that adapts to the cost of reads, in modelled seconds, since measured ones never repeat."""
-    replayed = Replayed(folder, flash="simulated")
+    replayed = Replayed(folder, flash="simulated", plan=plan)
     replayed.session.perplexity(first_of(blocks), sparse=True, on_logits=replayed)
     return replayed
 
