@@ -1,5 +1,6 @@
 """Chooses what a session runs with: the plan, the device, and the reader of the flash image."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from coldpress.runtime import plugins
@@ -30,8 +31,11 @@ def choose_plan(
     collapse: Collapse | None = None,
     preload: Preload | None = None,
     kv_cache: KvCacheFormat | None = None,
+    among: Sequence[Plan] | None = None,
 ) -> Plan:
-    """Chooses the plan to run with: the largest that fits, changed by each setting that is not None.
+    """Chooses the plan to run with: the largest of `among` that fits, changed by each setting that is not None.
+
+    `among` are some of the manifest's plans; None for all.
 
     Raises:
         DoesNotFitError: if the budget cannot hold what must stay in DRAM.
@@ -41,8 +45,9 @@ def choose_plan(
     if selector is not None:
         check_selector(selector, manifest)
     chosen = None if cache is None else read_choice(cache)
-    fitting = tuple(plan for plan in manifest.plans if plan.method == selector)
-    plans = tuple(_with_kv_cache(plan, manifest, kv_cache) for plan in fitting or manifest.plans)
+    offered = manifest.plans if among is None else tuple(among)
+    fitting = tuple(plan for plan in offered if plan.method == selector)
+    plans = tuple(_with_kv_cache(plan, manifest, kv_cache) for plan in fitting or offered)
     plan = budget.choose_plan(manifest, dram_budget_bytes, plans)
     listed = next(one for one in manifest.plans if one.name == plan.name)
     plan = plan.model_copy(update={"collapse": collapse or plan.collapse})
@@ -59,6 +64,12 @@ def choose_plan(
     if plan.kv_cache == listed.kv_cache and all(getattr(plan, name) == value for name, value in changes.items()):
         return plan
     return budget.refit(manifest, plan.model_copy(update=changes), plan.dram_budget_bytes)
+
+
+def interchangeable(manifest: Manifest, name: str) -> tuple[Plan, ...]:
+    """Returns the plans that a run under the plan `name` can change to: same selector, context and KV cache."""
+    kinds = {plan.name: (plan.method, plan.context_length, plan.kv_cache) for plan in manifest.plans}
+    return tuple(plan for plan in manifest.plans if kinds[plan.name] == kinds[name])
 
 
 def _with_kv_cache(plan: Plan, manifest: Manifest, kind: KvCacheFormat | None) -> Plan:

@@ -166,13 +166,17 @@ class Clock(Observer):
 
     def __init__(self, manifest: Manifest, plan: Plan) -> None:
         """Begins at zero; `plan` says how many reads are in flight and which weights are used between requests."""
-        self._flash = manifest.device.flash.issuing(plan.queue_depth)
         self._queue = FlashQueue(manifest.device)
-        self._bytes_before = bytes_before(manifest, plan) if plan.preload_buffer_bytes else {}
+        self.follow(manifest, plan)
         self.flash_s = 0.0
         """Seconds of the reads alone, summed over requests."""
         self.fetch_s = 0.0
         """Seconds of the requests: reading, or computing and copying, whichever takes longer."""
+
+    def follow(self, manifest: Manifest, plan: Plan) -> None:
+        """Goes on under another plan."""
+        self._flash = manifest.device.flash.issuing(plan.queue_depth)
+        self._bytes_before = bytes_before(manifest, plan) if plan.preload_buffer_bytes else {}
 
     def start(self) -> None:
         """Counts from zero again; reads that are still queued stay."""

@@ -17,7 +17,7 @@ from coldpress.runtime.plugins import load, names
 from coldpress.runtime.quantization import Format
 from coldpress.schemas.errors import ArtifactError, ColdpressError, DoesNotFitError
 from coldpress.schemas.manifest import MANIFEST_FILE
-from coldpress.schemas.metrics import Verification
+from coldpress.schemas.metrics import PlanFigures, Verification
 from tests.support.records import Build, contents, tiny_verification
 
 REPORTS = ("metrics.json", "report.html", "export.json", "final.gguf")
@@ -215,6 +215,34 @@ def test_what_is_no_finite_figure_passes_no_gate(build, figure, value):
     for gates in ({}, dict.fromkeys(GATES, "off")):
         with pytest.raises(ColdpressError, match=r"nan|inf"):
             judged(build, config_of(build.folder, **gates), **{figure: getattr(again, figure)})
+
+
+def small_plan(**figures) -> PlanFigures:
+    values = {"plan": "1gb", "dram_budget_bytes": 10**9, "dram_used_bytes": 10**9, "method": "topk", "cache": "lfu"}
+    values |= {"density": 0.1, "holds_everything": False, "ppl_artifact": 8.8, "ppl_artifact_error": 0.7}
+    values |= {"ppl_ratio": 1.1, "ppl_ratio_error": 0.003, "top1_agreement": 0.9, "mean_kld": 0.1}
+    values |= {"reads_per_token": 9.0, "flash_bytes_per_token": 9e4, "hit_rate": 0.2, "modelled_tokens_per_s": 7.0}
+    return PlanFigures(**(values | {"simulated_equals_real": True} | figures))
+
+
+@pytest.mark.parametrize(
+    ("figures", "error", "text"),
+    [
+        (
+            {"ppl_ratio": 2.5, "ppl_artifact": 20.0},
+            ColdpressError,
+            "with plan 1gb the artifact's perplexity is 20.00, 2.5",
+        ),
+        ({"top1_agreement": 0.2}, ColdpressError, "with plan 1gb it agrees with the source on 20.0%"),
+        ({"dram_used_bytes": 10**9 + 1}, DoesNotFitError, "used 1000000001 bytes of DRAM, the budget is 1000000000"),
+        ({"simulated_equals_real": False}, ColdpressError, "a simulation of the same tokens makes other reads"),
+    ],
+)
+def test_every_plan_has_to_pass(build, figures, error, text):
+    config = config_of(build.folder)
+    judged(build, config, plans=(small_plan(plan="2gb"), small_plan()))
+    with pytest.raises(error, match=text):
+        judged(build, config, plans=(small_plan(plan="2gb"), small_plan(**figures)))
 
 
 def test_all_missed_gates_stand_in_one_sentence(build):

@@ -408,3 +408,26 @@ def test_a_published_artifact_is_verified_where_it_stands(tmp_path):
         run(CONFIG, build.model, build.model, build.corpus, package)
     point(build.artifact, final)  # as publish does
     assert run(CONFIG, build.model, build.model, build.corpus, package).artifact_sha256 == package.manifest_sha256
+
+
+def test_every_plan_is_measured_as_a_user_of_its_budget_has_it(tmp_path):
+    """And what is said of the whole artifact is said of its largest plan."""
+    build = Build(tmp_path, method="topk", spec=SPEC, budget_share=0.3, ladder=((0.1, 0.1),))
+    found = run(CONFIG, build.model, build.model, build.corpus, build.package())
+    large, small = found.plans
+    plans = open_artifact(build.artifact).manifest.plans
+    assert [plan.plan for plan in found.plans] == [plan.name for plan in plans]
+    assert (large.ppl_artifact, large.ppl_ratio) == (found.ppl_artifact, pytest.approx(found.ppl_ratio))
+    assert (large.dram_budget_bytes, large.top1_agreement) == (found.run.dram_budget_bytes, found.top1_agreement)
+    blocks = blocks_of_test_text(build.corpus, 64)[:2]
+    with Session(build.artifact, dram_budget_bytes=small.dram_budget_bytes) as session:
+        alone = session.perplexity(blocks, sparse=True)
+    assert small.ppl_artifact == pytest.approx(math.exp(alone.mean_nll), rel=1e-5)
+    assert small.reads_per_token == alone.metrics.reads / alone.metrics.num_tokens
+    assert (large.density, small.density) == (pytest.approx(0.25), pytest.approx(0.1))
+    assert all(plan.simulated_equals_real for plan in found.plans)
+    assert all(plan.dram_used_bytes <= plan.dram_budget_bytes for plan in found.plans)
+
+
+def test_one_plan_alone_has_no_table(build):
+    assert run(CONFIG, build.model, build.model, build.corpus, build.record).plans == ()

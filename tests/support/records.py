@@ -17,6 +17,7 @@ from coldpress.compiler.io import Workspace, save_arrays
 from coldpress.compiler.sections import bookkeeping_bytes, make_sections
 from coldpress.compiler.stages import layout as layout_stage
 from coldpress.compiler.stages import plan as plan_stage
+from coldpress.compiler.stages.allocate._ladder import with_ladder
 from coldpress.compiler.stages.package import PackageConfig, make_manifest
 from coldpress.compiler.stages.package import run as run_package
 from coldpress.compiler.stages.package.documents import Inputs
@@ -310,6 +311,8 @@ class Build:
     predictor_format: FormatName = "int8_group32"
     whole_layers: tuple[int, ...] = ()
     """Layers all of whose units are used."""
+    ladder: tuple[tuple[float, float], ...] = ()
+    """Further budgets, falling, by `budget_share` and density."""
     name: str = "tiny.coldpress"
 
     def __post_init__(self) -> None:
@@ -329,7 +332,7 @@ class Build:
             layers_per_group=self.layers_per_group,
         )
         sparsity = sparsity.model_copy(update={"cache": self.cache})
-        self.sparsity = fitted(sparsity, self.spec, records)
+        self.sparsity = with_ladder(fitted(sparsity, self.spec, records), [self._rung(*rung) for rung in self.ladder])
         self.placement = tiny_placement(records, self.model, self.sparsity, self.num_pinned)
         self.predictors = tiny_predictors(records, self.model, self.sparsity)
         self.quantized = tuple(self._quantize(chunk) for chunk in self.chunks())
@@ -338,6 +341,11 @@ class Build:
         records = self.model, self.sparsity, self.placement, self.device, predictors, self.order
         laid = lay_out(*records, collapse=self.collapse)
         self.layout, self.plans = laid.layout, laid.made
+
+    def _rung(self, budget_share: float, density: float) -> Sparsity:
+        rung = tiny_sparsity(self.model, self.method, self.format_name, budget_share, density)
+        folder = self.folder / "records" / f"rung-{budget_share}"
+        return fitted(rung, self.spec, folder)
 
     def chunks(self) -> list[tuple[int, ...]]:
         """Layer numbers of each job."""

@@ -18,7 +18,7 @@ def with_ladder(largest: Sparsity, smaller: Sequence[Sparsity]) -> Sparsity:
     return largest.model_copy(
         update={
             "ladder": tuple(Rung(**{name: getattr(found, name) for name in Rung.model_fields}) for found in smaller),
-            "predictor_rank": tuple(map(min, *(found.predictor_rank for found in every))),
+            "predictor_rank": tuple(map(min, zip(*(found.predictor_rank for found in every), strict=True))),
             "predictor_limit_bytes": min(found.predictor_limit_bytes for found in every),
         }
     )
