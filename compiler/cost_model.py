@@ -29,6 +29,7 @@ from coldpress.schemas.families import (
     slices,
 )
 from coldpress.schemas.layout import KvCacheFormat
+from coldpress.schemas.manifest import MAX_PLANS
 from coldpress.schemas.model import ModelSpec
 from coldpress.schemas.predictors import matrix_shapes
 from coldpress.schemas.quantized import ResidentTensor
@@ -93,8 +94,15 @@ def budget_bytes(budget: int | str, dense_bytes: int, bookkeeping: int) -> int:
 
 
 def budgets_in(asked: int | str) -> tuple[int | str, ...]:
-    """Returns the DRAM budgets that a setting lists, each in bytes or as a share, in the user's order."""
-    return (asked,) if isinstance(asked, int) else tuple(map(_checked_one, asked.split(",")))
+    """Returns the DRAM budgets that a setting lists, each in bytes or as a share, in the user's order.
+
+    Raises:
+        ColdpressError: if one of them is no amount, or there are more than an artifact has plans.
+    """
+    found = (asked,) if isinstance(asked, int) else tuple(map(_checked_one, asked.split(",")))
+    if len(found) > MAX_PLANS:
+        raise ColdpressError(f"dram_budget names {len(found)} budgets, expected at most {MAX_PLANS}; give fewer")
+    return found
 
 
 def _checked_one(value: int | str) -> int | str:

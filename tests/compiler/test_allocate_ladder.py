@@ -109,3 +109,5 @@ def test_the_key_takes_a_list() -> None:
     assert settings.resolve({"model": "demo", "dram_budget": "1GB"})["dram_budget"] == 10**9
     with pytest.raises(ColdpressError, match="'much' is not an amount of memory"):
         settings.resolve({"model": "demo", "dram_budget": "1GB,much"})
+    with pytest.raises(ColdpressError, match="names 65 budgets, expected at most 64"):
+        settings.resolve({"model": "demo", "dram_budget": ",".join(f"{n}GB" for n in range(1, 66))})
