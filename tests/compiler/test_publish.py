@@ -17,8 +17,8 @@ from coldpress.runtime.plugins import load, names
 from coldpress.runtime.quantization import Format
 from coldpress.schemas.errors import ArtifactError, ColdpressError, DoesNotFitError
 from coldpress.schemas.manifest import MANIFEST_FILE
-from coldpress.schemas.metrics import PlanFigures, Verification
-from tests.support.records import Build, contents, tiny_verification
+from coldpress.schemas.metrics import Verification
+from tests.support.records import Build, contents, tiny_figures, tiny_verification
 
 REPORTS = ("metrics.json", "report.html", "export.json", "final.gguf")
 """And what was exported."""
@@ -217,14 +217,6 @@ def test_what_is_no_finite_figure_passes_no_gate(build, figure, value):
             judged(build, config_of(build.folder, **gates), **{figure: getattr(again, figure)})
 
 
-def small_plan(**figures) -> PlanFigures:
-    values = {"plan": "1gb", "dram_budget_bytes": 10**9, "dram_used_bytes": 10**9, "method": "topk", "cache": "lfu"}
-    values |= {"density": 0.1, "holds_everything": False, "ppl_artifact": 8.8, "ppl_artifact_error": 0.7}
-    values |= {"ppl_ratio": 1.1, "ppl_ratio_error": 0.003, "top1_agreement": 0.9, "mean_kld": 0.1}
-    values |= {"reads_per_token": 9.0, "flash_bytes_per_token": 9e4, "hit_rate": 0.2, "modelled_tokens_per_s": 7.0}
-    return PlanFigures(**(values | {"simulated_equals_real": True} | figures))
-
-
 @pytest.mark.parametrize(
     ("figures", "error", "text"),
     [
@@ -240,9 +232,9 @@ def small_plan(**figures) -> PlanFigures:
 )
 def test_every_plan_has_to_pass(build, figures, error, text):
     config = config_of(build.folder)
-    judged(build, config, plans=(small_plan(plan="2gb"), small_plan()))
+    judged(build, config, plans=(tiny_figures(plan="2gb"), tiny_figures()))
     with pytest.raises(error, match=text):
-        judged(build, config, plans=(small_plan(plan="2gb"), small_plan(**figures)))
+        judged(build, config, plans=(tiny_figures(plan="2gb"), tiny_figures(**figures)))
 
 
 def test_all_missed_gates_stand_in_one_sentence(build):

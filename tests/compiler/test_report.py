@@ -17,7 +17,7 @@ from coldpress.schemas.metrics import Sample
 from coldpress.schemas.model import Distillation, DistillationPoint
 from coldpress.schemas.placement import PinnedShare
 from coldpress.schemas.predictors import SizesTried
-from tests.support.records import Build, tiny_activations, tiny_verification
+from tests.support.records import Build, tiny_activations, tiny_figures, tiny_verification
 from tests.support.statistics import sparsity_of
 
 
@@ -280,6 +280,22 @@ def test_the_original_takes_more_dram_than_the_artifact_of_its_bytes(build, tmp_
     whole = figures.all_in_dram(build.model, "int8_group32", 64, "fp16", build.device)
     parts = {part.name: part.bytes for part in figures.budget_parts(build.model.spec, build.layout, build.plans)}
     assert whole.dram_bytes > weight_bytes(build.model, "int8_group32") + parts["KV cache"]
+
+
+def test_the_plans_are_a_table_where_there_are_several_and_each_says_why(build, tmp_path):
+    reasons = build.plans.choices[0].reasons
+    assert reasons
+    html = shown(report(build, tmp_path)[1])
+    assert all(reason in html for reason in reasons)
+    assert "perplexity over the source's" not in html
+    package = build.package()
+    plans = tiny_figures(plan="2gb"), tiny_figures(ppl_ratio=1.25)
+    found = tiny_verification(build.plans, package.manifest_sha256).model_copy(update={"plans": plans})
+    metrics, html = report(build, tmp_path, verification=found)
+    assert metrics.plans == plans
+    assert "perplexity over the source's" in shown(html)
+    for text in ("2gb", "1gb", "1.1000 ± 0.0030", "1.2500 ± 0.0030"):
+        assert text in shown(html)
 
 
 def test_formats_in_which_the_whole_model_fits_are_named(build, tmp_path):

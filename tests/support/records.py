@@ -40,6 +40,7 @@ from coldpress.schemas.metrics import (
     Divergence,
     LadderStep,
     MeasuredBlock,
+    PlanFigures,
     Protocol,
     RunMetrics,
     Sample,
@@ -289,6 +290,21 @@ def tiny_verification(plans: Plans, artifact_sha256: str) -> Verification:
         run=tiny_run(plans),
         tokens_per_s_deviation=12.5,
     )
+
+
+def tiny_figures(**figures: Any) -> PlanFigures:
+    """Those of a plan beside the largest."""
+    values: dict[str, Any] = {
+        "plan": "1gb",
+        "dram_budget_bytes": 10**9,
+        "dram_used_bytes": 10**9,
+        "method": "topk",
+        "cache": "lfu",
+    }
+    values |= {"density": 0.1, "holds_everything": False, "ppl_artifact": 8.8, "ppl_artifact_error": 0.7}
+    values |= {"ppl_ratio": 1.1, "ppl_ratio_error": 0.003, "top1_agreement": 0.9, "mean_kld": 0.1}
+    values |= {"reads_per_token": 9.0, "flash_bytes_per_token": 9e4, "hit_rate": 0.2, "modelled_tokens_per_s": 7.0}
+    return PlanFigures(**(values | {"simulated_equals_real": True} | figures))
 
 
 @dataclass
