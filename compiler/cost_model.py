@@ -99,7 +99,7 @@ def budgets_in(asked: int | str) -> tuple[int | str, ...]:
     Raises:
         ColdpressError: if one of them is no amount, or there are more than an artifact has plans.
     """
-    found = (asked,) if isinstance(asked, int) else tuple(map(_checked_one, asked.split(",")))
+    found = tuple(map(_checked_one, [asked] if isinstance(asked, int) else asked.split(",")))
     if len(found) > MAX_PLANS:
         raise ColdpressError(f"dram_budget names {len(found)} budgets, expected at most {MAX_PLANS}; give fewer")
     return found

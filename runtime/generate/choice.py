@@ -1,6 +1,6 @@
 """Chooses what a session runs with: the plan, the device, and the reader of the flash image."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from coldpress.runtime import plugins
@@ -10,7 +10,7 @@ from coldpress.runtime.cache import read_choice
 from coldpress.runtime.decoder.selection import check_selector
 from coldpress.runtime.flash import Flash, Reader, simulated
 from coldpress.runtime.plan import budget
-from coldpress.runtime.plan.kv_cache import kv_cache_bytes
+from coldpress.runtime.plan.kv_cache import kv_cache_bytes, kv_cache_format
 from coldpress.runtime.sparsity import Selector
 from coldpress.runtime.store.ahead_room import wanted
 from coldpress.schemas.device import DeviceProfile
@@ -66,10 +66,27 @@ def choose_plan(
     return budget.refit(manifest, plan.model_copy(update=changes), plan.dram_budget_bytes)
 
 
-def interchangeable(manifest: Manifest, name: str) -> tuple[Plan, ...]:
-    """Returns the plans that a run under the plan `name` can change to: same selector, context and KV cache."""
-    kinds = {plan.name: (plan.method, plan.context_length, plan.kv_cache) for plan in manifest.plans}
-    return tuple(plan for plan in manifest.plans if kinds[plan.name] == kinds[name])
+def choices(
+    manifest: Manifest,
+    dram_budget_bytes: int | None,
+    selector: str | None,
+    cache: str | None,
+    collapse: Collapse | None,
+    preload: Preload | None,
+    kv_cache: str | None,
+) -> tuple[Plan, Callable[[int], Plan]]:
+    """Returns the plan to run with, and what chooses the plan for another budget while the run goes on: among those of
+    the same selector, context and KV cache.
+
+    Raises:
+        DoesNotFitError, ColdpressError: as `choose_plan`; so does the second.
+    """
+    kind = None if kv_cache is None else kv_cache_format(kv_cache)
+    settings = selector, cache, collapse, preload, kind
+    plan = choose_plan(manifest, dram_budget_bytes, *settings)
+    kinds = {one.name: (one.method, one.context_length, one.kv_cache) for one in manifest.plans}
+    among = [one for one in manifest.plans if kinds[one.name] == kinds[plan.name]]
+    return plan, lambda budget_bytes: choose_plan(manifest, budget_bytes, *settings, among)
 
 
 def _with_kv_cache(plan: Plan, manifest: Manifest, kind: KvCacheFormat | None) -> Plan:

@@ -20,8 +20,7 @@ from coldpress.runtime.drafts import Drafting
 from coldpress.runtime.generate.choice import (
     DEFAULT_FLASH,
     SIMULATED,
-    choose_plan,
-    interchangeable,
+    choices,
     make_flash,
     on_device,
 )
@@ -33,7 +32,6 @@ from coldpress.runtime.generate.timer import Timer
 from coldpress.runtime.generate.token_ids import token_array
 from coldpress.runtime.kernels.activations import DEFAULT_ACTIVATIONS, ActivationFormat, activation_format
 from coldpress.runtime.plan import budget
-from coldpress.runtime.plan.kv_cache import kv_cache_format
 from coldpress.runtime.plan.memory import give_back_heap
 from coldpress.runtime.store.clock import Clock
 from coldpress.runtime.store.store import Store
@@ -102,8 +100,7 @@ class Session:
             preload: Whether units that later layers will probably ask for are read ahead; None for the plan's setting.
             device: The device to simulate; None for the one that the artifact was compiled for.
             recorder: Records what the store is asked for.
-            modelled: Whether metrics also tell the modelled seconds of the run on the artifact's device; `simulated`
-                flash always does. A clock costs Python time for each request, so a run has none unless asked.
+            modelled: Whether metrics also tell modelled seconds on the artifact's device; with `simulated` flash they do.
             identity: sha256 that the artifact's manifest must have; None takes any.
             started_s: time.perf_counter() from which the first token's time counts; None for now.
 
@@ -117,16 +114,11 @@ class Session:
         """`step` is held while a token is computed; what may change between tokens changes while it is free."""
         self._opened = open_artifact(path, identity)  # owns the folder's descriptor; `artifact` may be a copy
         self.artifact = on_device(self._opened, device)
-        kind = None if kv_cache is None else kv_cache_format(kv_cache)
-        settings = selector, cache, collapse, preload, kind
-        self._choose: Callable[[int], Plan] | None = None
-        """Returns the plan for a budget; None if the session was given one."""
+        self._choose: Callable[[int], Plan] | None = None  # for another budget; a given plan stays
         if plan is None:
-            plan = choose_plan(self.artifact.manifest, dram_budget_bytes, *settings)
-            among = interchangeable(self.artifact.manifest, plan.name)
-            self._choose = lambda bytes_: choose_plan(self.artifact.manifest, bytes_, *settings, among)
-        self._wanted_plan = plan
-        """The plan that `resize` divides anew, with the KV cache of the present run."""
+            settings = selector, cache, collapse, preload, kv_cache
+            plan, self._choose = choices(self.artifact.manifest, dram_budget_bytes, *settings)
+        self._wanted_plan = plan  # `resize` divides it anew, with the KV cache of the present run
         observers = [*([recorder] if recorder else []), *self._clocks(plan, modelled or flash == SIMULATED)]
         self.store = Store(self.artifact, plan, make_flash(self.artifact, plan, flash), *observers)
         self.decoder = self._decoder(plan, activation_format(activations))

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from coldpress.compiler.activity.held_out import split_tokens
 from coldpress.compiler.candidates import AUTO
 from coldpress.compiler.shared_settings import CacheSetting, PinnedShareSetting
 from coldpress.compiler.stages.plan import preloading
 from coldpress.compiler.stages.plan._division import Division, Settings, fewer, fixed_bytes, pinned_units
 from coldpress.compiler.stages.plan._names import plan_names
-from coldpress.compiler.stages.plan._replay import Known, Replay, alternating
+from coldpress.compiler.stages.plan._replay import Known, replays
 from coldpress.compiler.stages.plan._search import Found, Given, gap_costs, search
 from coldpress.runtime.plan.budget import holds_everything
 from coldpress.runtime.plugins import load
@@ -129,14 +128,11 @@ def _settled(config: PlanConfig, division: Division, known: Known, order: tuple[
         gap_bytes=collapse_gap_bytes(order, division.device.flash),
         read_buffer_bytes=division.buffer_bytes,
     )
-    why_not = _why_not_searched(division.plan(start), division, known)
-    if why_not is None and known.activations is not None:
-        _, windows = split_tokens(known.activations.num_tokens)
-        choosing, confirming = (Replay(known, sparsity, some) for some in alternating(windows))
-        given = Given(config.cache, config.cache_options, config.pinned_share)
-        found = search(division, start, given, order, (choosing, confirming))
+    if (why_not := _why_not_searched(division.plan(start), division, known)) is not None:
+        found = Found(start, reasons=[why_not])
     else:
-        found = Found(start, reasons=[why_not or ""])
+        given = Given(config.cache, config.cache_options, config.pinned_share)
+        found = search(division, start, given, order, replays(known, sparsity))
     settings = replace(found.settings, ahead=_ahead(config, division, known, found.settings))
     plan = division.plan(settings)
     if settings.ahead.buffer_bytes:

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from coldpress.compiler import seconds
-from coldpress.compiler.activity.held_out import Context, Trace, Window, traces_of
+from coldpress.compiler.activity.held_out import Context, Trace, Window, split_tokens, traces_of
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.seconds import Key, Setting
 from coldpress.runtime.store.ahead_room import scattered
@@ -147,6 +147,11 @@ def as_dense_as(trace: Trace, recorded: Sparsity, wanted: Sparsity, spec: ModelS
     return replace(trace, contexts=contexts)
 
 
-def alternating(windows: Sequence[Window]) -> tuple[tuple[Window, ...], tuple[Window, ...]]:
-    """Returns the windows that settings are chosen on, and those that confirm them; one window alone does both."""
-    return tuple(windows[::2]), tuple(windows[1::2]) or tuple(windows)
+def replays(known: Known, sparsity: Sparsity) -> tuple[Replay, Replay]:
+    """Returns the held-out tokens that settings are chosen on, and those that confirm them; one window alone does both.
+
+    `known` has activations of two tokens at least.
+    """
+    assert known.activations is not None
+    _, windows = split_tokens(known.activations.num_tokens)
+    return Replay(known, sparsity, windows[::2]), Replay(known, sparsity, windows[1::2] or windows)
