@@ -100,7 +100,7 @@ class Session:
             preload: Whether units that later layers will probably ask for are read ahead; None for the plan's setting.
             device: The device to simulate; None for the one that the artifact was compiled for.
             recorder: Records what the store is asked for.
-            modelled: Whether metrics also tell modelled seconds on the artifact's device; with `simulated` flash they do.
+            modelled: Whether metrics also tell modelled seconds on the artifact's device; with `simulated` flash too.
             identity: sha256 that the artifact's manifest must have; None takes any.
             started_s: time.perf_counter() from which the first token's time counts; None for now.
 

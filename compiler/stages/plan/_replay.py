@@ -28,6 +28,8 @@ from coldpress.schemas.sparsity import Sparsity
 
 FILLING = 8
 """Requests that together bring every unit of a part once, to fill the caches; the units most worth DRAM come last."""
+WARM_TOKENS = 32
+"""Tokens before each window that are not counted: fewer than `place` has, since caches are full before them."""
 
 
 @dataclass(frozen=True)
@@ -153,5 +155,6 @@ def replays(known: Known, sparsity: Sparsity) -> tuple[Replay, Replay]:
     `known` has activations of two tokens at least.
     """
     assert known.activations is not None
-    _, windows = split_tokens(known.activations.num_tokens)
+    _, found = split_tokens(known.activations.num_tokens)
+    windows = tuple(replace(each, start=max(each.start, each.measured - WARM_TOKENS)) for each in found)
     return Replay(known, sparsity, windows[::2]), Replay(known, sparsity, windows[1::2] or windows)

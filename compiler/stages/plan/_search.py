@@ -24,7 +24,7 @@ LOG = logging.getLogger(__name__)
 WORTH = 0.985
 """A change must bring a token's time below this share: other text differs from the calibration text."""
 NEARLY = 1.1
-"""Gaps that cost more than this times the least in `order` are not tried."""
+"""Of the gaps that cost at most this times the least in `order` the smallest, a middle and the largest one are tried."""
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Pinned shares that are tried beside the units that `place` pins."""
 Change = tuple[str, Settings]
@@ -134,7 +134,8 @@ def _caches(now: Settings, given: Given) -> Iterable[Change]:
 def _gaps(now: Settings, order: Sequence[Order]) -> Iterable[Change]:
     costs = gap_costs(order)
     least = min(costs.values(), default=0.0)
-    for gap_bytes in sorted(gap for gap, cost in costs.items() if cost <= NEARLY * least):
+    near = sorted(gap for gap, cost in costs.items() if cost <= NEARLY * least)
+    for gap_bytes in dict.fromkeys([*near[:1], *near[len(near) // 2 :][:1], *near[-1:]]):
         yield f"gap of {gap_bytes} bytes", replace(now, gap_bytes=gap_bytes)
 
 
@@ -147,7 +148,7 @@ def _shares(now: Settings, given: Given) -> Iterable[Change]:
 def _buffers(now: Settings, division: Division) -> Iterable[Change]:
     page_bytes = division.device.flash.page_bytes.value
     least = max(span_bytes(section.unit_bytes, page_bytes) for section in division.sections)
-    for size in (now.read_buffer_bytes // 2 // page_bytes * page_bytes, 2 * now.read_buffer_bytes):
+    for size in (now.read_buffer_bytes // 2 // page_bytes * page_bytes, *(n * now.read_buffer_bytes for n in (2, 4))):
         if least <= size <= PEAK_READ_BYTES:
             yield f"read buffer of {size} bytes", replace(now, read_buffer_bytes=size)
 
