@@ -24,7 +24,7 @@ LOG = logging.getLogger(__name__)
 WORTH = 0.985
 """A change must bring a token's time below this share: other text differs from the calibration text."""
 NEARLY = 1.1
-"""Of the gaps that cost at most this times the least in `order` the smallest, a middle and the largest one are tried."""
+"""Of the gaps that cost at most this times the least in `order`, the smallest, a middle and the largest are tried."""
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Pinned shares that are tried beside the units that `place` pins."""
 Change = tuple[str, Settings]
