@@ -140,7 +140,7 @@ def prepare(root: Path) -> Iterator[Subject]:
     inputs = root / "inputs"
     sources = (inputs, root / "new")
     flags: list[str] = []
-    for name in ("model", "corpus", "sparsity", "device", "layout", "order", "placement", "quantized"):
+    for name in ("model", "corpus", "sparsity", "device", "layout", "plans", "order", "placement", "quantized"):
         found = getattr(new, name)
         records: tuple[Record, ...] = found if isinstance(found, tuple) else (found,)
         paths = [inputs / f"{name}-{number}.json" for number in range(len(records))]
@@ -160,7 +160,7 @@ def prepare(root: Path) -> Iterator[Subject]:
             shutil.copytree(old.artifact, packaged / "final.coldpress")
             (packaged / "metrics.json").write_text("{}\n")
         verification = inputs / "verify.json"
-        save_record(tiny_verification(new.layout, new.package().manifest_sha256), verification)
+        save_record(tiny_verification(new.plans, new.package().manifest_sha256), verification)
         publish = (
             *python("publish"),
             *("--artifact", str(out / "final.coldpress"), "--metrics", str(out / "metrics.json")),

@@ -45,7 +45,12 @@ def prepare(folder: Path, checkpoint: Path, format_name: FormatName) -> None:
     model = ingest.run(ingest.IngestConfig(model=str(checkpoint)), Workspace(folder / "ingest", "benchmark"))
     build = Build(folder, method="predictor", format_name=format_name, layers_per_job=1, source=model)
     records = {"model": build.model, "corpus": build.corpus, "sparsity": build.sparsity, "device": build.device}
-    records |= {"layout": build.layout, "placement": build.placement, "predictors": build.predictors}
+    records |= {
+        "layout": build.layout,
+        "plans": build.plans,
+        "placement": build.placement,
+        "predictors": build.predictors,
+    }
     for name, record in records.items():
         save_record(record, folder / f"{name}.json")
     for name, parts in {"order": build.order, "quantized": build.quantized}.items():
@@ -56,7 +61,7 @@ def prepare(folder: Path, checkpoint: Path, format_name: FormatName) -> None:
 def package(folder: Path) -> tuple[Usage, Package]:
     """Packages once, by the command that a build runs; what it took, and the record that it wrote."""
     arguments: list[str | Path] = ["--artifact", folder / "model.coldpress", "--output", folder / "package.json"]
-    for name in ("model", "corpus", "sparsity", "device", "layout", "placement", "predictors"):
+    for name in ("model", "corpus", "sparsity", "device", "layout", "plans", "placement", "predictors"):
         arguments += [f"--{name}", folder / f"{name}.json"]
     for name in ("order", "quantized"):
         arguments += [f"--{name}", *sorted(folder.glob(f"{name}-*.json"))]

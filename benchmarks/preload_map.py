@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
 from benchmarks.harness.command import main
-from coldpress.compiler.stages.layout import preloading
+from coldpress.compiler.stages.plan import preloading
 from coldpress.runtime.profiles.devices import load_device
 from coldpress.schemas.layout import Plan
 from coldpress.schemas.order import Order

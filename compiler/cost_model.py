@@ -29,6 +29,7 @@ from coldpress.schemas.families import (
     slices,
 )
 from coldpress.schemas.layout import KvCacheFormat
+from coldpress.schemas.manifest import MAX_PLANS
 from coldpress.schemas.model import ModelSpec
 from coldpress.schemas.predictors import matrix_shapes
 from coldpress.schemas.quantized import ResidentTensor
@@ -92,13 +93,31 @@ def budget_bytes(budget: int | str, dense_bytes: int, bookkeeping: int) -> int:
     return parse_bytes(budget) if share is None else max(1, math.floor(share * dense_bytes)) + bookkeeping
 
 
-def _checked_budget(value: int | str) -> int | str:
+def budgets_in(asked: int | str) -> tuple[int | str, ...]:
+    """Returns the DRAM budgets that a setting lists, each in bytes or as a share, in the user's order.
+
+    Raises:
+        ColdpressError: if one of them is no amount, or there are more than an artifact has plans.
+    """
+    found = tuple(map(_checked_one, [asked] if isinstance(asked, int) else asked.split(",")))
+    if len(found) > MAX_PLANS:
+        raise ColdpressError(f"dram_budget names {len(found)} budgets, expected at most {MAX_PLANS}; give fewer")
+    return found
+
+
+def _checked_one(value: int | str) -> int | str:
     """Parses bytes; a share of the dense footprint stays text, because only `allocate` knows the footprint."""
-    return parse_bytes(value) if parse_share(value) is None else value
+    return parse_bytes(value) if parse_share(value) is None else str(value).strip()
+
+
+def _checked_budget(value: int | str) -> int | str:
+    found = budgets_in(value)
+    return found[0] if len(found) == 1 else ",".join(map(str, found))
 
 
 DramBudget = Annotated[int | str, AfterValidator(_checked_budget)]
-"""Type of a setting: text that is no budget is refused with its own message."""
+"""Type of a setting, one budget or several with commas between them: text that is none is refused with its own
+message."""
 
 
 # Bytes of tensors

@@ -134,7 +134,12 @@ class Build:
 
     @property
     def dram_budget_bytes(self) -> int:
-        """The requested DRAM budget in bytes."""
+        """The largest requested DRAM budget in bytes."""
+        return self.dram_budgets_bytes[0]
+
+    @property
+    def dram_budgets_bytes(self) -> tuple[int, ...]:
+        """All requested DRAM budgets in bytes, the largest first."""
         shape = (self.format, self.context_length, self.kv_cache)
         return asked_budget_bytes(self.settings["allocate"]["dram_budget"], self.model, *shape, self.page_bytes)
 

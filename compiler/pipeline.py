@@ -18,6 +18,7 @@ STAGES = (
     "gram",
     "quantize",
     "layout",
+    "plan",
     "package",
     "verify",
     "publish",

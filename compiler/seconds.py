@@ -109,10 +109,11 @@ class Setting:
         return Artifact("", NO_DIGEST, self.manifest, {}, (), cast(Any, None), tables)
 
 
-def requests_of(tokens: Iterable[Mapping[Key, np.ndarray]]) -> list[Event]:
-    """Returns the trace of tokens that request these units, ids ascending, in the order of the mapping's keys."""
+def requests_of(tokens: Iterable[Mapping[Key, np.ndarray]], first: int = 1) -> list[Event]:
+    """Returns the trace of tokens that request these units, ids ascending, in the order of the mapping's keys; `first`
+    is the first token's number."""
     trace: list[Event] = []
-    for number, asked in enumerate(tokens, start=1):
+    for number, asked in enumerate(tokens, start=first):
         trace += [Event(FETCH, number, layer, family, ids.astype(np.int32)) for (layer, family), ids in asked.items()]
         trace.append(Event(END, number, 0, next(iter(asked))[1], NO_IDS))
     return trace
@@ -131,7 +132,7 @@ def token_seconds(
     The requests for the layers of the plan's parts stand for those of all layers. `overlap` is the runtime's own; a
     paper's figures are computed under the paper's assumption.
     """
-    return _of_all_layers(setting, simulated(setting, trace, before), overlap)
+    return of_all_layers(setting, simulated(setting, trace, before), overlap)
 
 
 def choices_seconds(
@@ -145,11 +146,11 @@ def choices_seconds(
     """
     found = list(simulate_choices(setting.artifact, setting.plan, choose, windows, num_warm, fill))
     hits, misses = sum(one.hits for one in found), sum(one.misses for one in found)
-    return sum(_of_all_layers(setting, one) for one in found) / len(found), hits / max(1, hits + misses)
+    return sum(of_all_layers(setting, one) for one in found) / len(found), hits / max(1, hits + misses)
 
 
-def _of_all_layers(setting: Setting, found: RunMetrics, overlap: Overlap = "request") -> float:
-    """Returns the seconds of a token of `found`; the layers of the plan's parts stand for all."""
+def of_all_layers(setting: Setting, found: RunMetrics, overlap: Overlap = "request") -> float:
+    """Returns modelled seconds of a token of a simulated run; the layers of the plan's parts stand for all."""
     plan = setting.plan
     besides_s = resident.token_seconds(setting.manifest, plan)
     share = setting.model.spec.num_hidden_layers / len({part.layer for part in plan.parts})

@@ -6,13 +6,15 @@ bundle to a page would undo its ordering (LLM-in-a-flash 3.2, Ripple 4). A unit 
 (ActiveFlow 3, Fig. 9).
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import pairwise
 
-from coldpress.compiler.cost_model import HasShapes, budget_bytes, dense_footprint_bytes, unit_bytes
+from coldpress.compiler.cost_model import HasShapes, budget_bytes, budgets_in, dense_footprint_bytes, unit_bytes
 from coldpress.compiler.shared_settings import DEFAULT_CACHE
 from coldpress.runtime.plan.bookkeeping import counted_bytes
 from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Selector
+from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import WHOLE_MLP, FamilyName, FormatName, num_units
 from coldpress.schemas.layout import SECTION_ALIGN_BYTES, KvCacheFormat, Section, SelectorArray, layer_groups
 from coldpress.schemas.model import ModelSpec
@@ -46,10 +48,19 @@ def image_bytes(sections: Sequence[Section]) -> int:
     return _round_up(sections[-1].offset_bytes + sections[-1].length_bytes)
 
 
-def bookkeeping_bytes(spec: ModelSpec, sections: Sequence[Section], method: str, cache: str, page_bytes: int) -> int:
-    """Returns the bytes that a run of a selector and a cache policy keeps beside weights, KV cache, buffers and units
-    (runtime/plan/bookkeeping.py, before there is an artifact)."""
-    return counted_bytes(spec, sections, image_bytes(sections) // page_bytes, kept_arrays(sections, method), {cache})
+def bookkeeping_bytes(
+    spec: ModelSpec,
+    sections: Sequence[Section],
+    method: str,
+    caches: Collection[str],
+    page_bytes: int,
+    num_plans: int = 1,
+) -> int:
+    """Returns the bytes that a run of a selector keeps beside weights, KV cache, buffers and units
+    (runtime/plan/bookkeeping.py, before there is an artifact), with any of the cache policies that a plan may get; the
+    tables have the selector's arrays of all plans."""
+    arrays = num_plans * kept_arrays(sections, method)
+    return counted_bytes(spec, sections, image_bytes(sections) // page_bytes, arrays, set(caches))
 
 
 def dense_bookkeeping_bytes(spec: ModelSpec, format_name: FormatName, page_bytes: int) -> int:
@@ -61,11 +72,21 @@ def dense_bookkeeping_bytes(spec: ModelSpec, format_name: FormatName, page_bytes
 
 def asked_budget_bytes(
     asked: int | str, model: HasShapes, format_name: FormatName, context_length: int, kv_cache: KvCacheFormat, page: int
-) -> int:
-    """Returns a DRAM budget in bytes, for pages of `page` bytes; a percentage counts weights and KV cache, and a dense
-    run's bookkeeping comes on top."""
+) -> tuple[int, ...]:
+    """Returns the asked DRAM budgets in bytes, the largest first, for pages of `page` bytes.
+
+    A percentage counts weights and KV cache, and a dense run's bookkeeping comes on top.
+
+    Raises:
+        ColdpressError: if two of them are equal.
+    """
     besides = dense_bookkeeping_bytes(model.spec, format_name, page)
-    return budget_bytes(asked, dense_footprint_bytes(model, format_name, context_length, kv_cache), besides)
+    dense_bytes = dense_footprint_bytes(model, format_name, context_length, kv_cache)
+    found = sorted((budget_bytes(one, dense_bytes, besides) for one in budgets_in(asked)), reverse=True)
+    for one, following in pairwise(found):
+        if one == following:
+            raise ColdpressError(f"dram_budget={asked} names {one:,} bytes twice; give each budget once")
+    return tuple(found)
 
 
 def kept_arrays(sections: Sequence[Section], method: str) -> list[SelectorArray]:

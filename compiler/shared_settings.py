@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from coldpress.schemas.base import Options, PositiveCount, Record
+from coldpress.schemas.base import Options, PositiveCount, Record, Share
 from coldpress.schemas.config import Key, OptionsOf
 from coldpress.schemas.families import Method
 
@@ -31,14 +31,27 @@ class CacheSetting(Record):
     """For stages that depend on the runtime's cache."""
 
     cache: Annotated[
-        str, Key(plugins="coldpress.runtime.cache", auto=True, default=f"`auto` with method=auto, else {DEFAULT_CACHE}")
+        str,
+        Key(
+            plugins="coldpress.runtime.cache",
+            auto=True,
+            default=f"`auto`: {DEFAULT_CACHE}, unless another policy is clearly faster on held-out tokens",
+        ),
     ] = Field(
-        default=DEFAULT_CACHE,
+        default="auto",
         description="cache policy that manages the DRAM that is not pinned; belady is for simulations alone",
     )
     cache_options: Annotated[Options, OptionsOf("cache")] = Field(
         default={}, description="the cache policy's own options, as JSON"
     )
+
+
+class PinnedShareSetting(Record):
+    """For stages that decide what is pinned."""
+
+    pinned_share: Annotated[
+        Share | None, Key(default="the least with nearly the least modelled flash time; 1 where the cache is `static`")
+    ] = Field(default=None, description="share of the units' DRAM that is pinned")
 
 
 PositiveFloat = Annotated[float, Field(gt=0)]

@@ -2,11 +2,7 @@ rule layout:
     input:
         model=SOURCE,
         sparsity=f"{DEVICE}/allocate.json",
-        placement=f"{DEVICE}/place.json",
-        order=per_chunk("order"),
         device=f"{DEVICE}/device.json",
-        predictors=PREDICTORS,
-        activations=f"{DEVICE}/recalibrate.json",
     output:
         f"{DEVICE}/layout.json",
     log:

@@ -1,4 +1,4 @@
-"""The result of `layout`: every offset of flash.img (computed nowhere else), and the plans that the runtime follows."""
+"""The result of `layout`: every offset of flash.img (computed nowhere else); and the plans that the runtime follows."""
 
 import math
 from collections.abc import Iterable
@@ -132,13 +132,7 @@ class Layout(Record):
     page_bytes: PositiveCount
     sections: Many[Section]
     flash_bytes: PositiveCount
-    plans: Many[Plan] = Field(min_length=1)
     byte_order: Literal["little"] = "little"
-
-    @property
-    def largest_plan(self) -> Plan:
-        """Returns the plan that runs if no budget is given."""
-        return by_budget(self.plans)[-1]
 
 
 def layer_groups(num_hidden_layers: int, layers_per_group: int) -> tuple[range, ...]:

@@ -175,6 +175,34 @@ class Protocol(Record):
     """Tokens from the start of one block to the start of the next; blocks do not overlap if it equals their length."""
 
 
+class PlanFigures(Record):
+    """What one plan of an artifact costs and keeps, measured on the blocks of test text."""
+
+    plan: str
+    """Its name."""
+    dram_budget_bytes: PositiveCount
+    dram_used_bytes: PositiveCount
+    method: str
+    cache: str
+    density: Share
+    """Mean share of the bytes of all units that a token uses, by the plan."""
+    holds_everything: bool
+    """Whether nothing is read once it is loaded."""
+    ppl_artifact: Measured
+    ppl_artifact_error: Measured
+    ppl_ratio: Measured
+    """The plan's perplexity over the source's."""
+    ppl_ratio_error: Measured
+    top1_agreement: Share
+    mean_kld: Measured
+    """Nats from the source's distributions."""
+    reads_per_token: float
+    flash_bytes_per_token: float
+    hit_rate: Share
+    modelled_tokens_per_s: float
+    simulated_equals_real: bool
+
+
 class Verification(Record):
     """The results of `verify` on test text, with an artifact that is not published yet; `publish` judges them.
 
@@ -217,6 +245,8 @@ class Verification(Record):
     run: RunMetrics
     tokens_per_s_deviation: Measured
     """Standard deviation of the measured decoding speed from block to block; null if only one block was decoded."""
+    plans: tuple[PlanFigures, ...] = ()
+    """Every plan, the largest budget first, to which all other figures belong; empty if there is only one."""
 
     @property
     def ppl_ratio(self) -> float:
@@ -264,6 +294,8 @@ class Metrics(Record):
     """The gain of each mechanism; see `Verification`."""
     tried: tuple[Tried, ...]
     """The methods that `auto` compared or skipped; empty if the method was given."""
+    plans: tuple[PlanFigures, ...] = ()
+    """Every plan, the largest budget first, to which all other figures belong; empty if there is only one."""
     protocol: Protocol
     """How the perplexities were measured."""
     sample: Sample | None

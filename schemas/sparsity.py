@@ -60,8 +60,19 @@ class Tried(Record):
     """DRAM that a skipped method needs before it caches any unit; None if that was not the reason."""
 
 
+class Rung(Record):
+    """The division of one more DRAM budget, smaller than the record's own: a plan over the same image."""
+
+    options: Options = Field(default={})
+    """The selector's settings."""
+    arrays: ArrayFile | None = None
+    """None if the selector stores no arrays."""
+    densities: tuple[Densities, ...]
+    budget: Budget
+
+
 class Sparsity(Record):
-    """The decision of `allocate`."""
+    """The decision of `allocate` for the largest DRAM budget, whose plan runs by default; `ladder` has the others."""
 
     method: Method
     options: Options = Field(default={})
@@ -92,6 +103,20 @@ class Sparsity(Record):
     """The cache policy's settings."""
     layers_per_group: PositiveCount = 1
     """Consecutive layers whose units lie together on flash (ActiveFlow 3, Fig. 9); the last group may be smaller."""
+    ladder: tuple[Rung, ...] = ()
+    """The further budgets, the largest first."""
+
+    @property
+    def rungs(self) -> tuple["Sparsity", ...]:
+        """Returns the decision for each budget alone, the largest first."""
+        alone = self.model_copy(update={"ladder": ()})
+        return (
+            alone,
+            *(
+                alone.model_copy(update={name: getattr(rung, name) for name in Rung.model_fields})
+                for rung in self.ladder
+            ),
+        )
 
     @property
     def families(self) -> tuple[FamilyName, ...]:

@@ -26,7 +26,7 @@ from coldpress.schemas.base import Share
 from coldpress.schemas.config import Key
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
 from coldpress.schemas.manifest import Manifest
-from coldpress.schemas.metrics import Verification
+from coldpress.schemas.metrics import PlanFigures, Verification
 from coldpress.schemas.package import Package
 from coldpress.schemas.preflight import StageNeeds
 
@@ -108,15 +108,23 @@ def check_gates(config: PublishConfig, found: Verification, manifest: Manifest) 
         DoesNotFitError: if the run took more DRAM than the budget.
         ColdpressError: if the simulation differs, or a quality figure misses its gate.
     """
-    used, budget = found.run.dram_used_bytes, found.run.dram_budget_bytes
-    if used > budget:
-        raise DoesNotFitError(f"the run used {used} bytes of DRAM, the budget is {budget}; raise dram_budget")
-    if not found.simulated_equals_real:
+    for run in (found.run, *found.plans):
+        used, budget = run.dram_used_bytes, run.dram_budget_bytes
+        if used > budget:
+            raise DoesNotFitError(f"the run used {used} bytes of DRAM, the budget is {budget}; raise dram_budget")
+    if not all(run.simulated_equals_real for run in (found, *found.plans)):
         raise ColdpressError(
             "a simulation of the same tokens makes other reads than the real run, expected equal ones; the artifact or "
             "the runtime is at fault: rebuild, and report it if it stays"
         )
-    missed = list(_missed_gates(config, found, logit_limit(config, manifest)))
+    missed = [
+        *_missed_gates(config, found, logit_limit(config, manifest)),
+        *(
+            f"with plan {plan.plan} {clause}"
+            for plan in found.plans[1:]
+            for clause in _missed_quality(config, plan, found)
+        ),
+    ]
     if missed:
         raise ColdpressError(
             f"{', and '.join(missed)}; raise density or dram_budget, choose a wider format, turn distill on, or set "
@@ -134,22 +142,27 @@ def logit_limit(config: PublishConfig, manifest: Manifest) -> float | Off:
 
 def _missed_gates(config: PublishConfig, found: Verification, max_error: float | Off) -> Iterator[str]:
     """Yields one clause per missed gate. NaN passes no gate."""
-    ratio, most = found.ppl_ratio, WORST_PPL_RATIO if config.max_ppl_ratio is None else config.max_ppl_ratio
-    if not (math.isfinite(ratio) and (most == "off" or ratio <= most)):
-        yield (
-            f"the artifact's perplexity is {found.ppl_artifact:.2f}, {with_error(ratio, found.ppl_ratio_error, 3)} "
-            f"times the source's {found.ppl_source:.2f}, expected {_expected('at most', most)} (max_ppl_ratio)"
-        )
-    if not (config.min_top1_agreement == "off" or found.top1_agreement >= config.min_top1_agreement):
-        yield (
-            f"it agrees with the source on {found.top1_agreement:.1%} of the likeliest tokens, expected "
-            f"{_expected('at least', config.min_top1_agreement)} (min_top1_agreement)"
-        )
+    yield from _missed_quality(config, found, found)
     error = found.max_logit_error
     if not (math.isfinite(error) and (max_error == "off" or error <= max_error)):
         yield (
             f"its dense logits are off by {error:.4f} of the largest one, expected {_expected('at most', max_error)} "
             "(max_logit_error)"
+        )
+
+
+def _missed_quality(config: PublishConfig, of: Verification | PlanFigures, found: Verification) -> Iterator[str]:
+    """Yields one clause per gate of quality that the figures `of` the artifact or one of its plans miss."""
+    ratio, most = of.ppl_ratio, WORST_PPL_RATIO if config.max_ppl_ratio is None else config.max_ppl_ratio
+    if not (math.isfinite(ratio) and (most == "off" or ratio <= most)):
+        yield (
+            f"the artifact's perplexity is {of.ppl_artifact:.2f}, {with_error(ratio, of.ppl_ratio_error, 3)} "
+            f"times the source's {found.ppl_source:.2f}, expected {_expected('at most', most)} (max_ppl_ratio)"
+        )
+    if not (config.min_top1_agreement == "off" or of.top1_agreement >= config.min_top1_agreement):
+        yield (
+            f"it agrees with the source on {of.top1_agreement:.1%} of the likeliest tokens, expected "
+            f"{_expected('at least', config.min_top1_agreement)} (min_top1_agreement)"
         )
 
 

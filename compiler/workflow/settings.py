@@ -36,7 +36,6 @@ from coldpress.compiler.cost_model import stored_formats
 from coldpress.compiler.job import config_of, flag
 from coldpress.compiler.pipeline import STAGES
 from coldpress.compiler.profiles import device_file, load_device, load_model, model_names
-from coldpress.compiler.shared_settings import DEFAULT_CACHE
 from coldpress.compiler.stages.quantize._weights import Algorithm
 from coldpress.compiler.stages.tokenize.text import PYDOC
 from coldpress.compiler.workflow.keys import (
@@ -279,7 +278,7 @@ def _in_profile(profile: ModelProfile, error: ColdpressError) -> ColdpressError:
 
 
 def _chosen(values: Mapping[str, Any], model: ModelReference) -> dict[str, tuple[str, ...]]:
-    """Returns package -> the plug-ins that keys name; for an open method its candidates."""
+    """Returns package -> the plug-ins that keys name; for an open method or cache its candidates."""
     named = {package: values[key.name] for package, key in plugin_keys().items()}
     found = {package: () if name is None else (name,) for package, name in named.items()}
     return found | {
@@ -320,20 +319,19 @@ def _method(requested: str, model: ModelReference) -> str:
 
 
 def _left_open(values: Mapping[str, Any], named: Collection[str]) -> dict[str, str]:
-    """Returns format and cache: `auto`, for the search, where the method is open and nobody names them.
+    """Returns the format: `auto`, for the search, where the method is open and nobody names one.
 
     Raises:
-        ColdpressError: if one of them is `auto` and the method is given.
+        ColdpressError: if it is `auto` and the method is given.
     """
-    found: dict[str, str] = {}
-    for key, default in (("format", DEFAULT_FORMAT), ("cache", DEFAULT_CACHE)):
-        if key in named and values[key] == AUTO and values["method"] != AUTO:
-            raise ColdpressError(
-                f"{key}=auto was asked for, and method={values['method']}: what is open is searched together; leave "
-                f"{key} out, or use method=auto"
-            )
-        found[key] = values[key] if key in named else AUTO if values["method"] == AUTO else default
-    return found
+    if "format" not in named:
+        return {"format": AUTO if values["method"] == AUTO else DEFAULT_FORMAT}
+    if values["format"] == AUTO and values["method"] != AUTO:
+        raise ColdpressError(
+            f"format=auto was asked for, and method={values['method']}: a format is searched together with a method; "
+            "leave format out, or use method=auto"
+        )
+    return {}
 
 
 def _smallest(model: ModelReference) -> ModelSpec:

@@ -21,7 +21,7 @@ from coldpress.runtime.quantities import show_bytes
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.errors import ColdpressError, printable
 from coldpress.schemas.export import Export
-from coldpress.schemas.metrics import Metrics, Protocol, Sample
+from coldpress.schemas.metrics import Metrics, PlanFigures, Protocol, Sample
 from coldpress.schemas.package import Package
 from coldpress.schemas.sparsity import Tried
 
@@ -112,8 +112,27 @@ def rows(metrics: Metrics) -> list[tuple[str, str]]:
         ("speed here", speed_here(metrics)),
         (f"on {metrics.device}", f"{metrics.modelled_tokens_per_s:.0f} tokens/s, simulated"),
         ("dense, same DRAM", dense(metrics)),
+        *plans(metrics.plans),
         *tried(metrics.tried, metrics.budget_bytes),
     ]
+
+
+def plans(found: Sequence[PlanFigures]) -> list[tuple[str, str]]:
+    """Returns a row for each of several plans."""
+    return [
+        (
+            f"plan {plan.plan}",
+            f"{plan.method} at density {plan.density:.2f}, {plan.cache}: {plan.modelled_tokens_per_s:.0f} tokens/s, "
+            f"simulated; {_reads(plan)}; perplexity × {with_error(plan.ppl_ratio, plan.ppl_ratio_error, 4)}",
+        )
+        for plan in found
+    ]
+
+
+def _reads(plan: PlanFigures) -> str:
+    if plan.holds_everything:
+        return "the whole model fits"
+    return f"{show_bytes(plan.flash_bytes_per_token)} in {plan.reads_per_token:.1f} reads, {plan.hit_rate:.1%} hits"
 
 
 def speed_here(metrics: Metrics) -> str:

@@ -104,6 +104,10 @@ class Decoder:
         self._kv_cache: KvCacheFormat = store.plan.kv_cache
         self._caches: list[KvCache] = [self._new_cache(0)]
 
+    def follow(self, selection: Selection) -> None:
+        """Decodes the next tokens with another selection; the KV caches stay."""
+        self._selection = selection
+
     def _new_cache(self, context_length: int) -> KvCache:
         return new_cache(self.spec, context_length, self._kv_cache)
 

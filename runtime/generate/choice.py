@@ -1,5 +1,6 @@
 """Chooses what a session runs with: the plan, the device, and the reader of the flash image."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from coldpress.runtime import plugins
@@ -9,7 +10,7 @@ from coldpress.runtime.cache import read_choice
 from coldpress.runtime.decoder.selection import check_selector
 from coldpress.runtime.flash import Flash, Reader, simulated
 from coldpress.runtime.plan import budget
-from coldpress.runtime.plan.kv_cache import kv_cache_bytes
+from coldpress.runtime.plan.kv_cache import kv_cache_bytes, kv_cache_format
 from coldpress.runtime.sparsity import Selector
 from coldpress.runtime.store.ahead_room import wanted
 from coldpress.schemas.device import DeviceProfile
@@ -30,8 +31,11 @@ def choose_plan(
     collapse: Collapse | None = None,
     preload: Preload | None = None,
     kv_cache: KvCacheFormat | None = None,
+    among: Sequence[Plan] | None = None,
 ) -> Plan:
-    """Chooses the plan to run with: the largest that fits, changed by each setting that is not None.
+    """Chooses the plan to run with: the largest of `among` that fits, changed by each setting that is not None.
+
+    `among` are some of the manifest's plans; None for all.
 
     Raises:
         DoesNotFitError: if the budget cannot hold what must stay in DRAM.
@@ -41,8 +45,9 @@ def choose_plan(
     if selector is not None:
         check_selector(selector, manifest)
     chosen = None if cache is None else read_choice(cache)
-    fitting = tuple(plan for plan in manifest.plans if plan.method == selector)
-    plans = tuple(_with_kv_cache(plan, manifest, kv_cache) for plan in fitting or manifest.plans)
+    offered = manifest.plans if among is None else tuple(among)
+    fitting = tuple(plan for plan in offered if plan.method == selector)
+    plans = tuple(_with_kv_cache(plan, manifest, kv_cache) for plan in fitting or offered)
     plan = budget.choose_plan(manifest, dram_budget_bytes, plans)
     listed = next(one for one in manifest.plans if one.name == plan.name)
     plan = plan.model_copy(update={"collapse": collapse or plan.collapse})
@@ -59,6 +64,29 @@ def choose_plan(
     if plan.kv_cache == listed.kv_cache and all(getattr(plan, name) == value for name, value in changes.items()):
         return plan
     return budget.refit(manifest, plan.model_copy(update=changes), plan.dram_budget_bytes)
+
+
+def choices(
+    manifest: Manifest,
+    dram_budget_bytes: int | None,
+    selector: str | None,
+    cache: str | None,
+    collapse: Collapse | None,
+    preload: Preload | None,
+    kv_cache: str | None,
+) -> tuple[Plan, Callable[[int], Plan]]:
+    """Returns the plan to run with, and what chooses the plan for another budget while the run goes on: among those of
+    the same selector, context and KV cache.
+
+    Raises:
+        DoesNotFitError, ColdpressError: as `choose_plan`; so does the second.
+    """
+    kind = None if kv_cache is None else kv_cache_format(kv_cache)
+    settings = selector, cache, collapse, preload, kind
+    plan = choose_plan(manifest, dram_budget_bytes, *settings)
+    kinds = {one.name: (one.method, one.context_length, one.kv_cache) for one in manifest.plans}
+    among = [one for one in manifest.plans if kinds[one.name] == kinds[plan.name]]
+    return plan, lambda budget_bytes: choose_plan(manifest, budget_bytes, *settings, among)
 
 
 def _with_kv_cache(plan: Plan, manifest: Manifest, kind: KvCacheFormat | None) -> Plan:

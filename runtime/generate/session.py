@@ -17,7 +17,13 @@ from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.decoder.decoder import PREFILL_CHUNK_TOKENS, Decoder
 from coldpress.runtime.decoder.selection import Selection
 from coldpress.runtime.drafts import Drafting
-from coldpress.runtime.generate.choice import DEFAULT_FLASH, SIMULATED, choose_plan, make_flash, on_device
+from coldpress.runtime.generate.choice import (
+    DEFAULT_FLASH,
+    SIMULATED,
+    choices,
+    make_flash,
+    on_device,
+)
 from coldpress.runtime.generate.likelihood import Quality, sum_nll
 from coldpress.runtime.generate.sampling import Chooser, Sampling
 from coldpress.runtime.generate.speculation import DRAFT_TOKENS, Pass, Passes, check_draft_tokens, no_drafts
@@ -26,7 +32,6 @@ from coldpress.runtime.generate.timer import Timer
 from coldpress.runtime.generate.token_ids import token_array
 from coldpress.runtime.kernels.activations import DEFAULT_ACTIVATIONS, ActivationFormat, activation_format
 from coldpress.runtime.plan import budget
-from coldpress.runtime.plan.kv_cache import kv_cache_format
 from coldpress.runtime.plan.memory import give_back_heap
 from coldpress.runtime.store.clock import Clock
 from coldpress.runtime.store.store import Store
@@ -95,8 +100,7 @@ class Session:
             preload: Whether units that later layers will probably ask for are read ahead; None for the plan's setting.
             device: The device to simulate; None for the one that the artifact was compiled for.
             recorder: Records what the store is asked for.
-            modelled: Whether metrics also tell the modelled seconds of the run on the artifact's device; `simulated`
-                flash always does. A clock costs Python time for each request, so a run has none unless asked.
+            modelled: Whether metrics also tell modelled seconds on the artifact's device; with `simulated` flash too.
             identity: sha256 that the artifact's manifest must have; None takes any.
             started_s: time.perf_counter() from which the first token's time counts; None for now.
 
@@ -110,10 +114,11 @@ class Session:
         """`step` is held while a token is computed; what may change between tokens changes while it is free."""
         self._opened = open_artifact(path, identity)  # owns the folder's descriptor; `artifact` may be a copy
         self.artifact = on_device(self._opened, device)
-        kind = None if kv_cache is None else kv_cache_format(kv_cache)
-        plan = plan or choose_plan(self.artifact.manifest, dram_budget_bytes, selector, cache, collapse, preload, kind)
-        self._wanted_plan = plan
-        """The plan that `resize` divides anew: the one of the opening, with the KV cache of the present run."""
+        self._choose: Callable[[int], Plan] | None = None  # for another budget; a given plan stays
+        if plan is None:
+            settings = selector, cache, collapse, preload, kv_cache
+            plan, self._choose = choices(self.artifact.manifest, dram_budget_bytes, *settings)
+        self._wanted_plan = plan  # `resize` divides it anew, with the KV cache of the present run
         observers = [*([recorder] if recorder else []), *self._clocks(plan, modelled or flash == SIMULATED)]
         self.store = Store(self.artifact, plan, make_flash(self.artifact, plan, flash), *observers)
         self.decoder = self._decoder(plan, activation_format(activations))
@@ -169,9 +174,11 @@ class Session:
     def resize(self, dram_budget_bytes: int) -> None:
         """Changes the DRAM budget from the next token on; a run in this thread or another goes on.
 
-        Selector and densities stay, so that the text stays the same up to the rounding of sums, unless the selector
-        sees what is in DRAM. The caches grow, or evict in their policies' order; the units that the plan at opening
-        pins stay pinned. With room for the whole model, the rest of it is loaded and nothing is read afterwards.
+        The artifact's largest plan that fits takes over, of those with the session's selector and KV cache: from then
+        on tokens have its densities, and its caches begin with its pinned units. As long as it is the same plan, the
+        text stays the same up to the rounding of sums, unless the selector sees what is in DRAM; the caches grow, or
+        evict in their policies' order, and the units that the plan at opening pins stay pinned. With room for the whole
+        model, the rest of it is loaded and nothing is read afterwards. A session that was given a plan keeps it.
 
         Raises:
             ColdpressError: if the session is closed.
@@ -180,9 +187,22 @@ class Session:
         with self.step:
             if self._closed:
                 raise ColdpressError("this session is closed, expected an open one; open the artifact again")
-            plan = budget.refit(self.artifact.manifest, self._wanted_plan, dram_budget_bytes)
-            self.store.resize(self.artifact, plan)
+            wanted = self._for_budget(dram_budget_bytes)
+            plan = budget.refit(self.artifact.manifest, wanted, dram_budget_bytes)
+            if wanted.name == self._wanted_plan.name:
+                self.store.resize(self.artifact, plan)
+            else:
+                selection = Selection(self.artifact, plan)
+                self.store.switch(self.artifact, plan)
+                self.decoder.follow(selection)
+            self._wanted_plan = wanted
         give_back_heap()
+
+    def _for_budget(self, dram_budget_bytes: int) -> Plan:
+        """Returns the plan to divide a budget for, with the KV cache of the present run."""
+        now = self._wanted_plan
+        found = now if self._choose is None else self._choose(dram_budget_bytes)
+        return now if found.name == now.name else found.model_copy(update={"kv_cache_bytes": now.kv_cache_bytes})
 
     def generate(
         self,
@@ -400,9 +420,11 @@ class Session:
             yield
         finally:
             with self.step:
-                self._wanted_plan, now_bytes = opened, self.plan.dram_budget_bytes
+                now, now_bytes = self._wanted_plan, self.plan.dram_budget_bytes
+                self._wanted_plan = now.model_copy(update={"kv_cache_bytes": opened.kv_cache_bytes})
                 same = now_bytes == before.dram_budget_bytes  # else the caller has resized the session meanwhile
-                self.store.resize(self.artifact, before if same else budget.refit(manifest, opened, now_bytes))
+                plan = before if same else budget.refit(manifest, self._wanted_plan, now_bytes)
+                self.store.resize(self.artifact, plan)
 
     def _start(self) -> Timer:
         """Starts a run with counters at zero; the first run's clock started when the session began to open."""

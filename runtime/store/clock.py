@@ -50,16 +50,20 @@ class Clock(Observer):
     def __init__(self, manifest: Manifest, plan: Plan) -> None:
         """Begins at zero; `plan` says how many reads are in flight and which weights are used between requests."""
         self._device = manifest.device
-        self._flash = self._device.flash.issuing(plan.queue_depth)
         self._queue = FlashQueue()
         self._weights = chosen_from(manifest)
-        self._seconds_before = seconds_before(manifest, plan) if plan.preload_buffer_bytes else {}
+        self.follow(manifest, plan)
         self.flash_s = 0.0
         """Seconds of the reads alone, summed over requests."""
         self.work_s = 0.0
         """Seconds of the requests without their reads."""
         self.fetch_s = 0.0
         """Seconds of the requests."""
+
+    def follow(self, manifest: Manifest, plan: Plan) -> None:
+        """Goes on under another plan."""
+        self._flash = manifest.device.flash.issuing(plan.queue_depth)
+        self._seconds_before = seconds_before(manifest, plan) if plan.preload_buffer_bytes else {}
 
     def start(self) -> None:
         """Counts from zero again; reads that are still queued stay."""

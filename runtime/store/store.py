@@ -78,30 +78,39 @@ class Store:
             DoesNotFitError: if the plan's parts exceed its budget, or this machine's memory.
         """
         plan = as_run(artifact.manifest, plan)
-        self._whole = holds_everything(plan, artifact.manifest.flash.sections)
-        self.dram_used_bytes = used_bytes(artifact.manifest, plan)
-        check_fits(plan, self.dram_used_bytes, physical_bytes() if flash.moves_data else plan.dram_budget_bytes)
-        self.plan, self._manifest = plan, artifact.manifest
-        self._law = artifact.manifest.device.flash.issuing(plan.queue_depth)
-        self._use_read_units = uses_read_units(plan)
-        self._page_bytes = artifact.manifest.flash.page_bytes
-        self._gap = gap_of(plan, self._page_bytes)
+        self._manifest, self._page_bytes = artifact.manifest, artifact.manifest.flash.page_bytes
+        self._check_fits(plan, flash)
         self.counters, self._digest = Counters(), ReadDigest()
+        self._given_observers = observers
         self.clock = next((observer for observer in observers if isinstance(observer, Clock)), None)
+        self._load(self._set_up(artifact, plan, flash, requests))
+
+    def _check_fits(self, plan: Plan, flash: Reader) -> None:
+        """Raises as `__init__` if the plan's parts exceed its budget, or this machine's memory."""
+        memory_bytes = physical_bytes() if flash.moves_data else plan.dram_budget_bytes
+        check_fits(plan, used_bytes(self._manifest, plan), memory_bytes)
+
+    def _set_up(
+        self, artifact: Artifact, plan: Plan, flash: Reader, requests: Requests | None = None
+    ) -> dict[Key, np.ndarray]:
+        """Allocates everything that a plan decides; returns the pinned units of each part, which must be read."""
+        self.plan, self.dram_used_bytes = plan, used_bytes(self._manifest, plan)
+        self._whole = holds_everything(plan, self._manifest.flash.sections)
+        self._law = self._manifest.device.flash.issuing(plan.queue_depth)
+        self._use_read_units = uses_read_units(plan)
+        self._gap = gap_of(plan, self._page_bytes)
         learning = (self._gap,) if isinstance(self._gap, AdaptiveGap) else ()
-        self._observers = Observers((self.counters, self._digest, *learning, *observers))
+        self._observers = Observers((self.counters, self._digest, *learning, *self._given_observers))
         self._device = Device(flash, self._observers)
         self._buffer = _native.aligned_buffer(self._buffer_bytes(loading=True))
         self._parts = parts_of(artifact, plan, requests)
-        sections = artifact.manifest.flash.sections
+        sections = self._manifest.flash.sections
         self.ahead = ReadAhead(plan, sections, self._page_bytes, self._parts, self._device.begin, self._observers)
         self._under_way: Rest | DensePass | None = None
         self._memory = {
-            entry.family: self._family_memory(entry.family, entry.unit_bytes) for entry in artifact.manifest.families
+            entry.family: self._family_memory(entry.family, entry.unit_bytes) for entry in self._manifest.families
         }
-        for key, part in self._parts.items():
-            self._load_pinned(key, np.flatnonzero(part.cache.present))
-        self._resize_buffer(loading=False)
+        return {key: np.flatnonzero(part.cache.present) for key, part in self._parts.items()}
 
     def _family_memory(self, family: FamilyName, unit_bytes: int) -> FamilyMemory:
         slots = SlotMemory(num_slots(self.plan, family), unit_bytes)
@@ -153,11 +162,10 @@ class Store:
         ordinary units, which requests read.
         """
         plan = as_run(artifact.manifest, plan)
-        needed = used_bytes(artifact.manifest, plan)
         self._settle()
         self.ahead.drop()
-        check_fits(plan, needed, physical_bytes() if self._device.flash.moves_data else plan.dram_budget_bytes)
-        self.plan, self.dram_used_bytes = plan, needed
+        self._check_fits(plan, self._device.flash)
+        self.plan, self.dram_used_bytes = plan, used_bytes(self._manifest, plan)
         self._whole = holds_everything(plan, artifact.manifest.flash.sections)
         moves, unread = resized(artifact, plan, self._parts)
         # families that shrink come first, so that families that grow can use the memory they return
@@ -165,6 +173,25 @@ class Store:
             old, new = moves[family]
             self._memory[family].slots = moved(self._memory[family].slots, num_slots(plan, family), old, new)
         self._resize_buffer(loading=True)
+        self._load(unread)
+
+    def switch(self, artifact: Artifact, plan: Plan) -> None:
+        """Switches, between two requests, to another plan of the same selector; caches begin with its pinned units.
+
+        Counters go on. Raises as `resize`.
+        """
+        plan = as_run(artifact.manifest, plan)
+        self._settle()
+        self.ahead.drop()
+        flash = self._device.flash
+        self._check_fits(plan, flash)
+        if self.clock is not None:
+            self.clock.follow(self._manifest, plan)
+        self._parts, self._memory, self._buffer = {}, {}, _native.aligned_buffer(0)  # freed before the new ones exist
+        self._load(self._set_up(artifact, plan, flash))
+
+    def _load(self, unread: dict[Key, np.ndarray]) -> None:
+        """Reads pinned units; empties `unread`. If a read fails, units that are missing become ordinary ones."""
         try:
             for key in list(unread):
                 self._load_pinned(key, unread[key])

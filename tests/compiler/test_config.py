@@ -63,7 +63,7 @@ def test_defaults_suit_the_demo_model() -> None:
     built = settings.resolve({})
     assert (built.model.name, built.device.name) == ("demo", "pixel6")
     assert (built["method"], built["dram_budget"], built["format"]) == ("relu", "80%", "fp16"), "the profile's"
-    assert (built["corpus"], built["cache"], built["seed"]) == ("pydoc", "lfu", 0)
+    assert (built["corpus"], built["cache"], built["seed"]) == ("pydoc", "auto", 0)
 
 
 def test_defaults_suit_a_model_without_exact_zeros() -> None:
@@ -189,7 +189,7 @@ def test_a_stage_s_settings_are_keys(key: str, value: object, stage: str, field:
 
 def test_a_key_goes_to_the_stage_that_takes_it_and_to_no_other() -> None:
     before, after = (settings.of_all_stages(settings.resolve(raw)) for raw in ({}, {"cache": "lru"}))
-    assert {stage for stage in before if before[stage] != after[stage]} == {"allocate"}
+    assert {stage for stage in before if before[stage] != after[stage]} == {"allocate", "plan"}
 
 
 def test_flags_are_quoted_and_leave_out_what_nobody_said() -> None:

@@ -62,7 +62,10 @@ def test_options_of_other_plugins_are_refused() -> None:
 def test_options_of_a_cache_are_keys_of_the_stage_that_chooses_it() -> None:
     built = settings.resolve({"cache": "window", "window_tokens": "3"})
     assert built.of_stage("allocate")["cache_options"] == {"window_tokens": 3}
-    assert "is an option of cache=window, and this build has cache=lfu" in refusal(window_tokens=3)
+    assert "is an option of cache=window, and this build has cache=lfu" in refusal(cache="lfu", window_tokens=3)
+    assert settings.resolve({"window_tokens": 3}).of_stage("plan")["cache_options"] == {"window_tokens": 3}, (
+        "of one candidate"
+    )
     assert refusal(cache="linked", linked_run=1) == (
         "config key 'linked_run' is 1, expected a whole number at least 2: units side by side on flash from which on "
         "they are a run"

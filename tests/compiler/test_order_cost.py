@@ -11,8 +11,6 @@ from hypothesis.extra.numpy import arrays
 from coldpress.compiler.seconds import requests_of, simulated
 from coldpress.compiler.stages.allocate import AllocateConfig
 from coldpress.compiler.stages.allocate import run as allocate
-from coldpress.compiler.stages.layout import LayoutConfig
-from coldpress.compiler.stages.layout import run as lay_out
 from coldpress.compiler.stages.order import OrderConfig, OrderInputs
 from coldpress.compiler.stages.order import run as order_units
 from coldpress.compiler.stages.order._misses import read_bits
@@ -22,6 +20,7 @@ from coldpress.compiler.stages.place import run as place
 from coldpress.runtime.store import planner
 from coldpress.schemas.device import Flash, flash_seconds
 from tests.support.caches import RUNNABLE, empty
+from tests.support.records import lay_out
 from tests.support.settings import FAMILY, setting_of
 from tests.support.statistics import activations_of, device_of, model_of, pack, task_of, topical, workspace
 
@@ -157,7 +156,7 @@ def test_cache_slots_are_those_of_the_layout(tmp_path: Path, cache: str, pinned_
     )
     sparsity = allocate(asked, model, activations, device, workspace(tmp_path / "a"))
     placement = place(PlaceConfig(pinned_share=pinned_share), model, activations, sparsity, device, workspace(tmp_path))
-    plan = lay_out(LayoutConfig(), model, sparsity, placement, (), device, None, None).plans[0]
+    plan = lay_out(model, sparsity, placement, device).plans[0]
     sections = {(part.layer, part.family): part.cache_slots for part in plan.parts}
     inputs = OrderInputs(OrderConfig(), model, activations, sparsity, placement, device)
     assert inputs.slots == sections

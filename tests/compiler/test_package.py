@@ -100,11 +100,11 @@ def test_the_reader_finds_every_tensor(tmp_path):
         assert np.array_equal(found.fc2, expected["fc2"])
         assert found.threshold == 0.25
     placed = load_arrays(build.placement.arrays)
-    for part in build.layout.largest_plan.parts:
+    for part in build.plans.largest_plan.parts:
         rank, pinned = artifact.rank(part.layer, part.family), np.flatnonzero(placed[f"{part.layer}.{part.family}"])
         assert np.array_equal(rank, placed[f"rank.{part.layer}.{part.family}"])
         assert sorted(rank[: part.num_pinned]) == pinned.tolist()
-    assert artifact.manifest.plans == build.layout.plans
+    assert artifact.manifest.plans == build.plans.plans
     assert artifact.manifest.source.license == "MIT"
 
 
@@ -328,11 +328,11 @@ def test_a_record_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
 
 def test_a_manifest_that_the_reader_refuses_is_not_published(tmp_path):
     build = Build(tmp_path)
-    sections = build.layout.plans[0].parts
+    sections = build.plans.plans[0].parts
     parts = (sections[0].model_copy(update={"cache_slots": 10**6}), *sections[1:])
-    plan = build.layout.plans[0].model_copy(update={"parts": parts})
+    plan = build.plans.plans[0].model_copy(update={"parts": parts})
     with pytest.raises(ArtifactError, match=r"plans\[0\]\.parts\[0\]"):
-        build.package(layout=build.layout.model_copy(update={"plans": (plan,)}))
+        build.package(plans=build.plans.model_copy(update={"plans": (plan,)}))
     assert not build.artifact.exists()
 
 

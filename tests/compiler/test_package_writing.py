@@ -164,7 +164,7 @@ def test_a_failed_write_ends_the_file(tmp_path, monkeypatch):
 def test_records_that_do_not_belong_together(tmp_path):
     build = Build(tmp_path, method="predictor", layers_per_job=1)
     wrong = build.predictors.model_copy(update={"weights_sha256": "f" * 64})
-    bad_plan = build.layout.plans[0].model_copy(update={"resident_bytes": 5})
+    bad_plan = build.plans.plans[0].model_copy(update={"resident_bytes": 5})
     doubled = build.order[0].entries[0]
     same = np.zeros(72, np.int32)
     arrays = save_arrays(tmp_path / "same.safetensors", {"order": same})
@@ -180,7 +180,7 @@ def test_records_that_do_not_belong_together(tmp_path):
         ({"predictors": wrong}, "the predictors belong to weights ffffffffffff"),
         ({"order": build.order[:1]}, "no order for layer 1, family neuron"),
         ({"order": (no_permutation, build.order[1])}, "the order is no permutation of 72 units"),
-        ({"layout": build.layout.model_copy(update={"plans": (bad_plan,)})}, r"plans\[0\]\.resident_bytes is 5"),
+        ({"plans": build.plans.model_copy(update={"plans": (bad_plan,)})}, r"plans\[0\]\.resident_bytes is 5"),
     ):
         with pytest.raises(ColdpressError, match=text):
             build.package(**changes)

@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from coldpress.compiler.activity.held_out import Context, Trace, Window, split_tokens, traces_of
 from coldpress.compiler.cost_model import PEAK_READ_BYTES
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.seconds import Reading
 from coldpress.compiler.stages.place import PlaceConfig, pulp_highs, run
-from coldpress.compiler.stages.place._counts import Context, Trace, Window, head_counts, split_tokens, traces_of
+from coldpress.compiler.stages.place._counts import head_counts
 from coldpress.compiler.stages.place._problem import Problem, bytes_of, make_group, units_of
 from coldpress.compiler.stages.place._share import _flash_seconds, choose_share
 from coldpress.compiler.stages.place._solve import Solution, search

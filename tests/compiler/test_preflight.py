@@ -410,7 +410,7 @@ def test_the_trial_has_the_settings_of_the_build(
     assert sources["place"]["activations"] == sources["order"]["activations"] == "recalibrate"
     assert "shards" not in sources["recalibrate"]
     assert sources["size"]["ladders"] == "predict"
-    assert sources["layout"]["predictors"] == sources["report"]["predictors"] == "size"
+    assert sources["plan"]["predictors"] == sources["report"]["predictors"] == "size"
 
 
 def test_a_stage_that_refuses_is_named(model: Model, corpus: Corpus, tmp_path: Path) -> None:

@@ -7,13 +7,13 @@ import pytest
 
 from coldpress.compiler.io import load_arrays, save_arrays
 from coldpress.compiler.profiles import PROFILES, load_device
-from coldpress.compiler.stages.layout import preloading
+from coldpress.compiler.stages.plan import _replay, preloading
 from coldpress.runtime.plan.budget import used_bytes
 from coldpress.runtime.store.ahead_room import NOTHING, Ahead
 from coldpress.runtime.trace import FETCH, PRELOAD
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.order import FamilyOrder, GapCost, Order
-from tests.compiler.test_layout import lay_out, records
+from tests.compiler.test_plan import laid, records
 from tests.support.alike import Alike
 from tests.support.records import tiny_activations
 
@@ -52,7 +52,7 @@ def run_of(given, alike):
     found, best = [], preloading.best
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preloading, "best", lambda run: (found.append(run), best(run))[1])
-        lay_out(model, sparsity, placement, device, preload="auto", order=order, activations=activations(alike))
+        laid(model, sparsity, placement, device, preload="auto", order=order, activations=activations(alike))
     return found[0]
 
 
@@ -84,10 +84,10 @@ def test_a_token_asks_for_what_calibration_saw_and_guesses_from_the_layer_before
 def test_caches_are_full_before_a_token_counts(given):
     """By all units of each part, those that deserve DRAM most last."""
     run = run_of(given, 0.75)
-    events = preloading._filling(run, run.setting(NOTHING))
+    events = _replay.filling(run.setting(NOTHING))
     asked = [event.ids for event in events if (event.kind, event.layer, event.family) == (FETCH, 3, "mlp_mid")]
     assert sorted(np.concatenate(asked).tolist()) == list(range(72))
-    rank = load_arrays(run.placement.arrays)["rank.3.mlp_mid"]
+    rank = load_arrays(given[0][2].arrays)["rank.3.mlp_mid"]
     assert set(asked[-1].tolist()) == set(rank[: asked[-1].size].tolist())
 
 
@@ -112,7 +112,7 @@ def test_nothing_is_known_of_a_guess_that_nobody_measured(given):
     assert preloading._shared(run, run.sections[2]) == 0.75
     assert preloading._shared(run, run.sections[0]) == 0  # nothing comes before it
     assert preloading._shared(run, run.sections[3]) == 0  # mlp_mid: no product of the layer before
-    unknown = replace(run, activations=None)
+    unknown = replace(run, known=replace(run.known, activations=None))
     assert preloading.best(unknown) == (NOTHING, 1.0)
     assert preloading.guess_precision(0.0, 0.25, 1.0) == 0
     assert preloading.guess_precision(0.2, 0.25, 1.0) == 0.25  # no worse than by chance
@@ -144,7 +144,7 @@ def test_auto_reads_ahead_where_a_simulated_token_takes_less_time(device, act, d
 
 
 def judged(shape):
-    """What `layout` asks the law."""
+    """What `plan` asks the law."""
     found, best = [], preloading.best
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preloading, "best", lambda run: (found.append(run), best(run))[1])
@@ -154,7 +154,7 @@ def judged(shape):
 
 def test_on_takes_its_buffer_from_the_caches(given):
     (model, sparsity, placement, device), _, _ = given
-    without, ahead = (lay_out(model, sparsity, placement, device, preload=word).plans[0] for word in ("off", "on"))
+    without, ahead = (laid(model, sparsity, placement, device, preload=word).plans[0] for word in ("off", "on"))
     assert (
         0
         < ahead.preload_buffer_bytes
@@ -166,4 +166,4 @@ def test_on_takes_its_buffer_from_the_caches(given):
 
 def test_on_is_refused_where_nothing_can_be_read_ahead(tmp_path):
     with pytest.raises(ColdpressError, match=r"preload=on was asked for, and up_down in 2 sections.*expected neuron"):
-        lay_out(*records(tmp_path, "relu"), preload="on")
+        laid(*records(tmp_path, "relu"), preload="on")

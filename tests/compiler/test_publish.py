@@ -18,7 +18,7 @@ from coldpress.runtime.quantization import Format
 from coldpress.schemas.errors import ArtifactError, ColdpressError, DoesNotFitError
 from coldpress.schemas.manifest import MANIFEST_FILE
 from coldpress.schemas.metrics import Verification
-from tests.support.records import Build, contents, tiny_verification
+from tests.support.records import Build, contents, tiny_figures, tiny_verification
 
 REPORTS = ("metrics.json", "report.html", "export.json", "final.gguf")
 """And what was exported."""
@@ -46,7 +46,7 @@ def write_reports(folder: Path, text: str) -> None:
 def run(build: Build, **gates):
     package = build.record
     return publish.run(
-        config_of(build.folder, **gates), package, tiny_verification(build.layout, package.manifest_sha256)
+        config_of(build.folder, **gates), package, tiny_verification(build.plans, package.manifest_sha256)
     )
 
 
@@ -140,7 +140,7 @@ def test_what_an_earlier_build_left_is_set_aside_with_its_report(build, tmp_path
 
 def other_run(other: Build, folder: Path, **gates):
     """Publishes `other` under the name in `folder`."""
-    found = tiny_verification(other.layout, other.record.manifest_sha256)
+    found = tiny_verification(other.plans, other.record.manifest_sha256)
     return publish.run(config_of(folder, **gates), other.record, found)
 
 
@@ -167,7 +167,7 @@ def test_an_artifact_that_was_deleted_must_be_packaged_again(build, tmp_path):
 
 
 def test_figures_of_another_artifact(build):
-    found = tiny_verification(build.layout, "f" * 64)
+    found = tiny_verification(build.plans, "f" * 64)
     with pytest.raises(ColdpressError, match=r"the verification is of artifact ffffffffffff, .* run verify again"):
         publish.run(config_of(build.folder), build.record, found)
 
@@ -183,7 +183,7 @@ def test_what_is_no_artifact_is_not_replaced(build, tmp_path):
 
 
 def judged(build: Build, config: PublishConfig, **figures) -> None:
-    found = tiny_verification(build.layout, "a" * 64).model_copy(update=figures)
+    found = tiny_verification(build.plans, "a" * 64).model_copy(update=figures)
     check_gates(config, found, open_artifact(build.artifact).manifest)
 
 
@@ -209,12 +209,32 @@ def test_default_gates(build, figures, gate):
 @pytest.mark.parametrize("figure", ["ppl_artifact", "ppl_source", "max_logit_error"])
 def test_what_is_no_finite_figure_passes_no_gate(build, figure, value):
     """Not even one that is off; and the record of `verify` can tell of it."""
-    found = tiny_verification(build.layout, "a" * 64).model_copy(update={figure: value})
+    found = tiny_verification(build.plans, "a" * 64).model_copy(update={figure: value})
     again = Verification.model_validate_json(found.to_json())
     assert not math.isfinite(getattr(again, figure))
     for gates in ({}, dict.fromkeys(GATES, "off")):
         with pytest.raises(ColdpressError, match=r"nan|inf"):
             judged(build, config_of(build.folder, **gates), **{figure: getattr(again, figure)})
+
+
+@pytest.mark.parametrize(
+    ("figures", "error", "text"),
+    [
+        (
+            {"ppl_ratio": 2.5, "ppl_artifact": 20.0},
+            ColdpressError,
+            "with plan 1gb the artifact's perplexity is 20.00, 2.5",
+        ),
+        ({"top1_agreement": 0.2}, ColdpressError, "with plan 1gb it agrees with the source on 20.0%"),
+        ({"dram_used_bytes": 10**9 + 1}, DoesNotFitError, "used 1000000001 bytes of DRAM, the budget is 1000000000"),
+        ({"simulated_equals_real": False}, ColdpressError, "a simulation of the same tokens makes other reads"),
+    ],
+)
+def test_every_plan_has_to_pass(build, figures, error, text):
+    config = config_of(build.folder)
+    judged(build, config, plans=(tiny_figures(plan="2gb"), tiny_figures()))
+    with pytest.raises(error, match=text):
+        judged(build, config, plans=(tiny_figures(plan="2gb"), tiny_figures(**figures)))
 
 
 def test_all_missed_gates_stand_in_one_sentence(build):
@@ -248,7 +268,7 @@ def test_every_format_says_what_rounding_may_cost():
 
 
 def test_gates_that_are_always_on(build):
-    found = tiny_verification(build.layout, "a" * 64)
+    found = tiny_verification(build.plans, "a" * 64)
     over = found.run.model_copy(update={"dram_used_bytes": found.run.dram_budget_bytes + 1})
     with pytest.raises(DoesNotFitError, match=r"used \d+ bytes of DRAM, the budget is \d+"):
         judged(build, config_of(build.folder), run=over)
@@ -292,7 +312,7 @@ def test_killed_at_any_step_what_stands_is_whole_and_a_second_run_ends_as_the_fi
     """An earlier artifact stands there; the new one passes, or misses a gate."""
     new, gates = another(build, tmp_path), {} if passes else {"max_ppl_ratio": 1.02}
     whole = [contents(build.artifact), contents(new.artifact)]
-    found = tiny_verification(new.layout, new.record.manifest_sha256)
+    found = tiny_verification(new.plans, new.record.manifest_sha256)
     step, killed = 0, True
     while killed:
         top = tmp_path / str(step)

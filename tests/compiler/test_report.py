@@ -17,7 +17,7 @@ from coldpress.schemas.metrics import Sample
 from coldpress.schemas.model import Distillation, DistillationPoint
 from coldpress.schemas.placement import PinnedShare
 from coldpress.schemas.predictors import SizesTried
-from tests.support.records import Build, tiny_activations, tiny_verification
+from tests.support.records import Build, tiny_activations, tiny_figures, tiny_verification
 from tests.support.statistics import sparsity_of
 
 
@@ -38,8 +38,9 @@ def report(build, folder, **changes):
         "order": build.order,
         "predictors": build.predictors if build.method == "predictor" else None,
         "layout": build.layout,
+        "plans": build.plans,
         "package": package,
-        "verification": tiny_verification(build.layout, package.manifest_sha256),
+        "verification": tiny_verification(build.plans, package.manifest_sha256),
     }
     metrics = run(ReportConfig(html=str(folder / "report.html")), **(records | changes))
     return metrics, (folder / "report.html").read_text(encoding="utf-8")
@@ -83,7 +84,7 @@ def test_the_figures_by_hand(build, tmp_path):
     assert metrics.hit_rate == 0.75
     assert metrics.tokens_per_s == 200.0
     assert (metrics.ppl_source, metrics.ppl_artifact) == (8.0, 8.2)
-    assert metrics.budget_bytes == build.layout.plans[0].dram_budget_bytes
+    assert metrics.budget_bytes == build.plans.plans[0].dram_budget_bytes
     assert metrics.modelled_tokens_per_s == pytest.approx(100 / 0.02)  # flash and memory, one after the other
 
 
@@ -92,8 +93,8 @@ def test_the_figures_by_hand(build, tmp_path):
 def test_the_budget_is_divided_without_rest(tmp_path, method):
     build = Build(tmp_path, method=method)
     layout = build.layout
-    parts = figures.budget_parts(build.model.spec, layout)
-    assert sum(part.bytes for part in parts) == layout.plans[0].dram_budget_bytes
+    parts = figures.budget_parts(build.model.spec, layout, build.plans)
+    assert sum(part.bytes for part in parts) == build.plans.plans[0].dram_budget_bytes
     assert all(part.bytes > 0 for part in parts)
 
 
@@ -129,7 +130,7 @@ HOSTILE = "x\x1b[2J\u202egpj.\u2066\x00|<b>"
 def test_no_text_of_a_checkpoint_is_more_than_text(build, tmp_path):
     """Control characters and marks of direction stand as escapes, in the page and in the model card."""
     hostile = build.model.model_copy(update={"name": HOSTILE, "license": HOSTILE, "source": HOSTILE})
-    found = tiny_verification(build.layout, build.package(model=hostile).manifest_sha256)
+    found = tiny_verification(build.plans, build.package(model=hostile).manifest_sha256)
     card = (build.artifact / "README.md").read_text(encoding="utf-8")
     sample = Sample(prompt=HOSTILE, text=f"one\n{HOSTILE}", max_new_tokens=3, temperature=0.6, seed=7)
     found = found.model_copy(update={"sample": sample})
@@ -245,7 +246,7 @@ def test_what_each_mechanism_brings_is_drawn_from_where_the_best_before_led(buil
     assert "faster" in drawn
     assert "slower, left out" in drawn
     assert "later steps need it<" not in drawn  # no such step here
-    none = tiny_verification(build.layout, build.package().manifest_sha256).model_copy(update={"ladder": ()})
+    none = tiny_verification(build.plans, build.package().manifest_sha256).model_copy(update={"ladder": ()})
     assert "What each mechanism brings" not in report(build, tmp_path, verification=none)[1]
 
 
@@ -264,7 +265,7 @@ def test_the_whole_model_in_dram_is_a_row_for_each_format(build, tmp_path):
     assert list(cells) == [
         "the original, all in DRAM as fp16", "int8_group32, all in DRAM", "int4_group32, all in DRAM",
     ]  # fmt: skip
-    plan, spec = build.layout.plans[0], build.model.spec
+    plan, spec = build.plans.plans[0], build.model.spec
     for (name, row), format_name in zip(cells.items(), ("fp16", "int8_group32", "int4_group32"), strict=True):
         kv_cache = kv_cache_bytes(spec, plan.context_length, "fp16")
         passed = weight_bytes(build.model, format_name) + kv_cache // 2
@@ -278,18 +279,34 @@ def test_the_whole_model_in_dram_is_a_row_for_each_format(build, tmp_path):
 def test_the_original_takes_more_dram_than_the_artifact_of_its_bytes(build, tmp_path):
     """Both count bookkeeping, or an artifact would seem to take more than its whole model."""
     whole = figures.all_in_dram(build.model, "int8_group32", 64, "fp16", build.device)
-    parts = {part.name: part.bytes for part in figures.budget_parts(build.model.spec, build.layout)}
+    parts = {part.name: part.bytes for part in figures.budget_parts(build.model.spec, build.layout, build.plans)}
     assert whole.dram_bytes > weight_bytes(build.model, "int8_group32") + parts["KV cache"]
+
+
+def test_the_plans_are_a_table_where_there_are_several_and_each_says_why(build, tmp_path):
+    reasons = build.plans.choices[0].reasons
+    assert reasons
+    html = shown(report(build, tmp_path)[1])
+    assert all(reason in html for reason in reasons)
+    assert "perplexity over the source's" not in html
+    package = build.package()
+    plans = tiny_figures(plan="2gb"), tiny_figures(ppl_ratio=1.25)
+    found = tiny_verification(build.plans, package.manifest_sha256).model_copy(update={"plans": plans})
+    metrics, html = report(build, tmp_path, verification=found)
+    assert metrics.plans == plans
+    assert "perplexity over the source's" in shown(html)
+    for text in ("2gb", "1gb", "1.1000 ± 0.0030", "1.2500 ± 0.0030"):
+        assert text in shown(html)
 
 
 def test_formats_in_which_the_whole_model_fits_are_named(build, tmp_path):
     """In a budget of the whole model's bytes, and in one a byte smaller."""
     needed = figures.all_in_dram(build.model, "int4_group32", 64, "fp16", build.device).dram_bytes
-    plan = build.layout.largest_plan
+    plan = build.plans.largest_plan
     said = {}
     for budget in (needed, needed - 1):
         plans = (plan.model_copy(update={"dram_budget_bytes": budget}),)
-        html = report(build, tmp_path, layout=build.layout.model_copy(update={"plans": plans}))[1]
+        html = report(build, tmp_path, plans=build.plans.model_copy(update={"plans": plans}))[1]
         said[budget] = f"fits this budget, without reading flash, as int4_group32 ({show_bytes(needed)})." in shown(
             html
         )
@@ -365,12 +382,12 @@ def test_names_are_text_and_not_markup(build, tmp_path):
 
 def test_a_verification_of_another_artifact(build, tmp_path):
     with pytest.raises(ColdpressError, match="verification is of artifact ffffffffffff"):
-        report(build, tmp_path, verification=tiny_verification(build.layout, "f" * 64))
+        report(build, tmp_path, verification=tiny_verification(build.plans, "f" * 64))
 
 
 @pytest.mark.slow
 def test_a_loss_is_said(build, tmp_path):
-    found = tiny_verification(build.layout, build.package().manifest_sha256)
+    found = tiny_verification(build.plans, build.package().manifest_sha256)
     slow = found.run.model_copy(update={"modelled_flash_s": 0.1, "modelled_s": 0.105})
     _, html = report(build, tmp_path, verification=found.model_copy(update={"run": slow}))
     assert "Sparsity does not pay here: 0.24 times" in html
@@ -401,7 +418,7 @@ def test_units_used_are_those_that_were_asked_for(build, tmp_path):
     ],
 )
 def test_what_limits_the_speed_is_said(build, tmp_path, changes, sentence):
-    found = tiny_verification(build.layout, build.package().manifest_sha256)
+    found = tiny_verification(build.plans, build.package().manifest_sha256)
     _, html = report(
         build, tmp_path, verification=found.model_copy(update={"run": found.run.model_copy(update=changes)})
     )
@@ -422,7 +439,7 @@ def test_predictors_are_a_table_with_their_share_of_a_token(build, tmp_path):
     tried = tuple(SizesTried(predictor_bytes=size, ppl=ppl) for size, ppl in ((1 << 20, 11.0), (2 << 20, 10.1)))
     predictors = build.predictors.model_copy(update={"tried": tried, "ppl_without": 10.0})
     slow = build.device.dram_bytes_per_s.model_copy(
-        update={"value": build.layout.plans[0].predictor_bytes / 0.0001}  # 0.1 ms of a token's 0.2 ms
+        update={"value": build.plans.plans[0].predictor_bytes / 0.0001}  # 0.1 ms of a token's 0.2 ms
     )
     device = build.device.model_copy(update={"dram_bytes_per_s": slow})
     _, html = report(build, tmp_path, predictors=predictors, device=device)

@@ -13,6 +13,7 @@ from coldpress.schemas.export import Export
 from coldpress.schemas.metrics import DenseRun, Metrics, Protocol, Sample
 from coldpress.schemas.package import Package
 from coldpress.schemas.sparsity import Tried
+from tests.support.records import tiny_figures
 
 IDENTITY = "0123456789abcdef" * 4
 PROMPT = "It's a cat; $HOME"
@@ -187,6 +188,15 @@ def test_what_auto_tried_is_a_line_for_each_method(folder: Path) -> None:
         "predictor: 30 tokens/s, estimated",
         "relu needs 11.3 MB of 2.2 MB; topk was skipped: nothing is left out",
     ]
+
+
+def test_each_of_several_plans_has_a_line(folder: Path) -> None:
+    assert "plan 1gb" not in changed(folder)
+    text = changed(folder, plans=(tiny_figures(plan="2gb", holds_everything=True), tiny_figures()))
+    assert (
+        "plan 2gb          topk at density 0.10, lfu: 7 tokens/s, simulated; the whole model fits; perplexity" in text
+    )
+    assert "plan 1gb          topk at density 0.10, lfu: 7 tokens/s, simulated; 90 kB in 9.0 reads, 20.0% hits" in text
 
 
 def test_the_exported_file_is_named(folder: Path) -> None:

@@ -102,7 +102,7 @@ def published(build: Build, **gates: Any) -> Any:
     paths = {"artifact": out / FINAL, "metrics": out / REPORTS[0], "html": out / REPORTS[1]}
     exported = tuple(str(out / name) for name in REPORTS[2:])
     config = PublishConfig(**{name: str(path) for name, path in paths.items()}, exported=exported, **gates)
-    return publish.run(config, build.record, tiny_verification(build.layout, build.record.manifest_sha256))
+    return publish.run(config, build.record, tiny_verification(build.plans, build.record.manifest_sha256))
 
 
 def refused(build: Build) -> None:

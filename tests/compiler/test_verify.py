@@ -392,7 +392,7 @@ def test_the_record_says_what_a_dense_run_would_take(build):
     unit_bytes = 3 * 2 * 34  # a row of gate, a row of up and a column of down, 64 values each in groups of 34 bytes
     everything = SPEC.num_hidden_layers * SPEC.intermediate_size * unit_bytes
     assert found.pinned_bytes + found.flash_bytes_per_token >= everything
-    assert 0 < found.pinned_bytes + found.read_buffer_bytes < build.layout.plans[0].dram_budget_bytes
+    assert 0 < found.pinned_bytes + found.read_buffer_bytes < build.plans.plans[0].dram_budget_bytes
     assert found.dram_s > 0
 
 
@@ -447,3 +447,26 @@ def test_a_published_artifact_is_verified_where_it_stands(tmp_path):
         run(CONFIG, build.model, build.model, build.corpus, package)
     point(build.artifact, final)  # as publish does
     assert run(CONFIG, build.model, build.model, build.corpus, package).artifact_sha256 == package.manifest_sha256
+
+
+def test_every_plan_is_measured_as_a_user_of_its_budget_has_it(tmp_path):
+    """And what is said of the whole artifact is said of its largest plan."""
+    build = Build(tmp_path, method="topk", spec=SPEC, budget_share=0.3, ladder=((0.1, 0.1),))
+    found = run(CONFIG, build.model, build.model, build.corpus, build.package())
+    large, small = found.plans
+    plans = open_artifact(build.artifact).manifest.plans
+    assert [plan.plan for plan in found.plans] == [plan.name for plan in plans]
+    assert (large.ppl_artifact, large.ppl_ratio) == (found.ppl_artifact, pytest.approx(found.ppl_ratio))
+    assert (large.dram_budget_bytes, large.top1_agreement) == (found.run.dram_budget_bytes, found.top1_agreement)
+    blocks = blocks_of_test_text(build.corpus, 64)[:2]
+    with Session(build.artifact, dram_budget_bytes=small.dram_budget_bytes) as session:
+        alone = session.perplexity(blocks, sparse=True)
+    assert small.ppl_artifact == pytest.approx(math.exp(alone.mean_nll), rel=1e-5)
+    assert small.reads_per_token == alone.metrics.reads / alone.metrics.num_tokens
+    assert (large.density, small.density) == (pytest.approx(0.25), pytest.approx(0.1))
+    assert all(plan.simulated_equals_real for plan in found.plans)
+    assert all(plan.dram_used_bytes <= plan.dram_budget_bytes for plan in found.plans)
+
+
+def test_one_plan_alone_has_no_table(build):
+    assert run(CONFIG, build.model, build.model, build.corpus, build.record).plans == ()

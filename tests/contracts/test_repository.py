@@ -15,7 +15,7 @@ from coldpress.compiler.pipeline import STAGES
 from tests.support.data import ROOT
 
 RULES = ROOT / "rules"
-WITHOUT_TORCH = ("order", "place", "quantize", "layout", "package", "verify", "report", "allocate")
+WITHOUT_TORCH = ("order", "place", "quantize", "layout", "plan", "package", "verify", "report", "allocate")
 TORCH_ON_REQUEST = {"order": {"_coactivation.py"}, "allocate": {"_losses.py"}}
 """Counting on a GPU (counting=gpu); rules of density_allocation that run the model."""
 

@@ -14,13 +14,15 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
 from coldpress.compiler.cost_model import unit_bytes
 from coldpress.compiler.io import save_arrays
 from coldpress.compiler.sections import make_sections
-from coldpress.compiler.stages import layout as layout_stage
+from coldpress.compiler.stages import plan as plan_stage
+from coldpress.compiler.stages.plan._search import Found
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.decoder.selection import Selection
 from coldpress.runtime.flash import simulated
@@ -34,12 +36,12 @@ from coldpress.schemas.activations import Activations, FamilyStatistics, LayerSt
 from coldpress.schemas.base import ArrayFile
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.families import FamilyName, num_units
-from coldpress.schemas.layout import Layout, Plan, placed_parts
+from coldpress.schemas.layout import Plan, placed_parts
 from coldpress.schemas.model import Model, ModelSpec
 from coldpress.schemas.order import FamilyOrder, GapCost, Order
 from coldpress.schemas.placement import LayerPlacement, Placement
 from coldpress.schemas.sparsity import Sparsity
-from tests.support.records import manifest_of, tiny_sparsity
+from tests.support.records import Laid, lay_out, manifest_of, tiny_sparsity
 from tests.support.shapes import spec_7b
 from tests.support.tiny import describe, tensor_shapes
 
@@ -157,14 +159,17 @@ class Alike:
         heads = {"num_attention_heads": width // 128, "num_key_value_heads": max(1, width // 512)}
         return spec_7b(self.num_layers, 1024, self.act).model_copy(update=sizes | heads)
 
-    def layout(self, preload: str = "off", order: Sequence[Order] = ()) -> Layout:
+    def layout(self, preload: str = "off", order: Sequence[Order] = ()) -> Laid:
         """What the stage decides."""
-        config = layout_stage.LayoutConfig.model_validate({"cache": "lfu", "preload": preload})
         model, sparsity, placement = self.records
-        given = model, sparsity, placement, tuple(order), self.device, None, self.activations
-        return layout_stage.run(config, *given)
+        sparsity = sparsity.model_copy(update={"cache": "lfu"})
+        # reading ahead alone is compared: everything else stays as by default
+        with patch.object(plan_stage, "search", lambda division, start, *_: Found(start)):
+            return lay_out(
+                model, sparsity, placement, self.device, order=order, activations=self.activations, preload=preload
+            )
 
-    def artifact(self, layout: Layout) -> Artifact:
+    def artifact(self, layout: Laid) -> Artifact:
         """Units in a drawn order, no bytes."""
         model, sparsity, placement = self.records
         manifest = manifest_of(model, sparsity, placement, self.device, layout)

@@ -5,6 +5,7 @@ version of numpy; golden digests rest on that.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from coldpress.compiler.cost_model import kv_cache_bytes, predictor_bytes, resid
 from coldpress.compiler.io import Workspace, save_arrays
 from coldpress.compiler.sections import bookkeeping_bytes, make_sections
 from coldpress.compiler.stages import layout as layout_stage
+from coldpress.compiler.stages import plan as plan_stage
+from coldpress.compiler.stages.allocate._ladder import with_ladder
 from coldpress.compiler.stages.package import PackageConfig, make_manifest
 from coldpress.compiler.stages.package import run as run_package
 from coldpress.compiler.stages.package.documents import Inputs
@@ -30,13 +33,14 @@ from coldpress.schemas.base import ArrayFile
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.families import FormatName, Method, num_units
-from coldpress.schemas.layout import Collapse, KvCacheFormat, Layout
+from coldpress.schemas.layout import Collapse, KvCacheFormat, Layout, Plan, Section
 from coldpress.schemas.manifest import FLASH_FILE, PREDICTORS_FILE, RESIDENT_FILE, TABLES_FILE, ArtifactFile, Manifest
 from coldpress.schemas.metrics import (
     DenseRun,
     Divergence,
     LadderStep,
     MeasuredBlock,
+    PlanFigures,
     Protocol,
     RunMetrics,
     Sample,
@@ -46,6 +50,7 @@ from coldpress.schemas.model import Model, ModelSpec
 from coldpress.schemas.order import FamilyOrder, Order
 from coldpress.schemas.package import Package
 from coldpress.schemas.placement import LayerPlacement, Placement
+from coldpress.schemas.plans import Plans
 from coldpress.schemas.predictors import LayerPredictor, Predictors
 from coldpress.schemas.quantized import LayerCodes, Quantized
 from coldpress.schemas.sparsity import Budget, Densities, Sparsity
@@ -218,7 +223,7 @@ LADDER = tuple(
 )
 
 
-def tiny_run(layout: Layout) -> RunMetrics:
+def tiny_run(plans: Plans) -> RunMetrics:
     """Round figures of a run of 100 tokens."""
     return RunMetrics(
         num_tokens=100,
@@ -239,16 +244,16 @@ def tiny_run(layout: Layout) -> RunMetrics:
         prefill_read_bytes=300_000,
         prefill_s=0.01,
         first_token_s=0.1,
-        dram_budget_bytes=layout.largest_plan.dram_budget_bytes,
-        dram_used_bytes=layout.largest_plan.dram_budget_bytes - 100,
-        whole_model_bytes=layout.largest_plan.dram_budget_bytes + 1_000_000,
+        dram_budget_bytes=plans.largest_plan.dram_budget_bytes,
+        dram_used_bytes=plans.largest_plan.dram_budget_bytes - 100,
+        whole_model_bytes=plans.largest_plan.dram_budget_bytes + 1_000_000,
         peak_rss_bytes=80_000_000,
         extents_sha256="e" * 64,
         direct_io=True,
     )
 
 
-def tiny_verification(layout: Layout, artifact_sha256: str) -> Verification:
+def tiny_verification(plans: Plans, artifact_sha256: str) -> Verification:
     """What such a run was found to be."""
     return Verification(
         artifact_sha256=artifact_sha256,
@@ -282,9 +287,24 @@ def tiny_verification(layout: Layout, artifact_sha256: str) -> Verification:
         simulated_equals_real=True,
         sample=Sample(prompt="A cat's", text=" paw <b>", max_new_tokens=3, temperature=0.6, seed=7),
         ladder=LADDER,
-        run=tiny_run(layout),
+        run=tiny_run(plans),
         tokens_per_s_deviation=12.5,
     )
+
+
+def tiny_figures(**figures: Any) -> PlanFigures:
+    """Those of a plan beside the largest."""
+    values: dict[str, Any] = {
+        "plan": "1gb",
+        "dram_budget_bytes": 10**9,
+        "dram_used_bytes": 10**9,
+        "method": "topk",
+        "cache": "lfu",
+    }
+    values |= {"density": 0.1, "holds_everything": False, "ppl_artifact": 8.8, "ppl_artifact_error": 0.7}
+    values |= {"ppl_ratio": 1.1, "ppl_ratio_error": 0.003, "top1_agreement": 0.9, "mean_kld": 0.1}
+    values |= {"reads_per_token": 9.0, "flash_bytes_per_token": 9e4, "hit_rate": 0.2, "modelled_tokens_per_s": 7.0}
+    return PlanFigures(**(values | {"simulated_equals_real": True} | figures))
 
 
 @dataclass
@@ -307,6 +327,8 @@ class Build:
     predictor_format: FormatName = "int8_group32"
     whole_layers: tuple[int, ...] = ()
     """Layers all of whose units are used."""
+    ladder: tuple[tuple[float, float], ...] = ()
+    """Further budgets, falling, by `budget_share` and density."""
     name: str = "tiny.coldpress"
 
     def __post_init__(self) -> None:
@@ -326,12 +348,20 @@ class Build:
             layers_per_group=self.layers_per_group,
         )
         sparsity = sparsity.model_copy(update={"cache": self.cache})
-        self.sparsity = fitted(sparsity, self.spec, records)
+        self.sparsity = with_ladder(fitted(sparsity, self.spec, records), [self._rung(*rung) for rung in self.ladder])
         self.placement = tiny_placement(records, self.model, self.sparsity, self.num_pinned)
         self.predictors = tiny_predictors(records, self.model, self.sparsity)
         self.quantized = tuple(self._quantize(chunk) for chunk in self.chunks())
         self.order = tuple(tiny_order(records, self.model, self.sparsity, chunk) for chunk in self.chunks())
-        self.layout = self._layout()
+        predictors = self.predictors if self.method == "predictor" else None
+        records = self.model, self.sparsity, self.placement, self.device, predictors, self.order
+        laid = lay_out(*records, collapse=self.collapse)
+        self.layout, self.plans = laid.layout, laid.made
+
+    def _rung(self, budget_share: float, density: float) -> Sparsity:
+        rung = tiny_sparsity(self.model, self.method, self.format_name, budget_share, density)
+        folder = self.folder / "records" / f"rung-{budget_share}"
+        return fitted(rung, self.spec, folder)
 
     def chunks(self) -> list[tuple[int, ...]]:
         """Layer numbers of each job."""
@@ -341,12 +371,6 @@ class Build:
     def _quantize(self, layers: tuple[int, ...]) -> Quantized:
         work = Workspace(self.folder / "records" / f"quantized-{layers[0]:03d}", "fingerprint")
         return run_quantize(QuantizeConfig(), self.model, self.sparsity, layers, work)
-
-    def _layout(self) -> Layout:
-        config = layout_stage.LayoutConfig(collapse=self.collapse)
-        predictors = self.predictors if self.method == "predictor" else None
-        records = self.model, self.sparsity, self.placement, self.order, self.device, predictors, None
-        return layout_stage.run(config, *records)
 
     @property
     def artifact(self) -> Path:
@@ -361,6 +385,7 @@ class Build:
             "sparsity": self.sparsity,
             "device": self.device,
             "layout": self.layout,
+            "plans": self.plans,
             "order": self.order,
             "placement": self.placement,
             "quantized": self.quantized,
@@ -368,6 +393,39 @@ class Build:
         }
         self.record = run_package(PackageConfig(artifact=str(self.artifact)), **(records | changes))
         return self.record
+
+
+@dataclass(frozen=True)
+class Laid:
+    """What `layout` and `plan` decide."""
+
+    layout: Layout
+    made: Plans
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        return self.layout.sections
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        return self.made.plans
+
+
+def lay_out(
+    model: Model,
+    sparsity: Sparsity,
+    placement: Placement,
+    device: DeviceProfile,
+    predictors: Predictors | None = None,
+    order: Sequence[Order] = (),
+    activations: Activations | None = None,
+    **config: Any,
+) -> Laid:
+    """Runs both stages; `config` are the settings of `plan`. The cache is `allocate`'s unless it is given as `auto`."""
+    layout = layout_stage.run(layout_stage.LayoutConfig(), model, sparsity, device)
+    given = {"cache": sparsity.cache, **config}
+    records = model, sparsity, placement, layout, tuple(order), device, predictors, activations
+    return Laid(layout, plan_stage.run(plan_stage.PlanConfig.model_validate(given), *records))
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -384,7 +442,7 @@ def manifest_of(
     sparsity: Sparsity,
     placement: Placement,
     device: DeviceProfile,
-    layout: Layout,
+    laid: Laid,
     predictors: tuple[LayerPredictor, ...] = (),
 ) -> Manifest:
     """The manifest that `package` would write around a layout, without writing anything: for the reader's rules."""
@@ -396,9 +454,9 @@ def manifest_of(
     )
     codes = Codes("rtn", layers, nowhere, shared_resident(model, sparsity.format))
     corpus = Corpus(name="tiny", text_sha256="0" * 64, splits=())
-    inputs = Inputs(model, corpus, sparsity, device, layout, (), placement, codes, predictors)
+    inputs = Inputs(model, corpus, sparsity, device, laid.layout, laid.made, (), placement, codes, predictors)
     written = Written(Path("nowhere"))
-    sizes = {FLASH_FILE: layout.flash_bytes, RESIDENT_FILE: 1, TABLES_FILE: 1} | (
+    sizes = {FLASH_FILE: laid.layout.flash_bytes, RESIDENT_FILE: 1, TABLES_FILE: 1} | (
         {PREDICTORS_FILE: 1} if predictors else {}
     )
     written.files = [ArtifactFile(path=name, size_bytes=size, sha256="0" * 64) for name, size in sizes.items()]

@@ -46,7 +46,7 @@ SIMULATED = {"coldpress/runtime/store/store.py", "coldpress/runtime/store/ahead.
 """They take their buffers from the native core, and simulated flash puts nothing there (compiler/seconds.py)."""
 ASKED_FOR_OTHER_THINGS = {
     "allocate": SIMULATED,
-    "layout": SIMULATED,
+    "plan": SIMULATED,
     "preflight": SIMULATED | {"coldpress/compiler/device/host.py"},
     "report": {"coldpress/runtime/cli/ladder.py"},
 }

@@ -10,7 +10,7 @@ from tests.support.workflow import Workflow
 
 ALLOCATED = {*between("allocate", "report")}
 PACKAGED = {*between("package", "report")}
-ORDERED = {"order", "layout"} | PACKAGED
+ORDERED = {"order", "plan"} | PACKAGED
 
 
 def test_a_second_run_does_nothing(built: Workflow) -> None:
@@ -29,9 +29,10 @@ def test_a_second_run_does_nothing(built: Workflow) -> None:
         # calibration has looked at what every method needs
         ({"method": "relu"}, (ALLOCATED | {"preflight"}) - {"predict", "size"}),
         ({"device": "oneplus12"}, ALLOCATED | {"preflight", "device"}),
-        ({"target_recall": 0.9}, {"predict", "size", "layout", "preflight"} | PACKAGED),
-        ({"predictor_tolerance": 0.01}, {"size", "layout", "preflight"} | PACKAGED),
+        ({"target_recall": 0.9}, {"predict", "size", "plan", "preflight"} | PACKAGED),
+        ({"predictor_tolerance": 0.01}, {"size", "plan", "preflight"} | PACKAGED),
         ({"pinned_share": 0.5}, {"place", "preflight"} | ORDERED),
+        ({"preload": "auto"}, {"plan", "preflight"} | PACKAGED),
         ({"order": "frequency"}, {"preflight"} | ORDERED),
         ({"search_tokens": 64}, {"preflight"} | ORDERED),
         ({"test_tokens": 16}, {"verify", "publish", "report", "preflight"}),
@@ -72,7 +73,6 @@ def test_an_edit_reruns_what_it_can_change_with_what_follows(
 @pytest.mark.parametrize(
     ("file", "like"),
     [
-        ("runtime/cache/newest.py", "lru"),
         ("runtime/sparsity/newest.py", "topk"),
         ("runtime/quantization/newest.py", "int8_group32"),
         ("compiler/stages/order/newest.py", "frequency"),

@@ -49,13 +49,15 @@ def expected_records(source: str, calibrated: str) -> dict[str, dict[str, tuple[
     ingest, corpus, dense = ("ingest.json",), ("tokenize.json",), (calibrated,)
     model, device = (source,), (f"{DEVICE}/device.json",)
     first, second = ("calibrate.json",), (f"{DEVICE}/recalibrate.json",)
-    sparsity, placement, layout = ((f"{DEVICE}/{stage}.json",) for stage in ("allocate", "place", "layout"))
+    sparsity, placement, layout, plans = (
+        (f"{DEVICE}/{stage}.json",) for stage in ("allocate", "place", "layout", "plan")
+    )
     shard = {"model": dense, "corpus": corpus}
     second_shard = {"model": model, "corpus": corpus, "sparsity": sparsity, "activations": first}
     placing = {"model": model, "activations": second, "sparsity": sparsity, "device": device}
     verification = (f"{DEVICE}/verify.json",)
     laid_out = {"model": model, "sparsity": sparsity, "placement": placement, "order": ORDER, "device": device}
-    packed = {"corpus": corpus, "layout": layout, "quantized": QUANTIZED}
+    packed = {"corpus": corpus, "layout": layout, "plans": plans, "quantized": QUANTIZED}
     return {
         "ingest": {},
         "tokenize": {"model": ingest},
@@ -81,12 +83,13 @@ def expected_records(source: str, calibrated: str) -> dict[str, dict[str, tuple[
             "gram": (f"{DEVICE}/gram.json",),
             "importance": (f"{DEVICE}/importance.json",),
         },
-        "layout": laid_out | {"predictors": PREDICTORS, "activations": second},
+        "layout": {"model": model, "sparsity": sparsity, "device": device},
+        "plan": laid_out | {"layout": layout, "predictors": PREDICTORS, "activations": second},
         "package": laid_out | packed | {"predictors": PREDICTORS},
         "verify": {"model": model, "original": ingest, "corpus": corpus, "package": (f"{DEVICE}/package.json",)},
         "publish": {"package": (f"{DEVICE}/package.json",), "verification": verification},
         "report": laid_out
-        | {"corpus": corpus, "activations": second, "predictors": PREDICTORS, "layout": layout}
+        | {"corpus": corpus, "activations": second, "predictors": PREDICTORS, "layout": layout, "plans": plans}
         | {"package": (f"{DEVICE}/publish.json",), "verification": verification},
         "export": {"package": (f"{DEVICE}/publish.json",)},
     }

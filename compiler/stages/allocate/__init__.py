@@ -9,10 +9,10 @@ and caches under one quality floor (_judge.py), and the record says what it foun
 
 import logging
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from coldpress.compiler.activity.unit_statistics import fit_all
-from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT
+from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, caches_for
 from coldpress.compiler.checkpoint.private import private_folder
 from coldpress.compiler.checkpoint.source_json import read_object
 from coldpress.compiler.checkpoint.tensors import MAX_CONFIG_BYTES
@@ -20,8 +20,9 @@ from coldpress.compiler.cost_model import flash_bytes
 from coldpress.compiler.io import Workspace
 from coldpress.compiler.search import Goal, Search
 from coldpress.compiler.stages.allocate._config import AllocateConfig
-from coldpress.compiler.stages.allocate._division import OverBudgetError, budget_bytes, divided, method_of
+from coldpress.compiler.stages.allocate._division import OverBudgetError, budgets_bytes, divided, method_of
 from coldpress.compiler.stages.allocate._judge import BudgetJudge
+from coldpress.compiler.stages.allocate._ladder import with_ladder
 from coldpress.compiler.stages.allocate._quality import Floor
 from coldpress.compiler.stages.allocate._replay import Replays
 from coldpress.compiler.stages.allocate._rules import Inputs
@@ -38,7 +39,7 @@ from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.model import Model
 from coldpress.schemas.preflight import StageNeeds
-from coldpress.schemas.sparsity import Sparsity
+from coldpress.schemas.sparsity import Sparsity, Tried
 
 if TYPE_CHECKING:
     from coldpress.compiler.needs import Build
@@ -62,7 +63,8 @@ def run(
     threads: int = 1,
     curves: Curves | None = None,
 ) -> Sparsity:
-    """Divides the budget; `auto` takes the best candidate that a search finds (compiler/search).
+    """Divides the budgets; `auto` takes the best candidate that a search finds (compiler/search) for the smallest of
+    them, where reading costs most.
 
     A corpus is needed where density_allocation measures losses, and curves where the method is open.
 
@@ -79,9 +81,18 @@ def run(
             f"context_length {config.context_length} exceeds the {spec.max_position_embeddings} tokens of model "
             f"{model.name}{_why_shorter(model)}; use a shorter one"
         )
-    inputs = Inputs(model, activations, device, work, corpus, threads, curves)
-    sparsity = _found(config, inputs) if config.method == AUTO else divided(config, inputs)
+    in_default = config.model_copy(update={"format": DEFAULT_FORMAT}) if config.format == AUTO else config
+    budgets = budgets_bytes(in_default, model, device)
+    config = config.model_copy(update={"dram_budget": budgets[0]})
+    inputs = Inputs(model, activations, device, work, corpus, threads, curves, len(budgets), caches_for(config.cache))
+    found = _found(config.model_copy(update={"dram_budget": budgets[-1]}), inputs) if config.method == AUTO else None
+    chosen = config if found is None else found.config.model_copy(update={"dram_budget": budgets[0]})
+    sparsity = divided(chosen, inputs)
     sparsity = sparsity.model_copy(update={"arrays": _fitted(sparsity, inputs)})
+    if found is not None:
+        sparsity = sparsity.model_copy(update={"tried": found.tried, "front": found.front})
+    if budgets[1:]:
+        sparsity = with_ladder(sparsity, [_rung(chosen, sparsity, budget, inputs) for budget in budgets[1:]])
     _log(sparsity, inputs, config.overprediction)
     return sparsity
 
@@ -97,7 +108,7 @@ def _log(sparsity: Sparsity, inputs: Inputs, overprediction: float) -> None:
     )
     for densities in sparsity.densities:
         LOG.info("allocate: %s densities %s", densities.family, " ".join(f"{d:.3f}" for d in densities.per_layer))
-    token_s = sparsity.tried[0].token_s if sparsity.tried else None
+    token_s = sparsity.tried[0].token_s if sparsity.tried and not sparsity.ladder else None
     if token_s is None:
         token_s = Replays(inputs, overprediction).of(sparsity).token_s
     LOG.info("allocate: about %.1f tokens/s on %s", 1 / token_s, inputs.device.name)
@@ -120,8 +131,17 @@ def needs(build: "Build") -> StageNeeds:
     return StageNeeds(stage="allocate", ram_bytes=ram_bytes, disk_bytes=disk_bytes, runtime_s=seconds)
 
 
-def _found(config: AllocateConfig, inputs: Inputs) -> Sparsity:
-    """Searches all candidates, each at densities that keep the quality.
+class _Found(NamedTuple):
+    """What a search found."""
+
+    config: AllocateConfig
+    """The settings that ask for the best candidate."""
+    tried: tuple[Tried, ...]
+    front: tuple[Tried, ...]
+
+
+def _found(config: AllocateConfig, inputs: Inputs) -> _Found:
+    """Searches all candidates under one budget, each at densities that keep the quality.
 
     Candidates are compared with the same density in all layers; the allocation rule then runs for the chosen one only.
 
@@ -129,9 +149,7 @@ def _found(config: AllocateConfig, inputs: Inputs) -> Sparsity:
         DoesNotFitError: if none fits.
         ColdpressError: if there are no curves, or they belong to other weights.
     """
-    in_default = config if config.format != AUTO else config.model_copy(update={"format": DEFAULT_FORMAT})
-    budget = budget_bytes(in_default, inputs.model, inputs.device)
-    judge = BudgetJudge(config.model_copy(update={"dram_budget": budget}), inputs, _floor(config, inputs))
+    judge = BudgetJudge(config, inputs, _floor(config, inputs))
     goal = Goal(None if config.min_tokens_per_s is None else 1 / config.min_tokens_per_s)
     judged = load("coldpress.compiler.search", Search, config.search).judged(judge.space, judge, goal)
     best = goal.best(judged)
@@ -139,8 +157,19 @@ def _found(config: AllocateConfig, inputs: Inputs) -> Sparsity:
         raise next(iter(judge.refusals.values()))  # of the dense run, which needs nothing but DRAM
     tried = tried_of(best, judged, judge.refusals, goal)
     LOG.info("allocate: auto takes %s: %s", best.candidate.method, tried[0].reason)
-    chosen = divided(judge.config_of(best.candidate), inputs)
-    return chosen.model_copy(update={"tried": tried, "front": front_of(judged)})
+    return _Found(judge.config_of(best.candidate), tried, front_of(judged))
+
+
+def _rung(chosen: AllocateConfig, largest: Sparsity, budget_bytes: int, inputs: Inputs) -> Sparsity:
+    """Divides a smaller budget with the choice that was made.
+
+    Raises:
+        OverBudgetError: if it cannot hold what must be in DRAM.
+    """
+    config = chosen.model_copy(update={"dram_budget": budget_bytes})
+    # a density that the user or the quality gives is the same for all budgets, and so is its division
+    found = divided(config, inputs, largest.densities if config.density is not None else None)
+    return found.model_copy(update={"arrays": _fitted(found, inputs, f"selector-{budget_bytes}")})
 
 
 def _floor(config: AllocateConfig, inputs: Inputs) -> Floor:
@@ -168,7 +197,7 @@ def _why_shorter(model: Model) -> str:
     )
 
 
-def _fitted(sparsity: Sparsity, inputs: Inputs) -> ArrayFile | None:
+def _fitted(sparsity: Sparsity, inputs: Inputs, key: str = "selector") -> ArrayFile | None:
     """Saves the selector's arrays for each family of each layer; returns None if it needs none."""
     method = method_of(sparsity.method, sparsity.options, sparsity.format, sparsity.layers_per_group, inputs)
     densities = {entry.family: entry.per_layer for entry in sparsity.densities}
@@ -178,4 +207,4 @@ def _fitted(sparsity: Sparsity, inputs: Inputs) -> ArrayFile | None:
     arrays = {
         f"{layer}.{family}.{name}": array for (layer, family), found in fitted.items() for name, array in found.items()
     }
-    return inputs.work.once("selector", lambda: arrays) if arrays else None
+    return inputs.work.once(key, lambda: arrays) if arrays else None

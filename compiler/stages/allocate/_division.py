@@ -5,9 +5,11 @@ Resident tensors + predictors + KV cache + bookkeeping + buffers + cache = budge
 
 from dataclasses import dataclass
 
+from coldpress.compiler.candidates import AUTO, caches_for, own_cache_options
 from coldpress.compiler.cost_model import kv_cache_bytes, read_units, resident_bytes, unit_bytes, weight_bytes
 from coldpress.compiler.dense_run import buffer_of
 from coldpress.compiler.sections import asked_budget_bytes, bookkeeping_bytes, make_sections
+from coldpress.compiler.shared_settings import DEFAULT_CACHE
 from coldpress.compiler.stages.allocate import _densities
 from coldpress.compiler.stages.allocate._config import AllocateConfig
 from coldpress.compiler.stages.allocate._densities import Question
@@ -19,7 +21,7 @@ from coldpress.schemas.base import Options
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import DoesNotFitError
 from coldpress.schemas.families import FamilyName
-from coldpress.schemas.model import Model, ModelSpec
+from coldpress.schemas.model import Model
 from coldpress.schemas.sparsity import Budget, Densities, Sparsity
 
 
@@ -43,18 +45,22 @@ class _Needs:
     buffers: int
 
 
-def divided(config: AllocateConfig, inputs: Inputs) -> Sparsity:
-    """Divides the budget with one method."""
+def divided(config: AllocateConfig, inputs: Inputs, densities: tuple[Densities, ...] | None = None) -> Sparsity:
+    """Divides one budget with one method; `densities` are known already, or None."""
     model, device, spec = inputs.model, inputs.device, inputs.model.spec
-    budget = budget_bytes(config, model, device)
+    (budget,) = budgets_bytes(config, model, device)
     method = method_of(config.method, config.options, config.format, config.layers_per_group, inputs)
-    bookkeeping = _bookkeeping_bytes(config, spec, tuple(method.unit_bytes), device)
-    shares = _shares(config, inputs, method, budget - bookkeeping)
+    bookkeeping = _bookkeeping_bytes(config, inputs, tuple(method.unit_bytes))
+    if densities is None:
+        shares = _shares(config, inputs, method, budget - bookkeeping)
+    else:
+        shares = {entry.family: entry.per_layer for entry in densities}
     resident = resident_bytes(model, tuple(shares), config.format)
     kv_cache = kv_cache_bytes(spec, config.context_length, config.kv_cache)
     free = budget - resident - kv_cache - bookkeeping
     sizes = predictor_sizes(config, model, shares, free)
     predictors = sizes.expected_bytes
+    cache = DEFAULT_CACHE if config.cache == AUTO else config.cache
     sparsity = Sparsity(
         method=config.method,
         options=config.options,
@@ -74,37 +80,38 @@ def divided(config: AllocateConfig, inputs: Inputs) -> Sparsity:
             buffer_bytes=0,
             cache_bytes=0,
         ),
-        cache=config.cache,
-        cache_options=config.cache_options,
+        cache=cache,
+        cache_options=own_cache_options(cache, config.cache_options) if config.cache == AUTO else config.cache_options,
         layers_per_group=config.layers_per_group,
     )
     buffers = buffer_of(model, sparsity, free - predictors, device)
-    cache = _cache_bytes(config, budget, _Needs(resident, kv_cache, bookkeeping, predictors, buffers))
-    divided = sparsity.budget.model_copy(update={"buffer_bytes": buffers, "cache_bytes": cache})
-    return sparsity.model_copy(update={"budget": divided})
+    left = _cache_bytes(config, budget, _Needs(resident, kv_cache, bookkeeping, predictors, buffers))
+    division = sparsity.budget.model_copy(update={"buffer_bytes": buffers, "cache_bytes": left})
+    return sparsity.model_copy(update={"budget": division})
 
 
-def _bookkeeping_bytes(
-    config: AllocateConfig, spec: ModelSpec, families: tuple[FamilyName, ...], device: DeviceProfile
-) -> int:
+def _bookkeeping_bytes(config: AllocateConfig, inputs: Inputs, families: tuple[FamilyName, ...]) -> int:
+    """Returns the bookkeeping of the plans, whichever cache of the build each will get."""
+    spec, page_bytes = inputs.model.spec, inputs.device.flash.page_bytes.value
     sections = make_sections(spec, families, config.format, config.layers_per_group)
-    return bookkeeping_bytes(spec, sections, config.method, config.cache, device.flash.page_bytes.value)
+    caches = inputs.caches or caches_for(config.cache)
+    return bookkeeping_bytes(spec, sections, config.method, caches, page_bytes, inputs.num_plans)
 
 
-def budget_bytes(config: AllocateConfig, model: Model, device: DeviceProfile) -> int:
-    """Returns the DRAM budget in bytes.
+def budgets_bytes(config: AllocateConfig, model: Model, device: DeviceProfile) -> tuple[int, ...]:
+    """Returns the DRAM budgets in bytes, the largest first.
 
     Raises:
         DoesNotFitError: if the device has less DRAM.
     """
     shape = (config.format, config.context_length, config.kv_cache)
-    budget = asked_budget_bytes(config.dram_budget, model, *shape, device.flash.page_bytes.value)
-    if budget > device.dram_bytes.value:
+    budgets = asked_budget_bytes(config.dram_budget, model, *shape, device.flash.page_bytes.value)
+    if budgets[0] > device.dram_bytes.value:
         raise DoesNotFitError(
-            f"a DRAM budget of {budget:,} bytes was asked for, device {device.name} has {device.dram_bytes.value:,}; "
-            "lower dram_budget"
+            f"a DRAM budget of {budgets[0]:,} bytes was asked for, device {device.name} has "
+            f"{device.dram_bytes.value:,}; lower dram_budget"
         )
-    return budget
+    return budgets
 
 
 def _shares(config: AllocateConfig, inputs: Inputs, method: Method, m_max: int) -> dict[str, tuple[float, ...]]:

@@ -28,6 +28,7 @@ from coldpress.schemas.curves import Curves
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import mlp_shares, num_units, used_share
+from coldpress.schemas.layout import CacheName
 from coldpress.schemas.model import Model, ModelSpec
 
 LOG = logging.getLogger(__name__)
@@ -60,6 +61,10 @@ class Inputs:
     threads: int
     curves: Curves | None = None
     """None where the method was given."""
+    num_plans: int = 1
+    """Plans of the artifact: its tables have the selector's arrays of each."""
+    caches: tuple[CacheName, ...] = ()
+    """Cache policies that the plans may get; empty: the one that is asked for."""
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,7 @@ from coldpress.schemas.model import Model
 from coldpress.schemas.order import Order
 from coldpress.schemas.package import Package
 from coldpress.schemas.placement import Placement
+from coldpress.schemas.plans import Plans
 from coldpress.schemas.predictors import Predictors
 from coldpress.schemas.preflight import StageNeeds
 from coldpress.schemas.quantized import Quantized
@@ -84,6 +85,7 @@ def run(
     sparsity: Sparsity,
     device: DeviceProfile,
     layout: Layout,
+    plans: Plans,
     order: tuple[Order, ...],
     placement: Placement,
     quantized: tuple[Quantized, ...],
@@ -102,13 +104,15 @@ def run(
         sparsity=sparsity,
         device=device,
         layout=layout,
+        plans=plans,
         order=order,
         placement=placement,
         codes=join_codes(quantized, model, sparsity.format),
         predictors=check_predictors(predictors, model) if predictors else (),
     )
     target = Path(config.artifact).absolute()
-    _check_room(target, layout)
+    needed_bytes = _needed_bytes(inputs)
+    _check_room(target, needed_bytes)
     try:
         with publishing(target) as folder:
             package = _write(folder, target, inputs)
@@ -118,7 +122,7 @@ def run(
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise DoesNotFitError(
-            f"no space left for {target.name} on its disk, which needs about {_needed_bytes(layout)} bytes; free some "
+            f"no space left for {target.name} on its disk, which needs about {needed_bytes} bytes; free some "
             "or choose another build_dir"
         ) from error
     return package
@@ -137,17 +141,17 @@ def needs(build: "Build") -> StageNeeds:
     )
 
 
-def _needed_bytes(layout: Layout) -> int:
-    plan = layout.largest_plan
-    return layout.flash_bytes + plan.resident_bytes + plan.predictor_bytes + SLACK_BYTES
+def _needed_bytes(inputs: Inputs) -> int:
+    plan = inputs.plans.largest_plan
+    return inputs.layout.flash_bytes + plan.resident_bytes + plan.predictor_bytes + SLACK_BYTES
 
 
-def _check_room(target: Path, layout: Layout) -> None:
+def _check_room(target: Path, needed_bytes: int) -> None:
     existing = next(path for path in target.parents if path.exists())
     free_bytes = shutil.disk_usage(existing).free
-    if free_bytes < _needed_bytes(layout):
+    if free_bytes < needed_bytes:
         raise DoesNotFitError(
-            f"{target.name} needs {_needed_bytes(layout)} bytes of disk, {free_bytes} are free; free some or choose "
+            f"{target.name} needs {needed_bytes} bytes of disk, {free_bytes} are free; free some or choose "
             "another build_dir"
         )
 
@@ -162,14 +166,15 @@ def _write(folder: Path, target: Path, inputs: Inputs) -> Package:
         _write_image(written, inputs, orders, page_crc32c)
         tensors.result()
     with written.new(TABLES_FILE) as file:
-        write_tensors(
-            file, tables_to_write(inputs.layout, orders, inputs.placement, inputs.sparsity, page_crc32c.values)
+        tables = tables_to_write(
+            inputs.layout, inputs.plans, orders, inputs.placement, inputs.sparsity, page_crc32c.values
         )
+        write_tensors(file, tables)
     digests = input_digests(inputs)
     write_documents(written, inputs, digests)
     manifest = seal(make_manifest(inputs, written, digests).to_json()).encode()
     written.add(MANIFEST_FILE, manifest)
-    plan = inputs.layout.largest_plan
+    plan = inputs.plans.largest_plan
     return Package(
         folder=str(target),
         manifest_sha256=hashlib.sha256(manifest).hexdigest(),
@@ -208,7 +213,7 @@ def make_manifest(inputs: Inputs, written: Written, digests: dict[str, str]) -> 
     )
     return Manifest(
         format=Format(name=FORMAT_NAME, major=FORMAT_MAJOR, minor=FORMAT_MINOR),
-        features=features_of(families, inputs.codes.resident, layout.plans),
+        features=features_of(families, inputs.codes.resident, inputs.plans.plans),
         compiler_version=__version__,
         model=model.spec,
         source=Source(
@@ -227,6 +232,6 @@ def make_manifest(inputs: Inputs, written: Written, digests: dict[str, str]) -> 
             LayerPredictorInfo(layer=entry.layer, rank=entry.rank, format=entry.format, threshold=entry.threshold)
             for entry in inputs.predictors
         ),
-        plans=layout.plans,
+        plans=inputs.plans.plans,
         inputs=digests,
     )

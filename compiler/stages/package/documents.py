@@ -26,6 +26,7 @@ from coldpress.schemas.manifest import FLASH_FILE, RESIDENT_FILE
 from coldpress.schemas.model import Model, SourceFile
 from coldpress.schemas.order import Order
 from coldpress.schemas.placement import Placement
+from coldpress.schemas.plans import Plans
 from coldpress.schemas.predictors import LayerPredictor
 from coldpress.schemas.sparsity import Sparsity
 
@@ -51,6 +52,7 @@ class Inputs:
     sparsity: Sparsity
     device: DeviceProfile
     layout: Layout
+    plans: Plans
     order: tuple[Order, ...]
     placement: Placement
     codes: Codes
@@ -72,13 +74,13 @@ def input_digests(inputs: Inputs) -> dict[str, str]:
         inputs.codes.algorithm,
         inputs.placement.solver,
     )
-    found["settings"] = digest(*settings, inputs.layout.to_json())
+    found["settings"] = digest(*settings, inputs.layout.to_json(), *(plan.to_json() for plan in inputs.plans.plans))
     return found
 
 
 def _without_paths(sparsity: Sparsity) -> dict[str, Any]:
     """Dumps the record without the paths of its arrays: the tables hold the arrays themselves."""
-    return sparsity.model_dump(mode="json", exclude={"arrays"})
+    return sparsity.model_dump(mode="json", exclude={"arrays": True, "ladder": {"__all__": {"arrays"}}})
 
 
 def write_documents(written: Written, inputs: Inputs, digests: dict[str, str]) -> None:
@@ -136,7 +138,7 @@ def _provenance(inputs: Inputs, digests: dict[str, str]) -> dict[str, object]:
 
 
 def _card(written: Written, inputs: Inputs) -> str:
-    plan = inputs.layout.largest_plan
+    plan = inputs.plans.largest_plan
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         undefined=jinja2.StrictUndefined,

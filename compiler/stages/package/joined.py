@@ -22,6 +22,7 @@ from coldpress.schemas.layout import Layout, Section
 from coldpress.schemas.model import Model
 from coldpress.schemas.order import FamilyOrder, Order
 from coldpress.schemas.placement import Placement
+from coldpress.schemas.plans import Plans
 from coldpress.schemas.predictors import LayerPredictor, Predictors
 from coldpress.schemas.quantized import LayerCodes, Quantized, ResidentTensor
 from coldpress.schemas.sparsity import Sparsity
@@ -130,7 +131,12 @@ def rank(placement: Placement, layer: int, section: Section) -> np.ndarray:
 
 
 def tables_to_write(
-    layout: Layout, orders: UnitOrders, placement: Placement, sparsity: Sparsity, page_crc32c: np.ndarray
+    layout: Layout,
+    plans: Plans,
+    orders: UnitOrders,
+    placement: Placement,
+    sparsity: Sparsity,
+    page_crc32c: np.ndarray,
 ) -> Iterator[TensorToWrite]:
     """Yields page checksums, unit orders, ranks, and the selectors' arrays."""
     yield of_array("page_crc32c", page_crc32c)
@@ -138,8 +144,8 @@ def tables_to_write(
         yield of_array(f"order.{section.first_layer}.{section.family}", orders.order(section))
         for layer in section.layers:
             yield of_array(f"rank.{layer}.{section.family}", rank(placement, layer, section))
-    fitted = selector_arrays(sparsity)
-    for index, plan in enumerate(layout.plans):
+    for index, (plan, rung) in enumerate(zip(plans.plans, sparsity.rungs, strict=True)):
+        fitted = selector_arrays(rung)
         for array in plan.arrays:
             yield of_array(selector_tensor(index, array), fitted[array.layer, array.family][array.name])
 

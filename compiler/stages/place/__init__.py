@@ -16,20 +16,13 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 from pydantic import Field
 
+from coldpress.compiler.activity.choice import REPLAYED_LAYERS
+from coldpress.compiler.activity.held_out import MAX_WINDOWS, WARM_TOKENS, WINDOW_TOKENS, split_tokens, traces_of
 from coldpress.compiler.cost_model import unit_bytes
 from coldpress.compiler.io import Workspace
+from coldpress.compiler.shared_settings import PinnedShareSetting
 from coldpress.compiler.stages.place import _solve
-from coldpress.compiler.stages.place._counts import (
-    MAX_LAYERS,
-    MAX_WINDOWS,
-    WARM_TOKENS,
-    WINDOW_TOKENS,
-    Counts,
-    all_counts,
-    head_counts,
-    split_tokens,
-    traces_of,
-)
+from coldpress.compiler.stages.place._counts import Counts, all_counts, head_counts
 from coldpress.compiler.stages.place._problem import (
     Choice,
     Group,
@@ -48,7 +41,7 @@ from coldpress.compiler.stages.place._whole import whole_layers
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.plugins import load, load_class
 from coldpress.schemas.activations import Activations
-from coldpress.schemas.base import PositiveCount, Record, Share
+from coldpress.schemas.base import PositiveCount
 from coldpress.schemas.config import Key
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import DoesNotFitError
@@ -71,15 +64,12 @@ SHARE_GAP = 1e-3
 """Relative gap that is close enough to the optimum for comparing shares."""
 
 
-class PlaceConfig(Record):
+class PlaceConfig(PinnedShareSetting):
     """Settings of `place`."""
 
     place: Annotated[str, Key(plugins="coldpress.compiler.stages.place")] = Field(
         default="pulp_highs", description="what solves the placement's integer program"
     )
-    pinned_share: Annotated[
-        Share | None, Key(default="the least with nearly the least modelled flash time; 1 where the cache is `static`")
-    ] = Field(default=None, description="share of the units' DRAM that is pinned")
     batch_units: Annotated[PositiveCount | None, Key(default="64, or 1 for models of up to 16384 units")] = Field(
         default=None, description="units of similar impact that are placed together"
     )
@@ -139,7 +129,7 @@ def needs(build: "Build") -> StageNeeds:
     """Counts a record per unit, and the units that each replayed token uses."""
     layers, units = build.model.spec.num_hidden_layers, build.layer_units(build.families)
     tokens = min(MAX_WINDOWS * (WINDOW_TOKENS + WARM_TOKENS), build.num_tokens)
-    replayed = 8 * tokens * units * min(MAX_LAYERS, layers)
+    replayed = 8 * tokens * units * min(REPLAYED_LAYERS, layers)
     ram_bytes = build.PYTHON_BYTES + layers * units * UNIT_RECORD_BYTES + replayed
     return StageNeeds(
         stage="place", ram_bytes=ram_bytes, disk_bytes=layers * units, runtime_s=3600 + layers * units // 100

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from coldpress.compiler.activity.held_out import Trace
 from coldpress.compiler.cost_model import PEAK_READ_BYTES
 from coldpress.compiler.seconds import Reading
-from coldpress.compiler.stages.place._counts import Trace
 from coldpress.compiler.stages.place._problem import Choice, Group, Problem, tiers_of
 from coldpress.runtime.cache import CachePolicy, Known, make
 from coldpress.runtime.extents import span_bytes

@@ -244,10 +244,10 @@ def _build_of(
 
 
 def _check_budget(build: Build) -> None:
-    least = trial.least_bytes(build)
-    if least > build.dram_budget_bytes:
+    least, smallest = trial.least_bytes(build), build.dram_budgets_bytes[-1]
+    if least > smallest:
         raise DoesNotFitError(
-            f"a DRAM budget of {build.dram_budget_bytes:,} bytes was asked for, {least:,} are needed before any "
+            f"a DRAM budget of {smallest:,} bytes was asked for, {least:,} are needed before any "
             f"unit is cached: tensors that stay in DRAM, the KV cache of {build.context_length} tokens, bookkeeping "
             "and buffers; use a shorter context_length or a smaller format, or raise dram_budget"
         )

@@ -157,7 +157,7 @@ def least_bytes(build: Build) -> int:
     """Returns the least DRAM in bytes, whatever the sparsity: resident tensors, KV cache, bookkeeping and the smallest
     read buffer.
 
-    With `auto` it is that of the selector, format and cache that need the least.
+    With `auto` it is that of the selector and format that need the least.
     """
     model, page_bytes = build.model, build.page_bytes
 
@@ -166,7 +166,8 @@ def least_bytes(build: Build) -> int:
         families = families_for(method, options, model.spec)
         buffer = read_buffer_bytes(model.spec, format_name, families, 0, page_bytes)
         sections = make_sections(model.spec, families, format_name, build.layers_per_group)
-        bookkeeping = min(bookkeeping_bytes(model.spec, sections, method, cache, page_bytes) for cache in build.caches)
+        num_plans = len(build.dram_budgets_bytes)
+        bookkeeping = bookkeeping_bytes(model.spec, sections, method, build.caches, page_bytes, num_plans)
         return resident_bytes(model, families, format_name) + bookkeeping + buffer
 
     kv_cache = kv_cache_bytes(model.spec, build.context_length, build.kv_cache)

@@ -25,6 +25,7 @@ from coldpress.schemas.model import Model
 from coldpress.schemas.order import Order
 from coldpress.schemas.package import Package
 from coldpress.schemas.placement import Placement
+from coldpress.schemas.plans import Plans
 from coldpress.schemas.predictors import Predictors
 from coldpress.schemas.preflight import StageNeeds
 from coldpress.schemas.sparsity import Sparsity
@@ -50,6 +51,7 @@ def run(
     order: tuple[Order, ...],
     predictors: Predictors | None,
     layout: Layout,
+    plans: Plans,
     package: Package,
     verification: Verification,
 ) -> Metrics:
@@ -63,7 +65,7 @@ def run(
             f"the verification is of artifact {verification.artifact_sha256[:12]}, the package is "
             f"{package.manifest_sha256[:12]}; run verify again"
         )
-    metrics = make_metrics(model, device, sparsity, layout, package, verification)
+    metrics = make_metrics(model, device, sparsity, plans, package, verification)
     inputs = Inputs(
         model=model,
         device=device,
@@ -73,6 +75,7 @@ def run(
         order=order,
         predictors=predictors,
         layout=layout,
+        plans=plans,
         package=package,
         verification=verification,
         corpus=corpus,

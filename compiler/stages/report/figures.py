@@ -18,6 +18,7 @@ from coldpress.schemas.layout import KvCacheFormat, Layout, placed_parts
 from coldpress.schemas.metrics import Metrics, Verification
 from coldpress.schemas.model import Model, ModelSpec
 from coldpress.schemas.package import Package
+from coldpress.schemas.plans import Plans
 from coldpress.schemas.sparsity import Sparsity
 
 HOT_SHARE = 0.8
@@ -78,10 +79,10 @@ class HotOverlap:
 
 
 def make_metrics(
-    model: Model, device: DeviceProfile, sparsity: Sparsity, layout: Layout, package: Package, found: Verification
+    model: Model, device: DeviceProfile, sparsity: Sparsity, plans: Plans, package: Package, found: Verification
 ) -> Metrics:
     """Returns the figures of metrics.json."""
-    run, plan = found.run, layout.largest_plan
+    run, plan = found.run, plans.largest_plan
     return Metrics(
         model=model.name,
         device=device.name,
@@ -111,6 +112,7 @@ def make_metrics(
         dense=found.dense,
         ladder=found.ladder,
         tried=sparsity.tried,
+        plans=found.plans,
         protocol=found.protocol,
         sample=found.sample,
     )
@@ -121,17 +123,17 @@ def all_in_dram(
 ) -> InDram:
     """Returns the DRAM that the whole model takes, and the speed of the dense run there, which reads nothing."""
     page_bytes = device.flash.page_bytes.value
-    dram_bytes = asked_budget_bytes("100%", model, format_name, context_length, kv_cache, page_bytes)
+    (dram_bytes,) = asked_budget_bytes("100%", model, format_name, context_length, kv_cache, page_bytes)
     run = dense_run(model, format_name, context_length, dram_bytes, device, kv_cache)
     assert run is not None
     return InDram(dram_bytes=dram_bytes, tokens_per_s=run.tokens_per_s)
 
 
-def budget_parts(spec: ModelSpec, layout: Layout) -> tuple[BudgetPart, ...]:
+def budget_parts(spec: ModelSpec, layout: Layout, plans: Plans) -> tuple[BudgetPart, ...]:
     """Returns the uses of the DRAM budget; they sum to it."""
-    plan = layout.largest_plan
-    arrays = [array for one in layout.plans for array in one.arrays]
-    caches = {one.cache for one in layout.plans}
+    plan = plans.largest_plan
+    arrays = [array for one in plans.plans for array in one.arrays]
+    caches = {one.cache for one in plans.plans}
     bookkeeping = counted_bytes(spec, layout.sections, layout.flash_bytes // layout.page_bytes, arrays, caches)
     planned = placed_parts(plan, layout.sections)
     pinned = sum(part.num_pinned * section.unit_bytes for part, section in planned)

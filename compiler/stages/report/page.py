@@ -29,11 +29,12 @@ from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import printable
 from coldpress.schemas.families import FamilyName, FormatName
 from coldpress.schemas.law import combined
-from coldpress.schemas.layout import Layout, placed_parts
-from coldpress.schemas.metrics import Metrics, RunMetrics, Verification
+from coldpress.schemas.layout import Layout, Plan, placed_parts
+from coldpress.schemas.metrics import Metrics, PlanFigures, RunMetrics, Verification
 
 COLUMNS = ("DRAM", "flash per token", "reads per token", "tokens/s, simulated", "perplexity")
 """Columns of the table that answers whether the artifact pays."""
+PLAN_COLUMNS = ("DRAM budget", "selector", "density", "cache", *COLUMNS[1:4], "perplexity over the source's")
 DENSE = "dense"
 ORIGINAL: FormatName = "fp16"
 WHOLE_FORMATS: tuple[FormatName, ...] = ("int8_group32", "int4_group32")
@@ -55,18 +56,21 @@ def render(metrics: Metrics, inputs: Inputs) -> str:
     return environment.get_template("template.html.j2").render(
         metrics=metrics,
         device=inputs.device,
-        plan=inputs.layout.largest_plan,
+        plan=inputs.plans.largest_plan,
         verification=inputs.verification,
         weight_bytes=weight_bytes(inputs.model, inputs.sparsity.format),
         cards=_cards(metrics, inputs.device),
-        budget=_with_unused_last(budget_parts(inputs.model.spec, inputs.layout)),
+        budget=_with_unused_last(budget_parts(inputs.model.spec, inputs.layout, inputs.plans)),
         charts=list(charts_of(inputs, curves)),
         verdict=_verdicts(metrics, inputs),
         columns=COLUMNS,
+        plans=list(map(_plan_row, metrics.plans)),
+        plan_columns=PLAN_COLUMNS,
+        choices=inputs.plans.choices,
         command=run_command([PROGRAM], Path(inputs.package.folder).name, metrics.sample),
         compared=_compared(metrics, inputs),
         measured=_measured(metrics, inputs),
-        families=_families(inputs.layout),
+        families=_families(inputs.layout, inputs.plans.largest_plan),
         hot=_hot_units(curves),
         predictors=predictor_part(inputs),
         origins=_origins(inputs),
@@ -205,9 +209,23 @@ def _whole(metrics: Metrics, inputs: Inputs, format_name: FormatName) -> tuple[s
 
 def _in_dram(inputs: Inputs, format_name: FormatName) -> InDram:
     """Models the whole model in DRAM: the original with an fp16 KV cache, other formats with the artifact's."""
-    plan = inputs.layout.largest_plan
+    plan = inputs.plans.largest_plan
     kept = "fp16" if format_name == ORIGINAL else plan.kv_cache
     return all_in_dram(inputs.model, format_name, plan.context_length, kept, inputs.device)
+
+
+def _plan_row(plan: PlanFigures) -> tuple[str, ...]:
+    return (
+        plan.plan,
+        show_bytes(plan.dram_budget_bytes),
+        plan.method,
+        f"{plan.density:.2f}",
+        plan.cache,
+        show_bytes(plan.flash_bytes_per_token),
+        f"{plan.reads_per_token:.1f}",
+        _rate(plan.modelled_tokens_per_s),
+        with_error(plan.ppl_ratio, plan.ppl_ratio_error, 4),
+    )
 
 
 def _rate(per_s: float) -> str:
@@ -303,10 +321,10 @@ def _amplification(run: RunMetrics) -> str:
     return f"{run.read_bytes / run.used_bytes:.2f}" if run.used_bytes else "no reads"
 
 
-def _families(layout: Layout) -> list[dict[str, Any]]:
+def _families(layout: Layout, plan: Plan) -> list[dict[str, Any]]:
     rows: dict[FamilyName, dict[str, Any]] = {}
     densities: dict[FamilyName, list[float]] = defaultdict(list)
-    for part, section in placed_parts(layout.largest_plan, layout.sections):
+    for part, section in placed_parts(plan, layout.sections):
         row = rows.setdefault(section.family, {"family": section.family, "bytes": 0, "num_pinned": 0, "num_slots": 0})
         row |= {"num_units": section.num_units, "unit_bytes": section.unit_bytes}
         row["bytes"] += section.num_units * section.unit_bytes
@@ -333,9 +351,9 @@ def _origins(inputs: Inputs) -> list[tuple[str, str]]:
         ("licence", model.license or "not stated"),
         ("corpus", f"{inputs.corpus.name}, text {inputs.corpus.text_sha256}"),
         ("calibration", f"{inputs.activations.num_tokens:,} tokens, tokenized with seed {inputs.seed}"),
-        ("context", f"{inputs.layout.largest_plan.context_length} tokens"),
+        ("context", f"{inputs.plans.largest_plan.context_length} tokens"),
         ("order", ", ".join(sorted(heuristics))),
         ("placement", f"{inputs.placement.solver}, within {100 * inputs.placement.gap:.2f} % of the optimum"),
-        ("collapse gap", f"{inputs.layout.largest_plan.collapse_gap_bytes} bytes"),
+        ("collapse gap", f"{inputs.plans.largest_plan.collapse_gap_bytes} bytes"),
         ("compiler", f"coldpress {__version__}"),
     ]

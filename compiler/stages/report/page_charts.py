@@ -12,12 +12,13 @@ from coldpress.runtime.cli.ladder import legend
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.device import DeviceProfile
-from coldpress.schemas.layout import Layout, placed_parts
+from coldpress.schemas.layout import Layout, Plan, placed_parts
 from coldpress.schemas.metrics import LadderStep, Verification
 from coldpress.schemas.model import Distillation, Model
 from coldpress.schemas.order import Order
 from coldpress.schemas.package import Package
 from coldpress.schemas.placement import Placement
+from coldpress.schemas.plans import Plans
 from coldpress.schemas.predictors import Predictors
 from coldpress.schemas.sparsity import Sparsity
 
@@ -36,6 +37,7 @@ class Inputs:
     order: tuple[Order, ...]
     predictors: Predictors | None
     layout: Layout
+    plans: Plans
     package: Package
     verification: Verification
     corpus: Corpus
@@ -58,7 +60,7 @@ def charts_of(inputs: Inputs, curves: tuple[FrequencyCurve, ...]) -> Iterator[Ch
     if inputs.verification.ladder:
         yield _ladder_chart(inputs.verification.ladder)
     yield _density_chart(inputs)
-    yield _share_chart(inputs.layout)
+    yield _share_chart(inputs.layout, inputs.plans.largest_plan)
     if inputs.model.relufication is not None:
         yield _training_chart("Relufication", "model with its new activation", inputs.model.relufication)
     if inputs.model.distillation is not None:
@@ -110,10 +112,10 @@ def _density_chart(inputs: Inputs) -> Chart:
     return Chart("Density", charts.per_layer("density", series), caption)
 
 
-def _share_chart(layout: Layout) -> Chart:
+def _share_chart(layout: Layout, plan: Plan) -> Chart:
     """Draws the share of each layer's flash bytes that are pinned or have a cache slot."""
     pinned, cached, total = defaultdict(int), defaultdict(int), defaultdict(int)
-    for part, section in placed_parts(layout.largest_plan, layout.sections):
+    for part, section in placed_parts(plan, layout.sections):
         pinned[part.layer] += part.num_pinned * section.unit_bytes
         cached[part.layer] += part.cache_slots * section.unit_bytes
         total[part.layer] += section.num_units * section.unit_bytes

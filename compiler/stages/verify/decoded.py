@@ -23,6 +23,7 @@ from coldpress.runtime.generate.likelihood import Quality
 from coldpress.runtime.generate.session import DEFAULT_FLASH, Session
 from coldpress.runtime.simulate import simulate
 from coldpress.runtime.trace import Recorder
+from coldpress.schemas.layout import Plan
 from coldpress.schemas.metrics import LadderStep, RunMetrics
 from coldpress.schemas.model import Model
 
@@ -45,10 +46,12 @@ DECISIONS = ("hits", "misses", "evictions", "reads", "read_bytes", "used_bytes",
 class Replayed:
     """A session whose first tokens can be compared with simulated flash."""
 
-    def __init__(self, folder: str, flash: str = DEFAULT_FLASH) -> None:
-        """Opens the artifact; run `session` once, with this object as its `on_logits`."""
+    def __init__(self, folder: str, flash: str = DEFAULT_FLASH, plan: Plan | None = None) -> None:
+        """Opens the artifact, under its largest plan or `plan`; run `session` once, with this object as its
+        `on_logits`."""
         self._recorder = Recorder(max_tokens=MAX_TOKENS)
-        self.session = Session(folder, recorder=self._recorder, flash=flash, modelled=True)  # for the report
+        # modelled for the report
+        self.session = Session(folder, plan=plan, recorder=self._recorder, flash=flash, modelled=True)
         self._decisions: dict[str, object] = {}
         self._done = False
 
@@ -87,7 +90,13 @@ class Decoded:
 
 
 def decode(
-    folder: str, model: Model, blocks: np.ndarray, watch: SourceComparison, much: bool, threads: int = 1
+    folder: str,
+    model: Model,
+    blocks: np.ndarray,
+    watch: SourceComparison,
+    much: bool,
+    threads: int = 1,
+    plan: Plan | None = None,
 ) -> Decoded:
     """Decodes all blocks, each token with its own units.
 
@@ -98,8 +107,9 @@ def decode(
         watch: Receives all logits.
         much: Whether only the first `MAX_TOKENS` are decoded one by one, in one run.
         threads: Cores to use.
+        plan: The plan to decode with; None for the artifact's largest, the only one whose mechanisms are compared.
     """
-    replayed = Replayed(folder)
+    replayed = Replayed(folder, plan=plan)
     session, adapts = replayed.session, replayed.session.plan.collapse == "adaptive"
 
     def on_logits(logits: np.ndarray) -> None:
@@ -107,7 +117,7 @@ def decode(
         replayed(logits)
 
     if adapts:
-        replayed = adapting(folder, blocks)
+        replayed = adapting(folder, blocks, plan)
     if not much:
         alone = _watched(session, blocks, on_logits)
         block_nll = alone.block_nll
@@ -116,11 +126,12 @@ def decode(
         if session.decoder.sees_residency:
             # measured seconds would have an adaptive gap read, and so use, other units each time
             flash = "simulated" if adapts else DEFAULT_FLASH
-            block_nll = _in_lanes(folder, blocks, watch, _at_once(session, threads), flash)
+            block_nll = _in_lanes(folder, blocks, watch, _at_once(session, threads), flash, plan)
         else:
             block_nll = _watched(session, blocks, watch, PREFILL_CHUNK_TOKENS).block_nll
     equal = replayed.equals()
-    return Decoded(block_nll, alone.metrics, equal, replayed.ladder(model), alone.block_tokens_per_s)
+    steps = replayed.ladder(model) if plan is None else ()
+    return Decoded(block_nll, alone.metrics, equal, steps, alone.block_tokens_per_s)
 
 
 def _watched(
@@ -139,14 +150,16 @@ def _counted(on_logits: Callable[[np.ndarray], None], steps: Steps) -> Callable[
     return counted
 
 
-def _in_lanes(folder: str, blocks: np.ndarray, watch: SourceComparison, at_once: int, flash: str) -> tuple[float, ...]:
+def _in_lanes(
+    folder: str, blocks: np.ndarray, watch: SourceComparison, at_once: int, flash: str, plan: Plan | None
+) -> tuple[float, ...]:
     """Decodes blocks one token after the other, in LANES runs, so many at once; returns the blocks' mean nats per
     token."""
     steps = Steps(STAGE, blocks[:, 1:].size, "tokens")
 
     def run(own: np.ndarray) -> tuple[float, ...]:
         first = int(own[0])
-        with Session(folder, flash=flash) as session:
+        with Session(folder, plan=plan, flash=flash) as session:
             if first:
                 session.perplexity(blocks[first - 1 : first, : WARMING + 2], sparse=True)
             counted = _counted(watch.begin(first), steps)
@@ -162,9 +175,9 @@ def _at_once(session: Session, threads: int) -> int:
     return max(1, min(threads, free_dram_bytes() // (2 * session.plan.dram_budget_bytes)))
 
 
-def adapting(folder: str, blocks: np.ndarray) -> Replayed:
+def adapting(folder: str, blocks: np.ndarray, plan: Plan | None = None) -> Replayed:
     """Runs a plan that adapts to the cost of reads, in modelled seconds, since measured ones never repeat."""
-    replayed = Replayed(folder, flash="simulated")
+    replayed = Replayed(folder, flash="simulated", plan=plan)
     replayed.session.perplexity(first_of(blocks), sparse=True, on_logits=replayed)
     return replayed
 

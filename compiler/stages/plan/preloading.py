@@ -16,19 +16,14 @@ from statistics import NormalDist
 import numpy as np
 
 from coldpress.compiler import seconds
-from coldpress.compiler.activity.counted import counted
-from coldpress.compiler.io import load_arrays
+from coldpress.compiler.activity.held_out import Window
 from coldpress.compiler.seconds import Key, Setting
+from coldpress.compiler.stages.plan._replay import FILLING, Known, filling
 from coldpress.runtime.store.ahead_room import NOTHING, Ahead, Reading, buffer_bytes, guessed_families, scattered
 from coldpress.runtime.store.resident import seconds_before
-from coldpress.runtime.trace import END, FETCH, NO_IDS, PRELOAD, RESET, Event
-from coldpress.schemas.activations import Activations
-from coldpress.schemas.device import DeviceProfile
-from coldpress.schemas.families import FAMILIES
+from coldpress.runtime.trace import END, FETCH, NO_IDS, PRELOAD, Event
+from coldpress.schemas.families import FAMILIES, num_units
 from coldpress.schemas.layout import Plan, Section
-from coldpress.schemas.model import Model
-from coldpress.schemas.order import Order
-from coldpress.schemas.placement import Placement
 from coldpress.schemas.sparsity import Sparsity
 
 LOG = logging.getLogger(__name__)
@@ -38,8 +33,6 @@ WORTH_IN_GROUPS = 0.95
 """The same for layers in groups, where the law has been off by up to a twentieth (EXPERIMENTS.md)."""
 GUESSES = (0.5, 0.75, 1.0)
 """Shares of a guess that are tried: fewer units are more certain; with more units, reads join better."""
-FILLING = 8
-"""Requests that together bring every unit of a part once, to fill the caches; the units most worth DRAM come last."""
 WARM_TOKENS, MEASURED_TOKENS = 4, 8
 """The last calibration tokens: the first of them only fill the caches."""
 QUANTILES = 64
@@ -51,56 +44,37 @@ NORMAL = NormalDist()
 class Run:
     """The build's decisions that determine a token's time."""
 
-    model: Model
+    known: Known
     sparsity: Sparsity
-    placement: Placement
-    sections: tuple[Section, ...]
-    order: Sequence[Order]
-    device: DeviceProfile
-    activations: Activations | None
+    """The choice of the plan's budget."""
     plan: Callable[[Ahead], Plan]
     """Returns the build's plan if it reads ahead by the given amount."""
     free_bytes: int
     """DRAM for units and the preload buffer, without pinned units."""
 
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """Returns all sections of flash.img."""
+        return self.known.sections
+
     def setting(self, ahead: Ahead) -> Setting:
         """Returns the build on its device."""
-        return Setting(
-            self.model, self.sparsity.format, self.device, self.sections, self.plan(ahead), self._orders, self._ranks
-        )
-
-    @cached_property
-    def _orders(self) -> dict[Key, np.ndarray]:
-        entries = (entry for part in self.order for entry in part.entries)
-        return {(entry.layer, entry.family): load_arrays(entry.arrays, "order")["order"] for entry in entries}
-
-    @cached_property
-    def _ranks(self) -> dict[Key, np.ndarray]:
-        found = load_arrays(self.placement.arrays)
-        return {
-            (layer, section.family): found[f"rank.{layer}.{section.family}"]
-            for section in self.sections
-            for layer in section.layers
-        }
+        return self.known.setting(self.plan(ahead))
 
     @cached_property
     def used(self) -> dict[Key, np.ndarray]:
         """The units that the last tokens use, by layer and family, bool [num_units, tokens]."""
-        assert self.activations is not None
-        count = min(self.activations.num_tokens, WARM_TOKENS + MEASURED_TOKENS)
+        assert self.known.activations is not None
+        stop, spec = self.known.activations.num_tokens, self.known.model.spec
+        start = max(0, stop - WARM_TOKENS - MEASURED_TOKENS)
+        layers = range(spec.num_hidden_layers)
         found: dict[Key, np.ndarray] = {}
-        for layer in range(self.model.spec.num_hidden_layers):
-            for section in (some for some in self.sections if layer in some.layers):
-                key = layer, section.family
-                if self.sparsity.density(section.family, layer) >= 1:
-                    found[key] = np.ones((section.num_units, count), bool)
-                    continue
-                bits = load_arrays(counted(self.activations, layer, section.family).arrays, "bits")["bits"]
-                first = (self.activations.num_tokens - count) // 8
-                active = np.unpackbits(
-                    bits[:, first:], axis=1, count=self.activations.num_tokens - 8 * first, bitorder="little"
-                )
-                found[key] = active[:, -count:].astype(bool)
+        for trace in self.known.traces(self.sparsity, (Window(start, start, stop),), layers):
+            (context,) = trace.contexts
+            used = np.zeros((num_units(trace.family, spec), stop - start), bool)
+            for token, ids in enumerate(context.ids):
+                used[ids, token] = True
+            found[trace.layer, trace.family] = used
         return found
 
     @cached_property
@@ -117,8 +91,9 @@ class Run:
 def fitting(run: Run, guess: float) -> Ahead:
     """Returns the preload buffer for this share of a guess: as much as flash can read while it would be idle."""
     setting = run.setting(NOTHING)
+    device = run.known.device
     idle_s = max(seconds_before(setting.manifest, setting.plan).values(), default=0.0)
-    reading = Reading(run.sections, setting.plan.parts, run.device.flash, setting.plan.collapse_gap_bytes)
+    reading = Reading(run.sections, setting.plan.parts, device.flash, setting.plan.collapse_gap_bytes)
     found = buffer_bytes(reading, idle_s, guess, run.free_bytes)
     return Ahead(found, guess) if found else NOTHING
 
@@ -133,7 +108,7 @@ def best(run: Run) -> tuple[Ahead, float]:
     without_s = token_s(run, NOTHING)
     with_s = {ahead: token_s(run, ahead) for ahead in tried}
     found = min(tried, key=lambda ahead: (with_s[ahead], ahead.buffer_bytes))
-    LOG.info("layout: a token takes %.3g ms, and %.3g ms with reading ahead", 1e3 * without_s, 1e3 * with_s[found])
+    LOG.info("plan: a token takes %.3g ms, and %.3g ms with reading ahead", 1e3 * without_s, 1e3 * with_s[found])
     return found, with_s[found] / without_s if without_s else 1.0
 
 
@@ -154,26 +129,14 @@ def token_s(run: Run, ahead: Ahead) -> float:
     num_tokens = next(iter(run.used.values())).shape[1]
     num_warm = max(0, min(WARM_TOKENS, num_tokens - 1))
     tokens = [_token(run, setting, ahead, token, 1 + FILLING + token) for token in range(num_tokens)]
-    before = [*_filling(run, setting), *chain(*tokens[:num_warm])]
+    before = [*filling(setting), *chain(*tokens[:num_warm])]
     return seconds.token_seconds(setting, list(chain(*tokens[num_warm:])), before)
-
-
-def _filling(run: Run, setting: Setting) -> list[Event]:
-    """Requests all units once, as tokens from 1 on, and then begins a new context."""
-    found: list[Event] = []
-    for number in range(FILLING):
-        for layer, family in _parts(run):
-            rank = setting.artifact.rank(layer, family)[::-1]
-            ids = np.sort(np.array_split(rank, FILLING)[number]).astype(np.int32)
-            found.append(Event(FETCH, number + 1, layer, family, ids))
-        found.append(Event(END, number + 1, 0, run.sections[0].family, NO_IDS))
-    return [*found, Event(RESET, 0, 0, run.sections[0].family, NO_IDS)]
 
 
 def _token(run: Run, setting: Setting, ahead: Ahead, token: int, number: int) -> list[Event]:
     """Lists the requests of a token, the `number`th of the run, and what each layer reads ahead after its own units."""
     found: list[Event] = []
-    for layer in range(run.model.spec.num_hidden_layers):
+    for layer in range(run.known.model.spec.num_hidden_layers):
         for family in run.sparsity.families:
             ids = np.flatnonzero(run.used[layer, family][:, token]).astype(np.int32)
             found.append(Event(FETCH, number, layer, family, ids))
@@ -185,11 +148,6 @@ def _token(run: Run, setting: Setting, ahead: Ahead, token: int, number: int) ->
                 turn = positions * len(section.layers) // after.num_units == layer - section.first_layer
                 found.append(Event(PRELOAD, number, after.first_layer, family, ids[turn]))
     return [*found, Event(END, number, 0, run.sections[0].family, NO_IDS)]
-
-
-def _parts(run: Run) -> list[Key]:
-    layers = range(run.model.spec.num_hidden_layers)
-    return [(layer, family) for layer in layers for family in run.sparsity.families]
 
 
 def _guessed(run: Run, layer: int, after: Section, guess: float, token: int) -> np.ndarray:
@@ -209,11 +167,11 @@ def _guessed(run: Run, layer: int, after: Section, guess: float, token: int) -> 
 
 def _shared(run: Run, section: Section) -> float:
     """Returns the mean share of the units of a section's layers that the layer before uses too; 0 if not measured."""
-    if run.activations is None or section.family not in guessed_families(run.sparsity.families):
+    if run.known.activations is None or section.family not in guessed_families(run.sparsity.families):
         return 0.0
     if FAMILIES[section.family].axis != "hidden_size" or not section.first_layer:
         return 0.0
-    found = [run.activations.layers[layer].family(section.family) for layer in section.layers]
+    found = [run.known.activations.layers[layer].family(section.family) for layer in section.layers]
     shares = [entry.in_layer_before for entry in found if entry and entry.in_layer_before is not None]
     return float(np.mean(shares)) if shares else 0.0
 

@@ -1,0 +1,24 @@
+"""Joins the divisions of several DRAM budgets into one record: a ladder of plans over one image.
+
+Method, options, format, families and layer groups are those of the largest budget, whose plan runs by default. Each
+budget has its own densities, selector arrays, and division of its bytes.
+"""
+
+from collections.abc import Sequence
+
+from coldpress.schemas.sparsity import Rung, Sparsity
+
+
+def with_ladder(largest: Sparsity, smaller: Sequence[Sparsity]) -> Sparsity:
+    """Returns the record of all budgets, the largest of which is `largest`; `smaller` has falling budgets.
+
+    An artifact has one set of predictors, so that they are limited to what every budget holds.
+    """
+    every = (largest, *smaller)
+    return largest.model_copy(
+        update={
+            "ladder": tuple(Rung(**{name: getattr(found, name) for name in Rung.model_fields}) for found in smaller),
+            "predictor_rank": tuple(map(min, zip(*(found.predictor_rank for found in every), strict=True))),
+            "predictor_limit_bytes": min(found.predictor_limit_bytes for found in every),
+        }
+    )

@@ -1,0 +1,215 @@
+"""plan: settles cache, collapse gap, pinned share, buffers and reading ahead; one plan per DRAM budget.
+
+Reads the budgets that `allocate` divided, the order and the placement that were found since, and the units that
+calibration tokens use. Settings are judged by the seconds of held-out tokens on the simulated device
+(compiler/stages/plan/_search.py); a user's setting is kept. The record says what was tried and why the plan is so. All
+plans share one image, and the rank by which units deserve DRAM.
+"""
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from coldpress.compiler.candidates import AUTO, caches_for
+from coldpress.compiler.shared_settings import CacheSetting, PinnedShareSetting
+from coldpress.compiler.stages.plan import preloading
+from coldpress.compiler.stages.plan._division import Division, Settings, fewer, fixed_bytes, pinned_units
+from coldpress.compiler.stages.plan._names import plan_names
+from coldpress.compiler.stages.plan._replay import Known, replays
+from coldpress.compiler.stages.plan._search import Found, Given, gap_costs, search
+from coldpress.runtime.plan.budget import holds_everything
+from coldpress.runtime.plugins import load
+from coldpress.runtime.sparsity import Selector
+from coldpress.runtime.store.ahead_room import NOTHING, USUAL_GUESS, Ahead
+from coldpress.schemas.activations import Activations
+from coldpress.schemas.config import Key
+from coldpress.schemas.device import DeviceProfile, Flash
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.layout import Collapse, Layout, Plan
+from coldpress.schemas.model import Model
+from coldpress.schemas.order import Order
+from coldpress.schemas.placement import Placement
+from coldpress.schemas.plans import PlanChoice, Plans
+from coldpress.schemas.predictors import Predictors
+from coldpress.schemas.preflight import StageNeeds
+from coldpress.schemas.sparsity import Sparsity
+
+if TYPE_CHECKING:
+    from coldpress.compiler.needs import Build
+
+LOG = logging.getLogger(__name__)
+EQUAL_SHARE = 0.005
+"""A collapse gap counts as one of the best if its flash time exceeds the least by at most this share."""
+
+
+class PlanConfig(CacheSetting, PinnedShareSetting):
+    """Settings of `plan`."""
+
+    collapse: Annotated[Collapse, Key()] = Field(
+        default="static",
+        description="whether reads are joined over the gap that is best for the device, or over one that the runtime "
+        "finds while it runs, beginning there",
+    )
+    preload: Annotated[Literal["off", "on", "auto"], Key()] = Field(
+        default="off",
+        description="whether what later layers will probably use is read while earlier ones compute; auto: where the "
+        "device's law and the measured likeness of layers say that it pays",
+    )
+
+
+def run(
+    config: PlanConfig,
+    model: Model,
+    sparsity: Sparsity,
+    placement: Placement,
+    layout: Layout,
+    order: tuple[Order, ...],
+    device: DeviceProfile,
+    predictors: Predictors | None,
+    activations: Activations | None,
+) -> Plans:
+    """Returns one plan for each budget that `allocate` divided, the largest first.
+
+    Raises:
+        ColdpressError: if `preload` is on and nothing can be read ahead, or the placement is of another model.
+        DoesNotFitError: if resident tensors, predictors, KV cache, bookkeeping, read buffer and pinned units exceed a
+            budget.
+    """
+    known = Known(model, sparsity, layout.sections, device, placement, order, activations)
+    plans: list[Plan] = []
+    choices: list[PlanChoice] = []
+    for division in _divisions(config, known, placement, predictors):
+        plan, choice = _settled(config, division, known, order)
+        plans.append(plan)
+        choices.append(choice)
+        for reason in choice.reasons:
+            LOG.info("plan: %s: %s", plan.name, reason)
+    return Plans(plans=tuple(plans), choices=tuple(choices))
+
+
+def needs(build: "Build") -> StageNeeds:
+    """Counts the units of replayed tokens, and the bits of a layer's units."""
+    bits = build.layer_units(build.families) * build.num_tokens // 4
+    return StageNeeds(
+        stage="plan", ram_bytes=build.PYTHON_BYTES + 2 * build.BLOCK_BYTES + bits, disk_bytes=0, runtime_s=3600
+    )
+
+
+def _divisions(
+    config: PlanConfig, known: Known, placement: Placement, predictors: Predictors | None
+) -> tuple[Division, ...]:
+    """Returns the budgets, the largest first; each smaller one pins fewer of the units that `place` pins.
+
+    Raises:
+        ColdpressError, DoesNotFitError: as `run`.
+    """
+    model, sections, device, rungs = known.model, known.sections, known.device, known.recorded.rungs
+    pinned = pinned_units(sections, placement)
+    names = plan_names([rung.budget.dram_budget_bytes for rung in rungs])
+    found: list[Division] = []
+    for name, rung in zip(names, rungs, strict=True):
+        fixed = fixed_bytes(model, rung, predictors, sections, device, caches_for(config.cache), len(rungs))
+        division = Division(name, model, rung, sections, fixed, device, config.collapse, pinned)
+        if found:
+            division = replace(division, pinned=fewer(pinned, found[0], division.room_bytes))
+        division.check()
+        found.append(division)
+    return tuple(found)
+
+
+def _settled(config: PlanConfig, division: Division, known: Known, order: tuple[Order, ...]) -> tuple[Plan, PlanChoice]:
+    """Returns the plan of a budget, and how it came about."""
+    sparsity = division.sparsity
+    start = Settings(
+        cache=sparsity.cache,
+        cache_options=sparsity.cache_options,
+        gap_bytes=collapse_gap_bytes(order, division.device.flash),
+        read_buffer_bytes=division.buffer_bytes,
+    )
+    if (why_not := _why_not_searched(division.plan(start), division, known)) is not None:
+        found = Found(start, reasons=[why_not])
+    else:
+        given = Given(config.cache, config.cache_options, config.pinned_share)
+        found = search(division, start, given, order, replays(known, sparsity))
+    settings = replace(found.settings, ahead=_ahead(config, division, known, found.settings))
+    plan = division.plan(settings)
+    if settings.ahead.buffer_bytes:
+        found.reasons.append(
+            f"{settings.ahead.buffer_bytes} bytes are read ahead, {settings.ahead.guess:.0%} of a guess"
+        )
+    if found.measured is not None and not found.measured.hit_rate:
+        found.reasons.append(_no_hits(plan, division))
+    return plan, PlanChoice(
+        plan=division.name,
+        default_token_s=found.default_s,
+        token_s=found.measured and found.measured.token_s,
+        hit_rate=found.measured and found.measured.hit_rate,
+        tried=tuple(found.tried),
+        reasons=tuple(found.reasons),
+    )
+
+
+def _why_not_searched(plan: Plan, division: Division, known: Known) -> str | None:
+    """Returns why the default settings need no comparison; None if they do."""
+    selector = load("coldpress.runtime.sparsity", Selector, plan.method)
+    if holds_everything(plan, division.sections):
+        return f"the whole model fits into {division.budget_bytes} bytes: nothing is read once it is loaded"
+    if division.sparsity.is_whole:
+        return "every token uses every unit: what fits is pinned, and no cache helps"
+    if selector.SEES_RESIDENCY:
+        return f"{plan.method} chooses by what is in DRAM, so that recorded tokens do not tell what it would choose"
+    if known.activations is None or known.activations.num_tokens < 2:
+        return "no activity was counted that settings could be compared on"
+    return None
+
+
+def _no_hits(plan: Plan, division: Division) -> str:
+    """Says how many units DRAM holds where no request found one there."""
+    used = sum(part.density * division.of_part[part.layer, part.family].num_units for part in plan.parts)
+    held = sum(part.num_pinned + part.cache_slots for part in plan.parts)
+    return (
+        f"nothing is found in DRAM: it holds {held} units, fewer than the {used:.0f} of one token; a larger "
+        "dram_budget or a lower density would let the cache work"
+        if held < used
+        else f"nothing is found in DRAM, though it holds {held} units, and a token uses {used:.0f}"
+    )
+
+
+def _ahead(config: PlanConfig, division: Division, known: Known, settings: Settings) -> Ahead:
+    """Returns the preload buffer, taken from DRAM that pinned units leave, and the share of a guess that is read."""
+    if config.preload == "off":
+        return NOTHING
+    run = preloading.Run(
+        known,
+        division.sparsity,
+        lambda ahead: division.plan(replace(settings, ahead=ahead)),
+        division.unpinned_bytes(settings),
+    )
+    if config.preload == AUTO:
+        return preloading.chosen(run)
+    found, _ = preloading.best(run)
+    if not found.buffer_bytes:  # the quality of guesses is unknown: assume the usual share
+        found = preloading.fitting(run, USUAL_GUESS)
+    if not found.buffer_bytes:
+        raise ColdpressError(
+            f"preload=on was asked for, and {', '.join(run.sparsity.families)} in {len(run.sections)} sections, with "
+            f"{run.free_bytes} bytes that no unit is pinned to, leave nothing to read ahead: expected neuron, mlp_in "
+            "or attn_in of a section after the first and room for a page; leave preload=off"
+        )
+    return found
+
+
+def collapse_gap_bytes(order: tuple[Order, ...], flash: Flash) -> int:
+    """Returns the gap with the least modelled flash time over all sections; among near-ties, the nearest to break-even.
+
+    Break-even would be optimal if a read took its share of IOPS and then its share of bandwidth. The device does both
+    at once, so the best gap is where an order's reads and bytes take equally long: `order` tries several. It counts
+    active units; predictors choose more, and for more units break-even is the safer side.
+    """
+    seconds = gap_costs(order)
+    even = flash.break_even_gap_bytes
+    limit = (1 + EQUAL_SHARE) * min(seconds.values(), default=0.0)
+    equal = [gap for gap, found in seconds.items() if found <= limit]
+    return min(equal, key=lambda gap: (abs(gap - even), gap), default=even)

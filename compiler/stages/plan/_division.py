@@ -1,0 +1,234 @@
+"""Divides a DRAM budget for a plan: what it holds whatever is decided, then pinned units, then cache slots.
+
+The arithmetic of slots is the runtime's (runtime/plan/budget.py; DIP A). `place` pins units for the largest budget; a
+smaller one pins fewer of the same rank.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from coldpress.compiler.activity.choice import selector_arrays
+from coldpress.compiler.cost_model import kv_cache_bytes, predictor_bytes, resident_bytes
+from coldpress.compiler.dense_run import buffer_of
+from coldpress.compiler.sections import bookkeeping_bytes
+from coldpress.runtime.plan.budget import Claim, cache_slots
+from coldpress.runtime.plugins import load
+from coldpress.runtime.sparsity import Selector
+from coldpress.runtime.store.ahead_room import NOTHING, Ahead
+from coldpress.schemas.base import Options
+from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.errors import ColdpressError, DoesNotFitError
+from coldpress.schemas.families import FamilyName
+from coldpress.schemas.layout import CacheName, Collapse, PartPlan, Plan, Section, SelectorArray
+from coldpress.schemas.model import Model
+from coldpress.schemas.placement import Placement
+from coldpress.schemas.predictors import Predictors
+from coldpress.schemas.sparsity import Sparsity
+
+Key = tuple[int, FamilyName]
+"""Layer and family."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The decisions about one plan."""
+
+    cache: str
+    gap_bytes: int
+    read_buffer_bytes: int
+    cache_options: Options = field(default_factory=Options)
+    pinned_share: float | None = None
+    """Share of the units' DRAM that is pinned, the same in all parts; None pins the units that `place` pins."""
+    ahead: Ahead = NOTHING
+
+
+class Fixed(NamedTuple):
+    """Bytes that do not depend on the plan's settings."""
+
+    resident: int
+    predictors: int
+    kv_cache: int
+    bookkeeping: int
+
+
+def fixed_bytes(
+    model: Model,
+    sparsity: Sparsity,
+    predictors: Predictors | None,
+    sections: Sequence[Section],
+    device: DeviceProfile,
+    caches: Collection[CacheName],
+    num_plans: int,
+) -> Fixed:
+    """Returns what a run of `sparsity` holds besides units and buffers, with any of the cache policies that the plans
+    may get; the tables have the arrays of all plans."""
+    layers = predictors.layers if predictors else ()
+    page_bytes = device.flash.page_bytes.value
+    return Fixed(
+        resident=resident_bytes(model, sparsity.families, sparsity.format),
+        predictors=sum(predictor_bytes(model.spec, entry.rank, entry.format) for entry in layers),
+        kv_cache=kv_cache_bytes(model.spec, sparsity.context_length, sparsity.kv_cache),
+        bookkeeping=bookkeeping_bytes(model.spec, sections, sparsity.method, caches, page_bytes, num_plans),
+    )
+
+
+@dataclass(frozen=True)
+class Division:
+    """One DRAM budget of a build."""
+
+    name: str
+    """Of its plan."""
+    model: Model
+    sparsity: Sparsity
+    """What `allocate` decided for this budget."""
+    sections: tuple[Section, ...]
+    fixed: Fixed
+    device: DeviceProfile
+    collapse: Collapse
+    pinned: dict[Key, int]
+    """Units to pin, by layer, then family."""
+
+    @property
+    def budget_bytes(self) -> int:
+        """Returns the DRAM budget."""
+        return self.sparsity.budget.dram_budget_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        """Returns the DRAM for units and buffers."""
+        return self.budget_bytes - sum(self.fixed)
+
+    @cached_property
+    def buffer_bytes(self) -> int:
+        """The usual size of the read buffer."""
+        return buffer_of(self.model, self.sparsity, self.free_bytes, self.device)
+
+    @property
+    def room_bytes(self) -> int:
+        """Returns the DRAM for units beside the usual read buffer."""
+        return self.free_bytes - self.buffer_bytes
+
+    @cached_property
+    def of_part(self) -> dict[Key, Section]:
+        """The section of each part, by layer, then in the order of families."""
+        found = {(layer, section.family): section for section in self.sections for layer in section.layers}
+        return dict(sorted(found.items(), key=lambda item: item[0][0]))
+
+    def check(self) -> None:
+        """Refuses pinned units that do not fit.
+
+        Raises:
+            DoesNotFitError: naming all uses of the budget.
+        """
+        pinned_bytes = sum(count * self.of_part[key].unit_bytes for key, count in self.pinned.items())
+        if pinned_bytes > self.room_bytes:
+            raise DoesNotFitError(
+                f"a DRAM budget of {self.budget_bytes} bytes was asked for, "
+                f"{self.budget_bytes - self.room_bytes + pinned_bytes} are needed: {self.fixed.resident} resident, "
+                f"{self.fixed.predictors} predictors, {self.fixed.kv_cache} KV cache, {self.fixed.bookkeeping} "
+                f"bookkeeping, {self.buffer_bytes} read buffer, {pinned_bytes} pinned units; raise dram_budget or "
+                "shorten context_length"
+            )
+
+    def unpinned_bytes(self, settings: Settings) -> int:
+        """Returns the DRAM for units and for reading ahead, without pinned units and the read buffer."""
+        held = sum(claim.num_pinned * claim.unit_bytes for claim in self._claims(settings))
+        return self.free_bytes - settings.read_buffer_bytes - held
+
+    def plan(self, settings: Settings) -> Plan:
+        """Returns the plan of these decisions."""
+        claims = self._claims(settings)
+        reading_bytes = settings.read_buffer_bytes + settings.ahead.buffer_bytes
+        slots = cache_slots(settings.cache, claims, self.free_bytes, reading_bytes)
+        sparsity = self.sparsity
+        return Plan(
+            name=self.name,
+            method=sparsity.method,
+            options=sparsity.options,
+            arrays=self._arrays,
+            cache=settings.cache,
+            cache_options=settings.cache_options,
+            dram_budget_bytes=self.budget_bytes,
+            context_length=sparsity.context_length,
+            resident_bytes=self.fixed.resident,
+            predictor_bytes=self.fixed.predictors,
+            kv_cache=sparsity.kv_cache,
+            kv_cache_bytes=self.fixed.kv_cache,
+            read_buffer_bytes=settings.read_buffer_bytes,
+            preload_buffer_bytes=settings.ahead.buffer_bytes,
+            preload_guess=settings.ahead.guess,
+            collapse_gap_bytes=settings.gap_bytes,
+            collapse=self.collapse,
+            queue_depth=self.device.flash.queue_depth.value,
+            parts=tuple(
+                PartPlan(
+                    layer=layer, family=family, density=claim.density, num_pinned=claim.num_pinned, cache_slots=count
+                )
+                for (layer, family), claim, count in zip(self.of_part, claims, slots, strict=True)
+            ),
+        )
+
+    def _claims(self, settings: Settings) -> list[Claim]:
+        """Returns the claims of all parts, with the pinned units of `settings`."""
+        claims = [
+            Claim(self.sparsity.density(family, layer), section.num_units, section.unit_bytes, 0)
+            for (layer, family), section in self.of_part.items()
+        ]
+        if settings.pinned_share is None:
+            pins = [self.pinned[key] for key in self.of_part]
+        else:
+            reading_bytes = settings.read_buffer_bytes + settings.ahead.buffer_bytes
+            slots = cache_slots(settings.cache, claims, self.free_bytes, reading_bytes)
+            pins = [int(settings.pinned_share * count) for count in slots]
+        return [claim._replace(num_pinned=count) for claim, count in zip(claims, pins, strict=True)]
+
+    @cached_property
+    def _arrays(self) -> tuple[SelectorArray, ...]:
+        """The selector's arrays in the tables, by layer, family and name."""
+        kept = load("coldpress.runtime.sparsity", Selector, self.sparsity.method).KEPT
+        return tuple(
+            SelectorArray.model_validate(
+                {"layer": layer, "family": family, "name": name, "dtype": array.dtype.name, "shape": array.shape}
+            )
+            for (layer, family), arrays in sorted(selector_arrays(self.sparsity).items())
+            for name, array in sorted(arrays.items())
+            if name in kept
+        )
+
+
+def pinned_units(sections: Sequence[Section], placement: Placement) -> dict[Key, int]:
+    """Returns the units that `place` pins, by layer and family.
+
+    Raises:
+        ColdpressError: if the placement is of another model or method.
+    """
+    pinned = {(entry.layer, entry.family): entry.num_pinned for entry in placement.layers}
+    found: dict[Key, int] = {}
+    for section in sections:
+        for layer in section.layers:
+            count = pinned.get((layer, section.family))
+            if count is None or count > section.num_units:
+                raise ColdpressError(
+                    f"the placement pins {count} of {section.num_units} {section.family} units in layer {layer}; "
+                    "it was made for another model or method: run place again"
+                )
+            found[layer, section.family] = count
+    return found
+
+
+def fewer(pinned: dict[Key, int], largest: Division, room_bytes: int) -> dict[Key, int]:
+    """Returns the units that a smaller budget pins, which leaves `room_bytes` for units.
+
+    Every part gets the same share of its pins. Where every token uses every unit, layers stay whole as long as they
+    fit, since a partly read layer still waits for a first byte.
+    """
+    room, most = max(0, room_bytes), max(1, largest.room_bytes)
+    if not largest.sparsity.is_whole:
+        return {key: count * min(room, most) // most for key, count in pinned.items()}
+    found: dict[Key, int] = {}
+    for key, section in largest.of_part.items():
+        found[key] = min(pinned[key], room // section.unit_bytes)
+        room -= found[key] * section.unit_bytes
+    return found

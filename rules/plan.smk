@@ -1,0 +1,26 @@
+rule plan:
+    input:
+        model=SOURCE,
+        sparsity=f"{DEVICE}/allocate.json",
+        placement=f"{DEVICE}/place.json",
+        layout=f"{DEVICE}/layout.json",
+        order=per_chunk("order"),
+        device=f"{DEVICE}/device.json",
+        predictors=PREDICTORS,
+        activations=f"{DEVICE}/recalibrate.json",
+    output:
+        f"{DEVICE}/plan.json",
+    log:
+        f"{DEVICE}/logs/plan.log",
+    benchmark:
+        f"{DEVICE}/benchmarks/plan.tsv"
+    threads: 1
+    resources:
+        mem_mb=mem_mb("plan"),
+        runtime=runtime("plan"),
+    params:
+        code=commands.code(CONFIG, "plan"),
+        settings=commands.settings(CONFIG, "plan"),
+        records=commands.records,
+    shell:
+        commands.job("plan")

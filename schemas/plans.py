@@ -1,0 +1,46 @@
+"""The result of `plan`: an artifact's plans, one per DRAM budget, with what was tried for each and the reasons."""
+
+from pydantic import Field
+
+from coldpress.schemas.base import Many, Record, Share
+from coldpress.schemas.layout import Plan, by_budget
+
+
+class TriedSetting(Record):
+    """One change to a plan, and its cost on held-out tokens."""
+
+    setting: str
+    """The change in words, such as `cache linked` or `gap of 8192 bytes`."""
+    token_s: float = Field(ge=0)
+    """Modelled seconds of a decoded token with it, and with all changes that were kept before."""
+    kept: bool
+
+
+class PlanChoice(Record):
+    """How a plan came about."""
+
+    plan: str
+    """The plan's name."""
+    default_token_s: float | None = Field(default=None, ge=0)
+    """Modelled seconds of a decoded token under the default settings; None if nothing was tried."""
+    token_s: float | None = Field(default=None, ge=0)
+    """The same under the plan, on the same tokens."""
+    hit_rate: Share | None = None
+    """Requested units that were in DRAM, pinned or cached, over all, under the plan."""
+    tried: tuple[TriedSetting, ...] = ()
+    reasons: tuple[str, ...]
+    """One sentence per decision."""
+
+
+class Plans(Record):
+    """The plans of an artifact, over one image."""
+
+    plans: Many[Plan] = Field(min_length=1)
+    """The largest budget first."""
+    choices: tuple[PlanChoice, ...]
+    """One per plan, in the same order."""
+
+    @property
+    def largest_plan(self) -> Plan:
+        """Returns the plan that runs if no budget is given."""
+        return by_budget(self.plans)[-1]
