@@ -2,8 +2,8 @@
 
 A fresh interpreter spends most of a dry run on importing snakemake and the stages and on parsing their sources for
 their digests. A forked one finds all that done, as it was when this process began. Each line of standard input asks for
-one run, as a JSON object: `arguments`, `folder`, `environment`, the files `stdout` and `stderr`, and `python`, what jobs
-are started with. Each line of the answer is an exit code.
+one run, as a JSON object: `arguments`, `folder`, `environment`, the files `stdout` and `stderr`, and the `python` that
+starts jobs. Each line of the answer is an exit code.
 """
 
 import atexit
