@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 
+# Before numpy and torch are loaded: on matrices as small as those of tests, their threads mostly wait for each other,
+# and they spin as they wait. Jobs are told by their rule.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 from tests.support.workflow import built, edited, server, tree, workflow
 
 __all__ = ["built", "edited", "server", "tree", "workflow"]
