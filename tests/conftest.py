@@ -1,5 +1,6 @@
 """Fixtures of tests in several folders, what `make test` leaves out, and how much processor time each test took."""
 
+import gc
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -36,6 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if config.pluginmanager.hasplugin("timeout") and config.option.timeout is None:
         config.option.timeout = TIME_LIMIT_S
+    gc.disable()  # until all tests and modules are there, which stay: there is next to no garbage among them
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -92,7 +94,9 @@ def _rows(item: pytest.Function) -> Iterator[tuple[object, ...]]:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """The time of the first test begins."""
+    """The time of the first test begins, and the search for garbage, which leaves out what is there by now."""
+    gc.freeze()
+    gc.enable()
     session.config.stash[USED] = _processor_s()
 
 
