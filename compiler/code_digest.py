@@ -79,6 +79,7 @@ def source_files(stage: str, plugins: Plugins, root: Path = ROOT) -> list[Path]:
     return sorted({file for files in found.values() for file in files} | native)
 
 
+@functools.cache
 def _files(name: str, root: Path) -> list[Path]:
     """Returns the files of a module; none for modules outside this project."""
     path = root.joinpath(*name.split("."))

@@ -1,5 +1,6 @@
 """Fixtures of tests in several folders, what `make test` leaves out, and how much processor time each test took."""
 
+import gc
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -8,6 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+# Before numpy and torch are loaded: on matrices as small as those of tests, their threads mostly wait for each other,
+# and they spin as they wait. Jobs are told by their rule.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from tests.support.workflow import built, edited, server, tree, workflow
 
@@ -32,6 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if config.pluginmanager.hasplugin("timeout") and config.option.timeout is None:
         config.option.timeout = TIME_LIMIT_S
+    gc.disable()  # until all tests and modules are there, which stay: there is next to no garbage among them
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -88,7 +94,9 @@ def _rows(item: pytest.Function) -> Iterator[tuple[object, ...]]:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """The time of the first test begins."""
+    """The time of the first test begins, and the search for garbage, which leaves out what is there by now."""
+    gc.freeze()
+    gc.enable()
     session.config.stash[USED] = _processor_s()
 
 

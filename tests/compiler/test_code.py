@@ -52,14 +52,10 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture(autouse=True)
-def _fresh() -> None:
-    clear()
-
-
 def clear() -> None:
-    code_digest._text.cache_clear()
-    code_digest._references.cache_clear()
+    """Forgets what files said before an edit; each test has a checkout of its own, so nothing else goes stale."""
+    for read in (code_digest._text, code_digest._references, code_digest._files):
+        read.cache_clear()
 
 
 def write(root: Path, name: str, text: str) -> None:

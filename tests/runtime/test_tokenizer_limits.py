@@ -58,7 +58,7 @@ def change(folder, **parts):
 def test_what_takes_a_machine_in_process_is_one_sentence(folder, monkeypatch, parts, use):
     """These aborted the process at 8 GiB, ran for minutes, or ended in a panic of the library's core."""
     change(folder, **parts)
-    monkeypatch.setattr(LimitedEngine, "cpu_s", 2)
+    monkeypatch.setattr(LimitedEngine, "cpu_s", 1)
     before = os.times()
     with pytest.raises(ArtifactError, match=r"tokenizer/tokenizer.json: ") as caught:
         use(TextCodec(FakeArtifact(folder)))

@@ -1,11 +1,10 @@
 """What the rules say of a build's stages, for tests that run stages without Snakemake: a dry run tells."""
 
+import atexit
 import functools
 import json
 import os
 import shlex
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from coldpress.compiler.needs import Inputs
 from coldpress.compiler.workflow import settings
 from coldpress.compiler.workflow.settings import BuildConfig
 from tests.support.data import ROOT
+from tests.support.workflow import Server
 
 
 def inputs_for(config: BuildConfig) -> Inputs:
@@ -32,11 +32,22 @@ def inputs_of_rules(*config: str, export: bool = False, importance: bool = False
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "imatrix.dat").touch()
         more = [*(["export=gguf"] if export else []), *(["imatrix=imatrix.dat"] if importance else [])]
-        command = [sys.executable, "-m", "snakemake", "-s", str(ROOT / "Snakefile"), "--cores", "1"]
-        command += ["--dry-run", "--printshellcmds", "--config", "model=demo", *config, *more]
-        environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    output = done.stdout + done.stderr
+        arguments = ["-s", str(ROOT / "Snakefile"), "--cores", "1"]
+        arguments += ["--dry-run", "--printshellcmds", "--config", "model=demo", *config, *more]
+        done = _server().run(arguments, Path(folder), {**os.environ, "HF_HUB_OFFLINE": "1"})
+    return inputs_in(done.stdout + done.stderr)
+
+
+def inputs_in(output: str) -> Inputs:
+    """The same from the output of a dry run with --printshellcmds: preflight is told."""
     lines = [shlex.split(line) for line in output.splitlines() if " -m coldpress.compiler preflight " in line]
     assert lines, output[-3000:]
     return json.loads(lines[0][lines[0].index("--inputs") + 1])
+
+
+@functools.cache
+def _server() -> Server:
+    """Runs snakemake of this checkout until this process ends."""
+    server = Server(ROOT)
+    atexit.register(server.close)
+    return server

@@ -1,5 +1,6 @@
 """What the selectors of runtime/sparsity say, for tests that build records and artifacts by hand."""
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,11 +20,12 @@ def families_of(method: str, spec: ModelSpec) -> tuple[str, ...]:
     return selector.families(spec, selector.OPTIONS())
 
 
-def counted(num_units: int) -> dict[str, np.ndarray]:
+@functools.cache
+def counted(num_units: int) -> Mapping[str, np.ndarray]:
     """What calibration might have counted of a family whose signals are normal, norms of its units between 1 and 2, and
     reads that cost as much as five units.
 
-    The histogram is finer than a selector needs and its bins are not the compiler's.
+    The histogram is finer than a selector needs and its bins are not the compiler's. Callers share the arrays.
     """
     random = np.random.default_rng(num_units)
     edges = np.linspace(0, 8, 4001).astype(np.float32)

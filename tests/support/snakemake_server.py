@@ -2,19 +2,23 @@
 
 A fresh interpreter spends most of a dry run on importing snakemake and the stages and on parsing their sources for
 their digests. A forked one finds all that done, as it was when this process began. Each line of standard input asks for
-one run, as a JSON object: `arguments`, `folder`, `environment`, and the files `stdout` and `stderr`. Each line of the
-answer is an exit code.
+one run, as a JSON object: `arguments`, `folder`, `environment`, the files `stdout` and `stderr`, and the `python` that
+starts jobs. Each line of the answer is an exit code.
 """
 
+import atexit
 import importlib
 import json
 import os
 import runpy
 import sys
+import threading
+import traceback
+from typing import NoReturn
 
 
 def main() -> None:
-    """Answers requests one by one; in a forked process it returns when snakemake does."""
+    """Answers requests one by one."""
     sys.path.insert(0, sys.argv[1])
     import_workflow()
     for line in sys.stdin:
@@ -22,19 +26,19 @@ def main() -> None:
         child = os.fork()
         if child == 0:
             _become(request)
-            runpy.run_module("snakemake", run_name="__main__")
-            return
+            run_and_end("snakemake")
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 
 def import_workflow() -> None:
-    """Imports what every run needs: snakemake, what it loads late, and the checkout's stages with their sources."""
-    for name in (
-        "snakemake.cli",
-        "smart_open",
-        "coldpress.compiler.workflow.settings",
-        "coldpress.compiler.workflow.ending",
-    ):
+    """Imports what every run needs: snakemake and its plug-ins, what it loads late, what the Snakefile imports, and the
+    checkout's stages with their sources."""
+    from snakemake.cli import get_argument_parser
+
+    get_argument_parser()
+    workflow = "coldpress.compiler.workflow"
+    names = (f"{workflow}.{name}" for name in ("around_snakemake", "commands", "download", "inputs", "resources"))
+    for name in ("smart_open", *names):
         importlib.import_module(name)
     from coldpress.compiler.code_digest import source_files
     from coldpress.compiler.job import parameters_of
@@ -45,6 +49,27 @@ def import_workflow() -> None:
         source_files(stage, {})
 
 
+def run_and_end(module: str) -> NoReturn:
+    """Runs a module and ends this process as an interpreter does, but does not take its heap apart: that would take
+    longer than many a run."""
+    code = 1
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
 def _become(request: dict[str, object]) -> None:
     """Takes the folder, the environment, the streams and the command line that were asked for."""
     os.chdir(str(request["folder"]))
@@ -53,6 +78,7 @@ def _become(request: dict[str, object]) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(str(request[name]), os.O_WRONLY), number)
+    sys.executable = str(request["python"])
     sys.argv = ["snakemake", *request["arguments"]]  # type: ignore[misc]
 
 

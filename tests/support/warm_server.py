@@ -9,7 +9,6 @@ streams, then a JSON object with `module`, `arguments`, `folder`, `environment` 
 The server ends, with all that it has started, when its standard input does.
 """
 
-import atexit
 import importlib
 import json
 import os
@@ -18,14 +17,12 @@ import select
 import signal
 import socket
 import sys
-import threading
-import traceback
 from contextlib import suppress
 
 from coldpress.compiler.job import parameters_of
 from coldpress.compiler.pipeline import STAGES
 from tests.support import warm_inputs
-from tests.support.snakemake_server import import_workflow
+from tests.support.snakemake_server import import_workflow, run_and_end
 
 HEAVY = (
     "torch",
@@ -93,37 +90,22 @@ def _answer(connection: socket.socket, client: str) -> None:
 
 
 def _run(request: dict, streams: list[int], client: str) -> None:
-    """Becomes the asked process; ends as an interpreter does."""
-    code = 1
-    try:
-        os.chdir(request["folder"])
-        os.environ.clear()
-        os.environ.update(request["environment"])
-        for number, stream in enumerate(streams):
-            os.dup2(stream, number)
-            os.close(stream)
-        sys.argv = [request["module"], *request["arguments"]]
-        sys.orig_argv[:] = [sys.executable, "-m", *sys.argv]
-        if client:
-            sys.executable = client
-        else:
-            runpy.run_path(os.path.join(os.path.dirname(__file__), "usage_hook", "sitecustomize.py"))
-            sys.modules["torch"].set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
-        warm_inputs.begin(request["module"], request["arguments"])
-        runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
-        code = 0
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-        if isinstance(ended.code, str):
-            print(ended.code, file=sys.stderr)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    """Becomes the asked process, and ends with it."""
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    sys.argv = [request["module"], *request["arguments"]]
+    sys.orig_argv[:] = [sys.executable, "-m", *sys.argv]
+    if client:
+        sys.executable = client
+    else:
+        runpy.run_path(os.path.join(os.path.dirname(__file__), "usage_hook", "sitecustomize.py"))
+        sys.modules["torch"].set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
+    warm_inputs.begin(request["module"], request["arguments"])
+    run_and_end(request["module"])
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A copy of the checkout that tests may edit, and one tiny build that they share.
 
-Everything here runs snakemake as a user would, in a process of its own, which `Server` forks. Each worker has a copy of
-both, since a test may edit the one and build on in the other; tests/conftest.py brings the fixtures.
+Everything here runs snakemake as a user would, in a process of its own; `Server` forks it and its jobs. Each worker has
+a copy of both, since a test may edit the one and build on in the other; tests/conftest.py brings the fixtures.
 """
 
 import contextlib
@@ -24,6 +24,7 @@ import pytest
 from tests.support.data import ROOT
 from tests.support.imatrices import write_llama
 from tests.support.models import write_corpus, write_model
+from tests.support.warm import CLIENT
 
 NUM_LAYERS = 4
 IMATRIX = "tiny.imatrix"
@@ -35,15 +36,18 @@ STRIP_EDITABLE = "import sys\nsys.meta_path[:] = [f for f in sys.meta_path if 'S
 
 
 class Server:
-    """Runs snakemake in processes forked from one that has imported it and the checkout (snakemake_server.py).
+    """Runs snakemake in processes forked from one that has imported it and the checkout (snakemake_server.py), and the
+    jobs of builds in processes forked from one that has imported the stages (warm_server.py).
 
-    While the checkout differs from what that process has imported, each run has a fresh interpreter.
+    While the checkout differs from what those processes have imported, each run and each job has a fresh interpreter.
     """
 
     def __init__(self, tree: Path) -> None:
         self._tree = tree
-        self._process: subprocess.Popen[str] | None = None
         self._imported = _times(tree)
+        self._snakemake: subprocess.Popen[str] | None = None
+        self._jobs: subprocess.Popen[str] | None = None
+        self._client = tempfile.TemporaryDirectory()
 
     def run(self, arguments: list[str], folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
         """One run of snakemake in `folder`, from its beginning to its end."""
@@ -55,37 +59,64 @@ class Server:
             for path in outputs.values():
                 Path(path).touch()
             request = {"arguments": arguments, "folder": str(folder), "environment": environment, **outputs}
-            code = self._ask(json.dumps(request), environment)
+            code = self._ask(request, "--dry-run" not in arguments)
             stdout, stderr = (Path(path).read_text(encoding="utf-8") for path in outputs.values())
         return subprocess.CompletedProcess(arguments, code, stdout, stderr)
 
-    def _ask(self, request: str, environment: dict[str, str]) -> int:
-        """The exit code of a run. The process ends with a test that does not wait for its answer."""
-        if self._process is None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", str(SERVER), str(self._tree)],
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                start_new_session=True,
-            )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
+    def _ask(self, request: dict[str, object], has_jobs: bool) -> int:
+        """The exit code of a run. The servers end with a test that does not wait for its answer."""
         try:
-            print(request, file=self._process.stdin, flush=True)
-            return int(self._process.stdout.readline())
+            if self._snakemake is None:
+                self._snakemake = self._started(str(SERVER), str(self._tree))
+            python = self._python() if has_jobs else sys.executable
+            return int(_answer(self._snakemake, json.dumps(request | {"python": python})))
         except BaseException:
             self.stop()
             raise
 
+    def _python(self) -> str:
+        """What snakemake takes for Python: it asks the process that has imported the stages to run a job."""
+        client = Path(self._client.name, "python")
+        if self._jobs is None:
+            name = f"coldpress-{os.getpid()}-{client}"
+            self._jobs = self._started("-m", "tests.support.warm_server", name)
+            _answer(self._jobs)
+            client.write_text(CLIENT.format(python=sys.executable, name=name))
+            client.chmod(0o755)
+        return str(client)
+
+    def _started(self, *command: str) -> subprocess.Popen[str]:
+        """A Python with the checkout, in a process group of its own, but in this session: jobs join their snakemake."""
+        paths = os.pathsep.join(map(str, (self._tree.parent / "strip", self._tree, ROOT)))
+        return subprocess.Popen(
+            [sys.executable, "-P", *command],
+            env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            process_group=0,
+        )
+
     def stop(self) -> None:
-        """Ends the process, and a run that it has forked."""
-        if self._process is None:
-            return
-        with self._process as process, contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        self._process = None
+        """Ends the servers, and a run that they have forked; they start again when they are needed."""
+        for process in filter(None, (self._snakemake, self._jobs)):
+            with process, contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        self._snakemake = self._jobs = None
+
+    def close(self) -> None:
+        """Ends everything."""
+        self.stop()
+        self._client.cleanup()
+
+
+def _answer(server: subprocess.Popen[str], *request: str) -> str:
+    """The next line that a server says, after a request."""
+    assert server.stdin is not None
+    assert server.stdout is not None
+    for line in request:
+        print(line, file=server.stdin, flush=True)
+    return server.stdout.readline()
 
 
 @dataclass(frozen=True)
@@ -181,7 +212,7 @@ def server(tree: Path) -> Iterator[Server]:
     """Runs snakemake of that copy."""
     server = Server(tree)
     yield server
-    server.stop()
+    server.close()
 
 
 @pytest.fixture(scope="session")
@@ -195,6 +226,7 @@ def workflow(tree: Path, server: Server, tmp_path_factory: pytest.TempPathFactor
         "corpus": write_corpus(top / "corpus.txt", 200),
         "dram_budget": "80%",
         "calibration_tokens": 1024,
+        "evaluation_tokens": 768,
         "context_length": 64,
         "method": "predictor",
         "format": "int8_group32",
@@ -205,17 +237,20 @@ def workflow(tree: Path, server: Server, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="session")
 def built(workflow: Workflow, tmp_path_factory: pytest.TempPathFactory) -> Workflow:
-    """The tiny model, built by the worker that asks first; the others copy it, to a folder as deep."""
+    """The tiny model, built by the worker that asks first; the others copy it, to a folder as deep.
+
+    One job at a time: what the first order compiles, the second finds compiled.
+    """
     kept = tmp_path_factory.getbasetemp().parent / "built"
     if "PYTEST_XDIST_WORKER" not in os.environ:
-        workflow.build()
+        workflow.build(cores=1)
         return workflow
     with kept.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if kept.exists():
             shutil.copytree(kept, workflow.folder, dirs_exist_ok=True, symlinks=True)
         else:
-            workflow.build()
+            workflow.build(cores=1)
             shutil.copytree(workflow.folder, kept, symlinks=True)
     return workflow
 
@@ -236,5 +271,6 @@ def edited(tree: Path) -> Iterator[Path]:
 
 def _times(tree: Path) -> dict[Path, int]:
     """When each source of a checkout was written."""
-    sources = [path for path in tree.rglob("*") if path.suffix in (".py", ".smk", ".cpp", ".h") and path.is_file()]
+    below = (path for name in COPIED for path in (tree / name).rglob("*"))
+    sources = [path for path in below if path.suffix in (".py", ".smk", ".cpp", ".h") and path.is_file()]
     return {path: path.stat().st_mtime_ns for path in sources}

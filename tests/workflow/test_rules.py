@@ -19,7 +19,7 @@ from coldpress.compiler.pipeline import STAGES
 from coldpress.compiler.workflow.settings import BuildConfig, of_all_stages, resolve
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.model import Model
-from tests.support.dag import inputs_for
+from tests.support.dag import inputs_in
 from tests.support.stages import DEFAULT, OPTIONAL
 from tests.support.workflow import NUM_LAYERS, Workflow
 
@@ -279,8 +279,9 @@ def test_threads_are_those_that_snakemake_counts_on(jobs: dict[str, list[Planned
 
 def test_every_rule_asks_for_memory_and_time(built: Workflow) -> None:
     """By its stage's own count, once the model is known; `--resources` limits what runs side by side."""
-    done = built.run("--dry-run", "--forceall")
-    asked = re.findall(r"^rule (\w+):\n(?:    .*\n)*?    resources: (.*)$", done.stdout + done.stderr, re.MULTILINE)
+    done = built.run("--dry-run", "--forceall", "--printshellcmds")
+    output = done.stdout + done.stderr
+    asked = re.findall(r"^rule (\w+):\n(?:    .*\n)*?    resources: (.*)$", output, re.MULTILINE)
     assert {rule for rule, _ in asked} == {*DEFAULT, "device", "all"}
     config = resolve({key: str(value) for key, value in built.config.items()})
     for rule, text in asked:
@@ -289,9 +290,8 @@ def test_every_rule_asks_for_memory_and_time(built: Workflow) -> None:
         amounts = dict(pair.split("=") for pair in text.split(", "))
         assert int(amounts["runtime"]) >= 10
         if rule not in ("device", "ingest"):
-            inputs = inputs_for(config)
             threads = 2 if rule in ON_ALL_CORES else 1
-            build = build_of(built.model, config, inputs, threads)
+            build = build_of(built.model, config, inputs_in(output), threads)
             assert int(amounts["mem_mb"]) == -(-needs_of(rule, build).ram_bytes // 10**6), rule
 
 
