@@ -1,0 +1,213 @@
+"""How good the search of `method=auto` is: beside a sweep over all candidates, a dense run, and ActiveFlow's choice.
+
+A case is a model on a device under a DRAM budget and a quality floor. Real models are calibrated and explored; shapes
+of large models have quality curves of a small model of the same kind, and signals drawn with its statistics
+(compiler/quote/reference.py), so that they tell about speed, not about quality. All searches have the same candidates,
+law, curves and tokens (compiler/search); the sweep judges every selector, format and cache at the `--densities` lowest
+densities that keep the floor. Seconds are modelled.
+"""
+
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
+from benchmarks.harness.command import main
+from benchmarks.shared.builds import SHORT, build, settings
+from coldpress.compiler.io import Workspace
+from coldpress.compiler.quote.sources import Source, find
+from coldpress.compiler.search import Goal, Judged, Search, Space
+from coldpress.compiler.stages.allocate import AllocateConfig, Floor, Inputs, searched
+from coldpress.runtime.plugins import load
+from coldpress.runtime.profiles.devices import load_device
+
+REAL = ("prose7m", "prose7m-relu", "stories260k", "tinystories656k", "tinystories656k-relu", "tinystories-mixtral-8x")
+SHAPES: Mapping[str, Mapping[str, Any]] = {
+    "llama-7b-shape": {
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "vocab_size": 32000,
+        "max_position_embeddings": 4096,
+        "hidden_act": "silu",
+    },
+    "relu-7b-shape": {
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "vocab_size": 32000,
+        "max_position_embeddings": 4096,
+        "hidden_act": "relu",
+    },
+    "mixtral-8x7b-shape": {
+        "model_type": "mixtral",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 32000,
+        "max_position_embeddings": 4096,
+        "hidden_act": "silu",
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+}
+COMMON = {"rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": False, "torch_dtype": "float16"}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is searched."""
+
+    models: tuple[str, ...] = option(
+        ("llama-7b-shape",), smoke=("relu-7b-shape",), full=(*SHAPES, *REAL), choices=(*SHAPES, *REAL), help="models"
+    )
+    devices: tuple[str, ...] = option(
+        ("pixel6", "iphone-a18"),
+        smoke=("pixel6",),
+        full=("pixel6", "oneplus12", "iphone-a18", "macbook-m1-max", "pc-high", "pc-low"),
+        help="device profiles",
+    )
+    budgets: tuple[str, ...] = option(("50%",), full=("30%", "50%", "75%"), help="DRAM budgets, shares of the weights")
+    floors: tuple[float, ...] = option((1.05,), full=(1.01, 1.02, 1.05), help="max_ppl_ratio")
+    densities: int = option(1, full=2, help="densities of each selector that the sweep judges, from the lowest")
+    caches: tuple[str, ...] = option(
+        ("lfu", "lru", "static"),
+        smoke=("static",),
+        full=("lfu", "linked", "lru", "s3fifo", "static", "window"),
+        help="cache policies that are candidates",
+    )
+
+
+class Plugin(Benchmark[Options]):
+    """Searches each case three times."""
+
+    keys = {
+        "rows[].model": "model",
+        "rows[].device": "device profile",
+        "rows[].budget": "DRAM budget, as a share of the weights in the default format",
+        "rows[].floor": "max_ppl_ratio",
+        "rows[].method": "the selector that the default search takes",
+        "rows[].format": "its format",
+        "rows[].cache": "its cache",
+        "rows[].density": "its density",
+        "rows[].token_s": "its modelled seconds of a token",
+        "rows[].ratio_to_sweep": "these over the best of the sweep, at least 1 up to rounding",
+        "rows[].over_dense": "modelled speed over the fastest dense run that keeps the floor",
+        "rows[].over_greedy": "modelled speed over ActiveFlow's choice, or dense where that is faster",
+        "rows[].search_s": "seconds that the search took here",
+        "rows[].num_judged": "candidates that it judged",
+        "rows[].num_swept": "candidates of the sweep",
+        "worst_ratio_to_sweep": "the largest ratio",
+        "median_seconds": "median seconds of a search",
+        "gain_over_dense.median": "median speed over dense",
+        "gain_over_dense.worst": "the least",
+        "gain_over_greedy.median": "median speed over ActiveFlow's choice",
+        "gain_over_greedy.worst": "the least",
+    }
+    is_timing = True
+    full_minutes = 600
+
+    def cells(self) -> Iterator[Cell]:
+        """A cell per model, device, budget and floor."""
+        options = self.options
+        for model, device, budget, floor in itertools.product(
+            options.models, options.devices, options.budgets, options.floors
+        ):
+            yield {"model": model, "device": device, "budget": budget, "floor": floor}
+
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """One row."""
+        source = self.once(cell["model"], lambda: source_of(cell["model"], self.folder))
+        device = load_device(cell["device"])
+        inputs = Inputs(source.model, source.activations, device, Workspace(self.folder, "plan"), None, 2, source.curves)
+        config = AllocateConfig(
+            method="auto",
+            format="auto",
+            cache="auto",
+            dram_budget=cell["budget"],
+            context_length=min(512, source.context_length),
+        )
+        started = time.perf_counter()
+        found = searched(config, inputs, Floor(source.curves, cell["floor"]), self._of_options)
+        search_s = time.perf_counter() - started
+        best, goal = found.best, Goal()
+        assert best is not None, "a dense run fits half of the weights in DRAM"
+        space = self._lowest(found.judge.space)
+        swept, greedy = (
+            load("coldpress.compiler.search", Search, name).judged(space, found.judge, goal)
+            for name in ("exhaustive", "activeflow")
+        )
+        dense = [one for one in (*found.judged, *swept) if one.is_whole and one.refusal is None]
+        yield {
+            "method": best.candidate.method,
+            "format": best.candidate.format,
+            "cache": best.candidate.cache,
+            "density": best.density,
+            "token_s": best.token_s,
+            "ratio_to_sweep": best.token_s / seconds_of(goal, [*swept, *found.judged]),
+            "over_dense": min(one.token_s for one in dense) / best.token_s,
+            "over_greedy": seconds_of(goal, greedy) / best.token_s,
+            "search_s": search_s,
+            "num_judged": len(found.judged),
+            "num_swept": len(swept),
+        }
+
+    def _of_options(self, space: Space) -> Space:
+        return replace(space, caches=tuple(cache for cache in space.caches if cache in self.options.caches))
+
+    def _lowest(self, space: Space) -> Space:
+        """The sweep's space: the lowest densities of each selector."""
+        densities = space.densities
+        return self._of_options(
+            replace(space, densities=lambda method, name: densities(method, name)[: self.options.densities])
+        )
+
+    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
+        """Over all rows."""
+        return {
+            "worst_ratio_to_sweep": max(row["ratio_to_sweep"] for row in rows),
+            "median_seconds": statistics.median(row["search_s"] for row in rows),
+            **{
+                f"gain_{name}": {
+                    "median": statistics.median(row[name] for row in rows),
+                    "worst": min(row[name] for row in rows),
+                }
+                for name in ("over_dense", "over_greedy")
+            },
+        }
+
+
+def seconds_of(goal: Goal, judged: Sequence[Judged]) -> float:
+    """The seconds of the best candidate."""
+    best = goal.best(judged)
+    assert best is not None
+    return best.token_s
+
+
+def source_of(model: str, folder: Path) -> Source:
+    """Curves, trace and shapes: of a real model that is calibrated and explored here, or of a shape by its config."""
+    scratch = folder / f"{model}-scratch"
+    scratch.mkdir(parents=True, exist_ok=True)
+    if model in SHAPES:
+        (folder / model).mkdir(exist_ok=True)
+        (folder / model / "config.json").write_text(json.dumps({**SHAPES[model], **COMMON}), encoding="utf-8")
+        return find(str(folder / model), None, scratch)
+    config = settings(model) | {"method": "auto", "preflight": "off", "evaluation_tokens": SHORT["evaluation_tokens"]}
+    return find(str(build(folder, "explore.json", **config).parent), None, scratch)
+
+
+if __name__ == "__main__":
+    main("plan_search")
