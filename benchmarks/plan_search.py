@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from coldpress.compiler.quote.sources import Source, find
+
 from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
 from benchmarks.harness.command import main
 from benchmarks.shared.builds import SHORT, build, settings
 from coldpress.compiler.io import Workspace
-from coldpress.compiler.quote.sources import Source, find
 from coldpress.compiler.search import Goal, Judged, Search, Space
 from coldpress.compiler.stages.allocate import AllocateConfig, Floor, Inputs, searched
 from coldpress.runtime.plugins import load
@@ -132,7 +133,9 @@ class Plugin(Benchmark[Options]):
         """One row."""
         source = self.once(cell["model"], lambda: source_of(cell["model"], self.folder))
         device = load_device(cell["device"])
-        inputs = Inputs(source.model, source.activations, device, Workspace(self.folder, "plan"), None, 2, source.curves)
+        inputs = Inputs(
+            source.model, source.activations, device, Workspace(self.folder, "plan"), None, 2, source.curves
+        )
         config = AllocateConfig(
             method="auto",
             format="auto",

@@ -141,7 +141,9 @@ class Build:
     def dram_budgets_bytes(self) -> tuple[int, ...]:
         """All requested DRAM budgets in bytes, the largest first."""
         shape = (self.format, self.context_length, self.kv_cache)
-        return asked_budget_bytes(self.settings["allocate"]["dram_budget"], self.model, *shape, self.page_bytes)
+        return asked_budget_bytes(
+            self.settings["allocate"]["dram_budget"], self.model, *shape, self.page_bytes, self.caches
+        )
 
     @property
     def density_sources(self) -> set[DensitySource]:

@@ -63,24 +63,32 @@ def bookkeeping_bytes(
     return counted_bytes(spec, sections, image_bytes(sections) // page_bytes, arrays, set(caches))
 
 
-def dense_bookkeeping_bytes(spec: ModelSpec, format_name: FormatName, page_bytes: int) -> int:
-    """Returns a dense run's bookkeeping, with the default cache. Its units are neurons; its selector, which builds may
-    lack, keeps no array."""
+def dense_bookkeeping_bytes(
+    spec: ModelSpec, format_name: FormatName, page_bytes: int, caches: Collection[str] = (DEFAULT_CACHE,)
+) -> int:
+    """Returns a dense run's bookkeeping with any of `caches`. Its units are neurons; its selector, which builds may lack,
+    keeps no array."""
     sections = make_sections(spec, (WHOLE_MLP,), format_name)
-    return counted_bytes(spec, sections, image_bytes(sections) // page_bytes, (), {DEFAULT_CACHE})
+    return counted_bytes(spec, sections, image_bytes(sections) // page_bytes, (), set(caches))
 
 
 def asked_budget_bytes(
-    asked: int | str, model: HasShapes, format_name: FormatName, context_length: int, kv_cache: KvCacheFormat, page: int
+    asked: int | str,
+    model: HasShapes,
+    format_name: FormatName,
+    context_length: int,
+    kv_cache: KvCacheFormat,
+    page: int,
+    caches: Collection[str] = (DEFAULT_CACHE,),
 ) -> tuple[int, ...]:
     """Returns the asked DRAM budgets in bytes, the largest first, for pages of `page` bytes.
 
-    A percentage counts weights and KV cache, and a dense run's bookkeeping comes on top.
+    A percentage counts weights and KV cache, and on top the bookkeeping of a dense run with any of `caches`.
 
     Raises:
         ColdpressError: if two of them are equal.
     """
-    besides = dense_bookkeeping_bytes(model.spec, format_name, page)
+    besides = dense_bookkeeping_bytes(model.spec, format_name, page, caches)
     dense_bytes = dense_footprint_bytes(model, format_name, context_length, kv_cache)
     found = sorted((budget_bytes(one, dense_bytes, besides) for one in budgets_in(asked)), reverse=True)
     for one, following in pairwise(found):

@@ -17,13 +17,9 @@ from functools import partial
 
 import numpy as np
 
-from coldpress.runtime import _native
 from coldpress.runtime.artifact.reader import Artifact
-from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.flash import Reader
-from coldpress.runtime.plan.bookkeeping import token_bytes
-from coldpress.runtime.plan.budget import as_run, holds_everything, used_bytes
-from coldpress.runtime.plan.memory import check_fits, physical_bytes
+from coldpress.runtime.plan.budget import as_run
 from coldpress.runtime.sparsity import Residency, uses_read_units
 from coldpress.runtime.store import planner
 from coldpress.runtime.store.ahead import EarlyUnits, ReadAhead
@@ -31,26 +27,12 @@ from coldpress.runtime.store.clock import Clock
 from coldpress.runtime.store.counters import Counters, ReadDigest
 from coldpress.runtime.store.facts import Key, Observer, Observers, Purpose, RequestFacts
 from coldpress.runtime.store.gap import AdaptiveGap, gap_of
-from coldpress.runtime.store.reads import (
-    Device,
-    FamilyMemory,
-    Half,
-    Incoming,
-    PlannedUnits,
-    dense_batches,
-    halves,
-    longest_read_bytes,
-    room_bytes,
-)
+from coldpress.runtime.store.memory import Memory
+from coldpress.runtime.store.reads import Device, Incoming, PlannedUnits, dense_batches
 from coldpress.runtime.store.request import Batch, DensePass, Request, ResidentPass, Rest
-from coldpress.runtime.store.slot_memory import SlotMemory, moved
-from coldpress.runtime.store.slots import Requests, num_slots, parts_of, resized
-from coldpress.schemas.families import FamilyName
+from coldpress.runtime.store.slots import Requests, parts_of, resized
 from coldpress.schemas.layout import Plan
 from coldpress.schemas.metrics import RunMetrics
-
-MAX_BUFFER_BYTES = 1 << 30
-"""Largest read buffer that is used, because offsets in it are 32-bit numbers."""
 
 
 class Store:
@@ -79,80 +61,34 @@ class Store:
         """
         plan = as_run(artifact.manifest, plan)
         self._manifest, self._page_bytes = artifact.manifest, artifact.manifest.flash.page_bytes
-        self._check_fits(plan, flash)
+        self._memory = Memory(artifact.manifest, plan, flash.moves_data)
         self.counters, self._digest = Counters(), ReadDigest()
         self._given_observers = observers
         self.clock = next((observer for observer in observers if isinstance(observer, Clock)), None)
         self._load(self._set_up(artifact, plan, flash, requests))
 
-    def _check_fits(self, plan: Plan, flash: Reader) -> None:
-        """Raises as `__init__` if the plan's parts exceed its budget, or this machine's memory."""
-        memory_bytes = physical_bytes() if flash.moves_data else plan.dram_budget_bytes
-        check_fits(plan, used_bytes(self._manifest, plan), memory_bytes)
-
     def _set_up(
         self, artifact: Artifact, plan: Plan, flash: Reader, requests: Requests | None = None
     ) -> dict[Key, np.ndarray]:
-        """Allocates everything that a plan decides; returns the pinned units of each part, which must be read."""
-        self.plan, self.dram_used_bytes = plan, used_bytes(self._manifest, plan)
-        self._whole = holds_everything(plan, self._manifest.flash.sections)
+        """Makes everything that a plan decides but its memory; returns the pinned units of each part, which must be
+        read."""
+        self.plan = plan
         self._law = self._manifest.device.flash.issuing(plan.queue_depth)
         self._use_read_units = uses_read_units(plan)
         self._gap = gap_of(plan, self._page_bytes)
         learning = (self._gap,) if isinstance(self._gap, AdaptiveGap) else ()
         self._observers = Observers((self.counters, self._digest, *learning, *self._given_observers))
         self._device = Device(flash, self._observers)
-        self._buffer = _native.aligned_buffer(self._buffer_bytes(loading=True))
         self._parts = parts_of(artifact, plan, requests)
         sections = self._manifest.flash.sections
         self.ahead = ReadAhead(plan, sections, self._page_bytes, self._parts, self._device.begin, self._observers)
         self._under_way: Rest | DensePass | None = None
-        self._memory = {
-            entry.family: self._family_memory(entry.family, entry.unit_bytes) for entry in self._manifest.families
-        }
         return {key: np.flatnonzero(part.cache.present) for key, part in self._parts.items()}
 
-    def _family_memory(self, family: FamilyName, unit_bytes: int) -> FamilyMemory:
-        slots = SlotMemory(num_slots(self.plan, family), unit_bytes)
-        return FamilyMemory(slots, *self._read_into(unit_bytes))
-
-    def _read_into(self, unit_bytes: int) -> tuple[list[Half], int, int]:
-        """Returns the halves of the read buffer for units of one size, the bytes of one half, and the longest read."""
-        parts = halves(self._buffer, unit_bytes, self._page_bytes)
-        room = parts[0].memory.size
-        return parts, room, longest_read_bytes(room, unit_bytes, self._page_bytes)
-
-    def _reading_bytes(self) -> int:
-        """Returns the size of the read buffer of a plan that reads."""
-        # a request reads no page more than twice (planner `_cut`), so a larger buffer would never fill
-        return min(self.plan.read_buffer_bytes, 2 * self._manifest.flash.size_bytes, MAX_BUFFER_BYTES)
-
-    def _buffer_bytes(self, *, loading: bool) -> int:
-        """Returns the size of the read buffer.
-
-        A plan that holds all units budgets no read buffer. It loads them through the unused budget and the memory that
-        a decoded token will need later; afterwards it keeps room for one unit, in case a unit could not be loaded.
-        """
-        if not self._whole:
-            return self._reading_bytes()
-        page_bytes = self._page_bytes
-        least = max(span_bytes(entry.unit_bytes, page_bytes) for entry in self._manifest.families)
-        working_bytes = token_bytes(self._manifest.model, self._manifest.flash.sections)
-        spare = working_bytes + self.plan.dram_budget_bytes - self.dram_used_bytes
-        return max(least, min(self._reading_bytes(), spare // page_bytes * page_bytes)) if loading else least
-
-    def _resize_buffer(self, *, loading: bool) -> None:
-        """Reallocates the read buffer if its size changes."""
-        size_bytes = self._buffer_bytes(loading=loading)
-        if self._buffer.size == size_bytes:
-            return
-        for memory in self._memory.values():  # drop all views: the old buffer is freed before the new one exists
-            memory.halves = []
-        self._buffer = _native.aligned_buffer(0)
-        self._buffer = _native.aligned_buffer(size_bytes)
-        for entry in self._manifest.families:
-            memory = self._memory[entry.family]
-            memory.halves, memory.room_bytes, memory.longest_read_bytes = self._read_into(entry.unit_bytes)
+    @property
+    def dram_used_bytes(self) -> int:
+        """Returns the DRAM that the plan's parts take."""
+        return self._memory.used_bytes
 
     def resize(self, artifact: Artifact, plan: Plan) -> None:
         """Switches, between two requests, to a plan that differs only in its budget and in the units of its parts.
@@ -164,15 +100,11 @@ class Store:
         plan = as_run(artifact.manifest, plan)
         self._settle()
         self.ahead.drop()
-        self._check_fits(plan, self._device.flash)
-        self.plan, self.dram_used_bytes = plan, used_bytes(self._manifest, plan)
-        self._whole = holds_everything(plan, artifact.manifest.flash.sections)
+        self._memory.take(plan)
+        self.plan = plan
         moves, unread = resized(artifact, plan, self._parts)
-        # families that shrink come first, so that families that grow can use the memory they return
-        for family in sorted(moves, key=lambda family: num_slots(plan, family) - len(self._memory[family].slots.rows)):
-            old, new = moves[family]
-            self._memory[family].slots = moved(self._memory[family].slots, num_slots(plan, family), old, new)
-        self._resize_buffer(loading=True)
+        self._memory.move(moves)
+        self._memory.resize_buffer(loading=True)
         self._load(unread)
 
     def switch(self, artifact: Artifact, plan: Plan) -> None:
@@ -183,12 +115,12 @@ class Store:
         plan = as_run(artifact.manifest, plan)
         self._settle()
         self.ahead.drop()
-        flash = self._device.flash
-        self._check_fits(plan, flash)
+        self._memory.check(plan)
         if self.clock is not None:
             self.clock.follow(self._manifest, plan)
-        self._parts, self._memory, self._buffer = {}, {}, _native.aligned_buffer(0)  # freed before the new ones exist
-        self._load(self._set_up(artifact, plan, flash))
+        self._parts = {}  # freed before the new ones exist
+        self._memory.renew(plan)
+        self._load(self._set_up(artifact, plan, self._device.flash))
 
     def _load(self, unread: dict[Key, np.ndarray]) -> None:
         """Reads pinned units; empties `unread`. If a read fails, units that are missing become ordinary ones."""
@@ -199,10 +131,10 @@ class Store:
         finally:
             for key, ids in unread.items():  # their slots hold nothing: they must not pass for present
                 self._parts[key].unpin(ids)
-            self._resize_buffer(loading=False)
+            self._memory.resize_buffer(loading=False)
 
     def _load_pinned(self, key: Key, ids: np.ndarray) -> None:
-        memory, planned = self._memory[key[1]], self._planned(key, ids)
+        memory, planned = self._memory.families[key[1]], self._planned(key, ids)
         batches = planner.batches(planned.plan, memory.room_bytes)
         incoming = Incoming(self._device, Purpose.LOAD, batches, memory, planned)
         try:
@@ -266,7 +198,7 @@ class Store:
         """
         if self._under_way is not None:
             self._settle()
-        part, memory = self._parts[key], self._memory[key[1]]
+        part, memory = self._parts[key], self._memory.families[key[1]]
         present = part.cache.touch(ids)
         if not present.all():
             return self._submit_misses(key, ids, kept, present)
@@ -277,7 +209,7 @@ class Store:
 
     def _submit_misses(self, key: Key, ids: np.ndarray, kept: np.ndarray | None, present: np.ndarray) -> Request:
         """Submits a request some of whose `ids` are missing; `present` is bool [k]."""
-        part, rows = self._parts[key], self._memory[key[1]].slots.rows
+        part, rows = self._parts[key], self._memory.families[key[1]].slots.rows
         hits, misses = ids[present], ids[~present]
         # The order matters: reads are planned from the cache before `admit` changes it, and observers learn of the
         # request before its first read begins.
@@ -296,7 +228,7 @@ class Store:
         if self._use_read_units and (is_evicted := np.isin(resident, evicted)).any():
             evicted_hits = Batch(resident[is_evicted], slots[is_evicted], rows)
             resident, slots = resident[~is_evicted], slots[~is_evicted]
-        memory, replan = self._memory[key[1]], partial(self._planned, key)
+        memory, replan = self._memory.families[key[1]], partial(self._planned, key)
         rest = self._under_way = Rest(self._device, part, memory, planned, early, evicted_hits, replan)
         return Request((Batch(resident, slots, rows),) if resident.size else (), rest)
 
@@ -326,8 +258,8 @@ class Store:
             num_stored=num_stored,
             num_evicted=num_evicted,
             plan=plan,
-            room_bytes=self._memory[key[1]].room_bytes,
-            buffer_bytes=self._buffer.size,
+            room_bytes=self._memory.families[key[1]].room_bytes,
+            buffer_bytes=self._memory.buffer.size,
         )
         for request in self._observers.request:
             request(facts)
@@ -338,7 +270,7 @@ class Store:
         Returns:
             The plan, and the units that the token takes from it, int32 in flash order.
         """
-        part, memory = self._parts[key], self._memory[key[1]]
+        part, memory = self._parts[key], self._memory.families[key[1]]
         wanted = np.zeros(part.order.size, bool)
         wanted[part.position[misses]] = True
         for each in early:
@@ -358,7 +290,7 @@ class Store:
 
     def _planned(self, key: Key, ids: np.ndarray) -> PlannedUnits:
         """Plans the reads for units of a part with the plan's gap, for loading and for failed reads ahead."""
-        part, memory = self._parts[key], self._memory[key[1]]
+        part, memory = self._parts[key], self._memory.families[key[1]]
         units = part.in_flash_order(ids)
         positions, gap_bytes = part.position[units], self.plan.collapse_gap_bytes
         plan = planner.plan_reads(part.units, positions, self._page_bytes, gap_bytes, memory.longest_read_bytes)
@@ -380,20 +312,16 @@ class Store:
         self._settle()
         for stream in self._observers.stream:
             stream(key)
-        part, memory, gap_bytes = self._parts[key], self._memory[key[1]], self.plan.collapse_gap_bytes
+        part, memory, gap_bytes = self._parts[key], self._memory.families[key[1]], self.plan.collapse_gap_bytes
         num_units, page_bytes = part.order.size, self._page_bytes
-        in_slots = self._whole and bool(part.cache.present.all())
+        in_slots = self._memory.is_whole and bool(part.cache.present.all())
         # the same batch sizes as if they were read: sums are made per batch, so their bits depend on its size
-        room = self._room_if_reading(part.units.unit_bytes) if in_slots else memory.room_bytes
+        room = self._memory.room_if_reading(part.units.unit_bytes) if in_slots else memory.room_bytes
         batches = dense_batches(part.units, num_units, room, page_bytes, gap_bytes, self._law)
         if in_slots:
             return ResidentPass(part, memory.slots.rows, batches)
         found = self._under_way = DensePass(self._device, part, memory, batches)
         return found
-
-    def _room_if_reading(self, unit_bytes: int) -> int:
-        """Returns the bytes that one batch would have if the plan read anything."""
-        return room_bytes(self._reading_bytes(), self._page_bytes, span_bytes(unit_bytes, self._page_bytes))
 
     def extents_sha256(self) -> str:
         """Returns the digest over all reads so far (`ReadDigest`)."""

@@ -392,7 +392,7 @@ def test_auto_takes_dense_unless_another_method_is_clearly_faster(
     assert next(iter(judged)) == sparsity.method
     assert (sparsity.method == "dense") == (min(judged.values()) > 0.95 * judged["dense"])
     assert sparsity.method == method
-    alone = run(config(method, "60%"), model, activations, device_of())
+    alone = run(config(method, "60%", cache=sparsity.cache), model, activations, device_of())
     assert sparsity.model_copy(update={"tried": (), "front": ()}) == alone, "as if it had been asked for"
 
 

@@ -72,7 +72,7 @@ def test_defaults_suit_a_model_without_exact_zeros() -> None:
     assert not settings.needs_predictors(built)
     assert (built["format"], built["cache"]) == ("auto", "auto"), "and with it what goes with the method"
     given = settings.resolve({"model": "mistral-7b", "device": "oneplus12", "corpus": "pydoc", "method": "topk"})
-    assert (given["format"], given["cache"]) == ("int4_group32", "lfu")
+    assert (given["format"], given["cache"]) == ("int4_group32", "auto"), "`plan` compares the caches"
     assert built["dram_budget"] == built.device.dram_budget_bytes.value
     assert built.model.source == "mistralai/Mistral-7B-v0.1"
     assert built.model.revision is not None
@@ -108,9 +108,24 @@ def test_values_arrive_as_snakemake_parses_them(key: str, raw: object, expected:
 @pytest.mark.parametrize(
     ("key", "raw", "found", "expected"),
     [
-        ("density", 0, "is 0,", "expected a number above 0 and at most 1: share of units used per token"),
-        ("density", 1.5, "is 1.5,", "expected a number above 0 and at most 1: share of units used per token"),
-        ("density", "half", "is 'half',", "expected a number above 0 and at most 1: share of units used per token"),
+        (
+            "density",
+            0,
+            "is 0,",
+            "expected a number above 0 and at most 1: share of the MLP's weights that a token uses",
+        ),
+        (
+            "density",
+            1.5,
+            "is 1.5,",
+            "expected a number above 0 and at most 1: share of the MLP's weights that a token uses",
+        ),
+        (
+            "density",
+            "half",
+            "is 'half',",
+            "expected a number above 0 and at most 1: share of the MLP's weights that a token uses",
+        ),
         ("seed", -1, "is -1,", "expected a whole number at least 0: what everything that is drawn derives from"),
         ("seed", 1.5, "is 1.5,", "expected a whole number at least 0: "),
         ("seed", True, "is True,", "expected a whole number at least 0: "),

@@ -189,9 +189,9 @@ def test_a_session_reads_nothing_more_once_it_is_given_room_for_everything(relu_
             if len(tokens) in (6, 12):
                 session.resize(whole_bytes(manifest, plan) if len(tokens) == 6 else plan.dram_budget_bytes)
                 if len(tokens) == 6:
-                    buffer = session.store._buffer.size
+                    buffer = session.store._memory.buffer.size
                     assert buffer < plan.read_buffer_bytes
-        assert session.store._buffer.size == plan.read_buffer_bytes
+        assert session.store._memory.buffer.size == plan.read_buffer_bytes
     assert tuple(token.id for token in tokens) == expected
     assert min(token.reads for token in tokens[1:6]) > 0
     assert max(token.reads for token in tokens[6:12]) == 0

@@ -10,8 +10,8 @@ from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.flash import direct, simulated
 from coldpress.runtime.plan.bookkeeping import bookkeeping_bytes
 from coldpress.runtime.plan.budget import choose_plan, fixed_bytes
+from coldpress.runtime.store import memory as memory_module
 from coldpress.runtime.store import planner
-from coldpress.runtime.store import store as store_module
 from coldpress.runtime.store.reads import MAX_READ_BYTES
 from coldpress.runtime.store.store import Store
 from coldpress.schemas.errors import CorruptPageError, DoesNotFitError
@@ -62,7 +62,7 @@ def test_hits_come_first_and_outlast_the_fetch(relu_artifact):
     batches = list(store.submit((0, "up_down"), wanted))
     assert set(batches[0].ids.tolist()) == set(cached.tolist()) & set(wanted.tolist())
     assert (batches[0].rows[batches[0].slots] == codes[batches[0].ids]).all()
-    assert all(np.shares_memory(batch.rows, store._buffer) for batch in batches[1:])
+    assert all(np.shares_memory(batch.rows, store._memory.buffer) for batch in batches[1:])
     stored = np.flatnonzero(store.residency((0, "up_down")).present).astype(np.int32)
     assert np.setdiff1d(stored, cached).size, "the cache admitted units"
     (hits,) = store.submit((0, "up_down"), stored)
@@ -79,7 +79,7 @@ def test_units_that_are_not_kept_are_used_where_they_were_read_to(relu_artifact)
     for batch in store.submit((3, "up_down"), wanted):
         read = ~present[batch.ids]
         assert read.all() or not read.any()
-        assert np.shares_memory(batch.rows, store._buffer) == read.all()
+        assert np.shares_memory(batch.rows, store._memory.buffer) == read.all()
         sizes.append(batch.ids.size * read.any())
     assert sum(sizes) == 512 - present.sum()
     assert 0 < max(sizes) <= 8192 // 256
@@ -259,7 +259,7 @@ def test_memory_is_what_the_budget_says(relu_artifact, extra):
     store = open_store(relu_artifact, dram_budget_bytes=budget)
     plan = store.plan
     buffers = plan.read_buffer_bytes if extra < 10_000_000 else 0  # with everything in DRAM nothing is read
-    allocated = store._memory["up_down"].slots.rows.nbytes + buffers
+    allocated = store._memory.families["up_down"].slots.rows.nbytes + buffers
     besides = bookkeeping_bytes(manifest)  # tests/runtime/test_bookkeeping.py
     assert store.dram_used_bytes == plan.resident_bytes + plan.kv_cache_bytes + allocated + besides
     assert store.dram_used_bytes <= budget
@@ -281,7 +281,7 @@ def test_a_plan_beyond_its_budget_is_refused(relu_artifact):
 
 
 def test_a_plan_beyond_this_machines_memory_is_refused_before_allocating(relu_artifact, monkeypatch):
-    monkeypatch.setattr(store_module, "physical_bytes", lambda: 1_000_000)
+    monkeypatch.setattr(memory_module, "physical_bytes", lambda: 1_000_000)
     with pytest.raises(DoesNotFitError, match=r"needs \d+ bytes of DRAM, this machine has 1000000"):
         open_store(relu_artifact)
     artifact = open_artifact(relu_artifact.path)  # a simulation touches no memory, so it may be of a larger machine
@@ -294,7 +294,7 @@ def test_buffers_beyond_all_units_are_not_made(relu_artifact):
     artifact = open_artifact(relu_artifact.path)
     plan = choose_plan(artifact.manifest)
     store = Store(artifact, plan.model_copy(update=huge), simulated.Plugin(artifact, 8))
-    assert store._buffer.size == 2 * artifact.manifest.flash.size_bytes
+    assert store._memory.buffer.size == 2 * artifact.manifest.flash.size_bytes
 
 
 def test_metrics_are_the_counters(relu_artifact):

@@ -105,7 +105,9 @@ def budgets_bytes(config: AllocateConfig, model: Model, device: DeviceProfile) -
         DoesNotFitError: if the device has less DRAM.
     """
     shape = (config.format, config.context_length, config.kv_cache)
-    budgets = asked_budget_bytes(config.dram_budget, model, *shape, device.flash.page_bytes.value)
+    budgets = asked_budget_bytes(
+        config.dram_budget, model, *shape, device.flash.page_bytes.value, caches_for(config.cache)
+    )
     if budgets[0] > device.dram_bytes.value:
         raise DoesNotFitError(
             f"a DRAM budget of {budgets[0]:,} bytes was asked for, device {device.name} has "

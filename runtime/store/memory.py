@@ -1,0 +1,132 @@
+"""The memory of a store: the slots of each family and the read buffer, within the budget of the plan in force.
+
+A plan that holds all units budgets no read buffer. It loads them through the unused budget and the memory that a
+decoded token will need later; afterwards it keeps room for one unit, in case a unit could not be loaded.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from coldpress.runtime import _native
+from coldpress.runtime.extents import span_bytes
+from coldpress.runtime.plan.bookkeeping import token_bytes
+from coldpress.runtime.plan.budget import holds_everything, used_bytes
+from coldpress.runtime.plan.memory import check_fits, physical_bytes
+from coldpress.runtime.store.reads import FamilyMemory, Half, halves, longest_read_bytes, room_bytes
+from coldpress.runtime.store.slot_memory import SlotMemory, moved
+from coldpress.runtime.store.slots import num_slots
+from coldpress.schemas.families import FamilyName
+from coldpress.schemas.layout import Plan
+from coldpress.schemas.manifest import Manifest
+
+MAX_BUFFER_BYTES = 1 << 30
+"""Largest read buffer that is used, because offsets in it are 32-bit numbers."""
+
+
+class Memory:
+    """Slots and read buffer of one store."""
+
+    used_bytes: int
+    """DRAM that the plan's parts take."""
+    is_whole: bool
+    """Whether there are slots for all units."""
+
+    def __init__(self, manifest: Manifest, plan: Plan, moves_data: bool) -> None:
+        """Allocates the slots, and the read buffer at its size for loading.
+
+        Args:
+            manifest: The artifact's manifest.
+            plan: The plan to run.
+            moves_data: Whether reads fill the memory; a simulation's slots stay empty, whatever this machine has.
+
+        Raises:
+            DoesNotFitError: as `take`.
+        """
+        self._manifest, self._moves_data, self._page_bytes = manifest, moves_data, manifest.flash.page_bytes
+        self.take(plan)
+        self._allocate()
+
+    def check(self, plan: Plan) -> None:
+        """Checks that a plan fits.
+
+        Raises:
+            DoesNotFitError: if the plan's parts exceed its budget, or this machine's memory.
+        """
+        memory_bytes = physical_bytes() if self._moves_data else plan.dram_budget_bytes
+        check_fits(plan, used_bytes(self._manifest, plan), memory_bytes)
+
+    def take(self, plan: Plan) -> None:
+        """Puts a plan in force; `move` and `resize_buffer` follow.
+
+        Raises:
+            DoesNotFitError: as `check`; nothing has changed.
+        """
+        self.check(plan)
+        self._plan, self.used_bytes = plan, used_bytes(self._manifest, plan)
+        self.is_whole = holds_everything(plan, self._manifest.flash.sections)
+
+    def renew(self, plan: Plan) -> None:
+        """Frees all memory, and allocates that of another plan at its size for loading.
+
+        Raises:
+            DoesNotFitError: as `check`; nothing has changed.
+        """
+        self.take(plan)
+        self.families, self.buffer = {}, _native.aligned_buffer(0)  # freed before the new memory exists
+        self._allocate()
+
+    def _allocate(self) -> None:
+        entries = self._manifest.families
+        self.buffer = _native.aligned_buffer(self._buffer_bytes(loading=True))
+        self.families = {entry.family: self._of_family(entry.family, entry.unit_bytes) for entry in entries}
+
+    def move(self, moves: Mapping[FamilyName, tuple[np.ndarray, np.ndarray]]) -> None:
+        """Moves units from old slots to new ones: family -> int [m] each (`coldpress.runtime.store.slots.resized`)."""
+        growth = {family: num_slots(self._plan, family) - len(self.families[family].slots.rows) for family in moves}
+        # families that shrink come first, so that families that grow can use the memory they return
+        for family in sorted(moves, key=growth.__getitem__):
+            old, new = moves[family]
+            memory = self.families[family]
+            memory.slots = moved(memory.slots, num_slots(self._plan, family), old, new)
+
+    def resize_buffer(self, *, loading: bool) -> None:
+        """Reallocates the read buffer if its size changes."""
+        size_bytes = self._buffer_bytes(loading=loading)
+        if self.buffer.size == size_bytes:
+            return
+        for memory in self.families.values():  # drop all views: the old buffer is freed before the new one exists
+            memory.halves = []
+        self.buffer = _native.aligned_buffer(0)
+        self.buffer = _native.aligned_buffer(size_bytes)
+        for entry in self._manifest.families:
+            memory = self.families[entry.family]
+            memory.halves, memory.room_bytes, memory.longest_read_bytes = self._read_into(entry.unit_bytes)
+
+    def room_if_reading(self, unit_bytes: int) -> int:
+        """Returns the bytes that one batch would have if the plan read anything."""
+        return room_bytes(self._reading_bytes(), self._page_bytes, span_bytes(unit_bytes, self._page_bytes))
+
+    def _of_family(self, family: FamilyName, unit_bytes: int) -> FamilyMemory:
+        return FamilyMemory(SlotMemory(num_slots(self._plan, family), unit_bytes), *self._read_into(unit_bytes))
+
+    def _read_into(self, unit_bytes: int) -> tuple[list[Half], int, int]:
+        """Returns the halves of the read buffer for units of one size, the bytes of one half, and the longest read."""
+        parts = halves(self.buffer, unit_bytes, self._page_bytes)
+        room = parts[0].memory.size
+        return parts, room, longest_read_bytes(room, unit_bytes, self._page_bytes)
+
+    def _reading_bytes(self) -> int:
+        """Returns the size of the read buffer of a plan that reads."""
+        # a request reads no page more than twice (planner `_cut`), so a larger buffer would never fill
+        return min(self._plan.read_buffer_bytes, 2 * self._manifest.flash.size_bytes, MAX_BUFFER_BYTES)
+
+    def _buffer_bytes(self, *, loading: bool) -> int:
+        """Returns the size of the read buffer."""
+        if not self.is_whole:
+            return self._reading_bytes()
+        page_bytes = self._page_bytes
+        least = max(span_bytes(entry.unit_bytes, page_bytes) for entry in self._manifest.families)
+        working_bytes = token_bytes(self._manifest.model, self._manifest.flash.sections)
+        spare = working_bytes + self._plan.dram_budget_bytes - self.used_bytes
+        return max(least, min(self._reading_bytes(), spare // page_bytes * page_bytes)) if loading else least
