@@ -66,8 +66,7 @@ def bookkeeping_bytes(
 def dense_bookkeeping_bytes(
     spec: ModelSpec, format_name: FormatName, page_bytes: int, caches: Collection[str] = (DEFAULT_CACHE,)
 ) -> int:
-    """Returns a dense run's bookkeeping with any of `caches`. Its units are neurons; its selector, which builds may lack,
-    keeps no array."""
+    """Returns a dense run's bookkeeping with any of `caches`. Its units are neurons; its selector keeps no array."""
     sections = make_sections(spec, (WHOLE_MLP,), format_name)
     return counted_bytes(spec, sections, image_bytes(sections) // page_bytes, (), set(caches))
 

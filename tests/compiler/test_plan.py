@@ -103,6 +103,7 @@ def test_the_checker_sees_what_is_wrong(tmp_path):
     given = records(tmp_path)
     good = laid(*given)
     sections, plan = good.sections, good.plans[0]
+    used = used_bytes(manifest_of(*given, good), plan)
 
     def changed(index, **values):
         return tuple(part.model_copy(update=values) if i == index else part for i, part in enumerate(sections))
@@ -118,11 +119,7 @@ def test_the_checker_sees_what_is_wrong(tmp_path):
         {"sections": sections[:3]},
         {"flash_bytes": good.layout.flash_bytes + SECTION_ALIGN_BYTES},
         {"plans": parts},
-        {
-            "plans": (
-                plan.model_copy(update={"dram_budget_bytes": plan.dram_budget_bytes - plan.read_buffer_bytes - 10_000}),
-            )
-        },
+        {"plans": (plan.model_copy(update={"dram_budget_bytes": used - 1}),)},
     ):
         of_plans = {key: value for key, value in update.items() if key == "plans"}
         layout = good.layout.model_copy(update={key: value for key, value in update.items() if key != "plans"})
