@@ -1,8 +1,8 @@
 """What leaving out units and rounding weights cost a model, and signals of text that nothing was fitted to.
 
 Arrays of the trace: `<layer>.<signal>` float16 [num_tokens, n], the signal of each token of consecutive blocks in the
-whole model (schemas/families.py). float16 keeps 11 bits of a signal: two units change places only if their magnitudes
-differ by less than 0.1 %.
+whole model (schemas/families.py), and `<layer>.<family>.unit_norms` float32 [num_units], the norms of units' weights.
+float16 keeps 11 bits of a signal: two units change places only if their magnitudes differ by less than 0.1 %.
 """
 
 from pydantic import Field

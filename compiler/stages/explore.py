@@ -23,7 +23,7 @@ from coldpress.compiler.activity.calibration_pass import ComputeConfig, stream_o
 from coldpress.compiler.activity.choice import REPLAYED_LAYERS, CachedChoice, Choice, replayed_layers
 from coldpress.compiler.activity.forward import Hooks, LayerStream
 from coldpress.compiler.activity.layer_counts import countable_families
-from coldpress.compiler.activity.unit_statistics import all_statistics, fit_all
+from coldpress.compiler.activity.unit_statistics import NORMS, all_statistics, fit_all, unit_norms
 from coldpress.compiler.activity.variants import Differences, Variant, compare, last_hidden
 from coldpress.compiler.block_statistics import perplexity, standard_error
 from coldpress.compiler.candidates import DEFAULT_FORMAT, candidates, own_options
@@ -105,7 +105,7 @@ def run(
         curves=_curves(stream, tokens, whole, asked),
         formats=tuple(_format_loss(name, stream, tokens, whole) for name in _formats()),
         unexplored=tuple(Unexplored(method=name, reason=reason) for name, reason in reasons.items() if reason),
-        trace=work.once("trace", lambda: traced),
+        trace=work.once("trace", lambda: traced | _norms(model, trace_layers)),
         trace_layers=trace_layers,
     )
 
@@ -231,6 +231,12 @@ def _traced(
         if (layer, signal, 0) in seen
     }
     return trace, whole
+
+
+def _norms(model: Model, layers: Sequence[int]) -> dict[str, np.ndarray]:
+    """Returns the norms of the traced layers' units, so that selectors can be fitted where no weights are."""
+    families = countable_families(model.spec)
+    return {f"{layer}.{family}.{NORMS}": unit_norms(model, layer, family) for layer in layers for family in families}
 
 
 class _Rounded(LayerStream):

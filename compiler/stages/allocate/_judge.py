@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from coldpress.compiler.candidates import caches_for, candidates, formats_for, own_cache_options, own_options
 from coldpress.compiler.cost_model import flash_bytes, llm_sparsity, unit_bytes, weight_bytes
 from coldpress.compiler.search import Candidate, Judged, Space
+from coldpress.compiler.seconds import Token
 from coldpress.compiler.stages.allocate._config import AllocateConfig
 from coldpress.compiler.stages.allocate._division import OverBudgetError, divided
 from coldpress.compiler.stages.allocate._quality import Floor
@@ -118,6 +119,11 @@ class BudgetJudge:
     def _divided(self, candidate: Candidate) -> Sparsity:
         """Divides the budget with the same density in all layers: the rule runs for the chosen candidate alone."""
         return divided(self.config_of(candidate).model_copy(update={"density_allocation": UNIFORM}), self._inputs)
+
+    def tokens(self, candidate: Candidate) -> tuple[Sparsity, list[Token]]:
+        """Returns a candidate's division of the budget, and the figures of each replayed token."""
+        division = self._divided(candidate)
+        return division, self._replays.tokens(division)
 
     def _cost(self, candidate: Candidate) -> Judged:
         division = self._divided(candidate)
