@@ -34,6 +34,11 @@ class BudgetJudge:
         """Selectors of which no density is a candidate, with the reason."""
 
     @property
+    def dram_budget_bytes(self) -> int:
+        """The budget that candidates are judged under."""
+        return int(self._config.dram_budget)
+
+    @property
     def space(self) -> Space:
         """The candidates."""
         config, model = self._config, self._inputs.model
@@ -43,7 +48,7 @@ class BudgetJudge:
             formats=formats,
             caches=caches_for(config.cache),
             densities=self.densities,
-            budget_density=1 - llm_sparsity(int(config.dram_budget), weight_bytes(model, formats[0])),
+            budget_density=1 - llm_sparsity(self.dram_budget_bytes, weight_bytes(model, formats[0])),
         )
 
     def __call__(self, candidate: Candidate) -> Judged:
