@@ -82,7 +82,6 @@ class _Quoting:
         budget = self._asked.dram_budget or self._device.dram_budget_bytes.value
         self._tell(f"{self._device.name}: searching")
 
-        print("start", T)
         found = self._searched(budget, self._narrowed)
         budget_bytes = found.judge.dram_budget_bytes
         least = self._least_bytes()

@@ -33,6 +33,7 @@ from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.schemas import __version__
 from coldpress.schemas.base import Record
 from coldpress.schemas.corpus import Corpus
+from coldpress.schemas.curves import Curves
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import DoesNotFitError
 from coldpress.schemas.families import slices
@@ -88,6 +89,7 @@ def run(
     placement: Placement,
     quantized: tuple[Quantized, ...],
     predictors: Predictors | None,
+    curves: Curves | None = None,
 ) -> Package:
     """Writes the artifact; replaces an existing one, and leaves it untouched if anything fails.
 
@@ -106,6 +108,7 @@ def run(
         placement=placement,
         codes=join_codes(quantized, model, sparsity.format),
         predictors=check_predictors(predictors, model) if predictors else (),
+        curves=curves,
     )
     target = Path(config.artifact).absolute()
     _check_room(target, layout)
