@@ -20,14 +20,13 @@ from pathlib import Path
 from rich.console import Console
 
 from coldpress.compiler.profiles import device_file, load_device
-from coldpress.compiler.quote.decide import Asked, Tell, device_quote
+from coldpress.compiler.quote.decide import Asked, device_quote
 from coldpress.compiler.quote.records import DeviceQuote, Quote
 from coldpress.compiler.quote.show import show
 from coldpress.compiler.quote.sources import Source, find
 from coldpress.compiler.stages.allocate import MAX_PPL_RATIO
 from coldpress.runtime.cli.command_line import Parser
 from coldpress.runtime.profiles.devices import DEVICE_HELP, device_names
-from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError
 
 ALL = "all"
@@ -42,16 +41,16 @@ def main(argv: list[str]) -> None:
     arguments = _build_parser().parse_args(argv)
     if not 1 <= arguments.max_ppl_ratio <= 100:
         raise ColdpressError(f"--max-ppl-ratio {arguments.max_ppl_ratio:g} was given, expected a number from 1 to 100")
-    devices = _devices(arguments.device)
+    files = _files(arguments.device)
     with tempfile.TemporaryDirectory(prefix="coldpress-quote-") as folder:
-        quote = quoted(arguments, devices, Path(folder))
+        quote = quoted(arguments, files, Path(folder))
     if arguments.json:
         print(quote.to_json(), end="")
     else:
         show(quote, Console(highlight=False, markup=False))
 
 
-def quoted(arguments: argparse.Namespace, devices: list[DeviceProfile], folder: Path) -> Quote:
+def quoted(arguments: argparse.Namespace, files: list[Path], folder: Path) -> Quote:
     """Returns the quote; writes scratch files into `folder`."""
     progress = Console(stderr=True, highlight=False, markup=False)
     with progress.status("reading the model") as status:
@@ -60,13 +59,16 @@ def quoted(arguments: argparse.Namespace, devices: list[DeviceProfile], folder: 
             dram_budget=arguments.dram_budget,
             max_ppl_ratio=arguments.max_ppl_ratio,
             context_length=arguments.context_length or source.context_length,
-            quick=len(devices) > 1 or source.basis != "measured",
-            with_steps=len(devices) == 1,
+            quick=len(files) > 1 or source.basis != "measured",
+            with_steps=len(files) == 1,
         )
-        found: list[DeviceQuote] = []
-        for number, one in enumerate(_each(source, devices, asked, status.update), start=1):
-            found.append(one)
-            status.update(f"{number} of {len(devices)} devices")
+        if len(files) == 1:
+            found = [device_quote(source, load_device(files[0]), asked, status.update)]
+        else:
+            found = []
+            for one in _each(arguments, files, asked, folder):
+                found.append(one)
+                status.update(f"{len(found)} of {len(files)} devices")
     return Quote(
         model=source.name,
         source=source.kind,
@@ -78,25 +80,31 @@ def quoted(arguments: argparse.Namespace, devices: list[DeviceProfile], folder: 
     )
 
 
-def _each(source: Source, devices: list[DeviceProfile], asked: Asked, tell: Tell) -> Iterator[DeviceQuote]:
-    """Yields the devices' quotes in order; several are searched on all cores."""
-    if len(devices) == 1:
-        yield device_quote(source, devices[0], asked, tell)
-        return
-    workers = min(len(devices), len(os.sched_getaffinity(0)))
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(partial(_on_device, source, asked), devices)
+def _each(arguments: argparse.Namespace, files: list[Path], asked: Asked, folder: Path) -> Iterator[DeviceQuote]:
+    """Yields the quotes of several devices in order; they are searched on all cores."""
+    workers = min(len(files), len(os.sched_getaffinity(0)))
+    given = (arguments.model, arguments.revision, folder)
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start, given) as pool:
+        yield from pool.map(partial(_on_device, asked), files)
 
 
-def _on_device(source: Source, asked: Asked, device: DeviceProfile) -> DeviceQuote:
-    return device_quote(source, device, asked)
+_SOURCES: list[Source] = []
+"""The model in a process of the pool: what a pool hands over cannot hold it."""
 
 
-def _devices(named: str) -> list[DeviceProfile]:
+def _start(model: str, revision: str | None, folder: Path) -> None:
+    _SOURCES.append(find(model, revision, Path(tempfile.mkdtemp(dir=folder))))
+
+
+def _on_device(asked: Asked, file: Path) -> DeviceQuote:
+    return device_quote(_SOURCES[0], load_device(file), asked)
+
+
+def _files(named: str) -> list[Path]:
     names = device_names() if named == ALL else [name for name in named.split(",") if name]
     if not names:
         raise ColdpressError("--device names no device; give one, several with commas between them, or all")
-    return [load_device(device_file(name, Path("build"))) for name in names]
+    return [device_file(name, Path("build")) for name in names]
 
 
 def _build_parser() -> Parser:
