@@ -16,12 +16,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from coldpress.compiler.quote.sources import Source, find
-
 from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
 from benchmarks.harness.command import main
 from benchmarks.shared.builds import SHORT, build, settings
 from coldpress.compiler.io import Workspace
+from coldpress.compiler.quote.sources import Source, find
 from coldpress.compiler.search import Goal, Judged, Search, Space
 from coldpress.compiler.stages.allocate import AllocateConfig, Floor, Inputs, searched
 from coldpress.runtime.plugins import load

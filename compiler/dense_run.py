@@ -103,7 +103,8 @@ def buffer_of(model: Model, sparsity: Sparsity, free_bytes: int, device: DeviceP
     if densities == {WHOLE_MLP: (used_share(WHOLE_MLP, model.spec),) * len(layers)}:
         budget = sparsity.budget.dram_budget_bytes
         run = dense_run(model, sparsity.format, sparsity.context_length, budget, device, sparsity.kv_cache)
-        if run is not None:
+        # the run counts the default cache alone: the plans may get one that keeps more, and leave less for the buffer
+        if run is not None and run.read_buffer_bytes <= free_bytes:
             return run.read_buffer_bytes
     page_bytes = device.flash.page_bytes.value
     return read_buffer_bytes(model.spec, sparsity.format, sparsity.families, free_bytes, page_bytes)

@@ -149,6 +149,41 @@ def choices_seconds(
     return sum(of_all_layers(setting, one) for one in found) / len(found), hits / max(1, hits + misses)
 
 
+class Token(NamedTuple):
+    """A decoded token's modelled figures, over all layers."""
+
+    token_s: float
+    flash_s: float
+    """Seconds of its reads alone."""
+    reads: float
+    read_bytes: float
+    hits: int
+    """Units of the plan's parts that were in DRAM, and those that were not."""
+    misses: int
+
+
+def choices_tokens(
+    setting: Setting, choose: Choose, windows: Sequence[range], num_warm: int, fill: Mapping[Key, np.ndarray]
+) -> list[Token]:
+    """Returns each counted token's own figures, in the run whose means `choices_seconds` returns."""
+    tokens = [(token, number >= num_warm) for window in windows for number, token in enumerate(window)]
+    alone = [range(token, token + 1) for token, _ in tokens]
+    found = simulate_choices(setting.artifact, setting.plan, choose, alone, 0, fill)
+    times = setting.model.spec.num_hidden_layers / len({part.layer for part in setting.plan.parts})
+    return [
+        Token(
+            of_all_layers(setting, one),
+            times * one.modelled_flash_s,
+            times * one.reads,
+            times * one.read_bytes,
+            one.hits,
+            one.misses,
+        )
+        for one, (_, counted) in zip(found, tokens, strict=True)
+        if counted
+    ]
+
+
 def of_all_layers(setting: Setting, found: RunMetrics, overlap: Overlap = "request") -> float:
     """Returns modelled seconds of a token of a simulated run; the layers of the plan's parts stand for all."""
     plan = setting.plan

@@ -13,6 +13,7 @@ rule package:
         placement=f"{DEVICE}/place.json",
         quantized=per_chunk("quantize"),
         predictors=PREDICTORS,
+        curves=CURVES,
     output:
         record=f"{DEVICE}/package.json",
         manifest=f"{DEVICE}/package/manifest.json",

@@ -26,6 +26,8 @@ FLASH_FILE = "flash.img"
 RESIDENT_FILE = "resident.safetensors"
 TABLES_FILE = "tables.safetensors"
 PREDICTORS_FILE = "predictors.safetensors"
+CURVES_FILE, TRACE_FILE = "curves.json", "trace.safetensors.zst"
+"""What `explore` found, for quotes on other devices; no run reads them."""
 
 
 class Format(Record):

@@ -32,8 +32,8 @@ class UnitStatistics(Mapping[str, np.ndarray]):
         self._norms: np.ndarray | None = None
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Returns an array; computes `unit_norms` on first use, once."""
-        if name != NORMS:
+        """Returns an array; computes `unit_norms` on first use, once, unless they are known."""
+        if name != NORMS or name in self._counted:
             return self._counted[name]
         if self._norms is None:
             self._norms = unit_norms(self._model, self._layer, self._family)
@@ -45,11 +45,11 @@ class UnitStatistics(Mapping[str, np.ndarray]):
 
     def __iter__(self) -> Iterator[str]:
         """Yields the names."""
-        return iter((*self._counted, NORMS))
+        return iter(dict.fromkeys((*self._counted, NORMS)))
 
     def __len__(self) -> int:
         """Returns the number of arrays."""
-        return len(self._counted) + 1
+        return len({*self._counted, NORMS})
 
 
 def all_statistics(
@@ -58,6 +58,7 @@ def all_statistics(
     families: Iterable[FamilyName],
     read_units: Mapping[str, np.ndarray] | None = None,
     resident_share: float = 0.0,
+    norms: Mapping[tuple[int, str], np.ndarray] | None = None,
 ) -> dict[tuple[int, str], UnitStatistics]:
     """Returns what selectors are fitted to, by layer and family.
 
@@ -68,6 +69,7 @@ def all_statistics(
         read_units: Family -> what reads cost beyond their units' bytes, counted in units, float64 [4]
             (compiler/cost_model.py); None without a device.
         resident_share: Share of each family that DRAM will hold.
+        norms: By layer and family, `unit_norms` where they are known; others are computed from the source's weights.
     """
     found: dict[tuple[int, str], UnitStatistics] = {}
     for entry in activations.layers:
@@ -78,6 +80,8 @@ def all_statistics(
                 counted.pop(name, None)
             if read_units is not None:
                 counted |= {"read_units": read_units[family], "resident_share": np.array([resident_share])}
+            if norms and (entry.layer, family) in norms:
+                counted[NORMS] = norms[entry.layer, family]
             found[entry.layer, family] = UnitStatistics(model, entry.layer, family, counted)
     return found
 

@@ -203,8 +203,8 @@ def importing(folder: str) -> dict[str, set[str]]:
 
 def test_the_compiler_counts_seconds_in_one_place_and_no_benchmark_adds_memory_to_flash() -> None:
     """Beside the one model: the dense run and `order`, which tests hold to it; the evaluation, which has the requests
-    of many tokens at once; what one unit costs in the integer program of `place`; what a profile shows of its law; and
-    the share that predictors take. The papers' own equations count theirs. A benchmark takes a request's seconds
+    of many tokens at once; what one unit costs in the integer program of `place`; what a profile shows of its law; a
+    quote's first token; and the share that predictors take. The papers' own equations count theirs. A benchmark takes a request's seconds
     whole."""
     found = importing("compiler")
     assert {path: names for path, names in found.items() if not path.startswith("compiler/papers/")} == {
@@ -214,6 +214,7 @@ def test_the_compiler_counts_seconds_in_one_place_and_no_benchmark_adds_memory_t
         "compiler/stages/report/predictors.py": {"dense_seconds"},
         "compiler/seconds.py": {"weight_seconds", "modelled_flash_s"},
         "compiler/device/shown.py": {"flash_seconds"},
+        "compiler/quote/decide.py": {"flash_seconds", "weight_seconds"},
     }
     computing = {"request_work", "weight_seconds", "dense_seconds"}
     found = importing("benchmarks")

@@ -7,7 +7,7 @@ import numpy as np
 
 from coldpress.compiler.activity.choice import replayed_layers
 from coldpress.compiler.candidates import candidates
-from coldpress.compiler.io import save_arrays
+from coldpress.compiler.io import PACKED, save_arrays
 from coldpress.schemas.curves import Curve, Curves, FormatLoss, Point, Unexplored
 from coldpress.schemas.families import FAMILIES, activity_of, num_units
 from coldpress.schemas.model import Model
@@ -49,6 +49,6 @@ def curves_of(
             for name in candidates(spec, {})
             if name not in ratios
         ),
-        trace=save_arrays(folder / "trace.safetensors", trace),
+        trace=save_arrays(folder / f"trace{PACKED}", trace),
         trace_layers=layers,
     )

@@ -18,16 +18,15 @@ from coldpress.compiler.checkpoint.source_json import read_object
 from coldpress.compiler.checkpoint.tensors import MAX_CONFIG_BYTES
 from coldpress.compiler.cost_model import flash_bytes
 from coldpress.compiler.io import Workspace
-from coldpress.compiler.search import Goal, Search
 from coldpress.compiler.stages.allocate._config import AllocateConfig
 from coldpress.compiler.stages.allocate._division import OverBudgetError, budgets_bytes, divided, method_of
-from coldpress.compiler.stages.allocate._judge import BudgetJudge
 from coldpress.compiler.stages.allocate._ladder import with_ladder
 from coldpress.compiler.stages.allocate._quality import Floor
 from coldpress.compiler.stages.allocate._replay import Replays
 from coldpress.compiler.stages.allocate._rules import Inputs
+from coldpress.compiler.stages.allocate._searched import Searched, searched
 from coldpress.compiler.stages.allocate._task import Rule
-from coldpress.compiler.stages.allocate._words import front_of, tried_of
+from coldpress.compiler.stages.allocate._words import front_of
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.plugins import load, load_class
 from coldpress.runtime.quantization import Format
@@ -44,7 +43,17 @@ from coldpress.schemas.sparsity import Sparsity, Tried
 if TYPE_CHECKING:
     from coldpress.compiler.needs import Build
 
-__all__ = ["AllocateConfig", "OverBudgetError", "needs", "run"]
+__all__ = [
+    "MAX_PPL_RATIO",
+    "AllocateConfig",
+    "Floor",
+    "Inputs",
+    "OverBudgetError",
+    "Searched",
+    "needs",
+    "run",
+    "searched",
+]
 
 LOG = logging.getLogger(__name__)
 COMPARED_LOGIT_BYTES = 4 * 4 * 4
@@ -149,15 +158,12 @@ def _found(config: AllocateConfig, inputs: Inputs) -> _Found:
         DoesNotFitError: if none fits.
         ColdpressError: if there are no curves, or they belong to other weights.
     """
-    judge = BudgetJudge(config, inputs, _floor(config, inputs))
-    goal = Goal(None if config.min_tokens_per_s is None else 1 / config.min_tokens_per_s)
-    judged = load("coldpress.compiler.search", Search, config.search).judged(judge.space, judge, goal)
-    best = goal.best(judged)
-    if best is None:
-        raise next(iter(judge.refusals.values()))  # of the dense run, which needs nothing but DRAM
-    tried = tried_of(best, judged, judge.refusals, goal)
-    LOG.info("allocate: auto takes %s: %s", best.candidate.method, tried[0].reason)
-    return _Found(judge.config_of(best.candidate), tried, front_of(judged))
+    found = searched(config, inputs, _floor(config, inputs))
+    if found.best is None:
+        raise next(iter(found.judge.refusals.values()))  # of the dense run, which needs nothing but DRAM
+    tried = found.tried
+    LOG.info("allocate: auto takes %s: %s", found.best.candidate.method, tried[0].reason)
+    return _Found(found.judge.config_of(found.best.candidate), tried, front_of(found.judged))
 
 
 def _rung(chosen: AllocateConfig, largest: Sparsity, budget_bytes: int, inputs: Inputs) -> Sparsity:

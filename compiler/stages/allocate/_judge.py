@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from coldpress.compiler.candidates import caches_for, candidates, formats_for, own_cache_options, own_options
 from coldpress.compiler.cost_model import flash_bytes, llm_sparsity, weight_bytes
 from coldpress.compiler.search import Candidate, Judged, Space
+from coldpress.compiler.seconds import Token
 from coldpress.compiler.stages.allocate._config import AllocateConfig
 from coldpress.compiler.stages.allocate._division import OverBudgetError, divided
 from coldpress.compiler.stages.allocate._quality import Floor
@@ -33,6 +34,11 @@ class BudgetJudge:
         """Selectors of which no density is a candidate, with the reason."""
 
     @property
+    def dram_budget_bytes(self) -> int:
+        """The budget that candidates are judged under."""
+        return int(self._config.dram_budget)
+
+    @property
     def space(self) -> Space:
         """The candidates."""
         config, model = self._config, self._inputs.model
@@ -42,7 +48,7 @@ class BudgetJudge:
             formats=formats,
             caches=caches_for(config.cache),
             densities=self.densities,
-            budget_density=1 - llm_sparsity(int(config.dram_budget), weight_bytes(model, formats[0])),
+            budget_density=1 - llm_sparsity(self.dram_budget_bytes, weight_bytes(model, formats[0])),
         )
 
     def __call__(self, candidate: Candidate) -> Judged:
@@ -118,6 +124,11 @@ class BudgetJudge:
     def _divided(self, candidate: Candidate) -> Sparsity:
         """Divides the budget with the same density in all layers: the rule runs for the chosen candidate alone."""
         return divided(self.config_of(candidate).model_copy(update={"density_allocation": UNIFORM}), self._inputs)
+
+    def tokens(self, candidate: Candidate) -> tuple[Sparsity, list[Token]]:
+        """Returns a candidate's division of the budget, and the figures of each replayed token."""
+        division = self._divided(candidate)
+        return division, self._replays.tokens(division)
 
     def _cost(self, candidate: Candidate) -> Judged:
         division = self._divided(candidate)

@@ -8,6 +8,7 @@ make it faster. A predictor's extra units are drawn at random, and so are all un
 for caches and orders. A dense run is known exactly (compiler/dense_run.py).
 """
 
+import functools
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import numpy as np
 
 from coldpress.compiler import seconds
 from coldpress.compiler.activity.choice import Arrays, Choice, replayed_layers, used_experts
-from coldpress.compiler.activity.unit_statistics import all_statistics
+from coldpress.compiler.activity.unit_statistics import NORMS, all_statistics
 from coldpress.compiler.cost_model import read_units, unit_bytes
 from coldpress.compiler.dense_run import dense_run
 from coldpress.compiler.io import load_arrays
@@ -33,6 +34,7 @@ from coldpress.schemas.activations import LayerStatistics
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.families import FamilyName, activity_of, num_experts, num_units
 from coldpress.schemas.layout import PartPlan, Plan
+from coldpress.schemas.metrics import DenseRun
 from coldpress.schemas.model import Model
 from coldpress.schemas.sparsity import Sparsity
 
@@ -88,12 +90,27 @@ class Replays:
 
     def of(self, sparsity: Sparsity) -> Replayed:
         """Returns the modelled cost of a decoded token."""
+        run = self._dense(sparsity)
+        return Replayed(*seconds.choices_seconds(*self._run(sparsity))) if run is None else Replayed(run.token_s, None)
+
+    def tokens(self, sparsity: Sparsity) -> list[seconds.Token]:
+        """Returns the figures of each replayed token, whose means `of` returns; one stands for all of a dense run."""
+        run = self._dense(sparsity)
+        if run is None:
+            return seconds.choices_tokens(*self._run(sparsity))
+        return [seconds.Token(run.token_s, run.flash_s, run.reads_per_token, run.flash_bytes_per_token, 0, 0)]
+
+    def _dense(self, sparsity: Sparsity) -> DenseRun | None:
+        """Returns the fastest dense run, if that is asked for and its buffers fit."""
+        if sparsity.method != "dense":
+            return None
+        budget, device = sparsity.budget.dram_budget_bytes, self._inputs.device
+        shape = (sparsity.format, sparsity.context_length, budget, device, sparsity.kv_cache)
+        return dense_run(self._inputs.model, *shape)
+
+    def _run(self, sparsity: Sparsity) -> tuple[Setting, Choose, list[range], int, dict[Key, np.ndarray]]:
+        """Returns the arguments of `seconds.choices_seconds`."""
         model, device = self._inputs.model, self._inputs.device
-        if sparsity.method == "dense":
-            budget = sparsity.budget.dram_budget_bytes
-            run = dense_run(model, sparsity.format, sparsity.context_length, budget, device, sparsity.kv_cache)
-            if run is not None:
-                return Replayed(run.token_s, None)
         chosen = self._choices(sparsity)
         texts = chosen.texts
         layers = sorted({layer for layer, _ in texts})
@@ -109,7 +126,7 @@ class Replays:
             if part.cache_slots
         }
         windows, warm = windows_of(num_tokens, warm)
-        return Replayed(*seconds.choices_seconds(setting, self._chooser(sparsity, chosen), windows, warm, fill))
+        return setting, self._chooser(sparsity, chosen), windows, warm, fill
 
     def _chooser(self, sparsity: Sparsity, chosen: Chosen) -> Choose:
         """Returns the selector's choice, made in the run where it depends on residency."""
@@ -168,11 +185,22 @@ class Replays:
             for family, size in sizes.items()
         }
         held = _held_share(sparsity, self._inputs.model)
-        statistics = all_statistics(self._inputs.model, activations, sparsity.families, reads, held)
+        statistics = all_statistics(self._inputs.model, activations, sparsity.families, reads, held, self._norms)
         return {
             (layer, family): selector.fit(num_units(family, spec), sparsity.density(family, layer), known, own)
             for (layer, family), known in statistics.items()
         }
+
+    @functools.cached_property
+    def _norms(self) -> dict[Key, np.ndarray]:
+        """Returns the norms of the traced layers' units, so that no weight is read again."""
+        assert self._inputs.curves is not None
+        found: dict[Key, np.ndarray] = {}
+        for name, array in load_arrays(self._inputs.curves.trace).items():
+            layer, _, family = name.partition(".")
+            if family.endswith(f".{NORMS}"):
+                found[int(layer), family.removesuffix(f".{NORMS}")] = array
+        return found
 
     def _signal(self, key: Key) -> np.ndarray:
         """Returns the trace's activity of a family, float32 [num_tokens, num_units]."""

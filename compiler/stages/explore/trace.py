@@ -6,9 +6,11 @@ import numpy as np
 
 from coldpress.compiler.activity.forward import Hooks, LayerStream
 from coldpress.compiler.activity.layer_counts import countable_families
+from coldpress.compiler.activity.unit_statistics import NORMS, unit_norms
 from coldpress.compiler.io import PACKED, Workspace, load_arrays
 from coldpress.schemas.base import ArrayFile
 from coldpress.schemas.families import Signal, activity_of
+from coldpress.schemas.model import Model
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,8 +32,15 @@ def whole_run(
     trace, kept = work.current(TRACE), work.current("whole")
     if trace is None or kept is None:
         traced, whole = _traced(stream, tokens, layers)
+        traced |= _norms(stream.model, layers)
         trace, kept = work.save(TRACE, traced), work.save("whole", {"hidden": whole.float().numpy()})
     return trace, torch.from_numpy(load_arrays(kept)["hidden"]).to(stream.dtype)
+
+
+def _norms(model: Model, layers: tuple[int, ...]) -> dict[str, np.ndarray]:
+    """Returns the norms of the traced layers' units, so that selectors can be fitted where no weights are."""
+    families = countable_families(model.spec)
+    return {f"{layer}.{family}.{NORMS}": unit_norms(model, layer, family) for layer in layers for family in families}
 
 
 def _traced(stream: LayerStream, tokens: np.ndarray, layers: tuple[int, ...]) -> tuple[dict[str, np.ndarray], "Tensor"]:

@@ -33,6 +33,7 @@ from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.schemas import __version__
 from coldpress.schemas.base import Record
 from coldpress.schemas.corpus import Corpus
+from coldpress.schemas.curves import Curves
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import DoesNotFitError
 from coldpress.schemas.families import slices
@@ -90,6 +91,7 @@ def run(
     placement: Placement,
     quantized: tuple[Quantized, ...],
     predictors: Predictors | None,
+    curves: Curves | None = None,
 ) -> Package:
     """Writes the artifact; replaces an existing one, and leaves it untouched if anything fails.
 
@@ -109,6 +111,7 @@ def run(
         placement=placement,
         codes=join_codes(quantized, model, sparsity.format),
         predictors=check_predictors(predictors, model) if predictors else (),
+        curves=curves,
     )
     target = Path(config.artifact).absolute()
     needed_bytes = _needed_bytes(inputs)

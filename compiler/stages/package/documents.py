@@ -14,15 +14,16 @@ import jinja2
 from markupsafe import Markup
 
 from coldpress.compiler.checkpoint.private import record_of
-from coldpress.compiler.io import checked_file, digest, load_arrays
+from coldpress.compiler.io import checked_file, checked_path, digest, load_arrays
 from coldpress.compiler.stages.package.hashing import Written
 from coldpress.compiler.stages.package.joined import Codes
 from coldpress.schemas import __version__
 from coldpress.schemas.corpus import Corpus
+from coldpress.schemas.curves import Curves
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import printable
 from coldpress.schemas.layout import Layout
-from coldpress.schemas.manifest import FLASH_FILE, RESIDENT_FILE
+from coldpress.schemas.manifest import CURVES_FILE, FLASH_FILE, RESIDENT_FILE, TRACE_FILE
 from coldpress.schemas.model import Model, SourceFile
 from coldpress.schemas.order import Order
 from coldpress.schemas.placement import Placement
@@ -40,6 +41,7 @@ TOKENIZER_FILES = (
     "tokenizer_config.json",
     "vocab.json",
 )
+BLOCK_BYTES = 1 << 20
 PROVENANCE_FILE = "provenance/build.json"
 
 
@@ -57,6 +59,8 @@ class Inputs:
     placement: Placement
     codes: Codes
     predictors: tuple[LayerPredictor, ...]
+    curves: Curves | None = None
+    """None where the method was given."""
 
 
 def input_digests(inputs: Inputs) -> dict[str, str]:
@@ -84,8 +88,10 @@ def _without_paths(sparsity: Sparsity) -> dict[str, Any]:
 
 
 def write_documents(written: Written, inputs: Inputs, digests: dict[str, str]) -> None:
-    """Writes tokenizer, licences, provenance and README.md; flash.img and resident.safetensors exist already."""
+    """Writes tokenizer, licences, curves, provenance, README.md; flash.img and resident.safetensors exist already."""
     _copy_from_model(written, inputs.model)
+    if inputs.curves is not None:
+        _write_curves(written, inputs.curves)
     provenance = json.dumps(_provenance(inputs, digests), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     written.add(PROVENANCE_FILE, provenance.encode())
     written.add("README.md", _card(written, inputs).encode())
@@ -98,6 +104,15 @@ def _copy_from_model(written: Written, model: Model) -> None:
             written.add(f"tokenizer/{file.name}", _content(model, file))
     for file in model.license_files:
         written.add(file.name, _content(model, file))
+
+
+def _write_curves(written: Written, curves: Curves) -> None:
+    """Writes the curves, whose trace is the file beside them, and the trace."""
+    with checked_path(curves.trace).open("rb") as trace, written.new(TRACE_FILE) as file:
+        while block := trace.read(BLOCK_BYTES):
+            file.write(block)
+    beside = curves.trace.model_copy(update={"array_file": TRACE_FILE})
+    written.add(CURVES_FILE, curves.model_copy(update={"trace": beside}).to_json().encode())
 
 
 def _content(model: Model, file: SourceFile) -> bytes:

@@ -1,0 +1,134 @@
+"""Says, before any build, what a model will do on a device: whether it fits, how fast it decodes, with what quality.
+
+    python -m coldpress.compiler quote mistral-7b --device pixel6
+    python -m coldpress.compiler quote build/prose7m --device all --json
+    python -m coldpress.compiler quote prose7m-pixel6.coldpress --device oneplus12 --dram-budget 2GB
+
+The model is what `model=` takes, of which only config.json is read; a build folder, whose curves and activations were
+measured; or an artifact, which carries them. No weight is read.
+"""
+
+import argparse
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from coldpress.compiler.profiles import device_file, load_device
+from coldpress.compiler.quote.decide import Asked, device_quote
+from coldpress.compiler.quote.records import DeviceQuote, Quote
+from coldpress.compiler.quote.show import show
+from coldpress.compiler.quote.sources import Source, find
+from coldpress.compiler.stages.allocate import MAX_PPL_RATIO
+from coldpress.runtime.cli.command_line import Parser
+from coldpress.runtime.profiles.devices import DEVICE_HELP, device_names
+from coldpress.schemas.errors import ColdpressError
+
+ALL = "all"
+
+
+def main(argv: list[str]) -> None:
+    """Runs the command line: a table, or one JSON object (compiler/quote/records.py), on standard output.
+
+    Raises:
+        ColdpressError: if the model, a device or a setting is refused.
+    """
+    arguments = _build_parser().parse_args(argv)
+    if not 1 <= arguments.max_ppl_ratio <= 100:
+        raise ColdpressError(f"--max-ppl-ratio {arguments.max_ppl_ratio:g} was given, expected a number from 1 to 100")
+    files = _files(arguments.device)
+    with tempfile.TemporaryDirectory(prefix="coldpress-quote-") as folder:
+        quote = quoted(arguments, files, Path(folder))
+    if arguments.json:
+        print(quote.to_json(), end="")
+    else:
+        show(quote, Console(highlight=False, markup=False))
+
+
+def quoted(arguments: argparse.Namespace, files: list[Path], folder: Path) -> Quote:
+    """Returns the quote; writes scratch files into `folder`."""
+    progress = Console(stderr=True, highlight=False, markup=False)
+    with progress.status("reading the model") as status:
+        source = find(arguments.model, arguments.revision, folder)
+        asked = Asked(
+            dram_budget=arguments.dram_budget,
+            max_ppl_ratio=arguments.max_ppl_ratio,
+            context_length=arguments.context_length or source.context_length,
+            quick=len(files) > 1 or source.basis != "measured",
+            with_steps=len(files) == 1,
+        )
+        if len(files) == 1:
+            found = [device_quote(source, load_device(files[0]), asked, status.update)]
+        else:
+            found = []
+            for one in _each(arguments, files, asked, folder):
+                found.append(one)
+                status.update(f"{len(found)} of {len(files)} devices")
+    return Quote(
+        model=source.name,
+        source=source.kind,
+        basis=source.basis,
+        basis_in_words=source.basis_in_words,
+        max_ppl_ratio=asked.max_ppl_ratio,
+        context_length=asked.context_length,
+        devices=tuple(found),
+    )
+
+
+def _each(arguments: argparse.Namespace, files: list[Path], asked: Asked, folder: Path) -> Iterator[DeviceQuote]:
+    """Yields the quotes of several devices in order; they are searched on all cores."""
+    workers = min(len(files), len(os.sched_getaffinity(0)))
+    given = (arguments.model, arguments.revision, folder)
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start, given) as pool:
+        yield from pool.map(partial(_on_device, asked), files)
+
+
+_SOURCES: list[Source] = []
+"""The model in a process of the pool: what a pool hands over cannot hold it."""
+
+
+def _start(model: str, revision: str | None, folder: Path) -> None:
+    _SOURCES.append(find(model, revision, Path(tempfile.mkdtemp(dir=folder))))
+
+
+def _on_device(asked: Asked, file: Path) -> DeviceQuote:
+    return device_quote(_SOURCES[0], load_device(file), asked)
+
+
+def _files(named: str) -> list[Path]:
+    names = device_names() if named == ALL else [name for name in named.split(",") if name]
+    if not names:
+        raise ColdpressError("--device names no device; give one, several with commas between them, or all")
+    return [device_file(name, Path("build")) for name in names]
+
+
+def _build_parser() -> Parser:
+    parser = Parser(
+        prog="python -m coldpress.compiler quote",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", help="what model= takes, a build folder such as build/<model>, or an artifact")
+    parser.add_argument("--revision", help="commit of a hub model, 40 hexadecimal digits")
+    parser.add_argument("--device", required=True, metavar="NAME[,NAME…]|all", help=DEVICE_HELP)
+    parser.add_argument("--dram-budget", metavar="BYTES", help="as dram_budget= takes it (default: each device's)")
+    parser.add_argument(
+        "--max-ppl-ratio",
+        type=float,
+        default=MAX_PPL_RATIO,
+        metavar="R",
+        help=f"the most perplexity over the source's (default: {MAX_PPL_RATIO})",
+    )
+    parser.add_argument(
+        "--context-length",
+        type=int,
+        metavar="N",
+        help="tokens that the KV cache holds (default: the model's, at most 1024)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser

@@ -1,0 +1,307 @@
+"""Quotes a model on one device: searches as `allocate` does, at the asked budget and at a few others.
+
+Speeds are those of replayed tokens (compiler/seconds.py). The interval of tokens/s spans the 5th to the 95th percentile
+of single tokens, widened by the law's median misfit on the device's own points, and by SAME_KIND where curves and
+signals are those of another model.
+"""
+
+import math
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from coldpress.compiler.candidates import AUTO, caches_for
+from coldpress.compiler.cost_model import PEAK_READ_BYTES, flash_bytes
+from coldpress.compiler.io import Workspace
+from coldpress.compiler.quote.costs import Costs, build_costs
+from coldpress.compiler.quote.records import Choice, DeviceQuote, Figure, Step
+from coldpress.compiler.quote.sources import Source
+from coldpress.compiler.search import Judged, Space
+from coldpress.compiler.seconds import Token
+from coldpress.compiler.stages.allocate import AllocateConfig, Floor, Inputs, OverBudgetError, Searched, searched
+from coldpress.runtime.plugins import load
+from coldpress.runtime.quantities import show_bytes
+from coldpress.runtime.sparsity import Selector
+from coldpress.runtime.store.computing import weight_seconds
+from coldpress.schemas.device import DeviceProfile, flash_seconds
+from coldpress.schemas.sparsity import Sparsity
+
+SAME_KIND = 0.3
+"""Widening of intervals where curves and signals are those of another model: an assumption. EXPERIMENTS.md has its only
+check, against the model that the signals come from."""
+NUM_STEPS, FEW_STEPS = 6, 4
+"""Steps between the least and the most DRAM that are tried besides the asked one; few where a quote is a guess."""
+FOLLOWED = 2
+"""Selectors besides dense that are judged at other budgets than the asked one."""
+CLEARLY = 1.1
+"""Times the speed that make a larger budget worth naming."""
+NEARLY = 0.9
+"""Share of the speed with the most DRAM that makes a budget the recommended one."""
+FASTER = 7
+"""Times that calibration of TinyLlama ran faster than compiler/needs.py allows for."""
+QUICK_CACHES = ("static", "lfu")
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user asks for."""
+
+    dram_budget: int | str | None
+    """None for the device's."""
+    max_ppl_ratio: float
+    context_length: int
+    quick: bool
+    """Search less; see `_quick`."""
+    with_steps: bool
+    """Try other budgets, too."""
+
+
+def device_quote(source: Source, device: DeviceProfile, asked: Asked, tell: Tell = lambda _: None) -> DeviceQuote:
+    """Returns the quote of one device.
+
+    Raises:
+        ColdpressError: if a setting does not go with the model, or the budget exceeds the device's DRAM.
+    """
+    return _Quoting(source, device, asked, tell).quote()
+
+
+class _Quoting:
+    """One model, one device."""
+
+    def __init__(self, source: Source, device: DeviceProfile, asked: Asked, tell: Tell) -> None:
+        self._source, self._device, self._asked, self._tell = source, device, asked, tell
+        work = Workspace(source.folder, "quote")
+        self._inputs = Inputs(
+            source.model, source.activations, device, work, None, 1, source.curves, caches=caches_for(AUTO)
+        )
+        self._floor = Floor(source.curves, asked.max_ppl_ratio)
+
+    def quote(self) -> DeviceQuote:
+        """Returns the quote."""
+        budget = self._asked.dram_budget or self._device.dram_budget_bytes.value
+        self._tell(f"{self._device.name}: searching")
+
+        found = self._searched(budget, self._narrowed)
+        budget_bytes = found.judge.dram_budget_bytes
+        least = self._least_bytes()
+        steps = self._steps(found, budget_bytes, least) if self._asked.with_steps else ()
+        figures = {"least_dram_bytes": self._exact(least, "buffers, tensors that stay in DRAM, and the KV cache")}
+        figures |= self._recommended(steps)
+        shared = {"device": self._device.name, "dram_budget_bytes": budget_bytes, "steps": steps}
+        if found.best is None:
+            refusal = str(next(iter(found.judge.refusals.values())))
+            return DeviceQuote(fits=False, refusal=refusal, figures=figures, next_budget=_next(steps, 0), **shared)
+        division, tokens = found.judge.tokens(found.best.candidate)
+        tried = found.tried
+        return DeviceQuote(
+            fits=True,
+            choice=_choice(found.best, tried[0].reason or ""),
+            bound="flash" if _flash_share(tokens) >= 0.5 else "DRAM" if self._device.compute is None else "computing",
+            figures={**figures, **self._figures(found.best, division, tokens)},
+            next_budget=_next(steps, budget_bytes),
+            tried=tried,
+            **shared,
+        )
+
+    # Searching
+
+    def _searched(self, budget: int | str, narrowed: Callable[[Space], Space]) -> Searched:
+        config = AllocateConfig(
+            method="auto", format="auto", cache="auto", dram_budget=budget, context_length=self._asked.context_length
+        )
+        return searched(config, self._inputs, self._floor, narrowed)
+
+    def _narrowed(self, space: Space) -> Space:
+        return _quick(space) if self._asked.quick else space
+
+    def _least_bytes(self) -> int:
+        """Returns the least DRAM that any candidate needs before it caches a unit: with one byte none fits, and each
+        says what it needs."""
+        nothing = self._searched(1, lambda space: replace(self._narrowed(space), caches=space.caches[:1]))
+        needed = [one.needed_bytes for one in nothing.judged if one.needed_bytes is not None]
+        needed += [one.needed_bytes for one in nothing.judge.refusals.values() if isinstance(one, OverBudgetError)]
+        return min(needed)
+
+    def _steps(self, found: Searched, budget: int, least: int) -> tuple[Step, ...]:
+        """Returns the speed with each budget from the least to the one that holds everything, or to all DRAM."""
+        followed = self._followed(found)
+        self._tell(f"{self._device.name}: the most DRAM")
+        most = self._device.dram_bytes.value
+        top = self._searched(most, followed).best
+        if top is None:
+            return ()
+        most = min(most, top.dram_bytes)
+        num_steps = NUM_STEPS if self._source.basis == "measured" else FEW_STEPS
+        ratio = (most / least) ** (1 / num_steps)
+        grid = {round(least * ratio**step) for step in range(1, num_steps)} if ratio > 1 else set[int]()
+        best: dict[int, Judged | None] = {most: top, budget: found.best}
+        for number, size in enumerate(sorted(grid), start=1):
+            self._tell(f"{self._device.name}: budget {number} of {len(grid)}")
+            best[size] = self._searched(size, followed).best
+        own = 1 / found.best.token_s if found.best else 0.0
+        return tuple(
+            Step(
+                dram_budget_bytes=size,
+                tokens_per_s=1 / one.token_s,
+                method=one.candidate.method,
+                format=one.candidate.format,
+                ratio=1 / one.token_s / own if own else 0.0,
+            )
+            for size, one in sorted(best.items())
+            if one is not None
+        )
+
+    def _followed(self, found: Searched) -> Callable[[Space], Space]:
+        """Returns what keeps the dense run, the fastest selectors that do not see the cache, and their formats."""
+        built = sorted((one for one in found.judged if one.refusal is None), key=lambda one: one.token_s)
+        fastest = dict.fromkeys(one.candidate.method for one in built if not one.is_whole)
+
+        def narrowed(space: Space) -> Space:
+            dense, *others = _quick(space).methods
+            methods = (dense, *([name for name in fastest if name in others] or others)[:FOLLOWED])
+            best = {one.candidate.method: one.candidate.format for one in reversed(built)}
+            formats = {best[name] for name in methods if name in best} or set(space.formats)
+            return replace(
+                _quick(space),
+                methods=methods,
+                formats=tuple(name for name in space.formats if name in formats),
+                caches=QUICK_CACHES[:1],
+            )
+
+        return narrowed
+
+    # Figures
+
+    def _exact(self, value: float | None, basis: str, verify: str | None = None) -> Figure:
+        return Figure(value=value, basis=basis, verify=verify)
+
+    def _recommended(self, steps: tuple[Step, ...]) -> dict[str, Figure]:
+        if not steps:
+            return {}
+        enough = next(one for one in steps if one.tokens_per_s >= NEARLY * steps[-1].tokens_per_s)
+        most = show_bytes(steps[-1].dram_budget_bytes)
+        words = f"the least of {len(steps)} budgets with {NEARLY:.0%} of the speed at {most}"
+        return {"recommended_dram_bytes": self._exact(enough.dram_budget_bytes, words)}
+
+    def _figures(self, best: Judged, division: Sparsity, tokens: list[Token]) -> dict[str, Figure]:
+        verify = self._bench(division)
+        costs = build_costs(self._source, self._device, division)
+        return {
+            **self._speed(tokens, verify),
+            **self._cold(division, best.holds_everything, verify),
+            "ppl_ratio": self._quality(best, division),
+            **costs_figures(costs),
+            "token_energy_j": self._exact(None, "unknown: the device's profile has no figure of energy"),
+        }
+
+    def _speed(self, tokens: list[Token], verify: str) -> dict[str, Figure]:
+        wide = self._widening
+        token_s = np.array([token.token_s for token in tokens])
+        slow, middle, fast = (float(np.percentile(token_s, share)) for share in (95, 50, 5))
+        counted = f"{len(tokens)} replayed tokens" if len(tokens) > 1 else "every token alike"
+        words = f"modelled, 5th to 95th percentile of {counted}, widened by {wide:.0%}: {self._why_wide}"
+        hits, misses = (sum(getattr(token, name) for token in tokens) for name in ("hits", "misses"))
+        mean = {name: float(np.mean([getattr(token, name) for token in tokens])) for name in ("reads", "read_bytes")}
+        each = f"the mean of {counted}"
+        return {
+            "tokens_per_s": Figure(
+                value=1 / middle, low=1 / slow / (1 + wide), high=(1 + wide) / fast, basis=words, verify=verify
+            ),
+            "token_flash_bytes": self._exact(mean["read_bytes"], each, verify),
+            "token_reads": self._exact(mean["reads"], each, verify),
+            "hit_rate": self._exact(hits / (hits + misses) if hits + misses else None, each, verify),
+            "flash_share": self._exact(_flash_share(tokens), "seconds of reads over seconds of a token, at most 1"),
+        }
+
+    @property
+    def _widening(self) -> float:
+        law = float(np.median(np.abs(self._device.flash.law_errors)))
+        return law + (0.0 if self._source.basis == "measured" else SAME_KIND)
+
+    @property
+    def _why_wide(self) -> str:
+        law = "the law's median misfit on the device's points"
+        return law if self._source.basis == "measured" else f"{law}, and {SAME_KIND:.0%} for another model's signals"
+
+    def _cold(self, division: Sparsity, holds_everything: bool, verify: str) -> dict[str, Figure]:
+        """Returns the first token of a prompt after a start with nothing in DRAM."""
+        budget, spec, flash = division.budget, self._source.model.spec, self._device.flash
+        whole = flash_bytes(division.families, spec, division.format) + budget.resident_bytes + budget.predictor_bytes
+        read_bytes = PEAK_READ_BYTES if holds_everything else budget.buffer_bytes  # else units pass through the buffer
+        seconds = float(flash_seconds(flash, math.ceil(whole / read_bytes), whole))
+        seconds = max(seconds, weight_seconds(self._device, division.format, whole))
+        words = "every byte of the artifact once, in reads of the buffer's size; the prompt's computing is not counted"
+        return {"first_token_s": Figure(value=seconds, basis=words, verify=verify)}
+
+    def _quality(self, best: Judged, division: Sparsity) -> Figure:
+        """Returns the perplexity ratio to expect, with the curve's largest standard error nearby."""
+        errors = [
+            point.ppl_ratio_error or 0.0
+            for curve in self._source.curves.of(best.candidate.method)
+            for point in curve.points
+            if abs(point.density - best.density) <= 0.1
+        ]
+        loss = self._source.curves.format_loss(division.format)
+        error = max(errors, default=0.0) + (loss.ppl_ratio_error or 0.0 if loss else 0.0)
+        error *= 1 if self._source.basis == "measured" else 2
+        ratio = best.ppl_ratio if self._source.basis != "none" else None
+        low, high = (None, None) if ratio is None else (max(1.0, ratio - error), ratio + error)
+        words = f"{self._source.basis}: {self._source.basis_in_words}; ± its standard errors"
+        return Figure(value=ratio, low=low, high=high, basis=words, verify=self._build_command(division))
+
+    def _build_command(self, division: Sparsity) -> str:
+        keys = {**self._source.given, "device": self._device.name}
+        keys |= {"dram_budget": str(division.budget.dram_budget_bytes)}
+        keys |= {"max_ppl_ratio": f"{self._asked.max_ppl_ratio:g}", "context_length": str(division.context_length)}
+        return "snakemake --config " + " ".join(f"{key}={shlex.quote(value)}" for key, value in keys.items())
+
+    def _bench(self, division: Sparsity) -> str:
+        name, device = self._source.name, self._device.name
+        return (
+            f"{self._build_command(division)} && coldpress-run bench build/{name}/{device}/{name}-{device}.coldpress "
+            f"--emulate {device}"
+        )
+
+
+def _quick(space: Space) -> Space:
+    """Returns the space with the least density of each selector, without selectors that choose while they see the
+    cache, and with two caches: the rest takes most of a search."""
+
+    def sees(name: str) -> bool:
+        return load("coldpress.runtime.sparsity", Selector, name).SEES_RESIDENCY
+
+    return replace(
+        space,
+        methods=tuple(name for name in space.methods if not sees(name)),
+        caches=tuple(name for name in space.caches if name in QUICK_CACHES),
+        densities=lambda method, format_name: space.densities(method, format_name)[:1],
+    )
+
+
+def costs_figures(costs: Costs) -> dict[str, Figure]:
+    """Returns what a build costs."""
+    return {
+        "disk_bytes": Figure(value=costs.disk_bytes, basis=costs.disk_basis),
+        "download_bytes": Figure(value=costs.download_bytes, basis=costs.download_basis),
+        "build_s": Figure(value=costs.build_s, low=costs.build_s / FASTER, high=costs.build_s, basis=costs.build_basis),
+        "written_bytes": Figure(value=costs.written_bytes, basis="the artifact, written once; decoding writes nothing"),
+    }
+
+
+def _choice(best: Judged, reason: str) -> Choice:
+    one = best.candidate
+    return Choice(method=one.method, format=one.format, cache=one.cache, density=min(1.0, best.density), reason=reason)
+
+
+def _flash_share(tokens: list[Token]) -> float:
+    return min(1.0, sum(token.flash_s for token in tokens) / sum(token.token_s for token in tokens))
+
+
+def _next(steps: tuple[Step, ...], budget: int) -> Step | None:
+    """Returns the least larger budget that is clearly faster, or the least that fits at all."""
+    larger = [one for one in steps if one.dram_budget_bytes > budget]
+    return next((one for one in larger if one.ratio == 0 or one.ratio >= CLEARLY), None)

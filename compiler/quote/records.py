@@ -1,0 +1,81 @@
+"""The records of a quote: figures with an interval, a basis in words, and the command that verifies them."""
+
+from typing import Literal
+
+from coldpress.schemas.base import Count, PositiveCount, Record, Share
+from coldpress.schemas.families import FormatName, Method
+from coldpress.schemas.layout import CacheName
+from coldpress.schemas.sparsity import Tried
+
+Basis = Literal["measured", "same kind of model", "none"]
+"""Whose curves and signals a quote stands on: this model's, those of a model of the same kind, or nobody's."""
+
+
+class Figure(Record):
+    """One figure; its unit is in its name."""
+
+    value: float | None
+    """None if nobody knows."""
+    low: float | None = None
+    high: float | None = None
+    """The interval; None if the figure is exact."""
+    basis: str
+    verify: str | None = None
+    """The command that measures it; None if nothing has to be measured."""
+
+
+class Choice(Record):
+    """What a build would take."""
+
+    method: Method
+    format: FormatName
+    cache: CacheName
+    density: Share
+    """Share of the MLP's weights that a token uses."""
+    reason: str
+
+
+class Step(Record):
+    """A DRAM budget, and the speed with it."""
+
+    dram_budget_bytes: PositiveCount
+    tokens_per_s: float
+    method: Method
+    format: FormatName
+    ratio: float
+    """Its speed over that of the quoted budget; 0 where that fits nothing."""
+
+
+class DeviceQuote(Record):
+    """A model on one device."""
+
+    device: str
+    fits: bool
+    dram_budget_bytes: Count
+    refusal: str | None = None
+    """Why it does not fit."""
+    choice: Choice | None = None
+    bound: Literal["flash", "computing", "DRAM"] | None = None
+    """What takes most of a token's time; DRAM stands for computing, which the law counts by bytes."""
+    figures: dict[str, Figure]
+    """By name: tokens_per_s, token_flash_bytes, token_reads, hit_rate, flash_share, first_token_s, ppl_ratio,
+    least_dram_bytes, recommended_dram_bytes, disk_bytes, download_bytes, build_s, written_bytes, token_energy_j. A
+    budget that fits nothing has the two figures of DRAM alone."""
+    next_budget: Step | None = None
+    """The least larger budget that is clearly faster; None if none is, or none was tried."""
+    steps: tuple[Step, ...] = ()
+    """All budgets that were tried, ascending."""
+    tried: tuple[Tried, ...] = ()
+    """The best candidate of each selector, and why the others are none."""
+
+
+class Quote(Record):
+    """A model on one or more devices."""
+
+    model: str
+    source: Literal["artifact", "build", "config"]
+    basis: Basis
+    basis_in_words: str
+    max_ppl_ratio: float
+    context_length: PositiveCount
+    devices: tuple[DeviceQuote, ...]

@@ -1,0 +1,218 @@
+"""Curves and signals for a model of which only config.json is known: those of two small models, by kind.
+
+reference.json holds what stage `explore` measured on a Llama-like model with SwiGLU and on its twin with ReLU (7.3M
+parameters each): quality curves, losses of formats, and statistics of the trace's signals, from which `drawn_trace`
+draws. A signal of unit u is x = s_u · f(z): z is a Gaussian that persists from token to token (a first-order
+autoregression), f(z) = sign(z) |z|^p has heavy tails where p > 1, and s_u is log-normal over units. Units with exact
+zeros are active where z exceeds a bound of their own. A larger model may lose more or less: it is called a guess.
+`python -m coldpress.compiler.quote.reference SWIGLU/explore.json RELU/explore.json` measures the file again.
+"""
+
+import datetime
+import functools
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from pydantic import Field
+
+from coldpress.compiler.activity.layer_counts import countable_families
+from coldpress.compiler.activity.unit_statistics import NORMS
+from coldpress.compiler.io import load_arrays, load_record, replacing
+from coldpress.schemas.base import Record, Share
+from coldpress.schemas.curves import Curve, Curves, FormatLoss, Unexplored
+from coldpress.schemas.families import Signal, activity_of, num_experts, num_units
+from coldpress.schemas.model import ModelSpec
+
+FILE = Path(__file__).with_name("reference.json")
+POWERS = np.linspace(1, 3, 81)
+"""Exponents of f that a kurtosis is looked up in."""
+SAME_SIGNAL: Mapping[Signal, Signal] = {"expert_inputs": "mlp_input"}
+"""Signals of mixtures that have another name in the measured models."""
+SEED = 1
+
+
+class SignalStatistics(Record):
+    """Statistics of a signal over tokens and units, means of the traced layers."""
+
+    log_scale_std: float = Field(ge=0)
+    """Standard deviation over units of the logarithm of their root mean square."""
+    power: float = Field(ge=1)
+    """Exponent p of f(z): the one with the signal's kurtosis, after each unit is divided by its root mean square."""
+    correlation: float = Field(ge=0, lt=1)
+    """Correlation of one token's signal with the next token's, so divided."""
+    density: Share
+    """Share of values that are not zero."""
+    bound_std: float = Field(ge=0)
+    """Standard deviation over units of the bound that z has to exceed; 0 where nothing is zero."""
+
+
+class Kind(Record):
+    """What was measured on one model."""
+
+    num_parameters: int
+    num_tokens: int
+    block_tokens: int
+    curves: tuple[Curve, ...]
+    formats: tuple[FormatLoss, ...]
+    unexplored: tuple[Unexplored, ...]
+    signals: dict[Signal, SignalStatistics]
+
+
+class Reference(Record):
+    """reference.json."""
+
+    command: str
+    date: str
+    smooth: Kind
+    """An MLP with a gate whose activation is never exactly zero."""
+    exact_zeros: Kind
+    """The same with ReLU."""
+
+
+@functools.cache
+def reference() -> Reference:
+    """Returns the measured figures."""
+    return Reference.model_validate_json(FILE.read_bytes())
+
+
+def kind_of(spec: ModelSpec) -> Kind | None:
+    """Returns the figures of the model's kind; None if no such model was measured (smooth, without a gate)."""
+    if spec.exact_zeros:
+        return reference().exact_zeros
+    return reference().smooth if spec.gated_mlp else None
+
+
+def drawn_trace(spec: ModelSpec, kind: Kind, layers: tuple[int, ...], num_tokens: int) -> dict[str, np.ndarray]:
+    """Returns the arrays of a trace (schemas/curves.py) with the kind's statistics; units' norms are all equal."""
+    random, found = np.random.default_rng(SEED), dict[str, np.ndarray]()
+    families = countable_families(spec)
+    for layer in layers:
+        experts = _picked(spec, num_tokens, random)
+        for family in families:
+            found[f"{layer}.{family}.{NORMS}"] = np.ones(num_units(family, spec), np.float32)
+            signal, units = activity_of(family, spec), num_units(family, spec)
+            known = kind.signals.get(SAME_SIGNAL.get(signal, signal))
+            if f"{layer}.{signal}" in found or known is None:
+                continue
+            values = drawn(known, num_tokens, units, random)
+            if num_experts(family, spec) > 1:
+                values *= np.repeat(experts, units // spec.num_experts, axis=1)
+            found[f"{layer}.{signal}"] = values.astype(np.float16)
+    return found
+
+
+def drawn(known: SignalStatistics, num_tokens: int, units: int, random: np.random.Generator) -> np.ndarray:
+    """Returns a signal with these statistics, float32 [num_tokens, units], nearly stationary from the first token."""
+    z = random.standard_normal((num_tokens, units), np.float32)
+    # f flattens correlation a little; tests hold the result to the statistics
+    fresh = math.sqrt(1 - known.correlation**2)
+    for token in range(1, num_tokens):
+        z[token] = known.correlation * z[token - 1] + fresh * z[token]
+    scale = np.exp(known.log_scale_std * random.standard_normal(units, np.float32))
+    values = np.sign(z) * np.abs(z) ** np.float32(known.power) * scale
+    if known.density < 1:
+        values = np.where(z > _bounds(known, units, random), np.abs(values), np.float32(0))
+    return values
+
+
+def _bounds(known: SignalStatistics, units: int, random: np.random.Generator) -> np.ndarray:
+    """Returns the bound of each unit's z: P(z > b) over units and tokens is the density."""
+    from scipy.special import ndtri
+
+    middle = -float(ndtri(known.density)) * math.sqrt(1 + known.bound_std**2)
+    return (middle + known.bound_std * random.standard_normal(units)).astype(np.float32)
+
+
+def _picked(spec: ModelSpec, num_tokens: int, random: np.random.Generator) -> np.ndarray:
+    """Returns the experts that each token uses, bool [num_tokens, num_experts], equally likely."""
+    order = np.argsort(random.random((num_tokens, spec.num_experts)), axis=1)
+    return order < spec.num_experts_per_tok
+
+
+# Measuring
+
+
+def statistics_of(values: np.ndarray) -> SignalStatistics:
+    """Returns the statistics of a signal, [num_tokens, num_units]."""
+    from scipy.special import ndtri
+
+    values = values.astype(np.float64)
+    scale = np.sqrt((values**2).mean(axis=0))
+    values, scale = values[:, scale > 0], scale[scale > 0]
+    z = values / scale
+    shares = np.clip((values != 0).mean(axis=0), 0.5 / len(values), 1 - 0.5 / len(values))
+    density = float((values != 0).mean())
+    return SignalStatistics(
+        log_scale_std=float(np.log(scale).std()),
+        power=_power((z**4).mean()) if density > 0.99 else 1.0,
+        correlation=float(np.clip(_lag(z), 0, 0.99)),
+        density=1.0 if density > 0.99 else density,
+        bound_std=0.0 if density > 0.99 else float(ndtri(shares).std()),
+    )
+
+
+def _lag(z: np.ndarray) -> float:
+    """Returns the correlation between neighbouring tokens, mean over units."""
+    centred = z - z.mean(axis=0)
+    return float((centred[1:] * centred[:-1]).mean() / (centred**2).mean())
+
+
+def _power(kurtosis: float) -> float:
+    """Returns the p for which |z|^p of a Gaussian z has this kurtosis: E z^4p / (E z^2p)^2."""
+    kurtoses = [_moment(4 * p) / _moment(2 * p) ** 2 for p in POWERS]
+    return float(np.interp(kurtosis, kurtoses, POWERS))
+
+
+def _moment(power: float) -> float:
+    """Returns E |z|^power of a Gaussian z."""
+    return 2 ** (power / 2) * math.gamma((power + 1) / 2) / math.sqrt(math.pi)
+
+
+def _kind(path: Path) -> Kind:
+    curves = load_record(path, Curves)
+    of_signal: dict[str, list[SignalStatistics]] = {}
+    for name, values in load_arrays(curves.trace).items():
+        if not name.endswith(NORMS):
+            of_signal.setdefault(name.partition(".")[2], []).append(statistics_of(values))
+    signals = {
+        name: SignalStatistics(
+            **{key: float(np.mean([getattr(one, key) for one in found])) for key in SignalStatistics.model_fields}
+        )
+        for name, found in of_signal.items()
+    }
+    return Kind.model_validate(
+        {
+            "num_parameters": _parameters(path.parent / "ingest.json"),
+            "num_tokens": curves.num_tokens,
+            "block_tokens": curves.block_tokens,
+            "curves": curves.curves,
+            "formats": curves.formats,
+            "unexplored": curves.unexplored,
+            "signals": signals,
+        }
+    )
+
+
+def _parameters(record: Path) -> int:
+    from coldpress.schemas.model import Model
+
+    return load_record(record, Model).num_parameters
+
+
+def main(argv: list[str]) -> int:
+    """Writes reference.json from two records of `explore`, each beside its `ingest.json`."""
+    smooth, exact = (_kind(Path(name)) for name in argv)
+    command = (
+        "snakemake --config model=<7.3M, SwiGLU or ReLU> device=pixel6 corpus=<WikiText-2>; compiler.quote.reference"
+    )
+    found = Reference(command=command, date=f"{datetime.date.today()}", smooth=smooth, exact_zeros=exact)
+    with replacing(FILE) as temporary:
+        temporary.write_text(found.to_json(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,109 @@
+"""Prints a quote for people: a table of figures with their bases, or one of devices."""
+
+from rich.console import Console
+from rich.table import Table
+
+from coldpress.compiler.quote.records import DeviceQuote, Figure, Quote
+from coldpress.runtime.quantities import show_bytes
+from coldpress.schemas.errors import printable
+
+WORDS = {
+    "tokens_per_s": "tokens/s",
+    "token_flash_bytes": "read per token",
+    "token_reads": "reads per token",
+    "hit_rate": "hit rate",
+    "flash_share": "share of flash",
+    "first_token_s": "first token, cold",
+    "ppl_ratio": "perplexity ratio",
+    "least_dram_bytes": "least DRAM",
+    "recommended_dram_bytes": "recommended DRAM",
+    "disk_bytes": "disk of the build",
+    "download_bytes": "download",
+    "build_s": "build time",
+    "written_bytes": "wear: bytes written",
+    "token_energy_j": "energy per token",
+}
+"""Figure -> its name in tables."""
+SHARES = ("hit_rate", "flash_share")
+
+
+def show(quote: Quote, console: Console) -> None:
+    """Prints all devices; one device with every figure, its basis, and the commands that verify it."""
+    console.print(f"{printable(quote.model)}: {quote.basis}, {printable(quote.basis_in_words)}", soft_wrap=True)
+    console.print(
+        f"perplexity at most {quote.max_ppl_ratio:g} times the source's, {quote.context_length} tokens of context\n",
+        soft_wrap=True,
+    )
+    if len(quote.devices) == 1:
+        _one(quote.devices[0], console)
+    else:
+        _several(quote.devices, console)
+
+
+def _one(quote: DeviceQuote, console: Console) -> None:
+    budget = show_bytes(quote.dram_budget_bytes)
+    if quote.refusal is not None:
+        console.print(f"{quote.device}: does not fit in {budget}: {printable(quote.refusal)}", soft_wrap=True)
+    if quote.choice is not None:
+        one = quote.choice
+        console.print(
+            f"{quote.device} with {budget} of DRAM: {one.method}, {one.format}, cache {one.cache}, density "
+            f"{one.density:.2f}: {printable(one.reason)}; bound by {quote.bound}",
+            soft_wrap=True,
+        )
+    table = _table("figure", "value", "interval", "basis")
+    for name, figure in quote.figures.items():
+        table.add_row(WORDS[name], shown(name, figure.value), _interval(name, figure), printable(figure.basis))
+    console.print(table)
+    if (more := quote.next_budget) is not None:
+        gain = "it fits" if more.ratio == 0 else f"{more.ratio:.2g} x"
+        added = show_bytes(more.dram_budget_bytes - quote.dram_budget_bytes)
+        console.print(f"\n+{added} of DRAM -> {gain} ({more.tokens_per_s:.3g} tokens/s, {more.method})", soft_wrap=True)
+    for one in quote.tried:
+        if one.skipped is not None:
+            console.print(f"  not {one.method}: {printable(one.skipped)}", soft_wrap=True)
+    commands = dict.fromkeys(figure.verify for figure in quote.figures.values() if figure.verify)
+    if commands:
+        console.print("\nverify with")
+    for command in commands:
+        console.print(f"  {printable(command)}", soft_wrap=True)
+
+
+def _several(quotes: tuple[DeviceQuote, ...], console: Console) -> None:
+    table = _table("device", "DRAM", "least", "tokens/s", "interval", "by", "choice")
+    for quote in quotes:
+        speed, one = quote.figures.get("tokens_per_s"), quote.choice
+        table.add_row(
+            quote.device,
+            show_bytes(quote.dram_budget_bytes),
+            shown("least_dram_bytes", quote.figures["least_dram_bytes"].value),
+            shown("tokens_per_s", speed.value) if speed else "does not fit",
+            _interval("tokens_per_s", speed) if speed else "",
+            quote.bound or "",
+            f"{one.method} {one.density:.2f} {one.format} {one.cache}" if one else "",
+        )
+    console.print(table)
+
+
+def shown(name: str, value: float | None) -> str:
+    """Returns a figure as text; its name says the unit."""
+    if value is None:
+        return "unknown"
+    if name.endswith("_bytes"):
+        return show_bytes(value)
+    if name.endswith("_s") and name != "tokens_per_s":
+        return f"{value:.3g} s" if value < 3600 else f"{value / 3600:.1f} h"
+    return f"{value:.1%}" if name in SHARES else f"{value:.4g}"
+
+
+def _interval(name: str, figure: Figure) -> str:
+    if figure.low is None or figure.high is None:
+        return ""
+    return f"{shown(name, figure.low)} to {shown(name, figure.high)}"
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    return table

@@ -1,0 +1,224 @@
+"""Finds what a quote stands on: a model's shapes, its quality curves, and signals of its tokens. No weight is read.
+
+An artifact carries curves.json and trace.safetensors.zst; a build folder has the records of `explore` and `calibrate`; of
+anything that `model=` takes only config.json is read, and curves and signals are those of a model of the same kind.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from coldpress.compiler.candidates import candidates
+from coldpress.compiler.checkpoint.hub import snapshot
+from coldpress.compiler.checkpoint.shapes import read_shapes
+from coldpress.compiler.io import load_record, save_arrays
+from coldpress.compiler.quote.records import Basis
+from coldpress.compiler.quote.reference import drawn_trace, kind_of
+from coldpress.compiler.quote.trace import activations_of
+from coldpress.compiler.seconds import NO_DIGEST
+from coldpress.compiler.workflow.settings import CONFIG_FILE, BuildConfig, resolve
+from coldpress.runtime.artifact.reader import Artifact, open_artifact
+from coldpress.schemas.activations import Activations
+from coldpress.schemas.base import ArrayFile
+from coldpress.schemas.curves import Curves, Unexplored
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import slices
+from coldpress.schemas.manifest import CURVES_FILE, MANIFEST_FILE, TRACE_FILE, Manifest
+from coldpress.schemas.model import Model, ModelSpec, TensorSource, matrices, role_shape
+
+DRAWN_TOKENS = 128
+MAX_CURVES_BYTES = 16 << 20
+MODELS = ("ingest.json", "relufy.json")
+_NOTHING = np.zeros((DRAWN_TOKENS, 1), np.float16)
+RECORDS = ("ingest.json", "calibrate.json", "explore.json")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model to quote."""
+
+    kind: Literal["artifact", "build", "config"]
+    name: str
+    model: Model
+    """Shapes; a model without files, except where a build folder has its record."""
+    activations: Activations
+    curves: Curves
+    basis: Basis
+    basis_in_words: str
+    context_length: int
+    """Tokens of the KV cache where nobody asks for others."""
+    given: Mapping[str, str]
+    """The keys of `snakemake --config` that name the model."""
+    folder: Path
+    """Scratch space."""
+    build: BuildConfig | None
+    """Settings of a build of the model; None for an artifact."""
+    artifact_bytes: int | None = None
+    """Bytes of all files of an artifact."""
+
+
+def find(named: str, revision: str | None, folder: Path) -> Source:
+    """Returns what a quote of `named` stands on; files that it needs are written into `folder`.
+
+    Raises:
+        ColdpressError: if it is neither an artifact, nor a build folder, nor a model.
+        ArtifactError: if the artifact is damaged.
+    """
+    path = Path(named).expanduser()
+    if (path / MANIFEST_FILE).exists():
+        return _of_artifact(path, folder)
+    if (path / "ingest.json").exists():
+        return _of_build(path, folder)
+    return _of_config(named, revision, folder)
+
+
+def _of_build(path: Path, folder: Path) -> Source:
+    missing = [name for name in RECORDS if not (path / name).exists()]
+    if missing:
+        raise ColdpressError(
+            f"{path} has no {' and no '.join(missing)}, which a quote reads; build with method=auto first, or quote "
+            "the model itself"
+        )
+    curves = load_record(path / RECORDS[2], Curves)
+    models = [load_record(path / name, Model) for name in MODELS if (path / name).exists()]
+    model = next((one for one in models if one.weights_sha256 == curves.weights_sha256), None)
+    if model is None:
+        raise ColdpressError(f"{path}/explore.json belongs to other weights than {' or '.join(MODELS)}; build again")
+    build = resolve({"model": model.folder, "device": "host"})
+    return Source(
+        "build",
+        model.name,
+        model,
+        load_record(path / RECORDS[1], Activations),
+        curves,
+        "measured",
+        f"curves of this model, {curves.num_tokens} tokens of validation text (stage explore)",
+        build["context_length"],
+        _origin(model.name, model.source, model.revision),
+        folder,
+        build,
+    )
+
+
+def _of_config(named: str, revision: str | None, folder: Path) -> Source:
+    given = {"model": named} | ({} if revision is None else {"revision": revision})
+    build = resolve({**given, "device": "host"})
+    reference = build.model
+    if reference.revision is None:
+        config = Path(reference.source) / CONFIG_FILE
+    else:
+        config = snapshot(reference.source, reference.revision, offline=False, patterns=[CONFIG_FILE]) / CONFIG_FILE
+    shapes = read_shapes(config)
+    model = _without_files(
+        shapes.spec, reference.name, {role: tensor.shape for role, tensor in shapes.tensors.items()}, NO_DIGEST
+    )
+    return _guessed("config", model, build["context_length"], given, build, folder)
+
+
+def _of_artifact(path: Path, folder: Path) -> Source:
+    artifact = open_artifact(path)
+    manifest, name = artifact.manifest, artifact.manifest.source.name
+    given = _origin(name, manifest.source.source, manifest.source.revision)
+    model = _without_files(manifest.model, name, _shapes(manifest), manifest.source.weights_sha256)
+    size, context_length = sum(file.size_bytes for file in manifest.files), manifest.plans[0].context_length
+    curves = _carried(artifact, path)
+    if curves is None:
+        guessed = _guessed("artifact", model, context_length, given, None, folder)
+        return Source(**{**vars(guessed), "artifact_bytes": size})
+    # the curves may be those of the model before it was distilled
+    curves = curves.model_copy(update={"weights_sha256": model.weights_sha256})
+    words = f"curves that the artifact carries, {curves.num_tokens} tokens of validation text (stage explore)"
+    activations = activations_of(curves, model.spec, folder)
+    return Source(
+        "artifact", name, model, activations, curves, "measured", words, context_length, given, folder, None, size
+    )
+
+
+def _carried(artifact: Artifact, path: Path) -> Curves | None:
+    """Returns the curves that an artifact carries, its trace checked against the manifest; None if it has none."""
+    listed = {entry.path: entry for entry in artifact.manifest.files}
+    if CURVES_FILE not in listed or TRACE_FILE not in listed:
+        return None
+    curves = Curves.model_validate_json(artifact.read_bytes(CURVES_FILE, MAX_CURVES_BYTES))
+    trace = ArrayFile(array_file=str((path / TRACE_FILE).absolute()), sha256=listed[TRACE_FILE].sha256)
+    return curves.model_copy(update={"trace": trace})
+
+
+def _guessed(
+    source: Literal["artifact", "config"],
+    model: Model,
+    context_length: int,
+    given: Mapping[str, str],
+    build: BuildConfig | None,
+    folder: Path,
+) -> Source:
+    """Returns a model with curves and signals of its kind; without any, only a dense run can be quoted."""
+    spec, kind = model.spec, kind_of(model.spec)
+    layers = (spec.num_hidden_layers // 2,)
+    trace = drawn_trace(spec, kind, layers, DRAWN_TOKENS) if kind else {f"{layers[0]}.none": _NOTHING}
+    known = {curve.method for curve in kind.curves} | {one.method for one in kind.unexplored} if kind else {"dense"}
+    curves = Curves(
+        weights_sha256=model.weights_sha256,
+        num_tokens=kind.num_tokens if kind else 1,
+        block_tokens=kind.block_tokens if kind else 1,
+        curves=kind.curves if kind else (),
+        formats=kind.formats if kind else (),
+        unexplored=(kind.unexplored if kind else ())
+        + tuple(
+            Unexplored(method=name, reason="no model of this kind was measured with it; build to measure it")
+            for name in candidates(spec, {})
+            if name not in known
+        ),
+        trace=save_arrays(folder / "trace.safetensors", trace),
+        trace_layers=layers,
+    )
+    basis: Basis = "same kind of model" if kind else "none"
+    words = (
+        f"curves and signals' statistics of a model of the same kind with {kind.num_parameters:,} parameters"
+        if kind
+        else "no model of this kind was measured, so that only a dense run is quoted, and its quality is unknown"
+    )
+    activations = activations_of(curves, spec, folder)
+    return Source(source, model.name, model, activations, curves, basis, words, context_length, given, folder, build)
+
+
+def _origin(name: str, source: str, revision: str | None) -> dict[str, str]:
+    """Returns the keys that name a model; a folder's path is in no record."""
+    return {"model": source, "revision": revision} if revision else {"model": f"<folder of {name}>"}
+
+
+def _without_files(spec: ModelSpec, name: str, shapes: Mapping[str, tuple[int, ...]], weights_sha256: str) -> Model:
+    """Returns the record of a model of which only shapes are known."""
+    sources = {
+        role: TensorSource(file="", tensor=role, row_start=0, row_stop=shape[0], shape=shape)
+        for role, shape in shapes.items()
+    }
+    return Model(
+        spec=spec,
+        name=name,
+        source="local",
+        revision=None,
+        license=None,
+        folder="",
+        tensors=sources,
+        files=(),
+        weights_sha256=weights_sha256,
+        num_parameters=sum(map(prod, shapes.values())),
+    )
+
+
+def _shapes(manifest: Manifest) -> dict[str, tuple[int, ...]]:
+    """Returns role -> shape of all tensors of an artifact: resident ones, and those whose slices are units."""
+    spec = manifest.model
+    found = {tensor.role: tensor.shape for tensor in manifest.resident if tensor.role != "rotary.inv_freq"}
+    for entry in manifest.families:
+        for layer in range(spec.num_hidden_layers):
+            for piece in slices(entry.family, spec):
+                for name in matrices(piece.role, spec):
+                    role = f"layers.{layer}.{name}.weight"
+                    found[role] = role_shape(spec, role)
+    return found

@@ -1,0 +1,52 @@
+"""Searches the candidates of one DRAM budget: for `allocate`, and for a quote before any build (compiler/quote)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT
+from coldpress.compiler.search import Goal, Judged, Search, Space
+from coldpress.compiler.stages.allocate._config import AllocateConfig
+from coldpress.compiler.stages.allocate._division import budgets_bytes
+from coldpress.compiler.stages.allocate._judge import BudgetJudge
+from coldpress.compiler.stages.allocate._quality import Floor
+from coldpress.compiler.stages.allocate._rules import Inputs
+from coldpress.compiler.stages.allocate._words import tried_of
+from coldpress.runtime.plugins import load
+from coldpress.schemas.sparsity import Tried
+
+
+@dataclass(frozen=True)
+class Searched:
+    """The candidates that a search judged."""
+
+    judge: BudgetJudge
+    goal: Goal
+    judged: list[Judged]
+
+    @cached_property
+    def best(self) -> Judged | None:
+        """The candidate that the goal takes; None if none fits."""
+        return self.goal.best(self.judged)
+
+    @property
+    def tried(self) -> tuple[Tried, ...]:
+        """The best candidate of each selector with a reason in words, the taken one first; empty if none fits."""
+        return () if self.best is None else tried_of(self.best, self.judged, self.judge.refusals, self.goal)
+
+
+def searched(
+    config: AllocateConfig, inputs: Inputs, floor: Floor, narrowed: Callable[[Space], Space] = lambda space: space
+) -> Searched:
+    """Judges the candidates of a build whose method is open, as `config.search` does, in the space that `narrowed`
+    leaves.
+
+    Raises:
+        DoesNotFitError: if the device has less DRAM than the budget.
+    """
+    in_default = config if config.format != AUTO else config.model_copy(update={"format": DEFAULT_FORMAT})
+    (budget,) = budgets_bytes(in_default, inputs.model, inputs.device)
+    judge = BudgetJudge(config.model_copy(update={"dram_budget": budget}), inputs, floor)
+    goal = Goal(None if config.min_tokens_per_s is None else 1 / config.min_tokens_per_s)
+    search = load("coldpress.compiler.search", Search, config.search)
+    return Searched(judge, goal, search.judged(narrowed(judge.space), judge, goal))

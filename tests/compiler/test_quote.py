@@ -1,0 +1,288 @@
+"""quote: what a model will do on a device, before anything is built and without its weights."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import kurtosis
+
+from coldpress.compiler.__main__ import main
+from coldpress.compiler.io import Workspace, load_arrays, save_arrays, save_record
+from coldpress.compiler.quote import reference
+from coldpress.compiler.quote.decide import CLEARLY, NEARLY
+from coldpress.compiler.quote.records import Quote
+from coldpress.compiler.quote.show import WORDS
+from coldpress.compiler.quote.sources import find
+from coldpress.compiler.quote.trace import activations_of
+from coldpress.compiler.stages.allocate import AllocateConfig, Inputs
+from coldpress.compiler.stages.allocate._division import divided
+from coldpress.compiler.stages.allocate._replay import Replays
+from coldpress.runtime.artifact.integrity import verify_artifact
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.schemas.activations import Activations
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.model import Model
+from tests.support.curves import curves_of
+from tests.support.models import write_model
+from tests.support.records import Build
+from tests.support.statistics import device_of, model_of
+from tests.support.tiny import tiny_spec
+
+LAYERS = 11
+RATIOS = {"topk": {0.3: 1.3, 0.5: 1.01, 0.9: 1.0}, "gate": {0.3: 1.2, 0.7: 1.01, 0.9: 1.0}}
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def config_alone(tmp_path: Path) -> Path:
+    """A folder with config.json and nothing else."""
+    folder = write_model(tmp_path / "made", num_hidden_layers=LAYERS, hidden_size=256, intermediate_size=640)
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    (alone / "config.json").write_bytes((folder / "config.json").read_bytes())
+    return alone
+
+
+def quoted(capsys: pytest.CaptureFixture[str], model: object, *arguments: str, device: str = "pixel6") -> Any:
+    """The JSON of a quote."""
+    status = main(["quote", str(model), "--device", device, *arguments, "--json"])
+    out, err = capsys.readouterr()
+    assert status == 0, err
+    Quote.model_validate_json(out)
+    return json.loads(out)
+
+
+def refused(capsys: pytest.CaptureFixture[str], model: object, *arguments: str) -> str:
+    assert main(["quote", str(model), *arguments]) == 2
+    return capsys.readouterr().err
+
+
+def test_a_model_is_quoted_by_config_json_alone(capsys: pytest.CaptureFixture[str], config_alone: Path) -> None:
+    found = quoted(capsys, config_alone, "--dram-budget", "60%")
+    assert (found["source"], found["basis"], found["context_length"]) == ("config", "same kind of model", 256)
+    (device,) = found["devices"]
+    assert device["fits"]
+    assert set(device["figures"]) == set(WORDS)
+    for name, figure in device["figures"].items():
+        assert figure["basis"], name
+        if figure["low"] is not None:
+            assert figure["low"] <= figure["value"] <= figure["high"]
+    speed = device["figures"]["tokens_per_s"]
+    assert speed["high"] / speed["low"] > 1.3**2  # another model's signals
+    assert "model=" in speed["verify"]
+    assert "bench build/alone/pixel6/" in speed["verify"]
+    assert device["figures"]["token_energy_j"]["value"] is None
+    assert device["figures"]["ppl_ratio"]["value"] <= found["max_ppl_ratio"]
+    assert quoted(capsys, config_alone, "--dram-budget", "60%") == found
+
+
+def test_the_least_dram_fits_and_a_byte_less_does_not(capsys: pytest.CaptureFixture[str], config_alone: Path) -> None:
+    (device,) = quoted(capsys, config_alone)["devices"]
+    least = round(device["figures"]["least_dram_bytes"]["value"])
+    (exact,) = quoted(capsys, config_alone, "--dram-budget", str(least))["devices"]
+    (less,) = quoted(capsys, config_alone, "--dram-budget", str(least - 1))["devices"]
+    assert exact["fits"]
+    assert not less["fits"]
+    assert less["choice"] is None
+    assert "are needed before any unit is cached" in less["refusal"]
+    assert less["next_budget"]["dram_budget_bytes"] >= least
+
+
+def test_more_dram_is_recommended_only_while_it_buys_speed(
+    capsys: pytest.CaptureFixture[str], config_alone: Path
+) -> None:
+    (device,) = quoted(capsys, config_alone, "--dram-budget", "50%")["devices"]
+    steps = device["steps"]
+    budgets = [one["dram_budget_bytes"] for one in steps]
+    assert budgets == sorted(set(budgets))
+    recommended = device["figures"]["recommended_dram_bytes"]["value"]
+    for one in steps:
+        enough = one["tokens_per_s"] >= NEARLY * steps[-1]["tokens_per_s"]
+        assert one["dram_budget_bytes"] >= recommended or not enough
+    larger = [one for one in steps if one["dram_budget_bytes"] > device["dram_budget_bytes"]]
+    own = device["figures"]["tokens_per_s"]["value"]
+    gains = [one for one in larger if one["ratio"] >= CLEARLY]
+    assert device["next_budget"] == (gains[0] if gains else None)
+    assert all(one["ratio"] > 1 for one in larger if one["tokens_per_s"] > 1.05 * own)
+
+
+@pytest.mark.parametrize(("model_type", "relu"), [("mixtral", False), ("opt", True), ("qwen3", False)])
+def test_other_architectures_are_quoted(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model_type: str, relu: bool
+) -> None:
+    folder = write_model(tmp_path / "made", model_type, num_hidden_layers=LAYERS, relu=relu)
+    (device,) = quoted(capsys, folder, "--dram-budget", "4MB")["devices"]
+    assert device["fits"]
+    methods = {one["method"] for one in device["tried"] if one["skipped"] is None}
+    assert "dense" in methods
+    assert ("relu" in methods) == relu
+
+
+def test_a_model_of_no_measured_kind_is_quoted_dense_and_without_quality(
+    capsys: pytest.CaptureFixture[str], config_alone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coldpress.compiler.quote.sources.kind_of", lambda spec: None)
+    found = quoted(capsys, config_alone, "--dram-budget", "80%")
+    (device,) = found["devices"]
+    assert (found["basis"], device["choice"]["method"]) == ("none", "dense")
+    assert device["figures"]["ppl_ratio"]["value"] is None
+    assert all(one["skipped"] for one in device["tried"] if one["method"] != "dense")
+
+
+def test_several_devices_are_quoted_in_the_order_given(capsys: pytest.CaptureFixture[str], config_alone: Path) -> None:
+    devices = quoted(capsys, config_alone, "--dram-budget", "70%", device="oneplus12,pixel6")["devices"]
+    assert [one["device"] for one in devices] == ["oneplus12", "pixel6"]
+    assert devices[0]["figures"]["tokens_per_s"] != devices[1]["figures"]["tokens_per_s"]
+
+
+def test_people_get_a_table_with_units(capsys: pytest.CaptureFixture[str], config_alone: Path) -> None:
+    assert main(["quote", str(config_alone), "--device", "pixel6", "--dram-budget", "60%"]) == 0
+    text = capsys.readouterr().out
+    for words in ("tokens/s", "perplexity ratio", "least DRAM", "MB", "verify with", "snakemake --config"):
+        assert words in text
+
+
+def test_an_artifact_is_quoted_for_another_device_without_torch(tmp_path: Path) -> None:
+    """The curves travel with it, and every byte of them is checked."""
+    build = Build(tmp_path / "build", spec=tiny_spec(num_hidden_layers=LAYERS))
+    curves = curves_of(build.model, tmp_path / "curves", RATIOS)
+    build.package(curves=curves)
+    verify_artifact(open_artifact(build.artifact))
+    script = (
+        "import sys; from coldpress.compiler.__main__ import main; status = main(sys.argv[1:]); "
+        "sys.exit(status or 10 * ('torch' in sys.modules))"
+    )
+    asked = ("quote", str(build.artifact), "--device", "oneplus12", "--dram-budget", "90%", "--json")
+    done = subprocess.run([sys.executable, "-c", script, *asked], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["source"], found["basis"]) == ("artifact", "measured")
+    assert {"topk", "gate"} <= {one["method"] for one in found["devices"][0]["tried"]}
+    size = sum(path.stat().st_size for path in build.artifact.rglob("*") if path.is_file())
+    manifest = (build.artifact / "manifest.json").stat().st_size
+    assert found["devices"][0]["figures"]["disk_bytes"]["value"] == size - manifest
+
+    damaged = build.artifact / "trace.safetensors.zst"
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    done = subprocess.run([sys.executable, "-c", script, *asked], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "trace.safetensors.zst" in done.stderr
+
+
+def test_an_artifact_without_curves_is_quoted_by_those_of_its_kind(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    build = Build(tmp_path / "build")
+    build.package()
+    found = quoted(capsys, build.artifact, "--dram-budget", "90%")
+    assert (found["source"], found["basis"]) == ("artifact", "same kind of model")
+
+
+def test_what_cannot_be_quoted_is_refused_in_one_sentence(
+    capsys: pytest.CaptureFixture[str], config_alone: Path, tmp_path: Path
+) -> None:
+    assert "pixel7" in refused(capsys, config_alone, "--device", "pixel7")
+    assert "--max-ppl-ratio" in refused(capsys, config_alone, "--device", "pixel6", "--max-ppl-ratio", "0.5")
+    assert "lower dram_budget" in refused(capsys, config_alone, "--device", "pixel6", "--dram-budget", "1TB")
+    assert "model" in refused(capsys, "no-such-model", "--device", "pixel6")
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    save_record(model_of(2, 64, 160), begun / "ingest.json")
+    assert "explore.json" in refused(capsys, begun, "--device", "pixel6")
+
+
+# What stands behind
+
+
+def records_of(folder: Path) -> tuple[Model, Inputs]:
+    """A model of 11 layers with random signals, its activations counted in the trace."""
+    model = model_of(LAYERS, 256, 640)
+    curves = curves_of(model, folder, RATIOS)
+    activations = activations_of(curves, model.spec, folder / "counted")
+    return model, Inputs(model, activations, device_of(), Workspace(folder / "work", "test"), None, 1, curves)
+
+
+@pytest.mark.parametrize("cache", ["static", "lfu"])
+def test_figures_of_single_tokens_have_the_mean_that_the_search_saw(tmp_path: Path, cache: str) -> None:
+    _, inputs = records_of(tmp_path)
+    asked = {"method": "topk", "format": "int8_group32", "dram_budget": "80%", "context_length": 128}
+    config = AllocateConfig(**asked, density=0.5, cache=cache, density_allocation="uniform")
+    division, replays = divided(config, inputs), Replays(inputs, 1.5)
+    tokens, whole = replays.tokens(division), replays.of(division)
+    assert len(tokens) > 3
+    assert np.mean([token.token_s for token in tokens]) == pytest.approx(whole.token_s)
+    hits, misses = (sum(getattr(token, name) for token in tokens) for name in ("hits", "misses"))
+    assert hits / (hits + misses) == pytest.approx(whole.hit_rate)
+
+
+def test_activations_counted_in_a_trace_are_those_of_its_signals(tmp_path: Path) -> None:
+    model = model_of(LAYERS, 256, 640)
+    assert model.spec.exact_zeros
+    kind = reference.kind_of(model.spec)
+    assert kind is not None
+    trace = reference.drawn_trace(model.spec, kind, (3,), 96)
+    curves = curves_of(model, tmp_path, {})
+    curves = curves.model_copy(update={"trace": save_arrays(tmp_path / "t.safetensors", trace), "trace_layers": (3,)})
+    found: Activations = activations_of(curves, model.spec, tmp_path / "counted")
+    assert [entry.layer for entry in found.layers] == list(range(LAYERS))
+    active = trace["3.mlp_inner"] != 0
+    for entry in found.layers:
+        family = entry.family("neuron")
+        assert family is not None
+        assert family.density == pytest.approx(active.mean())
+        arrays = load_arrays(family.arrays)
+        bits = np.unpackbits(arrays["bits"], axis=1, count=len(active), bitorder="little").astype(bool)
+        assert np.array_equal(bits.T, active)
+        assert arrays["magnitude_histogram"].sum() == active.size
+
+
+@pytest.mark.parametrize("name", ["smooth", "exact_zeros"])
+def test_drawn_signals_have_the_statistics_of_the_measured_ones(name: str) -> None:
+    kind: reference.Kind = getattr(reference.reference(), name)
+    for signal, known in kind.signals.items():
+        values = reference.drawn(known, 512, 1024, np.random.default_rng(3)).astype(np.float64)
+        scale = np.sqrt((values**2).mean(axis=0))
+        assert np.log(scale[scale > 0]).std() == pytest.approx(known.log_scale_std, abs=0.08), signal
+        assert (values != 0).mean() == pytest.approx(known.density, abs=0.03), signal
+        if known.density == 1:
+            tails = kurtosis((values / scale).ravel(), fisher=False)
+            expected = reference._moment(4 * known.power) / reference._moment(2 * known.power) ** 2
+            assert tails == pytest.approx(expected, rel=0.25), signal
+            following = [np.corrcoef(values[1:, unit], values[:-1, unit])[0, 1] for unit in range(0, 1024, 16)]
+            assert np.mean(following) == pytest.approx(known.correlation, abs=0.06), signal
+
+
+def test_only_measured_kinds_have_curves() -> None:
+    kinds = {
+        spec: reference.kind_of(tiny_spec(**dict(spec)))
+        for spec in (
+            (("hidden_act", "relu"),),
+            (("hidden_act", "silu"),),
+            (("hidden_act", "gelu"), ("gated_mlp", False)),
+        )
+    }
+    relu, smooth, none = kinds.values()
+    assert none is None
+    assert relu is reference.reference().exact_zeros
+    assert smooth is reference.reference().smooth
+
+
+def test_a_build_folder_of_other_weights_is_refused(tmp_path: Path) -> None:
+    model, inputs = records_of(tmp_path / "records")
+    curves = inputs.curves
+    assert curves is not None
+    for record, name in ((model, "ingest"), (inputs.activations, "calibrate")):
+        save_record(record, tmp_path / f"{name}.json")
+    save_record(curves.model_copy(update={"weights_sha256": "1" * 64}), tmp_path / "explore.json")
+    with pytest.raises(ColdpressError, match="belongs to other weights"):
+        find(str(tmp_path), None, tmp_path / "scratch")
