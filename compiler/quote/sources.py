@@ -1,7 +1,7 @@
 """Finds what a quote stands on: a model's shapes, its quality curves, and signals of its tokens. No weight is read.
 
-An artifact carries curves.json and trace.safetensors.zst; a build folder has the records of `explore` and `calibrate`; of
-anything that `model=` takes only config.json is read, and curves and signals are those of a model of the same kind.
+An artifact carries curves.json and trace.safetensors.zst; a build folder has the records of `explore` and `calibrate`;
+of anything that `model=` takes only config.json is read, and curves and signals are those of a model of the same kind.
 """
 
 from collections.abc import Mapping

@@ -204,8 +204,8 @@ def importing(folder: str) -> dict[str, set[str]]:
 def test_the_compiler_counts_seconds_in_one_place_and_no_benchmark_adds_memory_to_flash() -> None:
     """Beside the one model: the dense run and `order`, which tests hold to it; the evaluation, which has the requests
     of many tokens at once; what one unit costs in the integer program of `place`; what a profile shows of its law; a
-    quote's first token; and the share that predictors take. The papers' own equations count theirs. A benchmark takes a request's seconds
-    whole."""
+    quote's first token; and the share that predictors take. The papers' own equations count theirs. A benchmark takes a
+    request's seconds whole."""
     found = importing("compiler")
     assert {path: names for path, names in found.items() if not path.startswith("compiler/papers/")} == {
         "compiler/dense_run.py": {"request_work"},

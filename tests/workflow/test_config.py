@@ -23,8 +23,8 @@ from tests.support.workflow import Workflow
         ({"label": "../up"}, "error: config key 'label' is '../up', expected text: letters, digits"),
         (
             {"density": "2"},
-            "error: config key 'density' is 2, expected a number above 0 and at most 1: share of the MLP's weights that "
-            "a token uses",
+            "error: config key 'density' is 2, expected a number above 0 and at most 1: share of the MLP's weights "
+            "that a token uses",
         ),
     ],
 )
