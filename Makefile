@@ -12,7 +12,7 @@ export PATH := $(BIN):$(PATH)
 
 help:
 	@echo "make demo    compile the demonstration model for a phone and run it"
-	@echo "make test    run the tests but the slow ones (six minutes on two cores)"
+	@echo "make test    run the tests but the slow ones (about four minutes on two cores)"
 	@echo "make check   style, types, import contracts, and all tests"
 	@echo "make benchmarks    measure the figures whose code has changed, on a quiet machine"
 	@echo "make env     only create .venv; the others do it by themselves"

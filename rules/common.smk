@@ -17,7 +17,7 @@ checked(around_snakemake.work_in, workflow, FOLDER, CONFIG.target)
 
 DEVICE = CONFIG.target
 NAME = f"{CONFIG.model.name}-{CONFIG.target}"
-HERE = "true" if around_snakemake.all_jobs_run_here(workflow) else "false"
+HERE = "true" if workflow.is_main_process else "false"  # where a job's own Snakemake reads this, it runs elsewhere
 # The model to calibrate: the checkpoint, or its relufied form.
 DENSE = "ingest.json" if CONFIG["relufy"] == "off" else "relufy.json"
 # The model to compile: the same one, or the distilled one.
@@ -67,7 +67,7 @@ LAST_WORDS = around_snakemake.LastWords(workflow, FOLDER / DEVICE, FOLDER / DEVI
 
 onstart:
     LAST_WORDS.begin()
-    checked(download.announce, CONFIG, inputs_of_rules(), workflow.cores if HERE == "true" else None)
+    checked(download.announce, CONFIG, inputs_of_rules(), around_snakemake.threads_here(workflow))
 
 
 onsuccess:

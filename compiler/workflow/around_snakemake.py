@@ -3,6 +3,19 @@
 Rules alone cannot do four things. Snakemake works in the folder of the model's builds, wherever it is called from, so
 that its metadata lies beside the results. A lock is held from before it plans until it ends. A folder with results but
 without metadata is refused. When a build fails, the sentence of the failed job comes last.
+
+Beyond the documented interface, `workflow` is used for this:
+
+- `is_main_process`: each job on a cluster has a Snakemake that reads the Snakefile again, and takes no lock.
+- `execute` is wrapped: nothing documented runs before Snakemake plans, and `onstart` does not run if nothing is to do.
+- `execute` is told the executor, and `executor_plugin` holds it afterwards: dry runs take no lock, and this machine's
+  memory limits only jobs that run here. The Snakefile is read before the executor is known.
+- `global_resources`, `register_resource`: that limit, unless the user gave one. `--resources` is the documented way,
+  but a profile cannot ask how much memory is free.
+- `workdir` is the function of that directive: the directive would end in a traceback where a folder cannot be made.
+- `dag.needrun_jobs()`: the logs of the jobs that did not finish; `onerror` is told only Snakemake's own log.
+
+What `compiler/workflow/ending.py` listens to is listed there.
 """
 
 import os
@@ -11,8 +24,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
-
-from snakemake_interface_executor_plugins.settings import ExecMode
 
 from coldpress.compiler.device import host
 from coldpress.compiler.lock import build_lock
@@ -52,24 +63,19 @@ def start(workflow: Any, root: Path) -> None:
         sys.exit(f"error: {sys.executable} runs the coldpress of {root}; run make env in {checkout}")
     os.environ["COLDPRESS_CHECKOUT"] = checkout  # for profiles/kubernetes
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [checkout, os.environ.get("PYTHONPATH")]))
-    if not is_users(workflow):
+    if not workflow.is_main_process:
         os.chdir(os.environ.get(CALLED_FROM, os.curdir))
     os.environ[CALLED_FROM] = os.getcwd()
 
 
-def is_users(workflow: Any) -> bool:
-    """Tells whether the user started this Snakemake, rather than a job."""
-    return workflow.exec_mode == ExecMode.DEFAULT
-
-
-def all_jobs_run_here(workflow: Any) -> bool:
-    """Tells whether every job of the build runs on this machine."""
-    return is_users(workflow) and not workflow.remote_exec
+def threads_here(workflow: Any) -> int | None:
+    """Returns the cores that jobs share on this machine, once Snakemake runs; None if jobs run on others."""
+    return workflow.cores if workflow.executor_plugin.common_settings.local_exec else None
 
 
 def work_in(workflow: Any, folder: Path, target: str) -> None:
     """Makes the folder of the model's builds the working directory, in spite of --directory; holds its lock during the
-    whole run of Snakemake, and limits concurrent jobs to the memory of this machine.
+    whole run of Snakemake, and limits jobs that run here at the same time to the memory of this machine.
 
     Args:
         workflow: Snakemake's workflow object.
@@ -85,32 +91,32 @@ def work_in(workflow: Any, folder: Path, target: str) -> None:
             if link.is_symlink() and not link.exists():  # the artifact was deleted; a dangling link crashes Snakemake
                 link.unlink()
         has_results = any(folder.glob("*.json")) or any(folder.glob("*/*.json"))
-        if is_users(workflow) and has_results and not (folder / OWN_FOLDER).exists():
+        if workflow.is_main_process and has_results and not (folder / OWN_FOLDER).exists():
             raise ColdpressError(
                 f"nothing says what made the results in {folder}: {OWN_FOLDER} is missing there; copy it from where "
                 "they were made, or remove the folder to make all of them again"
             )
-        workflow.workdir(folder) if workflow.overwrite_workdir is None else os.chdir(folder)
-        if is_users(workflow):
+        workflow.workdir(folder)  # with --directory it does nothing
+        os.chdir(folder)
+        if workflow.is_main_process:
             print(f"{FOLDER}{folder}", file=sys.stderr)
     except OSError as error:
         raise ColdpressError(f"cannot build in {folder}: {error.strerror}; name another build_dir") from error
-    workflow.execute = _locked(workflow, folder, workflow.execute)
-    if all_jobs_run_here(workflow) and workflow.global_resources.get("mem_mb") is None:
-        workflow.register_resource("mem_mb", host.free_dram_bytes() // 10**6)
+    if workflow.is_main_process:
+        workflow.execute = _limited(workflow, folder, workflow.execute)
 
 
-def _locked(workflow: Any, folder: Path, execute: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps Snakemake's run, which plans and executes, in the lock of the build; a dry run needs none.
-
-    `onstart` would be too late: Snakemake plans before it, and a run with nothing to do does not call it.
-    """
+def _limited(workflow: Any, folder: Path, execute: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps Snakemake's run, which plans and executes, in the lock of the build, which a dry run does not need, and in
+    the limit on memory, which a cluster has of its own."""
 
     def run(*, executor_plugin: Any, **others: Any) -> Any:
-        if not is_users(workflow) or executor_plugin.common_settings.dryrun_exec:
-            return execute(executor_plugin=executor_plugin, **others)
+        settings = executor_plugin.common_settings
+        if settings.local_exec and workflow.global_resources.get("mem_mb") is None:
+            workflow.register_resource("mem_mb", host.free_dram_bytes() // 10**6)
         with ExitStack() as held:
-            checked(held.enter_context, build_lock(folder))
+            if not settings.dryrun_exec:
+                checked(held.enter_context, build_lock(folder))
             return execute(executor_plugin=executor_plugin, **others)
 
     return run
@@ -158,7 +164,7 @@ class LastWords:
         self._workflow, self._folder, self._artifact = workflow, folder, artifact
         self._before: dict[Path, Mark] = {}
         self._published = _time_of(folder / "publish.json") if artifact.exists() else None
-        self._ending = Ending(workflow, folder, checked)
+        self._ending = Ending(workflow, folder, Path(os.environ[CALLED_FROM]), checked)
 
     def begin(self) -> None:
         """Marks the logs before jobs start."""
@@ -171,7 +177,7 @@ class LastWords:
     def failed(self) -> None:
         """Ends the process with the sentence of the job that failed."""
         if self._published is not None and _time_of(self._folder / "publish.json") == self._published:
-            shown = os.path.relpath(self._artifact, self._workflow.workdir_init)
+            shown = os.path.relpath(self._artifact, os.environ[CALLED_FROM])
             print(f"note: {shown} is of an earlier build and was left as it is, with its report", file=sys.stderr)
         sentence, code = last_words(self._logs(), self._before)
         print(sentence, file=sys.stderr, flush=True)

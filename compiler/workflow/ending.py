@@ -2,6 +2,9 @@
 
 It is printed when the process ends, after everything that snakemake prints and even with `--quiet all`. A run that
 finds nothing to do calls no hook of the workflow, so this module listens to snakemake's log.
+
+Beyond the documented interface it takes the message of a run with nothing to do, and of `workflow` what was asked for
+(`dag_settings`, `dryrun`, `is_main_process`).
 """
 
 import atexit
@@ -22,16 +25,17 @@ UP_TO_DATE = "everything is up to date"
 class Ending(logging.Handler):
     """Watches snakemake's log for a run with nothing to do; the workflow calls `built` after any other."""
 
-    def __init__(self, workflow: Any, folder: Path, checked: Callable[..., str]) -> None:
+    def __init__(self, workflow: Any, folder: Path, called_from: Path, checked: Callable[..., str]) -> None:
         """Starts listening.
 
         Args:
             workflow: Snakemake's workflow object.
             folder: The build folder of one device.
+            called_from: The user's folder; Snakemake works in the build folder.
             checked: Calls a function; if it raises, ends the process with the error's sentence.
         """
         super().__init__(logging.INFO)
-        self._workflow, self._folder, self._checked = workflow, folder, checked
+        self._workflow, self._folder, self._called_from, self._checked = workflow, folder, called_from, checked
         logger.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -45,7 +49,7 @@ class Ending(logging.Handler):
             self._say("")
 
     def _say(self, before: str) -> None:
-        with contextlib.chdir(self._workflow.workdir_init):  # the user's folder; snakemake works in the build folder
+        with contextlib.chdir(self._called_from):
             text = self._checked(summary.show, self._folder)
         atexit.register(print, before + text, flush=True)
 

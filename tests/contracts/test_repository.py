@@ -12,6 +12,7 @@ from statistics import median
 import pytest
 
 from coldpress.compiler.pipeline import STAGES
+from coldpress.schemas.families import FAMILIES
 from tests.support.data import ROOT
 
 RULES = ROOT / "rules"
@@ -184,3 +185,9 @@ def test_no_machine_paths_in_the_text() -> None:
         path = ROOT / name
         if path.suffix in (".py", ".md", ".smk", ".yaml", ".yml", ".toml") and path.is_file():
             assert not re.search(r"(?<![\w.])/(home|root|Users)/\w", path.read_text(encoding="utf-8")), name
+
+
+def test_the_readme_names_every_family() -> None:
+    """In its table of words, and none that is gone."""
+    (row,) = re.findall(r"^\| family \|.*$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert re.findall(r"`(\w+)`", row) == list(FAMILIES)

@@ -47,7 +47,12 @@ class Server:
         self._imported = _times(tree)
         self._snakemake: subprocess.Popen[str] | None = None
         self._jobs: subprocess.Popen[str] | None = None
-        self._client = tempfile.TemporaryDirectory()
+        self._commands = tempfile.TemporaryDirectory()
+        self._socket = f"coldpress-{os.getpid()}-{self._commands.name}"
+        client = Path(self._commands.name, "python")
+        client.write_text(CLIENT.format(python=sys.executable, name=self._socket))
+        client.chmod(0o755)
+        client.with_name("coldpress-run").symlink_to(Path(sys.executable).with_name("coldpress-run"))
 
     def run(self, arguments: list[str], folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
         """One run of snakemake in `folder`, from its beginning to its end."""
@@ -75,15 +80,14 @@ class Server:
             raise
 
     def _python(self) -> str:
-        """What snakemake takes for Python: it asks the process that has imported the stages to run a job."""
-        client = Path(self._client.name, "python")
+        """What snakemake takes for Python: it asks the process that has imported the stages to run a job.
+
+        Beside it, as beside any Python, are the commands that are installed.
+        """
         if self._jobs is None:
-            name = f"coldpress-{os.getpid()}-{client}"
-            self._jobs = self._started("-m", "tests.support.warm_server", name)
+            self._jobs = self._started("-m", "tests.support.warm_server", self._socket)
             _answer(self._jobs)
-            client.write_text(CLIENT.format(python=sys.executable, name=name))
-            client.chmod(0o755)
-        return str(client)
+        return f"{self._commands.name}/python"
 
     def _started(self, *command: str) -> subprocess.Popen[str]:
         """A Python with the checkout, in a process group of its own, but in this session: jobs join their snakemake."""
@@ -107,7 +111,7 @@ class Server:
     def close(self) -> None:
         """Ends everything."""
         self.stop()
-        self._client.cleanup()
+        self._commands.cleanup()
 
 
 def _answer(server: subprocess.Popen[str], *request: str) -> str:

@@ -1,6 +1,7 @@
 """What around_snakemake.py takes from Snakemake beyond its documented interface is there, and is used well."""
 
 import inspect
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,19 +9,24 @@ from typing import Any
 import pytest
 import snakemake.api  # noqa: F401  before its other modules, which import each other
 from snakemake.workflow import DAG, Workflow
-from snakemake_interface_executor_plugins.settings import CommonSettings, ExecMode
+from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
+from snakemake_interface_executor_plugins.settings import CommonSettings
 
 from coldpress.compiler.device import host
 from coldpress.compiler.workflow import around_snakemake
 from coldpress.schemas.errors import ColdpressError
 
+LOCAL = CommonSettings(non_local_exec=False, implies_no_shared_fs=False, job_deploy_sources=False)
+DRY = replace(LOCAL, dryrun_exec=True)
+REMOTE = replace(LOCAL, non_local_exec=True)
 
-def stand_in(called: list[str], remote: bool = False, mode: ExecMode = ExecMode.DEFAULT, **limits: int) -> Any:
+
+def stand_in(called: list[str], main: bool = True, **limits: int) -> Any:
     """A workflow of which the module sees what it uses."""
     found = SimpleNamespace(
-        exec_mode=mode,
-        remote_exec=remote,
-        overwrite_workdir=None,
+        is_main_process=main,
+        cores=2,
+        executor_plugin=None,
         global_resources=limits,
         workdir=lambda folder: called.append(f"workdir {folder}"),
         execute=lambda **_: called.append("execute"),
@@ -31,40 +37,65 @@ def stand_in(called: list[str], remote: bool = False, mode: ExecMode = ExecMode.
 
 def test_the_pinned_version_has_what_is_used() -> None:
     assert "executor_plugin" in inspect.signature(Workflow.execute).parameters
-    for name in ("exec_mode", "remote_exec", "register_resource", "workdir", "dag", "is_main_process", "dryrun"):
-        assert hasattr(Workflow, name) or name in inspect.signature(Workflow.__init__).parameters, name
-    assert "dryrun_exec" in inspect.signature(CommonSettings).parameters
+    for name in ("executor_plugin", "register_resource", "workdir", "dag", "is_main_process", "dryrun"):
+        assert hasattr(Workflow, name), name
     assert hasattr(DAG, "needrun_jobs")
+    registry = ExecutorPluginRegistry()
+    executors = {"local": (True, False), "dryrun": (True, True), "slurm": (False, False)}
+    for name in registry.plugins.keys() & executors:
+        settings = registry.get_plugin(name).common_settings
+        assert (settings.local_exec, settings.dryrun_exec) == executors[name]
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Tests end where they began."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("facts", "limited"),
+    ("settings", "facts", "limited"),
     [
-        ({}, ["mem_mb=5000"]),
-        ({"mem_mb": 4000}, []),  # the user's
-        ({"remote": True}, []),  # a cluster has limits of its own
-        ({"mode": ExecMode.REMOTE}, []),  # one job
+        (LOCAL, {}, ["mem_mb=5000"]),
+        (LOCAL, {"mem_mb": 4000}, []),  # the user's
+        (REMOTE, {}, []),  # a cluster has limits of its own
+        (LOCAL, {"main": False}, []),  # one job of a cluster
     ],
 )
 def test_memory_of_this_machine_limits_what_runs_side_by_side(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, facts: dict[str, Any], limited: list[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: CommonSettings,
+    facts: dict[str, Any],
+    limited: list[str],
 ) -> None:
     monkeypatch.setattr(host, "free_dram_bytes", lambda: 5_000_000_000)
     called: list[str] = []
-    around_snakemake.work_in(stand_in(called, **facts), tmp_path, "pixel6")
-    assert called == [f"workdir {tmp_path}", *limited]
+    workflow = stand_in(called, **facts)
+    around_snakemake.work_in(workflow, tmp_path, "pixel6")
+    workflow.execute(executor_plugin=SimpleNamespace(common_settings=settings))
+    assert called == [f"workdir {tmp_path}", *limited, "execute"]
+
+
+def test_the_cores_of_this_machine_count_where_jobs_run_here() -> None:
+    workflow = stand_in([])
+    for settings, threads in ((LOCAL, 2), (REMOTE, None)):
+        workflow.executor_plugin = SimpleNamespace(common_settings=settings)
+        assert around_snakemake.threads_here(workflow) == threads
 
 
 @pytest.mark.parametrize(
-    ("dry", "mode", "locked"), [(False, "DEFAULT", True), (True, "DEFAULT", False), (False, "REMOTE", False)]
+    ("settings", "main", "locked"), [(LOCAL, True, True), (DRY, True, False), (LOCAL, False, False)]
 )
-def test_a_run_holds_the_lock_and_a_look_does_not(tmp_path: Path, dry: bool, mode: str, locked: bool) -> None:
+def test_a_run_holds_the_lock_and_a_look_does_not(
+    tmp_path: Path, settings: CommonSettings, main: bool, locked: bool
+) -> None:
     """Nor does the snakemake of a job, whose build holds it."""
-    workflow = stand_in([], mode=ExecMode[mode], mem_mb=1)
+    workflow = stand_in([], main, mem_mb=1)
     held: list[bool] = []
     workflow.execute = lambda **_: held.append((tmp_path / ".lock").exists())
     around_snakemake.work_in(workflow, tmp_path, "pixel6")
-    workflow.execute(executor_plugin=SimpleNamespace(common_settings=SimpleNamespace(dryrun_exec=dry)))
+    workflow.execute(executor_plugin=SimpleNamespace(common_settings=settings))
     assert held == [locked]
 
 
