@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from coldpress.compiler.activity.held_out import Window
+from coldpress.compiler.candidates import caches_for
 from coldpress.compiler.io import save_arrays
+from coldpress.compiler.sections import bookkeeping_bytes
 from coldpress.compiler.stages.allocate._ladder import with_ladder
 from coldpress.compiler.stages.plan import _search
 from coldpress.compiler.stages.plan._names import plan_names
@@ -69,7 +71,11 @@ def test_what_is_kept_is_faster_than_the_default_on_the_tokens_that_it_was_chose
     assert {"cache lru", "cache window", "cache s3fifo", "cache linked"} <= set(tried)
     assert not [setting for setting in tried if "belady" in setting or "static" in setting]
     assert any("on other tokens the changes take" in reason for reason in choice.reasons)
-    check_layout(model, sparsity, placement, device, found)
+    kept = [
+        bookkeeping_bytes(model.spec, found.sections, "topk", caches, 512)
+        for caches in (caches_for("auto"), [plan.cache])
+    ]
+    check_layout(model, sparsity, placement, device, found, kept_free=kept[0] - kept[1])
 
 
 def test_changes_that_are_slower_on_other_tokens_are_taken_back(compared, monkeypatch):
@@ -83,7 +89,7 @@ def test_changes_that_are_slower_on_other_tokens_are_taken_back(compared, monkey
         return found if is_first else Measured(1 / found.token_s, found.hit_rate)
 
     monkeypatch.setattr(Replay, "measure", crossed)
-    default = lay_out(model, sparsity, placement, device, None, order).plans
+    default = lay_out(model, sparsity, placement, device, None, order, cache="auto").plans
     found = lay_out(model, sparsity, placement, device, None, order, activations, cache="auto")
     assert found.plans == default
     (choice,) = found.made.choices
@@ -121,7 +127,7 @@ def test_a_cache_that_finds_nothing_is_said(compared):
     (model, sparsity, placement, device), order, activations = compared
     nothing = {"layers": tuple(entry.model_copy(update={"num_pinned": 0}) for entry in placement.layers)}
     given = model, sparsity, placement.model_copy(update=nothing), device
-    found = laid(*given)
+    found = laid(*given, "lfu")
     (plan,) = found.plans
     least = least_budget_bytes(manifest_of(*given, found), plan) - plan.read_buffer_bytes + 2 * 512
     (choice,) = laid(*with_budget(given, least), "lfu", None, order, activations).made.choices

@@ -22,7 +22,7 @@ from coldpress.compiler.publishing import standing
 from coldpress.compiler.stages.verify.decoded import SESSIONS, decode
 from coldpress.compiler.stages.verify.dense import Compared, DenseComparison
 from coldpress.compiler.stages.verify.divergence import SourceComparison
-from coldpress.compiler.stages.verify.plans import figures_of
+from coldpress.compiler.stages.verify.plans import figures_of_all
 from coldpress.compiler.stages.verify.source import SourceLogits
 from coldpress.runtime.artifact.integrity import verify_artifact
 from coldpress.runtime.artifact.reader import open_artifact
@@ -34,8 +34,8 @@ from coldpress.schemas.base import Record
 from coldpress.schemas.config import Key
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.layout import by_budget
-from coldpress.schemas.metrics import MeasuredBlock, PlanFigures, Protocol, Sample, Verification
+from coldpress.schemas.layout import Plan
+from coldpress.schemas.metrics import MeasuredBlock, Protocol, Sample, Verification
 from coldpress.schemas.model import Model
 from coldpress.schemas.package import Package
 from coldpress.schemas.preflight import StageNeeds
@@ -99,16 +99,12 @@ def run(
     compared = dense.result()
     found = _quality(decoded.block_nll, compared)
     top1_agreement, top1_error = watch.top1_agreement()
-    default, *others = by_budget(artifact.manifest.plans)[::-1]
-    plans: list[PlanFigures] = []
-    if others:
-        plans.append(figures_of(artifact.manifest, default, decoded, watch, compared.nll_source))
-    for plan in others:
+
+    def under(plan: Plan) -> tuple[Decoded, SourceComparison]:
         watching = SourceComparison(source, blocks, threads)
         given = choose_plan(artifact.manifest, plan.dram_budget_bytes)
-        of_plan = decode(folder, model, blocks, watching, much, threads, given)
-        plans.append(figures_of(artifact.manifest, plan, of_plan, watching, compared.nll_source))
-        logger.info("verify: plan %s: perplexity %.4f", plan.name, plans[-1].ppl_artifact)
+        return decode(folder, model, blocks, watching, much, threads, given), watching
+
     logger.info("verify: perplexity %(ppl_artifact).4f of the artifact, %(ppl_source).4f of the source", found)
     return Verification(
         artifact_sha256=artifact.sha256,
@@ -126,7 +122,7 @@ def run(
         ladder=decoded.ladder,
         run=decoded.run,
         tokens_per_s_deviation=deviation(np.array(decoded.tokens_per_s)),
-        plans=tuple(plans),
+        plans=figures_of_all(artifact.manifest, (decoded, watch), under, compared.nll_source),
     )
 
 

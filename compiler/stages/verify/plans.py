@@ -3,7 +3,8 @@
 Each is decoded as a user would have it: the runtime is given the plan's budget.
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -11,9 +12,35 @@ from coldpress.compiler.block_statistics import perplexity
 from coldpress.compiler.stages.verify.decoded import Decoded
 from coldpress.compiler.stages.verify.divergence import SourceComparison
 from coldpress.runtime.plan.budget import holds_everything
-from coldpress.schemas.layout import Plan, placed_parts
+from coldpress.schemas.layout import Plan, by_budget, placed_parts
 from coldpress.schemas.manifest import Manifest
 from coldpress.schemas.metrics import PlanFigures
+
+LOG = logging.getLogger(__name__)
+
+
+def figures_of_all(
+    manifest: Manifest,
+    default: tuple[Decoded, SourceComparison],
+    under: Callable[[Plan], tuple[Decoded, SourceComparison]],
+    nll_source: Sequence[float],
+) -> tuple[PlanFigures, ...]:
+    """Returns the figures of all plans, the largest first; none if there is one plan alone.
+
+    Args:
+        manifest: The artifact's.
+        default: The text under the largest plan, and what has received its logits.
+        under: Decodes the text under another plan.
+        nll_source: See `figures_of`.
+    """
+    largest, *others = by_budget(manifest.plans)[::-1]
+    if not others:
+        return ()
+    found = [figures_of(manifest, largest, *default, nll_source)]
+    for plan in others:
+        found.append(figures_of(manifest, plan, *under(plan), nll_source))
+        LOG.info("verify: plan %s: perplexity %.4f", plan.name, found[-1].ppl_artifact)
+    return tuple(found)
 
 
 def figures_of(
