@@ -19,7 +19,7 @@ from coldpress.compiler.block_statistics import deviation, perplexity
 from coldpress.compiler.dense_run import dense_for
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.publishing import standing
-from coldpress.compiler.stages.verify.decoded import SESSIONS, decode
+from coldpress.compiler.stages.verify.decoded import SESSIONS, Decoded, decode
 from coldpress.compiler.stages.verify.dense import Compared, DenseComparison
 from coldpress.compiler.stages.verify.divergence import SourceComparison
 from coldpress.compiler.stages.verify.plans import figures_of_all
