@@ -15,7 +15,7 @@ from pydantic import Field
 from coldpress.compiler.candidates import AUTO, caches_for
 from coldpress.compiler.shared_settings import CacheSetting, PinnedShareSetting
 from coldpress.compiler.stages.plan import preloading
-from coldpress.compiler.stages.plan._division import Division, Settings, fewer, fixed_bytes, pinned_units
+from coldpress.compiler.stages.plan._division import Division, Settings, fewer, fixed_bytes, pinned_units, spared_bytes
 from coldpress.compiler.stages.plan._names import plan_names
 from coldpress.compiler.stages.plan._replay import Known, replays
 from coldpress.compiler.stages.plan._search import Found, Given, gap_costs, search
@@ -106,12 +106,14 @@ def _divisions(
         ColdpressError, DoesNotFitError: as `run`.
     """
     model, sections, device, rungs = known.model, known.sections, known.device, known.recorded.rungs
-    pinned = pinned_units(sections, placement)
+    pinned, caches = pinned_units(sections, placement), {*caches_for(config.cache), known.recorded.cache}
     names = plan_names([rung.budget.dram_budget_bytes for rung in rungs])
     found: list[Division] = []
     for name, rung in zip(names, rungs, strict=True):
-        fixed = fixed_bytes(model, rung, predictors, sections, device, caches_for(config.cache), len(rungs))
-        division = Division(name, model, rung, sections, fixed, device, config.collapse, pinned)
+        fixed = fixed_bytes(model, rung, predictors, sections, device, caches, len(rungs))
+        # with several plans, the largest cache of all of them counts
+        spared = {} if rungs[1:] else spared_bytes(fixed, model, rung, sections, device, caches)
+        division = Division(name, model, rung, sections, fixed, device, config.collapse, pinned, spared)
         if found:
             division = replace(division, pinned=fewer(pinned, found[0], division.room_bytes))
         division.check()

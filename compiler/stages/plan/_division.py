@@ -4,7 +4,7 @@ The arithmetic of slots is the runtime's (runtime/plan/budget.py; DIP A). `place
 smaller one pins fewer of the same rank.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -74,6 +74,22 @@ def fixed_bytes(
     )
 
 
+def spared_bytes(
+    fixed: Fixed,
+    model: Model,
+    sparsity: Sparsity,
+    sections: Sequence[Section],
+    device: DeviceProfile,
+    caches: Collection[CacheName],
+) -> dict[CacheName, int]:
+    """Returns what each cache leaves of the bookkeeping that `fixed` counts, in an artifact with one plan."""
+    page_bytes = device.flash.page_bytes.value
+    return {
+        cache: fixed.bookkeeping - bookkeeping_bytes(model.spec, sections, sparsity.method, {cache}, page_bytes)
+        for cache in caches
+    }
+
+
 @dataclass(frozen=True)
 class Division:
     """One DRAM budget of a build."""
@@ -89,6 +105,8 @@ class Division:
     collapse: Collapse
     pinned: dict[Key, int]
     """Units to pin, by layer, then family."""
+    spared_bytes: Mapping[CacheName, int] = field(default_factory=dict[CacheName, int])
+    """What a cache leaves of the bookkeeping that `fixed` counts for the largest one."""
 
     @property
     def budget_bytes(self) -> int:
@@ -97,8 +115,12 @@ class Division:
 
     @property
     def free_bytes(self) -> int:
-        """Returns the DRAM for units and buffers."""
+        """Returns the DRAM for units and buffers, whichever cache the plan gets."""
         return self.budget_bytes - sum(self.fixed)
+
+    def free_bytes_with(self, cache: CacheName) -> int:
+        """Returns the DRAM for units and buffers with a cache."""
+        return self.free_bytes + self.spared_bytes.get(cache, 0)
 
     @cached_property
     def buffer_bytes(self) -> int:
@@ -135,13 +157,13 @@ class Division:
     def unpinned_bytes(self, settings: Settings) -> int:
         """Returns the DRAM for units and for reading ahead, without pinned units and the read buffer."""
         held = sum(claim.num_pinned * claim.unit_bytes for claim in self._claims(settings))
-        return self.free_bytes - settings.read_buffer_bytes - held
+        return self.free_bytes_with(settings.cache) - settings.read_buffer_bytes - held
 
     def plan(self, settings: Settings) -> Plan:
         """Returns the plan of these decisions."""
         claims = self._claims(settings)
         reading_bytes = settings.read_buffer_bytes + settings.ahead.buffer_bytes
-        slots = cache_slots(settings.cache, claims, self.free_bytes, reading_bytes)
+        slots = cache_slots(settings.cache, claims, self.free_bytes_with(settings.cache), reading_bytes)
         sparsity = self.sparsity
         return Plan(
             name=self.name,
@@ -180,7 +202,7 @@ class Division:
             pins = [self.pinned[key] for key in self.of_part]
         else:
             reading_bytes = settings.read_buffer_bytes + settings.ahead.buffer_bytes
-            slots = cache_slots(settings.cache, claims, self.free_bytes, reading_bytes)
+            slots = cache_slots(settings.cache, claims, self.free_bytes_with(settings.cache), reading_bytes)
             pins = [int(settings.pinned_share * count) for count in slots]
         return [claim._replace(num_pinned=count) for claim, count in zip(claims, pins, strict=True)]
 
