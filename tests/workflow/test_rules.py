@@ -85,7 +85,7 @@ def expected_records(source: str, calibrated: str) -> dict[str, dict[str, tuple[
         },
         "layout": {"model": model, "sparsity": sparsity, "device": device},
         "plan": laid_out | {"layout": layout, "predictors": PREDICTORS, "activations": second},
-        "package": laid_out | packed | {"predictors": PREDICTORS},
+        "package": laid_out | packed | {"predictors": PREDICTORS, "curves": ("explore.json",)},
         "verify": {"model": model, "original": ingest, "corpus": corpus, "package": (f"{DEVICE}/package.json",)},
         "publish": {"package": (f"{DEVICE}/package.json",), "verification": verification},
         "report": laid_out
