@@ -160,10 +160,19 @@ def _found(config: AllocateConfig, inputs: Inputs) -> _Found:
     """
     found = searched(config, inputs, _floor(config, inputs))
     if found.best is None:
-        raise next(iter(found.judge.refusals.values()))  # of the dense run, which needs nothing but DRAM
+        raise _least_refusal(found)
     tried = found.tried
     LOG.info("allocate: auto takes %s: %s", found.best.candidate.method, tried[0].reason)
     return _Found(found.judge.config_of(found.best.candidate), tried, front_of(found.judged))
+
+
+def _least_refusal(found: Searched) -> ColdpressError:
+    """Returns the refusal of the candidate that needs the least DRAM; of the first one, if DRAM is not what lacks."""
+    needing = [one for one in found.judged if one.needed_bytes is not None]
+    if not needing:
+        return next(iter(found.judge.refusals.values()))
+    least = min(needing, key=lambda one: one.needed_bytes or 0)
+    return OverBudgetError(str(least.refusal), least.needed_bytes or 0)
 
 
 def _rung(chosen: AllocateConfig, largest: Sparsity, budget_bytes: int, inputs: Inputs) -> Sparsity:
