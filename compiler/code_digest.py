@@ -30,6 +30,7 @@ NATIVE_SOURCES = {
 files. Other stages at most import it."""
 COMPARED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "allocate": {"coldpress.runtime.cache": ("static",)},
+    "explore": {"coldpress.runtime.cache": ("lfu",)},
     "report": {"coldpress.runtime.quantization": ("int4_group32", "int8_group32")},
     "verify": {
         "coldpress.runtime.cache": ("linked", "lru", "static", "window"),
@@ -37,7 +38,8 @@ COMPARED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
 }
 """Stage -> package -> plug-ins of what the stage compares the build with, whatever the build uses: dense runs that pin
-units, the whole model in other formats, and the steps of runtime/cli/ladder.py."""
+units, the whole model in other formats, a cache beside selectors that see residency, and the steps of
+runtime/cli/ladder.py."""
 MEASURES_ALL: Mapping[str, tuple[str, ...]] = {"explore": ("coldpress.runtime.quantization",)}
 """Stage -> packages all of whose plug-ins it measures, whatever the build uses."""
 ASKS_EVERY_STAGE = ("preflight",)

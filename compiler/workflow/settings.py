@@ -139,6 +139,8 @@ class BuildConfig:
         found = _chosen(self.values, self.model)
         for package, option in self._named_by_options(found):
             found[package] = (*found[package], option)
+        if self["cache"] == AUTO:  # those that no run can follow are looked at, too
+            found["coldpress.runtime.cache"] = _plugins.names("coldpress.runtime.cache")
         return {
             **found,
             "coldpress.runtime.quantization": (
