@@ -59,7 +59,7 @@ class BudgetJudge:
             except ColdpressError as error:  # too large for the budget, or the selector leaves nothing out
                 needed = error.needed_bytes if isinstance(error, OverBudgetError) else None
                 self._judged[candidate] = Judged(candidate, refusal=str(error), needed_bytes=needed)
-                self.refusals.setdefault(candidate.method, error)
+                self._refuse(candidate.method, error)
         return self._judged[candidate]
 
     def config_of(self, candidate: Candidate) -> AllocateConfig:
@@ -81,8 +81,14 @@ class BudgetJudge:
         try:
             return self._kept_densities(method, format_name)
         except ColdpressError as error:
-            self.refusals.setdefault(method, error)
+            self._refuse(method, error)
             return ()
+
+    def _refuse(self, method: Method, error: ColdpressError) -> None:
+        """Keeps the reason why a selector is none; of several that lack DRAM, the one that needs the least."""
+        known = self.refusals.setdefault(method, error)
+        if isinstance(known, OverBudgetError) and isinstance(error, OverBudgetError):
+            self.refusals[method] = min(known, error, key=lambda one: one.needed_bytes)
 
     def _kept_densities(self, method: Method, format_name: FormatName) -> Sequence[float | None]:
         """Returns the densities that keep the quality.
