@@ -27,44 +27,36 @@ from coldpress.runtime.plugins import load
 from coldpress.runtime.profiles.devices import load_device
 
 REAL = ("prose7m", "prose7m-relu", "stories260k", "tinystories656k", "tinystories656k-relu", "tinystories-mixtral-8x")
+COMMON: Mapping[str, Any] = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float16",
+}
+LLAMA_7B: Mapping[str, Any] = {
+    **COMMON,
+    "model_type": "llama",
+    "intermediate_size": 11008,
+    "num_key_value_heads": 32,
+}
 SHAPES: Mapping[str, Mapping[str, Any]] = {
-    "llama-7b-shape": {
-        "model_type": "llama",
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "vocab_size": 32000,
-        "max_position_embeddings": 4096,
-        "hidden_act": "silu",
-    },
-    "relu-7b-shape": {
-        "model_type": "llama",
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "vocab_size": 32000,
-        "max_position_embeddings": 4096,
-        "hidden_act": "relu",
-    },
+    "llama-7b-shape": {**LLAMA_7B, "hidden_act": "silu"},
+    "relu-7b-shape": {**LLAMA_7B, "hidden_act": "relu"},
     "mixtral-8x7b-shape": {
+        **COMMON,
         "model_type": "mixtral",
-        "hidden_size": 4096,
         "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
         "num_key_value_heads": 8,
-        "vocab_size": 32000,
-        "max_position_embeddings": 4096,
         "hidden_act": "silu",
         "num_local_experts": 8,
         "num_experts_per_tok": 2,
     },
 }
-COMMON = {"rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": False, "torch_dtype": "float16"}
 
 
 @dataclass(frozen=True)
@@ -205,7 +197,7 @@ def source_of(model: str, folder: Path) -> Source:
     scratch.mkdir(parents=True, exist_ok=True)
     if model in SHAPES:
         (folder / model).mkdir(exist_ok=True)
-        (folder / model / "config.json").write_text(json.dumps({**SHAPES[model], **COMMON}), encoding="utf-8")
+        (folder / model / "config.json").write_text(json.dumps(SHAPES[model]), encoding="utf-8")
         return find(str(folder / model), None, scratch)
     config = settings(model) | {"method": "auto", "preflight": "off", "evaluation_tokens": SHORT["evaluation_tokens"]}
     return find(str(build(folder, "explore.json", **config).parent), None, scratch)

@@ -164,11 +164,11 @@ def unit_bytes(family: FamilyName, spec: ModelSpec, format_name: FormatName) -> 
 def read_units(flash: Flash, unit_bytes: int, layers_per_group: int) -> np.ndarray:
     """Returns the cost of reading besides units, in multiples of the time of one unit's bytes: float64 [4].
 
-    First a read's own time: the device's break-even gap (schemas/device.py). Then the
-    time of bytes outside units: for units at any offset, rounding to pages adds on average a page less the greatest
-    common divisor of page and stride. In a layer group a unit counts with the other layers' parts behind it, which a
-    read spares after its last unit. Then the time to a request's first byte, the device's latency. Last comes the law's
-    overlap, which has no unit.
+    First a read's own time, which is the device's break-even gap (schemas/device.py). Then the time of bytes outside
+    units: for units at any offset, rounding to pages adds on average a page less the greatest common divisor of page
+    and stride. In a layer group a unit counts with the other layers' parts behind it, which a read spares after its
+    last unit. Then the time to a request's first byte, the device's latency. Last comes the law's overlap, which has no
+    unit.
     """
     least_bytes = flash.latency_s.value * flash.bytes_per_s
     costs = flash.break_even_gap_bytes, flash.page_bytes.value, least_bytes
@@ -178,8 +178,8 @@ def read_units(flash: Flash, unit_bytes: int, layers_per_group: int) -> np.ndarr
 def read_units_of(
     gap_bytes: float, page_bytes: int, least_bytes: float, overlap: float, unit_bytes: int, layers_per_group: int = 1
 ) -> np.ndarray:
-    """Returns the same for a flash of which only these are known: break-even gap, page, the bytes that pass during the
-    first byte's latency, and how far reads and bytes overlap."""
+    """Returns what `read_units` returns, from a flash's break-even gap, its page, the bytes that pass during the first
+    byte's latency, and how far reads and bytes overlap."""
     stride_bytes = layers_per_group * unit_bytes
     edge_bytes = page_bytes - math.gcd(stride_bytes, page_bytes) - (stride_bytes - unit_bytes)
     return np.array([*(np.array([gap_bytes, edge_bytes, least_bytes]) / stride_bytes), overlap])
