@@ -194,9 +194,8 @@ class Replays:
     @functools.cached_property
     def _norms(self) -> dict[Key, np.ndarray]:
         """Returns the norms of the traced layers' units, so that no weight is read again."""
-        assert self._inputs.curves is not None
         found: dict[Key, np.ndarray] = {}
-        for name, array in load_arrays(self._inputs.curves.trace).items():
+        for name, array in self._trace.items():
             layer, _, family = name.partition(".")
             if family.endswith(f".{NORMS}"):
                 found[int(layer), family.removesuffix(f".{NORMS}")] = array
@@ -206,8 +205,13 @@ class Replays:
         """Returns the trace's activity of a family, float32 [num_tokens, num_units]."""
         layer, family = key
         name = f"{layer}.{activity_of(family, self._inputs.model.spec)}"
+        return self._trace[name].astype(np.float32)
+
+    @functools.cached_property
+    def _trace(self) -> dict[str, np.ndarray]:
+        """Returns the arrays of the trace, which is decompressed as a whole: once."""
         assert self._inputs.curves is not None
-        return load_arrays(self._inputs.curves.trace, name)[name].astype(np.float32)
+        return load_arrays(self._inputs.curves.trace)
 
 
 def windows_of(num_tokens: int, num_warm: int) -> tuple[list[range], int]:
