@@ -1,9 +1,10 @@
 """The gap over which reads are joined: none, the best fixed one, the device's, and the adaptive one.
 
-The units that tokens of benchmarks.caches' traces miss, with an LRU cache of three tenths of the units, become reads by
-the law of each device: with the gap of the device itself, and with those of the others, as in an artifact that was
-compiled for another device. The measured part decodes text with a 7B-shaped ReLU model (benchmarks.decode) from this
-machine's disk, from several first gaps, fixed and adaptive; its rows give the seconds that a token waits for flash.
+The units that tokens of the traces of benchmarks.cache_policies miss, with an LRU cache of three tenths of the units,
+become reads by the law of each device: with the gap of the device itself, and with those of the others, as in an
+artifact that was compiled for another device. The measured part decodes text with a 7B-shaped ReLU model
+(benchmarks.decode) from this machine's disk, from several first gaps, fixed and adaptive; its rows give the seconds
+that a token waits for flash.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""What tokens use of layers, for benchmarks.caches: of real models, and planted at a 7B's size.
+"""What tokens use of layers, for benchmarks.cache_policies: of real models, and planted at a 7B's size.
 
 A trace has a text that placement and order are made from, one that parameters are chosen on, and one that is reported.
 Units lie as Ripple's Algorithm 1 puts them.
@@ -7,17 +7,18 @@ Units lie as Ripple's Algorithm 1 puts them.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from benchmarks.evaluation.evaluate import Sparse, evaluate
 from benchmarks.shared.cases import case_of
+from coldpress.compiler.activity.choice import of_experts, used_experts
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.stages.order import ripple
 from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Selector
-from coldpress.schemas.families import num_units
+from coldpress.schemas.families import num_experts, num_units
 from tests.support.planted import TOPIC_STRENGTH, planted_frequencies, thresholds
 from tests.support.statistics import task_of
 
@@ -25,12 +26,30 @@ UNIT_BYTES = {"up_down": 2 * 4096 * 18 // 32, "mlp_in": 2 * 14336 * 18 // 32, "m
 """A 7B's in int4_group32; a model here has fewer units, of that size each."""
 NEURON_BYTES = 3 * 4096 * 18 // 32
 CONTEXT_TOKENS = 256
+HALF = 0.5
+
+
+class Real(NamedTuple):
+    """How a real model is made sparse."""
+
+    method: str
+    families: tuple[str, ...]
+    density: float
+    """Share of the units, in a mixture of those of the experts that the router picks; 1 where the signal decides."""
+
+
+TOPK = Real("topk", ("mlp_in", "mlp_mid"), HALF)
+MIXTURE = Real("topk", ("mlp_in", "mlp_mid"), 0.8)
+RELU = Real("relu", ("up_down",), 1.0)
 REAL = {
-    "prose7m-relu": ("relu", ("up_down",), {}),
-    "prose7m": ("topk", ("mlp_in", "mlp_mid"), {"mlp_in": 0.5, "mlp_mid": 0.5}),
-    "tinystories656k": ("topk", ("mlp_in", "mlp_mid"), {"mlp_in": 0.5, "mlp_mid": 0.5}),
+    "prose7m-relu": RELU,
+    "prose7m": TOPK,
+    "stories260k": TOPK,
+    "tinystories656k": TOPK,
+    "tinystories656k-relu": RELU,
+    "tinystories-opt-0.9m": RELU,
+    "tinystories-mixtral-8x": MIXTURE,
 }
-"""Model -> its selector, families on flash, and their densities where those are a choice."""
 PLANTED = {"planted-3%": 0.03, "planted-10%": 0.1, "planted-50%": 0.5}
 PLANTED_UNITS, NUM_TOPICS, DOCUMENT_TOKENS, STRAY_SHARE = 14336, 64, 128, 0.2
 SPLITS = {"calibration": ("fit", slice(0, 8)), "validation": ("fit", slice(8, 12)), "test": ("test", slice(0, 4))}
@@ -70,14 +89,15 @@ def _trace(case: str, unit_bytes: int, masks: dict[str, np.ndarray]) -> Trace:
 
 def _real(case: str, folder: Path, num_layers: int) -> dict[tuple[int, str], dict[str, np.ndarray]]:
     """What the selector picks on each split, of some layers."""
-    name, families, densities = REAL[case]
-    selector = load("coldpress.runtime.sparsity", Selector, name)
+    method, families, density = REAL[case]
+    selector = load("coldpress.runtime.sparsity", Selector, method)
     known = case_of(case, folder, SPLITS)
     stream, spec = LayerStream(known.model, 1), known.model.spec
+    density *= spec.num_experts_per_tok / spec.num_experts
     layers = np.unique(np.linspace(0, spec.num_hidden_layers - 1, num_layers).round().astype(int)).tolist()
     arrays = {
         (layer, family): {
-            **selector.fit(num_units(family, spec), densities.get(family, 1.0), {}, selector.OPTIONS()),
+            **selector.fit(num_units(family, spec), density, {}, selector.OPTIONS()),
             "key": (layer, family),
         }
         for family in families
@@ -94,6 +114,9 @@ def _real(case: str, folder: Path, num_layers: int) -> dict[tuple[int, str], dic
                 self, activity: np.ndarray, arrays: Any, masks: dict[Any, list[np.ndarray]] = masks
             ) -> np.ndarray:
                 mask = super().select_many(activity, arrays)
+                experts = num_experts(arrays["key"][1], spec)
+                if experts > 1:
+                    mask &= of_experts(used_experts(activity, experts), mask.shape[1])
                 masks.setdefault(arrays["key"], []).append(mask)
                 return mask
 

@@ -26,6 +26,8 @@ MODELS = {
 """Model -> the corpus that it is calibrated and scored on."""
 WITH_MIXTURES = MODELS | {"tinystories-mixtral-8x": "tinystories"}
 """The same and mixtures of experts, for benchmarks whose densities are shares of what a router picks."""
+CORPORA = WITH_MIXTURES | {"tinystories656k-relu": "tinystories", "tinystories-opt-0.9m": "tinystories"}
+"""Every real model."""
 Parts = Mapping[str, tuple[str, slice]]
 """Split -> the text that it is of, `fit` or `test`, and which of its blocks."""
 
@@ -79,7 +81,7 @@ def case_of(name: str, folder: Path, parts: Parts) -> Case:
     """The model, and its text in blocks."""
     source = _data() / "models" / name
     model = ingest.run(IngestConfig(model=str(source)), Workspace(folder / "ingest", "benchmark"))
-    blocks = blocks_of(source, _data() / "corpora" / WITH_MIXTURES[name])
+    blocks = blocks_of(source, _data() / "corpora" / CORPORA[name])
     splits = {split: blocks[text][part] for split, (text, part) in parts.items()}
     return Case(name, model, LayerStream(model, len(os.sched_getaffinity(0))), splits, folder)
 

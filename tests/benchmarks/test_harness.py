@@ -358,7 +358,7 @@ def test_an_entry_names_its_command_and_its_commit() -> None:
     """The newest entries may wait for their commit; a benchmark's flag must be one that it has."""
     text = """## 2026-11-24 · new
 
-`python -m benchmarks.caches --slots 0.3 --full`
+`python -m benchmarks.cache_policies --slots 0.3 --full`
 
 ## 2026-11-23 · old · 0123abc
 
@@ -370,7 +370,7 @@ No command gives it again.
         + "\n## 2026-11-22 · older\n\n`python -m benchmarks.x`\n"
     )
     assert list(journal.complaints(bad)) == [
-        "2026-11-24 · new: benchmarks.caches has no option gone",
+        "2026-11-24 · new: benchmarks.cache_policies has no option gone",
         "2026-11-23 · old: no command; name it, or say `No command` and why",
         "2026-11-22 · older: no commit; --fix adds it",
         "2026-11-22 · older: there is no benchmarks.x",

@@ -1,0 +1,255 @@
+"""What each cache policy gives with equal slots: hits, reads, bytes, modelled seconds, and the cost of deciding.
+
+The units that tokens of real models, and of planted ones at a 7B's size, use in a layer are replayed through each
+policy; its misses become reads by the runtime's planner. A request takes the device's seconds for these reads, or those
+for computing with all used units and copying what the cache keeps, whichever is more (runtime/store/computing.py).
+Slots are a share of the layer's units; some are pinned, the most frequent units of calibration text; `static` pins all,
+`none` has no slots. The text before the measured one fills the caches. `--split validation` serves to choose
+parameters; the default is the test text.
+
+Four figures stand beside the papers': policies over no cache and over each other (DIP, Fig. 11; benchmarks.dip_ca has
+its cache-aware masks), DRAM that an order by co-activation saves (Ripple, Fig. 14: up to 1.50 and 1.36 times), hits of
+a cache that follows the context over those of one that is fixed for the task (ActiveFlow, Fig. 18: 0.12 more), and the
+share of weights that is loaded (Fig. 19: 18 % at density 0.5 with half of the units in DRAM).
+"""
+
+import statistics
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks.evaluation.reads import Placed, Reading, Reads, reads_of, requests_seconds
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
+from benchmarks.harness.command import main
+from benchmarks.shared.cache_figures import (
+    CONTEXT,
+    TASK,
+    above_belady,
+    context_over_task,
+    dram_saved,
+    gains,
+    loaded_at_half,
+)
+from benchmarks.shared.cache_traces import CONTEXT_TOKENS, PLANTED, REAL, Trace, traces_of
+from coldpress.runtime.cache import read_choice
+from coldpress.runtime.profiles.devices import load_device
+from coldpress.runtime.store.planner import Strided
+from coldpress.runtime.store.reads import MAX_READ_BYTES
+from coldpress.schemas.device import DeviceProfile
+from tests.support.caches import empty
+
+POLICIES = ("none", "lru", "lfu", "s3fifo", "linked", "static", "belady")
+ALL_POLICIES = (
+    "none",
+    "lru",
+    "lfu",
+    "s3fifo",
+    "window",
+    "linked",
+    "linked:linked_over=lfu",
+    "linked:linked_over=s3fifo",
+    "static",
+    "belady",
+)
+BEFORE = {"test": "validation", "validation": "calibration"}
+"""The text that fills the caches."""
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A trace of one layer behind a cache."""
+
+    missed: np.ndarray
+    """bool [T, num_units], what each token of the split misses."""
+    kept: np.ndarray
+    """int64 [T], how many of these units the cache keeps."""
+    decide_s: float
+    """Seconds that a request took to decide."""
+    num_misses: int
+    """Those of the text that fills the cache included: Belady's theorem is about all requests."""
+
+
+def replayed(text: str, trace: Trace, slots: float, pinned: float, split: str) -> Replayed:
+    """Replays the split, and the text before it, through a policy."""
+    name, options = ("static", {}) if text == "none" else read_choice(text)
+    num_units = trace.order.size
+    count = 0 if text == "none" else round(slots * num_units)
+    position = np.empty_like(trace.order)
+    position[trace.order] = np.arange(num_units, dtype=position.dtype)
+    used = np.concatenate([trace.used[BEFORE[split]][-4 * CONTEXT_TOKENS :], trace.used[split]])
+    requests = [np.flatnonzero(row).astype(np.int32) for row in used]
+    pins = trace.rank[: count if name == "static" else round(pinned * count)].tolist()
+    cache = empty(name, num_units, count - len(pins), pins, position=position, requests=requests, **options)
+    missed, kept, seconds = used.copy(), np.zeros(len(used), np.int64), 0.0
+    for token, ids in enumerate(requests):
+        if token % CONTEXT_TOKENS == 0:
+            cache.reset()
+        start = time.perf_counter()
+        present = cache.touch(ids)
+        kept[token] = 0 if present.all() else cache.admit(ids[~present])[0].size
+        cache.end_tokens()
+        seconds += time.perf_counter() - start
+        missed[token, ids[present]] = False
+    num_tokens = len(trace.used[split])
+    return Replayed(missed[-num_tokens:], kept[-num_tokens:], seconds / len(requests), int(np.count_nonzero(missed)))
+
+
+def row_of(trace: Trace, used: np.ndarray, found: Replayed, device: DeviceProfile) -> Row:
+    """Returns the figures of a token, of one layer."""
+    size, num_tokens = trace.unit_bytes, len(used)
+    active_bytes, kept_bytes = size * np.count_nonzero(used, axis=1), size * found.kept
+
+    def read(order: np.ndarray) -> tuple[Reads, float]:
+        reading = Reading(device.flash, device.flash.break_even_gap_bytes, MAX_READ_BYTES, False, {})
+        reads = reads_of(found.missed, Placed(Strided(0, size, size), order), reading)
+        seconds = requests_seconds(device, size * order.size, reads.seconds, active_bytes, kept_bytes)
+        return reads, seconds / num_tokens
+
+    reads, token_s = read(trace.order)
+    num_used, num_missed = np.count_nonzero(used), np.count_nonzero(found.missed)
+    return {
+        "hit_rate": 1 - num_missed / num_used,
+        "loaded_share": num_missed / used.size,
+        "misses": found.num_misses,
+        "reads": float(reads.num_reads.sum()) / num_tokens,
+        "read_bytes": float(reads.num_bytes.sum()) / num_tokens,
+        "flash_s": float(reads.seconds.sum()) / num_tokens,
+        "token_s": token_s,
+        "unordered_s": read(np.arange(trace.order.size, dtype=trace.order.dtype))[1],
+    }
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is replayed."""
+
+    cases: tuple[str, ...] = option(
+        (*REAL, "planted-10%"),
+        smoke=("tinystories656k",),
+        full=(*REAL, *PLANTED),
+        choices=(*REAL, *PLANTED),
+        help="models",
+    )
+    policies: tuple[str, ...] = option(
+        POLICIES,
+        smoke=("none", "lru", "lfu", "s3fifo", "static", "belady"),
+        full=ALL_POLICIES,
+        help="cache policies, with options as coldpress-run takes them, or none",
+    )
+    slots: tuple[float, ...] = option((0.1, 0.3, 0.5), smoke=(0.3,), help="shares of a layer's units")
+    pinned: tuple[float, ...] = option((0.0,), full=(0.0, 0.5), help="shares of the slots that are pinned")
+    devices: tuple[str, ...] = option(("pixel6", "iphone-a18"), smoke=("pixel6",), help="device profiles")
+    split: str = option("test", choices=BEFORE, help="the text that counts")
+    layers: int = option(2, smoke=1, help="layers of each model")
+
+
+class Plugin(Benchmark[Options]):
+    """Replays a trace of each case through each policy."""
+
+    keys = {
+        "rows[].case": "model",
+        "rows[].device": "device profile",
+        "rows[].slots": "share of the layer's units that have slots",
+        "rows[].pinned": "share of the slots that are pinned",
+        "rows[].policy": "cache policy",
+        "rows[].hit_rate": "share of the used units that were in DRAM",
+        "rows[].loaded_share": "share of all units that a token loads",
+        "rows[].misses": "misses of a layer, those of the text that fills the cache included",
+        "rows[].reads": "reads of a token in a layer",
+        "rows[].read_bytes": "bytes read for a token in a layer",
+        "rows[].flash_s": "the device's seconds for these reads",
+        "rows[].token_s": "modelled seconds of a token's layer",
+        "rows[].unordered_s": "the same with units in the model's order on flash",
+        "rows[].us_per_request": "microseconds that deciding takes on this machine",
+        **{
+            f"{table}[].{name}?": f"{meaning}, {title}"
+            for table, title in (
+                ("over_none", "over no cache, without pins"),
+                ("over_lru", "over lru without pins"),
+                ("over_lru_with_pins", "over lru, each with its best share of pins"),
+                ("linked_over_base", "of linked policies over their base without pins"),
+            )
+            for name, meaning in (
+                ("policy", "policy"),
+                ("over", "base"),
+                ("median", "gain in modelled seconds, median of cases, devices, slots"),
+                ("worst", "worst gain"),
+                ("best", "best gain"),
+            )
+        },
+        "dram_saved[].case?": "model",
+        "dram_saved[].device?": "device profile",
+        "dram_saved[].slots?": "share of the units with slots",
+        "dram_saved[].saved?": "slots that the model's order needs for equal seconds, over these (Ripple, Fig. 14)",
+        "context_over_task[].case?": "model",
+        "context_over_task[].slots?": "share of the units with slots",
+        "context_over_task[].context?": f"hit rate of {CONTEXT}",
+        "context_over_task[].task?": f"hit rate of {TASK}",
+        "median_dram_saved?": "median of dram_saved; null where nothing is comparable",
+        "median_context_over_task?": "median difference of the hit rates (ActiveFlow, Fig. 18: 0.12)",
+        "median_loaded_share?": f"median loaded_share of {CONTEXT} with the most slots, of models that use half of "
+        "their units (ActiveFlow, Fig. 19: 0.18); null without such a model",
+        "above_belady": "replays with fewer misses than Belady's, of which there may be none",
+    }
+    needs_data = True
+    over = {"case": "cases", "slots": "slots", "pinned": "pinned", "policy": "policies"}
+    full_minutes = 30
+
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """A row per device: means over the layers of a case."""
+        case, split = cell["case"], self.options.split
+        traces = self.once(case, lambda: list(traces_of(case, self.folder / case, self.options.layers)))
+        found = [replayed(cell["policy"], one, cell["slots"], cell["pinned"], split) for one in traces]
+        for name in self.options.devices:
+            device = load_device(name)
+            parts = [
+                row_of(trace, trace.used[split], one, device) | {"us_per_request": 1e6 * one.decide_s}
+                for trace, one in zip(traces, found, strict=True)
+            ]
+            yield {"device": name} | {key: statistics.fmean(part[key] for part in parts) for key in parts[0]}
+
+    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
+        """Gains over no cache, over `lru`, of `linked` over its base, and the papers' figures."""
+        policies = self.options.policies
+        cached = [policy for policy in policies if policy != "none"]
+        linked = [(policy, _base_of(policy)) for policy in policies if policy.startswith("linked")]
+        bare = [row for row in rows if row["pinned"] == 0]
+        saved, context = dram_saved(bare), context_over_task(bare)
+        tables = {
+            "over_none": [gains(bare, policy, "none") for policy in cached if "none" in policies],
+            "over_lru": [gains(bare, policy, "lru") for policy in cached if policy != "lru"],
+            "over_lru_with_pins": [gains(rows, policy, "lru") for policy in cached if policy != "lru"],
+            "linked_over_base": [gains(bare, policy, base) for policy, base in linked if base in policies],
+            "dram_saved": saved,
+            "context_over_task": context,
+        }
+        return {
+            **{name: table for name, table in tables.items() if table},
+            "median_dram_saved": _median(one["saved"] for one in saved),
+            "median_context_over_task": _median(one["context"] - one["task"] for one in context),
+            "median_loaded_share": _median(loaded_at_half(bare)),
+            "above_belady": above_belady(bare),
+        }
+
+    def tables(self, rows: Sequence[Row], figures: Mapping[str, Any]) -> Iterator[Table]:
+        """All rows, and the gains."""
+        yield from super().tables(rows, figures)
+        for name, table in figures.items():
+            if name != "rows" and isinstance(table, list) and table:
+                yield Table(name, list(table[0]), [list(row.values()) for row in table])
+
+
+def _base_of(policy: str) -> str:
+    return str(read_choice(policy)[1].get("linked_over", "lru"))
+
+
+def _median(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return statistics.median(found) if found else None
+
+
+if __name__ == "__main__":
+    main("cache_policies")

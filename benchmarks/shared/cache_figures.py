@@ -1,0 +1,66 @@
+"""What the rows of benchmarks.cache_policies say beside the figures of the papers."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness.benchmark import Row
+from benchmarks.shared.cache_traces import HALF, REAL
+
+CONTEXT, TASK = "lfu", "static"
+"""A cache that follows the context, and one that is fixed for the task (ActiveFlow, Fig. 18)."""
+ORDERED_BY = "s3fifo"
+"""The policy that Ripple has with and without its order (Fig. 14)."""
+
+
+def gains(rows: Sequence[Row], policy: str, base: str) -> Row:
+    """Modelled seconds of `base` over those of `policy`, each with the pinned share that is best for it."""
+    best: dict[tuple[Any, ...], float] = {}
+    for row in rows:
+        key = (row["case"], row["device"], row["slots"], row["policy"])
+        best[key] = min(row["token_s"], best.get(key, math.inf))
+    found = [seconds / best[*key, policy] for (*key, name), seconds in best.items() if name == base]
+    return {"policy": policy, "over": base, "median": statistics.median(found), "worst": min(found), "best": max(found)}
+
+
+def dram_saved(rows: Sequence[Row]) -> list[Row]:
+    """Returns, for each row of ORDERED_BY, the slots with which units in the model's order would be as fast, over its
+    slots; none where that is more or less than any slots that were replayed."""
+    found: list[Row] = []
+    mine = [row for row in rows if row["policy"] == ORDERED_BY]
+    for row in mine:
+        like = [one for one in mine if all(one[name] == row[name] for name in ("case", "device", "pinned"))]
+        like.sort(key=lambda one: -one["unordered_s"])
+        seconds = [one["unordered_s"] for one in like]
+        if seconds[-1] <= row["token_s"] <= seconds[0]:
+            slots = np.interp(-row["token_s"], [-one for one in seconds], [one["slots"] for one in like])
+            found.append({name: row[name] for name in ("case", "device", "slots")} | {"saved": slots / row["slots"]})
+    return found
+
+
+def context_over_task(rows: Sequence[Row]) -> list[Row]:
+    """Returns the hit rate of a cache that follows the text, and of one that calibration fills once and for all."""
+    rates = {(row["case"], row["slots"], row["policy"]): row["hit_rate"] for row in rows}
+    return [
+        {"case": case, "slots": slots, "context": rate, "task": rates[case, slots, TASK]}
+        for (case, slots, policy), rate in rates.items()
+        if policy == CONTEXT and (case, slots, TASK) in rates
+    ]
+
+
+def loaded_at_half(rows: Sequence[Row]) -> list[float]:
+    """Returns loaded_share of the cache that follows the text, with the most slots, of models that use half."""
+    most = max(row["slots"] for row in rows)
+    half = [case for case, real in REAL.items() if real.density == HALF]
+    return [
+        row["loaded_share"] for row in rows if row["policy"] == CONTEXT and row["slots"] == most and row["case"] in half
+    ]
+
+
+def above_belady(rows: Sequence[Row]) -> int:
+    """Returns how many replays without pins have fewer misses than Belady's with the same slots: none may."""
+    misses = {(row["case"], row["slots"], row["policy"]): row["misses"] for row in rows}
+    return sum(count < misses.get((case, slots, "belady"), 0) for (case, slots, policy), count in misses.items())
