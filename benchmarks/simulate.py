@@ -23,12 +23,13 @@ import numpy as np
 from benchmarks.decode import Noted, read_buffers, reads_alone
 from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
 from benchmarks.harness.command import main
-from benchmarks.shared.emulated import OTHER_BYTES, apart_under_caps, sample_of
+from benchmarks.shared.emulated import OTHER_BYTES, apart_under_caps, capped, sample_of
 from benchmarks.shared.planted import CASES, ORDERED, WIDTH_7B, artifact_of, plan_of, topic_tokens, write_artifacts
 from coldpress.compiler.device.measure import computing
 from coldpress.runtime import _native
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.cli.emulation import emulated
+from coldpress.runtime.cli.emulation.caps import Caps
 from coldpress.runtime.cli.emulation.disk import disk_of
 from coldpress.runtime.extents import Extents
 from coldpress.runtime.flash import direct
@@ -43,7 +44,7 @@ from coldpress.runtime.store.resident import seconds_before, token_seconds
 from coldpress.runtime.store.store import Store
 from coldpress.runtime.trace import Event, Recorder
 from coldpress.schemas.compute import Compute
-from coldpress.schemas.device import DeviceProfile, Flash, ReadPoint
+from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.layout import Plan
 from coldpress.schemas.metrics import RunMetrics
@@ -85,29 +86,17 @@ def put_cap(store: Store, artifact: Artifact, plan: Plan, least_share: float) ->
     clock._seconds_before = {**before, min(before): before[min(before)] + rest}  # the head of the token before
 
 
-def capped(device: DeviceProfile, compute: Compute, latency_s: float) -> DeviceProfile:
-    """The device as the caps that this process runs under leave it, computing as this machine does."""
+def own_caps() -> Caps:
+    """The caps that this process runs under."""
     caps = emulated()
     if caps is None:
         raise ColdpressError("this process runs under no caps, expected those of a device")
-    flash, page = device.flash, device.flash.page_bytes.value
-    curve = (
-        ReadPoint(read_bytes=page, bytes_per_s=min(caps.bytes_per_s, caps.reads_per_s * page)),
-        ReadPoint(read_bytes=1 << 20, bytes_per_s=caps.bytes_per_s),
-    )
-    changed = Flash(
-        page_bytes=flash.page_bytes,
-        queue_depth=flash.queue_depth,
-        latency_s=flash.latency_s.model_copy(update={"value": latency_s}),
-        read_curve=flash.read_curve.model_copy(update={"value": curve}),
-    )
-    return device.model_copy(update={"flash": changed, "compute": compute})
+    return caps
 
 
 def least_share(rates: Mapping[str, Any]) -> float:
     """What the disk takes by itself of a request's seconds under the caps of this process."""
-    caps = emulated()
-    assert caps is not None
+    caps = own_caps()
     return max(caps.reads_per_s / rates["reads_per_s"], caps.bytes_per_s / rates["bytes_per_s"])
 
 
@@ -201,7 +190,7 @@ class Plugin(Benchmark[Options]):
             first, recorder.events = recorder.events, []
             real: RunMetrics = session.perplexity(tokens[1:], sparse=True).metrics
             compute = Compute.model_validate_json(rates["compute"])
-            profile = capped(load_device(cell["device"]), compute, lone_read_s(session.artifact))
+            profile = capped(load_device(cell["device"]), own_caps(), compute, lone_read_s(session.artifact))
             store, calls = replayed(session, profile, first, recorder.events)
             told: RunMetrics = store.metrics(real.num_tokens, 0.0, 0.0, 0.0)
             under_cap, _ = replayed(session, profile, first, recorder.events, least_share(rates))

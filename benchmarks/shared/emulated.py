@@ -10,6 +10,8 @@ from benchmarks.harness.benchmark import Benchmark
 from coldpress.runtime.cli.emulation import emulate
 from coldpress.runtime.cli.emulation.caps import Caps
 from coldpress.runtime.profiles.devices import load_device
+from coldpress.schemas.compute import Compute
+from coldpress.schemas.device import DeviceProfile, Flash, ReadPoint
 
 SAMPLE, SAMPLE_BYTES = "disk.sample", 64 << 20
 OTHER_BYTES = 768 << 20
@@ -26,6 +28,27 @@ def sample_of(folder: Path) -> Path:
             file.flush()
             os.fsync(file.fileno())  # a file that is still being written is no sample of reads
     return path.parent
+
+
+def caps_of(benchmark: Benchmark[Any], device: str, scale: float) -> Caps:
+    """The caps of a device on this disk; memory is that of its profile."""
+    return emulate(load_device(device), sample_of(benchmark.folder), scale or None).caps
+
+
+def capped(device: DeviceProfile, caps: Caps, compute: Compute, latency_s: float) -> DeviceProfile:
+    """The device as these caps leave it, computing as this machine does."""
+    flash, page = device.flash, device.flash.page_bytes.value
+    curve = (
+        ReadPoint(read_bytes=page, bytes_per_s=min(caps.bytes_per_s, caps.reads_per_s * page)),
+        ReadPoint(read_bytes=1 << 20, bytes_per_s=caps.bytes_per_s),
+    )
+    changed = Flash(
+        page_bytes=flash.page_bytes,
+        queue_depth=flash.queue_depth,
+        latency_s=flash.latency_s.model_copy(update={"value": latency_s}),
+        read_curve=flash.read_curve.model_copy(update={"value": curve}),
+    )
+    return device.model_copy(update={"flash": changed, "compute": compute})
 
 
 def apart_under_caps(

@@ -90,6 +90,6 @@ def test_the_inputs_of_a_build_are_what_it_uses(tmp_path: Path) -> None:
     assert {"benchmarks/gates.py", "rules/quantize.smk", "data:models/stories260k"} <= found
     assert {"compiler/stages/quantize/rtn.py", "runtime/sparsity/dense.py", "runtime/cache/lfu.py"} <= found
     assert any(path.startswith("runtime/native") for path in found)
-    others = {"compiler/stages/quantize/gptq.py", "runtime/sparsity/wina.py", "runtime/cache/s3fifo.py"}
+    others = {"compiler/stages/quantize/gptq.py", "runtime/sparsity/wina.py", "compiler/stages/order/lift.py"}
     assert not others & found
     assert not {path for path in found if path.startswith("tests/support/warm")}

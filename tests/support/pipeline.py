@@ -44,5 +44,6 @@ def build(folder: Path, *arguments: str, cores: int = 2, **config: object) -> Pa
 def target(folder: Path, **config: object) -> Path:
     """The device's build folder of a build that was made in `folder`."""
     label = f"+{config['label']}" if "label" in config else ""
-    (device,) = folder.glob(f"build/*/{config.get('device', 'pixel6')}{label}/device.json")
+    name = Path(str(config.get("device", "pixel6"))).stem  # of a profile's file, or of one that is shipped
+    (device,) = folder.glob(f"build/*/{name}{label}/device.json")
     return device.parent

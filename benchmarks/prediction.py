@@ -1,0 +1,231 @@
+"""How well a build and a quote predict the speed of this machine, on its disk and under the caps of other devices.
+
+This machine is measured first, as `python -m coldpress.compiler.device measure` does; a device's profile here has the
+kernel's caps for its flash, and this machine's computing (benchmarks/shared/emulated.py). Each model is built for each
+disk with one plan per DRAM budget, by its validation text. Then it continues prompts of test text, in a process under
+the caps; seconds of single tokens count, behind the first ones, which fill the caches.
+
+Three predictions are held to their median: of the build's folder, of the artifact with the curves and signals that it
+carries, and of config.json alone. A band is the quote's interval. `simulated_error` is of the simulator, under the very
+plan, on test text: it has the law's part of the error, and not that of the choice and of the text.
+"""
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import spearmanr
+
+from benchmarks.harness.apart import apart
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
+from benchmarks.harness.command import main
+from benchmarks.shared.builds import MODELS, SHORT, artifact_in, build, settings
+from benchmarks.shared.emulated import OTHER_BYTES, SAMPLE_BYTES, apart_under_caps, capped, caps_of
+from benchmarks.speculative import texts
+from coldpress.compiler.device.measure import measure
+from coldpress.compiler.io import load_record, save_record
+from coldpress.compiler.quote.decide import Asked, device_quote
+from coldpress.compiler.quote.sources import find
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.generate.sampling import Sampling
+from coldpress.runtime.generate.session import Session
+from coldpress.runtime.plan.budget import used_bytes
+from coldpress.runtime.profiles.devices import load_device, read_device
+from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.layout import Plan
+from coldpress.schemas.plans import Plans
+
+HOST = "host"
+SCALE = 0.0
+"""Of the rates of emulated devices: as much as the disk gives."""
+PROMPT_TOKENS, WARM_TOKENS = 16, 16
+MAX_PPL_RATIO = 1.05
+CONTEXT_LENGTH = 128
+PREDICTIONS = {"build": "its build's folder", "artifact": "the artifact", "config": "config.json alone"}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is built, for which disks."""
+
+    models: tuple[str, ...] = option(
+        ("prose7m", "prose7m-relu"),
+        smoke=("tinystories656k",),
+        full=("tinystories656k", "tinystories656k-relu", "prose7m", "prose7m-relu"),
+        choices=[name for name in MODELS if name != "demo"],
+        help="models",
+    )
+    disks: tuple[str, ...] = option(
+        (HOST, "pixel6", "oneplus12"), smoke=(HOST,), help="host for this disk, or devices that are emulated"
+    )
+    budgets: tuple[str, ...] = option(("60%", "80%"), smoke=("100%",), help="DRAM budgets, shares of the weights")
+    text: int = option(1024, smoke=256, full=4096, help="tokens of calibration text, a quarter for the rest")
+    tokens: int = option(64, smoke=16, help="tokens that each prompt is continued by")
+    prompts: int = option(4, smoke=1, help="prompts")
+
+
+class Plugin(Benchmark[Options]):
+    """Builds, predicts and decodes each combination."""
+
+    keys = {
+        "rows[].model": "model",
+        "rows[].disk": "host, or the device that is emulated",
+        "rows[].budget": "DRAM budget, a share of the weights",
+        "rows[].method": "selector of the build",
+        "rows[].measured_tokens_per_s": "tokens per second by the median of single tokens",
+        "rows[].simulated_error?": "the simulator's tokens per second on test text over the measured ones, less 1",
+        **{
+            f"rows[].{name}_{key}": f"{meaning} of {source}"
+            for name, source in PREDICTIONS.items()
+            for key, meaning in (
+                ("error", "predicted over measured tokens per second, less 1"),
+                ("in_band", "whether the measured speed is inside the interval"),
+            )
+        },
+        "median_error": "median size of the errors of the build's prediction",
+        "worst_error": "the largest",
+        "coverage": "share of the cells inside their band",
+        "rank_correlation?": "Spearman's, of predicted and measured speeds; null where there are fewer than three",
+        "quote_median_error": "median size of the artifact's errors",
+        "config_median_error": "median size of the errors of config.json alone",
+        "num_cells": "models, disks and budgets",
+    }
+    is_timing = True
+    needs_data = True
+    needs_root = True
+    full_minutes = 40
+
+    def cells(self) -> Iterator[Cell]:
+        """A cell per model and disk; all budgets are plans of one artifact."""
+        for model in self.options.models:
+            for disk in self.options.disks:
+                yield {"model": model, "disk": disk}
+
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """A row per budget."""
+        model, disk = cell["model"], cell["disk"]
+        profile = self._profile(disk)
+        built = build(self.folder / model, **self._settings(model, profile))
+        path = artifact_in(built)
+        plans = load_record(built / "plan.json", Plans).plans
+        device = read_device(profile)
+        for budget, plan in zip(self.options.budgets, reversed(plans), strict=True):
+            told = self._decoded(disk, model, path, plan)
+            measured = 1 / statistics.median(told["token_s"])
+            simulated = decoded(path, plan.name, self._prompts(model), self.options.tokens, device)
+            row: Row = {
+                "budget": budget,
+                "method": plan.method,
+                "measured_tokens_per_s": measured,
+                "simulated_error": told["decode_s"] / simulated["modelled_s"] - 1,
+            }
+            for name, source in self._sources(model, built, path).items():
+                row |= self._predicted(name, source, device, plan.dram_budget_bytes, measured)
+            yield row
+
+    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
+        """The sizes of the errors over all rows."""
+        errors = {name: [abs(row[f"{name}_error"]) for row in rows] for name in PREDICTIONS}
+        measured = [row["measured_tokens_per_s"] for row in rows]
+        predicted = [(1 + row["build_error"]) * speed for row, speed in zip(rows, measured, strict=True)]
+        rank = float(spearmanr(measured, predicted)[0]) if len(rows) > 2 else None  # type: ignore[arg-type]
+        return {
+            "median_error": statistics.median(errors["build"]),
+            "worst_error": max(errors["build"]),
+            "coverage": statistics.fmean(row["build_in_band"] for row in rows),
+            "rank_correlation": rank,
+            "quote_median_error": statistics.median(errors["artifact"]),
+            "config_median_error": statistics.median(errors["config"]),
+            "num_cells": len(rows),
+        }
+
+    # Building
+
+    def _profile(self, disk: str) -> Path:
+        """The profile of this machine, or of a device under the kernel's caps, as a file."""
+        path = self.folder / f"{disk}-here.json"
+        if path.exists():
+            return path
+        if disk == HOST:
+            found = measure(f"{disk}-here", self.folder, SAMPLE_BYTES, lambda _: None)
+        else:
+            host = read_device(self._profile(HOST))
+            assert host.compute is not None
+            caps = caps_of(self, disk, SCALE)
+            found = capped(load_device(disk), caps, host.compute, host.flash.latency_s.value)
+            found = found.model_copy(update={"name": f"{disk}-here", "dram_bytes_per_s": host.dram_bytes_per_s})
+        save_record(found, path)
+        return path
+
+    def _settings(self, model: str, profile: Path) -> dict[str, Any]:
+        return settings(model, str(profile)) | {
+            "dram_budget": ",".join(self.options.budgets),
+            "method": "auto",
+            "context_length": CONTEXT_LENGTH,
+            "max_ppl_ratio": MAX_PPL_RATIO,
+            "calibration_tokens": self.options.text,
+            "evaluation_tokens": self.options.text // 4,
+            "search_tokens": SHORT["search_tokens"],
+            "preflight": "off",
+        }
+
+    # Measuring
+
+    def _prompts(self, model: str) -> list[list[int]]:
+        return texts(model, PROMPT_TOKENS)[: self.options.prompts]
+
+    def _decoded(self, disk: str, model: str, path: Path, plan: Plan) -> dict[str, Any]:
+        """Measures in a process of its own, under the caps of the disk."""
+        asked = str(path), plan.name, model
+        if disk == HOST:
+            return apart(self, "in_process", *asked)
+        memory_bytes = used_bytes(open_artifact(path).manifest, plan) + OTHER_BYTES
+        return apart_under_caps(self, "in_process", disk, SCALE, memory_bytes, *asked)[0]
+
+    def in_process(self, path: str, plan_name: str, model: str) -> dict[str, Any]:
+        """Returns what `decoded` does, on real flash."""
+        return decoded(Path(path), plan_name, self._prompts(model), self.options.tokens)
+
+    # Predicting
+
+    def _sources(self, model: str, built: Path, path: Path) -> dict[str, str]:
+        found = {"build": str(built.parent), "artifact": str(path), "config": str(settings(model)["model"])}
+        assert found.keys() == PREDICTIONS.keys()
+        return found
+
+    def _predicted(self, name: str, source: str, device: DeviceProfile, budget_bytes: int, measured: float) -> Row:
+        known = self.folder / f"{name}-{Path(source).name}"
+        known.mkdir(exist_ok=True)
+        found = find(source, None, known)
+        asked = Asked(budget_bytes, MAX_PPL_RATIO, CONTEXT_LENGTH, quick=found.basis != "measured", with_steps=False)
+        speed = device_quote(found, device, asked).figures["tokens_per_s"]
+        assert speed.value is not None
+        assert speed.low is not None
+        assert speed.high is not None
+        return {f"{name}_error": speed.value / measured - 1, f"{name}_in_band": speed.low <= measured <= speed.high}
+
+
+def decoded(
+    path: Path, plan_name: str, prompts: Sequence[Sequence[int]], num_tokens: int, device: DeviceProfile | None = None
+) -> dict[str, Any]:
+    """Continues prompts under one of an artifact's plans; with a device, its modelled seconds are counted.
+
+    Returns:
+        `token_s`: seconds of each token behind WARM_TOKENS; `decode_s` and `modelled_s`: of all new tokens.
+    """
+    plan = next(one for one in open_artifact(path).manifest.plans if one.name == plan_name)
+    token_s, decode_s, modelled_s = list[float](), 0.0, 0.0
+    with Session(path, plan=plan, device=device, modelled=device is not None) as session:
+        for number, prompt in enumerate(prompts):
+            sampling = Sampling(temperature=1.0, seed=number)
+            found = session.generate(prompt, WARM_TOKENS + num_tokens, sampling=sampling, ignore_eos=True)
+            token_s += [token.seconds for token in found.tokens[WARM_TOKENS:]]
+            decode_s += found.metrics.decode_s
+            modelled_s += found.metrics.modelled_s
+    return {"token_s": token_s, "decode_s": decode_s, "modelled_s": modelled_s}
+
+
+if __name__ == "__main__":
+    main("prediction")
