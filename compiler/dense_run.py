@@ -10,17 +10,19 @@ reads and seconds.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from coldpress.compiler.cost_model import PEAK_READ_BYTES, kv_cache_bytes, read_buffer_bytes, resident_bytes, unit_bytes
-from coldpress.compiler.seconds import Reading, Setting
+from coldpress.compiler.seconds import Reading, Reads, Setting
 from coldpress.compiler.sections import dense_bookkeeping_bytes, make_sections
 from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.store import resident as besides
 from coldpress.runtime.store.computing import Weights, request_work
 from coldpress.runtime.store.planner import Strided
-from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.device import DeviceProfile, Flash
 from coldpress.schemas.families import WHOLE_MLP, FormatName, num_experts, num_units, used_share
 from coldpress.schemas.layout import KvCacheFormat, Plan
 from coldpress.schemas.manifest import Manifest
@@ -167,27 +169,43 @@ class _Stream:
         layers = self.spec.num_hidden_layers
         used_bytes = int(self.num_units * used_share(WHOLE_MLP, self.spec)) * self.unit_bytes
         weights = Weights(self.format, used_bytes)
-        reading = Reading(self.device.flash, Strided(0, self.unit_bytes, self.unit_bytes), 0, buffer_bytes)
+        shape = self.num_units, num_experts(WHOLE_MLP, self.spec), self.spec.num_experts_per_tok
         whole, rest = divmod(num_streamed, self.num_units)
         totals = np.zeros(5)
         for times, count in ((whole, self.num_units), (int(rest > 0), rest), (layers - whole - (rest > 0), 0)):
-            first, requests = self.num_units - count, _used_together(self.spec) if times else []
-            for used in requests:
-                read = reading.reads(np.flatnonzero(used[first:]) + first)
+            flash: Any = self.device.flash  # records are frozen, thus hashable, which type checkers do not see
+            requests = _requests(flash, self.unit_bytes, buffer_bytes, count, shape) if times else ()
+            for read in requests:
                 work = request_work(self.device, weights, used_bytes, 0, reads=read.num_reads > 0)
                 totals += times / len(requests) * np.array([*read, work.seconds, work.with_reads(read.flash_s)])
         reads, read_bytes, flash_s, work_s, requests_s = totals.tolist()
         return reads, read_bytes, flash_s, work_s, requests_s
 
 
-def _used_together(spec: ModelSpec) -> list[np.ndarray]:
+@lru_cache(maxsize=4096)  # a search asks again for whole layers with every budget, selector and format
+def _requests(
+    flash: Flash, unit_bytes: int, buffer_bytes: int, count: int, shape: tuple[int, int, int]
+) -> tuple[Reads, ...]:
+    """Returns the reads of equally likely requests that read those of the last `count` units that a token uses.
+
+    Args:
+        flash: The device's flash.
+        unit_bytes: Bytes of a unit.
+        buffer_bytes: Bytes of the read buffer.
+        count: The units of the layer that are not in DRAM.
+        shape: Units and experts of a layer, and experts of a token.
+    """
+    reading, first = Reading(flash, Strided(0, unit_bytes, unit_bytes), 0, buffer_bytes), shape[0] - count
+    return tuple(reading.reads(np.flatnonzero(used[first:]) + first) for used in _used_together(*shape))
+
+
+def _used_together(units: int, experts: int, experts_per_token: int) -> list[np.ndarray]:
     """Returns equally likely sets of a layer's units that one token uses, bool [num_units]: all units, or those of
     experts spaced as far apart as possible, starting once from each expert."""
-    experts, units = num_experts(WHOLE_MLP, spec), num_units(WHOLE_MLP, spec)
-    step = experts // spec.num_experts_per_tok
+    step = experts // experts_per_token
     found = []
     for first in range(experts):
         used = np.zeros(experts, bool)
-        used[(first + step * np.arange(spec.num_experts_per_tok)) % experts] = True
+        used[(first + step * np.arange(experts_per_token)) % experts] = True
         found.append(np.repeat(used, units // experts))
     return found

@@ -4,9 +4,8 @@
 follows the law of schemas/device.py, computing that of runtime/store/computing.py.
 """
 
-from collections.abc import Iterator
+import numpy as np
 
-from coldpress.runtime.extents import Extents
 from coldpress.runtime.store import planner
 from coldpress.runtime.store.computing import Work, request_work
 from coldpress.runtime.store.facts import AheadFacts, Observer, RequestFacts
@@ -90,17 +89,14 @@ class Clock(Observer):
 
 
 def modelled_flash_s(flash: Flash, plan: planner.ReadPlan, buffer_bytes: int, room: int) -> float:
-    """Returns the seconds of a plan's reads by a device's law, if a batch takes at most `room` bytes of the buffer."""
-    portions = _under_way_together(plan, buffer_bytes, room)
-    return sum(float(flash_seconds(flash, len(reads), reads.num_bytes)) for reads in portions)
+    """Returns the seconds of a plan's reads by a device's law, if a batch takes at most `room` bytes of the buffer.
 
-
-def _under_way_together(plan: planner.ReadPlan, buffer_bytes: int, room: int) -> Iterator[Extents]:
-    """Yields the groups of reads that a device works on together.
-
-    If `room` is half of the buffer, that is all of them, because the device never idles; else one buffer at a time.
+    If `room` is half of the buffer, the device works on all of them together, because it never idles; else on one
+    buffer at a time.
     """
-    if room < buffer_bytes:
-        yield plan.extents
-    else:
-        yield from (batch.extents for batch in planner.batches(plan, room))
+    reads = plan.extents
+    if room < buffer_bytes or reads.num_bytes <= room:
+        return float(flash_seconds(flash, len(reads), reads.num_bytes)) if len(reads) else 0.0
+    stops = np.array(planner.batch_stops(reads.lengths, room))
+    num_bytes = np.add.reduceat(reads.lengths, np.concatenate([[0], stops[:-1]]))
+    return sum(flash_seconds(flash, np.diff(stops, prepend=0), num_bytes).tolist())

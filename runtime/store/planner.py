@@ -7,6 +7,7 @@ may change from request to request (runtime/store/gap.py). Reads longer than `ma
 share no page; if the second half has no such place, between two units of one page, which is then read twice.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -143,18 +144,35 @@ def batches(plan: ReadPlan, buffer_bytes: int) -> Iterator[ReadBatch]:
     if lengths.size and plan.extents.num_bytes <= buffer_bytes:  # fast path: holds for nearly every request
         yield ReadBatch(plan.extents, 0, plan.extents.buffer_offsets[plan.unit_extent] + plan.unit_offset)
         return
-    ends = np.cumsum(lengths)
     first = 0
-    while first < lengths.size:
-        read_before = int(ends[first] - lengths[first])
-        stop = int(np.searchsorted(ends, read_before + buffer_bytes, side="right"))
-        if stop == first:
-            raise ValueError(f"buffer_bytes is {buffer_bytes}, one read has {int(lengths[first])}")
+    for stop in batch_stops(lengths, buffer_bytes):
         extents = Extents(plan.extents.offsets[first:stop], lengths[first:stop])
         low, high = np.searchsorted(plan.unit_extent, (first, stop))
         buffer_offset = extents.buffer_offsets[plan.unit_extent[low:high] - first] + plan.unit_offset[low:high]
         yield ReadBatch(extents, int(low), buffer_offset)
         first = stop
+
+
+def batch_stops(lengths: np.ndarray, buffer_bytes: int) -> list[int]:
+    """Returns where each batch of `batches` stops: the number of its last read plus one, ascending.
+
+    Args:
+        lengths: int64 [num_reads], bytes of each read.
+        buffer_bytes: The most bytes of a batch.
+
+    Raises:
+        ValueError: if a read is longer than `buffer_bytes`.
+    """
+    ends: list[int] = np.cumsum(lengths).tolist()
+    found: list[int] = []
+    first = before = 0
+    while first < len(ends):
+        stop = bisect_right(ends, before + buffer_bytes, lo=first)
+        if stop == first:
+            raise ValueError(f"buffer_bytes is {buffer_bytes}, one read has {ends[first] - before}")
+        found.append(stop)
+        first, before = stop, ends[stop - 1]
+    return found
 
 
 def arrivals(batch: ReadBatch, unit_bytes: int, least_bytes: int) -> list[tuple[int, int, int]]:

@@ -8,6 +8,8 @@ floor if its ratio does with one standard error added: the artifact is judged on
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -89,6 +91,12 @@ def least_density(curve: Curve, max_ratio: float) -> float | None:
 
 
 def _fitted(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    known: Any = curve  # records are frozen, thus hashable, which type checkers do not see
+    return _fit(known)
+
+
+@lru_cache(maxsize=1024)  # a search asks for a curve with every budget, format and density
+def _fit(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns densities, ratios that never rise, and their errors, float64 [n] each, up to a density of 1 without
     loss."""
     from sklearn.isotonic import IsotonicRegression
