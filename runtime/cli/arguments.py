@@ -35,6 +35,7 @@ EXAMPLES = """examples:
   coldpress-run bench demo.coldpress --ladder --dram-budget 3MB
   coldpress-run emulate oneplus12 --scale 0.3 --memory 2GB -- llama-cli -m model.gguf
   coldpress-run simulate demo.coldpress --trace run.trace --device oneplus12 --dram-budget 2MB
+  coldpress-run simulate demo.coldpress --trace run.trace --device all --dram-budget 2MB,3MB --cache lfu,belady
 """
 LADDER_STEPS = """steps of --ladder, each under the same DRAM budget:
   naive                read every weight for every token, keep nothing
@@ -260,10 +261,18 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trace", type=Path, required=True, metavar="FILE", help="trace recorded by `generate --trace`"
     )
-    parser.add_argument("--dram-budget", metavar="BYTES", help=BUDGET_HELP)
-    parser.add_argument("--cache", metavar="NAME", help=f"a cache policy other than the plan's ({OPTIONS_HELP})")
+    parser.add_argument("--dram-budget", metavar="BYTES[,…]", help=f"{BUDGET_HELP}; several give a table")
+    parser.add_argument(
+        "--cache",
+        metavar="NAME[,…]",
+        help=f"a cache policy other than the plan's ({OPTIONS_HELP}); several give a table",
+    )
     _add_reading(parser)
-    parser.add_argument("--device", metavar="DEVICE", help=f"{DEVICE_HELP} (default: the artifact's device)")
+    parser.add_argument(
+        "--device",
+        metavar="DEVICE[,…]|all",
+        help=f"{DEVICE_HELP} (default: the artifact's device); several give a table",
+    )
 
 
 def _add_emulate(parser: argparse.ArgumentParser) -> None:

@@ -19,21 +19,20 @@ import numpy as np
 
 from coldpress.runtime.artifact.integrity import verify_artifact
 from coldpress.runtime.artifact.reader import open_artifact
-from coldpress.runtime.cli import bench, inspect, ladder
+from coldpress.runtime.cli import bench, inspect, ladder, sweep
 from coldpress.runtime.cli import summary as _summary
 from coldpress.runtime.cli.arguments import build_parser
 from coldpress.runtime.cli.command_line import EXIT_BAD_INPUT
 from coldpress.runtime.cli.emulation import Caps, Emulation, disk_of, emulate, emulated, exceeded, our_command
-from coldpress.runtime.cli.flags import budget_of, device_of, open_session, prompt_ids_of
+from coldpress.runtime.cli.flags import budget_of, open_session, prompt_ids_of
 from coldpress.runtime.cli.generate import generate
-from coldpress.runtime.generate.choice import DEFAULT_FLASH, choose_plan, on_device
+from coldpress.runtime.generate.choice import DEFAULT_FLASH, choose_plan
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.kernels.activations import DEFAULT_ACTIVATIONS
 from coldpress.runtime.profiles.devices import load_device
 from coldpress.runtime.quantities import parse_bytes
 from coldpress.runtime.simulate import simulate
-from coldpress.runtime.trace import load_trace
-from coldpress.schemas.errors import NO_THREAD, ArtifactError, ColdpressError, is_refused_thread, printable
+from coldpress.schemas.errors import NO_THREAD, ColdpressError, is_refused_thread, printable
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 130, 141
@@ -150,17 +149,16 @@ def _emulate(arguments: argparse.Namespace) -> int:
 
 
 def _simulate(arguments: argparse.Namespace) -> None:
-    opened = open_artifact(arguments.artifact)
-    artifact = on_device(opened, device_of(arguments))
-    reading = arguments.collapse, arguments.preload
-    plan = choose_plan(artifact.manifest, budget_of(arguments), None, arguments.cache, *reading, arguments.kv_cache)
-    try:
-        trace = load_trace(arguments.trace)
-    except ArtifactError as error:
-        raise ColdpressError(
-            f"{arguments.trace}: is not a trace, expected a file that `generate --trace` wrote ({error})"
-        ) from error
-    metrics = simulate(artifact, plan, trace)
+    cases = sweep.cases_of(arguments)
+    if len(cases) > 1:
+        rows = sweep.swept(Path(arguments.artifact), arguments.trace, cases)
+        if arguments.json:
+            _print_json(sweep.as_data(rows))
+        else:
+            print(sweep.render(rows))
+        return
+    artifact, plan = cases[0].of(open_artifact(arguments.artifact))
+    metrics = simulate(artifact, plan, sweep.trace_of(arguments.trace))
     if arguments.json:
         _print_json({"device": artifact.manifest.device.name, "metrics": metrics.model_dump(mode="json")})
     else:

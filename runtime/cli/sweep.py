@@ -1,0 +1,167 @@
+"""Replays one trace on several devices, with several DRAM budgets and caches, on all cores.
+
+A row is what `simulate` gives for its settings alone: the units are those of the trace, also where a selector that sees
+what is in DRAM would choose others. Budgets that hold no plan stay in the table, with the reason.
+"""
+
+import argparse
+import itertools
+import multiprocessing
+import os
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from coldpress.runtime.artifact.reader import Artifact, open_artifact
+from coldpress.runtime.cache import show_choice
+from coldpress.runtime.generate.choice import choose_plan, on_device
+from coldpress.runtime.profiles.devices import device_names, load_device
+from coldpress.runtime.quantities import parse_bytes, show_bytes, table
+from coldpress.runtime.simulate import simulate
+from coldpress.runtime.trace import Event, load_trace
+from coldpress.schemas.errors import ArtifactError, ColdpressError, DoesNotFitError
+from coldpress.schemas.layout import Collapse, KvCacheFormat, Plan, Preload
+
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Case:
+    """The settings of one simulation; None takes the artifact's."""
+
+    device: str | None
+    dram_budget: str | None
+    cache: str | None
+    collapse: Collapse | None
+    preload: Preload | None
+    kv_cache: KvCacheFormat | None
+
+    def of(self, opened: Artifact) -> tuple[Artifact, Plan]:
+        """Returns the artifact on the device, and its plan with these settings.
+
+        Raises:
+            DoesNotFitError: if the budget cannot hold what must stay in DRAM.
+            ColdpressError: for an unknown name.
+        """
+        artifact = on_device(opened, None if self.device is None else load_device(self.device))
+        budget = None if self.dram_budget is None else parse_bytes(self.dram_budget)
+        reading = self.collapse, self.preload
+        return artifact, choose_plan(artifact.manifest, budget, None, self.cache, *reading, self.kv_cache)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A simulation; figures are per decoded token."""
+
+    device: str
+    dram_budget_bytes: int
+    plan: str
+    """The artifact's plan that the budget takes; empty where none fits."""
+    cache: str
+    tokens_per_s: float | None = None
+    """None where nothing fits."""
+    hit_rate: float | None = None
+    reads_per_token: float | None = None
+    read_bytes_per_token: float | None = None
+    refusal: str | None = None
+    """Why the budget holds no plan."""
+
+
+def cases_of(arguments: argparse.Namespace) -> list[Case]:
+    """Returns each combination of the devices, budgets and caches that the flags name, the caches varying fastest."""
+    devices = device_names() if arguments.device == ALL else _names(arguments.device)
+    each = itertools.product(devices, _names(arguments.dram_budget), _names(arguments.cache))
+    return [Case(*one, arguments.collapse, arguments.preload, arguments.kv_cache) for one in each]
+
+
+def trace_of(path: Path) -> tuple[Event, ...]:
+    """Returns the events of a trace.
+
+    Raises:
+        ColdpressError: if the file is no trace.
+    """
+    try:
+        return load_trace(path)
+    except ArtifactError as error:
+        raise ColdpressError(
+            f"{path}: is not a trace, expected a file that `generate --trace` wrote ({error})"
+        ) from error
+
+
+def swept(path: Path, trace: Path, cases: Sequence[Case]) -> list[Row]:
+    """Returns a row for each case, in order; they are simulated in as many processes as there are cores.
+
+    Raises:
+        ColdpressError: for a file that is no trace, an unknown name, or if no case fits.
+    """
+    opened = open_artifact(path)
+    trace_of(trace)  # each process reads it; what is wrong is said once, before any starts
+    refused = {case: row for case in cases if (row := _refusal(opened, case)) is not None}
+    fitting = [case for case in cases if case not in refused]
+    if not fitting:
+        raise ColdpressError(f"nothing fits {opened.manifest.source.name}: {refused[cases[-1]].refusal}")
+    workers = min(len(fitting), len(os.sched_getaffinity(0)))
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start, (path, trace)) as pool:
+        found = dict(zip(fitting, pool.map(_row, fitting), strict=True))
+    return [refused.get(case) or found[case] for case in cases]
+
+
+def _refusal(opened: Artifact, case: Case) -> Row | None:
+    """Returns the row of a budget that holds no plan; None if it holds one."""
+    try:
+        case.of(opened)
+    except DoesNotFitError as error:
+        device = case.device or opened.manifest.device.name
+        assert case.dram_budget is not None, "an artifact's own plan fits"
+        return Row(device, parse_bytes(case.dram_budget), "", case.cache or "", refusal=str(error))
+    return None
+
+
+_OPENED: list[tuple[Artifact, tuple[Event, ...]]] = []
+"""The artifact and the trace in a process of the pool."""
+
+
+def _start(path: Path, trace: Path) -> None:
+    _OPENED.append((open_artifact(path), trace_of(trace)))
+
+
+def _row(case: Case) -> Row:
+    opened, trace = _OPENED[0]
+    artifact, plan = case.of(opened)
+    found = simulate(artifact, plan, trace)
+    return Row(
+        device=artifact.manifest.device.name,
+        dram_budget_bytes=plan.dram_budget_bytes,
+        plan=plan.name,
+        cache=show_choice(plan.cache, plan.cache_options),
+        tokens_per_s=found.modelled_tokens_per_s,
+        hit_rate=found.hit_rate,
+        reads_per_token=found.reads / found.num_tokens if found.num_tokens else 0.0,
+        read_bytes_per_token=found.read_bytes / found.num_tokens if found.num_tokens else 0.0,
+    )
+
+
+def as_data(rows: Sequence[Row]) -> dict[str, Any]:
+    """Returns the rows as JSON-ready data."""
+    return {"runs": [asdict(row) for row in rows]}
+
+
+def render(rows: Sequence[Row]) -> str:
+    """Formats the rows as a table for people, with the reasons of refusals below."""
+    head = ("device", "DRAM", "plan", "cache", "tokens/s", "hit rate", "reads/token", "bytes/token")
+    refusals = dict.fromkeys(row.refusal for row in rows if row.refusal)
+    return "\n".join([table([head, *map(_cells, rows)]), *refusals])
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    named = row.device, show_bytes(row.dram_budget_bytes), row.plan or "does not fit", row.cache
+    if row.tokens_per_s is None or row.hit_rate is None or row.reads_per_token is None:
+        return (*named, "", "", "", "")
+    read = show_bytes(row.read_bytes_per_token or 0)
+    return (*named, f"{row.tokens_per_s:.1f}", f"{row.hit_rate:.3f}", f"{row.reads_per_token:.1f}", read)
+
+
+def _names(text: str | None) -> list[str | None]:
+    return [None] if text is None else [name.strip() for name in text.split(",") if name.strip()]
