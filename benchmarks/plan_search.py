@@ -74,6 +74,9 @@ class Options:
     )
     budgets: tuple[str, ...] = option(("50%",), full=("30%", "50%", "75%"), help="DRAM budgets, shares of the weights")
     floors: tuple[float, ...] = option((1.05,), full=(1.01, 1.02, 1.05), help="max_ppl_ratio")
+    formats: tuple[str, ...] = option(
+        ("auto", "int4_group32"), smoke=("auto",), help="format= of the build; auto searches every format"
+    )
     densities: int = option(1, full=2, help="densities of each selector that the sweep judges, from the lowest")
     caches: tuple[str, ...] = option(
         ("lfu", "lru", "static"),
@@ -91,6 +94,7 @@ class Plugin(Benchmark[Options]):
         "rows[].device": "device profile",
         "rows[].budget": "DRAM budget, as a share of the weights in the default format",
         "rows[].floor": "max_ppl_ratio",
+        "rows[].formats": "format= of the build",
         "rows[].method": "the selector that the default search takes",
         "rows[].format": "its format",
         "rows[].cache": "its cache",
@@ -115,10 +119,10 @@ class Plugin(Benchmark[Options]):
     def cells(self) -> Iterator[Cell]:
         """A cell per model, device, budget and floor."""
         options = self.options
-        for model, device, budget, floor in itertools.product(
-            options.models, options.devices, options.budgets, options.floors
+        for model, device, budget, floor, formats in itertools.product(
+            options.models, options.devices, options.budgets, options.floors, options.formats
         ):
-            yield {"model": model, "device": device, "budget": budget, "floor": floor}
+            yield {"model": model, "device": device, "budget": budget, "floor": floor, "formats": formats}
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """One row."""
@@ -129,7 +133,7 @@ class Plugin(Benchmark[Options]):
         )
         config = AllocateConfig(
             method="auto",
-            format="auto",
+            format=cell["formats"],
             cache="auto",
             dram_budget=cell["budget"],
             context_length=min(512, source.context_length),

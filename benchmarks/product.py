@@ -15,7 +15,7 @@ from benchmarks.harness.command import main
 from coldpress.runtime import plugins
 from coldpress.schemas.errors import ColdpressError
 from tests.support.models import MODEL_TYPES
-from tests.support.product import Case, Source, compiled, difference, source_of
+from tests.support.product import Case, Source, compiled, difference, has_attention, source_of
 
 METHODS, FORMATS = plugins.names("coldpress.runtime.sparsity"), plugins.names("coldpress.runtime.quantization")
 
@@ -40,6 +40,7 @@ class Plugin(Benchmark[Options]):
         "rows[].architecture": "architecture",
         "rows[].method": "selector",
         "rows[].format": "format",
+        "rows[].attention": "whether the inputs of attention's matrices are chosen, too",
         "rows[].relu": "whether the model has exact zeros",
         "rows[].equal": "whether the difference is what rounding makes",
         "rows[].median?": "median over tokens of a token's largest difference",
@@ -56,7 +57,11 @@ class Plugin(Benchmark[Options]):
         """One per architecture and selector; those that share a model lie together."""
         for architecture in self.options.architectures:
             methods = sorted(self.options.methods, key=lambda method: Case(architecture, method, "").relu)
-            yield from ({"architecture": architecture, "method": method} for method in methods)
+            for method in methods:
+                yield from (
+                    {"architecture": architecture, "method": method, "attention": attention}
+                    for attention in ([False, True] if has_attention(method) else [False])
+                )
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """A row per format."""
@@ -64,7 +69,7 @@ class Plugin(Benchmark[Options]):
 
         torch.set_num_threads(1)
         for form in self.options.formats:
-            case = Case(cell["architecture"], cell["method"], form)
+            case = Case(cell["architecture"], cell["method"], form, cell["attention"])
             model = f"{case.architecture}-{case.relu}"
             source = self.once(model, lambda case=case, model=model: self._source(model, case))
             yield {"format": form, "relu": case.relu} | self._compared(case, source)
@@ -88,7 +93,9 @@ class Plugin(Benchmark[Options]):
         return {
             "artifacts": len(rows),
             "failed": [
-                " ".join((row["architecture"], row["method"], row["format"])) for row in rows if not row["equal"]
+                " ".join((row["architecture"], row["method"], row["format"], "attention" * row["attention"])).strip()
+                for row in rows
+                if not row["equal"]
             ],
             "worst": max((row["median"] for row in rows if "median" in row), default=None),
         }

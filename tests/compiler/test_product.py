@@ -15,7 +15,7 @@ from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.package import Package
 from coldpress.schemas.predictors import Predictors
 from tests.support.models import MIXTURES, MODEL_TYPES
-from tests.support.product import Case, Source, compiled, difference, source_of
+from tests.support.product import Case, Source, compiled, difference, has_attention, source_of
 
 METHODS, FORMATS = plugins.names("coldpress.runtime.sparsity"), plugins.names("coldpress.runtime.quantization")
 ONE_MLP = [name for name in MODEL_TYPES if name not in MIXTURES]
@@ -28,6 +28,7 @@ CASES += [
     for name in MIXTURES
     for method in ("dense", "topk", "relu", "flash", "predictor")
 ]
+CASES += [Case("llama", method, "int8_group32", attention=True) for method in METHODS if has_attention(method)]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,7 @@ def sources() -> dict[tuple[str, bool], Source]:
 @pytest.mark.parametrize(
     "case",
     [pytest.param(case, marks=[pytest.mark.slow] if number % 6 else []) for number, case in enumerate(CASES)],
-    ids=lambda case: f"{case.architecture}-{case.method}-{case.format}",
+    ids=lambda case: f"{case.architecture}-{case.method}-{case.format}{'-attention' * case.attention}",
 )
 def test_the_runtime_computes_what_is_evaluated(
     case: Case,

@@ -52,11 +52,12 @@ TIGHT_SHARE, SHARE, PREDICTORS_ROOM_BYTES = 0.95, 1.0, 400_000
 """Of weights and KV cache, of a tiny model whose embeddings are most of it: for a selector that sees its cache, which
 has to evict; where a whole gate or up must fit, too; and in bytes, where predictors are larger than what they save.
 What a run keeps besides, which is more than such a model, comes on top."""
+ATTENTION = frozenset({"attention_input", "attention_mixed"})
 CLOSE = 1e-3
 """Of the largest logit: an error that rounding in another order makes, a hundred times over."""
 CLOSE_TO_LEFT_OUT = 0.1
-"""Where a choice hangs on a cache: one unit more or less at the edge of a choice is another cache from there on, so
-what counts is the error over what leaving out units does at all."""
+"""Where a choice reaches later tokens, one unit more or less at its edge changes the cache, or keys and values, from there
+on: what counts is the error over what leaving out units does at all."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,13 @@ class Case:
     architecture: str
     method: str
     format: str
+    attention: bool = False
+    """Whether the inputs of attention's matrices are chosen, too."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The selector's own options."""
+        return {"attention": True} if self.attention else {}
 
     @property
     def relu(self) -> bool:
@@ -95,12 +103,13 @@ class Difference:
     mean: float
     left_out: float
     """The most that a logit moves by what the selector leaves out."""
-    sees_cache: bool
+    carries_over: bool
+    """Whether a choice reaches later tokens: by the cache that they see, or by keys and values."""
 
     @property
     def equal(self) -> bool:
         """Whether it is what rounding makes."""
-        if self.sees_cache:
+        if self.carries_over:
             return self.mean < max(CLOSE, CLOSE_TO_LEFT_OUT * self.left_out)
         return max(self.median, self.mean) < CLOSE
 
@@ -126,10 +135,11 @@ def compiled(source: Source, case: Case, folder: Path) -> Path:
     chosen: dict[str, Any] = {"method": case.method, "format": case.format, "context_length": BLOCK_TOKENS}
     if selector.densities(case.relu) in ("budget", "capped"):
         share = DENSITY_OF_ACTIVE if case.relu and _sees_activations(selector) else DENSITY
-        families = families_for(case.method, {}, source.model.spec)
+        families = families_for(case.method, case.options, source.model.spec)
         chosen["density"] = mlp_density(dict.fromkeys(families, share), source.model.spec)
         # layers that differ, in one selector of one density and in one of several; for the others it is time alone
         chosen["density_allocation"] = "greedy" if case.method in ("topk", "dip") else "uniform"
+    chosen |= case.options
     # what is pinned is in no cache, and evaluation knows of a cache alone
     chosen |= {"pinned_share": 0, "dram_budget": _budget_bytes(source, case, selector)}
     chosen |= {"predictor_steps": 20, "search_tokens": 64} if selector.NEEDS_PREDICTORS else {"search_tokens": 64}
@@ -150,12 +160,18 @@ def compiled(source: Source, case: Case, folder: Path) -> Path:
 
 def _budget_bytes(source: Source, case: Case, selector: Any) -> int:
     model, page_bytes = source.model, resolve({"model": str(source.folder / "tiny")}).device.flash.page_bytes.value
-    sections = make_sections(model.spec, families_for(case.method, {}, model.spec), case.format)
+    sections = make_sections(model.spec, families_for(case.method, case.options, model.spec), case.format)
     besides = bookkeeping_bytes(model.spec, sections, case.method, {"lfu"}, page_bytes)
     if selector.NEEDS_PREDICTORS:
         return PREDICTORS_ROOM_BYTES + besides
     share = TIGHT_SHARE if selector.SEES_RESIDENCY else SHARE
     return int(share * dense_footprint_bytes(model, case.format, BLOCK_TOKENS)) + besides
+
+
+def has_attention(method: str) -> bool:
+    """Whether a selector can choose inputs of attention's matrices."""
+    selector = plugins.load("coldpress.runtime.sparsity", Selector, method)
+    return "attention" in selector.OPTIONS.model_fields
 
 
 def _sees_activations(selector: Any) -> bool:
@@ -223,7 +239,8 @@ def difference(artifact: Path, source: Source, folder: Path) -> Difference:
         median=float(np.median(errors.max(axis=2)) / largest),
         mean=float(errors.mean() / largest),
         left_out=float(np.abs(found - dense).max() / largest),
-        sees_cache=selector.SEES_RESIDENCY,
+        carries_over=selector.SEES_RESIDENCY
+        or not {FAMILIES[name].activity for name in families}.isdisjoint(ATTENTION),
     )
 
 
