@@ -56,8 +56,8 @@ ATTENTION = frozenset({"attention_input", "attention_mixed"})
 CLOSE = 1e-3
 """Of the largest logit: an error that rounding in another order makes, a hundred times over."""
 CLOSE_TO_LEFT_OUT = 0.1
-"""Where a choice reaches later tokens, one unit more or less at its edge changes the cache, or keys and values, from there
-on: what counts is the error over what leaving out units does at all."""
+"""Where a choice reaches later tokens, one unit more or less at its edge changes the cache, or keys and values, from
+there on: what counts is the error over what leaving out units does at all."""
 
 
 @dataclass(frozen=True)
