@@ -49,9 +49,9 @@ class Options:
     )
     formats: tuple[str, ...] = option(FORMATS, smoke=FORMATS[2:], choices=FORMATS, help="formats")
     densities: tuple[float, ...] = option(
-        (0.5, 0.3, 0.1), smoke=(), help="densities of top-k, of models without exact zeros"
+        (0.3,), smoke=(), full=(0.5, 0.3, 0.1), help="densities of top-k, of models without exact zeros"
     )
-    short: bool = option(False, smoke=True, help="calibrate and score on less text")
+    short: bool = option(True, full=False, help="calibrate and score on less text")
 
 
 class Plugin(Benchmark[Options]):
