@@ -1,9 +1,9 @@
-"""Measures what a request, a layer and a token cost beside their products: tiny models decode, whose weights take no
-time.
+"""Measures the fixed seconds of a request, a layer and a token: all that is not spent in matrix products.
 
-The decoder, the selector and the store are the runtime's, flash is simulated, and no file is written. Models differ in
-the number of layers, in the number of requests of a layer, and in whether requests hit, so that differences of a
-token's seconds give each cost. Processor time counts, since other work on the machine would lengthen the rest.
+Tiny models decode, so that their products take no time. Decoder, selector and store are the runtime's; flash is
+simulated, and no file is written. The models differ in their number of layers, in the requests of a layer, and in
+whether requests hit the cache, so that differences between their tokens give each cost. Processor time is measured,
+because other work on the machine lengthens wall time.
 """
 
 import math
@@ -42,7 +42,7 @@ FOUR: tuple[FamilyName, ...] = ("attn_in", "attn_out", *TWO)
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of processor time, from the least of several rounds, and the largest spread of the rounds."""
+    """Seconds of processor time: the least of several rounds, and the largest spread between rounds."""
 
     request_s: float
     reading_s: float
@@ -116,7 +116,7 @@ class _InMemory(Artifact):
 
 
 def call_costs(device: DeviceProfile) -> Costs:
-    """Returns what calls cost on this machine; `device` gives the pages and the queue of the simulated flash."""
+    """Returns the fixed seconds on this machine; `device` gives pages and queue depth of the simulated flash."""
     cases: dict[str, Decoder] = {
         "few layers": _decoder(device, FEW_LAYERS, TWO),
         "many layers": _decoder(device, MANY_LAYERS, TWO),

@@ -18,7 +18,7 @@ BYTES_PER_PARAMETER = 2
 
 @dataclass(frozen=True)
 class Costs:
-    """What a build costs, with the basis of each figure in words."""
+    """Costs of a build, and the basis of each figure in words."""
 
     disk_bytes: int
     disk_basis: str
@@ -30,7 +30,7 @@ class Costs:
 
 
 def build_costs(source: Source, device: DeviceProfile, division: Sparsity) -> Costs:
-    """Returns the costs of a build with this division; of an artifact, those of copying it."""
+    """Returns the costs of a build with this division; for an artifact, the costs of copying it."""
     units = flash_bytes(division.families, source.model.spec, division.format)
     written = units + division.budget.resident_bytes + division.budget.predictor_bytes
     if source.build is None:
@@ -41,11 +41,11 @@ def build_costs(source: Source, device: DeviceProfile, division: Sparsity) -> Co
     local = source.build.model.revision is None
     return Costs(
         sum(stage.disk_bytes for stage in stages),
-        "at most: all that the stages leave in the build folder, predictors of the largest size included",
+        "at most: all files of the build folder, with predictors of the largest size",
         0 if local else BYTES_PER_PARAMETER * source.model.num_parameters,
         "a folder on this machine" if local else f"{BYTES_PER_PARAMETER} bytes a parameter, as hub models have",
         sum(stage.runtime_s for stage in stages),
-        "at most: after this each stage has surely ended on one core of a slow machine, one job after another",
+        "at most: the sum of the time limits that the stages get on a cluster, which suit one core of a slow machine",
         written,
     )
 
