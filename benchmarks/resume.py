@@ -56,7 +56,7 @@ class Options:
     layers: int = option(12, smoke=2, help="layers of the model")
     intermediate_size: int = option(896, smoke=128, help="neurons of a layer")
     layers_per_job: int = option(3, smoke=1, help="layers of a chunk")
-    calibration_tokens: int = option(8192, smoke=512, help="tokens of calibration text")
+    calibration_tokens: int = option(1024, smoke=512, full=8192, help="tokens of calibration text")
     dram_budget: str = option("60%", smoke="95%", help="DRAM budget")
     method: str = option("auto", smoke="relu", help="selector")
     until: str = option("report", smoke="package", help="the last stage of a build")
