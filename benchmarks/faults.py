@@ -94,7 +94,7 @@ class Subject:
     def reset(self) -> None:
         """Back to the beginning."""
         shutil.rmtree(self.out, ignore_errors=True)
-        shutil.copytree(self.before, self.out)
+        shutil.copytree(self.before, self.out, symlinks=True)  # the link to the manifest says where the artifact is
 
     def run(self, *tracer: str) -> subprocess.CompletedProcess[str]:
         """The stage's process, perhaps traced."""
@@ -155,7 +155,7 @@ def prepare(root: Path) -> Iterator[Subject]:
             shutil.copytree(old.artifact, before / "package")
         yield undisturbed(f"package over {beginning}", package, before, out, sources)
         packaged = root / f"publish-{beginning}"
-        shutil.copytree(out, packaged)
+        shutil.copytree(out, packaged, symlinks=True)
         if beginning == "another":
             shutil.copytree(old.artifact, packaged / "final.coldpress")
             (packaged / "metrics.json").write_text("{}\n")

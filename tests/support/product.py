@@ -55,9 +55,10 @@ What a run keeps besides, which is more than such a model, comes on top."""
 ATTENTION = frozenset({"attention_input", "attention_mixed"})
 CLOSE = 1e-3
 """Of the largest logit: an error that rounding in another order makes, a hundred times over."""
-CLOSE_TO_LEFT_OUT = 0.1
-"""Where a choice reaches later tokens, one unit more or less at its edge changes the cache, or keys and values, from
-there on: what counts is the error over what leaving out units does at all."""
+CARRIED_OVER, NORM_AFTER = 0.2, 0.02
+"""The error over what leaving out units does at all, where that allows more than CLOSE. One unit more or less at the edge
+of a choice is a part of it; a choice may reach later tokens, by the cache that they see or by keys and values; and a norm
+behind the block makes all errors larger."""
 
 
 @dataclass(frozen=True)
@@ -105,13 +106,15 @@ class Difference:
     """The most that a logit moves by what the selector leaves out."""
     carries_over: bool
     """Whether a choice reaches later tokens: by the cache that they see, or by keys and values."""
+    norm_after: bool
+    """Whether the model's norms are behind its blocks."""
 
     @property
     def equal(self) -> bool:
         """Whether it is what rounding makes."""
         if self.carries_over:
-            return self.mean < max(CLOSE, CLOSE_TO_LEFT_OUT * self.left_out)
-        return max(self.median, self.mean) < CLOSE
+            return self.mean < max(CLOSE, CARRIED_OVER * self.left_out)
+        return max(self.median, self.mean) < max(CLOSE, NORM_AFTER * self.left_out if self.norm_after else 0)
 
 
 def source_of(folder: Path, architecture: str, relu: bool, **overrides: Any) -> Source:
