@@ -47,7 +47,7 @@ class Options:
     """What is built."""
 
     models: tuple[str, ...] = option(
-        ("demo", "stories260k", "tinystories656k", "tinystories656k-relu", "prose7m"),
+        ("demo", "stories260k", "tinystories656k-relu", "prose7m"),
         smoke=("stories260k",),
         full=tuple(MODELS),
         choices=MODELS,
@@ -57,7 +57,7 @@ class Options:
         "auto", choices=("auto", *plugins.names("coldpress.runtime.sparsity")), help="selector that is set beside dense"
     )
     device: str = option("pixel6", help="device profile")
-    short: bool = option(False, smoke=True, help="calibrate and score on less text")
+    short: bool = option(True, full=False, help="calibrate and score on less text")
 
 
 class Plugin(Benchmark[Options]):
