@@ -56,9 +56,9 @@ ATTENTION = frozenset({"attention_input", "attention_mixed"})
 CLOSE = 1e-3
 """Of the largest logit: an error that rounding in another order makes, a hundred times over."""
 CARRIED_OVER, NORM_AFTER = 0.2, 0.02
-"""The error over what leaving out units does at all, where that allows more than CLOSE. One unit more or less at the edge
-of a choice is a part of it; a choice may reach later tokens, by the cache that they see or by keys and values; and a norm
-behind the block makes all errors larger."""
+"""The error over what leaving out units does at all, where that allows more than CLOSE. One unit more or less at the
+edge of a choice is a part of it; a choice may reach later tokens, by the cache that they see or by keys and values; and
+a norm behind the block makes all errors larger."""
 
 
 @dataclass(frozen=True)
