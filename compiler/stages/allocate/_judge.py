@@ -12,7 +12,8 @@ from coldpress.compiler.stages.allocate._division import OverBudgetError, divide
 from coldpress.compiler.stages.allocate._quality import Floor
 from coldpress.compiler.stages.allocate._replay import Replays
 from coldpress.compiler.stages.allocate._rules import UNIFORM, Inputs
-from coldpress.runtime.plugins import load
+from coldpress.runtime.plugins import load, load_class
+from coldpress.runtime.quantization import Format
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import FormatName, Method
@@ -42,7 +43,7 @@ class BudgetJudge:
     def space(self) -> Space:
         """The candidates."""
         config, model = self._config, self._inputs.model
-        formats = self._floor.formats(formats_for(config.format))
+        formats = self._floor.formats(self.formats)
         return Space(
             methods=candidates(model.spec, config.options),
             formats=formats,
@@ -50,6 +51,18 @@ class BudgetJudge:
             densities=self.densities,
             budget_density=1 - llm_sparsity(self.dram_budget_bytes, weight_bytes(model, formats[0])),
         )
+
+    @property
+    def formats(self) -> tuple[FormatName, ...]:
+        """The formats that may be taken: the user's, or all whose products have a known speed on the device."""
+        names = formats_for(self._config.format)
+        return names if names == (self._config.format,) else tuple(filter(self._has_known_speed, names))
+
+    def _has_known_speed(self, name: FormatName) -> bool:
+        compute = self._inputs.device.compute
+        rated = () if compute is None else compute.rates.value
+        native = load_class("coldpress.runtime.quantization", Format, name).NATIVE
+        return native or any(rate.format == name for rate in rated)
 
     def __call__(self, candidate: Candidate) -> Judged:
         """Returns what a candidate costs; every candidate is worked out once."""

@@ -1,10 +1,11 @@
 """Searches the candidates of one DRAM budget: for `allocate`, and for a quote before any build (compiler/quote)."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT
+from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, formats_for
 from coldpress.compiler.search import Goal, Judged, Search, Space
 from coldpress.compiler.stages.allocate._config import AllocateConfig
 from coldpress.compiler.stages.allocate._division import budgets_bytes
@@ -14,6 +15,8 @@ from coldpress.compiler.stages.allocate._rules import Inputs
 from coldpress.compiler.stages.allocate._words import tried_of
 from coldpress.runtime.plugins import load
 from coldpress.schemas.sparsity import Tried
+
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,14 @@ def searched(
     in_default = config if config.format != AUTO else config.model_copy(update={"format": DEFAULT_FORMAT})
     (budget,) = budgets_bytes(in_default, inputs.model, inputs.device)
     judge = BudgetJudge(config.model_copy(update={"dram_budget": budget}), inputs, floor)
+    for name in sorted({*formats_for(config.format)} - {*judge.formats}):
+        LOG.info(
+            "allocate: %s is no candidate: numpy multiplies it, and the profile of %s has no rate for it; format=%s "
+            "takes it all the same",
+            name,
+            inputs.device.name,
+            name,
+        )
     goal = Goal(None if config.min_tokens_per_s is None else 1 / config.min_tokens_per_s)
     search = load("coldpress.compiler.search", Search, config.search)
     return Searched(judge, goal, search.judged(narrowed(judge.space), judge, goal))
