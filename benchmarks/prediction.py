@@ -60,7 +60,9 @@ class Options:
     disks: tuple[str, ...] = option(
         (HOST, "pixel6", "oneplus12"), smoke=(HOST,), help="host for this disk, or devices that are emulated"
     )
-    budgets: tuple[str, ...] = option(("60%", "70%", "80%", "100%"), smoke=("100%",), help="DRAM budgets, shares of the weights")
+    budgets: tuple[str, ...] = option(
+        ("60%", "70%", "80%", "100%"), smoke=("100%",), help="DRAM budgets, shares of the weights"
+    )
     text: int = option(1024, smoke=256, full=4096, help="tokens of calibration text, a quarter for the rest")
     tokens: int = option(64, smoke=16, help="tokens that each prompt is continued by")
     prompts: int = option(4, smoke=1, help="prompts")
