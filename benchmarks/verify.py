@@ -47,7 +47,7 @@ class Options:
     )
     layers: int = option(1, smoke=2, full=22, help="layers that are built, at most those that are extrapolated to")
     tokens: int = option(1024, smoke=512, full=8192, help="calibration tokens")
-    method: str = option("auto", smoke="topk", help="selector")
+    method: str = option("topk", help="selector; one that sees what is in DRAM decodes no tokens together")
     compared: int = option(128, smoke=64, full=512, help="tokens that are decoded both ways")
     warm: bool = option(False, smoke=True, help="fork the jobs, without imports in the time, and score on less text")
 
