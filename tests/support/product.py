@@ -242,8 +242,8 @@ def difference(artifact: Path, source: Source, folder: Path) -> Difference:
         median=float(np.median(errors.max(axis=2)) / largest),
         mean=float(errors.mean() / largest),
         left_out=float(np.abs(found - dense).max() / largest),
-        carries_over=selector.SEES_RESIDENCY
-        or not {FAMILIES[name].activity for name in families}.isdisjoint(ATTENTION),
+        carries_over=selector.SEES_RESIDENCY or any(FAMILIES[name].activity in ATTENTION for name in families),
+        norm_after=model.spec.norm_placement == "after",
     )
 
 
