@@ -29,7 +29,7 @@ NATIVE_SOURCES = {
 """The native sources of the stages that use the native core: for running the artifact, and for checksums of written
 files. Other stages at most import it."""
 COMPARED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "allocate": {"coldpress.runtime.cache": ("lru", "static")},
+    "allocate": {"coldpress.runtime.cache": ("static",)},
     "explore": {"coldpress.runtime.cache": ("lfu",)},
     "report": {"coldpress.runtime.quantization": ("int4_group32", "int8_group32")},
     "verify": {

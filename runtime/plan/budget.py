@@ -163,9 +163,16 @@ def cache_slots(cache: str, claims: Sequence[Claim], free_bytes: int, reading_by
         free_bytes: DRAM for units, pinned ones included, and for buffers.
         reading_bytes: The part of it that buffers take if not all units have room.
     """
+    if _all_bytes(claims) <= free_bytes or _admits(cache):
+        return units_with_room(claims, free_bytes, reading_bytes)
+    return [0] * len(claims)
+
+
+def units_with_room(claims: Sequence[Claim], free_bytes: int, reading_bytes: int = 0) -> list[int]:
+    """Returns how many units of each claim DRAM holds beyond its pinned ones; see `cache_slots`."""
     if _all_bytes(claims) <= free_bytes:
         return [claim.num_units - claim.num_pinned for claim in claims]
-    return _divided(claims, free_bytes - reading_bytes) if _admits(cache) else [0] * len(claims)
+    return _divided(claims, free_bytes - reading_bytes)
 
 
 def _unread_bytes(manifest: Manifest, plan: Plan) -> int:

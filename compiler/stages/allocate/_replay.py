@@ -26,7 +26,7 @@ from coldpress.compiler.seconds import Key, Setting
 from coldpress.compiler.sections import make_sections
 from coldpress.compiler.stages.allocate._rules import Inputs
 from coldpress.runtime.cache import CachePolicy
-from coldpress.runtime.plan.budget import Claim, cache_slots
+from coldpress.runtime.plan.budget import Claim, units_with_room
 from coldpress.runtime.plugins import load, load_class, options_of
 from coldpress.runtime.simulate import Choose
 from coldpress.runtime.sparsity import Residency, Selector, select_of
@@ -253,7 +253,7 @@ def _parts(sparsity: Sparsity, model: Model, layers: Sequence[int]) -> list[Part
         Claim(sparsity.density(family, layer), num_units(family, spec), unit_bytes(family, spec, sparsity.format), 0)
         for layer, family in keys
     ]
-    counts = dict(zip(keys, cache_slots("lru", claims, sparsity.budget.cache_bytes), strict=True))
+    counts = dict(zip(keys, units_with_room(claims, sparsity.budget.cache_bytes), strict=True))
     return [
         PartPlan(
             layer=layer,
