@@ -65,13 +65,8 @@ class Plugin(Benchmark[Options]):
     }
     is_timing = True
     needs_data = True
+    over = {"model": "models", "share": "shares"}
     full_minutes = 6
-
-    def cells(self) -> Iterator[Cell]:
-        """A cell per model and share."""
-        for model in self.options.models:
-            for share in self.options.shares:
-                yield {"model": model, "share": share}
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """One row."""

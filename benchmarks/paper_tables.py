@@ -66,12 +66,8 @@ class Plugin(Benchmark[Options]):
         "elsewhere[].table": "published table that others have",
         "elsewhere[].benchmarks": "which",
     }
+    over = {"paper": "papers"}
     full_minutes = 0.1
-
-    def cells(self) -> Iterator[Cell]:
-        """A cell per paper."""
-        for paper in self.options.papers:
-            yield {"paper": paper}
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """A row per cell of its tables."""

@@ -7,7 +7,6 @@ law, curves and tokens (compiler/search); the sweep judges every selector, forma
 densities that keep the floor. Seconds are modelled.
 """
 
-import itertools
 import json
 import statistics
 import time
@@ -114,15 +113,8 @@ class Plugin(Benchmark[Options]):
         "gain_over_greedy.worst": "the least",
     }
     is_timing = True
+    over = {"model": "models", "device": "devices", "budget": "budgets", "floor": "floors", "formats": "formats"}
     full_minutes = 600
-
-    def cells(self) -> Iterator[Cell]:
-        """A cell per model, device, budget and floor."""
-        options = self.options
-        for model, device, budget, floor, formats in itertools.product(
-            options.models, options.devices, options.budgets, options.floors, options.formats
-        ):
-            yield {"model": model, "device": device, "budget": budget, "floor": floor, "formats": formats}
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """One row."""

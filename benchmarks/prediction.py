@@ -97,13 +97,8 @@ class Plugin(Benchmark[Options]):
     is_timing = True
     needs_data = True
     needs_root = True
+    over = {"model": "models", "disk": "disks"}
     full_minutes = 40
-
-    def cells(self) -> Iterator[Cell]:
-        """A cell per model and disk; all budgets are plans of one artifact."""
-        for model in self.options.models:
-            for disk in self.options.disks:
-                yield {"model": model, "disk": disk}
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """A row per budget."""

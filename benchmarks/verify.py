@@ -73,12 +73,8 @@ class Plugin(Benchmark[Options]):
         "worst_share": "the largest share_whole",
     }
     is_timing = True
+    over = {"shape": "shapes"}
     full_minutes = 90
-
-    def cells(self) -> Iterator[Cell]:
-        """The shapes."""
-        for shape in self.options.shapes:
-            yield {"shape": shape}
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """One row."""
