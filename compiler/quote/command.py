@@ -26,10 +26,8 @@ from coldpress.compiler.quote.show import show
 from coldpress.compiler.quote.sources import Source, find
 from coldpress.compiler.stages.allocate import MAX_PPL_RATIO
 from coldpress.runtime.cli.command_line import Parser
-from coldpress.runtime.profiles.devices import DEVICE_HELP, device_names
+from coldpress.runtime.profiles.devices import DEVICE_HELP, named_devices
 from coldpress.schemas.errors import ColdpressError
-
-ALL = "all"
 
 
 def main(argv: list[str]) -> None:
@@ -101,10 +99,7 @@ def _on_device(asked: Asked, file: Path) -> DeviceQuote:
 
 
 def _files(named: str) -> list[Path]:
-    names = device_names() if named == ALL else [name for name in named.split(",") if name]
-    if not names:
-        raise ColdpressError("--device names no device; give one, several with commas between them, or all")
-    return [device_file(name, Path("build")) for name in names]
+    return [device_file(name, Path("build")) for name in named_devices(named)]
 
 
 def _build_parser() -> Parser:

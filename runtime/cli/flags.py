@@ -68,6 +68,11 @@ def device_of(arguments: argparse.Namespace) -> DeviceProfile | None:
     return load_device(arguments.device)
 
 
+def names_of(text: str | None) -> list[str | None]:
+    """Returns the names of a flag that takes several, with commas between them; [None] if it is not given."""
+    return [None] if text is None else [name.strip() for name in text.split(",")]
+
+
 def prompts_of(arguments: argparse.Namespace, artifact: Artifact) -> list[list[int]]:
     """Returns the token ids of each prompt; there is at least one prompt."""
     if arguments.prompt_ids is not None:

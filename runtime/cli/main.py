@@ -24,7 +24,7 @@ from coldpress.runtime.cli import summary as _summary
 from coldpress.runtime.cli.arguments import build_parser
 from coldpress.runtime.cli.command_line import EXIT_BAD_INPUT
 from coldpress.runtime.cli.emulation import Caps, Emulation, disk_of, emulate, emulated, exceeded, our_command
-from coldpress.runtime.cli.flags import budget_of, open_session, prompt_ids_of
+from coldpress.runtime.cli.flags import budget_of, names_of, open_session, prompt_ids_of
 from coldpress.runtime.cli.generate import generate
 from coldpress.runtime.generate.choice import DEFAULT_FLASH, choose_plan
 from coldpress.runtime.generate.session import Session
@@ -74,7 +74,7 @@ def _measure(arguments: argparse.Namespace) -> int:
         return _climb(arguments, prompt_ids, caps)
     rows = bench.run(
         lambda selector, cache: open_session(arguments, selector, cache, budget_of(arguments)),
-        [(selector, cache) for selector in _names(arguments.selector) for cache in _names(arguments.cache)],
+        [(selector, cache) for selector in names_of(arguments.selector) for cache in names_of(arguments.cache)],
         prompt_ids,
         arguments.tokens,
         arguments.runs,
@@ -173,10 +173,6 @@ def _emulation(arguments: argparse.Namespace, place: Path) -> Emulation:
     memory_bytes = None if arguments.memory is None else parse_bytes(arguments.memory)
     found = emulate(load_device(arguments.emulate), place, arguments.scale, memory_bytes)
     return replace(found, disk_rates=found.disk_rates or found.disk.measured_if_possible())
-
-
-def _names(text: str | None) -> list[str | None]:
-    return [None] if text is None else [name.strip() for name in text.split(",")]
 
 
 def _print_json(data: object) -> None:

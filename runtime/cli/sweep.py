@@ -16,15 +16,14 @@ from typing import Any
 
 from coldpress.runtime.artifact.reader import Artifact, open_artifact
 from coldpress.runtime.cache import show_choice
+from coldpress.runtime.cli.flags import names_of
 from coldpress.runtime.generate.choice import choose_plan, on_device
-from coldpress.runtime.profiles.devices import device_names, load_device
+from coldpress.runtime.profiles.devices import load_device, named_devices
 from coldpress.runtime.quantities import parse_bytes, show_bytes, table
 from coldpress.runtime.simulate import simulate
 from coldpress.runtime.trace import Event, load_trace
 from coldpress.schemas.errors import ArtifactError, ColdpressError, DoesNotFitError
 from coldpress.schemas.layout import Collapse, KvCacheFormat, Plan, Preload
-
-ALL = "all"
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Case:
     """The settings of one simulation; None takes the artifact's."""
 
     device: str | None
-    dram_budget: str | None
+    dram_budget_bytes: int | None
     cache: str | None
     collapse: Collapse | None
     preload: Preload | None
@@ -46,7 +45,7 @@ class Case:
             ColdpressError: for an unknown name.
         """
         artifact = on_device(opened, None if self.device is None else load_device(self.device))
-        budget = None if self.dram_budget is None else parse_bytes(self.dram_budget)
+        budget = self.dram_budget_bytes
         reading = self.collapse, self.preload
         return artifact, choose_plan(artifact.manifest, budget, None, self.cache, *reading, self.kv_cache)
 
@@ -70,9 +69,14 @@ class Row:
 
 
 def cases_of(arguments: argparse.Namespace) -> list[Case]:
-    """Returns each combination of the devices, budgets and caches that the flags name, the caches varying fastest."""
-    devices = device_names() if arguments.device == ALL else _names(arguments.device)
-    each = itertools.product(devices, _names(arguments.dram_budget), _names(arguments.cache))
+    """Returns each combination of the devices, budgets and caches that the flags name, the caches varying fastest.
+
+    Raises:
+        ColdpressError: if a flag names no device, or a budget that is no number of bytes.
+    """
+    devices = [None] if arguments.device is None else named_devices(arguments.device)
+    budgets = [None if size is None else parse_bytes(size) for size in names_of(arguments.dram_budget)]
+    each = itertools.product(devices, budgets, names_of(arguments.cache))
     return [Case(*one, arguments.collapse, arguments.preload, arguments.kv_cache) for one in each]
 
 
@@ -98,25 +102,32 @@ def swept(path: Path, trace: Path, cases: Sequence[Case]) -> list[Row]:
     """
     opened = open_artifact(path)
     trace_of(trace)  # each process reads it; what is wrong is said once, before any starts
-    refused = {case: row for case in cases if (row := _refusal(opened, case)) is not None}
-    fitting = [case for case in cases if case not in refused]
+    refusals = [_refusal(opened, case) for case in cases]
+    fitting = [case for case, refusal in zip(cases, refusals, strict=True) if refusal is None]
     if not fitting:
-        raise ColdpressError(f"nothing fits {opened.manifest.source.name}: {refused[cases[-1]].refusal}")
+        raise ColdpressError(f"nothing fits {opened.manifest.source.name}: {refusals[-1]}")
     workers = min(len(fitting), len(os.sched_getaffinity(0)))
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start, (path, trace)) as pool:
-        found = dict(zip(fitting, pool.map(_row, fitting), strict=True))
-    return [refused.get(case) or found[case] for case in cases]
+        found = pool.map(_row, fitting)
+        return [
+            next(found) if refusal is None else _refused(opened, case, refusal)
+            for case, refusal in zip(cases, refusals, strict=True)
+        ]
 
 
-def _refusal(opened: Artifact, case: Case) -> Row | None:
-    """Returns the row of a budget that holds no plan; None if it holds one."""
+def _refusal(opened: Artifact, case: Case) -> str | None:
+    """Returns why the budget holds no plan; None if it holds one."""
     try:
         case.of(opened)
     except DoesNotFitError as error:
-        device = case.device or opened.manifest.device.name
-        assert case.dram_budget is not None, "an artifact's own plan fits"
-        return Row(device, parse_bytes(case.dram_budget), "", case.cache or "", refusal=str(error))
+        return str(error)
     return None
+
+
+def _refused(opened: Artifact, case: Case, refusal: str) -> Row:
+    assert case.dram_budget_bytes is not None, "an artifact's own plan fits"
+    device = case.device or opened.manifest.device.name
+    return Row(device, case.dram_budget_bytes, "", case.cache or "", refusal=refusal)
 
 
 _OPENED: list[tuple[Artifact, tuple[Event, ...]]] = []
@@ -161,7 +172,3 @@ def _cells(row: Row) -> tuple[str, ...]:
         return (*named, "", "", "", "")
     read = show_bytes(row.read_bytes_per_token or 0)
     return (*named, f"{row.tokens_per_s:.1f}", f"{row.hit_rate:.3f}", f"{row.reads_per_token:.1f}", read)
-
-
-def _names(text: str | None) -> list[str | None]:
-    return [None] if text is None else [name.strip() for name in text.split(",") if name.strip()]

@@ -17,6 +17,7 @@ from coldpress.schemas.sealed import KEY, unseal
 
 PROFILES = Path(coldpress.__file__).parent / "profiles" / "devices"
 DEVICE_HELP = "a device: the name of a profile, or its file in YAML or JSON"
+ALL = "all"
 YAML = (".yaml", ".yml")
 JSON = replace(strict_json.MANIFEST, size_bytes=1 << 20)
 
@@ -24,6 +25,18 @@ JSON = replace(strict_json.MANIFEST, size_bytes=1 << 20)
 def device_names() -> list[str]:
     """Returns the names of the devices that have a profile, sorted."""
     return sorted(path.stem for path in PROFILES.glob("*.yaml"))
+
+
+def named_devices(text: str) -> list[str]:
+    """Returns the devices that `--device` names, with commas between them, or all that have a profile.
+
+    Raises:
+        ColdpressError: if it names none.
+    """
+    names = device_names() if text == ALL else [name for name in text.split(",") if name]
+    if not names:
+        raise ColdpressError("--device names no device; give one, several with commas between them, or all")
+    return names
 
 
 def device_path(name_or_path: str) -> Path:

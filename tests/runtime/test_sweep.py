@@ -69,6 +69,7 @@ def test_every_device_is_a_row(capsys, traced):
         (("--device", "pixel6,oneplus21"), "unknown device 'oneplus21'. Did you mean 'oneplus12'?"),
         (("--cache", "lru,mru"), "unknown cache 'mru'"),
         (("--dram-budget", "1MB,much"), "much"),
+        (("--device", ","), "--device names no device"),
     ],
 )
 def test_a_mistake_in_a_list_is_one_sentence(capsys, traced, told, sentence):
