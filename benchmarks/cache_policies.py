@@ -192,7 +192,7 @@ class Plugin(Benchmark[Options]):
         "median_context_over_task?": "median difference of the hit rates (ActiveFlow, Fig. 18: 0.12)",
         "median_loaded_share?": f"median loaded_share of {CONTEXT} with the most slots, of models that use half of "
         "their units (ActiveFlow, Fig. 19: 0.18); null without such a model",
-        "above_belady": "replays with fewer misses than Belady's, of which there may be none",
+        "above_belady": "replays with fewer misses than Belady's, which is impossible: 0",
     }
     needs_data = True
     over = {"case": "cases", "slots": "slots", "pinned": "pinned", "policy": "policies"}

@@ -154,7 +154,7 @@ class Options:
     """What is measured."""
 
     reports: tuple[str, ...] = option((), help="files that fio wrote with --output-format=json")
-    rounds: int = option(12, smoke=2, full=60, help="rounds, of which the fastest counts")
+    rounds: int = option(12, smoke=2, full=60, help="rounds; the fastest counts")
     file_mib: int = option(1024, smoke=320, help="MiB of the file that is read")
 
 

@@ -4,7 +4,8 @@ Planted checkpoints are built by snakemake with this repository's rules on two c
 (benchmarks/compile.py). As much test text is decoded as `verify` takes for the whole shape by its own rule. The share
 is of the sum of the stages' seconds, and once more of their processor seconds, which a busy machine changes less. A
 build of a few layers is extrapolated to all of the shape's: stages that benchmarks/compile.py counts once stay as they
-are, the others grow with the layers. `verify` is taken to grow alike, head and all: its share is an upper bound.
+are, the others grow with the layers. All of `verify`, its head too, is scaled by the layers, so that its share is an
+upper bound.
 
 Then the finished artifact decodes the beginning of the test text twice, one token after the other in one run, and in
 passes as `verify` does: seconds of each, and the largest differences of blocks' nats and of tokens' distributions.

@@ -89,7 +89,7 @@ class Flash(Record):
 
     @model_validator(mode="after")
     def _check_reads_in_flight(self) -> "Flash":
-        """Refuses what no device can do: n reads in flight, each of which takes the latency (Little's law)."""
+        """Refuses a rate that no device can reach: n reads in flight each take the latency (Little's law)."""
         grid, latency_s = self.grid, self.latency_s.value
         if grid.in_flight.max() > self.queue_depth.value:
             raise ValueError(

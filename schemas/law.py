@@ -2,8 +2,8 @@
 
 Reads that are requested together meet three bounds: operations per second, bandwidth, and latency, since reads go out
 in waves of as many as are in flight. On some devices the bounds overlap, and the largest counts; on others each adds
-its time (a processor that issues a read does not move bytes meanwhile). `combined` has both and all between: a p-norm
-of the three, of which the maximum and the sum are the ends.
+its time (a processor that issues a read does not move bytes meanwhile). `combined` is a p-norm of the three: the
+maximum at one end, the sum at the other.
 """
 
 from collections.abc import Sequence

@@ -41,7 +41,7 @@ class RunMetrics(Record):
     """What computing and copying take there (runtime/store/computing.py); by bytes over DRAM bandwidth where the
     device's profile has no rates of computing."""
     modelled_s: Measured = math.nan
-    """What the tokens take there: both, of which a request's run at once."""
+    """Seconds of the tokens there. A request reads and computes at the same time; all else adds up."""
     flash_s: float
     """Seconds that decoding waited for flash; with simulated flash, the seconds of the modelled device."""
     decode_s: float

@@ -95,8 +95,8 @@ class Sparsity(Record):
     """The best candidate of each selector that `auto` compared, the taken one first, and the selectors that it skipped;
     empty if the method was given."""
     front: tuple[Tried, ...] = ()
-    """The candidates of which none other is faster, keeps more quality and needs less DRAM, the fastest first; empty if
-    the method was given."""
+    """The Pareto front of speed, quality and DRAM: no other candidate is better in all three. The fastest first; empty
+    if the method was given."""
     cache: CacheName = "lfu"
     """The cache policy of the DRAM that is not pinned."""
     cache_options: Options = Field(default={})

@@ -87,7 +87,7 @@ def traces_of(
     windows: tuple[Window, ...],
     layers: Iterable[int] | None = None,
 ) -> tuple[Trace, ...]:
-    """Returns the traces of all families of some layers, ordered by layer; None: of those that stand for all."""
+    """Returns the traces of all families of some layers, ordered by layer; None takes the layers that stand for all."""
     picked = replayed_layers(len(activations.layers)) if layers is None else layers
     found: list[Trace] = []
     for layer in picked:

@@ -37,7 +37,7 @@ CONTEXT_TOKENS = 64
 ROUNDS, TOKENS = 15, 10
 TWO: tuple[FamilyName, ...] = ("mlp_in", "mlp_mid")
 FOUR: tuple[FamilyName, ...] = ("attn_in", "attn_out", *TWO)
-"""The families of a layer, each of which is one request."""
+"""The families of a layer; each is one request."""
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,7 @@ def storage_of(points: Sequence[tuple[int, int, float]], queue_depth: int, sourc
     kept = sorted((size, depth, rounded(rate)) for size, depth, rate in points if depth <= queue_depth)
     sizes, depths, rates = np.array(kept, np.float64).T
     grid = Grid(sizes, depths, sizes / rates)
-    # reads in flight, each of which takes the latency, cannot come faster (Little's law)
+    # n reads in flight each take the latency, so that no more than n end in that time (Little's law)
     latency_s = rounded(min(fit(grid, None).latency_s, float((depths * grid.read_s).min())))
     return Flash(
         page_bytes=Figure(value=PAGE_BYTES, source="assumption: the page of the kernel"),

@@ -4,8 +4,8 @@
     python -m coldpress.compiler quote build/prose7m --device all --json
     python -m coldpress.compiler quote prose7m-pixel6.coldpress --device oneplus12 --dram-budget 2GB
 
-The model is what `model=` takes, of which only config.json is read; a build folder, whose curves and activations were
-measured; or an artifact, which carries them. No weight is read.
+The model is a name or folder as for `model=`, and only its config.json is read; a build folder, with measured curves
+and activations; or an artifact, which carries them. No weight is read.
 """
 
 import argparse

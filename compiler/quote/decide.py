@@ -32,7 +32,7 @@ SAME_KIND = 0.3
 """Widening of intervals where curves and signals are those of another model: an assumption. EXPERIMENTS.md has its only
 check, against the model that the signals come from."""
 NUM_STEPS, FEW_STEPS = 6, 4
-"""Steps between the least and the most DRAM that are tried besides the asked one; few where a quote is a guess."""
+"""Budgets between the least and the most DRAM that are tried, too; few where a quote is a guess."""
 FOLLOWED = 2
 """Selectors besides dense that are judged at other budgets than the asked one."""
 CLEARLY = 1.1
@@ -202,7 +202,7 @@ class _Quoting:
         wide = self._widening
         token_s = np.array([token.token_s for token in tokens])
         slow, middle, fast = (float(np.percentile(token_s, share)) for share in (95, 50, 5))
-        counted = f"{len(tokens)} replayed tokens" if len(tokens) > 1 else "every token alike"
+        counted = f"{len(tokens)} replayed tokens" if len(tokens) > 1 else "one token that stands for all"
         words = f"modelled, 5th to 95th percentile of {counted}, widened by {wide:.0%}: {self._why_wide}"
         hits, misses = (sum(getattr(token, name) for token in tokens) for name in ("hits", "misses"))
         mean = {name: float(np.mean([getattr(token, name) for token in tokens])) for name in ("reads", "read_bytes")}

@@ -1,4 +1,4 @@
-"""Curves and signals for a model of which only config.json is known: those of two small models, by kind.
+"""Curves and signals for a model that was not measured: those of two small models, by kind.
 
 reference.json holds what stage `explore` measured on a Llama-like model with SwiGLU and on its twin with ReLU (7.3M
 parameters each): quality curves, losses of formats, and statistics of the trace's signals, from which `drawn_trace`

@@ -192,7 +192,7 @@ def _origin(name: str, source: str, revision: str | None) -> dict[str, str]:
 
 
 def _without_files(spec: ModelSpec, name: str, shapes: Mapping[str, tuple[int, ...]], weights_sha256: str) -> Model:
-    """Returns the record of a model of which only shapes are known."""
+    """Returns the record of a model whose shapes alone are known."""
     sources = {
         role: TensorSource(file="", tensor=role, row_start=0, row_stop=shape[0], shape=shape)
         for role, shape in shapes.items()

@@ -43,7 +43,7 @@ def cells() -> Iterator[Cell]:
 
 def _window() -> Iterator[Cell]:
     used = planted(PREDICTED, 0)["test"]
-    basis = "planted topics, of which a token uses 10 % as the paper's predictor does"
+    basis = "planted topics; a token uses 10 % of the neurons, as the paper's predictor does"
     ours = aggregated_use(used, 5)
     yield Cell("C.1", "a window of the past 5 tokens", "share of the MLPs", 0.24, ours, basis, 0.15)
     yield Cell("C.1", "new with a window of 4", "share of the MLPs", NEW, incremental_use(used, 4), basis, 0.15)

@@ -35,7 +35,7 @@ FITTED = "OPT-6.7B"
 LARGE_READ = 1 << 20
 ACTIVE = {"OPT-6.7B": (0.0328, 1.05), "Llama2-7B": (0.1388, 1.10)}
 """Model -> share of active neurons (Table 3), mean length of a read in neurons before ordering (6.4)."""
-FAULTS = "llama.cpp maps the file: 0.5 to 0.6 GB/s is the rate of single pages, of which ours reads many at once"
+FAULTS = "llama.cpp maps the file: 0.5 to 0.6 GB/s is the rate of one page at a time, ours reads many at once"
 SMALL_MATRICES = "small matrices take longer per byte"
 ABOVE = "3.5 to 4.8 GB/s are reached, below the 5.8 GB/s of large reads"
 

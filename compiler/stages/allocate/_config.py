@@ -31,7 +31,7 @@ class AllocateConfig(AllocationConfig, MethodSetting, CacheSetting, Overpredicti
     dram_budget: Annotated[DramBudget, Key(default="the device's")] = Field(
         description="bytes, 3GB, 1.5GiB, or a share such as 50% of weights and KV cache, plus fixed bookkeeping; with "
         f"format=auto the weights count as in {DEFAULT_FORMAT}; several as 1GB,2GB,4GB give one artifact with a plan "
-        "for each, of which the largest runs by default"
+        "for each; the largest runs by default"
     )
     search: Annotated[str, Key(plugins="coldpress.compiler.search")] = Field(
         default="beam", description="how method=auto looks for the best selector, density, format and cache"

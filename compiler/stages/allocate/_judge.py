@@ -32,7 +32,7 @@ class BudgetJudge:
         self._replays = Replays(inputs, config.overprediction)
         self._judged: dict[Candidate, Judged] = {}
         self.refusals: dict[Method, ColdpressError] = {}
-        """Selectors of which no density is a candidate, with the reason."""
+        """Selectors without any candidate, with the reason."""
 
     @property
     def dram_budget_bytes(self) -> int:
@@ -128,8 +128,8 @@ class BudgetJudge:
         least = floor.least_density(method, format_name, held)
         if least is None:
             raise ColdpressError(
-                f"loses more than {floor.max_ppl_ratio:g} times the perplexity at every density below 1, of which "
-                f"{format_name} takes {floor.format_ratio(format_name):.3f}"
+                f"loses more than {floor.max_ppl_ratio:g} times the perplexity at every density below 1; "
+                f"{format_name} alone takes {floor.format_ratio(format_name):.3f}"
             )
         return (least, *(density for density in DENSITIES if density > least))
 

@@ -10,7 +10,7 @@ from coldpress.schemas.sparsity import Rung, Sparsity
 
 
 def with_ladder(largest: Sparsity, smaller: Sequence[Sparsity]) -> Sparsity:
-    """Returns the record of all budgets, the largest of which is `largest`; `smaller` has falling budgets.
+    """Returns one record for all budgets: `largest`, and those of `smaller`, whose budgets fall.
 
     An artifact has one set of predictors, so that they are limited to what every budget holds.
     """

@@ -67,8 +67,8 @@ class Floor:
         return next(found.reason for found in self.curves.unexplored if found.method == method)
 
     def _around(self, method: Method, resident_share: float) -> tuple[Curve, ...]:
-        """Returns the curves of the nearest measured resident shares: one below and one above, of which the worse
-        counts, since nothing is known of the way between them."""
+        """Returns the curves of the nearest measured resident shares: one below and one above. The worse one
+        counts, since nothing is known between them."""
         curves = self.curves.of(method)
         below = [curve for curve in curves if (curve.resident_share or 0.0) <= resident_share]
         above = [curve for curve in curves if (curve.resident_share or 0.0) > resident_share]

@@ -53,7 +53,7 @@ def searched(
     for name in sorted({*formats_for(config.format)} - {*judge.formats}):
         LOG.info(
             "allocate: %s is no candidate: numpy multiplies it, and the profile of %s has no rate for it; format=%s "
-            "takes it all the same",
+            "takes it anyway",
             name,
             inputs.device.name,
             name,

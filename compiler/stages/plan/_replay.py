@@ -42,7 +42,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Known:
-    """The build as it stands before its plans."""
+    """The records of a build that its plans are made from."""
 
     model: Model
     recorded: Sparsity
