@@ -100,12 +100,12 @@ def replayed(text: str, trace: Trace, slots: float, pinned: float, split: str) -
 def row_of(trace: Trace, used: np.ndarray, found: Replayed, device: DeviceProfile) -> Row:
     """Returns the figures of a token, of one layer."""
     size, num_tokens = trace.unit_bytes, len(used)
-    active_bytes, kept_bytes = size * np.count_nonzero(used, axis=1), size * found.kept
+    active_bytes, missed_bytes = (size * np.count_nonzero(units, axis=1) for units in (used, found.missed))
 
     def read(order: np.ndarray) -> tuple[Reads, float]:
         reading = Reading(device.flash, device.flash.break_even_gap_bytes, MAX_READ_BYTES, False, {})
         reads = reads_of(found.missed, Placed(Strided(0, size, size), order), reading)
-        seconds = requests_seconds(device, size * order.size, reads.seconds, active_bytes, kept_bytes)
+        seconds = requests_seconds(device, size * order.size, reads, active_bytes, missed_bytes, size * found.kept)
         return reads, seconds / num_tokens
 
     reads, token_s = read(trace.order)

@@ -176,9 +176,10 @@ def tokens_per_s(work: Work, asked: Asked, device: DeviceProfile) -> float:
         size, wanted = UNIT_BYTES[key[1]], np.zeros((len(requests), work.units(key[1])), bool)
         for row, ids in zip(wanted, requests, strict=True):
             row[ids] = True
-        flash_s = reads_of(wanted, reading.placed[key], reading).seconds
-        active, kept = (size * np.array([ids.size for ids in found]) for found in (asked.used[key], requests))
-        seconds += requests_seconds(device, size * work.units(key[1]), flash_s, active, asked.keeps * kept)
+        reads = reads_of(wanted, reading.placed[key], reading)
+        active, missed = (size * np.array([ids.size for ids in found]) for found in (asked.used[key], requests))
+        all_bytes = size * work.units(key[1])
+        seconds += requests_seconds(device, all_bytes, reads, active, missed, asked.keeps * missed)
         num_tokens = len(requests)
     return num_tokens / seconds
 

@@ -2,8 +2,9 @@
 
 This machine is measured first, as `python -m coldpress.compiler.device measure` does; a device's profile here has the
 kernel's caps for its flash, and this machine's computing (benchmarks/shared/emulated.py). Each model is built for each
-disk with one plan per DRAM budget, by its validation text. Then it continues prompts of test text, in a process under
-the caps; seconds of single tokens count, behind the first ones, which fill the caches.
+disk with one plan per DRAM budget, by its validation text. Then it decodes test text, in a process under the caps:
+the text itself and not what the model would say, which repeats itself or takes the seconds of drawing tokens. Seconds
+of single tokens count, behind the first ones, which fill the caches.
 
 Three predictions are held to their median: of the build's folder, of the artifact with the curves and signals that it
 carries, and of config.json alone. A band is the quote's interval. `simulated_error` is of the simulator, under the very
@@ -11,11 +12,13 @@ plan, on test text: it has the law's part of the error, and not that of the choi
 """
 
 import statistics
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from scipy.stats import spearmanr
 
 from benchmarks.harness.apart import apart
@@ -29,7 +32,6 @@ from coldpress.compiler.io import load_record, save_record
 from coldpress.compiler.quote.decide import Asked, device_quote
 from coldpress.compiler.quote.sources import find
 from coldpress.runtime.artifact.reader import open_artifact
-from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plan.budget import used_bytes
 from coldpress.runtime.profiles.devices import load_device, read_device
@@ -64,8 +66,8 @@ class Options:
         ("60%", "70%", "80%", "100%"), smoke=("100%",), help="DRAM budgets, shares of the weights"
     )
     text: int = option(1024, smoke=256, full=4096, help="tokens of calibration text, a quarter for the rest")
-    tokens: int = option(64, smoke=16, help="tokens that each prompt is continued by")
-    prompts: int = option(4, smoke=1, help="prompts")
+    tokens: int = option(80, smoke=24, help="tokens that are decoded of each text")
+    texts: int = option(4, smoke=1, help="texts")
 
 
 class Plugin(Benchmark[Options]):
@@ -111,7 +113,7 @@ class Plugin(Benchmark[Options]):
         for budget, plan in zip(self.options.budgets, reversed(plans), strict=True):
             told = self._decoded(disk, model, path, plan)
             measured = 1 / statistics.median(told["token_s"])
-            simulated = decoded(path, plan.name, self._prompts(model), self.options.tokens, device)
+            simulated = decoded(path, plan.name, self._texts(model), device)
             row: Row = {
                 "budget": budget,
                 "method": plan.method,
@@ -170,8 +172,8 @@ class Plugin(Benchmark[Options]):
 
     # Measuring
 
-    def _prompts(self, model: str) -> list[list[int]]:
-        return texts(model, PROMPT_TOKENS)[: self.options.prompts]
+    def _texts(self, model: str) -> list[list[int]]:
+        return texts(model, PROMPT_TOKENS + self.options.tokens)[: self.options.texts]
 
     def _decoded(self, disk: str, model: str, path: Path, plan: Plan) -> dict[str, Any]:
         """Measures in a process of its own, under the caps of the disk."""
@@ -183,7 +185,7 @@ class Plugin(Benchmark[Options]):
 
     def in_process(self, path: str, plan_name: str, model: str) -> dict[str, Any]:
         """Returns what `decoded` does, on real flash."""
-        return decoded(Path(path), plan_name, self._prompts(model), self.options.tokens)
+        return decoded(Path(path), plan_name, self._texts(model))
 
     # Predicting
 
@@ -205,23 +207,26 @@ class Plugin(Benchmark[Options]):
 
 
 def decoded(
-    path: Path, plan_name: str, prompts: Sequence[Sequence[int]], num_tokens: int, device: DeviceProfile | None = None
+    path: Path, plan_name: str, blocks: Sequence[Sequence[int]], device: DeviceProfile | None = None
 ) -> dict[str, Any]:
-    """Continues prompts under one of an artifact's plans; with a device, its modelled seconds are counted.
+    """Decodes texts behind their first tokens, under a plan of an artifact; with a device, seconds are modelled.
 
     Returns:
-        `token_s`: seconds of each token behind WARM_TOKENS; `decode_s` and `modelled_s`: of all new tokens.
+        `token_s`: seconds of each token behind WARM_TOKENS; `decode_s` and `modelled_s`: of all decoded tokens.
     """
     plan = next(one for one in open_artifact(path).manifest.plans if one.name == plan_name)
-    token_s, decode_s, modelled_s = list[float](), 0.0, 0.0
+    token_s: list[float] = []
     with Session(path, plan=plan, device=device, modelled=device is not None) as session:
-        for number, prompt in enumerate(prompts):
-            sampling = Sampling(temperature=1.0, seed=number)
-            found = session.generate(prompt, WARM_TOKENS + num_tokens, sampling=sampling, ignore_eos=True)
-            token_s += [token.seconds for token in found.tokens[WARM_TOKENS:]]
-            decode_s += found.metrics.decode_s
-            modelled_s += found.metrics.modelled_s
-    return {"token_s": token_s, "decode_s": decode_s, "modelled_s": modelled_s}
+        for block in blocks:
+            session.decoder.begin(len(block))
+            session.decoder.prefill(np.array(block[:PROMPT_TOKENS]))
+            for token in block[PROMPT_TOKENS:]:
+                start = time.perf_counter()
+                session.decoder.decode(token)
+                token_s.append(time.perf_counter() - start)
+        modelled_s = session.store.metrics(len(token_s), sum(token_s), 0.0, 0.0).modelled_s
+    warm = [seconds for part in np.split(np.array(token_s), len(blocks)) for seconds in part[WARM_TOKENS:].tolist()]
+    return {"token_s": warm, "decode_s": sum(token_s), "modelled_s": modelled_s}
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ from coldpress.runtime.plan import budget
 from coldpress.runtime.profiles.devices import load_device
 from coldpress.runtime.simulate import replay
 from coldpress.runtime.store.clock import Clock, FlashQueue
-from coldpress.runtime.store.computing import Work
+from coldpress.runtime.store.computing import Arrival, Work
 from coldpress.runtime.store.resident import seconds_before, token_seconds
 from coldpress.runtime.store.store import Store
 from coldpress.runtime.trace import Event, Recorder
@@ -67,13 +67,13 @@ class Cap(FlashQueue):
         """See `FlashQueue`."""
         self._left_s = max(-SLICE_S, self._left_s - seconds)
 
-    def fetch_s(self, flash_s: float, work: Work, *, early: bool) -> float:
+    def fetch_s(self, reads: Arrival, work: Work, *, early: bool) -> float:
         """See `FlashQueue`; nothing is read early."""
         self.compute(work.deciding_s)
-        waits_s = max(self._least_share * flash_s, self._left_s + flash_s)
-        seconds = max(waits_s, work.moving_s)
-        self._left_s = max(-SLICE_S, self._left_s + flash_s - seconds)
-        return work.deciding_s + seconds
+        waits_s = max(self._least_share * reads.flash_s, self._left_s + reads.flash_s)
+        seconds = work.with_reads(reads._replace(flash_s=waits_s))
+        self._left_s = max(-SLICE_S, self._left_s + reads.flash_s - (seconds - work.deciding_s))
+        return seconds
 
 
 def put_cap(store: Store, artifact: Artifact, plan: Plan, least_share: float) -> None:
@@ -178,7 +178,7 @@ class Plugin(Benchmark[Options]):
         shutil.rmtree(folder, ignore_errors=True)
         write_artifacts(case, options.layers, folder, [ORDERED], options.width)
         path = artifact_of(case, ORDERED, folder)
-        compute = computing(load_device("host"), "measured: this machine", lambda _: None)
+        compute = computing(load_device("host"), self.folder, "measured: this machine", lambda _: None)
         return path, {"compute": compute.to_json(), **asdict(disk_of(sample_of(self.folder)).measured())}
 
     def row(self, cell: Cell, rates: Mapping[str, Any]) -> Row:

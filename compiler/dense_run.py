@@ -175,9 +175,11 @@ class _Stream:
         for times, count in ((whole, self.num_units), (int(rest > 0), rest), (layers - whole - (rest > 0), 0)):
             flash: Any = self.device.flash  # records are frozen, thus hashable, which type checkers do not see
             requests = _requests(flash, self.unit_bytes, buffer_bytes, count, shape) if times else ()
-            for read in requests:
-                work = request_work(self.device, weights, used_bytes, 0, reads=read.num_reads > 0)
-                totals += times / len(requests) * np.array([*read, work.seconds, work.with_reads(read.flash_s)])
+            for read, num_read in requests:
+                read_bytes, portions = num_read * self.unit_bytes, read.arrival.num_portions
+                work = request_work(self.device, weights, used_bytes - read_bytes, read_bytes, 0, portions)
+                seconds = read.flash_s, work.seconds, work.with_reads(read.arrival)
+                totals += times / len(requests) * np.array([read.num_reads, read.num_bytes, *seconds])
         reads, read_bytes, flash_s, work_s, requests_s = totals.tolist()
         return reads, read_bytes, flash_s, work_s, requests_s
 
@@ -185,8 +187,9 @@ class _Stream:
 @lru_cache(maxsize=4096)  # a search asks again for whole layers with every budget, selector and format
 def _requests(
     flash: Flash, unit_bytes: int, buffer_bytes: int, count: int, shape: tuple[int, int, int]
-) -> tuple[Reads, ...]:
-    """Returns the reads of equally likely requests that read those of the last `count` units that a token uses.
+) -> tuple[tuple[Reads, int], ...]:
+    """Returns the reads of equally likely requests that read those of the last `count` units that a token uses, and
+    how many units these are.
 
     Args:
         flash: The device's flash.
@@ -196,7 +199,8 @@ def _requests(
         shape: Units and experts of a layer, and experts of a token.
     """
     reading, first = Reading(flash, Strided(0, unit_bytes, unit_bytes), 0, buffer_bytes), shape[0] - count
-    return tuple(reading.reads(np.flatnonzero(used[first:]) + first) for used in _used_together(*shape))
+    read = [np.flatnonzero(used[first:]) + first for used in _used_together(*shape)]
+    return tuple((reading.reads(positions), positions.size) for positions in read)
 
 
 def _used_together(units: int, experts: int, experts_per_token: int) -> list[np.ndarray]:

@@ -21,8 +21,8 @@ from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.simulate import Choose, simulate, simulate_choices
 from coldpress.runtime.store import planner, resident
-from coldpress.runtime.store.clock import modelled_flash_s
-from coldpress.runtime.store.computing import weight_seconds
+from coldpress.runtime.store.clock import arrival
+from coldpress.runtime.store.computing import Arrival, weight_seconds
 from coldpress.runtime.store.reads import longest_read_bytes, room_bytes
 from coldpress.runtime.trace import END, FETCH, NO_IDS, Event
 from coldpress.schemas import __version__
@@ -206,7 +206,12 @@ class Reads(NamedTuple):
     num_reads: int
     num_bytes: int
     """Bytes read, pages and gaps included."""
-    flash_s: float
+    arrival: Arrival
+
+    @property
+    def flash_s(self) -> float:
+        """Returns the seconds of all reads on the device."""
+        return self.arrival.flash_s
 
 
 @dataclass(frozen=True)
@@ -232,8 +237,8 @@ class Reading:
         page_bytes = self.flash.page_bytes.value
         longest = longest_read_bytes(self.room_bytes, self.units.unit_bytes, page_bytes)
         plan = planner.plan_reads(self.units, positions, page_bytes, self.gap_bytes, longest)
-        flash_s = modelled_flash_s(self.flash, plan, self.buffer_bytes, self.room_bytes)
-        return Reads(len(plan.extents), plan.extents.num_bytes, flash_s)
+        arriving = arrival(self.flash, plan, self.buffer_bytes, self.room_bytes)
+        return Reads(len(plan.extents), plan.extents.num_bytes, arriving)
 
     def replay(self, cache: CachePolicy, tokens: Iterable[np.ndarray], num_warm: int = 0) -> Iterator[float]:
         """Yields flash seconds of each token: one request per token, unit ids are flash positions.

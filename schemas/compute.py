@@ -39,6 +39,8 @@ class Compute(Record):
     """What a request for units costs beside its products and copies, if all its units are in DRAM."""
     reading_s: Figure[float] | None = None
     """What it costs in addition if it reads: planning, bookkeeping, evictions."""
+    portion_s: Figure[float] | None = None
+    """What each portion of its reads costs in addition, from the wait for it to the next one."""
     layer_s: Figure[float] | None = None
     """What a layer costs beside its products and requests: norms, attention over the context, calls."""
     token_s: Figure[float] | None = None
@@ -52,7 +54,7 @@ class Compute(Record):
             raise ValueError("rates must be sorted by format and density, each once, and at least one")
         return rates
 
-    @field_validator("copy_bytes_per_s", "request_s", "reading_s", "layer_s", "token_s")
+    @field_validator("copy_bytes_per_s", "request_s", "reading_s", "portion_s", "layer_s", "token_s")
     @classmethod
     def _check(cls, figure: Figure[float] | None, info: ValidationInfo) -> Figure[float] | None:
         name = info.field_name or ""

@@ -185,7 +185,7 @@ def _grid(curve: tuple[ReadPoint, ...], queue_depth: int) -> Grid:
     return Grid(*np.array(rows, np.float64).T)
 
 
-def flash_seconds(flash: Flash, num_reads: Any, num_bytes: Any) -> Any:
+def flash_seconds(flash: Flash, num_reads: Any, num_bytes: Any, in_flight: int | None = None) -> Any:
     """Returns the seconds of reads that are requested together: three bounds, as far as they overlap.
 
     The bounds are operations per second, bandwidth, and latency: reads go out in waves of `queue_depth` reads, and each
@@ -200,10 +200,12 @@ def flash_seconds(flash: Flash, num_reads: Any, num_bytes: Any) -> Any:
         flash: The device's flash.
         num_reads: Number of reads, an integer or an array of integers.
         num_bytes: Bytes of these reads, a number or an array of the same shape.
+        in_flight: The reads that are in flight at once, if fewer than the queue depth.
 
     Returns:
         Seconds, a float or float64 of the arrays' shape: never less for more reads or more bytes.
     """
-    waves = -(-num_reads // flash.queue_depth.value)
+    depth = flash.queue_depth.value if in_flight is None else min(in_flight, flash.queue_depth.value)
+    waves = -(-num_reads // depth)
     bounds = (num_reads / flash.law.reads_per_s, waves * flash.latency_s.value, num_bytes / flash.law.bytes_per_s)
     return combined(bounds, flash.law.overlap)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.evaluation.reads import Reading, reads_of, requests_seconds
+from benchmarks.evaluation.reads import Reading, Reads, reads_of, requests_seconds
 from coldpress.compiler.activity.choice import Arrays, of_experts, used_experts
 from coldpress.compiler.activity.forward import BlockHooks, Hooks, LayerStream
 from coldpress.runtime.cache import Known, make
@@ -248,25 +248,26 @@ class Masks:
         """
         if self.reading is None:
             return mask
-        missing = mask & ~here
-        found = reads_of(missing, self.reading.placed[layer, family], self.reading)
+        missing, placed = mask & ~here, self.reading.placed[layer, family]
+        found = reads_of(missing, placed, self.reading)
         used = mask | found.brought | here if self.reading.use_read_units else mask
         if block >= self.warm_up_blocks:
             self.read[layer, family, block] = _Read(
                 int(found.num_reads.sum()),
                 int(found.num_bytes.sum()),
                 math.fsum(found.seconds),
-                self._request_s(found.seconds, used, missing, self.reading.placed[layer, family].units.unit_bytes),
+                self._request_s(found, used, missing, used & ~here, placed.units.unit_bytes),
             )
         return used
 
-    def _request_s(self, flash_s: np.ndarray, used: np.ndarray, missing: np.ndarray, unit_bytes: int) -> float:
-        """Seconds of each token's request for a family, summed; a cache keeps all that is missed."""
+    def _request_s(self, found: Reads, used: np.ndarray, missing: np.ndarray, read: np.ndarray, size: int) -> float:
+        """Seconds of each token's request for a family, summed, for units of `size` bytes; a cache keeps all that is
+        missed, and units that were `read` are used as they arrive."""
         if self.reading is None or self.reading.device is None:
             return 0.0
-        active = unit_bytes * np.count_nonzero(used, axis=1)
-        kept = unit_bytes * np.count_nonzero(missing, axis=1) if self.cache else np.zeros_like(active)
-        return requests_seconds(self.reading.device, unit_bytes * used.shape[1], flash_s, active, kept)
+        active, missed, kept = (size * np.count_nonzero(units, axis=1) for units in (used, read, missing))
+        kept = kept if self.cache else np.zeros_like(kept)
+        return requests_seconds(self.reading.device, size * used.shape[1], found, active, missed, kept)
 
 
 _Chooser = Callable[[int, np.ndarray, np.ndarray | None], np.ndarray]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from coldpress.runtime.store import planner
-from coldpress.runtime.store.computing import Weights, fetch_seconds
+from coldpress.runtime.store.computing import Arrival, Weights, fetch_seconds
 from coldpress.schemas.device import DeviceProfile, Flash, flash_seconds
 from coldpress.schemas.families import FormatName
 
@@ -91,9 +91,18 @@ def reads_of(wanted: np.ndarray, placed: Placed, reading: Reading) -> Reads:
 
 
 def requests_seconds(
-    device: DeviceProfile, all_bytes: int, flash_s: np.ndarray, active_bytes: np.ndarray, kept_bytes: np.ndarray
+    device: DeviceProfile,
+    all_bytes: int,
+    reads: Reads,
+    active_bytes: np.ndarray,
+    missed_bytes: np.ndarray,
+    kept_bytes: np.ndarray,
 ) -> float:
-    """Seconds of all requests for a family of a layer, each float64 [T] or int64 [T], whose units take `all_bytes`."""
+    """Seconds of all requests for a family of a layer, whose units take `all_bytes`; each int64 [T]."""
     weights = Weights(FORMAT, all_bytes)
-    each = zip(flash_s.tolist(), active_bytes.tolist(), kept_bytes.tolist(), strict=True)
-    return math.fsum(fetch_seconds(device, weights, *request) for request in each)
+    portions = -(-reads.num_bytes // planner.ARRIVAL_BYTES)
+    sizes = (active_bytes - missed_bytes).tolist(), missed_bytes.tolist(), kept_bytes.tolist()
+    return math.fsum(
+        fetch_seconds(device, weights, Arrival(flash_s, count, True), *request)
+        for flash_s, count, *request in zip(reads.seconds.tolist(), portions.tolist(), *sizes, strict=True)
+    )

@@ -66,13 +66,14 @@ class TopK:
     def token_ms(self, setting: Setting, density: float, gap_bytes: float) -> float:
         """Of a token's requests of test text, computing among them; a cache keeps all that is missed."""
         reading, seconds, num_tokens = setting.reading(gap_bytes, use_read_units=False), 0.0, 0
-        missed = self.missing(setting, "test", density)
-        for (key, mask), (_, missing) in zip(self.masks["test", density], missed, strict=True):
-            flash_s = reads_of(missing, reading.placed[key], reading).seconds
+        found = self.missing(setting, "test", density)
+        for (key, mask), (_, missing) in zip(self.masks["test", density], found, strict=True):
+            reads = reads_of(missing, reading.placed[key], reading)
             size, units = UNIT_BYTES[key[1]], round(setting.known.used * mask.shape[1])
             active = size * np.count_nonzero(mask, axis=1)
-            kept = size * np.count_nonzero(missing, axis=1) * bool(setting.slots)
-            seconds += requests_seconds(setting.device, size * units, flash_s, active, kept)
+            missed = size * np.count_nonzero(missing, axis=1)
+            kept = missed * bool(setting.slots)
+            seconds += requests_seconds(setting.device, size * units, reads, active, missed, kept)
             num_tokens += len(mask)
         return 1e3 * seconds * len(setting.known.keys) / num_tokens
 

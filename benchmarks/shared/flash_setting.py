@@ -86,8 +86,9 @@ class Setting:
             size, count = UNIT_BYTES[key[1]], round(self.known.used * norms.size)
             held = min(count, round(self.slots * count))
             requests = Requests(self.flash, Strided(0, size, size), 0, PEAK_READ_BYTES)
-            flash_s = requests.reads(np.arange(held, count)).flash_s
-            seconds += fetch_seconds(self.device, Weights(FORMAT, count * size), flash_s, count * size, 0)
+            reads = requests.reads(np.arange(held, count)).arrival
+            sizes = held * size, (count - held) * size, 0
+            seconds += fetch_seconds(self.device, Weights(FORMAT, count * size), reads, *sizes)
         return 1e3 * seconds
 
     def costs(self, family: str) -> np.ndarray:

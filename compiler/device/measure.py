@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from coldpress.compiler.device import calls, host, kernels
+from coldpress.compiler.device import calls, host, kernels, portions
 from coldpress.compiler.device.host import PAGE_BYTES, Rounds
 from coldpress.runtime.plan.memory import physical_bytes
 from coldpress.schemas.compute import Compute, KernelRate
@@ -64,14 +64,15 @@ def measure(name: str, folder: Path, file_bytes: int, tell: Callable[[str], None
         ),
     )
     tell(fit_sentence(found.flash))
-    return found.model_copy(update={"compute": computing(found, where, tell)})
+    return found.model_copy(update={"compute": computing(found, folder, where, tell)})
 
 
-def computing(device: DeviceProfile, where: str, tell: Callable[[str], None]) -> Compute:
+def computing(device: DeviceProfile, folder: Path, where: str, tell: Callable[[str], None]) -> Compute:
     """Measures this machine's kernels, copies and calls.
 
     Args:
-        device: The profile so far, for its pages, queue and DRAM.
+        device: The profile so far, for its flash and DRAM.
+        folder: On the storage that artifacts will lie on.
         where: The beginning of all sources.
         tell: Called with a line about each step.
     """
@@ -86,7 +87,7 @@ def computing(device: DeviceProfile, where: str, tell: Callable[[str], None]) ->
     def cost(seconds: float) -> Figure[float]:
         return Figure(value=rounded(seconds), source=besides)
 
-    return Compute(
+    compute = Compute(
         rates=Figure(
             value=tuple(
                 KernelRate(format=name, density=density, bytes_per_s=rounded(rounds.best))
@@ -100,6 +101,10 @@ def computing(device: DeviceProfile, where: str, tell: Callable[[str], None]) ->
         layer_s=cost(costs.layer_s),
         token_s=cost(costs.token_s),
     )
+    tell("what portions of reads cost besides")
+    portion_s = rounded(portions.portion_cost(device.model_copy(update={"compute": compute}), folder))
+    source = f"{where}, {portions.ROUNDS} rounds, the least seconds"
+    return compute.model_copy(update={"portion_s": Figure(value=portion_s, source=source)})
 
 
 def _of_rounds(rounds: Rounds) -> str:

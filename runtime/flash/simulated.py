@@ -15,9 +15,9 @@ from coldpress.schemas.device import flash_seconds
 class Modelled:
     """Reads that take the seconds of a model; see `coldpress.runtime.flash.Ticket`."""
 
-    def __init__(self, flash: "Plugin", seconds: float, data: Ticket | None) -> None:
+    def __init__(self, flash: "Plugin", num_reads: int, seconds: float, data: Ticket | None) -> None:
         """Adds reads to `flash`, which works on them until they are finished or abandoned."""
-        self._flash, self._seconds, self._data = flash, seconds, data
+        self._flash, self.num_reads, self._seconds, self._data = flash, num_reads, seconds, data
         flash.tickets.add(self)
 
     def wait(self, count: int) -> None:
@@ -55,20 +55,21 @@ class Plugin(Flash):
         self._data = data
         self.moves_data = data is not None
         self.tickets: set[Modelled] = set()
-        self._num_reads = self._num_bytes = 0
+        self._num_reads = self._num_bytes = self._in_flight = 0
 
     def submit(self, extents: Extents, into: np.ndarray, landing: Landing | None = None) -> Modelled:
         """See `coldpress.runtime.flash.Reader`; the seconds are the time that these reads add to those in flight."""
         if not self.tickets:
-            self._num_reads = self._num_bytes = 0
+            self._num_reads = self._num_bytes = self._in_flight = 0
         before_s = self._busy_s()
         self._num_reads += len(extents)
+        self._in_flight = max(self._in_flight, len(extents) + sum(ticket.num_reads for ticket in self.tickets))
         self._num_bytes += extents.num_bytes
         data = self._data.submit(extents, into, landing) if self._data else None
-        return Modelled(self, self._busy_s() - before_s, data)
+        return Modelled(self, len(extents), self._busy_s() - before_s, data)
 
     def _busy_s(self) -> float:
-        return float(flash_seconds(self._flash, self._num_reads, self._num_bytes))
+        return float(flash_seconds(self._flash, self._num_reads, self._num_bytes, max(1, self._in_flight)))
 
     def close(self) -> None:
         """Closes the device that supplies the bytes."""

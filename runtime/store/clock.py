@@ -7,7 +7,7 @@ follows the law of schemas/device.py, computing that of runtime/store/computing.
 import numpy as np
 
 from coldpress.runtime.store import planner
-from coldpress.runtime.store.computing import Work, request_work
+from coldpress.runtime.store.computing import NOTHING, Arrival, Work, request_work
 from coldpress.runtime.store.facts import AheadFacts, Observer, RequestFacts
 from coldpress.runtime.store.resident import chosen_from, seconds_before
 from coldpress.schemas.device import Flash, flash_seconds
@@ -30,17 +30,16 @@ class FlashQueue:
         """Computes while no request waits; queued reads go on meanwhile."""
         self._left_s = max(0.0, self._left_s - seconds)
 
-    def fetch_s(self, flash_s: float, work: Work, *, early: bool) -> float:
+    def fetch_s(self, reads: Arrival, work: Work, *, early: bool) -> float:
         """Returns the seconds of a request, see `computing.fetch_seconds`.
 
         Its reads queue behind earlier ones. It waits for the earlier ones only if they bring some of its units
         (`early`), or if it reads, too.
         """
         self.compute(work.deciding_s)
-        reading_s = self._left_s + flash_s if early or flash_s else 0.0
-        seconds = max(reading_s, work.moving_s)
-        self._left_s = max(0.0, self._left_s + flash_s - seconds)
-        return work.deciding_s + seconds
+        seconds = work.with_reads(reads, self._left_s if early or reads.num_portions else 0.0)
+        self._left_s = max(0.0, self._left_s + reads.flash_s - (seconds - work.deciding_s))
+        return seconds
 
 
 class Clock(Observer):
@@ -70,14 +69,16 @@ class Clock(Observer):
 
     def request(self, facts: RequestFacts) -> None:
         """See `Observer`."""
-        flash_s = modelled_flash_s(self._flash, facts.plan, facts.buffer_bytes, facts.room_bytes)
-        stored_bytes = facts.num_stored * facts.unit_bytes
-        weights = self._weights[facts.key]
-        work = request_work(self._device, weights, facts.active_bytes, stored_bytes, reads=flash_s > 0)
+        reads = arrival(self._flash, facts.plan, facts.buffer_bytes, facts.room_bytes)
+        size, weights = facts.unit_bytes, self._weights[facts.key]
+        read_bytes = (facts.num_early + facts.num_read) * size
+        work = request_work(
+            self._device, weights, facts.num_resident * size, read_bytes, facts.num_stored * size, reads.num_portions
+        )
         self._queue.compute(self._seconds_before.get(facts.key, 0.0))
-        self.flash_s += flash_s
+        self.flash_s += reads.flash_s
         self.work_s += work.seconds
-        self.fetch_s += self._queue.fetch_s(flash_s, work, early=facts.num_early > 0)
+        self.fetch_s += self._queue.fetch_s(reads, work, early=facts.num_early > 0)
 
     def read_ahead(self, facts: AheadFacts) -> None:
         """See `Observer`."""
@@ -88,15 +89,26 @@ class Clock(Observer):
             self._queue.begin(flash_s)
 
 
-def modelled_flash_s(flash: Flash, plan: planner.ReadPlan, buffer_bytes: int, room: int) -> float:
-    """Returns the seconds of a plan's reads by a device's law, if a batch takes at most `room` bytes of the buffer.
+def arrival(flash: Flash, plan: planner.ReadPlan, buffer_bytes: int, room: int) -> Arrival:
+    """Returns how a plan's reads arrive by a device's law, if a batch takes at most `room` bytes of the buffer.
 
-    If `room` is half of the buffer, the device works on all of them together, because it never idles; else on one
-    buffer at a time.
+    If `room` is half of the buffer, the device never idles, and has the reads of two batches in flight; else it works
+    on one buffer at a time.
     """
     reads = plan.extents
-    if room < buffer_bytes or reads.num_bytes <= room:
-        return float(flash_seconds(flash, len(reads), reads.num_bytes)) if len(reads) else 0.0
+    if not len(reads):
+        return NOTHING
+    if reads.num_bytes <= room:
+        return Arrival(float(flash_seconds(flash, len(reads), reads.num_bytes)), _portions(reads.num_bytes), True)
     stops = np.array(planner.batch_stops(reads.lengths, room))
-    num_bytes = np.add.reduceat(reads.lengths, np.concatenate([[0], stops[:-1]]))
-    return sum(flash_seconds(flash, np.diff(stops, prepend=0), num_bytes).tolist())
+    counts, num_bytes = np.diff(stops, prepend=0), np.add.reduceat(reads.lengths, np.concatenate([[0], stops[:-1]]))
+    portions = sum(map(_portions, num_bytes.tolist()))
+    if room < buffer_bytes:
+        in_flight = int((counts[:-1] + counts[1:]).max())
+        return Arrival(float(flash_seconds(flash, len(reads), reads.num_bytes, in_flight)), portions, True)
+    return Arrival(sum(flash_seconds(flash, counts, num_bytes).tolist()), portions, False)
+
+
+def _portions(batch_bytes: int) -> int:
+    """Returns in how many portions the units of a batch are handed over; see `planner.arrivals`."""
+    return -(-batch_bytes // planner.ARRIVAL_BYTES)

@@ -2,9 +2,10 @@
 
 A profile's kernel rates by format and density give the seconds of weights (schemas/compute.py). Without them, computing
 and copying are bound by DRAM bandwidth: nothing else is known, and the seconds are a lower bound (`basis` says which).
-LLM in a flash 3 has the same parts (I/O, memory management, computing) and adds them up; here a request computes with
-and copies its first units while it reads the rest. Resident weights are used between requests, because the next request
-depends on their results; only reads ahead run meanwhile.
+LLM in a flash 3 has the same parts (I/O, memory management, computing) and adds them up. Here a request computes with
+the units in DRAM while it reads, and with each portion of what it reads while the device reads the next one: the first
+portion's reads and the last portion's computing overlap with nothing. Resident weights are used between requests,
+because the next request depends on their results; only reads ahead run meanwhile.
 """
 
 import math
@@ -29,22 +30,56 @@ class Weights(NamedTuple):
     """Bytes of all units that a token may use: in a mixture, those of the experts that its router picks."""
 
 
+class Arrival(NamedTuple):
+    """How the reads of a request arrive."""
+
+    flash_s: float
+    """Seconds of all reads on the device."""
+    num_portions: int
+    """Portions of equal size that can be used one after another."""
+    reads_on: bool
+    """Whether the device reads the next portion while one is used: the buffer has two halves, or holds all reads."""
+
+
+NOTHING = Arrival(0.0, 0, True)
+"""A request that does not read."""
+
+
 class Work(NamedTuple):
     """A request's seconds beside its reads."""
 
     deciding_s: float
     """Before its reads begin."""
-    moving_s: float
-    """Products and copies, which overlap with its reads."""
+    ready_s: float
+    """Products with units in DRAM, while the first reads are under way."""
+    arriving_s: float
+    """Products with units that arrive, their copies, and the handling of portions."""
 
     @property
     def seconds(self) -> float:
-        """Returns the seconds of both."""
-        return self.deciding_s + self.moving_s
+        """Returns the seconds of all three."""
+        return self.deciding_s + self.ready_s + self.arriving_s
 
-    def with_reads(self, flash_s: float) -> float:
-        """Returns the request's seconds if its reads take `flash_s`: after deciding, the longer of both."""
-        return self.deciding_s + max(flash_s, self.moving_s)
+    def with_reads(self, reads: Arrival, queued_s: float = 0.0) -> float:
+        """Returns the request's seconds: a flow of portions from the device to the processor.
+
+        Args:
+            reads: Its reads.
+            queued_s: Seconds of earlier reads that the device finishes first, and that the request waits for.
+        """
+        portions = max(1, reads.num_portions)
+        portion_s, used_s = reads.flash_s / portions, self.arriving_s / portions
+        first_s = queued_s + portion_s
+        if not reads.reads_on:
+            rest_s = (portions - 1) * (portion_s + used_s)
+            return self.deciding_s + max(self.ready_s, first_s) + used_s + rest_s
+        longest_s = max(
+            max(self.ready_s, first_s) + self.arriving_s,  # the processor is the slower one
+            queued_s + reads.flash_s + used_s,  # the device is
+        )
+        if portions > 2:  # both halves are full until the units in DRAM have been used
+            longest_s = max(longest_s, self.ready_s + 2 * used_s + (portions - 2) * portion_s)
+        return self.deciding_s + longest_s
 
 
 def basis(device: DeviceProfile) -> str:
@@ -95,35 +130,35 @@ def token_seconds(device: DeviceProfile) -> float:
     return _stated(device.compute and device.compute.token_s)
 
 
-def request_work(device: DeviceProfile, weights: Weights, active_bytes: int, kept_bytes: int, *, reads: bool) -> Work:
+def request_work(
+    device: DeviceProfile, weights: Weights, ready_bytes: int, read_bytes: int, kept_bytes: int, num_portions: int
+) -> Work:
     """Returns what one request for units costs beside its reads.
 
     Args:
         device: Gives the rates.
         weights: The units that it chooses from.
-        active_bytes: Bytes of the units that it uses, from DRAM or from flash.
-        kept_bytes: Bytes of the units that were read and go to slots.
-        reads: Whether it reads.
+        ready_bytes: Bytes of the units in DRAM that it uses.
+        read_bytes: Bytes of the units that it uses from flash, read now or ahead.
+        kept_bytes: Bytes of those that go to slots.
+        num_portions: The portions in which its reads arrive; 0 if it does not read.
     """
-    deciding_s = _stated(device.compute and device.compute.request_s)
-    if reads:
-        deciding_s += _stated(device.compute and device.compute.reading_s)
-    density = active_bytes / weights.num_bytes if weights.num_bytes else 1.0
-    moving_s = weight_seconds(device, weights.format, active_bytes, density) + copy_seconds(device, kept_bytes)
-    return Work(deciding_s, moving_s)
+    compute = device.compute
+    deciding_s = _stated(compute and compute.request_s)
+    if num_portions:
+        deciding_s += _stated(compute and compute.reading_s)
+    density = (ready_bytes + read_bytes) / weights.num_bytes if weights.num_bytes else 1.0
+    ready_s = weight_seconds(device, weights.format, ready_bytes, density)
+    arriving_s = weight_seconds(device, weights.format, read_bytes, density) + copy_seconds(device, kept_bytes)
+    return Work(deciding_s, ready_s, arriving_s + num_portions * _stated(compute and compute.portion_s))
 
 
-def fetch_seconds(device: DeviceProfile, weights: Weights, flash_s: float, active_bytes: int, kept_bytes: int) -> float:
-    """Returns the seconds of one request: deciding, then reading, or computing and copying, whichever takes longer.
-
-    Args:
-        device: See `request_work`.
-        weights: See `request_work`.
-        flash_s: Seconds of its reads.
-        active_bytes: See `request_work`.
-        kept_bytes: See `request_work`.
-    """
-    return request_work(device, weights, active_bytes, kept_bytes, reads=flash_s > 0).with_reads(flash_s)
+def fetch_seconds(
+    device: DeviceProfile, weights: Weights, reads: Arrival, ready_bytes: int, read_bytes: int, kept_bytes: int
+) -> float:
+    """Returns the seconds of one request; see `request_work` and `Work.with_reads`."""
+    work = request_work(device, weights, ready_bytes, read_bytes, kept_bytes, reads.num_portions)
+    return work.with_reads(reads)
 
 
 def _stated(figure: Figure[float] | None) -> float:

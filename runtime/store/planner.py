@@ -15,6 +15,9 @@ import numpy as np
 
 from coldpress.runtime.extents import Extents, span_bytes
 
+ARRIVAL_BYTES = 1 << 20
+"""Least bytes read between two portions of a batch: smaller portions cost more in calls than overlap saves."""
+
 
 @dataclass(frozen=True)
 class ReadPlan:
@@ -176,15 +179,16 @@ def batch_stops(lengths: np.ndarray, buffer_bytes: int) -> list[int]:
 
 
 def arrivals(batch: ReadBatch, unit_bytes: int, least_bytes: int) -> list[tuple[int, int, int]]:
-    """Cuts a batch into parts that can be used before the rest of the batch is read.
+    """Cuts a batch into portions that can be used before the rest of the batch is read.
 
     Args:
         batch: A batch whose reads arrive in order.
         unit_bytes: Size of a unit.
-        least_bytes: Least bytes that are read between two parts.
+        least_bytes: Least bytes that are read between two portions.
 
     Returns:
-        (first unit, stop, count) of each part: these units of the batch are in memory when its first `count` reads are.
+        (first unit, stop, count) of each portion: these units of the batch are in memory when its first `count` reads
+        are.
     """
     if batch.extents.num_bytes <= least_bytes:
         return [(0, batch.buffer_offset.size, batch.extents.offsets.size)] if batch.buffer_offset.size else []

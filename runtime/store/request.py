@@ -12,9 +12,6 @@ from coldpress.runtime.store.reads import Device, FamilyMemory, Incoming, Planne
 from coldpress.runtime.store.slot_memory import copy_rows
 from coldpress.runtime.store.slots import Part
 
-ARRIVAL_BYTES = 1 << 20
-"""Least bytes read between two batches of a request: smaller batches cost more in calls than overlap saves."""
-
 
 @dataclass(frozen=True)
 class Batch:
@@ -105,10 +102,11 @@ class Rest:
             yield from ready
             for early in self._early:
                 yield from self._read_ahead(early)
+            unit_bytes = self._part.units.unit_bytes
             while self._incoming is not None:
                 planned = self._planned[-1]
                 for batch, ticket, half in self._incoming:
-                    for first, stop, count in planner.arrivals(batch, self._part.units.unit_bytes, ARRIVAL_BYTES):
+                    for first, stop, count in planner.arrivals(batch, unit_bytes, planner.ARRIVAL_BYTES):
                         ticket.wait(count)
                         ids = planned.ids[planned.num_read : batch.first_unit + stop]
                         planned.num_read = batch.first_unit + stop
@@ -129,7 +127,7 @@ class Rest:
 
     def _read_ahead(self, early: EarlyUnits) -> Iterator[Batch]:
         """Yields units that were read ahead, as they arrive; copies those that the cache admitted to their slots."""
-        for ids, places in early.arrivals(ARRIVAL_BYTES):
+        for ids, places in early.arrivals(planner.ARRIVAL_BYTES):
             stored = self._part.cache.contains(ids)
             if self._device.flash.moves_data:
                 copy_rows(early.rows, places[stored], self._memory.slots.rows, self._part.slots(ids[stored]))

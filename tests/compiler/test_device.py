@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from coldpress.compiler.device import __main__ as command
-from coldpress.compiler.device import calls, host, kernels
+from coldpress.compiler.device import calls, host, kernels, portions
 from coldpress.compiler.device import measure as measuring
 from coldpress.compiler.device.fio import JOBS, Stated, import_fio
 from coldpress.compiler.device.host import Point, Rounds, depth_of
@@ -22,6 +22,8 @@ from coldpress.compiler.profiles import PROFILES, load_device
 from coldpress.schemas.device import DeviceProfile, flash_seconds
 from coldpress.schemas.errors import ColdpressError
 from tests.support.data import ROOT
+from tests.support.devices import with_compute
+from tests.support.statistics import device_of
 
 
 def fio_report(*jobs: tuple[str, int, float, float]) -> dict[str, object]:
@@ -232,6 +234,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "DRAM_BYTES", 8 << 20)
     monkeypatch.setattr(kernels, "WEIGHT_BYTES", 1 << 20)
     monkeypatch.setattr(calls, "TOKENS", 1)
+    monkeypatch.setattr(portions, "ROUNDS", 2)
 
 
 @pytest.mark.parametrize("name", ["host.yaml", "host.json"])
@@ -261,8 +264,20 @@ def test_measure_this_machine(tmp_path: Path, quick: None, capsys: pytest.Captur
         (name, density) for name in ("fp16", "int4_group32", "int8_group32") for density in (0.1, 0.5, 1.0)
     ]
     assert re.fullmatch(rf"{pattern}, 9 rounds that differ by \d+% at most, the best", found.compute.rates.source)
+    assert found.compute.portion_s is not None
+    assert found.compute.portion_s.source.endswith("2 rounds, the least seconds")
     costs = [found.compute.request_s, found.compute.reading_s, found.compute.layer_s, found.compute.token_s]
     assert all(cost is not None and "the least processor time" in cost.source for cost in costs)
+
+
+@pytest.mark.parametrize("cost_s", [0.0, 1e-5, 2.5e-4])
+def test_the_cost_of_a_portion_is_the_one_that_explains_the_difference(cost_s: float) -> None:
+    """A processor that is slower than flash waits for the first portion alone: 4 layers of 16 portions or of 2."""
+    device = with_compute(device_of(latency_s=1e-6), (("int8_group32", 1.0, 1e8),))
+    num_bytes = 2048 * 3 * (256 + 256 // 32 * 2)
+    few_s = float(flash_seconds(device.flash, 4, num_bytes, 4)) / 2
+    many_s = float(flash_seconds(device.flash, 16, num_bytes + 8 * 4096, 2)) / 16  # eight pages are read twice
+    assert portions.cost_of(device, 4 * (many_s - few_s + 14 * cost_s)) == pytest.approx(cost_s, abs=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,7 @@ def test_a_token_by_hand() -> None:
     read = Reading(device.flash, Strided(0, size, size), 0, 4 << 20).reads(ids)
     looked_up = 384 * 2 * 34  # 64 values of a row in groups of 32, each with a scale
     computed = resident_bytes(model, (FAMILY,), setting.format) - looked_up + 1000
+    computed += 4 * ids.size * size  # once they have been read
     expected = 4 * read.flash_s + (computed + 10**6) / device.dram_bytes_per_s.value
     assert read.num_reads == 1
     assert token_seconds(found, trace) == pytest.approx(expected)
@@ -186,7 +187,7 @@ def test_a_dense_run_costs_what_the_store_does(tenth: int, experts: int, inner: 
     assert (found.misses == 0) == (tenth == 10)
 
 
-LAWS = ("flash_seconds", "modelled_flash_s", "request_work", "fetch_seconds", "weight_seconds", "dense_seconds")
+LAWS = ("flash_seconds", "arrival", "request_work", "fetch_seconds", "weight_seconds", "dense_seconds")
 """What seconds are made of (schemas/device.py, runtime/store/clock.py, runtime/store/computing.py)."""
 
 
@@ -204,16 +205,17 @@ def importing(folder: str) -> dict[str, set[str]]:
 def test_the_compiler_counts_seconds_in_one_place_and_no_benchmark_adds_memory_to_flash() -> None:
     """Beside the one model: the dense run and `order`, which tests hold to it; the evaluation, which has the requests
     of many tokens at once; what one unit costs in the integer program of `place`; what a profile shows of its law; a
-    quote's first token; and the share that predictors take. The papers' own equations count theirs. A benchmark takes a
-    request's seconds whole."""
+    quote's first token; the share that predictors take; and the measured cost of a portion. The papers' own equations
+    count theirs. A benchmark takes a request's seconds whole."""
     found = importing("compiler")
     assert {path: names for path, names in found.items() if not path.startswith("compiler/papers/")} == {
         "compiler/dense_run.py": {"request_work"},
         "compiler/stages/order/_seconds.py": {"flash_seconds"},
         "compiler/stages/place/_tiers.py": {"flash_seconds"},
         "compiler/stages/report/predictors.py": {"dense_seconds"},
-        "compiler/seconds.py": {"weight_seconds", "modelled_flash_s"},
+        "compiler/seconds.py": {"weight_seconds", "arrival"},
         "compiler/device/shown.py": {"flash_seconds"},
+        "compiler/device/portions.py": {"fetch_seconds"},
         "compiler/quote/decide.py": {"flash_seconds", "weight_seconds"},
     }
     computing = {"request_work", "weight_seconds", "dense_seconds"}

@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.store import computing, resident
-from coldpress.runtime.store.computing import Weights, Work
+from coldpress.runtime.store.computing import NOTHING, Arrival, Weights, Work
 from coldpress.schemas.compute import Compute, overlapped_seconds
 from tests.support.artifacts import Recipe, build_artifact
 from tests.support.devices import with_compute
@@ -13,7 +13,7 @@ from tests.support.shapes import small_device, small_spec
 
 MIB = 1 << 20
 RATES = (("fp16", 1.0, 16e9), ("int4_group32", 0.1, 2e9), ("int4_group32", 0.5, 4e9), ("int4_group32", 1.0, 8e9))
-COSTS = {"request_s": 2e-6, "reading_s": 3e-6, "layer_s": 1e-5, "token_s": 1e-4}
+COSTS = {"request_s": 2e-6, "reading_s": 3e-6, "portion_s": 1e-6, "layer_s": 1e-5, "token_s": 1e-4}
 
 
 @pytest.mark.parametrize(
@@ -36,20 +36,42 @@ def test_weights_take_the_rate_of_their_format_and_density(format_name, density,
 
 def test_without_rates_every_byte_takes_dram_bandwidth():
     device = small_device()
-    work = computing.request_work(device, Weights("fp16", 4 * MIB), MIB, MIB, reads=True)
-    assert work == Work(0.0, pytest.approx(3 * MIB / 2e10))  # used once; read and written by the copy
+    work = computing.request_work(device, Weights("fp16", 4 * MIB), MIB, 2 * MIB, MIB, 3)
+    used_s = MIB / 2e10
+    assert work == Work(0.0, pytest.approx(used_s), pytest.approx(4 * used_s))  # the copy reads and writes
     assert "lower bound" in computing.basis(device)
 
 
-def test_a_request_decides_and_then_reads_or_computes():
+def test_a_request_decides_computes_with_what_is_there_reads_and_computes_with_that():
+    """Half of the units are used, three quarters of these from DRAM."""
     device = with_compute(small_device(), RATES, copy_bytes_per_s=1e9, **COSTS)
     weights = Weights("int4_group32", 2_000_000)
-    moving_s = 1_000_000 / 4e9 + 500_000 / 1e9
-    for flash_s, longer_s in ((0.01, 0.01), (0.0001, moving_s)):
-        found = computing.fetch_seconds(device, weights, flash_s, 1_000_000, 500_000)
-        assert found == pytest.approx(5e-6 + longer_s)
-    assert computing.fetch_seconds(device, weights, 0.0, 1_000_000, 0) == pytest.approx(2e-6 + 1_000_000 / 4e9)
+    ready_s, arriving_s = 750_000 / 4e9, 250_000 / 4e9 + 250_000 / 1e9 + 1e-6
+    for flash_s, first_s in ((0.01, 0.01), (0.0001, ready_s)):
+        found = computing.fetch_seconds(device, weights, Arrival(flash_s, 1, True), 750_000, 250_000, 250_000)
+        assert found == pytest.approx(5e-6 + first_s + arriving_s)
+    found = computing.fetch_seconds(device, weights, NOTHING, 1_000_000, 0, 0)
+    assert found == pytest.approx(2e-6 + 1_000_000 / 4e9)
     assert "int4_group32" in computing.basis(device)
+
+
+@pytest.mark.parametrize("ready_s", [0.0, 1.5, 7.0, 40.0])
+@pytest.mark.parametrize("queued_s", [0.0, 4.0])
+@pytest.mark.parametrize("read_s", [0.5, 2.0, 5.0])
+@pytest.mark.parametrize("used_s", [0.25, 2.0, 4.0])
+@pytest.mark.parametrize("portions", [1, 2, 3, 9])
+@pytest.mark.parametrize("halves", [1, 2])
+def test_portions_flow_from_the_device_to_the_processor(ready_s, queued_s, read_s, used_s, portions, halves):
+    """Step by step: a portion is read into a free half, and used when it is there and the one before has been used."""
+    used = [ready_s]  # when each portion has been used; before them, what is in DRAM
+    device_s = queued_s
+    for number in range(portions):
+        free_s = used[number - halves + 1] if number >= halves else 0.0
+        device_s = max(device_s, free_s) + read_s
+        used.append(max(device_s, used[-1]) + used_s)
+    work = Work(3.0, ready_s, portions * used_s)
+    reads = Arrival(portions * read_s, portions, halves == 2)
+    assert work.with_reads(reads, queued_s) == pytest.approx(3.0 + used[-1])
 
 
 def test_a_token_takes_its_resident_weights_its_layers_and_itself(tmp_path):

@@ -7,7 +7,7 @@ import numpy as np
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.flash import direct
 from coldpress.runtime.plan.budget import choose_plan
-from coldpress.runtime.store import reads, request
+from coldpress.runtime.store import planner, reads
 from coldpress.runtime.store.store import Store
 from tests.support.stores import check_fetch, open_store, requests
 
@@ -47,7 +47,7 @@ class Telling:
 def test_what_is_there_is_computed_with_while_the_rest_is_read(relu_artifact, monkeypatch):
     """Reads begin before the first batch, batches come as reads do, and a half is read into again when it was used."""
     told: list[str] = []
-    monkeypatch.setattr(request, "ARRIVAL_BYTES", 8192)
+    monkeypatch.setattr(planner, "ARRIVAL_BYTES", 8192)
     monkeypatch.setattr(reads, "LEAST_HALF_BYTES", 4096)
     artifact = open_artifact(relu_artifact.path)
     changes = {"read_buffer_bytes": 8 * 4096, "collapse_gap_bytes": 0, "cache": "static"}

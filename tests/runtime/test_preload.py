@@ -17,7 +17,7 @@ from coldpress.runtime.plan.budget import choose_plan, fixed_bytes, refit, used_
 from coldpress.runtime.simulate import simulate
 from coldpress.runtime.store.ahead_room import most_bytes
 from coldpress.runtime.store.clock import FlashQueue
-from coldpress.runtime.store.computing import Work
+from coldpress.runtime.store.computing import NOTHING, Arrival, Work
 from coldpress.runtime.store.store import Store
 from coldpress.runtime.trace import FETCH, PRELOAD, Recorder, load_trace
 from coldpress.schemas.errors import ColdpressError, CorruptPageError
@@ -274,7 +274,7 @@ def test_reads_ahead_that_fail_are_made_again_when_asked_for(flaky):
 
 def test_a_fetch_that_is_given_up_keeps_nothing_that_it_did_not_give(flaky, monkeypatch):
     built, _, store = flaky
-    monkeypatch.setattr("coldpress.runtime.store.request.ARRIVAL_BYTES", 4096)
+    monkeypatch.setattr("coldpress.runtime.store.planner.ARRIVAL_BYTES", 4096)
     ids = np.arange(64, dtype=np.int32)
     for batches in (1, 2, 3):
         store.read_ahead((6, "mlp_in"), ids[::2])
@@ -362,22 +362,26 @@ def test_a_plan_says_whole_pages(tmp_path):
 
 def test_a_modelled_device_reads_ahead_while_it_computes():
     """By hand: 3 ms of reads begin, 2 ms of computing hide as much of them."""
-    nothing, one_ms = Work(0.0, 0.0), Work(0.0, 0.001)
+    nothing, one_ms = Work(0.0, 0.0, 0.0), Work(0.0, 0.001, 0.0)
+
+    def reads(seconds: float) -> Arrival:
+        return Arrival(seconds, 1, True)
+
     queue = FlashQueue()
-    assert queue.fetch_s(0.005, one_ms, early=False) == pytest.approx(0.005)
+    assert queue.fetch_s(reads(0.005), one_ms, early=False) == pytest.approx(0.005)
     queue.begin(0.003)
     queue.compute(0.002)
-    assert queue.fetch_s(0.0, nothing, early=True) == pytest.approx(0.001)
+    assert queue.fetch_s(NOTHING, nothing, early=True) == pytest.approx(0.001)
     queue.begin(0.003)
-    assert queue.fetch_s(0.002, nothing, early=True) == pytest.approx(0.005)  # what is asked for now comes behind it
+    assert queue.fetch_s(reads(0.002), nothing, early=True) == pytest.approx(0.005)  # behind the guess
     queue.begin(0.003)
-    assert queue.fetch_s(0.0, one_ms, early=False) == pytest.approx(0.001)  # nobody waits for it yet
-    assert queue.fetch_s(0.0, one_ms, early=True) == pytest.approx(0.002)
+    assert queue.fetch_s(NOTHING, one_ms, early=False) == pytest.approx(0.001)  # nobody waits for it yet
+    assert queue.fetch_s(NOTHING, one_ms, early=True) == pytest.approx(0.002)
     queue.begin(0.003)
-    assert queue.fetch_s(0.004, Work(0.002, 0.001), early=False) == pytest.approx(0.007)  # deciding hides 2 of 3 ms
+    assert queue.fetch_s(reads(0.004), Work(0.002, 0.001, 0.0), early=False) == pytest.approx(0.007)  # 2 of 3 ms hidden
     queue.begin(0.003)
     queue.compute(1e6)
-    assert queue.fetch_s(0.0, nothing, early=True) == 0
+    assert queue.fetch_s(NOTHING, nothing, early=True) == 0
 
 
 def test_modelled_seconds_count_what_reading_ahead_hides(built):

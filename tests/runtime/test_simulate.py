@@ -8,15 +8,22 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.extents import Extents
 from coldpress.runtime.flash import direct, simulated
 from coldpress.runtime.generate.choice import on_device
 from coldpress.runtime.plan.budget import choose_plan, fixed_bytes
 from coldpress.runtime.simulate import replay, simulate
-from coldpress.runtime.store.clock import Clock
+from coldpress.runtime.store.clock import Clock, arrival
+from coldpress.runtime.store.computing import Arrival
+from coldpress.runtime.store.planner import ReadPlan
+from coldpress.runtime.store.reads import room_bytes
 from coldpress.runtime.store.store import Store
 from coldpress.runtime.trace import END, FETCH, RESET, Event, Recorder, load_trace
 from coldpress.schemas.errors import ArtifactError, ColdpressError
+from coldpress.schemas.figure import Figure
+from coldpress.schemas.law import combined
 from tests.support.caches import RUNNABLE
+from tests.support.shapes import small_device
 from tests.support.stores import ask
 
 CACHES = (*RUNNABLE, "belady")
@@ -227,6 +234,20 @@ def test_layers_wait_for_each_other(relu_artifact):
     assert found.modelled_flash_s == pytest.approx(2 * artifact.manifest.device.flash.latency_s.value)
 
 
+@pytest.mark.parametrize(("buffer_kib", "in_flight", "portions"), [(4096, 20, 3), (512, 4, 10), (2560, 20, 4)])
+def test_a_buffer_bounds_the_reads_in_flight(buffer_kib, in_flight, portions):
+    """20 reads of 128 KiB: 16 and 4 in two halves; two in each half; ten in each. A portion has a mebibyte."""
+    flash = small_device().flash
+    flash = flash.model_copy(update={"latency_s": Figure(value=2e-3, source="a test")})  # more than bytes take
+    extents = Extents(np.arange(20) << 18, np.full(20, 128 << 10))
+    plan = ReadPlan(extents, np.arange(20), np.zeros(20, np.int64))
+    buffer_bytes = buffer_kib << 10
+    found = arrival(flash, plan, buffer_bytes, room_bytes(buffer_bytes, 4096, 4096))
+    waves_s = -(-20 // in_flight) * flash.latency_s.value
+    bounds = 20 / flash.law.reads_per_s, waves_s, 20 * (128 << 10) / flash.law.bytes_per_s
+    assert found == Arrival(pytest.approx(combined(bounds, flash.law.overlap)), portions, True)
+
+
 @pytest.mark.parametrize(("cache", "copies"), [("static", 0), ("lru", 2)])
 def test_memory_time_by_hand(relu_artifact, cache, copies):
     """What is resident, half the KV cache, each unit used once, and each that is read and kept copied."""
@@ -243,7 +264,8 @@ def test_memory_time_by_hand(relu_artifact, cache, copies):
     bytes_per_s = artifact.manifest.device.dram_bytes_per_s.value
     assert found.modelled_dram_s == pytest.approx((resident + (2 + copies) * size) / bytes_per_s)
     first_byte_s = artifact.manifest.device.flash.latency_s.value
-    assert found.modelled_s == pytest.approx(resident / bytes_per_s + first_byte_s)  # the units' bytes take less
+    arrived = (1 + copies) * size  # is used, and copied, behind the read; the pinned unit takes less than the read
+    assert found.modelled_s == pytest.approx((resident + arrived) / bytes_per_s + first_byte_s)
 
 
 def test_a_request_takes_the_longer_of_reading_and_computing(relu_artifact):

@@ -4,7 +4,7 @@ import pytest
 
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.store.clock import FlashQueue
-from coldpress.runtime.store.computing import Work
+from coldpress.runtime.store.computing import NOTHING, Work
 from coldpress.runtime.store.resident import bytes_before, computed_bytes
 from tests.support.artifacts import Recipe, build_artifact
 from tests.support.shapes import small_spec
@@ -53,5 +53,6 @@ def test_of_resident_experts_a_token_multiplies_its_own(tmp_path):
 def test_a_device_that_has_nothing_to_read_saves_nothing_up():
     """What it could have read while memory was computed with is lost where nobody asked for it."""
     queue = FlashQueue()
-    assert queue.fetch_s(0.0, Work(0.0, 0.05), early=False) == 0.05
-    assert queue.fetch_s(1e-3, Work(0.0, 0.0), early=True) == 1e-3
+    assert queue.fetch_s(NOTHING, Work(0.0, 0.05, 0.0), early=False) == 0.05
+    queue.begin(1e-3)
+    assert queue.fetch_s(NOTHING, Work(0.0, 0.0, 0.0), early=True) == 1e-3
