@@ -48,9 +48,9 @@ from coldpress.runtime.store.clock import Clock, FlashQueue
 from coldpress.runtime.store.computing import Work
 from coldpress.runtime.store.resident import seconds_before, token_seconds
 from coldpress.runtime.store.store import Store
-from coldpress.runtime.synthetic import Synthetic
+from coldpress.runtime.synthetic.statistics import Statistics
+from coldpress.runtime.synthetic.trace import Synthetic
 from coldpress.runtime.trace import Event, Recorder
-from coldpress.runtime.trace_statistics import Statistics
 from coldpress.schemas.compute import Compute
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError

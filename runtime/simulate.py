@@ -8,7 +8,6 @@ lets it decide anew.
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 
 import numpy as np
 
@@ -33,14 +32,16 @@ def simulate(artifact: Artifact, plan: Plan, trace: Iterable[Event], before: Seq
     """Returns the metrics of a run of `trace` under `plan`.
 
     `decode_s` and `prefill_s` are modelled; `prefill_s` counts only flash. The events `before` fill the caches and are
-    not counted; the token numbers of `trace` continue theirs. A cache that looks ahead iterates over `trace` once more
-    and holds its requests; for others, the trace need not be in memory.
+    not counted; the token numbers of `trace` continue theirs. The trace is not held in memory, unless the cache looks
+    ahead.
 
     Raises:
         ColdpressError: if the trace asks for units that the artifact does not have.
     """
-    cache = plugins.load_class("coldpress.runtime.cache", CachePolicy, plan.cache)
-    requests = requests_of(chain(before, trace)) if cache.looks_ahead else None
+    requests = None
+    if plugins.load_class("coldpress.runtime.cache", CachePolicy, plan.cache).looks_ahead:
+        trace = list(trace)
+        requests = requests_of([*before, *trace])
     flash, clock = simulated.Plugin(artifact, plan.queue_depth), Clock(artifact.manifest, plan)
     store, checked = Store(artifact, plan, flash, clock, requests=requests), Checked(artifact)
     if before:

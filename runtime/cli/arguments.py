@@ -14,7 +14,7 @@ from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.kernels.activations import ACTIVATIONS, DEFAULT_ACTIVATIONS
 from coldpress.runtime.plan.kv_cache import KV_CACHE_FORMATS
 from coldpress.runtime.profiles.devices import DEVICE_HELP
-from coldpress.runtime.trace_statistics import Statistics
+from coldpress.runtime.synthetic.statistics import Statistics
 from coldpress.schemas import __version__
 from coldpress.schemas.errors import clipped
 from coldpress.schemas.layout import Collapse, Preload

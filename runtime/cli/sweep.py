@@ -21,9 +21,10 @@ from coldpress.runtime.generate.choice import choose_plan, on_device
 from coldpress.runtime.profiles.devices import load_device, named_devices
 from coldpress.runtime.quantities import parse_bytes, show_bytes, table
 from coldpress.runtime.simulate import simulate
-from coldpress.runtime.synthetic import Synthetic
+from coldpress.runtime.synthetic.measured import measured
+from coldpress.runtime.synthetic.statistics import Figures, Statistics, read_statistics
+from coldpress.runtime.synthetic.trace import Synthetic
 from coldpress.runtime.trace import Event, load_trace
-from coldpress.runtime.trace_statistics import Figures, Statistics, measured, read_statistics
 from coldpress.schemas.errors import ArtifactError, ColdpressError, DoesNotFitError
 from coldpress.schemas.layout import Collapse, KvCacheFormat, Plan, Preload
 
@@ -136,7 +137,7 @@ def drawn(opened: Artifact, source: Source) -> Drawn | None:
     if not isinstance(source, Statistics):
         return None
     trace = Synthetic(opened, source)
-    return Drawn(source, trace.expected, measured(opened, trace, source))
+    return Drawn(source, trace.expected, measured(trace))
 
 
 def swept(path: Path, source: Source, cases: Sequence[Case]) -> list[Row]:
