@@ -12,8 +12,8 @@ So each unit is used with its own probability p at every token, whatever the gro
 forms: a token repeats keep + (1 - keep) * sum(p^2) / sum(p) of the units of the token before, and two units of a group
 are used together with probability coactivation * min(p, q) + (1 - coactivation) * p * q.
 
-Memory holds five bytes for each unit, and one request. The units of all experts of a mixture are one pool. A drawn trace
-begins with empty caches, has no prefill, and reads nothing ahead, since there is nothing to guess from.
+Memory holds five bytes for each unit, and one request. A drawn trace begins with empty caches, has no prefill, and
+reads nothing ahead, since there is nothing to guess from. The units of all experts of a mixture are one pool.
 """
 
 from collections.abc import Iterable, Iterator
