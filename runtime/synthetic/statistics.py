@@ -21,19 +21,27 @@ class Statistics(Record):
     """What is stated about a drawn trace."""
 
     density: float | None = Field(
-        None, gt=0, lt=MOST_OFTEN, description="share of the units that a token uses (default: as the largest plan)"
+        default=None,
+        gt=0,
+        lt=MOST_OFTEN,
+        description="share of the units that a token uses (default: as the largest plan)",
     )
-    hot_share: float = Field(0.26, gt=0, lt=1, description="share of the units that count as hot (default: 0.26)")
-    hot_mass: Share = Field(0.8, description="share of all uses that hot units have (default: 0.8)")
+    hot_share: float = Field(
+        default=0.26, gt=0, lt=1, description="share of the units that count as hot (default: 0.26)"
+    )
+    hot_mass: Share = Field(default=0.8, description="share of all uses that hot units have (default: 0.8)")
     repeated: Share | None = Field(
-        None, description="share of a token's units that the token before used, too (default: as many as by chance)"
+        default=None,
+        description="share of a token's units that the token before used, too (default: as many as by chance)",
     )
-    group_units: PositiveCount = Field(1, description="units that lie together and are used together (default: 1)")
+    group_units: PositiveCount = Field(
+        default=1, description="units that lie together and are used together (default: 1)"
+    )
     coactivation: Share = Field(
-        0.0, description="how often they are: 0 as by chance, 1 whenever their popularity allows (default: 0)"
+        default=0.0, description="how often they are: 0 as by chance, 1 whenever their popularity allows (default: 0)"
     )
-    tokens: int = Field(256, ge=2, le=1 << 24, description="decoded tokens (default: 256)")
-    seed: Count = Field(0, description="of the draws (default: 0)")
+    tokens: int = Field(default=256, ge=2, le=1 << 24, description="decoded tokens (default: 256)")
+    seed: Count = Field(default=0, description="of the draws (default: 0)")
 
 
 class Figures(NamedTuple):
