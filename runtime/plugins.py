@@ -11,12 +11,12 @@ import importlib.util
 import inspect
 import pkgutil
 from abc import ABC
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import ValidationError
 
-from coldpress.schemas.base import Record
+from coldpress.schemas.base import Options, Record
 from coldpress.schemas.errors import ColdpressError, UnknownNameError, clipped
 
 
@@ -33,6 +33,7 @@ class PluginBase(ABC):  # noqa: B024 - what is abstract is for each kind to say
 
 
 Kind = TypeVar("Kind", bound=PluginBase)
+Settings = TypeVar("Settings", bound=Record)
 
 
 @functools.cache  # an artifact's manifest names plug-ins a hundred thousand times
@@ -90,16 +91,54 @@ def options_of(plugin: PluginBase | type[PluginBase], values: Mapping[str, Any])
         ColdpressError: if the plug-in has no such option, in which case the text lists its options, or a value does
             not fit.
     """
-    fields = plugin.OPTIONS.model_fields
+    return record_of(plugin.OPTIONS, "option", plugin.name(), values)
+
+
+def record_of(kind: type[Settings], what: str, whose: str, values: Mapping[str, Any]) -> Settings:
+    """The record with these values, and its defaults where they say nothing; `what` of `whose` names a field.
+
+    Raises:
+        ColdpressError: as `options_of`.
+    """
+    fields = kind.model_fields
     unknown = [key for key in values if key not in fields]
     if unknown:
-        raise UnknownNameError(f"option of {plugin.name()}", unknown[0], fields)
+        raise UnknownNameError(f"{what} of {whose}", unknown[0], fields)
     try:
-        return plugin.OPTIONS.model_validate(dict(values))
+        return kind.model_validate(dict(values))
     except ValidationError as error:
         first = error.errors()[0]
         key = str(first["loc"][0])
         expected = fields[key].description
         raise ColdpressError(
-            f"option {key} of {plugin.name()} is {first['input']!r}, expected {expected} ({clipped(first['msg'])})"
+            f"{what} {key} of {whose} is {first['input']!r}, expected {expected} ({clipped(first['msg'])})"
         ) from error
+
+
+def parse_values(parts: Iterable[str], whose: str, example: str) -> Options:
+    """Parses settings on a command line, each NAME=VALUE, into numbers and texts.
+
+    Args:
+        parts: The settings.
+        whose: Says in an error what a part is not, such as `option of the cache 'window'`.
+        example: A correct one, for the error.
+
+    Raises:
+        ColdpressError: if a part has no `=`.
+    """
+    found = Options()
+    for part in parts:
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise ColdpressError(f"'{clipped(part)}' is no {whose}, expected such as {example}")
+        found[name] = _value(value)
+    return found
+
+
+def _value(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -1,4 +1,4 @@
-"""Simulates a run without model and device: replays a recorded trace through the real store, on simulated flash.
+"""Simulates a run without model and device: replays a trace, recorded or drawn, through the store on simulated flash.
 
 Cache, planner and store are those of a real run, so hits, misses, evictions, reads and bytes are what a real run of the
 same trace has, under any budget, cache policy or collapse gap; only seconds are modelled (runtime/flash/simulated.py,
@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from coldpress.runtime import plugins
 from coldpress.runtime.artifact.reader import Artifact
+from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.flash import simulated
 from coldpress.runtime.sparsity import Residency
 from coldpress.runtime.store.clock import Clock
@@ -26,28 +28,29 @@ Choose = Callable[[Key, int, Residency], np.ndarray]
 """Layer and family, token, and where the family's units are -> the ids that the token uses, int32 ascending."""
 
 
-def simulate(artifact: Artifact, plan: Plan, trace: Sequence[Event], before: Sequence[Event] = ()) -> RunMetrics:
+def simulate(artifact: Artifact, plan: Plan, trace: Iterable[Event], before: Sequence[Event] = ()) -> RunMetrics:
     """Returns the metrics of a run of `trace` under `plan`.
 
     `decode_s` and `prefill_s` are modelled; `prefill_s` counts only flash. The events `before` fill the caches and are
-    not counted; the token numbers of `trace` continue theirs.
+    not counted; the token numbers of `trace` continue theirs. The trace is not held in memory, unless the cache looks
+    ahead.
 
     Raises:
         ColdpressError: if the trace asks for units that the artifact does not have.
     """
-    whole = [*before, *trace]
-    check_trace(artifact, whole)
+    requests = None
+    if plugins.load_class("coldpress.runtime.cache", CachePolicy, plan.cache).looks_ahead:
+        trace = list(trace)
+        requests = requests_of([*before, *trace])
     flash, clock = simulated.Plugin(artifact, plan.queue_depth), Clock(artifact.manifest, plan)
-    store = Store(artifact, plan, flash, clock, requests=requests_of(whole))
+    store, checked = Store(artifact, plan, flash, clock, requests=requests), Checked(artifact)
     if before:
-        replay(store, before)
+        replay(store, checked(before))
         store.start_counting()
-    replay(store, trace)
-    counted = store.counters
-    num_tokens = max((event.token for event in whole), default=0) - max((event.token for event in before), default=0)
-    num_passes = len({event.token for event in trace if event.kind == FETCH})
-    flash_s = counted.prefill_flash_s
-    found = store.metrics(num_tokens, 0.0, flash_s, flash_s, num_passes)
+        checked.start_counting()
+    replay(store, checked(trace))
+    flash_s = store.counters.prefill_flash_s
+    found = store.metrics(checked.num_tokens, 0.0, flash_s, flash_s, checked.num_passes)
     return found.model_copy(update={"decode_s": found.modelled_s})
 
 
@@ -112,19 +115,47 @@ def replay(store: Store, trace: Iterable[Event]) -> None:
             deque(store.submit((event.layer, event.family), event.ids, event.kept), maxlen=0)
 
 
-def check_trace(artifact: Artifact, trace: Iterable[Event]) -> None:
-    """Refuses a trace that asks for units that the artifact does not have.
+class Checked:
+    """Passes the events of a trace on, refuses those for units that the artifact does not have, and counts tokens."""
 
-    Raises:
-        ColdpressError: naming the first such event.
-    """
-    sections = artifact.manifest.flash.sections
-    known = {(layer, section.family): section.num_units for section in sections for layer in section.layers}
-    for index, event in enumerate(trace):
-        num_units = known.get((event.layer, event.family), 0)
-        largest = int(event.ids[-1]) if event.ids.size else 0
-        if event.kind in (STREAM, FETCH, PRELOAD) and largest >= num_units:
-            raise ColdpressError(
-                f"event {index} of the trace asks for unit {largest} of layer {event.layer}, family {event.family}, "
-                f"where the artifact has {num_units} units; use a trace recorded with this artifact's model and method"
-            )
+    def __init__(self, artifact: Artifact) -> None:
+        """Begins with the first event."""
+        sections = artifact.manifest.flash.sections
+        self._known = {(layer, section.family): section.num_units for section in sections for layer in section.layers}
+        self._num_events = self._first_token = self._last_token = 0
+        self._passes = set[int]()
+
+    @property
+    def num_tokens(self) -> int:
+        """Returns the tokens since counting began."""
+        return self._last_token - self._first_token
+
+    @property
+    def num_passes(self) -> int:
+        """Returns the passes since counting began: tokens that are decoded together make one."""
+        return len(self._passes)
+
+    def start_counting(self) -> None:
+        """Counts from zero again."""
+        self._first_token, self._passes = self._last_token, set[int]()
+
+    def __call__(self, trace: Iterable[Event]) -> Iterator[Event]:
+        """Yields the events of the trace, or of its next part.
+
+        Raises:
+            ColdpressError: naming the first event that is refused.
+        """
+        for event in trace:
+            num_units = self._known.get((event.layer, event.family), 0)
+            largest = int(event.ids[-1]) if event.ids.size else 0
+            if event.kind in (STREAM, FETCH, PRELOAD) and largest >= num_units:
+                raise ColdpressError(
+                    f"event {self._num_events} of the trace asks for unit {largest} of layer {event.layer}, family "
+                    f"{event.family}, where the artifact has {num_units} units; use a trace recorded with this "
+                    "artifact's model and method"
+                )
+            self._num_events += 1
+            self._last_token = max(self._last_token, event.token)
+            if event.kind == FETCH:
+                self._passes.add(event.token)
+            yield event

@@ -10,7 +10,6 @@ from typing import Any
 from coldpress.runtime import plugins
 from coldpress.runtime.cache._policy import CachePolicy, Known
 from coldpress.schemas.base import Options
-from coldpress.schemas.errors import ColdpressError, clipped
 
 __all__ = ["CachePolicy", "Known", "make", "read_choice", "show_choice"]
 
@@ -34,14 +33,8 @@ def read_choice(text: str) -> tuple[str, Options]:
         ColdpressError: if a part does not have the form OPTION=VALUE, or a value is invalid.
     """
     name, *parts = text.split(":")
-    plugin, options = plugins.load_class("coldpress.runtime.cache", CachePolicy, name), Options()
-    for part in parts:
-        option, equals, value = part.partition("=")
-        if not equals:
-            raise ColdpressError(
-                f"'{clipped(part)}' is no option of the cache '{name}', expected such as window:window_tokens=3"
-            )
-        options[option] = _value(value)
+    plugin = plugins.load_class("coldpress.runtime.cache", CachePolicy, name)
+    options = plugins.parse_values(parts, f"option of the cache '{name}'", "window:window_tokens=3")
     plugins.options_of(plugin, options)
     return name, options
 
@@ -49,12 +42,3 @@ def read_choice(text: str) -> tuple[str, Options]:
 def show_choice(name: str, options: Mapping[str, Any]) -> str:
     """Writes a policy and its options in the form that `read_choice` parses."""
     return ":".join([name, *(f"{option}={value}" for option, value in options.items())])
-
-
-def _value(text: str) -> int | float | str:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text

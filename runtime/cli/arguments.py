@@ -14,6 +14,7 @@ from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.kernels.activations import ACTIVATIONS, DEFAULT_ACTIVATIONS
 from coldpress.runtime.plan.kv_cache import KV_CACHE_FORMATS
 from coldpress.runtime.profiles.devices import DEVICE_HELP
+from coldpress.runtime.synthetic.statistics import Statistics
 from coldpress.schemas import __version__
 from coldpress.schemas.errors import clipped
 from coldpress.schemas.layout import Collapse, Preload
@@ -36,6 +37,7 @@ EXAMPLES = """examples:
   coldpress-run emulate oneplus12 --scale 0.3 --memory 2GB -- llama-cli -m model.gguf
   coldpress-run simulate demo.coldpress --trace run.trace --device oneplus12 --dram-budget 2MB
   coldpress-run simulate demo.coldpress --trace run.trace --device all --dram-budget 2MB,3MB --cache lfu,belady
+  coldpress-run simulate demo.coldpress --synthetic density=0.1:repeated=0.6:tokens=500 --cache lru,lfu
 """
 LADDER_STEPS = """steps of --ladder, each under the same DRAM budget:
   naive                read every weight for every token, keep nothing
@@ -50,6 +52,12 @@ LADDER_STEPS = """steps of --ladder, each under the same DRAM budget:
   +preload             read ahead what later layers will probably need
 A step that is slower is shown but not kept, unless later steps build on it.
 """
+STATISTICS = "\n".join(
+    [
+        "statistics of --synthetic:",
+        *(f"  {name:<14}{field.description}" for name, field in Statistics.model_fields.items()),
+    ]
+)
 BUDGET_HELP = "DRAM in bytes, or as 3GB, 50MB, 1.5GiB (default: the artifact's largest plan)"
 OPTIONS_HELP = "options behind a colon: window:window_tokens=3"
 
@@ -134,6 +142,7 @@ def build_parser(commands: Mapping[str, Callable[[argparse.Namespace], int | Non
     measuring.epilog = f"{LADDER_STEPS}\n{measuring.epilog}"
     _add_bench(measuring)
     simulating = of_artifact("simulate", "replay a trace on a modelled device, without weights")
+    simulating.epilog = f"{STATISTICS}\n\n{simulating.epilog}"
     _add_simulate(simulating)
     _add_emulate(command("emulate", "run any command with the reads and the memory of a device"))
     for made in (generating, verifying):
@@ -258,8 +267,12 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_simulate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--trace", type=Path, required=True, metavar="FILE", help="trace recorded by `generate --trace`"
+    group = parser.add_mutually_exclusive_group(required=True)
+    group.add_argument("--trace", type=Path, metavar="FILE", help="trace recorded by `generate --trace`")
+    group.add_argument(
+        "--synthetic",
+        metavar="NAME=VALUE:…",
+        help="a trace drawn with these statistics, which are explained below; the output has them and those drawn",
     )
     parser.add_argument("--dram-budget", metavar="BYTES[,…]", help=f"{BUDGET_HELP}; several give a table")
     parser.add_argument(

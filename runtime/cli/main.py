@@ -149,24 +149,24 @@ def _emulate(arguments: argparse.Namespace) -> int:
 
 
 def _simulate(arguments: argparse.Namespace) -> None:
-    cases = sweep.cases_of(arguments)
+    cases, source = sweep.cases_of(arguments), sweep.source_of(arguments)
+    opened = open_artifact(arguments.artifact)
+    drawn = sweep.drawn(opened, source)
     if len(cases) > 1:
-        rows = sweep.swept(Path(arguments.artifact), arguments.trace, cases)
-        if arguments.json:
-            _print_json(sweep.as_data(rows))
-        else:
-            print(sweep.render(rows))
-        return
-    artifact, plan = cases[0].of(open_artifact(arguments.artifact))
-    metrics = simulate(artifact, plan, sweep.trace_of(arguments.trace))
-    if arguments.json:
-        _print_json({"device": artifact.manifest.device.name, "metrics": metrics.model_dump(mode="json")})
+        rows = sweep.swept(Path(arguments.artifact), source, cases)
+        data, text = sweep.as_data(rows), sweep.render(rows)
     else:
-        print(
-            f"{artifact.manifest.device.title}; seconds are modelled: a request for units takes the longer of reading "
-            "and computing"
-        )
-        print(_summary.render(metrics))
+        artifact, plan = cases[0].of(opened)
+        metrics, device = simulate(artifact, plan, sweep.trace_of(opened, source)), artifact.manifest.device
+        data = {"device": device.name, "metrics": metrics.model_dump(mode="json")}
+        title = "seconds are modelled: a request for units takes the longer of reading and computing"
+        text = f"{device.title}; {title}\n{_summary.render(metrics)}"
+    if arguments.json:
+        _print_json(data | (drawn.as_data() if drawn else {}))
+    else:
+        print(text)
+        if drawn:
+            print(drawn.render())
 
 
 def _emulation(arguments: argparse.Namespace, place: Path) -> Emulation:

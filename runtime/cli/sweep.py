@@ -1,4 +1,4 @@
-"""Replays one trace on several devices, with several DRAM budgets and caches, on all cores.
+"""Replays one trace, recorded or drawn, on several devices, with several DRAM budgets and caches, on all cores.
 
 A row is what `simulate` gives for its settings alone: the units are those of the trace, also where a selector that sees
 what is in DRAM would choose others. Budgets that hold no plan stay in the table, with the reason.
@@ -8,7 +8,7 @@ import argparse
 import itertools
 import multiprocessing
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +21,9 @@ from coldpress.runtime.generate.choice import choose_plan, on_device
 from coldpress.runtime.profiles.devices import load_device, named_devices
 from coldpress.runtime.quantities import parse_bytes, show_bytes, table
 from coldpress.runtime.simulate import simulate
+from coldpress.runtime.synthetic.measured import measured
+from coldpress.runtime.synthetic.statistics import Figures, Statistics, read_statistics
+from coldpress.runtime.synthetic.trace import Synthetic
 from coldpress.runtime.trace import Event, load_trace
 from coldpress.schemas.errors import ArtifactError, ColdpressError, DoesNotFitError
 from coldpress.schemas.layout import Collapse, KvCacheFormat, Plan, Preload
@@ -48,6 +51,30 @@ class Case:
         budget = self.dram_budget_bytes
         reading = self.collapse, self.preload
         return artifact, choose_plan(artifact.manifest, budget, None, self.cache, *reading, self.kv_cache)
+
+
+Source = Path | Statistics
+"""A recorded trace, or what a drawn one is to have."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A drawn trace: what was stated, what that is over all parts, and what the draws gave."""
+
+    stated: Statistics
+    asked: Figures
+    achieved: Figures
+
+    def as_data(self) -> dict[str, Any]:
+        """Returns the statistics as JSON-ready data."""
+        stated = self.stated.model_dump(mode="json")
+        return {"synthetic": {"stated": stated, "asked": self.asked._asdict(), "achieved": self.achieved._asdict()}}
+
+    def render(self) -> str:
+        """Formats the statistics as a table for people."""
+        figures = zip(Figures._fields, self.asked, self.achieved, strict=True)
+        rows = [(name, f"{asked:.3f}", f"{achieved:.3f}") for name, asked, achieved in figures if asked is not None]
+        return table([(f"drawn, seed {self.stated.seed}", "asked", "achieved"), *rows])
 
 
 @dataclass(frozen=True)
@@ -80,34 +107,53 @@ def cases_of(arguments: argparse.Namespace) -> list[Case]:
     return [Case(*one, arguments.collapse, arguments.preload, arguments.kv_cache) for one in each]
 
 
-def trace_of(path: Path) -> tuple[Event, ...]:
-    """Returns the events of a trace.
+def source_of(arguments: argparse.Namespace) -> Source:
+    """Returns where the flags say that the trace comes from.
 
     Raises:
-        ColdpressError: if the file is no trace.
+        ColdpressError: for a statistic that is unknown or invalid.
     """
+    return arguments.trace if arguments.synthetic is None else read_statistics(arguments.synthetic)
+
+
+def trace_of(opened: Artifact, source: Source) -> Iterable[Event]:
+    """Returns the events of a trace, which can be iterated over again.
+
+    Raises:
+        ColdpressError: if the file is no trace, or no trace has the statistics.
+    """
+    if isinstance(source, Statistics):
+        return Synthetic(opened, source)
     try:
-        return load_trace(path)
+        return load_trace(source)
     except ArtifactError as error:
         raise ColdpressError(
-            f"{path}: is not a trace, expected a file that `generate --trace` wrote ({error})"
+            f"{source}: is not a trace, expected a file that `generate --trace` wrote ({error})"
         ) from error
 
 
-def swept(path: Path, trace: Path, cases: Sequence[Case]) -> list[Row]:
+def drawn(opened: Artifact, source: Source) -> Drawn | None:
+    """Returns the statistics of a drawn trace; None of a recorded one. Raises as `trace_of`."""
+    if not isinstance(source, Statistics):
+        return None
+    trace = Synthetic(opened, source)
+    return Drawn(source, trace.expected, measured(trace))
+
+
+def swept(path: Path, source: Source, cases: Sequence[Case]) -> list[Row]:
     """Returns a row for each case, in order; they are simulated in as many processes as there are cores.
 
     Raises:
         ColdpressError: for a file that is no trace, an unknown name, or if no case fits.
     """
     opened = open_artifact(path)
-    trace_of(trace)  # each process reads it; what is wrong is said once, before any starts
+    trace_of(opened, source)  # each process reads or draws it; what is wrong is said once, before any starts
     refusals = [_refusal(opened, case) for case in cases]
     fitting = [case for case, refusal in zip(cases, refusals, strict=True) if refusal is None]
     if not fitting:
         raise ColdpressError(f"nothing fits {opened.manifest.source.name}: {refusals[-1]}")
     workers = min(len(fitting), len(os.sched_getaffinity(0)))
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start, (path, trace)) as pool:
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start, (path, source)) as pool:
         found = pool.map(_row, fitting)
         return [
             next(found) if refusal is None else _refused(opened, case, refusal)
@@ -130,12 +176,13 @@ def _refused(opened: Artifact, case: Case, refusal: str) -> Row:
     return Row(device, case.dram_budget_bytes, "", case.cache or "", refusal=refusal)
 
 
-_OPENED: list[tuple[Artifact, tuple[Event, ...]]] = []
+_OPENED: list[tuple[Artifact, Iterable[Event]]] = []
 """The artifact and the trace in a process of the pool."""
 
 
-def _start(path: Path, trace: Path) -> None:
-    _OPENED.append((open_artifact(path), trace_of(trace)))
+def _start(path: Path, source: Source) -> None:
+    opened = open_artifact(path)
+    _OPENED.append((opened, trace_of(opened, source)))
 
 
 def _row(case: Case) -> Row:

@@ -23,6 +23,8 @@ from typing import Any
 
 import numpy as np
 
+from coldpress.runtime.synthetic.law import frequencies
+
 TOPIC_STRENGTH = 2.5
 HOT_SHARE, HOT_MASS = 0.26, 0.80
 TOPIC_LOGIT = 5.3
@@ -72,29 +74,9 @@ SHAPES = {
 }
 
 
-def planted_frequencies(num_units: int, density: float, hot_share: float = HOT_SHARE) -> np.ndarray:
-    """Activation frequencies float64 [num_units], descending, with mean `density` and HOT_MASS in the hottest share.
-
-    A power law rank ** -alpha clipped to 0.98; alpha is found by bisection. At densities where the clip makes the mass
-    unreachable, the steepest law that keeps the mean is returned.
-    """
-    ranks = np.arange(1, num_units + 1) / num_units
-    num_hot = max(1, round(hot_share * num_units))
-
-    def law(alpha: float) -> np.ndarray:
-        weights = ranks**-alpha
-        low, high = 0.0, 1.0 / weights.min()
-        for _ in range(100):
-            scale = (low + high) / 2
-            low, high = (scale, high) if np.minimum(weights * scale, 0.98).mean() < density else (low, scale)
-        return np.minimum(weights * low, 0.98)
-
-    low, high = 0.0, 8.0
-    for _ in range(60):
-        alpha = (low + high) / 2
-        frequencies = law(alpha)
-        low, high = (alpha, high) if frequencies[:num_hot].sum() / frequencies.sum() < HOT_MASS else (low, alpha)
-    return law(low)
+def planted_frequencies(num_units: int, density: float) -> np.ndarray:
+    """Activation frequencies float64 [num_units], descending, with mean `density` and HOT_MASS in the hottest share."""
+    return frequencies(num_units, density, HOT_SHARE, HOT_MASS)
 
 
 def thresholds(frequencies: np.ndarray, num_topics: int) -> np.ndarray:
