@@ -2,11 +2,11 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, formats_for
-from coldpress.compiler.search import Goal, Judged, Search, Space
+from coldpress.compiler.search import Goal, Judged, Search, Space, fastest_dense
 from coldpress.compiler.stages.allocate._config import AllocateConfig
 from coldpress.compiler.stages.allocate._division import budgets_bytes
 from coldpress.compiler.stages.allocate._judge import BudgetJudge
@@ -25,12 +25,22 @@ class Searched:
 
     judge: BudgetJudge
     goal: Goal
+    search: Search
     judged: list[Judged]
+
+    def within(self, narrowed: Callable[[Space], Space]) -> "Searched":
+        """Searches the part of the space that `narrowed` leaves; candidates that are judged already cost nothing."""
+        return replace(self, judged=self.search.judged(narrowed(self.judge.space), self.judge, self.goal))
 
     @cached_property
     def best(self) -> Judged | None:
         """The candidate that the goal takes; None if none fits."""
         return self.goal.best(self.judged)
+
+    @property
+    def dense(self) -> Judged | None:
+        """The fastest dense run; None if none fits."""
+        return fastest_dense(self.judged)
 
     @property
     def tried(self) -> tuple[Tried, ...]:
@@ -60,4 +70,4 @@ def searched(
         )
     goal = Goal(None if config.min_tokens_per_s is None else 1 / config.min_tokens_per_s)
     search = load("coldpress.compiler.search", Search, config.search)
-    return Searched(judge, goal, search.judged(narrowed(judge.space), judge, goal))
+    return Searched(judge, goal, search, []).within(narrowed)
