@@ -123,7 +123,7 @@ def _log(sparsity: Sparsity, inputs: Inputs, overprediction: float) -> None:
 
 def needs(build: "Build") -> StageNeeds:
     """Returns what losses take, if the rule measures them: hidden states of all variants twice and of the whole model,
-    logits of a block."""
+    logits of a block; seconds for each budget, whose density may be its own."""
     settings, spec = build.settings["allocate"], build.model.spec
     rule = load("coldpress.compiler.stages.allocate", Rule, settings["density_allocation"])
     variants = rule.num_variants(spec.num_hidden_layers, len(build.families))
@@ -134,7 +134,7 @@ def needs(build: "Build") -> StageNeeds:
     hidden = (2 * variants + 1) * 4 * tokens * spec.hidden_size
     logits = COMPARED_LOGIT_BYTES * build.block_tokens * spec.vocab_size
     ram_bytes = build.TORCH_BYTES + build.layer_weights_bytes + build.running_bytes(8) + hidden + logits
-    seconds = 600 + 32 * variants * build.forward_s(tokens)
+    seconds = 600 + 32 * variants * build.forward_s(tokens) * len(build.dram_budgets_bytes)
     return StageNeeds(stage="allocate", ram_bytes=ram_bytes, disk_bytes=disk_bytes, runtime_s=seconds)
 
 
