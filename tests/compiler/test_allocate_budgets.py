@@ -210,13 +210,15 @@ def test_all_budgets_share_what_suits_them_together(
 ) -> None:
     """The largest budget comes first, and `fits` is about it. A whole selector takes twice as long as a half one."""
     search, goal = load("coldpress.compiler.search", Search, "beam"), Goal()
-    alone = iter(
-        Searched(Judge(table, fits and number == 0), goal, search, []).within(lambda space: space)  # type: ignore[arg-type]
-        for number, table in enumerate(tables)
-    )
-    monkeypatch.setattr(_budgets, "searched", lambda *_: next(alone))
+    judges = {2: Judge(tables[0], fits), 1: Judge(tables[1], False)}
+    alone = {budget: Searched(judge, goal, search, []) for budget, judge in judges.items()}  # type: ignore[arg-type]
+
+    def searched_alone(config: AllocateConfig, *_: object, **__: object) -> Searched:
+        return alone[int(config.dram_budget)].within(lambda space: space)
+
+    monkeypatch.setattr(_budgets, "searched", searched_alone)
     found = _budgets.choices(config_of(), None, None, [2, 1])  # type: ignore[arg-type]
     assert [one.tried[0].method for one in found] == [taken] * 2
     shared = [" all budgets share " in (one.tried[0].reason or "") for one in found]
-    own = [Goal().best(list(search.judged(judge.space, judge, goal))) for judge in map(Judge, tables, (fits, False))]
+    own = [goal.best(search.judged(judge.space, judge, goal)) for judge in map(Judge, tables, (fits, False))]
     assert shared == [best is not None and best.candidate.method != taken for best in own]

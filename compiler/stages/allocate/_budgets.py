@@ -16,6 +16,7 @@ from coldpress.compiler.search import MARGIN, Goal, Judged, Space
 from coldpress.compiler.stages.allocate._config import AllocateConfig
 from coldpress.compiler.stages.allocate._division import OverBudgetError
 from coldpress.compiler.stages.allocate._quality import Floor
+from coldpress.compiler.stages.allocate._replay import Replays
 from coldpress.compiler.stages.allocate._rules import Inputs
 from coldpress.compiler.stages.allocate._searched import Searched, searched
 from coldpress.compiler.stages.allocate._words import front_of, tried_of
@@ -40,17 +41,20 @@ class BudgetChoice(NamedTuple):
 def choices(
     config: AllocateConfig, inputs: Inputs, floor: Floor, budgets_bytes: Sequence[int]
 ) -> tuple[BudgetChoice, ...]:
-    """Returns the choice for each budget; they differ in density and cache alone.
+    """Returns the choice for each of `budgets_bytes`, the largest first; they differ in density and cache alone.
 
     Candidates are compared with the same density in all layers; the allocation rule then runs for the chosen ones only.
 
     Raises:
         DoesNotFitError: if nothing fits a budget.
     """
-    alone = [searched(config.model_copy(update={"dram_budget": budget}), inputs, floor) for budget in budgets_bytes]
-    for found in reversed(alone):  # the smallest budget, which lacks most, first
+    replays = Replays(inputs, config.overprediction)
+    alone: list[Searched] = []
+    for budget in reversed(budgets_bytes):  # the smallest one, which lacks most, first
+        found = searched(config.model_copy(update={"dram_budget": budget}), inputs, floor, replays=replays)
         if found.best is None:
             raise _least_refusal(found)
+        alone.insert(0, found)
     taken = alone if len(alone) == 1 else _shared(alone)
     return tuple(_choice(found, own.best) for found, own in zip(taken, alone, strict=True))
 

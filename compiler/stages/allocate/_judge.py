@@ -26,10 +26,9 @@ DENSITIES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 class BudgetJudge:
     """Judges the candidates of one build under one DRAM budget."""
 
-    def __init__(self, config: AllocateConfig, inputs: Inputs, floor: Floor) -> None:
+    def __init__(self, config: AllocateConfig, inputs: Inputs, floor: Floor, replays: Replays) -> None:
         """Takes the stage's settings, whose method is open and whose budget is in bytes."""
-        self._config, self._inputs, self._floor = config, inputs, floor
-        self._replays = Replays(inputs, config.overprediction)
+        self._config, self._inputs, self._floor, self._replays = config, inputs, floor, replays
         self._known: dict[Candidate, Judged] = {}
         self.refusals: dict[Method, ColdpressError] = {}
         """Selectors without any candidate, with the reason."""

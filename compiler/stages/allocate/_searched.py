@@ -11,6 +11,7 @@ from coldpress.compiler.stages.allocate._config import AllocateConfig
 from coldpress.compiler.stages.allocate._division import budgets_bytes
 from coldpress.compiler.stages.allocate._judge import BudgetJudge
 from coldpress.compiler.stages.allocate._quality import Floor
+from coldpress.compiler.stages.allocate._replay import Replays
 from coldpress.compiler.stages.allocate._rules import Inputs
 from coldpress.compiler.stages.allocate._words import tried_of
 from coldpress.runtime.plugins import load
@@ -49,17 +50,22 @@ class Searched:
 
 
 def searched(
-    config: AllocateConfig, inputs: Inputs, floor: Floor, narrowed: Callable[[Space], Space] = lambda space: space
+    config: AllocateConfig,
+    inputs: Inputs,
+    floor: Floor,
+    narrowed: Callable[[Space], Space] = lambda space: space,
+    replays: Replays | None = None,
 ) -> Searched:
     """Judges the candidates of a build whose method is open, as `config.search` does, in the space that `narrowed`
-    leaves.
+    leaves. Searches of several budgets share `replays`, which hold the trace.
 
     Raises:
         DoesNotFitError: if the device has less DRAM than the budget.
     """
     in_default = config if config.format != AUTO else config.model_copy(update={"format": DEFAULT_FORMAT})
     (budget,) = budgets_bytes(in_default, inputs.model, inputs.device)
-    judge = BudgetJudge(config.model_copy(update={"dram_budget": budget}), inputs, floor)
+    replays = replays or Replays(inputs, config.overprediction)
+    judge = BudgetJudge(config.model_copy(update={"dram_budget": budget}), inputs, floor, replays)
     for name in sorted({*formats_for(config.format)} - {*judge.formats}):
         LOG.info(
             "allocate: %s is no candidate: numpy multiplies it, and the profile of %s has no rate for it; format=%s "
