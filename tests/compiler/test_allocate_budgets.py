@@ -43,16 +43,15 @@ def activations(tmp_path_factory: pytest.TempPathFactory) -> Activations:
 
 
 def config_of(**changes: Any) -> AllocateConfig:
-    values = {"method": "auto", "format": "fp16", "dram_budget": ",".join(BUDGETS), "context_length": 128}
-    return AllocateConfig(**values | {"density_allocation": "uniform", "cache": "auto"} | changes)
+    values: dict[str, Any] = {"method": "auto", "format": "fp16", "cache": "auto", "context_length": 128}
+    values |= {"dram_budget": ",".join(BUDGETS), "density_allocation": "uniform"}
+    return AllocateConfig(**(values | changes))
 
 
 def divided(folder: Path, model: Model, activations: Activations, **changes: Any) -> Sparsity:
     config = config_of(**changes)
-    work, curves = (
-        Workspace(folder / "allocate", config.to_json()),
-        curves_of(model, folder / "curves", {"topk": CURVE}, num_tokens=TOKENS),
-    )
+    work = Workspace(folder / "allocate", config.to_json())
+    curves = curves_of(model, folder / "curves", {"topk": CURVE}, num_tokens=TOKENS)
     return allocate.run(config, model, activations, DEVICE, work, curves=curves)
 
 
