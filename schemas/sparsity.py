@@ -61,7 +61,7 @@ class Tried(Record):
 
 
 class Rung(Record):
-    """The division of one more DRAM budget, smaller than the record's own: a plan over the same image."""
+    """The decision for one DRAM budget, apart from what all budgets of an artifact share."""
 
     options: Options = Field(default={})
     """The selector's settings."""
@@ -69,38 +69,32 @@ class Rung(Record):
     """None if the selector stores no arrays."""
     densities: tuple[Densities, ...]
     budget: Budget
+    cache: CacheName = "lfu"
+    """The cache policy of the DRAM that is not pinned."""
+    cache_options: Options = Field(default={})
+    """The cache policy's settings."""
+    tried: tuple[Tried, ...] = ()
+    """The best candidate of each selector that `auto` compared under this budget, the taken one first, and the
+    selectors that it skipped; empty if the method was given."""
+    front: tuple[Tried, ...] = ()
+    """The Pareto front of speed, quality and DRAM under this budget: no other candidate is better in all three. The
+    fastest first; empty if the method was given."""
 
 
-class Sparsity(Record):
+class Sparsity(Rung):
     """The decision of `allocate` for the largest DRAM budget, whose plan runs by default; `ladder` has the others."""
 
     method: Method
-    options: Options = Field(default={})
-    """The selector's settings."""
-    arrays: ArrayFile | None = None
-    """None if the selector stores no arrays."""
     format: FormatName
     context_length: PositiveCount
     kv_cache: KvCacheFormat = "fp16"
     """The format in which the runtime stores keys and values."""
-    densities: tuple[Densities, ...]
     predictor_rank: tuple[Count, ...]
     """The largest hidden size of each layer's predictor: 0 if the density is 1; empty if the method has none."""
     predictor_limit_bytes: Count = 0
     """The most bytes of all predictors together; `budget` has the expected bytes."""
     predictor_format: FormatName | None = None
     """The format of predictors; None if the method has none."""
-    budget: Budget
-    tried: tuple[Tried, ...] = ()
-    """The best candidate of each selector that `auto` compared, the taken one first, and the selectors that it skipped;
-    empty if the method was given."""
-    front: tuple[Tried, ...] = ()
-    """The Pareto front of speed, quality and DRAM: no other candidate is better in all three. The fastest first; empty
-    if the method was given."""
-    cache: CacheName = "lfu"
-    """The cache policy of the DRAM that is not pinned."""
-    cache_options: Options = Field(default={})
-    """The cache policy's settings."""
     layers_per_group: PositiveCount = 1
     """Consecutive layers whose units lie together on flash (ActiveFlow 3, Fig. 9); the last group may be smaller."""
     ladder: tuple[Rung, ...] = ()
@@ -117,6 +111,12 @@ class Sparsity(Record):
                 for rung in self.ladder
             ),
         )
+
+    @property
+    def smallest(self) -> "Sparsity":
+        """Returns the decision for the smallest budget. Reading costs most there, so that stages which prepare what all
+        budgets share (weights, counts, pins, orders, predictors) prepare it for this one."""
+        return self.rungs[-1]
 
     @property
     def families(self) -> tuple[FamilyName, ...]:

@@ -26,6 +26,11 @@ class Candidate:
     """Share of the MLP's weights that a token uses; None where the selector or a measurement decides."""
     cache: CacheName
 
+    @property
+    def image(self) -> tuple[Method, FormatName]:
+        """Returns what determines flash.img, which the plans of several budgets share: selector and format."""
+        return self.method, self.format
+
 
 @dataclass(frozen=True)
 class Judged:
@@ -79,25 +84,32 @@ class Goal:
     def best(self, judged: Sequence[Judged]) -> Judged | None:
         """Returns the best candidate that can be built; None if there is none.
 
-        A dense run that holds everything in DRAM is best: nothing is read, and nothing is left out. Otherwise a dense
-        run is best unless another candidate saves MARGIN of its time.
+        A dense run that holds everything in DRAM is best: nothing is read, and nothing is left out. Where no dense run
+        is a candidate, the best quality with everything in DRAM is best. Otherwise a dense run is best unless another
+        candidate saves MARGIN of its time.
         """
         found = [one for one in judged if one.refusal is None]
         if not found:
             return None
-        whole = [one for one in found if one.is_whole and one.holds_everything]
+        held = [one for one in found if one.holds_everything]
+        whole = [one for one in held if one.is_whole]
         if self.max_token_s is not None:
-            return min(whole or self._fast_enough(found, self.max_token_s), key=_by_quality)
-        if whole:
-            return min(whole, key=_by_seconds)
+            return min(whole or held or self._fast_enough(found, self.max_token_s), key=_by_quality)
+        if held:
+            return min(whole, key=_by_seconds) if whole else min(held, key=_by_quality)
         fastest = min(found, key=_by_seconds)
-        dense = min((one for one in found if one.is_whole), key=_by_seconds, default=fastest)
+        dense = fastest_dense(found) or fastest
         return fastest if fastest.token_s <= (1 - MARGIN) * dense.token_s else dense
 
     @staticmethod
     def _fast_enough(found: Sequence[Judged], max_token_s: float) -> list[Judged]:
         """Returns the candidates that are fast enough; the fastest, if none is."""
         return [one for one in found if one.token_s <= max_token_s] or [min(found, key=_by_seconds)]
+
+
+def fastest_dense(judged: Sequence[Judged]) -> Judged | None:
+    """Returns the fastest dense run; None if none can be built."""
+    return min((one for one in judged if one.refusal is None and one.is_whole), key=_by_seconds, default=None)
 
 
 def _by_seconds(one: Judged) -> tuple[float, float]:

@@ -59,6 +59,7 @@ def run(
     blocks = load_arrays(corpus.split("calibration").arrays)["tokens"]
     tokens = blocks[: max(1, config.gram_tokens // blocks.shape[1])]
     stream, _ = stream_of(config, model, threads)
+    sparsity = sparsity.smallest
     left_out = not (sparsity.is_whole or load("coldpress.runtime.sparsity", Selector, sparsity.method).EXACT)
     # each expert sees few tokens, so experts are rounded without Gram matrices (compiler/stages/quantize/gptq.py)
     roles = ATTENTION_ROLES if model.spec.is_mixture else tuple(INPUT_OF)

@@ -1,4 +1,5 @@
-"""recalibrate: the activity that later stages use, counted on the model and at the densities that will run.
+"""recalibrate: the activity that later stages use, counted on the model and at the densities that will run; of several
+DRAM budgets, the smallest one's.
 
 The result of `calibrate` is passed on unchanged if zeros are exact and the weights are the same, or if every unit is
 used. Otherwise the calibration text passes once more: the units that the build's selector chooses (and, for experts,
@@ -44,6 +45,7 @@ def run(
 
     With `shards`, if anything had to be counted, their statistics are merged.
     """
+    sparsity = sparsity.smallest
     same_weights = activations.weights_sha256 == model.weights_sha256
     chosen = choice_of(sparsity, model.spec)
     # with measured densities the nonzero units are exactly those that the selector uses or a predictor should find

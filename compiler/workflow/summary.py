@@ -153,7 +153,8 @@ def dense(metrics: Metrics) -> str:
     figures = f"{run.tokens_per_s:.0f} tokens/s, {show_bytes(run.flash_bytes_per_token)} in {run.reads_per_token} reads"
     if load("coldpress.runtime.sparsity", Selector, metrics.method).is_whole:
         return f"{figures} per token; this artifact is dense"
-    pays = "" if gain >= 1 else ": sparsity does not pay here, build with method=dense"
+    is_whole = any(plan.density >= 1 for plan in metrics.plans[:1])  # with room for all that smaller budgets leave out
+    pays = "" if gain >= 1 or is_whole else ": sparsity does not pay here, build with method=dense"
     return (
         f"a build with method=dense, simulated: {figures} per token, perplexity {metrics.ppl_dense:.2f}; "
         f"this artifact is {gain:.2f} times as fast{pays}"

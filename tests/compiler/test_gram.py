@@ -8,6 +8,7 @@ import torch
 
 from coldpress.compiler.io import Workspace, load_arrays, save_arrays
 from coldpress.compiler.stages import gram, ingest, quantize
+from coldpress.compiler.stages.allocate._ladder import with_ladder
 from coldpress.compiler.stages.gram import GramConfig
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.compiler.stages.quantize import QuantizeConfig
@@ -137,3 +138,13 @@ def test_without_those_of_its_weights_quantize_refuses(model, corpus, tmp_path, 
     other = model.model_copy(update={"weights_sha256": "1" * 64})
     with pytest.raises(ColdpressError, match=f"algorithm=gptq needs Gram matrices .* {given or 'none were given'}"):
         quantize.run(QuantizeConfig(algorithm="gptq"), other, sparsity, (0,), Workspace(tmp_path, "test"), found)
+
+
+def test_of_several_budgets_the_smallest_one_s_units_count(model, corpus, tmp_path):
+    few = fitted(tiny_sparsity(model, "topk", "fp16"), model.spec, tmp_path / "few")
+    every = fitted(tiny_sparsity(model, "topk", "fp16", density=1.0), model.spec, tmp_path / "all")
+    found = {
+        name: [layer.arrays.sha256 for layer in grams_of(model, corpus, chosen, tmp_path / name, tokens=TOKENS).layers]
+        for name, chosen in (("few", few), ("all", every), ("both", with_ladder(every, [few])))
+    }
+    assert found["both"] == found["few"] != found["all"]

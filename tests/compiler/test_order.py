@@ -8,6 +8,7 @@ import pytest
 
 from coldpress.compiler.activity.packed_bits import adjacent_share
 from coldpress.compiler.io import Workspace, load_arrays
+from coldpress.compiler.stages.allocate._ladder import with_ladder
 from coldpress.compiler.stages.order import OrderConfig, auto, ripple
 from coldpress.compiler.stages.order import run as run_stage
 from coldpress.schemas.activations import Activations
@@ -172,3 +173,17 @@ def test_what_cannot_be_ordered_is_refused(tmp_path: Path) -> None:
     placement = placement.model_copy(update={"tiers": ("accelerator", "dram")})
     with pytest.raises(ColdpressError, match="tiers accelerator, dram and no flash to order units on"):
         run_stage(OrderConfig(), model_of(1), activations, sparsity, placement, device_of(), (0,), work)
+
+
+def test_of_several_budgets_the_smallest_one_is_ordered_for(tmp_path: Path) -> None:
+    """A cache that holds everything would leave nothing to order."""
+    activations = activations_of(tmp_path / "a", [{"neuron": topical(60, 1024, 5, seed)} for seed in range(2)])
+    small = sparsity_of("predictor", {"neuron": (0.2,) * 2}, cache_bytes=0)
+    large = sparsity_of("predictor", {"neuron": (1.0,) * 2}, cache_bytes=1 << 24)
+    found = {
+        name: run(OrderConfig(order="collapse"), activations, chosen, (0, 1), workspace(tmp_path / name))
+        for name, chosen in (("small", small), ("large", large), ("both", with_ladder(large, [small])))
+    }
+    orders = {name: [order_of(entry).tolist() for entry in order.entries] for name, order in found.items()}
+    assert orders["both"] == orders["small"] != orders["large"]
+    assert [entry.gap_costs for entry in found["both"].entries] == [entry.gap_costs for entry in found["small"].entries]

@@ -10,6 +10,7 @@ from coldpress.compiler.activity.held_out import Context, Trace, Window, split_t
 from coldpress.compiler.cost_model import PEAK_READ_BYTES
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.seconds import Reading
+from coldpress.compiler.stages.allocate._ladder import with_ladder
 from coldpress.compiler.stages.place import PlaceConfig, pulp_highs, run
 from coldpress.compiler.stages.place._counts import head_counts
 from coldpress.compiler.stages.place._problem import Problem, bytes_of, make_group, units_of
@@ -390,3 +391,17 @@ def test_tokens_that_warm_up_a_cache_cost_nothing() -> None:
 
     assert seconds(2) == 0
     assert seconds(0) > seconds(1) > 0
+
+
+def test_of_several_budgets_units_are_pinned_for_the_smallest(tmp_path: Path) -> None:
+    active = active_of()
+    activations = activations_of(tmp_path / "activations", [{"neuron": layer} for layer in active])
+    small = sparsity_of("predictor", {"neuron": tuple(float(layer.mean()) for layer in active)}, 100 * UNIT_BYTES)
+    large = sparsity_of("predictor", {"neuron": (1.0,) * LAYERS}, 200 * UNIT_BYTES)
+    pinned = {
+        name: run(PlaceConfig(), model_of(LAYERS), activations, chosen, device_of(), workspace(tmp_path / name))
+        for name, chosen in (("small", small), ("large", large), ("both", with_ladder(large, [small])))
+    }
+    layers = {name: [entry.num_pinned for entry in placement.layers] for name, placement in pinned.items()}
+    assert layers["both"] == layers["small"] != layers["large"]
+    assert pinned["both"].arrays.sha256 == pinned["small"].arrays.sha256

@@ -15,7 +15,7 @@ from coldpress.schemas.activations import Activations, FamilyStatistics, LayerSt
 from coldpress.schemas.base import ArrayFile
 from coldpress.schemas.families import num_units
 from coldpress.schemas.order import GapCost, Order
-from coldpress.schemas.sparsity import Densities
+from coldpress.schemas.sparsity import Densities, Tried
 from tests.compiler.test_plan import check_layout, laid, records, whole_of, with_budget
 from tests.support.methods import fitted
 from tests.support.records import lay_out, manifest_of, tiny_order, tiny_sparsity
@@ -144,7 +144,8 @@ def with_rungs(folder, model, sparsity, *rungs):
 
 
 def test_a_ladder_has_a_plan_for_each_budget(tmp_path):
-    """Each keeps the reader's rules; the tables have the arrays of all, and smaller budgets pin fewer units."""
+    """Each keeps the reader's rules; the tables have the arrays of all, and larger budgets pin more than the units that
+    `place` pins for the smallest."""
     model, sparsity, placement, device = records(tmp_path, num_pinned=9, num_hidden_layers=11, share=0.8)
     most = sparsity.budget.dram_budget_bytes
     less = most - sparsity.budget.cache_bytes // 4, most - sparsity.budget.cache_bytes // 2
@@ -155,12 +156,44 @@ def test_a_ladder_has_a_plan_for_each_budget(tmp_path):
     assert [plan.dram_budget_bytes for plan in found.plans] == [most, *less]
     assert [{part.density for part in plan.parts} for plan in found.plans] == [{0.25}, {0.2}, {0.125}]
     pinned = [sum(part.num_pinned for part in plan.parts) for plan in found.plans]
-    assert pinned == sorted(pinned, reverse=True)
+    assert pinned[0] > pinned[1] > pinned[2]
+    assert {part.num_pinned for part in found.plans[2].parts} == {9}
+    assert [choice.reasons for choice in found.made.choices] == [
+        ("no activity was counted that settings could be compared on",)
+    ] * 3
     for plan in found.plans:
         assert used_bytes(manifest, plan) <= plan.dram_budget_bytes
         assert refit(manifest, plan, plan.dram_budget_bytes) == plan
     assert len({plan.name for plan in found.plans}) == 3
     assert [choice.plan for choice in found.made.choices] == [plan.name for plan in found.plans]
+
+
+def test_a_larger_budget_of_a_dense_run_pins_whole_layers(tmp_path):
+    """One after another, though the smallest budget has room for a part of the first alone."""
+    model, sparsity, placement, device = records(tmp_path, "dense", num_pinned=0, num_hidden_layers=11, share=0.6)
+    (first, *others) = placement.layers
+    placement = placement.model_copy(update={"layers": (first.model_copy(update={"num_pinned": 5}), *others)})
+    less = sparsity.budget.dram_budget_bytes - int(0.85 * sparsity.budget.cache_bytes)
+    found = laid(model, with_rungs(tmp_path, model, sparsity, (less, 1.0)), placement, device)
+    large, small = ([part.num_pinned for part in plan.parts] for plan in found.plans)
+    units = num_units("neuron", model.spec)
+    whole = large.count(units)
+    assert whole >= 4
+    assert large[:whole] == [units] * whole
+    assert large[whole] < units
+    assert not any(large[whole + 1 :])
+    assert small == [5] + [0] * 10
+
+
+def test_each_plan_says_which_density_and_why(tmp_path):
+    model, sparsity, placement, device = records(tmp_path, num_hidden_layers=11, share=0.8)
+    less = sparsity.budget.dram_budget_bytes - sparsity.budget.cache_bytes // 4
+    sparsity = sparsity.model_copy(update={"tried": (Tried(method="topk", reason="the fastest"),)})
+    ladder = with_rungs(tmp_path, model, sparsity, (less, 0.125))
+    rung = ladder.ladder[0].model_copy(update={"tried": (Tried(method="topk", reason="the slowest"),)})
+    choices = laid(model, ladder.model_copy(update={"ladder": (rung,)}), placement, device).made.choices
+    assert choices[0].reasons[0] == "topk in int8_group32 at density 0.25: the fastest"
+    assert choices[1].reasons[0].endswith(": the slowest")
 
 
 def test_a_ladder_whose_largest_budget_holds_everything_says_so(tmp_path):

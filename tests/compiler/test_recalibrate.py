@@ -10,6 +10,7 @@ from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.checkpoint.tensors import read_role
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.stages import calibrate, ingest, recalibrate
+from coldpress.compiler.stages.allocate._ladder import with_ladder
 from coldpress.compiler.stages.calibrate import CalibrateConfig
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.compiler.stages.recalibrate import RecalibrateConfig
@@ -189,3 +190,17 @@ def test_threads_change_no_byte(silu: Model, corpus: Corpus, tmp_path: Path) -> 
     for a, b in zip(one.layers, two.layers, strict=True):
         assert [family.arrays.sha256 for family in a.families] == [family.arrays.sha256 for family in b.families]
         assert a.inputs.sha256 == b.inputs.sha256
+
+
+def test_of_several_budgets_the_smallest_one_s_units_are_counted(silu: Model, corpus: Corpus, tmp_path: Path) -> None:
+    """Though the largest one uses every unit, of which there would be nothing to count."""
+    before = first(silu, corpus, tmp_path, "topk")
+    few = sparsity(tmp_path / "few", "topk", silu, 0.5, 0.31, 0.2)
+    both = with_ladder(sparsity(tmp_path / "all", "topk", silu, 1.0, 1.0, 1.0), [few])
+    together, alone = (
+        recalibrate.run(RecalibrateConfig(), silu, corpus, chosen, before, Workspace(tmp_path / name, "test"), 1)
+        for name, chosen in (("together", both), ("alone", few))
+    )
+    for layer in range(LAYERS):
+        for family in few.families:
+            np.testing.assert_array_equal(active_of(together, layer, family), active_of(alone, layer, family))

@@ -88,6 +88,15 @@ def test_a_model_that_fits_is_run_whole() -> None:
     best = Goal().best([made("dense", 0.02, holds_everything=True), made("topk", 0.01, 1.04, holds_everything=True)])
     assert best is not None
     assert best.candidate.method == "dense"
+    narrow, wide = made("dense", 0.02, 1.01, holds_everything=True), made("dense", 0.03, 1.0, holds_everything=True)
+    assert Goal().best([wide, narrow]) is narrow, "both keep the quality"
+
+
+@pytest.mark.parametrize("goal", [Goal(), Goal(0.1), Goal(0.001)])
+def test_a_selector_that_holds_everything_uses_what_quality_needs(goal: Goal) -> None:
+    """Where no dense run is a candidate: with several budgets, which share a selector."""
+    less, whole = made("topk", 0.01, 1.04, holds_everything=True), made("topk", 0.02, 1.0, holds_everything=True)
+    assert goal.best([less, whole, made("topk", 0.005, 1.0)]) is whole
 
 
 @pytest.mark.parametrize(("max_token_s", "method"), [(0.05, "wina"), (0.015, "topk"), (0.001, "topk")])

@@ -146,6 +146,9 @@ def test_dense_stands_beside_the_choice(folder: Path) -> None:
     assert "  dense, same DRAM  a build with method=dense, simulated: 500 tokens/s" in summary.show(folder)
     said = "0.50 times as fast: sparsity does not pay here, build with method=dense"
     assert said in changed(folder, modelled_tokens_per_s=250.0)
+    plans = tiny_figures(density=1.0), tiny_figures()
+    assert "sparsity does not pay" not in changed(folder, plans=plans), "its smaller budgets are sparse"
+    assert said in changed(folder, plans=plans[1:])
     assert "this artifact is dense" in changed(folder, method="dense")
     assert "does not fit" in changed(folder, dense=None)
 

@@ -360,6 +360,7 @@ class Build:
 
     def _rung(self, budget_share: float, density: float) -> Sparsity:
         rung = tiny_sparsity(self.model, self.method, self.format_name, budget_share, density)
+        rung = rung.model_copy(update={"cache": self.cache})
         folder = self.folder / "records" / f"rung-{budget_share}"
         return fitted(rung, self.spec, folder)
 

@@ -4,12 +4,14 @@ Reads shapes, activation statistics and the device; returns a `Sparsity` whose b
 equation is resident tensors + predictors + KV cache + bookkeeping + buffers + cache = budget (ActiveFlow 4.1, Eqs. 2
 and 8, plus the other buffers of this runtime; _division.py). The selector says where densities come from and what is
 fitted to them (runtime/sparsity). With an open method a search (compiler/search) compares selectors, densities, formats
-and caches under one quality floor (_judge.py), and the record says what it found.
+and caches under one quality floor (_judge.py), for each of several budgets (_budgets.py), and the record says what it
+found.
 """
 
 import logging
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from coldpress.compiler.activity.unit_statistics import fit_all
 from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, caches_for
@@ -18,6 +20,7 @@ from coldpress.compiler.checkpoint.source_json import read_object
 from coldpress.compiler.checkpoint.tensors import MAX_CONFIG_BYTES
 from coldpress.compiler.cost_model import flash_bytes
 from coldpress.compiler.io import Workspace
+from coldpress.compiler.stages.allocate._budgets import BudgetChoice, choices
 from coldpress.compiler.stages.allocate._config import AllocateConfig
 from coldpress.compiler.stages.allocate._division import OverBudgetError, budgets_bytes, divided, method_of
 from coldpress.compiler.stages.allocate._ladder import with_ladder
@@ -26,7 +29,6 @@ from coldpress.compiler.stages.allocate._replay import Replays
 from coldpress.compiler.stages.allocate._rules import Inputs
 from coldpress.compiler.stages.allocate._searched import Searched, searched
 from coldpress.compiler.stages.allocate._task import Rule
-from coldpress.compiler.stages.allocate._words import front_of
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.plugins import load, load_class
 from coldpress.runtime.quantization import Format
@@ -38,7 +40,7 @@ from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.model import Model
 from coldpress.schemas.preflight import StageNeeds
-from coldpress.schemas.sparsity import Sparsity, Tried
+from coldpress.schemas.sparsity import Densities, Sparsity
 
 if TYPE_CHECKING:
     from coldpress.compiler.needs import Build
@@ -72,8 +74,7 @@ def run(
     threads: int = 1,
     curves: Curves | None = None,
 ) -> Sparsity:
-    """Divides the budgets; `auto` takes the best candidate that a search finds (compiler/search) for the smallest of
-    them, where reading costs most.
+    """Divides the budgets; `auto` takes the best candidates that a search finds (compiler/search).
 
     A corpus is needed where density_allocation measures losses, and curves where the method is open.
 
@@ -92,16 +93,13 @@ def run(
         )
     in_default = config.model_copy(update={"format": DEFAULT_FORMAT}) if config.format == AUTO else config
     budgets = budgets_bytes(in_default, model, device)
-    config = config.model_copy(update={"dram_budget": budgets[0]})
     inputs = Inputs(model, activations, device, work, corpus, threads, curves, len(budgets), caches_for(config.cache))
-    found = _found(config.model_copy(update={"dram_budget": budgets[-1]}), inputs) if config.method == AUTO else None
-    chosen = config if found is None else found.config.model_copy(update={"dram_budget": budgets[0]})
-    sparsity = divided(chosen, inputs)
-    sparsity = sparsity.model_copy(update={"arrays": _fitted(sparsity, inputs)})
-    if found is not None:
-        sparsity = sparsity.model_copy(update={"tried": found.tried, "front": found.front})
-    if budgets[1:]:
-        sparsity = with_ladder(sparsity, [_rung(chosen, sparsity, budget, inputs) for budget in budgets[1:]])
+    if config.method == AUTO:
+        taken = choices(config, inputs, _floor(config, inputs), budgets)
+    else:
+        taken = tuple(BudgetChoice(config.model_copy(update={"dram_budget": budget})) for budget in budgets)
+    largest, *smaller = _rungs(taken, inputs)
+    sparsity = with_ladder(largest, smaller)
     _log(sparsity, inputs, config.overprediction)
     return sparsity
 
@@ -117,7 +115,7 @@ def _log(sparsity: Sparsity, inputs: Inputs, overprediction: float) -> None:
     )
     for densities in sparsity.densities:
         LOG.info("allocate: %s densities %s", densities.family, " ".join(f"{d:.3f}" for d in densities.per_layer))
-    token_s = sparsity.tried[0].token_s if sparsity.tried and not sparsity.ladder else None
+    token_s = sparsity.tried[0].token_s if sparsity.tried else None
     if token_s is None:
         token_s = Replays(inputs, overprediction).of(sparsity).token_s
     LOG.info("allocate: about %.1f tokens/s on %s", 1 / token_s, inputs.device.name)
@@ -125,7 +123,7 @@ def _log(sparsity: Sparsity, inputs: Inputs, overprediction: float) -> None:
 
 def needs(build: "Build") -> StageNeeds:
     """Returns what losses take, if the rule measures them: hidden states of all variants twice and of the whole model,
-    logits of a block."""
+    logits of a block; seconds for each budget, whose density may be its own."""
     settings, spec = build.settings["allocate"], build.model.spec
     rule = load("coldpress.compiler.stages.allocate", Rule, settings["density_allocation"])
     variants = rule.num_variants(spec.num_hidden_layers, len(build.families))
@@ -136,55 +134,24 @@ def needs(build: "Build") -> StageNeeds:
     hidden = (2 * variants + 1) * 4 * tokens * spec.hidden_size
     logits = COMPARED_LOGIT_BYTES * build.block_tokens * spec.vocab_size
     ram_bytes = build.TORCH_BYTES + build.layer_weights_bytes + build.running_bytes(8) + hidden + logits
-    seconds = 600 + 32 * variants * build.forward_s(tokens)
+    seconds = 600 + 32 * variants * build.forward_s(tokens) * len(build.dram_budgets_bytes)
     return StageNeeds(stage="allocate", ram_bytes=ram_bytes, disk_bytes=disk_bytes, runtime_s=seconds)
 
 
-class _Found(NamedTuple):
-    """What a search found."""
-
-    config: AllocateConfig
-    """The settings that ask for the best candidate."""
-    tried: tuple[Tried, ...]
-    front: tuple[Tried, ...]
-
-
-def _found(config: AllocateConfig, inputs: Inputs) -> _Found:
-    """Searches all candidates under one budget, each at densities that keep the quality.
-
-    Candidates are compared with the same density in all layers; the allocation rule then runs for the chosen one only.
+def _rungs(taken: Sequence[BudgetChoice], inputs: Inputs) -> Iterator[Sparsity]:
+    """Divides each budget with the choice that was made for it.
 
     Raises:
-        DoesNotFitError: if none fits.
-        ColdpressError: if there are no curves, or they belong to other weights.
+        OverBudgetError: if one cannot hold what must be in DRAM.
     """
-    found = searched(config, inputs, _floor(config, inputs))
-    if found.best is None:
-        raise _least_refusal(found)
-    tried = found.tried
-    LOG.info("allocate: auto takes %s: %s", found.best.candidate.method, tried[0].reason)
-    return _Found(found.judge.config_of(found.best.candidate), tried, front_of(found.judged))
-
-
-def _least_refusal(found: Searched) -> ColdpressError:
-    """Returns the refusal of the candidate that needs the least DRAM; of the first one, if DRAM is not what lacks."""
-    needing = [one for one in found.judged if one.needed_bytes is not None]
-    if not needing:
-        return next(iter(found.judge.refusals.values()))
-    least = min(needing, key=lambda one: one.needed_bytes or 0)
-    return OverBudgetError(str(least.refusal), least.needed_bytes or 0)
-
-
-def _rung(chosen: AllocateConfig, largest: Sparsity, budget_bytes: int, inputs: Inputs) -> Sparsity:
-    """Divides a smaller budget with the choice that was made.
-
-    Raises:
-        OverBudgetError: if it cannot hold what must be in DRAM.
-    """
-    config = chosen.model_copy(update={"dram_budget": budget_bytes})
-    # a density that the user or the quality gives is the same for all budgets, and so is its division
-    found = divided(config, inputs, largest.densities if config.density is not None else None)
-    return found.model_copy(update={"arrays": _fitted(found, inputs, f"selector-{budget_bytes}")})
+    known: dict[float, tuple[Densities, ...]] = {}
+    for number, (config, tried, front) in enumerate(taken):
+        # a density that the user or the quality gives is divided among layers in the same way under all budgets
+        found = divided(config, inputs, None if config.density is None else known.get(config.density))
+        if config.density is not None:
+            known[config.density] = found.densities
+        arrays = _fitted(found, inputs, f"selector-{config.dram_budget}" if number else "selector")
+        yield found.model_copy(update={"arrays": arrays, "tried": tried, "front": front})
 
 
 def _floor(config: AllocateConfig, inputs: Inputs) -> Floor:
@@ -212,7 +179,7 @@ def _why_shorter(model: Model) -> str:
     )
 
 
-def _fitted(sparsity: Sparsity, inputs: Inputs, key: str = "selector") -> ArrayFile | None:
+def _fitted(sparsity: Sparsity, inputs: Inputs, key: str) -> ArrayFile | None:
     """Saves the selector's arrays for each family of each layer; returns None if it needs none."""
     method = method_of(sparsity.method, sparsity.options, sparsity.format, sparsity.layers_per_group, inputs)
     densities = {entry.family: entry.per_layer for entry in sparsity.densities}

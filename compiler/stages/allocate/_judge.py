@@ -26,11 +26,10 @@ DENSITIES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 class BudgetJudge:
     """Judges the candidates of one build under one DRAM budget."""
 
-    def __init__(self, config: AllocateConfig, inputs: Inputs, floor: Floor) -> None:
+    def __init__(self, config: AllocateConfig, inputs: Inputs, floor: Floor, replays: Replays) -> None:
         """Takes the stage's settings, whose method is open and whose budget is in bytes."""
-        self._config, self._inputs, self._floor = config, inputs, floor
-        self._replays = Replays(inputs, config.overprediction)
-        self._judged: dict[Candidate, Judged] = {}
+        self._config, self._inputs, self._floor, self._replays = config, inputs, floor, replays
+        self._known: dict[Candidate, Judged] = {}
         self.refusals: dict[Method, ColdpressError] = {}
         """Selectors without any candidate, with the reason."""
 
@@ -38,6 +37,11 @@ class BudgetJudge:
     def dram_budget_bytes(self) -> int:
         """The budget that candidates are judged under."""
         return int(self._config.dram_budget)
+
+    @property
+    def judged(self) -> tuple[Judged, ...]:
+        """All candidates that were judged so far."""
+        return tuple(self._known.values())
 
     @property
     def space(self) -> Space:
@@ -66,14 +70,14 @@ class BudgetJudge:
 
     def __call__(self, candidate: Candidate) -> Judged:
         """Returns what a candidate costs; every candidate is worked out once."""
-        if candidate not in self._judged:
+        if candidate not in self._known:
             try:
-                self._judged[candidate] = self._cost(candidate)
+                self._known[candidate] = self._cost(candidate)
             except ColdpressError as error:  # too large for the budget, or the selector leaves nothing out
                 needed = error.needed_bytes if isinstance(error, OverBudgetError) else None
-                self._judged[candidate] = Judged(candidate, refusal=str(error), needed_bytes=needed)
+                self._known[candidate] = Judged(candidate, refusal=str(error), needed_bytes=needed)
                 self._refuse(candidate.method, error)
-        return self._judged[candidate]
+        return self._known[candidate]
 
     def config_of(self, candidate: Candidate) -> AllocateConfig:
         """Returns the settings of a build that asks for the candidate."""
@@ -96,6 +100,13 @@ class BudgetJudge:
         except ColdpressError as error:
             self._refuse(method, error)
             return ()
+
+    def densities_up_to_all(self, method: Method, format_name: FormatName) -> Sequence[float | None]:
+        """Returns the same, and a density of 1 where density is a choice: it keeps the format's own quality, whatever a
+        selector that sees residency loses with this much DRAM."""
+        known = self.densities(method, format_name)
+        is_choice = self._config.density is None and self._floor.curves.of(method) and None not in known
+        return (*known, 1.0) if is_choice else known
 
     def _refuse(self, method: Method, error: ColdpressError) -> None:
         """Keeps the reason why a selector is none; of several that lack DRAM, the one that needs the least."""

@@ -1,7 +1,7 @@
 """Joins the divisions of several DRAM budgets into one record: a ladder of plans over one image.
 
-Method, options, format, families and layer groups are those of the largest budget, whose plan runs by default. Each
-budget has its own densities, selector arrays, and division of its bytes.
+Method, format, families, layer groups and predictors are the same for all. Each budget has its own densities, selector
+arrays, cache, and division of its bytes.
 """
 
 from collections.abc import Sequence

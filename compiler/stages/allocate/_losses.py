@@ -5,6 +5,7 @@ The loss is the Kullback-Leibler divergence of next-token distributions in nats 
 (compiler/activity/variants.py). Answers are saved in the stage's folder, so that an interrupted run can resume.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ import numpy as np
 from coldpress.compiler.activity.choice import Choice
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.variants import Variant, compare, last_hidden
-from coldpress.compiler.io import Workspace, load_arrays
+from coldpress.compiler.io import Workspace, digest, load_arrays
 from coldpress.compiler.stages.allocate._task import Key, Shares
 from coldpress.runtime.sparsity import Selector
 
@@ -29,6 +30,7 @@ Fit = Callable[[Key, float], Mapping[str, np.ndarray]]
 class _Text:
     """Token blocks, and the whole model's hidden states for them."""
 
+    name: str
     tokens: np.ndarray
     """int [num_blocks, T]."""
     whole: "Tensor | None" = None
@@ -58,8 +60,7 @@ class MeasuredLosses:
             work: The stage's folder.
         """
         self._stream, self._selector, self._fit, self._work = stream, selector, fit, work
-        self._calibration, self._validation = _Text(calibration), _Text(validation)
-        self._num_asked = 0
+        self._calibration, self._validation = _Text("calibration", calibration), _Text("validation", validation)
 
     def of(self, variants: Sequence[Shares]) -> list[float]:
         """Returns divergences on calibration text."""
@@ -70,9 +71,9 @@ class MeasuredLosses:
         return self._answered(self._validation, [shares])[0]
 
     def _answered(self, text: _Text, variants: Sequence[Shares]) -> list[float]:
-        """Returns divergences, saved under a running number: equal inputs ask the same questions in the same order."""
-        self._num_asked += 1
-        key = f"losses-{self._num_asked}"
+        """Returns divergences, saved under the question: a build's other budgets ask others, in the same folder."""
+        question = (json.dumps(sorted([*key, share] for key, share in variant.items())) for variant in variants)
+        key = f"losses-{digest(text.name, *question)[:16]}"
         kept = self._work.once(key, lambda: {"nats": self._measured(text, variants)})
         return load_arrays(kept)["nats"].tolist()
 

@@ -2,22 +2,31 @@
 
 from collections.abc import Mapping, Sequence
 
-from coldpress.compiler.search import Goal, Judged
+from coldpress.compiler.search import Goal, Judged, fastest_dense
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import Method
 from coldpress.schemas.sparsity import Tried
 
 
 def tried_of(
-    best: Judged, judged: Sequence[Judged], refusals: Mapping[Method, ColdpressError], goal: Goal
+    best: Judged,
+    judged: Sequence[Judged],
+    refusals: Mapping[Method, ColdpressError],
+    goal: Goal,
+    alone: Judged | None = None,
 ) -> tuple[Tried, ...]:
-    """Returns the best candidate of each selector, the taken one first, then the refused selectors."""
-    built = [one for one in judged if one.refusal is None]
-    dense = min((one for one in built if one.is_whole), key=lambda one: one.token_s, default=None)
+    """Returns the best candidate of each selector, the taken one first, then the refused selectors.
+
+    `alone` is what this budget would take by itself, if several budgets share another choice.
+    """
+    built, dense = [one for one in judged if one.refusal is None], fastest_dense(judged)
     of_method: dict[Method, Judged] = {best.candidate.method: best}
     for one in sorted(built, key=lambda one: one.token_s):
         of_method.setdefault(one.candidate.method, one)
-    found = [_entry(one, _reason(one, dense, one is best, goal)) for one in of_method.values()]
+    found = [
+        _entry(one, _over_dense(one, dense) if one is not best else _why_best(one, dense, goal, alone))
+        for one in of_method.values()
+    ]
     needed = {one.candidate.method: one.needed_bytes for one in judged if one.refusal is not None}
     skipped = [
         Tried(method=method, skipped=str(error), needed_bytes=needed.get(method))
@@ -31,7 +40,7 @@ def front_of(judged: Sequence[Judged]) -> tuple[Tried, ...]:
     """Returns the candidates that no other one beats in seconds, quality and DRAM, the fastest first."""
     known = [one for one in judged if one.refusal is None and one.ppl_ratio is not None]
     kept = [one for one in known if not any(_beats(other, one) for other in known)]
-    dense = min((one for one in known if one.is_whole), key=lambda one: one.token_s, default=None)
+    dense = fastest_dense(known)
     return tuple(_entry(one, _over_dense(one, dense)) for one in sorted(kept, key=_cost))
 
 
@@ -62,11 +71,20 @@ def _entry(one: Judged, reason: str) -> Tried:
     )
 
 
-def _reason(one: Judged, dense: Judged | None, is_best: bool, goal: Goal) -> str:
-    """Returns how a candidate compares, and why it was taken."""
-    if not is_best:
-        return _over_dense(one, dense)
-    if one.is_whole and one.holds_everything:
+def _why_best(one: Judged, dense: Judged | None, goal: Goal, alone: Judged | None) -> str:
+    """Returns why a candidate was taken, and how it compares."""
+    if alone is None or alone.candidate.image == one.candidate.image:
+        return _why_taken(one, dense, goal)
+    own = _why_taken(one, dense, goal) if one.holds_everything else _over_dense(one, dense)
+    shared, other = (" in ".join(which.candidate.image) for which in (one, alone))
+    return (
+        f"{own}; all budgets share {shared}, alone this one would take {other}, "
+        f"{one.token_s / alone.token_s:.2f} times as fast"
+    )
+
+
+def _why_taken(one: Judged, dense: Judged | None, goal: Goal) -> str:
+    if one.holds_everything:
         return "the whole model fits in DRAM, so nothing is read from flash"
     if goal.max_token_s is not None:
         enough = one.token_s <= goal.max_token_s

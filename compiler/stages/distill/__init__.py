@@ -81,6 +81,7 @@ def run(
     options = options_of(recipe, config.options)
     from coldpress.compiler.stages.distill._masks import masks_of
 
+    sparsity = sparsity.smallest  # the fewest units
     masks = masks_of(model.spec, sparsity)
     if not masks:
         LOG.info("distill: method %s leaves nothing out, so the model stays as it is", sparsity.method)

@@ -88,6 +88,7 @@ def run(
     heuristic = load("coldpress.compiler.stages.order", Heuristic, config.order)
     if "flash" not in placement.tiers:
         raise ColdpressError(f"the placement has tiers {', '.join(placement.tiers)} and no flash to order units on")
+    sparsity = sparsity.smallest
     inputs = OrderInputs(config, model, activations, sparsity, placement, device)
     groups = groups_of(sparsity, model, layers)
     wanted: list[tuple[range, FamilyName]] = [(group, family) for group in groups for family in sparsity.families]

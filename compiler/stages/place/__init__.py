@@ -96,7 +96,7 @@ def run(
         ColdpressError: if counts are missing, a name is unknown, or a tier is not faster than the next one.
         DoesNotFitError: if all tiers together do not hold the model (possible only without a flash tier).
     """
-    tiers = tiers_named(config.tiers)
+    tiers, sparsity = tiers_named(config.tiers), sparsity.smallest
     counts = all_counts(model.spec, activations, sparsity)
     share, whole, tried = _pinned_share(config, model.spec, activations, sparsity, device)
     problem = _problem(config, model.spec, counts, sparsity, device, share)

@@ -7,6 +7,7 @@ plans share one image, and the rank by which units deserve DRAM.
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -15,7 +16,14 @@ from pydantic import Field
 from coldpress.compiler.candidates import AUTO, caches_for
 from coldpress.compiler.shared_settings import CacheSetting, PinnedShareSetting
 from coldpress.compiler.stages.plan import preloading
-from coldpress.compiler.stages.plan._division import Division, Settings, fewer, fixed_bytes, pinned_units, spared_bytes
+from coldpress.compiler.stages.plan._division import (
+    Division,
+    Settings,
+    fixed_bytes,
+    pinned_units,
+    spared_bytes,
+    with_pins,
+)
 from coldpress.compiler.stages.plan._names import plan_names
 from coldpress.compiler.stages.plan._replay import Known, replays
 from coldpress.compiler.stages.plan._search import Found, Given, gap_costs, search
@@ -77,10 +85,10 @@ def run(
         DoesNotFitError: if resident tensors, predictors, KV cache, bookkeeping, read buffer and pinned units exceed a
             budget.
     """
-    known = Known(model, sparsity, layout.sections, device, placement, order, activations)
+    known = Known(model, sparsity.smallest, layout.sections, device, placement, order, activations)
     plans: list[Plan] = []
     choices: list[PlanChoice] = []
-    for division in _divisions(config, known, placement, predictors):
+    for division in _divisions(config, known, sparsity.rungs, placement, predictors):
         plan, choice = _settled(config, division, known, order)
         plans.append(plan)
         choices.append(choice)
@@ -98,27 +106,31 @@ def needs(build: "Build") -> StageNeeds:
 
 
 def _divisions(
-    config: PlanConfig, known: Known, placement: Placement, predictors: Predictors | None
-) -> tuple[Division, ...]:
-    """Returns the budgets, the largest first; each smaller one pins fewer of the units that `place` pins.
+    config: PlanConfig,
+    known: Known,
+    rungs: Sequence[Sparsity],
+    placement: Placement,
+    predictors: Predictors | None,
+) -> list[Division]:
+    """Returns the budgets, the largest first. `place` pins units for the smallest.
 
     Raises:
         ColdpressError, DoesNotFitError: as `run`.
     """
-    model, sections, device, rungs = known.model, known.sections, known.device, known.recorded.rungs
-    pinned, caches = pinned_units(sections, placement), {*caches_for(config.cache), known.recorded.cache}
+    model, sections, device = known.model, known.sections, known.device
+    caches = {*caches_for(config.cache), *(rung.cache for rung in rungs)}
     names = plan_names([rung.budget.dram_budget_bytes for rung in rungs])
     found: list[Division] = []
     for name, rung in zip(names, rungs, strict=True):
         fixed = fixed_bytes(model, rung, predictors, sections, device, caches, len(rungs))
         # with several plans, the largest cache of all of them counts
         spared = {} if rungs[1:] else spared_bytes(fixed, model, rung, sections, device, caches)
-        division = Division(name, model, rung, sections, fixed, device, config.collapse, pinned, spared)
-        if found:
-            division = replace(division, pinned=fewer(pinned, found[0], division.room_bytes))
+        found.append(Division(name, model, rung, sections, fixed, device, config.collapse, spared_bytes=spared))
+    pinned, smallest = pinned_units(sections, placement), found[-1]
+    found = [with_pins(division, smallest, pinned, config.pinned_share) for division in found]
+    for division in reversed(found):
         division.check()
-        found.append(division)
-    return tuple(found)
+    return found
 
 
 def _settled(config: PlanConfig, division: Division, known: Known, order: tuple[Order, ...]) -> tuple[Plan, PlanChoice]:
@@ -143,6 +155,9 @@ def _settled(config: PlanConfig, division: Division, known: Known, order: tuple[
         )
     if found.measured is not None and not found.measured.hit_rate:
         found.reasons.append(_no_hits(plan, division))
+    if (taken := next(iter(sparsity.tried), None)) is not None:
+        density = sparsity.mlp_density(known.model.spec)
+        found.reasons.insert(0, f"{sparsity.method} in {sparsity.format} at density {density:.2f}: {taken.reason}")
     return plan, PlanChoice(
         plan=division.name,
         default_token_s=found.default_s,

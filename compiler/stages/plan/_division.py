@@ -1,11 +1,11 @@
 """Divides a DRAM budget for a plan: what it holds whatever is decided, then pinned units, then cache slots.
 
-The arithmetic of slots is the runtime's (runtime/plan/budget.py; DIP A). `place` pins units for the largest budget; a
-smaller one pins fewer of the same rank.
+The arithmetic of slots is the runtime's (runtime/plan/budget.py; DIP A). `place` pins units for the smallest budget; a
+larger one pins more of the same rank.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -103,7 +103,7 @@ class Division:
     fixed: Fixed
     device: DeviceProfile
     collapse: Collapse
-    pinned: dict[Key, int]
+    pinned: Mapping[Key, int] = field(default_factory=dict[Key, int])
     """Units to pin, by layer, then family."""
     spared_bytes: Mapping[CacheName, int] = field(default_factory=dict[CacheName, int])
     """What a cache leaves of the bookkeeping that `fixed` counts for the largest one."""
@@ -240,17 +240,22 @@ def pinned_units(sections: Sequence[Section], placement: Placement) -> dict[Key,
     return found
 
 
-def fewer(pinned: dict[Key, int], largest: Division, room_bytes: int) -> dict[Key, int]:
-    """Returns the units that a smaller budget pins, which leaves `room_bytes` for units.
+def with_pins(
+    division: Division, smallest: Division, pinned: Mapping[Key, int], pinned_share: float | None
+) -> Division:
+    """Returns a budget with the units that it pins, where the smallest one pins `pinned`.
 
-    Every part gets the same share of its pins. Where every token uses every unit, layers stay whole as long as they
-    fit, since a partly read layer still waits for a first byte.
+    Every part gets the same multiple of its pins, of the same rank, up to all of its units. Where every token uses
+    every unit, layers are pinned whole, one after another, since a partly read layer still waits for a first byte.
+    `pinned_share` is the user's share of the units' DRAM, or None.
     """
-    room, most = max(0, room_bytes), max(1, largest.room_bytes)
-    if not largest.sparsity.is_whole:
-        return {key: count * min(room, most) // most for key, count in pinned.items()}
+    if division.budget_bytes == smallest.budget_bytes:
+        return replace(division, pinned=pinned)
+    room, least = max(0, division.room_bytes), max(1, smallest.room_bytes)
     found: dict[Key, int] = {}
-    for key, section in largest.of_part.items():
-        found[key] = min(pinned[key], room // section.unit_bytes)
-        room -= found[key] * section.unit_bytes
-    return found
+    left = room if pinned_share is None else int(pinned_share * room)
+    for key, section in division.of_part.items():
+        whole = division.sparsity.is_whole
+        found[key] = min(section.num_units, left // section.unit_bytes if whole else pinned[key] * room // least)
+        left -= found[key] * section.unit_bytes
+    return replace(division, pinned=found)

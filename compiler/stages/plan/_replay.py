@@ -1,7 +1,7 @@
 """Decodes held-out calibration tokens on the simulated device (compiler/seconds.py) under a plan, with the build's own
 placement and order.
 
-Four layers stand for all. Caches are full before a token counts. Only the units of the largest plan were recorded: a
+Four layers stand for all. Caches are full before a token counts. Only the units of the smallest plan were recorded: a
 plan of another density is given as many of them as it would use, drawn at random, which is the worst case for caches.
 """
 

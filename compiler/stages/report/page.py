@@ -114,7 +114,7 @@ def _verdicts(metrics: Metrics, inputs: Inputs) -> list[str]:
     """Returns the sentences below the first heading."""
     found = [_verdict(metrics), _quality(metrics), _limit(inputs.verification.run, inputs.device)]
     if metrics.method != DENSE and inputs.sparsity.is_whole:
-        found.insert(1, "Nothing is pruned at this budget: every token uses every unit.")
+        found[0] = "Nothing is pruned at this budget: every token uses every unit."
     fitting = [
         f"{format_name} ({show_bytes(whole.dram_bytes)})"
         for format_name in (ORIGINAL, *WHOLE_FORMATS)

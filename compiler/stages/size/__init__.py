@@ -94,7 +94,7 @@ def run(
     blocks = load_arrays(corpus.split("validation").arrays, "tokens")["tokens"]
     tokens = blocks[: max(1, config.predictor_tokens // blocks.shape[1])]
     stream, _ = stream_of(config, model, threads)
-    selector, kept = load("coldpress.runtime.sparsity", Selector, sparsity.method), selector_arrays(sparsity)
+    selector, kept = load("coldpress.runtime.sparsity", Selector, sparsity.method), selector_arrays(sparsity.smallest)
     (family,) = sparsity.families
     num_selected = {layer: int(kept[layer, family]["num_selected"][0]) for layer in by_layer}
     return choose(

@@ -1,0 +1,124 @@
+"""Chooses the settings of each DRAM budget of a build whose method is open.
+
+One budget is one search (_searched.py). Several share flash.img, and so selector, format, families and layer groups;
+densities and caches are their own. Each is searched alone. Then every selector and format that is best under one of
+them, or as a dense run, is searched under all. The build takes the one whose worst budget comes closest to that
+budget's own best, among those that are slower than a dense run under no budget. Choices that are best under no budget
+alone are not compared.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from coldpress.compiler.search import MARGIN, Goal, Judged, Space
+from coldpress.compiler.stages.allocate._config import AllocateConfig
+from coldpress.compiler.stages.allocate._division import OverBudgetError
+from coldpress.compiler.stages.allocate._quality import Floor
+from coldpress.compiler.stages.allocate._replay import Replays
+from coldpress.compiler.stages.allocate._rules import Inputs
+from coldpress.compiler.stages.allocate._searched import Searched, searched
+from coldpress.compiler.stages.allocate._words import front_of, tried_of
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import FormatName, Method
+from coldpress.schemas.sparsity import Tried
+
+LOG = logging.getLogger(__name__)
+Image = tuple[Method, FormatName]
+"""Selector and format."""
+
+
+class BudgetChoice(NamedTuple):
+    """The choice for one budget."""
+
+    config: AllocateConfig
+    """The settings that ask for it."""
+    tried: tuple[Tried, ...] = ()
+    front: tuple[Tried, ...] = ()
+
+
+def choices(
+    config: AllocateConfig, inputs: Inputs, floor: Floor, budgets_bytes: Sequence[int]
+) -> tuple[BudgetChoice, ...]:
+    """Returns the choice for each of `budgets_bytes`, the largest first; they differ in density and cache alone.
+
+    Candidates are compared with the same density in all layers; the allocation rule then runs for the chosen ones only.
+
+    Raises:
+        DoesNotFitError: if nothing fits a budget.
+    """
+    replays = Replays(inputs, config.overprediction)
+    alone: list[Searched] = []
+    for budget in reversed(budgets_bytes):  # the smallest one, which lacks most, first
+        found = searched(config.model_copy(update={"dram_budget": budget}), inputs, floor, replays=replays)
+        if found.best is None:
+            raise _least_refusal(found)
+        alone.insert(0, found)
+    taken = alone if len(alone) == 1 else _shared(alone)
+    return tuple(_choice(found, own.best) for found, own in zip(taken, alone, strict=True))
+
+
+def _choice(found: Searched, alone: Judged | None) -> BudgetChoice:
+    """Returns the best of `found`; `alone` is what the budget would take by itself."""
+    best, judge = found.best, found.judge
+    if best is None:
+        raise _least_refusal(found)
+    tried = tried_of(best, judge.judged, judge.refusals, found.goal, alone)
+    LOG.info("allocate: auto takes %s in %s bytes: %s", best.candidate.method, judge.dram_budget_bytes, tried[0].reason)
+    return BudgetChoice(judge.config_of(best.candidate), tried, front_of(judge.judged))
+
+
+def _least_refusal(found: Searched) -> ColdpressError:
+    """Returns the refusal of the candidate that needs the least DRAM; of the first one, if DRAM is not what lacks."""
+    needing = [one for one in found.judged if one.needed_bytes is not None]
+    if not needing:
+        return next(iter(found.judge.refusals.values()))
+    least = min(needing, key=lambda one: one.needed_bytes or 0)
+    return OverBudgetError(str(least.refusal), least.needed_bytes or 0)
+
+
+def _shared(alone: Sequence[Searched]) -> list[Searched]:
+    """Returns the searches of all budgets within the one selector and format that suits them together; of equally good
+    ones, the best under the smallest budget."""
+    best = [one for found in reversed(alone) for one in (found.best, found.dense) if one is not None]
+    images = dict.fromkeys(one.candidate.image for one in best)
+    within = [[of_image(found, image) for found in alone] for image in images]
+    allowed = [rungs for rungs in within if not any(map(_is_slower_than_dense, rungs, alone))]
+    return min(allowed or within, key=lambda rungs: _worst(rungs, alone))
+
+
+def of_image(found: Searched, image: Image) -> Searched:
+    """Searches one selector in one format under a budget: densities up to 1, and caches."""
+    method, format_name = image
+
+    def narrowed(space: Space) -> Space:
+        densities = found.judge.densities_up_to_all
+        return replace(space, methods=(method,), formats=(format_name,), densities=densities)
+
+    return found.within(narrowed)
+
+
+def _is_slower_than_dense(rung: Searched, alone: Searched) -> bool:
+    """Tells whether a budget's best is refused, or takes longer than a dense run by more than an estimate's accuracy,
+    and longer than is enough."""
+    if rung.best is None:
+        return True
+    dense_s = rung.best.token_s if alone.dense is None else alone.dense.token_s
+    return rung.best.token_s > (1 + MARGIN) * max(dense_s, rung.goal.max_token_s or 0.0)
+
+
+def _worst(rungs: Sequence[Searched], alone: Sequence[Searched]) -> tuple[float, float]:
+    """Returns how far the worst budget is from its own best: as a ratio of seconds, then of perplexity."""
+    ratios = [_ratios(rung.best, found.best, rung.goal) for rung, found in zip(rungs, alone, strict=True)]
+    return max(time for time, _ in ratios), max(quality for _, quality in ratios)
+
+
+def _ratios(one: Judged | None, own: Judged | None, goal: Goal) -> tuple[float, float]:
+    """Returns the seconds and the perplexity of `one` over those of a budget's own best; being faster than is enough is
+    no gain."""
+    assert own is not None
+    if one is None:
+        return float("inf"), float("inf")
+    enough_s = max(own.token_s, goal.max_token_s or 0.0)
+    return max(1.0, one.token_s / enough_s), (one.ppl_ratio or 1.0) / (own.ppl_ratio or 1.0)

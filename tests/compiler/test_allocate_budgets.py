@@ -1,0 +1,213 @@
+"""allocate: `auto` under several DRAM budgets, which share selector and format, each with its own density and cache."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coldpress.compiler.candidates import caches_for
+from coldpress.compiler.io import Workspace
+from coldpress.compiler.search import MARGIN, Candidate, Goal, Judged, Search, Space
+from coldpress.compiler.stages import allocate
+from coldpress.compiler.stages.allocate import AllocateConfig, Floor, Inputs, _budgets, searched
+from coldpress.compiler.stages.allocate._searched import Searched
+from coldpress.runtime.plugins import load
+from coldpress.schemas.activations import Activations
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.model import Model
+from coldpress.schemas.sparsity import Sparsity
+from tests.support.curves import curves_of
+from tests.support.statistics import activations_of, device_of, model_of
+
+LAYERS, HIDDEN, UNITS, TOKENS = 11, 1024, 1024, 24
+BUDGETS = ("60%", "80%", "200MB")
+CURVE = {0.3: 1.045, 0.5: 1.03, 0.7: 1.02, 0.9: 1.01}
+DEVICE = device_of(read_curve=((4096, 1.2e9), (65536, 2e9)), latency_s=1e-6)
+"""Flash on which a unit of a page is worth a read of its own."""
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    """Without exact zeros."""
+    return model_of(LAYERS, HIDDEN, UNITS, hidden_act="silu")
+
+
+@pytest.fixture(scope="module")
+def activations(tmp_path_factory: pytest.TempPathFactory) -> Activations:
+    active = np.random.default_rng(1).random((UNITS, TOKENS)) < 0.5
+    families = dict.fromkeys(("neuron", "up_down", "mlp_mid", "gate_down"), active) | {"mlp_in": active[:HIDDEN]}
+    return activations_of(tmp_path_factory.mktemp("activations"), [families] * LAYERS, exact_zeros=False)
+
+
+def config_of(**changes: Any) -> AllocateConfig:
+    values: dict[str, Any] = {"method": "auto", "format": "fp16", "cache": "auto", "context_length": 128}
+    values |= {"dram_budget": ",".join(BUDGETS), "density_allocation": "uniform"}
+    return AllocateConfig(**(values | changes))
+
+
+def divided(folder: Path, model: Model, activations: Activations, **changes: Any) -> Sparsity:
+    config = config_of(**changes)
+    work = Workspace(folder / "allocate", config.to_json())
+    curves = curves_of(model, folder / "curves", {"topk": CURVE}, num_tokens=TOKENS)
+    return allocate.run(config, model, activations, DEVICE, work, curves=curves)
+
+
+@pytest.fixture(scope="module")
+def found(model: Model, activations: Activations, tmp_path_factory: pytest.TempPathFactory) -> Sparsity:
+    return divided(tmp_path_factory.mktemp("found"), model, activations)
+
+
+def test_each_budget_has_its_own_density(found: Sparsity) -> None:
+    """Budgets that must read use as few units as the quality allows; with room for everything nothing is left out."""
+    assert (found.method, len(found.rungs)) == ("topk", 3)
+    densities = [{share for entry in rung.densities for share in entry.per_layer} for rung in found.rungs]
+    assert densities[0] == {1.0}
+    for density in densities[1:]:
+        assert max(density) == pytest.approx(0.3, abs=0.01)
+    assert found.tried[0].reason is not None
+    assert found.tried[0].reason.startswith("the whole model fits in DRAM")
+    assert found.tried[0].ppl_ratio == 1.0
+
+
+def test_no_budget_is_slower_than_a_dense_run_in_it(found: Sparsity) -> None:
+    for rung in found.rungs:
+        taken, *others = rung.tried
+        (dense,) = [entry for entry in others if entry.method == "dense"]
+        assert taken.token_s is not None
+        assert dense.token_s is not None
+        assert taken.token_s <= (1 + MARGIN) * dense.token_s
+        assert taken.dram_bytes is not None
+        assert taken.dram_bytes <= rung.budget.dram_budget_bytes
+
+
+@pytest.mark.parametrize("settings", [{}, {"cache": "lfu", "min_tokens_per_s": True}])
+def test_each_budget_alone_takes_the_same_of_what_they_share(
+    model: Model, activations: Activations, found: Sparsity, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    """All densities and caches are judged for each budget, in tables for three plans."""
+    middle, smallest = (rung.tried[0].token_s or 0.0 for rung in found.rungs[1:])
+    enough_s = (middle + smallest) / 2  # the middle budget reaches that with more units than it must use
+    settings = settings | ({"min_tokens_per_s": 1 / enough_s} if settings else {})
+    together = divided(tmp_path, model, activations, **settings) if settings else found
+    curves = curves_of(model, tmp_path / "curves", {"topk": CURVE}, num_tokens=TOKENS)
+    caches = caches_for(str(settings.get("cache", "auto")))
+    work = Workspace(tmp_path / "alone", "test")
+    inputs = Inputs(model, activations, DEVICE, work, None, 1, curves, len(BUDGETS), caches)
+
+    def narrowed(space: Space) -> Space:
+        own = space.densities
+        return replace(space, methods=("topk",), densities=lambda *which: (*own(*which), 1.0))
+
+    for rung, budget in zip(together.rungs, reversed(BUDGETS), strict=True):
+        config = config_of(dram_budget=budget, search="exhaustive", **settings)
+        judged = searched(config, inputs, Floor(curves, 1.05), narrowed).judged
+        wanted = judged if judged[0].holds_everything else [min(judged, key=lambda one: one.token_s)]
+        if settings:
+            wanted = [one for one in judged if one.token_s <= enough_s] or wanted
+        best = min(wanted, key=lambda one: (one.ppl_ratio, one.token_s))
+        assert (rung.tried[0].density, rung.tried[0].token_s) == (best.density, best.token_s)
+        assert best.holds_everything or rung.cache == best.candidate.cache
+    assert len({rung.tried[0].density for rung in together.rungs}) == (3 if settings else 2)
+
+
+def test_what_the_user_gives_holds_for_every_budget(model: Model, activations: Activations, tmp_path: Path) -> None:
+    found = divided(tmp_path, model, activations, density=0.5, cache="lru")
+    assert found.method == "topk"
+    assert {rung.cache for rung in found.rungs} == {"lru"}
+    assert [rung.densities for rung in found.rungs] == [found.densities] * 3
+    assert found.tried[0].density == pytest.approx(0.5, abs=0.01)
+
+
+def test_the_same_inputs_give_the_same_record(
+    found: Sparsity, model: Model, activations: Activations, tmp_path: Path
+) -> None:
+    again = divided(tmp_path, model, activations)
+
+    def content(sparsity: Sparsity) -> list[dict[str, Any]]:
+        hashes = [None if rung.arrays is None else rung.arrays.sha256 for rung in sparsity.rungs]
+        return [
+            rung.model_dump(exclude={"arrays"}) | {"sha256": own}
+            for rung, own in zip(sparsity.rungs, hashes, strict=True)
+        ]
+
+    assert content(again) == content(found)
+
+
+# What is shared
+
+
+@dataclass
+class Judge:
+    """Judges by a table: method -> seconds at the lowest density."""
+
+    seconds: Mapping[str, float]
+    holds_everything: bool
+    dram_budget_bytes: int = 1
+    refusals: dict[str, ColdpressError] = field(default_factory=dict)
+    known: dict[Candidate, Judged] = field(default_factory=dict)
+
+    @property
+    def space(self) -> Space:
+        return Space(tuple(self.seconds), ("fp16",), ("lfu",), self.densities)
+
+    @property
+    def judged(self) -> tuple[Judged, ...]:
+        return tuple(self.known.values())
+
+    def densities(self, method: str, _: str) -> Sequence[float | None]:
+        return (None,) if method == "dense" else (0.5,)
+
+    def densities_up_to_all(self, method: str, _: str) -> Sequence[float | None]:
+        return (None,) if method == "dense" else (0.5, 1.0)
+
+    def config_of(self, candidate: Candidate) -> Candidate:
+        return candidate
+
+    def __call__(self, candidate: Candidate) -> Judged:
+        density = candidate.density or 1.0
+        token_s = self.seconds[candidate.method] * (2 * density if candidate.density else 1.0)
+        self.known[candidate] = Judged(
+            candidate,
+            token_s,
+            1.05 - 0.05 * density,
+            density=density,
+            is_whole=candidate.method == "dense",
+            holds_everything=self.holds_everything,
+        )
+        return self.known[candidate]
+
+
+@pytest.mark.parametrize(
+    ("fits", "tables", "taken"),
+    [
+        # the same is best under both
+        (False, [{"dense": 2.0, "topk": 1.0}, {"dense": 4.0, "topk": 2.0}], "topk"),
+        # where everything fits, whole top-k is nearly as fast as dense
+        (True, [{"dense": 1.0, "topk": 0.51}, {"dense": 4.0, "topk": 2.0}], "topk"),
+        # there it would be a tenth slower
+        (True, [{"dense": 1.0, "topk": 0.55}, {"dense": 4.0, "topk": 3.0}], "dense"),
+        # each is best under one budget, and gate is not far from the best under the other
+        (False, [{"dense": 2.0, "gate": 1.0, "topk": 1.5}, {"dense": 4.0, "gate": 2.1, "topk": 2.0}], "gate"),
+        (False, [{"dense": 2.0, "gate": 1.0, "topk": 1.1}, {"dense": 4.0, "gate": 2.6, "topk": 2.0}], "topk"),
+    ],
+)
+def test_all_budgets_share_what_suits_them_together(
+    monkeypatch: pytest.MonkeyPatch, fits: bool, tables: list[dict[str, float]], taken: str
+) -> None:
+    """The largest budget comes first, and `fits` is about it. A whole selector takes twice as long as a half one."""
+    search, goal = load("coldpress.compiler.search", Search, "beam"), Goal()
+    judges = {2: Judge(tables[0], fits), 1: Judge(tables[1], False)}
+    alone = {budget: Searched(judge, goal, search, []) for budget, judge in judges.items()}  # type: ignore[arg-type]
+
+    def searched_alone(config: AllocateConfig, *_: object, **__: object) -> Searched:
+        return alone[int(config.dram_budget)].within(lambda space: space)
+
+    monkeypatch.setattr(_budgets, "searched", searched_alone)
+    found = _budgets.choices(config_of(), None, None, [2, 1])  # type: ignore[arg-type]
+    assert [one.tried[0].method for one in found] == [taken] * 2
+    shared = [" all budgets share " in (one.tried[0].reason or "") for one in found]
+    own = [goal.best(search.judged(judge.space, judge, goal)) for judge in map(Judge, tables, (fits, False))]
+    assert shared == [best is not None and best.candidate.method != taken for best in own]
