@@ -165,9 +165,14 @@ class Build:
         return all(load("coldpress.runtime.sparsity", Selector, name).SEES_RESIDENCY for name in self.methods)
 
     @property
+    def has_free_densities(self) -> bool:
+        """Tells whether `allocate` may decide how many units are used, by the user's density or the budget."""
+        return bool(self.density_sources - {"whole", "measured"})
+
+    @property
     def counts_again(self) -> bool:
         """Tells whether `recalibrate` runs the text through the model once more."""
-        return self.has("distill") or self.model.spec.is_mixture or bool(self.density_sources - {"whole", "measured"})
+        return self.has("distill") or self.model.spec.is_mixture or self.has_free_densities
 
     @property
     def weight_bytes(self) -> int:

@@ -90,7 +90,8 @@ def test_shapes_are_read_without_transformers_as_with_it(tmp_path: Path, case: s
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 @pytest.mark.parametrize(
-    "more", [{}, {"use_sliding_window": True, "max_window_layers": 5}, {"num_key_value_heads": None}]
+    "more",
+    [{}, {"max_window_layers": 5}, {"use_sliding_window": True, "max_window_layers": 5}, {"num_key_value_heads": None}],
 )
 def test_defaults_are_those_of_transformers(kind: str, more: dict[str, Any]) -> None:
     """Of a config.json that has no key but the required ones."""

@@ -137,14 +137,15 @@ def needs(build: "Build") -> StageNeeds:
     variants = rule.num_variants(spec.num_hidden_layers, len(build.families))
     disk_bytes = 32 * spec.num_hidden_layers * build.layer_units(build.families)
     seconds = SEARCH_S if build.has("explore") else build.PYTHON_S
-    if not variants or build.density_sources == {"whole"}:
+    if not variants:
         return StageNeeds(stage="allocate", ram_bytes=build.PYTHON_BYTES, disk_bytes=disk_bytes, runtime_s=seconds)
     tokens = min(max(settings["allocation_tokens"], build.block_tokens), build.num_tokens)
     hidden = (2 * variants + 1) * 4 * tokens * spec.hidden_size
     logits = COMPARED_LOGIT_BYTES * build.block_tokens * spec.vocab_size
     ram_bytes = build.TORCH_BYTES + build.layer_weights_bytes + build.running_bytes(8) + hidden + logits
-    each = build.forward_s(tokens) + build.choices_s(tokens, build.families)
-    seconds += build.TORCH_S + ROUNDS * variants * each / 2
+    if build.has_free_densities:
+        each = build.forward_s(tokens) + build.choices_s(tokens, build.families)
+        seconds += build.TORCH_S + ROUNDS * variants * each / 2
     return StageNeeds(stage="allocate", ram_bytes=ram_bytes, disk_bytes=disk_bytes, runtime_s=seconds)
 
 
