@@ -1,5 +1,6 @@
 """Counts what a build costs: disk, download, time, and the bytes that it writes to a device's flash."""
 
+import functools
 import os
 import time
 from dataclasses import dataclass
@@ -63,6 +64,7 @@ def build_costs(source: Source, device: DeviceProfile, division: Sparsity) -> Co
     )
 
 
+@functools.cache
 def flops_per_core() -> float:
     """Returns the speed of one of this machine's cores: the best of a few products of matrices in float32, by processor
     time, which other work on the machine changes little."""

@@ -198,11 +198,11 @@ class _Quoting:
         return {"recommended_dram_bytes": self._exact(enough.dram_budget_bytes, words)}
 
     def _figures(self, best: Judged, division: Sparsity, tokens: list[Token]) -> dict[str, Figure]:
-        verify = self._bench(division)
+        verify = self._run(division, "bench", f"--emulate {self._device.name}")
         costs = build_costs(self._source, self._device, division)
         return {
             **self._speed(tokens, verify),
-            "first_token_s": self._cold(division, verify),
+            "first_token_s": self._cold(division),
             "ppl_ratio": self._quality(best, division),
             **costs_figures(costs),
             "token_energy_j": self._exact(None, "unknown: the device's profile has no figure of energy"),
@@ -237,7 +237,7 @@ class _Quoting:
         law = "the law's median misfit on the device's points"
         return law if self._source.basis == "measured" else f"{law}, and {SAME_KIND:.0%} for another model's signals"
 
-    def _cold(self, division: Sparsity, verify: str) -> Figure:
+    def _cold(self, division: Sparsity) -> Figure:
         """Returns the first token of a prompt after a start with nothing in DRAM."""
         model, tokens, wide = self._source.model, self._asked.prompt_tokens, self._law_error
         layers = range(model.spec.num_hidden_layers)
@@ -253,7 +253,7 @@ class _Quoting:
             low=found.least_s / (1 + wide),
             high=found.most_s * (1 + wide),
             basis=words,
-            verify=verify,
+            verify=self._run(division, "generate", f"--prompt-ids $(seq -s, {tokens}) --max-new-tokens 1"),
         )
 
     def _quality(self, best: Judged, division: Sparsity) -> Figure:
@@ -278,12 +278,11 @@ class _Quoting:
         keys |= {"max_ppl_ratio": f"{self._asked.max_ppl_ratio:g}", "context_length": str(division.context_length)}
         return "snakemake --config " + " ".join(f"{key}={shlex.quote(value)}" for key, value in keys.items())
 
-    def _bench(self, division: Sparsity) -> str:
+    def _run(self, division: Sparsity, command: str, options: str) -> str:
+        """Returns what builds the artifact and runs it."""
         name, device = self._source.name, self._device.name
-        return (
-            f"{self._build_command(division)} && coldpress-run bench build/{name}/{device}/{name}-{device}.coldpress "
-            f"--emulate {device}"
-        )
+        artifact = f"build/{name}/{device}/{name}-{device}.coldpress"
+        return f"{self._build_command(division)} && coldpress-run {command} {artifact} {options}"
 
 
 def _quick(space: Space) -> Space:

@@ -77,7 +77,7 @@ def assert_near(found: Mapping[str, float], measured: Mapping[str, float]) -> No
 
 
 def test_four_layers_of_a_7b(tmp_path: Path) -> None:
-    """EXPERIMENTS.md: `benchmarks.compile` with predictors, 2,048 calibration tokens and contexts of 512; `verify` later."""
+    """EXPERIMENTS.md: `benchmarks.compile` with predictors and 2,048 calibration tokens; `verify` has an entry."""
     measured = {"ingest": 7.7, "calibrate": 16.4, "quantize": 13.6, "predict": 280, "place": 3.1, "order": 39.7}
     measured |= {"package": 1.7, "verify": 112}
     keys = {"method": "predictor", "calibration_tokens": 2048, "context_length": 512, "dram_budget": "60%"}

@@ -118,6 +118,7 @@ def test_the_first_token_grows_with_its_prompt(capsys: pytest.CaptureFixture[str
     assert (few, usual, many) == (1, 128, 255)
     assert short["value"] < given["value"] < long["value"]
     assert "a prompt of 128 tokens" in given["basis"]
+    assert given["verify"].endswith("alone-pixel6.coldpress --prompt-ids $(seq -s, 128) --max-new-tokens 1")
     assert "lower bound" in given["basis"]  # the profile has no rates
     for tokens in ("0", "256"):
         assert "expected 1 to 255" in refused(capsys, config_alone, "--device", "pixel6", "--prompt-tokens", tokens)

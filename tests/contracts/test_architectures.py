@@ -91,12 +91,13 @@ def test_shapes_are_read_without_transformers_as_with_it(tmp_path: Path, case: s
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 @pytest.mark.parametrize(
     "more",
-    [{}, {"max_window_layers": 5}, {"use_sliding_window": True, "max_window_layers": 5}, {"num_key_value_heads": None}],
+    [{}, {"max_window_layers": 5}, {"use_sliding_window": True, "max_window_layers": 5}],
 )
 def test_defaults_are_those_of_transformers(kind: str, more: dict[str, Any]) -> None:
     """Of a config.json that has no key but the required ones."""
-    sizes = {"vocab_size": 999, "hidden_size": 4096, "num_hidden_layers": 12, "num_attention_heads": 32}
-    architecture, believed = checked_config({"model_type": kind, "max_position_embeddings": 8192, **sizes, **more})
+    sizes: dict[str, Any] = {"vocab_size": 999, "hidden_size": 4096, "num_hidden_layers": 12, "num_attention_heads": 32}
+    sizes |= {"max_position_embeddings": 8192} | ({"hidden_act": "relu"} if kind == "bamboo" else {})
+    architecture, believed = checked_config({"model_type": kind, **sizes, **more})
     assert_same(architecture, believed)
 
 
