@@ -214,7 +214,7 @@ def test_the_compiler_counts_seconds_in_one_place_and_no_benchmark_adds_memory_t
         "compiler/stages/report/predictors.py": {"dense_seconds"},
         "compiler/seconds.py": {"weight_seconds", "modelled_flash_s"},
         "compiler/device/shown.py": {"flash_seconds"},
-        "compiler/quote/decide.py": {"flash_seconds", "weight_seconds"},
+        "compiler/quote/first_token.py": {"flash_seconds", "fetch_seconds", "dense_seconds", "weight_seconds"},
     }
     computing = {"request_work", "weight_seconds", "dense_seconds"}
     found = importing("benchmarks")
