@@ -72,7 +72,7 @@ def flops_per_core() -> float:
     found: list[float] = []
     for _ in range(1 + PRODUCT_ROUNDS):  # the first one starts threads
         start = time.process_time()
-        one @ one
+        _ = one @ one
         found.append(time.process_time() - start)
     return 2 * PRODUCT_SIZE**3 / max(min(found[1:]), 1e-6)
 

@@ -108,7 +108,9 @@ class Rest:
             while self._incoming is not None:
                 planned = self._planned[-1]
                 for batch, ticket, half in self._incoming:
-                    for first, stop, count in planner.arrivals(batch, self._part.units.unit_bytes, ARRIVAL_BYTES):
+                    # where no data moves nobody computes meanwhile, and one arrival is as good as many
+                    least_bytes = ARRIVAL_BYTES if self._device.flash.moves_data else batch.extents.num_bytes
+                    for first, stop, count in planner.arrivals(batch, self._part.units.unit_bytes, least_bytes):
                         ticket.wait(count)
                         ids = planned.ids[planned.num_read : batch.first_unit + stop]
                         planned.num_read = batch.first_unit + stop
