@@ -80,7 +80,12 @@ def test_four_layers_of_a_7b(tmp_path: Path) -> None:
     """EXPERIMENTS.md: `benchmarks.compile` with predictors and 2,048 calibration tokens; `verify` has an entry."""
     measured = {"ingest": 7.7, "calibrate": 16.4, "quantize": 13.6, "predict": 280, "place": 3.1, "order": 39.7}
     measured |= {"package": 1.7, "verify": 112}
-    keys = {"method": "predictor", "calibration_tokens": 2048, "context_length": 512, "dram_budget": "60%"}
+    keys: dict[str, Any] = {
+        "method": "predictor",
+        "calibration_tokens": 2048,
+        "context_length": 512,
+        "dram_budget": "60%",
+    }
     shape = MISTRAL | {"num_hidden_layers": 4}
     build = build_of(tmp_path / "made", shape, ("predict", "size"), act="relu", evaluation_tokens=1024, **keys)
     assert_near(seconds(build), measured)
@@ -99,7 +104,12 @@ def test_two_layers_of_a_1b(tmp_path: Path) -> None:
     """EXPERIMENTS.md: processor seconds of stages on one core; those on all cores had about one and a half of two."""
     measured = {"ingest": 6.2, "calibrate": 8.5, "explore": 137, "allocate": 59, "recalibrate": 8, "place": 3.3}
     measured |= {"order": 5.3, "quantize": 6.2, "verify": 26, "report": 1.3}
-    keys = {"calibration_tokens": 1024, "evaluation_tokens": 1024, "explore_tokens": 512, "context_length": 256}
+    keys: dict[str, Any] = {
+        "calibration_tokens": 1024,
+        "evaluation_tokens": 1024,
+        "explore_tokens": 512,
+        "context_length": 256,
+    }
     shape = TINYLLAMA | {"num_hidden_layers": 2}
     assert_near(seconds(build_of(tmp_path / "made", shape, jobs=2, dram_budget="95%", **keys)), measured)
 
