@@ -5,6 +5,7 @@ byte in the artifact. Seconds are not estimated here: the simulator counts them 
 request, by the device profile's law (`coldpress.schemas.device.flash_seconds`).
 """
 
+import functools
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -123,6 +124,7 @@ message."""
 # Bytes of tensors
 
 
+@functools.lru_cache(maxsize=1 << 16)  # a search counts the same tensors for every candidate
 def stored_format(role: str, format_name: FormatName) -> FormatName | None:
     """Returns how an artifact of `format_name` stores a tensor; None means float32.
 

@@ -2,7 +2,8 @@
 
 Every stage module has its own count, `needs(build) -> StageNeeds`, from shapes and settings alone. The rules ask for it
 (`mem_mb`, `runtime`), and `preflight` adds it up. Memory is that of one job, and a job holds one layer at a time. Times
-are for a slow machine: they limit a cluster job and predict nothing.
+are estimates for a machine whose rates are given (default: those stated here); the constants beside them were measured
+(EXPERIMENTS.md). `limit_s` makes a cluster's limit of an estimate, with a margin.
 """
 
 import importlib
@@ -27,12 +28,13 @@ from coldpress.schemas.model import Model
 from coldpress.schemas.predictors import matrix_shapes
 from coldpress.schemas.preflight import StageNeeds
 
-START_S = 600
-"""Seconds to start a process, and to wait for a busy file system."""
-FLOPS_PER_CORE = 8e9
-"""Speed of a slow core in float32; calibration of TinyLlama ran at seven times this rate."""
-DISK_BYTES_PER_S = 20e6
-"""Rate of a shared file system on a bad day."""
+FLOPS_PER_CORE = 100e9
+"""Speed of a core in float32: products of matrices on an AMD EPYC with AVX-512."""
+DISK_BYTES_PER_S = 500e6
+"""Rate of a local disk with checksums."""
+LIMIT_START_S, LIMIT_TIMES = 600, 10
+"""A job has surely ended after so many seconds, to start and to wait for a busy file system, and so many times its
+estimate: on cores and disks a tenth as fast."""
 
 Inputs = Mapping[str, Mapping[str, str]]
 """Stage of a build -> record parameter -> the stage that writes the record, from the rules (rules/common.smk)."""
@@ -47,6 +49,11 @@ class Build:
     """Memory of an idle process that has imported numpy, or torch and transformers."""
     BLOCK_BYTES: ClassVar[int] = 64 << 20
     """Buffers of fixed size: blocks that are read, encoded, hashed or written at a time."""
+    PYTHON_S: ClassVar[int] = 1
+    TORCH_S: ClassVar[int] = 6
+    """Seconds until such a process begins to work."""
+    CHOICE_S: ClassVar[float] = 2e-8
+    """Seconds of a core per unit that a selector chooses among, for one of many tokens at once."""
     LADDER_SHARE: ClassVar[int] = 3
     """All sizes of a predictor over its largest size: they grow by a third or a half (compiler/stages/predict)."""
     OVERHEAD_BYTES: ClassVar[int] = 64 << 20
@@ -66,6 +73,7 @@ class Build:
     shards: int = 1
     """Jobs that calibration text is divided among."""
     layers_per_job: int = 1
+    flops_per_core: float = FLOPS_PER_CORE
 
     def has(self, stage: str) -> bool:
         """Tells whether a stage is part of the build."""
@@ -152,9 +160,19 @@ class Build:
         return {load("coldpress.runtime.sparsity", Selector, name).densities(exact) for name in self.methods}
 
     @property
+    def sees_residency(self) -> bool:
+        """Tells whether each of its selectors sees what is in DRAM, so that tokens are decoded one by one."""
+        return all(load("coldpress.runtime.sparsity", Selector, name).SEES_RESIDENCY for name in self.methods)
+
+    @property
+    def has_free_densities(self) -> bool:
+        """Tells whether `allocate` may decide how many units are used, by the user's density or the budget."""
+        return bool(self.density_sources - {"whole", "measured"})
+
+    @property
     def counts_again(self) -> bool:
         """Tells whether `recalibrate` runs the text through the model once more."""
-        return self.has("distill") or self.model.spec.is_mixture or bool(self.density_sources - {"whole", "measured"})
+        return self.has("distill") or self.model.spec.is_mixture or self.has_free_densities
 
     @property
     def weight_bytes(self) -> int:
@@ -243,9 +261,11 @@ class Build:
         return Size(self.model.spec, shapes, *facts)
 
     @property
-    def training_s(self) -> int:
+    def training_s(self) -> float:
         """Seconds of one weight update with the settings that `relufy` and `distill` share."""
-        return self.forward_s(6 * self.settings["distill"]["distill_blocks"] * self.block_tokens)
+        student, teacher = 3, 1  # forward and backward; forward
+        tokens = self.settings["distill"]["distill_blocks"] * self.block_tokens
+        return self.forward_s((student + teacher) * tokens)
 
     def running_bytes(self, inner_copies: int, hidden_copies: int = 0) -> int:
         """Returns the bytes of float32 activations of one MLP on the running blocks, by copies of its two sizes."""
@@ -267,17 +287,22 @@ class Build:
         whole = spec.num_hidden_layers * (per_layer + headers) + 2 * 4 * tokens * spec.hidden_size
         return whole * (2 if self.shards > 1 else 1)
 
-    def forward_s(self, tokens: int) -> int:
+    def forward_s(self, tokens: int) -> float:
         """Returns the seconds to run tokens through the whole model."""
-        return ceil(2 * self.model.num_parameters * tokens / (FLOPS_PER_CORE * self.threads))
+        return 2 * self.model.num_parameters * tokens / (self.flops_per_core * self.threads)
 
-    def compute_s(self, operations: float) -> int:
+    def choices_s(self, tokens: int, families: Iterable[FamilyName]) -> float:
+        """Returns the seconds to choose the units of tokens in every layer, on all cores."""
+        units = self.model.spec.num_hidden_layers * self.layer_units(families)
+        return self.CHOICE_S * tokens * units / self.threads
+
+    def compute_s(self, operations: float) -> float:
         """Returns the seconds of multiplications and additions on one core."""
-        return ceil(operations / FLOPS_PER_CORE)
+        return operations / self.flops_per_core
 
-    def transfer_s(self, num_bytes: int) -> int:
+    def transfer_s(self, num_bytes: int) -> float:
         """Returns the seconds to read or write bytes."""
-        return ceil(num_bytes / DISK_BYTES_PER_S)
+        return num_bytes / DISK_BYTES_PER_S
 
     def _codes(self) -> Iterator[tuple[str, int]]:
         """Yields (role, bytes in the widest format) of the first layer's tensors and of those outside the layers."""
@@ -289,6 +314,11 @@ class Build:
 def needs_of(stage: str, build: Build) -> StageNeeds:
     """Returns the needs of one job of a stage, by the stage's own count."""
     return importlib.import_module(f"coldpress.compiler.stages.{stage}").needs(build)
+
+
+def limit_s(needs: StageNeeds) -> float:
+    """Returns the seconds after which one job has surely ended, also on a slow machine."""
+    return LIMIT_START_S + LIMIT_TIMES * needs.runtime_s
 
 
 def all_needs(build: Build) -> tuple[StageNeeds, ...]:

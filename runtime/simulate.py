@@ -3,11 +3,12 @@
 Cache, planner and store are those of a real run, so hits, misses, evictions, reads and bytes are what a real run of the
 same trace has, under any budget, cache policy or collapse gap; only seconds are modelled (runtime/flash/simulated.py,
 runtime/store/clock.py). A selector that sees residency would choose other units under another cache: `simulate_choices`
-lets it decide anew.
+lets it decide anew. `simulate_opening` gives the reads before the first token.
 """
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,7 +18,8 @@ from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.flash import simulated
 from coldpress.runtime.sparsity import Residency
 from coldpress.runtime.store.clock import Clock
-from coldpress.runtime.store.facts import Key
+from coldpress.runtime.store.computing import NOTHING, Arrival
+from coldpress.runtime.store.facts import Key, Observer, Purpose
 from coldpress.runtime.store.store import Store
 from coldpress.runtime.trace import END, FETCH, PRELOAD, RESET, STREAM, Event
 from coldpress.schemas.errors import ColdpressError
@@ -86,6 +88,40 @@ def simulate_choices(
             store.end_tokens()
         found = store.metrics(len(window) - num_warm, 0.0, 0.0, 0.0)
         yield found.model_copy(update={"decode_s": found.modelled_s})
+
+
+@dataclass
+class Opening(Observer):
+    """Modelled seconds of the reads before a first token."""
+
+    load_s: float = 0.0
+    """Of the pinned units."""
+    passes: dict[Key, Arrival] = field(default_factory=dict[Key, Arrival])
+    """Of one dense pass over each part; NOTHING where all units are in DRAM."""
+    _under_way: Key | None = None
+
+    def stream(self, key: Key) -> None:
+        """See `Observer`."""
+        self._under_way = key
+        self.passes[key] = NOTHING
+
+    def ended(self, purpose: Purpose, num_reads: int, num_bytes: int, waited_s: float) -> None:
+        """See `Observer`."""
+        if purpose is Purpose.LOAD:
+            self.load_s += waited_s
+        elif purpose is Purpose.STREAM and self._under_way is not None:
+            known = self.passes[self._under_way]
+            self.passes[self._under_way] = Arrival(known.flash_s + waited_s, known.num_portions + 1, reads_on=True)
+
+
+def simulate_opening(artifact: Artifact, plan: Plan) -> Opening:
+    """Returns the seconds of the reads that a store makes when it opens, and in one dense pass over every part of the
+    plan, in the order of the parts."""
+    found = Opening()
+    store = Store(artifact, plan, simulated.Plugin(artifact, plan.queue_depth), found)
+    for part in plan.parts:
+        deque(store.stream((part.layer, part.family)), maxlen=0)
+    return found
 
 
 def requests_of(trace: Iterable[Event]) -> dict[tuple[int, str], list[np.ndarray]]:

@@ -1,5 +1,7 @@
 """The result of `preflight`, before the long stages: their needs, the machine's resources, and a small trial run."""
 
+from pydantic import Field
+
 from coldpress.schemas.base import Count, PositiveCount, Record
 
 
@@ -10,8 +12,8 @@ class StageNeeds(Record):
     ram_bytes: Count
     disk_bytes: Count
     """All that the stage leaves in the build folder, from every layer."""
-    runtime_s: Count
-    """Seconds after which one job on a slow machine has surely ended."""
+    runtime_s: float = Field(ge=0)
+    """Seconds that one job takes: an estimate for the machine that compiler/needs.py states."""
 
 
 class Preflight(Record):

@@ -9,6 +9,7 @@ import importlib
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -60,6 +61,8 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 ROPE_TYPES = ("default", "linear", "llama3", "longrope", "yarn")
+UNSCALED_ROPE_TYPES = ROPE_TYPES[:3]
+"""Those that leave cos and sin as they are."""
 
 
 @dataclass(frozen=True)
@@ -106,12 +109,16 @@ class Architecture(PluginBase):
 
     KEYS: ClassVar[frozenset[str]]
     """The keys of config.json that it reads, in addition to `_common.KEYS`."""
+    DEFAULTS: ClassVar[Mapping[str, Any] | None] = None
+    """What transformers takes for keys that config.json may leave out, so that `filled` needs no transformers, which
+    takes seconds to import; None asks it."""
     MODULES: ClassVar[Modules]
     """The paths of its parts in transformers."""
 
     @abstractmethod
     def spec(self, config: Any) -> ModelSpec:
-        """Returns the model's shape and arithmetic; `config` is transformers' own object, with all defaults filled in.
+        """Returns the model's shape and arithmetic; `config` has all defaults: transformers' own object, or one from
+        `filled`.
 
         Raises:
             CheckpointError: if the runtime cannot compute such a model.
@@ -122,10 +129,40 @@ class Architecture(PluginBase):
         """Returns tensor name -> the roles that it holds; several roles are stacked rows."""
 
 
+def llama_defaults(**own: Any) -> Mapping[str, Any]:
+    """Returns what transformers takes for keys that a Llama-like config.json may leave out; `own` are the
+    architecture's."""
+    shared: dict[str, Any] = {
+        "intermediate_size": 11008,
+        "num_key_value_heads": None,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "attention_bias": False,
+        "mlp_bias": False,
+    }
+    return MappingProxyType(shared | own)
+
+
+def qwen_defaults(**own: Any) -> Mapping[str, Any]:
+    """Returns the same for Qwen's generations, whose layers may have a sliding window."""
+    windows: dict[str, Any] = {
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+        "layer_types": None,
+    }
+    sizes: dict[str, Any] = {"intermediate_size": 22016, "num_key_value_heads": 32}
+    return llama_defaults(**windows, **sizes, bos_token_id=None, eos_token_id=None, **own)
+
+
 class Llama(Architecture):
     """Llama's arithmetic and names; subclasses change what differs."""
 
     KEYS = LLAMA_KEYS
+    DEFAULTS = llama_defaults()
 
     def spec(self, config: Any) -> ModelSpec:
         """Returns a spec with RMS norm, gated MLP, rotary positions, full attention."""
@@ -170,6 +207,26 @@ def source_config(modules: Modules, raw: Mapping[str, Any]) -> Any:
     except Exception as error:  # its validation raises errors of several packages
         reason = " ".join(str(error).split())
         raise CheckpointError(f"config.json: transformers refuses its values ({reason[:300]})") from error
+
+
+class Filled(SimpleNamespace):
+    """A believed config.json with the architecture's defaults."""
+
+
+def filled(architecture: Architecture, raw: Mapping[str, Any]) -> Filled | None:
+    """Returns a configuration that `Architecture.spec` takes, without transformers; None where only transformers knows
+    all of it: it has the factors of some rotary embeddings."""
+    kind = (raw.get("rope_parameters") or {}).get("rope_type", UNSCALED_ROPE_TYPES[0])
+    if architecture.DEFAULTS is None or kind not in UNSCALED_ROPE_TYPES:
+        return None
+    found = Filled(**{"head_dim": None, **architecture.DEFAULTS, **raw})
+    if not getattr(found, "use_sliding_window", True):
+        found.sliding_window = None
+    if getattr(found, "layer_types", ()) is None:
+        first = found.num_hidden_layers if found.sliding_window is None else found.max_window_layers
+        kinds = ("full_attention", "sliding_attention")
+        found.layer_types = [kinds[layer >= first] for layer in range(found.num_hidden_layers)]
+    return found
 
 
 def causal_lm(modules: Modules, config: Any) -> "nn.Module":
@@ -243,6 +300,16 @@ def rope(modules: Modules, config: Any) -> tuple[np.ndarray, float]:
     return frequencies, float(module.attention_scaling)
 
 
+def _rotation(modules: Modules, config: Any) -> tuple[int, float]:
+    """Returns (rotary dimensions of a head, factor on cos and sin)."""
+    if not isinstance(config, Filled):
+        frequencies, scaling = rope(modules, config)
+        return 2 * len(frequencies), scaling
+    share = config.rope_parameters.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", 1.0))
+    rotated = int((config.head_dim or config.hidden_size // config.num_attention_heads) * share)
+    return 2 * -(-rotated // 2), 1.0
+
+
 def rotary_module(modules: Modules, config: Any) -> Any:
     """Returns transformers' rotary embedding of the architecture, on the CPU."""
     kind = config.model_type
@@ -270,7 +337,7 @@ def llama_spec(
     Raises:
         CheckpointError: if numbers of heads or rotary dimensions do not fit together.
     """
-    frequencies, scaling = rope(modules, config)
+    rotary_dim, scaling = _rotation(modules, config)
     context, heads = config.max_position_embeddings, config.num_attention_heads
     if config.rope_parameters["rope_type"] == "longrope":
         context = min(context, config.rope_parameters["original_max_position_embeddings"])
@@ -279,8 +346,8 @@ def llama_spec(
     key_value_heads = config.num_key_value_heads or heads
     if heads % key_value_heads:
         raise CheckpointError(f"config.json: {heads} attention heads are no multiple of {key_value_heads} key heads")
-    if 2 * len(frequencies) > head_dim:
-        raise CheckpointError(f"config.json: {2 * len(frequencies)} rotary dimensions in heads of {head_dim}")
+    if rotary_dim > head_dim:
+        raise CheckpointError(f"config.json: {rotary_dim} rotary dimensions in heads of {head_dim}")
     fields: dict[str, Any] = {
         "model_type": config.model_type,
         "vocab_size": config.vocab_size,
@@ -295,7 +362,7 @@ def llama_spec(
         "gated_mlp": True,
         "norm": "rms_norm",
         "position": "rotary",
-        "rotary_dim": 2 * len(frequencies),
+        "rotary_dim": rotary_dim,
         "rotary_scaling": scaling,
         "sliding_window": window,
         "layer_types": layer_types if window else (),

@@ -8,7 +8,7 @@ foreign tensors.
 import functools
 from typing import TYPE_CHECKING, Any
 
-from coldpress.compiler.architectures import _common
+from coldpress.compiler.architectures import _common, mistral
 from coldpress.schemas.errors import CheckpointError
 from coldpress.schemas.model import ModelSpec
 
@@ -43,6 +43,7 @@ class Plugin(_common.Llama):
     """Mistral with two activations."""
 
     KEYS = _common.LLAMA_KEYS | {"head_dim", "sliding_window"}
+    DEFAULTS = mistral.Plugin.DEFAULTS
     MODULES = _common.llama_modules(
         "Mistral",
         up=_common.Tap("mlp.up_act_fn", "output"),

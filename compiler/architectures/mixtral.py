@@ -16,6 +16,14 @@ class Plugin(_common.Architecture):
     """Mistral with several MLPs."""
 
     KEYS = _common.LLAMA_KEYS | {"head_dim", "sliding_window", "num_local_experts", "num_experts_per_tok"}
+    DEFAULTS = _common.llama_defaults(
+        intermediate_size=14336,
+        num_key_value_heads=8,
+        rms_norm_eps=1e-5,
+        sliding_window=None,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+    )
     MODULES = _common.Modules(
         prefix="Mixtral", base="model", norm="norm", taps=_experts.TAPS, adapt=_experts.adapt, is_mixture=True
     )

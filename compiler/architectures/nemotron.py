@@ -10,6 +10,14 @@ class Plugin(_common.Llama):
     """Llama with other norms and another MLP."""
 
     KEYS = (_common.LLAMA_KEYS - {"rms_norm_eps"}) | {"norm_eps", "head_dim", "attention_bias", "mlp_bias"}
+    DEFAULTS = _common.llama_defaults(
+        intermediate_size=24576,
+        hidden_act="relu2",
+        norm_eps=1e-5,
+        partial_rotary_factor=0.5,
+        bos_token_id=2,
+        eos_token_id=3,
+    )
     MODULES = _common.llama_modules("Nemotron", gated=False, activation="relu2", partial_rotary=True)
 
     def spec(self, config: Any) -> ModelSpec:

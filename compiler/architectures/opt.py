@@ -4,6 +4,7 @@ The 350m model (norm after each block, projected embeddings) and checkpoints wit
 architectures under the same name; they are refused.
 """
 
+from types import MappingProxyType
 from typing import Any
 
 from coldpress.compiler.architectures import _common
@@ -28,6 +29,20 @@ class Plugin(_common.Architecture):
             "layer_norm_elementwise_affine",
         }
     )
+    DEFAULTS = MappingProxyType(
+        {
+            "ffn_dim": 3072,
+            "activation_function": "relu",
+            "do_layer_norm_before": True,
+            "word_embed_proj_dim": None,
+            "_remove_final_layer_norm": False,
+            "enable_bias": True,
+            "layer_norm_elementwise_affine": True,
+            "tie_word_embeddings": True,
+            "bos_token_id": 2,
+            "eos_token_id": 2,
+        }
+    )
     MODULES = _common.Modules(
         prefix="OPT",
         base="model.decoder",
@@ -47,7 +62,7 @@ class Plugin(_common.Architecture):
         """Returns the model's shape; refuses the variants named above."""
         wanted = {
             "do_layer_norm_before": (config.do_layer_norm_before, True),
-            "word_embed_proj_dim": (config.word_embed_proj_dim, config.hidden_size),
+            "word_embed_proj_dim": (config.word_embed_proj_dim or config.hidden_size, config.hidden_size),
             "_remove_final_layer_norm": (config._remove_final_layer_norm, False),
             "layer_norm_elementwise_affine": (config.layer_norm_elementwise_affine, True),
         }

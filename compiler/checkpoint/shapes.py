@@ -37,13 +37,14 @@ class Shapes:
 
 
 def read_shapes(config: Path) -> Shapes:
-    """Returns the shapes that a config.json describes.
+    """Returns the shapes that a config.json describes, mostly without transformers, which takes seconds to import; it
+    may refuse values later that are taken here.
 
     Raises:
         CheckpointError: if the model is not supported or config.json is invalid.
     """
     architecture, believed = checked_config(read_object(config, MAX_CONFIG_BYTES))
-    source = _common.source_config(architecture.MODULES, believed)
+    source = _common.filled(architecture, believed) or _common.source_config(architecture.MODULES, believed)
     spec = architecture.spec(source)
     roles = (role for names in architecture.parameters(source, spec).values() for role in names)
     return Shapes(spec, {role: Shape(role_shape(spec, role)) for role in roles})

@@ -20,7 +20,7 @@ from pathlib import Path
 from rich.console import Console
 
 from coldpress.compiler.profiles import device_file, load_device
-from coldpress.compiler.quote.decide import Asked, device_quote
+from coldpress.compiler.quote.decide import PROMPT_TOKENS, Asked, device_quote
 from coldpress.compiler.quote.records import DeviceQuote, Quote
 from coldpress.compiler.quote.show import show
 from coldpress.compiler.quote.sources import Source, find
@@ -53,12 +53,14 @@ def quoted(arguments: argparse.Namespace, files: list[Path], folder: Path) -> Qu
     progress = Console(stderr=True, highlight=False, markup=False)
     with progress.status("reading the model") as status:
         source = find(arguments.model, arguments.revision, folder)
+        context_length = arguments.context_length or source.context_length
         asked = Asked(
             dram_budget=arguments.dram_budget,
             max_ppl_ratio=arguments.max_ppl_ratio,
-            context_length=arguments.context_length or source.context_length,
+            context_length=context_length,
             quick=len(files) > 1 or source.basis != "measured",
             with_steps=len(files) == 1,
+            prompt_tokens=_prompt_tokens(arguments.prompt_tokens, context_length),
         )
         if len(files) == 1:
             found = [device_quote(source, load_device(files[0]), asked, status.update)]
@@ -74,8 +76,24 @@ def quoted(arguments: argparse.Namespace, files: list[Path], folder: Path) -> Qu
         basis_in_words=source.basis_in_words,
         max_ppl_ratio=asked.max_ppl_ratio,
         context_length=asked.context_length,
+        prompt_tokens=asked.prompt_tokens,
         devices=tuple(found),
     )
+
+
+def _prompt_tokens(given: int | None, context_length: int) -> int:
+    """Returns the tokens of the prompt, which leave room for one more.
+
+    Raises:
+        ColdpressError: if they do not.
+    """
+    most = context_length - 1
+    if given is not None and not 1 <= given <= most:
+        raise ColdpressError(
+            f"--prompt-tokens {given} was given, expected 1 to {most}, because the context has {context_length}; "
+            "give fewer tokens, or a longer --context-length"
+        )
+    return min(PROMPT_TOKENS, max(1, most)) if given is None else given
 
 
 def _each(arguments: argparse.Namespace, files: list[Path], asked: Asked, folder: Path) -> Iterator[DeviceQuote]:
@@ -124,6 +142,12 @@ def _build_parser() -> Parser:
         type=int,
         metavar="N",
         help="tokens that the KV cache holds (default: the model's, at most 1024)",
+    )
+    parser.add_argument(
+        "--prompt-tokens",
+        type=int,
+        metavar="N",
+        help=f"tokens of the prompt whose first token is timed (default: {PROMPT_TOKENS})",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser

@@ -1,19 +1,30 @@
 """Counts what a build costs: disk, download, time, and the bytes that it writes to a device's flash."""
 
+import functools
+import os
+import time
 from dataclasses import dataclass
+
+import numpy as np
 
 from coldpress.compiler.checkpoint.shapes import Shape, Shapes
 from coldpress.compiler.cost_model import flash_bytes
 from coldpress.compiler.needs import Build, all_needs
 from coldpress.compiler.pipeline import STAGES
 from coldpress.compiler.quote.sources import Source
-from coldpress.compiler.stages.preflight import asked_text
-from coldpress.compiler.workflow.settings import BuildConfig, needs_gram, needs_predictors, of_all_stages
+from coldpress.compiler.stages.preflight import PASS_THREADS, asked_text
+from coldpress.compiler.workflow.settings import DEFAULT_CHUNKS, BuildConfig, needs_gram, of_all_stages
+from coldpress.runtime.plugins import load
+from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.sparsity import Sparsity
 
 BYTES_PER_PARAMETER = 2
 """In hub models."""
+WITHIN = 2.0
+"""Factor within which measured builds were of their estimates (EXPERIMENTS.md)."""
+PRODUCT_SIZE, PRODUCT_ROUNDS = 768, 3
+"""Of the products by which this machine's speed is measured: some hundredths of a second."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +35,7 @@ class Costs:
     disk_basis: str
     download_bytes: int
     download_basis: str
-    build_s: int
+    build_s: float
     build_basis: str
     written_bytes: int
 
@@ -37,7 +48,8 @@ def build_costs(source: Source, device: DeviceProfile, division: Sparsity) -> Co
         size = source.artifact_bytes or written
         copied = "the artifact's files as they are; another plan or format needs a build"
         return Costs(size, copied, size, copied, 0, "the artifact is built already", size)
-    stages = all_needs(_build(source, source.build, device))
+    build = _build(source, source.build, device, division)
+    stages = all_needs(build)
     local = source.build.model.revision is None
     return Costs(
         sum(stage.disk_bytes for stage in stages),
@@ -45,23 +57,59 @@ def build_costs(source: Source, device: DeviceProfile, division: Sparsity) -> Co
         0 if local else BYTES_PER_PARAMETER * source.model.num_parameters,
         "a folder on this machine" if local else f"{BYTES_PER_PARAMETER} bytes a parameter, as hub models have",
         sum(stage.runtime_s for stage in stages),
-        "at most: the sum of the time limits that the stages get on a cluster, which suit one core of a slow machine",
+        f"an estimate for {build.threads} cores of this machine: each stage's work by shapes and tokens, at "
+        f"{build.flops_per_core / 1e9:.0f} GFLOP/s a core as measured now, without the download; measured builds took "
+        f"{1 / WITHIN:g} to {WITHIN:g} times their estimates",
         written,
     )
 
 
-def _build(source: Source, config: BuildConfig, device: DeviceProfile) -> Build:
+@functools.cache
+def flops_per_core() -> float:
+    """Returns the speed of one of this machine's cores: the best of a few products of matrices in float32, by processor
+    time, which other work on the machine changes little."""
+    one = np.random.default_rng(0).standard_normal((PRODUCT_SIZE, PRODUCT_SIZE), np.float32)
+    found: list[float] = []
+    for _ in range(1 + PRODUCT_ROUNDS):  # the first one starts threads
+        start = time.process_time()
+        _ = one @ one
+        found.append(time.process_time() - start)
+    return 2 * PRODUCT_SIZE**3 / max(min(found[1:]), 1e-6)
+
+
+def _build(source: Source, config: BuildConfig, device: DeviceProfile, division: Sparsity) -> Build:
+    """Returns the build that makes this choice, its jobs of some layers side by side on all cores."""
     shapes = Shapes(source.model.spec, {role: Shape(one.shape) for role, one in source.model.tensors.items()})
     settings = {stage: dict(values) for stage, values in of_all_stages(config).items()}
+    settings["allocate"] |= {
+        "method": division.method,
+        "options": division.options,
+        "format": division.format,
+        "context_length": division.context_length,
+        "dram_budget": division.budget.dram_budget_bytes,
+    }
     tokens, block_tokens = asked_text(settings, shapes)
+    predicts = load("coldpress.runtime.sparsity", Selector, division.method).NEEDS_PREDICTORS
     absent = {
         "importance": not config["imatrix"],
         "relufy": config["relufy"] == "off",
         "distill": not config["distill"],
-        "predict": not needs_predictors(config),
-        "size": not needs_predictors(config),
+        "predict": not predicts,
+        "size": not predicts,
         "gram": not needs_gram(config),
         "export": not config["export"],
     }
     inputs = {stage: dict[str, str]() for stage in STAGES if not absent.get(stage, False)}
-    return Build(shapes, settings, inputs, device, tokens, block_tokens, 1)
+    cores = len(os.sched_getaffinity(0))
+    side_by_side = min(cores, DEFAULT_CHUNKS)
+    return Build(
+        shapes,
+        settings,
+        inputs,
+        device,
+        tokens,
+        block_tokens,
+        min(cores, PASS_THREADS),
+        layers_per_job=-(-shapes.spec.num_hidden_layers // side_by_side),
+        flops_per_core=flops_per_core(),
+    )

@@ -5,7 +5,6 @@ of single tokens, widened by the law's median misfit on the device's own points,
 signals are those of another model.
 """
 
-import math
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,19 +12,28 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from coldpress.compiler.candidates import AUTO, caches_for
-from coldpress.compiler.cost_model import PEAK_READ_BYTES, flash_bytes
 from coldpress.compiler.io import Workspace
-from coldpress.compiler.quote.costs import Costs, build_costs
+from coldpress.compiler.quote.costs import WITHIN, Costs, build_costs
+from coldpress.compiler.quote.first_token import first_token
 from coldpress.compiler.quote.records import Choice, DeviceQuote, Figure, Step
 from coldpress.compiler.quote.sources import Source
 from coldpress.compiler.search import Judged, Space
 from coldpress.compiler.seconds import Token
-from coldpress.compiler.stages.allocate import AllocateConfig, Floor, Inputs, OverBudgetError, Searched, searched
+from coldpress.compiler.stages.allocate import (
+    AllocateConfig,
+    Floor,
+    Inputs,
+    OverBudgetError,
+    Searched,
+    searched,
+    setting_of,
+)
+from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantities import show_bytes
 from coldpress.runtime.sparsity import Selector
-from coldpress.runtime.store.computing import weight_seconds
-from coldpress.schemas.device import DeviceProfile, flash_seconds
+from coldpress.runtime.store import computing
+from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.sparsity import Sparsity
 
 SAME_KIND = 0.3
@@ -39,8 +47,8 @@ CLEARLY = 1.1
 """Times the speed that make a larger budget worth naming."""
 NEARLY = 0.9
 """Share of the speed with the most DRAM that makes a budget the recommended one."""
-FASTER = 7
-"""Times that calibration of TinyLlama ran faster than compiler/needs.py allows for."""
+PROMPT_TOKENS = 128
+"""Of a prompt that nobody gave the length of: a question, and what a chat puts before it."""
 QUICK_CACHES = ("static", "lfu")
 
 Tell = Callable[[str], None]
@@ -58,6 +66,8 @@ class Asked:
     """Search less; see `_quick`."""
     with_steps: bool
     """Try other budgets, too."""
+    prompt_tokens: int = PROMPT_TOKENS
+    """Tokens of the prompt whose first token is timed."""
 
 
 def device_quote(source: Source, device: DeviceProfile, asked: Asked, tell: Tell = lambda _: None) -> DeviceQuote:
@@ -188,18 +198,18 @@ class _Quoting:
         return {"recommended_dram_bytes": self._exact(enough.dram_budget_bytes, words)}
 
     def _figures(self, best: Judged, division: Sparsity, tokens: list[Token]) -> dict[str, Figure]:
-        verify = self._bench(division)
+        verify = self._run(division, "bench", f"--emulate {self._device.name}")
         costs = build_costs(self._source, self._device, division)
         return {
             **self._speed(tokens, verify),
-            **self._cold(division, best.holds_everything, verify),
+            "first_token_s": self._cold(division),
             "ppl_ratio": self._quality(best, division),
             **costs_figures(costs),
             "token_energy_j": self._exact(None, "unknown: the device's profile has no figure of energy"),
         }
 
     def _speed(self, tokens: list[Token], verify: str) -> dict[str, Figure]:
-        wide = self._widening
+        wide = self._law_error + (0.0 if self._source.basis == "measured" else SAME_KIND)
         token_s = np.array([token.token_s for token in tokens])
         slow, middle, fast = (float(np.percentile(token_s, share)) for share in (95, 50, 5))
         counted = f"{len(tokens)} replayed tokens" if len(tokens) > 1 else "one token that stands for all"
@@ -218,24 +228,33 @@ class _Quoting:
         }
 
     @property
-    def _widening(self) -> float:
-        law = float(np.median(np.abs(self._device.flash.law_errors)))
-        return law + (0.0 if self._source.basis == "measured" else SAME_KIND)
+    def _law_error(self) -> float:
+        """The law's median misfit on the device's points."""
+        return float(np.median(np.abs(self._device.flash.law_errors)))
 
     @property
     def _why_wide(self) -> str:
         law = "the law's median misfit on the device's points"
         return law if self._source.basis == "measured" else f"{law}, and {SAME_KIND:.0%} for another model's signals"
 
-    def _cold(self, division: Sparsity, holds_everything: bool, verify: str) -> dict[str, Figure]:
+    def _cold(self, division: Sparsity) -> Figure:
         """Returns the first token of a prompt after a start with nothing in DRAM."""
-        budget, spec, flash = division.budget, self._source.model.spec, self._device.flash
-        whole = flash_bytes(division.families, spec, division.format) + budget.resident_bytes + budget.predictor_bytes
-        read_bytes = PEAK_READ_BYTES if holds_everything else budget.buffer_bytes  # else units pass through the buffer
-        seconds = float(flash_seconds(flash, math.ceil(whole / read_bytes), whole))
-        seconds = max(seconds, weight_seconds(self._device, division.format, whole))
-        words = "every byte of the artifact once, in reads of the buffer's size; the prompt's computing is not counted"
-        return {"first_token_s": Figure(value=seconds, basis=words, verify=verify)}
+        model, tokens, wide = self._source.model, self._asked.prompt_tokens, self._law_error
+        layers = range(model.spec.num_hidden_layers)
+        found = first_token(setting_of(division, model, self._device, layers), tokens)
+        words = (
+            f"modelled, a prompt of {tokens} tokens: {found.load_s:.3g} s to load what stays in DRAM, then dense "
+            f"passes over flash that compute meanwhile ({computing.basis(self._device)}); from as fast as {FEW_TOKENS} "
+            f"tokens of a chunk one by one to all of them, widened by {wide:.0%}: the law's median misfit on the "
+            "device's points"
+        )
+        return Figure(
+            value=found.expected_s,
+            low=found.least_s / (1 + wide),
+            high=found.most_s * (1 + wide),
+            basis=words,
+            verify=self._run(division, "generate", f"--prompt-ids $(seq -s, {tokens}) --max-new-tokens 1"),
+        )
 
     def _quality(self, best: Judged, division: Sparsity) -> Figure:
         """Returns the perplexity ratio to expect, with the curve's largest standard error nearby."""
@@ -259,12 +278,11 @@ class _Quoting:
         keys |= {"max_ppl_ratio": f"{self._asked.max_ppl_ratio:g}", "context_length": str(division.context_length)}
         return "snakemake --config " + " ".join(f"{key}={shlex.quote(value)}" for key, value in keys.items())
 
-    def _bench(self, division: Sparsity) -> str:
+    def _run(self, division: Sparsity, command: str, options: str) -> str:
+        """Returns what builds the artifact and runs it."""
         name, device = self._source.name, self._device.name
-        return (
-            f"{self._build_command(division)} && coldpress-run bench build/{name}/{device}/{name}-{device}.coldpress "
-            f"--emulate {device}"
-        )
+        artifact = f"build/{name}/{device}/{name}-{device}.coldpress"
+        return f"{self._build_command(division)} && coldpress-run {command} {artifact} {options}"
 
 
 def _quick(space: Space) -> Space:
@@ -287,7 +305,9 @@ def costs_figures(costs: Costs) -> dict[str, Figure]:
     return {
         "disk_bytes": Figure(value=costs.disk_bytes, basis=costs.disk_basis),
         "download_bytes": Figure(value=costs.download_bytes, basis=costs.download_basis),
-        "build_s": Figure(value=costs.build_s, low=costs.build_s / FASTER, high=costs.build_s, basis=costs.build_basis),
+        "build_s": Figure(
+            value=costs.build_s, low=costs.build_s / WITHIN, high=costs.build_s * WITHIN, basis=costs.build_basis
+        ),
         "written_bytes": Figure(value=costs.written_bytes, basis="the artifact, written once; decoding writes nothing"),
     }
 

@@ -78,4 +78,6 @@ class Quote(Record):
     basis_in_words: str
     max_ppl_ratio: float
     context_length: PositiveCount
+    prompt_tokens: PositiveCount
+    """Tokens of the prompt whose first token is timed."""
     devices: tuple[DeviceQuote, ...]

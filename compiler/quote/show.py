@@ -31,7 +31,8 @@ def show(quote: Quote, console: Console) -> None:
     """Prints all devices; one device with every figure, its basis, and the commands that verify it."""
     console.print(f"{printable(quote.model)}: {quote.basis}, {printable(quote.basis_in_words)}", soft_wrap=True)
     console.print(
-        f"perplexity at most {quote.max_ppl_ratio:g} times the source's, {quote.context_length} tokens of context\n",
+        f"perplexity at most {quote.max_ppl_ratio:g} times the source's, {quote.context_length} tokens of context, "
+        f"{quote.prompt_tokens} of them a prompt\n",
         soft_wrap=True,
     )
     if len(quote.devices) == 1:

@@ -85,11 +85,12 @@ def needs(build: "Build") -> StageNeeds:
     running = build.running_bytes(8, 12 * spec.num_experts)
     hidden, grams = 2 * 4 * tokens * spec.hidden_size, sum(build.gram_bytes)
     ram_bytes = build.TORCH_BYTES + build.layer_weights_bytes + running + hidden + grams
+    products = spec.num_hidden_layers * sum(build.gram_bytes) // 4 * 2 * tokens
     return StageNeeds(
         stage="gram",
         ram_bytes=ram_bytes,
         disk_bytes=spec.num_hidden_layers * grams,
-        runtime_s=600 + 4 * build.forward_s(tokens),
+        runtime_s=build.TORCH_S + build.forward_s(tokens) + build.compute_s(products / build.threads),
     )
 
 

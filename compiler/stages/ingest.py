@@ -49,8 +49,10 @@ CONFIG = "config.json"
 GENERATION = "generation_config.json"
 INGEST_BYTES = 700 << 20
 """Memory of a process that has imported transformers and holds blocks of weights."""
-DOWNLOAD_S = 12 * 3600
+DOWNLOAD_S = 3600
 """Time assumed for downloading a hub model of unknown size."""
+IMPORT_S, BYTES_PER_S = 6, 500e6
+"""Seconds to import transformers, and bytes of weights that are read and hashed in a second."""
 SPECIAL_TOKENS = "special_tokens_map.json"
 CARD = "README.md"
 MAX_TEXT_BYTES = 1 << 20
@@ -155,7 +157,7 @@ def needs(build: "Build") -> StageNeeds:
 
 def needs_for(weight_bytes: int) -> StageNeeds:
     """Returns the same from the size of the files alone; 0 stands for a model that is not downloaded yet."""
-    seconds = 2 * weight_bytes // 20_000_000 if weight_bytes else DOWNLOAD_S
+    seconds = IMPORT_S + weight_bytes / BYTES_PER_S if weight_bytes else DOWNLOAD_S
     return StageNeeds(stage="ingest", ram_bytes=INGEST_BYTES, disk_bytes=0, runtime_s=seconds)
 
 

@@ -30,4 +30,6 @@ def run(config: LayoutConfig, model: Model, sparsity: Sparsity, device: DevicePr
 
 def needs(build: "Build") -> StageNeeds:
     """Counts arithmetic."""
-    return StageNeeds(stage="layout", ram_bytes=build.PYTHON_BYTES + build.BLOCK_BYTES, disk_bytes=0, runtime_s=600)
+    return StageNeeds(
+        stage="layout", ram_bytes=build.PYTHON_BYTES + build.BLOCK_BYTES, disk_bytes=0, runtime_s=build.PYTHON_S
+    )

@@ -98,7 +98,7 @@ def run(config: PublishConfig, package: Package, verification: Verification) -> 
 
 def needs(build: "Build") -> StageNeeds:
     """Counts a move."""
-    return StageNeeds(stage="publish", ram_bytes=build.PYTHON_BYTES, disk_bytes=0, runtime_s=600)
+    return StageNeeds(stage="publish", ram_bytes=build.PYTHON_BYTES, disk_bytes=0, runtime_s=build.PYTHON_S)
 
 
 def check_gates(config: PublishConfig, found: Verification, manifest: Manifest) -> None:

@@ -65,5 +65,5 @@ def needs(build: "Build") -> StageNeeds:
     """Returns almost nothing if the first statistics are valid; else as for calibrate, with bits for every unit of the
     build."""
     if not build.counts_again:
-        return StageNeeds(stage="recalibrate", ram_bytes=build.PYTHON_BYTES, disk_bytes=0, runtime_s=60)
+        return StageNeeds(stage="recalibrate", ram_bytes=build.PYTHON_BYTES, disk_bytes=0, runtime_s=build.PYTHON_S)
     return pass_needs("recalibrate", build, build.families, build.families)

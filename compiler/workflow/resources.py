@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from coldpress.compiler.io import load_record
-from coldpress.compiler.needs import START_S, Build, Inputs, needs_of
+from coldpress.compiler.needs import Build, Inputs, limit_s, needs_of
 from coldpress.compiler.stages import ingest
 from coldpress.compiler.stages.preflight import asked_text
 from coldpress.compiler.stages.preflight.trial import compiled
@@ -41,10 +41,10 @@ def mem_mb(config: BuildConfig, stage: str, inputs: Callable[[], Inputs]) -> Res
 
 
 def runtime(config: BuildConfig, stage: str, inputs: Callable[[], Inputs]) -> Resource:
-    """Returns Snakemake's function for the time of a stage's jobs, in minutes; it grows with every attempt."""
+    """Returns Snakemake's function for the most time of a stage's jobs, in minutes; it grows with every attempt."""
 
     def asked(wildcards: Any, input: Sequence[str], threads: int, attempt: int) -> int:
-        return attempt * math.ceil((START_S + _needs(config, stage, inputs, input, threads).runtime_s) / 60)
+        return attempt * math.ceil(limit_s(_needs(config, stage, inputs, input, threads)) / 60)
 
     return asked
 

@@ -56,19 +56,23 @@ class Plugin(Flash):
         self.moves_data = data is not None
         self.tickets: set[Modelled] = set()
         self._num_reads = self._num_bytes = self._in_flight = 0
+        self._idle_s = self._busy_s = self._seconds()
 
     def submit(self, extents: Extents, into: np.ndarray, landing: Landing | None = None) -> Modelled:
         """See `coldpress.runtime.flash.Reader`; the seconds are the time that these reads add to those in flight."""
         if not self.tickets:
             self._num_reads = self._num_bytes = self._in_flight = 0
-        before_s = self._busy_s()
+            self._busy_s = self._idle_s
+        before_s = self._busy_s
         self._num_reads += len(extents)
         self._in_flight = max(self._in_flight, len(extents) + sum(ticket.num_reads for ticket in self.tickets))
         self._num_bytes += extents.num_bytes
+        self._busy_s = self._seconds()
         data = self._data.submit(extents, into, landing) if self._data else None
-        return Modelled(self, len(extents), self._busy_s() - before_s, data)
+        return Modelled(self, len(extents), self._busy_s - before_s, data)
 
-    def _busy_s(self) -> float:
+    def _seconds(self) -> float:
+        """Returns the seconds of the reads that the device works on."""
         return float(flash_seconds(self._flash, self._num_reads, self._num_bytes, max(1, self._in_flight)))
 
     def close(self) -> None:

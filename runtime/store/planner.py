@@ -107,9 +107,9 @@ def _cut(opens: np.ndarray, low: np.ndarray, high: np.ndarray, max_bytes: int) -
     too_long = high[stops - 1] - low[first] > max_bytes
     for start, stop in zip(first[too_long].tolist(), stops[too_long].tolist(), strict=True):
         while high[stop - 1] - low[start] > max_bytes:
-            first = start + int(np.searchsorted(high[start:stop], low[start] + max_bytes, side="right"))
+            first = start + int(high[start:stop].searchsorted(low[start] + max_bytes, side="right"))
             # units whose first page follows the last page of the unit before: a cut there reads no page twice
-            apart = np.flatnonzero(low[start + 1 : first + 1] >= high[start:first])
+            apart = (low[start + 1 : first + 1] >= high[start:first]).nonzero()[0]
             if apart.size and high[start + apart[-1]] - low[start] >= max_bytes // 2:
                 first = start + 1 + int(apart[-1])
             start = first

@@ -11,6 +11,7 @@ from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.cli.ladder import legend
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.simulate import simulate
+from coldpress.runtime.store.planner import ARRIVAL_BYTES
 from coldpress.runtime.trace import Recorder
 from tests.support.artifacts import Recipe, build_artifact
 from tests.support.shapes import small_spec
@@ -89,9 +90,12 @@ def test_a_budget_without_room_for_a_dense_run_begins_with_the_selector(climbed,
     assert steps[0].gain == 1
 
 
-def test_overlap_is_worth_no_more_than_both_are(climbed):
+def test_overlap_is_worth_nothing_where_a_layer_arrives_in_one_portion(climbed):
+    """And is not kept then: nothing is left to be read while the units are computed with."""
     overlap = next(step for step in climbed[-1] if step.name == "+overlap")
-    assert 1 < overlap.gain <= 2
+    assert overlap.read_bytes_per_token / SPEC.num_hidden_layers < ARRIVAL_BYTES
+    assert overlap.gain == pytest.approx(1)
+    assert not overlap.kept
 
 
 @pytest.mark.parametrize("cache", ["static", "lfu"])

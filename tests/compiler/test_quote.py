@@ -12,7 +12,7 @@ from scipy.stats import kurtosis
 
 from coldpress.compiler.__main__ import main
 from coldpress.compiler.io import Workspace, load_arrays, save_arrays, save_record
-from coldpress.compiler.quote import reference
+from coldpress.compiler.quote import costs, reference
 from coldpress.compiler.quote.decide import CLEARLY, NEARLY
 from coldpress.compiler.quote.records import Quote
 from coldpress.compiler.quote.show import WORDS
@@ -107,6 +107,50 @@ def test_a_format_that_numpy_multiplies_is_a_candidate_where_its_speed_is_known(
     assert chosen("pixel6") in native
     assert chosen(rated("native", native)) in native
     assert chosen(rated("all", ("fp16", "int3_group32", "int4_group32", "int8_group32"))) == "int3_group32"
+
+
+def test_the_first_token_grows_with_its_prompt(capsys: pytest.CaptureFixture[str], config_alone: Path) -> None:
+    def of(*prompt: str) -> tuple[int, dict[str, Any]]:
+        found = quoted(capsys, config_alone, "--dram-budget", "60%", *prompt)
+        return found["prompt_tokens"], found["devices"][0]["figures"]["first_token_s"]
+
+    (usual, given), (few, short), (many, long) = of(), of("--prompt-tokens", "1"), of("--prompt-tokens", "255")
+    assert (few, usual, many) == (1, 128, 255)
+    assert short["value"] < given["value"] < long["value"]
+    assert "a prompt of 128 tokens" in given["basis"]
+    assert given["verify"].endswith("alone-pixel6.coldpress --prompt-ids $(seq -s, 128) --max-new-tokens 1")
+    assert "lower bound" in given["basis"]  # the profile has no rates
+    for tokens in ("0", "256"):
+        assert "expected 1 to 255" in refused(capsys, config_alone, "--device", "pixel6", "--prompt-tokens", tokens)
+
+
+def test_build_time_is_an_estimate_at_this_machines_speed(
+    capsys: pytest.CaptureFixture[str], config_alone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of(flops: float) -> dict[str, Any]:
+        monkeypatch.setattr(costs, "flops_per_core", lambda: flops)
+        return quoted(capsys, config_alone, "--dram-budget", "60%")["devices"][0]["figures"]["build_s"]
+
+    fast, slow = of(1e11), of(1e6)
+    assert "an estimate" in fast["basis"]
+    assert "100 GFLOP/s" in fast["basis"]
+    assert fast["low"] < fast["value"] < fast["high"]
+    assert slow["value"] > 10 * fast["value"]
+
+
+def test_this_machine_has_a_speed() -> None:
+    assert 1e7 < costs.flops_per_core() < 1e14
+
+
+def test_config_json_alone_needs_no_transformers(config_alone: Path) -> None:
+    """It takes seconds to import, of the five that a quote may take."""
+    script = (
+        "import sys; from coldpress.compiler.__main__ import main; status = main(sys.argv[1:]); "
+        "sys.exit(status or 10 * bool({'torch', 'transformers', 'datasets', 'pandas'} & {*sys.modules}))"
+    )
+    asked = ("quote", str(config_alone), "--device", "pixel6", "--dram-budget", "60%", "--json")
+    done = subprocess.run([sys.executable, "-c", script, *asked], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_least_dram_fits_and_a_byte_less_does_not(capsys: pytest.CaptureFixture[str], config_alone: Path) -> None:

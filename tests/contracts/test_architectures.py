@@ -9,7 +9,8 @@ import pytest
 
 from coldpress.compiler.activity.forward import Hooks, LayerStream
 from coldpress.compiler.activity.layer_counts import exact_families
-from coldpress.compiler.architectures import Architecture
+from coldpress.compiler.architectures import Architecture, _common
+from coldpress.compiler.checkpoint.source_config import checked_config
 from coldpress.compiler.checkpoint.tensors import read_role, rotary_inv_freq
 from coldpress.compiler.io import Workspace
 from coldpress.compiler.stages import ingest
@@ -73,6 +74,38 @@ CASES = {
 
 def test_every_architecture_has_a_test_model() -> None:
     assert ARCHITECTURES == MODEL_TYPES
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_shapes_are_read_without_transformers_as_with_it(tmp_path: Path, case: str) -> None:
+    """Only where it alone knows the factors of a rotary embedding it is asked."""
+    kind, changes, relu, tie = CASES[case]
+    write_model(tmp_path, kind, num_hidden_layers=2, relu=relu, tie=tie, overrides=changes)
+    architecture, believed = checked_config(json.loads((tmp_path / "config.json").read_text()))
+    ours = _common.filled(architecture, believed)
+    assert (ours is None) == (case in ("yarn", "longrope"))
+    if ours is not None:
+        assert_same(architecture, believed)
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"max_window_layers": 5}, {"use_sliding_window": True, "max_window_layers": 5}],
+)
+def test_defaults_are_those_of_transformers(kind: str, more: dict[str, Any]) -> None:
+    """Of a config.json that has no key but the required ones."""
+    sizes: dict[str, Any] = {"vocab_size": 999, "hidden_size": 4096, "num_hidden_layers": 12, "num_attention_heads": 32}
+    sizes |= {"max_position_embeddings": 8192} | ({"hidden_act": "relu"} if kind == "bamboo" else {})
+    architecture, believed = checked_config({"model_type": kind, **sizes, **more})
+    assert_same(architecture, believed)
+
+
+def assert_same(architecture: Architecture, believed: dict[str, Any]) -> None:
+    ours, theirs = _common.filled(architecture, believed), _common.source_config(architecture.MODULES, believed)
+    spec = architecture.spec(theirs)
+    assert architecture.spec(ours) == spec
+    assert architecture.parameters(ours, spec) == architecture.parameters(theirs, spec)
 
 
 def made(folder: Path, kind: str, changes: dict[str, Any], relu: bool, tie: bool) -> Model:

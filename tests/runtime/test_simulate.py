@@ -11,10 +11,11 @@ from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.extents import Extents
 from coldpress.runtime.flash import direct, simulated
 from coldpress.runtime.generate.choice import on_device
+from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plan.budget import choose_plan, fixed_bytes
-from coldpress.runtime.simulate import replay, simulate
+from coldpress.runtime.simulate import replay, simulate, simulate_opening
 from coldpress.runtime.store.clock import Clock, arrival
-from coldpress.runtime.store.computing import Arrival
+from coldpress.runtime.store.computing import NOTHING, Arrival
 from coldpress.runtime.store.planner import ReadPlan
 from coldpress.runtime.store.reads import room_bytes
 from coldpress.runtime.store.store import Store
@@ -278,3 +279,28 @@ def test_a_request_takes_the_longer_of_reading_and_computing(relu_artifact):
     ids = np.sort(artifact.rank(0, "up_down")[[0, -1]]).astype(np.int32)
     found = simulate(artifact, plan, [Event(FETCH, 1, 0, "up_down", ids)])
     assert found.modelled_s == pytest.approx(found.modelled_dram_s)
+
+
+@pytest.mark.parametrize("name", ["relu_artifact", "topk_artifact"])
+def test_an_opening_reads_what_a_run_reads_before_its_first_token(request, name):
+    """A session on simulated flash waits as long in its prefill, and has loaded its pinned units."""
+    built = request.getfixturevalue(name)
+    with Session(built.path, flash="simulated") as session:
+        counters = session.store.counters
+        loaded_bytes = counters.load_read_bytes
+        session.generate([1, 2, 3], 1)
+        found = simulate_opening(session.artifact, session.plan)
+    assert set(found.passes) == set(built.units)
+    assert sum(reads.flash_s for reads in found.passes.values()) == pytest.approx(counters.prefill_flash_s)
+    assert (loaded_bytes > 0) == (found.load_s > 0) == (name == "relu_artifact"), "the other one pins nothing"
+    flash = session.artifact.manifest.device.flash
+    assert found.load_s >= loaded_bytes / flash.bytes_per_s
+
+
+def test_with_everything_in_dram_an_opening_reads_all_and_a_prefill_nothing(topk_artifact):
+    artifact = open_artifact(topk_artifact.path)
+    plan = choose_plan(artifact.manifest, 1 << 30)
+    found = simulate_opening(artifact, plan)
+    assert set(found.passes.values()) == {NOTHING}
+    units = sum(section.num_units * section.unit_bytes for section in artifact.manifest.flash.sections)
+    assert found.load_s >= units / artifact.manifest.device.flash.bytes_per_s

@@ -25,7 +25,7 @@ from coldpress.compiler.stages.allocate._config import AllocateConfig
 from coldpress.compiler.stages.allocate._division import OverBudgetError, budgets_bytes, divided, method_of
 from coldpress.compiler.stages.allocate._ladder import with_ladder
 from coldpress.compiler.stages.allocate._quality import Floor
-from coldpress.compiler.stages.allocate._replay import Replays
+from coldpress.compiler.stages.allocate._replay import Replays, setting_of
 from coldpress.compiler.stages.allocate._rules import Inputs
 from coldpress.compiler.stages.allocate._searched import Searched, searched
 from coldpress.compiler.stages.allocate._task import Rule
@@ -55,11 +55,17 @@ __all__ = [
     "needs",
     "run",
     "searched",
+    "setting_of",
 ]
 
 LOG = logging.getLogger(__name__)
 COMPARED_LOGIT_BYTES = 4 * 4 * 4
 """Memory per logit of a block while losses are compared: four variants in float32, with copies."""
+SEARCH_S = 15
+"""Seconds in which an open method's candidates are judged (EXPERIMENTS.md)."""
+ROUNDS = 4
+"""Times that a rule runs all of its variants: greedy's steps to a density of a half. In the mean a variant begins in
+the middle layer."""
 MAX_PPL_RATIO = 1.05
 """What `auto` may lose where nobody says: what the papers call little (DIP Table 1, ActiveFlow Table 3)."""
 
@@ -128,13 +134,16 @@ def needs(build: "Build") -> StageNeeds:
     rule = load("coldpress.compiler.stages.allocate", Rule, settings["density_allocation"])
     variants = rule.num_variants(spec.num_hidden_layers, len(build.families))
     disk_bytes = 32 * spec.num_hidden_layers * build.layer_units(build.families)
+    seconds = SEARCH_S if build.has("explore") else build.PYTHON_S
     if not variants:
-        return StageNeeds(stage="allocate", ram_bytes=build.PYTHON_BYTES, disk_bytes=disk_bytes, runtime_s=600)
+        return StageNeeds(stage="allocate", ram_bytes=build.PYTHON_BYTES, disk_bytes=disk_bytes, runtime_s=seconds)
     tokens = min(max(settings["allocation_tokens"], build.block_tokens), build.num_tokens)
     hidden = (2 * variants + 1) * 4 * tokens * spec.hidden_size
     logits = COMPARED_LOGIT_BYTES * build.block_tokens * spec.vocab_size
     ram_bytes = build.TORCH_BYTES + build.layer_weights_bytes + build.running_bytes(8) + hidden + logits
-    seconds = 600 + 32 * variants * build.forward_s(tokens) * len(build.dram_budgets_bytes)
+    if build.has_free_densities:
+        each = build.forward_s(tokens) + build.choices_s(tokens, build.families)
+        seconds += build.TORCH_S + ROUNDS * variants * each / 2 * len(build.dram_budgets_bytes)
     return StageNeeds(stage="allocate", ram_bytes=ram_bytes, disk_bytes=disk_bytes, runtime_s=seconds)
 
 

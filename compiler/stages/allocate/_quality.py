@@ -99,13 +99,11 @@ def _fitted(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def _fit(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns densities, ratios that never rise, and their errors, float64 [n] each, up to a density of 1 without
     loss."""
-    from sklearn.isotonic import IsotonicRegression
+    from scipy.optimize import isotonic_regression  # what scikit-learn's class calls, without half a second of imports
 
     densities = np.array([point.density for point in curve.points])
     known = np.array([point.ppl_ratio_error or 0.0 for point in curve.points])
     weights = 1 / np.maximum(known, LEAST_ERROR) ** 2
-    fitted = IsotonicRegression(increasing=False, y_min=1.0).fit(
-        densities, np.array([point.ppl_ratio for point in curve.points]), sample_weight=weights
-    )
-    ratios = np.asarray(fitted.predict(densities))
+    fitted = isotonic_regression([point.ppl_ratio for point in curve.points], weights=weights, increasing=False)
+    ratios = np.maximum(fitted.x, 1.0)
     return np.append(densities, 1.0), np.append(ratios, 1.0), np.append(known, 0.0)

@@ -114,10 +114,8 @@ class Replays:
         chosen = self._choices(sparsity)
         texts = chosen.texts
         layers = sorted({layer for layer, _ in texts})
-        parts = _parts(sparsity, model, layers)
-        sections = make_sections(model.spec, sparsity.families, sparsity.format, sparsity.layers_per_group)
-        rank = {key: text.hot for key, text in texts.items()}
-        setting = Setting(model, sparsity.format, device, sections, _plan(sparsity, parts, device), rank=rank)
+        setting = setting_of(sparsity, model, device, layers, {key: text.hot for key, text in texts.items()})
+        parts = setting.plan.parts
         warm = WARM_TOKENS if any(part.cache_slots for part in parts) else 0
         num_tokens = min(text.num_tokens for text in texts.values())
         fill = {
@@ -212,6 +210,19 @@ class Replays:
         """Returns the arrays of the trace, which is decompressed as a whole: once."""
         assert self._inputs.curves is not None
         return load_arrays(self._inputs.curves.trace)
+
+
+def setting_of(
+    sparsity: Sparsity,
+    model: Model,
+    device: DeviceProfile,
+    layers: Sequence[int],
+    rank: Mapping[Key, np.ndarray] | None = None,
+) -> Setting:
+    """Returns what a division decides about the requests of some layers; `rank` is that of `Setting`."""
+    parts = _parts(sparsity, model, layers)
+    sections = make_sections(model.spec, sparsity.families, sparsity.format, sparsity.layers_per_group)
+    return Setting(model, sparsity.format, device, sections, _plan(sparsity, parts, device), rank=rank or {})
 
 
 def windows_of(num_tokens: int, num_warm: int) -> tuple[list[range], int]:

@@ -77,7 +77,7 @@ def needs(build: "Build") -> StageNeeds:
         stage="importance",
         ram_bytes=build.PYTHON_BYTES + build.BLOCK_BYTES + 8 * layer,
         disk_bytes=disk_bytes,
-        runtime_s=60,
+        runtime_s=build.PYTHON_S,
     )
 
 

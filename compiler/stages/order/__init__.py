@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from coldpress.compiler.needs import Build
 
 LOG = logging.getLogger(__name__)
+PAIR_S = 4e-8
+"""Seconds per pair of a family's units, counting and all orders together: 10 s for 14,336 units (EXPERIMENTS.md)."""
 SORTED_PAIRS_BYTES = 256 << 20
 """Bytes of one run of sorted pairs (compiler/stages/order/_pair_weights.py)."""
 
@@ -108,7 +110,7 @@ def needs(build: "Build") -> StageNeeds:
     bits = build.num_tokens * max(units for _, units in counted) // 4
     ram_bytes = build.PYTHON_BYTES + counts + SORTED_PAIRS_BYTES + bits
     disk_bytes = 4 * spec.num_hidden_layers * build.layer_units(families)
-    seconds = 600 + build.layers_per_job * len(families) * (300 + paired**2 // 100_000)
+    seconds = build.PYTHON_S + build.layers_per_job * len(families) * (1 + PAIR_S * paired**2)
     return StageNeeds(stage="order", ram_bytes=ram_bytes, disk_bytes=disk_bytes, runtime_s=seconds)
 
 

@@ -19,7 +19,7 @@ from coldpress.compiler.block_statistics import deviation, perplexity
 from coldpress.compiler.dense_run import dense_for
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.publishing import standing
-from coldpress.compiler.stages.verify.decoded import SESSIONS, Decoded, decode
+from coldpress.compiler.stages.verify.decoded import LANES, MAX_TOKENS, SESSIONS, Decoded, decode
 from coldpress.compiler.stages.verify.dense import Compared, DenseComparison
 from coldpress.compiler.stages.verify.divergence import SourceComparison
 from coldpress.compiler.stages.verify.plans import figures_of_all
@@ -51,6 +51,11 @@ WORK_ONE_BY_ONE = 400_000_000_000
 """Parameters times tokens up to which all tokens are decoded one by one: about a minute on two cores."""
 FEWEST_BLOCKS = 4
 """Blocks that are decoded even for the largest models: fewer blocks give a poor estimate of their own error."""
+DENSE_PASSES, SPARSE_PASSES = 2.2, 1.3
+"""Seconds of the source's and the artifact's dense logits, and of decoding many tokens in a pass, over those of the
+products alone: 405 and 250 for 190 of 8,192 tokens of a 1.1B model (EXPERIMENTS.md)."""
+ALONE_PARAMETERS_PER_S, ALONE_LAYER_S = 4e9, 4e-4
+"""Parameters that a token alone is decoded with in a second, and what a layer takes besides (the same entry)."""
 LOGIT_BYTES = 32
 """Bytes per logit of a block: the source's and the artifact's in float32, three copies in float64."""
 PROMPT_TOKENS, SAMPLE_TOKENS = 16, 48
@@ -131,10 +136,31 @@ def needs(build: "Build") -> StageNeeds:
     logits = LOGIT_BYTES * build.block_tokens * build.model.spec.vocab_size
     held = SESSIONS * build.dram_budget_bytes + max(build.layer_weights_bytes, build.head_bytes) + logits
     held += build.running_bytes(8)
-    seconds = 7200 + build.transfer_s(4 * build.weight_bytes)
     return StageNeeds(
-        stage="verify", ram_bytes=build.TORCH_BYTES + 2 * build.BLOCK_BYTES + held, disk_bytes=0, runtime_s=seconds
+        stage="verify",
+        ram_bytes=build.TORCH_BYTES + 2 * build.BLOCK_BYTES + held,
+        disk_bytes=0,
+        runtime_s=build.TORCH_S + _seconds(build),
     )
+
+
+def _seconds(build: "Build") -> float:
+    """Returns the seconds of all passes over the test text that is decoded."""
+    model, wanted = build.model, VerifyConfig.model_validate(build.settings["verify"])
+    block_tokens = min(build.block_tokens, build.context_length)
+    blocks = min(
+        num_measured(wanted, block_tokens, model.num_parameters),
+        max(1, build.settings["tokenize"]["evaluation_tokens"] // build.block_tokens),
+    )
+    tokens = blocks * block_tokens
+    alone_s = model.num_parameters / ALONE_PARAMETERS_PER_S + model.spec.num_hidden_layers * ALONE_LAYER_S
+    if tokens * model.num_parameters <= WORK_ONE_BY_ONE:
+        sparse_s = tokens * alone_s
+    elif build.sees_residency:
+        sparse_s = MAX_TOKENS * alone_s + tokens * alone_s / min(LANES, build.threads)
+    else:
+        sparse_s = MAX_TOKENS * alone_s + SPARSE_PASSES * build.forward_s(tokens)
+    return DENSE_PASSES * build.forward_s(tokens) + len(build.dram_budgets_bytes) * sparse_s
 
 
 def _quality(nll_artifact: tuple[float, ...], compared: Compared) -> dict[str, Any]:

@@ -1,0 +1,125 @@
+"""Models the first token after a start with nothing in DRAM: loading, then the dense passes that take the prompt.
+
+The runtime's own store reads, on simulated flash: pinned units first, then all units once for each chunk of the prompt
+(runtime/simulate.py). A pass computes with units while it reads, as a request does (runtime/store/computing.py); the
+resident weights of a layer have their turn between two passes, and the head is for the last token alone. The start of
+the process itself is not counted.
+"""
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+from coldpress.compiler.cost_model import kv_cache_bytes, stored_format, tensor_bytes
+from coldpress.compiler.seconds import Setting
+from coldpress.runtime.decoder.decoder import PREFILL_CHUNK_TOKENS
+from coldpress.runtime.kernels import FEW_TOKENS
+from coldpress.runtime.plan.budget import choose_plan
+from coldpress.runtime.simulate import Opening, simulate_opening
+from coldpress.runtime.store import resident
+from coldpress.runtime.store.computing import (
+    Weights,
+    dense_seconds,
+    fetch_seconds,
+    layer_seconds,
+    token_seconds,
+    weight_seconds,
+)
+from coldpress.runtime.store.reads import MAX_READ_BYTES
+from coldpress.schemas.device import flash_seconds
+from coldpress.schemas.layout import PartPlan
+
+MATRIX_SHARE = 0.5
+"""Seconds of a matrix's product with many tokens over those of as many products with one: 0.51 for 128 tokens and 0.40
+for 512, int4 on two cores (`benchmarks.prefill` over `benchmarks.kernels`). Profiles have no rate of it."""
+
+
+class Products(NamedTuple):
+    """The products with one token that a chunk of a prompt takes as long as."""
+
+    least: float
+    """A chunk of more than FEW_TOKENS takes no less time than FEW_TOKENS, which are computed one by one."""
+    expected: float
+    most: float
+    """Matrices are multiplied only where that is faster."""
+
+
+class FirstToken(NamedTuple):
+    """Seconds to the first token."""
+
+    least_s: float
+    expected_s: float
+    most_s: float
+    load_s: float
+    """The part that loading takes, before the prompt's tokens."""
+
+
+def first_token(setting: Setting, prompt_tokens: int) -> FirstToken:
+    """Returns the seconds to a prompt's first token.
+
+    Args:
+        setting: With the parts of all layers; with room for every unit, all are loaded, as in a run.
+        prompt_tokens: Tokens of the prompt.
+    """
+    plan = choose_plan(setting.manifest)
+    setting = replace(setting, plan=plan)
+    opening = _opening(setting)
+    stored_bytes = plan.resident_bytes + plan.predictor_bytes
+    flash = setting.device.flash.issuing(plan.queue_depth)
+    load_s = opening.load_s + float(flash_seconds(flash, math.ceil(stored_bytes / MAX_READ_BYTES), stored_bytes))
+    chunks = [min(PREFILL_CHUNK_TOKENS, prompt_tokens - at) for at in range(0, prompt_tokens, PREFILL_CHUNK_TOKENS)]
+    products = [products_of(chunk) for chunk in chunks]
+    least, expected, most = (
+        load_s + _prompt_s(setting, opening, prompt_tokens, counts) for counts in zip(*products, strict=True)
+    )
+    return FirstToken(least, expected, most, load_s)
+
+
+def products_of(num_tokens: int) -> Products:
+    """Returns the products that a chunk of `num_tokens` takes as long as; see runtime/kernels."""
+    least = min(num_tokens, FEW_TOKENS)
+    return Products(least, num_tokens if num_tokens == least else max(least, MATRIX_SHARE * num_tokens), num_tokens)
+
+
+def _opening(setting: Setting) -> Opening:
+    """Returns the seconds of a session's first reads; where all layers are alike, one is simulated for all."""
+    plan, layers = setting.plan, dict[int, list[PartPlan]]()
+    for part in plan.parts:
+        layers.setdefault(part.layer, []).append(part)
+    first, *others = layers.values()
+    kinds = {tuple((part.family, part.num_pinned, part.cache_slots) for part in parts) for parts in layers.values()}
+    if len(kinds) > 1:
+        return simulate_opening(setting.artifact, plan)
+    sizes = {entry.family: entry.unit_bytes for entry in setting.manifest.families}
+    held_bytes = sum((part.num_pinned + part.cache_slots) * sizes[part.family] for part in first)
+    budget = plan.dram_budget_bytes - len(others) * held_bytes  # as much room for buffers as with all layers
+    one = plan.model_copy(update={"parts": tuple(first), "dram_budget_bytes": budget})
+    found = simulate_opening(setting.artifact, one)
+    passes = {(layer, part.family): found.passes[first[0].layer, part.family] for layer in layers for part in first}
+    return Opening(len(layers) * found.load_s, passes)
+
+
+def _prompt_s(setting: Setting, opening: Opening, prompt_tokens: int, products: tuple[float, ...]) -> float:
+    """Returns the seconds of a prompt whose chunks take as long as so many products with one token each."""
+    device, manifest, spec = setting.device, setting.manifest, setting.model.spec
+    kv_cache = kv_cache_bytes(spec, prompt_tokens, setting.plan.kv_cache)
+    computed = resident.computed_bytes(manifest, setting.plan.model_copy(update={"kv_cache_bytes": kv_cache}))
+    head_s = _head_s(setting)
+    layers_s = dense_seconds(device, computed) - head_s
+    calls_s = token_seconds(device) + spec.num_hidden_layers * layer_seconds(device)
+    units = resident.chosen_from(manifest)
+    total = head_s
+    for count in products:
+        total += calls_s + count * layers_s
+        for key, reads in opening.passes.items():
+            used = round(count * units[key].num_bytes)
+            ready, read = (0, used) if reads.num_portions else (used, 0)
+            total += fetch_seconds(device, Weights(units[key].format, used), reads, ready, read, 0)
+    return total
+
+
+def _head_s(setting: Setting) -> float:
+    """Returns the seconds of the head's product with one token."""
+    role = "embed_tokens.weight" if setting.model.spec.tie_word_embeddings else "lm_head.weight"
+    size = tensor_bytes(role, setting.model.tensors[role].shape, setting.format)
+    return weight_seconds(setting.device, stored_format(role, setting.format), size)
