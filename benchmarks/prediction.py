@@ -1,7 +1,7 @@
 """How well a build and a quote predict the speed of this machine, on its disk and under the caps of other devices.
 
-This machine is measured first, as `python -m coldpress.compiler.device measure` does; a device's profile here has the
-kernel's caps for its flash, and this machine's computing (benchmarks/shared/emulated.py). Each model is built for each
+This machine is measured first, as `python -m coldpress.compiler.device measure` does, once as it is and once under the
+kernel's caps of each device (benchmarks/shared/emulated.py). Each model is built for each
 disk with one plan per DRAM budget, by its validation text. Then it decodes test text, in a process under the caps:
 the text itself and not what the model would say, which repeats itself or takes the seconds of drawing tokens. Seconds
 of single tokens count, behind the first ones, which fill the caches.
@@ -25,7 +25,7 @@ from benchmarks.harness.apart import apart
 from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
 from benchmarks.harness.command import main
 from benchmarks.shared.builds import MODELS, SHORT, artifact_in, build, settings
-from benchmarks.shared.emulated import OTHER_BYTES, SAMPLE_BYTES, apart_under_caps, capped, caps_of
+from benchmarks.shared.emulated import OTHER_BYTES, SAMPLE_BYTES, apart_under_caps
 from benchmarks.speculative import texts
 from coldpress.compiler.device.measure import measure
 from coldpress.compiler.io import load_record, save_record
@@ -34,7 +34,7 @@ from coldpress.compiler.quote.sources import find
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plan.budget import used_bytes
-from coldpress.runtime.profiles.devices import load_device, read_device
+from coldpress.runtime.profiles.devices import read_device
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.layout import Plan
 from coldpress.schemas.plans import Plans
@@ -42,6 +42,8 @@ from coldpress.schemas.plans import Plans
 HOST = "host"
 SCALE = 0.0
 """Of the rates of emulated devices: as much as the disk gives."""
+MEASURING_BYTES = 2 << 30
+"""Memory of a process that measures the machine."""
 PROMPT_TOKENS, WARM_TOKENS = 16, 16
 MAX_PPL_RATIO = 1.05
 CONTEXT_LENGTH = 128
@@ -147,16 +149,19 @@ class Plugin(Benchmark[Options]):
         path = self.folder / f"{disk}-here.json"
         if path.exists():
             return path
-        if disk == HOST:
-            found = measure(f"{disk}-here", self.folder, SAMPLE_BYTES, lambda _: None)
-        else:
-            host = read_device(self._profile(HOST))
-            assert host.compute is not None
-            caps = caps_of(self, disk, SCALE)
-            found = capped(load_device(disk), caps, host.compute, host.flash.latency_s.value)
-            found = found.model_copy(update={"name": f"{disk}-here", "dram_bytes_per_s": host.dram_bytes_per_s})
-        save_record(found, path)
+        found = self._on(disk, MEASURING_BYTES, "measured", disk)
+        save_record(DeviceProfile.model_validate_json(found), path)
         return path
+
+    def measured(self, disk: str) -> str:
+        """Returns the profile of this machine with its disk as it is in this process, as JSON."""
+        return measure(f"{disk}-here", self.folder, SAMPLE_BYTES, lambda _: None).to_json()
+
+    def _on(self, disk: str, memory_bytes: int, method: str, *asked: Any) -> Any:
+        """Runs a method in a process of its own, under the caps of the disk."""
+        if disk == HOST:
+            return apart(self, method, *asked)
+        return apart_under_caps(self, method, disk, SCALE, memory_bytes, *asked)[0]
 
     def _settings(self, model: str, profile: Path) -> dict[str, Any]:
         return settings(model, str(profile)) | {
@@ -176,12 +181,8 @@ class Plugin(Benchmark[Options]):
         return texts(model, PROMPT_TOKENS + self.options.tokens)[: self.options.texts]
 
     def _decoded(self, disk: str, model: str, path: Path, plan: Plan) -> dict[str, Any]:
-        """Measures in a process of its own, under the caps of the disk."""
-        asked = str(path), plan.name, model
-        if disk == HOST:
-            return apart(self, "in_process", *asked)
         memory_bytes = used_bytes(open_artifact(path).manifest, plan) + OTHER_BYTES
-        return apart_under_caps(self, "in_process", disk, SCALE, memory_bytes, *asked)[0]
+        return self._on(disk, memory_bytes, "in_process", str(path), plan.name, model)
 
     def in_process(self, path: str, plan_name: str, model: str) -> dict[str, Any]:
         """Returns what `decoded` does, on real flash."""
