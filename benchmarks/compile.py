@@ -51,7 +51,7 @@ class Options:
     shape: str = option("mistral-7b", smoke="small", choices=SHAPES, help="shape of the model")
     layers: int = option(1, smoke=2, full=4, help="layers of the model")
     tokens: int = option(1024, smoke=512, full=2048, help="calibration tokens")
-    method: str = option("predictor", smoke="relu", full="auto", help="selector")
+    method: str = option("topk", smoke="relu", full="predictor", help="selector")
     device: str = option("pixel6", help="device profile")
     dram_budget: str = option("80%", smoke="95%", full="60%", help="DRAM budget")
     probe_bytes: int = option(512 << 20, smoke=32 << 20, help="bytes by which the disk is measured")
