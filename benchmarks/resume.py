@@ -51,14 +51,14 @@ Snapshot = dict[Path, tuple[int, int]]
 class Options:
     """What is built, and how often it is killed."""
 
-    builds: int = option(2, smoke=1, full=5, help="builds that are disturbed")
+    builds: int = option(1, smoke=1, full=5, help="builds that are disturbed")
     kills_per_build: int = option(3, smoke=1, full=4, help="kills of each")
     layers: int = option(12, smoke=2, help="layers of the model")
     intermediate_size: int = option(896, smoke=128, help="neurons of a layer")
     layers_per_job: int = option(3, smoke=1, help="layers of a chunk")
     calibration_tokens: int = option(1024, smoke=512, full=8192, help="tokens of calibration text")
     dram_budget: str = option("60%", smoke="95%", help="DRAM budget")
-    method: str = option("auto", smoke="relu", help="selector")
+    method: str = option("predictor", smoke="relu", full="auto", help="selector")
     until: str = option("report", smoke="package", help="the last stage of a build")
     seed: int = option(0, help="of the moments")
 
