@@ -1,10 +1,10 @@
 """How well a build and a quote predict the speed of this machine, on its disk and under the caps of other devices.
 
 This machine is measured first, as `python -m coldpress.compiler.device measure` does, once as it is and once under the
-kernel's caps of each device (benchmarks/shared/emulated.py). Each model is built for each
-disk with one plan per DRAM budget, by its validation text. Then it decodes test text, in a process under the caps:
-the text itself and not what the model would say, which repeats itself or takes the seconds of drawing tokens. Seconds
-of single tokens count, behind the first ones, which fill the caches.
+kernel's caps of each device (benchmarks/shared/emulated.py). Each model is built for each disk with one plan per DRAM
+budget, by its validation text. Then it decodes test text, in a process under the caps. The text is given, since a
+model's own text repeats itself, or takes the seconds of drawing tokens. Seconds of single tokens count, behind the
+first ones, which fill the caches.
 
 Three predictions are held to their median: of the build's folder, of the artifact with the curves and signals that it
 carries, and of config.json alone. A band is the quote's interval. `simulated_error` is of the simulator, under the very

@@ -6,10 +6,9 @@ offset and length, must be equal. The simulated device is the capped one: reads 
 first byte takes as long as a lone read of this disk, and computing has the rates that `device measure` finds here, with
 other weights and other tokens, so that nothing is fitted to the run that is told.
 
-The simulator's own speed is that of a drawn trace of the case's density (runtime/synthetic.py), of whose units the
-hottest ones have the share of the uses that PowerInfer found in models with ReLU and with SwiGLU (3.1, Fig. 4a), and
-of which a token repeats what gives LLM in a flash's window (C.1). Seconds are of the processor, and drawing does not
-count.
+The simulator's own speed is measured on a drawn trace (runtime/synthetic) of the case's density. Its hottest units have
+the share of the uses that PowerInfer found in models with ReLU and with SwiGLU (3.1, Fig. 4a), and its tokens repeat as
+many units as LLM in a flash's window implies (C.1). Seconds are of the processor; drawing does not count.
 
 A cap is no device: reads that are not made while a program computes may be made later, up to a slice of a tenth of a
 second, as fast as the disk does it. `cap_ratio` is simulated with that, and with the disk's rates before the caps.

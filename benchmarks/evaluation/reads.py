@@ -100,7 +100,7 @@ def requests_seconds(
 ) -> float:
     """Seconds of all requests for a family of a layer, whose units take `all_bytes`; each int64 [T]."""
     weights = Weights(FORMAT, all_bytes)
-    portions = -(-reads.num_bytes // planner.ARRIVAL_BYTES)
+    portions = planner.num_portions(reads.num_bytes)
     sizes = (active_bytes - missed_bytes).tolist(), missed_bytes.tolist(), kept_bytes.tolist()
     return math.fsum(
         fetch_seconds(device, weights, Arrival(flash_s, count, True), *request)

@@ -30,11 +30,6 @@ def sample_of(folder: Path) -> Path:
     return path.parent
 
 
-def caps_of(benchmark: Benchmark[Any], device: str, scale: float) -> Caps:
-    """The caps of a device on this disk; memory is that of its profile."""
-    return emulate(load_device(device), sample_of(benchmark.folder), scale or None).caps
-
-
 def capped(device: DeviceProfile, caps: Caps, compute: Compute, latency_s: float) -> DeviceProfile:
     """The device as these caps leave it, computing as this machine does."""
     flash, page = device.flash, device.flash.page_bytes.value

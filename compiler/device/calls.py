@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coldpress.compiler.device.tiny import decoder, gated_model, in_memory
+from coldpress.compiler.device.tiny import decoder, gated_model, in_memory, measured_token_s
 from coldpress.runtime.decoder.decoder import Decoder
 from coldpress.runtime.flash import simulated
 from coldpress.schemas.device import DeviceProfile
@@ -45,7 +45,10 @@ def call_costs(device: DeviceProfile) -> Costs:
         "reads": _decoder(device, MANY_LAYERS, TWO, slots=1 / 8),
     }
     with np.errstate(all="ignore"):
-        rounds = [{name: _token_s(decoder) for name, decoder in cases.items()} for _ in range(ROUNDS + 1)][1:]
+        rounds = [
+            {name: measured_token_s(each, TOKENS, time.thread_time) for name, each in cases.items()}
+            for _ in range(ROUNDS + 1)
+        ][1:]
     samples = {name: [found[name] for found in rounds] for name in cases}
     token_s = {name: min(each) for name, each in samples.items()}
     more = {name: token_s[name] - token_s["many layers"] for name in ("requests", "reads")}
@@ -58,16 +61,6 @@ def call_costs(device: DeviceProfile) -> Costs:
         token_s=max(0.0, token_s["few layers"] - FEW_LAYERS * layer_s),
         spread=max((max(each) - min(each)) / statistics.median(each) for each in samples.values()),
     )
-
-
-def _token_s(decoder: Decoder) -> float:
-    """Mean processor seconds of a token, each at the same place of the context."""
-    length = decoder.length
-    start = time.thread_time()
-    for token in range(TOKENS):
-        decoder.decode(token)
-        decoder.roll_back(length)
-    return (time.thread_time() - start) / TOKENS
 
 
 def _decoder(

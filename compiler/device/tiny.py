@@ -1,14 +1,14 @@
 """Decoders of models without files, whose weights are random: for measurements of what surrounds the products."""
 
-import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from coldpress.compiler.checkpoint.shapes import Shape, Shapes
 from coldpress.compiler.seconds import Setting
 from coldpress.compiler.sections import make_sections
 from coldpress.runtime.artifact.reader import Artifact
@@ -18,7 +18,6 @@ from coldpress.runtime.flash import Reader
 from coldpress.runtime.plan.kv_cache import kv_cache_bytes
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization import Format
-from coldpress.runtime.store.facts import Observer
 from coldpress.runtime.store.store import Store
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.families import FamilyName, FormatName
@@ -29,25 +28,7 @@ FORMAT: FormatName = "int8_group32"
 CONTEXT_TOKENS = 64
 
 
-@dataclass(frozen=True)
-class _Shape:
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Model:
-    """A model without weights, as `HasShapes`."""
-
-    spec: ModelSpec
-    tensors: Mapping[str, _Shape]
-
-    @property
-    def num_parameters(self) -> int:
-        """The number of parameters of all tensors."""
-        return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
-
-
-def gated_model(num_layers: int, hidden_size: int = 64, intermediate_size: int = 128) -> Model:
+def gated_model(num_layers: int, hidden_size: int = 64, intermediate_size: int = 128) -> Shapes:
     """Returns a gated model of this shape."""
     spec = ModelSpec(
         model_type="llama",
@@ -69,8 +50,8 @@ def gated_model(num_layers: int, hidden_size: int = 64, intermediate_size: int =
     )
     of_layer = [*ATTENTION_ROLES, *MLP_ROLES, "input_layernorm", "post_attention_layernorm"]
     roles = [f"layers.{layer}.{name}.weight" for layer in range(num_layers) for name in of_layer]
-    shapes = {role: _Shape(role_shape(spec, role)) for role in ("embed_tokens.weight", *roles, "norm.weight")}
-    return Model(spec, shapes)
+    shapes = {role: Shape(role_shape(spec, role)) for role in ("embed_tokens.weight", *roles, "norm.weight")}
+    return Shapes(spec, shapes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,17 +87,27 @@ class InMemory(Artifact):
         return os.dup(self.flash_file)
 
 
-def decoder(artifact: InMemory, flash: Reader, *observers: Observer) -> Decoder:
+def decoder(artifact: InMemory, flash: Reader) -> Decoder:
     """Returns a decoder under the artifact's plan, with a context of a few tokens."""
     plan = artifact.manifest.plans[0]
-    found = Decoder(artifact, Store(artifact, plan, flash, *observers), Selection(artifact, plan))
+    found = Decoder(artifact, Store(artifact, plan, flash), Selection(artifact, plan))
     found.begin(CONTEXT_TOKENS)
     found.prefill(np.arange(4))
     return found
 
 
+def measured_token_s(found: Decoder, num_tokens: int, clock: Callable[[], float]) -> float:
+    """Returns the mean seconds of a token by `clock`, each at the same place of the context."""
+    length = found.length
+    start = clock()
+    for token in range(num_tokens):
+        found.decode(token)
+        found.roll_back(length)
+    return (clock() - start) / num_tokens
+
+
 def in_memory(
-    model: Model,
+    model: Shapes,
     device: DeviceProfile,
     families: tuple[FamilyName, ...],
     density: float,

@@ -39,6 +39,7 @@ from coldpress.schemas.sparsity import Sparsity
 OF_TOKENS = 0.2
 """Widening of intervals by what predicted tokens were off on machines that were measured themselves (EXPERIMENTS.md,
 `benchmarks.prediction`): the law's points are of reads alone, and of products alone."""
+WHY_WIDE = f"the law's median misfit on the device's points, and {OF_TOKENS:.0%} for whole tokens"
 SAME_KIND = 0.3
 """Widening of intervals where curves and signals are those of another model: an assumption. EXPERIMENTS.md has its only
 check, against the model that the signals come from."""
@@ -237,8 +238,9 @@ class _Quoting:
 
     @property
     def _why_wide(self) -> str:
-        law = f"the law's median misfit on the device's points, and {OF_TOKENS:.0%} for whole tokens"
-        return law if self._source.basis == "measured" else f"{law}, and {SAME_KIND:.0%} for another model's signals"
+        if self._source.basis == "measured":
+            return WHY_WIDE
+        return f"{WHY_WIDE}, and {SAME_KIND:.0%} for another model's signals"
 
     def _cold(self, division: Sparsity) -> Figure:
         """Returns the first token of a prompt after a start with nothing in DRAM."""
@@ -248,8 +250,7 @@ class _Quoting:
         words = (
             f"modelled, a prompt of {tokens} tokens: {found.load_s:.3g} s to load what stays in DRAM, then dense "
             f"passes over flash that compute meanwhile ({computing.basis(self._device)}); from as fast as {FEW_TOKENS} "
-            f"tokens of a chunk one by one to all of them, widened by {wide:.0%}: the law's median misfit on the "
-            f"device's points, and {OF_TOKENS:.0%} for whole tokens"
+            f"tokens of a chunk one by one to all of them, widened by {wide:.0%}: {WHY_WIDE}"
         )
         return Figure(
             value=found.expected_s,

@@ -35,7 +35,7 @@ for 512, int4 on two cores (`benchmarks.prefill` over `benchmarks.kernels`). Pro
 
 
 class Products(NamedTuple):
-    """The products with one token that a chunk of a prompt takes as long as."""
+    """How many products with one token take as long as a chunk of a prompt."""
 
     least: float
     """A chunk of more than FEW_TOKENS takes no less time than FEW_TOKENS, which are computed one by one."""
@@ -76,13 +76,13 @@ def first_token(setting: Setting, prompt_tokens: int) -> FirstToken:
 
 
 def products_of(num_tokens: int) -> Products:
-    """Returns the products that a chunk of `num_tokens` takes as long as; see runtime/kernels."""
+    """Returns how many products with one token take as long as a chunk of `num_tokens`; see runtime/kernels."""
     least = min(num_tokens, FEW_TOKENS)
     return Products(least, num_tokens if num_tokens == least else max(least, MATRIX_SHARE * num_tokens), num_tokens)
 
 
 def _opening(setting: Setting) -> Opening:
-    """Returns the seconds of a session's first reads; where all layers are alike, one is simulated for all."""
+    """Returns the seconds of a session's first reads; simulates one layer for all, if all have equal parts."""
     plan, layers = setting.plan, dict[int, list[PartPlan]]()
     for part in plan.parts:
         layers.setdefault(part.layer, []).append(part)
@@ -100,7 +100,7 @@ def _opening(setting: Setting) -> Opening:
 
 
 def _prompt_s(setting: Setting, opening: Opening, prompt_tokens: int, products: tuple[float, ...]) -> float:
-    """Returns the seconds of a prompt whose chunks take as long as so many products with one token each."""
+    """Returns the seconds of a prompt; `products` has a number of products with one token for each chunk."""
     device, manifest, spec = setting.device, setting.manifest, setting.model.spec
     kv_cache = kv_cache_bytes(spec, prompt_tokens, setting.plan.kv_cache)
     computed = resident.computed_bytes(manifest, setting.plan.model_copy(update={"kv_cache_bytes": kv_cache}))

@@ -99,16 +99,13 @@ def arrival(flash: Flash, plan: planner.ReadPlan, buffer_bytes: int, room: int) 
     if not len(reads):
         return NOTHING
     if reads.num_bytes <= room:
-        return Arrival(float(flash_seconds(flash, len(reads), reads.num_bytes)), _portions(reads.num_bytes), True)
+        return Arrival(
+            float(flash_seconds(flash, len(reads), reads.num_bytes)), planner.num_portions(reads.num_bytes), True
+        )
     stops = np.array(planner.batch_stops(reads.lengths, room))
     counts, num_bytes = np.diff(stops, prepend=0), np.add.reduceat(reads.lengths, np.concatenate([[0], stops[:-1]]))
-    portions = sum(map(_portions, num_bytes.tolist()))
+    portions = int(planner.num_portions(num_bytes).sum())
     if room < buffer_bytes:
         in_flight = int((counts[:-1] + counts[1:]).max())
         return Arrival(float(flash_seconds(flash, len(reads), reads.num_bytes, in_flight)), portions, True)
     return Arrival(sum(flash_seconds(flash, counts, num_bytes).tolist()), portions, False)
-
-
-def _portions(batch_bytes: int) -> int:
-    """Returns in how many portions the units of a batch are handed over; see `planner.arrivals`."""
-    return -(-batch_bytes // planner.ARRIVAL_BYTES)

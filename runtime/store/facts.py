@@ -64,11 +64,6 @@ class RequestFacts(NamedTuple):
         """Bytes of the units that the reads were planned for."""
         return (self.num_misses - self.num_early) * self.unit_bytes
 
-    @property
-    def active_bytes(self) -> int:
-        """Bytes of all units that the request uses."""
-        return (self.num_resident + self.num_early + self.num_read) * self.unit_bytes
-
 
 class AheadFacts(NamedTuple):
     """The decisions of one call that reads ahead."""

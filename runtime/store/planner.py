@@ -10,6 +10,7 @@ share no page; if the second half has no such place, between two units of one pa
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -204,6 +205,11 @@ def arrivals(batch: ReadBatch, unit_bytes: int, least_bytes: int) -> list[tuple[
             parts.append((first, stop, count))
         first = stop
     return parts
+
+
+def num_portions(batch_bytes: Any) -> Any:
+    """Returns in how many portions batches of so many bytes arrive, by `arrivals`; integers, or arrays of them."""
+    return -(-batch_bytes // ARRIVAL_BYTES)
 
 
 def sequential_batches(

@@ -46,7 +46,7 @@ class Synthetic(Iterable[Event]):
         if not placed:
             raise ColdpressError("the artifact has no units on flash, so that a token requests none; simulate another")
         kinds = [(section.num_units, asked.density or part.density) for part, section in placed]
-        laws = {kind: law_of(*kind, asked) for kind in dict.fromkeys(kinds)}  # most parts are alike
+        laws = {kind: law_of(*kind, asked) for kind in dict.fromkeys(kinds)}  # most parts have one kind
         self.artifact, self.asked = artifact, asked
         self.parts: list[tuple[PartPlan, Section, Law]] = [
             (*each, laws[kind]) for each, kind in zip(placed, kinds, strict=True)

@@ -193,7 +193,7 @@ def test_threads_change_no_byte(silu: Model, corpus: Corpus, tmp_path: Path) -> 
 
 
 def test_of_several_budgets_the_smallest_one_s_units_are_counted(silu: Model, corpus: Corpus, tmp_path: Path) -> None:
-    """Though the largest one uses every unit, of which there would be nothing to count."""
+    """The largest budget uses every unit, so that counting for it would say nothing."""
     before = first(silu, corpus, tmp_path, "topk")
     few = sparsity(tmp_path / "few", "topk", silu, 0.5, 0.31, 0.2)
     both = with_ladder(sparsity(tmp_path / "all", "topk", silu, 1.0, 1.0, 1.0), [few])
