@@ -92,7 +92,8 @@ def _add_option(parser: argparse.ArgumentParser, name: str, default: Any, metada
     metavar = {int: "N", float: "X"}.get(kind, name.upper())
     if several:
         told["nargs"] = "*"
-    told["help"] += f" (default: {' '.join(map(str, default)) if several else default})"
+    shown = " ".join(map(str, default)) if several else str(default)
+    told["help"] += f" (default: {shown.replace('%', '%%')})"  # argparse takes a single one for a format
     parser.add_argument(flag, type=kind, choices=metadata["choices"], metavar=metavar, **told)
 
 

@@ -399,6 +399,12 @@ def test_the_command_names_its_sizes(capsys: pytest.CaptureFixture[str]) -> None
     assert "rows[].share_of_sgemm" in shown
 
 
+def test_the_help_shows_a_default_with_a_percent_sign(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.main("collapse", ["--help"])
+    assert "planted-3%)" in " ".join(capsys.readouterr().out.split())
+
+
 def test_the_workflow_measures_what_has_no_record_and_timings_alone() -> None:
     """Each benchmark of the harness has a rule's job; the dry run writes no record."""
     for name in names():
