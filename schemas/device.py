@@ -143,6 +143,11 @@ class Flash(Record):
         return self.model_copy(update={"queue_depth": self.queue_depth.model_copy(update={"value": depth})})
 
 
+OF_TOKENS = 0.2
+"""Share by which modelled seconds of whole tokens were off on machines that were measured themselves (EXPERIMENTS.md,
+`benchmarks.prediction`): a profile's points are of reads alone, and of products alone."""
+
+
 class DeviceProfile(Record):
     """The hardware for which an artifact is compiled."""
 
@@ -157,6 +162,12 @@ class DeviceProfile(Record):
     """None where nobody states it: then DRAM bandwidth bounds computing."""
     accelerator: Accelerator | None = None
     notes: str = ""
+
+    @property
+    def modelled_error(self) -> float:
+        """Returns the share by which a modelled time may be off: that of whole tokens, and the law's median misfit on
+        the profile's own points."""
+        return OF_TOKENS + float(np.median(np.abs(self.flash.law_errors)))
 
     @field_validator("dram_bytes_per_s")
     @classmethod

@@ -288,6 +288,8 @@ class Metrics(Record):
     """See `Verification`."""
     modelled_tokens_per_s: float
     """With the device profile's flash and DRAM bandwidth instead of this machine's: the simulator's figure."""
+    modelled_error: Share
+    """Share by which it may be off; see `DeviceProfile`."""
     dense: DenseRun | None
     """A dense run under the same budget; None if the budget holds no dense run."""
     ladder: tuple[LadderStep, ...]

@@ -33,12 +33,9 @@ from coldpress.runtime.plugins import load
 from coldpress.runtime.quantities import show_bytes
 from coldpress.runtime.sparsity import Selector
 from coldpress.runtime.store import computing
-from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.device import OF_TOKENS, DeviceProfile
 from coldpress.schemas.sparsity import Sparsity
 
-OF_TOKENS = 0.2
-"""Widening of intervals by what predicted tokens were off on machines that were measured themselves (EXPERIMENTS.md,
-`benchmarks.prediction`): the law's points are of reads alone, and of products alone."""
 WHY_WIDE = f"the law's median misfit on the device's points, and {OF_TOKENS:.0%} for whole tokens"
 SAME_KIND = 0.3
 """Widening of intervals where curves and signals are those of another model: an assumption. EXPERIMENTS.md has its only
@@ -213,7 +210,7 @@ class _Quoting:
         }
 
     def _speed(self, tokens: list[Token], verify: str) -> dict[str, Figure]:
-        wide = self._law_error + (0.0 if self._source.basis == "measured" else SAME_KIND)
+        wide = self._device.modelled_error + (0.0 if self._source.basis == "measured" else SAME_KIND)
         token_s = np.array([token.token_s for token in tokens])
         slow, middle, fast = (float(np.percentile(token_s, share)) for share in (95, 50, 5))
         counted = f"{len(tokens)} replayed tokens" if len(tokens) > 1 else "one token that stands for all"
@@ -232,11 +229,6 @@ class _Quoting:
         }
 
     @property
-    def _law_error(self) -> float:
-        """The law's median misfit on the device's points, and what whole tokens are off besides."""
-        return OF_TOKENS + float(np.median(np.abs(self._device.flash.law_errors)))
-
-    @property
     def _why_wide(self) -> str:
         if self._source.basis == "measured":
             return WHY_WIDE
@@ -244,7 +236,7 @@ class _Quoting:
 
     def _cold(self, division: Sparsity) -> Figure:
         """Returns the first token of a prompt after a start with nothing in DRAM."""
-        model, tokens, wide = self._source.model, self._asked.prompt_tokens, self._law_error
+        model, tokens, wide = self._source.model, self._asked.prompt_tokens, self._device.modelled_error
         layers = range(model.spec.num_hidden_layers)
         found = first_token(setting_of(division, model, self._device, layers), tokens)
         words = (

@@ -110,7 +110,7 @@ def rows(metrics: Metrics) -> list[tuple[str, str]]:
             f"{metrics.num_test_tokens:,} tokens; ± is the standard error over blocks",
         ),
         ("speed here", speed_here(metrics)),
-        (f"on {metrics.device}", f"{metrics.modelled_tokens_per_s:.0f} tokens/s, simulated"),
+        (f"on {metrics.device}", modelled_speed(metrics)),
         ("dense, same DRAM", dense(metrics)),
         *plans(metrics.plans),
         *tried(metrics.tried, metrics.budget_bytes),
@@ -143,6 +143,13 @@ def speed_here(metrics: Metrics) -> str:
         f"{metrics.tokens_per_s:.0f}{f' ± {metrics.tokens_per_s_deviation:.0f}' if known else ''} tokens/s, "
         f"measured at this machine's present load{spread if known else ''}"
     )
+
+
+def modelled_speed(metrics: Metrics) -> str:
+    """Returns the simulated speed, with how far such figures may be off."""
+    speed = metrics.modelled_tokens_per_s
+    off = f"± {speed * metrics.modelled_error:.0f}"
+    return f"{speed:.0f} {off} tokens/s, simulated; ± is how far such figures were off on measured machines"
 
 
 def dense(metrics: Metrics) -> str:

@@ -46,6 +46,7 @@ def folder(tmp_path: Path) -> Path:
         tokens_per_s=46.4,
         tokens_per_s_deviation=3.6,
         modelled_tokens_per_s=1241.0,
+        modelled_error=0.21,
         ppl_dense=23.94,
         dense=DenseRun(
             reads_per_token=24,
@@ -86,6 +87,7 @@ def test_the_screen_has_text_figures_and_paths(folder: Path) -> None:
     for figure in ("4.6 MB", "814 kB", "2.2 MB", "123 kB", "55.0 reads", "19.1%", "46 ± 4 tokens/s", IDENTITY):
         assert figure in text, figure
     assert "25.29 ± 1.34; of the source 23.91 ± 1.23; ratio 1.0575 ± 0.0123" in text
+    assert "1241 ± 261 tokens/s, simulated; ± is how far such figures were off on measured machines" in text
     assert "4 of 16 blocks of test text, 1,020 tokens" in text
     assert str(folder / "my demo.coldpress") in text
     assert str(folder / "report.html") in text

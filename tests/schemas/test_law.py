@@ -117,6 +117,16 @@ def test_points_have_their_reads_in_flight() -> None:
     assert np.abs(flash.law_errors).max() < 1e-3
 
 
+def test_modelled_times_are_as_far_off_as_whole_tokens_and_the_median_point() -> None:
+    """Three points at exactly, 10 % above and 40 % above the law's seconds: the median is 10 %, of the measured
+    seconds."""
+    law, points = Law(reads_per_s=1e5, bytes_per_s=1e9, overlap=1.0), []
+    for size, slower in ((4096, 1.0), (65536, 1 / 0.9), (1 << 20, 1 / 0.6)):
+        points.append((size, size / (slower * float(read_seconds(law, 1e-4, size, 8))), 8))
+    flash = flash_with(*points).model_copy(update={"law": law})
+    assert small_device().model_copy(update={"flash": flash}).modelled_error == pytest.approx(0.2 + 0.1)
+
+
 def test_a_record_keeps_the_law_that_it_has() -> None:
     flash = small_device().flash
     other = flash.model_copy(update={"law": Law(reads_per_s=7.0, bytes_per_s=8.0, overlap=0.5)})

@@ -108,6 +108,7 @@ def make_metrics(
         tokens_per_s=run.num_tokens / run.decode_s,
         tokens_per_s_deviation=found.tokens_per_s_deviation,
         modelled_tokens_per_s=run.modelled_tokens_per_s,
+        modelled_error=device.modelled_error,
         ppl_dense=found.ppl_dense,
         dense=found.dense,
         ladder=found.ladder,

@@ -101,7 +101,10 @@ def _cards(metrics: Metrics, device: DeviceProfile) -> list[tuple[str, str]]:
             with_error(metrics.tokens_per_s, metrics.tokens_per_s_deviation, 0),
             "tokens/s on the machine that built this, at its load then; ± is the standard deviation over blocks",
         ),
-        (_rate(metrics.modelled_tokens_per_s), f"tokens/s simulated on {device.title}"),
+        (
+            f"{_rate(metrics.modelled_tokens_per_s)} ± {metrics.modelled_error:.0%}",
+            f"tokens/s simulated on {device.title}; ± is how far such figures were off on measured machines",
+        ),
         *(
             []
             if metrics.gain_over_dense is None
