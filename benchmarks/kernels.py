@@ -3,9 +3,10 @@
 A matrix of a 7B's MLP, 14336 slices of 4096 values in int4, has random weights; a random share of its units is used:
 `dot` (rows times x, as gate and up), `axpy` (columns times coefficients, as down), both on packed slices, `mlp` (gate,
 up, SiLU and down in one call, over units that bundle the three), and `gemv`, the whole matrix without a choice; x is
-rounded to `activations`. Before every call as many threads stream 256 MB: that gives the bandwidth (`read`), and leaves
-nothing of the operands in a cache. Every round measures everything in turn. torch multiplies in bfloat16: the whole
-matrix, or the selected rows gathered first, whichever is faster. llama.cpp's Q4_0 product is of the whole matrix.
+rounded to `activations`. `gemv` runs in the other formats, too. Before every call as many threads stream 256 MB: that
+gives the bandwidth (`read`), and leaves nothing of the operands in a cache. Every round measures everything in turn.
+torch multiplies in bfloat16: the whole matrix, or the selected rows gathered first, whichever is faster. llama.cpp's
+Q4_0 product is of the whole matrix.
 """
 
 import itertools
@@ -21,12 +22,13 @@ from benchmarks.harness.command import main
 from benchmarks.harness.timing import gain, interleaved, spread
 from benchmarks.shared.ggml import Q4Product
 from coldpress.runtime import _native
-from coldpress.runtime.kernels import gemv, mlp, rows
+from coldpress.runtime.kernels import NATIVE_FORMATS, gemv, mlp, rows
 from coldpress.runtime.kernels.activations import ACTIVATIONS
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization import Format
 
 FORMAT = "int4_group32"
+OTHERS = tuple(name for name in NATIVE_FORMATS if name != FORMAT)
 LENGTH, UNITS = 4096, 14336
 DENSITIES = (0.01, 0.03, 0.1, 0.25, 0.5, 1.0)
 STREAM_BYTES = 256 << 20
@@ -80,6 +82,18 @@ def native_calls(given: Operands, threads: int) -> Iterator[tuple[str, Call]]:
     for kind in ACTIVATIONS:
         whole = given.packed, LENGTH, FORMAT, given.x, threads, kind
         yield name_of("gemv", kind), lambda w=whole: gemv.gemv(*w)
+    for name in OTHERS:
+        matrix = whole_matrix(name, given.rng)
+        for kind in ACTIVATIONS:
+            other = matrix, LENGTH, name, given.x, threads, kind
+            yield name_of(f"gemv {name}", kind), lambda o=other: gemv.gemv(*o)
+
+
+def whole_matrix(name: str, rng: np.random.Generator) -> np.ndarray:
+    """The matrix in another format, uint8 [UNITS, row bytes]."""
+    values = rng.standard_normal((256, LENGTH)).astype(np.float32) / 64
+    block = load("coldpress.runtime.quantization", Format, name).encode(values)
+    return np.tile(block, (UNITS // len(block), 1))
 
 
 def other_calls(given: Operands, threads: int) -> Iterator[tuple[str, Call]]:
@@ -120,6 +134,7 @@ class Plugin(Benchmark[Options]):
     keys = {
         "rows[].threads": "threads",
         "rows[].kernel": "dot, axpy, mlp, gemv; read: the streaming read; q4_0: llama.cpp's product",
+        "rows[].format?": "gemv: of the weights, if not int4_group32",
         "rows[].activations": "what x is rounded to",
         "rows[].density": "share of the units that are used",
         "rows[].call_s": "seconds of a call",
@@ -128,6 +143,7 @@ class Plugin(Benchmark[Options]):
         "rows[].over_dense?": "the same kernel with all units over it, formed in each round",
         "rows[].over_torch?": "torch's seconds over it (dot), formed in each round",
         "rows[].over_q4_0?": "llama.cpp's seconds over it (gemv), formed in each round",
+        "rows[].over_int4?": "the seconds of int4_group32 over it (gemv in other formats), formed in each round",
         "read_gb_per_s.*": "GB/s of the streaming read, by number of threads",
         "q4_0[].threads": "threads",
         "q4_0[].gb_per_s": "GB/s of llama.cpp's Q4_0 product",
@@ -156,6 +172,11 @@ class Plugin(Benchmark[Options]):
             if kernel == "gemv":
                 row["over_q4_0"] = gain(seconds[name_of(Q4_0)], call_s)
             yield row
+        for name, kind in itertools.product(OTHERS, ACTIVATIONS):
+            call_s = seconds[name_of(f"gemv {name}", kind)]
+            num_bytes = UNITS * load("coldpress.runtime.quantization", Format, name).nbytes(LENGTH)
+            row = row_of("gemv", kind, 1.0, call_s, num_bytes, read_bytes_per_s)
+            yield row | {"format": name, "over_int4": gain(seconds[name_of("gemv", kind)], call_s)}
 
     def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
         """The bandwidth, and the comparison with llama.cpp."""
@@ -168,7 +189,7 @@ class Plugin(Benchmark[Options]):
                     "ours_over_q4_0": {
                         row["activations"]: row["over_q4_0"]
                         for row in rows
-                        if row["kernel"] == "gemv" and row["threads"] == theirs["threads"]
+                        if "over_q4_0" in row and row["threads"] == theirs["threads"]
                     },
                 }
                 for theirs in rows

@@ -5,7 +5,7 @@ that the core does not know, added as a file of runtime/quantization, uses the r
 float32 everywhere.
 """
 
-NATIVE_FORMATS = ("fp16", "int8_group32", "int4_group32")
+NATIVE_FORMATS = ("fp16", "int8_group32", "int4_group32", "int3_group32")
 """The formats of codes that the native core reads."""
 
 FEW_TOKENS = 32

@@ -23,7 +23,7 @@ SMALLEST_PEAK = np.float32(1e-30)
 """Groups whose largest magnitude is smaller become zeros: the inverse of their scale would overflow float32."""
 GROUP = 32
 """Values that share a scale; the last group is padded with zeros."""
-ROUNDED_FORMATS = ("int8_group32", "int4_group32")
+ROUNDED_FORMATS = ("int8_group32", "int4_group32", "int3_group32")
 """Formats of rows whose products round the vector."""
 
 

@@ -6,12 +6,22 @@
 
 namespace coldpress {
 
-enum class Format { fp16, int8_group32, int4_group32 };
+enum class Format { fp16, int8_group32, int4_group32, int3_group32 };
 
 constexpr int64_t kBlock = 32;
 
 constexpr int64_t block_bytes(Format format) {
-    return format == Format::fp16 ? 64 : format == Format::int8_group32 ? 34 : 18;
+    switch (format) {
+        case Format::fp16:
+            return 64;
+        case Format::int8_group32:
+            return 34;
+        case Format::int4_group32:
+            return 18;
+        case Format::int3_group32:
+            return 14;
+    }
+    return 0;
 }
 
 constexpr int64_t blocks_of(int64_t length) { return (length + kBlock - 1) / kBlock; }

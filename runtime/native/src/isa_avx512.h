@@ -36,6 +36,11 @@ struct Isa {
         } else if constexpr (F == Format::int8_group32) {
             for (int i = 0; i < 2; ++i)
                 values[i] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load16(block + 2 + 16 * i)));
+        } else if constexpr (F == Format::int3_group32) {
+            const __m512 table = _mm512_setr_ps(-4, -3, -2, -1, 0, 1, 2, 3, -4, -3, -2, -1, 0, 1, 2, 3);
+            const __m256i codes = codes_of_int3(block);
+            values[0] = _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(_mm256_castsi256_si128(codes)), table);
+            values[1] = _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(_mm256_extracti128_si256(codes, 1)), table);
         } else {
             // vpermps uses only the low four bits of each lane: one lookup masks, subtracts 8 and converts.
             const __m512 table = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);

@@ -39,6 +39,15 @@ struct Isa {
                 values[i] = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(block + 16 * i)));
         } else if constexpr (F == Format::int8_group32) {
             for (int i = 0; i < 4; ++i) values[i] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load8(block + 2 + 8 * i)));
+        } else if constexpr (F == Format::int3_group32) {
+            // vpermps uses only the low three bits of each lane: one lookup subtracts 4 and converts.
+            const __m256 table = _mm256_setr_ps(-4, -3, -2, -1, 0, 1, 2, 3);
+            const __m256i codes = codes_of_int3(block);
+            for (int i = 0; i < 2; ++i) {
+                const __m128i half = i == 0 ? _mm256_castsi256_si128(codes) : _mm256_extracti128_si256(codes, 1);
+                values[2 * i] = _mm256_permutevar8x32_ps(table, _mm256_cvtepu8_epi32(half));
+                values[2 * i + 1] = _mm256_permutevar8x32_ps(table, _mm256_cvtepu8_epi32(_mm_srli_si128(half, 8)));
+            }
         } else {
             const __m256i low = _mm256_set1_epi32(15), eight = _mm256_set1_epi32(8);
             for (int i = 0; i < 2; ++i) {  // each 32-bit lane holds one byte: two values, 16 places apart

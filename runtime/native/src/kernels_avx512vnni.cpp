@@ -18,15 +18,18 @@ template <Format F>
 struct Packed {
     static constexpr bool kNibbles = F == Format::int4_group32;
     static constexpr int64_t kBlocks = kNibbles ? 4 : 2, kLanes = 16 / kBlocks, kBytes = kBlocks * block_bytes(F);
-    static constexpr int32_t kOffset = kNibbles ? 8 : 128;
+    static constexpr int32_t kOffset = kNibbles ? 8 : F == Format::int3_group32 ? 4 : 128;
     static constexpr int kVectors = kNibbles ? 2 : 1;  // the two nibbles of a byte are 16 values apart
 
-    // Codes as unsigned bytes: the low and then the high nibbles of four blocks, or all bytes of two blocks.
+    // Codes as unsigned bytes: the low and then the high nibbles of four blocks, or all codes of two blocks.
     static void codes(const uint8_t* p, __m512i* out) {
         if constexpr (kNibbles) {
             const __m512i pairs = codes_of_four(p), low = _mm512_set1_epi8(15);
             out[0] = _mm512_and_si512(pairs, low);
             out[1] = _mm512_and_si512(_mm512_srli_epi16(pairs, 4), low);
+        } else if constexpr (F == Format::int3_group32) {
+            const __m512i first = _mm512_castsi256_si512(codes_of_int3(p));
+            out[0] = _mm512_inserti64x4(first, codes_of_int3(p + block_bytes(F)), 1);
         } else {
             const auto load = [](const uint8_t* from) {
                 return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
@@ -84,6 +87,7 @@ void round_format(const float* x, int64_t blocks, const Rounded& out) {
 }
 
 void round_packed(Format format, const float* x, int64_t blocks, const Rounded& out) {
+    if (format == Format::int3_group32) return round_format<Format::int3_group32>(x, blocks, out);
     if (format == Format::int4_group32) return round_format<Format::int4_group32>(x, blocks, out);
     round_format<Format::int8_group32>(x, blocks, out);
 }

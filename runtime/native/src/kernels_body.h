@@ -53,6 +53,8 @@ inline void with_format(Format format, const Run& run) {
             return run(FormatType<Format::int8_group32>{});
         case Format::int4_group32:
             return run(FormatType<Format::int4_group32>{});
+        case Format::int3_group32:
+            return run(FormatType<Format::int3_group32>{});
     }
 }
 

@@ -31,6 +31,33 @@ struct Isa {
         values[3] = vcvtq_f32_s32(vmovl_s16(vget_high_s16(high)));
     }
 
+    // The values of a block of int4 or int3 without the scale, 16 and 16.
+    template <Format F>
+    static void levels(const uint8_t* block, int8x16_t* halves) {
+        if constexpr (F == Format::int3_group32) {
+            // Bytes 8 k to 8 k + 7 hold values of these numbers: bits 2 k and 2 k + 1 of the eight low bytes; and of the
+            // four high bytes bit 2 k for the first four values, and bit 2 k + 1 for the others.
+            uint32_t high;
+            __builtin_memcpy(&high, block + 10, sizeof high);
+            const uint8x8_t low = vld1_u8(block + 2);
+            const uint8x16_t lows = vcombine_u8(low, low);
+            const uint8x16_t highs = vreinterpretq_u8_u64(vdupq_n_u64(high | static_cast<uint64_t>(high >> 1) << 32));
+            for (int half = 0; half < 2; ++half) {
+                const int first = -4 * half;
+                const int8x16_t shifts = vcombine_s8(vdup_n_s8(static_cast<int8_t>(first)),
+                                                     vdup_n_s8(static_cast<int8_t>(first - 2)));
+                const uint8x16_t code = vandq_u8(vshlq_u8(lows, shifts), vdupq_n_u8(3));
+                const uint8x16_t top = vandq_u8(vshlq_u8(highs, shifts), vdupq_n_u8(1));
+                halves[half] = vsubq_s8(vreinterpretq_s8_u8(vorrq_u8(code, vshlq_n_u8(top, 2))), vdupq_n_s8(4));
+            }
+        } else {
+            const uint8x16_t pairs = vld1q_u8(block + 2);
+            const int8x16_t eight = vdupq_n_s8(8);
+            halves[0] = vsubq_s8(vreinterpretq_s8_u8(vandq_u8(pairs, vdupq_n_u8(15))), eight);
+            halves[1] = vsubq_s8(vreinterpretq_s8_u8(vshrq_n_u8(pairs, 4)), eight);
+        }
+    }
+
     template <Format F>
     static void unpack(const uint8_t* block, V* values) {
         if constexpr (F == Format::fp16) {
@@ -39,10 +66,10 @@ struct Isa {
             widen(vreinterpretq_s8_u8(vld1q_u8(block + 2)), values);
             widen(vreinterpretq_s8_u8(vld1q_u8(block + 18)), values + 4);
         } else {
-            const uint8x16_t pairs = vld1q_u8(block + 2);
-            const int8x16_t eight = vdupq_n_s8(8);
-            widen(vsubq_s8(vreinterpretq_s8_u8(vandq_u8(pairs, vdupq_n_u8(15))), eight), values);
-            widen(vsubq_s8(vreinterpretq_s8_u8(vshrq_n_u8(pairs, 4)), eight), values + 4);
+            int8x16_t halves[2];
+            levels<F>(block, halves);
+            widen(halves[0], values);
+            widen(halves[1], values + 4);
         }
     }
     template <Format F>
@@ -63,17 +90,14 @@ struct Isa {
     }
     template <Format F>
     static Ints products(const uint8_t* block, const int8_t* x) {
-        int8x16_t first, second;
+        int8x16_t halves[2];
         if constexpr (F == Format::int8_group32) {
-            first = vreinterpretq_s8_u8(vld1q_u8(block + 2));
-            second = vreinterpretq_s8_u8(vld1q_u8(block + 18));
+            halves[0] = vreinterpretq_s8_u8(vld1q_u8(block + 2));
+            halves[1] = vreinterpretq_s8_u8(vld1q_u8(block + 18));
         } else {
-            const uint8x16_t pairs = vld1q_u8(block + 2);
-            const int8x16_t eight = vdupq_n_s8(8);
-            first = vsubq_s8(vreinterpretq_s8_u8(vandq_u8(pairs, vdupq_n_u8(15))), eight);
-            second = vsubq_s8(vreinterpretq_s8_u8(vshrq_n_u8(pairs, 4)), eight);
+            levels<F>(block, halves);
         }
-        return add_products(add_products(vdupq_n_s32(0), first, vld1q_s8(x)), second, vld1q_s8(x + 16));
+        return add_products(add_products(vdupq_n_s32(0), halves[0], vld1q_s8(x)), halves[1], vld1q_s8(x + 16));
     }
     static Ints join(Ints high, Ints low) { return vaddq_s32(vshlq_n_s32(high, 8), low); }
     static V to_float(Ints sums) { return vcvtq_f32_s32(sums); }

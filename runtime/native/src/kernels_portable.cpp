@@ -45,6 +45,12 @@ struct Isa {
     static float sum(V v) { return (v[0] + v[2]) + (v[1] + v[3]); }
     [[gnu::always_inline]] static void prefetch(const uint8_t* p) { __builtin_prefetch(p); }
 
+    // Value i of a block of int3, without the scale: its two low bits, and its high bit.
+    static int int3_level(const uint8_t* block, int i) {
+        const int low = block[2 + i % 8] >> (2 * (i / 8)), high = block[10 + i % 4] >> (i / 4);
+        return ((low & 3) | ((high & 1) << 2)) - 4;
+    }
+
     template <Format F>
     static void unpack(const uint8_t* block, V* values) {
         if constexpr (F == Format::fp16) {
@@ -55,6 +61,9 @@ struct Isa {
                 if constexpr (F == Format::int8_group32) {
                     lanes[i] = static_cast<float>(static_cast<int8_t>(block[2 + i]));
                     lanes[i + 16] = static_cast<float>(static_cast<int8_t>(block[18 + i]));
+                } else if constexpr (F == Format::int3_group32) {
+                    lanes[i] = static_cast<float>(int3_level(block, i));
+                    lanes[i + 16] = static_cast<float>(int3_level(block, i + 16));
                 } else {
                     lanes[i] = static_cast<float>((block[2 + i] & 15) - 8);
                     lanes[i + 16] = static_cast<float>((block[2 + i] >> 4) - 8);
@@ -77,11 +86,12 @@ struct Isa {
     static Ints products(const uint8_t* block, const int8_t* x) {
         int32_t lanes[16];
         for (int i = 0; i < 16; ++i) {
-            const int code = block[2 + i];
             if constexpr (F == Format::int8_group32)
-                lanes[i] = static_cast<int8_t>(code) * x[i] + static_cast<int8_t>(block[18 + i]) * x[i + 16];
+                lanes[i] = static_cast<int8_t>(block[2 + i]) * x[i] + static_cast<int8_t>(block[18 + i]) * x[i + 16];
+            else if constexpr (F == Format::int3_group32)
+                lanes[i] = int3_level(block, i) * x[i] + int3_level(block, i + 16) * x[i + 16];
             else
-                lanes[i] = ((code & 15) - 8) * x[i] + ((code >> 4) - 8) * x[i + 16];
+                lanes[i] = ((block[2 + i] & 15) - 8) * x[i] + ((block[2 + i] >> 4) - 8) * x[i + 16];
         }
         return (load_as<Int4>(lanes) + load_as<Int4>(lanes + 4)) +
                (load_as<Int4>(lanes + 8) + load_as<Int4>(lanes + 12));

@@ -48,6 +48,7 @@ inline void over_rounded_rows(Format format, const uint8_t* const* rows, int64_t
         if (x.num_planes == 2) return with_planes(type, Count<2>{});
         with_planes(type, Count<1>{});
     };
+    if (format == Format::int3_group32) return with_type(FormatType<Format::int3_group32>{});
     if (format == Format::int4_group32) return with_type(FormatType<Format::int4_group32>{});
     with_type(FormatType<Format::int8_group32>{});
 }
