@@ -1,4 +1,4 @@
-"""Searches of `method=auto`: which selector, density, format and cache a build takes. One file per search.
+"""Searches of `method=auto`: which selector, density, formats and cache a build takes. One file per search.
 
 A file has one class `Plugin`, which extends `Search`. A search sees a space of candidates and a judge, which says what
 a candidate costs; what counts as best is the goal's. So every search is compared under one law and one quality floor.
