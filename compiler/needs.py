@@ -18,6 +18,7 @@ from coldpress.compiler.cost_model import HasShapes, flash_bytes, resident_bytes
 from coldpress.compiler.pipeline import STAGES
 from coldpress.compiler.sections import asked_budget_bytes
 from coldpress.compiler.training.memory import Size
+from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE, formats_of
 from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import DensitySource, Selector
 from coldpress.schemas.base import Options
@@ -127,8 +128,15 @@ class Build:
 
     @property
     def kv_cache(self) -> KvCacheFormat:
-        """The format of keys and values."""
-        return self.settings["allocate"]["kv_cache"]
+        """The format of keys and values; while it is open, the one in which a budget in percent counts."""
+        named = self.settings["allocate"]["kv_cache"]
+        return DEFAULT_KV_CACHE if named == AUTO else named
+
+    @property
+    def kv_caches(self) -> tuple[KvCacheFormat, ...]:
+        """The formats that keys and values may get."""
+        named = self.settings["allocate"]["kv_cache"]
+        return formats_of(self.model.spec) if named == AUTO else (named,)
 
     @property
     def layers_per_group(self) -> int:

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from coldpress.schemas.base import ArrayFile, Count, PositiveCount, Record, Sha256, Share
 from coldpress.schemas.families import FormatName, Method
+from coldpress.schemas.layout import KvCacheFormat
 
 
 class Loss(Record):
@@ -51,6 +52,12 @@ class FormatLoss(Loss):
     format: FormatName
 
 
+class KvCacheLoss(Loss):
+    """Keys and values as a KV cache in a format holds them, and every unit used."""
+
+    kv_cache: KvCacheFormat
+
+
 class Unexplored(Record):
     """A selector without a curve."""
 
@@ -66,6 +73,8 @@ class Curves(Record):
     block_tokens: PositiveCount
     curves: tuple[Curve, ...]
     formats: tuple[FormatLoss, ...]
+    kv_caches: tuple[KvCacheLoss, ...] = ()
+    """Of the formats that take fewer bytes than the default one, which is taken to lose nothing."""
     unexplored: tuple[Unexplored, ...]
     trace: ArrayFile
     trace_layers: tuple[Count, ...]

@@ -41,6 +41,8 @@ class Tried(Record):
     format: FormatName | None = None
     cache: CacheName | None = None
     """Format and cache; None if the method was skipped in all of them."""
+    kv_cache: KvCacheFormat | None = None
+    """The format of keys and values; None if the method was skipped."""
     token_s: float | None = Field(default=None, ge=0)
     """Modelled seconds of a decoded token; None if the method was skipped."""
     skipped: str | None = None

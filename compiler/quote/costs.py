@@ -85,6 +85,7 @@ def _build(source: Source, config: BuildConfig, device: DeviceProfile, division:
         "method": division.method,
         "options": division.options,
         "format": division.format,
+        "kv_cache": division.kv_cache,
         "context_length": division.context_length,
         "dram_budget": division.budget.dram_budget_bytes,
     }

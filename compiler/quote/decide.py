@@ -122,7 +122,12 @@ class _Quoting:
 
     def _searched(self, budget: int | str, narrowed: Callable[[Space], Space]) -> Searched:
         config = AllocateConfig(
-            method="auto", format="auto", cache="auto", dram_budget=budget, context_length=self._asked.context_length
+            method="auto",
+            format="auto",
+            kv_cache="auto",
+            cache="auto",
+            dram_budget=budget,
+            context_length=self._asked.context_length,
         )
         return searched(config, self._inputs, self._floor, narrowed)
 
@@ -310,7 +315,14 @@ def costs_figures(costs: Costs) -> dict[str, Figure]:
 
 def _choice(best: Judged, reason: str) -> Choice:
     one = best.candidate
-    return Choice(method=one.method, format=one.format, cache=one.cache, density=min(1.0, best.density), reason=reason)
+    return Choice(
+        method=one.method,
+        format=one.format,
+        kv_cache=one.kv_cache,
+        cache=one.cache,
+        density=min(1.0, best.density),
+        reason=reason,
+    )
 
 
 def _flash_share(tokens: list[Token]) -> float:

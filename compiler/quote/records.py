@@ -4,7 +4,7 @@ from typing import Literal
 
 from coldpress.schemas.base import Count, PositiveCount, Record, Share
 from coldpress.schemas.families import FormatName, Method
-from coldpress.schemas.layout import CacheName
+from coldpress.schemas.layout import CacheName, KvCacheFormat
 from coldpress.schemas.sparsity import Tried
 
 Basis = Literal["measured", "same kind of model", "none"]
@@ -29,6 +29,8 @@ class Choice(Record):
 
     method: Method
     format: FormatName
+    kv_cache: KvCacheFormat
+    """The format of keys and values."""
     cache: CacheName
     density: Share
     """Share of the MLP's weights that a token uses."""

@@ -48,8 +48,8 @@ def _one(quote: DeviceQuote, console: Console) -> None:
     if quote.choice is not None:
         one = quote.choice
         console.print(
-            f"{quote.device} with {budget} of DRAM: {one.method}, {one.format}, cache {one.cache}, density "
-            f"{one.density:.2f}: {printable(one.reason)}; bound by {quote.bound}",
+            f"{quote.device} with {budget} of DRAM: {one.method}, {one.format}, keys and values in {one.kv_cache}, "
+            f"cache {one.cache}, density {one.density:.2f}: {printable(one.reason)}; bound by {quote.bound}",
             soft_wrap=True,
         )
     table = _table("figure", "value", "interval", "basis")

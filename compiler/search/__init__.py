@@ -1,4 +1,4 @@
-"""Searches of `method=auto`: which selector, density, format and cache a build takes. One file per search.
+"""Searches of `method=auto`: which selector, density, formats and cache a build takes. One file per search.
 
 A file has one class `Plugin`, which extends `Search`. A search sees a space of candidates and a judge, which says what
 a candidate costs; what counts as best is the goal's. So every search is compared under one law and one quality floor.
@@ -8,9 +8,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
 from coldpress.runtime.plugins import PluginBase
 from coldpress.schemas.families import FormatName, Method
-from coldpress.schemas.layout import CacheName
+from coldpress.schemas.layout import CacheName, KvCacheFormat
 
 MARGIN = 0.05
 """Share of the dense run's time that another method must save; less may be noise, or beyond the estimate's accuracy."""
@@ -25,11 +26,13 @@ class Candidate:
     density: float | None
     """Share of the MLP's weights that a token uses; None where the selector or a measurement decides."""
     cache: CacheName
+    kv_cache: KvCacheFormat = DEFAULT_KV_CACHE
 
     @property
-    def image(self) -> tuple[Method, FormatName]:
-        """Returns what determines flash.img, which the plans of several budgets share: selector and format."""
-        return self.method, self.format
+    def shared(self) -> tuple[Method, FormatName, KvCacheFormat]:
+        """Returns what the plans of several budgets share: flash.img, which selector and format determine, and how keys
+        and values are stored."""
+        return self.method, self.format, self.kv_cache
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,8 @@ class Space:
     caches: tuple[CacheName, ...]
     densities: Callable[[Method, FormatName], Sequence[float | None]]
     """The densities of a selector in a format that keep the quality, ascending; empty if none does."""
+    kv_caches: tuple[KvCacheFormat, ...] = (DEFAULT_KV_CACHE,)
+    """The formats of keys and values that keep the quality; the one that loses the least first."""
     budget_density: float = 1.0
     """1 - sp with sp = 1 - M_max / S_m: the density whose active weights fit the budget (ActiveFlow 4.1)."""
 
@@ -86,11 +91,19 @@ class Goal:
 
         A dense run that holds everything in DRAM is best: nothing is read, and nothing is left out. Where no dense run
         is a candidate, the best quality with everything in DRAM is best. Otherwise a dense run is best unless another
-        candidate saves MARGIN of its time.
+        candidate saves MARGIN of its time. So must a candidate whose keys and values are not in the default format.
         """
-        found = [one for one in judged if one.refusal is None]
-        if not found:
+        built = [one for one in judged if one.refusal is None]
+        if not built:
             return None
+        best, plain = self._best(built), [one for one in built if one.candidate.kv_cache == DEFAULT_KV_CACHE]
+        if not plain or best.candidate.kv_cache == DEFAULT_KV_CACHE:
+            return best
+        other = self._best(plain)
+        return best if best.token_s <= (1 - MARGIN) * other.token_s else other
+
+    def _best(self, found: Sequence[Judged]) -> Judged:
+        """Returns the best of candidates that can be built, whatever their KV caches."""
         held = [one for one in found if one.holds_everything]
         whole = [one for one in held if one.is_whole]
         if self.max_token_s is not None:

@@ -2,7 +2,7 @@
 
 sp = 1 - M_max / S_m is the least sparsity whose active weights fit the budget (Table 1); the density is 1 - sp, or the
 lowest that keeps the quality where that is higher, since the paper has no floor. The cache is the contextual LFU (4.2).
-The paper chooses neither selector nor format: its format is the first that is allowed, 4 bits where nothing is given.
+The paper chooses neither selector nor formats: they are the first that are allowed, 4 bits where nothing is given.
 It is the baseline of the other searches.
 """
 
@@ -21,11 +21,12 @@ class Plugin(Search):
         format_name = DEFAULT_FORMAT if DEFAULT_FORMAT in space.formats else space.formats[0]
         cache = DEFAULT_CACHE if DEFAULT_CACHE in space.caches else space.caches[0]
         found = [
-            judge(Candidate(method, format_name, density, cache))
+            judge(Candidate(method, format_name, density, cache, space.kv_caches[0]))
             for method in space.methods[:1]
             for density in space.densities(method, format_name)[:1]
         ]
         known = [] if METHOD not in space.methods else [one for one in space.densities(METHOD, format_name) if one]
         if known:
-            found.append(judge(Candidate(METHOD, format_name, max(space.budget_density, known[0]), cache)))
+            density = max(space.budget_density, known[0])
+            found.append(judge(Candidate(METHOD, format_name, density, cache, space.kv_caches[0])))
         return found

@@ -4,7 +4,12 @@ Of one selector and format the lowest density that keeps the quality is nearly a
 alone (the cache `static`, or the only one allowed) its seconds rank it well: an adaptive cache changes seconds by tens
 of percent, a format or selector by factors. Where the goal is quality at a given speed, the best few are judged at
 higher densities, too; there they are also judged for the front of quality and speed that the record keeps.
+
+Another format of keys and values changes only what is left for units: all candidates begin with the first one, or with
+the next if nothing fits with it. The dense runs and the fastest other candidate are then judged with each.
 """
+
+from dataclasses import replace
 
 from coldpress.compiler.search import Candidate, Goal, Judge, Judged, Search, Space
 
@@ -22,31 +27,38 @@ class Plugin(Search):
     def judged(self, space: Space, judge: Judge, goal: Goal) -> list[Judged]:
         """See `Search`."""
         first = FIRST_CACHE if FIRST_CACHE in space.caches else space.caches[0]
-        begun = [
-            judge(Candidate(method, format_name, found[0], first))
-            for method in space.methods
-            for format_name in space.formats
-            if (found := space.densities(method, format_name))
-        ]
+        begun: list[Judged] = []
+        for kv_cache in space.kv_caches:
+            begun += [
+                judge(Candidate(method, format_name, found[0], first, kv_cache))
+                for method in space.methods
+                for format_name in space.formats
+                if (found := space.densities(method, format_name))
+            ]
+            if any(one.refusal is None for one in begun):
+                break
         built = sorted((one for one in begun if one.refusal is None), key=lambda one: one.token_s)
         best = [one for one in built if not one.is_whole and one.token_s <= HOPELESS * built[0].token_s][:WIDTH]
         followed = [
-            judge(_changed(one.candidate, cache=cache))
+            judge(replace(one.candidate, cache=cache))
             for one in best
             if not one.holds_everything
             for cache in space.caches
             if cache != first
         ]
         denser = [
-            judge(_changed(one.candidate, density=density))
+            judge(replace(one.candidate, density=density))
             for one in _best_of_each(begun + followed, best)
             for density in space.densities(one.candidate.method, one.candidate.format)[1:]
         ]
-        return begun + followed + denser
-
-
-def _changed(candidate: Candidate, cache: str | None = None, density: float | None = None) -> Candidate:
-    return Candidate(candidate.method, candidate.format, density or candidate.density, cache or candidate.cache)
+        others = sorted((one for one in followed + best if one.refusal is None), key=lambda one: one.token_s)
+        with_other_keys = [
+            judge(replace(one.candidate, kv_cache=kv_cache))
+            for one in [*(one for one in built if one.is_whole), *others[:1]]
+            for kv_cache in space.kv_caches
+            if kv_cache != one.candidate.kv_cache
+        ]
+        return begun + followed + denser + with_other_keys
 
 
 def _best_of_each(judged: list[Judged], best: list[Judged]) -> list[Judged]:

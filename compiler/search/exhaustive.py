@@ -1,4 +1,4 @@
-"""Judges every candidate: each selector, format, density and cache. What faster searches are held to."""
+"""Judges every candidate: each selector, format, density, cache and KV cache. What faster searches are held to."""
 
 import itertools
 
@@ -11,8 +11,9 @@ class Plugin(Search):
     def judged(self, space: Space, judge: Judge, goal: Goal) -> list[Judged]:
         """See `Search`."""
         return [
-            judge(Candidate(method, format_name, density, cache))
+            judge(Candidate(method, format_name, density, cache, kv_cache))
             for method, format_name in itertools.product(space.methods, space.formats)
             for density in space.densities(method, format_name)
             for cache in space.caches
+            for kv_cache in space.kv_caches
         ]

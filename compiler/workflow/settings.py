@@ -51,6 +51,7 @@ from coldpress.compiler.workflow.keys import (
 from coldpress.compiler.workflow.named_paths import check_artifact_name, check_paths
 from coldpress.runtime import plugins as _plugins
 from coldpress.runtime.cache import CachePolicy
+from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.base import PositiveCount, Record
 from coldpress.schemas.config import NAME_PATTERN, REVISION_PATTERN
@@ -321,19 +322,22 @@ def _method(requested: str, model: ModelReference) -> str:
 
 
 def _left_open(values: Mapping[str, Any], named: Collection[str]) -> dict[str, str]:
-    """Returns the format: `auto`, for the search, where the method is open and nobody names one.
+    """Returns the formats of weights, and of keys and values: `auto`, for the search, where the method is open and
+    nobody names one.
 
     Raises:
-        ColdpressError: if it is `auto` and the method is given.
+        ColdpressError: if one is `auto` and the method is given.
     """
-    if "format" not in named:
-        return {"format": AUTO if values["method"] == AUTO else DEFAULT_FORMAT}
-    if values["format"] == AUTO and values["method"] != AUTO:
-        raise ColdpressError(
-            f"format=auto was asked for, and method={values['method']}: a format is searched together with a method; "
-            "leave format out, or use method=auto"
-        )
-    return {}
+    found: dict[str, str] = {}
+    for name, default in (("format", DEFAULT_FORMAT), ("kv_cache", DEFAULT_KV_CACHE)):
+        if name not in named:
+            found[name] = AUTO if values["method"] == AUTO else default
+        elif values[name] == AUTO and values["method"] != AUTO:
+            raise ColdpressError(
+                f"{name}=auto was asked for, and method={values['method']}: a format is searched together with a "
+                f"method; leave {name} out, or use method=auto"
+            )
+    return found
 
 
 def _smallest(model: ModelReference) -> ModelSpec:

@@ -14,7 +14,8 @@ from coldpress.schemas.model import ModelSpec
 
 KV_CACHE_FORMATS: tuple[KvCacheFormat, ...] = get_args(KvCacheFormat)
 DEFAULT_KV_CACHE: KvCacheFormat = "fp16"
-_STORED = {"fp16": fp16.Plugin(), "int8": int8_group32.Plugin()}
+STORED = {"fp16": fp16.Plugin(), "int8": int8_group32.Plugin()}
+"""How each format stores the values of a head."""
 
 
 def kv_cache_format(name: str) -> KvCacheFormat:
@@ -26,13 +27,20 @@ def kv_cache_format(name: str) -> KvCacheFormat:
     return known_name("kv cache", name, KV_CACHE_FORMATS)
 
 
+def formats_of(spec: ModelSpec) -> tuple[KvCacheFormat, ...]:
+    """Returns the formats that a model's KV cache may have, the default first."""
+    sizes = {name: codec.nbytes(spec.head_dim) for name, codec in STORED.items()}
+    plain = sizes[DEFAULT_KV_CACHE]
+    return (DEFAULT_KV_CACHE, *(name for name in KV_CACHE_FORMATS if sizes[name] < plain))
+
+
 def head_bytes(head_dim: int, kind: KvCacheFormat) -> int:
     """Returns the bytes of the key, or of the value, of one head of one token.
 
     Raises:
         ColdpressError: if fp16 takes no more bytes than `kind`.
     """
-    found, plain = (_STORED[name].nbytes(head_dim) for name in (kind, DEFAULT_KV_CACHE))
+    found, plain = (STORED[name].nbytes(head_dim) for name in (kind, DEFAULT_KV_CACHE))
     if kind != DEFAULT_KV_CACHE and found >= plain:
         raise ColdpressError(
             f"a KV cache in {kind} takes {found} bytes for the {head_dim} values of a head of this model, expected "

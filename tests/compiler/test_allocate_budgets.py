@@ -16,10 +16,11 @@ from coldpress.compiler.stages.allocate import AllocateConfig, Floor, Inputs, _b
 from coldpress.compiler.stages.allocate._searched import Searched
 from coldpress.runtime.plugins import load
 from coldpress.schemas.activations import Activations
+from coldpress.schemas.curves import KvCacheLoss
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.model import Model
 from coldpress.schemas.sparsity import Sparsity
-from tests.support.curves import curves_of
+from tests.support.curves import NO_LOSS, curves_of
 from tests.support.statistics import activations_of, device_of, model_of
 
 LAYERS, HIDDEN, UNITS, TOKENS = 11, 1024, 1024, 24
@@ -111,6 +112,37 @@ def test_each_budget_alone_takes_the_same_of_what_they_share(
         assert (rung.tried[0].density, rung.tried[0].token_s) == (best.density, best.token_s)
         assert best.holds_everything or rung.cache == best.candidate.cache
     assert len({rung.tried[0].density for rung in together.rungs}) == (3 if settings else 2)
+
+
+def kept_keys(folder: Path, model: Model, activations: Activations, lost: float, **settings: Any) -> Sparsity:
+    """The choice where int8 keys and values lose this share of perplexity."""
+    config = config_of(**{"kv_cache": "auto", "dram_budget": "80%"} | settings)
+    known = curves_of(model, folder / "curves", {"topk": CURVE}, num_tokens=TOKENS)
+    loss = KvCacheLoss(kv_cache="int8", ppl_ratio=1 + lost, **NO_LOSS)
+    work = Workspace(folder / "allocate", config.to_json())
+    return allocate.run(
+        config, model, activations, DEVICE, work, curves=known.model_copy(update={"kv_caches": (loss,)})
+    )
+
+
+def test_keys_and_values_make_room_where_that_keeps_the_quality(activations: Activations, tmp_path: Path) -> None:
+    """A context as long as this takes half of the budget in fp16."""
+    model = model_of(LAYERS, HIDDEN, UNITS, hidden_act="silu", max_position_embeddings=8192)
+    settings = {"context_length": 4096}
+    found = kept_keys(tmp_path / "0", model, activations, 0.001, **settings)
+    plain = kept_keys(tmp_path / "1", model, activations, 0.001, kv_cache="fp16", **settings)
+    assert (found.kv_cache, plain.kv_cache) == ("int8", "fp16")
+    assert found.budget.kv_cache_bytes * 32 == plain.budget.kv_cache_bytes * 17
+    assert found.budget.dram_budget_bytes == plain.budget.dram_budget_bytes
+    seconds = [sparsity.tried[0].token_s for sparsity in (found, plain)]
+    assert seconds[0] is not None
+    assert seconds[1] is not None
+    assert seconds[0] < (1 - MARGIN) * seconds[1]
+    assert found.tried[0].reason is not None
+    assert "; keys and values in int8: fp16 takes" in found.tried[0].reason
+    assert kept_keys(tmp_path / "2", model, activations, 0.1, **settings).kv_cache == "fp16", "beyond the floor"
+    ladder = kept_keys(tmp_path / "3", model, activations, 0.001, **settings | {"dram_budget": "80%,90%"})
+    assert {rung.kv_cache for rung in ladder.rungs} == {"int8"}, "all plans of an artifact share it"
 
 
 def test_what_the_user_gives_holds_for_every_budget(model: Model, activations: Activations, tmp_path: Path) -> None:

@@ -11,12 +11,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
+from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.layer_counts import Activity, countable_families, exact_families
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.stages import allocate, explore, ingest
 from coldpress.compiler.stages.allocate import AllocateConfig
 from coldpress.compiler.stages.allocate._quality import Floor, least_density, ratio_at
 from coldpress.compiler.stages.explore import ExploreConfig
+from coldpress.compiler.stages.explore.rounded import RoundedKeys
 from coldpress.compiler.stages.explore.trace import rounded
 from coldpress.compiler.stages.explore.variants import CACHED_DENSITIES, DENSITIES, RESIDENT_SHARES
 from coldpress.compiler.stages.ingest import IngestConfig
@@ -24,7 +26,7 @@ from coldpress.runtime.plugins import names
 from coldpress.runtime.sparsity import flash
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import SPLITS, Corpus, Split
-from coldpress.schemas.curves import Curve, Curves, Point
+from coldpress.schemas.curves import Curve, Curves, KvCacheLoss, Point
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.model import Model
 from tests.support.curves import NO_LOSS, curves_of
@@ -142,6 +144,41 @@ def test_a_model_with_exact_zeros_has_further_candidates(corpus: Corpus, tmp_pat
 def test_narrower_formats_lose_more(curves: Curves) -> None:
     loss = {entry.format: entry.mean_kld for entry in curves.formats}
     assert loss["fp16"] < loss["int8_group32"] < loss["int4_group32"] < loss["int3_group32"]
+
+
+def in_groups(heads: torch.Tensor) -> torch.Tensor:
+    """Keys or values whose last axis is a group of 32: whole multiples of its largest magnitude's 127th part, with that
+    part then rounded to half precision, as llama.cpp's Q8_0 does."""
+    scale = heads.abs().amax(-1, keepdim=True) / 127
+    return (heads / scale).round() * scale.half().float()
+
+
+def test_keys_and_values_are_those_of_an_int8_kv_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokens = ingested(tmp_path, overrides={"head_dim": 32}), TOKENS["validation"]
+    plain = LayerStream(model)
+    found = RoundedKeys(plain, "int8").logits(tokens)
+    source = AutoModelForCausalLM.from_pretrained(Path(model.tensors["norm.weight"].file).parent).eval()
+    ids, attention = torch.from_numpy(tokens.astype(np.int64)), torch.nn.functional.scaled_dot_product_attention
+    with torch.no_grad():
+        whole = source(ids).logits.numpy()
+        monkeypatch.setattr(
+            torch.nn.functional,
+            "scaled_dot_product_attention",
+            lambda query, key, value, **rest: attention(query, in_groups(key), in_groups(value), **rest),
+        )
+        rounded_by_hand = source(ids).logits.numpy()
+    np.testing.assert_allclose(plain.logits(tokens), rounded_by_hand, atol=2e-5)
+    np.testing.assert_allclose(found, rounded_by_hand, atol=2e-5)
+    assert np.abs(rounded_by_hand - whole).max() > 1e-3, "rounding shows"
+
+
+def test_a_kv_cache_takes_its_part(model: Model, tmp_path: Path) -> None:
+    known = curves_of(model, tmp_path, {}, {"fp16": 1.0})
+    assert Floor(known, 1.1).kv_cache_ratio("fp16") == 1.0
+    assert Floor(known, 1.1).kv_cache_ratio("int8") is None, "it was not measured"
+    losses = tuple(KvCacheLoss(kv_cache="int8", ppl_ratio=ratio, **NO_LOSS) for ratio in (1.02, 0.99))
+    floors = [Floor(known.model_copy(update={"kv_caches": (loss,)}), 1.1) for loss in losses]
+    assert [floor.kv_cache_ratio("int8") for floor in floors] == [1.02, 1.0], "a lucky rounding is no credit"
 
 
 def test_the_trace_is_the_whole_models_signals(model: Model, curves: Curves) -> None:

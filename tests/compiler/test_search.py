@@ -1,5 +1,7 @@
 """Searches: what counts as best, and that the fast search finds what the exhaustive one finds."""
 
+from dataclasses import replace
+
 import pytest
 
 from coldpress.compiler.search import MARGIN, Candidate, Goal, Judged, Search, Space
@@ -67,6 +69,50 @@ def test_every_search_stays_in_the_space(name: str) -> None:
         assert candidate.format in FORMATS
         assert candidate.cache in CACHES
         assert candidate.density is None or candidate.density >= LEAST[candidate.method]
+
+
+def best_with_keys(name: str, saved: float, refused: tuple[str, ...] = ()) -> Judged:
+    """The best where int8 keys and values save this share of a token's time, and some formats of them do not fit."""
+
+    def judge_keys(candidate: Candidate) -> Judged:
+        if candidate.kv_cache in refused:
+            return Judged(candidate, refusal="too large", needed_bytes=7)
+        found = judge(candidate)
+        return replace(found, token_s=found.token_s * (1 - saved * (candidate.kv_cache == "int8")))
+
+    space = replace(SPACE, kv_caches=("fp16", "int8"))
+    best = Goal().best(load("coldpress.compiler.search", Search, name).judged(space, judge_keys, Goal()))
+    assert best is not None
+    return best
+
+
+@pytest.mark.parametrize("name", ["beam", "exhaustive"])
+@pytest.mark.parametrize(("saved", "kv_cache"), [(0.0, "fp16"), (MARGIN - 0.01, "fp16"), (MARGIN + 0.01, "int8")])
+def test_keys_lose_precision_only_for_a_clear_gain(name: str, saved: float, kv_cache: str) -> None:
+    best = best_with_keys(name, saved)
+    assert best.candidate == replace(best_with_keys(name, 0.0).candidate, kv_cache=kv_cache)
+
+
+@pytest.mark.parametrize("name", ["beam", "exhaustive"])
+def test_keys_lose_precision_where_nothing_else_fits(name: str) -> None:
+    assert best_with_keys(name, 0.0, refused=("fp16",)).candidate.kv_cache == "int8"
+
+
+def test_the_baseline_leaves_keys_as_they_are() -> None:
+    assert best_with_keys("activeflow", 0.5).candidate.kv_cache == "fp16"
+
+
+@pytest.mark.parametrize(
+    ("taken_s", "other_s", "words"),
+    [(0.01, 0.02, "takes 2.00 times as long"), (0.02, 0.0196, "takes 0.98 times as long, which is no clear gain")],
+)
+def test_the_record_compares_keys(taken_s: float, other_s: float, words: str) -> None:
+    taken, other = made("topk", taken_s), made("topk", other_s)
+    other = replace(other, candidate=replace(other.candidate, kv_cache="int8"))
+    tried = tried_of(taken, [made("dense", 0.03), taken, other], {}, Goal())
+    assert tried[0].reason is not None
+    assert tried[0].reason.endswith(f"; keys and values in fp16: int8 {words}")
+    assert tried[0].kv_cache == "fp16"
 
 
 def made(method: str, token_s: float, ppl_ratio: float | None = 1.0, **changes: object) -> Judged:

@@ -1,10 +1,10 @@
 """Chooses the settings of each DRAM budget of a build whose method is open.
 
 One budget is one search (_searched.py). Several share flash.img, and so selector, format, families and layer groups;
-densities and caches are their own. Each is searched alone. Then every selector and format that is best under one of
-them, or as a dense run, is searched under all. The build takes the one whose worst budget comes closest to that
-budget's own best, among those that are slower than a dense run under no budget. Choices that are best under no budget
-alone are not compared.
+they also share the format of keys and values. Densities and caches are their own. Each is searched alone. Then every
+selector and formats that are best under one of them, or as a dense run, are searched under all. The build takes those
+whose worst budget comes closest to that budget's own best, among those that are slower than a dense run under no
+budget. Choices that are best under no budget alone are not compared.
 """
 
 import logging
@@ -22,11 +22,12 @@ from coldpress.compiler.stages.allocate._searched import Searched, searched
 from coldpress.compiler.stages.allocate._words import front_of, tried_of
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import FormatName, Method
+from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.sparsity import Tried
 
 LOG = logging.getLogger(__name__)
-Image = tuple[Method, FormatName]
-"""Selector and format."""
+Shared = tuple[Method, FormatName, KvCacheFormat]
+"""Selector, format, and the format of keys and values."""
 
 
 class BudgetChoice(NamedTuple):
@@ -79,22 +80,22 @@ def _least_refusal(found: Searched) -> ColdpressError:
 
 
 def _shared(alone: Sequence[Searched]) -> list[Searched]:
-    """Returns the searches of all budgets within the one selector and format that suits them together; of equally good
-    ones, the best under the smallest budget."""
+    """Returns the searches of all budgets within the one selector and the formats that suit them together; of equally
+    good ones, the best under the smallest budget."""
     best = [one for found in reversed(alone) for one in (found.best, found.dense) if one is not None]
-    images = dict.fromkeys(one.candidate.image for one in best)
-    within = [[of_image(found, image) for found in alone] for image in images]
+    kinds = dict.fromkeys(one.candidate.shared for one in best)
+    within = [[of_shared(found, shared) for found in alone] for shared in kinds]
     allowed = [rungs for rungs in within if not any(map(_is_slower_than_dense, rungs, alone))]
     return min(allowed or within, key=lambda rungs: _worst(rungs, alone))
 
 
-def of_image(found: Searched, image: Image) -> Searched:
+def of_shared(found: Searched, shared: Shared) -> Searched:
     """Searches one selector in one format under a budget: densities up to 1, and caches."""
-    method, format_name = image
+    method, format_name, kv_cache = shared
 
     def narrowed(space: Space) -> Space:
         densities = found.judge.densities_up_to_all
-        return replace(space, methods=(method,), formats=(format_name,), densities=densities)
+        return replace(space, methods=(method,), formats=(format_name,), kv_caches=(kv_cache,), densities=densities)
 
     return found.within(narrowed)
 

@@ -1,13 +1,14 @@
 """Declares the settings of `allocate`."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from coldpress.compiler.candidates import DEFAULT_FORMAT
+from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT
 from coldpress.compiler.cost_model import DramBudget
 from coldpress.compiler.shared_settings import CacheSetting, MethodSetting, OverpredictionSetting, QualitySetting
 from coldpress.compiler.stages.allocate._rules import AllocationConfig
+from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
 from coldpress.schemas.base import PositiveCount
 from coldpress.schemas.config import Key
 from coldpress.schemas.families import FormatName
@@ -46,9 +47,12 @@ class AllocateConfig(AllocationConfig, MethodSetting, CacheSetting, Overpredicti
     context_length: Annotated[PositiveCount, Key(default="the model's, at most 1024")] = Field(
         description="tokens that the KV cache holds; it is part of the budget"
     )
-    kv_cache: Annotated[KvCacheFormat, Key()] = Field(
-        default="fp16",
-        description="how keys and values are kept; int8 takes 17/32 of the bytes of fp16, for a little quality",
+    kv_cache: Annotated[
+        Literal["auto", KvCacheFormat], Key(auto=True, default=f"`auto` with method=auto, else {DEFAULT_KV_CACHE}")
+    ] = Field(
+        default=DEFAULT_KV_CACHE,
+        description="how keys and values are kept; int8 takes 17/32 of the bytes of fp16, for a little quality; auto: "
+        "fp16, unless int8 keeps max_ppl_ratio and makes a token clearly faster, or nothing fits in fp16",
     )
     density: Annotated[float | None, Key(default="derived from the budget; measured where zeros are exact")] = Field(
         default=None,
@@ -63,3 +67,8 @@ class AllocateConfig(AllocationConfig, MethodSetting, CacheSetting, Overpredicti
     layers_per_group: Annotated[PositiveCount, Key()] = Field(
         default=1, description="consecutive layers whose units lie together on flash"
     )
+
+    @property
+    def kv_cache_format(self) -> KvCacheFormat:
+        """The format of keys and values; while it is open, the one in which a budget in percent counts."""
+        return DEFAULT_KV_CACHE if self.kv_cache == AUTO else self.kv_cache

@@ -56,7 +56,7 @@ def divided(config: AllocateConfig, inputs: Inputs, densities: tuple[Densities, 
     else:
         shares = {entry.family: entry.per_layer for entry in densities}
     resident = resident_bytes(model, tuple(shares), config.format)
-    kv_cache = kv_cache_bytes(spec, config.context_length, config.kv_cache)
+    kv_cache = kv_cache_bytes(spec, config.context_length, config.kv_cache_format)
     free = budget - resident - kv_cache - bookkeeping
     sizes = predictor_sizes(config, model, shares, free)
     predictors = sizes.expected_bytes
@@ -66,7 +66,7 @@ def divided(config: AllocateConfig, inputs: Inputs, densities: tuple[Densities, 
         options=config.options,
         format=config.format,
         context_length=config.context_length,
-        kv_cache=config.kv_cache,
+        kv_cache=config.kv_cache_format,
         densities=tuple(Densities(family=family, per_layer=values) for family, values in shares.items()),
         predictor_rank=sizes.largest,
         predictor_limit_bytes=sizes.limit_bytes,
@@ -104,7 +104,7 @@ def budgets_bytes(config: AllocateConfig, model: Model, device: DeviceProfile) -
     Raises:
         DoesNotFitError: if the device has less DRAM.
     """
-    shape = (config.format, config.context_length, config.kv_cache)
+    shape = (config.format, config.context_length, config.kv_cache_format)
     budgets = asked_budget_bytes(
         config.dram_budget, model, *shape, device.flash.page_bytes.value, caches_for(config.cache)
     )

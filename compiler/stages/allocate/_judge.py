@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from coldpress.compiler.candidates import caches_for, candidates, formats_for, own_cache_options, own_options
+from coldpress.compiler.candidates import AUTO, caches_for, candidates, formats_for, own_cache_options, own_options
 from coldpress.compiler.cost_model import flash_bytes, llm_sparsity, weight_bytes
 from coldpress.compiler.search import Candidate, Judged, Space
 from coldpress.compiler.seconds import Token
@@ -12,11 +12,13 @@ from coldpress.compiler.stages.allocate._division import OverBudgetError, divide
 from coldpress.compiler.stages.allocate._quality import Floor
 from coldpress.compiler.stages.allocate._replay import Replays
 from coldpress.compiler.stages.allocate._rules import UNIFORM, Inputs
+from coldpress.runtime.plan.kv_cache import KV_CACHE_FORMATS
 from coldpress.runtime.plugins import load, load_class
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import FormatName, Method
+from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.sparsity import Sparsity
 
 DENSITIES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -53,6 +55,7 @@ class BudgetJudge:
             formats=formats,
             caches=caches_for(config.cache),
             densities=self.densities,
+            kv_caches=self.kv_caches,
             budget_density=1 - llm_sparsity(self.dram_budget_bytes, weight_bytes(model, formats[0])),
         )
 
@@ -61,6 +64,13 @@ class BudgetJudge:
         """The formats that may be taken: the user's, or all whose products have a known speed on the device."""
         names = formats_for(self._config.format)
         return names if names == (self._config.format,) else tuple(filter(self._has_known_speed, names))
+
+    @property
+    def kv_caches(self) -> tuple[KvCacheFormat, ...]:
+        """The formats that keys and values may have: the user's, or all whose loss is known."""
+        if self._config.kv_cache != AUTO:
+            return (self._config.kv_cache,)
+        return tuple(name for name in KV_CACHE_FORMATS if self._floor.kv_cache_ratio(name) is not None)
 
     def _has_known_speed(self, name: FormatName) -> bool:
         compute = self._inputs.device.compute
@@ -89,6 +99,7 @@ class BudgetJudge:
                 "format": candidate.format,
                 "density": candidate.density,
                 "cache": candidate.cache,
+                "kv_cache": candidate.kv_cache,
                 "cache_options": own_cache_options(candidate.cache, config.cache_options),
             }
         )
@@ -148,7 +159,8 @@ class BudgetJudge:
         """Returns the share of the units that DRAM holds, for a selector that sees residency; 0 for others."""
         if not load("coldpress.runtime.sparsity", Selector, method).SEES_RESIDENCY:
             return 0.0
-        division = self._divided(Candidate(method, format_name, DENSITIES[0], caches_for(self._config.cache)[0]))
+        cache = caches_for(self._config.cache)[0]
+        division = self._divided(Candidate(method, format_name, DENSITIES[0], cache, self.kv_caches[0]))
         return _held(division, self._inputs)
 
     def _divided(self, candidate: Candidate) -> Sparsity:
@@ -168,16 +180,34 @@ class BudgetJudge:
         units = flash_bytes(division.families, self._inputs.model.spec, division.format)
         whole = units <= budget.cache_bytes + budget.buffer_bytes
         used = budget.dram_budget_bytes - (budget.cache_bytes + budget.buffer_bytes - units if whole else 0)
+        ratio = self._ratio(candidate, density, held)
         return Judged(
             candidate,
             token_s,
-            self._floor.ratio(candidate.method, candidate.format, density, held),
+            ratio,
             hit_rate,
             used,
             density,
             load("coldpress.runtime.sparsity", Selector, candidate.method).is_whole,
             whole,
         )
+
+    def _ratio(self, candidate: Candidate, density: float, held: float) -> float | None:
+        """Returns the perplexity ratio to expect; None if nobody knows.
+
+        Raises:
+            ColdpressError: if keys and values lose more than the density and the format leave.
+        """
+        floor, kv_cache = self._floor, candidate.kv_cache
+        ratio, of_keys = floor.ratio(candidate.method, candidate.format, density, held), floor.kv_cache_ratio(kv_cache)
+        if ratio is None or of_keys is None:
+            return None
+        if of_keys * ratio > floor.max_ppl_ratio >= ratio:
+            raise ColdpressError(
+                f"keys and values in {kv_cache} take perplexity from {ratio:.3f} to {of_keys * ratio:.3f} times the "
+                f"source's, at most {floor.max_ppl_ratio:g} may be lost"
+            )
+        return of_keys * ratio
 
 
 def _held(division: Sparsity, inputs: Inputs) -> float:

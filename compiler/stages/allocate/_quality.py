@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
 from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.curves import Curve, Curves
 from coldpress.schemas.families import FormatName, Method
+from coldpress.schemas.layout import KvCacheFormat
 
 STEP = 0.01
 """Densities are rounded up to multiples of this; finer ones would pretend to an accuracy that curves do not have."""
@@ -35,6 +37,12 @@ class Floor:
         """Returns the perplexity ratio of a format, all units used; at least 1, since a lucky rounding is no credit."""
         loss = self.curves.format_loss(name)
         return 1.0 if loss is None else max(1.0, loss.ppl_ratio)
+
+    def kv_cache_ratio(self, name: KvCacheFormat) -> float | None:
+        """Returns the perplexity ratio of a format of keys and values, at least 1; None if nobody knows."""
+        if name == DEFAULT_KV_CACHE:
+            return 1.0
+        return next((max(1.0, loss.ppl_ratio) for loss in self.curves.kv_caches if loss.kv_cache == name), None)
 
     def formats(self, names: Sequence[FormatName]) -> tuple[FormatName, ...]:
         """Returns the formats that keep the floor with all units used; the best, if none does."""

@@ -1,8 +1,10 @@
 """Records what a search found: the best candidate of each selector with a reason in words, and the front."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from coldpress.compiler.search import Goal, Judged, fastest_dense
+from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import Method
 from coldpress.schemas.sparsity import Tried
@@ -24,7 +26,7 @@ def tried_of(
     for one in sorted(built, key=lambda one: one.token_s):
         of_method.setdefault(one.candidate.method, one)
     found = [
-        _entry(one, _over_dense(one, dense) if one is not best else _why_best(one, dense, goal, alone))
+        _entry(one, _why_best(one, dense, goal, alone) + _keys(one, judged) if one is best else _over_dense(one, dense))
         for one in of_method.values()
     ]
     needed = {one.candidate.method: one.needed_bytes for one in judged if one.refusal is not None}
@@ -62,6 +64,7 @@ def _entry(one: Judged, reason: str) -> Tried:
         method=candidate.method,
         format=candidate.format,
         cache=candidate.cache,
+        kv_cache=candidate.kv_cache,
         token_s=one.token_s,
         reason=reason,
         density=min(1.0, one.density),
@@ -73,14 +76,33 @@ def _entry(one: Judged, reason: str) -> Tried:
 
 def _why_best(one: Judged, dense: Judged | None, goal: Goal, alone: Judged | None) -> str:
     """Returns why a candidate was taken, and how it compares."""
-    if alone is None or alone.candidate.image == one.candidate.image:
+    if alone is None or alone.candidate.shared == one.candidate.shared:
         return _why_taken(one, dense, goal)
     own = _why_taken(one, dense, goal) if one.holds_everything else _over_dense(one, dense)
-    shared, other = (" in ".join(which.candidate.image) for which in (one, alone))
+    shared, other = (_shared(which) for which in (one, alone))
     return (
         f"{own}; all budgets share {shared}, alone this one would take {other}, "
         f"{one.token_s / alone.token_s:.2f} times as fast"
     )
+
+
+def _shared(one: Judged) -> str:
+    method, format_name, kv_cache = one.candidate.shared
+    of_keys = "" if kv_cache == DEFAULT_KV_CACHE else f" with keys and values in {kv_cache}"
+    return f"{method} in {format_name}{of_keys}"
+
+
+def _keys(one: Judged, judged: Sequence[Judged]) -> str:
+    """Compares the formats of keys and values that the best candidate was judged with; empty if it was only one."""
+    found = ""
+    for other in judged:
+        own, kv_cache = one.candidate.kv_cache, other.candidate.kv_cache
+        if kv_cache == own or replace(other.candidate, kv_cache=own) != one.candidate:
+            continue
+        ratio = other.token_s / one.token_s
+        cost = f"takes {ratio:.2f} times as long" + (", which is no clear gain" if ratio < 1 else "")
+        found += f"; keys and values in {own}: {kv_cache} {'cannot be built' if other.refusal else cost}"
+    return found
 
 
 def _why_taken(one: Judged, dense: Judged | None, goal: Goal) -> str:

@@ -1,4 +1,5 @@
-"""explore: measures what each selector costs in quality at several densities, and what each format costs.
+"""explore: measures what each selector costs in quality at several densities, and what each format costs: of weights,
+and of keys and values.
 
 Runs only where the method is open (`method=auto`), once per model: nothing here depends on a device. Every candidate
 whose loss a pass over text can show leaves out, at each density, the units that the runtime would leave out; all
@@ -8,8 +9,8 @@ are left out. A selector that sees residency is measured with an LFU cache in th
 also prices reads, which no model determines: its curves are for a reference flash and the default format (variants.py).
 
 The pass of the whole model records a trace: the signals of a few layers, with which `allocate` replays each candidate's
-requests. A format's loss is that of matrices rounded to nearest, row by row. Each pass leaves a file, so that a run
-that was interrupted goes on with the next pass.
+requests. A format's loss is that of matrices rounded to nearest, row by row; a KV cache's, that of keys and values
+rounded head by head. Each pass leaves a file, so that a run that was interrupted goes on with the next pass.
 """
 
 import logging
@@ -21,23 +22,26 @@ from pydantic import Field
 
 from coldpress.compiler.activity.calibration_pass import ComputeConfig, stream_of
 from coldpress.compiler.activity.choice import REPLAYED_LAYERS, replayed_layers
+from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.layer_counts import countable_families
 from coldpress.compiler.activity.variants import Differences, compare, last_hidden
 from coldpress.compiler.block_statistics import perplexity, standard_error
 from coldpress.compiler.candidates import candidates, families_for, own_options
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.shared_settings import MethodSetting
-from coldpress.compiler.stages.explore.rounded import Rounded
+from coldpress.compiler.stages.explore.rounded import Rounded, RoundedKeys
 from coldpress.compiler.stages.explore.trace import TRACE_TOKENS, whole_run
 from coldpress.compiler.stages.explore.variants import DENSITIES, Along, curves_of, reached, variants, why_not
 from coldpress.compiler.steps import Steps
 from coldpress.runtime import plugins
+from coldpress.runtime.plan.kv_cache import formats_of
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.base import PositiveCount
 from coldpress.schemas.config import Key
 from coldpress.schemas.corpus import Corpus
-from coldpress.schemas.curves import Curve, Curves, FormatLoss, Point, Unexplored
+from coldpress.schemas.curves import Curve, Curves, FormatLoss, KvCacheLoss, Point, Unexplored
 from coldpress.schemas.families import FormatName
+from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.model import Model
 from coldpress.schemas.preflight import StageNeeds
 
@@ -75,7 +79,8 @@ def run(
     trace_layers, spec = replayed_layers(model.spec.num_hidden_layers), model.spec
     options = {name: own_options(name, config.options) for name in candidates(spec, config.options)}
     reasons, asked = _asked(options, model)
-    steps = Steps("explore", 1 + len(asked) + len(_formats()), "passes")
+    kv_caches = formats_of(spec)[1:]
+    steps = Steps("explore", 1 + len(asked) + len(_formats()) + len(kv_caches), "passes")
     trace, whole = whole_run(stream, tokens, trace_layers, work)
     steps.add()
 
@@ -93,14 +98,18 @@ def run(
         steps.add()
         return Curve(method=along.method, resident_share=along.resident_share, points=points)
 
-    def format_loss(name: FormatName) -> FormatLoss:
-        def measure() -> Differences:
-            return compare(stream, tokens, whole, Rounded(stream, name).last_hidden(tokens))
-
-        loss = _loss(_once(work, f"format-{name}", measure), 0)
-        LOG.info("explore: %s: perplexity ratio %.4f", name, loss["ppl_ratio"])
+    def loss_of(title: str, changed: Callable[[], LayerStream]) -> dict[str, Any]:
+        found = _once(work, title, lambda: compare(stream, tokens, whole, changed().last_hidden(tokens)))
+        loss = _loss(found, 0)
+        LOG.info("explore: %s: perplexity ratio %.4f", title, loss["ppl_ratio"])
         steps.add()
-        return FormatLoss(format=name, **loss)
+        return loss
+
+    def format_loss(name: FormatName) -> FormatLoss:
+        return FormatLoss(format=name, **loss_of(f"format-{name}", lambda: Rounded(stream, name)))
+
+    def kv_cache_loss(kind: KvCacheFormat) -> KvCacheLoss:
+        return KvCacheLoss(kv_cache=kind, **loss_of(f"kv-cache-{kind}", lambda: RoundedKeys(stream, kind)))
 
     return Curves(
         weights_sha256=model.weights_sha256,
@@ -108,6 +117,7 @@ def run(
         block_tokens=tokens.shape[1],
         curves=tuple(map(curve, asked)),
         formats=tuple(map(format_loss, _formats())),
+        kv_caches=tuple(map(kv_cache_loss, kv_caches)),
         unexplored=tuple(Unexplored(method=name, reason=reason) for name, reason in reasons.items()),
         trace=trace,
         trace_layers=trace_layers,
@@ -130,7 +140,7 @@ def needs(build: "Build") -> StageNeeds:
         ram_bytes=build.TORCH_BYTES + 2 * build.layer_weights_bytes + build.running_bytes(8) + hidden + logits + trace,
         disk_bytes=trace + whole + figures,
         runtime_s=build.TORCH_S
-        + (1 + len(_formats())) * build.forward_s(tokens)
+        + (len(_formats()) + len(formats_of(spec))) * build.forward_s(tokens)
         + sum(len(along.densities) * _variant_s(along, tokens, build) for along in curves),
     )
 

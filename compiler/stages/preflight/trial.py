@@ -170,7 +170,7 @@ def least_bytes(build: Build) -> int:
         bookkeeping = bookkeeping_bytes(model.spec, sections, method, build.caches, page_bytes, num_plans)
         return resident_bytes(model, families, format_name) + bookkeeping + buffer
 
-    kv_cache = kv_cache_bytes(model.spec, build.context_length, build.kv_cache)
+    kv_cache = min(kv_cache_bytes(model.spec, build.context_length, kind) for kind in build.kv_caches)
     return min(starmap(least_of, product(build.methods, build.formats))) + kv_cache
 
 
