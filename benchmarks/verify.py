@@ -1,14 +1,14 @@
 """The share of a build's time that `verify` takes, and whether its passes of many tokens give what one by one gives.
 
-Planted checkpoints are built by snakemake with this repository's rules on two cores; every job notes what it took
-(benchmarks/compile.py). As much test text is decoded as `verify` takes for the whole shape by its own rule. The share
-is of the sum of the stages' seconds, and once more of their processor seconds, which a busy machine changes less. A
-build of a few layers is extrapolated to all of the shape's: stages that benchmarks/compile.py counts once stay as they
-are, the others grow with the layers. All of `verify`, its head too, is scaled by the layers, so that its share is an
-upper bound.
+Planted checkpoints are built by snakemake with this repository's rules on two cores, with as many calibration tokens as
+a build has by default; every job notes what it took (benchmarks/compile.py). Of the test text that a build has by
+default, `verify` decodes as much as it does for the whole shape by its own rule. The share is of the sum of the stages'
+seconds, and once more of their processor seconds, which a busy machine changes less. Two builds of few layers give the
+seconds of a stage for all of the shape's on a straight line: of `verify`, the head, imports and the sample are there
+once, whatever the layers. From a single build, all seconds are scaled with the layers.
 
-Then the finished artifact decodes the beginning of the test text twice, one token after the other in one run, and in
-passes as `verify` does: seconds of each, and the largest differences of blocks' nats and of tokens' distributions.
+Then the last artifact decodes the beginning of the test text twice, one token after the other in one run, and in passes
+as `verify` does: seconds of each, and the largest differences of blocks' nats and of tokens' distributions.
 
 `--smoke` builds a small model, and forks its jobs from a process that has imported the libraries.
 """
@@ -22,11 +22,12 @@ from typing import Any
 import numpy as np
 from scipy.special import log_softmax, rel_entr
 
-from benchmarks.compile import CORES, SHARED, measure_disk, noting, plant, stages
+from benchmarks.compile import CORES, Stage, measure_disk, noting, plant, stages
 from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
 from benchmarks.harness.command import main
 from benchmarks.shared.builds import artifact_in
 from coldpress.compiler.io import load_arrays, load_record
+from coldpress.compiler.stages.tokenize import TokenizeConfig
 from coldpress.compiler.stages.verify import VerifyConfig, num_measured
 from coldpress.runtime.decoder.decoder import PREFILL_CHUNK_TOKENS
 from coldpress.runtime.generate.session import Session
@@ -34,8 +35,9 @@ from coldpress.schemas.corpus import Corpus
 from tests.support import pipeline, warm
 
 CONTEXT = 512
+DEFAULTS = TokenizeConfig(corpus="corpus.jsonl")
 PARAMETERS = {"tinyllama-1.1b": 1_100_000_000, "mistral-7b": 7_241_000_000, "small": 12_000_000}
-WHOLE_LAYERS = {"tinyllama-1.1b": 22, "mistral-7b": 4, "small": 12}
+WHOLE_LAYERS = {"tinyllama-1.1b": 22, "mistral-7b": 4, "small": 2}
 """Layers that are extrapolated to: all of the 1.1B, four of the 7B."""
 
 
@@ -46,8 +48,10 @@ class Options:
     shapes: tuple[str, ...] = option(
         ("tinyllama-1.1b", "mistral-7b"), smoke=("small",), choices=PARAMETERS, help="shapes of the models"
     )
-    layers: int = option(1, smoke=2, full=22, help="layers that are built, at most those that are extrapolated to")
-    tokens: int = option(1024, smoke=512, full=8192, help="calibration tokens")
+    layers: tuple[int, ...] = option(
+        (1, 2), smoke=(2,), full=(22,), help="layers of each build, at most those that are extrapolated to"
+    )
+    tokens: int = option(DEFAULTS.calibration_tokens, smoke=512, help="calibration tokens")
     method: str = option("topk", help="selector; one that sees what is in DRAM decodes no tokens together")
     compared: int = option(128, smoke=64, full=512, help="tokens that are decoded both ways")
     warm: bool = option(False, smoke=True, help="fork the jobs, without imports in the time, and score on less text")
@@ -58,13 +62,14 @@ class Plugin(Benchmark[Options]):
 
     keys = {
         "rows[].shape": "shape of the model",
-        "rows[].layers": "layers that were built",
+        "rows[].layers": "layers of each build",
         "rows[].test_tokens": "tokens that verify decoded",
-        "rows[].stages_s": "seconds of all jobs of the build, summed",
+        "rows[].stages_s": "seconds of all jobs of each build, summed",
         "rows[].verify_s": "those of verify",
-        "rows[].share": "verify's share of them",
+        "rows[].stages_whole_s": "seconds of all jobs for whole_layers, extrapolated",
+        "rows[].share": "verify's share of the last build's seconds",
         "rows[].share_whole": "the same for whole_layers, extrapolated",
-        "rows[].share_cpu": "verify's share of the processor seconds",
+        "rows[].share_cpu": "verify's share of the last build's processor seconds",
         "rows[].share_cpu_whole": "the same for whole_layers, extrapolated",
         "rows[].whole_layers": "layers that are extrapolated to",
         "rows[].one_by_one_s": "seconds of the compared tokens, one after the other",
@@ -79,41 +84,53 @@ class Plugin(Benchmark[Options]):
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """One row."""
-        options, shape = self.options, cell["shape"]
-        layers = min(options.layers, WHOLE_LAYERS[shape])
-        folder = self.folder / shape
+        shape, whole = cell["shape"], WHOLE_LAYERS[cell["shape"]]
+        layers = sorted({min(count, whole) for count in self.options.layers})
+        blocks = 2
+        if shape != "small":
+            most = DEFAULTS.evaluation_tokens // DEFAULTS.block_tokens
+            blocks = min(most, num_measured(VerifyConfig(), DEFAULTS.block_tokens, PARAMETERS[shape]))
+        builds = [self._build(shape, count, blocks * DEFAULTS.block_tokens) for count in layers]
+        wall_s, cpu_s = (
+            [{name: getattr(stage, kind) for name, stage in found.items()} for _, found in builds]
+            for kind in ("wall_s", "cpu_s")
+        )
+        whole_s, whole_cpu_s = (extrapolated(layers, each, whole) for each in (wall_s, cpu_s))
+        yield {
+            "layers": layers,
+            "test_tokens": blocks * DEFAULTS.block_tokens,
+            "stages_s": [sum(each.values()) for each in wall_s],
+            "verify_s": [each["verify"] for each in wall_s],
+            "stages_whole_s": sum(whole_s.values()),
+            "share": share_of_verify(wall_s[-1]),
+            "share_whole": share_of_verify(whole_s),
+            "share_cpu": share_of_verify(cpu_s[-1]),
+            "share_cpu_whole": share_of_verify(whole_cpu_s),
+            "whole_layers": whole,
+            **self._both_ways(builds[-1][0]),
+        }
+
+    def _build(self, shape: str, layers: int, test_tokens: int) -> tuple[Path, Mapping[str, Stage]]:
+        """Builds a shape of so many layers; returns the device's build folder and what its stages took."""
+        options, folder = self.options, self.folder / f"{shape}-{layers}"
         model, notes = folder / "model", folder / "notes"
         notes.mkdir(parents=True)
-        blocks = num_measured(VerifyConfig(), CONTEXT, PARAMETERS[shape]) if shape != "small" else 2
-        plant(model, shape, layers, 4 * options.tokens + 4 * blocks * CONTEXT + 40960)
+        evaluation_tokens = max(test_tokens, 512 if options.warm else DEFAULTS.evaluation_tokens)
+        plant(model, shape, layers, 4 * options.tokens + 4 * evaluation_tokens + 40960)
         config: dict[str, Any] = {
             "model": model,
             "device": "pixel6",
             "corpus": model / "corpus.jsonl",
             "calibration_tokens": options.tokens,
-            "evaluation_tokens": max(512, blocks * CONTEXT),
-            "test_tokens": blocks * CONTEXT,
+            "evaluation_tokens": evaluation_tokens,
+            "test_tokens": test_tokens,
             "context_length": CONTEXT,
             "method": options.method,
             "dram_budget": "95%" if options.warm else "80%",
         }
         with noting(notes):
             target = (warm if options.warm else pipeline).build(folder, cores=CORES, **config)
-        found = stages(notes, measure_disk(folder, 32 << 20))
-        wall_s, cpu_s = ({name: getattr(stage, kind) for name, stage in found.items()} for kind in ("wall_s", "cpu_s"))
-        factor = WHOLE_LAYERS[shape] / layers
-        yield {
-            "layers": layers,
-            "test_tokens": blocks * CONTEXT,
-            "stages_s": sum(wall_s.values()),
-            "verify_s": wall_s["verify"],
-            "share": share_of_verify(wall_s, 1),
-            "share_whole": share_of_verify(wall_s, factor),
-            "share_cpu": share_of_verify(cpu_s, 1),
-            "share_cpu_whole": share_of_verify(cpu_s, factor),
-            "whole_layers": WHOLE_LAYERS[shape],
-            **self._both_ways(target),
-        }
+        return target, stages(notes, measure_disk(folder, 32 << 20))
 
     def _both_ways(self, target: Path) -> dict[str, float]:
         """Decodes the first test block one token after the other, and in passes."""
@@ -146,10 +163,19 @@ class Plugin(Benchmark[Options]):
         yield Table("verify in a build", columns, [[row[name] for name in columns] for row in rows])
 
 
-def share_of_verify(seconds: Mapping[str, float], factor: float) -> float:
-    """Returns verify's share of all stages' seconds, where a model has `factor` times as many layers."""
-    whole = {name: each * (1 if name in SHARED else factor) for name, each in seconds.items()}
-    return whole["verify"] / sum(whole.values())
+def extrapolated(layers: Sequence[int], builds: Sequence[Mapping[str, float]], whole: int) -> dict[str, float]:
+    """Returns the seconds of each stage for `whole` layers: on the straight line through the builds with the fewest and
+    the most layers, or from a single build in proportion to its layers."""
+    if len(layers) == 1:
+        return {name: seconds * whole / layers[0] for name, seconds in builds[0].items()}
+    steps = (whole - layers[-1]) / (layers[-1] - layers[0])
+    # no stage takes less time for more layers: other work on the machine had its turn
+    return {name: most + steps * max(0.0, most - builds[0][name]) for name, most in builds[-1].items()}
+
+
+def share_of_verify(seconds: Mapping[str, float]) -> float:
+    """Returns verify's share of all stages' seconds."""
+    return seconds["verify"] / sum(seconds.values())
 
 
 if __name__ == "__main__":

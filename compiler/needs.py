@@ -229,8 +229,9 @@ class Build:
 
     @property
     def head_bytes(self) -> int:
-        """Bytes of the part of the head that runs at a time, while it is read."""
-        return 2 * 4 * min(HEAD_ROWS, self.model.spec.vocab_size) * self.model.spec.hidden_size
+        """Bytes of the whole head in float32, while its last part is read."""
+        spec = self.model.spec
+        return 4 * (spec.vocab_size + min(HEAD_ROWS, spec.vocab_size)) * spec.hidden_size
 
     @property
     def code_bytes(self) -> int:

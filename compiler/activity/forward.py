@@ -9,7 +9,7 @@ weights are stored in it.
 import copy
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -81,15 +81,22 @@ def _multiply_with_onednn(module: "nn.Module") -> None:
     """
     import torch
 
-    def product(weight: "Tensor", bias: "Tensor | None") -> Callable[["Tensor"], "Tensor"]:
-        # captures no module: a module that refers to itself stays in memory, with its weights, until it is collected
-        return lambda x: torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-
-    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):  # a torch without oneDNN
-        return
     linears: list[Any] = [part for part in module.modules() if type(part) is torch.nn.Linear]
     for linear in linears:
-        linear.forward = product(linear.weight, linear.bias)
+        # captures no module: a module that refers to itself stays in memory, with its weights, until it is collected
+        linear.forward = _onednn_product(linear.weight, linear.bias)
+
+
+def _has_onednn() -> bool:
+    import torch
+
+    return hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def _onednn_product(weight: "Tensor", bias: "Tensor | None" = None) -> Callable[["Tensor"], "Tensor"]:
+    import torch
+
+    return lambda x: torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
 @dataclass(frozen=True)
@@ -197,21 +204,26 @@ class LayerStream:
         self._attach(module, running)
         return LoadedLayer(module, *self._context(layer, block_tokens), running, self.device)
 
-    def head(self, hidden: "Tensor") -> "Tensor":
-        """Returns logits [num_blocks, T, vocab_size] in `dtype`, from the hidden states after the last layer."""
+    def head(self, hidden: "Tensor", weights: "Iterable[Tensor] | None" = None) -> "Tensor":
+        """Returns logits [num_blocks, T, vocab_size] in `dtype`, from the hidden states after the last layer.
+
+        `weights` are those of `head_weights`, for callers that keep them; None reads them, and holds a part at a time.
+        """
         import torch
 
         normed = self._final_norm(hidden)
-        parts = []
-        for weight in self._head_blocks():
-            part = torch.empty(*hidden.shape[:2], len(weight), dtype=self.dtype)
+        logits = torch.empty(*hidden.shape[:2], self.spec.vocab_size, dtype=self.dtype)
+        start = 0
+        for weight in self.head_weights() if weights is None else weights:
+            part = logits[:, :, start : start + len(weight)]
+            product = self._product(weight)
 
-            def run(block: int, weight: "Tensor" = weight, part: "Tensor" = part) -> None:
-                part[block] = (normed[block].to(self.device) @ weight.T).cpu()
+            def run(block: int, product: "Callable[[Tensor], Tensor]" = product, part: "Tensor" = part) -> None:
+                part[block] = product(normed[block].to(self.device)).cpu()
 
             self.each(run, len(hidden))
-            parts.append(part)
-        return torch.cat(parts, dim=-1)
+            start += len(weight)
+        return logits
 
     def last_hidden(self, tokens: np.ndarray, hooks: Callable[[int], BlockHooks | None] | None = None) -> "Tensor":
         """Returns hidden states after the last layer, from token ids [num_blocks, T]; `hooks` returns a layer's block
@@ -252,10 +264,11 @@ class LayerStream:
         highest = torch.full_like(log_sums, -torch.inf)
         chosen = torch.zeros_like(log_sums)
         start = 0
-        for weight in self._head_blocks():
+        for weight in self.head_weights():
+            product = self._product(weight)
 
-            def run(block: int, weight: "Tensor" = weight, start: int = start) -> None:
-                logits = (normed[block].to(self.device) @ weight.T).cpu().double()
+            def run(block: int, product: "Callable[[Tensor], Tensor]" = product, start: int = start) -> None:
+                logits = product(normed[block].to(self.device)).cpu().double()
                 log_sums[block] = torch.logaddexp(log_sums[block], torch.logsumexp(logits, dim=-1))
                 highest[block] = torch.maximum(highest[block], logits.amax(dim=-1))
                 column = targets[block] - start
@@ -304,9 +317,18 @@ class LayerStream:
         loaded = copy.deepcopy(module)
         state = {name: self._tensor(f"{prefix}.{name}") for name in loaded.state_dict()}
         loaded.load_state_dict(state, strict=True, assign=True)
-        if self.device.type == "cpu" and self.dtype.itemsize == 4:
+        if self._multiplies_with_onednn:
             _multiply_with_onednn(loaded)
         return loaded.requires_grad_(False)
+
+    @property
+    def _multiplies_with_onednn(self) -> bool:
+        """Whether products are float32 on a CPU; see `_multiply_with_onednn`."""
+        return self.device.type == "cpu" and self.dtype.itemsize == 4 and _has_onednn()
+
+    def _product(self, weight: "Tensor") -> Callable[["Tensor"], "Tensor"]:
+        """Returns what multiplies [T, n] by the transpose of `weight` [m, n]."""
+        return _onednn_product(weight) if self._multiplies_with_onednn else lambda x: x @ weight.T
 
     def _final_norm(self, hidden: "Tensor") -> "Tensor":
         import torch
@@ -322,7 +344,7 @@ class LayerStream:
         self.each(run, len(hidden))
         return out
 
-    def _head_blocks(self) -> Iterator["Tensor"]:
+    def head_weights(self) -> Iterator["Tensor"]:
         """Yields the head's rows, at most HEAD_ROWS at a time, [n, hidden_size]."""
         import torch
 

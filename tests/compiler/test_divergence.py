@@ -1,6 +1,7 @@
 """The divergence's figures are those that scipy's relative entropy and a few lines by hand give."""
 
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import scipy.special
 import scipy.stats
 
 from coldpress.compiler.stages.verify.divergence import SourceComparison
+from coldpress.schemas.errors import ColdpressError
 
 
 @pytest.fixture
@@ -59,6 +61,54 @@ def test_one_block_has_no_error(case):
     watch = watched(source[:1], found[:1], blocks[:1])
     assert math.isnan(watch.divergence().mean_kld_error)
     assert math.isnan(watch.top1_agreement()[1])
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_source_logits_ahead_change_nothing(case, threads):
+    source, found, blocks = case
+    asked = []
+
+    def of_source(block):
+        asked.append(block)
+        return source[block]
+
+    watch = SourceComparison(of_source, blocks, threads)
+    with watch.ahead() as receive:
+        for rows in found[:, :-1].reshape(-1, 6, found.shape[-1]):
+            receive(rows)
+    expected = watched(source, found, blocks)
+    assert asked == [0, 1, 2]
+    assert np.array_equal(watch.kld, expected.kld)
+    assert np.array_equal(watch.delta_p, expected.delta_p)
+    assert np.array_equal(watch.same, expected.same)
+
+
+def test_with_two_cores_the_source_runs_while_a_block_is_decoded(case):
+    source, found, blocks = case
+    begun = [threading.Event() for _ in blocks]
+
+    def of_source(block):
+        begun[block].set()
+        return source[block]
+
+    with SourceComparison(of_source, blocks, threads=2).ahead() as receive:
+        for rows, following in zip(found[:-1, :-1], begun[1:], strict=True):
+            receive(rows)
+            assert following.wait(timeout=60)
+
+
+def test_an_error_of_the_source_ahead_is_raised(case):
+    source, found, blocks = case
+
+    def of_source(block):
+        if block == 1:
+            raise ColdpressError("damaged")
+        return source[block]
+
+    with SourceComparison(of_source, blocks, threads=2).ahead() as receive:
+        receive(found[0, :-1])
+        with pytest.raises(ColdpressError, match="damaged"):
+            receive(found[1, :-1])
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

@@ -123,6 +123,18 @@ def test_a_likelihood_does_not_depend_on_how_the_head_is_cut(
     assert np.allclose(stream.logits(tokens), logits, atol=1e-5)
 
 
+def test_a_head_in_memory_gives_the_same_logits(
+    model: Model, tokens: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forward, "HEAD_ROWS", 100)
+    stream = LayerStream(model)
+    hidden, kept = stream.last_hidden(tokens), list(stream.head_weights())
+    assert len(kept) > 1
+    expected = stream.head(hidden)
+    monkeypatch.setattr(forward, "read_rows", None)  # the head is not read again
+    assert np.array_equal(stream.head(hidden, kept).numpy(), expected.numpy())
+
+
 def test_likelihood_by_hand(model: Model, tokens: np.ndarray) -> None:
     stream = LayerStream(model)
     logits = stream.logits(tokens)[:, :-1].astype(np.float64)

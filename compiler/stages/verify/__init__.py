@@ -57,7 +57,8 @@ products alone: 405 and 250 for 190 of 8,192 tokens of a 1.1B model (EXPERIMENTS
 ALONE_PARAMETERS_PER_S, ALONE_LAYER_S = 4e9, 4e-4
 """Parameters that a token alone is decoded with in a second, and what a layer takes besides (the same entry)."""
 LOGIT_BYTES = 32
-"""Bytes per logit of a block: the source's and the artifact's in float32, three copies in float64."""
+"""Bytes per logit of a block, in float32: the artifact's, and for this block and the next one the source's, those of
+dense logits, and what compares the two."""
 PROMPT_TOKENS, SAMPLE_TOKENS = 16, 48
 SAMPLE_TEMPERATURE, SAMPLE_SEED = 0.6, 7
 """The sample is drawn, not greedy: greedily, a model of four million parameters soon repeats itself."""
@@ -132,9 +133,10 @@ def run(
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Counts two sessions' DRAM, a layer's weights or a part of the head, and one block's logits in float64."""
+    """Counts two sessions' DRAM, a layer's weights or the heads, and the logits of two blocks."""
     logits = LOGIT_BYTES * build.block_tokens * build.model.spec.vocab_size
-    held = SESSIONS * build.dram_budget_bytes + max(build.layer_weights_bytes, build.head_bytes) + logits
+    num_heads = 2 if build.has("relufy") or build.has("distill") else 1  # the source's, and that of what was packed
+    held = SESSIONS * build.dram_budget_bytes + max(build.layer_weights_bytes, num_heads * build.head_bytes) + logits
     held += build.running_bytes(8)
     return StageNeeds(
         stage="verify",

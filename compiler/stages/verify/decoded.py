@@ -128,7 +128,8 @@ def decode(
             flash = "simulated" if adapts else DEFAULT_FLASH
             block_nll = _in_lanes(folder, blocks, watch, _at_once(session, threads), flash, plan)
         else:
-            block_nll = _watched(session, blocks, watch, PREFILL_CHUNK_TOKENS).block_nll
+            with watch.ahead() as compare:
+                block_nll = _watched(session, blocks, compare, PREFILL_CHUNK_TOKENS).block_nll
     equal = replayed.equals()
     steps = replayed.ladder(model) if plan is None else ()
     return Decoded(block_nll, alone.metrics, equal, steps, alone.block_tokens_per_s)

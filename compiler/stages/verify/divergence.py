@@ -7,8 +7,9 @@ because the tokens of one block are not independent, which llama.cpp assumes.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,8 +50,29 @@ class SourceComparison:
         """Records the divergence of these rows."""
         self._receive(logits)
 
-    def begin(self, block: int) -> Callable[[np.ndarray], None]:
-        """Returns what records the rows of a run that begins at `block`; several runs may go on at once."""
+    @contextmanager
+    def ahead(self) -> Iterator[Callable[[np.ndarray], None]]:
+        """Yields what records the rows of a run over all blocks; with several cores, the source's logits of a block are
+        computed while the block before it is decoded."""
+        if self.threads < 2:
+            yield self.begin(0)
+            return
+        with ThreadPoolExecutor(1) as pool:
+            following = {0: pool.submit(self.source, 0)}
+
+            def source(block: int) -> np.ndarray:
+                if block + 1 < len(self.blocks):
+                    following[block + 1] = pool.submit(self.source, block + 1)
+                return following.pop(block).result()
+
+            yield self.begin(0, source)
+
+    def begin(self, block: int, source: Callable[[int], np.ndarray] | None = None) -> Callable[[np.ndarray], None]:
+        """Returns what records the rows of a run that begins at `block`; several runs may go on at once.
+
+        `source` is called in place of the field, with one block after the other.
+        """
+        source = source or self.source
         done, expected = 0, np.empty((0, 0))
 
         def receive(logits: np.ndarray) -> None:
@@ -58,7 +80,7 @@ class SourceComparison:
             while len(logits):
                 ahead, position = divmod(done, self.kld.shape[1])
                 if position == 0:
-                    expected = self.source(block + ahead)
+                    expected = source(block + ahead)
                 rows = logits[: self.kld.shape[1] - position]
                 self._record(block + ahead, position, expected[position : position + len(rows)], rows)
                 done, logits = done + len(rows), logits[len(rows) :]

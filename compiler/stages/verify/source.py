@@ -14,8 +14,8 @@ PIECES = 4
 class SourceLogits:
     """Maps a block to the source's logits, float32 [block_tokens, vocab_size].
 
-    transformers runs one layer at a time over all blocks, once; only the last hidden states stay in memory, so that a
-    block's logits can be computed more than once.
+    transformers runs one layer at a time over all blocks, once. Only the last hidden states and the head stay in
+    memory: blocks come when they are asked for, and all share one reading of the head.
     """
 
     def __init__(self, model: Model, blocks: np.ndarray, threads: int = 1) -> None:
@@ -28,9 +28,10 @@ class SourceLogits:
         for layer in range(model.spec.num_hidden_layers):
             self._hidden = self._stream.run_layer(layer, self._hidden)
             steps.add()
+        self._head = list(self._stream.head_weights())
 
     def __call__(self, block: int) -> np.ndarray:
         """Returns the logits of one block; cores share its pieces."""
         hidden = self._hidden[block]
         pieces = hidden.reshape(math.gcd(PIECES, len(hidden)), -1, hidden.shape[-1])
-        return self._stream.head(pieces).reshape(len(hidden), -1).numpy()
+        return self._stream.head(pieces, self._head).reshape(len(hidden), -1).numpy()
