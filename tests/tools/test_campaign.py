@@ -30,6 +30,6 @@ def test_mutants_of_artifacts_end_in_a_result_or_in_one_sentence():
 
 @pytest.mark.slow
 def test_mutants_of_checkpoints_end_in_a_result_or_in_one_sentence():
-    found = figures("--checkpoints", "4", "--seed", "11")
+    found = figures("--checkpoints", "6", "--seed", "11")
     assert list(found.values())[2:] == [0] * 5
     assert min(found["fine"], found["refused"]) > 0
