@@ -6,12 +6,13 @@ format, chosen by the new selector, placed, ordered and cached by the new ones, 
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.support.models import write_model
-from tests.support.workflow import Workflow
+from tests.support.workflow import Server, Workflow
 
 FILES = {
     "runtime/sparsity/above.py": '''
@@ -180,6 +181,14 @@ def extended(edited: Path) -> Iterator[Path]:
     (edited / DEVICE).unlink()
 
 
+@pytest.fixture
+def started_anew(extended: Path) -> Iterator[Server]:
+    """Runs snakemake and jobs in processes that have imported the checkout as it now is."""
+    server = Server(extended)
+    yield server
+    server.close()
+
+
 @pytest.mark.slow
 def test_what_is_not_chosen_changes_nothing(built: Workflow, extended: Path) -> None:
     assert built.planned()["allocate"] == 1, "a cache policy is a candidate of every build whose cache is open"
@@ -188,7 +197,7 @@ def test_what_is_not_chosen_changes_nothing(built: Workflow, extended: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_build_of_nothing_but_new_files(workflow: Workflow, extended: Path, tmp_path: Path) -> None:
+def test_a_build_of_nothing_but_new_files(workflow: Workflow, started_anew: Server, tmp_path: Path) -> None:
     """`verify` runs it against transformers' model and `publish` holds it to the gates."""
     model = write_model(
         tmp_path / "after",
@@ -202,7 +211,7 @@ def test_a_build_of_nothing_but_new_files(workflow: Workflow, extended: Path, tm
             "layer_types": ["full_attention"] * 4,
         },
     )
-    other = workflow.at(tmp_path / "work", model=model, preflight="always", **CHOSEN)
+    other = replace(workflow, server=started_anew).at(tmp_path / "work", model=model, preflight="always", **CHOSEN)
     other.build()
     folder = other.folder / "build" / "after" / "gadget"
     placement = json.loads((folder / "place.json").read_text())

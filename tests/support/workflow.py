@@ -193,12 +193,15 @@ class Workflow:
 
 @pytest.fixture(scope="session")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the checkout with the native core that is installed."""
+    """A copy of the checkout with the native core that is installed, and with what numba has compiled there.
+
+    numba looks whether the sources are as they were, and writes its files under other names first.
+    """
     top = tmp_path_factory.mktemp("checkout")
     for name in COPIED:
         source, target = ROOT / name, top / "tree" / name
         if source.is_dir():
-            shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns("*.nb[ci]", "*.so"))
+            shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns("*.tmp.*", "*.so"))
         else:
             target.parent.mkdir(exist_ok=True)
             shutil.copy(source, target)

@@ -1,4 +1,4 @@
-"""Five hundred mutants of artifacts and a few of checkpoints, the same ones every time; ten thousand are for a person
+"""A few hundred mutants of artifacts and a few of checkpoints, the same ones every time; ten thousand are for a person
 to start (CONTRIBUTING.md)."""
 
 import json
@@ -21,11 +21,11 @@ def figures(*arguments):
 
 @pytest.mark.slow
 def test_mutants_of_artifacts_end_in_a_result_or_in_one_sentence():
-    found = figures("--mutants", "500", "--seed", "11")
+    found = figures("--mutants", "250", "--seed", "11")
     assert list(found) == ["fine", "refused", "untidy", "traceback", "crash", "hang", "over_2_gb"]
-    assert 5 * 500 < sum(found.values()) < 6 * 500  # one base has no prompts at once
+    assert 5 * 250 < sum(found.values()) < 6 * 250  # one base has no prompts at once
     assert list(found.values())[2:] == [0] * 5
-    assert min(found["fine"], found["refused"]) > 100  # neither all whole nor all beyond recognition
+    assert min(found["fine"], found["refused"]) > 50  # neither all whole nor all beyond recognition
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import yaml
 
 from coldpress.compiler.io import load_record
 from coldpress.schemas.metrics import Metrics
+from tests.support.models import write_model
 from tests.support.workflow import Workflow
 
 
@@ -24,8 +25,10 @@ def without_cost_of_reads(tree: Path, folder: Path) -> Path:
 
 @pytest.mark.slow
 def test_auto_is_sparse_where_that_pays_and_dense_where_not(workflow: Workflow, tmp_path: Path) -> None:
-    """And says which; both builds share the model's text and statistics."""
-    auto = workflow.at(tmp_path, method="auto", preflight="off", layers_per_job=4)
+    """And says which; both builds share the model's text and statistics. Two layers, since what is explored of each
+    takes seconds."""
+    model = write_model(tmp_path / "tiny", num_hidden_layers=2, relu=True, hidden_size=64, intermediate_size=160)
+    auto = workflow.at(tmp_path, model=model, method="auto", preflight="off", explore_tokens=256)
     sparse = auto.build(device=without_cost_of_reads(workflow.tree, tmp_path))
     dense = auto.build()
     figures = {

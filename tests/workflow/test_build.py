@@ -11,14 +11,19 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.resume import commands_of
 from coldpress.compiler.io import load_record, sha256_of
 from coldpress.schemas.metrics import Metrics
+from tests.support import warm
 from tests.support.stages import DEFAULT
 from tests.support.workflow import Workflow
 
 PATIENCE_S = 600.0
-ENDS = (("verify", 1.0), ("publish", 0.0), ("publish", 0.4))
-"""The last stages and when they are killed."""
+KILLS = (
+    *(("calibrate", 0.3), ("quantize", 0.0), ("predict", 0.2), ("package", 0.05)),
+    *(("verify", 0.2), ("publish", 0.0), ("publish", 0.05)),
+)
+"""Stages and when they are killed; a forked job has nothing to import, and takes a second or less."""
 
 
 def contents(artifact: Path) -> dict[str, str]:
@@ -75,10 +80,10 @@ def tops(built: Workflow) -> tuple[Path, Path]:
 def test_cores_chunks_shards_folder_and_kills_change_no_byte(built: Workflow, tmp_path: Path) -> None:
     """The same build on one core, in other chunks and shards, elsewhere, and killed in stage after stage."""
     victim = built.at(tmp_path / "elsewhere" / "deeper", layers_per_job=1, calibration_shards=2)
-    for stage, delay_s in (("calibrate", 1.0), ("quantize", 0.0), ("predict", 2.0), ("package", 0.2), *ENDS):
+    for stage, delay_s in KILLS:
         kill_during(victim, stage, delay_s)
         assert not victim.artifact.exists() or contents(victim.artifact) == contents(built.artifact)
-    victim.build(cores=1)
+    warm.build(victim.folder, cores=1, **victim.config)
     assert contents(victim.artifact) == contents(built.artifact)
     assert victim.identity() == built.identity()
     assert not [path for path in victim.folder.rglob("*.tmp") if ".snakemake" not in path.parts]
@@ -111,22 +116,16 @@ def kill_during(victim: Workflow, stage: str, delay_s: float) -> None:
     """Starts a build and kills it with all its jobs `delay_s` after `stage` has opened its log."""
     for log in logs_of(victim, stage):
         log.unlink()
-    process = subprocess.Popen(
-        victim.command(cores=1),
-        cwd=victim.folder,
-        env=victim.environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    running = warm.start(victim.folder, cores=1, **victim.config)
     deadline = time.monotonic() + PATIENCE_S
-    while process.poll() is None and not logs_of(victim, stage):
+    while not logs_of(victim, stage):
         assert time.monotonic() < deadline, f"{stage} did not start"
-        time.sleep(0.02)
-    assert process.poll() is None, f"the build ended before {stage} was seen"
+        time.sleep(0.01)
     time.sleep(delay_s)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    os.killpg(running.group, signal.SIGKILL)
+    assert running.wait() == -signal.SIGKILL, f"the build ended before {stage} was killed: {running.stderr}"
+    while list(commands_of(running.group)):  # until the kernel has taken its jobs away, too
+        time.sleep(0.01)
 
 
 def logs_of(victim: Workflow, stage: str) -> list[Path]:

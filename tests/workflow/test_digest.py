@@ -16,18 +16,22 @@ from coldpress.compiler.workflow.settings import resolve
 from tests.support.workflow import Workflow
 
 WATCHED = """
-import json, sys, threading
+import importlib, json, sys, threading
 from pathlib import Path
 import coldpress.compiler.job
 OPTIMIZED = 1  # code flag of functions; modules and classes, which imports run, have it not
+if sys.argv[1] == "explore":  # another density, or another size of DRAM, runs the same modules again
+    variants = importlib.import_module("coldpress.compiler.stages.explore.variants")
+    variants.DENSITIES = variants.CACHED_DENSITIES = (0.5,)
+    variants.RESIDENT_SHARES = (0.6,)
 called = set()
-def note(frame, event, argument):
-    if event == "call" and frame.f_code.co_flags & OPTIMIZED:
+def note(frame, event, argument):  # of calls alone, since it names no function for the lines inside
+    if frame.f_code.co_flags & OPTIMIZED:
         called.add(frame.f_code.co_filename)
-threading.setprofile(note)
-sys.setprofile(note)
+threading.settrace(note)
+sys.settrace(note)
 coldpress.compiler.job.execute(sys.argv[1], sys.argv[2:])
-sys.setprofile(None)
+sys.settrace(None)
 imported = {module.__file__ for module in list(sys.modules.values()) if getattr(module, "__file__", None)}
 print(json.dumps([sorted(imported), sorted(called)]))
 """
@@ -62,7 +66,7 @@ def commands(built: Workflow) -> dict[str, list[str]]:
     """The arguments of one job of every stage, as the rules give them."""
     found = []
     # only the first has `gram`, `importance` and `explore`; the build's own jobs are those of the last
-    first = {"algorithm": "gptq", "imatrix": built.imatrix, "method": "auto"}
+    first = {"algorithm": "gptq", "imatrix": built.imatrix, "method": "auto", "explore_tokens": 1}
     for settings in (first, {"algorithm": "rtn"}):
         done = built.run("--dry-run", "--printshellcmds", "--forceall", **settings)
         found += re.findall(r"-m coldpress.compiler (\w+) (.*?) 2> ", done.stdout + done.stderr)

@@ -11,6 +11,13 @@ from tests.support.workflow import Workflow
 ALLOCATED = {*between("allocate", "report")}
 PACKAGED = {*between("package", "report")}
 ORDERED = {"order", "plan"} | PACKAGED
+LIKE = (
+    "runtime/sparsity/topk.py",
+    "runtime/quantization/int8_group32.py",
+    "compiler/stages/order/frequency.py",
+    "compiler/stages/place/pulp_highs.py",
+    "compiler/architectures/llama.py",
+)
 
 
 def test_a_second_run_does_nothing(built: Workflow) -> None:
@@ -70,24 +77,11 @@ def test_an_edit_reruns_what_it_can_change_with_what_follows(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("file", "like"),
-    [
-        ("runtime/sparsity/newest.py", "topk"),
-        ("runtime/quantization/newest.py", "int8_group32"),
-        ("compiler/stages/order/newest.py", "frequency"),
-        ("compiler/stages/place/newest.py", "pulp_highs"),
-        ("compiler/architectures/newest.py", "llama"),
-    ],
-)
-def test_a_plugin_that_is_not_chosen_reruns_nothing(built: Workflow, edited: Path, file: str, like: str) -> None:
-    path = edited / file
-    path.write_text(path.with_name(f"{like}.py").read_text() + "\n# another\n")
-    assert built.planned() == {}
-
-
-@pytest.mark.slow
-def test_a_touched_file_reruns_nothing(built: Workflow, edited: Path) -> None:
+def test_plugins_that_are_not_chosen_and_touched_files_rerun_nothing(built: Workflow, edited: Path) -> None:
+    """Copies of plug-ins under other names; tests/contracts/test_one_file.py has some that are no copies."""
+    for like in LIKE:
+        path = edited / like
+        path.with_name("newest.py").write_text(path.read_text() + "\n# another\n")
     (edited / "compiler/stages/order/ripple.py").touch()
     (edited / "profiles/devices/pixel6.yaml").touch()
     assert built.planned() == {}
