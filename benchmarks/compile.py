@@ -17,15 +17,14 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.harness.apart import run_likewise
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
-from benchmarks.harness.command import main
 from benchmarks.package import plain_bytes_per_s
 from coldpress.schemas.errors import ColdpressError
 from tests.support import pipeline
@@ -46,8 +45,6 @@ HOOK = ROOT / "tests" / "support" / "usage_hook"
 
 @dataclass(frozen=True)
 class Options:
-    """What is built."""
-
     shape: str = option("mistral-7b", smoke="small", choices=SHAPES, help="shape of the model")
     layers: int = option(1, smoke=2, full=4, help="layers of the model")
     tokens: int = option(1024, smoke=512, full=2048, help="calibration tokens")
@@ -60,8 +57,6 @@ class Options:
 
 
 class Plugin(Benchmark[Options]):
-    """Builds once."""
-
     keys = {
         "rows[].elapsed_s": "seconds of the whole build",
         "rows[].disk_read_bytes_per_s": "the disk's rate of reading",
@@ -82,7 +77,6 @@ class Plugin(Benchmark[Options]):
     full_minutes = 11
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """One row."""
         options = self.options
         folder = Path(options.keep).resolve() if options.keep else self.folder
         model, notes = folder / "model", folder / "notes"
@@ -114,8 +108,7 @@ class Plugin(Benchmark[Options]):
             },
         }
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """What 32 layers would take."""
+    def figures(self, rows: Rows) -> Figures:
         found = rows[0]["stages"]
         return {
             f"extrapolated_32_layers{kind}_s": extrapolated_s(
@@ -123,19 +116,6 @@ class Plugin(Benchmark[Options]):
             )
             for kind, seconds in (("", "wall_s"), ("_least", "least_s"))
         } | {"calibration_tokens": self.options.tokens}
-
-    def tables(self, rows: Sequence[Row], figures: Mapping[str, Any]) -> Iterator[Table]:
-        """The stages."""
-        found = rows[0]["stages"]
-        columns = ["jobs", "wall_s", "cpu_s", "disk_s", "least_s", "bound"]
-        yield Table(
-            f"{self.options.shape}, {self.options.layers} layers, {self.options.tokens} calibration tokens",
-            ["stage", *columns, "peak RSS GiB"],
-            [
-                [name, *(stage[key] for key in columns), stage["peak_rss_bytes"] / 2**30]
-                for name, stage in found.items()
-            ],
-        )
 
 
 def plant(model: Path, shape: str, layers: int, corpus_tokens: int) -> None:

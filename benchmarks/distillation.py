@@ -10,7 +10,7 @@ between dense and sparse.
 import logging
 import math
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.evaluation.evaluate import Sparse, evaluate
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
-from benchmarks.harness.command import main
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.quantization import matrices_of
 from benchmarks.shared.cases import MODELS, Case, Parts, Replaced, case_of
 from coldpress.compiler.activity.forward import LayerStream
@@ -145,7 +144,7 @@ def _unmasked(case: Case, asked: Sparsity, config: DistillConfig, work: Workspac
     return source.write(names.__getitem__, work.folder / "source")
 
 
-def recovered(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+def recovered(rows: Rows) -> dict[str, dict[str, float]]:
     """Model -> sparsity -> share of the gap to dense that a student of that sparsity closes."""
     cells = {(row["model"], row["variant"], row["trained"], row["sparsity"]): row["ppl"] for row in rows}
     found: dict[str, dict[str, float]] = {}
@@ -158,8 +157,6 @@ def recovered(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
 
 @dataclass(frozen=True)
 class Options:
-    """What is distilled."""
-
     models: tuple[str, ...] = option(
         ("prose7m",), smoke=("stories260k",), full=("prose7m", "tinystories656k"), choices=MODELS, help="models"
     )
@@ -180,8 +177,6 @@ class Options:
 
 
 class Plugin(Benchmark[Options]):
-    """Distills each student and scores it at all sparsities."""
-
     keys = {
         "rows[].model": "model",
         "rows[].variant": "student, or the source",
@@ -194,7 +189,6 @@ class Plugin(Benchmark[Options]):
     full_minutes = 600
 
     def cells(self) -> Iterator[Cell]:
-        """The source, then a cell per student."""
         options = self.options
         for model in options.models:
             yield {"model": model, "variant": SOURCE, "trained": None}
@@ -214,18 +208,8 @@ class Plugin(Benchmark[Options]):
         for sparsity, ppl in scores(case, model, variant in ROUNDED).items():
             yield {"sparsity": sparsity, "ppl": ppl}
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """Shares of the gap."""
+    def figures(self, rows: Rows) -> Figures:
         return {"gap_recovered": recovered(rows)}
-
-    def tables(self, rows: Sequence[Row], figures: Mapping[str, Any]) -> Iterator[Table]:
-        """Perplexity by sparsity."""
-        cells = {(row["model"], row["variant"], row["trained"], row["sparsity"]): row["ppl"] for row in rows}
-        table = [
-            [*key, *(cells[(*key, at)] for at in (0.0, *SPARSITIES))] for key in dict.fromkeys(k[:3] for k in cells)
-        ]
-        columns = ["model", "variant", "trained", "dense", *map(str, SPARSITIES)]
-        yield Table("perplexity on test text, by sparsity", columns, table)
 
     def _config(self) -> DistillConfig:
         options = self.options

@@ -11,14 +11,11 @@ matrix, or the selected rows gathered first, whichever is faster. llama.cpp's Q4
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
-from benchmarks.harness.command import main
-from benchmarks.harness.timing import gain, interleaved, spread
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, gain, interleaved, main, option, spread
 from benchmarks.shared.ggml import Q4Product
 from coldpress.runtime import _native
 from coldpress.runtime.kernels import gemv, mlp, rows
@@ -108,17 +105,12 @@ def timed(threads: int, rounds: int) -> tuple[list[float], dict[str, list[float]
 
 @dataclass(frozen=True)
 class Options:
-    """What is timed."""
-
     threads: tuple[int, ...] = option((1, 2), smoke=(1,), help="numbers of threads")
     rounds: int = option(9, smoke=2, full=15, help="interleaved rounds")
 
 
 class Plugin(Benchmark[Options]):
-    """Times all kernels on one number of threads after the other."""
-
     keys = {
-        "rows[].threads": "threads",
         "rows[].kernel": "dot, axpy, mlp, gemv; read: the streaming read; q4_0: llama.cpp's product",
         "rows[].activations": "what x is rounded to",
         "rows[].density": "share of the units that are used",
@@ -157,8 +149,7 @@ class Plugin(Benchmark[Options]):
                 row["over_q4_0"] = gain(seconds[name_of(Q4_0)], call_s)
             yield row
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """The bandwidth, and the comparison with llama.cpp."""
+    def figures(self, rows: Rows) -> Figures:
         return {
             "read_gb_per_s": {str(row["threads"]): row["gb_per_s"] for row in rows if row["kernel"] == READ},
             "q4_0": [

@@ -6,13 +6,11 @@ with: a rate of computing comes from another row, which the basis names. A cell 
 training or a solver has benchmarks of its own (`elsewhere`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from types import ModuleType
-from typing import Any
 
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
-from benchmarks.harness.command import main
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.shared.published import activeflow, dip, llm_in_a_flash, ripple
 
 PAPERS: Mapping[str, ModuleType] = {
@@ -41,16 +39,11 @@ ELSEWHERE = {
 
 @dataclass(frozen=True)
 class Options:
-    """Which papers."""
-
     papers: tuple[str, ...] = option(tuple(PAPERS), choices=PAPERS, help="papers")
 
 
 class Plugin(Benchmark[Options]):
-    """Computes every cell."""
-
     keys = {
-        "rows[].paper": "paper",
         "rows[].table": "table, figure or section",
         "rows[].cell": "row and column",
         "rows[].unit": "unit of both figures",
@@ -75,8 +68,7 @@ class Plugin(Benchmark[Options]):
             found = {"ratio": one.ratio, "within": one.within, "note": "" if one.within else one.note}
             yield asdict(one) | found
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """How many cells are near, by paper."""
+    def figures(self, rows: Rows) -> Figures:
         by_paper: dict[str, dict[str, int]] = {}
         for row in rows:
             counts = by_paper.setdefault(row["paper"], {"cells": 0, "within": 0})
@@ -84,12 +76,6 @@ class Plugin(Benchmark[Options]):
             counts["within"] += row["within"]
         elsewhere = [{"table": table, "benchmarks": names} for table, names in ELSEWHERE.items()]
         return {"by_paper": by_paper, "elsewhere": elsewhere}
-
-    def tables(self, rows: Sequence[Row], figures: Mapping[str, Any]) -> Iterator[Table]:
-        """A table per paper."""
-        columns = ("table", "cell", "unit", "published", "ours", "ratio", "basis", "note")
-        for paper in figures["by_paper"]:
-            yield Table(paper, columns, [[row[c] for c in columns] for row in rows if row["paper"] == paper])
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ plan, on test text: it has the law's part of the error, and not that of the choi
 
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,8 @@ from typing import Any
 import numpy as np
 from scipy.stats import spearmanr
 
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.harness.apart import apart
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
-from benchmarks.harness.command import main
 from benchmarks.shared.builds import MODELS, SHORT, artifact_in, build, settings
 from benchmarks.shared.emulated import OTHER_BYTES, SAMPLE_BYTES, apart_under_caps
 from benchmarks.speculative import texts
@@ -52,8 +51,6 @@ PREDICTIONS = {"build": "its build's folder", "artifact": "the artifact", "confi
 
 @dataclass(frozen=True)
 class Options:
-    """What is built, for which disks."""
-
     models: tuple[str, ...] = option(
         ("prose7m",),
         smoke=("tinystories656k",),
@@ -73,11 +70,7 @@ class Options:
 
 
 class Plugin(Benchmark[Options]):
-    """Builds, predicts and decodes each combination."""
-
     keys = {
-        "rows[].model": "model",
-        "rows[].disk": "host, or the device that is emulated",
         "rows[].budget": "DRAM budget, a share of the weights",
         "rows[].method": "selector of the build",
         "rows[].measured_tokens_per_s": "tokens per second by the median of single tokens",
@@ -126,8 +119,7 @@ class Plugin(Benchmark[Options]):
                 row |= self._predicted(name, source, device, plan.dram_budget_bytes, measured)
             yield row
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """The sizes of the errors over all rows."""
+    def figures(self, rows: Rows) -> Figures:
         errors = {name: [abs(row[f"{name}_error"]) for row in rows] for name in PREDICTIONS}
         measured = [row["measured_tokens_per_s"] for row in rows]
         predicted = [(1 + row["build_error"]) * speed for row, speed in zip(rows, measured, strict=True)]

@@ -10,16 +10,14 @@ perplexity.
 import functools
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
-from benchmarks.harness.command import main
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.harness.places import DATA
 from benchmarks.shared.cases import texts
 from benchmarks.shared.predicting import aiming, largest_rank
@@ -216,8 +214,6 @@ def row_of(case: Case, found: Predictors) -> Row:
 
 @dataclass(frozen=True)
 class Options:
-    """What is predicted."""
-
     models: tuple[str, ...] = option(
         ("prose7m-relu",), smoke=("tinystories656k-relu",), full=tuple(RELU), choices=MODELS, help="models"
     )
@@ -236,12 +232,7 @@ class Options:
 
 
 class Plugin(Benchmark[Options]):
-    """Trains predictors and chooses their sizes."""
-
     keys = {
-        "rows[].model": "model",
-        "rows[].format": "format of the predictors",
-        "rows[].sizes": "how ranks are chosen: per layer, one for all, or per layer in fewer bytes",
         "rows[].ranks": "rank of each layer's predictor",
         "rows[].level?": "which of its thresholds a predictor works at, the most of the layers; null of one for all",
         "rows[].parameters": "parameters of all predictors",
@@ -266,7 +257,6 @@ class Plugin(Benchmark[Options]):
     full_minutes = 240
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """One row."""
         name, format_name, sizes = cell["model"], cell["format"], cell["sizes"]
         options, folder = self.options, self.folder / f"{name}-{format_name}"
         splits = ("calibration", "validation", "test")
@@ -280,8 +270,7 @@ class Plugin(Benchmark[Options]):
             found = case.chosen(int(LIMITS[sizes] * sum(entry.nbytes for entry in case.unlimited.layers)))
         yield {"level": None if sizes == SINGLE else level_of(found, case.ladders), **row_of(case, found)}
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """What sizes per layer save, by model."""
+    def figures(self, rows: Rows) -> Figures:
         names = ("model", "recall", "predicted_over_active", "parameter_share", "ppl_ratio", "ppl_ratio_error")
         found = {(row["model"], row["sizes"]): row for row in rows if row["format"] == self.options.formats[0]}
         models: list[Row] = []
@@ -291,13 +280,6 @@ class Plugin(Benchmark[Options]):
                 saving = 1 - row["parameters"] / single["parameters"] if single else None
                 models.append({name: row[name] for name in names} | {"adaptive_saving": saving})
         return {"models": models}
-
-    def tables(self, rows: Sequence[Row], figures: Mapping[str, Any]) -> Iterator[Table]:
-        """Sizes and what they do."""
-        columns = ("model", "format", "sizes", "ranks", "nbytes", "recall", "predicted_over_active", "output_cosine")
-        ratios = ("ppl_ratio_validation", "ppl_ratio", "ppl_ratio_error")
-        table = [[row[name] for name in columns] + [f"{row[name]:.5f}" for name in ratios] for row in rows]
-        yield Table("predictors", [*columns, *ratios], table)
 
 
 if __name__ == "__main__":

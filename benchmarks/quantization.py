@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gates import MODELS
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
-from benchmarks.harness.command import main
+from benchmarks.harness import Benchmark, Cell, Row, main, option
 from benchmarks.harness.places import DATA
 from benchmarks.shared.builds import build
 from benchmarks.shared.cases import Replaced
@@ -186,8 +185,6 @@ class Prepare:
 
 @dataclass(frozen=True)
 class Options:
-    """What is rounded."""
-
     models: tuple[str, ...] = option(
         ("prose7m",), smoke=("stories260k",), full=tuple(MODELS), choices=MODELS, help="models"
     )
@@ -199,12 +196,7 @@ class Options:
 
 
 class Plugin(Benchmark[Options]):
-    """Rounds each model in each format, with each algorithm."""
-
     keys = {
-        "rows[].model": "model",
-        "rows[].density": "share of each matrix's inputs that are used",
-        "rows[].format": "format of the codes",
         "rows[].algorithm": "how weights are rounded",
         "rows[].ppl": "perplexity of the rounded model",
         "rows[].ppl_source": "perplexity of the unrounded model at the same density",

@@ -25,9 +25,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.decode import Noted, read_buffers, reads_alone
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
-from benchmarks.harness.command import main
-from benchmarks.harness.timing import Spread, interleaved, spread
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, Spread, interleaved, main, option, spread
 from benchmarks.shared.emulated import OTHER_BYTES, apart_under_caps, capped, sample_of
 from benchmarks.shared.planted import CASES, ORDERED, WIDTH_7B, artifact_of, plan_of, topic_tokens, write_artifacts
 from coldpress.compiler.device.measure import computing
@@ -139,8 +137,6 @@ def replayed(
 
 @dataclass(frozen=True)
 class Options:
-    """What is decoded, on which devices."""
-
     cases: tuple[str, ...] = option(
         ("swiglu-50", "relu-10"), smoke=("relu-10",), full=tuple(CASES), choices=CASES, help="selector, density"
     )
@@ -155,12 +151,7 @@ class Options:
 
 
 class Plugin(Benchmark[Options]):
-    """Simulates and measures each combination."""
-
     keys = {
-        "rows[].case": "selector, density",
-        "rows[].device": "device profile",
-        "rows[].dram": "share of the units in DRAM",
         "rows[].equal": "whether all decisions and reads are equal",
         "rows[].simulated_s": "simulated seconds of a token",
         "rows[].measured_s": "measured seconds of a token",
@@ -178,7 +169,6 @@ class Plugin(Benchmark[Options]):
     full_minutes = 20
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """One row, measured in a process under the device's caps."""
         case, dram = cell["case"], cell["dram"]
         path, rates = self.once(case, lambda: self.artifact(case))
         memory_bytes = budget.used_bytes(*plan_of(path, dram)) + OTHER_BYTES
@@ -228,8 +218,7 @@ class Plugin(Benchmark[Options]):
             "cap_ratio": cap_s / real.decode_s,
         }
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """The ratios that are farthest from 1, and the least speed of the simulator."""
+    def figures(self, rows: Rows) -> Figures:
         names = ("ratio", "cap_ratio")
         worst = {f"worst_{name}": max((row[name] for row in rows), key=lambda x: abs(math.log(x))) for name in names}
         return worst | {"least_unit_requests_per_s": min(row["unit_requests_per_s"]["median"] for row in rows)}

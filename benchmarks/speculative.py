@@ -11,7 +11,7 @@ read brings few of them, as it does for large models.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,7 @@ from unittest import mock
 import numpy as np
 from tokenizers import Tokenizer
 
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
-from benchmarks.harness.command import main
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from coldpress.runtime.artifact.reader import Artifact, open_artifact
 from coldpress.runtime.drafts import lookup
 from coldpress.runtime.generate.draft_model import DraftModel
@@ -177,8 +176,6 @@ def passes(tokens: list[list[Event]], num_drafts: int, acceptance: float) -> lis
 
 @dataclass(frozen=True)
 class Options:
-    """What is decoded."""
-
     models: tuple[str, ...] = option(
         ("demo", "tinystories656k"), smoke=("tinystories656k",), full=MODELS, choices=MODELS, help="models"
     )
@@ -191,8 +188,6 @@ class Options:
 
 
 class Plugin(Benchmark[Options]):
-    """Decodes with drafts and without, and replays a trace."""
-
     keys = {
         "rows[].part": "drafts or map",
         "rows[].model?": "drafts: model",
@@ -215,7 +210,6 @@ class Plugin(Benchmark[Options]):
     full_minutes = 25
 
     def cells(self) -> Iterator[Cell]:
-        """A cell per model and draft, and one per point of the map."""
         for model in self.options.models:
             for draft in ("lookup", *([DRAFTS[model]] if model in DRAFTS else [])):
                 yield {"part": "drafts", "model": model, "draft": draft}
@@ -240,8 +234,7 @@ class Plugin(Benchmark[Options]):
         path = self.folder / (name + "".join(changes or ()))
         return path if path.exists() else build(self.folder, name, **changes or {})
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """How many runs gave the same tokens."""
+    def figures(self, rows: Rows) -> Figures:
         drafts = [row for row in rows if row["part"] == "drafts"]
         return {"identical_runs": sum(row["same"] for row in drafts), "runs": NUM_PROMPTS * len(drafts)}
 

@@ -14,7 +14,7 @@ passes as `verify` does: seconds of each, and the largest differences of blocks'
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,7 @@ import numpy as np
 from scipy.special import log_softmax, rel_entr
 
 from benchmarks.compile import CORES, SHARED, measure_disk, noting, plant, stages
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
-from benchmarks.harness.command import main
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.shared.builds import artifact_in
 from coldpress.compiler.io import load_arrays, load_record
 from coldpress.compiler.stages.verify import VerifyConfig, num_measured
@@ -41,8 +40,6 @@ WHOLE_LAYERS = {"tinyllama-1.1b": 22, "mistral-7b": 4, "small": 12}
 
 @dataclass(frozen=True)
 class Options:
-    """What is built."""
-
     shapes: tuple[str, ...] = option(
         ("tinyllama-1.1b", "mistral-7b"), smoke=("small",), choices=PARAMETERS, help="shapes of the models"
     )
@@ -54,10 +51,7 @@ class Options:
 
 
 class Plugin(Benchmark[Options]):
-    """A build for each shape."""
-
     keys = {
-        "rows[].shape": "shape of the model",
         "rows[].layers": "layers that were built",
         "rows[].test_tokens": "tokens that verify decoded",
         "rows[].stages_s": "seconds of all jobs of the build, summed",
@@ -78,7 +72,6 @@ class Plugin(Benchmark[Options]):
     full_minutes = 90
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """One row."""
         options, shape = self.options, cell["shape"]
         layers = min(options.layers, WHOLE_LAYERS[shape])
         folder = self.folder / shape
@@ -136,14 +129,8 @@ class Plugin(Benchmark[Options]):
             "largest_kld": float(kld.max()),
         }
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """The share that is to be a quarter at most."""
+    def figures(self, rows: Rows) -> Figures:
         return {"worst_share": max(row["share_whole"] for row in rows)}
-
-    def tables(self, rows: Sequence[Row], figures: Mapping[str, Any]) -> Iterator[Table]:
-        """One row for each shape."""
-        columns = [name.removeprefix("rows[].") for name in self.keys if name.startswith("rows[].")]
-        yield Table("verify in a build", columns, [[row[name] for name in columns] for row in rows])
 
 
 def share_of_verify(seconds: Mapping[str, float], factor: float) -> float:
