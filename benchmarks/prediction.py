@@ -22,7 +22,6 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
-from benchmarks.harness.apart import apart
 from benchmarks.shared.builds import MODELS, SHORT, artifact_in, build, settings
 from benchmarks.shared.emulated import OTHER_BYTES, SAMPLE_BYTES, apart_under_caps
 from benchmarks.speculative import texts
@@ -64,7 +63,7 @@ class Options:
     budgets: tuple[str, ...] = option(
         ("60%", "70%", "80%", "100%"), smoke=("100%",), help="DRAM budgets, shares of the weights"
     )
-    text: int = option(1024, smoke=256, full=4096, help="tokens of calibration text, a quarter for the rest")
+    text: int = option(1024, smoke=128, full=4096, help="tokens of calibration text, a quarter for the rest")
     tokens: int = option(80, smoke=24, help="tokens that are decoded of each text")
     texts: int = option(4, smoke=1, help="texts")
 
@@ -150,9 +149,9 @@ class Plugin(Benchmark[Options]):
         return measure(f"{disk}-here", self.folder, SAMPLE_BYTES, lambda _: None).to_json()
 
     def _on(self, disk: str, memory_bytes: int, method: str, *asked: Any) -> Any:
-        """Runs a method in a process of its own, under the caps of the disk."""
+        """Runs a method: in a process of its own under the caps of the disk, or here where there are none."""
         if disk == HOST:
-            return apart(self, method, *asked)
+            return getattr(self, method)(*asked)
         return apart_under_caps(self, method, disk, SCALE, memory_bytes, *asked)[0]
 
     def _settings(self, model: str, profile: Path) -> dict[str, Any]:
@@ -163,6 +162,7 @@ class Plugin(Benchmark[Options]):
             "max_ppl_ratio": MAX_PPL_RATIO,
             "calibration_tokens": self.options.text,
             "evaluation_tokens": self.options.text // 4,
+            "block_tokens": min(256, self.options.text // 4),
             "search_tokens": SHORT["search_tokens"],
             "preflight": "off",
         }
