@@ -58,7 +58,6 @@ class Asked:
     """Whether what is missed is kept."""
 
     def add(self, key: Key, used: np.ndarray, missed: np.ndarray) -> None:
-        """A token's."""
         self.used.setdefault(key, []).append(used)
         self.missed.setdefault(key, []).append(missed)
 
@@ -70,7 +69,6 @@ class Asked:
 
     @property
     def hit_rate(self) -> float:
-        """Share of the uses."""
         used, missed = (sum(ids.size for part in found.values() for ids in part) for found in (self.used, self.missed))
         return 1 - missed / used
 
@@ -85,15 +83,12 @@ class Work:
 
     @property
     def case(self) -> Case:
-        """The model."""
         return self.known.case
 
     def cache(self, policy: str) -> CacheSettings:
-        """Of that size."""
         return CacheSettings(policy, {name: round(self.slots * self.units(name)) for name in UNIT_BYTES})
 
     def units(self, family: str) -> int:
-        """Of a layer."""
         return num_units(family, self.case.model.spec)  # type: ignore[arg-type]
 
     def arrays(self, density: float, gamma: float) -> dict[Key, dict[str, Any]]:
@@ -203,7 +198,6 @@ def speed_at(rows: Rows, ppl: float) -> float:
 
 
 def curves(rows: Rows, device: str, method: str) -> dict[tuple[str, float], list[Row]]:
-    """The points of a method by policy and gamma."""
     found: dict[tuple[str, float], list[Row]] = {}
     for row in rows:
         if (row["device"], row["method"]) == (device, method):
@@ -212,7 +206,6 @@ def curves(rows: Rows, device: str, method: str) -> dict[tuple[str, float], list
 
 
 def ppl_of_dip(rows: Rows, density: float) -> float:
-    """At that density of the MLP."""
     return next(row["ppl"] for row in rows if (row["density"], row["method"]) == (density, "dip"))
 
 

@@ -107,7 +107,6 @@ def fio(disk: Disk, size: int, depth: int, seconds: float) -> float | None:
 
 
 def measure(disk: Disk, size: int, depth: int, rounds: int, reads_s: float) -> Row:
-    """One row."""
     least = MIN_READS_PER_DEPTH * depth
     first_s = bare(disk, disk.offsets(size, least), size, depth)
     count = max(least, min(int(least * reads_s / first_s), ROUND_BYTES // size))

@@ -18,13 +18,14 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
-from benchmarks.harness.places import DATA
-from benchmarks.shared.cases import texts
+from benchmarks.harness.places import data
+from benchmarks.shared.cases import BLOCK_TOKENS, texts
+from benchmarks.shared.cases import Case as WithText
 from benchmarks.shared.predicting import aiming, largest_rank
 from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.layer_counts import Activity, exact_families
-from coldpress.compiler.io import Workspace, save_arrays
+from coldpress.compiler.io import Workspace
 from coldpress.compiler.stages import ingest
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.compiler.stages.predict import PredictConfig, Trainer, ladder_ranks
@@ -33,7 +34,6 @@ from coldpress.compiler.stages.size import SizeConfig, choose
 from coldpress.compiler.stages.size.passes import network_of, nll_with
 from coldpress.runtime.sparsity import predictor
 from coldpress.schemas.activations import Activations
-from coldpress.schemas.corpus import SPLITS, Corpus, TokenBlocks
 from coldpress.schemas.families import WHOLE_MLP as FAMILY
 from coldpress.schemas.families import FormatName, used_share
 from coldpress.schemas.predictors import Ladder, Predictors
@@ -45,7 +45,6 @@ MODELS = RELU | {"tinystories-mixtral-8x": "tinystories", "tinystories656k": "ti
 """Model -> the corpus that it is calibrated and scored on."""
 DENSITY = 0.5
 """Of what a token may use, in models without exact zeros."""
-BLOCK_TOKENS = 256
 PER_LAYER, SINGLE = "per layer", "one for all"
 LIMITS = {"75 % of the bytes": 0.75, "50 % of the bytes": 0.5}
 """Of those that the chosen sizes take: where DRAM ends on the curve."""
@@ -56,11 +55,10 @@ class Case:
 
     def __init__(self, name: str, format_name: FormatName, folder: Path, blocks: Mapping[str, int]) -> None:
         """Calibrates."""
-        assert DATA is not None
-        source = DATA / "models" / name
+        source = data() / "models" / name
         self.model = ingest.run(IngestConfig(model=str(source)), Workspace(folder / "ingest", "benchmark"))
         self.stream = LayerStream(self.model, len(os.sched_getaffinity(0)))
-        self.splits = splits_of(source, DATA / "corpora" / MODELS[name], blocks)
+        self.splits = splits_of(source, data() / "corpora" / MODELS[name], blocks)
         self.format_name, self.folder = format_name, folder
         self.activations = self._calibrated()
         spec = self.model.spec
@@ -105,11 +103,7 @@ class Case:
         return ratio, ratio * float(per_block.std(ddof=1)) / math.sqrt(len(per_block))
 
     def _calibrated(self) -> Activations:
-        tokens = self.splits["calibration"]
-        arrays = save_arrays(self.folder / "tokens.safetensors", {"tokens": tokens})
-        blocks = TokenBlocks(split="calibration", arrays=arrays, num_blocks=len(tokens), block_tokens=BLOCK_TOKENS)
-        parts = tuple(blocks.model_copy(update={"split": split}) for split in SPLITS)
-        corpus = Corpus(name="benchmark", text_sha256="0" * 64, splits=parts)
+        corpus = WithText(self.model.name, self.model, self.stream, self.splits, self.folder).corpus()
         spec = self.model.spec
         chosen = None if spec.exact_zeros else aiming(spec, DENSITY)
         activity = Activity(exact_families((FAMILY,), spec) if chosen is None else frozenset(), chosen)

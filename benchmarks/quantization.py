@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.gates import MODELS
 from benchmarks.harness import Benchmark, Cell, Row, main, option
-from benchmarks.harness.places import DATA
+from benchmarks.harness.places import data
 from benchmarks.shared.builds import build
 from benchmarks.shared.cases import Replaced
 from coldpress.compiler.activity.choice import Choice, choice_of
@@ -52,8 +52,7 @@ def prepare(model: str, density: float, folder: Path, test_tokens: int) -> tuple
     label, settings = f"d{round(100 * density)}", DENSITIES[density]
     settings = settings | {"model": model, "dram_budget": budget, "evaluation_tokens": test_tokens}
     if corpus:
-        assert DATA is not None
-        settings |= {"model": DATA / "models" / model, "corpus": DATA / corpus, "context_length": 256}
+        settings |= {"model": data() / "models" / model, "corpus": data() / corpus, "context_length": 256}
     device = build(folder, "--until", "allocate", label=label, **settings)
     built = device.parent
     return (

@@ -55,10 +55,7 @@ class Options:
         ("relu",), full=("relu", "relu2", "fatrelu"), choices=("relu", "relu2", "fatrelu"), help="activations"
     )
     penalties: tuple[float, ...] = option((0.0, 1.0), smoke=(1.0,), help="weights of the penalty on activations")
-    threshold: float = option(RelufyConfig().relufy_threshold, help="threshold of fatrelu")
     steps: int = option(16, smoke=1, full=RelufyConfig().relufy_steps, help="updates")
-    rank: int = option(RelufyConfig().relufy_rank, help="rank of adapters; 0: all weights learn")
-    rate: float = option(RelufyConfig().relufy_rate, help="learning rate")
     batch_blocks: int = option(RelufyConfig().distill_blocks, smoke=1, help="blocks of 256 tokens of an update")
     validation_blocks: int = option(RelufyConfig().validation_blocks, smoke=1, help="blocks of validation text")
     test_blocks: int = option(16, smoke=2, full=64, help="blocks of 256 tokens of test text")
@@ -120,10 +117,7 @@ class Plugin(Benchmark[Options]):
         return RelufyConfig(
             relufy=activation,
             relufy_penalty=penalty,
-            relufy_threshold=options.threshold,
-            relufy_rank=options.rank,
             relufy_steps=options.steps,
-            relufy_rate=options.rate,
             distill_blocks=options.batch_blocks,
             validation_blocks=options.validation_blocks,
             compute_device="cpu",

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from benchmarks.evaluation.evaluate import Score, Sparse, evaluate
+from benchmarks.evaluation.evaluate import Sparse, evaluate
 from benchmarks.evaluation.tasks import Encode, Item, read_items, right_answers
 from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.shared.cases import MODELS, WITH_MIXTURES, Case, Parts, Replaced, case_of
@@ -144,14 +144,6 @@ def chosen(
     return Sparse(selector, families, arrays, oracle), asked_for
 
 
-def score(
-    case: Case, activations: Activations, method: str, options: dict[str, Any], density: float, split: str
-) -> Score | None:
-    """What the method costs; None where it does not reach the density."""
-    found = chosen(case, activations, method, options, density)
-    return None if found is None else evaluate(case.stream, case.splits[split], found[0])
-
-
 def adapted(
     case: Case, activations: Activations, label: str, density: float, folder: Path, steps: int
 ) -> Contender | None:
@@ -227,9 +219,10 @@ def divisions(case: Case, activations: Activations, density: float) -> Iterator[
         glu = 3 * density - 2 * inputs
         if 0.02 <= glu <= 1:
             options = {"input_density": float(inputs), "glu_density": float(glu)}
-            found = score(case, activations, "dip", options, density, "validation")
+            found = chosen(case, activations, "dip", options, density)
             assert found is not None
-            yield {"inputs": float(inputs), "density": found.mlp_density, "ppl": found.ppl}
+            score = evaluate(case.stream, case.splits["validation"], found[0])
+            yield {"inputs": float(inputs), "density": score.mlp_density, "ppl": score.ppl}
 
 
 def line(rows: Rows) -> Row:
@@ -324,10 +317,6 @@ class Plugin(Benchmark[Options]):
 
 def _is_mixture(model: str) -> bool:
     return model not in MODELS
-
-
-def _label(row: Row) -> str:
-    return row["method"] + (" + LoRA" if row["lora"] else "")
 
 
 if __name__ == "__main__":

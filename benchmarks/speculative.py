@@ -43,7 +43,6 @@ MAP_CHANGES: Mapping[str, Any] = {"format": "fp16", "page_bytes": 512, "collapse
 
 
 def source(name: str) -> Path:
-    """The checkpoint of a model."""
     return ROOT / "demo/model" if name == "demo" else data_folder() / "models" / name
 
 
@@ -114,7 +113,6 @@ class Paying(DraftModel):
     """A draft model whose seconds are modelled, too."""
 
     def __init__(self, path: Path, of: Artifact) -> None:
-        """Opens the draft's artifact."""
         self._recorder = Recorder(max_tokens=0)  # it counts tokens, and keeps nothing
         super().__init__(Session(path, flash="simulated", recorder=self._recorder), of)
 
@@ -143,7 +141,6 @@ def break_even(path: Path, share: float, options: "Options") -> Iterator[Row]:
 
 
 def per_token(metrics: RunMetrics) -> float:
-    """Modelled seconds of a token."""
     return metrics.decode_s / metrics.num_tokens
 
 

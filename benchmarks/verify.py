@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from scipy.special import log_softmax, rel_entr
 
-from benchmarks.compile import CORES, SHARED, measure_disk, noting, plant, stages
+from benchmarks.compile import CONTEXT_LENGTH, SHARED, built, measure_disk, stages
 from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.shared.builds import artifact_in
 from coldpress.compiler.io import load_arrays, load_record
@@ -30,9 +30,7 @@ from coldpress.compiler.stages.verify import VerifyConfig, num_measured
 from coldpress.runtime.decoder.decoder import PREFILL_CHUNK_TOKENS
 from coldpress.runtime.generate.session import Session
 from coldpress.schemas.corpus import Corpus
-from tests.support import pipeline, warm
 
-CONTEXT = 512
 PARAMETERS = {"tinyllama-1.1b": 1_100_000_000, "mistral-7b": 7_241_000_000, "small": 12_000_000}
 WHOLE_LAYERS = {"tinyllama-1.1b": 22, "mistral-7b": 4, "small": 12}
 """Layers that are extrapolated to: all of the 1.1B, four of the 7B."""
@@ -75,29 +73,19 @@ class Plugin(Benchmark[Options]):
         options, shape = self.options, cell["shape"]
         layers = min(options.layers, WHOLE_LAYERS[shape])
         folder = self.folder / shape
-        model, notes = folder / "model", folder / "notes"
-        notes.mkdir(parents=True)
-        blocks = num_measured(VerifyConfig(), CONTEXT, PARAMETERS[shape]) if shape != "small" else 2
-        plant(model, shape, layers, 4 * options.tokens + 4 * blocks * CONTEXT + 40960)
-        config: dict[str, Any] = {
-            "model": model,
-            "device": "pixel6",
-            "corpus": model / "corpus.jsonl",
-            "calibration_tokens": options.tokens,
-            "evaluation_tokens": max(512, blocks * CONTEXT),
-            "test_tokens": blocks * CONTEXT,
-            "context_length": CONTEXT,
-            "method": options.method,
-            "dram_budget": "95%" if options.warm else "80%",
-        }
-        with noting(notes):
-            target = (warm if options.warm else pipeline).build(folder, cores=CORES, **config)
-        found = stages(notes, measure_disk(folder, 32 << 20))
+        blocks = num_measured(VerifyConfig(), CONTEXT_LENGTH, PARAMETERS[shape]) if shape != "small" else 2
+        num_tokens = blocks * CONTEXT_LENGTH
+        config: dict[str, Any] = {"device": "pixel6", "calibration_tokens": options.tokens, "method": options.method}
+        config |= {"evaluation_tokens": max(512, num_tokens), "test_tokens": num_tokens}
+        config |= {"dram_budget": "95%" if options.warm else "80%"}
+        text = 4 * options.tokens + 4 * num_tokens + 40960
+        target, _ = built(folder, shape, layers, text, options.warm, **config)
+        found = stages(folder, measure_disk(folder, 32 << 20))
         wall_s, cpu_s = ({name: getattr(stage, kind) for name, stage in found.items()} for kind in ("wall_s", "cpu_s"))
         factor = WHOLE_LAYERS[shape] / layers
         yield {
             "layers": layers,
-            "test_tokens": blocks * CONTEXT,
+            "test_tokens": num_tokens,
             "stages_s": sum(wall_s.values()),
             "verify_s": wall_s["verify"],
             "share": share_of_verify(wall_s, 1),
