@@ -22,7 +22,6 @@ from tests.support.alike import Alike
 
 CASES = {"relu-10": ("relu", 0.1), "swiglu-50": ("silu", 0.5)}
 DEVICES = ("pixel6", "oneplus12", "iphone-a18", "macbook-m1-max")
-COLUMNS = ("device", "case", "share", "layers_per_group", "similarity", "gain", "law", "auto", "bound", "precision")
 
 
 def judged(shape: Alike, order: Order) -> tuple[Plan, float]:

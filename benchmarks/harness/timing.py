@@ -5,8 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import TypedDict
 
-LEAST_ROUNDS = 5
-
 
 class Spread(TypedDict):
     """A figure of several rounds."""
