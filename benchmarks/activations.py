@@ -6,7 +6,7 @@ are scored one by one, as decoding computes them, with float32, 16 and 8 bits, o
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
-from benchmarks.harness.command import main
-from benchmarks.harness.timing import gain, spread
+from benchmarks.harness import Benchmark, Cell, Row, gain, main, option, spread
+from benchmarks.harness.places import data
 from coldpress.compiler.block_statistics import standard_error
 from coldpress.runtime import _native
 from coldpress.runtime.artifact.reader import open_artifact
@@ -24,7 +23,6 @@ from coldpress.runtime.generate.session import Session
 from coldpress.runtime.kernels.activations import ACTIVATIONS
 from coldpress.runtime.plan.budget import choose_plan, fixed_bytes
 from tests.support.artifacts import Recipe, build_artifact
-from tests.support.data import find_data_folder
 from tests.support.hf import load_hf, roles_of, spec_of
 
 CONTEXT_LENGTH = 256
@@ -33,52 +31,38 @@ MODELS = {"prose7m": WIKITEXT, "stories260k": STORIES, "tinystories656k": STORIE
 """Model -> the text that it is scored on."""
 
 
-def folder_of_data() -> Path:
-    """The real test data."""
-    found = find_data_folder()
-    if found is None:
-        raise SystemExit("no real test data: set COLDPRESS_TEST_DATA to its folder")
-    return found
-
-
 def token_blocks(model: str, num_tokens: int) -> np.ndarray:
     """int [blocks, CONTEXT_LENGTH] of the test text that goes with a model."""
-    data = folder_of_data()
-    tokenizer = Tokenizer.from_file(str(data / "models" / model / "tokenizer.json"))
+    folder = data()
+    tokenizer = Tokenizer.from_file(str(folder / "models" / model / "tokenizer.json"))
     if MODELS[model] == WIKITEXT:
-        text = (data / WIKITEXT).read_text()[:200_000].replace("<unk>", "").replace(" @-@ ", "-")
+        text = (folder / WIKITEXT).read_text()[:200_000].replace("<unk>", "").replace(" @-@ ", "-")
     else:
-        text = "\n".join(json.loads(line)["text"] for line in (data / MODELS[model]).read_text().splitlines())
+        text = "\n".join(json.loads(line)["text"] for line in (folder / MODELS[model]).read_text().splitlines())
     ids = np.array(tokenizer.encode(text, add_special_tokens=False).ids[:num_tokens])
     return ids[: ids.size // CONTEXT_LENGTH * CONTEXT_LENGTH].reshape(-1, CONTEXT_LENGTH)
 
 
-def measure(path: Path, blocks: np.ndarray) -> list[dict[str, Any]]:
-    """A row for each activation format of an artifact."""
-    nll: dict[str, list[float]] = {kind: [] for kind in ACTIVATIONS}
-    seconds: dict[str, list[float]] = {kind: [] for kind in ACTIVATIONS}
-    budget = everything(path)
-    sessions = {kind: Session(path, dram_budget_bytes=budget, activations=kind) for kind in ACTIVATIONS}
+def scored(path: Path, blocks: np.ndarray, key: str, kinds: Sequence[str]) -> tuple[list[Row], dict[str, list[float]]]:
+    """A row for each kind of what the session's `key` says, and the seconds of a token in each block; the first kind is
+    the one that others are held to."""
+    nll: dict[str, list[float]] = {kind: [] for kind in kinds}
+    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
+    sessions: dict[str, Session] = {}
+    for kind in kinds:
+        asked: dict[str, Any] = {key: kind, "dram_budget_bytes": everything(path)}
+        sessions[kind] = Session(path, **asked)
     for block in blocks:
         for kind, session in sessions.items():
             found = session.perplexity(block[None], sparse=True)
             nll[kind] += found.block_nll
             seconds[kind].append(found.metrics.decode_s / found.metrics.num_tokens)
-    rows = []
-    for kind in ACTIVATIONS:
-        more = np.array(nll[kind]) - np.array(nll["fp32"])
-        rows.append(
-            {
-                "activations": kind,
-                "tokens": blocks.size,
-                "ppl": math.exp(np.mean(nll[kind])),
-                "over_fp32": math.exp(more.mean()),
-                "over_fp32_error": standard_error(more),
-                "token_s": spread(seconds[kind]),
-                "speedup": gain(seconds["fp32"], seconds[kind]),
-            }
-        )
-    return rows
+    rows: list[Row] = []
+    for kind in kinds:
+        more, over = np.array(nll[kind]) - np.array(nll[kinds[0]]), f"over_{kinds[0]}"
+        figures = {"ppl": math.exp(np.mean(nll[kind])), over: math.exp(more.mean())}
+        rows.append({key: kind, "tokens": blocks.size, **figures, f"{over}_error": standard_error(more)})
+    return rows, seconds
 
 
 def everything(path: Path) -> int:
@@ -89,8 +73,6 @@ def everything(path: Path) -> int:
 
 @dataclass(frozen=True)
 class Options:
-    """What is scored."""
-
     models: tuple[str, ...] = option(
         ("prose7m",), smoke=("stories260k",), full=tuple(MODELS), choices=MODELS, help="real models"
     )
@@ -99,11 +81,7 @@ class Options:
 
 
 class Plugin(Benchmark[Options]):
-    """Scores each model in each format with each activation format."""
-
     keys = {
-        "rows[].model": "real model",
-        "rows[].format": "weight format",
         "rows[].activations": "activation format",
         "rows[].tokens": "tokens that were scored",
         "rows[].ppl": "perplexity",
@@ -120,11 +98,14 @@ class Plugin(Benchmark[Options]):
     def measure(self, cell: Cell) -> Iterator[Row]:
         """A row per activation format."""
         _native.set_num_threads(1)
-        loaded = load_hf(folder_of_data() / "models" / cell["model"])
+        loaded = load_hf(data() / "models" / cell["model"])
         spec = spec_of(loaded.config)
         recipe = Recipe(spec=spec, method="dense", format=cell["format"], context_length=CONTEXT_LENGTH)
         path = build_artifact(self.folder / "-".join(cell.values()), recipe, roles_of(loaded, spec)).path
-        yield from measure(path, token_blocks(cell["model"], self.options.tokens))
+        rows, seconds = scored(path, token_blocks(cell["model"], self.options.tokens), "activations", ACTIVATIONS)
+        for row in rows:
+            token_s = seconds[row["activations"]]
+            yield row | {"token_s": spread(token_s), "speedup": gain(seconds["fp32"], token_s)}
 
 
 if __name__ == "__main__":

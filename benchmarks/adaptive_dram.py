@@ -1,7 +1,7 @@
 """One artifact with 20 to 100 % of its weights in DRAM, changed during one text: memory, speed, tokens.
 
 A child process generates one text; between tokens it gets another budget, up and down again. Its memory is read from
-outside, in /proc/PID/status, before the artifact is opened (and another, tiny one has run, so that interpreter and
+outside, before the artifact is opened (and another, tiny one has run, so that interpreter and
 libraries have taken their own memory) and at the end of each phase; the difference is held against the budget. Speed is
 that of the phase's second half, in one run, on real flash (O_DIRECT). The text is compared with that of a run in one
 budget throughout. The model is random, its layers as similar as trained ones, so that no single unit decides on a
@@ -12,14 +12,14 @@ itself otherwise, and soon needs no flash.
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
-from benchmarks.harness.command import main
-from benchmarks.harness.timing import spread
+import psutil
+
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option, spread
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
@@ -62,15 +62,11 @@ for token in session.stream(prompt, len(budgets) * tokens_per_phase, sampling=sa
 
 @dataclass(frozen=True)
 class Options:
-    """What is generated."""
-
     tokens_per_phase: int = option(24, smoke=4, full=96, help="tokens of each budget")
     intermediate_size: int = option(4096, smoke=2048, help="neurons of a layer")
 
 
 class Plugin(Benchmark[Options]):
-    """Generates one text under changing budgets."""
-
     keys = {
         "rows[].share": "share of the weights in DRAM",
         "rows[].budget_bytes": "DRAM budget",
@@ -104,8 +100,7 @@ class Plugin(Benchmark[Options]):
         for share, budget, phase in zip(SHARES, budgets, phases, strict=True):
             yield row_of(share, budget, phase) | {"weights_bytes": weights, "same_tokens": found == list(expected)}
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """Memory and speed over all phases."""
+    def figures(self, rows: Rows) -> Figures:
         rising = [row["tokens_per_s"] for row in rows[: SHARES.index(1.0) + 1]]
         return {
             "most_beyond_bytes": max(row["beyond_bytes"] for row in rows),
@@ -149,19 +144,14 @@ def run(tiny: Path, path: Path, budgets: list[int], tokens_per_phase: int) -> li
         assert child.stdin is not None
         assert child.stdout is not None
         child.stdout.readline()
-        at_first, phases = resident_bytes(child.pid), list[dict[str, Any]]()
+        process, phases = psutil.Process(child.pid), list[dict[str, Any]]()
+        at_first = process.memory_info().rss
         for _ in budgets:
             print("", file=child.stdin, flush=True)
             phase = json.loads(child.stdout.readline())
-            phases.append(phase | {"resident_bytes": resident_bytes(child.pid) - at_first})
+            phases.append(phase | {"resident_bytes": process.memory_info().rss - at_first})
         child.communicate("\n")
     return phases
-
-
-def resident_bytes(pid: int) -> int:
-    """VmRSS of a process."""
-    status = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return int(next(line for line in status if line.startswith("VmRSS")).split()[1]) << 10
 
 
 def row_of(share: float, budget: int, phase: dict[str, Any]) -> Row:

@@ -9,13 +9,12 @@ log perplexity that `greedy` saves.
 import itertools
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.evaluation.evaluate import Sparse, evaluate
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
-from benchmarks.harness.command import main
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.harness.places import ROOT
 from benchmarks.shared.cases import MODELS, Case, case_of
 from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
@@ -64,7 +63,7 @@ def calibrated(name: str, folder: Path, test_blocks: int) -> tuple[Case, Activat
     return case, count_activity(PassConfig(), case.model, case.corpus(), FAMILIES, nothing, work, case.stream.threads)
 
 
-def gains(rows: Sequence[Row]) -> list[float]:
+def gains(rows: Rows) -> list[float]:
     """Share of the loss by `uniform`, in log perplexity, that `greedy` saves."""
     ppl = {(row["model"], row["method"], row["asked"], row["rule"]): row["ppl"] for row in rows}
     dense = {row["model"]: row["ppl"] for row in rows if row["method"] == "dense"}
@@ -77,8 +76,6 @@ def gains(rows: Sequence[Row]) -> list[float]:
 
 @dataclass(frozen=True)
 class Options:
-    """What is divided."""
-
     models: tuple[str, ...] = option(
         ("prose7m",),
         smoke=("stories260k",),
@@ -102,8 +99,6 @@ class Options:
 
 
 class Plugin(Benchmark[Options]):
-    """Divides each density among families and layers by each rule."""
-
     keys = {
         "rows[].model": "model",
         "rows[].method": "selector, or dense",
@@ -119,7 +114,6 @@ class Plugin(Benchmark[Options]):
     full_minutes = 240
 
     def cells(self) -> Iterator[Cell]:
-        """The dense model, then a cell per method, density and rule."""
         options = self.options
         for model in options.models:
             yield {"model": model, "method": "dense", "asked": 1.0, "rule": ""}
@@ -127,7 +121,6 @@ class Plugin(Benchmark[Options]):
                 yield {"model": model, "method": method, "asked": density, "rule": rule}
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """One row."""
         model, name, density, rule = cell["model"], cell["method"], cell["asked"], cell["rule"]
         test_blocks = self.options.test_blocks
         case, activations = self.once(model, lambda: calibrated(model, self.folder / model, test_blocks))
@@ -140,18 +133,9 @@ class Plugin(Benchmark[Options]):
         config = AllocationConfig(density_allocation=rule, allocation_tokens=self.options.tokens, compute_device="cpu")
         yield row_of(case, inputs, method_of(name, case, inputs, self.options.attention), config, density)
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, float]:
-        """What `greedy` saves."""
+    def figures(self, rows: Rows) -> Figures:
         saved = gains(rows)
         return {"worst_gain": min(saved), "median_gain": statistics.median(saved)} if saved else {}
-
-    def tables(self, rows: Sequence[Row], figures: Mapping[str, object]) -> Iterator[Table]:
-        """Perplexity by density."""
-        ppl = {(row["model"], row["method"], row["rule"], row["asked"]): row["ppl"] for row in rows}
-        found, densities = dict.fromkeys(key[:3] for key in ppl), self.options.densities
-        table = [[*key, *(ppl.get((*key, at), ppl.get((*key, 1.0))) for at in densities)] for key in found]
-        columns = ["model", "method", "rule", *map(str, densities)]
-        yield Table("perplexity on test text, by density of the MLP", columns, table)
 
 
 if __name__ == "__main__":

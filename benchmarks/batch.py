@@ -11,18 +11,15 @@ longest, in turn; seconds are those of all passes, prefills among them.
 """
 
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
-from benchmarks.harness.command import main
-from benchmarks.harness.timing import gain, spread
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, gain, main, option, spread
 from benchmarks.shared.planted import (
     CASES,
     NUM_TOPICS,
@@ -236,8 +233,6 @@ def renew(case: str, path: Path, batch: int, rounds: int) -> Row:
 
 @dataclass(frozen=True)
 class Options:
-    """What is decoded."""
-
     cases: tuple[str, ...] = option(
         ("relu-10", REAL), smoke=("relu-10",), full=(*CASES, REAL), choices=(*CASES, REAL), help="models"
     )
@@ -250,8 +245,6 @@ class Options:
 
 
 class Plugin(Benchmark[Options]):
-    """Decodes batches of each case, then renews some."""
-
     keys = {
         "rows[].case": "model",
         "rows[].batch": "sequences at once",
@@ -282,13 +275,11 @@ class Plugin(Benchmark[Options]):
     full_minutes = 60
 
     def cells(self) -> Iterator[Cell]:
-        """A cell per case and size."""
         for case in self.options.cases:
             for renewed, sizes in ((False, self.options.batches), (True, self.options.renewed)):
                 yield from ({"case": case, "batch": batch, "renewed": renewed} for batch in sizes)
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """One row."""
         case, batch, options = cell["case"], cell["batch"], self.options
         path = self.once(case, lambda: self.artifact(case))
         if cell["renewed"]:
@@ -305,8 +296,7 @@ class Plugin(Benchmark[Options]):
         write_artifacts(case, self.options.layers, folder, [STRUCTURAL], self.options.width)
         return artifact_of(case, STRUCTURAL, folder)
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """Each size over the first one."""
+    def figures(self, rows: Rows) -> Figures:
         found: dict[str, dict[str, float]] = {}
         for row in rows:
             if not row["renewed"]:

@@ -15,15 +15,13 @@ share of weights that is loaded (Fig. 19: 18 % at density 0.5 with half of the u
 
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from benchmarks.evaluation.reads import Placed, Reading, Reads, reads_of, requests_seconds
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
-from benchmarks.harness.command import main
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.shared.cache_figures import (
     CONTEXT,
     TASK,
@@ -124,8 +122,6 @@ def row_of(trace: Trace, used: np.ndarray, found: Replayed, device: DeviceProfil
 
 @dataclass(frozen=True)
 class Options:
-    """What is replayed."""
-
     cases: tuple[str, ...] = option(
         (*REAL, "planted-10%"),
         smoke=("tinystories656k",),
@@ -147,14 +143,8 @@ class Options:
 
 
 class Plugin(Benchmark[Options]):
-    """Replays a trace of each case through each policy."""
-
     keys = {
-        "rows[].case": "model",
         "rows[].device": "device profile",
-        "rows[].slots": "share of the layer's units that have slots",
-        "rows[].pinned": "share of the slots that are pinned",
-        "rows[].policy": "cache policy",
         "rows[].hit_rate": "share of the used units that were in DRAM",
         "rows[].loaded_share": "share of all units that a token loads",
         "rows[].misses": "misses of a layer, those of the text that fills the cache included",
@@ -211,8 +201,7 @@ class Plugin(Benchmark[Options]):
             ]
             yield {"device": name} | {key: statistics.fmean(part[key] for part in parts) for key in parts[0]}
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """Gains over no cache, over `lru`, of `linked` over its base, and the papers' figures."""
+    def figures(self, rows: Rows) -> Figures:
         policies = self.options.policies
         cached = [policy for policy in policies if policy != "none"]
         linked = [(policy, _base_of(policy)) for policy in policies if policy.startswith("linked")]
@@ -233,13 +222,6 @@ class Plugin(Benchmark[Options]):
             "median_loaded_share": _median(loaded_at_half(bare)),
             "above_belady": above_belady(bare),
         }
-
-    def tables(self, rows: Sequence[Row], figures: Mapping[str, Any]) -> Iterator[Table]:
-        """All rows, and the gains."""
-        yield from super().tables(rows, figures)
-        for name, table in figures.items():
-            if name != "rows" and isinstance(table, list) and table:
-                yield Table(name, list(table[0]), [list(row.values()) for row in table])
 
 
 def _base_of(policy: str) -> str:

@@ -9,15 +9,12 @@ statistics. Imports are in neither.
 
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option, spread
 from benchmarks.harness.apart import apart, peak_rss_bytes
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
-from benchmarks.harness.command import main
-from benchmarks.harness.timing import spread
 
 THREADS = 2
 BLOCK_TOKENS = 256
@@ -26,8 +23,6 @@ PASSES = ("plain", "calibrate")
 
 @dataclass(frozen=True)
 class Options:
-    """What is calibrated."""
-
     shape: str = option("mistral-7b", smoke="small", help="shape of a layer")
     tokens: int = option(2048, smoke=512, full=8192, help="calibration tokens")
     few: int = option(2, smoke=1, help="layers of the timed checkpoint")
@@ -38,8 +33,6 @@ class Options:
 
 
 class Plugin(Benchmark[Options]):
-    """Calibrates, and runs the plain pass, in turn."""
-
     keys = {
         "rows[].layers": "layers of the checkpoint",
         "rows[].part": "rounds: both passes in turn; float32: the plain pass in float32; memory: ours with more layers",
@@ -61,7 +54,6 @@ class Plugin(Benchmark[Options]):
     full_minutes = 40
 
     def cells(self) -> Iterator[Cell]:
-        """A cell per round; then float32, and more layers."""
         options = self.options
         for number in range(options.rounds):
             yield {"layers": options.few, "part": "rounds", "round": number}
@@ -79,8 +71,7 @@ class Plugin(Benchmark[Options]):
         if part != "float32":
             yield {"pass": "calibrate"} | apart(self, "calibrated", made, 1)
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """Ratios of the rounds, and memory."""
+    def figures(self, rows: Rows) -> Figures:
         plain, ours = ([row for row in rows if (row["part"], row["pass"]) == ("rounds", kind)] for kind in PASSES)
         ratios = {
             f"{what}_ratio": spread(

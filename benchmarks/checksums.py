@@ -10,9 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
-from benchmarks.harness.command import main
-from benchmarks.harness.timing import interleaved, spread
+from benchmarks.harness import Benchmark, Cell, Row, interleaved, main, option, spread
 from coldpress.runtime import _native
 from coldpress.runtime.artifact.integrity import verify_artifact
 from coldpress.runtime.artifact.reader import open_artifact
@@ -24,16 +22,12 @@ NUM_TOKENS = 32
 
 @dataclass(frozen=True)
 class Options:
-    """What is verified."""
-
     layers: int = option(6, smoke=1, full=24, help="layers of the artifact, of 75 MB each")
     sample_bytes: int = option(64 << 20, smoke=4 << 20, help="bytes of the digests' own sample")
     rounds: int = option(5, smoke=2, help="interleaved rounds")
 
 
 class Plugin(Benchmark[Options]):
-    """Verifies one artifact and decodes from it."""
-
     keys = {
         "rows[].verified_bytes": "bytes that verify reads",
         "rows[].verify_s": "seconds of verify",
@@ -50,7 +44,6 @@ class Plugin(Benchmark[Options]):
     full_minutes = 3
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """One row."""
         spec = small_spec(num_hidden_layers=self.options.layers, hidden_size=2048, intermediate_size=6144)
         recipe = Recipe(spec=spec, context_length=64, read_buffer_bytes=16 << 20)
         path = build_artifact(self.folder / "a", recipe).path

@@ -8,7 +8,7 @@ sparse one.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -20,10 +20,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, Spread, gain, interleaved, main, option, spread
 from benchmarks.harness.apart import apart, run_here
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
-from benchmarks.harness.command import main
-from benchmarks.harness.timing import Spread, gain, interleaved, spread
 from coldpress.compiler.compiled import compiled
 from coldpress.compiler.stages.order._coactivation import TILE_UNITS, dense_pair_counts, pair_counts, sparse_pair_counts
 
@@ -78,14 +76,9 @@ def _run_rounds(rounds):
     return _count_in_registers(rounds)  # pyright: ignore[reportCallIssue] (an intrinsic of numba)
 
 
-def best_seconds(work: Callable[[], Any], repeats: int) -> float:
+def best_seconds(work: Callable[[], Any]) -> float:
     """The least of several timings: what the machine does when nobody else asks for it."""
-    found = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        work()
-        found.append(time.perf_counter() - start)
-    return min(found)
+    return min(interleaved({"work": work}, 3)["work"])
 
 
 def on_all_cores(work: Callable[[int], Any]) -> Callable[[], Any]:
@@ -101,15 +94,14 @@ def on_all_cores(work: Callable[[int], Any]) -> Callable[[], Any]:
 def register_words_per_s() -> float:
     """Words per second of AND, population count and sum on all cores, in registers."""
     rounds = 20_000_000
-    _run_rounds(1)
-    seconds = best_seconds(on_all_cores(lambda _: _run_rounds(rounds)), 3)
+    seconds = best_seconds(on_all_cores(lambda _: _run_rounds(rounds)))
     return THREADS * rounds * BLOCK * BLOCK * LANES / seconds
 
 
 def memory_bytes_per_s() -> float:
     """Bytes per second that all cores read together from far more memory than caches hold."""
     parts = [np.ones(1 << 26, np.uint64) for _ in range(THREADS)]
-    return THREADS * parts[0].nbytes / best_seconds(on_all_cores(lambda number: int(parts[number].max())), 3)
+    return THREADS * parts[0].nbytes / best_seconds(on_all_cores(lambda number: int(parts[number].max())))
 
 
 def random_bits(num_units: int, num_tokens: int, density: float) -> np.ndarray:
@@ -149,21 +141,18 @@ def dense_words(num_units: int, num_tokens: int) -> int:
 
 @dataclass(frozen=True)
 class Options:
-    """What is counted."""
-
     units: int = option(8192, smoke=1024, full=14336, help="units of a layer")
     tokens: int = option(16384, smoke=1024, full=32768, help="tokens")
     density: float = option(0.1, help="share of active units")
-    low_densities: tuple[float, ...] = option((0.0025, 0.02), smoke=(0.01,), full=LOW_DENSITIES, help="sparse way")
+    low_densities: tuple[float, ...] = option(
+        (0.0025, 0.02), smoke=(0.01,), full=LOW_DENSITIES, help="the same, sparse"
+    )
     rounds: int = option(5, smoke=2, help="rounds")
 
 
 class Plugin(Benchmark[Options]):
-    """Counts pairs in every way."""
-
     keys = {
         "rows[].part": "dense, lesser (a processor without a vector population count), or sparse",
-        "rows[].density": "share of active units",
         "rows[].count_s?": "dense and lesser: seconds of pair_counts",
         "rows[].product_s?": "dense: seconds of the product",
         "rows[].exact?": "dense: whether all counts are the product's",
@@ -179,17 +168,10 @@ class Plugin(Benchmark[Options]):
         "speedup_avx2": "the same on the lesser processor",
     }
     is_timing = True
+    over = ({"part": ("dense", "lesser"), "density": "density"}, {"part": ("sparse",), "density": "low_densities"})
     full_minutes = 4
 
-    def cells(self) -> Iterator[Cell]:
-        """The dense way, the same on a lesser processor, and low densities."""
-        for part in ("dense", "lesser"):
-            yield {"part": part, "density": self.options.density}
-        for density in self.options.low_densities:
-            yield {"part": "sparse", "density": density}
-
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """One row."""
         if cell["part"] == "dense":
             yield self._dense()
         elif cell["part"] == "lesser":
@@ -236,8 +218,7 @@ class Plugin(Benchmark[Options]):
             "share_of_limit": words_per_s / min(registers, memory_limit),
         }
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """Over the product."""
+    def figures(self, rows: Rows) -> Figures:
         dense, lesser = rows[0], rows[1]
         return {
             "speedup": dense["product_s"] / dense["count_s"]["median"],

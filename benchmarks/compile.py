@@ -17,15 +17,14 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.harness.apart import run_likewise
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
-from benchmarks.harness.command import main
 from benchmarks.package import plain_bytes_per_s
 from coldpress.schemas.errors import ColdpressError
 from tests.support import pipeline
@@ -34,6 +33,7 @@ from tests.support.data import ROOT
 from tests.support.planted import SHAPES
 
 CORES = 2
+CONTEXT_LENGTH = 512
 TARGET_LAYERS = 32
 SHARED = ("tokenize", "preflight", "device")
 """Stages whose work does not grow with the number of layers; preflight's trial is always of two."""
@@ -46,8 +46,6 @@ HOOK = ROOT / "tests" / "support" / "usage_hook"
 
 @dataclass(frozen=True)
 class Options:
-    """What is built."""
-
     shape: str = option("mistral-7b", smoke="small", choices=SHAPES, help="shape of the model")
     layers: int = option(1, smoke=2, full=4, help="layers of the model")
     tokens: int = option(1024, smoke=512, full=2048, help="calibration tokens")
@@ -56,12 +54,9 @@ class Options:
     dram_budget: str = option("80%", smoke="95%", full="60%", help="DRAM budget")
     probe_bytes: int = option(512 << 20, smoke=32 << 20, help="bytes by which the disk is measured")
     warm: bool = option(False, smoke=True, help="fork the jobs, without imports in the time, and score on less text")
-    keep: str = option("", help="build in this folder and leave it, for a look")
 
 
 class Plugin(Benchmark[Options]):
-    """Builds once."""
-
     keys = {
         "rows[].elapsed_s": "seconds of the whole build",
         "rows[].disk_read_bytes_per_s": "the disk's rate of reading",
@@ -82,40 +77,24 @@ class Plugin(Benchmark[Options]):
     full_minutes = 11
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """One row."""
         options = self.options
-        folder = Path(options.keep).resolve() if options.keep else self.folder
-        model, notes = folder / "model", folder / "notes"
-        notes.mkdir(parents=True)
-        disk = measure_disk(folder, options.probe_bytes)
-        plant(model, options.shape, options.layers, 4 * options.tokens + 40960)
-        config: dict[str, Any] = {
-            "model": model,
-            "device": options.device,
-            "corpus": model / "corpus.jsonl",
-            "calibration_tokens": options.tokens,
-            "context_length": 512,
-            "method": options.method,
-            "dram_budget": options.dram_budget,
-        }
-        if options.warm:
-            config |= {"evaluation_tokens": 512}
-        start_s = time.perf_counter()
-        with noting(notes):
-            (warm_builds if options.warm else pipeline).build(folder, cores=CORES, **config)
-        elapsed_s = time.perf_counter() - start_s
+        disk = measure_disk(self.folder, options.probe_bytes)
+        config: dict[str, Any] = {"device": options.device, "calibration_tokens": options.tokens}
+        config |= {"method": options.method, "dram_budget": options.dram_budget}
+        config |= {"evaluation_tokens": 512} if options.warm else {}
+        text = 4 * options.tokens + 40960
+        _, elapsed_s = built(self.folder, options.shape, options.layers, text, options.warm, **config)
         yield {
             "elapsed_s": elapsed_s,
             "disk_read_bytes_per_s": disk.read,
             "disk_write_bytes_per_s": disk.write,
             "stages": {
                 name: asdict(stage) | {"least_s": stage.least_s, "bound": stage.bound}
-                for name, stage in stages(notes, disk).items()
+                for name, stage in stages(self.folder, disk).items()
             },
         }
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """What 32 layers would take."""
+    def figures(self, rows: Rows) -> Figures:
         found = rows[0]["stages"]
         return {
             f"extrapolated_32_layers{kind}_s": extrapolated_s(
@@ -124,18 +103,19 @@ class Plugin(Benchmark[Options]):
             for kind, seconds in (("", "wall_s"), ("_least", "least_s"))
         } | {"calibration_tokens": self.options.tokens}
 
-    def tables(self, rows: Sequence[Row], figures: Mapping[str, Any]) -> Iterator[Table]:
-        """The stages."""
-        found = rows[0]["stages"]
-        columns = ["jobs", "wall_s", "cpu_s", "disk_s", "least_s", "bound"]
-        yield Table(
-            f"{self.options.shape}, {self.options.layers} layers, {self.options.tokens} calibration tokens",
-            ["stage", *columns, "peak RSS GiB"],
-            [
-                [name, *(stage[key] for key in columns), stage["peak_rss_bytes"] / 2**30]
-                for name, stage in found.items()
-            ],
-        )
+
+def built(
+    folder: Path, shape: str, layers: int, corpus_tokens: int, is_warm: bool, **config: Any
+) -> tuple[Path, float]:
+    """Plants a model and builds it, its jobs forked from a warm process or not: (the device's folder, seconds)."""
+    model, notes = folder / "model", folder / "notes"
+    notes.mkdir(parents=True)
+    plant(model, shape, layers, corpus_tokens)
+    start_s = time.perf_counter()
+    config |= {"model": model, "corpus": model / "corpus.jsonl", "context_length": CONTEXT_LENGTH}
+    with noting(notes):
+        target = (warm_builds if is_warm else pipeline).build(folder, cores=CORES, **config)
+    return target, time.perf_counter() - start_s
 
 
 def plant(model: Path, shape: str, layers: int, corpus_tokens: int) -> None:
@@ -210,9 +190,11 @@ class Stage:
         return "disk" if self.disk_s > self.cpu_s / self.cores else "cpu"
 
 
-def stages(notes: Path, disk: Disk) -> dict[str, Stage]:
-    """The stages in the order in which they ended."""
-    jobs = sorted((json.loads(path.read_text()) for path in notes.glob("*.json")), key=lambda job: job["stop_s"])
+def stages(folder: Path, disk: Disk) -> dict[str, Stage]:
+    """The stages of what was `built` in a folder, in the order in which they ended."""
+    jobs = sorted(
+        (json.loads(path.read_text()) for path in (folder / "notes").glob("*.json")), key=lambda job: job["stop_s"]
+    )
     found: dict[str, Stage] = {}
     for name in dict.fromkeys(job["stage"] for job in jobs):
         mine = [job for job in jobs if job["stage"] == name]

@@ -20,9 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
-from benchmarks.harness.command import main
-from benchmarks.harness.timing import gain, spread
+from benchmarks.harness import Benchmark, Cell, Row, gain, main, option, spread
 from coldpress.runtime import _native, plugins
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.extents import Extents
@@ -216,8 +214,6 @@ def rounds_of(path: Path, num_tokens: int, flash: str, rounds: int) -> list[Roun
 
 @dataclass(frozen=True)
 class Options:
-    """What is decoded."""
-
     cases: tuple[str, ...] = option(
         tuple(CASES), smoke=("relu-3",), choices=CASES, help="selector, activation, density"
     )
@@ -229,10 +225,7 @@ class Options:
 
 
 class Plugin(Benchmark[Options]):
-    """Decodes each case, whole and in parts."""
-
     keys = {
-        "rows[].case": "selector, activation, density",
         "rows[].tokens_per_s": "tokens per second, by the median",
         **{
             f"rows[].{name}_s": f"seconds of a token: {meaning}"
@@ -258,7 +251,6 @@ class Plugin(Benchmark[Options]):
     full_minutes = 6
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """One row."""
         case, options = cell["case"], self.options
         path = write_artifact(case, options.layers, options.cached, self.folder)
         yield figures_of(rounds_of(path, options.tokens, options.flash, options.rounds))

@@ -9,14 +9,12 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
-from benchmarks.harness.command import main
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, Table, main, option
 from benchmarks.harness.inputs import PYTHON
 from benchmarks.harness.places import ROOT
 from benchmarks.shared.builds import SHORT, build
@@ -35,14 +33,10 @@ RATES = ("reads_per_token", "hit_rate", "ppl_artifact", "ppl_source", "tokens_pe
 
 @dataclass(frozen=True)
 class Options:
-    """How much text."""
-
     short: bool = option(False, smoke=True, help="calibrate and score on less text")
 
 
 class Plugin(Benchmark[Options]):
-    """Builds the demo, and runs it."""
-
     keys = {
         "screen": "what the build ends with",
         "session": "what README's example in Python prints",
@@ -56,7 +50,6 @@ class Plugin(Benchmark[Options]):
     full_minutes = 1
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """One row."""
         short = SHORT if self.options.short else {}
         device = build(self.folder, model="demo", device="pixel6", **short)
         metrics = load_record(device / "metrics.json", Metrics)
@@ -80,12 +73,10 @@ class Plugin(Benchmark[Options]):
             raise ColdpressError(f"{' '.join(arguments)} ended with code {done.returncode}: {done.stderr[-2000:]}")
         return done.stdout.strip()
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """The texts."""
+    def figures(self, rows: Rows) -> Figures:
         return {name: rows[0][name] for name in ("screen", "session", "token")} | {"python": platform.python_version()}
 
-    def tables(self, rows: Sequence[Row], figures: Mapping[str, Any]) -> Iterator[Table]:
-        """The texts, each line a row."""
+    def tables(self, rows: Rows, figures: Figures) -> Iterator[Table]:
         for name in ("screen", "session", "token"):
             yield Table(name, [""], [[line] for line in rows[0][name].splitlines()])
 

@@ -21,8 +21,7 @@ import numpy as np
 
 from benchmarks.evaluation.evaluate import CacheSettings, Sparse, evaluate
 from benchmarks.evaluation.reads import Placed, Reading, reads_of, requests_seconds
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
-from benchmarks.harness.command import main
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.harness.places import ROOT
 from benchmarks.shared.cases import BLOCK_TOKENS, MODELS, Case
 from benchmarks.shared.flash_prices import fitted
@@ -59,7 +58,6 @@ class Asked:
     """Whether what is missed is kept."""
 
     def add(self, key: Key, used: np.ndarray, missed: np.ndarray) -> None:
-        """A token's."""
         self.used.setdefault(key, []).append(used)
         self.missed.setdefault(key, []).append(missed)
 
@@ -71,7 +69,6 @@ class Asked:
 
     @property
     def hit_rate(self) -> float:
-        """Share of the uses."""
         used, missed = (sum(ids.size for part in found.values() for ids in part) for found in (self.used, self.missed))
         return 1 - missed / used
 
@@ -86,15 +83,12 @@ class Work:
 
     @property
     def case(self) -> Case:
-        """The model."""
         return self.known.case
 
     def cache(self, policy: str) -> CacheSettings:
-        """Of that size."""
         return CacheSettings(policy, {name: round(self.slots * self.units(name)) for name in UNIT_BYTES})
 
     def units(self, family: str) -> int:
-        """Of a layer."""
         return num_units(family, self.case.model.spec)  # type: ignore[arg-type]
 
     def arrays(self, density: float, gamma: float) -> dict[Key, dict[str, Any]]:
@@ -196,15 +190,14 @@ def rows_of(work: Work, devices: Sequence[DeviceProfile], density: float, gammas
             yield row | {"hit_rate": scored.hit_rate, "tokens_per_s": tokens_per_s(work, scored, device)}
 
 
-def speed_at(rows: Sequence[Row], ppl: float) -> float:
+def speed_at(rows: Rows, ppl: float) -> float:
     """Tokens per second where a curve has that perplexity; NaN outside of it."""
     points = sorted((math.log(row["ppl"]), math.log(row["tokens_per_s"])) for row in rows)
     x, y = zip(*points, strict=True)
     return math.exp(float(np.interp(math.log(ppl), x, y))) if x[0] <= math.log(ppl) <= x[-1] else math.nan
 
 
-def curves(rows: Sequence[Row], device: str, method: str) -> dict[tuple[str, float], list[Row]]:
-    """The points of a method by policy and gamma."""
+def curves(rows: Rows, device: str, method: str) -> dict[tuple[str, float], list[Row]]:
     found: dict[tuple[str, float], list[Row]] = {}
     for row in rows:
         if (row["device"], row["method"]) == (device, method):
@@ -212,12 +205,11 @@ def curves(rows: Sequence[Row], device: str, method: str) -> dict[tuple[str, flo
     return found
 
 
-def ppl_of_dip(rows: Sequence[Row], density: float) -> float:
-    """At that density of the MLP."""
+def ppl_of_dip(rows: Rows, density: float) -> float:
     return next(row["ppl"] for row in rows if (row["density"], row["method"]) == (density, "dip"))
 
 
-def best(rows: Sequence[Row], device: str, method: str) -> tuple[str, float]:
+def best(rows: Rows, device: str, method: str) -> tuple[str, float]:
     """Policy and gamma that are fastest at DIP's perplexity at the first of EQUAL_TO."""
     target = ppl_of_dip(rows, EQUAL_TO[0])
     speeds = {way: speed_at(points, target) for way, points in curves(rows, device, method).items()}
@@ -225,7 +217,7 @@ def best(rows: Sequence[Row], device: str, method: str) -> tuple[str, float]:
     return max(reaching, key=lambda way: speeds[way], default=next(iter(speeds)))
 
 
-def gains(test: Sequence[Row], validation: Sequence[Row], device: str) -> Iterator[Row]:
+def gains(test: Rows, validation: Rows, device: str) -> Iterator[Row]:
     """Over DIP by policy, at each perplexity, of what is best on validation text."""
     for method, density in itertools.product(("dip_ca", "along", "flash"), EQUAL_TO):
         way, ppl = best(validation, device, method), ppl_of_dip(test, density)
@@ -237,8 +229,6 @@ def gains(test: Sequence[Row], validation: Sequence[Row], device: str) -> Iterat
 
 @dataclass(frozen=True)
 class Options:
-    """What is chosen from."""
-
     models: tuple[str, ...] = option(
         ("prose7m",), smoke=("stories260k",), full=("prose7m", "tinystories656k"), choices=MODELS, help="models"
     )
@@ -256,8 +246,6 @@ class Options:
 
 
 class Plugin(Benchmark[Options]):
-    """Runs each choice with its cache, and compares curves."""
-
     keys = {
         "rows[].model": "model",
         "rows[].slots": "share of the units in the cache",
@@ -286,7 +274,6 @@ class Plugin(Benchmark[Options]):
     full_minutes = 240
 
     def cells(self) -> Iterator[Cell]:
-        """A cell per model, slots, split and density."""
         options = self.options
         for model, slots, split in itertools.product(options.models, options.slots, ("validation", "test")):
             for along, densities in ((False, options.densities), (True, options.along_densities)):
@@ -306,8 +293,7 @@ class Plugin(Benchmark[Options]):
             for row in rows_along(work, device, density, options.along_gammas):
                 yield {"device": device.name, "policy": "lru", **row}
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """Gains at equal perplexity."""
+    def figures(self, rows: Rows) -> Figures:
         found: list[Row] = []
         for model, slots in itertools.product(self.options.models, self.options.slots):
             validation, test = (
@@ -317,25 +303,6 @@ class Plugin(Benchmark[Options]):
             for device in dict.fromkeys(row["device"] for row in test):
                 found += [{"model": model, "slots": slots} | gain for gain in gains(test, validation, device)]
         return {"throughput_gain_at_equal_ppl": found}
-
-    def tables(self, rows: Sequence[Row], figures: Mapping[str, Any]) -> Iterator[Table]:
-        """Test text, and the gains."""
-        columns = (
-            "model",
-            "device",
-            "slots",
-            "method",
-            "policy",
-            "gamma",
-            "density",
-            "ppl",
-            "hit_rate",
-            "tokens_per_s",
-        )
-        test = [[row[column] for column in columns] for row in rows if row["split"] == "test"]
-        yield Table("dip_ca by gamma (1 is dip)", columns, test)
-        gained = figures["throughput_gain_at_equal_ppl"]
-        yield Table("gain over dip by its policy", list(gained[0]), [list(row.values()) for row in gained])
 
 
 if __name__ == "__main__":

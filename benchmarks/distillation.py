@@ -7,10 +7,9 @@ is scored. Every student is scored at all sparsities, and dense. Variants: `dist
 between dense and sparse.
 """
 
-import logging
 import math
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.evaluation.evaluate import Sparse, evaluate
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
-from benchmarks.harness.command import main
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.quantization import matrices_of
 from benchmarks.shared.cases import MODELS, Case, Parts, Replaced, case_of
 from coldpress.compiler.activity.forward import LayerStream
@@ -31,7 +29,7 @@ from coldpress.compiler.stages.quantize import QuantizeConfig
 from coldpress.runtime.plugins import load, options_of
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.families import num_units
-from coldpress.schemas.model import Model
+from coldpress.schemas.model import Model, ModelSpec
 from coldpress.schemas.sparsity import Sparsity
 from tests.support.statistics import sparsity_of
 
@@ -54,43 +52,36 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
 SOURCE, SOURCE_INT4 = "source", "source as int4"
 ROUNDED = ("int4", SOURCE_INT4)
 INT4 = "int4_group32"
+OPTIONS = {"attention": True}
+
+
+def topk_at(spec: ModelSpec, sparsity: float) -> Sparse:
+    """Top-k on the inputs of all linear layers."""
+    selector = load("coldpress.runtime.sparsity", Selector, "topk")
+    arrays = {
+        (layer, family): selector.fit(num_units(family, spec), 1 - sparsity, {}, options_of(selector, OPTIONS))
+        for layer in range(spec.num_hidden_layers)
+        for family in FAMILIES
+    }
+    return Sparse(selector, FAMILIES, arrays)
 
 
 def sparse_at(case: Case, sparsity: float) -> Sparsity:
-    """Top-k on the inputs of all linear layers."""
-    spec, selector = case.model.spec, load("coldpress.runtime.sparsity", Selector, "topk")
-    options = {"attention": True}
-    per_layer = (1 - sparsity,) * spec.num_hidden_layers
-    arrays = {
-        f"{layer}.{family}.{name}": array
-        for family in FAMILIES
-        for layer in range(spec.num_hidden_layers)
-        for name, array in selector.fit(
-            num_units(family, spec), 1 - sparsity, {}, options_of(selector, options)
-        ).items()
-    }
+    """The same as a record."""
+    found, spec = topk_at(case.model.spec, sparsity), case.model.spec
+    arrays = {f"{key[0]}.{key[1]}.{name}": array for key, part in found.arrays.items() for name, array in part.items()}
     saved = save_arrays(case.folder / f"topk-{sparsity}.safetensors", arrays)
-    asked = sparsity_of("topk", dict.fromkeys(FAMILIES, per_layer))
-    return asked.model_copy(update={"options": options, "arrays": saved, "format": INT4})
+    asked = sparsity_of("topk", dict.fromkeys(FAMILIES, (1 - sparsity,) * spec.num_hidden_layers))
+    return asked.model_copy(update={"options": OPTIONS, "arrays": saved, "format": INT4})
 
 
 def scores(case: Case, model: Model, rounded: bool) -> dict[float, float]:
     """Sparsity -> perplexity on test text, 0 being dense."""
-    stream = LayerStream(model, case.stream.threads)
-    if rounded:
-        stream = Replaced(model, _rounded(case, model), case.stream.threads)
-    nll, count = stream.nll(case.splits["test"])
+    threads, tokens = case.stream.threads, case.splits["test"]
+    stream = Replaced(model, _rounded(case, model), threads) if rounded else LayerStream(model, threads)
+    nll, count = stream.nll(tokens)
     found = {0.0: math.exp(nll / count)}
-    selector = load("coldpress.runtime.sparsity", Selector, "topk")
-    for sparsity in SPARSITIES:
-        per_layer = range(model.spec.num_hidden_layers)
-        arrays = {
-            (layer, family): selector.fit(num_units(family, model.spec), 1 - sparsity, {}, selector.OPTIONS())
-            for layer in per_layer
-            for family in FAMILIES
-        }
-        found[sparsity] = evaluate(stream, case.splits["test"], Sparse(selector, FAMILIES, arrays)).ppl
-    return found
+    return found | {one: evaluate(stream, tokens, topk_at(model.spec, one)).ppl for one in SPARSITIES}
 
 
 def _rounded(case: Case, model: Model) -> dict[str, np.ndarray]:
@@ -145,7 +136,7 @@ def _unmasked(case: Case, asked: Sparsity, config: DistillConfig, work: Workspac
     return source.write(names.__getitem__, work.folder / "source")
 
 
-def recovered(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+def recovered(rows: Rows) -> dict[str, dict[str, float]]:
     """Model -> sparsity -> share of the gap to dense that a student of that sparsity closes."""
     cells = {(row["model"], row["variant"], row["trained"], row["sparsity"]): row["ppl"] for row in rows}
     found: dict[str, dict[str, float]] = {}
@@ -158,8 +149,6 @@ def recovered(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
 
 @dataclass(frozen=True)
 class Options:
-    """What is distilled."""
-
     models: tuple[str, ...] = option(
         ("prose7m",), smoke=("stories260k",), full=("prose7m", "tinystories656k"), choices=MODELS, help="models"
     )
@@ -170,18 +159,12 @@ class Options:
         (0.7,), full=SPARSITIES, choices=SPARSITIES, help="sparsities that students are trained for"
     )
     steps: int = option(12, smoke=1, full=60, help="updates")
-    learning_rate: float = option(DistillConfig().learning_rate, help="learning rate")
-    dense_share: float = option(DistillConfig().distill_dense_share, help="share of the blocks that stay dense")
-    kept_gain: float = option(DistillConfig().distill_kept_gain, help="the least gain that is kept")
     batch_blocks: int = option(DistillConfig().distill_blocks, smoke=1, help="blocks of 256 tokens of an update")
     validation_blocks: int = option(DistillConfig().validation_blocks, smoke=1, help="blocks of validation text")
     test_blocks: int = option(8, smoke=1, full=64, help="blocks of test text")
-    verbose: bool = option(False, help="tell every evaluation")
 
 
 class Plugin(Benchmark[Options]):
-    """Distills each student and scores it at all sparsities."""
-
     keys = {
         "rows[].model": "model",
         "rows[].variant": "student, or the source",
@@ -194,7 +177,6 @@ class Plugin(Benchmark[Options]):
     full_minutes = 600
 
     def cells(self) -> Iterator[Cell]:
-        """The source, then a cell per student."""
         options = self.options
         for model in options.models:
             yield {"model": model, "variant": SOURCE, "trained": None}
@@ -206,7 +188,6 @@ class Plugin(Benchmark[Options]):
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """A row per sparsity."""
-        logging.basicConfig(level=logging.INFO if self.options.verbose else logging.WARNING)
         name, variant, at = cell["model"], cell["variant"], cell["trained"]
         splits = {**SPLITS, "test": ("test", slice(0, self.options.test_blocks))}
         case = self.once(name, lambda: case_of(name, self.folder / name, splits))
@@ -214,27 +195,14 @@ class Plugin(Benchmark[Options]):
         for sparsity, ppl in scores(case, model, variant in ROUNDED).items():
             yield {"sparsity": sparsity, "ppl": ppl}
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """Shares of the gap."""
+    def figures(self, rows: Rows) -> Figures:
         return {"gap_recovered": recovered(rows)}
-
-    def tables(self, rows: Sequence[Row], figures: Mapping[str, Any]) -> Iterator[Table]:
-        """Perplexity by sparsity."""
-        cells = {(row["model"], row["variant"], row["trained"], row["sparsity"]): row["ppl"] for row in rows}
-        table = [
-            [*key, *(cells[(*key, at)] for at in (0.0, *SPARSITIES))] for key in dict.fromkeys(k[:3] for k in cells)
-        ]
-        columns = ["model", "variant", "trained", "dense", *map(str, SPARSITIES)]
-        yield Table("perplexity on test text, by sparsity", columns, table)
 
     def _config(self) -> DistillConfig:
         options = self.options
         return DistillConfig(
             distill_steps=options.steps,
-            learning_rate=options.learning_rate,
             compute_device="cpu",
-            distill_dense_share=options.dense_share,
-            distill_kept_gain=options.kept_gain,
             distill_blocks=options.batch_blocks,
             validation_blocks=options.validation_blocks,
         )

@@ -7,16 +7,15 @@ a process that does nothing else, top-k at half on all linear layers; the sum is
 model by it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.harness.apart import apart, peak_rss_bytes
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
-from benchmarks.harness.command import main
 from coldpress.compiler.io import Workspace, save_arrays
 from coldpress.compiler.stages import distill, ingest, relufy
 from coldpress.compiler.stages.distill import DistillConfig, Size
@@ -64,7 +63,7 @@ def one_step(checkpoint: Path, folder: Path, recipe: str) -> Row:
     return {"peak_bytes": peak_bytes, "counted_bytes": counted_bytes}
 
 
-def whole(rows: Sequence[Row], num_layers: int) -> dict[str, dict[str, int]]:
+def whole(rows: Rows, num_layers: int) -> dict[str, dict[str, int]]:
     """All layers, by the line through the first and the last row of each recipe."""
     found: dict[str, dict[str, int]] = {}
     for recipe in dict.fromkeys(row["recipe"] for row in rows):
@@ -79,8 +78,6 @@ def whole(rows: Sequence[Row], num_layers: int) -> dict[str, dict[str, int]]:
 
 @dataclass(frozen=True)
 class Options:
-    """What is distilled."""
-
     shape: str = option("mistral-7b", smoke="small", choices=sorted(SHAPES), help="shape of a layer")
     layers: tuple[int, ...] = option((2, 3), smoke=(1,), help="numbers of layers")
     recipes: tuple[str, ...] = option(
@@ -89,11 +86,7 @@ class Options:
 
 
 class Plugin(Benchmark[Options]):
-    """Trains each planted checkpoint for one step."""
-
     keys = {
-        "rows[].recipe": "what is trained",
-        "rows[].layers": "layers of the checkpoint",
         "rows[].peak_bytes": "peak memory of the process",
         "rows[].counted_bytes": "memory that the product counts",
         "whole.*.peak_bytes?": "peak memory of all layers, by the line through the rows, by recipe",
@@ -103,7 +96,6 @@ class Plugin(Benchmark[Options]):
     full_minutes = 15
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """One row."""
         layers = cell["layers"]
         checkpoint = self.once(layers, lambda: apart(self, "planted", layers))
         yield apart(self, "step", checkpoint, cell["recipe"])
@@ -117,8 +109,7 @@ class Plugin(Benchmark[Options]):
         """Trains in this process."""
         return one_step(Path(checkpoint), Path(checkpoint).with_suffix(f".{recipe}"), recipe)
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """All layers."""
+    def figures(self, rows: Rows) -> Figures:
         several = len(self.options.layers) > 1
         return {"whole": whole(rows, SHAPES[self.options.shape].num_hidden_layers)} if several else {}
 

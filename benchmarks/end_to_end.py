@@ -7,12 +7,11 @@ measured on this machine, which reads from its disk with O_DIRECT. The jobs of a
 has imported the libraries.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
-from benchmarks.harness.command import main
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.shared.builds import MODELS, build, settings
 from coldpress.compiler.io import load_record
 from coldpress.runtime import plugins
@@ -44,8 +43,6 @@ MAY_BE_NULL = ("tokens_per_s_deviation", "ppl_dense", "gain_over_dense")
 
 @dataclass(frozen=True)
 class Options:
-    """What is built."""
-
     models: tuple[str, ...] = option(
         ("demo", "stories260k", "tinystories656k-relu", "prose7m"),
         smoke=("stories260k",),
@@ -61,10 +58,7 @@ class Options:
 
 
 class Plugin(Benchmark[Options]):
-    """Builds each model."""
-
     keys = {
-        "rows[].model": "model",
         **{f"rows[].{name}{'?' * (name in MAY_BE_NULL)}": meaning for name, meaning in OF_THE_BUILD.items()},
         **{f"rows[].dense_{name}?": meaning for name, meaning in OF_THE_DENSE_RUN.items()},
         "worst_gain?": "the least gain over a dense run",
@@ -76,7 +70,6 @@ class Plugin(Benchmark[Options]):
     full_minutes = 8
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """One row."""
         model, options = cell["model"], self.options
         config: dict[str, Any] = settings(model, options.device, options.short) | {"method": options.method}
         if model == "demo":
@@ -85,8 +78,7 @@ class Plugin(Benchmark[Options]):
         dense = {f"dense_{name}": found.dense and getattr(found.dense, name) for name in OF_THE_DENSE_RUN}
         yield {name: getattr(found, name) for name in OF_THE_BUILD} | dense
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """The gains over all models."""
+    def figures(self, rows: Rows) -> Figures:
         gains = {row["model"]: row["gain_over_dense"] for row in rows if row["gain_over_dense"] is not None}
         return {"worst_gain": min(gains.values(), default=None), "demo_gain": gains.get("demo")}
 

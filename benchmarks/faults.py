@@ -20,17 +20,15 @@ import shutil
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
-from benchmarks.harness.command import main
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from coldpress.compiler.io import save_record
 from coldpress.schemas.base import Record
 from coldpress.schemas.errors import ColdpressError
@@ -287,8 +285,6 @@ Subjects = Mapping[str, Subject]
 
 @dataclass(frozen=True)
 class Options:
-    """What fails."""
-
     sample: int = option(40, smoke=2, full=0, help="injections; 0: all")
     stages: int = option(4, smoke=1, help="the first of: package, publish over nothing; both over another")
     seed: int = option(0, help="of the sample")
@@ -296,8 +292,6 @@ class Options:
 
 
 class Plugin(Benchmark[Options]):
-    """Injects faults, some in each cell."""
-
     keys = {
         "rows[].share": "number of the cell",
         "rows[].stage": "stage, and what stands where it writes",
@@ -320,7 +314,6 @@ class Plugin(Benchmark[Options]):
     full_minutes = 60
 
     def cells(self) -> Iterator[Cell]:
-        """Shares of the injections, as many at a time as there are jobs."""
         sample = self.options.sample
         for share in range(-(-sample // self.options.jobs) or SHARES_OF_ALL):
             yield {"share": share}
@@ -352,8 +345,7 @@ class Plugin(Benchmark[Options]):
             free.put(subjects)
         return free, len(found), sampled(found, self.options.sample, self.options.seed)
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """Counts over all injections."""
+    def figures(self, rows: Rows) -> Figures:
         met = [row for row in rows if not row["missed"]]
         return {
             "injections": len(met),

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,9 +20,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
-from benchmarks.harness.command import main
-from benchmarks.harness.timing import spread
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option, spread
 from coldpress.runtime import _native, plugins
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.extents import Extents
@@ -109,7 +107,6 @@ def fio(disk: Disk, size: int, depth: int, seconds: float) -> float | None:
 
 
 def measure(disk: Disk, size: int, depth: int, rounds: int, reads_s: float) -> Row:
-    """One row."""
     least = MIN_READS_PER_DEPTH * depth
     first_s = bare(disk, disk.offsets(size, least), size, depth)
     count = max(least, min(int(least * reads_s / first_s), ROUND_BYTES // size))
@@ -131,8 +128,6 @@ def measure(disk: Disk, size: int, depth: int, rounds: int, reads_s: float) -> R
 
 @dataclass(frozen=True)
 class Options:
-    """What is read."""
-
     sizes: tuple[int, ...] = option((4096, 65536, 1 << 20), smoke=(65536,), full=SIZES, help="bytes of a read")
     depths: tuple[int, ...] = option((1, 16, 64), smoke=(4,), full=DEPTHS, help="reads in flight")
     rounds: int = option(5, smoke=2, help="rounds")
@@ -141,11 +136,7 @@ class Options:
 
 
 class Plugin(Benchmark[Options]):
-    """Reads one file by every reader."""
-
     keys = {
-        "rows[].bytes": "bytes of a read",
-        "rows[].depth": "reads in flight",
         "rows[].direct_bytes_per_s": "of direct",
         "rows[].io_uring_bytes_per_s": "of io_uring",
         "rows[].bare_bytes_per_s": "of bare",
@@ -163,7 +154,6 @@ class Plugin(Benchmark[Options]):
     full_minutes = 3
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """One row."""
         yield measure(
             self.once("disk", self._disk), cell["bytes"], cell["depth"], self.options.rounds, self.options.reads_s
         )
@@ -177,8 +167,7 @@ class Plugin(Benchmark[Options]):
         sums = write_file(image, self.options.file_bytes)
         return Disk(image, sums, program, buffer, np.random.default_rng(1))
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """The worst shares."""
+    def figures(self, rows: Rows) -> Figures:
         worst = {f"worst_share_{name}": min(row[f"{name}_share"]["median"] for row in rows) for name in OURS}
         return {"worst_share": min(row["best_share"] for row in rows), **worst}
 

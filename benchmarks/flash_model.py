@@ -4,21 +4,18 @@ The grid of read sizes and reads in flight is measured on this disk, as `device 
 fio (`--reports`). `fit` rows are laws of several forms on each grid, with the errors at points of a read size that the
 law was not fitted to. `request` rows are requests on this disk as plans make them: the units that a token uses, in
 clusters, whose reads are joined over a gap, so that reads of many sizes are in flight together; no fit has seen one.
-`gap` rows choose the gap of each set of units by the fitted law and by the earlier one (the fastest point's bandwidth,
-the first point's reads per second, a lone read's latency, and the largest of the three), and read both. Requests and
-points are each the fastest of interleaved rounds, which disturbances by other processes lengthen, and never shorten.
+`gap` rows choose the gap of each set of units by the fitted law. Requests and points are each the fastest of
+interleaved rounds, which disturbances by other processes lengthen, and never shorten.
 """
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
-from benchmarks.harness.command import main
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from coldpress.compiler.device import host
 from coldpress.compiler.device.fio import Stated, import_fio, read_report
 from coldpress.compiler.device.measure import storage_of
@@ -29,10 +26,11 @@ from coldpress.runtime.store import planner
 from coldpress.runtime.store.planner import Strided
 from coldpress.runtime.store.reads import MAX_READ_BYTES
 from coldpress.schemas.device import Flash, flash_seconds
-from coldpress.schemas.law import Law, fit
+from coldpress.schemas.law import OVERLAPS, fit
 
 DISK = "disk"
-FORMS: Mapping[str, tuple[float, ...] | None] = {"fitted": None, "maximum": (1.0,), "sum": (0.0,)}
+FITTED = "fitted"
+FORMS: Mapping[str, Sequence[float]] = {FITTED: OVERLAPS, "maximum": (1.0,), "sum": (0.0,)}
 UNIT_BYTES = (1536, 4608, 12288, 28672)
 NUM_UNITS = 11008
 DENSITIES = (0.01, 0.04)
@@ -71,17 +69,6 @@ def seconds(flash: Flash, extents: Extents) -> float:
     return float(flash_seconds(flash, len(extents), extents.num_bytes))
 
 
-def earlier(flash: Flash) -> Flash:
-    """The same points under the law that was: first point's operations, fastest bandwidth, a lone read, the largest."""
-    deep = [point for point in flash.read_curve.value if point.reads_in_flight in (None, flash.queue_depth.value)]
-    lone = next((point for point in flash.read_curve.value if point.reads_in_flight == 1), None)
-    latency_s = lone.read_bytes / lone.bytes_per_s if lone else flash.latency_s.value
-    first, fastest = deep[0], max(point.bytes_per_s for point in deep)
-    law = Law(reads_per_s=first.bytes_per_s / first.read_bytes, bytes_per_s=fastest, overlap=1.0)
-    latency = flash.latency_s.model_copy(update={"value": latency_s})
-    return flash.model_copy(update={"law": law, "latency_s": latency})
-
-
 @dataclass(frozen=True)
 class Measured:
     """This disk: its flash, and the fastest seconds of each request, by set of units and gap."""
@@ -115,30 +102,19 @@ def measured(folder: Path, sets: Sequence[Wanted], file_bytes: int, rounds: int)
 
 def fit_row(flash: Flash, form: str) -> Row:
     """A law's parameters, and its errors where it was fitted and where not."""
-    if form == "earlier":
-        other = earlier(flash)
-        return {"form": form, **_parameters(other), **_errors("fit", other.law_errors), **_errors("held", None)}
-    overlaps = FORMS[form]
-    if overlaps is None:
-        return {
-            "form": form,
-            **_parameters(flash),
-            **_errors("fit", flash.law_errors),
-            **_errors("held", held_out_errors(flash)),
-        }
-    found = fit(flash.grid, None, overlaps)
-    latency = flash.latency_s.model_copy(update={"value": found.latency_s})
-    changed = flash.model_copy(update={"law": found.law, "latency_s": latency})
+    overlaps, errors = FORMS[form], flash.law_errors
+    if form != FITTED:
+        found = fit(flash.grid, None, overlaps)
+        latency = flash.latency_s.model_copy(update={"value": found.latency_s})
+        flash, errors = flash.model_copy(update={"law": found.law, "latency_s": latency}), found.errors
     return {
+        "part": "fit",
         "form": form,
-        **_parameters(changed),
-        **_errors("fit", found.errors),
+        "latency_s": flash.latency_s.value,
+        **flash.law.model_dump(),
+        **_errors("fit", errors),
         **_errors("held", held_out_errors(flash, overlaps)),
     }
-
-
-def _parameters(flash: Flash) -> Row:
-    return {"latency_s": flash.latency_s.value, **flash.law.model_dump()}
 
 
 def _errors(name: str, errors: np.ndarray | None) -> Row:
@@ -151,20 +127,16 @@ def _errors(name: str, errors: np.ndarray | None) -> Row:
 
 @dataclass(frozen=True)
 class Options:
-    """What is measured."""
-
     reports: tuple[str, ...] = option((), help="files that fio wrote with --output-format=json")
     rounds: int = option(12, smoke=2, full=60, help="rounds; the fastest counts")
     file_mib: int = option(1024, smoke=320, help="MiB of the file that is read")
 
 
 class Plugin(Benchmark[Options]):
-    """Fits laws to grids and holds them against requests."""
-
     keys = {
         "rows[].grid": "disk: measured here; else the report of fio",
         "rows[].part": "fit, request or gap",
-        "rows[].form?": "fit: fitted (the product's law), maximum, sum, or earlier (the law before the fit)",
+        "rows[].form?": "fit: fitted (the product's law), maximum, or sum",
         "rows[].latency_s?": "fit: seconds of a read besides its operation and its bytes",
         "rows[].reads_per_s?": "fit: operations per second",
         "rows[].bytes_per_s?": "fit: bandwidth",
@@ -180,70 +152,42 @@ class Plugin(Benchmark[Options]):
         "rows[].read_bytes?": "request: their bytes",
         "rows[].seconds?": "request: measured, the fastest round",
         "rows[].error?": "request: of the fitted law, relative",
-        "rows[].earlier_error?": "request: of the earlier law",
-        "rows[].earlier_gap_bytes?": "gap: the gap by the earlier law",
-        "rows[].gain?": "gap: measured seconds with the earlier law's gap over those with the fitted law's",
         "rows[].of_best?": "gap: measured seconds with the fastest gap over those with the fitted law's",
         "held_median": "error of the fitted law at held-out points, median over grids",
         "held_worst": "the worst",
         "request_median": "error of the fitted law at requests, median",
         "request_worst": "the worst",
-        "earlier_request_median": "error of the earlier law at requests, median",
-        "earlier_request_worst": "the worst",
-        "gap_gain_median": "median gain of choosing the gap by the fitted law",
-        "gap_gain_worst": "the worst",
     }
     is_timing = True
+    over = ({"grid": (DISK,)}, {"grid": "reports"})
     full_minutes = 5
-
-    def cells(self) -> Iterator[Cell]:
-        """A cell per grid."""
-        yield {"grid": DISK}
-        for path in self.options.reports:
-            yield {"grid": path}
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """The laws of a grid; of the disk also requests and gaps."""
         if cell["grid"] != DISK:
             base = load_device("pixel6")  # fio's report has no DRAM, and the law needs none
             flash = import_fio(read_report(Path(cell["grid"])), "reported", base, Stated()).flash
-            yield from ({"part": "fit", **fit_row(flash, form)} for form in (*FORMS, "earlier"))
+            yield from (fit_row(flash, form) for form in FORMS)
             return
         sets = wanted_sets(7)
         found = measured(self.folder, sets, self.options.file_mib << 20, self.options.rounds)
-        yield from ({"part": "fit", **fit_row(found.flash, form)} for form in (*FORMS, "earlier"))
+        yield from (fit_row(found.flash, form) for form in FORMS)
         yield from request_rows(found, sets)
         yield from gap_rows(found, sets)
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """Errors of the fitted law and of the earlier one, and the gain."""
+    def figures(self, rows: Rows) -> Figures:
         fitted = [row for row in rows if row["part"] == "fit" and row["form"] == "fitted" and row["held_median"]]
-        requests = [row for row in rows if row["part"] == "request"]
-        gains = [row["gain"] for row in rows if row["part"] == "gap"]
-        new, old = ([abs(row[name]) for row in requests] for name in ("error", "earlier_error"))
+        errors = [abs(row["error"]) for row in rows if row["part"] == "request"]
         return {
             "held_median": statistics.median(row["held_median"] for row in fitted),
             "held_worst": max(row["held_worst"] for row in fitted),
-            "request_median": statistics.median(new),
-            "request_worst": max(new),
-            "earlier_request_median": statistics.median(old),
-            "earlier_request_worst": max(old),
-            "gap_gain_median": statistics.median(gains),
-            "gap_gain_worst": min(gains),
+            "request_median": statistics.median(errors),
+            "request_worst": max(errors),
         }
-
-    def tables(self, rows: Sequence[Row], figures: Mapping[str, Any]) -> Iterable[Table]:
-        """A table of each part, and the figures."""
-        for part in ("fit", "request", "gap"):
-            found = [row for row in rows if row["part"] == part]
-            columns = list(dict.fromkeys(name for row in found for name in row if name != "part"))
-            yield Table(part, columns, [[row.get(name) for name in columns] for row in found])
-        yield Table("all", ("figure", "value"), [one for one in figures.items() if one[0] != "rows"])
 
 
 def request_rows(found: Measured, sets: Sequence[Wanted]) -> Iterator[Row]:
     """A row per set of units and gap."""
-    old = earlier(found.flash)
     for (number, gap), spent in found.request_s.items():
         one, extents = sets[number], sets[number].extents(gap)
         yield {
@@ -255,23 +199,19 @@ def request_rows(found: Measured, sets: Sequence[Wanted]) -> Iterator[Row]:
             "read_bytes": extents.num_bytes,
             "seconds": spent,
             "error": seconds(found.flash, extents) / spent - 1,
-            "earlier_error": seconds(old, extents) / spent - 1,
         }
 
 
 def gap_rows(found: Measured, sets: Sequence[Wanted]) -> Iterator[Row]:
-    """A row per set of units: the gaps that the laws choose, and what the disk takes with them."""
-    old = earlier(found.flash)
+    """A row per set of units: the gap that the law chooses, and what the disk takes with it."""
     for number, one in enumerate(sets):
         spent = {gap: found.request_s[number, gap] for gap in GAPS if (number, gap) in found.request_s}
-        chosen, before = (min(spent, key=lambda gap: seconds(law, one.extents(gap))) for law in (found.flash, old))
+        chosen = min(spent, key=lambda gap: seconds(found.flash, one.extents(gap)))
         yield {
             "part": "gap",
             "unit_bytes": one.unit_bytes,
             "units": one.positions.size,
             "gap_bytes": chosen,
-            "earlier_gap_bytes": before,
-            "gain": spent[before] / spent[chosen],
             "of_best": min(spent.values()) / spent[chosen],
         }
 

@@ -6,9 +6,8 @@ Reads are the runtime's planner's, seconds the device's. `top-k` collapses reads
 on validation text; `use_read_units` has the same reads and computes with all they bring; `greedy` takes contiguous
 chunks by importance over seconds, after the description of Neuron Chunking (2511.18692); `flash` is the product's
 selector with one density for all layers; `by loss` the same with the densities of `density_allocation=greedy`, from
-which prices per layer and family follow. The order `own` is made for this selection (shared/flash_orders.py). A curve
-has one point per density; between points milliseconds are linear in log perplexity, and all are held to top-k's
-perplexity at two densities.
+which prices per layer and family follow. A curve has one point per density; between points milliseconds are linear in
+log perplexity, and all are held to top-k's perplexity at two densities.
 """
 
 import dataclasses
@@ -18,24 +17,25 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
-from benchmarks.harness.command import main
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.harness.places import ROOT
 from benchmarks.shared.cases import WITH_MIXTURES
 from benchmarks.shared.flash_curves import Curve, TopK, flash_curve, greedy_curve, topk_curves
-from benchmarks.shared.flash_orders import ORDERS, structural
-from benchmarks.shared.flash_setting import Setting, known_of
+from benchmarks.shared.flash_setting import UNIT_BYTES, Orders, Setting, known_of, top_k
 from coldpress.compiler.profiles import load_device
+from coldpress.compiler.stages.order import ripple
+from tests.support.statistics import task_of
 
 METHODS: Mapping[str, Callable[[Setting], Curve]] = {
     "greedy": greedy_curve,
     "flash": lambda setting: flash_curve(setting, by_loss=False),
     "by loss": lambda setting: flash_curve(setting, by_loss=True),
 }
+ORDERS = ("structural", "coactivation")
+"""The model's own, and Ripple's Algorithm 1 on what top-k at half of the units uses of calibration text."""
 PLAIN = ("top-k", "use_read_units")
 CURVES = (*PLAIN, *METHODS)
 OURS = {"use_read_units": "_use_read_units", "flash": "", "by loss": "_by_loss"}
@@ -63,10 +63,18 @@ class Prepared:
     def setting(self, device: str, groups: int, order: str) -> Setting:
         """How units lie and are read, without a cache."""
         if (device, groups, order) not in self._settings:
-            plain = Setting(self.known, load_device(ROOT / "profiles/devices" / f"{device}.yaml"), groups, {})
-            plain = dataclasses.replace(plain, orders=structural(plain))
-            self._settings[device, groups, order] = dataclasses.replace(plain, orders=ORDERS[order](plain))
+            profile = load_device(ROOT / "profiles/devices" / f"{device}.yaml")
+            self._settings[device, groups, order] = Setting(self.known, profile, groups, self._orders(order))
         return self._settings[device, groups, order]
+
+    def _orders(self, order: str) -> Orders:
+        if order == "structural":
+            return {key: np.arange(norms.size) for key, norms in self.known.norms.items()}
+        tasks = {
+            key: task_of(top_k(signal, 0.5).T, unit_bytes=UNIT_BYTES[key[1]])
+            for key, signal in self.known.signals.items()
+        }
+        return {key: ripple.Plugin().arrange(task).order for key, task in tasks.items()}
 
 
 def compared(setting: Setting, masks: TopK, methods: Sequence[str]) -> Iterator[Row]:
@@ -80,13 +88,13 @@ def compared(setting: Setting, masks: TopK, methods: Sequence[str]) -> Iterator[
         yield row | {"token_ms": {name: ms_at(curve, ppl, "token_ms") for name, curve in curves.items()}}
 
 
-def gains(rows: Sequence[Row], over: str, ours: str) -> list[float]:
+def gains(rows: Rows, over: str, ours: str) -> list[float]:
     """Seconds of a method over ours, where both curves reach the perplexity."""
     found = ((row.get(over), row.get(ours)) for row in rows)
     return [before / after for before, after in found if before is not None and after is not None]
 
 
-def summary(rows: Sequence[Row]) -> Row:
+def summary(rows: Rows) -> Row:
     """Gains of all rows; `_token`: of whole requests, not of their reads alone."""
     found: Row = {}
     whole = [row | row["token_ms"] for row in rows]
@@ -102,8 +110,6 @@ def summary(rows: Sequence[Row]) -> Row:
 
 @dataclass(frozen=True)
 class Options:
-    """What is compared."""
-
     models: tuple[str, ...] = option(
         ("prose7m",),
         smoke=("stories260k",),
@@ -113,7 +119,7 @@ class Options:
     )
     devices: tuple[str, ...] = option(("pixel6",), full=("pixel6", "infinix-zero30"), help="device profiles")
     orders: tuple[str, ...] = option(
-        ("structural",), smoke=("coactivation",), full=tuple(ORDERS), choices=ORDERS, help="orders on flash"
+        ("structural",), smoke=("coactivation",), full=ORDERS, choices=ORDERS, help="orders on flash"
     )
     groups: tuple[int, ...] = option((1,), full=(1, 4), help="layers that lie together")
     methods: tuple[str, ...] = option(
@@ -128,8 +134,6 @@ class Options:
 
 
 class Plugin(Benchmark[Options]):
-    """Draws the curve of each choice and compares them."""
-
     keys = {
         "rows[].model": "model",
         "rows[].device": "device profile",
@@ -156,7 +160,6 @@ class Plugin(Benchmark[Options]):
     full_minutes = 480
 
     def cells(self) -> Iterator[Cell]:
-        """A cell per model, device, groups, order and slots."""
         options = self.options
         for model, device, groups, order, slots in itertools.product(
             options.models, options.devices, options.groups, options.orders, options.slots
@@ -171,15 +174,8 @@ class Plugin(Benchmark[Options]):
         setting = at.setting(cell["device"], cell["groups"], cell["order"])
         yield from compared(dataclasses.replace(setting, slots=cell["slots"]), at.masks, options.methods)
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """Gains."""
+    def figures(self, rows: Rows) -> Figures:
         return summary(rows)
-
-    def tables(self, rows: Sequence[Row], figures: Mapping[str, Any]) -> Iterator[Table]:
-        """Milliseconds of reads."""
-        columns = ["model", "device", "groups", "order", "slots", "ppl", *PLAIN, *self.options.methods]
-        table = [[row[column] for column in columns] for row in rows]
-        yield Table("ms of reads a token at equal perplexity", columns, table)
 
 
 if __name__ == "__main__":

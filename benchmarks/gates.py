@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
-from benchmarks.harness.command import main
+from benchmarks.harness import Benchmark, Cell, Row, main, option
 from benchmarks.shared import builds
 from benchmarks.shared.builds import build, settings
 from coldpress.compiler.io import load_record
@@ -38,8 +37,6 @@ OFF = dict.fromkeys(("max_ppl_ratio", "min_top1_agreement", "max_logit_error"), 
 
 @dataclass(frozen=True)
 class Options:
-    """What is built."""
-
     models: tuple[str, ...] = option(
         ("stories260k", "tinystories656k-relu"),
         smoke=("stories260k",),
@@ -55,8 +52,6 @@ class Options:
 
 
 class Plugin(Benchmark[Options]):
-    """Builds each model in all ways."""
-
     keys = {
         "rows[].model": "model",
         "rows[].label": "selector with its density, and format",
@@ -68,11 +63,9 @@ class Plugin(Benchmark[Options]):
     full_minutes = 30
 
     def cells(self) -> Iterator[Cell]:
-        """One per model and label."""
         return ({"model": model, "label": label} for model in self.options.models for label in self._ways(model))
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """One row."""
         model, label = cell["model"], cell["label"]
         config: dict[str, Any] = settings(model, short=self.options.short) | {"dram_budget": MODELS[model][1]}
         config |= {"order": "structural", "label": label, **OFF, **self._ways(model)[label]}

@@ -12,14 +12,11 @@ Q4_0 product is of the whole matrix.
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
-from benchmarks.harness.command import main
-from benchmarks.harness.timing import gain, interleaved, spread
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, gain, interleaved, main, option, spread
 from benchmarks.shared.ggml import Q4Product
 from coldpress.runtime import _native
 from coldpress.runtime.kernels import NATIVE_FORMATS, gemv, mlp, rows
@@ -122,17 +119,12 @@ def timed(threads: int, rounds: int) -> tuple[list[float], dict[str, list[float]
 
 @dataclass(frozen=True)
 class Options:
-    """What is timed."""
-
     threads: tuple[int, ...] = option((1, 2), smoke=(1,), help="numbers of threads")
     rounds: int = option(9, smoke=2, full=15, help="interleaved rounds")
 
 
 class Plugin(Benchmark[Options]):
-    """Times all kernels on one number of threads after the other."""
-
     keys = {
-        "rows[].threads": "threads",
         "rows[].kernel": "dot, axpy, mlp, gemv; read: the streaming read; q4_0: llama.cpp's product",
         "rows[].format?": "gemv: of the weights, if not int4_group32",
         "rows[].activations": "what x is rounded to",
@@ -178,8 +170,7 @@ class Plugin(Benchmark[Options]):
             row = row_of("gemv", kind, 1.0, call_s, num_bytes, read_bytes_per_s)
             yield row | {"format": name, "over_int4": gain(seconds[name_of("gemv", kind)], call_s)}
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """The bandwidth, and the comparison with llama.cpp."""
+    def figures(self, rows: Rows) -> Figures:
         return {
             "read_gb_per_s": {str(row["threads"]): row["gb_per_s"] for row in rows if row["kernel"] == READ},
             "q4_0": [

@@ -30,9 +30,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
-from benchmarks.harness.command import main
-from benchmarks.harness.timing import Gain, gain, spread
+from benchmarks.harness import Benchmark, Cell, Figures, Gain, Row, Rows, gain, main, option, spread
 from benchmarks.shared import llama_mmap, unbundled
 from benchmarks.shared.emulated import OTHER_BYTES, apart_under_caps
 from benchmarks.shared.planted import (
@@ -292,8 +290,6 @@ def gains(
 
 @dataclass(frozen=True)
 class Options:
-    """What is decoded, on which devices."""
-
     cases: tuple[str, ...] = option(("relu-10",), full=tuple(CASES), choices=CASES, help="selector, density")
     devices: tuple[str, ...] = option(("pixel6",), full=("pixel6", "oneplus12"), help="device profiles")
     dram: tuple[float, ...] = option((0.1,), full=(0.1, 0.5), help="shares of the units in DRAM")
@@ -306,12 +302,7 @@ class Options:
 
 
 class Plugin(Benchmark[Options]):
-    """Climbs each combination's ladder."""
-
     keys = {
-        "rows[].case": "selector, density",
-        "rows[].device": "device profile",
-        "rows[].dram": "share of the units in DRAM",
         "rows[].scale": "share of the device's rates",
         "rows[].artifact_over_budget": "bytes of the artifact over the DRAM budget",
         "rows[].llama_tokens_per_s?": "tokens per second of llama.cpp",
@@ -350,7 +341,6 @@ class Plugin(Benchmark[Options]):
     full_minutes = 150
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """One row, measured in processes under the device's caps."""
         case, scale, device = cell["case"], self.options.scale, cell["device"]
         folder = self.once(case, lambda: self.artifacts(case))
         manifest, plan = plan_of(artifact_of(case, STRUCTURAL, folder), cell["dram"])
@@ -405,21 +395,12 @@ class Plugin(Benchmark[Options]):
         """llama.cpp's speed and memory, in a process under the caps."""
         return llama_mmap.measure(gguf_of(case, self._folder), topic_tokens(3, 2), LLAMA_TOKENS)
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """Medians over the rows that leave room for a gain."""
+    def figures(self, rows: Rows) -> Figures:
         found = {}
         for name in ("layout", "layout_flash"):
             allowed = [row[name]["median"] for row in rows if row[f"{name}_bound"] >= MEAN_GAIN]
             found[f"{name}_median"] = median(allowed) if allowed else None
         return found
-
-    def tables(self, rows: Sequence[Row], figures: Mapping[str, Any]) -> Iterator[Table]:
-        """The waterfall of each combination, and the figures of all."""
-        for row in rows:
-            title = f"{row['case']}, {row['device']} × {row['scale']:g}, {row['dram']:.0%} of the units in DRAM"
-            yield Table(title, list(row["steps"][0]), [list(step.values()) for step in row["steps"]])
-        columns = [name for name in rows[0] if name not in ("steps", "in_a_flash")]
-        yield Table("ladder", columns, [[row.get(name) for name in columns] for row in rows])
 
 
 if __name__ == "__main__":

@@ -16,9 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
-from benchmarks.harness.command import main
-from benchmarks.harness.timing import Gain, gain
+from benchmarks.harness import Benchmark, Cell, Gain, Row, gain, main, option
 from benchmarks.shared.builds import MODELS, build, settings
 from benchmarks.shared.llama import LlamaCpp
 from coldpress.compiler.io import load_arrays, load_record
@@ -39,8 +37,6 @@ TEXTS = (" two  spaces\n\n\tand lines ", 'He said: "Don\'t!" 1234 times.', "naï
 
 @dataclass(frozen=True)
 class Options:
-    """What is compared."""
-
     models: tuple[str, ...] = option(
         ("stories260k", "prose7m"), smoke=("stories260k",), full=tuple(MODELS), choices=MODELS, help="models"
     )
@@ -53,11 +49,7 @@ class Options:
 
 
 class Plugin(Benchmark[Options]):
-    """Compares each model and format."""
-
     keys = {
-        "rows[].model": "model",
-        "rows[].format": "format of the artifact",
         "rows[].refused?": "why it could not be exported; nothing else is in such a row",
         "rows[].continuations?": "continuations that were compared",
         "rows[].equal?": "those with the same tokens",
@@ -74,7 +66,6 @@ class Plugin(Benchmark[Options]):
     full_minutes = 15
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """One row."""
         os.environ["OMP_NUM_THREADS"] = "1"
         model, form = cell["model"], cell["format"]
         config: dict[str, Any] = settings(model, self.options.device, self.options.short)

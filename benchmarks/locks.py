@@ -16,15 +16,14 @@ package, without verifying and publishing it.
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
-from benchmarks.harness.command import main
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from coldpress.compiler.io import sha256_of
 from coldpress.schemas.errors import ColdpressError
 from tests.support import warm
@@ -50,8 +49,6 @@ CONFIG = {
 
 @dataclass(frozen=True)
 class Options:
-    """How often."""
-
     trials: int = option(8, smoke=1, full=20, help="pairs of builds")
     kills: int = option(4, smoke=1, full=10, help="kills")
     layers: int = option(4, smoke=1, help="layers of the model")
@@ -60,8 +57,6 @@ class Options:
 
 
 class Plugin(Benchmark[Options]):
-    """Disturbs one build after the other."""
-
     keys = {
         "rows[].case": "trial or kill",
         "rows[].number": "number of the trial or the kill",
@@ -79,15 +74,10 @@ class Plugin(Benchmark[Options]):
         "resumed": "kills after which a build gave the right artifact",
         "beside_a_job": "builds that were refused since a job of the killed one still ran",
     }
+    over = ({"case": ("trial",), "number": "trials"}, {"case": ("kill",), "number": "kills"})
     full_minutes = 12
 
-    def cells(self) -> Iterator[Cell]:
-        """One per trial and kill."""
-        for case, count in (("trial", self.options.trials), ("kill", self.options.kills)):
-            yield from ({"case": case, "number": number} for number in range(count))
-
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """One row."""
         subject = self.once("subject", lambda: subject_of(self.folder, self.options))
         number, is_kill = cell["number"], cell["case"] == "kill"
         random = np.random.default_rng([self.options.seed, is_kill, number])
@@ -95,8 +85,7 @@ class Plugin(Benchmark[Options]):
         found = kill_alone(subject, after_s) if is_kill else try_two(subject, number % 2 == 1, after_s)
         yield {"after_s": after_s, "undisturbed_s": subject.seconds, **found}
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """Sums over all rows."""
+    def figures(self, rows: Rows) -> Figures:
         sums = ("refused", "unhurt", "resumed", "beside_a_job")
         return {
             "trials": sum(row["case"] == "trial" for row in rows),

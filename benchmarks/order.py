@@ -16,13 +16,10 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from statistics import median
-from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
-from benchmarks.harness.command import main
-from benchmarks.harness.timing import interleaved, spread
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, interleaved, main, option, spread
 from benchmarks.shared.order_sources import AS_A_7B, MODELS, PLANTED, Source, Text, sources_of
 from coldpress.compiler.activity.packed_bits import adjacent_share, population
 from coldpress.compiler.cost_model import unit_bytes
@@ -151,7 +148,7 @@ def friend_rows(source: Source) -> Iterator[Row]:
         }
 
 
-def gains(rows: Sequence[Row], order: str, key: str = "ms") -> dict[tuple[str, ...], float]:
+def gains(rows: Rows, order: str, key: str = "ms") -> dict[tuple[str, ...], float]:
     """Seconds (`key`) of ripple over those of `order`, by case; 1 where neither reads anything."""
     ripples = {case_of(row): row[key] for row in rows if row["order"] == "ripple"}
     return {
@@ -185,8 +182,6 @@ def layer_times(source: Source, device: str, seed: int, rounds: int) -> dict[str
 
 @dataclass(frozen=True)
 class Options:
-    """What is put in order."""
-
     sources: tuple[str, ...] = option(
         ("planted 10%", "tinystories656k-relu", "prose7m-relu"),
         smoke=("tinystories656k-relu",),
@@ -196,16 +191,13 @@ class Options:
     )
     devices: tuple[str, ...] = option(("pixel6", "pc-high"), smoke=("pixel6",), help="device profiles")
     formats: tuple[FormatName, ...] = option(("fp16", "int4_group32"), smoke=("int4_group32",), help="formats")
-    timed: str = option("planted 10%", smoke="tinystories656k-relu", choices=SOURCES, help="the layer that is timed")
+    timed: str = option("planted 10%", smoke="tinystories656k-relu", choices=SOURCES, help="layer that is timed")
     rounds: int = option(5, smoke=1, help="rounds of the times")
 
 
 class Plugin(Benchmark[Options]):
-    """Puts each source in every order."""
-
     keys = {
         "rows[].part": "orders, friends or times",
-        "rows[].source": "planted layer, or model",
         "rows[].model": "model, as it is or with units of a 7B's size",
         "rows[].family": "family of units",
         "rows[].density": "share of the units that are active",
@@ -239,13 +231,8 @@ class Plugin(Benchmark[Options]):
     }
     is_timing = True
     needs_data = True
+    over = ({"source": "timed", "part": ("times",)}, {"source": "sources", "part": ("orders", "friends")})
     full_minutes = 25
-
-    def cells(self) -> Iterator[Cell]:
-        """The times, then orders and friends of each source."""
-        yield {"source": self.options.timed, "part": "times"}
-        for source, part in itertools.product(self.options.sources, ("orders", "friends")):
-            yield {"source": source, "part": part}
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """Rows of one part."""
@@ -269,8 +256,7 @@ class Plugin(Benchmark[Options]):
             slowest = {name: max(job[name][number] for job in found) for name in TIMED}
             yield named(source) | {f"{name}_s": MODEL_LAYERS / CORES * slowest[name] for name in TIMED}
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """Gains over all cases, and the times."""
+    def figures(self, rows: Rows) -> Figures:
         times = [row for row in rows if row["part"] == "times"]
         orders = [row for row in rows if row["part"] == "orders"]
         by_order = {order: gains(orders, order) for order in ORDERS}
@@ -293,17 +279,6 @@ class Plugin(Benchmark[Options]):
             "headroom_median_gain": median_of(found, open_cases),
             "headroom_median_gain_over_break_even": median_of(over_even, open_cases),
         }
-
-    def tables(self, rows: Sequence[Row], figures: Mapping[str, Any]) -> Iterator[Table]:
-        """A table per part, and the gains."""
-        for part in ("orders", "friends", "times"):
-            found = [row for row in rows if row["part"] == part]
-            columns = [name for name in found[0] if name != "part"]
-            yield Table(part, columns, [[row[name] for name in columns] for row in found])
-        gain_of = figures["gain_of"]
-        columns = ["worst", "median", "best"]
-        lines = [[order, *(each[name] for name in columns)] for order, each in gain_of.items()]
-        yield Table("gain over ripple", ["order", *columns], lines)
 
 
 def median_of(found: Mapping[tuple[str, ...], float], cases: Sequence[tuple[str, ...]]) -> float | None:

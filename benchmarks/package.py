@@ -16,15 +16,12 @@ import os
 import shutil
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option, spread
 from benchmarks.harness.apart import apart
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
-from benchmarks.harness.command import main
-from benchmarks.harness.timing import spread
 from coldpress.compiler.io import load_record
 from coldpress.schemas.families import FormatName
 from coldpress.schemas.package import Package
@@ -34,36 +31,17 @@ from tests.support.usage import Usage, measured
 BLOCK_BYTES = 8 << 20
 CODES = "records/quantized-*/*.safetensors"
 HOT, COLD = "hot", "cold"
-
-
-def prepare(folder: Path, checkpoint: Path, format_name: FormatName) -> None:
-    """The records of a build in `folder`; its codes are on the disk."""
-    from coldpress.compiler.io import Workspace, save_record
-    from coldpress.compiler.stages import ingest
-    from tests.support.records import Build
-
-    model = ingest.run(ingest.IngestConfig(model=str(checkpoint)), Workspace(folder / "ingest", "benchmark"))
-    build = Build(folder, method="predictor", format_name=format_name, layers_per_job=1, source=model)
-    records = {"model": build.model, "corpus": build.corpus, "sparsity": build.sparsity, "device": build.device}
-    records |= {
-        "layout": build.layout,
-        "plans": build.plans,
-        "placement": build.placement,
-        "predictors": build.predictors,
-    }
-    for name, record in records.items():
-        save_record(record, folder / f"{name}.json")
-    for name, parts in {"order": build.order, "quantized": build.quantized}.items():
-        for number, part in enumerate(parts):
-            save_record(part, folder / f"{name}-{number:03d}.json")
+RECORDS = ("model", "corpus", "sparsity", "device", "layout", "plans", "placement", "predictors")
+CHUNKED = ("order", "quantized")
+"""Arguments of `package`, one record each or several."""
 
 
 def package(folder: Path) -> tuple[Usage, Package]:
     """Packages once, by the command that a build runs; what it took, and the record that it wrote."""
     arguments: list[str | Path] = ["--artifact", folder / "model.coldpress", "--output", folder / "package.json"]
-    for name in ("model", "corpus", "sparsity", "device", "layout", "plans", "placement", "predictors"):
+    for name in RECORDS:
         arguments += [f"--{name}", folder / f"{name}.json"]
-    for name in ("order", "quantized"):
+    for name in CHUNKED:
         arguments += [f"--{name}", *sorted(folder.glob(f"{name}-*.json"))]
     took = measured("-m", "coldpress.compiler", "package", *arguments, folder=folder)
     return took, load_record(folder / "package.json", Package)
@@ -119,8 +97,6 @@ def warm(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Options:
-    """What is packaged."""
-
     shape: str = option("mistral-7b", smoke="small", choices=SHAPES, help="shape of the checkpoint")
     layers: tuple[int, ...] = option((1, 2), smoke=(1,), full=(2, 4), help="numbers of layers")
     formats: tuple[str, ...] = option(("int4_group32",), full=("int4_group32", "fp16"), help="formats")
@@ -128,11 +104,7 @@ class Options:
 
 
 class Plugin(Benchmark[Options]):
-    """Packages each checkpoint in each format, from hot and cold codes."""
-
     keys = {
-        "rows[].layers": "layers",
-        "rows[].format": "format",
         "rows[].codes": "hot: codes are in the page cache; cold: on the disk",
         "rows[].artifact_bytes": "bytes of the artifact",
         "rows[].package_bytes_per_s": "bytes per second of package",
@@ -147,15 +119,10 @@ class Plugin(Benchmark[Options]):
         "rss_growth": "largest memory with the most layers over that with the fewest",
     }
     is_timing = True
+    over = {"layers": "layers", "format": "formats", "codes": (HOT, COLD)}
     full_minutes = 25
 
-    def cells(self) -> Iterator[Cell]:
-        """A cell per number of layers, format and place of the codes."""
-        for layers, form, codes in itertools.product(self.options.layers, self.options.formats, (HOT, COLD)):
-            yield {"layers": layers, "format": form, "codes": codes}
-
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """One row."""
         checkpoint, form = self.folder / f"model-{cell['layers']}", cell["format"]
         folder = self.once([cell["layers"], form], lambda: self.records(checkpoint, cell["layers"], form))
         yield row_of(folder, cell["codes"], self.options.rounds)
@@ -173,27 +140,33 @@ class Plugin(Benchmark[Options]):
         apart(self, "prepare", str(made), str(checkpoint), form)  # whose memory would slow package down
         return made
 
-    def prepare(self, folder: str, checkpoint: str, form: str) -> None:
-        """See `prepare`, in a process apart."""
-        prepare(Path(folder), Path(checkpoint), cast("FormatName", form))
+    def prepare(self, made: str, checkpoint: str, form: FormatName) -> None:
+        """The records of a build in a folder, in a process apart; its codes are on the disk."""
+        from coldpress.compiler.io import Workspace, save_record
+        from coldpress.compiler.stages import ingest
+        from tests.support.records import Build
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """The lowest ratio and the largest memory."""
+        folder = Path(made)
+        model = ingest.run(ingest.IngestConfig(model=checkpoint), Workspace(folder / "ingest", "benchmark"))
+        build = Build(folder, method="predictor", format_name=form, layers_per_job=1, source=model)
+        for name in RECORDS:
+            save_record(getattr(build, name), folder / f"{name}.json")
+        for name in CHUNKED:
+            for number, part in enumerate(getattr(build, name)):
+                save_record(part, folder / f"{name}-{number:03d}.json")
+
+    def figures(self, rows: Rows) -> Figures:
         most = max(row["layers"] for row in rows)
         hot = [row for row in rows if row["codes"] == HOT]
         peak = {
-            layers: max(row["peak_rss_bytes"] for row in hot if row["layers"] == layers) for layers in layers_of(hot)
+            layers: max(row["peak_rss_bytes"] for row in hot if row["layers"] == layers)
+            for layers in self.options.layers
         }
         return {
             "write_ratio": min(row["write_ratio"]["median"] for row in hot if row["layers"] == most),
             "peak_rss_bytes": max(row["peak_rss_bytes"] for row in rows),
             "rss_growth": peak[most] / peak[min(peak)],
         }
-
-
-def layers_of(rows: Sequence[Row]) -> set[int]:
-    """The numbers of layers that were measured."""
-    return {row["layers"] for row in rows}
 
 
 def row_of(folder: Path, codes: str, rounds: int) -> Row:

@@ -3,16 +3,16 @@
 From device profiles, shapes of models and statistics that the papers state, by the papers' own equations
 (compiler/papers) on this project's law of reads and of computing. No figure is fitted to the cell that it is compared
 with: a rate of computing comes from another row, which the basis names. A cell that is off says why. What needs traces,
-training or a solver has benchmarks of its own (`elsewhere`).
+training or a solver has benchmarks of its own: Ripple in ladder, collapse, cache_policies and order; LLM in a flash in
+predictors and relufication; PowerInfer in place, batch and predictors; ActiveFlow in preload_map, cache_policies and
+distillation; DIP in sparsity, allocation and dip_ca.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from types import ModuleType
-from typing import Any
 
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
-from benchmarks.harness.command import main
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.shared.published import activeflow, dip, llm_in_a_flash, ripple
 
 PAPERS: Mapping[str, ModuleType] = {
@@ -21,36 +21,15 @@ PAPERS: Mapping[str, ModuleType] = {
     "ActiveFlow": activeflow,
     "DIP": dip,
 }
-ELSEWHERE = {
-    "Ripple Fig. 11": "ladder",
-    "Ripple Figs. 13, 14": "collapse, caches",
-    "Ripple Figs. 15, 17, Table 4": "order",
-    "LLM in a flash Fig. 12b": "order",
-    "LLM in a flash Tables 1, 4, C": "predictors, relufication",
-    "PowerInfer 6.3.3, Fig. 12": "place",
-    "PowerInfer Fig. 14": "batch",
-    "PowerInfer 8.5, Table 6": "predictors",
-    "ActiveFlow Fig. 17a": "preload_map",
-    "ActiveFlow Figs. 18, 19": "caches",
-    "ActiveFlow Tables 3, 5": "distillation",
-    "DIP Tables 1, 3, 4, B.1": "sparsity, allocation",
-    "DIP Fig. 11, Table 2 but for its dense row": "dip_ca",
-}
-"""Published table -> our benchmarks of it."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Which papers."""
-
     papers: tuple[str, ...] = option(tuple(PAPERS), choices=PAPERS, help="papers")
 
 
 class Plugin(Benchmark[Options]):
-    """Computes every cell."""
-
     keys = {
-        "rows[].paper": "paper",
         "rows[].table": "table, figure or section",
         "rows[].cell": "row and column",
         "rows[].unit": "unit of both figures",
@@ -63,8 +42,6 @@ class Plugin(Benchmark[Options]):
         "rows[].note": "why ours is off",
         "by_paper.*.cells": "cells of a paper",
         "by_paper.*.within": "cells within their tolerance",
-        "elsewhere[].table": "published table that others have",
-        "elsewhere[].benchmarks": "which",
     }
     over = {"paper": "papers"}
     full_minutes = 0.1
@@ -75,21 +52,13 @@ class Plugin(Benchmark[Options]):
             found = {"ratio": one.ratio, "within": one.within, "note": "" if one.within else one.note}
             yield asdict(one) | found
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """How many cells are near, by paper."""
+    def figures(self, rows: Rows) -> Figures:
         by_paper: dict[str, dict[str, int]] = {}
         for row in rows:
             counts = by_paper.setdefault(row["paper"], {"cells": 0, "within": 0})
             counts["cells"] += 1
             counts["within"] += row["within"]
-        elsewhere = [{"table": table, "benchmarks": names} for table, names in ELSEWHERE.items()]
-        return {"by_paper": by_paper, "elsewhere": elsewhere}
-
-    def tables(self, rows: Sequence[Row], figures: Mapping[str, Any]) -> Iterator[Table]:
-        """A table per paper."""
-        columns = ("table", "cell", "unit", "published", "ours", "ratio", "basis", "note")
-        for paper in figures["by_paper"]:
-            yield Table(paper, columns, [[row[c] for c in columns] for row in rows if row["paper"] == paper])
+        return {"by_paper": by_paper}
 
 
 if __name__ == "__main__":

@@ -6,16 +6,15 @@ Other formats: perplexity against the source's, and against the same codes run d
 0.1 %). The jobs of a build are forked from a process that has imported the libraries.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.harness.apart import apart
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
-from benchmarks.harness.command import main
 from benchmarks.shared.builds import MODELS, artifact_in, build, settings
 from coldpress.compiler.io import load_arrays, load_record
 from coldpress.runtime.generate.session import Session
@@ -31,8 +30,6 @@ PROMPT_TOKENS, BLOCK_TOKENS = 16, 128
 
 @dataclass(frozen=True)
 class Options:
-    """What is compared."""
-
     models: tuple[str, ...] = option(
         ("stories260k", "tinystories656k-relu", "prose7m"),
         smoke=("stories260k",),
@@ -48,11 +45,7 @@ class Options:
 
 
 class Plugin(Benchmark[Options]):
-    """Compares the artifact of each model and format."""
-
     keys = {
-        "rows[].model": "model",
-        "rows[].format": "format of the artifact",
         "rows[].ppl_source": "perplexity of the source in transformers",
         "rows[].tokens_equal?": "whether the greedy tokens are those of transformers; fp16 alone",
         "rows[].max_logit_error?": "largest difference of a logit over the largest logit; fp16 alone",
@@ -67,15 +60,13 @@ class Plugin(Benchmark[Options]):
     full_minutes = 15
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """One row."""
         model, form = cell["model"], cell["format"]
         config: dict[str, Any] = settings(model, self.options.device, self.options.short)
         config |= {"method": "dense", "format": form, "label": form}
         top = build(self.folder / model, "--until", "verify" if form == "fp16" else "package", **config)
         yield apart(self, "compared", str(top), form, run=warm.run)
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """The worst of all."""
+    def figures(self, rows: Rows) -> Figures:
         ratios = [row["over_codes"] for row in rows if "over_codes" in row]
         return {
             "max_logit_error": max((row["max_logit_error"] for row in rows if "max_logit_error" in row), default=None),

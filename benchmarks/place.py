@@ -9,14 +9,12 @@ problems are held to enumeration by both solvers.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
-from benchmarks.harness.command import main
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from coldpress.compiler.stages.place import _solve
 from coldpress.compiler.stages.place._problem import Group, Problem, make_group, units_of
 from coldpress.compiler.stages.place._program import Solver
@@ -24,7 +22,8 @@ from coldpress.compiler.stages.place._tiers import min_units, worth
 from coldpress.runtime.plugins import load, names
 from coldpress.runtime.profiles.devices import load_device
 from coldpress.runtime.quantization import int4_group32
-from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.device import Accelerator, DeviceProfile
+from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.placement import Tier
 from tests.contracts.test_place import brute_force, problem_of
 
@@ -49,24 +48,27 @@ def counts_of(seed: int, num_layers: int) -> list[np.ndarray]:
 
 def with_sync(device: DeviceProfile, factor: float) -> DeviceProfile:
     """The device with a slower synchronization."""
+    accelerator = accelerator_of(device)
+    slower = accelerator.sync_s.model_copy(update={"value": accelerator.sync_s.value * factor})
+    return device.model_copy(update={"accelerator": accelerator.model_copy(update={"sync_s": slower})})
+
+
+def accelerator_of(device: DeviceProfile) -> Accelerator:
+    """What the first tier is."""
     if device.accelerator is None:
-        raise SystemExit(f"device {device.name} has no accelerator; name one that has")
-    sync = device.accelerator.sync_s
-    slower = sync.model_copy(update={"value": sync.value * factor})
-    return device.model_copy(update={"accelerator": device.accelerator.model_copy(update={"sync_s": slower})})
+        raise ColdpressError(f"device {device.name} has no accelerator; name one that has")
+    return device.accelerator
 
 
 def make_problem(counts: list[np.ndarray], device: DeviceProfile, tiers: tuple[Tier, ...]) -> Problem:
     """The whole problem in the device's bytes; a third tier gets a tenth of the units' bytes as DRAM."""
-    if device.accelerator is None:
-        raise SystemExit(f"device {device.name} has no accelerator; name one that has")
     least, weights = min_units(UNIT_BYTES, tiers, device), worth(UNIT_BYTES, tiers, device)
     groups = tuple(
         make_group(layer, "neuron", values, UNIT_BYTES, least, BATCH_UNITS, weights)
         for layer, values in enumerate(counts)
     )
     total = len(counts) * NUM_NEURONS * UNIT_BYTES
-    fast = (device.accelerator.memory_bytes.value,)
+    fast = (accelerator_of(device).memory_bytes.value,)
     if tiers[-1] == "flash":
         return Problem(groups, (*fast, total // 10))
     return Problem(groups, fast, device.dram_budget_bytes.value)
@@ -121,8 +123,6 @@ def mended_top_k(groups: tuple[Group, ...], room_bytes: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Options:
-    """What is solved."""
-
     device: str = option("pc-high", help="a device profile with an accelerator")
     layers: int = option(96, smoke=4, help="layers")
     sync_factors: tuple[int, ...] = option((1, 10, 30, 100, 150), smoke=(1, 150), help="times the profile's T_sync")
@@ -130,11 +130,8 @@ class Options:
 
 
 class Plugin(Benchmark[Options]):
-    """Solves the program by both solvers, beside global top-k."""
-
     keys = {
         "rows[].tiers": "tiers of memory, or small for the small problems",
-        "rows[].factor?": "times the profile's T_sync",
         "rows[].min_units?": "C_l (Eq. 4)",
         "rows[].layers_used?": "layers with units in the accelerator",
         "rows[].layers_broken?": "layers in which global top-k breaks Eq. 7",
@@ -154,31 +151,25 @@ class Plugin(Benchmark[Options]):
         "gains_where_it_binds?": "gains over global top-k where it breaks Eq. 7",
         "gains_over_mended?": "gains over mended top-k there",
     }
+    over = (
+        {"tiers": ("small",)},
+        {"tiers": ("accelerator dram",), "factor": "sync_factors"},
+        {"tiers": ("accelerator dram flash",)},
+    )
     full_minutes = 1
 
-    def cells(self) -> Iterator[Cell]:
-        """Small problems, a cell per T_sync, and three tiers."""
-        yield {"tiers": "small"}
-        for factor in self.options.sync_factors:
-            yield {"tiers": "accelerator dram", "factor": factor}
-        yield {"tiers": "accelerator dram flash"}
-
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """One row."""
         if cell["tiers"] == "small":
             yield {"small_cases": small_cases(self.options.small_cases)}
             return
-        device, counts = (
-            load_device(self.options.device),
-            self.once("counts", lambda: counts_of(0, self.options.layers)),
-        )
+        device = load_device(self.options.device)
+        counts = self.once("counts", lambda: counts_of(0, self.options.layers))
         if "factor" in cell:
             yield two_tiers(counts, device, cell["factor"])
         else:
             yield solver_figures(solve(counts, device, ("accelerator", "dram", "flash")))
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """The slowest, the least certain, and the gains."""
+    def figures(self, rows: Rows) -> Figures:
         two, solved = [row for row in rows if "factor" in row], [row for row in rows if "gap" in row]
         binding = [row for row in two if row["layers_broken"]]
         return {

@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
-from benchmarks.harness.command import main
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.shared.builds import SHORT, build, settings
 from coldpress.compiler.io import Workspace
 from coldpress.compiler.quote.sources import Source, find
@@ -60,8 +59,6 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True)
 class Options:
-    """What is searched."""
-
     models: tuple[str, ...] = option(
         ("llama-7b-shape",), smoke=("relu-7b-shape",), full=(*SHAPES, *REAL), choices=(*SHAPES, *REAL), help="models"
     )
@@ -86,14 +83,7 @@ class Options:
 
 
 class Plugin(Benchmark[Options]):
-    """Searches each case three times."""
-
     keys = {
-        "rows[].model": "model",
-        "rows[].device": "device profile",
-        "rows[].budget": "DRAM budget, as a share of the weights in the default format",
-        "rows[].floor": "max_ppl_ratio",
-        "rows[].formats": "format= of the build",
         "rows[].method": "the selector that the default search takes",
         "rows[].format": "its format",
         "rows[].cache": "its cache",
@@ -117,7 +107,6 @@ class Plugin(Benchmark[Options]):
     full_minutes = 600
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """One row."""
         source = self.once(cell["model"], lambda: source_of(cell["model"], self.folder))
         device = load_device(cell["device"])
         inputs = Inputs(
@@ -165,8 +154,7 @@ class Plugin(Benchmark[Options]):
             replace(space, densities=lambda method, name: densities(method, name)[: self.options.densities])
         )
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """Over all rows."""
+    def figures(self, rows: Rows) -> Figures:
         return {
             "worst_ratio_to_sweep": max(row["ratio_to_sweep"] for row in rows),
             "median_seconds": statistics.median(row["search_s"] for row in rows),

@@ -13,7 +13,7 @@ plan, on test text: it has the law's part of the error, and not that of the choi
 
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import spearmanr
 
-from benchmarks.harness.apart import apart
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
-from benchmarks.harness.command import main
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.shared.builds import MODELS, SHORT, artifact_in, build, settings
 from benchmarks.shared.emulated import OTHER_BYTES, SAMPLE_BYTES, apart_under_caps
 from benchmarks.speculative import texts
@@ -52,8 +50,6 @@ PREDICTIONS = {"build": "its build's folder", "artifact": "the artifact", "confi
 
 @dataclass(frozen=True)
 class Options:
-    """What is built, for which disks."""
-
     models: tuple[str, ...] = option(
         ("prose7m",),
         smoke=("tinystories656k",),
@@ -67,17 +63,13 @@ class Options:
     budgets: tuple[str, ...] = option(
         ("60%", "70%", "80%", "100%"), smoke=("100%",), help="DRAM budgets, shares of the weights"
     )
-    text: int = option(1024, smoke=256, full=4096, help="tokens of calibration text, a quarter for the rest")
+    text: int = option(1024, smoke=128, full=4096, help="tokens of calibration text, a quarter for the rest")
     tokens: int = option(80, smoke=24, help="tokens that are decoded of each text")
     texts: int = option(4, smoke=1, help="texts")
 
 
 class Plugin(Benchmark[Options]):
-    """Builds, predicts and decodes each combination."""
-
     keys = {
-        "rows[].model": "model",
-        "rows[].disk": "host, or the device that is emulated",
         "rows[].budget": "DRAM budget, a share of the weights",
         "rows[].method": "selector of the build",
         "rows[].measured_tokens_per_s": "tokens per second by the median of single tokens",
@@ -126,8 +118,7 @@ class Plugin(Benchmark[Options]):
                 row |= self._predicted(name, source, device, plan.dram_budget_bytes, measured)
             yield row
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """The sizes of the errors over all rows."""
+    def figures(self, rows: Rows) -> Figures:
         errors = {name: [abs(row[f"{name}_error"]) for row in rows] for name in PREDICTIONS}
         measured = [row["measured_tokens_per_s"] for row in rows]
         predicted = [(1 + row["build_error"]) * speed for row, speed in zip(rows, measured, strict=True)]
@@ -158,9 +149,9 @@ class Plugin(Benchmark[Options]):
         return measure(f"{disk}-here", self.folder, SAMPLE_BYTES, lambda _: None).to_json()
 
     def _on(self, disk: str, memory_bytes: int, method: str, *asked: Any) -> Any:
-        """Runs a method in a process of its own, under the caps of the disk."""
+        """Runs a method: in a process of its own under the caps of the disk, or here where there are none."""
         if disk == HOST:
-            return apart(self, method, *asked)
+            return getattr(self, method)(*asked)
         return apart_under_caps(self, method, disk, SCALE, memory_bytes, *asked)[0]
 
     def _settings(self, model: str, profile: Path) -> dict[str, Any]:
@@ -171,6 +162,7 @@ class Plugin(Benchmark[Options]):
             "max_ppl_ratio": MAX_PPL_RATIO,
             "calibration_tokens": self.options.text,
             "evaluation_tokens": self.options.text // 4,
+            "block_tokens": min(256, self.options.text // 4),
             "search_tokens": SHORT["search_tokens"],
             "preflight": "off",
         }

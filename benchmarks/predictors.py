@@ -10,23 +10,22 @@ perplexity.
 import functools
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
-from benchmarks.harness.command import main
-from benchmarks.harness.places import DATA
-from benchmarks.shared.cases import texts
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
+from benchmarks.harness.places import data
+from benchmarks.shared.cases import BLOCK_TOKENS, texts
+from benchmarks.shared.cases import Case as WithText
 from benchmarks.shared.predicting import aiming, largest_rank
 from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.layer_counts import Activity, exact_families
-from coldpress.compiler.io import Workspace, save_arrays
+from coldpress.compiler.io import Workspace
 from coldpress.compiler.stages import ingest
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.compiler.stages.predict import PredictConfig, Trainer, ladder_ranks
@@ -35,7 +34,6 @@ from coldpress.compiler.stages.size import SizeConfig, choose
 from coldpress.compiler.stages.size.passes import network_of, nll_with
 from coldpress.runtime.sparsity import predictor
 from coldpress.schemas.activations import Activations
-from coldpress.schemas.corpus import SPLITS, Corpus, TokenBlocks
 from coldpress.schemas.families import WHOLE_MLP as FAMILY
 from coldpress.schemas.families import FormatName, used_share
 from coldpress.schemas.predictors import Ladder, Predictors
@@ -47,7 +45,6 @@ MODELS = RELU | {"tinystories-mixtral-8x": "tinystories", "tinystories656k": "ti
 """Model -> the corpus that it is calibrated and scored on."""
 DENSITY = 0.5
 """Of what a token may use, in models without exact zeros."""
-BLOCK_TOKENS = 256
 PER_LAYER, SINGLE = "per layer", "one for all"
 LIMITS = {"75 % of the bytes": 0.75, "50 % of the bytes": 0.5}
 """Of those that the chosen sizes take: where DRAM ends on the curve."""
@@ -58,11 +55,10 @@ class Case:
 
     def __init__(self, name: str, format_name: FormatName, folder: Path, blocks: Mapping[str, int]) -> None:
         """Calibrates."""
-        assert DATA is not None
-        source = DATA / "models" / name
+        source = data() / "models" / name
         self.model = ingest.run(IngestConfig(model=str(source)), Workspace(folder / "ingest", "benchmark"))
         self.stream = LayerStream(self.model, len(os.sched_getaffinity(0)))
-        self.splits = splits_of(source, DATA / "corpora" / MODELS[name], blocks)
+        self.splits = splits_of(source, data() / "corpora" / MODELS[name], blocks)
         self.format_name, self.folder = format_name, folder
         self.activations = self._calibrated()
         spec = self.model.spec
@@ -107,11 +103,7 @@ class Case:
         return ratio, ratio * float(per_block.std(ddof=1)) / math.sqrt(len(per_block))
 
     def _calibrated(self) -> Activations:
-        tokens = self.splits["calibration"]
-        arrays = save_arrays(self.folder / "tokens.safetensors", {"tokens": tokens})
-        blocks = TokenBlocks(split="calibration", arrays=arrays, num_blocks=len(tokens), block_tokens=BLOCK_TOKENS)
-        parts = tuple(blocks.model_copy(update={"split": split}) for split in SPLITS)
-        corpus = Corpus(name="benchmark", text_sha256="0" * 64, splits=parts)
+        corpus = WithText(self.model.name, self.model, self.stream, self.splits, self.folder).corpus()
         spec = self.model.spec
         chosen = None if spec.exact_zeros else aiming(spec, DENSITY)
         activity = Activity(exact_families((FAMILY,), spec) if chosen is None else frozenset(), chosen)
@@ -216,8 +208,6 @@ def row_of(case: Case, found: Predictors) -> Row:
 
 @dataclass(frozen=True)
 class Options:
-    """What is predicted."""
-
     models: tuple[str, ...] = option(
         ("prose7m-relu",), smoke=("tinystories656k-relu",), full=tuple(RELU), choices=MODELS, help="models"
     )
@@ -236,12 +226,7 @@ class Options:
 
 
 class Plugin(Benchmark[Options]):
-    """Trains predictors and chooses their sizes."""
-
     keys = {
-        "rows[].model": "model",
-        "rows[].format": "format of the predictors",
-        "rows[].sizes": "how ranks are chosen: per layer, one for all, or per layer in fewer bytes",
         "rows[].ranks": "rank of each layer's predictor",
         "rows[].level?": "which of its thresholds a predictor works at, the most of the layers; null of one for all",
         "rows[].parameters": "parameters of all predictors",
@@ -266,7 +251,6 @@ class Plugin(Benchmark[Options]):
     full_minutes = 240
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """One row."""
         name, format_name, sizes = cell["model"], cell["format"], cell["sizes"]
         options, folder = self.options, self.folder / f"{name}-{format_name}"
         splits = ("calibration", "validation", "test")
@@ -280,8 +264,7 @@ class Plugin(Benchmark[Options]):
             found = case.chosen(int(LIMITS[sizes] * sum(entry.nbytes for entry in case.unlimited.layers)))
         yield {"level": None if sizes == SINGLE else level_of(found, case.ladders), **row_of(case, found)}
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """What sizes per layer save, by model."""
+    def figures(self, rows: Rows) -> Figures:
         names = ("model", "recall", "predicted_over_active", "parameter_share", "ppl_ratio", "ppl_ratio_error")
         found = {(row["model"], row["sizes"]): row for row in rows if row["format"] == self.options.formats[0]}
         models: list[Row] = []
@@ -291,13 +274,6 @@ class Plugin(Benchmark[Options]):
                 saving = 1 - row["parameters"] / single["parameters"] if single else None
                 models.append({name: row[name] for name in names} | {"adaptive_saving": saving})
         return {"models": models}
-
-    def tables(self, rows: Sequence[Row], figures: Mapping[str, Any]) -> Iterator[Table]:
-        """Sizes and what they do."""
-        columns = ("model", "format", "sizes", "ranks", "nbytes", "recall", "predicted_over_active", "output_cosine")
-        ratios = ("ppl_ratio_validation", "ppl_ratio", "ppl_ratio_error")
-        table = [[row[name] for name in columns] + [f"{row[name]:.5f}" for name in ratios] for row in rows]
-        yield Table("predictors", [*columns, *ratios], table)
 
 
 if __name__ == "__main__":

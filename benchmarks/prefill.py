@@ -4,15 +4,12 @@ One matrix of a 7B's MLP, 14336 x 4096, times 128 and 512 tokens. sgemm has the 
 decoding alone run in turn in every round.
 """
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
-from benchmarks.harness.command import main
-from benchmarks.harness.timing import gain, interleaved, spread
+from benchmarks.harness import Benchmark, Cell, Row, gain, interleaved, main, option, spread
 from coldpress.runtime.kernels import matmul
 from coldpress.runtime.quantization import int4_group32
 
@@ -22,18 +19,13 @@ LENGTH = 4096
 
 @dataclass(frozen=True)
 class Options:
-    """What is multiplied."""
-
     tokens: tuple[int, ...] = option((128, 512), smoke=(8,), help="tokens of a chunk")
     rows: int = option(14336, smoke=512, help="rows of the matrix, a multiple of 256")
     rounds: int = option(7, smoke=2, help="interleaved rounds")
 
 
 class Plugin(Benchmark[Options]):
-    """Multiplies one matrix both ways."""
-
     keys = {
-        "rows[].tokens": "tokens of the chunk",
         "rows[].product": "matmul or matmul_t",
         "rows[].ours_s": "seconds of ours",
         "rows[].sgemm_s": "seconds of sgemm on decoded rows",
@@ -41,15 +33,10 @@ class Plugin(Benchmark[Options]):
         "rows[].share_of_sgemm": "sgemm's seconds over ours, formed in each round",
     }
     is_timing = True
+    over = {"tokens": "tokens", "product": ("matmul", "matmul_t")}
     full_minutes = 1
 
-    def cells(self) -> Iterator[Cell]:
-        """A cell per chunk and product."""
-        for tokens, product in itertools.product(self.options.tokens, ("matmul", "matmul_t")):
-            yield {"tokens": tokens, "product": product}
-
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """One row."""
         codes, floats = self.once("matrix", self._matrix)
         width = LENGTH if cell["product"] == "matmul" else self.options.rows
         x = np.random.default_rng(1).standard_normal((cell["tokens"], width)).astype(np.float32)

@@ -16,9 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
-from benchmarks.harness.command import main
-from benchmarks.harness.timing import gain, spread
+from benchmarks.harness import Benchmark, Cell, Row, gain, main, option, spread
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.generate.choice import choose_plan
 from coldpress.runtime.generate.session import Session
@@ -78,8 +76,6 @@ def decoded(path: Path, plans: dict[str, Plan], tokens: np.ndarray) -> dict[str,
 
 @dataclass(frozen=True)
 class Options:
-    """What is decoded."""
-
     cases: tuple[str, ...] = option(tuple(CASES), smoke=("relu-10",), choices=CASES, help="activation, density")
     similarity: tuple[float, ...] = option(
         (0.5, 0.95), smoke=(0.95,), full=(0.2, 0.5, 0.8, 0.95), help="cosines of the MLP inputs from layer to layer"
@@ -94,13 +90,7 @@ class Options:
 
 
 class Plugin(Benchmark[Options]):
-    """Decodes each artifact with and without reading ahead."""
-
     keys = {
-        "rows[].case": "activation, density",
-        "rows[].similarity": "cosine of the MLP inputs from layer to layer",
-        "rows[].layers_per_group": "layers of a group",
-        "rows[].room": "multiple of the buffer",
         "rows[].token_s": "seconds of a token with reading ahead",
         "rows[].token_s_before": "without",
         "rows[].tokens_per_s": "tokens per second with reading ahead, by the median",
@@ -122,7 +112,6 @@ class Plugin(Benchmark[Options]):
     full_minutes = 20
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """One row."""
         key = [cell["case"], cell["similarity"], cell["layers_per_group"]]
         path = self.once(key, lambda: self.artifact(cell))
         manifest, options = open_artifact(path).manifest, self.options

@@ -7,14 +7,13 @@ included. `gain` compares a token without reading ahead with one under the plan 
 computing ran side by side. `over_one`, without reading ahead, compares groups of one layer with these groups.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
-from benchmarks.harness.command import main
+from benchmarks.harness import Benchmark, Cell, Row, main, option
 from coldpress.compiler.stages.plan import preloading
 from coldpress.runtime.profiles.devices import load_device
 from coldpress.schemas.layout import Plan
@@ -23,7 +22,6 @@ from tests.support.alike import Alike
 
 CASES = {"relu-10": ("relu", 0.1), "swiglu-50": ("silu", 0.5)}
 DEVICES = ("pixel6", "oneplus12", "iphone-a18", "macbook-m1-max")
-COLUMNS = ("device", "case", "share", "layers_per_group", "similarity", "gain", "law", "auto", "bound", "precision")
 
 
 def judged(shape: Alike, order: Order) -> tuple[Plan, float]:
@@ -65,8 +63,6 @@ def measure(shapes: list[Alike], num_tokens: int, one_s: float) -> list[dict[str
 
 @dataclass(frozen=True)
 class Options:
-    """What is decoded."""
-
     devices: tuple[str, ...] = option(("pixel6", "iphone-a18"), smoke=("pixel6",), full=DEVICES, help="device profiles")
     cases: tuple[str, ...] = option(("swiglu-50",), full=tuple(CASES), choices=CASES, help="activation and density")
     shares: tuple[float, ...] = option((0.5, 0.95), smoke=(0.5,), full=(0.5, 0.8, 0.95), help="share in DRAM")
@@ -76,13 +72,7 @@ class Options:
 
 
 class Plugin(Benchmark[Options]):
-    """Decodes on simulated flash with reading ahead and without."""
-
     keys = {
-        "rows[].device": "device profile",
-        "rows[].case": "activation and density",
-        "rows[].share": "share of the units' bytes in DRAM",
-        "rows[].layers_per_group": "layers per group",
         "rows[].similarity": "planted similarity of successive layers' inputs",
         "rows[].gain": "modelled seconds without reading ahead over those with it",
         "rows[].law": "the gain that the build expects",
@@ -114,10 +104,6 @@ class Plugin(Benchmark[Options]):
         shape = Alike(load_device(device), *CASES[case], self.options.similarity[0], share, 1)
         layout = shape.layout(order=[shape.order])
         return shape.decoded(shape.artifact(layout), layout.plans[0], self.options.tokens).token_s
-
-    def tables(self, rows: Sequence[Row], figures: Mapping[str, Any]) -> Iterator[Table]:
-        """The figures that decide."""
-        yield Table("reading ahead, by the device's law", COLUMNS, [[row[name] for name in COLUMNS] for row in rows])
 
 
 if __name__ == "__main__":

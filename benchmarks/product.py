@@ -6,12 +6,10 @@ artifact's codes, arrays and cache (tests/support/product.py). Errors are shares
 """
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
-from benchmarks.harness.command import main
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from coldpress.runtime import plugins
 from coldpress.schemas.errors import ColdpressError
 from tests.support.models import MODEL_TYPES
@@ -22,8 +20,6 @@ METHODS, FORMATS = plugins.names("coldpress.runtime.sparsity"), plugins.names("c
 
 @dataclass(frozen=True)
 class Options:
-    """What is compiled."""
-
     architectures: tuple[str, ...] = option(
         tuple(MODEL_TYPES), smoke=("llama",), choices=MODEL_TYPES, help="architectures"
     )
@@ -34,8 +30,6 @@ class Options:
 
 
 class Plugin(Benchmark[Options]):
-    """Compiles and runs each artifact."""
-
     keys = {
         "rows[].architecture": "architecture",
         "rows[].method": "selector",
@@ -54,7 +48,6 @@ class Plugin(Benchmark[Options]):
     full_minutes = 8
 
     def cells(self) -> Iterator[Cell]:
-        """One per architecture and selector; those that share a model lie together."""
         for architecture in self.options.architectures:
             methods = sorted(self.options.methods, key=lambda method: Case(architecture, method, "").relu)
             for method in methods:
@@ -88,8 +81,7 @@ class Plugin(Benchmark[Options]):
             shutil.rmtree(scratch, ignore_errors=True)
         return {"equal": found.equal, "median": found.median, "mean": found.mean, "left_out": found.left_out}
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """What failed, and the largest difference."""
+    def figures(self, rows: Rows) -> Figures:
         return {
             "artifacts": len(rows),
             "failed": [
@@ -99,19 +91,6 @@ class Plugin(Benchmark[Options]):
             ],
             "worst": max((row["median"] for row in rows if "median" in row), default=None),
         }
-
-    def tables(self, rows: Sequence[Row], figures: Mapping[str, Any]) -> Iterator[Table]:
-        """The largest difference of each architecture and selector, over formats."""
-        worst: dict[tuple[str, str], float] = {}
-        for row in rows:
-            key = row["architecture"], row["method"]
-            worst[key] = max(worst.get(key, 0.0), row.get("median", 0.0))
-        names, methods = self.options.architectures, self.options.methods
-        yield Table(
-            "largest difference of the runtime's logits from the evaluation's, a share of the largest logit",
-            ["architecture", *methods],
-            [[name, *(worst.get((name, method)) for method in methods)] for name in names],
-        )
 
 
 if __name__ == "__main__":

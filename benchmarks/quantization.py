@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gates import MODELS
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
-from benchmarks.harness.command import main
-from benchmarks.harness.places import DATA
+from benchmarks.harness import Benchmark, Cell, Row, main, option
+from benchmarks.harness.places import data
 from benchmarks.shared.builds import build
 from benchmarks.shared.cases import Replaced
 from coldpress.compiler.activity.choice import Choice, choice_of
@@ -53,8 +52,7 @@ def prepare(model: str, density: float, folder: Path, test_tokens: int) -> tuple
     label, settings = f"d{round(100 * density)}", DENSITIES[density]
     settings = settings | {"model": model, "dram_budget": budget, "evaluation_tokens": test_tokens}
     if corpus:
-        assert DATA is not None
-        settings |= {"model": DATA / "models" / model, "corpus": DATA / corpus, "context_length": 256}
+        settings |= {"model": data() / "models" / model, "corpus": data() / corpus, "context_length": 256}
     device = build(folder, "--until", "allocate", label=label, **settings)
     built = device.parent
     return (
@@ -186,8 +184,6 @@ class Prepare:
 
 @dataclass(frozen=True)
 class Options:
-    """What is rounded."""
-
     models: tuple[str, ...] = option(
         ("prose7m",), smoke=("stories260k",), full=tuple(MODELS), choices=MODELS, help="models"
     )
@@ -199,12 +195,7 @@ class Options:
 
 
 class Plugin(Benchmark[Options]):
-    """Rounds each model in each format, with each algorithm."""
-
     keys = {
-        "rows[].model": "model",
-        "rows[].density": "share of each matrix's inputs that are used",
-        "rows[].format": "format of the codes",
         "rows[].algorithm": "how weights are rounded",
         "rows[].ppl": "perplexity of the rounded model",
         "rows[].ppl_source": "perplexity of the unrounded model at the same density",

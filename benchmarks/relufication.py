@@ -6,15 +6,14 @@ model of the same shape that was trained with ReLU from the start, where there i
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from benchmarks.distillation import SPLITS
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
-from benchmarks.harness.command import main
+from benchmarks.harness import Benchmark, Cell, Row, main, option
 from benchmarks.shared.cases import MODELS, Case, case_of
 from coldpress.compiler.activity.forward import Hooks, LayerStream
 from coldpress.compiler.io import Workspace
@@ -49,8 +48,6 @@ def scores(model: Model, tokens: np.ndarray) -> Row:
 
 @dataclass(frozen=True)
 class Options:
-    """What is trained."""
-
     models: tuple[str, ...] = option(
         ("prose7m",), smoke=("stories260k",), full=tuple(RELU_SIBLINGS), choices=MODELS, help="models"
     )
@@ -58,18 +55,13 @@ class Options:
         ("relu",), full=("relu", "relu2", "fatrelu"), choices=("relu", "relu2", "fatrelu"), help="activations"
     )
     penalties: tuple[float, ...] = option((0.0, 1.0), smoke=(1.0,), help="weights of the penalty on activations")
-    threshold: float = option(RelufyConfig().relufy_threshold, help="threshold of fatrelu")
     steps: int = option(16, smoke=1, full=RelufyConfig().relufy_steps, help="updates")
-    rank: int = option(RelufyConfig().relufy_rank, help="rank of adapters; 0: all weights learn")
-    rate: float = option(RelufyConfig().relufy_rate, help="learning rate")
     batch_blocks: int = option(RelufyConfig().distill_blocks, smoke=1, help="blocks of 256 tokens of an update")
     validation_blocks: int = option(RelufyConfig().validation_blocks, smoke=1, help="blocks of validation text")
     test_blocks: int = option(16, smoke=2, full=64, help="blocks of 256 tokens of test text")
 
 
 class Plugin(Benchmark[Options]):
-    """Trains and scores every student."""
-
     keys = {
         "rows[].model": "model",
         "rows[].variant": "source; an activation, trained or untrained; trained with ReLU: the model of that shape",
@@ -84,7 +76,6 @@ class Plugin(Benchmark[Options]):
     full_minutes = 300
 
     def cells(self) -> Iterator[Cell]:
-        """A cell per model and variant."""
         options = self.options
         for model in options.models:
             yield {"model": model, "variant": "source", "penalty": 0.0}
@@ -96,16 +87,10 @@ class Plugin(Benchmark[Options]):
                 yield {"model": model, "variant": SIBLING, "penalty": 0.0}
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """One row."""
         case, source = self.once(cell["model"], lambda: self._case(cell["model"]))
         model, steps = self._model(case, cell["variant"], cell["penalty"])
         found = source if model is case.model else scores(model, case.splits["test"])
         yield {**found, "ppl_ratio": found["ppl"] / source["ppl"], "steps": steps}
-
-    def tables(self, rows: Sequence[Row], figures: Mapping[str, Any]) -> Iterator[Table]:
-        """All but the layers."""
-        columns = ("model", "variant", "penalty", "steps", "ppl", "ppl_ratio", "zeros")
-        yield Table("perplexity and exact zeros", columns, [[row[column] for column in columns] for row in rows])
 
     def _case(self, name: str) -> tuple[Case, Row]:
         case = case_of(name, self.folder / name, {**SPLITS, "test": ("test", slice(0, self.options.test_blocks))})
@@ -132,10 +117,7 @@ class Plugin(Benchmark[Options]):
         return RelufyConfig(
             relufy=activation,
             relufy_penalty=penalty,
-            relufy_threshold=options.threshold,
-            relufy_rank=options.rank,
             relufy_steps=options.steps,
-            relufy_rate=options.rate,
             distill_blocks=options.batch_blocks,
             validation_blocks=options.validation_blocks,
             compute_device="cpu",

@@ -10,16 +10,14 @@ checkout with the interpreter of its .venv, in turn with this one, and their rat
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
-from benchmarks.harness.command import main
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option, spread
 from benchmarks.harness.places import BENCHMARKS, ROOT
-from benchmarks.harness.timing import spread
 from coldpress.schemas.errors import ColdpressError
 
 MEASURE = BENCHMARKS / "shared" / "request_cost.py"
@@ -38,18 +36,13 @@ US = "_us"
 
 @dataclass(frozen=True)
 class Options:
-    """What is measured."""
-
     before: str = option("", help="another checkout, to compare with")
     rounds: int = option(10, smoke=1, help="rounds of a turn; the fastest counts")
     turns: int = option(5, smoke=1, full=9, help="turns of each checkout")
 
 
 class Plugin(Benchmark[Options]):
-    """Measures checkouts in turn."""
-
     keys = {
-        "rows[].turn": "turn",
         "rows[].checkout": "after: this one; before: the other one",
         "rows[].case": "hits: all units in DRAM; reads: an eighth",
         **{f"rows[].{name}": meaning for name, meaning in FIGURES.items()},
@@ -58,12 +51,8 @@ class Plugin(Benchmark[Options]):
         "after_over_before.*.*?": "ratio of each figure, by case, formed in each turn",
     }
     is_timing = True
+    over = {"turn": "turns"}
     full_minutes = 2
-
-    def cells(self) -> Iterator[Cell]:
-        """A cell per turn."""
-        for turn in range(self.options.turns):
-            yield {"turn": turn}
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """A row per checkout and case."""
@@ -86,8 +75,7 @@ class Plugin(Benchmark[Options]):
             raise ColdpressError(f"{checkout}: its .venv runs the code of another folder; install the checkout into it")
         return found
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """Each figure by checkout and case, and the ratios."""
+    def figures(self, rows: Rows) -> Figures:
         found: dict[str, dict[str, Any]] = {"after_over_before": {}}
         for checkout, case in dict.fromkeys((row["checkout"], row["case"]) for row in rows):
             turns = turns_of(rows, checkout, case)
@@ -103,7 +91,7 @@ class Plugin(Benchmark[Options]):
         return found
 
 
-def turns_of(rows: Sequence[Row], checkout: str, case: str) -> dict[str, list[float]]:
+def turns_of(rows: Rows, checkout: str, case: str) -> dict[str, list[float]]:
     """Each figure in every turn."""
     turns = [row for row in rows if row["checkout"] == checkout and row["case"] == case]
     names = [name.rstrip("?") for name in FIGURES]

@@ -19,15 +19,14 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
-from benchmarks.harness.command import main
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.shared.builds import artifact_in
 from coldpress.compiler.io import sha256_of
 from tests.support import warm
@@ -49,8 +48,6 @@ Snapshot = dict[Path, tuple[int, int]]
 
 @dataclass(frozen=True)
 class Options:
-    """What is built, and how often it is killed."""
-
     builds: int = option(1, smoke=1, full=5, help="builds that are disturbed")
     kills_per_build: int = option(3, smoke=1, full=4, help="kills of each")
     layers: int = option(12, smoke=2, help="layers of the model")
@@ -64,10 +61,7 @@ class Options:
 
 
 class Plugin(Benchmark[Options]):
-    """Disturbs one build after the other."""
-
     keys = {
-        "rows[].build": "number of the build",
         "rows[].after_s?": "seconds from the start of the run to its kill; null if the build ended before any kill",
         "rows[].running": "jobs that were running, as `predict 003-005`",
         "rows[].repeated.*?": "chunks of a stage that the next run computed again",
@@ -78,11 +72,8 @@ class Plugin(Benchmark[Options]):
         "max_repeated_chunks": "the most chunks of a stage that a kill cost",
         "rows[].undisturbed_s": "seconds of an undisturbed build",
     }
+    over = {"build": "builds"}
     full_minutes = 10
-
-    def cells(self) -> Iterator[Cell]:
-        """One per build."""
-        return ({"build": number} for number in range(self.options.builds))
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """A row per kill; a build that does not come to its end is an error."""
@@ -93,8 +84,7 @@ class Plugin(Benchmark[Options]):
         for kill in kills or [{"after_s": None, "running": [], "repeated": {}}]:
             yield kill | {"identical": identical, "undisturbed_s": subject.undisturbed_s}
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """Over all kills."""
+    def figures(self, rows: Rows) -> Figures:
         kills = sum(row["after_s"] is not None for row in rows)
         return {
             "kills": kills,
@@ -115,14 +105,6 @@ class Subject:
     """What a run takes before its first job, by a dry run."""
     files: dict[str, str]
     """The artifact's files by their digests."""
-
-    def build(self, folder: Path) -> Path:
-        """Runs a build to its end; its device's folder."""
-        return warm.build(folder, "--until", self.until, **self.config)
-
-    def is_in(self, device: Path) -> bool:
-        """Whether the artifact in a device's folder is the same."""
-        return artifact_files(device) == self.files
 
 
 def subject_of(folder: Path, options: Options) -> Subject:
@@ -168,9 +150,9 @@ def disturb(subject: Subject, folder: Path, fractions: Sequence[float]) -> tuple
         settle(kills, known, now, subject.config["layers_per_job"])
         kills.append({"after_s": delay_s, "running": running, "repeated": {}})
         before, known = fraction, now
-    device = subject.build(folder)
+    device = warm.build(folder, "--until", subject.until, **subject.config)
     settle(kills, known, snapshot(folder), subject.config["layers_per_job"])
-    return kills, subject.is_in(device)
+    return kills, artifact_files(device) == subject.files
 
 
 def run_and_kill(subject: Subject, folder: Path, delay_s: float) -> list[str] | None:
@@ -221,7 +203,7 @@ def snapshot(folder: Path) -> Snapshot:
     return found
 
 
-def settle(kills: Sequence[Row], before: Snapshot, after: Snapshot, layers_per_job: int) -> None:
+def settle(kills: Rows, before: Snapshot, after: Snapshot, layers_per_job: int) -> None:
     """Writes into the last kill what the run after it did twice."""
     if not kills:
         return

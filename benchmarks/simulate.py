@@ -9,33 +9,26 @@ other weights and other tokens, so that nothing is fitted to the run that is tol
 The simulator's own speed is measured on a drawn trace (runtime/synthetic) of the case's density. Its hottest units have
 the share of the uses that PowerInfer found in models with ReLU and with SwiGLU (3.1, Fig. 4a), and its tokens repeat as
 many units as LLM in a flash's window implies (C.1). Seconds are of the processor; drawing does not count.
-
-A cap is no device: reads that are not made while a program computes may be made later, up to a slice of a tenth of a
-second, as fast as the disk does it. `cap_ratio` is simulated with that, and with the disk's rates before the caps.
 """
 
 import math
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from benchmarks.decode import Noted, read_buffers, reads_alone
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
-from benchmarks.harness.command import main
-from benchmarks.harness.timing import Spread, interleaved, spread
-from benchmarks.shared.emulated import OTHER_BYTES, apart_under_caps, capped, sample_of
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, Spread, interleaved, main, option, spread
+from benchmarks.shared.emulated import OTHER_BYTES, apart_under_caps, capped
 from benchmarks.shared.planted import CASES, ORDERED, WIDTH_7B, artifact_of, plan_of, topic_tokens, write_artifacts
 from coldpress.compiler.device.measure import computing
 from coldpress.runtime import _native
 from coldpress.runtime.artifact.reader import Artifact, open_artifact
 from coldpress.runtime.cli.emulation import emulated
 from coldpress.runtime.cli.emulation.caps import Caps
-from coldpress.runtime.cli.emulation.disk import disk_of
 from coldpress.runtime.extents import Extents
 from coldpress.runtime.flash import direct
 from coldpress.runtime.generate.choice import on_device
@@ -43,9 +36,7 @@ from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plan import budget
 from coldpress.runtime.profiles.devices import load_device
 from coldpress.runtime.simulate import replay, simulate
-from coldpress.runtime.store.clock import Clock, FlashQueue
-from coldpress.runtime.store.computing import Arrival, Work
-from coldpress.runtime.store.resident import seconds_before, token_seconds
+from coldpress.runtime.store.clock import Clock
 from coldpress.runtime.store.store import Store
 from coldpress.runtime.synthetic.statistics import Statistics
 from coldpress.runtime.synthetic.trace import Synthetic
@@ -53,46 +44,12 @@ from coldpress.runtime.trace import Event, Recorder
 from coldpress.schemas.compute import Compute
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.layout import Plan
 from coldpress.schemas.metrics import RunMetrics
 
 DECISIONS = ("hits", "misses", "evictions", "reads", "read_bytes", "extents_sha256")
 DRAWN = {"relu": Statistics(hot_share=0.26, repeated=0.57), "swiglu": Statistics(hot_share=0.69, repeated=0.6)}
 """What is stated of a drawn trace, by the first word of the case; density and tokens are added."""
 LONE_READS = 64
-SLICE_S = 0.1
-"""Of the kernel's throttle, on a disk that does not say that it has no moving parts."""
-
-
-class Cap(FlashQueue):
-    """The kernel's cap in a device's place: it saves up while nothing is asked for."""
-
-    def __init__(self, least_share: float) -> None:
-        """See `FlashQueue`; the disk itself takes at least this share of what the caps make of a request."""
-        super().__init__()
-        self._least_share = least_share
-
-    def compute(self, seconds: float) -> None:
-        """See `FlashQueue`."""
-        self._left_s = max(-SLICE_S, self._left_s - seconds)
-
-    def fetch_s(self, reads: Arrival, work: Work, *, early: bool) -> float:
-        """See `FlashQueue`; nothing is read early."""
-        self.compute(work.deciding_s)
-        waits_s = max(self._least_share * reads.flash_s, self._left_s + reads.flash_s)
-        seconds = work.with_reads(reads._replace(flash_s=waits_s))
-        self._left_s = max(-SLICE_S, self._left_s + reads.flash_s - (seconds - work.deciding_s))
-        return seconds
-
-
-def put_cap(store: Store, artifact: Artifact, plan: Plan, least_share: float) -> None:
-    """Replays behind this one are by the cap's law."""
-    clock = store.clock
-    assert clock is not None
-    clock._queue = Cap(least_share)
-    before = seconds_before(artifact.manifest, plan)
-    rest = token_seconds(artifact.manifest, plan) - sum(before.values())
-    clock._seconds_before = {**before, min(before): before[min(before)] + rest}  # the head of the token before
 
 
 def own_caps() -> Caps:
@@ -101,12 +58,6 @@ def own_caps() -> Caps:
     if caps is None:
         raise ColdpressError("this process runs under no caps, expected those of a device")
     return caps
-
-
-def least_share(rates: Mapping[str, Any]) -> float:
-    """What the disk takes by itself of a request's seconds under the caps of this process."""
-    caps = own_caps()
-    return max(caps.reads_per_s / rates["reads_per_s"], caps.bytes_per_s / rates["bytes_per_s"])
 
 
 def lone_read_s(artifact: Artifact) -> float:
@@ -121,15 +72,12 @@ def lone_read_s(artifact: Artifact) -> float:
 
 
 def replayed(
-    session: Session, device: DeviceProfile, first: Sequence[Event], then: Sequence[Event], cap: float | None = None
+    session: Session, device: DeviceProfile, first: Sequence[Event], then: Sequence[Event]
 ) -> tuple[Store, list[Extents]]:
-    """(the store that counted `then` behind `first`, its reads call by call), without data; by a device's law, or a
-    cap's on a disk that takes at least such a share of it."""
+    """(the store that counted `then` behind `first`, its reads call by call), without data; by a device's law."""
     artifact = on_device(session.artifact, device)
     flash = Noted(artifact, session.plan.queue_depth)
     store = Store(artifact, session.plan, flash, Clock(artifact.manifest, session.plan))
-    if cap is not None:
-        put_cap(store, artifact, session.plan, cap)
     replay(store, first)
     flash.calls.clear()
     store.start_counting()
@@ -139,8 +87,6 @@ def replayed(
 
 @dataclass(frozen=True)
 class Options:
-    """What is decoded, on which devices."""
-
     cases: tuple[str, ...] = option(
         ("swiglu-50", "relu-10"), smoke=("relu-10",), full=tuple(CASES), choices=CASES, help="selector, density"
     )
@@ -155,22 +101,15 @@ class Options:
 
 
 class Plugin(Benchmark[Options]):
-    """Simulates and measures each combination."""
-
     keys = {
-        "rows[].case": "selector, density",
-        "rows[].device": "device profile",
-        "rows[].dram": "share of the units in DRAM",
         "rows[].equal": "whether all decisions and reads are equal",
         "rows[].simulated_s": "simulated seconds of a token",
         "rows[].measured_s": "measured seconds of a token",
         "rows[].ratio": "simulated over measured",
         "rows[].flash_ratio": "simulated over measured seconds of the reads alone, made again under the caps",
-        "rows[].cap_ratio": "simulated by the law of a cap over measured",
         "rows[].unit_requests_per_s": "units requested per second and core of the simulator, of the drawn trace",
         "least_unit_requests_per_s": "the least of the rows' medians",
         "worst_ratio": "the ratio farthest from 1",
-        "worst_cap_ratio": "the cap_ratio farthest from 1",
     }
     is_timing = True
     needs_root = True
@@ -178,7 +117,6 @@ class Plugin(Benchmark[Options]):
     full_minutes = 20
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """One row, measured in a process under the device's caps."""
         case, dram = cell["case"], cell["dram"]
         path, rates = self.once(case, lambda: self.artifact(case))
         memory_bytes = budget.used_bytes(*plan_of(path, dram)) + OTHER_BYTES
@@ -195,16 +133,16 @@ class Plugin(Benchmark[Options]):
         num_units = sum(event.ids.size for event in trace)
         return spread([num_units / s for s in interleaved(works, self.options.rounds, time.process_time)["simulate"]])
 
-    def artifact(self, case: str) -> tuple[Path, dict[str, Any]]:
-        """The artifact of a case, and the rates of computing and disk without caps; the one before is removed."""
+    def artifact(self, case: str) -> tuple[Path, str]:
+        """The artifact of a case, and this machine's rates of computing as JSON; the one before is removed."""
         folder, options = self.folder / "artifacts", self.options
         shutil.rmtree(folder, ignore_errors=True)
         write_artifacts(case, options.layers, folder, [ORDERED], options.width)
         path = artifact_of(case, ORDERED, folder)
         compute = computing(load_device("host"), self.folder, "measured: this machine", lambda _: None)
-        return path, {"compute": compute.to_json(), **asdict(disk_of(sample_of(self.folder)).measured())}
+        return path, compute.to_json()
 
-    def row(self, cell: Cell, rates: Mapping[str, Any]) -> Row:
+    def row(self, cell: Cell, rates: str) -> Row:
         """A row, in a process under the caps."""
         path = artifact_of(cell["case"], ORDERED, self.folder / "artifacts")
         tokens, recorder = topic_tokens(2, self.options.tokens + 2), Recorder()
@@ -212,12 +150,10 @@ class Plugin(Benchmark[Options]):
             session.perplexity(tokens[:1], sparse=True)
             first, recorder.events = recorder.events, []
             real: RunMetrics = session.perplexity(tokens[1:], sparse=True).metrics
-            compute = Compute.model_validate_json(rates["compute"])
+            compute = Compute.model_validate_json(rates)
             profile = capped(load_device(cell["device"]), own_caps(), compute, lone_read_s(session.artifact))
             store, calls = replayed(session, profile, first, recorder.events)
             told: RunMetrics = store.metrics(real.num_tokens, 0.0, 0.0, 0.0)
-            under_cap, _ = replayed(session, profile, first, recorder.events, least_share(rates))
-            cap_s = under_cap.metrics(real.num_tokens, 0.0, 0.0, 0.0).modelled_s
             alone_s = reads_alone(session, [extents for extents in calls if len(extents)], "direct", read_buffers())
         return {
             "equal": all(getattr(real, name) == getattr(told, name) for name in DECISIONS),
@@ -225,14 +161,13 @@ class Plugin(Benchmark[Options]):
             "measured_s": real.decode_s / real.num_tokens,
             "ratio": told.modelled_s / real.decode_s,
             "flash_ratio": (told.modelled_flash_s + store.counters.prefill_flash_s) / alone_s,
-            "cap_ratio": cap_s / real.decode_s,
         }
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """The ratios that are farthest from 1, and the least speed of the simulator."""
-        names = ("ratio", "cap_ratio")
-        worst = {f"worst_{name}": max((row[name] for row in rows), key=lambda x: abs(math.log(x))) for name in names}
-        return worst | {"least_unit_requests_per_s": min(row["unit_requests_per_s"]["median"] for row in rows)}
+    def figures(self, rows: Rows) -> Figures:
+        return {
+            "worst_ratio": max((row["ratio"] for row in rows), key=lambda ratio: abs(math.log(ratio))),
+            "least_unit_requests_per_s": min(row["unit_requests_per_s"]["median"] for row in rows),
+        }
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ rounding into another unit. Resident memory is taken where the budget is back at
 good, and a bit of every read is wrong: the row has the error, its seconds, and whether the session goes on afterwards.
 """
 
-import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -16,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import psutil
 
+from benchmarks.harness import Benchmark, Cell, Row, main, option
 from benchmarks.harness.apart import apart, run_here
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
-from benchmarks.harness.command import main
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plan.budget import fixed_bytes
 from coldpress.schemas.errors import ColdpressError
@@ -67,12 +66,6 @@ def compile_reads(folder: Path) -> Path:
     return library
 
 
-def resident_bytes() -> int:
-    """Resident memory of this process now."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
 def prompts(count: int) -> list[list[int]]:
     """Different beginnings."""
     random = np.random.default_rng(5)
@@ -112,7 +105,7 @@ class Soak:
         self._session.resize(self._fixed + int(share * self._units))
         self.resizes += 1
         if share == max(SHARES):
-            self.resident.append(resident_bytes())
+            self.resident.append(psutil.Process().memory_info().rss)
 
     @property
     def rss_growth(self) -> float:
@@ -136,41 +129,14 @@ def failing(session: Session, control: Control, mode: int, expected: list[int]) 
     return {"error": error, "seconds": seconds, "goes_on": list(again) == expected}
 
 
-def child(path: Path, page: Path, options: "Options") -> Row:
-    """All runs, in the process whose reads misbehave."""
-    control = Control(page)
-    with Session(path, flash="direct") as session:
-        expected = undisturbed(session, options.prompts, options.prompt_tokens)
-        control.watch(path / FLASH_FILE)
-        control.enter(PASSING)
-        soak = Soak(session, expected)
-        soak.run(options.tokens)
-        met = control.met
-        control.enter(OFF)
-        figures = {
-            "tokens": soak.tokens,
-            "different": soak.different,
-            "met": met,
-            "resizes": soak.resizes,
-            "rss_growth": soak.rss_growth,
-            "lasting_error": failing(session, control, LASTING_ERROR, expected[0]),
-            "flipped_bit": failing(session, control, FLIPPED_BIT, expected[0]),
-        }
-    return figures
-
-
 @dataclass(frozen=True)
 class Options:
-    """How long it runs."""
-
     tokens: int = option(1_000, smoke=16, full=20_000, help="tokens with faults")
     prompts: int = option(8, smoke=1, help="prompts")
     prompt_tokens: int = option(64, smoke=16, help="tokens of each prompt, a multiple of 16")
 
 
 class Plugin(Benchmark[Options]):
-    """Runs in a process whose reads misbehave."""
-
     keys = {
         "rows[].tokens": "tokens with faults",
         "rows[].different": "tokens that differ from the undisturbed run's",
@@ -194,7 +160,6 @@ class Plugin(Benchmark[Options]):
     full_minutes = 10
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """One row, of the child."""
         spec = small_spec(hidden_size=128, intermediate_size=1024, max_position_embeddings=128)
         recipe = Recipe(spec=spec, method="relu", context_length=128, slots_share=0.5)
         built, page = build_artifact(self.folder / "a", recipe), self.folder / "page"
@@ -205,7 +170,24 @@ class Plugin(Benchmark[Options]):
 
     def disturbed(self, path: str, page: str) -> Row:
         """All runs, in the process whose reads misbehave."""
-        return child(Path(path), Path(page), self.options)
+        control, options = Control(Path(page)), self.options
+        with Session(path, flash="direct") as session:
+            expected = undisturbed(session, options.prompts, options.prompt_tokens)
+            control.watch(Path(path) / FLASH_FILE)
+            control.enter(PASSING)
+            soak = Soak(session, expected)
+            soak.run(options.tokens)
+            met = control.met
+            control.enter(OFF)
+            return {
+                "tokens": soak.tokens,
+                "different": soak.different,
+                "met": met,
+                "resizes": soak.resizes,
+                "rss_growth": soak.rss_growth,
+                "lasting_error": failing(session, control, LASTING_ERROR, expected[0]),
+                "flipped_bit": failing(session, control, FLIPPED_BIT, expected[0]),
+            }
 
 
 if __name__ == "__main__":

@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from benchmarks.evaluation.evaluate import Score, Sparse, evaluate
+from benchmarks.evaluation.evaluate import Sparse, evaluate
 from benchmarks.evaluation.tasks import Encode, Item, read_items, right_answers
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
-from benchmarks.harness.command import main
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.shared.cases import MODELS, WITH_MIXTURES, Case, Parts, Replaced, case_of
 from benchmarks.shared.predicting import predicting
 from benchmarks.shared.pruning import pruned
@@ -145,14 +144,6 @@ def chosen(
     return Sparse(selector, families, arrays, oracle), asked_for
 
 
-def score(
-    case: Case, activations: Activations, method: str, options: dict[str, Any], density: float, split: str
-) -> Score | None:
-    """What the method costs; None where it does not reach the density."""
-    found = chosen(case, activations, method, options, density)
-    return None if found is None else evaluate(case.stream, case.splits[split], found[0])
-
-
 def adapted(
     case: Case, activations: Activations, label: str, density: float, folder: Path, steps: int
 ) -> Contender | None:
@@ -228,12 +219,13 @@ def divisions(case: Case, activations: Activations, density: float) -> Iterator[
         glu = 3 * density - 2 * inputs
         if 0.02 <= glu <= 1:
             options = {"input_density": float(inputs), "glu_density": float(glu)}
-            found = score(case, activations, "dip", options, density, "validation")
+            found = chosen(case, activations, "dip", options, density)
             assert found is not None
-            yield {"inputs": float(inputs), "density": found.mlp_density, "ppl": found.ppl}
+            score = evaluate(case.stream, case.splits["validation"], found[0])
+            yield {"inputs": float(inputs), "density": score.mlp_density, "ppl": score.ppl}
 
 
-def line(rows: Sequence[Row]) -> Row:
+def line(rows: Rows) -> Row:
     """The line through the best divisions: logit of the inputs' density over logit of the MLP's."""
     at = dict.fromkeys(row["asked"] for row in rows)
     best = [min((row for row in rows if row["asked"] == density), key=lambda row: row["ppl"]) for density in at]
@@ -245,8 +237,6 @@ def line(rows: Sequence[Row]) -> Row:
 
 @dataclass(frozen=True)
 class Options:
-    """What is scored."""
-
     models: tuple[str, ...] = option(
         ("prose7m",), smoke=("stories260k",), full=("prose7m", "tinystories656k"), choices=WITH_MIXTURES, help="models"
     )
@@ -267,8 +257,6 @@ class Options:
 
 
 class Plugin(Benchmark[Options]):
-    """Scores each method at each density."""
-
     keys = {
         "rows[].model": "model",
         "rows[].method": "row of the table",
@@ -288,7 +276,6 @@ class Plugin(Benchmark[Options]):
     full_minutes = 240
 
     def cells(self) -> Iterator[Cell]:
-        """A cell per method and density, without and with adapters; the dense model first."""
         for model in self.options.models:
             if self.options.fit:
                 for density in self.options.searched:
@@ -309,23 +296,10 @@ class Plugin(Benchmark[Options]):
         elif found := contender(at, label, cell["lora"], density, self.options.lora_steps):
             yield row_of(at, found)
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """The lines of --fit."""
+    def figures(self, rows: Rows) -> Figures:
         if not self.options.fit:
             return {}
         return {"fitted": {name: line([row for row in rows if row["model"] == name]) for name in self.options.models}}
-
-    def tables(self, rows: Sequence[Row], figures: Mapping[str, Any]) -> Iterator[Table]:
-        """Perplexity and right answers by density."""
-        if self.options.fit:
-            yield from super().tables(rows, figures)
-            return
-        columns = ["model", "method", *map(str, self.options.densities)]
-        for figure, title in (("ppl", "perplexity on test text"), ("task_accuracy", "share of right answers")):
-            cells = {(row["model"], _label(row), row["asked"]): row[figure] for row in rows}
-            found, at = dict.fromkeys(key[:2] for key in cells), self.options.densities
-            table = [[*key, *(cells.get((*key, one), cells.get((*key, 1.0))) for one in at)] for key in found]
-            yield Table(f"{title}, by density of the MLP", columns, table)
 
     def _labels(self, model: str) -> Iterator[str]:
         """Without pruned weights of a mixture: of experts no inputs are measured (compiler/stages/gram)."""
@@ -343,10 +317,6 @@ class Plugin(Benchmark[Options]):
 
 def _is_mixture(model: str) -> bool:
     return model not in MODELS
-
-
-def _label(row: Row) -> str:
-    return row["method"] + (" + LoRA" if row["lora"] else "")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ read brings few of them, as it does for large models.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,7 @@ from unittest import mock
 import numpy as np
 from tokenizers import Tokenizer
 
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, option
-from benchmarks.harness.command import main
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from coldpress.runtime.artifact.reader import Artifact, open_artifact
 from coldpress.runtime.drafts import lookup
 from coldpress.runtime.generate.draft_model import DraftModel
@@ -44,7 +43,6 @@ MAP_CHANGES: Mapping[str, Any] = {"format": "fp16", "page_bytes": 512, "collapse
 
 
 def source(name: str) -> Path:
-    """The checkpoint of a model."""
     return ROOT / "demo/model" if name == "demo" else data_folder() / "models" / name
 
 
@@ -115,7 +113,6 @@ class Paying(DraftModel):
     """A draft model whose seconds are modelled, too."""
 
     def __init__(self, path: Path, of: Artifact) -> None:
-        """Opens the draft's artifact."""
         self._recorder = Recorder(max_tokens=0)  # it counts tokens, and keeps nothing
         super().__init__(Session(path, flash="simulated", recorder=self._recorder), of)
 
@@ -144,7 +141,6 @@ def break_even(path: Path, share: float, options: "Options") -> Iterator[Row]:
 
 
 def per_token(metrics: RunMetrics) -> float:
-    """Modelled seconds of a token."""
     return metrics.decode_s / metrics.num_tokens
 
 
@@ -177,8 +173,6 @@ def passes(tokens: list[list[Event]], num_drafts: int, acceptance: float) -> lis
 
 @dataclass(frozen=True)
 class Options:
-    """What is decoded."""
-
     models: tuple[str, ...] = option(
         ("demo", "tinystories656k"), smoke=("tinystories656k",), full=MODELS, choices=MODELS, help="models"
     )
@@ -191,8 +185,6 @@ class Options:
 
 
 class Plugin(Benchmark[Options]):
-    """Decodes with drafts and without, and replays a trace."""
-
     keys = {
         "rows[].part": "drafts or map",
         "rows[].model?": "drafts: model",
@@ -215,7 +207,6 @@ class Plugin(Benchmark[Options]):
     full_minutes = 25
 
     def cells(self) -> Iterator[Cell]:
-        """A cell per model and draft, and one per point of the map."""
         for model in self.options.models:
             for draft in ("lookup", *([DRAFTS[model]] if model in DRAFTS else [])):
                 yield {"part": "drafts", "model": model, "draft": draft}
@@ -240,8 +231,7 @@ class Plugin(Benchmark[Options]):
         path = self.folder / (name + "".join(changes or ()))
         return path if path.exists() else build(self.folder, name, **changes or {})
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """How many runs gave the same tokens."""
+    def figures(self, rows: Rows) -> Figures:
         drafts = [row for row in rows if row["part"] == "drafts"]
         return {"identical_runs": sum(row["same"] for row in drafts), "runs": NUM_PROMPTS * len(drafts)}
 

@@ -22,9 +22,8 @@ from typing import Any
 import numpy as np
 from scipy.special import log_softmax, rel_entr
 
-from benchmarks.compile import CORES, Stage, measure_disk, noting, plant, stages
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, Table, option
-from benchmarks.harness.command import main
+from benchmarks.compile import Stage, built, measure_disk, stages
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.shared.builds import artifact_in
 from coldpress.compiler.io import load_arrays, load_record
 from coldpress.compiler.stages.tokenize import TokenizeConfig
@@ -32,9 +31,7 @@ from coldpress.compiler.stages.verify import VerifyConfig, num_measured
 from coldpress.runtime.decoder.decoder import PREFILL_CHUNK_TOKENS
 from coldpress.runtime.generate.session import Session
 from coldpress.schemas.corpus import Corpus
-from tests.support import pipeline, warm
 
-CONTEXT = 512
 DEFAULTS = TokenizeConfig(corpus="corpus.jsonl")
 PARAMETERS = {"tinyllama-1.1b": 1_100_000_000, "mistral-7b": 7_241_000_000, "small": 12_000_000}
 WHOLE_LAYERS = {"tinyllama-1.1b": 22, "mistral-7b": 4, "small": 2}
@@ -43,10 +40,12 @@ WHOLE_LAYERS = {"tinyllama-1.1b": 22, "mistral-7b": 4, "small": 2}
 
 @dataclass(frozen=True)
 class Options:
-    """What is built."""
-
     shapes: tuple[str, ...] = option(
-        ("tinyllama-1.1b", "mistral-7b"), smoke=("small",), choices=PARAMETERS, help="shapes of the models"
+        ("tinyllama-1.1b",),
+        smoke=("small",),
+        full=("tinyllama-1.1b", "mistral-7b"),
+        choices=PARAMETERS,
+        help="shape of the model",
     )
     layers: tuple[int, ...] = option(
         (1, 2), smoke=(2,), full=(22,), help="layers of each build, at most those that are extrapolated to"
@@ -58,10 +57,7 @@ class Options:
 
 
 class Plugin(Benchmark[Options]):
-    """A build for each shape."""
-
     keys = {
-        "rows[].shape": "shape of the model",
         "rows[].layers": "layers of each build",
         "rows[].test_tokens": "tokens that verify decoded",
         "rows[].stages_s": "seconds of all jobs of each build, summed",
@@ -83,7 +79,6 @@ class Plugin(Benchmark[Options]):
     full_minutes = 90
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """One row."""
         shape, whole = cell["shape"], WHOLE_LAYERS[cell["shape"]]
         layers = sorted({min(count, whole) for count in self.options.layers})
         blocks = 2
@@ -113,24 +108,13 @@ class Plugin(Benchmark[Options]):
     def _build(self, shape: str, layers: int, test_tokens: int) -> tuple[Path, Mapping[str, Stage]]:
         """Builds a shape of so many layers; returns the device's build folder and what its stages took."""
         options, folder = self.options, self.folder / f"{shape}-{layers}"
-        model, notes = folder / "model", folder / "notes"
-        notes.mkdir(parents=True)
         evaluation_tokens = max(test_tokens, 512 if options.warm else DEFAULTS.evaluation_tokens)
-        plant(model, shape, layers, 4 * options.tokens + 4 * evaluation_tokens + 40960)
-        config: dict[str, Any] = {
-            "model": model,
-            "device": "pixel6",
-            "corpus": model / "corpus.jsonl",
-            "calibration_tokens": options.tokens,
-            "evaluation_tokens": evaluation_tokens,
-            "test_tokens": test_tokens,
-            "context_length": CONTEXT,
-            "method": options.method,
-            "dram_budget": "95%" if options.warm else "80%",
-        }
-        with noting(notes):
-            target = (warm if options.warm else pipeline).build(folder, cores=CORES, **config)
-        return target, stages(notes, measure_disk(folder, 32 << 20))
+        config: dict[str, Any] = {"device": "pixel6", "calibration_tokens": options.tokens, "method": options.method}
+        config |= {"evaluation_tokens": evaluation_tokens, "test_tokens": test_tokens}
+        config |= {"dram_budget": "95%" if options.warm else "80%"}
+        text = 4 * options.tokens + 4 * evaluation_tokens + 40960
+        target, _ = built(folder, shape, layers, text, options.warm, **config)
+        return target, stages(folder, measure_disk(folder, 32 << 20))
 
     def _both_ways(self, target: Path) -> dict[str, float]:
         """Decodes the first test block one token after the other, and in passes."""
@@ -153,14 +137,8 @@ class Plugin(Benchmark[Options]):
             "largest_kld": float(kld.max()),
         }
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """The share that is to be a quarter at most."""
+    def figures(self, rows: Rows) -> Figures:
         return {"worst_share": max(row["share_whole"] for row in rows)}
-
-    def tables(self, rows: Sequence[Row], figures: Mapping[str, Any]) -> Iterator[Table]:
-        """One row for each shape."""
-        columns = [name.removeprefix("rows[].") for name in self.keys if name.startswith("rows[].")]
-        yield Table("verify in a build", columns, [[row[name] for name in columns] for row in rows])
 
 
 def extrapolated(layers: Sequence[int], builds: Sequence[Mapping[str, float]], whole: int) -> dict[str, float]:

@@ -3,15 +3,21 @@
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
+
+from benchmarks.harness.tables import Table, tables_of
 
 Size = Literal["smoke", "default", "full"]
 SIZES: tuple[Size, ...] = get_args(Size)
 Cell = Mapping[str, Any]
 """Name -> JSON scalar: what one measurement is of."""
 Row = dict[str, Any]
+Rows = Sequence[Row]
+Figures = Mapping[str, Any]
+Part = Mapping[str, str | Sequence[Any]]
+"""Name in a cell -> its values, or the option that has them, or their number."""
 Options = TypeVar("Options")
 Made = TypeVar("Made")
 _SAME: Any = object()
@@ -36,15 +42,6 @@ def at_size(kind: type[Options], size: Size, **given: Any) -> Options:
     return kind(**own | given)
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table for people."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Iterable[Sequence[object]]
-
-
 class Benchmark(ABC, Generic[Options]):
     """Measures cells one after the other; a run that is stopped goes on at the first cell that has no rows.
 
@@ -54,7 +51,8 @@ class Benchmark(ABC, Generic[Options]):
 
     keys: ClassVar[Mapping[str, str]]
     """What the last line holds: path -> meaning. `rows[].ppl` is `ppl` of each row, `*` any key, a last `?` marks what
-    may be null or absent. The check of every run holds the last line to it (harness/keys.py)."""
+    may be null or absent. The check of every run holds the last line to it (harness/keys.py). What a cell has of an
+    option need not be told again."""
     is_timing: ClassVar[bool] = False
     """Whether a busy machine changes its figures; the workflow then runs nothing beside it."""
     needs_data: ClassVar[bool] = False
@@ -65,8 +63,8 @@ class Benchmark(ABC, Generic[Options]):
     """The extra of pyproject.toml that it needs, with the package that the extra brings: `llama: xllamacpp`."""
     programs: ClassVar[tuple[str, ...]] = ()
     """Programs that it starts."""
-    over: ClassVar[Mapping[str, str]] = {}
-    """Name in a cell -> the option with its values; each combination is a cell, and the last name varies fastest."""
+    over: ClassVar[Part | Sequence[Part]] = {}
+    """What cells are of: each combination is a cell, and the last name varies fastest; parts follow each other."""
     full_minutes: ClassVar[float]
     """About how long `--full` takes on two cores."""
 
@@ -85,21 +83,43 @@ class Benchmark(ABC, Generic[Options]):
 
     def cells(self) -> Iterable[Cell]:
         """Yields what is measured, in order; equal options give equal cells. By default each combination of `over`."""
-        for values in itertools.product(*(getattr(self.options, option) for option in self.over.values())):
-            yield dict(zip(self.over, values, strict=True))
+        for part in parts_of(type(self)):
+            for values in itertools.product(*map(self._values, part.values())):
+                yield dict(zip(part, values, strict=True))
+
+    def _values(self, of: str | Sequence[Any]) -> Iterable[Any]:
+        found = getattr(self.options, of) if isinstance(of, str) else of
+        if isinstance(found, int):
+            return range(found)
+        return (found,) if isinstance(found, str | float) else found
 
     @abstractmethod
     def measure(self, cell: Cell) -> Iterable[Row]:
         """Returns the rows of a cell; the cell's own names are added to each."""
 
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, Any]:
+    def figures(self, rows: Rows) -> Figures:
         """Returns what is found over all rows, beside which the last line has `rows`."""
         return {}
 
-    def tables(self, rows: Sequence[Row], figures: Mapping[str, Any]) -> Iterable[Table]:
-        """Returns what people read: by default one table of all rows."""
-        columns = list(dict.fromkeys(name for row in rows for name in row))
-        yield Table(type(self).__module__.rpartition(".")[2], columns, [[row.get(c) for c in columns] for row in rows])
+    def tables(self, rows: Rows, figures: Figures) -> Iterable[Table]:
+        """Returns what people read."""
+        return tables_of(type(self).__module__.rpartition(".")[2], rows, figures)
+
+
+def parts_of(kind: type[Benchmark[Any]]) -> Sequence[Part]:
+    """`over` as a list."""
+    return [kind.over] if isinstance(kind.over, Mapping) else kind.over
+
+
+def documented(kind: type[Benchmark[Any]]) -> dict[str, str]:
+    """The keys of a benchmark, with those that its cells have of options."""
+    parts, found = parts_of(kind), dict[str, str]()
+    helps = {one.name: one.metadata["help"] for one in fields(options_type(kind)) if one.metadata}
+    for part in parts:
+        for name, of in part.items():
+            if isinstance(of, str) and not {f"rows[].{name}", f"rows[].{name}?"} & kind.keys.keys():
+                found[f"rows[].{name}{'' if all(name in other for other in parts) else '?'}"] = helps[of]
+    return found | {**kind.keys}
 
 
 def options_type(kind: type[Benchmark[Any]]) -> type[Any]:

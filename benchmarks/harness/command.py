@@ -20,9 +20,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table as RichTable
 
 from benchmarks.harness import inputs, keys, record
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, Size, Table, at_size, options_type
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, Size, at_size, documented, options_type
 from benchmarks.harness.kept import Kept, kept_rows, key_of
 from benchmarks.harness.places import DATA, WORK, record_of
+from benchmarks.harness.tables import Table
 from coldpress.schemas.errors import ColdpressError
 
 STOPPED = {signal.SIGINT: 130, signal.SIGTERM: 143}
@@ -57,11 +58,11 @@ def _stop(number: int, _: object) -> NoReturn:
 
 
 def _parser(name: str, text: str, plugin: type[Benchmark[Any]]) -> argparse.ArgumentParser:
-    documented = "\n".join(f"  {key:34s} {meaning}" for key, meaning in plugin.keys.items())
+    told = "\n".join(f"  {key:34s} {meaning}" for key, meaning in documented(plugin).items())
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{name}",
         description=text,
-        epilog=f"The last line is one JSON object (? may be null or absent):\n{documented}",
+        epilog=f"The last line is one JSON object (? may be null or absent):\n{told}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     size = parser.add_mutually_exclusive_group()
@@ -153,7 +154,7 @@ def _run(name: str, plugin: type[Benchmark[Any]], arguments: argparse.Namespace)
     kept.drop()
     for table in tables:
         show(table)
-    said = keys.complaints({**plugin.keys}, figures)
+    said = keys.complaints(documented(plugin), figures)
     for sentence in said:
         print(f"error: benchmarks.{name}: {sentence}", file=sys.stderr)
     print(json.dumps(figures, sort_keys=True, allow_nan=False))

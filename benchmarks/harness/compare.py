@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.benchmark import Table
 from benchmarks.harness.command import show
 from benchmarks.harness.keys import SPREAD
+from benchmarks.harness.tables import Table
 
 DIGITS = 1e-4
 

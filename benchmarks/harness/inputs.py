@@ -25,7 +25,17 @@ IGNORED = (".venv", ".snakemake", "build", "build-native", "benchmarks/results")
 WITHOUT_FIGURES = (
     *(
         f"benchmarks/harness/{name}.py"
-        for name in ("command", "hook/sitecustomize", "inputs", "keys", "kept", "places", "record")
+        for name in (
+            "__init__",
+            "command",
+            "hook/sitecustomize",
+            "inputs",
+            "keys",
+            "kept",
+            "places",
+            "record",
+            "tables",
+        )
     ),
     "tests/support/warm",
     "tests/support/snakemake_server.py",

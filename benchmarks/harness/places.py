@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from coldpress.schemas.errors import ColdpressError
 from tests.support.data import find_data_folder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -10,6 +11,17 @@ RESULTS = BENCHMARKS / "results"
 WORK = ROOT / "build" / "benchmarks"
 """Scratch folders and rows of runs that were stopped; git ignores it."""
 DATA = find_data_folder()
+
+
+def data() -> Path:
+    """The folder of real checkpoints and corpora.
+
+    Raises:
+        ColdpressError: if there is none.
+    """
+    if DATA is None:
+        raise ColdpressError("no real test data; set COLDPRESS_TEST_DATA to its folder")
+    return DATA
 
 
 def names() -> list[str]:

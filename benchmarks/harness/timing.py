@@ -5,8 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import TypedDict
 
-LEAST_ROUNDS = 5
-
 
 class Spread(TypedDict):
     """A figure of several rounds."""
@@ -43,12 +41,18 @@ def gain(before_s: Sequence[float], after_s: Sequence[float]) -> Gain:
 
 
 def interleaved(
-    works: Mapping[str, Callable[[], object]], rounds: int, clock: Callable[[], float] = time.perf_counter
+    works: Mapping[str, Callable[[], object]],
+    rounds: int,
+    clock: Callable[[], float] = time.perf_counter,
+    before: Callable[[], object] | None = None,
 ) -> dict[str, list[float]]:
-    """Seconds of each work in every round; a round runs all of them in turn, and one more round before warms up."""
+    """Seconds of each work in every round; a round runs all of them in turn, and one more round before warms up.
+    `before` runs before each work, and its seconds do not count."""
     found: dict[str, list[float]] = {name: [] for name in works}
     for number in range(rounds + 1):
         for name, work in works.items():
+            if before:
+                before()
             start_s = clock()
             work()
             if number:

@@ -7,8 +7,7 @@ is most of what a small build takes otherwise.
 from pathlib import Path
 from typing import Any
 
-from coldpress.schemas.errors import ColdpressError
-from tests.support.data import find_data_folder
+from benchmarks.harness.places import data
 from tests.support.warm import build
 
 __all__ = ["MODELS", "SHORT", "artifact_in", "build", "settings"]
@@ -40,10 +39,7 @@ def settings(model: str, device: str = "pixel6", short: bool = False) -> dict[st
     config: dict[str, Any] = {"model": model, "device": device, "dram_budget": budget, **(SHORT if short else {})}
     if corpus is None:
         return config
-    data = find_data_folder()
-    if data is None:
-        raise ColdpressError(f"{model} is a real model; set COLDPRESS_TEST_DATA to its folder, or ask for the demo")
-    return config | {"model": data / "models" / model, "corpus": data / corpus, "context_length": 128}
+    return config | {"model": data() / "models" / model, "corpus": data() / corpus, "context_length": 128}
 
 
 def artifact_in(device: Path) -> Path:

@@ -2,12 +2,11 @@
 
 import math
 import statistics
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.benchmark import Row
+from benchmarks.harness import Row, Rows
 from benchmarks.shared.cache_traces import HALF, REAL
 
 CONTEXT, TASK = "lfu", "static"
@@ -16,7 +15,7 @@ ORDERED_BY = "s3fifo"
 """The policy that Ripple has with and without its order (Fig. 14)."""
 
 
-def gains(rows: Sequence[Row], policy: str, base: str) -> Row:
+def gains(rows: Rows, policy: str, base: str) -> Row:
     """Modelled seconds of `base` over those of `policy`, each with the pinned share that is best for it."""
     best: dict[tuple[Any, ...], float] = {}
     for row in rows:
@@ -26,7 +25,7 @@ def gains(rows: Sequence[Row], policy: str, base: str) -> Row:
     return {"policy": policy, "over": base, "median": statistics.median(found), "worst": min(found), "best": max(found)}
 
 
-def dram_saved(rows: Sequence[Row]) -> list[Row]:
+def dram_saved(rows: Rows) -> list[Row]:
     """Returns, for each row of ORDERED_BY, the slots with which units in the model's order would be as fast, over its
     slots; none where that is more or less than any slots that were replayed."""
     found: list[Row] = []
@@ -41,7 +40,7 @@ def dram_saved(rows: Sequence[Row]) -> list[Row]:
     return found
 
 
-def context_over_task(rows: Sequence[Row]) -> list[Row]:
+def context_over_task(rows: Rows) -> list[Row]:
     """Returns the hit rate of a cache that follows the text, and of one that calibration fills once and for all."""
     rates = {(row["case"], row["slots"], row["policy"]): row["hit_rate"] for row in rows}
     return [
@@ -51,7 +50,7 @@ def context_over_task(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def loaded_at_half(rows: Sequence[Row]) -> list[float]:
+def loaded_at_half(rows: Rows) -> list[float]:
     """Returns loaded_share of the cache that follows the text, with the most slots, of models that use half."""
     most = max(row["slots"] for row in rows)
     half = [case for case, real in REAL.items() if real.density == HALF]
@@ -60,7 +59,7 @@ def loaded_at_half(rows: Sequence[Row]) -> list[float]:
     ]
 
 
-def above_belady(rows: Sequence[Row]) -> int:
+def above_belady(rows: Rows) -> int:
     """Returns how many replays without pins have fewer misses than Belady's with the same slots: none may."""
     misses = {(row["case"], row["slots"], row["policy"]): row["misses"] for row in rows}
     return sum(count < misses.get((case, slots, "belady"), 0) for (case, slots, policy), count in misses.items())

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.harness.places import data
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.io import Workspace, save_arrays
 from coldpress.compiler.stages import ingest
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.schemas.corpus import SPLITS, Corpus, TokenBlocks
 from coldpress.schemas.model import Model
-from tests.support.data import find_data_folder
 
 BLOCK_TOKENS = 256
 MODELS = {
@@ -47,7 +47,7 @@ class Case:
     @property
     def source(self) -> Path:
         """The checkpoint."""
-        return _data() / "models" / self.name
+        return data() / "models" / self.name
 
     def corpus(self, calibration: str = "calibration") -> Corpus:
         """The text as the build's stages take it, with the named part as calibration text."""
@@ -79,9 +79,9 @@ class Replaced(LayerStream):
 
 def case_of(name: str, folder: Path, parts: Parts) -> Case:
     """The model, and its text in blocks."""
-    source = _data() / "models" / name
+    source = data() / "models" / name
     model = ingest.run(IngestConfig(model=str(source)), Workspace(folder / "ingest", "benchmark"))
-    blocks = blocks_of(source, _data() / "corpora" / CORPORA[name])
+    blocks = blocks_of(source, data() / "corpora" / CORPORA[name])
     splits = {split: blocks[text][part] for split, (text, part) in parts.items()}
     return Case(name, model, LayerStream(model, len(os.sched_getaffinity(0))), splits, folder)
 
@@ -115,10 +115,3 @@ def _plain(text: str) -> str:
 
 def _stories(path: Path) -> str:
     return "\n\n".join(json.loads(line)["text"] for line in path.read_text().splitlines())
-
-
-def _data() -> Path:
-    data = find_data_folder()
-    if data is None:
-        raise SystemExit("no real test data: set COLDPRESS_TEST_DATA to its folder")
-    return data

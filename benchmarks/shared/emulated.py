@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import Benchmark
 from benchmarks.harness.apart import apart
-from benchmarks.harness.benchmark import Benchmark
 from coldpress.runtime.cli.emulation import emulate
 from coldpress.runtime.cli.emulation.caps import Caps
 from coldpress.runtime.profiles.devices import load_device

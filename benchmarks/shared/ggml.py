@@ -1,11 +1,10 @@
 """llama.cpp's own product of a Q4_0 matrix and a vector: its ggml, as the extra `llama` brings it, called directly."""
 
 import ctypes
+import importlib
 from pathlib import Path
 
 import numpy as np
-
-from benchmarks.shared.llama import llama_extra
 
 Q4_0, F32 = 2, 0
 """ggml_type."""
@@ -21,13 +20,8 @@ class Q4Product:
     """A matrix in Q4_0, whose bytes are those of int4_group32."""
 
     def __init__(self, codes: np.ndarray, length: int) -> None:
-        """Takes a copy of `codes` uint8 [rows, row_bytes], rows of `length` values.
-
-        Raises:
-            ModuleNotFoundError: without the extra `llama`.
-        """
-        xllamacpp = llama_extra()
-
+        """Takes a copy of `codes` uint8 [rows, row_bytes], rows of `length` values."""
+        xllamacpp = importlib.import_module("xllamacpp")
         self._library = ctypes.CDLL(str(next(Path(str(xllamacpp.__file__)).parent.glob("*.so"))))
         handle, count = ctypes.c_void_p, ctypes.c_int64
         init = self._function("ggml_init", handle, _Params)

@@ -4,23 +4,14 @@ import importlib
 import json
 import urllib.request
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
-
-
-def llama_extra() -> ModuleType:
-    """llama.cpp's package; without it a benchmark ends in one sentence."""
-    try:
-        return importlib.import_module("xllamacpp")
-    except ModuleNotFoundError as error:
-        raise SystemExit("error: this benchmark needs llama.cpp; pip install -e '.[llama]' in the checkout") from error
 
 
 class LlamaCpp:
     """llama.cpp's own server in this process."""
 
     def __init__(self, file: str, context_length: int, num_threads: int = 1, mapped_alone: bool = False) -> None:
-        """Loads a GGUF file.
+        """Loads a GGUF file; the extra `llama` is there, since a benchmark names it.
 
         Args:
             file: Its path.
@@ -28,12 +19,8 @@ class LlamaCpp:
             num_threads: Of prompts and decoding alike.
             mapped_alone: Whether weights are pages of the file and nothing else: neither copies in another layout, nor
                 read ahead of the first token.
-
-        Raises:
-            ModuleNotFoundError: without the extra `llama`.
         """
-        xllamacpp = llama_extra()
-
+        xllamacpp = importlib.import_module("xllamacpp")
         parameters = xllamacpp.CommonParams()
         parameters.model.path, parameters.n_ctx, parameters.n_parallel = file, context_length, 1
         parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = num_threads

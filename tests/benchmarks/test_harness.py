@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 from benchmarks.harness import command, documents, inputs, journal, keys, stale
-from benchmarks.harness.benchmark import Benchmark, Cell, Row, at_size, option
+from benchmarks.harness.benchmark import Benchmark, Cell, Row, at_size, documented, option
 from benchmarks.harness.compare import moved
 from benchmarks.harness.kept import Kept, kept_rows
 from benchmarks.harness.places import ROOT, names
+from benchmarks.harness.tables import tables_of
 from benchmarks.harness.timing import gain, interleaved, spread
 
 TOY = '''"""Whether numbers square."""
@@ -238,6 +239,37 @@ def test_what_is_made_once_is_made_anew_for_another_key(tmp_path: Path) -> None:
     for key in ("a", "a", "b", "a"):
         assert benchmark.once(key, lambda key=key: made.append(key) or key) == key
     assert made == ["a", "b", "a"]
+
+
+class Parts(Once):
+    over = ({"part": ("a",), "number": "count"}, {"part": ("b", "c"), "text": "name"})
+    cells = Benchmark.cells
+
+
+def test_cells_are_each_combination_of_values_part_by_part(tmp_path: Path) -> None:
+    """A tuple has the values, an option its value, or as many numbers as it counts."""
+    cells = list(Parts(Options(count=2), tmp_path).cells())
+    numbers = [{"part": "a", "number": 0}, {"part": "a", "number": 1}]
+    assert cells == [*numbers, {"part": "b", "text": "a"}, {"part": "c", "text": "a"}]
+
+
+def test_what_cells_have_of_options_is_documented_by_these() -> None:
+    assert documented(Parts) == {"rows[].number?": "count", "rows[].text?": "name"}
+
+
+def test_tables_show_parts_lists_and_figures() -> None:
+    rows = [{"part": "a", "x": 1, "steps": [{"s": 2}]}, {"part": "b", "y": spread([1.0]), "x": None, "ids": [1]}]
+    figures = {"rows": rows, "gain": 1.5, "by": {"one": {"worst": 1}}, "of": {"z": 3}}
+    found = {
+        table.title: (list(table.columns), [list(row) for row in table.rows]) for table in tables_of("t", rows, figures)
+    }
+    assert found == {
+        "a": (["part", "x"], [["a", 1]]),
+        "b": (["part", "y"], [["b", spread([1.0])]]),
+        "steps, a": (["s"], [[2]]),
+        "by": (["by", "worst"], [["one", 1]]),
+        "figures": (["figure", "value"], [["gain", 1.5], ["of.z", 3]]),
+    }
 
 
 def test_a_gain_within_its_spread_is_none() -> None:
