@@ -17,6 +17,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -160,7 +161,8 @@ def kill_alone(subject: Subject, delay_s: float) -> Row:
     order = subject.next_order()
     first = subject.start(subject.folder, order=order)
     time.sleep(delay_s)
-    os.kill(first.pid, signal.SIGKILL)
+    with suppress(ProcessLookupError):  # the build may have ended
+        os.kill(first.pid, signal.SIGKILL)
     first.wait()
     refusals, deadline_s = 0, time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline_s:

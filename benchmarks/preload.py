@@ -2,25 +2,32 @@
 
 Layers of a 7B's proportions, `width` wide, in int4, have MLP inputs with the planted cosine from layer to layer
 (tests/support/similar.py); `cached` of the units are in DRAM. Each artifact decodes the same tokens with and without
-reading ahead, in turn, under the same DRAM budget, of which the buffer takes its part, from this machine's disk.
-`rooms` multiplies the buffer that the law of the artifact's device allows, since this machine computes more slowly than
-that law has it. Groups are of the family that is read ahead, `mlp_in`; the other one lies layer by layer.
+reading ahead, in turn, under the same DRAM budget, of which the buffer takes its part, from this machine's disk. The
+law is of this machine, which is measured first as `python -m coldpress.compiler.device measure` does. It says how large
+the buffer is, which `rooms` multiplies, and whether `preload=auto` would read ahead. Groups are of the family that is
+read ahead, `mlp_in`; the other one lies layer by layer.
 """
 
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import Benchmark, Cell, Row, gain, main, option, spread
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, gain, main, option, spread
+from benchmarks.shared.emulated import SAMPLE_BYTES
+from coldpress.compiler.device.measure import measure
+from coldpress.compiler.stages.plan import preloading
 from coldpress.runtime.artifact.reader import open_artifact
-from coldpress.runtime.generate.choice import choose_plan
+from coldpress.runtime.generate.choice import choose_plan, on_device
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plan.budget import refit
+from coldpress.runtime.profiles.devices import load_device
+from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.layout import Plan
 from coldpress.schemas.manifest import Manifest
 from coldpress.schemas.metrics import RunMetrics
@@ -31,6 +38,7 @@ from tests.support.similar import similar_weights
 CASES = {"relu-10": ("relu", 0.1), "swiglu-50": ("silu", 0.5)}
 """Case -> activation, density of top-k: what a ReLU leaves is chosen by magnitude, random weights are half active."""
 VOCAB_SIZE = 1024
+MEASURE = "measure"
 
 
 def write_artifact(cell: Cell, options: "Options", path: Path) -> Path:
@@ -63,11 +71,16 @@ def with_room(manifest: Manifest, room: float) -> Plan:
     return refit(manifest, plan.model_copy(update={"preload_buffer_bytes": wanted}), plan.dram_budget_bytes)
 
 
-def decoded(path: Path, plans: dict[str, Plan], tokens: np.ndarray) -> dict[str, list[RunMetrics]]:
+def decoded(
+    path: Path, plans: dict[str, Plan], tokens: np.ndarray, device: DeviceProfile
+) -> dict[str, list[RunMetrics]]:
     """Metrics of each plan on each row of tokens but the first, which fills the caches; plans take turns."""
     found: dict[str, list[RunMetrics]] = {name: [] for name in plans}
     with ExitStack() as stack:
-        sessions = {name: stack.enter_context(Session(path, plan=plan, modelled=True)) for name, plan in plans.items()}
+        sessions = {
+            name: stack.enter_context(Session(path, plan=plan, device=device, modelled=True))
+            for name, plan in plans.items()
+        }
         for row in tokens:
             for name, session in sessions.items():
                 found[name].append(session.perplexity(row[None], sparse=True).metrics)
@@ -87,6 +100,7 @@ class Options:
     tokens: int = option(8, smoke=2, help="tokens of a round")
     rounds: int = option(6, smoke=2, help="interleaved rounds")
     cached: float = option(0.5, help="share of the units in DRAM")
+    device: str = option(MEASURE, smoke="host", help=f"profile of the law, a name or a file, or {MEASURE}")
 
 
 class Plugin(Benchmark[Options]):
@@ -96,6 +110,7 @@ class Plugin(Benchmark[Options]):
         "rows[].tokens_per_s": "tokens per second with reading ahead, by the median",
         "rows[].gain": "seconds without over seconds with reading ahead, formed in each round",
         "rows[].modelled_gain": "gain by the device's law",
+        "rows[].auto": "whether preload=auto reads ahead at such a modelled gain",
         "rows[].precision": "share of the units read ahead that were asked for",
         "rows[].share_read_ahead": "share of the used bytes that were read ahead",
         "rows[].wait_share": "share of the time that waits for flash",
@@ -106,6 +121,8 @@ class Plugin(Benchmark[Options]):
         "rows[].reads_per_token": "reads of a token",
         "rows[].reads_per_token_before": "without reading ahead",
         "rows[].preload_buffer_bytes": "bytes of the buffer",
+        "wrong_rows": "rows where auto reads ahead and each round was slower by it, or where it does not and each "
+        "round gained more by it than auto asks for",
     }
     is_timing = True
     over = {"case": "cases", "similarity": "similarity", "layers_per_group": "groups", "room": "rooms"}
@@ -114,11 +131,25 @@ class Plugin(Benchmark[Options]):
     def measure(self, cell: Cell) -> Iterator[Row]:
         key = [cell["case"], cell["similarity"], cell["layers_per_group"]]
         path = self.once(key, lambda: self.artifact(cell))
-        manifest, options = open_artifact(path).manifest, self.options
+        manifest, options = on_device(open_artifact(path), self.device).manifest, self.options
         plans = {"off": choose_plan(manifest, preload="off"), "on": with_room(manifest, cell["room"])}
         shape = (1 + options.rounds, options.tokens + 2)
-        found = decoded(path, plans, np.random.default_rng(0).integers(3, VOCAB_SIZE, shape))
-        yield row_of(found["off"], found["on"]) | {"preload_buffer_bytes": plans["on"].preload_buffer_bytes}
+        tokens = np.random.default_rng(0).integers(3, VOCAB_SIZE, shape)
+        found = decoded(path, plans, tokens, self.device)
+        row = row_of(found["off"], found["on"])
+        row["auto"] = 1 / row["modelled_gain"] < preloading.worth(manifest.flash.sections)
+        yield row | {"preload_buffer_bytes": plans["on"].preload_buffer_bytes}
+
+    def figures(self, rows: Rows) -> Figures:
+        least = 1 / preloading.WORTH
+        wrong = [row["gain"]["high"] < 1 if row["auto"] else row["gain"]["low"] > least for row in rows]
+        return {"wrong_rows": sum(wrong)}
+
+    @cached_property
+    def device(self) -> DeviceProfile:
+        """The device whose law is compared with what this machine does."""
+        name = self.options.device
+        return measure("here", self.folder, SAMPLE_BYTES, print) if name == MEASURE else load_device(name)
 
     def artifact(self, cell: Cell) -> Path:
         """The artifact of a case; the one before is removed."""

@@ -7,7 +7,7 @@ follows the law of schemas/device.py, computing that of runtime/store/computing.
 import numpy as np
 
 from coldpress.runtime.store import planner
-from coldpress.runtime.store.computing import NOTHING, Arrival, Work, request_work
+from coldpress.runtime.store.computing import NOTHING, Arrival, Early, Work, deciding_seconds, request_work
 from coldpress.runtime.store.facts import AheadFacts, Observer, RequestFacts
 from coldpress.runtime.store.resident import chosen_from, seconds_before
 from coldpress.schemas.device import Flash, flash_seconds
@@ -71,9 +71,10 @@ class Clock(Observer):
         """See `Observer`."""
         reads = arrival(self._flash, facts.plan, facts.buffer_bytes, facts.room_bytes)
         size, weights = facts.unit_bytes, self._weights[facts.key]
-        read_bytes = (facts.num_early + facts.num_read) * size
+        early = Early(facts.num_early * size, planner.num_portions(facts.num_early * size))
+        read_bytes, stored_bytes = early.num_bytes + facts.num_read * size, facts.num_stored * size
         work = request_work(
-            self._device, weights, facts.num_resident * size, read_bytes, facts.num_stored * size, reads.num_portions
+            self._device, weights, facts.num_resident * size, read_bytes, stored_bytes, reads.num_portions, early
         )
         self._queue.compute(self._seconds_before.get(facts.key, 0.0))
         self.flash_s += reads.flash_s
@@ -81,7 +82,11 @@ class Clock(Observer):
         self.fetch_s += self._queue.fetch_s(reads, work, early=facts.num_early > 0)
 
     def read_ahead(self, facts: AheadFacts) -> None:
-        """See `Observer`."""
+        """See `Observer`; a guess takes time even if nothing is read for it."""
+        guess_s = deciding_seconds(self._device, facts.batch is not None)
+        self._queue.compute(guess_s)
+        self.work_s += guess_s
+        self.fetch_s += guess_s
         if facts.batch is not None:
             reads = facts.batch.extents
             flash_s = float(flash_seconds(self._flash, len(reads), reads.num_bytes))

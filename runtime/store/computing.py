@@ -45,6 +45,17 @@ NOTHING = Arrival(0.0, 0, True)
 """A request that does not read."""
 
 
+class Early(NamedTuple):
+    """The units of a request that were read ahead."""
+
+    num_bytes: int
+    num_portions: int
+    """Portions that can be used one after another; all are there when the device has read them all."""
+
+
+NO_EARLY = Early(0, 0)
+
+
 class Work(NamedTuple):
     """A request's seconds beside its reads."""
 
@@ -53,32 +64,36 @@ class Work(NamedTuple):
     ready_s: float
     """Products with units in DRAM, while the first reads are under way."""
     arriving_s: float
-    """Products with units that arrive, their copies, and the handling of portions."""
+    """Products with units that its own reads bring, their copies, and the handling of portions."""
+    early_s: float = 0.0
+    """The same with units that were read ahead: used after those in DRAM, and before the others."""
 
     @property
     def seconds(self) -> float:
-        """Returns the seconds of all three."""
-        return self.deciding_s + self.ready_s + self.arriving_s
+        """Returns the seconds of all four."""
+        return self.deciding_s + self.ready_s + self.early_s + self.arriving_s
 
     def with_reads(self, reads: Arrival, queued_s: float = 0.0) -> float:
         """Returns the request's seconds: a flow of portions from the device to the processor.
 
         Args:
             reads: Its reads.
-            queued_s: Seconds of earlier reads that the device finishes first, and that the request waits for.
+            queued_s: Seconds of earlier reads that the device finishes first, and that the request waits for. Units
+                that were read ahead are there when they are over.
         """
+        ready_s = max(self.ready_s, queued_s) + self.early_s
         portions = max(1, reads.num_portions)
         portion_s, used_s = reads.flash_s / portions, self.arriving_s / portions
         first_s = queued_s + portion_s
         if not reads.reads_on:
             rest_s = (portions - 1) * (portion_s + used_s)
-            return self.deciding_s + max(self.ready_s, first_s) + used_s + rest_s
+            return self.deciding_s + max(ready_s, first_s) + used_s + rest_s
         longest_s = max(
-            max(self.ready_s, first_s) + self.arriving_s,  # the processor is the slower one
+            max(ready_s, first_s) + self.arriving_s,  # the processor is the slower one
             queued_s + reads.flash_s + used_s,  # the device is
         )
-        if portions > 2:  # both halves are full until the units in DRAM have been used
-            longest_s = max(longest_s, self.ready_s + 2 * used_s + (portions - 2) * portion_s)
+        if portions > 2:  # both halves are full until the units that were there before have been used
+            longest_s = max(longest_s, ready_s + 2 * used_s + (portions - 2) * portion_s)
         return self.deciding_s + longest_s
 
 
@@ -130,8 +145,20 @@ def token_seconds(device: DeviceProfile) -> float:
     return _stated(device.compute and device.compute.token_s)
 
 
+def deciding_seconds(device: DeviceProfile, reads: bool) -> float:
+    """Returns what it costs to decide a request, or to guess one and to read ahead for it, if it `reads` or not."""
+    compute = device.compute
+    return _stated(compute and compute.request_s) + (_stated(compute and compute.reading_s) if reads else 0.0)
+
+
 def request_work(
-    device: DeviceProfile, weights: Weights, ready_bytes: int, read_bytes: int, kept_bytes: int, num_portions: int
+    device: DeviceProfile,
+    weights: Weights,
+    ready_bytes: int,
+    read_bytes: int,
+    kept_bytes: int,
+    num_portions: int,
+    early: Early = NO_EARLY,
 ) -> Work:
     """Returns what one request for units costs beside its reads.
 
@@ -142,15 +169,15 @@ def request_work(
         read_bytes: Bytes of the units that it uses from flash, read now or ahead.
         kept_bytes: Bytes of those that go to slots.
         num_portions: The portions in which its reads arrive; 0 if it does not read.
+        early: The part of `read_bytes` that was read ahead.
     """
-    compute = device.compute
-    deciding_s = _stated(compute and compute.request_s)
-    if num_portions:
-        deciding_s += _stated(compute and compute.reading_s)
+    deciding_s = deciding_seconds(device, read_bytes > 0)
     density = (ready_bytes + read_bytes) / weights.num_bytes if weights.num_bytes else 1.0
     ready_s = weight_seconds(device, weights.format, ready_bytes, density)
-    arriving_s = weight_seconds(device, weights.format, read_bytes, density) + copy_seconds(device, kept_bytes)
-    return Work(deciding_s, ready_s, arriving_s + num_portions * _stated(compute and compute.portion_s))
+    used_s = weight_seconds(device, weights.format, read_bytes, density) + copy_seconds(device, kept_bytes)
+    early_share, portion_s = early.num_bytes / max(1, read_bytes), _stated(device.compute and device.compute.portion_s)
+    arriving_s = (1 - early_share) * used_s + num_portions * portion_s
+    return Work(deciding_s, ready_s, arriving_s, early_share * used_s + early.num_portions * portion_s)
 
 
 def fetch_seconds(

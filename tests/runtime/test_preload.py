@@ -12,6 +12,7 @@ from coldpress.runtime.artifact.integrity import verify_artifact
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.drafts import lookup
 from coldpress.runtime.flash import direct, simulated
+from coldpress.runtime.generate.choice import on_device
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plan.budget import choose_plan, fixed_bytes, refit, used_bytes
 from coldpress.runtime.simulate import simulate
@@ -19,9 +20,10 @@ from coldpress.runtime.store.ahead_room import most_bytes
 from coldpress.runtime.store.clock import FlashQueue
 from coldpress.runtime.store.computing import NOTHING, Arrival, Work
 from coldpress.runtime.store.store import Store
-from coldpress.runtime.trace import FETCH, PRELOAD, Recorder, load_trace
+from coldpress.runtime.trace import END, FETCH, NO_IDS, PRELOAD, Event, Recorder, load_trace
 from coldpress.schemas.errors import ColdpressError, CorruptPageError
 from tests.support.artifacts import Recipe, build_artifact, change_manifest, refuse, small_spec
+from tests.support.devices import with_compute
 from tests.support.similar import similar_weights
 from tests.support.stores import check_fetch
 
@@ -406,3 +408,25 @@ def test_modelled_seconds_count_what_reading_ahead_hides(built):
     between = attention + (plain.kv_cache_bytes // 2 + plain.predictor_bytes) // SPEC.num_hidden_layers
     hidden_s = (SPEC.num_hidden_layers - 1) * between / artifact.manifest.device.dram_bytes_per_s.value
     assert without.modelled_s - with_it.modelled_s == pytest.approx(hidden_s, rel=0.1)
+
+
+def test_a_guess_costs_what_a_request_does_and_what_it_brings_a_portion(built):
+    """Round costs beside which nothing else counts: 1 s to decide, 10 s more to read, 100 s a portion."""
+    artifact, ids = open_artifact(built["predictor"].path), np.arange(0, 512, 4, dtype=np.int32)
+    costs = {"request_s": 1.0, "reading_s": 10.0, "portion_s": 100.0}
+    device = with_compute(artifact.manifest.device, [("fp16", 1.0, 1e10)], **costs)
+    artifact = on_device(artifact, device)
+    fetches = [Event(FETCH, 1, layer, "neuron", ids) for layer in range(2)]
+    right, again = (Event(PRELOAD, 1, layer, "neuron", ids) for layer in (1, 0))
+    end = Event(END, 1, 0, "neuron", NO_IDS)
+
+    plan = plan_of(artifact, read_buffer_bytes=1 << 20, dram_budget_bytes=1 << 24)
+
+    def modelled_s(*trace):
+        return simulate(artifact, plan, trace).modelled_s
+
+    plain_s = modelled_s(*fetches, end)
+    assert plain_s == pytest.approx(2 * 111, abs=0.5)
+    assert modelled_s(fetches[0], right, fetches[1], end) == pytest.approx(plain_s + 11, abs=0.5)
+    assert modelled_s(fetches[0], fetches[0], end) == pytest.approx(112, abs=0.5)  # the second finds all of them
+    assert modelled_s(*fetches, again, end) == pytest.approx(plain_s + 1, abs=0.5)  # nothing is left to read
