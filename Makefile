@@ -35,8 +35,9 @@ demo: $(STAMP)
 test: $(STAMP)
 	@pytest -n 2 -m "not slow"
 
+# More workers than two cores: slow tests wait for disks, kills and schedulers.
 check: lint
-	@pytest -n 2
+	@pytest -n 3
 
 benchmarks: $(STAMP)
 	@python -m pip install --quiet --disable-pip-version-check --editable '.[llama]' --constraint constraints.txt
