@@ -61,7 +61,7 @@ def kill_between_layers(remote: Workflow, process: subprocess.Popen[bytes]) -> t
     """Kills `predict` when its first predictor is done; gives that file and its identity."""
     layer = remote.device / "predict" / CHUNK / "layer-0.rank-32.safetensors"
     deadline = time.monotonic() + PATIENCE_S
-    while not layer.with_suffix(".done.json").exists():  # the layer's record comes last: without it the layer is not done
+    while not layer.with_suffix(".done.json").exists():  # it comes last: without it the layer is not done
         assert process.poll() is None, "the build ended before predict was seen"
         assert time.monotonic() < deadline, "predict did not start"
         time.sleep(0.01)
