@@ -2,10 +2,10 @@
 
 Layers of a 7B's proportions, `width` wide, in int4, have MLP inputs with the planted cosine from layer to layer
 (tests/support/similar.py); `cached` of the units are in DRAM. Each artifact decodes the same tokens with and without
-reading ahead, in turn, under the same DRAM budget, of which the buffer takes its part, from this machine's disk. The
-law is of this machine, which is measured first as `python -m coldpress.compiler.device measure` does. It says how large
-the buffer is, which `rooms` multiplies, and whether `preload=auto` would read ahead. Groups are of the family that is
-read ahead, `mlp_in`; the other one lies layer by layer.
+reading ahead, in turn, from this machine's disk. Both have the same DRAM budget; the buffer for reading ahead counts in
+it. The benchmark first measures this machine as `python -m coldpress.compiler.device measure` does. That law gives the
+size of the buffer, which `rooms` multiplies, and decides whether `preload=auto` would read ahead. Only the family that
+is read ahead, `mlp_in`, lies in groups; the other one lies layer by layer.
 """
 
 import shutil

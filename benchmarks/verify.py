@@ -1,11 +1,11 @@
 """The share of a build's time that `verify` takes, and whether its passes of many tokens give what one by one gives.
 
-Planted checkpoints are built by snakemake with this repository's rules on two cores, with as many calibration tokens as
-a build has by default; every job notes what it took (benchmarks/compile.py). Of the test text that a build has by
-default, `verify` decodes as much as it does for the whole shape by its own rule. The share is of the sum of the stages'
-seconds, and once more of their processor seconds, which a busy machine changes less. Two builds of few layers give the
-seconds of a stage for all of the shape's on a straight line: of `verify`, the head, imports and the sample are there
-once, whatever the layers. From a single build, all seconds are scaled with the layers.
+Snakemake builds planted checkpoints with this repository's rules on two cores and the default number of calibration
+tokens; every job notes its seconds (benchmarks/compile.py). `verify` decodes as much of the default test text as its
+own rule takes for the whole shape. The share is of the sum of the stages' seconds, and once more of their processor
+seconds, which a busy machine changes less. A straight line through two builds of few layers gives each stage's seconds
+for all layers, since `verify` pays for the head, imports and the sample once, whatever the layers. From a single build,
+all seconds are scaled with the layers.
 
 Then the last artifact decodes the beginning of the test text twice, one token after the other in one run, and in passes
 as `verify` does: seconds of each, and the largest differences of blocks' nats and of tokens' distributions.
@@ -106,7 +106,7 @@ class Plugin(Benchmark[Options]):
         }
 
     def _build(self, shape: str, layers: int, test_tokens: int) -> tuple[Path, Mapping[str, Stage]]:
-        """Builds a shape of so many layers; returns the device's build folder and what its stages took."""
+        """Builds a shape with `layers` layers; returns the device's build folder and the seconds of its stages."""
         options, folder = self.options, self.folder / f"{shape}-{layers}"
         evaluation_tokens = max(test_tokens, 512 if options.warm else DEFAULTS.evaluation_tokens)
         config: dict[str, Any] = {"device": "pixel6", "calibration_tokens": options.tokens, "method": options.method}

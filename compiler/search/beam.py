@@ -5,8 +5,8 @@ alone (the cache `static`, or the only one allowed) its seconds rank it well: an
 of percent, a format or selector by factors. Where the goal is quality at a given speed, the best few are judged at
 higher densities, too; there they are also judged for the front of quality and speed that the record keeps.
 
-Another format of keys and values changes only what is left for units: all candidates begin with the first one, or with
-the next if nothing fits with it. The dense runs and the fastest other candidate are then judged with each.
+The format of keys and values only changes how much DRAM remains for units. So every candidate starts with the first
+format, or with the next one if nothing fits. The dense runs and the fastest other candidate are then judged with each.
 """
 
 from dataclasses import replace

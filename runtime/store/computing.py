@@ -146,7 +146,7 @@ def token_seconds(device: DeviceProfile) -> float:
 
 
 def deciding_seconds(device: DeviceProfile, reads: bool) -> float:
-    """Returns what it costs to decide a request, or to guess one and to read ahead for it, if it `reads` or not."""
+    """Returns the seconds of deciding a request, or of guessing one; `reads` tells whether it begins reads."""
     compute = device.compute
     return _stated(compute and compute.request_s) + (_stated(compute and compute.reading_s) if reads else 0.0)
 

@@ -56,7 +56,7 @@ def test_a_request_decides_computes_with_what_is_there_reads_and_computes_with_t
 
 
 def test_units_that_were_read_ahead_are_a_portion_of_their_own():
-    """Two of five parts of what is read came early, in one portion; the others come in two."""
+    """Two fifths of the bytes were read ahead and arrive in one portion; the request reads the others in two."""
     device = with_compute(small_device(), RATES, copy_bytes_per_s=1e9, **COSTS)
     weights, early = Weights("int4_group32", 2_000_000), Early(100_000, 1)
     work = computing.request_work(device, weights, 750_000, 250_000, 250_000, 2, early)

@@ -24,8 +24,8 @@ struct Nibbles<Format::int3_group32> {
     // Words of four blocks, seven to a block: the scale, four of low bits, two of high bits.
     static __m512i words(const uint8_t* chunk) { return _mm512_maskz_loadu_epi8((1ull << 56) - 1, chunk); }
 
-    // Word j of a block's eight gets byte j of the low bits, with bits 2 k and 2 k + 1 of value 8 k + j, and the byte of
-    // high bits of which bit 2 k belongs to the same value. Each k then moves to its nibble.
+    // Word j of a block's eight words gets two bytes. Bits 2 k and 2 k + 1 of the low byte, and bit 2 k of the shifted
+    // high byte, are the code of value 8 k + j. The three bits of each k then move to nibble k of the word.
     static __m512i codes(const uint8_t* chunk) {
         const __m512i all = words(chunk);
         const __m512i low_places = of_blocks(0x0004000400030003, 0x0002000200010001);
