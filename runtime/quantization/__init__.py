@@ -20,9 +20,6 @@ class Format(PluginBase):
     least twice the error of small real models (EXPERIMENTS.md)."""
     MAX_WEIGHT_ERROR: ClassVar[float]
     """Norm of a tensor's rounding error, as a share of the tensor's norm, above which `quantize` warns."""
-    NATIVE: ClassVar[bool] = False
-    """Whether the native core multiplies codes of this format; else numpy decodes them for each product, about fifteen
-    times as slowly."""
     SCALE_SIGNS: ClassVar[tuple[int, ...]] = ()
     """Signs of a scale that a search must try: (1, -1) if one side has one more level, (1,) if levels are symmetric, ()
     in a format without scales."""

@@ -15,7 +15,6 @@ LOW_BYTES = GROUP // 4
 class Plugin(GroupFormat):
     """Levels -4 to 3 in three bits."""
 
-    NATIVE = True
     LOWEST, HIGHEST = -4, 3
     CODE_BYTES = 3 * GROUP // 8
     MAX_LOGIT_ERROR = 1.0  # small real models have at most half of it

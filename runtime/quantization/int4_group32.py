@@ -13,7 +13,6 @@ from coldpress.runtime.quantization._groups import GROUP, GroupFormat
 class Plugin(GroupFormat):
     """Levels -8 to 7, two to a byte."""
 
-    NATIVE = True
     LOWEST, HIGHEST = -8, 7
     CODE_BYTES = GROUP // 2
     MAX_LOGIT_ERROR = 0.8  # small real models have at most half of it

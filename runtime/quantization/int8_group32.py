@@ -12,7 +12,6 @@ from coldpress.runtime.quantization._groups import GROUP, GroupFormat
 class Plugin(GroupFormat):
     """Levels -127 to 127, one to a byte."""
 
-    NATIVE = True
     LOWEST, HIGHEST = -127, 127
     CODE_BYTES = GROUP
     MAX_LOGIT_ERROR = 0.1  # small real models have at most a fifth of it

@@ -23,9 +23,7 @@ from coldpress.compiler.stages.allocate._division import divided
 from coldpress.compiler.stages.allocate._replay import Replays
 from coldpress.runtime.artifact.integrity import verify_artifact
 from coldpress.runtime.artifact.reader import open_artifact
-from coldpress.runtime.plugins import load_class
 from coldpress.runtime.profiles.devices import load_device
-from coldpress.runtime.quantization import Format
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.compute import Compute, KernelRate
 from coldpress.schemas.errors import ColdpressError
@@ -107,7 +105,7 @@ def test_a_format_that_numpy_multiplies_is_a_candidate_where_its_speed_is_known(
 
     native = ("fp16", "int4_group32", "int8_group32")
     assert chosen("pixel6") == "int3_group32"
-    monkeypatch.setattr(load_class("coldpress.runtime.quantization", Format, "int3_group32"), "NATIVE", False)
+    monkeypatch.setattr("coldpress.compiler.stages.allocate._judge.NATIVE_FORMATS", native)
     assert chosen("pixel6") in native
     assert chosen(rated("native", native)) in native
     assert chosen(rated("all", ("fp16", "int3_group32", "int4_group32", "int8_group32"))) == "int3_group32"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from coldpress.runtime import _native
-from coldpress.runtime.kernels import NATIVE_FORMATS, attention, gemv, matmul, rows
+from coldpress.runtime.kernels import attention, gemv, matmul, rows
 from coldpress.runtime.kernels.activations import ACTIVATIONS
 from coldpress.runtime.plugins import load, names
 from coldpress.runtime.quantization import Format
@@ -183,11 +183,6 @@ def test_bad_arguments(kernel, change, message):
     # the result's own length is bad before numpy can make it
     with pytest.raises(ValueError, match=message if change.get("length") not in (-1, 1 << 62) else "."):
         kernel(**arguments)
-
-
-def test_formats_say_whether_the_native_core_has_products_for_them():
-    native = [name for name in FORMATS if load("coldpress.runtime.quantization", Format, name).NATIVE]
-    assert sorted(native) == sorted(NATIVE_FORMATS)
 
 
 def test_a_format_that_nobody_knows():

@@ -12,9 +12,9 @@ from coldpress.compiler.stages.allocate._division import OverBudgetError, divide
 from coldpress.compiler.stages.allocate._quality import Floor
 from coldpress.compiler.stages.allocate._replay import Replays
 from coldpress.compiler.stages.allocate._rules import UNIFORM, Inputs
+from coldpress.runtime.kernels import NATIVE_FORMATS
 from coldpress.runtime.plan.kv_cache import KV_CACHE_FORMATS
-from coldpress.runtime.plugins import load, load_class
-from coldpress.runtime.quantization import Format
+from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import FormatName, Method
@@ -75,8 +75,7 @@ class BudgetJudge:
     def _has_known_speed(self, name: FormatName) -> bool:
         compute = self._inputs.device.compute
         rated = () if compute is None else compute.rates.value
-        native = load_class("coldpress.runtime.quantization", Format, name).NATIVE
-        return native or any(rate.format == name for rate in rated)
+        return name in NATIVE_FORMATS or any(rate.format == name for rate in rated)
 
     def __call__(self, candidate: Candidate) -> Judged:
         """Returns what a candidate costs; every candidate is worked out once."""
