@@ -7,7 +7,7 @@ artifacts are the same if all their files but manifest, model card and provenanc
 text has the same tokens, reads, bytes read, hits, misses and evictions. A method must be refused by both checkouts or
 by none; the words may differ.
 
-The jobs of a build run in processes forked from one that has imported the heavy libraries: importing them anew for
+The jobs of a build run in processes forked from one that has imported the heavy libraries: importing them again in
 every job would take most of the time. The commands are those that the rules print.
 """
 

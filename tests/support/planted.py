@@ -234,7 +234,7 @@ def main() -> None:
     """Writes the checkpoint that the command line describes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=sorted(SHAPES), required=True)
-    parser.add_argument("--layers", type=int, help="number of layers (default: as in the shape)")
+    parser.add_argument("--layers", type=int, help="number of layers (default: the shape's own)")
     parser.add_argument("--density", type=float, default=0.1, help="planted share of active neurons (default: 0.1)")
     parser.add_argument("--hidden-act", default="relu", choices=("relu", "silu"))
     parser.add_argument("--corpus-tokens", type=int, default=40960, help="words of corpus.jsonl (default: 40960)")

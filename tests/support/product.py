@@ -49,7 +49,7 @@ STAGES = (*SHARED, *between("calibrate", "package"))
 DENSITY, DENSITY_OF_ACTIVE = 0.4, 0.02
 """For selectors that need a density; and for those that choose by a ReLU's activations, few of which are not zero."""
 TIGHT_SHARE, SHARE, PREDICTORS_ROOM_BYTES = 0.95, 1.0, 400_000
-"""DRAM budgets without bookkeeping, which takes more than such a model. The first two are shares of weights and KV
+"""DRAM budgets without bookkeeping, which takes more than a tiny model. The first two are shares of weights and KV
 cache, most of which are embeddings: a selector that sees its cache has to evict; for the others a whole gate or up must
 fit. The third is in bytes, since predictors are larger than the weights that they save."""
 ATTENTION = frozenset({"attention_input", "attention_mixed"})

@@ -254,7 +254,7 @@ def tiny_run(plans: Plans) -> RunMetrics:
 
 
 def tiny_verification(plans: Plans, artifact_sha256: str) -> Verification:
-    """Returns the verification of an artifact with such a run."""
+    """Returns the verification of an artifact with the figures of `tiny_run`."""
     return Verification(
         artifact_sha256=artifact_sha256,
         protocol=Protocol(corpus="text", text_sha256="a" * 64, tokens_sha256="b" * 64, context_length=64, stride=64),

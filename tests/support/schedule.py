@@ -7,7 +7,7 @@ from xdist.scheduler import LoadScopeScheduling
 BUILDS = ("tests/workflow/", "tests/contracts/test_one_file.py")
 """Tests of the shared build (tests/support/workflow.py); they share a process, so that no other waits for the build."""
 ALONE = "tests/contracts/test_benchmarks.py::test_a_benchmark_runs_"
-"""Prefix of a test's cases that share nothing and take long together: each is given to a process by itself."""
+"""Prefix of a test's cases that share nothing and take long together: each goes to any free process."""
 
 
 class ByFile(LoadScopeScheduling):

@@ -52,7 +52,7 @@ class Usage:
 
 
 def measured(*arguments: str | Path, folder: Path, environment: dict[str, str] | None = None) -> Usage:
-    """Runs this Python with `arguments` in `folder` and waits for it; the caller's own memory must be small.
+    """Runs this Python with `arguments` in `folder` and waits for it; its peak can be the caller's memory, so that must be small.
 
     Raises:
         RuntimeError: with the end of its output, if it fails.

@@ -12,7 +12,7 @@ command runs in a forked process with limits of memory and time. Its end is coun
 the smallest list of edits of the first. The last line is one JSON object; the exit code is 1 if there were failures.
 
 Why no library: hypothesis shrinks and replays examples inside one process, but an example here is several processes
-with limits, counted and found again by number. atheris needs instrumented code in its own process, so that a crash or
+with limits, counted and repeated by number. atheris needs instrumented code in its own process, so that a crash or
 an endless loop would end the campaign, too. The same seed gives the same mutants on every machine.
 """
 

@@ -203,7 +203,7 @@ class Checkpoints:
 
     EDITS = EDITS
     MENDINGS = ("none",)
-    """A checkpoint has no digests of its own."""
+    """A checkpoint has no digests to mend."""
 
     def __init__(self, folder: Path) -> None:
         """Writes the bases, text and device into `folder`, and runs every command once on each unchanged base."""
