@@ -52,7 +52,9 @@ class Usage:
 
 
 def measured(*arguments: str | Path, folder: Path, environment: dict[str, str] | None = None) -> Usage:
-    """Runs this Python with `arguments` in `folder` and waits for it; its peak can be the caller's memory, so that must be small.
+    """Runs this Python with `arguments` in `folder`, waits for it and returns its usage.
+
+    The caller's memory must be small: the measured peak is never below it.
 
     Raises:
         RuntimeError: with the end of its output, if it fails.
