@@ -1,1 +1,1 @@
-"""Tools of development: nothing of the product imports them."""
+"""Development tools; nothing of the product imports them."""

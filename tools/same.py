@@ -1,13 +1,13 @@
-"""Builds the same artifacts with two checkouts and says where they differ.
+"""Builds the same artifacts with two checkouts and prints their differences.
 
-    python -m tools.same OLD NEW [--models NAME ...] [--methods NAME ...] [--folder FOLDER]
+    python -m tools.same OLD NEW --data FOLDER [--models NAME ...] [--methods NAME ...]
 
-Every real model of the tests is built with every method by both checkouts, each with its own environment (`.venv`) and
-its own Snakefile. Two artifacts are the same when all their files but manifest, model card and provenance have the same
-bytes, and when greedy text has the same tokens, reads, bytes read, hits and misses. A method that a checkout refuses
-must be refused by both, in the same words.
+Both checkouts build every model in FOLDER with every method, each with its own environment (`.venv`) and Snakefile. Two
+artifacts are the same if all their files but manifest, model card and provenance have the same bytes, and if greedy
+text has the same tokens, reads, bytes read, hits, misses and evictions. A method must be refused by both checkouts or
+by none; the words may differ.
 
-The jobs of a build run in processes forked from one that has imported the heavy libraries: importing them anew for
+The jobs of a build run in processes forked from one that has imported the heavy libraries: importing them again in
 every job would take most of the time. The commands are those that the rules print.
 """
 
@@ -43,7 +43,7 @@ METHODS = (
     "wina",
 )
 WITHOUT_DENSITY = ("dense", "relu", "predictor")
-"""Methods whose density is not a choice."""
+"""Methods that take no density."""
 SETTINGS = {
     "device": "pixel6",
     "dram_budget": "85%",
@@ -54,9 +54,9 @@ SETTINGS = {
     "max_ppl_ratio": "off",
     "min_top1_agreement": "off",
 }
-"""Small enough for minutes. The gates are open: the question is whether two builds agree, not whether they please."""
+"""Settings of a build that takes minutes. The quality gates are off, since only equality counts."""
 APART = ("manifest.json", "README.md", "provenance/")
-"""What may name the code that made an artifact."""
+"""Files that may name the code that made an artifact."""
 PROMPT_TOKENS, NEW_TOKENS = 8, 24
 COUNTED = ("reads", "bytes_read", "hits", "misses", "evictions")
 SERVER = """
@@ -88,7 +88,7 @@ for line in sys.stdin:
 
 @dataclass(frozen=True)
 class Built:
-    """What a checkout made of one model and one method."""
+    """The result of one checkout's build of one model with one method."""
 
     refusal: str
     """The sentence that ended the build; empty where there is an artifact."""
@@ -103,7 +103,7 @@ class Checkout:
     """A checkout with its environment, and a process that forks its jobs."""
 
     def __init__(self, root: Path, folder: Path) -> None:
-        """Starts the process; builds lie in `folder`."""
+        """Starts the process; builds go into `folder`."""
         self.root, self.folder = root.resolve(), folder
         self.python = self.root / ".venv" / "bin" / "python"
         if not self.python.exists():
@@ -124,7 +124,7 @@ class Checkout:
         self._process.communicate()
 
     def run(self, module: str, arguments: Sequence[str], folder: Path, output: Path, log: Path) -> int:
-        """Runs a module as a program in a process of its own; its exit code."""
+        """Runs a module as a program in a forked process; returns its exit code."""
         environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(self.root), "COLDPRESS_CALLED_FROM": str(self.folder)}
         job = {"module": module, "arguments": list(arguments), "folder": str(folder), "environment": environment}
         assert self._process.stdin
@@ -133,7 +133,7 @@ class Checkout:
         return int(self._line())
 
     def commands(self, config: Mapping[str, object]) -> tuple[list[list[str]], str]:
-        """The jobs of a build, in an order in which they can run, and the sentence of a refusal."""
+        """Returns the jobs of a build in an order in which they can run, and the sentence of a refusal, or ""."""
         pairs = [f"{key}={value}" for key, value in config.items()]
         command = [
             "-m",
@@ -160,7 +160,7 @@ class Checkout:
         return sorted(jobs, key=lambda job: (job[1] in STAGES, STAGES.index(job[1]) if job[1] in STAGES else 0)), ""
 
     def build(self, model: Path, method: str) -> Built:
-        """Builds an artifact and runs it."""
+        """Builds an artifact, runs it, and returns the result."""
         label = f"{method.replace('_', '-')}"
         config = SETTINGS | {"model": model, "method": method, "build_dir": self.folder / "build", "label": label}
         config |= {} if method in WITHOUT_DENSITY else {"density": 0.8}
@@ -178,7 +178,7 @@ class Checkout:
         return Built("", digests(artifact), *self.generate(artifact))
 
     def generate(self, artifact: Path) -> tuple[tuple[int, ...], Mapping[str, float]]:
-        """Greedy tokens behind a fixed prompt, and what the run counted."""
+        """Returns greedy tokens after a fixed prompt, and the run's counters."""
         text = artifact.parent / "text.json"
         prompt = ",".join(str(1 + 7 * place) for place in range(PROMPT_TOKENS))
         given = ["generate", str(artifact), "--prompt-ids", prompt, "--max-new-tokens", str(NEW_TOKENS), "--json"]
@@ -190,12 +190,12 @@ class Checkout:
 
 
 def counted(name: str) -> bool:
-    """Whether a field of the metrics is a count of the run, and no time or speed of this machine."""
+    """Returns whether a field of the metrics is a count of the run, not a time or speed of this machine."""
     return any(part in name for part in COUNTED)
 
 
 def digests(artifact: Path) -> dict[str, str]:
-    """Path -> sha256 of an artifact's files, without `APART`."""
+    """Returns path -> sha256 of an artifact's files, without `APART`."""
     files = {path.relative_to(artifact).as_posix(): path for path in artifact.rglob("*") if path.is_file()}
     return {
         name: hashlib.sha256(path.read_bytes()).hexdigest()
@@ -205,13 +205,13 @@ def digests(artifact: Path) -> dict[str, str]:
 
 
 def last_sentence(text: str) -> str:
-    """The last line that says what was wrong."""
+    """Returns the last line that begins with `error:`, else the last line."""
     lines = [line for line in text.splitlines() if line.startswith("error:")]
-    return (lines or text.strip().splitlines() or ["it ended without a word"])[-1]
+    return (lines or text.strip().splitlines() or ["it ended without a message"])[-1]
 
 
 def differences(old: Built, new: Built) -> list[str]:
-    """What two builds of one case do not have in common, in words."""
+    """Returns the differences between two builds of one case, in words."""
     if old.refusal or new.refusal:
         same = bool(old.refusal) == bool(new.refusal)
         return [] if same else [f"refused by one: {old.refusal or 'built'} | {new.refusal or 'built'}"]
@@ -229,7 +229,7 @@ def differences(old: Built, new: Built) -> list[str]:
 
 @contextmanager
 def both(old: Path, new: Path, folder: Path) -> Iterator[tuple[Checkout, Checkout]]:
-    """The two checkouts, with folders of their own."""
+    """Opens the two checkouts, each with a folder for its builds, and closes them after the block."""
     checkouts = Checkout(old, folder / "old"), Checkout(new, folder / "new")
     try:
         yield checkouts
@@ -239,12 +239,12 @@ def both(old: Path, new: Path, folder: Path) -> Iterator[tuple[Checkout, Checkou
 
 
 def main() -> int:
-    """Entry point; 1 if something differs."""
+    """Compares all cases of the command line; returns 1 if something differs, else 0."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.same", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("old", type=Path, help="a checkout with its .venv")
-    parser.add_argument("new", type=Path, help="another one")
+    parser.add_argument("new", type=Path, help="another checkout with its .venv")
     parser.add_argument(
         "--data", type=Path, required=True, help="a folder of checkpoints: every folder in it is a model"
     )

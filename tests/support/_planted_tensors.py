@@ -1,15 +1,15 @@
-"""Tensors and config.json of planted checkpoints (tests/support/planted.py), under each architecture's own names."""
+"""Makes tensors and config.json of planted checkpoints (tests/support/planted.py), by each architecture's names."""
 
 from typing import Any
 
 from tests.support.planted import TOPIC_LOGIT, Plant, Shape
 
 ROLES = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj")
-"""Matrices of noise; the place in this list is the seed."""
+"""Matrices of noise; a role's index in this list gives its seed."""
 FIRST_SEED = 10
 QUERY_KEY_GAIN = 0.1
 ALWAYS_POSITIVE = 4.0
-"""Standard deviations that Bamboo's up projection lies above zero."""
+"""Mean of the outputs of Bamboo's up projection, in their standard deviations."""
 CLASSES = {
     "arcee": "ArceeForCausalLM",
     "bamboo": "BambooForCausalLM",
@@ -24,13 +24,13 @@ CLASSES = {
 
 
 def layer_tensors(plant: Plant, layer: int) -> dict[str, Any]:
-    """One layer's tensors, by name."""
+    """Returns one layer's tensors by name."""
     make = {"opt": _opt_layer, "phi3": _phi3_layer}.get(plant.shape.model_type, _llama_layer)
     return make(plant, layer)
 
 
 def _noise(plant: Plant, layer: int, role: str, gain: float = QUERY_KEY_GAIN) -> Any:
-    """A random matrix of the size that its role has."""
+    """Returns a random matrix of its role's size."""
     shape = plant.shape
     rows, columns = {
         "q_proj": (shape.query_size, shape.hidden_size),
@@ -44,14 +44,17 @@ def _noise(plant: Plant, layer: int, role: str, gain: float = QUERY_KEY_GAIN) ->
 
 
 def _gate(plant: Plant, layer: int) -> Any:
-    """The deciding rows; without a bias it is the constant direction of the input that carries -theta."""
+    """Returns the deciding rows; for lack of a bias, the constant direction of the input carries -theta."""
     rows, theta = plant.deciding_rows(layer)
     return rows - theta[:, None] * (3 / plant.shape.hidden_size) ** 0.5 * plant.directions()[-1]
 
 
 def _llama_layer(plant: Plant, layer: int) -> dict[str, Any]:
-    """Llama, Mistral, Qwen2 (biases), Qwen3 (norms of queries and keys), Bamboo (up is positive where the gate is);
-    Arcee and Nemotron (up decides, norms count from 1)."""
+    """Makes a layer with Llama's names.
+
+    Qwen2 has biases, Qwen3 norms of queries and keys. Bamboo's up is positive where the gate is. In Arcee and Nemotron
+    up decides, and Nemotron's norms count from 1.
+    """
     import torch
 
     shape, prefix = plant.shape, f"model.layers.{layer}."
@@ -80,7 +83,7 @@ def _llama_layer(plant: Plant, layer: int) -> dict[str, Any]:
 
 
 def _phi3_layer(plant: Plant, layer: int) -> dict[str, Any]:
-    """Phi-3: q, k, v in one tensor, gate and up in another."""
+    """Makes a layer of Phi-3: q, k, v in one tensor, gate and up in another."""
     import torch
 
     prefix, hidden_size = f"model.layers.{layer}.", plant.shape.hidden_size
@@ -95,7 +98,7 @@ def _phi3_layer(plant: Plant, layer: int) -> dict[str, Any]:
 
 
 def _opt_layer(plant: Plant, layer: int) -> dict[str, Any]:
-    """OPT: fc1 decides, and its bias carries -theta."""
+    """Makes a layer of OPT: fc1 decides, and its bias carries -theta."""
     import torch
 
     prefix, hidden_size = f"model.decoder.layers.{layer}.", plant.shape.hidden_size
@@ -115,7 +118,7 @@ def _opt_layer(plant: Plant, layer: int) -> dict[str, Any]:
 
 
 def shared_tensors(plant: Plant) -> dict[str, Any]:
-    """Tensors outside the layers; embeddings are tied to the head."""
+    """Returns the tensors outside the layers; the head is tied to the embeddings."""
     import torch
 
     shape = plant.shape
@@ -135,7 +138,7 @@ def shared_tensors(plant: Plant) -> dict[str, Any]:
 
 
 def config(shape: Shape) -> dict[str, Any]:
-    """config.json of the checkpoint."""
+    """Returns config.json of the checkpoint."""
     common = {
         "architectures": [CLASSES[shape.model_type]],
         "model_type": shape.model_type,

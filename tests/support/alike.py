@@ -1,8 +1,8 @@
-"""Layers whose inputs are alike as planted, through a real store on modelled flash: no weights, no bytes, no model.
+"""Simulates layers whose MLP inputs have a planted similarity: a real store on modelled flash, without weights.
 
-What a token asks for is drawn: inputs of two layers one after the other have the planted cosine, inner activations have
-nothing to do with each other, and top-k chooses from both. Guesses, caches, reads and their modelled seconds are the
-runtime's own; so is the build's plan, for which statistics and the costs of reads are taken down on other tokens.
+Signals are random: the inputs of consecutive layers have the planted cosine, inner activations are independent, and
+top-k selects from both. Guesses, caches, reads and modelled seconds come from the runtime. The plan comes from the
+compiler, which gets statistics and read costs of other tokens.
 """
 
 import shutil
@@ -48,14 +48,14 @@ from tests.support.tiny import describe, tensor_shapes
 CONTEXT_TOKENS = 512
 GAPS_BYTES = (0, 8192, 16384, 24576, 32768, 40960)
 FILLING = 8
-"""Requests that bring all units of a part once, so that caches are full."""
+"""Number of requests that together bring every unit of a part once, to fill the caches."""
 CALIBRATION_TOKENS = 8
 FAMILIES_READ: tuple[FamilyName, ...] = ("mlp_in", "mlp_mid")
 NOWHERE = ArrayFile(array_file="", sha256="0" * 64)
 
 
 class _Choice(Selection):
-    """Top-k without an artifact's tables."""
+    """Selects by top-k without an artifact's tables."""
 
     def __init__(self, artifact: Artifact, plan: Plan) -> None:
         self._method, self._title, self.sees_residency = topk.Plugin(), "topk", False
@@ -71,40 +71,40 @@ class _Choice(Selection):
 
 @dataclass(frozen=True)
 class Decoded:
-    """A token's modelled seconds, and what was counted of all tokens."""
+    """The modelled seconds of one token, and the counters summed over all tokens."""
 
     token_s: float
     flash_s: float
-    """Of its reads alone."""
+    """Seconds of its flash reads."""
     dram_s: float
-    """Of its computing alone."""
+    """Seconds of its computing, without flash reads."""
     counters: Any
     by_part_s: dict[tuple[int, FamilyName], float]
     """Flash seconds of a token's requests for each part."""
 
     @property
     def precision(self) -> float:
-        """Share of what was read ahead that was asked for."""
+        """Share of the bytes read ahead that a request then used."""
         return self.counters["preload_used_bytes"] / max(1, self.counters["preloaded_bytes"])
 
 
 @dataclass(frozen=True)
 class Alike:
-    """A model's shape, how alike its layers are, and the device."""
+    """A model's shape, the similarity of its layers' inputs, and the device."""
 
     device: DeviceProfile
     act: str
     density: float
     similarity: float
     share: float
-    """Of the units' bytes, what is in DRAM beside resident weights, KV cache and read buffer."""
+    """DRAM budget beyond resident weights, KV cache, bookkeeping and 4 MiB of read buffer, per byte of all units."""
     layers_per_group: int = 1
     num_layers: int = 8
     hidden_size: int = 4096
 
     @cached_property
     def records(self) -> tuple[Model, Sparsity, Placement]:
-        """What `layout` gets of the stages before it."""
+        """The records that `layout` takes from earlier stages."""
         spec = self._spec
         model = describe(spec, tensor_shapes(spec), Path("nowhere/model.safetensors"))
         sparsity = tiny_sparsity(
@@ -134,7 +134,7 @@ class Alike:
 
     @cached_property
     def _folder(self) -> Path:
-        """Of the records' arrays; it goes when this does."""
+        """A temporary folder for the records' arrays, removed together with this object."""
         folder = tempfile.mkdtemp()
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         return Path(folder)
@@ -144,7 +144,7 @@ class Alike:
 
     @cached_property
     def _drawn_order(self) -> dict[tuple[int, FamilyName], np.ndarray]:
-        """By layer and family, int32 [num_units]: the same for all layers of a group."""
+        """(layer, family) -> a random order of the units, int32 [num_units]; the layers of a group share it."""
         random = np.random.default_rng(0)
         found: dict[tuple[int, FamilyName], np.ndarray] = {}
         for section in make_sections(self._spec, FAMILIES_READ, "int4_group32", self.layers_per_group):
@@ -160,17 +160,17 @@ class Alike:
         return spec_7b(self.num_layers, 1024, self.act).model_copy(update=sizes | heads)
 
     def layout(self, preload: str = "off", order: Sequence[Order] = ()) -> Laid:
-        """What the stage decides."""
+        """Runs `layout` and `plan` and returns their decisions."""
         model, sparsity, placement = self.records
         sparsity = sparsity.model_copy(update={"cache": "lfu"})
-        # reading ahead alone is compared: everything else stays as by default
+        # only reading ahead is compared, so `plan` keeps its first division of the budget
         with patch.object(plan_stage, "search", lambda division, start, *_: Found(start)):
             return lay_out(
                 model, sparsity, placement, self.device, order=order, activations=self.activations, preload=preload
             )
 
     def artifact(self, layout: Laid) -> Artifact:
-        """Units in a drawn order, no bytes."""
+        """Returns an artifact with a random order of units and no weights."""
         model, sparsity, placement = self.records
         manifest = manifest_of(model, sparsity, placement, self.device, layout)
         tables = {}
@@ -181,7 +181,7 @@ class Alike:
         return Artifact("nowhere", "0" * 64, manifest, {}, (), None, tables)  # type: ignore[arg-type]
 
     def signals(self, num_tokens: int, seed: int) -> list[dict[FamilyName, np.ndarray]]:
-        """Of each token, by family, float32 [layers, num_units]."""
+        """Returns, for each token, family -> signals float32 [num_layers, num_units]."""
         random, found = np.random.default_rng(seed), []
         model, _, _ = self.records
         for _ in range(num_tokens):
@@ -195,7 +195,7 @@ class Alike:
 
     @cached_property
     def activations(self) -> Activations:
-        """What recalibration counts on other tokens: what they use, and how much of it the layer before used, too."""
+        """Activations of other tokens as `recalibrate` counts them: used units, and the share the layer before used."""
         tokens = self.signals(CALIBRATION_TOKENS, 7)
         layers, before = [], None
         for layer in range(self.num_layers):
@@ -222,7 +222,7 @@ class Alike:
 
     @cached_property
     def order(self) -> Order:
-        """What reads cost under each gap, on other tokens."""
+        """An order whose gap costs are modelled on other tokens."""
         layout = self.layout()
         artifact, entries = self.artifact(layout), []
         costs = {gap: self.decoded(artifact, self.plan(artifact, gap), 2, seed=7).by_part_s for gap in GAPS_BYTES}
@@ -244,13 +244,13 @@ class Alike:
         return Order(entries=tuple(entries))
 
     def plan(self, artifact: Artifact, gap_bytes: int, **changes: Any) -> Plan:
-        """The artifact's plan with other reads, under the same budget."""
+        """Returns the artifact's plan with another gap and `changes`, fitted to the same budget."""
         plan = artifact.manifest.plans[0]
         changed = plan.model_copy(update={"collapse_gap_bytes": gap_bytes} | changes)
         return refit(artifact.manifest, changed, plan.dram_budget_bytes)
 
     def decoded(self, artifact: Artifact, plan: Plan, num_tokens: int, seed: int = 1) -> Decoded:
-        """Tokens behind one that is not counted, caches being full."""
+        """Decodes `num_tokens` tokens with full caches, after one token that is not counted."""
         clock = Clock(artifact.manifest, plan)
         store = Store(artifact, plan, simulated.Plugin(artifact, plan.queue_depth), clock)
         self._fill(store)
@@ -300,7 +300,7 @@ class Alike:
 
 
 def _counted(store: Store, clock: Clock) -> dict[str, float]:
-    """What store and clock have counted by now."""
+    """Returns the store's counters and the clock's seconds so far."""
     seconds = {"modelled_flash_s": clock.flash_s, "modelled_work_s": clock.work_s, "modelled_fetch_s": clock.fetch_s}
     return asdict(store.counters) | seconds
 

@@ -1,4 +1,4 @@
-"""Tasks of density allocation with a model whose losses add up, so that the best division is known."""
+"""Makes tasks of density allocation for a model whose losses add up, so that the best allocation is known."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ RNG = np.random.default_rng(5)
 
 
 def magnitudes_of(values: np.ndarray, bins: int = 4000) -> Magnitudes:
-    """A histogram of |values| with bins fine enough to stand for them."""
+    """Returns a histogram of |values| whose bins are fine enough to stand for the values."""
     edges = np.append(np.linspace(0, np.abs(values).max() + 1e-6, bins), 3e38).astype(np.float32)
     counts = np.histogram(np.abs(values), edges)[0]
     return Magnitudes({"magnitude_histogram": counts.astype(np.uint64), "magnitude_edges": edges}, "here")
@@ -29,7 +29,7 @@ def used_bytes(task: Task, shares: Shares) -> float:
 
 
 class Separable:
-    """Losses of a model whose parts add up: so much for each square that is left out, by key."""
+    """The losses of a model whose parts add up: each part loses in proportion to the squares of skipped signals."""
 
     def __init__(self, signals: dict[Key, np.ndarray], worths: dict[Key, float]) -> None:
         self.signals, self.worths, self.asked, self.at_once = signals, worths, 0, 0

@@ -1,7 +1,7 @@
-"""Small valid artifacts written with numpy alone, without the compiler: random weights, any method and format.
+"""Writes small valid artifacts with numpy, without the compiler: random weights, any method and format.
 
-Not the product's writer (compiler/stages/package), so that reader and writer are tested against the format, not each
-other.
+This is not the product's writer (compiler/stages/package): reader and writer are each tested against the format, not
+against each other.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ class Recipe:
     method: str = "relu"
     options: Mapping[str, Any] = field(default_factory=dict)
     families: tuple[str, ...] | None = None
-    """None for those of the method."""
+    """None: the families of the method."""
     format: str = "fp16"
     cache: str = "lru"
     page_bytes: int = 4096
@@ -56,21 +56,21 @@ class Recipe:
     predictor_rank: int = 8
     predictor_format: str = "int8_group32"
     predictors: Mapping[int, tuple[np.ndarray, np.ndarray]] | None = None
-    """Layer -> fc1, fc2 float32, whose scores from 0.1 on are a unit's that is used; a layer that has none uses all its
-    units. None for random ones of all layers."""
+    """Layer -> fc1, fc2 float32. A unit is used if its score reaches 0.1; a layer without predictor uses all units.
+    None: random predictors in all layers."""
     density: float = 0.25
     layers_per_group: int = 1
     grouped: tuple[str, ...] | None = None
-    """The families that groups are of, None for all; the others lie layer by layer."""
+    """The families whose layers are grouped, None for all; the others lie layer by layer."""
     seed: int = 0
     order: Mapping[tuple[int, str], np.ndarray] | None = None
     rank: Mapping[tuple[int, str], np.ndarray] | None = None
-    """Per layer and family the ids as they lie on flash, and as they deserve DRAM; None for random ones."""
+    """(layer, family) -> unit ids, as they lie on flash and from most to least worth pinning. None: random."""
 
 
 @dataclass(frozen=True)
 class Built:
-    """An artifact on disk and what it was made of."""
+    """An artifact on disk and the data that it was made from."""
 
     path: Path
     recipe: Recipe
@@ -82,11 +82,11 @@ class Built:
     order: Mapping[tuple[int, str], np.ndarray]
     """(first layer of the group, family) -> unit at each flash position."""
     pinned: Mapping[tuple[int, str], np.ndarray]
-    """(layer, family) -> the first ids of the rank, as many as the plan pins."""
+    """(layer, family) -> the pinned units, which are the first of the rank."""
 
 
 def build_artifact(path: Path, recipe: Recipe | None = None, weights: Mapping[str, np.ndarray] | None = None) -> Built:
-    """Writes an artifact of `weights` (role -> float32), or of random ones, to the folder `path`."""
+    """Writes an artifact of `weights` (role -> float32), or of random weights, to the folder `path`."""
     recipe = recipe or Recipe()
     random = np.random.default_rng(recipe.seed)
     path.mkdir(parents=True)
@@ -115,7 +115,7 @@ def _group_size(recipe: Recipe, family: str) -> int:
 
 
 def random_weights(spec: ModelSpec, random: np.random.Generator) -> dict[str, np.ndarray]:
-    """All tensors of a model by role, scaled to keep activations near 1."""
+    """Returns random tensors of a model by role, scaled to keep activations near 1."""
     nothing_on_flash = Manifest.model_construct(model=spec, families=())
     required, optional = model_tensors(nothing_on_flash)
     biases = {} if spec.norm == "rms_norm" else {role: shape for role, shape in optional.items() if "bias" in role}
@@ -132,7 +132,7 @@ def random_weights(spec: ModelSpec, random: np.random.Generator) -> dict[str, np
 
 
 def encode_units(weights: Mapping[str, np.ndarray], recipe: Recipe, layer: int, family: Any) -> np.ndarray:
-    """uint8 [num_units, unit_bytes]."""
+    """Returns the codes of a family's units in one layer, uint8 [num_units, unit_bytes]."""
     codec = plugins.load("coldpress.runtime.quantization", Format, recipe.format)
     parts: list[np.ndarray] = []
     for piece in slices(family, recipe.spec):
@@ -172,7 +172,7 @@ def write_tables(
     rank: Mapping[tuple[int, str], np.ndarray],
     recipe: Recipe,
 ) -> None:
-    """Writes tables.safetensors for the flash.img that is there."""
+    """Writes tables.safetensors; flash.img must exist, since the tables hold its checksums."""
     image = np.fromfile(path / FLASH_FILE, np.uint8)
     arrays = {"page_crc32c": _native.crc32c_pages(image, recipe.page_bytes)}
     arrays |= {f"order.{layer}.{family}": ids for (layer, family), ids in order.items()}
@@ -203,7 +203,7 @@ def write_resident(
 
 
 def resident_format(role: str, artifact_format: str) -> str | None:
-    """The format of a resident matrix."""
+    """Returns the format of a resident matrix, None if it stays float32."""
     if role == "embed_positions.weight" or role.endswith(".router.weight"):
         return None
     if role in ("embed_tokens.weight", "lm_head.weight"):
@@ -231,7 +231,7 @@ def write_predictors(path: Path, recipe: Recipe, random: np.random.Generator) ->
 
 
 def predicted_layers(recipe: Recipe) -> list[int]:
-    """Those with a predictor, in an artifact that has any."""
+    """Returns the layers that have a predictor if the method uses predictors."""
     return list(range(recipe.spec.num_hidden_layers)) if recipe.predictors is None else sorted(recipe.predictors)
 
 
@@ -338,7 +338,7 @@ def _predictor_bytes(path: Path) -> int:
 
 
 def files_of(path: Path) -> list[dict[str, Any]]:
-    """The manifest's list of the files that are in the folder."""
+    """Returns the manifest's list of files, from the files in the folder."""
     found = sorted(file for file in path.rglob("*") if file.is_file() and file.name != MANIFEST_FILE)
     return [
         {
@@ -351,14 +351,14 @@ def files_of(path: Path) -> list[dict[str, Any]]:
 
 
 def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
-    """Writes manifest.json, its digest in the second line."""
+    """Writes manifest.json with its digest in the second line."""
     body = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
     line = f'  "body_sha256": "{hashlib.sha256(body.encode()).hexdigest()}",\n'
     (path / MANIFEST_FILE).write_text("{\n" + line + body.removeprefix("{\n"), encoding="utf-8")
 
 
 def change_manifest(path: Path, change: Callable[[dict[str, Any]], Any], relist: bool = False) -> None:
-    """Edits the manifest in place; `relist` brings its list of files up to date before."""
+    """Edits the manifest in place and updates its digest; `relist` first updates its list of files."""
     manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
     del manifest["body_sha256"]
     if relist:
@@ -368,7 +368,7 @@ def change_manifest(path: Path, change: Callable[[dict[str, Any]], Any], relist:
 
 
 def change_arrays(path: Path, name: str, change: Callable[[dict[str, np.ndarray]], Any]) -> None:
-    """Edits a tensor file in place, digests and all."""
+    """Edits a tensor file in place and updates the manifest's digests."""
     arrays = {key: value.copy() for key, value in load_file(path / name).items()}
     change(arrays)
     save_file(arrays, path / name)
@@ -376,7 +376,7 @@ def change_arrays(path: Path, name: str, change: Callable[[dict[str, np.ndarray]
 
 
 def refuse(path, kind, *words):
-    """The artifact must be refused by that error, the text naming all `words`, and no descriptor of it left open."""
+    """Checks that opening the artifact raises `kind`, that the text names all `words`, and that no file stays open."""
     before = open_descriptors(path)
     with pytest.raises(ArtifactError) as caught:
         open_artifact(path)
@@ -388,12 +388,15 @@ def refuse(path, kind, *words):
 
 
 def open_descriptors(path: Path, collect: bool = False) -> int:
-    """How many of this process's descriptors are of `path` and what is in it: others are closed at any time. What other
-    tests have left of the same artifact goes before where `collect` says so."""
+    """Returns the number of this process's descriptors of `path` and the files in it.
+
+    Other descriptors do not count, since threads may close them at any time. `collect` first frees the artifacts that
+    other tests have left unused.
+    """
     if collect:
         gc.collect()
     found = 0
     for descriptor in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # that of the listing itself, and what a thread just closed
+        with contextlib.suppress(FileNotFoundError):  # the listing's, or one that a thread has just closed
             found += Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_relative_to(path.resolve())
     return found

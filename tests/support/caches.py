@@ -1,4 +1,4 @@
-"""Caches of tests and benchmarks, apart from any store."""
+"""Makes caches for tests and benchmarks, without a store."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ RUNNABLE = tuple(
     for name in plugins.names("coldpress.runtime.cache")
     if not plugins.load_class("coldpress.runtime.cache", CachePolicy, name).looks_ahead
 )
-"""Policies that need not know the requests to come."""
+"""Policies that need not know future requests."""
 
 
 def empty(
@@ -26,11 +26,11 @@ def empty(
     requests: Sequence[np.ndarray] | None = None,
     **options: Any,
 ) -> CachePolicy:
-    """A cache with nothing in it; units lie where their ids say unless `position` says otherwise."""
+    """Returns an empty cache; unit i lies at position i unless `position` says otherwise."""
     places = np.arange(num_units) if position is None else position
     return make(name, options, Known(num_units, capacity, np.array(sorted(pinned), np.int64), places, requests))
 
 
 def missed(cache: CachePolicy, requests: Iterable[np.ndarray]) -> list[np.ndarray]:
-    """What of each token's one request is not in the cache when it comes, ids of each."""
+    """Serves the requests in order, one per token, and returns the ids that each of them misses."""
     return [ids[~cache.serve(ids)] for ids in requests]

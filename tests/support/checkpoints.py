@@ -1,4 +1,4 @@
-"""Checkpoints that are ingested, or spoiled first: what the tests of `ingest` share."""
+"""Damages and ingests checkpoints, for the tests of `ingest`."""
 
 import json
 import struct
@@ -22,12 +22,12 @@ INDEX = "model.safetensors.index.json"
 
 
 def run(folder: Path | str, work: Path, **settings: Any) -> Model:
-    """Ingests a folder or hub id; `settings` are those of the stage."""
+    """Ingests a folder or hub id with `settings` of the stage."""
     return ingest.run(IngestConfig(model=str(folder), **settings), Workspace(work, "test"))
 
 
 def refusal(folder: Path | str, work: Path, **settings: Any) -> str:
-    """The text of the error: one sentence without paths of this machine."""
+    """Returns the text of the error; checks that it is one sentence without paths of this machine."""
     with pytest.raises(CheckpointError) as caught:
         run(folder, work, **settings)
     text = str(caught.value)
@@ -39,19 +39,19 @@ def refusal(folder: Path | str, work: Path, **settings: Any) -> str:
 
 
 def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Rewrites a JSON file."""
+    """Rewrites a JSON file with `change`."""
     value = json.loads(path.read_text())
     change(value)
     path.write_text(json.dumps(value))
 
 
 def edit_config(folder: Path, **values: Any) -> None:
-    """Rewrites config.json with some values changed."""
+    """Replaces values of config.json."""
     edit(folder / "config.json", lambda config: config.update(values))
 
 
 def edit_header(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Rewrites a safetensors header in place; the data stays."""
+    """Rewrites a safetensors header in place and leaves the data unchanged."""
     data = path.read_bytes()
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
@@ -61,7 +61,7 @@ def edit_header(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 
 def rewrite(folder: Path, change: Callable[[dict[str, np.ndarray]], None], dtype: str = "float32") -> None:
-    """Rewrites model.safetensors with changed weights, stored in `dtype`."""
+    """Rewrites model.safetensors with random weights after `change`, stored in `dtype`."""
     weights = random_weights(json.loads((folder / "config.json").read_text()))
     change(weights)
     write_weights(folder, weights, dtype)

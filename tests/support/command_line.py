@@ -1,4 +1,4 @@
-"""`coldpress-run` inside a test, and an artifact that speaks."""
+"""Runs `coldpress-run` inside a test, and writes an artifact with a tokenizer."""
 
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,14 @@ VOCAB_SIZE = 384
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    """`coldpress-run` with `arguments`: its exit code, and what it wrote to standard output and standard error."""
+    """Runs `coldpress-run`; returns its exit code, standard output and standard error."""
     code = main([str(argument) for argument in arguments])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
 
 def speaking_artifact(folder: Path, **shape: Any) -> Built:
-    """A ReLU artifact with a tokenizer; its model has `shape` beside the small one."""
+    """Writes a ReLU artifact with a tokenizer; `shape` replaces fields of the small model."""
     spec = small_spec(vocab_size=VOCAB_SIZE, bos_token_id=0, eos_token_ids=(1,), **shape)
     built = build_artifact(folder / "a.coldpress", Recipe(spec=spec))
     (built.path / "tokenizer").mkdir()

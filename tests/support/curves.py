@@ -1,4 +1,4 @@
-"""Quality curves made by hand, with a trace of random signals."""
+"""Makes quality curves by hand, with a trace of random signals."""
 
 from collections.abc import Mapping
 from pathlib import Path

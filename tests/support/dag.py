@@ -1,4 +1,4 @@
-"""What the rules say of a build's stages, for tests that run stages without Snakemake: a dry run tells."""
+"""Asks a dry run which records each stage takes, for tests that run stages without Snakemake."""
 
 import atexit
 import functools
@@ -16,7 +16,7 @@ from tests.support.workflow import Server
 
 
 def inputs_for(config: BuildConfig) -> Inputs:
-    """Stage -> record parameter -> the stage whose record it takes, in a build of this configuration."""
+    """Returns stage -> record parameter -> the stage that makes the record, for a build of this configuration."""
     asked = {
         "method": "predictor" if settings.needs_predictors(config) else "dense",
         "relufy": config["relufy"],
@@ -28,7 +28,7 @@ def inputs_for(config: BuildConfig) -> Inputs:
 
 @functools.cache
 def inputs_of_rules(*config: str, export: bool = False, importance: bool = False) -> Inputs:
-    """The same for settings of `--config`, with `export` or `importance` among the stages or not."""
+    """Returns the same for settings of `--config`; `export` and `importance` add these stages."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "imatrix.dat").touch()
         more = [*(["export=gguf"] if export else []), *(["imatrix=imatrix.dat"] if importance else [])]
@@ -39,7 +39,7 @@ def inputs_of_rules(*config: str, export: bool = False, importance: bool = False
 
 
 def inputs_in(output: str) -> Inputs:
-    """The same from the output of a dry run with --printshellcmds: preflight is told."""
+    """Returns the same from the output of a dry run with --printshellcmds: the command of preflight has it."""
     lines = [shlex.split(line) for line in output.splitlines() if " -m coldpress.compiler preflight " in line]
     assert lines, output[-3000:]
     return json.loads(lines[0][lines[0].index("--inputs") + 1])
@@ -47,7 +47,7 @@ def inputs_in(output: str) -> Inputs:
 
 @functools.cache
 def _server() -> Server:
-    """Runs snakemake of this checkout until this process ends."""
+    """Starts a server for this checkout's snakemake; it ends with this process."""
     server = Server(ROOT)
     atexit.register(server.close)
     return server

@@ -1,4 +1,4 @@
-"""The folder of real checkpoints and corpora; tests that need it skip with a reason where it is absent."""
+"""Finds the folder of real checkpoints and corpora; without it, tests that need it are skipped with a reason."""
 
 import os
 from pathlib import Path
@@ -9,14 +9,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def find_data_folder() -> Path | None:
-    """COLDPRESS_TEST_DATA, else `shared/data` beside the checkout, else None."""
+    """Returns the folder that COLDPRESS_TEST_DATA names, else `shared/data` beside the checkout; None if absent."""
     named = os.environ.get("COLDPRESS_TEST_DATA")
     folder = Path(named) if named else ROOT.parent / "shared" / "data"
     return folder if folder.is_dir() else None
 
 
 def data_folder() -> Path:
-    """The folder, or a skipped test."""
+    """Returns the folder, or skips the test."""
     folder = find_data_folder()
     if folder is None:
         pytest.skip("no real test data: set COLDPRESS_TEST_DATA to its folder")

@@ -1,4 +1,4 @@
-"""The source model with an artifact's own codes in place of its weights: what quantization alone does to it."""
+"""Gives the source model the values of an artifact's codes as weights, to measure the loss of quantization alone."""
 
 from typing import Any
 
@@ -14,12 +14,12 @@ from coldpress.schemas.model import Model, matrices
 
 
 def decode(codes: np.ndarray, format_name: str, length: int) -> np.ndarray:
-    """Values float32 [rows, length] of codes in a format."""
+    """Returns the values of codes in a format, float32 [rows, length]."""
     return plugins.load("coldpress.runtime.quantization", Format, format_name).decode(codes, length)
 
 
 def resident_values(artifact: Artifact) -> dict[str, np.ndarray]:
-    """Every resident tensor as float32, by role."""
+    """Returns every resident tensor as float32, by role."""
     values = {}
     for tensor in artifact.manifest.resident:
         stored = artifact.resident[tensor.role]
@@ -28,7 +28,7 @@ def resident_values(artifact: Artifact) -> dict[str, np.ndarray]:
 
 
 def flash_values(session: Session) -> dict[str, np.ndarray]:
-    """Every MLP matrix on flash as float32 in Hugging Face's orientation, by role; read through the store."""
+    """Reads every MLP matrix through the store; returns role -> float32 in Hugging Face's orientation."""
     manifest, values = session.artifact.manifest, {}
     formats = {entry.family: entry.format for entry in manifest.families}
     for part, section in placed_parts(session.plan, manifest.flash.sections):
@@ -49,7 +49,7 @@ def flash_values(session: Session) -> dict[str, np.ndarray]:
 
 
 def with_codes(session: Session, model: Model) -> Any:
-    """`transformers`' own model of the checkpoint in float32, its weights replaced by what the artifact holds."""
+    """Returns transformers' model of the checkpoint in float32, with the artifact's values as weights."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -68,7 +68,7 @@ def _weights_folder(model: Model) -> str:
 
 
 def perplexity(source: Any, token_blocks: np.ndarray) -> float:
-    """exp of the mean negative log likelihood of every token but each block's first."""
+    """Returns exp of the mean negative log likelihood of every token but each block's first."""
     import torch
 
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Devices of the tests with rates of computing."""
+"""Gives devices rates of computing, for tests."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,7 +10,7 @@ SOURCE = "assumption: round figures for tests"
 
 
 def with_compute(device: DeviceProfile, rates: Iterable[tuple[str, float, float]], **figures: float) -> DeviceProfile:
-    """The device with kernel rates (format, density, bytes per second) and further figures of `Compute`."""
+    """Returns the device with kernel rates (format, density, bytes per second) and further figures of `Compute`."""
     values: dict[str, Any] = {name: {"value": value, "source": SOURCE} for name, value in figures.items()}
     rows = tuple({"format": name, "density": density, "bytes_per_s": rate} for name, density, rate in rates)
     compute = Compute.model_validate(values | {"rates": {"value": rows, "source": SOURCE}})

@@ -1,4 +1,4 @@
-"""A tiny model, random text and masks to distil it under, and how far it is from its dense self on other text."""
+"""Makes a tiny model, random text and masks for tests of distillation, and measures divergence on other text."""
 
 from pathlib import Path
 
@@ -27,13 +27,13 @@ QUICK = DistillConfig(
     distill_kept_gain=1.0,
     compute_device="cpu",
 )
-"""Whose weights stay where training leaves them."""
+"""A short run that does not move weights back after training."""
 
 
 def model_at(
     folder: Path, model_type: str = "llama", relu: bool = False, tie: bool = False, dtype: str = "float32"
 ) -> Model:
-    """A tiny ingested model."""
+    """Writes and ingests a tiny model."""
     write_model(
         folder / "checkpoint",
         model_type,
@@ -50,7 +50,7 @@ def model_at(
 
 
 def corpus_at(folder: Path) -> Corpus:
-    """48 random blocks per split: what the dense model makes of them is all there is to learn."""
+    """Writes a corpus of 48 random blocks per split, from which only the dense model's outputs can be learned."""
     tokens = np.random.default_rng(0).integers(2, VOCAB, (len(SPLITS), 48, 32)).astype(np.int32)
     splits = tuple(
         TokenBlocks(
@@ -70,12 +70,15 @@ def top_k(model: Model, folder: Path, density: float = 0.3) -> Sparsity:
 
 
 def load(model: Model) -> torch.nn.Module:
-    """The model as transformers loads it from the record's folder."""
+    """Loads the model from the record's folder with transformers, in float32."""
     return AutoModelForCausalLM.from_pretrained(model.folder, dtype=torch.float32).eval()
 
 
 def held_out_divergence(teacher: torch.nn.Module, weights: torch.nn.Module, density: float) -> float:
-    """KL on test blocks of `weights` under our own masks, written with sort instead of top-k."""
+    """Returns the KL divergence, in nats per token, of the masked model from `teacher` on other random blocks.
+
+    The masks are made with sort, not with the top-k under test.
+    """
 
     def mask(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
         kept = round(density * inputs[0].shape[-1])

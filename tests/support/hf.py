@@ -1,6 +1,6 @@
-"""A transformers model as the runtime's tests need it: its ModelSpec, and its tensors by role in float32.
+"""Reads a transformers model as the runtime's tests need it: its ModelSpec, and its tensors by role in float32.
 
-Independent of compiler/architectures on purpose: the runtime's decoder is held against transformers alone.
+It does not use compiler/architectures: the runtime's decoder is tested against transformers alone.
 """
 
 import json
@@ -13,7 +13,7 @@ import numpy as np
 from coldpress.schemas.model import ModelSpec
 
 NORMS_AFTER = ("olmo2",)
-"""Models with a norm on what attention and MLP give, and on all heads of q and k together."""
+"""Models with norms of the outputs of attention and MLP, and with norms of q and k over all heads together."""
 RENAMED = {
     "out_proj": "o_proj",
     "fc1": "up_proj",
@@ -24,7 +24,7 @@ RENAMED = {
 
 
 def load_hf(folder: Path) -> Any:
-    """The model in float32, in evaluation mode."""
+    """Loads the model in float32, in evaluation mode."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -35,7 +35,7 @@ def load_hf(folder: Path) -> Any:
 
 
 def _bamboo(folder: Path) -> Any:
-    """transformers' Mistral with the published formula of dReLU in place of its MLP's."""
+    """Loads transformers' Mistral and replaces its MLP by the published formula of dReLU."""
     import torch
     from transformers import MistralConfig, MistralForCausalLM
 
@@ -50,7 +50,7 @@ def _bamboo(folder: Path) -> Any:
 
 
 def spec_of(config: Any) -> ModelSpec:
-    """The shape of a transformers config."""
+    """Returns the ModelSpec of a transformers config."""
     is_opt, is_nemotron = config.model_type == "opt", config.model_type == "nemotron"
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -94,7 +94,7 @@ def _activation(config: Any) -> Any:
 
 
 def _rotary_scaling(rotary: dict[str, Any], context: int) -> float:
-    """What cos and sin are multiplied by: YaRN's formula (Peng et al. 2023, section 3.4), and longrope's."""
+    """Returns the factor of cos and sin: YaRN's formula (Peng et al. 2023, section 3.4), and longrope's."""
     kind, original = rotary.get("rope_type"), rotary.get("original_max_position_embeddings") or context
     if kind == "yarn":
         return 0.1 * math.log(rotary["factor"]) + 1
@@ -104,7 +104,7 @@ def _rotary_scaling(rotary: dict[str, Any], context: int) -> float:
 
 
 def roles_of(model: Any, spec: ModelSpec) -> dict[str, np.ndarray]:
-    """Role -> float32 array; fused projections are split, OPT's names translated."""
+    """Returns role -> float32 array; splits fused projections and translates OPT's names."""
     roles: dict[str, np.ndarray] = {}
     for name, tensor in model.state_dict().items():
         role = name.removeprefix("model.").removeprefix("decoder.").replace("self_attn.", "").replace("mlp.", "")
@@ -142,7 +142,7 @@ def _split(parts: list[str], values: np.ndarray, spec: ModelSpec) -> dict[str, n
 
 
 def _of_experts(parts: list[str], values: np.ndarray) -> dict[str, np.ndarray]:
-    """transformers' own tensors have all experts: [E, 2F, N] of the gate and up, [E, N, F] of down."""
+    """Splits transformers' tensors of all E experts: gate and up are [E, 2F, N], down is [E, N, F]."""
     found: dict[str, np.ndarray] = {}
     for expert, matrix in enumerate(values):
         prefix = ".".join([*parts[:3], str(expert)])
@@ -156,7 +156,7 @@ def _of_experts(parts: list[str], values: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def greedy(model: Any, prompt_ids: list[int], num_new: int) -> tuple[list[int], np.ndarray]:
-    """transformers' own greedy continuation beyond end-of-sequence tokens, and each step's logits [num_new, V]."""
+    """Returns transformers' greedy continuation, not ended by end-of-sequence tokens, and its logits [num_new, V]."""
     import torch
 
     done = model.generate(
@@ -175,7 +175,7 @@ def greedy(model: Any, prompt_ids: list[int], num_new: int) -> tuple[list[int], 
 
 
 def all_logits(model: Any, token_ids: list[int]) -> np.ndarray:
-    """Logits of every position, float32 [T, V]."""
+    """Returns the logits at every position, float32 [T, V]."""
     import torch
 
     with torch.no_grad():

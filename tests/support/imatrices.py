@@ -1,4 +1,4 @@
-"""Importance matrices as llama.cpp writes them: the older form by hand, GGUF by the package of that name."""
+"""Writes importance matrices as llama.cpp does: the older form by hand, GGUF with the `gguf` package."""
 
 import struct
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ NAMES = {
     "up_proj": "ffn_up",
     "down_proj": "ffn_down",
 }
-"""A Llama's, behind `blk.<layer>.`."""
+"""Hugging Face's name -> llama.cpp's name of a Llama's matrix, without `blk.<layer>.` and `.weight`."""
 
 
 def write_legacy(path: Path, means: Mapping[str, np.ndarray], calls: int = 3) -> Path:
-    """Mean squares float32 [inputs], or [experts, inputs], by llama.cpp's names."""
+    """Writes mean squares, float32 [inputs] or [experts, inputs] by llama.cpp's names, in the older form."""
     parts = [struct.pack("<i", len(means))]
     for name, values in means.items():
         text = name.encode()
@@ -31,7 +31,7 @@ def write_legacy(path: Path, means: Mapping[str, np.ndarray], calls: int = 3) ->
 
 
 def write_gguf(path: Path, means: Mapping[str, np.ndarray], counts: Mapping[str, list[float]] | None = None) -> Path:
-    """The same; `counts` has numbers of tokens where they are not 512, one for each expert."""
+    """Writes the same as GGUF; `counts` gives the number of tokens of each expert where it is not 512."""
     import gguf
 
     writer = gguf.GGUFWriter(path, arch="")
@@ -52,7 +52,10 @@ def write_gguf(path: Path, means: Mapping[str, np.ndarray], counts: Mapping[str,
 
 
 def write_llama(path: Path, layers: int, hidden_size: int, intermediate_size: int) -> Path:
-    """Of a Llama whose heads are as wide as its hidden states, in the older form; inputs count more and more."""
+    """Writes, in the older form, the matrix of a Llama whose queries are as wide as its hidden states.
+
+    Later inputs count more than earlier ones.
+    """
     sizes = dict.fromkeys(NAMES, hidden_size) | {"down_proj": intermediate_size}
     means = {
         f"blk.{layer}.{NAMES[role]}.weight": np.geomspace(0.01, 10, size)

@@ -1,4 +1,4 @@
-"""Operands of the kernels for tests, and how near a result in float32 is to one in float64."""
+"""Makes operands for tests of the kernels, and compares float32 results with float64 references."""
 
 import numpy as np
 
@@ -9,12 +9,12 @@ SLOTS, OFFSET = 23, 5
 
 
 def floats(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    """Standard normal float32."""
+    """Returns standard normal float32 values."""
     return rng.standard_normal(shape).astype(np.float32)
 
 
 def unit_store(rng: np.random.Generator, fmt: str, length: int, slots: int = SLOTS, slices: int = 1) -> np.ndarray:
-    """uint8[slots, OFFSET + slices + 2]: random bytes around the slices, which begin at an odd byte."""
+    """Returns uint8 [slots, OFFSET + slices + 2]: random bytes around encoded slices, which begin at an odd byte."""
     codes = np.concatenate(
         [load("coldpress.runtime.quantization", Format, fmt).encode(floats(rng, slots, length)) for _ in range(slices)],
         axis=1,
@@ -25,7 +25,7 @@ def unit_store(rng: np.random.Generator, fmt: str, length: int, slots: int = SLO
 
 
 def assert_close(found: np.ndarray, expected: np.ndarray, terms: int) -> None:
-    """Of a sum of `terms`, whose reference is computed in float64."""
+    """Checks a float32 sum of `terms` terms against its float64 reference."""
     # Terms have random signs: rounding errors of their sum grow with its root.
     assert found.dtype == np.float32
     assert expected.dtype == np.float64

@@ -1,8 +1,7 @@
-"""llama.cpp as a library, as the extra `llama` brings it: the logits of token ids, also of a file without a tokenizer.
+"""Calls llama.cpp as a library (extra `llama`) for the logits of token ids, also of a file without a tokenizer.
 
-Its own structures are opaque here: each is larger than what the functions fill in and read, of which nothing but the
-size of the context, the first member, is set. Built for x86-64 and aarch64, whose calls take such a structure whole or
-by its address.
+llama.cpp's structures are opaque here: `_Structure` is larger than each of them, and only its first member is ever set,
+the size of the context. This works on x86-64 and aarch64, where a call passes such a structure whole or by its address.
 """
 
 import ctypes
@@ -17,26 +16,26 @@ class _Structure(ctypes.Structure):
 
 
 class LlamaLibrary:
-    """One model and one context, on one thread of the processor."""
+    """One model with one context, on one thread."""
 
     def __init__(self, file: Path | str, context_length: int, vocab_size: int) -> None:
         """Loads a GGUF file.
 
         Args:
             file: Its path.
-            context_length: Tokens.
-            vocab_size: Of the model.
+            context_length: Size of the context in tokens.
+            vocab_size: Size of the model's vocabulary.
 
         Raises:
             ModuleNotFoundError: without the extra `llama`.
-            ValueError: if llama.cpp does not load it.
+            ValueError: if llama.cpp does not load the file.
         """
         import xllamacpp
 
         self._library = ctypes.CDLL(str(next(Path(xllamacpp.__file__).parent.glob("*.so"))))
         handle, self._vocab_size = ctypes.c_void_p, vocab_size
         quiet = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, handle)
-        self._quiet = quiet(lambda level, text, data: None)  # kept, since llama.cpp calls it as long as it lives
+        self._quiet = quiet(lambda level, text, data: None)  # an attribute, since llama.cpp goes on calling it
         self._function("llama_log_set", None, quiet, handle)(self._quiet, None)
         self._function("llama_backend_init", None)()
         load = self._function("llama_model_load_from_file", handle, ctypes.c_char_p, _Structure)
@@ -52,7 +51,7 @@ class LlamaLibrary:
         self._logits = self._function("llama_get_logits_ith", ctypes.POINTER(ctypes.c_float), handle, ctypes.c_int32)
 
     def next_logits(self, ids: Sequence[int]) -> np.ndarray:
-        """Appends tokens to those before; float32 [vocab_size] of what follows the last one."""
+        """Appends tokens to the context; returns the logits after the last one, float32 [vocab_size]."""
         tokens = (ctypes.c_int32 * len(ids))(*ids)
         status = self._decode(self._context, self._batch(tokens, len(ids)))
         if status:
@@ -60,12 +59,12 @@ class LlamaLibrary:
         return np.ctypeslib.as_array(self._logits(self._context, -1), (self._vocab_size,)).copy()
 
     def begin(self) -> None:
-        """Forgets all tokens."""
+        """Clears the context."""
         memory = self._function("llama_get_memory", ctypes.c_void_p, ctypes.c_void_p)(self._context)
         self._function("llama_memory_clear", None, ctypes.c_void_p, ctypes.c_bool)(memory, True)
 
     def generate(self, prompt: Sequence[int], num_tokens: int, ends: Sequence[int] = ()) -> list[int]:
-        """The greedy continuation, up to the first of `ends`, which is part of it."""
+        """Returns the greedy continuation, at most `num_tokens` long, up to and with the first token of `ends`."""
         self.begin()
         logits, found = self.next_logits(prompt), list[int]()
         while True:
@@ -75,7 +74,7 @@ class LlamaLibrary:
             logits = self.next_logits(found[-1:])
 
     def close(self) -> None:
-        """Frees context and model."""
+        """Frees the context and the model."""
         self._function("llama_free", None, ctypes.c_void_p)(self._context)
         self._function("llama_model_free", None, ctypes.c_void_p)(self._model)
 

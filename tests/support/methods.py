@@ -1,4 +1,4 @@
-"""What the selectors of runtime/sparsity say, for tests that build records and artifacts by hand."""
+"""Asks the selectors of runtime/sparsity for families and arrays, for tests that make records and artifacts by hand."""
 
 import functools
 from collections.abc import Mapping
@@ -15,17 +15,17 @@ from coldpress.schemas.sparsity import Sparsity
 
 
 def families_of(method: str, spec: ModelSpec) -> tuple[str, ...]:
-    """The families of an artifact of `method` without options."""
+    """Returns the families of an artifact of `method` without options."""
     selector = load("coldpress.runtime.sparsity", Selector, method)
     return selector.families(spec, selector.OPTIONS())
 
 
 @functools.cache
 def counted(num_units: int) -> Mapping[str, np.ndarray]:
-    """What calibration might have counted of a family whose signals are normal, norms of its units between 1 and 2, and
-    reads that cost as much as five units.
+    """Returns statistics that calibration might count for a family: normal signals, and unit norms between 1 and 2.
 
-    The histogram is finer than a selector needs and its bins are not the compiler's. Callers share the arrays.
+    A read costs as much as five units. The histogram is finer than a selector needs and its bins are not the
+    compiler's. Callers share the arrays.
     """
     random = np.random.default_rng(num_units)
     edges = np.linspace(0, 8, 4001).astype(np.float32)
@@ -40,7 +40,7 @@ def counted(num_units: int) -> Mapping[str, np.ndarray]:
 
 
 def fit(method: str, num_units: int, density: float, **options: bool | int | float | str) -> dict[str, np.ndarray]:
-    """A selector's arrays for made-up statistics."""
+    """Returns a selector's arrays, fitted to the statistics of `counted`."""
     selector = load("coldpress.runtime.sparsity", Selector, method)
     return selector.fit(num_units, density, counted(num_units), options_of(selector, options))
 
@@ -48,13 +48,13 @@ def fit(method: str, num_units: int, density: float, **options: bool | int | flo
 def kept(
     method: str, num_units: int, density: float, options: Mapping[str, bool | int | float | str] | None = None
 ) -> dict[str, np.ndarray]:
-    """Those of the arrays that an artifact has."""
+    """Returns the arrays of `fit` that an artifact stores."""
     names = load("coldpress.runtime.sparsity", Selector, method).KEPT
     return {name: array for name, array in fit(method, num_units, density, **options or {}).items() if name in names}
 
 
 def fitted(sparsity: Sparsity, spec: ModelSpec, folder: Path) -> Sparsity:
-    """`sparsity` with the arrays that its selector needs."""
+    """Returns `sparsity` with its selector's arrays, saved in `folder`."""
     selector = load("coldpress.runtime.sparsity", Selector, sparsity.method)
     options = options_of(selector, sparsity.options)
     arrays = {
@@ -69,5 +69,5 @@ def fitted(sparsity: Sparsity, spec: ModelSpec, folder: Path) -> Sparsity:
 
 
 def nothing_cached(num_units: int) -> Residency:
-    """All units on flash, in their own order."""
+    """Returns the residency of units that are all on flash, unit i at position i."""
     return Residency(np.zeros(num_units, bool), np.arange(num_units, dtype=np.int32))

@@ -1,5 +1,4 @@
-"""Tiny random Hugging Face checkpoints of every supported architecture, written without torch.
-
+"""Writes tiny random Hugging Face checkpoints of every supported architecture.
 The weights are scaled so that greedy continuations wander and, with `relu`, about a sixth of the neurons fire: the
 embeddings share one direction that the gates lean against. Same arguments, same bytes.
 """
@@ -13,12 +12,12 @@ import numpy as np
 
 MODEL_TYPES = ("arcee", "bamboo", "llama", "mistral", "mixtral", "nemotron", "olmo2", "opt", "phi3", "qwen2", "qwen3")
 BY_HAND = tuple(kind for kind in MODEL_TYPES if kind != "olmo2")
-"""Models whose tensors are listed here, so that writing them needs no torch; others are asked of transformers."""
+"""Models whose tensors are listed here, so that writing them needs no torch; transformers lists those of the others."""
 MIXTURES = ("mixtral",)
-"""Models of several experts, of which the router alone chooses units."""
+"""Models with several experts, in which only the router chooses units."""
 UNGATED = ("arcee", "nemotron")
 RELU_TYPES = ("arcee", "bamboo", "nemotron")
-"""Models whose activation is one of the ReLU family, whatever is asked for."""
+"""Models whose activation is always of the ReLU family, whatever `relu` says."""
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
@@ -39,19 +38,19 @@ The map was wrong about the bridge, but it was right about the hill, the church 
 
 
 def documents(count: int = 60) -> list[str]:
-    """`count` different short paragraphs."""
+    """Returns `count` different short paragraphs."""
     lines = [line for line in TEXT.splitlines() if line]
     return [f"Page {i}. {lines[i % len(lines)]} {lines[(i * 3 + i // 7) % len(lines)]}" for i in range(count)]
 
 
 def write_corpus(path: Path, count: int = 60) -> Path:
-    """A text file of `count` paragraphs, blank lines between them."""
+    """Writes a text file of `count` paragraphs with blank lines between them."""
     path.write_text("\n\n".join(documents(count)) + "\n", encoding="utf-8")
     return path
 
 
 def encode(values: np.ndarray, dtype: str) -> bytes:
-    """float32 values as `float32`, `float16` or `bfloat16` bytes (rounded to nearest even)."""
+    """Returns the bytes of values as `float32`, `float16` or `bfloat16` (rounded to nearest even)."""
     values = np.ascontiguousarray(values, np.float32)
     if dtype == "bfloat16":
         bits = values.view(np.uint32)
@@ -60,7 +59,7 @@ def encode(values: np.ndarray, dtype: str) -> bytes:
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...], bytes]]) -> Path:
-    """A safetensors file of (dtype code, shape, bytes), in the order given."""
+    """Writes tensors, name -> (dtype code, shape, bytes), to a safetensors file in the order given."""
     header: dict[str, Any] = {}
     offset = 0
     for name, (dtype, shape, data) in tensors.items():
@@ -89,7 +88,7 @@ def write_model(
     add_bos_token: bool = True,
     overrides: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Writes config.json, weights (`num_shards` files), tokenizer.json and tokenizer_config.json; gives `folder`.
+    """Writes config.json, weights (`num_shards` files), tokenizer.json and tokenizer_config.json; returns `folder`.
 
     `overrides` replaces keys of config.json before the weights are shaped (`num_key_value_heads`, `attention_bias`,
     `head_dim`, `rope_parameters`, …).
@@ -185,7 +184,7 @@ def _config(
     if model_type == "nemotron":
         config["rope_parameters"]["partial_rotary_factor"] = 0.5
     if model_type == "qwen3":
-        config |= {"head_dim": 32, "attention_bias": False}  # wider than hidden_size / heads, as in the real ones
+        config |= {"head_dim": 32, "attention_bias": False}  # wider than hidden_size / heads, as in real checkpoints
     if model_type in ("mistral", "bamboo", "mixtral"):
         config |= {"sliding_window": 48}
     if model_type == "mixtral":
@@ -194,7 +193,7 @@ def _config(
 
 
 def random_weights(config: Mapping[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
-    """Weights under Hugging Face's names for `config`, float32."""
+    """Returns random float32 weights for `config`, by Hugging Face's names."""
     kind = config["model_type"]
     listed = {"opt": _opt_shapes, **dict.fromkeys(set(BY_HAND) - {"opt"}, _llama_shapes)}
     shapes = listed.get(kind, _shapes_by_transformers)(config)
@@ -212,7 +211,7 @@ def random_weights(config: Mapping[str, Any], seed: int = 0) -> dict[str, np.nda
             values = rng.normal(0, 0.1, shape)
         elif "embed" in name or name == "lm_head.weight":
             values = rng.normal(0, 2 / np.sqrt(hidden), shape)
-            if name == "lm_head.weight":  # a token's likely successor is the next on one random cycle: long walks
+            if name == "lm_head.weight":  # tokens follow a random cycle, so that text does not repeat soon
                 cycle = rng.permutation(shape[0])
                 values[cycle] += 2 * next(iter(weights.values()))[np.roll(cycle, 1)]
             values += 2 * shared
@@ -220,7 +219,7 @@ def random_weights(config: Mapping[str, Any], seed: int = 0) -> dict[str, np.nda
             values = rng.normal(0, 1 / np.sqrt(shape[1]), shape)
             if any(part in name for part in ("o_proj", "out_proj", "down_proj", "fc2", "w2")):
                 values = (values - values.mean(axis=1, keepdims=True)) * gain / np.sqrt(2 * layers)
-            else:  # only the gates may see the shared direction, else all positions end up alike
+            else:  # only the gates may see the shared direction, else all positions become similar
                 values -= np.outer(values @ shared, shared)
             if any(part in name for part in _deciding(config["model_type"])):
                 values[: config.get("intermediate_size", shape[0])] -= 0.2 * shared
@@ -229,8 +228,8 @@ def random_weights(config: Mapping[str, Any], seed: int = 0) -> dict[str, np.nda
 
 
 def _deciding(model_type: str) -> tuple[str, ...]:
-    """Parts of the names of matrices whose sign decides which neurons fire."""
-    if model_type == "mixtral":  # whose gates are called otherwise, and whose router is called gate
+    """Returns parts of the names of the matrices whose sign decides which neurons fire."""
+    if model_type == "mixtral":  # it calls its gates w1 and its router gate
         return ("w1",)
     return ("up_proj",) if model_type in UNGATED else ("gate", "fc1")
 
@@ -273,7 +272,7 @@ def _llama_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _shapes_by_transformers(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Of any model that transformers has, embeddings first."""
+    """Returns the tensor shapes of any model that transformers has, embeddings first."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -287,7 +286,7 @@ def _shapes_by_transformers(config: Mapping[str, Any]) -> dict[str, tuple[int, .
 
 
 def _expert_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Of one layer of a Mixtral."""
+    """Returns the shapes of the router and the experts of one Mixtral layer."""
     hidden, intermediate, experts = (config[name] for name in ("hidden_size", "intermediate_size", "num_local_experts"))
     shapes: dict[str, tuple[int, ...]] = {"block_sparse_moe.gate": (experts, hidden)}
     for expert in range(experts):

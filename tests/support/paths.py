@@ -1,7 +1,7 @@
-"""The heaviest Hamiltonian path of a small graph, proven by OR-Tools CP-SAT.
+"""Finds the heaviest Hamiltonian path of a small graph, proven by OR-Tools CP-SAT.
 
-In a process of its own: the wheels of OR-Tools and of highspy carry different HiGHS libraries of one name, and only the
-first one loads (compiler/stages/place/cp_sat.py).
+It runs in another process: the wheels of OR-Tools and of highspy carry different HiGHS libraries of one name, and only
+the first one loads (compiler/stages/place/cp_sat.py).
 """
 
 import multiprocessing
@@ -9,17 +9,17 @@ from concurrent.futures import ProcessPoolExecutor
 
 
 def heaviest_paths(graphs: list[list[list[int]]]) -> list[int]:
-    """The greatest sum of weights along a path through all nodes, of each of `graphs`.
+    """Returns, for each graph, the greatest sum of weights along a path through all its nodes.
 
     Args:
-        graphs: Weights [n, n], whole numbers, of which [i][j] with i < j is read.
+        graphs: Integer weights [n, n]; only [i][j] with i < j is read.
     """
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return list(pool.map(_heaviest_path, graphs))
 
 
 def _heaviest_path(weights: list[list[int]]) -> int:
-    """A circuit through one more node, whose arcs weigh nothing."""
+    """Solves for the heaviest circuit through one more node, whose arcs weigh nothing: without it, a path remains."""
     from ortools.sat.python import cp_model
 
     n, model = len(weights), cp_model.CpModel()

@@ -1,4 +1,4 @@
-"""Runs the real pipeline as a user would: `snakemake --config …` in a folder of its own."""
+"""Runs the real pipeline as a user would: `snakemake --config …` in a given folder."""
 
 import os
 import subprocess
@@ -9,14 +9,14 @@ from tests.support.data import ROOT
 
 
 def command(*arguments: str, cores: int = 2, **config: object) -> list[str]:
-    """The command line of a build."""
+    """Returns the command line of a build."""
     pairs = [f"{key}={value}" for key, value in config.items()]
     snakefile = ["-s", str(ROOT / "Snakefile"), "--cores", str(cores)]
     return [sys.executable, "-m", "snakemake", *snakefile, *arguments, *(["--config", *pairs] if pairs else [])]
 
 
 def environment() -> dict[str, str]:
-    """This process's, with the interpreter's own folder first on the path."""
+    """Returns this process's environment with the interpreter's folder first on the path."""
     return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 
@@ -42,8 +42,8 @@ def build(folder: Path, *arguments: str, cores: int = 2, **config: object) -> Pa
 
 
 def target(folder: Path, **config: object) -> Path:
-    """The device's build folder of a build that was made in `folder`."""
+    """Returns the device's build folder of a build in `folder`."""
     label = f"+{config['label']}" if "label" in config else ""
-    name = Path(str(config.get("device", "pixel6"))).stem  # of a profile's file, or of one that is shipped
+    name = Path(str(config.get("device", "pixel6"))).stem  # `device` is a file or the name of a shipped profile
     (device,) = folder.glob(f"build/*/{name}{label}/device.json")
     return device.parent

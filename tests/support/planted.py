@@ -1,11 +1,11 @@
-"""Shape-true checkpoints with planted activation structure, for work at 7B scale without real weights.
+"""Writes checkpoints of real shapes with planted activation structure, for work at 7B scale without real weights.
 
 `python -m tests.support.planted --shape mistral-7b --layers 2 --output FOLDER` writes a Hugging Face folder: config,
-sharded safetensors (one shard per layer, streamed), a word-level tokenizer, and `corpus.jsonl`, text of as many topics.
+sharded safetensors (one shard per layer, streamed), a word-level tokenizer, and `corpus.jsonl`, text on the topics.
 
-What is planted. Token embeddings are constant + topic direction + token noise, in equal energy, and attention and MLP
-add little to the residual stream, so every layer's MLP sees about the same normalised input. Neuron j of layer l has a
-home topic; its gate (or OPT's up) pre-activation is
+The planted structure: token embeddings are constant + topic direction + token noise, in equal energy, and attention and
+MLP add little to the residual stream, so every layer's MLP sees about the same normalised input. Neuron j of layer l
+has a home topic; its gate (or OPT's up) pre-activation is
 
     z_j = strength * [token is of the home topic] + N(0, 1) over tokens - theta_j
 
@@ -28,7 +28,7 @@ from coldpress.runtime.synthetic.law import frequencies
 TOPIC_STRENGTH = 2.5
 HOT_SHARE, HOT_MASS = 0.26, 0.80
 TOPIC_LOGIT = 5.3
-"""What a token adds to the logits of its topic's words: about what the corpus is like, so that perplexity is sane."""
+"""How much a token adds to the logits of its topic's words: close to the corpus, so that perplexity is realistic."""
 COMMON_WORDS_SHARE = 0.2
 """Share of a document's words that belong to other topics."""
 
@@ -48,16 +48,16 @@ class Shape:
     hidden_act: str = "relu"
     num_topics: int = 64
     head_dim: int | None = None
-    """Size of a head where it is not hidden_size / num_attention_heads."""
+    """Size of a head if it is not hidden_size / num_attention_heads."""
 
     @property
     def query_size(self) -> int:
-        """Rows of q_proj."""
+        """Number of rows of q_proj."""
         return self.num_attention_heads * (self.head_dim or self.hidden_size // self.num_attention_heads)
 
     @property
     def key_size(self) -> int:
-        """Rows of k_proj and of v_proj."""
+        """Number of rows of k_proj and of v_proj."""
         return self.query_size // self.num_attention_heads * self.num_key_value_heads
 
 
@@ -75,12 +75,15 @@ SHAPES = {
 
 
 def planted_frequencies(num_units: int, density: float) -> np.ndarray:
-    """Activation frequencies float64 [num_units], descending, with mean `density` and HOT_MASS in the hottest share."""
+    """Returns activation frequencies, float64 [num_units], descending.
+
+    Their mean is `density`, and the hottest HOT_SHARE of the units has HOT_MASS of their sum.
+    """
     return frequencies(num_units, density, HOT_SHARE, HOT_MASS)
 
 
 def thresholds(frequencies: np.ndarray, num_topics: int) -> np.ndarray:
-    """theta [num_units] such that P(strength * [topic] + N(0, 1) > theta) is the planted frequency."""
+    """Returns theta [num_units] such that P(strength * [topic] + N(0, 1) > theta) is the planted frequency."""
     import torch
 
     share = torch.tensor(1 / num_topics, dtype=torch.float64)
@@ -96,37 +99,40 @@ def thresholds(frequencies: np.ndarray, num_topics: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Plant:
-    """What is planted in one checkpoint; ask it again to check a calibration."""
+    """The structure planted in one checkpoint; tests compute it again to check a calibration."""
 
     shape: Shape
     densities: tuple[float, ...]
     seed: int
 
     def generator(self, layer: int, role: int) -> Any:
-        """A torch generator of its own for each layer and role, so that any tensor can be made alone."""
+        """Returns the torch generator of a layer and role, so that any tensor can be made alone."""
         import torch
 
         return torch.Generator().manual_seed(self.seed * 1_000_003 + layer * 1009 + role)
 
     def home_topics(self, layer: int) -> np.ndarray:
-        """Home topic of each neuron, int64 [intermediate_size]."""
+        """Returns the home topic of each neuron, int64 [intermediate_size]."""
         rng = np.random.default_rng([self.seed, layer, 1])
         return rng.integers(self.shape.num_topics, size=self.shape.intermediate_size)
 
     def frequencies(self, layer: int) -> np.ndarray:
-        """Planted activation frequency of each neuron, in neuron order (shuffled, so index says nothing)."""
+        """Returns the planted activation frequency of each neuron, float64 [intermediate_size], in shuffled order."""
         rng = np.random.default_rng([self.seed, layer, 2])
         return rng.permutation(planted_frequencies(self.shape.intermediate_size, self.densities[layer]))
 
     def directions(self) -> Any:
-        """Orthonormal float32 [num_topics + 1, hidden_size]: topics, then the constant; zero-sum (LayerNorm)."""
+        """Returns orthonormal directions, float32 [num_topics + 1, hidden_size]: the topics, then the constant.
+
+        Each direction sums to zero, so that LayerNorm keeps it.
+        """
         import torch
 
         raw = torch.randn(self.shape.num_topics + 1, self.shape.hidden_size, generator=self.generator(-1, 1))
         return torch.linalg.qr((raw - raw.mean(1, keepdim=True)).T)[0].T.contiguous()
 
     def embeddings(self) -> Any:
-        """float32 [vocab_size, hidden_size]; word w is of topic w % num_topics."""
+        """Returns the embeddings, float32 [vocab_size, hidden_size]; word w is of topic w % num_topics."""
         import torch
 
         shape, directions = self.shape, self.directions()
@@ -137,7 +143,7 @@ class Plant:
         return (scale * directions[topics] + scale * directions[-1] + noise) / 3**0.5
 
     def deciding_rows(self, layer: int) -> tuple[Any, Any]:
-        """The matrix whose sign decides activity [intermediate_size, hidden_size], and theta [intermediate_size]."""
+        """Returns the matrix that decides activity, [intermediate_size, hidden_size], and theta [intermediate_size]."""
         import torch
 
         shape, directions = self.shape, self.directions()
@@ -150,14 +156,14 @@ class Plant:
         return rows, theta
 
     def noise_matrix(self, layer: int, role: int, rows: int, columns: int, gain: float) -> Any:
-        """A random matrix that turns unit-variance inputs into outputs of standard deviation `gain`."""
+        """Returns a random matrix that turns unit-variance inputs into outputs of standard deviation `gain`."""
         import torch
 
         return torch.randn(rows, columns, generator=self.generator(layer, role)) * (gain / columns**0.5)
 
 
 def write_weights(plant: Plant, folder: Path) -> None:
-    """Sharded bfloat16 safetensors, one shard in memory at a time."""
+    """Writes sharded bfloat16 safetensors, one shard in memory at a time."""
     import torch
     from safetensors.torch import save_file
 
@@ -178,7 +184,7 @@ def write_weights(plant: Plant, folder: Path) -> None:
 
 
 def write_tokenizer(shape: Shape, folder: Path) -> None:
-    """Word-level: word w is written `w<number>`; 0 is <s>, 1 is </s>, 2 is <unk>."""
+    """Writes a word-level tokenizer: word w is `w<number>`; 0 is <s>, 1 is </s>, 2 is <unk>."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     vocabulary = {"<s>": 0, "</s>": 1, "<unk>": 2} | {f"w{word}": word for word in range(3, shape.vocab_size)}
@@ -191,7 +197,7 @@ def write_tokenizer(shape: Shape, folder: Path) -> None:
 
 
 def write_corpus(shape: Shape, folder: Path, num_tokens: int, seed: int, document_tokens: int = 128) -> Path:
-    """JSON lines of documents; each keeps to one topic but for COMMON_WORDS_SHARE of its words."""
+    """Writes documents as JSON lines; each keeps to one topic but for COMMON_WORDS_SHARE of its words."""
     rng = np.random.default_rng([seed, 77])
     path = folder / "corpus.jsonl"
     words_per_topic = (shape.vocab_size - 3) // shape.num_topics
@@ -219,13 +225,13 @@ def write(plant: Plant, folder: Path, corpus_tokens: int) -> Path:
 
 
 def plant_of(shape: str, layers: int | None = None, density: float = 0.1, seed: int = 0, **changes: Any) -> Plant:
-    """A plant by shape name; `changes` replace fields of the shape."""
+    """Returns a plant by shape name; `changes` replace fields of the shape."""
     chosen = replace(SHAPES[shape], **({"num_hidden_layers": layers} if layers else {}), **changes)
     return Plant(chosen, (density,) * chosen.num_hidden_layers, seed)
 
 
 def main() -> None:
-    """Command line."""
+    """Writes the checkpoint that the command line describes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=sorted(SHAPES), required=True)
     parser.add_argument("--layers", type=int, help="number of layers (default: the shape's own)")

@@ -1,9 +1,9 @@
-"""A tiny model of any architecture, compiled by the stages themselves for any selector and format, and held to account.
+"""Compiles a tiny model of any architecture for any selector and format, and compares the runtime with the evaluation.
 
-The claim is one: the logits that the runtime decodes are those of the evaluation's masked forward pass over
-transformers' modules (benchmarks/evaluation/evaluate.py), with the weights that the artifact holds and the arrays that
-it keeps. Codes are decoded from the artifact and written as a checkpoint of their own, so that rounding is no part of
-what differs; what may is the fp16 of the KV cache and, at the edge of a choice, a unit more or less.
+One claim is tested: the runtime decodes the logits of the evaluation's masked forward pass over transformers' modules
+(benchmarks/evaluation/evaluate.py), with the artifact's weights and selector arrays. The artifact's codes are decoded
+and written as another checkpoint, so that quantization makes no difference. Two differences remain: the KV cache in
+fp16 and, at the edge of a choice, one unit more or less.
 """
 
 import shutil
@@ -44,41 +44,41 @@ from tests.support.stages import between
 LAYERS, BLOCK_TOKENS = 2, 32
 BLOCKS = {"calibration": 16, "validation": 4, "test": 2}
 SHARED = ("ingest", "tokenize")
-"""Stages whose records the artifacts of a model share."""
+"""Stages whose records all artifacts of a model share."""
 STAGES = (*SHARED, *between("calibrate", "package"))
 DENSITY, DENSITY_OF_ACTIVE = 0.4, 0.02
-"""Of a selector that does not find out for itself; and of one that chooses by activations, where few are not zero."""
+"""For selectors that need a density; and for those that choose by a ReLU's activations, few of which are not zero."""
 TIGHT_SHARE, SHARE, PREDICTORS_ROOM_BYTES = 0.95, 1.0, 400_000
-"""Of weights and KV cache, of a tiny model whose embeddings are most of it: for a selector that sees its cache, which
-has to evict; where a whole gate or up must fit, too; and in bytes, where predictors are larger than what they save.
-What a run keeps besides, which is more than such a model, comes on top."""
+"""DRAM budgets without bookkeeping, which takes more than a tiny model. The first two are shares of weights and KV
+cache, most of which are embeddings: a selector that sees its cache has to evict; for the others a whole gate or up must
+fit. The third is in bytes, since predictors are larger than the weights that they save."""
 ATTENTION = frozenset({"attention_input", "attention_mixed"})
 CLOSE = 1e-3
-"""Of the largest logit: an error that rounding in another order makes, a hundred times over."""
+"""Tolerated share of the largest logit: a hundred times the error of rounding in another order."""
 CARRIED_OVER, NORM_AFTER = 0.1, 0.02
-"""The error over what leaving out units does at all, where that allows more than CLOSE, since one unit more or less at
-the edge of a choice is a part of it: for each way in which a choice reaches later tokens, and for a norm behind the
-block, which makes all errors larger."""
+"""Tolerated shares of the effect of leaving out units, where they allow more than CLOSE: one unit more or less at the
+edge of a choice is a part of that effect. The first counts for each way in which a choice reaches later tokens, the
+second if a norm after the block makes all errors larger."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One artifact of the product."""
+    """One artifact to compile."""
 
     architecture: str
     method: str
     format: str
     attention: bool = False
-    """Whether the inputs of attention's matrices are chosen, too."""
+    """Whether the selector chooses inputs of attention's matrices, too."""
 
     @property
     def options(self) -> dict[str, Any]:
-        """The selector's own options."""
+        """The selector's options."""
         return {"attention": True} if self.attention else {}
 
     @property
     def relu(self) -> bool:
-        """Whether the model has exact zeros: it must where the selector needs them, and some have no choice."""
+        """Whether the model has exact zeros: the selector needs them, or the architecture always has them."""
         return (
             self.architecture in RELU_TYPES
             or plugins.load("coldpress.runtime.sparsity", Selector, self.method).NEEDS_EXACT_ZEROS
@@ -92,33 +92,33 @@ class Source:
     folder: Path
     model: Model
     tokens: np.ndarray
-    """int32 [blocks, BLOCK_TOKENS], of the test text."""
+    """Test text, int32 [blocks, BLOCK_TOKENS]."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Of the runtime's logits from the masked forward pass's, as shares of the largest."""
+    """Errors of the runtime's logits against the masked forward pass, as shares of the largest logit."""
 
     median: float
-    """Over tokens, of each one's largest."""
+    """Median over tokens of each token's largest error."""
     mean: float
     left_out: float
-    """The most that a logit moves by what the selector leaves out."""
+    """The most that leaving out units moves any logit."""
     ways_on: int
-    """Ways in which a choice reaches later tokens: by the cache that they see, and by keys and values."""
+    """Number of ways in which a choice reaches later tokens: the cache that they see, and keys and values."""
     norm_after: bool
-    """Whether the model's norms are behind its blocks."""
+    """Whether the model's norms come after its blocks."""
 
     @property
     def equal(self) -> bool:
-        """Whether it is what rounding makes."""
+        """Whether rounding explains the errors."""
         if self.ways_on:
             return self.mean < max(CLOSE, CARRIED_OVER * self.ways_on * self.left_out)
         return max(self.median, self.mean) < max(CLOSE, NORM_AFTER * self.left_out if self.norm_after else 0)
 
 
 def source_of(folder: Path, architecture: str, relu: bool, **overrides: Any) -> Source:
-    """A tiny random model, ingested, and random text; `overrides` are of config.json."""
+    """Writes and ingests a tiny random model, and writes random text; `overrides` replace keys of config.json."""
     write_model(folder / "tiny", architecture, num_hidden_layers=LAYERS, relu=relu, overrides=overrides)
     model = ingest.run(IngestConfig(model=str(folder / "tiny")), Workspace(folder / "ingest", "test"))
     save_record(model, folder / "ingest.json")
@@ -133,17 +133,17 @@ def source_of(folder: Path, architecture: str, relu: bool, **overrides: Any) -> 
 
 
 def compiled(source: Source, case: Case, folder: Path) -> Path:
-    """The artifact, made by the stages as jobs make it."""
+    """Compiles the artifact with the stages, as jobs do; returns its path."""
     selector = plugins.load("coldpress.runtime.sparsity", Selector, case.method)
     chosen: dict[str, Any] = {"method": case.method, "format": case.format, "context_length": BLOCK_TOKENS}
     if selector.densities(case.relu) in ("budget", "capped"):
         share = DENSITY_OF_ACTIVE if case.relu and _sees_activations(selector) else DENSITY
         families = families_for(case.method, case.options, source.model.spec)
         chosen["density"] = mlp_density(dict.fromkeys(families, share), source.model.spec)
-        # layers that differ, in one selector of one density and in one of several; for the others it is time alone
+        # to save time, densities differ by layer only in one selector with one density and in one with several
         chosen["density_allocation"] = "greedy" if case.method in ("topk", "dip") else "uniform"
     chosen |= case.options
-    # what is pinned is in no cache, and evaluation knows of a cache alone
+    # nothing is pinned, since the evaluation models caches only
     chosen |= {"pinned_share": 0, "dram_budget": _budget_bytes(source, case, selector)}
     chosen |= {"predictor_steps": 20, "search_tokens": 64} if selector.NEEDS_PREDICTORS else {"search_tokens": 64}
     config = resolve({"model": str(source.folder / "tiny"), **chosen})
@@ -172,7 +172,7 @@ def _budget_bytes(source: Source, case: Case, selector: Any) -> int:
 
 
 def has_attention(method: str) -> bool:
-    """Whether a selector can choose inputs of attention's matrices."""
+    """Returns whether a selector can choose inputs of attention's matrices."""
     selector = plugins.load("coldpress.runtime.sparsity", Selector, method)
     return "attention" in selector.OPTIONS.model_fields
 
@@ -183,7 +183,7 @@ def _sees_activations(selector: Any) -> bool:
 
 
 def arrays_of(session: Session) -> Arrays:
-    """What the artifact keeps of its selector, predictors among it."""
+    """Returns the selector's arrays in the artifact, predictors included, by layer and family."""
     found: dict[tuple[int, str], dict[str, Any]] = {}
     for part in session.plan.parts:
         arrays: dict[str, Any] = dict(session.artifact.selector_arrays(session.plan, part.layer, part.family) or {})
@@ -195,7 +195,7 @@ def arrays_of(session: Session) -> Arrays:
 
 
 def reading_of(session: Session) -> Reading:
-    """How the session reads."""
+    """Returns how the session reads: the device's flash, the gap, the longest read, and the places of units."""
     plan, manifest = session.plan, session.artifact.manifest
     placed = {
         (part.layer, part.family): Placed(
@@ -209,7 +209,7 @@ def reading_of(session: Session) -> Reading:
 
 
 def with_codes(session: Session, model: Model, folder: Path) -> Model:
-    """The model with the values of an artifact's codes in place of its weights, as a checkpoint in float32."""
+    """Writes the model as a float32 checkpoint whose weights are the values of the artifact's codes."""
     values = resident_values(session.artifact) | flash_values(session)
     tensors: dict[str, list[np.ndarray]] = {}
     for role, place in sorted(model.tensors.items(), key=lambda item: item[1].row_start):
@@ -223,7 +223,7 @@ def with_codes(session: Session, model: Model, folder: Path) -> Model:
 
 
 def difference(artifact: Path, source: Source, folder: Path) -> Difference:
-    """Decodes the test text token by token, and runs it through the masked layers."""
+    """Decodes the test text token by token, runs it through the masked layers, and returns the errors."""
     session = Session(artifact)
     decoded = []
     for block in source.tokens:
@@ -248,7 +248,7 @@ def difference(artifact: Path, source: Source, folder: Path) -> Difference:
 
 
 def slots_of(session: Session) -> Mapping[str, int]:
-    """Family -> slots of each layer's cache, which have to be as many in all layers."""
+    """Returns family -> slots of a layer's cache; checks that all layers have as many."""
     found: dict[str, set[int]] = {}
     for part in session.plan.parts:
         assert part.num_pinned == 0

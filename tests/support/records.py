@@ -1,7 +1,7 @@
-"""Records of a whole build for a tiny model, made with numpy alone: what the last stages are tested on.
+"""Makes the records of a whole build for a tiny model with numpy alone, for tests of the last stages.
 
-Weights come from integer hashing, not from a random generator, so that the same arguments give the same bytes with any
-version of numpy; golden digests rest on that.
+Weights come from integer hashing, not from a random generator: the same arguments give the same bytes with any version
+of numpy, and the golden digests depend on that.
 """
 
 import hashlib
@@ -73,9 +73,9 @@ def tiny_sparsity(
     layers_per_group: int = 1,
     kept: KvCacheFormat = "fp16",
 ) -> Sparsity:
-    """Everything resident fits; `budget_share` of the units' bytes are left for buffers and cache.
+    """Returns a sparsity whose budget holds all resident bytes, and `budget_share` of the units for buffers and cache.
 
-    In `whole_layers` every unit is used, so that there is nothing to predict.
+    Layers in `whole_layers` use every unit and get no predictor.
     """
     spec, families = model.spec, families_of(method, model.spec)
     layers = range(spec.num_hidden_layers)
@@ -131,7 +131,7 @@ def tiny_placement(folder: Path, model: Model, sparsity: Sparsity, num_pinned: i
 
 
 def tiny_order(folder: Path, model: Model, sparsity: Sparsity, layers: tuple[int, ...] | None = None) -> Order:
-    """A shuffled order of every section, one per layer group."""
+    """Shuffles the units of every section, with one order per layer group."""
     entries: list[FamilyOrder] = []
     groups = sparsity.groups(model.spec.num_hidden_layers)
     for layer, num_layers in ((group[0], len(group)) for group in groups if layers is None or group[0] in layers):
@@ -152,7 +152,7 @@ def tiny_order(folder: Path, model: Model, sparsity: Sparsity, layers: tuple[int
 
 
 def tiny_predictors(folder: Path, model: Model, sparsity: Sparsity) -> Predictors:
-    """Predictors of hashed numbers, where a layer gets one."""
+    """Makes predictors of hashed numbers for the layers that get one."""
     layers: list[LayerPredictor] = []
     if sparsity.predictor_format is None:
         return Predictors(weights_sha256=model.weights_sha256, layers=())
@@ -182,7 +182,7 @@ def tiny_predictors(folder: Path, model: Model, sparsity: Sparsity) -> Predictor
 
 
 def tiny_activations(folder: Path, model: Model, sparsity: Sparsity, num_tokens: int = 50) -> Activations:
-    """Bits that follow a power law, in every family; unit i and i + 1 are active together more often than others."""
+    """Makes activations of every family: how often a unit is active follows a power law, and units are independent."""
     layers: list[LayerStatistics] = []
     for layer in range(model.spec.num_hidden_layers):
         families: list[FamilyStatistics] = []
@@ -224,7 +224,7 @@ LADDER = tuple(
 
 
 def tiny_run(plans: Plans) -> RunMetrics:
-    """Round figures of a run of 100 tokens."""
+    """Returns round figures of a run of 100 tokens."""
     return RunMetrics(
         num_tokens=100,
         hits=6000,
@@ -254,7 +254,7 @@ def tiny_run(plans: Plans) -> RunMetrics:
 
 
 def tiny_verification(plans: Plans, artifact_sha256: str) -> Verification:
-    """What such a run was found to be."""
+    """Returns the verification of an artifact with the figures of `tiny_run`."""
     return Verification(
         artifact_sha256=artifact_sha256,
         protocol=Protocol(corpus="text", text_sha256="a" * 64, tokens_sha256="b" * 64, context_length=64, stride=64),
@@ -293,7 +293,7 @@ def tiny_verification(plans: Plans, artifact_sha256: str) -> Verification:
 
 
 def tiny_figures(**figures: Any) -> PlanFigures:
-    """Those of a plan beside the largest."""
+    """Returns the figures of a plan other than the largest; `figures` replace fields."""
     values: dict[str, Any] = {
         "plan": "1gb",
         "dram_budget_bytes": 10**9,
@@ -309,7 +309,7 @@ def tiny_figures(**figures: Any) -> PlanFigures:
 
 @dataclass
 class Build:
-    """A build from weights to a packaged artifact, with each stage's record; changes go into `settings`."""
+    """A build from weights to a packaged artifact, with each stage's record."""
 
     folder: Path
     method: Method = "topk"
@@ -323,16 +323,16 @@ class Build:
     budget_share: float = 0.5
     layers_per_group: int = 1
     source: Model | None = None
-    """A model from elsewhere, in place of a tiny one of shape `spec`."""
+    """The model to build; None: a tiny one of shape `spec`."""
     predictor_format: FormatName = "int8_group32"
     whole_layers: tuple[int, ...] = ()
-    """Layers all of whose units are used."""
+    """Layers that use all their units."""
     ladder: tuple[tuple[float, float], ...] = ()
-    """Further budgets, falling, by `budget_share` and density."""
+    """(budget_share, density) of smaller plans, largest budget first."""
     name: str = "tiny.coldpress"
 
     def __post_init__(self) -> None:
-        """Makes every record but the package."""
+        """Makes every record but that of `package`."""
         records = self.folder / "records"
         self.model = self.source or tiny_model(self.folder / "model", self.spec)
         self.spec = self.model.spec
@@ -365,7 +365,7 @@ class Build:
         return fitted(rung, self.spec, folder)
 
     def chunks(self) -> list[tuple[int, ...]]:
-        """Layer numbers of each job."""
+        """Returns the layer numbers of each job."""
         layers, step = tuple(range(self.spec.num_hidden_layers)), self.layers_per_job
         return [layers[start : start + step] for start in range(0, len(layers), step)]
 
@@ -375,11 +375,11 @@ class Build:
 
     @property
     def artifact(self) -> Path:
-        """Where `package` writes."""
+        """The folder that `package` writes."""
         return self.folder / self.name
 
     def package(self, **changes: Any) -> Package:
-        """Writes the artifact; `changes` replaces records. The record stays in `record`."""
+        """Writes the artifact, keeps its record in `record` and returns it; `changes` replace input records."""
         records: dict[str, Any] = {
             "model": self.model,
             "corpus": self.corpus,
@@ -398,7 +398,7 @@ class Build:
 
 @dataclass(frozen=True)
 class Laid:
-    """What `layout` and `plan` decide."""
+    """The decisions of `layout` and `plan`."""
 
     layout: Layout
     made: Plans
@@ -422,7 +422,7 @@ def lay_out(
     activations: Activations | None = None,
     **config: Any,
 ) -> Laid:
-    """Runs both stages; `config` are the settings of `plan`. The cache is `allocate`'s unless it is given as `auto`."""
+    """Runs both stages; `config` are settings of `plan`, whose cache is that of `sparsity` unless given."""
     layout = layout_stage.run(layout_stage.LayoutConfig(), model, sparsity, device)
     given = {"cache": sparsity.cache, **config}
     records = model, sparsity, placement, layout, tuple(order), device, predictors, activations
@@ -430,7 +430,7 @@ def lay_out(
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Relative path -> sha256 of every file below `folder`."""
+    """Returns relative path -> sha256 of every file below `folder`."""
     return {
         path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
@@ -446,7 +446,7 @@ def manifest_of(
     laid: Laid,
     predictors: tuple[LayerPredictor, ...] = (),
 ) -> Manifest:
-    """The manifest that `package` would write around a layout, without writing anything: for the reader's rules."""
+    """Returns the manifest that `package` would write for a layout, to test the reader's rules without files."""
     nowhere = ArrayFile(array_file="", sha256="0" * 64)
     families = families_of(sparsity.method, model.spec)
     layers = tuple(

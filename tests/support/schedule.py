@@ -1,19 +1,19 @@
-"""Which tests go to one process of pytest-xdist: those of a file, and those that share one build."""
+"""Decides which tests share a process of pytest-xdist: those of a file, and those that share one build."""
 
 from typing import Any
 
 from xdist.scheduler import LoadScopeScheduling
 
 BUILDS = ("tests/workflow/", "tests/contracts/test_one_file.py")
-"""Tests of the shared build (tests/support/workflow.py): a process that has none of them need not wait for it."""
+"""Tests of the shared build (tests/support/workflow.py); they share a process, so that no other waits for the build."""
 ALONE = "tests/contracts/test_benchmarks.py::test_a_benchmark_runs_"
-"""Cases of a test that share nothing and take long together."""
+"""Prefix of a test's cases that share nothing and take long together: each goes to any free process."""
 
 
 class ByFile(LoadScopeScheduling):
     """Gives a process one file at a time, in the order of tests/conftest.py.
 
-    What its tests share is made once, and tests/runtime/test_emulation.py never runs in two processes at once.
+    So a file's shared fixtures are made once, and tests/runtime/test_emulation.py never runs in two processes at once.
     """
 
     def __init__(self, config: Any, log: Any) -> None:

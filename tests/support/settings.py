@@ -1,4 +1,4 @@
-"""One family on a simulated device, before there are weights: what compiler/seconds.py is asked in tests."""
+"""Describes one family on a simulated device, without weights, for tests of compiler/seconds.py."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ FAMILY = "neuron"
 
 
 def plan_of(parts: tuple[PartPlan, ...], device: DeviceProfile, **changes: Any) -> Plan:
-    """A plan of ample DRAM, without a cache, a gap or anything to compute with besides units."""
+    """Returns a plan with ample DRAM, without cache and gap, whose only weights are units; `changes` replace fields."""
     values: dict[str, Any] = {
         "name": "t",
         "method": "topk",
@@ -41,7 +41,7 @@ def setting_of(
     order: np.ndarray | None = None,
     **changes: Any,
 ) -> Setting:
-    """A group of layers whose units lie together; `pinned` are the same ids in each; `changes` are of the plan."""
+    """Returns a group of layers whose units lie together; all pin the same ids. `changes` replace the plan's fields."""
     device = device or device_of()
     section = Section(
         first_layer=0,

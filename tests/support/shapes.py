@@ -1,4 +1,4 @@
-"""Models and devices of the tests, as records: small ones, and layers of a 7B's shape."""
+"""Makes model and device records for tests: small ones, and layers of a 7B's shape."""
 
 import json
 from typing import Any
@@ -8,7 +8,7 @@ from coldpress.schemas.model import ModelSpec
 
 
 def small_spec(**changes: Any) -> ModelSpec:
-    """A gated ReLU model of 12 layers, 64 wide, 512 neurons per layer; `changes` replace fields."""
+    """Returns a gated ReLU model of 12 layers, 64 wide, 512 neurons per layer; `changes` replace fields."""
     values: dict[str, Any] = {
         "model_type": "llama",
         "vocab_size": 96,
@@ -31,7 +31,7 @@ def small_spec(**changes: Any) -> ModelSpec:
 
 
 def spec_7b(num_layers: int, vocab_size: int, hidden_act: str, **changes: Any) -> ModelSpec:
-    """Layers of Mistral 7B's shape, with fewer words."""
+    """Returns a model with layers of Mistral 7B's shape and the given vocabulary size; `changes` replace fields."""
     return small_spec(
         hidden_size=4096,
         intermediate_size=14336,
@@ -47,7 +47,7 @@ def spec_7b(num_layers: int, vocab_size: int, hidden_act: str, **changes: Any) -
 
 
 def small_device(page_bytes: int = 4096) -> DeviceProfile:
-    """A device with round figures."""
+    """Returns a device with round figures."""
 
     def figure(value: Any) -> dict[str, Any]:
         return {"value": value, "source": "assumption: round figures for tests"}

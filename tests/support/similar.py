@@ -1,4 +1,4 @@
-"""Models whose layers' MLP inputs have a planted similarity from layer to layer (ActiveFlow 2.2, Fig. 17a)."""
+"""Makes weights whose MLP inputs have a planted similarity from layer to layer (ActiveFlow 2.2, Fig. 17a)."""
 
 import numpy as np
 
@@ -6,16 +6,16 @@ from coldpress.schemas.model import ModelSpec
 from tests.support.artifacts import random_weights
 
 FIRST_SIZE = 0.05
-"""Root mean square of an embedding: small, since each layer adds to what is there, and above the norms' epsilon."""
+"""Root mean square of an embedding: small, since the residual stream grows by layer, but above the norms' epsilon."""
 ATTENTION_SHARE = 0.05
-"""What attention adds, of what is there."""
+"""Size of attention's output, as a share of the residual stream."""
 
 
 def similar_weights(spec: ModelSpec, similarity: float, seed: int = 0) -> dict[str, np.ndarray]:
-    """Random weights by role such that the cosine of two layers' MLP inputs, one after the other, is `similarity`.
+    """Returns random weights by role such that the cosine of the MLP inputs of consecutive layers is `similarity`.
 
-    A layer adds a vector that has nothing to do with what is there, and is tan(arccos(similarity)) times as long; so
-    what is there grows by 1 / similarity from layer to layer, and cosines over several layers are powers.
+    Each layer adds to the residual stream an independent vector that is tan(arccos(similarity)) times as long. So the
+    stream grows by 1 / similarity per layer, and cosines over several layers are powers of `similarity`.
     """
     weights = random_weights(spec, np.random.default_rng(seed))
     weights["embed_tokens.weight"] *= FIRST_SIZE / np.sqrt(np.mean(weights["embed_tokens.weight"] ** 2))
@@ -30,7 +30,7 @@ def similar_weights(spec: ModelSpec, similarity: float, seed: int = 0) -> dict[s
 
 
 def _inner_size(spec: ModelSpec) -> float:
-    """Root mean square of act(gate) * up, both of a standard normal distribution."""
+    """Returns the root mean square of act(gate) * up for standard normal gate and up."""
     gate, up = np.random.default_rng(1).standard_normal((2, 100_000))
     act = np.maximum(gate, 0) if spec.hidden_act == "relu" else gate / (1 + np.exp(-gate))
     return float(np.sqrt(np.mean((act * up) ** 2)))

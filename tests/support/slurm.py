@@ -1,8 +1,8 @@
-"""A small Slurm cluster of this machine's own, for tests: `with cluster() as nodes: …`.
+"""Runs a small Slurm cluster on this machine, for tests: `with cluster() as nodes: …`.
 
-Every node is a slurmd of its own on the same host. Key, socket, ports, state and logs lie in one new folder under the
-system's temporary one (a Unix socket's path is short), and the daemons are children of this process: leaving the block
-ends these and no others. Needs neither root nor systemd nor an accounting database, only the programs.
+Every node is one slurmd on this host. Key, socket, state and logs lie in one new folder in the system's temporary
+folder, because a Unix socket's path must be short. The daemons are children of this process: leaving the block ends
+them and no others. The cluster needs neither root nor systemd nor an accounting database, only Slurm's programs.
 """
 
 import contextlib
@@ -43,40 +43,40 @@ class Cluster:
     nodes: tuple[str, ...]
 
     def environment(self) -> dict[str, str]:
-        """What a process needs so that Slurm's commands mean this cluster."""
+        """Returns an environment in which Slurm's commands talk to this cluster."""
         path = os.pathsep.join([str(self.folder / "bin"), os.environ["PATH"]])
         return {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": path}
 
     def ask(self, *command: str) -> str:
-        """Standard output of a Slurm command."""
+        """Runs a Slurm command and returns its standard output."""
         done = subprocess.run(command, env=self.environment(), capture_output=True, text=True, check=False)
         return done.stdout
 
     def jobs(self) -> list[Job]:
-        """All jobs so far, finished ones included."""
+        """Returns all jobs so far, finished ones included."""
         lines = self.ask("squeue", "--states=all", "--noheader", "--format=%j\t%N\t%T\t%k").splitlines()
         return [Job(*line.split("\t", 3)) for line in lines]
 
 
 def missing_programs() -> list[str]:
-    """Programs of Slurm that this machine lacks."""
+    """Returns the programs of Slurm that this machine lacks."""
     return [name for name in PROGRAMS if _find(name) is None]
 
 
 def _find(name: str) -> str | None:
-    """Daemons are where not every user's PATH looks."""
+    """Finds a program; daemons lie in folders that many users do not have in PATH."""
     return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"]))
 
 
 @contextlib.contextmanager
 def cluster(num_nodes: int = 2) -> Iterator[Cluster]:
-    """A cluster of `num_nodes` nodes with one processor each, all of them idle.
+    """Starts a cluster of `num_nodes` idle nodes with one processor each, and ends it after the block.
 
     Raises:
-        RuntimeError: if it is not ready in time; the text has the daemons' last words.
+        RuntimeError: if it is not ready in time; the text has the ends of the daemons' logs.
     """
     folder = Path(tempfile.mkdtemp(prefix="coldpress-slurm-"))
-    folder.chmod(0o755)  # munge refuses a socket that others could not reach
+    folder.chmod(0o755)  # munge refuses a socket that other users cannot reach
     found = Cluster(folder, tuple(f"node{number}" for number in range(num_nodes)))
     running: list[subprocess.Popen[bytes]] = []
     try:
@@ -96,7 +96,7 @@ def cluster(num_nodes: int = 2) -> Iterator[Cluster]:
 
 
 def _daemons(found: Cluster) -> list[list[str]]:
-    """Commands that stay in the foreground, in the order of their start."""
+    """Returns the daemons' commands, which stay in the foreground, in starting order."""
     folder = found.folder
     munged = ["munged", "--foreground", f"--key-file={folder}/munge.key", f"--socket={folder}/munge.socket"]
     munged += [f"--{kind}-file={folder}/munge.{kind}" for kind in ("pid", "seed", "log")]
@@ -126,7 +126,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _wait(found: Cluster, running: list[subprocess.Popen[bytes]], ready: Callable[[], bool]) -> None:
-    """Until `ready()` is true."""
+    """Waits until `ready()` is true; raises RuntimeError if a daemon ends or READY_S is over."""
     deadline = time.monotonic() + READY_S
     while not ready():
         ended = [process.args for process in running if process.poll() is not None]
@@ -137,7 +137,7 @@ def _wait(found: Cluster, running: list[subprocess.Popen[bytes]], ready: Callabl
 
 
 def _write(found: Cluster) -> None:
-    """Key, configuration, and an srun that knows the cluster."""
+    """Writes the key, the configuration, and an srun that knows the cluster."""
     folder = found.folder
     for name in ("bin", "log", "state"):
         (folder / name).mkdir()
@@ -152,7 +152,7 @@ def _write(found: Cluster) -> None:
 
 
 def _free_ports(count: int) -> list[int]:
-    """TCP ports that nobody listens on; held together while they are chosen, so that all differ."""
+    """Returns free TCP ports; binds all of them before it closes any, so that they differ."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
@@ -176,7 +176,7 @@ def _configuration(found: Cluster, ports: list[int]) -> str:
         "SlurmdPidFile": f"{folder}/slurmd.%n.pid",
         "SlurmctldLogFile": f"{folder}/log/slurmctld.log",
         "SlurmdLogFile": f"{folder}/log/slurmd.%n.log",
-        # Processes are found by their parents and counted by nobody: containers have no cgroups to give away.
+        # Processes are tracked by their parents and not accounted: containers may not create cgroups.
         "ProctrackType": "proctrack/linuxproc",
         "TaskPlugin": "task/none",
         "JobAcctGatherType": "jobacct_gather/none",
@@ -188,7 +188,7 @@ def _configuration(found: Cluster, ports: list[int]) -> str:
         "SchedulerParameters": "batch_sched_delay=0",
         "SelectType": "select/cons_tres",
         "SelectTypeParameters": "CR_Core_Memory",
-        # Finished jobs stay visible to squeue, which is what stands in for an accounting database.
+        # Finished jobs stay visible to squeue, which replaces an accounting database.
         "MinJobAge": 3600,
     }
     lines = [f"{key}={value}" for key, value in settings.items()]

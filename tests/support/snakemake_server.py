@@ -1,7 +1,7 @@
 """Runs snakemake in forked processes, each with the imports of this one: `python -P snakemake_server.py CHECKOUT`.
 
 A fresh interpreter spends most of a dry run on importing snakemake and the stages and on parsing their sources for
-their digests. A forked one finds all that done, as it was when this process began. Each line of standard input asks for
+their digests. A forked process inherits all that, as of this process's start. Each line of standard input asks for
 one run, as a JSON object: `arguments`, `folder`, `environment`, the files `stdout` and `stderr`, and the `python` that
 starts jobs. Each line of the answer is an exit code.
 """
@@ -31,8 +31,10 @@ def main() -> None:
 
 
 def import_workflow() -> None:
-    """Imports what every run needs: snakemake and its plug-ins, what it loads late, what the Snakefile imports, and the
-    checkout's stages with their sources."""
+    """Imports the modules of every run: snakemake and its plug-ins, the Snakefile's imports, and all stages.
+
+    It also parses the sources of the checkout's stages for their digests.
+    """
     from snakemake.cli import get_argument_parser
 
     get_argument_parser()
@@ -50,8 +52,10 @@ def import_workflow() -> None:
 
 
 def run_and_end(module: str) -> NoReturn:
-    """Runs a module and ends this process as an interpreter does, but does not take its heap apart: that would take
-    longer than many a run."""
+    """Runs a module and ends this process like an interpreter, but without freeing its heap.
+
+    Freeing it would take longer than many runs.
+    """
     code = 1
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
@@ -71,7 +75,7 @@ def run_and_end(module: str) -> NoReturn:
 
 
 def _become(request: dict[str, object]) -> None:
-    """Takes the folder, the environment, the streams and the command line that were asked for."""
+    """Takes over the request's folder, environment, streams and command line."""
     os.chdir(str(request["folder"]))
     os.environ.clear()
     os.environ.update(dict(request["environment"]))  # type: ignore[call-overload]

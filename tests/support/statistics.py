@@ -1,4 +1,4 @@
-"""Records made from arrays: activation statistics, a model's shape and a device, without running any stage."""
+"""Makes records from arrays without running any stage: activation statistics, a model's shape and a device."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,12 +18,12 @@ from coldpress.schemas.sparsity import Budget, Densities, Sparsity
 
 
 def workspace(folder: Path) -> Workspace:
-    """A stage's folder with a fixed fingerprint."""
+    """Returns a stage's workspace with a fixed fingerprint."""
     return Workspace(folder, "test")
 
 
 def few_blocks(folder: Path) -> Corpus:
-    """Three random blocks of 24 tokens, the same in every split."""
+    """Writes a corpus of three random blocks of 24 tokens, the same in every split."""
     tokens = np.random.default_rng(5).integers(2, 384, (3, 24)).astype(np.int32)
     arrays = save_arrays(folder / "tokens.safetensors", {"tokens": tokens})
     blocks = (TokenBlocks(split=split, arrays=arrays, num_blocks=3, block_tokens=24) for split in SPLITS)
@@ -31,7 +31,7 @@ def few_blocks(folder: Path) -> Corpus:
 
 
 def corpus_of_tokens(folder: Path, tokens: Mapping[Split, np.ndarray]) -> Corpus:
-    """A corpus of these blocks, int32 [num_blocks, block_tokens] by split."""
+    """Writes a corpus of these blocks, int32 [num_blocks, block_tokens] by split."""
     splits = []
     for split, blocks in tokens.items():
         arrays = save_arrays(folder / f"{split}.safetensors", {"tokens": blocks})
@@ -40,22 +40,21 @@ def corpus_of_tokens(folder: Path, tokens: Mapping[Split, np.ndarray]) -> Corpus
 
 
 def pack(active: np.ndarray) -> np.ndarray:
-    """bool [num_units, num_tokens] as the packed bits of an activation file."""
+    """Packs bool [num_units, num_tokens] into bits, as in an activation file."""
     return np.packbits(active, axis=1, bitorder="little")
 
 
 def topical(num_units: int, num_tokens: int, num_topics: int, seed: int = 0) -> np.ndarray:
-    """bool [num_units, num_tokens]: units fire with their topic, whose members are scattered over the ids."""
+    """Returns bool [num_units, num_tokens]: units fire with their topic, whose units are scattered over the ids."""
     rng = np.random.default_rng(seed)
     topics, texts = rng.integers(0, num_topics, num_units), rng.integers(0, num_topics, num_tokens)
     return rng.random((num_units, num_tokens)) < np.where(topics[:, None] == texts, 0.8, 0.05)
 
 
 def task_of(active: np.ndarray, pinned: tuple[int, ...] | np.ndarray = (), **changes: Any) -> Task:
-    """An ordering task from bool [num_units, num_tokens], or of a group from bool [num_layers, num_units, num_tokens].
-
-    No cache, units of a page; `changes` are fields of any part of it. `pinned`: ids in every layer, or a mask
-    [num_layers, num_units].
+    """Returns an ordering task of bool [num_units, num_tokens], or [num_layers, num_units, num_tokens] for a group.
+    By default there is no cache, and a unit takes a page; `changes` replace fields of the task or its parts. `pinned`
+    are ids in every layer, or a mask [num_layers, num_units].
     """
     layers = active if active.ndim == 3 else active[None]
     mask = np.zeros(layers.shape[:2], bool)
@@ -80,7 +79,7 @@ def task_of(active: np.ndarray, pinned: tuple[int, ...] | np.ndarray = (), **cha
 def placement_of(
     folder: Path, layers: list[Mapping[FamilyName, np.ndarray]], pinned: tuple[int, ...] = ()
 ) -> Placement:
-    """A placement that pins the units `pinned` of every family; `layers` as in `activations_of`."""
+    """Writes a placement that pins the units `pinned` of every family; `layers` as in `activations_of`."""
     pairs = [(number, family, active) for number, families in enumerate(layers) for family, active in families.items()]
     arrays = {f"{number}.{family}": np.ones(len(active), np.int8) for number, family, active in pairs}
     for tiers in arrays.values():
@@ -97,7 +96,10 @@ def placement_of(
 
 
 def statistics_of(folder: Path, layer: int, family: FamilyName, active: np.ndarray) -> FamilyStatistics:
-    """The statistics file of one family from bool [num_units, num_tokens]; magnitudes are 0, or even from 1 to 2."""
+    """Writes the statistics of one family from bool [num_units, num_tokens].
+
+    Magnitudes of active units are spread evenly from 1 to 2, those of the others are 0.
+    """
     arrays = {"bits": pack(active), "counts": active.sum(axis=1, dtype=np.int64)}
     histogram = [active.size - active.sum(), 0, active.sum() // 2, active.sum() - active.sum() // 2, 0]
     arrays["magnitude_histogram"] = np.array(histogram, np.uint64)
@@ -116,7 +118,10 @@ def activations_of(
     inputs: list[np.ndarray] | None = None,
     exact_zeros: bool = True,
 ) -> Activations:
-    """Activations from bool [num_units, num_tokens] per family and layer; `inputs` [num_tokens, hidden_size]."""
+    """Writes activations from bool [num_units, num_tokens] per family and layer.
+
+    `inputs` are the MLP inputs of each layer, [num_tokens, hidden_size]; by default they are 0.
+    """
     num_tokens = next(iter(layers[0].values())).shape[1]
     entries = []
     for number, families in enumerate(layers):
@@ -133,7 +138,7 @@ def activations_of(
 
 
 def model_of(num_hidden_layers: int = 2, hidden_size: int = 64, intermediate_size: int = 160, **spec: Any) -> Model:
-    """A Llama-shaped model record without files: what stages read that need shapes only."""
+    """Returns a Llama-shaped model record without files, for stages that read shapes only."""
     values: dict[str, Any] = {
         "model_type": "llama",
         "vocab_size": 384,
@@ -172,7 +177,7 @@ def model_of(num_hidden_layers: int = 2, hidden_size: int = 64, intermediate_siz
 
 
 def shapes_of(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Role -> shape of a bias-free Llama's tensors."""
+    """Returns role -> shape of the tensors of a Llama without biases."""
     hidden, queries = spec.hidden_size, spec.num_attention_heads * spec.head_dim
     keys = spec.num_key_value_heads * spec.head_dim
     shapes: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (spec.vocab_size, hidden), "norm.weight": (hidden,)}
@@ -199,7 +204,7 @@ def sparsity_of(
     predictor_format: FormatName = "fp16",
     cache: str = "lfu",
 ) -> Sparsity:
-    """A decision of `allocate` whose budget has `cache_bytes` for units."""
+    """Returns a decision of `allocate` whose budget has `cache_bytes` for units."""
     return Sparsity(
         method=method,
         format="fp16",
@@ -221,7 +226,7 @@ def sparsity_of(
 
 
 def device_of(**changes: Any) -> DeviceProfile:
-    """A phone with round figures: 16 us a small read, 100 us latency, 4 KiB pages; `changes` are plain values.
+    """Returns a phone with round figures: 16 us a small read, 100 us latency, 4 KiB pages; `changes` are plain values.
 
     Keys: dram_budget_bytes, dram_bytes_per_s, latency_s, read_curve, queue_depth, and accelerator (a dict).
     """

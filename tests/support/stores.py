@@ -1,4 +1,4 @@
-"""Stores of small artifacts, and the check of a request: the right units, in memory when they are given."""
+"""Opens stores of small artifacts and checks their requests: the right units, in memory when they are yielded."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -17,14 +17,14 @@ from tests.support.artifacts import Built
 def open_store(
     built: Built, recorder: Recorder | None = None, dram_budget_bytes: int | None = None, **changes: Any
 ) -> Store:
-    """The store of an artifact on real flash, its plan with `changes`."""
+    """Opens the store of an artifact on real flash; `changes` replace fields of its plan."""
     artifact = open_artifact(built.path)
     plan = choose_plan(artifact.manifest, dram_budget_bytes).model_copy(update=changes)
     return Store(artifact, plan, direct.Plugin(artifact, 8), *([recorder] if recorder else []))
 
 
 def requests(built: Built, num_tokens: int = 6, seed: int = 1) -> Iterator[tuple[int, Any, np.ndarray]]:
-    """(layer, family, ids) as a decoder asks: skewed, so that there are hits."""
+    """Yields (layer, family, ids) as a decoder asks for them: skewed, so that there are hits."""
     random = np.random.default_rng(seed)
     for _ in range(num_tokens):
         for (layer, family), codes in built.units.items():
@@ -35,7 +35,7 @@ def requests(built: Built, num_tokens: int = 6, seed: int = 1) -> Iterator[tuple
 
 
 def ask(store: Store, built: Built, num_tokens: int, seed: int = 1) -> None:
-    """Has the store bring what `requests` says, token by token."""
+    """Submits the requests of `requests` to the store, token by token."""
     *_, last = built.units
     for layer, family, ids in requests(built, num_tokens, seed):
         deque(store.submit((layer, family), ids), maxlen=0)
@@ -46,7 +46,7 @@ def ask(store: Store, built: Built, num_tokens: int, seed: int = 1) -> None:
 def check_fetch(
     store: Store, built: Built, layer: int, family: Any, ids: np.ndarray, asked: np.ndarray | None = None
 ) -> None:
-    """Runs one request of `asked`, or of `ids`; `ids` must come, and every batch hold its units when it is yielded."""
+    """Requests `asked` (default: `ids`) and checks that `ids` arrive, in memory when their batch is yielded."""
     codes, seen = built.units[layer, family], []
     for batch in store.submit((layer, family), ids if asked is None else asked):
         assert batch.ids.dtype == batch.slots.dtype == np.int32

@@ -1,4 +1,4 @@
-"""A tiny checkpoint, its device and its text, made without running any stage: same bytes on every machine."""
+"""Makes a tiny checkpoint, its device and its text without running any stage: the same bytes on every machine."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ from tests.support.shapes import small_spec
 
 
 def hashed(label: str, *shape: int) -> np.ndarray:
-    """float32 values in [-1, 1), exact in fp16, a function of the label and the index alone."""
+    """Returns float32 values in [-1, 1), exact in fp16, that depend only on the label and the index."""
     start = int.from_bytes(hashlib.sha256(label.encode()).digest()[:4], "little")
     bits = np.arange(int(np.prod(shape)), dtype=np.uint64) * np.uint64(2654435761) + np.uint64(start)
     bits ^= bits >> np.uint64(15)
@@ -28,12 +28,12 @@ def hashed(label: str, *shape: int) -> np.ndarray:
 
 
 def shuffled(label: str, count: int) -> np.ndarray:
-    """A permutation int32 [count], a function of the label alone."""
+    """Returns a permutation int32 [count] that depends only on the label and the count."""
     return np.argsort(hashed(label, count), kind="stable").astype(np.int32)
 
 
 def tiny_spec(**changes: Any) -> ModelSpec:
-    """A Llama of two layers, 64 wide; 96 and 72 are no multiples of 32, so the last groups are padded."""
+    """Returns a Llama of two layers, 64 wide; its 72 neurons are no multiple of 32, so the last group is padded."""
     own: dict[str, Any] = {
         "vocab_size": 384,
         "intermediate_size": 72,
@@ -47,7 +47,7 @@ def tiny_spec(**changes: Any) -> ModelSpec:
 
 
 def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Role -> shape of every tensor of a model without biases."""
+    """Returns role -> shape of every tensor of a model without biases."""
     hidden = spec.hidden_size
     roles = [f"{role}.weight" for role in resident_roles((), spec)]
     layer = {
@@ -62,7 +62,7 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 
 def tiny_model(folder: Path, spec: ModelSpec | None = None, scale: float = 0.25, **values: np.ndarray) -> Model:
-    """Writes weights and tokenizer into `folder`; `values` replaces tensors by role (dots written as `__`)."""
+    """Writes weights and tokenizer into `folder`; `values` replace tensors by role (`__` stands for a dot)."""
     spec = spec or tiny_spec()
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {role: hashed(role, *shape) * np.float32(scale) for role, shape in tensor_shapes(spec).items()}
@@ -77,7 +77,7 @@ def tiny_model(folder: Path, spec: ModelSpec | None = None, scale: float = 0.25,
 
 
 def llama_config(spec: ModelSpec) -> dict[str, Any]:
-    """config.json for transformers."""
+    """Returns config.json for transformers."""
     same = (
         "model_type vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads "
         "head_dim max_position_embeddings hidden_act tie_word_embeddings bos_token_id"
@@ -92,7 +92,7 @@ def llama_config(spec: ModelSpec) -> dict[str, Any]:
 
 
 def word_tokenizer(vocab_size: int) -> dict[str, Any]:
-    """tokenizer.json of a word-level tokenizer, written by hand: no version of a library changes it."""
+    """Returns tokenizer.json of a word-level tokenizer, written by hand so that no library's version changes it."""
     vocabulary = {f"w{word}": word for word in range(vocab_size)}
     parts = ("truncation", "padding", "normalizer", "post_processor", "decoder")
     return dict.fromkeys(parts) | {
@@ -104,7 +104,7 @@ def word_tokenizer(vocab_size: int) -> dict[str, Any]:
 
 
 def hf_name(role: str) -> str:
-    """Llama's name of a tensor in a checkpoint."""
+    """Returns Llama's name of a tensor in a checkpoint."""
     if role.startswith("lm_head"):
         return role
     for part, owner in (("q_", "self_attn"), ("k_", "self_attn"), ("v_", "self_attn"), ("o_", "self_attn")):
@@ -115,7 +115,7 @@ def hf_name(role: str) -> str:
 
 
 def describe(spec: ModelSpec, shapes: dict[str, tuple[int, ...]], file: Path) -> Model:
-    """The record of a model; `file` need not exist where only shapes matter."""
+    """Returns the record of a model; `file` need not exist where only shapes matter."""
     data = file.read_bytes() if file.exists() else b""
     digest = hashlib.sha256(data).hexdigest()
     return Model(
@@ -143,7 +143,7 @@ def _source_file(path: Path) -> SourceFile:
 
 
 def tiny_device(page_bytes: int = 4096, **changes: Any) -> DeviceProfile:
-    """A phone-like device with round figures."""
+    """Returns a phone-like device with round figures."""
 
     def figure(value: Any) -> Figure:
         return Figure(value=value, source="assumption: test")
@@ -172,7 +172,7 @@ def tiny_device(page_bytes: int = 4096, **changes: Any) -> DeviceProfile:
 
 
 def tiny_corpus(folder: Path, vocab_size: int = 384, block_tokens: int = 32) -> Corpus:
-    """Four blocks per split."""
+    """Writes a corpus of four blocks per split."""
     splits = []
     for split in SPLITS:
         tokens = ((hashed(split, 4, block_tokens) + 1) * vocab_size / 2).astype(np.int32)

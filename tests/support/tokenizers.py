@@ -1,4 +1,4 @@
-"""A folder of tokenizer files, as the runtime's codec sees an artifact."""
+"""Presents a folder of tokenizer files as an artifact to the runtime's tokenizer."""
 
 from types import SimpleNamespace
 
@@ -6,7 +6,7 @@ from coldpress.runtime.text.tokenizer import SETTINGS_FILE, TOKENIZER_FILE
 
 
 class FakeArtifact:
-    """An artifact as far as a tokenizer sees it: files in a folder, and the model's bos_token_id."""
+    """The part of an artifact that a tokenizer uses: files in a folder, and the model's bos_token_id."""
 
     def __init__(self, folder, bos_token_id=0):
         self._folder = folder
@@ -16,6 +16,6 @@ class FakeArtifact:
         )
 
     def read_bytes(self, name, max_bytes):
-        """The file, if it is small enough."""
+        """Returns the bytes of a file, which must be at most `max_bytes`."""
         assert (self._folder / name.rpartition("/")[2]).stat().st_size <= max_bytes
         return (self._folder / name.rpartition("/")[2]).read_bytes()

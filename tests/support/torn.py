@@ -1,11 +1,10 @@
-"""What a crash may leave on a disk: a folder's changes are recorded, and replayed on a plain model of a file system.
+"""Lists the states that a crash may leave on a disk: records changes and replays them on a model of a file system.
 
-Recorded is what the folder's tree shows before and after each call that names, creates, removes or syncs something, so
-that it does not matter who wrote a file. The model: the bytes of a file are on the disk once it was synced after they
-were written; until then they are kept, lost, or cut in half. A change of a folder's entries is there once that folder
-was synced; until then it may have happened or not, whatever happened to others before or after it. A rename is one
-step, also between two folders; where one of them was synced, the other may still show what it was. A symbolic link is
-whole whenever it has a name.
+The tree is looked at before and after each call that creates, names, removes or syncs something, so that it does not
+matter who wrote a file. The model: a file's bytes are on the disk once the file is synced after the write; until then a
+crash keeps them, loses them, or cuts them in half. A change of a folder's entries is on the disk once the folder is
+synced; until then a crash may lose it, independently of earlier and later changes. A rename is one step, also between
+two folders; if only one of them was synced, the other may still show its old entry. A symbolic link is never cut.
 """
 
 import os
@@ -22,28 +21,28 @@ import pytest
 from coldpress.compiler import publishing
 
 ROOT = 0
-"""The number of the folder that is watched; every other file and folder gets the next one when it is first seen."""
+"""The number of the watched folder; every other file and folder gets the next number when it is first seen."""
 MAX_FREE = 4
-"""So many changes that are not yet on the disk are kept or lost in every combination; of more, all, none, or each one
-alone."""
+"""Up to this many pending changes are kept or lost in every combination; of more, all, none, only one, or all but one
+are kept."""
 LINK = b"a symbolic link to "
-"""Content of a symbolic link, with its target behind."""
+"""Prefix of a symbolic link's content; its target follows."""
 Entry = tuple[int, str]
 """(folder, name in it)."""
 State = dict[str, bytes | None]
-"""Path -> content, None of a folder."""
+"""Path -> content, None for a folder."""
 
 
 @dataclass
 class Change:
-    """Entries that changed in one step: what each names now, None if nothing."""
+    """Entries that changed in one step, each with the number that it names now, None if it was removed."""
 
     entries: dict[Entry, int | None]
 
 
 @dataclass
 class Written:
-    """A file whose bytes are others than when it was looked at last."""
+    """A file whose bytes have changed since the last look."""
 
     file: int
     data: bytes
@@ -51,32 +50,32 @@ class Written:
 
 @dataclass
 class Synced:
-    """A file or a folder that was brought to the disk."""
+    """A file or folder that was synced."""
 
     what: int
 
 
 @dataclass
 class Recording:
-    """What happened below `root` while it was watched."""
+    """The steps that happened below `root` while it was watched."""
 
     root: Path
     steps: list[Change | Written | Synced] = field(default_factory=list)
     entries: dict[Entry, int] = field(default_factory=dict)
     data: dict[int, bytes | None] = field(default_factory=dict)
-    """Number -> bytes of a file, None of a folder."""
+    """Number -> bytes of a file, None for a folder."""
     numbers: dict[int, int] = field(default_factory=dict)
-    """Inode -> number, of what has a name."""
+    """Inode -> number of each file and folder that has a name."""
 
     def __post_init__(self) -> None:
-        """What is there at the beginning is on the disk."""
+        """Counts everything that exists at the beginning as synced."""
         self._look()
         self.steps = [Synced(number) for number in self.data]
         self._first = len(self.steps)
         self.before = dict(self.entries), dict(self.data)
 
     def _look(self) -> tuple[dict[Entry, int | None], dict[int, bytes]]:
-        """(entries that changed, files whose bytes did) since the last look."""
+        """Looks at the tree; returns (entries that changed, files whose bytes changed) since the last look."""
         numbers, entries = {os.stat(self.root).st_ino: ROOT}, dict[Entry, int]()
         data: dict[int, bytes | None] = {ROOT: None}
         for parent, folders, files in os.walk(self.root):
@@ -96,7 +95,7 @@ class Recording:
         return changed, written
 
     def note(self, in_one_step: bool) -> None:
-        """Takes down what has changed; entries one by one, in some order, or as one call changed them."""
+        """Records the changes since the last look: entries as one step, or each as a step of its own."""
         changed, written = self._look()
         for part in [changed] if in_one_step else [{entry: number} for entry, number in changed.items()]:
             if part:
@@ -104,13 +103,13 @@ class Recording:
         self.steps += [Written(number, data) for number, data in written.items()]
 
     def note_sync(self, inode: int) -> None:
-        """Takes down that something was brought to the disk."""
+        """Records that a file or folder was synced."""
         if inode in self.numbers:
             self.steps.append(Synced(self.numbers[inode]))
 
 
 def watch(root: Path, action: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> Recording:
-    """What `action` does below `root`."""
+    """Runs `action` and returns the steps that it made below `root`."""
     recording, lock = Recording(root), threading.RLock()
 
     def watched(function: Callable[..., Any], inode_of: Callable[..., int] | None = None) -> Callable[..., Any]:
@@ -137,7 +136,7 @@ def watch(root: Path, action: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 
 
 def states(recording: Recording) -> Iterator[State]:
-    """Each state that a crash at some point may leave, once."""
+    """Yields each state that a crash at some point may leave, once."""
     seen: set[int] = set()
     disk, pending = dict(recording.before[0]), list[dict[Entry, int | None]]()
     stored: dict[int, bytes | None] = dict(recording.before[1])
@@ -161,7 +160,7 @@ def states(recording: Recording) -> Iterator[State]:
 
 
 def _settle(folder: int, disk: dict[Entry, int], pending: list[dict[Entry, int | None]]) -> None:
-    """What is pending in a folder that was synced is on the disk."""
+    """Applies the pending changes of a synced folder to the disk."""
     for change in pending:
         for entry in [entry for entry in change if entry[0] == folder]:
             _apply(disk, {entry: change.pop(entry)})
@@ -177,7 +176,7 @@ def _apply(disk: dict[Entry, int], change: Mapping[Entry, int | None]) -> None:
 
 
 def _combinations(disk: dict[Entry, int], pending: list[dict[Entry, int | None]]) -> Iterator[dict[Entry, int]]:
-    """The entries on the disk, with some of the pending changes."""
+    """Yields the entries on the disk with each choice of pending changes."""
     count = len(pending)
     if count <= MAX_FREE:
         choices = list(product((False, True), repeat=count))
@@ -195,7 +194,7 @@ def _combinations(disk: dict[Entry, int], pending: list[dict[Entry, int | None]]
 def _contents(
     entries: dict[Entry, int], current: Mapping[int, bytes | None], stored: Mapping[int, bytes | None]
 ) -> Iterator[State]:
-    """The tree, with what was not synced kept, lost, and cut in half."""
+    """Yields the tree with unsynced bytes kept, lost, and cut in half."""
     for unsynced in ("kept", "lost", "cut"):
         state: State = {}
         folders = [(ROOT, "")]
@@ -216,7 +215,7 @@ def _contents(
 
 
 def restore(state: State, root: Path) -> None:
-    """Makes `root` what a crash left of it."""
+    """Makes `root` the tree of a state."""
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir(parents=True)
     for path, data in sorted(state.items()):
@@ -229,7 +228,7 @@ def restore(state: State, root: Path) -> None:
 
 
 def below(state: State, name: str) -> dict[str, bytes]:
-    """Path -> content of the files of a folder, or of one file as the path ""."""
+    """Returns path -> content of the files of a folder, or of one file as the path ""."""
     found = {
         path.removeprefix(name).lstrip("/"): data for path, data in state.items() if f"{path}/".startswith(f"{name}/")
     }
@@ -237,12 +236,12 @@ def below(state: State, name: str) -> dict[str, bytes]:
 
 
 def tree(root: Path) -> State:
-    """What is there now."""
+    """Returns the state of a folder now."""
     return {path.relative_to(root).as_posix(): _content(path) for path in sorted(root.rglob("*"))}
 
 
 def _content(path: Path) -> bytes | None:
-    """The bytes of a file, `LINK` and the target of a symbolic link; None of a folder."""
+    """Returns the bytes of a file, `LINK` and the target for a symbolic link, None for a folder."""
     if path.is_symlink():
         return LINK + os.fsencode(os.readlink(path))
     return path.read_bytes() if path.is_file() else None

@@ -1,4 +1,4 @@
-"""What a process took: seconds, processor seconds, its largest memory, bytes that went to and from the disk."""
+"""Measures a process: seconds, processor seconds, its largest memory, bytes read from and written to the disk."""
 
 import os
 import resource
@@ -13,7 +13,7 @@ SECTOR_BYTES = 512
 
 
 def processor_s(action: Callable[[], object], times: int = 3) -> float:
-    """Seconds of processor time that `action` takes, the least of a few: other work on the machine adds to it."""
+    """Returns the processor seconds of `action`, the least of `times` runs: other work on the machine adds to it."""
     taken: list[float] = []
     for _ in range(times):
         before_s = _used_s()
@@ -23,14 +23,14 @@ def processor_s(action: Callable[[], object], times: int = 3) -> float:
 
 
 def _used_s() -> float:
-    """Of this process and of those that it has waited for."""
+    """Returns the processor seconds of this process and of the children that it has waited for."""
     used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What one process took, its own children not counted."""
+    """The resources used by one process and by the children that it has waited for."""
 
     wall_s: float
     cpu_s: float
@@ -40,7 +40,7 @@ class Usage:
     stdout: str
 
     def __add__(self, other: "Usage") -> "Usage":
-        """Both, one after the other."""
+        """Returns the usage of both, one after the other."""
         return Usage(
             self.wall_s + other.wall_s,
             self.cpu_s + other.cpu_s,
@@ -52,7 +52,9 @@ class Usage:
 
 
 def measured(*arguments: str | Path, folder: Path, environment: dict[str, str] | None = None) -> Usage:
-    """Runs this Python with `arguments` in `folder` and waits for it; the caller's own memory must be small.
+    """Runs this Python with `arguments` in `folder`, waits for it and returns its usage.
+
+    The caller's memory must be small: the measured peak is never below it.
 
     Raises:
         RuntimeError: with the end of its output, if it fails.

@@ -1,7 +1,7 @@
-"""Real builds without the time of imports: snakemake and its jobs are forked from warm processes.
+"""Runs real builds without the time of imports: snakemake and its jobs are forked from warm processes.
 
-Rules, command lines, locks and processes are those of any build; only the interpreters are not started anew. What a
-benchmark times, or whose memory it reads, it builds with tests/support/pipeline.py.
+Rules, command lines, locks and processes are those of any build; only no interpreter is started. Benchmarks that
+measure a build's time or memory use tests/support/pipeline.py.
 """
 
 import atexit
@@ -23,7 +23,7 @@ from tests.support.data import ROOT
 from tests.support.pipeline import command, environment, target
 
 SERVERS = "WARM_SERVERS"
-"""Variable with the name of the servers of a process that was forked from one of them."""
+"""Environment variable with the servers' name, in processes that were forked from them."""
 CLIENT = """#!{python} -IS
 import json, os, socket, sys
 server = socket.socket(socket.AF_UNIX)
@@ -38,15 +38,15 @@ sys.exit(int(told[2]) if len(told) == 3 else 1)
 
 
 class Running:
-    """A snakemake that runs, in a process group with its jobs."""
+    """A running snakemake, in a process group with its jobs."""
 
     def __init__(self, connection: socket.socket, errors: Path) -> None:
-        """Takes the connection that tells ids and exit code, and the file of its standard error."""
+        """Takes the connection that reports ids and exit code, and the file of standard error."""
         self._connection, self._errors = connection, errors
         self.pid, self.group = map(int, self._line().split())
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Its exit code; to be asked once.
+        """Waits for its end and returns its exit code; call this once.
 
         Raises:
             TimeoutError: if it still runs after `timeout_s`.
@@ -58,16 +58,16 @@ class Running:
 
     @property
     def stdout(self) -> str:
-        """What it has said to standard output."""
+        """Its standard output so far."""
         return self._errors.with_suffix(".out").read_text()
 
     @property
     def stderr(self) -> str:
-        """What it has said to standard error."""
+        """Its standard error so far."""
         return self._errors.read_text()
 
     def said(self) -> str:
-        """Both, standard output first."""
+        """Returns standard output, then standard error, so far."""
         return self.stdout + self.stderr
 
     def _line(self) -> str:
@@ -80,13 +80,13 @@ class Running:
 def start(
     folder: Path, *arguments: str, cores: int = 2, more: Mapping[str, str] | None = None, **config: Any
 ) -> Running:
-    """Starts a build in `folder`, with `more` in its environment."""
+    """Starts a build in `folder`; `more` adds to its environment."""
     folder.mkdir(parents=True, exist_ok=True)
     return _told_to(folder, ready(), command(*arguments, cores=cores, **config), folder, dict(more or {}))
 
 
 def start_module(scratch: Path, *command: str) -> Running:
-    """Starts `python -m` with a command line in the checkout; what it builds is of the same warm processes."""
+    """Starts `python -m` with a command line in the checkout; its builds use the same warm processes."""
     return _told_to(scratch, f"{ready()}-jobs", ("python", "-m", *command), ROOT, {SERVERS: ready()})
 
 
@@ -99,7 +99,7 @@ def _told_to(scratch: Path, server: str, told: Sequence[str], folder: Path, more
 
 
 def run(command: Sequence[str]) -> int:
-    """Runs `python -m MODULE …` in a warm process, for benchmarks/harness/apart.py; its exit code."""
+    """Runs `python -m MODULE …` in a warm process, for benchmarks/harness/apart.py; returns its exit code."""
     streams = 0, sys.stdout.fileno(), sys.stderr.fileno()
     return Running(_asked(f"{ready()}-jobs", command, streams, ROOT, environment()), Path(os.devnull)).wait()
 
@@ -107,7 +107,7 @@ def run(command: Sequence[str]) -> int:
 def _asked(
     server: str, command: Sequence[str], streams: Sequence[int], folder: Path, variables: Mapping[str, str]
 ) -> socket.socket:
-    """Sends a command line to a server; the connection that it answers on."""
+    """Sends a command line to a server; returns the connection of its answer."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(f"\0{server}")
     socket.send_fds(connection, [b"."], streams)
@@ -133,9 +133,9 @@ def build(folder: Path, *arguments: str, cores: int = 2, **config: Any) -> Path:
 
 @functools.cache
 def begin() -> "tuple[str, list[subprocess.Popen[bytes]]]":
-    """Starts the servers, which end with this process; the name of that of snakemake, and both.
+    """Starts the servers, which end with this process; returns the name of snakemake's server, and both processes.
 
-    A process that was forked from such a server takes that one and its neighbour.
+    A process that was forked from a server starts none: it uses the server's name.
     """
     if SERVERS in os.environ:
         return os.environ[SERVERS], []
@@ -150,7 +150,7 @@ def begin() -> "tuple[str, list[subprocess.Popen[bytes]]]":
 
 @functools.cache
 def ready() -> str:
-    """Waits until the servers have imported everything; the name of that of snakemake."""
+    """Waits until the servers have imported everything; returns the name of snakemake's server."""
     name, servers = begin()
     for server in servers:
         assert server.stdout is not None

@@ -1,8 +1,8 @@
-"""What a process that was forked from a warm one tells of its inputs, for the record of a benchmark.
+"""Notes the inputs of a process that was forked from a warm one, for the record of a benchmark.
 
-Its modules were imported before it began, for all that may ever run. Of a build's jobs those count that the digest of
-their code is over (compiler/code_digest.py): the imports of the stage, with the plug-ins of this build. Of any other
-process all count.
+Such a process has more modules than it uses. For a build's job, the files in the digest of its code count
+(compiler/code_digest.py): the imports of the stage, with the plug-ins of this build. For snakemake, the modules of the
+workflow count, and for any other process all modules.
 """
 
 import importlib
@@ -18,7 +18,7 @@ HOOK = Path(__file__).parents[2] / "benchmarks" / "harness" / "hook" / "sitecust
 
 
 def begin(module: str, arguments: Sequence[str]) -> None:
-    """Begins to note the inputs of this process, which is about to run a module, if a benchmark asks for them."""
+    """Begins to note the inputs of this process, which is about to run `module`, if a benchmark asks for them."""
     notes = os.environ.get("BENCHMARK_INPUTS")
     if not notes:
         return
@@ -36,12 +36,12 @@ def begin(module: str, arguments: Sequence[str]) -> None:
 
 
 def _workflow() -> list[ModuleType]:
-    """The modules that belong to every build."""
+    """Returns the modules that belong to every build."""
     return [module for name, module in sys.modules.items() if name.startswith("coldpress.compiler.workflow")]
 
 
 def _keep_files_of_code(folder: Path) -> None:
-    """For each digest of a stage's code that snakemake asks for, keeps the files that it is over."""
+    """Writes, for each digest of a stage's code that snakemake asks for, a list of the digest's files."""
     commands = importlib.import_module("coldpress.compiler.workflow.commands")
     source_files = importlib.import_module("coldpress.compiler.code_digest").source_files
     digest: Callable[[str, Any], str] = commands.stage_digest

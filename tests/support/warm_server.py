@@ -1,12 +1,14 @@
 """Runs modules in processes forked from this one, which has imported what they need: `warm_server.py NAME [CLIENT]`.
 
-Nearly all of a tiny build's time goes to importing torch and snakemake anew in every job. With CLIENT, a script, this
-is for snakemake, which takes CLIENT for Python: it sends its command line to the server of the jobs, which is one
-without CLIENT (tests/support/warm.py starts both). A request comes over the abstract socket NAME: the three standard
-streams, then a JSON object with `module`, `arguments`, `folder`, `environment` and `group` (the process group to join,
-0 for a new one). The answer is the process's id and group, then its exit code.
+A tiny build would spend nearly all of its time on importing torch and snakemake in every job. Without CLIENT, this
+server runs jobs. With CLIENT, it runs snakemake, which starts its jobs with the script CLIENT as Python: the script
+sends the command line to the server of the jobs (tests/support/warm.py starts both).
 
-The server ends, with all that it has started, when its standard input does.
+A request comes over the abstract socket NAME: the three standard streams, then a JSON object with `module`,
+`arguments`, `folder`, `environment` and `group` (the process group to join, 0 for a new one). The answer is the
+process's id and group, then its exit code.
+
+When its standard input ends, the server kills the processes that it has started, and ends.
 """
 
 import importlib
@@ -73,7 +75,7 @@ def main(name: str, client: str = "") -> None:
 
 
 def _answer(connection: socket.socket, client: str) -> None:
-    """Runs what a request asks for in a child, and tells its id and exit code; does not return."""
+    """Runs a request in a child and reports its id and exit code; does not return."""
     _, streams, _, _ = socket.recv_fds(connection, 1, 3)
     request = json.loads(connection.makefile().read())
     with suppress(PermissionError, ProcessLookupError):  # the group was killed meanwhile
@@ -90,7 +92,7 @@ def _answer(connection: socket.socket, client: str) -> None:
 
 
 def _run(request: dict, streams: list[int], client: str) -> None:
-    """Becomes the asked process, and ends with it."""
+    """Becomes the requested process, and ends with it."""
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])

@@ -1,7 +1,8 @@
-"""A copy of the checkout that tests may edit, and one tiny build that they share.
+"""Fixtures: a copy of the checkout that tests may edit, and one tiny build that they share.
 
-Everything here runs snakemake as a user would, in a process of its own; `Server` forks it and its jobs. Each worker has
-a copy of both, since a test may edit the one and build on in the other; tests/conftest.py brings the fixtures.
+Everything here runs snakemake as a user would, in another process; `Server` forks it and its jobs. Each worker of
+pytest-xdist has a copy of both, since a test may edit the checkout or continue the build. tests/conftest.py imports the
+fixtures.
 """
 
 import contextlib
@@ -28,10 +29,10 @@ from tests.support.warm import CLIENT
 
 NUM_LAYERS = 4
 IMATRIX = "tiny.imatrix"
-"""Beside the model."""
+"""Name of an importance matrix beside the model."""
 COPIED = ("Snakefile", "rules", "profiles", "coldpress", "compiler", "runtime", "schemas")
 SERVER = Path(__file__).with_name("snakemake_server.py")
-# An editable install puts its own finder before PYTHONPATH; the copy must win in these tests.
+# An editable install puts its finder before PYTHONPATH; the copy must come first in these tests.
 STRIP_EDITABLE = "import sys\nsys.meta_path[:] = [f for f in sys.meta_path if 'ScikitBuild' not in type(f).__name__]\n"
 
 
@@ -55,7 +56,7 @@ class Server:
         client.with_name("coldpress-run").symlink_to(Path(sys.executable).with_name("coldpress-run"))
 
     def run(self, arguments: list[str], folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-        """One run of snakemake in `folder`, from its beginning to its end."""
+        """Runs snakemake in `folder` to its end."""
         if _times(self._tree) != self._imported:
             command = [sys.executable, "-m", "snakemake", *arguments]
             return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
@@ -69,7 +70,7 @@ class Server:
         return subprocess.CompletedProcess(arguments, code, stdout, stderr)
 
     def _ask(self, request: dict[str, object], has_jobs: bool) -> int:
-        """The exit code of a run. The servers end with a test that does not wait for its answer."""
+        """Returns the exit code of a run; if the test is interrupted while it waits, the servers are stopped."""
         try:
             if self._snakemake is None:
                 self._snakemake = self._started(str(SERVER), str(self._tree))
@@ -80,9 +81,9 @@ class Server:
             raise
 
     def _python(self) -> str:
-        """What snakemake takes for Python: it asks the process that has imported the stages to run a job.
+        """Returns the program that snakemake uses as Python: it asks the process with the stages to run a job.
 
-        Beside it, as beside any Python, are the commands that are installed.
+        The installed commands lie beside it, as beside any Python.
         """
         if self._jobs is None:
             self._jobs = self._started("-m", "tests.support.warm_server", self._socket)
@@ -90,7 +91,7 @@ class Server:
         return f"{self._commands.name}/python"
 
     def _started(self, *command: str) -> subprocess.Popen[str]:
-        """A Python with the checkout, in a process group of its own, but in this session: jobs join their snakemake."""
+        """Starts a Python with the checkout, in a new process group of this session, so that jobs can join a group."""
         paths = os.pathsep.join(map(str, (self._tree.parent / "strip", self._tree, ROOT)))
         return subprocess.Popen(
             [sys.executable, "-P", *command],
@@ -102,20 +103,20 @@ class Server:
         )
 
     def stop(self) -> None:
-        """Ends the servers, and a run that they have forked; they start again when they are needed."""
+        """Ends the servers and a run that they have forked; they start again when needed."""
         for process in filter(None, (self._snakemake, self._jobs)):
             with process, contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         self._snakemake = self._jobs = None
 
     def close(self) -> None:
-        """Ends everything."""
+        """Ends the servers and removes their commands."""
         self.stop()
         self._commands.cleanup()
 
 
 def _answer(server: subprocess.Popen[str], *request: str) -> str:
-    """The next line that a server says, after a request."""
+    """Sends a request, if there is one, and returns the server's next line."""
     assert server.stdin is not None
     assert server.stdout is not None
     for line in request:
@@ -125,7 +126,7 @@ def _answer(server: subprocess.Popen[str], *request: str) -> str:
 
 @dataclass(frozen=True)
 class Workflow:
-    """A checkout, and a folder that builds are made in."""
+    """A checkout, and a folder for builds."""
 
     tree: Path
     folder: Path
@@ -133,18 +134,18 @@ class Workflow:
     config: dict[str, object] = field(default_factory=dict)
 
     def at(self, folder: Path, **config: object) -> "Workflow":
-        """The same checkout and configuration in another folder, with these changes."""
+        """Returns the same checkout and configuration for another folder; `config` adds and replaces keys."""
         folder.mkdir(parents=True, exist_ok=True)
         return Workflow(self.tree, folder, self.server, {**self.config, **config})
 
     def arguments(self, *arguments: str, cores: int = 2, **config: object) -> list[str]:
-        """What snakemake is told."""
+        """Returns the arguments of snakemake."""
         pairs = [f"{key}={value}" for key, value in {**self.config, **config}.items()]
         told = ["-s", str(self.tree / "Snakefile"), "--cores", str(cores), *arguments]
         return [*told, "--config", *pairs] if pairs else told
 
     def command(self, *arguments: str, cores: int = 2, **config: object) -> list[str]:
-        """The command line of a build, for a test that starts it by itself."""
+        """Returns the command line of a build, for a test that starts it itself."""
         return [sys.executable, "-m", "snakemake", *self.arguments(*arguments, cores=cores, **config)]
 
     def environment(self) -> dict[str, str]:
@@ -156,13 +157,13 @@ class Workflow:
         return self.server.run(told, self.folder, self.environment())
 
     def build(self, cores: int = 2, **config: object) -> str:
-        """What it prints to standard output, where snakemake says nothing."""
+        """Builds, and returns standard output, to which snakemake itself writes nothing."""
         done = self.run(cores=cores, **config)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
         return done.stdout
 
     def planned(self, **config: object) -> dict[str, int]:
-        """How often each rule would run now."""
+        """Returns how often each rule would run now."""
         done = self.run("--dry-run", **config)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
         table = re.search(r"^job +count\n[- ]+\n(.*?)^total", done.stdout + done.stderr, re.MULTILINE | re.DOTALL)
@@ -170,12 +171,12 @@ class Workflow:
 
     @property
     def imatrix(self) -> Path:
-        """An importance matrix of the model, which no build takes by itself."""
+        """An importance matrix of the model; a build uses it only if `imatrix` names it."""
         return Path(str(self.config["model"])).parent / IMATRIX
 
     @property
     def model(self) -> Path:
-        """Where snakemake works."""
+        """The folder in which snakemake works."""
         return self.folder / "build" / "tiny"
 
     @property
@@ -187,15 +188,15 @@ class Workflow:
         return self.device / "tiny-pixel6.coldpress"
 
     def identity(self) -> str:
-        """The published artifact's sha256, as its record states it."""
+        """Returns the published artifact's sha256, as its record states it."""
         return json.loads((self.device / "publish.json").read_text())["manifest_sha256"]
 
 
 @pytest.fixture(scope="session")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the checkout with the native core that is installed, and with what numba has compiled there.
+    """Copies the checkout, with the installed native core and numba's compiled files.
 
-    numba looks whether the sources are as they were, and writes its files under other names first.
+    numba compiles a changed source again. Its unfinished files have other names, which are not copied.
     """
     top = tmp_path_factory.mktemp("checkout")
     for name in COPIED:
@@ -216,7 +217,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(tree: Path) -> Iterator[Server]:
-    """Runs snakemake of that copy."""
+    """Starts a server for the copy."""
     server = Server(tree)
     yield server
     server.close()
@@ -224,7 +225,7 @@ def server(tree: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def workflow(tree: Path, server: Server, tmp_path_factory: pytest.TempPathFactory) -> Workflow:
-    """A tiny ReLU model with its corpus, configured but not built."""
+    """Writes a tiny ReLU model and its corpus; configures a build but does not run it."""
     top = tmp_path_factory.mktemp("inputs")
     write_model(top / "tiny", num_hidden_layers=NUM_LAYERS, relu=True, hidden_size=64, intermediate_size=160)
     write_llama(top / IMATRIX, NUM_LAYERS, 64, 160)
@@ -244,9 +245,9 @@ def workflow(tree: Path, server: Server, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="session")
 def built(workflow: Workflow, tmp_path_factory: pytest.TempPathFactory) -> Workflow:
-    """The tiny model, built by the worker that asks first; the others copy it, to a folder as deep.
+    """Builds the tiny model in the worker that asks first; the others copy it, to a folder of the same depth.
 
-    One job at a time: what the first order compiles, the second finds compiled.
+    Jobs run one at a time: the second job of `order` finds the functions that numba compiled in the first.
     """
     kept = tmp_path_factory.getbasetemp().parent / "built"
     if "PYTEST_XDIST_WORKER" not in os.environ:
@@ -264,7 +265,7 @@ def built(workflow: Workflow, tmp_path_factory: pytest.TempPathFactory) -> Workf
 
 @pytest.fixture
 def edited(tree: Path) -> Iterator[Path]:
-    """The copy of the checkout, put back after the test."""
+    """Yields the copy of the checkout, and restores it after the test."""
     times = _times(tree)
     saved = {path: path.read_bytes() for path in times}
     yield tree
@@ -277,7 +278,7 @@ def edited(tree: Path) -> Iterator[Path]:
 
 
 def _times(tree: Path) -> dict[Path, int]:
-    """When each source of a checkout was written."""
+    """Returns the modification time of each source of a checkout, in nanoseconds."""
     below = (path for name in COPIED for path in (tree / name).rglob("*"))
     sources = [path for path in below if path.suffix in (".py", ".smk", ".cpp", ".h") and path.is_file()]
     return {path: path.stat().st_mtime_ns for path in sources}

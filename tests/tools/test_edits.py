@@ -38,10 +38,10 @@ def test_a_list_that_is_not_true_is_refused(tmp_path: Path) -> None:
     check(edit, tmp_path)
     assert edit.applied("first = 1\n") == "first = 2\n"
     for place, text, message in (
-        (1, "gone.py", "stands 0 times in gone.py"),
-        (3, "= 1", "stands 2 times"),
-        (4, "first = 1", "something else instead"),
-        (4, "first = (", "no Python any more"),
+        (1, "gone.py", "occurs 0 times in gone.py"),
+        (3, "= 1", "occurs 2 times"),
+        (4, "first = 1", "a replacement that differs"),
+        (4, "first = (", "would not be Python"),
         (2, "test_gone.py", "there is no tests/test_gone.py"),
         (2, "test_code.py::test_gone", "there is no tests/test_code.py::test_gone"),
     ):

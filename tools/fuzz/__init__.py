@@ -1,1 +1,1 @@
-"""Fuzzing of artifacts, checkpoints and tokenizers."""
+"""Fuzzes artifacts, checkpoints and tokenizers."""

@@ -1,21 +1,19 @@
-"""Hostile and damaged input, made from valid input by structure: `python -m tools.fuzz`.
+"""Runs commands on hostile and damaged input, made by structured edits of valid input: `python -m tools.fuzz`.
 
     python -m tools.fuzz --mutants 10000 --seed 1             artifacts, given to every command of the runtime
     python -m tools.fuzz --checkpoints 500 --seed 1           checkpoints, given to the compiler
     python -m tools.fuzz --mutants 10000 --seed 1 --only 123  mutant 123 alone; its folder is kept
 
-Every mutant is one to four edits of a small valid artifact or checkpoint (tools/fuzz/artifacts.py, checkpoints.py); in
-most, digests and checksums are made consistent again, so that what is wrong is what they say. Each command runs in a
-forked process of its own, limited in memory and time. What is counted, per command: `fine` (exit 0), `refused` (exit 2,
-one plain line on stderr that begins with `error:`), and what nothing may lead to: `untidy`, `traceback`, `crash`,
-`hang`, `over_2_gb`. Damage that `verify` does not see, though no digest was mended, and that changes the text, is
-listed as `silent`. Failures of one kind are shown once, each with its smallest list of edits. The last line is one JSON
-object; the exit code is 1 if there were failures.
+A mutant is a small valid artifact or checkpoint with one to four edits (tools/fuzz/artifacts.py, checkpoints.py). In
+most mutants of artifacts, digests and checksums are then made consistent again, so that only the content is wrong. Each
+command runs in a forked process with limits of memory and time. Its end is counted as `fine` (exit 0), `refused` (exit
+2, one plain line on stderr that begins with `error:`), or as a failure: `untidy`, `traceback`, `crash`, `hang`,
+`over_2_gb`, and `silent` if `verify` accepts damage without mended digests. Failures of one kind are shown once, with
+the smallest list of edits of the first. The last line is one JSON object; the exit code is 1 if there were failures.
 
-Why no library: hypothesis shrinks and replays what happens inside one process, while every example here is a set of
-processes with limits of their own, which are to be counted and found again by number; atheris needs instrumented code
-in the process itself, which a crash or an endless loop would end together with the campaign. The same seed gives the
-same mutants on every machine.
+Why no library: hypothesis shrinks and replays examples inside one process, but an example here is several processes
+with limits, counted and repeated by number. atheris needs instrumented code in its own process, so that a crash or
+an endless loop would end the campaign, too. The same seed gives the same mutants on every machine.
 """
 
 import argparse
@@ -34,9 +32,9 @@ REPORT_EVERY = 500
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs a campaign; 1 if something failed."""
+    """Runs a campaign or one mutant; returns 1 if a command failed, else 0."""
     arguments = _parser().parse_args(argv)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a thread would not survive the forks
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # threads do not survive forks
     with tempfile.TemporaryDirectory(prefix="fuzz-bases-") as folder:
         target = _target(arguments.mutants is not None, Path(folder))
         if arguments.only is not None:
@@ -45,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _target(artifacts: bool, folder: Path) -> Target:
-    """Imported here, since only checkpoints need torch."""
+    """Makes the target; imports it here, since only checkpoints need torch."""
     if artifacts:
         from tools.fuzz.artifacts import Artifacts
 
@@ -56,13 +54,13 @@ def _target(artifacts: bool, folder: Path) -> Target:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tools.fuzz", description="Mutants of artifacts and checkpoints.")
+    parser = argparse.ArgumentParser(prog="python -m tools.fuzz", description="Tries mutated artifacts or checkpoints.")
     kinds = parser.add_mutually_exclusive_group(required=True)
     kinds.add_argument("--mutants", type=int, metavar="N", help="mutants of artifacts to try")
     kinds.add_argument("--checkpoints", type=int, metavar="N", help="mutants of checkpoints to try")
-    parser.add_argument("--seed", type=int, default=1, metavar="S", help="of all that is drawn (default: 1)")
+    parser.add_argument("--seed", type=int, default=1, metavar="S", help="seed of all random choices (default: 1)")
     parser.add_argument("--first", type=int, default=0, metavar="K", help="number of the first mutant (default: 0)")
-    parser.add_argument("--only", type=int, metavar="K", help="mutant K alone, its folder kept")
+    parser.add_argument("--only", type=int, metavar="K", help="try mutant K alone and keep its folder")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="mutants at a time")
     return parser
 
@@ -79,7 +77,7 @@ def _run(target: Target, arguments: argparse.Namespace) -> int:
             if run.failed:
                 same = failures.setdefault(run.ended.signature, [])
                 same.append((outcome, run))
-                if len(same) == 1:  # at once, in case the campaign is cut off
+                if len(same) == 1:  # now, in case the campaign is interrupted
                     print(f"mutant {outcome.mutant.number}: {run.ended.kind} in {run.command}", file=sys.stderr)
         if done % REPORT_EVERY == 0:
             print(f"{done} mutants, {time.monotonic() - started_s:.0f} s: {_figures(counts)}", file=sys.stderr)
@@ -95,7 +93,7 @@ def _figures(counts: Counter[str]) -> str:
 
 
 def _show_failure(target: Target, seed: int, found: list[tuple[Outcome, Run]]) -> None:
-    """The first of the failures of one kind, as small as it gets."""
+    """Prints the first failure of one kind, with the smallest list of edits that causes it."""
     outcome, failure = found[0]
     least = smallest(target, outcome, failure)
     commands = ", ".join(sorted({run.command for _, run in found}))

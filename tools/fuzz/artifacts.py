@@ -1,4 +1,4 @@
-"""Hostile and damaged artifacts: what is edited, what is made consistent again, and the commands that must stand it."""
+"""Makes hostile and damaged artifacts, mends their digests, and runs every command of `coldpress-run` on them."""
 
 import hashlib
 import importlib
@@ -53,7 +53,7 @@ def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
 
 
 def manifest_value(folder: Path, chance: random.Random) -> str:
-    """Some value, key or entry of the manifest."""
+    """Edits a random value, key or entry of the manifest."""
     manifest = _manifest(folder)
     done = edit_value(manifest, chance)
     _write_manifest(folder, manifest)
@@ -61,7 +61,7 @@ def manifest_value(folder: Path, chance: random.Random) -> str:
 
 
 def manifest_text(folder: Path, chance: random.Random) -> str:
-    """The manifest's text."""
+    """Edits the manifest's text."""
     path = regular(folder / MANIFEST_FILE)
     text, done = edit_text(path.read_bytes(), chance)
     path.write_bytes(text)
@@ -69,7 +69,7 @@ def manifest_text(folder: Path, chance: random.Random) -> str:
 
 
 def listed_name(folder: Path, chance: random.Random) -> str:
-    """An unsafe name in the list of files. Only there: no file is ever put where such a name leads."""
+    """Puts an unsafe name into the list of files; no file is ever written under such a name."""
     manifest = _manifest(folder)
     try:
         entry = chance.choice(manifest["files"])
@@ -81,7 +81,7 @@ def listed_name(folder: Path, chance: random.Random) -> str:
 
 
 def plan_figure(folder: Path, chance: random.Random) -> str:
-    """A figure of a plan, with the budget and what else hangs on it."""
+    """Changes a figure of a plan, with the budget and the figures that depend on it."""
     manifest = _manifest(folder)
     figure, count = chance.choice((*FIGURES, "num_pinned", "cache_slots")), chance.choice(COUNTS)
     try:
@@ -110,14 +110,14 @@ def plan_figure(folder: Path, chance: random.Random) -> str:
 
 
 def _kv_cache_bytes(plan: dict[str, Any], spec: dict[str, Any]) -> int:
-    """What the plan's context takes, by the format's description (schemas/FORMAT.md)."""
+    """Returns the bytes of the plan's KV cache, by the format's description (schemas/FORMAT.md)."""
     size = spec["head_dim"]
     head_bytes = 34 * -(-size // 32) if plan.get("kv_cache") == "int8" else 2 * size
     return 2 * head_bytes * spec["num_hidden_layers"] * spec["num_key_value_heads"] * plan["context_length"]
 
 
 def generation(folder: Path, chance: random.Random) -> str:
-    """What begins and what ends a text."""
+    """Changes the tokens that begin and end a text."""
     manifest = _manifest(folder)
     try:
         spec = manifest["model"]
@@ -131,7 +131,7 @@ def generation(folder: Path, chance: random.Random) -> str:
 
 
 def device_figure(folder: Path, chance: random.Random) -> str:
-    """A figure of the device, which a simulation counts with."""
+    """Changes a figure of the device, which simulations use."""
     manifest = _manifest(folder)
     try:
         figures = manifest["device"]["flash"] if chance.random() < 0.6 else manifest["device"]
@@ -147,7 +147,7 @@ def device_figure(folder: Path, chance: random.Random) -> str:
 
 
 def repeated_key(folder: Path, chance: random.Random) -> str:
-    """A key that stands twice at some depth, the second time with another value."""
+    """Writes a key at a random depth twice, the first time with another value."""
     manifest = _manifest(folder)
     path = pick(manifest, chance)
     text = dump(manifest, 1)
@@ -156,7 +156,7 @@ def repeated_key(folder: Path, chance: random.Random) -> str:
         raise Unfit
     again = key + dump(chance.choice(STRANGE)) + b", "
     (folder / MANIFEST_FILE).write_bytes(text.replace(key, again + key, 1))
-    return f"manifest: {show(path)} stands twice"
+    return f"manifest: {show(path)} occurs twice"
 
 
 EDITS: dict[str, tuple[Edit, int]] = {
@@ -203,22 +203,22 @@ RECIPES = {
     "experts": Recipe(spec=_spec(**_EXPERTS), method="dense", kv_cache="int8"),
     "predicted_experts": Recipe(spec=_spec(**_EXPERTS), method="predictor", format="int4_group32"),
 }
-"""Every format, methods with arrays, options and predictors, and experts; small, since each mutant is run six times."""
+"""Every format, methods with arrays, options and predictors, and experts; small, since six commands run on a mutant."""
 AHEAD = ("experts", "predictor")
-"""Whose plans read units ahead of their layer."""
+"""Bases whose plans read units ahead of their layer."""
 
 
 class Artifacts:
-    """The target: artifacts of every kind, and `coldpress-run` on what was made of them."""
+    """The target: artifacts of every kind, and the commands of `coldpress-run`."""
 
     EDITS = EDITS
     MENDINGS = ("none", "seal", "all", "all")
 
     def __init__(self, folder: Path) -> None:
-        """Builds the bases in `folder`, and runs each once as it is."""
+        """Builds the bases in `folder`, and runs every command once on each unchanged base."""
         for module in pkgutil.walk_packages(runtime.__path__, "coldpress.runtime."):
-            if not module.name.endswith((".__main__", ".harness")):  # the latter is no command of the runtime
-                importlib.import_module(module.name)  # a child is forked from what is loaded here
+            if not module.name.endswith((".__main__", ".harness")):  # no command uses the harness
+                importlib.import_module(module.name)  # children inherit what is loaded here
         self._folder = folder
         self.bases = tuple(RECIPES)
         self._said: dict[str, str] = {}
@@ -240,11 +240,11 @@ class Artifacts:
         return self._folder / f"{base}.trace"
 
     def copy(self, base: str, folder: Path) -> None:
-        """A copy of a base."""
+        """Makes `folder` a copy of a base."""
         copy_tree(self._folder / base, folder)
 
     def mend(self, folder: Path, mending: str) -> None:
-        """`seal`: the manifest's digest of itself; `all`: before it checksums of pages, sizes and digests of files."""
+        """Updates the manifest's digest of itself (`seal`), or first page checksums, file sizes and digests (`all`)."""
         if mending == "all":
             _mend_pages(folder)
             _mend_files(folder)
@@ -252,7 +252,7 @@ class Artifacts:
             _mend_seal(folder)
 
     def runs(self, mutant: Mutant, folder: Path, scratch: Path) -> Iterator[Run]:
-        """All commands; damage that `verify` does not see, though nothing was mended, must have changed nothing."""
+        """Runs all commands; damage that `verify` accepts, although nothing was mended, counts as silent."""
         verified = False
         for run in self._commands(mutant.base, folder, scratch, False):
             if run.command == "verify" and mutant.mending == "none" and run.ended.kind == "fine":
@@ -280,7 +280,7 @@ class Artifacts:
             "bench": ["--tokens", "2", "--runs", "1"],
             "simulate": ["--trace", str(trace)],
         }
-        if base == "dip":  # its selector sees what is in DRAM, and has one sequence at a time
+        if base == "dip":  # its selector sees the cache, so it serves one sequence at a time
             del commands["generate many"]
         for name, flags in commands.items():
             yield Run(name, run_limited(partial(main, [name.split()[0], str(folder), *flags]), scratch))
@@ -293,7 +293,7 @@ def _read_ahead(manifest: dict[str, Any]) -> None:
 
 
 def _said(ended: Ended) -> str:
-    """Tokens and text of a `generate --json`; how it ended where it gave none."""
+    """Returns tokens and text of a `generate --json`, or the class of its end if it failed."""
     if ended.kind != "fine":
         return ended.kind
     found = json.loads(ended.output)
@@ -301,7 +301,10 @@ def _said(ended: Ended) -> str:
 
 
 def _difference(one: Path, other: Path) -> str | None:
-    """A file or folder that is not the same in both; of folders nested too deeply to look at, the outermost."""
+    """Returns the path of a file or folder that differs between two folders, None if they are equal.
+
+    A folder that only one of them has is not entered, since it may be nested too deeply.
+    """
     names = {path.name for path in one.iterdir()} | {path.name for path in other.iterdir()}
     for name in sorted(names):
         here, there = one / name, other / name
@@ -317,7 +320,7 @@ def _difference(one: Path, other: Path) -> str | None:
 
 
 def add_files(path: Path, vocab_size: int) -> Path:
-    """What the compiler's artifacts have besides weights; gives `path`."""
+    """Adds the files that the compiler's artifacts have besides weights; returns `path`."""
     (path / "README.md").write_text("# A model\n")
     (path / "LICENSE").write_text("Do with it what you like.\n")
     folder = path / "tokenizer"
@@ -332,7 +335,7 @@ def add_files(path: Path, vocab_size: int) -> Path:
 
 
 def _mend_pages(folder: Path) -> None:
-    """Writes the checksums of the pages that there are, where the tables have a place for them."""
+    """Updates the checksums of flash.img's pages, as far as the tables have room for them."""
     path = folder / TABLES_FILE
     try:
         header, data = tensor_edits.split(regular(path))
@@ -349,7 +352,7 @@ def _mend_pages(folder: Path) -> None:
         if path.stat().st_nlink == 1:
             path.write_bytes(whole)
     except (Unfit, TypeError, KeyError, ValueError, OSError, ZeroDivisionError, OverflowError):
-        return  # what is not there cannot be mended
+        return  # a broken part cannot be mended
 
 
 def _mend_files(folder: Path) -> None:
@@ -368,7 +371,7 @@ def _mend_files(folder: Path) -> None:
 
 
 def _mend_seal(folder: Path) -> None:
-    """As text, so that what is wrong with the rest of the text stays wrong."""
+    """Updates the manifest's digest of itself in its text, so that other errors in the text remain."""
     path = folder / MANIFEST_FILE
     if not path.is_file() or path.is_symlink() or path.stat().st_nlink > 1:
         return

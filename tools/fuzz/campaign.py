@@ -1,8 +1,8 @@
-"""Mutants by number, their trial, and the smallest list of edits that still fails.
+"""Draws mutants by number, tries them, and shrinks the list of edits of a failure.
 
-A mutant is a function of the seed and its number: a base, one to four edits, and what is made consistent again behind
-them. An edit draws from a source of its own, so that leaving out one edit changes nothing about the others but the
-state that they find.
+A mutant depends only on the seed and its number: a base, one to four edits, and a mending, which makes digests
+consistent again. Each edit has its own random generator: without one edit, the others still draw the same and only find
+another state.
 """
 
 import random
@@ -19,22 +19,22 @@ from tools.fuzz.json_edits import Unfit
 from tools.fuzz.limited import BAD, Ended
 
 Edit = Callable[[Path, random.Random], str]
-"""Changes a folder; says what it did."""
+"""Changes a folder and describes the change; raises Unfit if it does not apply."""
 NUM_EDITS = (1, 1, 1, 2, 2, 3, 4)
 SILENT = "silent"
-"""Damage that nothing notices: not one of the classes, but as bad."""
+"""The kind of a run that did not notice damage: not one of CLASSES, but a failure like BAD."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """What is done to which base."""
+    """A base, its edits and its mending."""
 
     number: int
     base: str
     edits: tuple[tuple[str, int], ...]
-    """Name of an edit, and the seed of what it draws."""
+    """(name of an edit, seed of its random generator), in order."""
     mending: str
-    """What is made consistent again: one of the target's `MENDINGS`."""
+    """Which digests are made consistent again: one of the target's `MENDINGS`."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Run:
 
     @property
     def failed(self) -> bool:
-        """Whether it ended as nothing may."""
+        """Whether it ended in a way that no input may cause."""
         return self.ended.kind in (*BAD, SILENT)
 
 
@@ -56,15 +56,15 @@ class Outcome:
 
     mutant: Mutant
     done: tuple[str, ...]
-    """What each edit did."""
+    """A description of each edit's change."""
     runs: tuple[Run, ...]
 
 
 class Target(Protocol):
-    """What is mutated, and what must stand it."""
+    """A kind of input to mutate, and the commands that must survive it."""
 
     EDITS: Mapping[str, tuple[Edit, int]]
-    """Name -> edit and how often it is drawn."""
+    """Name -> (edit, weight in the draw)."""
     MENDINGS: Sequence[str]
     bases: Sequence[str]
 
@@ -73,16 +73,16 @@ class Target(Protocol):
         ...
 
     def mend(self, folder: Path, mending: str) -> None:
-        """Makes digests consistent again."""
+        """Makes digests consistent again, as `mending` says."""
         ...
 
     def runs(self, mutant: Mutant, folder: Path, scratch: Path) -> Iterator[Run]:
-        """Every command on the mutant in `folder`, one after another."""
+        """Runs every command on the mutant in `folder`, one after another."""
         ...
 
 
 def draw(target: Target, seed: int, number: int) -> Mutant:
-    """Mutant `number` of a seed."""
+    """Draws mutant `number` of a seed."""
     chance = random.Random(f"{seed} {number}")
     names, weights = list(target.EDITS), [weight for _, weight in target.EDITS.values()]
     count = chance.choice(NUM_EDITS)
@@ -91,7 +91,7 @@ def draw(target: Target, seed: int, number: int) -> Mutant:
 
 
 def try_out(target: Target, mutant: Mutant, folder: Path | None = None) -> Outcome:
-    """Makes the mutant and runs every command on it; in `folder`, which stays, or in one that goes."""
+    """Makes the mutant in `folder`, or in a temporary folder, and runs every command on it."""
     home = Path(tempfile.mkdtemp(prefix="fuzz-"))
     try:
         place = folder or home / "mutant"
@@ -106,7 +106,7 @@ def try_out(target: Target, mutant: Mutant, folder: Path | None = None) -> Outco
 def _apply(edit: Edit, folder: Path, chance: random.Random) -> str:
     try:
         return edit(folder, chance)
-    except (Unfit, TypeError, KeyError, IndexError, ValueError, AttributeError):  # what an edit before it has left
+    except (Unfit, TypeError, KeyError, IndexError, ValueError, AttributeError):  # earlier edits left another structure
         return "nothing, it did not apply"
 
 
@@ -114,12 +114,12 @@ def remove(folder: Path) -> None:
     """Removes a folder of any depth."""
     try:
         shutil.rmtree(folder)
-    except (RecursionError, OSError):  # folders nested deeper than Python goes, or than a process has descriptors
+    except (RecursionError, OSError):  # nested deeper than Python recurses or has descriptors
         subprocess.run(["rm", "-rf", "--", folder], check=True)
 
 
 def smallest(target: Target, outcome: Outcome, failure: Run) -> Outcome:
-    """The same failure with as few edits as leave it: each is left out if it goes on without."""
+    """Returns an outcome of the same failure with fewer edits: drops each edit that the failure does not need."""
     best = outcome
     for edit in outcome.mutant.edits[::-1]:
         fewer = tuple(other for other in best.mutant.edits if other != edit)
@@ -139,13 +139,13 @@ def _one(number: int) -> Outcome:
 
 
 def campaign(target: Target, seed: int, numbers: Sequence[int], jobs: int) -> Iterator[Outcome]:
-    """The outcomes of the mutants, in order."""
+    """Tries mutants in `jobs` processes and yields their outcomes in order."""
     global _target, _seed
-    _target, _seed = target, seed  # what the workers are forked with
+    _target, _seed = target, seed  # workers inherit them by fork
     with get_context("fork").Pool(jobs) as pool:
         yield from pool.imap(_one, numbers, chunksize=4)
 
 
 def copy_tree(source: Path, folder: Path) -> None:
-    """A copy with links as they are."""
+    """Copies a folder and keeps links as links."""
     shutil.copytree(source, folder, symlinks=True)

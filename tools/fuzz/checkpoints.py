@@ -1,7 +1,7 @@
-"""Hostile and damaged checkpoints: what is edited, and the stages of the compiler that must stand it.
+"""Makes hostile and damaged checkpoints, and runs the compiler on them.
 
-The workflow's own look at the checkpoint, `ingest`, `tokenize`, and `preflight`, which tries every other stage on two
-layers. Only the first is always reached; what a stage refuses, the next ones do not get.
+The commands are the workflow's check of settings and checkpoint, `ingest`, `tokenize`, and `preflight`, which tries
+every other stage on two layers. Each runs only if the one before it has accepted the checkpoint.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def config_value(folder: Path, chance: random.Random) -> str:
-    """Some value of config.json."""
+    """Edits a random value of config.json."""
     config = _read(folder / CONFIG)
     done = edit_value(config, chance)
     (folder / CONFIG).write_bytes(dump(config))
@@ -58,7 +58,7 @@ def config_value(folder: Path, chance: random.Random) -> str:
 
 
 def config_key(folder: Path, chance: random.Random) -> str:
-    """A key that the compiler knows, with a value that some model has, or none should."""
+    """Sets a key that the compiler knows to a value that a model may have, or that none should have."""
     config = _read(folder / CONFIG)
     key = chance.choice(sorted(KNOWN))
     config[key] = chance.choice((*KNOWN[key], strange(chance)))
@@ -67,7 +67,7 @@ def config_key(folder: Path, chance: random.Random) -> str:
 
 
 def settings_value(folder: Path, chance: random.Random) -> str:
-    """Some value of the other settings: generation, tokenizer, special tokens, the index of shards."""
+    """Edits a random value of another settings file: generation, tokenizer, special tokens, the index of shards."""
     found = [path for path in sorted(folder.glob("*.json")) if path.name not in (CONFIG, "tokenizer.json")]
     if not found:
         raise Unfit
@@ -79,7 +79,7 @@ def settings_value(folder: Path, chance: random.Random) -> str:
 
 
 def settings_file(folder: Path, chance: random.Random) -> str:
-    """Settings that were not there: special tokens, generation, a model card."""
+    """Writes a settings file: generation, special tokens, tokenizer or model card."""
     name = chance.choice(("generation_config.json", "special_tokens_map.json", "tokenizer_config.json", "README.md"))
     token = chance.choice(TOKENS)
     contents: dict[str, Any] = {
@@ -105,7 +105,7 @@ def settings_file(folder: Path, chance: random.Random) -> str:
 
 
 def settings_text(folder: Path, chance: random.Random) -> str:
-    """The text of a settings file."""
+    """Edits the text of a settings file."""
     found = [path for path in file_edits.files(folder) if path.suffix == ".json"]
     if not found:
         raise Unfit
@@ -116,7 +116,7 @@ def settings_text(folder: Path, chance: random.Random) -> str:
 
 
 def odd_weights(folder: Path, chance: random.Random) -> str:
-    """Weights that are numbers and yet break arithmetic: one, or a whole tensor of them."""
+    """Sets one weight, or a whole tensor, to a value that may break arithmetic."""
     found = [path for path in file_edits.files(folder) if path.suffix == ".safetensors"]
     if not found:
         raise Unfit
@@ -171,7 +171,7 @@ KNOWN: dict[str, tuple[Any, ...]] = {
     "layer_types": (["full_attention"] * 2, ["sliding_attention"] * 3, []),
     "use_cache": (False,),
 }
-"""Keys of config.json and values that mean something."""
+"""Keys of config.json that the compiler knows, with valid and invalid values."""
 
 EDITS: dict[str, tuple[Edit, int]] = {
     "config_value": (config_value, 6),
@@ -199,14 +199,14 @@ EDITS: dict[str, tuple[Edit, int]] = {
 
 
 class Checkpoints:
-    """The target: checkpoints of three architectures, and the compiler on what was made of them."""
+    """The target: checkpoints of three architectures, and commands of the compiler."""
 
     EDITS = EDITS
     MENDINGS = ("none",)
-    """A checkpoint has no digests of its own."""
+    """A checkpoint has no digests to mend."""
 
     def __init__(self, folder: Path) -> None:
-        """Writes the bases, text and device into `folder`."""
+        """Writes the bases, text and device into `folder`, and runs every command once on each unchanged base."""
         for stage in STAGES:
             importlib.import_module(f"coldpress.compiler.stages.{stage}")
         self._folder, self._corpus, self._device = folder, folder / "text.txt", folder / "device.json"
@@ -227,14 +227,14 @@ class Checkpoints:
             _import_all(scratch / MODULES)
 
     def copy(self, base: str, folder: Path) -> None:
-        """A copy of a base."""
+        """Makes `folder` a copy of a base."""
         copy_tree(self._folder / base, folder)
 
     def mend(self, folder: Path, mending: str) -> None:
-        """Nothing: see MENDINGS."""
+        """Does nothing: see MENDINGS."""
 
     def runs(self, mutant: Mutant, folder: Path, scratch: Path) -> Iterator[Run]:
-        """All commands up to the first that does not end well."""
+        """Runs all commands up to the first that does not end with exit code 0."""
         yield from self._commands(folder, scratch)
 
     def _commands(self, folder: Path, scratch: Path) -> Iterator[Run]:
@@ -258,7 +258,7 @@ class Checkpoints:
                 return
 
     def _preflight(self, config: dict[str, object], scratch: Path) -> int:
-        """Every stage on two layers, as the rule runs it."""
+        """Runs `preflight` as its rule does; notes the modules that it has imported."""
         resolved = settings.resolve(config)
         flags = {
             "preflight": "always",
@@ -276,14 +276,14 @@ class Checkpoints:
 
 
 def _import_all(names: Path) -> None:
-    """Imports what a child has imported, so that those forked from here need not: the most of their time."""
+    """Imports the modules that a child has imported: later children inherit them, which saves most of their time."""
     for name in names.read_text().splitlines():
-        with contextlib.suppress(Exception):  # what only a package itself can import
+        with contextlib.suppress(Exception):  # some modules only their package can import
             importlib.import_module(name)
 
 
 def _resolve(config: dict[str, object]) -> int:
-    """What a build does before it starts any job."""
+    """Checks settings and checkpoint as a build does before its first job; returns the exit code."""
     try:
         settings.resolve(config)
         checkpoint_files(settings.resolve(config))

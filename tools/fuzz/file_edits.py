@@ -1,4 +1,4 @@
-"""Edits of files as bytes, and of a folder: what lies in it, and of which kind."""
+"""Edits files as bytes, and folders: adds, removes, renames and replaces files."""
 
 import os
 import random
@@ -16,11 +16,11 @@ NAMES = (
 CHUNK_BYTES = 4096
 GROWTH_BYTES = 1 << 20
 DEEPEST = 4
-"""Folders in each other that edits look into; what they nest deeper is for others to find."""
+"""Depth of folders that edits look into; deeper folders, which an edit may add, only the commands must survive."""
 
 
 def files(folder: Path) -> list[Path]:
-    """The regular files of a folder, in one order on every machine."""
+    """Returns the regular files of a folder, in the same order on every machine."""
     found: list[Path] = []
     for parent, folders, names in os.walk(folder):
         if len(Path(parent).relative_to(folder).parts) >= DEEPEST:
@@ -30,7 +30,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def pick_file(folder: Path, chance: random.Random) -> Path:
-    """Any of them."""
+    """Returns a random file of `files`; raises Unfit if there is none."""
     found = files(folder)
     if not found:
         raise Unfit
@@ -38,7 +38,7 @@ def pick_file(folder: Path, chance: random.Random) -> Path:
 
 
 def flip_bits(folder: Path, chance: random.Random) -> str:
-    """One to eight bits; half of the time near the beginning, where headers are."""
+    """Flips one to eight bits of a file; half of the time near the beginning, where headers are."""
     path = pick_file(folder, chance)
     data = bytearray(path.read_bytes())
     if not data:
@@ -52,7 +52,7 @@ def flip_bits(folder: Path, chance: random.Random) -> str:
 
 
 def cut_or_extend(folder: Path, chance: random.Random) -> str:
-    """Another length."""
+    """Cuts or extends a file."""
     path = pick_file(folder, chance)
     data = path.read_bytes()
     size = chance.choice((0, 1, 7, 8, len(data) - 1, len(data) // 2, len(data) + 1, len(data) + 4096, len(data) * 2))
@@ -65,7 +65,7 @@ def cut_or_extend(folder: Path, chance: random.Random) -> str:
 
 
 def overwrite(folder: Path, chance: random.Random) -> str:
-    """A run of bytes replaced by zeros, ones, noise or a copy of others of the file."""
+    """Replaces a run of bytes by zeros, ones, noise or other bytes of the file."""
     path = pick_file(folder, chance)
     data = bytearray(path.read_bytes())
     length = min(len(data), chance.choice((1, 4, 64, CHUNK_BYTES)))
@@ -83,21 +83,21 @@ def overwrite(folder: Path, chance: random.Random) -> str:
 
 
 def remove_file(folder: Path, chance: random.Random) -> str:
-    """A file less."""
+    """Removes one file."""
     path = pick_file(folder, chance)
     path.unlink()
     return f"{path.name} removed"
 
 
 def add_file(folder: Path, chance: random.Random) -> str:
-    """Something more: a file, empty or deep folders, with a name as they come."""
+    """Adds a file, a copy, an empty folder or nested folders, under a plausible or hostile name."""
     name = chance.choice(NAMES) if chance.random() < 0.8 else strange(chance, "name")
     home = chance.choice(sorted({folder, *(path.parent for path in files(folder))}))
     if not isinstance(name, str) or "/" in name or "\0" in name or not name.strip("."):
         raise Unfit
     path = home / name
     if os.path.lexists(path):
-        raise Unfit  # it may be a link
+        raise Unfit  # a link would be written through
     kind = chance.choice(("file", "file", "empty folder", "deep folders", "copy"))
     try:
         if kind == "file":
@@ -114,7 +114,7 @@ def add_file(folder: Path, chance: random.Random) -> str:
 
 
 def _deep(path: Path, depth: int) -> None:
-    """Folders in each other, deeper than a path's text may be long."""
+    """Makes nested folders, deeper than the longest path reaches."""
     path.mkdir()
     opened = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     for _ in range(depth):
@@ -126,7 +126,7 @@ def _deep(path: Path, depth: int) -> None:
 
 
 def change_kind(folder: Path, chance: random.Random) -> str:
-    """A link, a folder, a pipe or a socket in a file's place."""
+    """Replaces a file by a link, a folder, a pipe or a socket."""
     path = pick_file(folder, chance)
     data = path.read_bytes()
     aside = folder.parent / f"{folder.name}-aside"
@@ -162,7 +162,7 @@ def _bind(path: Path) -> None:
 
 
 def rename(folder: Path, chance: random.Random) -> str:
-    """A file under another name, or two files in each other's place."""
+    """Renames a file, or exchanges the contents of two files."""
     path, other = pick_file(folder, chance), pick_file(folder, chance)
     if path == other:
         name = chance.choice(NAMES)

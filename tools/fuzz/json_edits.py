@@ -1,4 +1,4 @@
-"""Edits of JSON: of one value or key anywhere in it, and of its text."""
+"""Edits JSON: one value or key anywhere in it, or its text."""
 
 import copy
 import json
@@ -33,22 +33,22 @@ STRANGE: tuple[Any, ...] = (
 )
 KEYS = ("x", "", "a.b", "\x1b[31mred", "a\nb", "k" * 5000, "__class__", "é", "type", "name")
 MANY = 20_000
-"""Entries or keys that must still be refused at once."""
+"""A number of entries or keys that a reader must still refuse quickly."""
 
 
 class Unfit(Exception):
-    """An edit does not apply to what the ones before it have left."""
+    """Raised if an edit does not apply to the state that earlier edits left."""
 
 
 def regular(path: Path) -> Path:
-    """`path`, where an edit may read and write it: a file of the mutant itself, no link out of it, no pipe."""
+    """Returns `path` if an edit may read and write it; raises Unfit if it is not a regular file of the mutant."""
     if path.is_symlink() or not path.is_file():
         raise Unfit
     return path
 
 
 def strange(chance: random.Random, like: Any = None) -> Any:
-    """A value of any kind; half of the time of the kind of `like`, and near it."""
+    """Returns a value of any kind, but mostly one close to `like` if that is a number or a text."""
     if isinstance(like, int) and not isinstance(like, bool) and chance.random() < 0.6:
         return chance.choice((like + 1, like - 1, 2 * like, like // 2, -like, like * 1000, like + 4096, like + 0.5))
     if isinstance(like, float) and chance.random() < 0.6:
@@ -61,7 +61,7 @@ def strange(chance: random.Random, like: Any = None) -> Any:
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The path of every value inside `value`."""
+    """Returns the path of every value inside `value`."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     found: list[tuple[Any, ...]] = []
     for key, below in inner:
@@ -70,7 +70,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def pick(value: Any, chance: random.Random) -> tuple[Any, ...]:
-    """A place inside: down from the top by chance, so that long lists do not hide what stands beside them."""
+    """Returns a random path; walks down from the top, so that long lists do not hide the values beside them."""
     path: tuple[Any, ...] = ()
     while isinstance(value, dict | list) and value:
         key = chance.choice(sorted(value, key=str) if isinstance(value, dict) else range(len(value)))
@@ -83,14 +83,14 @@ def pick(value: Any, chance: random.Random) -> tuple[Any, ...]:
 
 
 def at(value: Any, path: Sequence[Any]) -> Any:
-    """The value at a path."""
+    """Returns the value at a path."""
     for key in path:
         value = value[key]
     return value
 
 
 def show(path: Sequence[Any]) -> str:
-    """A path for people."""
+    """Returns a path as text for people."""
     return ".".join(str(key)[:40] for key in path) or "all of it"
 
 
@@ -100,7 +100,7 @@ def _brief(value: Any) -> str:
 
 
 def replace(value: Any, chance: random.Random) -> str:
-    """Another value in some place."""
+    """Replaces a random value."""
     path = pick(value, chance)
     holder, old = at(value, path[:-1]), at(value, path)
     holder[path[-1]] = strange(chance, old)
@@ -108,14 +108,14 @@ def replace(value: Any, chance: random.Random) -> str:
 
 
 def remove(value: Any, chance: random.Random) -> str:
-    """A key or an entry less."""
+    """Removes a random key or entry."""
     path = pick(value, chance)
     del at(value, path[:-1])[path[-1]]
     return f"{show(path)} removed"
 
 
 def add(value: Any, chance: random.Random) -> str:
-    """A key or an entry more."""
+    """Adds a key, or doubles an entry of a list."""
     path = pick(value, chance)
     holder = at(value, path[:-1])
     if isinstance(holder, list):
@@ -127,7 +127,7 @@ def add(value: Any, chance: random.Random) -> str:
 
 
 def reorder(value: Any, chance: random.Random) -> str:
-    """A list in another order, or cut short."""
+    """Reorders a list or cuts it short."""
     lists = [path for path in [(), *places(value)] if isinstance(at(value, path), list) and len(at(value, path)) > 1]
     if not lists:
         raise Unfit
@@ -146,7 +146,7 @@ def reorder(value: Any, chance: random.Random) -> str:
 
 
 def exchange(value: Any, chance: random.Random) -> str:
-    """Two values of one type in each other's place."""
+    """Exchanges two values of one type."""
     one, other = pick(value, chance), pick(value, chance)
     if one[: len(other)] == other or other[: len(one)] == one or type(at(value, one)) is not type(at(value, other)):
         raise Unfit
@@ -156,7 +156,7 @@ def exchange(value: Any, chance: random.Random) -> str:
 
 
 def multiply(value: Any, chance: random.Random) -> str:
-    """Thousands of entries in a list, or of keys in an object."""
+    """Adds up to MANY entries to a list or keys to an object; replaces any other value by a list of as many."""
     path = pick(value, chance)
     holder, inner = at(value, path[:-1]), at(value, path)
     count = chance.choice((100, 1000, MANY))
@@ -172,7 +172,7 @@ def multiply(value: Any, chance: random.Random) -> str:
 
 
 def nest(value: Any, chance: random.Random) -> str:
-    """Depth."""
+    """Nests a value in up to 900 lists and objects."""
     path = pick(value, chance)
     depth = chance.choice((10, 40, 70, 900))
     inner: Any = at(value, path)
@@ -188,13 +188,13 @@ VALUE_EDITS: dict[Callable[[Any, random.Random], str], int] = {
 
 
 def edit_value(value: Any, chance: random.Random) -> str:
-    """One of the edits above, in place."""
+    """Makes one of the edits above in place; returns its description."""
     (edit,) = chance.choices(list(VALUE_EDITS), list(VALUE_EDITS.values()))
     return edit(value, chance)
 
 
 def dump(value: Any, indent: int | None = None) -> bytes:
-    """JSON as Python writes it, NaN and lone surrogates included: a stranger may write them, too."""
+    """Returns JSON text, NaN and lone surrogates included, since hostile files may have them."""
     try:
         return json.dumps(value, indent=indent, sort_keys=False).encode()
     except RecursionError as error:
@@ -202,19 +202,19 @@ def dump(value: Any, indent: int | None = None) -> bytes:
 
 
 def edit_text(text: bytes, chance: random.Random) -> tuple[bytes, str]:
-    """Text that is no JSON any more, or JSON that only some readers take."""
+    """Returns text that is not JSON any more, or JSON that only some readers accept, and a description."""
     at_byte = chance.randrange(len(text) + 1)
     keys = b",".join(b'"k%d":0' % (number % 10_000) for number in range(chance.choice((2, 300, MANY))))
     choices: dict[str, Callable[[], bytes]] = {
         "a byte order mark": lambda: b"\xef\xbb\xbf" + text,
         "UTF-16": lambda: text.decode("utf-8", "replace").encode("utf-16"),
-        "no text at all": lambda: b"",
+        "empty": lambda: b"",
         "null": lambda: b"null",
         "a list": lambda: b"[" + text + b"]",
         "900 brackets": lambda: b"[" * 900,
         "100,000 brackets": lambda: b"[" * 100_000,
         "100,000 nested objects": lambda: b'{"a":' * 100_000,
-        "keys that stand twice": lambda: text.replace(b"{", b'{"x":1,"x":2,', 1),
+        "duplicate keys": lambda: text.replace(b"{", b'{"x":1,"x":2,', 1),
         "thousands of keys, some twice": lambda: text.replace(b"{", b"{" + keys + b",", 1),
         "an integer of 100,000 digits": lambda: text.replace(b": 1", b": 1" + b"0" * 100_000, 1),
         "a number that overflows": lambda: text.replace(b": 1", b": 1e999", 1),
@@ -222,7 +222,7 @@ def edit_text(text: bytes, chance: random.Random) -> tuple[bytes, str]:
         "a lone surrogate": lambda: text.replace(b'": "', b'": "\\ud800', 1),
         "spaces": lambda: b" " * 10_000 + text + b"\n" * 10_000,
         "a second value": lambda: text + b"{}",
-        "a byte of no UTF-8": lambda: text[:at_byte] + b"\xff" + text[at_byte:],
+        "a byte that is not UTF-8": lambda: text[:at_byte] + b"\xff" + text[at_byte:],
         "a cut": lambda: text[:at_byte],
     }
     name = chance.choice(list(choices))

@@ -1,9 +1,8 @@
-"""One command in a process of its own: forked, so that nothing is imported again; limited in time and memory; its end
-sorted into a class.
+"""Runs a command in a forked process with limits of time and memory, and classifies how it ends.
 
-What a program may do to whoever gave it bad input is to say one sentence. Everything else has a class here, so that a
-campaign can count it: a traceback, death by a signal, endless work, memory without bounds, or words that are not one
-plain line.
+A fork does not import anything again. A program may answer bad input with one sentence and nothing else. Every other
+end has a class here, so that a campaign can count it: a traceback, death by a signal, endless work, memory without
+bounds, or output that is not one plain line.
 """
 
 import contextlib
@@ -21,21 +20,22 @@ from pathlib import Path
 
 CLASSES = ("fine", "refused", "untidy", "traceback", "crash", "hang", "over_2_gb")
 BAD = CLASSES[2:]
-"""What no input may lead to."""
+"""Classes that no input may lead to."""
 MEMORY_BYTES = 2_000_000_000
-"""That a command may have in use, beside what the process had when it was forked."""
+"""Memory that a command may use beyond that of the process when it was forked."""
 ADDRESS_BYTES = 2_500_000_000
-"""That it may ask for: what asks for more must say so in its sentence, and what uses more than the above is seen."""
+"""Address space that a command may request beyond that of the process: if it is refused more, its sentence must say so.
+It is larger than MEMORY_BYTES, so that a command that uses too much memory is noticed."""
 CPU_S = 30
-"""Processor time, so that a busy machine makes nobody hang: the artifacts here take a command less than 0.3 s. The
-first preflight of a campaign imports what all stages need, which takes 12 s."""
+"""Limit of processor time, since on a busy machine wall time says little: the artifacts here take a command less than
+0.3 s. The first preflight of a campaign takes 12 s, since it imports the modules of all stages."""
 WALL_S = 600.0
 MAX_SENTENCE_CHARS = 1000
 MAX_OUTPUT_BYTES = 4 << 20
 MAX_FILE_BYTES = 256 << 20
 OUT_OF_MEMORY = re.compile(r"MemoryError|bad_alloc|memory allocation of|Unable to allocate|Cannot allocate memory")
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-"""What moves a cursor, starts an escape sequence or turns the direction of writing."""
+"""Characters that move a cursor, start an escape sequence or change the direction of writing."""
 
 
 @dataclass(frozen=True)
@@ -45,24 +45,24 @@ class Ended:
     kind: str
     """One of CLASSES."""
     words: str
-    """What it said on stderr, or why it was ended; at most a few lines."""
+    """The last lines of its stderr, and the signal or time limit that ended it."""
     output: str
     """Its stdout."""
 
     @property
     def signature(self) -> tuple[str, str]:
-        """Equal for failures that are likely to be one defect: figures and quoted texts do not count."""
+        """Equal for failures that are probably one defect: figures and quoted texts are masked."""
         last = (self.words.strip().splitlines() or [""])[-1]
         return self.kind, re.sub(r"'[^']*'|\d+", "*", last)[:120]
 
 
 def run_limited(function: Callable[[], int | None], scratch: Path, logs: bool = False) -> Ended:
-    """Runs `function` in a forked process; its result is the exit code.
+    """Runs `function` in a forked process and returns how it ended.
 
     Args:
-        function: What to run; what it prints is kept.
-        scratch: A folder for what it prints.
-        logs: Whether notices may stand on stderr before the sentence, as those of the compiler do.
+        function: The command; it returns the exit code, None for 0.
+        scratch: A folder for its stdout and stderr.
+        logs: Whether notices may come before the sentence on stderr, as in the compiler.
     """
     out, err, begun = scratch / "stdout", scratch / "stderr", scratch / "resident"
     begun.unlink(missing_ok=True)
@@ -71,19 +71,19 @@ def run_limited(function: Callable[[], int | None], scratch: Path, logs: bool = 
         _be_child(function, out, err, begun)  # never returns
     status, usage = _wait(child)
     output, words = _read(out), _read(err)
-    # from what the child began with: of what its parent has mapped from files a fork takes over nothing
+    # relative to the child's start: a fork does not inherit resident pages of files that its parent has mapped
     grown_bytes = 1024 * usage.ru_maxrss - int(_read(begun) or 0)
     return Ended(classify(status, words, output, grown_bytes, logs), _ending(status, words), output)
 
 
 def classify(status: int | None, words: str, output: str, grown_bytes: int, logs: bool = False) -> str:
-    """The class of an end.
+    """Returns the class of an end.
 
     Args:
-        status: As os.wait gives it; None if the time was over.
+        status: As os.wait returns it; None if the process reached the limit of wall time.
         words: All of stderr.
         output: All of stdout.
-        grown_bytes: How much more memory than at its begin the process had at most.
+        grown_bytes: Largest growth of the process's memory since its start.
         logs: As in `run_limited`.
     """
     if status is None or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU):
@@ -125,11 +125,11 @@ def _be_child(function: Callable[[], int | None], out: Path, err: Path, begun: P
             os.close(opened)
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
-        # whoever forked, a test for one, may have put something else in their place
+        # the parent may have replaced them, as pytest does
         sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        faulthandler.disable()  # a test's would print to its own terminal
+        faulthandler.disable()  # pytest's handler would print to its terminal
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S + 5))
         resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
@@ -149,7 +149,7 @@ def _be_child(function: Callable[[], int | None], out: Path, err: Path, begun: P
 
 
 def _wait(child: int) -> tuple[int | None, resource.struct_rusage]:
-    """The status of `child`, None if it had to be ended; whatever it started ends with it."""
+    """Waits for `child` and returns its status, None at the time limit; kills the processes that it started."""
     opened = os.pidfd_open(child)
     try:
         ready, _, _ = select.select([opened], [], [], WALL_S)
@@ -170,7 +170,7 @@ def _read(path: Path) -> str:
 
 
 def _ending(status: int | None, words: str) -> str:
-    """The last lines of what was said, and the signal if one ended the process."""
+    """Returns the last lines of stderr, and the signal or time limit that ended the process."""
     lines = words.strip().splitlines()[-3:]
     if status is None:
         lines.append(f"ended after {WALL_S:.0f} s")

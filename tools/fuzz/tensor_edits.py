@@ -1,4 +1,4 @@
-"""Edits of safetensors files: of the header, its length, and of values where the header says that they lie."""
+"""Edits safetensors files: the header, its length, and values at the offsets that the header gives."""
 
 import json
 import random
@@ -19,7 +19,7 @@ SPECIAL_INTEGERS = (0, 1, -1, 2, 255, 2**31 - 1, -(2**31), 10**6)
 
 
 def split(path: Path) -> tuple[dict[str, Any], bytes]:
-    """(header, data) of a file; Unfit where it is none any more."""
+    """Returns (header, data) of a file; raises Unfit if it is not a safetensors file any more."""
     try:
         data = path.read_bytes()
         length = int.from_bytes(data[:8], "little")
@@ -32,7 +32,7 @@ def split(path: Path) -> tuple[dict[str, Any], bytes]:
 
 
 def join(path: Path, text: bytes, data: bytes) -> None:
-    """Writes a file of that header and those data."""
+    """Writes a file with the text of a header and with data."""
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)
 
 
@@ -44,7 +44,7 @@ def _tensors(folder: Path, chance: random.Random) -> Path:
 
 
 def header_value(folder: Path, chance: random.Random) -> str:
-    """Types, shapes, offsets, names, metadata."""
+    """Edits types, shapes, offsets, names or metadata in a header."""
     path = _tensors(folder, chance)
     header, data = split(path)
     if chance.random() < 0.2:
@@ -55,7 +55,7 @@ def header_value(folder: Path, chance: random.Random) -> str:
 
 
 def header_text(folder: Path, chance: random.Random) -> str:
-    """The header's text or length."""
+    """Edits a header's text or length."""
     path = _tensors(folder, chance)
     header, data = split(path)
     text = dump(header)
@@ -69,7 +69,7 @@ def header_text(folder: Path, chance: random.Random) -> str:
 
 
 def header_move(folder: Path, chance: random.Random) -> str:
-    """Tensors that overlap, leave a hole, or lie in each other's place; sizes stay right."""
+    """Moves a tensor or exchanges two, so that tensors overlap, leave a hole or have other shapes."""
     path = _tensors(folder, chance)
     header, data = split(path)
     names = [name for name, entry in header.items() if isinstance(entry, dict) and "data_offsets" in entry]
@@ -93,7 +93,7 @@ def header_move(folder: Path, chance: random.Random) -> str:
 
 
 def values(folder: Path, chance: random.Random, name: str | None = None) -> str:
-    """Numbers of some tensor, or of the tensor `name`."""
+    """Changes numbers of a random tensor, or of the tensor `name`."""
     path = _tensors(folder, chance)
     header, data = split(path)
     names = [key for key in header if key != "__metadata__"] if name is None else [name]
@@ -144,7 +144,7 @@ def _special(array: np.ndarray, code: str, chance: random.Random) -> Any:
 
 
 def rename_tensor(folder: Path, chance: random.Random) -> str:
-    """A tensor under another name."""
+    """Renames a tensor."""
     path = _tensors(folder, chance)
     header, data = split(path)
     (old, *_) = pick(header, chance)

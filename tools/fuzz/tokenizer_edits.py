@@ -1,6 +1,6 @@
-"""Edits of tokenizer.json that are well-formed: components that explode, backtrack, fail or contradict each other.
+"""Makes well-formed edits of tokenizer.json: components that explode, backtrack, fail or contradict each other.
 
-The names are those of the `tokenizers` package's own format.
+The names are those of the `tokenizers` package's format.
 """
 
 import json
@@ -35,7 +35,7 @@ def _doubling(count: int) -> dict[str, Any]:
 
 
 def normalizer(chance: random.Random) -> Any:
-    """What happens to a prompt first."""
+    """Returns a random normalizer, which changes a prompt first."""
     return chance.choice(
         (
             _doubling(chance.choice((3, 10, 20, 40))),
@@ -53,7 +53,7 @@ def normalizer(chance: random.Random) -> Any:
 
 
 def pre_tokenizer(chance: random.Random) -> Any:
-    """How text is cut into words."""
+    """Returns a random pre-tokenizer, which cuts text into words."""
     pattern = {"Regex": chance.choice(SLOW_PATTERNS)}
     behavior = chance.choice(("Removed", "Isolated", "MergedWithPrevious", "Nothing"))
     return chance.choice(
@@ -72,7 +72,7 @@ def pre_tokenizer(chance: random.Random) -> Any:
 
 
 def post_processor(chance: random.Random) -> Any:
-    """What is put around a prompt's ids."""
+    """Returns a random post-processor, which adds ids around a prompt's."""
     ids = [chance.choice((0, 1, 95, 96, 2**31, 2**32 - 1))] * chance.choice((1, 100, 100_000))
     special = {"id": "<s>", "ids": ids, "tokens": ["<s>"] * len(ids)}
     token, text = {"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
@@ -95,7 +95,7 @@ def post_processor(chance: random.Random) -> Any:
 
 
 def decoder(chance: random.Random) -> Any:
-    """How ids become text."""
+    """Returns a random decoder, which turns ids into text."""
     return chance.choice(
         (
             {"type": "Sequence", "decoders": [_replace({"String": "w"}, "ww")] * chance.choice((5, 20, 40))},
@@ -114,7 +114,7 @@ def decoder(chance: random.Random) -> Any:
 
 
 def model(chance: random.Random) -> Any:
-    """The model itself."""
+    """Returns a random model, which turns words into ids."""
     words = {f"w{number}": number for number in range(chance.choice((0, 1, 96, 500)))}
     scores = [[word, chance.choice((-1.0, 0.0, 1e308, -1e308))] for word in words]
     merges = chance.choice(([], ["w 1"], [["w", "1"]], [["x", "y"]], ["w  1"], [["w", "1"]] * 1000))
@@ -139,7 +139,7 @@ def model(chance: random.Random) -> Any:
 
 
 def added_tokens(chance: random.Random) -> Any:
-    """Tokens beside the model's."""
+    """Returns random tokens beside the model's."""
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), chance.random() < 0.5)
     content = chance.choice(("", "w1", "<s>", " ", "\x1b[2J", "x" * 100_000, "\0"))
     token = {"id": chance.choice((0, 1, 95, 96, 10**6, 2**32 - 1, -1)), "content": content, **flags}
@@ -147,7 +147,7 @@ def added_tokens(chance: random.Random) -> Any:
 
 
 def truncation(chance: random.Random) -> Any:
-    """A limit of its own."""
+    """Returns a random limit of a prompt's length."""
     return {
         "direction": "Right",
         "max_length": chance.choice((0, 1, 2**40)),
@@ -156,7 +156,7 @@ def truncation(chance: random.Random) -> Any:
 
 
 def padding(chance: random.Random) -> Any:
-    """Filling up."""
+    """Returns random padding of a prompt."""
     return {
         "strategy": {"Fixed": chance.choice((8, 10**7, 2**40))},
         "direction": "Left",
@@ -192,7 +192,7 @@ def _tokenizer(folder: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def component(folder: Path, chance: random.Random) -> str:
-    """Another component of a valid kind."""
+    """Replaces a component by another one of a valid kind."""
     path, value = _tokenizer(folder)
     part = chance.choice(sorted(PARTS))
     value[part] = PARTS[part](chance)
@@ -201,7 +201,7 @@ def component(folder: Path, chance: random.Random) -> str:
 
 
 def value_inside(folder: Path, chance: random.Random) -> str:
-    """Some value, key or entry."""
+    """Edits a random value, key or entry."""
     path, value = _tokenizer(folder)
     done = edit_value(value, chance)
     path.write_bytes(dump(value))
@@ -209,7 +209,7 @@ def value_inside(folder: Path, chance: random.Random) -> str:
 
 
 def vocabulary(folder: Path, chance: random.Random) -> str:
-    """Words and ids."""
+    """Renames a word or changes its id."""
     path, value = _tokenizer(folder)
     try:
         vocab: dict[str, Any] = value["model"]["vocab"]
@@ -228,7 +228,7 @@ def vocabulary(folder: Path, chance: random.Random) -> str:
 
 
 def text(folder: Path, chance: random.Random) -> str:
-    """The text of a settings file."""
+    """Edits the text of one of the tokenizer's files."""
     path, _ = _tokenizer(folder)
     path = chance.choice([other for other in files(path.parent) if other.suffix == ".json"])
     changed, done = edit_text(path.read_bytes(), chance)

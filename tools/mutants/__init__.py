@@ -1,1 +1,1 @@
-"""Plausible mistakes, applied one at a time, and whether the tests notice them."""
+"""Applies plausible mistakes, one at a time, and checks whether the tests notice them."""

@@ -1,9 +1,9 @@
-"""Whether the tests notice mistakes: applies each edit of tools/mutants/edits.tsv to a copy of the checkout, one at a
-time, and runs the tests that are expected to fail.
+"""Counts the mistakes that the tests notice: applies each edit of tools/mutants/edits.tsv to a copy of the checkout,
+one at a time, and runs the tests that should fail.
 
-First all of those tests are run without any edit: they must pass. A line is printed per edit, with the first test that
-failed; the last line is one JSON object, {"noticed", "total", "unnoticed"}. Ends with code 1 if fewer than 98 % were
-noticed, or fewer than 90 % by the tests of `make test` (--fast).
+First all these tests run without any edit and must pass. Each edit prints a line with the first test that failed; the
+last line is one JSON object, {"noticed", "total", "unnoticed"}. The exit code is 1 if fewer than 98 % were noticed, or
+with --fast, which runs only the tests of `make test`, fewer than 90 %.
 """
 
 import argparse
@@ -25,7 +25,7 @@ ENOUGH, ENOUGH_FAST = 0.98, 0.9
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point."""
+    """Tries the edits of the command line; returns 0 if enough of them were noticed, 1 if not, 2 for an error."""
     options = _parser().parse_args(argv)
     try:
         edits = [edit for edit in read_edits() if _wanted(edit, options)]
@@ -52,17 +52,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", action="append", metavar="NAME", help="an edit's name, or its beginning; may repeat")
     parser.add_argument("--folder", action="append", metavar="PATH", help="edits of files below this; may repeat")
     parser.add_argument("--list", action="store_true", help="print the edits and try none")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="edits tried side by side (default: 1)")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="edits tried at the same time (default: 1)")
     parser.add_argument("--fast", action="store_true", help="run only tests that `make test` runs")
     parser.add_argument("--whole", action="store_true", help="run the whole suite before an edit counts as unnoticed")
     parser.add_argument(
         "--resume",
         type=Path,
         metavar="FILE",
-        help="keep outcomes here, and take those of an earlier run whose edited file and tests were the same",
+        help="keep outcomes in FILE, and reuse those of edits whose file and tests have not changed since",
     )
-    parser.add_argument("--no-baseline", action="store_true", help="believe that the tests pass without any edit")
-    parser.add_argument("--timeout", type=int, default=300, metavar="S", help="seconds of each test (default: 300)")
+    parser.add_argument("--no-baseline", action="store_true", help="assume that the tests pass without any edit")
+    parser.add_argument("--timeout", type=int, default=300, metavar="S", help="seconds for each test (default: 300)")
     return parser
 
 
@@ -73,7 +73,7 @@ def _wanted(edit: Edit, options: argparse.Namespace) -> bool:
 
 
 class _Outcomes:
-    """What has been tried, in a file if one is given: it holds for an edit of the same file and the same tests."""
+    """Outcomes by edit, kept in a file if one is given; one holds as long as the edit's file and tests are the same."""
 
     def __init__(self, path: Path | None, fast: bool) -> None:
         self._path, self._fast, self._found = path, fast, {}
@@ -95,14 +95,14 @@ class _Outcomes:
 
 @functools.cache
 def _key(edit: Edit, fast: bool) -> str:
-    """Digest of an edit, the file that it is made in, and the files of its tests, as they were at the start."""
+    """Returns a digest of an edit, its file, and the files of its tests, as they were at the start."""
     files = (edit.file, *(test.partition("::")[0] for test in edit.tests))
     contents = [hashlib.sha256((ROOT / name).read_bytes()).hexdigest() for name in files]
     return hashlib.sha256(json.dumps([*vars(edit).values(), contents, fast]).encode()).hexdigest()
 
 
 def _try_all(edits: list[Edit], options: argparse.Namespace) -> set[str]:
-    """Names of the edits that were noticed."""
+    """Tries the edits and returns the names of those that were noticed."""
     outcomes = _Outcomes(options.resume, options.fast)
     left = [edit for edit in edits if outcomes.get(edit) is None]
     trees: SimpleQueue[Tree] = SimpleQueue()
@@ -139,13 +139,13 @@ def _made(folder: Path) -> Path:
 
 
 def _check_baseline(trees: "SimpleQueue[Tree]", edits: list[Edit]) -> None:
-    """Without an edit all tests pass: what fails anyway would seem to notice everything."""
+    """Checks that all tests pass without an edit: a test that always fails would seem to notice everything."""
     tests = sorted({test for edit in edits for test in edit.tests})
     tree = trees.get()
     outcome = tree.run(tests, to_the_end=True)
     trees.put(tree)
     if not outcome.passed:
-        raise ToolError(f"without any edit these tests fail: {outcome.by}; expected all to pass: mend them first")
+        raise ToolError(f"without any edit these tests fail: {outcome.by}; expected all to pass: fix them first")
     print(f"without an edit {len(tests)} files and tests pass, in {outcome.seconds:.0f} s", flush=True)
 
 

@@ -1,8 +1,8 @@
-"""The list of edits (edits.tsv): plausible mistakes, one a line, each with the tests that are expected to notice it.
+"""Reads the list of edits (edits.tsv): plausible mistakes, one a line, each with the tests that should notice it.
 
-A line has five fields between tabs: a name, a file, the tests (below tests/, files or single tests, between spaces), a
-text that stands exactly once in that file, and what stands there instead; \\n in these two is a line break. Lines that
-begin with # are headings.
+A line has five fields, separated by tabs: a name, a file, the tests (files or single tests below tests/, separated by
+spaces), a text that occurs exactly once in the file, and its replacement; \\n in the last two is a line break. Lines
+that begin with # are headings.
 """
 
 import ast
@@ -12,16 +12,16 @@ from pathlib import Path
 
 LIST = Path(__file__).with_name("edits.tsv")
 NATIVE = "runtime/native/"
-"""Edits below this need a build of the native core."""
+"""Edits of files below this folder need a build of the native core."""
 
 
 class ListError(ValueError):
-    """The list does not fit the files; the text is one sentence that names the line."""
+    """Raised if the list does not fit the files; the text is one sentence that names the edit or its line."""
 
 
 @dataclass(frozen=True)
 class Edit:
-    """One mistake."""
+    """One plausible mistake."""
 
     name: str
     file: str
@@ -31,19 +31,19 @@ class Edit:
 
     @property
     def native(self) -> bool:
-        """Whether it is seen only after a build."""
+        """Whether it takes effect only after a build of the native core."""
         return self.file.startswith(NATIVE)
 
     def applied(self, text: str) -> str:
-        """The file's `text` with the mistake in it."""
+        """Returns the file's `text` with the mistake in it."""
         return text.replace(self.pattern, self.replacement)
 
 
 def read_edits(path: Path = LIST) -> list[Edit]:
-    """All edits, in the order of the list.
+    """Returns all edits, in the order of the list.
 
     Raises:
-        ListError: if a line has other than five fields, none of them empty, or a name occurs twice.
+        ListError: if a line does not have five fields, none of them empty, or a name occurs twice.
     """
     edits: list[Edit] = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
@@ -61,23 +61,23 @@ def read_edits(path: Path = LIST) -> list[Edit]:
 
 
 def check(edit: Edit, root: Path) -> None:
-    """Holds an edit against the files of a checkout.
+    """Checks an edit against the files of a checkout.
 
     Raises:
-        ListError: if its pattern does not stand there exactly once, it is no Python any more, or a test is gone.
+        ListError: if its pattern does not occur exactly once, the edited file is not Python, or a test does not exist.
     """
     path = root / edit.file
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     if text.count(edit.pattern) != 1 or edit.pattern == edit.replacement:
         raise ListError(
-            f"{edit.name}: '{edit.pattern}' stands {text.count(edit.pattern)} times in {edit.file}, expected once, and "
-            "something else instead of it; follow the code in tools/mutants/edits.tsv"
+            f"{edit.name}: '{edit.pattern}' occurs {text.count(edit.pattern)} times in {edit.file}, expected once, and "
+            "a replacement that differs from it; change the line in tools/mutants/edits.tsv"
         )
     if path.suffix == ".py":
         try:
             ast.parse(edit.applied(text))
         except SyntaxError as error:
-            raise ListError(f"{edit.name}: {edit.file} is no Python any more ({error}), expected a mistake") from error
+            raise ListError(f"{edit.name}: {edit.file} would not be Python ({error}), expected valid code") from error
     for test in edit.tests:
         file, _, name = test.partition("::")
         found = (root / file).read_text(encoding="utf-8") if (root / file).is_file() else None

@@ -1,8 +1,8 @@
-"""A copy of the checkout that edits are tried in, one after another, with a native core of its own.
+"""Tries edits one after another in a copy of the checkout with its own native core.
 
-The copy goes before an installed coldpress in every process, and nothing in it is compiled to files, so that an edit is
-seen however soon it follows another. numba's cache is shared by edits that touch no compiled function, and new for each
-that does: it does not notice a change in a function that another one calls.
+In every process the copy comes before an installed coldpress, and Python writes no bytecode there, so that an edit
+takes effect however soon it follows another. Edits of files without functions for numba share numba's cache; every
+other edit gets a new one, since numba does not notice a change in a function that a compiled one calls.
 """
 
 import importlib.util
@@ -23,21 +23,21 @@ from tests.support.workflow import STRIP_EDITABLE
 from tools.mutants.edits import NATIVE, Edit
 
 TESTS_FAILED, INTERRUPTED, NO_TESTS = 1, 2, 5
-"""Exit codes of pytest. The first two mean that a test has noticed something; the second where a module cannot be
-imported."""
+"""Exit codes of pytest. The first two mean that the tests noticed the edit; pytest ends with the second if a module
+cannot be imported."""
 
 
 class ToolError(RuntimeError):
-    """The mistakes could not be tried; the text is one sentence."""
+    """Raised if an edit could not be tried; the text is one sentence."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one run of tests."""
+    """The result of one run of tests."""
 
     passed: bool
     by: str
-    """The first test that failed; `time limit` where pytest itself had to be ended."""
+    """The tests that failed; `time limit` if pytest had to be killed, and the signal if it died of one."""
     seconds: float
 
 
@@ -45,9 +45,9 @@ class Tree:
     """A copy of the checkout's files, tracked or new, in `folder`."""
 
     def __init__(self, folder: Path, native: bool, limit_s: int, fast: bool) -> None:
-        """Copies the files and, where `native`, builds the core from them.
+        """Copies the files and, if `native`, builds the core from them.
 
-        `limit_s` is each test's time limit; where `fast`, only tests run that `make test` runs.
+        `limit_s` is each test's time limit; if `fast`, only the tests of `make test` run.
         """
         self._folder, self._top, self._limit_s = folder, folder / "tree", limit_s
         self._selection = ["-m", "not slow"] if fast else []
@@ -69,7 +69,7 @@ class Tree:
 
     @contextmanager
     def edited(self, edit: Edit) -> Iterator[None]:
-        """The copy with one mistake in it."""
+        """Makes one mistake in the copy, and undoes it after the block."""
         path = self._top / edit.file
         text = path.read_text(encoding="utf-8")
         path.write_text(edit.applied(text), encoding="utf-8")
@@ -83,7 +83,7 @@ class Tree:
                 self._build()
 
     def run(self, tests: Sequence[str], edit: Edit | None = None, to_the_end: bool = False) -> Outcome:
-        """Runs tests, all of them or up to the first that fails.
+        """Runs tests, up to the first that fails unless `to_the_end`.
 
         Raises:
             ToolError: if pytest could not run them.
@@ -103,7 +103,7 @@ class Tree:
         ) as process:
             try:
                 output, _ = process.communicate(timeout=None if to_the_end else self._limit_s * 3)
-            except subprocess.TimeoutExpired:  # a loop in native code hears no alarm
+            except subprocess.TimeoutExpired:  # a loop in native code ignores a test's limit
                 return Outcome(False, "time limit", time.monotonic() - began)
             finally:
                 _end_group(process.pid)
@@ -130,7 +130,7 @@ class Tree:
         }
 
     def _build(self) -> None:
-        """Compiles what has changed and puts the core in its place, as a new file: a mapped one is not overwritten."""
+        """Compiles changed sources and replaces the core by a new file: a mapped file must not be overwritten."""
         build = self._folder / "build"
         if not build.is_dir():
             if importlib.util.find_spec("nanobind") is None:
@@ -153,6 +153,6 @@ def _command(command: list[str], folder: Path) -> str:
 
 
 def _end_group(process_id: int) -> None:
-    """Ends what pytest has left running, or pytest itself."""
+    """Kills the processes that pytest has left running, or pytest itself."""
     with suppress(ProcessLookupError):
         os.killpg(process_id, signal.SIGKILL)

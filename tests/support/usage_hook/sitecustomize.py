@@ -1,7 +1,8 @@
-"""Found by every Python whose PYTHONPATH has this folder: a stage's process notes at its end what it took.
+"""Writes the resources that a stage's process has used, when it ends.
 
-`python -m coldpress.compiler <stage> …` under any pipeline engine leaves one JSON file in the folder that
-COLDPRESS_USAGE names (benchmarks/compile.py reads them). Other processes leave nothing.
+Every Python whose PYTHONPATH has this folder runs this file. `python -m coldpress.compiler <stage> …`, under any
+pipeline engine, then writes one JSON file to the folder that COLDPRESS_USAGE names (benchmarks/compile.py reads them).
+Other processes write nothing.
 """
 
 import atexit
@@ -36,7 +37,7 @@ def _note() -> None:
 if "COLDPRESS_USAGE" in os.environ and sys.orig_argv[1:3] == ["-m", "coldpress.compiler"] and len(sys.orig_argv) > 3:
     atexit.register(_note)
 
-if "COLDPRESS_USAGE" in os.environ:  # this file hides others of its name, as that of benchmarks/harness/hook
+if "COLDPRESS_USAGE" in os.environ:  # run the other files of this name, which this one hides
     for _folder in sys.path:
         _other = os.path.join(_folder, "sitecustomize.py")
         if os.path.isfile(_other) and not os.path.samefile(_other, __file__):
