@@ -14,6 +14,7 @@ from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
+from typing import Any
 
 from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, Table, main, option
 from benchmarks.harness.inputs import PYTHON
@@ -61,7 +62,7 @@ class Plugin(Benchmark[Options]):
             "token": "\n".join(TOKEN.findall(self._said(*GENERATE))),
         }
 
-    def _short(self) -> dict[str, object]:
+    def _short(self) -> dict[str, Any]:
         """Less text, of the topics of `help` alone: all docstrings are read and parsed for seconds; one cache."""
         corpus = self.folder / "topics.txt"
         corpus.write_text("\n\n".join(topics[name] for name in sorted(topics)), encoding="utf-8")
