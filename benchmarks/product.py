@@ -6,8 +6,13 @@ artifact's codes, arrays and cache (tests/support/product.py). Errors are shares
 """
 
 import shutil
+import signal
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from multiprocessing import get_context
 
 from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from coldpress.runtime import plugins
@@ -27,6 +32,7 @@ class Options:
     formats: tuple[str, ...] = option(
         ("int4_group32",), smoke=("int8_group32",), full=tuple(FORMATS), choices=FORMATS, help="formats"
     )
+    jobs: int = option(2, smoke=1, help="artifacts at a time")
 
 
 class Plugin(Benchmark[Options]):
@@ -48,38 +54,29 @@ class Plugin(Benchmark[Options]):
     full_minutes = 8
 
     def cells(self) -> Iterator[Cell]:
+        """A cell is a model."""
         for architecture in self.options.architectures:
-            methods = sorted(self.options.methods, key=lambda method: Case(architecture, method, "").relu)
-            for method in methods:
-                yield from (
-                    {"architecture": architecture, "method": method, "attention": attention}
-                    for attention in ([False, True] if has_attention(method) else [False])
-                )
+            for relu in sorted({Case(architecture, method, "").relu for method in self.options.methods}):
+                yield {"architecture": architecture, "relu": relu}
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """A row per format."""
-        import torch
-
-        torch.set_num_threads(1)
-        for form in self.options.formats:
-            case = Case(cell["architecture"], cell["method"], form, cell["attention"])
-            model = f"{case.architecture}-{case.relu}"
-            source = self.once(model, lambda case=case, model=model: self._source(model, case))
-            yield {"format": form, "relu": case.relu} | self._compared(case, source)
-
-    def _source(self, model: str, case: Case) -> Source:
-        return source_of(self.folder / model, case.architecture, case.relu)
-
-    def _compared(self, case: Case, source: Source) -> Row:
-        """The figures of one artifact, or why it could not be made."""
-        scratch = self.folder / "scratch"
+        """A row per artifact; all work is in the pool, which is forked before torch has threads."""
+        context, jobs = get_context("fork"), self.options.jobs
+        pool = self.once("pool", lambda: ProcessPoolExecutor(jobs, context, initializer=_begin))
         try:
-            found = difference(compiled(source, case, scratch / "build"), source, scratch / "codes")
-        except ColdpressError as error:
-            return {"equal": False, "error": str(error)}
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-        return {"equal": found.equal, "median": found.median, "mean": found.mean, "left_out": found.left_out}
+            folder = self.folder / f"{cell['architecture']}-{cell['relu']}"
+            source = pool.submit(source_of, folder, cell["architecture"], cell["relu"]).result()
+            cases = [case for case in self._cases(cell["architecture"]) if case.relu == cell["relu"]]
+            for case, found in zip(cases, pool.map(partial(compared, source), cases), strict=True):
+                yield {"method": case.method, "attention": case.attention, "format": case.format} | found
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+    def _cases(self, architecture: str) -> Iterator[Case]:
+        for method in self.options.methods:
+            for attention, form in product((False, True) if has_attention(method) else (False,), self.options.formats):
+                yield Case(architecture, method, form, attention)
 
     def figures(self, rows: Rows) -> Figures:
         return {
@@ -91,6 +88,27 @@ class Plugin(Benchmark[Options]):
             ],
             "worst": max((row["median"] for row in rows if "median" in row), default=None),
         }
+
+
+def _begin() -> None:
+    """In a process of the pool: one thread of torch, and an end without a word where the benchmark is stopped."""
+    import torch
+
+    torch.set_num_threads(1)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def compared(source: Source, case: Case) -> Row:
+    """The figures of one artifact, or why it could not be made."""
+    scratch = source.folder / f"{case.method}-{case.format}-{case.attention}"
+    try:
+        found = difference(compiled(source, case, scratch / "build"), source, scratch / "codes")
+    except ColdpressError as error:
+        return {"equal": False, "error": str(error)}
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return {"equal": found.equal, "median": found.median, "mean": found.mean, "left_out": found.left_out}
 
 
 if __name__ == "__main__":
