@@ -129,7 +129,8 @@ class Plugin(Benchmark[Options]):
         search_s = time.perf_counter() - started
         best, goal = found.best, Goal()
         if best is None:
-            print("no candidate fits:", *sorted({str(one.refusal) for one in found.judged})[:1], file=sys.stderr)
+            nearest = min(found.judged, key=lambda one: one.needed_bytes or sys.maxsize)
+            print(f"no candidate fits: {nearest.refusal}", file=sys.stderr)
             return
         space = self._lowest(found.judge.space)
         swept, greedy = (
