@@ -76,7 +76,7 @@ def traces_of(case: str, folder: Path, num_layers: int) -> Iterator[Trace]:
         for layer in range(num_layers):
             yield _trace(case, NEURON_BYTES, planted(PLANTED[case], layer))
         return
-    for (_, family), masks in _real(case, folder, num_layers).items():
+    for (_, family), masks in used(case, folder, num_layers).items():
         yield _trace(case, UNIT_BYTES[family], masks)
 
 
@@ -87,8 +87,8 @@ def _trace(case: str, unit_bytes: int, masks: dict[str, np.ndarray]) -> Trace:
     return Trace(case, unit_bytes, order, rank, masks)
 
 
-def _real(case: str, folder: Path, num_layers: int) -> dict[tuple[int, str], dict[str, np.ndarray]]:
-    """What the selector picks on each split, of some layers."""
+def used(case: str, folder: Path, num_layers: int) -> dict[tuple[int, str], dict[str, np.ndarray]]:
+    """What a real model's selector picks on each split, of layers evenly spread."""
     method, families, density = REAL[case]
     selector = load("coldpress.runtime.sparsity", Selector, method)
     known = case_of(case, folder, SPLITS)

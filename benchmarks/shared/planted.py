@@ -10,7 +10,7 @@ is time that is measured here. `silu` models use the largest of their inputs and
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -56,13 +56,44 @@ def artifact_of(case: str, order: str, folder: Path) -> Path:
     return folder / f"{case}-{order}"
 
 
+@dataclass(frozen=True)
+class Material:
+    """What the artifacts of a case are made of."""
+
+    recipe: Recipe
+    """Without order and rank."""
+    weights: Mapping[str, np.ndarray]
+    """Role -> float32."""
+    actives: ByFamily
+    """bool [num_units, T], by which units are ordered and ranked."""
+
+
 def write_artifacts(
     case: str, layers: int, folder: Path, orders: Sequence[str] = ORDERS, width: int = WIDTH_7B
 ) -> None:
-    """The case's artifacts, one for each order, where they are not there yet; `width` (hidden_size) is n * 512."""
-    missing = [order for order in orders if not artifact_of(case, order, folder).exists()]
-    if not missing:
-        return
+    """Writes the artifacts of a planted case, one for each order; `width` (hidden_size) is n * 512."""
+    write(case, material(case, layers, width), folder, orders)
+
+
+def write(case: str, made_of: Material, folder: Path, orders: Sequence[str] = ORDERS) -> None:
+    """Writes the artifacts of a case, one for each order."""
+    recipe, actives = made_of.recipe, made_of.actives
+    rank = {
+        key: np.argsort(-np.count_nonzero(active, axis=1), kind="stable").astype(np.int32)
+        for key, active in actives.items()
+    }
+    for order in orders:
+        per_group = GROUP_LAYERS if order == GROUPED else 1
+        places = orders_of(order, actives, rank, per_group, recipe.spec)
+        path = artifact_of(case, order, folder)
+        build_artifact(path, replace(recipe, order=places, rank=rank, layers_per_group=per_group), made_of.weights)
+        (path / "tokenizer").mkdir()
+        write_tokenizer(path / "tokenizer", recipe.spec.vocab_size)  # llama.cpp's server begins with none
+        change_manifest(path, lambda _: None, relist=True)
+
+
+def material(case: str, layers: int, width: int) -> Material:
+    """Returns a planted case's weights, and what documents of all topics use of them."""
     method, act, density = CASES[case]
     shape = {
         "hidden_size": width,
@@ -72,16 +103,21 @@ def write_artifacts(
     }
     planted = {"hidden_act": act, "vocab_size": VOCAB_SIZE, "num_topics": NUM_TOPICS}
     plant = plant_of("mistral-7b", layers, density, **planted, **shape)
-    spec, weights = spec_7b(layers, VOCAB_SIZE, act).model_copy(update=shape), planted_weights(plant)
+    spec = spec_7b(layers, VOCAB_SIZE, act).model_copy(update=shape)
+    recipe = recipe_of(spec, method, density)
+    if method == "predictor":
+        predictors = {layer: predictor_of(plant, layer) for layer in range(layers)}
+        recipe = replace(recipe, predictors=predictors, predictor_rank=PREDICTOR_RANK)
     keys = [(layer, family) for layer in range(layers) for family in families_of(method, spec)]
-    actives = {key: activity(plant, *key) for key in keys}
-    rank = {
-        key: np.argsort(-np.count_nonzero(active, axis=1), kind="stable").astype(np.int32)
-        for key, active in actives.items()
-    }
-    recipe = Recipe(
+    return Material(recipe, planted_weights(plant), {key: activity(plant, *key) for key in keys})
+
+
+def recipe_of(spec: ModelSpec, method: str, density: float) -> Recipe:
+    """Returns what all cases have alike; `plan_of` says what is in DRAM."""
+    return Recipe(
         spec=spec,
         method=method,
+        density=density,
         format=FORMAT,
         pinned_share=0,
         cache="lfu",
@@ -89,19 +125,7 @@ def write_artifacts(
         read_buffer_bytes=READ_BUFFER_BYTES,
         collapse_gap_bytes=16384,
         context_length=64,
-        density=density,
-        rank=rank,
-        predictors={layer: predictor_of(plant, layer) for layer in range(layers)} if method == "predictor" else None,
-        predictor_rank=PREDICTOR_RANK,
     )
-    for order in missing:
-        per_group = GROUP_LAYERS if order == GROUPED else 1
-        places = orders_of(order, actives, rank, per_group, spec)
-        path = artifact_of(case, order, folder)
-        build_artifact(path, replace(recipe, order=places, layers_per_group=per_group), weights)
-        (path / "tokenizer").mkdir()
-        write_tokenizer(path / "tokenizer", VOCAB_SIZE)  # llama.cpp's server begins with none
-        change_manifest(path, lambda _: None, relist=True)
 
 
 def orders_of(
