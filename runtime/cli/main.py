@@ -24,8 +24,9 @@ from coldpress.runtime.cli import summary as _summary
 from coldpress.runtime.cli.arguments import build_parser
 from coldpress.runtime.cli.command_line import EXIT_BAD_INPUT
 from coldpress.runtime.cli.emulation import Caps, Emulation, disk_of, emulate, emulated, exceeded, our_command
-from coldpress.runtime.cli.flags import budget_of, names_of, open_session, prompt_ids_of
+from coldpress.runtime.cli.flags import budget_of, draft_plugin, names_of, open_session, prompt_ids_of
 from coldpress.runtime.cli.generate import generate
+from coldpress.runtime.drafts import NO_DRAFT
 from coldpress.runtime.generate.choice import DEFAULT_FLASH, choose_plan
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.kernels.activations import DEFAULT_ACTIVATIONS
@@ -79,6 +80,7 @@ def _measure(arguments: argparse.Namespace) -> int:
         arguments.tokens,
         arguments.runs,
         arguments.batch,
+        draft_plugin(arguments.draft),
     )
     print(bench.render(rows))
     drawn = f" of each of {arguments.batch} sequences, drawn at temperature 1" if arguments.batch > 1 else ""
@@ -130,7 +132,7 @@ def _climb(arguments: argparse.Namespace, prompt_ids: list[int], caps: Caps | No
 
     def measure(setting: ladder.Setting) -> bench.Row:
         with Session(arguments.artifact, plan=setting.plan, flash=setting.flash) as session:
-            return bench.measure(session, prompt_ids, arguments.tokens, arguments.runs)
+            return bench.measure(session, prompt_ids, arguments.tokens, arguments.runs, draft=draft_plugin(NO_DRAFT))
 
     found = ladder.run(*ladder.steps(manifest, plan), measure, ladder.ROUNDS)
     print(ladder.render(found))
