@@ -258,7 +258,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--draft",
         choices=plugins.names("coldpress.runtime.drafts"),
-        help="what proposes next tokens, with --batch 1 (default: the plan's)",
+        help="what proposes next tokens of a single sequence (default: the plan's; batches and the ladder have none)",
     )
     parser.add_argument("--emulate", metavar="DEVICE", help=f"measure with the kernel's caps for {DEVICE_HELP}")
     parser.add_argument(

@@ -73,6 +73,10 @@ def _measure(arguments: argparse.Namespace) -> int:
     if arguments.ladder:
         _check_ladder(arguments)
         return _climb(arguments, prompt_ids, caps)
+    if arguments.batch > 1 and arguments.draft not in (None, NO_DRAFT):
+        raise ColdpressError(
+            f"--draft {arguments.draft} is for one sequence, and --batch is {arguments.batch}; leave one out"
+        )
     rows = bench.run(
         lambda selector, cache: open_session(arguments, selector, cache, budget_of(arguments)),
         [(selector, cache) for selector in names_of(arguments.selector) for cache in names_of(arguments.cache)],
@@ -118,7 +122,7 @@ def _notes(rows: list[bench.Row], arguments: argparse.Namespace, caps: Caps | No
 def _check_ladder(arguments: argparse.Namespace) -> None:
     """Refuses flags that a ladder would ignore, since its steps choose these settings."""
     defaults = {"batch": 1, "activations": DEFAULT_ACTIVATIONS, "flash": DEFAULT_FLASH}
-    for name, default in (defaults | dict.fromkeys(("kv_cache", "collapse", "preload", "device"))).items():
+    for name, default in (defaults | dict.fromkeys(("kv_cache", "collapse", "preload", "device", "draft"))).items():
         if (given := getattr(arguments, name)) != default:
             flag = name.replace("_", "-")
             raise ColdpressError(

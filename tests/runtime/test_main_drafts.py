@@ -60,6 +60,14 @@ def test_bench_says_how_many_tokens_a_pass_decodes(capsys, artifact):
     assert found["off"]["tokens_per_pass"] == 1 < found["lookup"]["tokens_per_pass"]
 
 
+@pytest.mark.parametrize("other", [("--batch", 2), ("--ladder",)])
+def test_bench_refuses_a_draft_that_it_would_ignore(capsys, artifact, other):
+    code, _, err = run(capsys, "bench", artifact.path, "--prompt-ids", "5,6", "--draft", "lookup", *other)
+    assert code == 2
+    assert "draft" in err
+    assert err.count("\n") == 1
+
+
 def test_a_draft_keeps_keys_and_values_as_the_run_does(tmp_path, monkeypatch, capsys):
     artifact, opened = speaking_artifact(tmp_path, num_hidden_layers=2, head_dim=32, rotary_dim=32), []
     monkeypatch.setattr(generate, "DraftModel", lambda session, of: opened.append(session) or DraftModel(session, of))
