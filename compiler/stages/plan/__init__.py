@@ -70,7 +70,10 @@ class PlanConfig(CacheSetting, PinnedShareSetting):
         description="whether what later layers will probably use is read while earlier ones compute; auto: where the "
         "device's law and the measured likeness of layers say that it pays",
     )
-    draft: Annotated[DraftName, Key(plugins="coldpress.runtime.drafts", auto=True)] = Field(
+    draft: Annotated[
+        DraftName,
+        Key(plugins="coldpress.runtime.drafts", auto=True, default="`off`: drawn text repeats too little"),
+    ] = Field(
         default=NO_DRAFT,
         description="what proposes next tokens of a single sequence, which the model checks in one pass; auto: what "
         "validation text and the device's law say that pays, where a run reads and every token uses every unit",
@@ -172,10 +175,11 @@ def _settled(
         )
     if found.measured is not None and not found.measured.hit_rate:
         found.reasons.append(_no_hits(plan, division))
-    plan, why = drafting.with_draft(
-        config.draft, known.setting(plan), lambda: load_arrays(corpus.split("validation").arrays)["tokens"]
-    )
-    found.reasons += [why] if why else []
+    if config.draft != NO_DRAFT:
+        plan, why = drafting.with_draft(
+            config.draft, known.setting(plan), lambda: load_arrays(corpus.split("validation").arrays)["tokens"]
+        )
+        found.reasons.append(why)
     if (taken := next(iter(sparsity.tried), None)) is not None:
         density = sparsity.mlp_density(known.model.spec)
         found.reasons.insert(0, f"{sparsity.method} in {sparsity.format} at density {density:.2f}: {taken.reason}")

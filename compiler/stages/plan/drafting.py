@@ -18,7 +18,7 @@ import numpy as np
 from coldpress.compiler.candidates import AUTO, drafts_for
 from coldpress.compiler.seconds import Setting, requests_of, token_seconds
 from coldpress.compiler.stages.plan._search import WORTH
-from coldpress.runtime.drafts import DRAFT_TOKENS, NO_DRAFT, Draft
+from coldpress.runtime.drafts import DRAFT_TOKENS, Draft
 from coldpress.runtime.plan.budget import holds_everything
 from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Selector
@@ -65,8 +65,8 @@ class Gain(NamedTuple):
         )
 
 
-def with_draft(named: str, setting: Setting, blocks: Callable[[], np.ndarray]) -> tuple[Plan, str | None]:
-    """Returns the setting's plan with the draft that it gets, and the reason; None if no draft was asked for.
+def with_draft(named: str, setting: Setting, blocks: Callable[[], np.ndarray]) -> tuple[Plan, str]:
+    """Returns the setting's plan with the draft that it gets, and the reason.
 
     Args:
         named: A file of runtime/drafts, or `auto`.
@@ -77,8 +77,6 @@ def with_draft(named: str, setting: Setting, blocks: Callable[[], np.ndarray]) -
         ColdpressError: if a draft is named, and the selector chooses by what is in DRAM.
     """
     plan = setting.plan
-    if named == NO_DRAFT:
-        return plan, None
     why_not = _why_not(setting)
     if named != AUTO and load("coldpress.runtime.sparsity", Selector, plan.method).SEES_RESIDENCY:
         raise ColdpressError(
