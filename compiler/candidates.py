@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from coldpress.runtime import plugins
 from coldpress.runtime.cache import CachePolicy
+from coldpress.runtime.drafts import Draft
 from coldpress.runtime.plugins import load, options_of
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.base import Options
@@ -53,6 +54,14 @@ def caches_for(named: str) -> tuple[str, ...]:
     package = "coldpress.runtime.cache"
     found = plugins.names(package)
     return tuple(name for name in found if not plugins.load_class(package, CachePolicy, name).looks_ahead)
+
+
+def drafts_for(named: str) -> tuple[str, ...]:
+    """Returns the drafts that a build may have: the one that the user named, or all that propose tokens."""
+    if named != AUTO:
+        return (named,)
+    package = "coldpress.runtime.drafts"
+    return tuple(name for name in plugins.names(package) if plugins.load_class(package, Draft, name).PROPOSES)
 
 
 def own_cache_options(cache: str, options: Options) -> Options:

@@ -34,6 +34,7 @@ COMPARED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "report": {"coldpress.runtime.quantization": ("int4_group32", "int8_group32")},
     "verify": {
         "coldpress.runtime.cache": ("linked", "lru", "static", "window"),
+        "coldpress.runtime.drafts": ("off",),
         "coldpress.runtime.sparsity": ("dense",),
     },
 }

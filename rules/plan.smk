@@ -8,6 +8,7 @@ rule plan:
         device=f"{DEVICE}/device.json",
         predictors=PREDICTORS,
         activations=f"{DEVICE}/recalibrate.json",
+        corpus="tokenize.json",
     output:
         f"{DEVICE}/plan.json",
     log:

@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from coldpress.schemas.base import Count, Many, Options, PositiveCount, Record, Share
 from coldpress.schemas.errors import clipped
@@ -13,6 +13,8 @@ from coldpress.schemas.families import PLUGIN_NAME, FamilyName, Method
 SECTION_ALIGN_BYTES = 65536
 CacheName = Annotated[str, Field(pattern=PLUGIN_NAME)]
 """The name of a file of runtime/cache; a name that a runtime does not have is not an error (FORMAT.md, section 7)."""
+DraftName = Annotated[str, Field(pattern=PLUGIN_NAME)]
+"""The name of a file of runtime/drafts; a name that a runtime does not have is not an error (FORMAT.md, section 7)."""
 
 Collapse = Literal["static", "adaptive"]
 Preload = Literal["on", "off"]
@@ -117,8 +119,19 @@ class Plan(Record):
     collapse: Collapse = "static"
     """Whether the gap is constant, or the start value of a gap that adapts during a run (runtime/store/gap.py)."""
     queue_depth: PositiveCount
+    draft: DraftName | None = None
+    """What proposes the next tokens of a single sequence, which the model then checks in one pass (LLM in a flash 5.2);
+    None, which is left out of the file, for nothing."""
+    draft_tokens: Count = 0
+    """Most tokens that it proposes per pass; 0, which is left out, without a draft."""
     parts: Many[PartPlan]
     """One per layer and family: by layer, then in the order of the manifest's families."""
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leaves out fields of drafts where there is none, so that such a plan reads as it always did."""
+        found = write(self)
+        return {name: value for name, value in found.items() if value or name not in ("draft", "draft_tokens")}
 
     @property
     def title(self) -> str:

@@ -23,6 +23,7 @@ from coldpress.compiler.candidates import (
     AUTO,
     DEFAULT_FORMAT,
     caches_for,
+    drafts_for,
     families_for,
     formats_for,
     methods_for,
@@ -287,6 +288,7 @@ def _chosen(values: Mapping[str, Any], model: ModelReference) -> dict[str, tuple
     return found | {
         "coldpress.runtime.sparsity": methods_for(values["method"], model.exact_zeros, model.is_mixture),
         "coldpress.runtime.cache": caches_for(values["cache"]),
+        "coldpress.runtime.drafts": drafts_for(values["draft"]),
         "coldpress.runtime.quantization": formats_for(values["format"]),
     }
 

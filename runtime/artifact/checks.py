@@ -88,7 +88,7 @@ def known_features() -> tuple[str, ...]:
 def servable_plans(manifest: Manifest) -> tuple[tuple[Plan, ...], tuple[str, ...]]:
     """Returns the plans that this runtime can serve, and one sentence about each plan that it cannot.
 
-    A plan can be served if this runtime has its selector, its cache and their options.
+    A plan can be served if this runtime has its selector, its cache, their options, and its draft.
 
     Raises:
         FeatureError: if no plan can be served; the text has the unknown names and the known ones.
@@ -97,7 +97,7 @@ def servable_plans(manifest: Manifest) -> tuple[tuple[Plan, ...], tuple[str, ...
     plans = tuple(plan for plan, names in zip(manifest.plans, lacking, strict=True) if not names)
     if not plans:
         needed = ", ".join(dict.fromkeys(name for names in lacking for name in names))
-        expected = f"the selectors {_known('sparsity')} and the caches {_known('cache')}"
+        expected = f"the selectors {_known('sparsity')}, the caches {_known('cache')} and the drafts {_known('drafts')}"
         raise FeatureError(MANIFEST_FILE, "each of plans", f"in need of {needed}", expected, NEWER)
     return plans, tuple(
         f"plan {_short(plan.name)} is left out: this runtime does not have {clipped(' and '.join(names))}; use "
@@ -109,7 +109,9 @@ def servable_plans(manifest: Manifest) -> tuple[tuple[Plan, ...], tuple[str, ...
 
 def _lacking(plan: Plan) -> list[str]:
     """Names what a plan needs and this runtime does not have."""
-    wanted = (("selector", plan.method, "sparsity"), ("cache", plan.cache, "cache"))
+    wanted = [("selector", plan.method, "sparsity"), ("cache", plan.cache, "cache")]
+    if plan.draft is not None:
+        wanted.append(("draft", plan.draft, "drafts"))
     found = [
         f"the {kind} {_short(name)}"
         for kind, name, folder in wanted
@@ -119,7 +121,7 @@ def _lacking(plan: Plan) -> list[str]:
     for kind, name, folder in wanted:
         if name in plugins.names(f"coldpress.runtime.{folder}"):
             known = plugins.load_class(f"coldpress.runtime.{folder}", plugins.PluginBase, name).OPTIONS.model_fields
-            unknown = [option for option in given[kind] if option not in known]
+            unknown = [option for option in given.get(kind, {}) if option not in known]
             found += [f"the option {_short(option)} of the {kind} '{name}'" for option in unknown]
     return found
 

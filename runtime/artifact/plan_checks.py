@@ -8,6 +8,7 @@ from coldpress.runtime import plugins
 from coldpress.runtime.artifact.contents import layout_bytes, predictor_tensors, resident_tensors
 from coldpress.runtime.artifact.errors import PlanError, short
 from coldpress.runtime.extents import span_bytes
+from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.plan.budget import used_bytes
 from coldpress.runtime.plan.kv_cache import kv_cache_bytes
 from coldpress.runtime.sparsity import Selector
@@ -69,6 +70,11 @@ def check_plan(facts: Facts, plan: Plan, field: str) -> None:
     require(fits, "read_buffer_bytes", plan.read_buffer_bytes, f"whole pages, at least {least}")
     ahead = plan.preload_buffer_bytes
     require(ahead % page_bytes == 0, "preload_buffer_bytes", ahead, f"whole pages of {page_bytes}")
+    drafts = range(1, FEW_TOKENS) if plan.draft is not None else range(1)
+    expected = f"{drafts[0]} to {drafts[-1]} with a draft" if plan.draft is not None else "0 without a draft"
+    require(plan.draft_tokens in drafts, "draft_tokens", plan.draft_tokens, expected)
+    alone = plan.draft is None or not selector.SEES_RESIDENCY
+    require(alone, "draft", plan.draft, f"none with {plan.method}, which chooses by what is in DRAM")
     _check_parts(facts, plan, field)
 
 

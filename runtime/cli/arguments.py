@@ -8,8 +8,8 @@ from typing import get_args
 
 from coldpress.runtime import plugins
 from coldpress.runtime.cli.command_line import Parser
+from coldpress.runtime.drafts import DRAFT_TOKENS
 from coldpress.runtime.generate.choice import DEFAULT_FLASH
-from coldpress.runtime.generate.speculation import DRAFT_TOKENS
 from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.kernels.activations import ACTIVATIONS, DEFAULT_ACTIVATIONS
 from coldpress.runtime.plan.kv_cache import KV_CACHE_FORMATS
@@ -213,8 +213,8 @@ def _add_draft(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--draft",
         metavar="DRAFT",
-        help=f"what proposes next tokens, to be checked in one pass: {' or '.join(drafts)}, or the folder of an "
-        "artifact with the same vocabulary; the text stays the same",
+        help=f"what proposes next tokens, to be checked in one pass: {', '.join(drafts)}, or the folder of an "
+        "artifact with the same vocabulary; the text stays the same (default: the plan's)",
     )
     parser.add_argument(
         "--draft-tokens",
@@ -254,6 +254,11 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
         default=1,
         metavar="N",
         help=f"decode N sequences at once, up to {FEW_TOKENS}, drawn at temperature 1 (default: 1, greedy)",
+    )
+    parser.add_argument(
+        "--draft",
+        choices=plugins.names("coldpress.runtime.drafts"),
+        help="what proposes next tokens of a single sequence (default: the plan's; batches and the ladder have none)",
     )
     parser.add_argument("--emulate", metavar="DEVICE", help=f"measure with the kernel's caps for {DEVICE_HELP}")
     parser.add_argument(

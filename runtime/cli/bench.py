@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from coldpress.runtime.cache import show_choice
+from coldpress.runtime.drafts import Drafting
 from coldpress.runtime.generate.batch import generate_batch
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.generate.statistics import Token, TokenSpreads, spreads
+from coldpress.runtime.generate.statistics import Token, TokenSpreads, drafted, spreads
 from coldpress.runtime.quantities import show_bytes, table
 from coldpress.schemas.metrics import RunMetrics
 
@@ -27,6 +28,8 @@ class Row:
     cache: str
     batch: int
     """Number of sequences decoded at once."""
+    tokens_per_pass: float
+    """Tokens of a sequence that a pass decodes: 1, and the drafts that were right."""
     tokens_per_s: float
     reads_per_token: float
     read_bytes_per_token: float
@@ -47,6 +50,7 @@ def run(
     num_tokens: int,
     num_runs: int,
     batch: int = 1,
+    draft: Drafting | None = None,
 ) -> list[Row]:
     """Measures each (selector, cache) of `combinations`; returns one row for each.
 
@@ -57,17 +61,25 @@ def run(
         num_tokens: Tokens decoded per run after the first one, at least 1.
         num_runs: Runs per combination, at least 1.
         batch: Number of sequences decoded at once.
+        draft: What proposes the tokens of a single sequence; None for the plan's.
     """
     return [
-        measure(open_session(selector, cache), prompt_ids, num_tokens, num_runs, batch)
+        measure(open_session(selector, cache), prompt_ids, num_tokens, num_runs, batch, draft)
         for selector, cache in combinations
     ]
 
 
-def measure(session: Session, prompt_ids: Sequence[int], num_tokens: int, num_runs: int, batch: int = 1) -> Row:
+def measure(
+    session: Session,
+    prompt_ids: Sequence[int],
+    num_tokens: int,
+    num_runs: int,
+    batch: int = 1,
+    draft: Drafting | None = None,
+) -> Row:
     """Measures one session; see `run`. One sequence is greedy; several are drawn, so that they differ."""
     if batch == 1:
-        one = [session.generate(prompt_ids, num_tokens + 1, ignore_eos=True) for _ in range(num_runs)]
+        one = [session.generate(prompt_ids, num_tokens + 1, ignore_eos=True, draft=draft) for _ in range(num_runs)]
         return _summarize(session, [(done.metrics, done.tokens[1:]) for done in one], batch)
     prompts, drawn = [prompt_ids] * batch, [Sampling(temperature=1.0, seed=seed) for seed in range(batch)]
     several = [
@@ -78,8 +90,10 @@ def measure(session: Session, prompt_ids: Sequence[int], num_tokens: int, num_ru
 
 def _summarize(session: Session, found: Sequence[tuple[RunMetrics, Sequence[Token]]], batch: int) -> Row:
     runs = [metrics for metrics, _ in found]
-    decoded = spreads([token for _, tokens in found for token in tokens])
+    every = [token for _, tokens in found for token in tokens]
+    decoded, speculation = spreads(every), drafted(every)
     assert decoded, "num_tokens is at least 1, and runs go on behind the end of text"
+    assert speculation, "as above"
 
     def total(name: str) -> float:
         return sum(getattr(metrics, name) for metrics in runs)
@@ -89,6 +103,7 @@ def _summarize(session: Session, found: Sequence[tuple[RunMetrics, Sequence[Toke
         selector=session.plan.method,
         cache=show_choice(session.plan.cache, session.plan.cache_options),
         batch=batch,
+        tokens_per_pass=speculation.tokens_per_pass if batch == 1 else 1.0,
         tokens_per_s=float(np.median([metrics.num_tokens / metrics.decode_s for metrics in runs])),
         reads_per_token=total("reads") / tokens,
         read_bytes_per_token=total("read_bytes") / tokens,
@@ -113,6 +128,7 @@ def render(rows: list[Row]) -> str:
         "selector",
         "cache",
         "batch",
+        "tokens/pass",
         "tokens/s",
         "ms/pass p5",
         "median",
@@ -130,6 +146,7 @@ def render(rows: list[Row]) -> str:
                 row.selector,
                 row.cache,
                 str(row.batch),
+                f"{row.tokens_per_pass:.2f}",
                 f"{row.tokens_per_s:.1f}",
                 *(f"{1000 * seconds:.2f}" for seconds in astuple(row.per_token.seconds)),
                 f"{row.reads_per_token:.1f}",

@@ -5,7 +5,9 @@ import os
 import time
 from pathlib import Path
 
+from coldpress.runtime import plugins
 from coldpress.runtime.artifact.reader import Artifact
+from coldpress.runtime.drafts import Draft
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.profiles.devices import load_device
@@ -52,6 +54,11 @@ def sampling_of(arguments: argparse.Namespace) -> Sampling:
         min_p=arguments.min_p,
         repetition_penalty=arguments.repetition_penalty,
     )
+
+
+def draft_plugin(name: str | None) -> Draft | None:
+    """Returns the draft without a model that `--draft` names; None, for the plan's, if it is not given."""
+    return None if name is None else plugins.load("coldpress.runtime.drafts", Draft, name)
 
 
 def budget_of(arguments: argparse.Namespace) -> int | None:

@@ -20,13 +20,12 @@ from safetensors import SafetensorError
 from coldpress.runtime import plugins
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.cli import summary
-from coldpress.runtime.cli.flags import budget_of, open_session, prompts_of, sampling_of
+from coldpress.runtime.cli.flags import budget_of, draft_plugin, open_session, prompts_of, sampling_of
 from coldpress.runtime.cli.generate_file import generate_file
-from coldpress.runtime.drafts import Draft, Drafting
+from coldpress.runtime.drafts import DRAFT_TOKENS, NO_DRAFT
 from coldpress.runtime.generate.batch import Batch, generate_batch
 from coldpress.runtime.generate.draft_model import DraftModel, beside_draft
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.generate.speculation import DRAFT_TOKENS
 from coldpress.runtime.generate.statistics import Token
 from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.quantities import parse_bytes
@@ -72,7 +71,7 @@ def _generate_one(arguments: argparse.Namespace, recorder: Recorder | None) -> N
         arguments.max_new_tokens,
         sampling=sampling_of(arguments),
         ignore_eos=arguments.ignore_eos,
-        draft=DraftModel(other, session.artifact) if other else _draft_plugin(arguments),
+        draft=DraftModel(other, session.artifact) if other else draft_plugin(arguments.draft),
         draft_tokens=arguments.draft_tokens or DRAFT_TOKENS,
         on_token=_writer(prompt_ids, codec, text, io.StringIO() if arguments.json else sys.stdout),
     )
@@ -185,17 +184,12 @@ def _check_flags(arguments: argparse.Namespace) -> None:
         raise ColdpressError("--batch needs a file of --prompts, and there is none; leave it out")
     if arguments.batch is not None and arguments.batch > FEW_TOKENS:
         raise ColdpressError(f"--batch is {arguments.batch}, expected 1 to {FEW_TOKENS}; leave it out for all of them")
-    if draft is not None and (arguments.prompts is not None or len(_prompts(arguments)) > 1):
+    if draft not in (None, NO_DRAFT) and (arguments.prompts is not None or len(_prompts(arguments)) > 1):
         raise ColdpressError(f"--draft '{draft}' is for one prompt, and there are several; leave it out")
-    if draft is None and arguments.draft_tokens is not None:
-        raise ColdpressError("--draft-tokens needs a draft, and there is none; leave it out")
+    if draft in (None, NO_DRAFT) and arguments.draft_tokens is not None:
+        raise ColdpressError("--draft-tokens needs a --draft, and there is none; leave it out")
     if draft in (None, *plugins.names("coldpress.runtime.drafts")) and arguments.draft_budget is not None:
         raise ColdpressError("--draft-budget needs a draft artifact, and there is none; leave it out")
-
-
-def _draft_plugin(arguments: argparse.Namespace) -> Drafting | None:
-    """A draft without a model."""
-    return None if arguments.draft is None else plugins.load("coldpress.runtime.drafts", Draft, arguments.draft)
 
 
 def _draft_session(arguments: argparse.Namespace) -> Session | None:

@@ -58,6 +58,8 @@ def _plan(manifest: Manifest, plan: Plan) -> dict[str, Any]:
     return {name: getattr(plan, name) for name in names.split()} | {
         "read_buffer_bytes": plan.read_buffer_bytes,
         "preload_buffer_bytes": plan.preload_buffer_bytes,
+        "draft": plan.draft,
+        "draft_tokens": plan.draft_tokens,
         "bookkeeping_bytes": bookkeeping_bytes(manifest),
         "least_budget_bytes": least_budget_bytes(manifest, plan),
         "whole_model_bytes": whole_bytes(manifest, plan),

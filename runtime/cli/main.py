@@ -24,8 +24,9 @@ from coldpress.runtime.cli import summary as _summary
 from coldpress.runtime.cli.arguments import build_parser
 from coldpress.runtime.cli.command_line import EXIT_BAD_INPUT
 from coldpress.runtime.cli.emulation import Caps, Emulation, disk_of, emulate, emulated, exceeded, our_command
-from coldpress.runtime.cli.flags import budget_of, names_of, open_session, prompt_ids_of
+from coldpress.runtime.cli.flags import budget_of, draft_plugin, names_of, open_session, prompt_ids_of
 from coldpress.runtime.cli.generate import generate
+from coldpress.runtime.drafts import NO_DRAFT
 from coldpress.runtime.generate.choice import DEFAULT_FLASH, choose_plan
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.kernels.activations import DEFAULT_ACTIVATIONS
@@ -72,6 +73,10 @@ def _measure(arguments: argparse.Namespace) -> int:
     if arguments.ladder:
         _check_ladder(arguments)
         return _climb(arguments, prompt_ids, caps)
+    if arguments.batch > 1 and arguments.draft not in (None, NO_DRAFT):
+        raise ColdpressError(
+            f"--draft {arguments.draft} is for one sequence, and --batch is {arguments.batch}; leave one out"
+        )
     rows = bench.run(
         lambda selector, cache: open_session(arguments, selector, cache, budget_of(arguments)),
         [(selector, cache) for selector in names_of(arguments.selector) for cache in names_of(arguments.cache)],
@@ -79,6 +84,7 @@ def _measure(arguments: argparse.Namespace) -> int:
         arguments.tokens,
         arguments.runs,
         arguments.batch,
+        draft_plugin(arguments.draft),
     )
     print(bench.render(rows))
     drawn = f" of each of {arguments.batch} sequences, drawn at temperature 1" if arguments.batch > 1 else ""
@@ -116,7 +122,7 @@ def _notes(rows: list[bench.Row], arguments: argparse.Namespace, caps: Caps | No
 def _check_ladder(arguments: argparse.Namespace) -> None:
     """Refuses flags that a ladder would ignore, since its steps choose these settings."""
     defaults = {"batch": 1, "activations": DEFAULT_ACTIVATIONS, "flash": DEFAULT_FLASH}
-    for name, default in (defaults | dict.fromkeys(("kv_cache", "collapse", "preload", "device"))).items():
+    for name, default in (defaults | dict.fromkeys(("kv_cache", "collapse", "preload", "device", "draft"))).items():
         if (given := getattr(arguments, name)) != default:
             flag = name.replace("_", "-")
             raise ColdpressError(
@@ -130,7 +136,7 @@ def _climb(arguments: argparse.Namespace, prompt_ids: list[int], caps: Caps | No
 
     def measure(setting: ladder.Setting) -> bench.Row:
         with Session(arguments.artifact, plan=setting.plan, flash=setting.flash) as session:
-            return bench.measure(session, prompt_ids, arguments.tokens, arguments.runs)
+            return bench.measure(session, prompt_ids, arguments.tokens, arguments.runs, draft=draft_plugin(NO_DRAFT))
 
     found = ladder.run(*ladder.steps(manifest, plan), measure, ladder.ROUNDS)
     print(ladder.render(found))

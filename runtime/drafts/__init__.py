@@ -8,10 +8,14 @@ runtime/generate/draft_model.py drafts with a second artifact.
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from coldpress.runtime.plugins import PluginBase
 
+DRAFT_TOKENS = 4
+"""Default number of drafts per pass, as in LLM in a flash 5.2."""
+NO_DRAFT = "off"
+"""The file that proposes nothing."""
 Propose = Callable[[Sequence[int], int], list[int]]
 """(all tokens so far, count) -> ids that may follow them, at most `count`, possibly none."""
 
@@ -30,6 +34,9 @@ class Drafting(Protocol):
 
 class Draft(PluginBase):
     """A draft without a model. The base class of the files of this package."""
+
+    PROPOSES: ClassVar[bool] = True
+    """Whether it may propose a token."""
 
     @abstractmethod
     def drafting(self, context_length: int) -> AbstractContextManager[Propose]:

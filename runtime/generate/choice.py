@@ -8,6 +8,7 @@ from coldpress.runtime.artifact import contents
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.cache import read_choice
 from coldpress.runtime.decoder.selection import check_selector
+from coldpress.runtime.drafts import NO_DRAFT, Draft
 from coldpress.runtime.flash import Flash, Reader, simulated
 from coldpress.runtime.plan import budget
 from coldpress.runtime.plan.kv_cache import kv_cache_bytes, kv_cache_format
@@ -60,6 +61,7 @@ def choose_plan(
         used = plugins.load("coldpress.runtime.sparsity", Selector, selector).NEEDS_PREDICTORS
         predictor_bytes = contents.layout_bytes(contents.predictor_tensors(manifest)) if used else 0
         changes |= {"method": selector, "options": {}, "predictor_bytes": predictor_bytes}
+        changes |= {"draft": None, "draft_tokens": 0}  # what pays depends on the selector
     # no setting changes what the budget is divided among: keep the plan's division exactly
     if plan.kv_cache == listed.kv_cache and all(getattr(plan, name) == value for name, value in changes.items()):
         return plan
@@ -95,6 +97,14 @@ def _with_kv_cache(plan: Plan, manifest: Manifest, kind: KvCacheFormat | None) -
         return plan
     num_bytes = kv_cache_bytes(manifest.model, plan.context_length, kind)
     return plan.model_copy(update={"kv_cache": kind, "kv_cache_bytes": num_bytes})
+
+
+def draft_of(plan: Plan, manifest: Manifest) -> tuple[Draft, int]:
+    """Returns the draft of a plan, and how many tokens it proposes per pass; `off` where nothing is read from flash,
+    since drafts save reads alone."""
+    reads = not budget.holds_everything(plan, manifest.flash.sections)
+    name = plan.draft if reads and plan.draft is not None else NO_DRAFT
+    return plugins.load("coldpress.runtime.drafts", Draft, name), plan.draft_tokens
 
 
 def make_flash(artifact: Artifact, plan: Plan, name: str) -> Reader:

@@ -7,7 +7,7 @@ replaces the plan's. The prefill is dense; every later token goes through the se
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,17 +16,18 @@ import numpy as np
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.decoder.decoder import PREFILL_CHUNK_TOKENS, Decoder
 from coldpress.runtime.decoder.selection import Selection
-from coldpress.runtime.drafts import Drafting
+from coldpress.runtime.drafts import DRAFT_TOKENS, Draft, Drafting
 from coldpress.runtime.generate.choice import (
     DEFAULT_FLASH,
     SIMULATED,
     choices,
+    draft_of,
     make_flash,
     on_device,
 )
 from coldpress.runtime.generate.likelihood import Quality, sum_nll
 from coldpress.runtime.generate.sampling import Chooser, Sampling
-from coldpress.runtime.generate.speculation import DRAFT_TOKENS, Pass, Passes, check_draft_tokens, no_drafts
+from coldpress.runtime.generate.speculation import Pass, Passes, check_draft_tokens
 from coldpress.runtime.generate.statistics import Token
 from coldpress.runtime.generate.timer import Timer
 from coldpress.runtime.generate.token_ids import token_array
@@ -222,8 +223,9 @@ class Session:
             max_new_tokens: At least 1.
             sampling: How tokens are chosen; None is greedy.
             ignore_eos: Go on after end-of-sequence tokens.
-            draft: Proposes next tokens, which the model checks in one pass; the text stays the same.
-            draft_tokens: Most drafts per pass.
+            draft: Proposes next tokens, which the model checks in one pass; the text stays the same. None for the draft
+                of the plan in use as the run begins, which it keeps; `off` of runtime/drafts for none.
+            draft_tokens: Most drafts per pass of a given draft; the plan says how many its own proposes.
             on_token: Called with every new token as soon as it is known; its time is not counted. The run ends after a
                 token for which it returns True.
 
@@ -272,12 +274,14 @@ class Session:
         """
         if max_new_tokens < 1:
             raise ColdpressError(f"the number of new tokens is {max_new_tokens}, expected at least 1")
-        if draft:
+        if draft is None:
+            draft, draft_tokens = draft_of(self.plan, self.artifact.manifest)
+        if not isinstance(draft, Draft) or draft.PROPOSES:
             check_draft_tokens(draft_tokens)
             self.decoder.check_many()
         stop_ids = frozenset(() if ignore_eos else self.decoder.spec.eos_token_ids)
         context_length = len(prompt_ids) + max_new_tokens
-        with self._exclusive(), draft.drafting(context_length) if draft else nullcontext(no_drafts) as propose:
+        with self._exclusive(), draft.drafting(context_length) as propose:
             timer = self._start()
             self.decoder.begin(context_length)
             prompt = token_array(prompt_ids)

@@ -21,9 +21,6 @@ from coldpress.runtime.generate.sampling import Chooser
 from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.schemas.errors import ColdpressError
 
-DRAFT_TOKENS = 4
-"""Default number of drafts per pass, as in LLM in a flash 5.2."""
-
 
 @dataclass(frozen=True)
 class Pass:
@@ -33,11 +30,6 @@ class Pass:
     """New tokens, at least one: the accepted drafts, and one more."""
     drafted: int
     """Drafts that were checked."""
-
-
-def no_drafts(ids: Sequence[int], count: int) -> list[int]:
-    """Proposes nothing, so that each pass decodes one token."""
-    return []
 
 
 def check_draft_tokens(count: int) -> None:

@@ -39,7 +39,7 @@ def test_drafts_that_cannot_be_are_refused(capsys, artifact):
     for extra, words in (
         (("--draft", "lookup", "--draft-budget", "1MB"), "there is none; leave it out"),
         (("--draft-budget", "1MB"), "there is none; leave it out"),
-        (("--draft-tokens", "3"), "--draft-tokens needs a draft, and there is none; leave it out"),
+        (("--draft-tokens", "3"), "--draft-tokens needs a --draft, and there is none; leave it out"),
         (("--draft", "nowhere"), "nowhere"),
         (("--draft", artifact.path, "--dram-budget", "500KB"), "leaves too little"),
         (("--draft", "lookup", "--draft-tokens", 32), "is 32, expected 1 to 31"),
@@ -48,6 +48,24 @@ def test_drafts_that_cannot_be_are_refused(capsys, artifact):
         assert (code, out) == (2, "")
         assert words in err
         assert err.count("\n") == 1
+
+
+def test_bench_says_how_many_tokens_a_pass_decodes(capsys, artifact):
+    found = {}
+    for draft in ("lookup", "off"):
+        given = ("bench", artifact.path, "--prompt-ids", "5,6,7,5,6,7", "--tokens", 24, "--runs", 1, "--draft", draft)
+        code, out, _ = run(capsys, *given)
+        assert code == 0
+        (found[draft],) = json.loads(out.splitlines()[-1])["runs"]
+    assert found["off"]["tokens_per_pass"] == 1 < found["lookup"]["tokens_per_pass"]
+
+
+@pytest.mark.parametrize("other", [("--batch", 2), ("--ladder",)])
+def test_bench_refuses_a_draft_that_it_would_ignore(capsys, artifact, other):
+    code, _, err = run(capsys, "bench", artifact.path, "--prompt-ids", "5,6", "--draft", "lookup", *other)
+    assert code == 2
+    assert "draft" in err
+    assert err.count("\n") == 1
 
 
 def test_a_draft_keeps_keys_and_values_as_the_run_does(tmp_path, monkeypatch, capsys):

@@ -14,6 +14,7 @@ from tests.support.artifacts import change_manifest, refuse
     [
         ("cache", "magic", "the cache 'magic'"),
         ("method", "magic", "the selector 'magic'"),
+        ("draft", "magic", "the draft 'magic'"),
         ("options", {"magic": 1}, "the option 'magic' of the selector 'relu'"),
         ("cache_options", {"magic": 1}, "the option 'magic' of the cache 'lru'"),
     ],

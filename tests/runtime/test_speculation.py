@@ -7,18 +7,21 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from coldpress.runtime.artifact.errors import ArtifactError
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.drafts import Draft, lookup
+from coldpress.runtime.generate.choice import choose_plan as choose_among
 from coldpress.runtime.generate.draft_model import DraftModel, beside_draft
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.generate.speculation import Passes
 from coldpress.runtime.generate.statistics import Drafted, drafted
-from coldpress.runtime.plan.budget import choose_plan, fixed_bytes
+from coldpress.runtime.plan.budget import choose_plan, fixed_bytes, whole_bytes
 from coldpress.runtime.plugins import load, names
 from coldpress.runtime.simulate import simulate
 from coldpress.runtime.trace import Recorder, load_trace
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
+from coldpress.schemas.layout import Plan
 from tests.runtime.test_generate import DECISIONS
 from tests.support.artifacts import Recipe, build_artifact, change_manifest, small_spec
 from tests.support.data import ROOT
@@ -148,6 +151,70 @@ def test_a_run_with_drafts_is_simulated_as_it_was(topk_artifact, tmp_path):
     replayed = simulate(artifact, choose_plan(artifact.manifest), trace)
     for field in DECISIONS:
         assert getattr(replayed, field) == getattr(real.metrics, field), field
+
+
+# The plan's draft
+
+
+@pytest.fixture(scope="module")
+def drafting(tmp_path_factory):
+    """A dense artifact of eleven layers that reads, whose plan drafts."""
+    spec = small_spec(num_hidden_layers=11, intermediate_size=96)
+    path = build_artifact(tmp_path_factory.mktemp("drafting") / "a", Recipe(spec=spec, method="dense")).path
+    change_manifest(path, lambda manifest: manifest["plans"][0].update(draft="lookup", draft_tokens=3))
+    return path
+
+
+def test_a_run_follows_the_plan_unless_it_is_told_otherwise(drafting):
+    with Session(drafting) as session:
+        plan = session.plan
+        assert (plan.draft, plan.draft_tokens) == ("lookup", 3)
+        told = session.generate(PROMPT, 24, ignore_eos=True, draft=load("coldpress.runtime.drafts", Draft, "off"))
+        given = session.generate(PROMPT, 24, ignore_eos=True, draft=lookup.Plugin(), draft_tokens=3)
+        followed = session.generate(PROMPT, 24, ignore_eos=True)
+    assert followed.token_ids == told.token_ids
+    assert [token.drafted for token in followed.tokens] == [token.drafted for token in given.tokens]
+    assert any(token.drafted for token in followed.tokens)
+    assert not any(token.drafted for token in told.tokens)
+
+
+def test_a_plan_does_not_draft_where_it_saves_nothing(drafting, sessions):
+    """With room for the whole model, from the start or after `resize`; and under another selector."""
+    manifest = open_artifact(drafting).manifest
+    whole = whole_bytes(manifest, manifest.plans[0])
+    with Session(drafting, dram_budget_bytes=whole) as roomy, Session(drafting) as resized:
+        for session in (roomy, resized):
+            session.resize(whole)
+            assert not any(token.drafted for token in session.generate(PROMPT, 24, ignore_eos=True).tokens)
+    listed = sessions["topk"][0].artifact.manifest
+    plan = listed.plans[0].model_copy(update={"draft": "lookup", "draft_tokens": 3})
+    listed = listed.model_copy(update={"plans": (plan,)})
+    chosen = {name: choose_among(listed, selector=name).draft for name in ("topk", "dense")}
+    assert chosen == {"topk": "lookup", "dense": None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"draft": "lookup", "draft_tokens": 0}, "draft_tokens is 0, expected 1 to 31 with a draft"),
+        ({"draft": "lookup", "draft_tokens": 32}, "draft_tokens is 32, expected 1 to 31 with a draft"),
+        ({"draft_tokens": 2}, "draft_tokens is 2, expected 0 without a draft"),
+        ({"draft": "seer", "draft_tokens": 2}, "the draft 'seer'"),
+    ],
+)
+def test_a_plan_whose_draft_contradicts_itself_is_refused(tmp_path, changes, words):
+    path = build_artifact(tmp_path / "a", Recipe(spec=small_spec(num_hidden_layers=2), method="dense")).path
+    change_manifest(path, lambda manifest: manifest["plans"][0].update(changes))
+    with pytest.raises(ArtifactError, match=re.escape(words)):
+        open_artifact(path)
+
+
+def test_a_plan_without_a_draft_does_not_mention_it(drafting):
+    plan = open_artifact(drafting).manifest.plans[0]
+    assert Plan.model_validate_json(plan.to_json()) == plan
+    without = plan.model_copy(update={"draft": None, "draft_tokens": 0})
+    assert "draft" not in without.to_json()
+    assert Plan.model_validate_json(without.to_json()) == without
 
 
 # Drafts without a model

@@ -412,6 +412,9 @@ class Laid:
         return self.made.plans
 
 
+NO_TEXT = Corpus(name="none", text_sha256="0" * 64, splits=())
+
+
 def lay_out(
     model: Model,
     sparsity: Sparsity,
@@ -420,12 +423,14 @@ def lay_out(
     predictors: Predictors | None = None,
     order: Sequence[Order] = (),
     activations: Activations | None = None,
+    corpus: Corpus = NO_TEXT,
     **config: Any,
 ) -> Laid:
-    """Runs both stages; `config` are settings of `plan`, whose cache is that of `sparsity` unless given."""
+    """Runs both stages; `config` are settings of `plan`, whose cache is that of `sparsity` unless given. Drafts are off
+    unless given."""
     layout = layout_stage.run(layout_stage.LayoutConfig(), model, sparsity, device)
-    given = {"cache": sparsity.cache, **config}
-    records = model, sparsity, placement, layout, tuple(order), device, predictors, activations
+    given = {"cache": sparsity.cache, "draft": "off", **config}
+    records = model, sparsity, placement, layout, tuple(order), device, predictors, activations, corpus
     return Laid(layout, plan_stage.run(plan_stage.PlanConfig.model_validate(given), *records))
 
 

@@ -84,7 +84,7 @@ def expected_records(source: str, calibrated: str) -> dict[str, dict[str, tuple[
             "importance": (f"{DEVICE}/importance.json",),
         },
         "layout": {"model": model, "sparsity": sparsity, "device": device},
-        "plan": laid_out | {"layout": layout, "predictors": PREDICTORS, "activations": second},
+        "plan": laid_out | {"layout": layout, "predictors": PREDICTORS, "activations": second, "corpus": corpus},
         "package": laid_out | packed | {"predictors": PREDICTORS, "curves": ("explore.json",)},
         "verify": {"model": model, "original": ingest, "corpus": corpus, "package": (f"{DEVICE}/package.json",)},
         "publish": {"package": (f"{DEVICE}/package.json",), "verification": verification},

@@ -1,4 +1,4 @@
-"""plan: settles cache, collapse gap, pinned share, buffers and reading ahead; one plan per DRAM budget.
+"""plan: settles cache, collapse gap, pinned share, buffers, reading ahead and drafts; one plan per DRAM budget.
 
 Reads the budgets that `allocate` divided, the order and the placement that were found since, and the units that
 calibration tokens use. Settings are judged by the seconds of held-out tokens on the simulated device
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from coldpress.compiler.candidates import AUTO, caches_for
+from coldpress.compiler.io import load_arrays
 from coldpress.compiler.shared_settings import CacheSetting, PinnedShareSetting
-from coldpress.compiler.stages.plan import preloading
+from coldpress.compiler.stages.plan import drafting, preloading
 from coldpress.compiler.stages.plan._division import (
     Division,
     Settings,
@@ -27,15 +28,17 @@ from coldpress.compiler.stages.plan._division import (
 from coldpress.compiler.stages.plan._names import plan_names
 from coldpress.compiler.stages.plan._replay import Known, replays
 from coldpress.compiler.stages.plan._search import Found, Given, gap_costs, search
+from coldpress.runtime.drafts import NO_DRAFT
 from coldpress.runtime.plan.budget import holds_everything
 from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Selector
 from coldpress.runtime.store.ahead_room import NOTHING, USUAL_GUESS, Ahead
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.config import Key
+from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.device import DeviceProfile, Flash
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.layout import Collapse, Layout, Plan
+from coldpress.schemas.layout import Collapse, DraftName, Layout, Plan
 from coldpress.schemas.model import Model
 from coldpress.schemas.order import Order
 from coldpress.schemas.placement import Placement
@@ -67,6 +70,14 @@ class PlanConfig(CacheSetting, PinnedShareSetting):
         description="whether what later layers will probably use is read while earlier ones compute; auto: where the "
         "device's law and the measured likeness of layers say that it pays",
     )
+    draft: Annotated[
+        DraftName,
+        Key(plugins="coldpress.runtime.drafts", auto=True, default="`off`: drawn text repeats too little"),
+    ] = Field(
+        default=NO_DRAFT,
+        description="what proposes next tokens of a single sequence, which the model checks in one pass; auto: what "
+        "validation text and the device's law say that pays, where a run reads and every token uses every unit",
+    )
 
 
 def run(
@@ -79,11 +90,13 @@ def run(
     device: DeviceProfile,
     predictors: Predictors | None,
     activations: Activations | None,
+    corpus: Corpus,
 ) -> Plans:
     """Returns one plan for each budget that `allocate` divided, the largest first.
 
     Raises:
-        ColdpressError: if `preload` is on and nothing can be read ahead, or the placement is of another model.
+        ColdpressError: if `preload` is on and nothing can be read ahead, if a draft is named and the selector cannot
+            have one, or if the placement is of another model.
         DoesNotFitError: if resident tensors, predictors, KV cache, bookkeeping, read buffer and pinned units exceed a
             budget.
     """
@@ -91,7 +104,7 @@ def run(
     plans: list[Plan] = []
     choices: list[PlanChoice] = []
     for division in _divisions(config, known, sparsity.rungs, placement, predictors):
-        plan, choice = _settled(config, division, known, order)
+        plan, choice = _settled(config, division, known, order, corpus)
         plans.append(plan)
         choices.append(choice)
         for reason in choice.reasons:
@@ -138,7 +151,9 @@ def _divisions(
     return found
 
 
-def _settled(config: PlanConfig, division: Division, known: Known, order: tuple[Order, ...]) -> tuple[Plan, PlanChoice]:
+def _settled(
+    config: PlanConfig, division: Division, known: Known, order: tuple[Order, ...], corpus: Corpus
+) -> tuple[Plan, PlanChoice]:
     """Returns the plan of a budget, and how it came about."""
     sparsity = division.sparsity
     start = Settings(
@@ -160,6 +175,11 @@ def _settled(config: PlanConfig, division: Division, known: Known, order: tuple[
         )
     if found.measured is not None and not found.measured.hit_rate:
         found.reasons.append(_no_hits(plan, division))
+    if config.draft != NO_DRAFT:
+        plan, why = drafting.with_draft(
+            config.draft, known.setting(plan), lambda: load_arrays(corpus.split("validation").arrays)["tokens"]
+        )
+        found.reasons.append(why)
     if (taken := next(iter(sparsity.tried), None)) is not None:
         density = sparsity.mlp_density(known.model.spec)
         found.reasons.insert(0, f"{sparsity.method} in {sparsity.format} at density {density:.2f}: {taken.reason}")

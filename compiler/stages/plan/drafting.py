@@ -1,0 +1,184 @@
+"""Decides whether a plan proposes next tokens, which, and how many per pass (LLM in a flash 5.2).
+
+A pass of several tokens reads what its tokens use together. Where every token uses every unit that is no more than one
+token reads, so that each right draft saves a token's reads, and each draft costs computing. Under other selectors
+drafts lose (`benchmarks.speculative`), and with the whole model in DRAM there is nothing to save.
+
+The drafts of runtime/drafts are replayed over validation text, a draft being right where it is the text's next token:
+as often as a perfect model that draws its tokens would take it. Each block gives one gain; their mean, less its
+standard error, must exceed what `plan` asks of any change.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from coldpress.compiler.candidates import AUTO, drafts_for
+from coldpress.compiler.seconds import Setting, requests_of, token_seconds
+from coldpress.compiler.stages.plan._search import WORTH
+from coldpress.runtime.drafts import DRAFT_TOKENS, Draft
+from coldpress.runtime.plan.budget import holds_everything
+from coldpress.runtime.plugins import load
+from coldpress.runtime.sparsity import Selector
+from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.figure import Figure
+from coldpress.schemas.layout import Plan, placed_parts
+
+COUNTS = (1, 2, 4)
+"""Numbers of drafts per pass that are compared."""
+
+
+class Replayed(NamedTuple):
+    """A text of `num_tokens` as a run that drafts would write it; its first token is the prompt."""
+
+    num_tokens: int
+    drafts: tuple[int, ...]
+    """The number of drafts of each pass."""
+
+
+class Gain(NamedTuple):
+    """One way to draft, on validation text."""
+
+    draft: str
+    draft_tokens: int
+    speed: float
+    """Speed over that without drafts, mean over blocks."""
+    error: float
+    """Its standard error."""
+    tokens_per_pass: float
+    drafts_per_pass: float
+
+    @property
+    def least(self) -> float:
+        """Returns the gain less its error."""
+        return self.speed - self.error
+
+    @property
+    def in_words(self) -> str:
+        """Returns the figures for a reason."""
+        return (
+            f"drafts of {self.draft}, up to {self.draft_tokens} a pass: {self.speed:.3f} ± {self.error:.3f} times as "
+            f"fast on validation text, {self.tokens_per_pass:.2f} tokens and {self.drafts_per_pass:.2f} drafts a pass"
+        )
+
+
+def with_draft(named: str, setting: Setting, blocks: Callable[[], np.ndarray]) -> tuple[Plan, str]:
+    """Returns the setting's plan with the draft that it gets, and the reason.
+
+    Args:
+        named: A file of runtime/drafts, or `auto`.
+        setting: The plan, complete but for drafts, on the build's device.
+        blocks: Gives validation text, int [num_blocks, block_tokens]; called only where drafts may pay.
+
+    Raises:
+        ColdpressError: if a draft is named, and the selector chooses by what is in DRAM.
+    """
+    plan = setting.plan
+    why_not = _why_not(setting)
+    if named != AUTO and load("coldpress.runtime.sparsity", Selector, plan.method).SEES_RESIDENCY:
+        raise ColdpressError(
+            f"draft={named} was asked for, and {plan.method} chooses by what is in DRAM, so that a token of a pass "
+            "would change what the others use; leave draft=auto, or choose another method"
+        )
+    if why_not and named == AUTO:
+        return plan, f"no drafts: {why_not}"
+    if why_not:
+        return _drafting(plan, named, DRAFT_TOKENS), f"drafts of {named}, as given, not compared: {why_not}"
+    found = gains(drafts_for(named), blocks(), lambda num_tokens: pass_seconds(setting, num_tokens))
+    best = max(found, key=lambda gain: gain.least)
+    if named != AUTO:
+        return _drafting(plan, named, best.draft_tokens), f"{best.in_words}; as given"
+    if best.least * WORTH <= 1:
+        return plan, f"no drafts: the best of {len(found)} ways does not pay, {best.in_words}"
+    return _drafting(plan, best.draft, best.draft_tokens), best.in_words
+
+
+def _drafting(plan: Plan, draft: str, draft_tokens: int) -> Plan:
+    return plan.model_copy(update={"draft": draft, "draft_tokens": draft_tokens})
+
+
+def _why_not(setting: Setting) -> str | None:
+    """Returns why drafts cannot be judged by this law, or save nothing; None if they may pay."""
+    plan = setting.plan
+    if holds_everything(plan, setting.sections):
+        return "nothing is read once the model is loaded"
+    if any(part.density < 1 for part in plan.parts):
+        return "the tokens of a pass use other units each, which have to be read, too"
+    if plan.preload_buffer_bytes:
+        return "the plan reads ahead, and passes of several tokens are not modelled with that"
+    return None
+
+
+def gains(names: Sequence[str], blocks: np.ndarray, seconds_of: Callable[[int], float]) -> list[Gain]:
+    """Returns the gain of each draft of `names` with each of `COUNTS`.
+
+    Args:
+        names: Files of runtime/drafts.
+        blocks: Text, int [num_blocks, block_tokens].
+        seconds_of: Seconds of a pass of so many tokens.
+    """
+    pass_s = [seconds_of(num_tokens) for num_tokens in range(1, max(COUNTS) + 2)]
+    found: list[Gain] = []
+    for name in names:
+        draft = load("coldpress.runtime.drafts", Draft, name)
+        for count in COUNTS:
+            runs = [replayed(draft, block.tolist(), count) for block in blocks]
+            speeds = np.array([pass_s[0] * run.num_tokens / sum(pass_s[n] for n in run.drafts) for run in runs])
+            # a single block says nothing about others
+            error = float(speeds.std(ddof=1) / len(speeds) ** 0.5) if len(speeds) > 1 else float("inf")
+            passes = sum(len(run.drafts) for run in runs)
+            tokens, drafts = sum(run.num_tokens for run in runs), sum(sum(run.drafts) for run in runs)
+            found.append(Gain(name, count, float(speeds.mean()), error, tokens / passes, drafts / passes))
+    return found
+
+
+def replayed(draft: Draft, text: Sequence[int], draft_tokens: int) -> Replayed:
+    """Returns the passes in which a run that drafts would write `text`, of which the first token is given.
+
+    A pass proposes at most `draft_tokens`, keeps the first ones that are the text's, and adds one more, as
+    runtime/generate/speculation.py does.
+    """
+    seen, drafts = [text[0]], list[int]()
+    with draft.drafting(len(text)) as propose:
+        while len(seen) < len(text):
+            proposed = propose(seen, min(draft_tokens, len(text) - len(seen) - 1))
+            following = text[len(seen) : len(seen) + len(proposed)]
+            right = [mine == true for mine, true in zip(proposed, following, strict=True)]
+            num_right = right.index(False) if False in right else len(right)
+            drafts.append(len(proposed))
+            seen += text[len(seen) : len(seen) + num_right + 1]
+    return Replayed(len(text) - 1, tuple(drafts))
+
+
+def pass_seconds(setting: Setting, num_tokens: int) -> float:
+    """Returns the modelled seconds of a pass of several tokens that use every unit: one token's reads, and everybody's
+    computing in full, as if their products shared nothing."""
+    plan = setting.plan
+    used = {
+        (part.layer, part.family): np.arange(section.num_units, dtype=np.int32)
+        for part, section in placed_parts(plan, setting.sections)
+    }
+    slower = replace(setting, device=_computing_for(setting.device, num_tokens))
+    return token_seconds(slower, requests_of([used], first=2), requests_of([used]))
+
+
+def _computing_for(device: DeviceProfile, num_tokens: int) -> DeviceProfile:
+    """Returns the device on which a token's computing takes as long as that of `num_tokens` does on `device`. What a
+    request costs, it costs once a pass."""
+
+    def divided(figure: Figure[float], by: float) -> Figure[float]:
+        return figure.model_copy(update={"value": figure.value / by})
+
+    changes: dict[str, object] = {"dram_bytes_per_s": divided(device.dram_bytes_per_s, num_tokens)}
+    if (compute := device.compute) is not None:
+        rates = tuple(
+            rate.model_copy(update={"bytes_per_s": rate.bytes_per_s / num_tokens}) for rate in compute.rates.value
+        )
+        per_token = {name: getattr(compute, name) for name in ("layer_s", "token_s")}
+        longer = {name: figure and divided(figure, 1 / num_tokens) for name, figure in per_token.items()}
+        of_rates = compute.rates.model_copy(update={"value": rates})
+        changes["compute"] = compute.model_copy(update={"rates": of_rates, **longer})
+    return device.model_copy(update=changes)

@@ -1,0 +1,21 @@
+"""Proposes nothing: each pass decodes one token, whatever the plan says."""
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+
+from coldpress.runtime.drafts import Draft, Propose
+
+
+class Plugin(Draft):
+    """No drafts."""
+
+    PROPOSES = False
+
+    @contextmanager
+    def drafting(self, context_length: int) -> Generator[Propose]:
+        """See `coldpress.runtime.drafts.Drafting`."""
+        yield _nothing
+
+
+def _nothing(ids: Sequence[int], count: int) -> list[int]:
+    return []

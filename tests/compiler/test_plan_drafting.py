@@ -1,0 +1,115 @@
+"""plan: drafts where validation text repeats, every token uses every unit and the run reads; elsewhere the reason."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from coldpress.compiler.io import save_arrays
+from coldpress.compiler.seconds import Setting
+from coldpress.compiler.stages.plan.drafting import Replayed, gains, pass_seconds, replayed
+from coldpress.runtime.drafts import Draft, lookup
+from coldpress.runtime.plugins import load
+from coldpress.schemas.corpus import Corpus, TokenBlocks
+from coldpress.schemas.errors import ColdpressError
+from tests.compiler.test_plan import check_layout, laid, records, whole_of, with_budget
+
+REPEATING = np.tile(np.arange(8, dtype=np.int32), (4, 16))
+DISTINCT = np.arange(4 * 128, dtype=np.int32).reshape(4, 128)
+
+
+def corpus_of(folder, blocks):
+    """Text that repeats as `blocks` in its validation split alone: no other split may be read."""
+    arrays = save_arrays(folder / "validation.safetensors", {"tokens": blocks})
+    split = TokenBlocks(split="validation", arrays=arrays, num_blocks=len(blocks), block_tokens=blocks.shape[1])
+    return Corpus(name="made", text_sha256="0" * 64, splits=(split,))
+
+
+@pytest.fixture(scope="module")
+def reading(tmp_path_factory):
+    """A dense model of eleven layers that lacks DRAM for a third of its units."""
+    given = records(tmp_path_factory.mktemp("reading"), "dense", num_hidden_layers=11, num_pinned=0)
+    units_bytes = sum(section.length_bytes for section in laid(*given).sections)
+    return with_budget(given, whole_of(given) - units_bytes // 3)
+
+
+def test_text_that_repeats_is_drafted_and_the_reason_has_the_figures(reading, tmp_path):
+    found = laid(*reading, corpus=corpus_of(tmp_path, REPEATING), draft="auto")
+    plan, reason = found.plans[0], found.made.choices[0].reasons[-1]
+    assert (plan.draft, plan.draft_tokens) == ("lookup", 4)
+    assert reason.startswith("drafts of lookup, up to 4 a pass: ")
+    assert "times as fast on validation text" in reason
+    check_layout(*reading, found)
+
+
+@pytest.mark.parametrize("blocks", [DISTINCT, REPEATING[:1]], ids=["nothing repeats", "one block has no error"])
+def test_text_that_promises_no_gain_is_not_drafted(reading, tmp_path, blocks):
+    found = laid(*reading, corpus=corpus_of(tmp_path, blocks), draft="auto")
+    assert (found.plans[0].draft, found.plans[0].draft_tokens) == (None, 0)
+    assert found.made.choices[0].reasons[-1].startswith("no drafts: the best of 3 ways does not pay")
+
+
+def test_where_drafts_save_no_read_no_text_is_looked_at(reading, tmp_path):
+    """`laid` gives a corpus without splits: looking at it would fail."""
+    whole = with_budget(reading, whole_of(reading))
+    sparse = records(tmp_path, "topk", num_hidden_layers=11, share=0.5)
+    for given, words in ((whole, "nothing is read"), (sparse, "use other units each")):
+        found = laid(*given, draft="auto")
+        assert found.plans[0].draft is None
+        assert words in found.made.choices[0].reasons[-1]
+
+
+def test_a_named_draft_is_kept_with_the_best_number_and_off_says_nothing(reading, tmp_path):
+    found = laid(*reading, corpus=corpus_of(tmp_path, DISTINCT), draft="lookup")
+    assert found.plans[0].draft == "lookup"
+    assert found.made.choices[0].reasons[-1].endswith("; as given")
+    off = laid(*reading, draft="off")
+    assert off.plans[0].draft is None
+    assert not any("draft" in reason for reason in off.made.choices[0].reasons)
+    assert "draft" not in off.made.to_json()
+
+
+def test_a_selector_that_sees_the_cache_refuses_a_named_draft(tmp_path):
+    given = records(tmp_path, "dip_ca", num_hidden_layers=11)
+    with pytest.raises(ColdpressError, match="draft=lookup was asked for, and dip_ca chooses by what is in DRAM"):
+        laid(*given, draft="lookup")
+
+
+def test_passes_are_those_of_a_run_that_is_followed_by_hand():
+    """1 2 3 1 2 | 3 is proposed after the second `1 2`; then `2 3`, and so on."""
+    text = [1, 2, 3, 1, 2, 3, 9, 9]
+    # from 1: passes give 2, 3, 1, 2 with nothing to propose; after `1 2` come 3 (right) and 1 (wrong: 9), so that the
+    # pass gives 3 and 9; nothing follows `3 9`, so that the last pass gives 9
+    assert replayed(load("coldpress.runtime.drafts", Draft, "lookup"), text, 2) == Replayed(7, (0, 0, 0, 0, 2, 0))
+    assert lookup.LEAST == 2
+
+
+def test_a_gain_weighs_each_pass_with_its_own_seconds():
+    blocks = np.array([[1, 2, 3, 1, 2, 3, 9, 9]] * 2)
+    two = next(gain for gain in gains(["lookup"], blocks, lambda tokens: 1.0 + tokens) if gain.draft_tokens == 2)
+    assert two.speed == pytest.approx(7 * 2 / (5 * 2 + 4))
+    assert two.error == 0
+    assert (two.tokens_per_pass, two.drafts_per_pass) == (pytest.approx(7 / 6), pytest.approx(2 / 6))
+
+
+def test_a_pass_pays_for_every_tokens_computing_and_for_one_tokens_reads(reading):
+    """Where computing costs next to nothing, a pass takes as long as a token; where reading does, as long as its
+    tokens."""
+    found = laid(*reading)
+    setting = setting_of(reading, found)
+    one, three = (pass_seconds(setting, tokens) for tokens in (1, 3))
+    assert one < three < 3 * one
+    quick = with_dram_rate(setting, 1e15)
+    assert pass_seconds(quick, 3) == pytest.approx(pass_seconds(quick, 1), rel=1e-3)
+    slow = with_dram_rate(setting, 1e5)
+    assert pass_seconds(slow, 3) == pytest.approx(3 * pass_seconds(slow, 1), rel=1e-2)
+
+
+def setting_of(given, found):
+    model, sparsity, _, device = given
+    return Setting(model, sparsity.format, device, found.sections, found.plans[0])
+
+
+def with_dram_rate(setting, bytes_per_s):
+    figure = setting.device.dram_bytes_per_s.model_copy(update={"value": bytes_per_s})
+    return replace(setting, device=setting.device.model_copy(update={"dram_bytes_per_s": figure, "compute": None}))
