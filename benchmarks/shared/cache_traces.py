@@ -7,18 +7,17 @@ Units lie as Ripple's Algorithm 1 puts them.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.evaluation.evaluate import Sparse, evaluate
+from benchmarks.evaluation.evaluate import Sparse, masks_of
 from benchmarks.shared.cases import case_of
-from coldpress.compiler.activity.choice import of_experts, used_experts
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.stages.order import ripple
 from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Selector
-from coldpress.schemas.families import num_experts, num_units
+from coldpress.schemas.families import num_units
 from tests.support.planted import TOPIC_STRENGTH, planted_frequencies, thresholds
 from tests.support.statistics import task_of
 
@@ -96,34 +95,15 @@ def _real(case: str, folder: Path, num_layers: int) -> dict[tuple[int, str], dic
     density *= spec.num_experts_per_tok / spec.num_experts
     layers = np.unique(np.linspace(0, spec.num_hidden_layers - 1, num_layers).round().astype(int)).tolist()
     arrays = {
-        (layer, family): {
-            **selector.fit(num_units(family, spec), density, {}, selector.OPTIONS()),
-            "key": (layer, family),
-        }
+        (layer, family): selector.fit(num_units(family, spec), density, {}, selector.OPTIONS())
         for family in families
         for layer in range(spec.num_hidden_layers)
     }
     found: dict[tuple[int, str], dict[str, np.ndarray]] = {}
     for split, tokens in known.splits.items():
-        masks: dict[tuple[int, str], list[np.ndarray]] = {}
-
-        class Noting(type(selector)):
-            """The selector; it notes its choices."""
-
-            def select_many(
-                self, activity: np.ndarray, arrays: Any, masks: dict[Any, list[np.ndarray]] = masks
-            ) -> np.ndarray:
-                mask = super().select_many(activity, arrays)
-                experts = num_experts(arrays["key"][1], spec)
-                if experts > 1:
-                    mask &= of_experts(used_experts(activity, experts), mask.shape[1])
-                masks.setdefault(arrays["key"], []).append(mask)
-                return mask
-
-        evaluate(stream, tokens, Sparse(cast(Any, Noting)(), families, arrays))
-        for key, parts in masks.items():
+        for key, mask in masks_of(stream, tokens, Sparse(selector, families, arrays)).items():
             if key[0] in layers:
-                found.setdefault(key, {})[split] = np.concatenate(parts)
+                found.setdefault(key, {})[split] = mask
     return found
 
 
