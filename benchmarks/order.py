@@ -7,14 +7,12 @@ the runtime's lru cache. A case is a section of a model on a device in a format 
 ripple over those of auto, each under the gap that suits it; `over_break_even` is that of ripple under the gap of peak
 bandwidth over IOPS, and `headroom` leaves out cases where no order at all could gain 5 %. `friends` is LLM in a flash's
 way (D): each unit stored with a copy of its closest friend and read with it. `times` are of one layer in int4 on the
-first device, a job on each core, given the counts of pairs; counting is reported beside them.
+first device on one core, times the layers of a core, given the counts of pairs; counting is reported beside them.
 """
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from statistics import median
 
 import numpy as np
@@ -160,7 +158,7 @@ def case_of(row: Row) -> tuple[str, ...]:
     return tuple(row[name] for name in CASE)
 
 
-def layer_times(source: Source, device: str, seed: int, rounds: int) -> dict[str, list[float]]:
+def layer_times(source: Source, device: str, rounds: int) -> dict[str, list[float]]:
     """Seconds of one layer in every round on one core, as in a job of the stage."""
     flash, size_bytes = load_device(device).flash, unit_bytes(source.family, source.spec, "int4_group32")
     task: Task
@@ -168,7 +166,7 @@ def layer_times(source: Source, device: str, seed: int, rounds: int) -> dict[str
     def count() -> None:
         nonlocal task
         demand = demand_of(source, source.fit)
-        task = Task(replace(demand, activity=replace(demand.activity, threads=1)), size_bytes, flash, seed)
+        task = Task(replace(demand, activity=replace(demand.activity, threads=1)), size_bytes, flash)
         _ = task.demand.activity.counts, task.demand.fitting.activity.counts
 
     works: dict[str, Callable[[], object]] = {
@@ -243,14 +241,12 @@ class Plugin(Benchmark[Options]):
                 yield from friend_rows(source)
 
     def times(self, source: Source) -> Iterator[Row]:
-        """Seconds of all layers: one job per core, each with its share of the layers; a row per round."""
-        with ProcessPoolExecutor(CORES, get_context("spawn")) as pool:
-            each = (source, self.options.devices[0])
-            jobs = [pool.submit(layer_times, *each, seed, self.options.rounds) for seed in range(CORES)]
-            found = [job.result() for job in jobs]
-        for number in range(self.options.rounds):
-            slowest = {name: max(job[name][number] for job in found) for name in TIMED}
-            yield named(source) | {f"{name}_s": MODEL_LAYERS / CORES * slowest[name] for name in TIMED}
+        """Seconds of all layers, each core with its share of them; a row per round."""
+        found = layer_times(source, self.options.devices[0], self.options.rounds)
+        for values in zip(*found.values(), strict=True):
+            yield named(source) | {
+                f"{name}_s": MODEL_LAYERS / CORES * value for name, value in zip(found, values, strict=True)
+            }
 
     def figures(self, rows: Rows) -> Figures:
         times = [row for row in rows if row["part"] == "times"]
