@@ -37,9 +37,9 @@ AWARE = ("lru", "lfu")
 WARM_UP_BLOCKS = 1
 
 
-def fitted(known: Known, selector: dip.Plugin | dip_ca.Plugin, density: float, **options: float) -> Sparse:
+def fitted(known: Known, selector: dip.Plugin | dip_ca.Plugin, density: float, gamma: float = 1.0) -> Sparse:
     """DIP at a density, cache-aware or not."""
-    spec, own = known.case.model.spec, selector.OPTIONS(**options)
+    spec, own = known.case.model.spec, dip_ca.Options(gamma=gamma)
     shares = selector.divide(density, spec, own)
     arrays = {key: selector.fit(norms.size, shares[key[1]], {}, own) for key, norms in known.norms.items()}
     return Sparse(selector, FAMILIES_PRUNED, arrays)
