@@ -55,9 +55,19 @@ PROMPTS_PER_PLACE, MEAN, LONGEST = 4, 12, 48
 def write_real(folder: Path) -> Path:
     """The artifact of the real model."""
     model = load_hf(data_folder() / "models" / REAL)
-    recipe = Recipe(spec=spec_of(model.config), method="relu", density=0.3, format="int4_group32", cache="lfu")
-    changes = {"pinned_share": 0.1, "slots_share": 0.23, "context_length": CONTEXT_LENGTH, "page_bytes": 512}
-    return build_artifact(folder / REAL, Recipe(**{**vars(recipe), **changes}), roles_of(model, recipe.spec)).path
+    spec = spec_of(model.config)
+    recipe = Recipe(
+        spec=spec,
+        method="relu",
+        density=0.3,
+        format="int4_group32",
+        cache="lfu",
+        pinned_share=0.1,
+        slots_share=0.23,
+        context_length=CONTEXT_LENGTH,
+        page_bytes=512,
+    )
+    return build_artifact(folder / REAL, recipe, roles_of(model, spec)).path
 
 
 def plan_for(case: str, path: Path, selector: str | None) -> Plan:
@@ -86,7 +96,7 @@ def drawn(count: int) -> list[Sampling]:
 
 @dataclass(frozen=True)
 class Decoded:
-    """What the passes of a batch took, behind the first ones."""
+    """What the passes of a batch took, behind the first ones; `prefill` is of all prompts together."""
 
     seconds: float
     reads: float
@@ -94,7 +104,6 @@ class Decoded:
     wait_s: float
     hit_rate: float
     prefill_s: float
-    """Of all prompts together."""
     prefill_bytes: int
 
 
@@ -142,19 +151,15 @@ def decode(case: str, path: Path, batch: int, passes: int, rounds: int) -> Row:
 
 def row_of(batch: int, sparse: Sequence[Decoded], dense: Sequence[Decoded], alone: Sequence[tuple[float, int]]) -> Row:
     """The figures of a batch, over its rounds."""
-    pass_s, dense_s = [one.seconds for one in sparse], [one.seconds for one in dense]
+    pass_s = [one.seconds for one in sparse]
     alone_s, alone_bytes = zip(*alone, strict=True)
     prefill_bytes = median(one.prefill_bytes for one in sparse)
     return {
         "pass_s": spread(pass_s),
         "tokens_per_s": batch / median(pass_s),
-        "per_sequence": 1 / median(pass_s),
-        "dense_tokens_per_s": batch / median(dense_s),
-        "over_dense": gain(dense_s, pass_s),
+        "over_dense": gain([one.seconds for one in dense], pass_s),
         "reads_per_token": median(one.reads for one in sparse) / batch,
         "bytes_per_token": median(one.read_bytes for one in sparse) / batch,
-        "dense_bytes_per_token": median(one.read_bytes for one in dense) / batch,
-        "prefill_s_per_prompt": median(one.prefill_s for one in sparse) / batch,
         "prefill_over_alone": gain(alone_s, [one.prefill_s for one in sparse]),
         "prefill_bytes_over_alone": median(alone_bytes) / prefill_bytes if prefill_bytes else None,
         "wait_share": spread([one.wait_s / one.seconds for one in sparse]),
@@ -251,14 +256,10 @@ class Plugin(Benchmark[Options]):
         "rows[].renewed": "whether ended sequences make room for new ones",
         "rows[].tokens_per_s": "tokens per second of all sequences, by the median",
         "rows[].pass_s?": "seconds of a pass",
-        "rows[].per_sequence?": "tokens per second of a sequence",
-        "rows[].dense_tokens_per_s?": "tokens per second of the dense selector under the same budget",
         "rows[].over_dense?": "seconds of the dense selector over the case's, formed in each round",
         "rows[].union_density?": "share of its family's units that a pass asks for, in the mean",
         "rows[].reads_per_token?": "reads of a token",
         "rows[].bytes_per_token?": "bytes read for a token",
-        "rows[].dense_bytes_per_token?": "bytes read for a token by the dense selector",
-        "rows[].prefill_s_per_prompt?": "seconds of a prompt",
         "rows[].prefill_over_alone?": "seconds of prompts one after the other over all at once, formed in each round",
         "rows[].prefill_bytes_over_alone?": "bytes read for these over those of all at once",
         "rows[].wait_share?": "share of a pass that waits for flash",

@@ -3,14 +3,11 @@
 Reads of one size at random multiples of it, from a file of this machine's disk, past the page cache. `direct` (threads
 with `pread`) and `io_uring` are the plug-ins of runtime/flash as the store uses them: every page is held against its
 checksum, and one submission has all reads of a round. `bare` is shared/bare_reads.c, compiled here: as many threads,
-the same offsets, huge pages as in our read buffer, no checksums. `fio` is the Debian package with io_uring where it is
-installed, at offsets and with memory of its own. In every round all take turns, in an order of the round's own; a share
-is our bytes per second over bare's in the same round.
+the same offsets, huge pages as in our read buffer, no checksums. In every round all take turns, in an order of the
+round's own; a share is our bytes per second over bare's in the same round.
 """
 
-import json
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -94,34 +91,17 @@ def bare(disk: Disk, offsets: np.ndarray, size: int, depth: int) -> float:
     return float(done.stdout)
 
 
-def fio(disk: Disk, size: int, depth: int, seconds: float) -> float | None:
-    """fio's bytes per second, if there is one."""
-    program = shutil.which("fio")
-    if program is None:
-        return None
-    what = {"name": "reads", "filename": disk.path, "rw": "randread", "direct": 1, "bs": size, "iodepth": depth}
-    how = {"ioengine": "io_uring", "time_based": 1, "runtime": f"{1000 * seconds:.0f}ms", "output-format": "json"}
-    flags = [f"--{name}={value}" for name, value in (what | how).items()]
-    done = subprocess.run([program, *flags], capture_output=True, text=True, check=True)
-    return float(json.loads(done.stdout)["jobs"][0]["read"]["bw_bytes"])
-
-
 def measure(disk: Disk, size: int, depth: int, rounds: int, reads_s: float) -> Row:
     least = MIN_READS_PER_DEPTH * depth
     first_s = bare(disk, disk.offsets(size, least), size, depth)
     count = max(least, min(int(least * reads_s / first_s), ROUND_BYTES // size))
-    rates: dict[str, list[float]] = {name: [] for name in (*OURS, "bare", "fio")}
+    rates: dict[str, list[float]] = {name: [] for name in (*OURS, "bare")}
     for _ in range(rounds):
         for name in disk.random.permutation(list(rates)).tolist():
             offsets = disk.offsets(size, count)
-            if name == "fio":
-                found = fio(disk, size, depth, reads_s)
-            else:
-                seconds = bare(disk, offsets, size, depth) if name == "bare" else ours(disk, name, offsets, size, depth)
-                found = count * size / seconds
-            if found is not None:
-                rates[name].append(found)
-    figures = {f"{name}_bytes_per_s": spread(found) if found else None for name, found in rates.items()}
+            seconds = bare(disk, offsets, size, depth) if name == "bare" else ours(disk, name, offsets, size, depth)
+            rates[name].append(count * size / seconds)
+    figures = {f"{name}_bytes_per_s": spread(found) for name, found in rates.items()}
     shares = {f"{name}_share": spread(np.divide(rates[name], rates["bare"]).tolist()) for name in OURS}
     return {**figures, **shares, "best_share": max(share["median"] for share in shares.values())}
 
@@ -140,7 +120,6 @@ class Plugin(Benchmark[Options]):
         "rows[].direct_bytes_per_s": "of direct",
         "rows[].io_uring_bytes_per_s": "of io_uring",
         "rows[].bare_bytes_per_s": "of bare",
-        "rows[].fio_bytes_per_s?": "of fio, where it is installed",
         "rows[].direct_share": "direct over bare, formed in each round",
         "rows[].io_uring_share": "io_uring over bare, formed in each round",
         "rows[].best_share": "the larger median of the two",

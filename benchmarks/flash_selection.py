@@ -1,108 +1,107 @@
 """Modelled device seconds of choices that know the flash, against top-k, at equal perplexity on test text.
 
-The inputs of all matrices of the MLP are pruned. There are as many units as the model has, each of the size that it has
-in a 7B (hidden 4096, inner 11008) in int4; each layer keeps a share of them in an LRU cache that begins empty, or none.
-Reads are the runtime's planner's, seconds the device's. `top-k` collapses reads over the gap, of four, that takes least
-on validation text; `use_read_units` has the same reads and computes with all they bring; `greedy` takes contiguous
-chunks by importance over seconds, after the description of Neuron Chunking (2511.18692); `flash` is the product's
-selector with one density for all layers; `by loss` the same with the densities of `density_allocation=greedy`, from
-which prices per layer and family follow. A curve has one point per density; between points milliseconds are linear in
-log perplexity, and all are held to top-k's perplexity at two densities.
+The inputs of all matrices of the MLP are pruned; each layer keeps a share of its units in an LRU cache that begins
+empty, or none. Reads are the runtime's planner's, seconds the device's. `top-k` collapses reads over the gap, of four,
+that takes least on validation text; `use_read_units` has the same reads and computes with all they bring; `flash` is
+the product's selector with one density for all layers. A curve has one point per density; between points milliseconds
+are linear in log perplexity, and all are held to top-k's perplexity at two densities.
 """
 
-import dataclasses
 import itertools
-import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-import numpy as np
-
+from benchmarks.evaluation.evaluate import Sparse, evaluate
+from benchmarks.evaluation.reads import Reading
 from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
-from benchmarks.harness.places import ROOT
 from benchmarks.shared.cases import WITH_MIXTURES
-from benchmarks.shared.flash_curves import Curve, TopK, flash_curve, greedy_curve, topk_curves
-from benchmarks.shared.flash_setting import UNIT_BYTES, Orders, Setting, known_of, top_k
-from coldpress.compiler.profiles import load_device
+from benchmarks.shared.flash_setting import (
+    FAMILIES_PRUNED,
+    UNIT_BYTES,
+    Known,
+    Orders,
+    Setting,
+    at_ppl,
+    known_of,
+)
 from coldpress.compiler.stages.order import ripple
+from coldpress.runtime.profiles.devices import load_device
+from coldpress.runtime.sparsity import topk
 from tests.support.statistics import task_of
 
-METHODS: Mapping[str, Callable[[Setting], Curve]] = {
-    "greedy": greedy_curve,
-    "flash": lambda setting: flash_curve(setting, by_loss=False),
-    "by loss": lambda setting: flash_curve(setting, by_loss=True),
-}
 ORDERS = ("structural", "coactivation")
 """The model's own, and Ripple's Algorithm 1 on what top-k at half of the units uses of calibration text."""
-PLAIN = ("top-k", "use_read_units")
-CURVES = (*PLAIN, *METHODS)
-OURS = {"use_read_units": "_use_read_units", "flash": "", "by loss": "_by_loss"}
-"""Curve -> the end of the names of its gains."""
-OVER = {"top-k": "topk", "greedy": "greedy"}
+TOPK, ALONG, FLASH = CURVES = ("top-k", "use_read_units", "flash")
+OURS = {ALONG: "_use_read_units", FLASH: ""}
+"""Curve -> the end of the names of its gains over top-k."""
 EQUAL_TO = (0.5, 0.3)
 """Densities of top-k whose perplexity the others are held to."""
+GAPS = (0.0, 0.25, 0.5, 1.0)
+"""Of the break-even gap; the best one is that at the first of EQUAL_TO."""
+TOPK_DENSITIES = (0.2, 0.3, 0.4, 0.5, 0.6)
+FLASH_DENSITIES = (0.25, 0.35, 0.45, 0.6, 0.75)
+LOW_DENSITIES = (0.1, 0.2)
+"""The same where what is in DRAM is used besides."""
+Point = dict[str, float]
+"""Perplexity, and milliseconds of a token's reads (`ms`) and of its requests, computing among them (`token_ms`)."""
 
 
-def ms_at(curve: Curve, ppl: float, what: str) -> float:
-    """Milliseconds where a curve has that perplexity; NaN outside of it."""
-    points = sorted((math.log(row["ppl"]), row[what]) for row in curve)
-    x, y = zip(*points, strict=True)
-    return float(np.interp(math.log(ppl), x, y)) if x[0] <= math.log(ppl) <= x[-1] else math.nan
+def point(setting: Setting, split: str, num_blocks: int, sparse: Sparse, reading: Reading) -> Point:
+    """A choice on the first blocks of a text."""
+    tokens = setting.known.case.splits[split][:num_blocks]
+    cache = setting.cache() if setting.slots else None
+    found = evaluate(setting.known.case.stream, tokens, sparse, cache, reading=reading)
+    return {"ppl": found.ppl, "ms": 1e3 * found.flash_s / tokens.size, "token_ms": 1e3 * found.request_s / tokens.size}
 
 
-class Prepared:
-    """A model, top-k's masks of it, and the orders that were made so far."""
-
-    def __init__(self, name: str, folder: Path, blocks: int) -> None:
-        self.known = known_of(name, folder, blocks)
-        self.masks = TopK(self.known)
-        self._settings: dict[tuple[str, int, str], Setting] = {}
-
-    def setting(self, device: str, groups: int, order: str) -> Setting:
-        """How units lie and are read, without a cache."""
-        if (device, groups, order) not in self._settings:
-            profile = load_device(ROOT / "profiles/devices" / f"{device}.yaml")
-            self._settings[device, groups, order] = Setting(self.known, profile, groups, self._orders(order))
-        return self._settings[device, groups, order]
-
-    def _orders(self, order: str) -> Orders:
-        if order == "structural":
-            return {key: np.arange(norms.size) for key, norms in self.known.norms.items()}
-        tasks = {
-            key: task_of(top_k(signal, 0.5).T, unit_bytes=UNIT_BYTES[key[1]])
-            for key, signal in self.known.signals.items()
-        }
-        return {key: ripple.Plugin().arrange(task).order for key, task in tasks.items()}
+def top_k(known: Known, density: float) -> Sparse:
+    """Top-k at a share of the units that a token may use."""
+    selector = topk.Plugin()
+    arrays = {
+        key: selector.fit(norms.size, known.used * density, {}, topk.Options()) for key, norms in known.norms.items()
+    }
+    return Sparse(selector, FAMILIES_PRUNED, arrays)
 
 
-def compared(setting: Setting, masks: TopK, methods: Sequence[str]) -> Iterator[Row]:
-    """A row per perplexity: milliseconds of every method, and of a dense run in the same DRAM."""
-    curves: dict[str, Curve] = dict(zip(PLAIN, topk_curves(setting, masks), strict=True))
-    curves |= {name: METHODS[name](setting) for name in methods}
+def curves_of(setting: Setting, num_blocks: int) -> dict[str, list[Point]]:
+    """The curves of CURVES, in their order; those of top-k over TOPK_DENSITIES."""
+    half, even = top_k(setting.known, EQUAL_TO[0]), setting.flash.break_even_gap_bytes
+    gap = min(
+        (share * even for share in GAPS),
+        key=lambda gap: point(setting, "validation", num_blocks, half, setting.reading(gap, False))["ms"],
+    )
+    choices = [top_k(setting.known, density) for density in TOPK_DENSITIES]
+    found = {
+        name: [point(setting, "test", num_blocks, choice, setting.reading(gap, name == ALONG)) for choice in choices]
+        for name in (TOPK, ALONG)
+    }
+    densities, reading = FLASH_DENSITIES, setting.reading(setting.kept_together, True)
+    densities = (*LOW_DENSITIES, *densities) if setting.slots else densities
+    ours = [point(setting, "test", num_blocks, setting.flash_selector(density), reading) for density in densities]
+    return found | {FLASH: ours}
+
+
+def compared(setting: Setting, num_blocks: int) -> Iterator[Row]:
+    """A row per perplexity: milliseconds of every choice, and of a dense run in the same DRAM."""
+    curves = curves_of(setting, num_blocks)
+
+    def at(ppl: float, what: str) -> Row:
+        return {name: at_ppl([(point["ppl"], point[what]) for point in curve], ppl) for name, curve in curves.items()}
+
     for density in EQUAL_TO:
-        ppl = masks.ppl[density]
+        ppl = curves[TOPK][TOPK_DENSITIES.index(density)]["ppl"]
         row = {"density": density, "ppl": ppl, "dense_token_ms": setting.dense_ms}
-        row |= {name: ms_at(curve, ppl, "ms") for name, curve in curves.items()}
-        yield row | {"token_ms": {name: ms_at(curve, ppl, "token_ms") for name, curve in curves.items()}}
-
-
-def gains(rows: Rows, over: str, ours: str) -> list[float]:
-    """Seconds of a method over ours, where both curves reach the perplexity."""
-    found = ((row.get(over), row.get(ours)) for row in rows)
-    return [before / after for before, after in found if before is not None and after is not None]
+        yield row | at(ppl, "ms") | {"token_ms": at(ppl, "token_ms")}
 
 
 def summary(rows: Rows) -> Row:
-    """Gains of all rows; `_token`: of whole requests, not of their reads alone."""
+    """Gains over top-k, where both curves reach the perplexity; `_token`: of whole requests, not of reads alone."""
     found: Row = {}
-    whole = [row | row["token_ms"] for row in rows]
-    for (ours, suffix), over, (measured, unit) in itertools.product(
-        OURS.items(), OVER, ((rows, ""), (whole, "_token"))
-    ):
-        gained = gains(measured, over, ours)
-        name = f"gain_over_{OVER[over]}{suffix}{unit}"
+    for (ours, suffix), unit in itertools.product(OURS.items(), ("", "_token")):
+        pairs = [(at.get(TOPK), at.get(ours)) for at in (row["token_ms"] if unit else row for row in rows)]
+        gained = [before / after for before, after in pairs if before is not None and after is not None]
+        name = f"gain_over_topk{suffix}{unit}"
         found |= {f"median_{name}": statistics.median(gained) if gained else None}
         found |= {f"worst_{name}": min(gained, default=None), f"num_{name}": len(gained)}
     return found
@@ -122,32 +121,25 @@ class Options:
         ("structural",), smoke=("coactivation",), full=ORDERS, choices=ORDERS, help="orders on flash"
     )
     groups: tuple[int, ...] = option((1,), full=(1, 4), help="layers that lie together")
-    methods: tuple[str, ...] = option(
-        ("greedy", "flash"),
-        smoke=("flash",),
-        full=tuple(METHODS),
-        choices=METHODS,
-        help="beside top-k; by loss takes longest",
-    )
     slots: tuple[float, ...] = option((0.0,), full=(0.0, 1 / 3), help="shares of the units that an LRU cache keeps")
-    blocks: int = option(2, smoke=1, full=4, help="blocks of 256 tokens of test text")
+    blocks: int = option(2, smoke=1, full=4, help="blocks of 256 tokens of validation and of test text")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].model": "model",
-        "rows[].device": "device profile",
-        "rows[].groups": "layers that lie together",
-        "rows[].order": "order of the units on flash",
-        "rows[].slots": "share of the units that an LRU cache keeps",
         "rows[].density": "density of top-k",
         "rows[].ppl": "its perplexity, which all are held to",
         "rows[].dense_token_ms": "milliseconds of a dense token in the same DRAM",
+        "rows[].model": "model",
+        "rows[].order": "order on flash",
+        "rows[].device": "device profile",
+        "rows[].groups": "layers that lie together",
+        "rows[].slots": "share of the units that an LRU cache keeps",
         **{f"rows[].{name}?": f"milliseconds of a token's reads, {name}; null: out of reach" for name in CURVES},
         **{f"rows[].token_ms.{name}?": f"milliseconds of a token's requests, {name}" for name in CURVES},
         **{
-            f"{figure}_gain_over_{OVER[over]}{suffix}{unit}{mark}": f"{meaning} of {ours} over {over}{of}"
-            for (ours, suffix), over in itertools.product(OURS.items(), OVER)
+            f"{figure}_gain_over_topk{suffix}{unit}{mark}": f"{meaning} of {ours} over top-k{of}"
+            for ours, suffix in OURS.items()
             for unit, of in (("", ", reads"), ("_token", ", requests"))
             for figure, meaning, mark in (
                 ("median", "median gain", "?"),
@@ -157,22 +149,32 @@ class Plugin(Benchmark[Options]):
         },
     }
     needs_data = True
-    full_minutes = 480
+    full_minutes = 240
 
     def cells(self) -> Iterator[Cell]:
         options = self.options
-        for model, device, groups, order, slots in itertools.product(
-            options.models, options.devices, options.groups, options.orders, options.slots
+        for model, order, device, groups, slots in itertools.product(
+            options.models, options.orders, options.devices, options.groups, options.slots
         ):
             if groups == 1 or order == "structural":  # a group has one order for all its layers
-                yield {"model": model, "device": device, "groups": groups, "order": order, "slots": slots}
+                yield {"model": model, "order": order, "device": device, "groups": groups, "slots": slots}
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """A row per perplexity."""
-        name, options = cell["model"], self.options
-        at = self.once(name, lambda: Prepared(name, self.folder / name, options.blocks))
-        setting = at.setting(cell["device"], cell["groups"], cell["order"])
-        yield from compared(dataclasses.replace(setting, slots=cell["slots"]), at.masks, options.methods)
+        known, orders = self.once((cell["model"], cell["order"]), lambda: self._prepared(cell["model"], cell["order"]))
+        setting = Setting(known, load_device(cell["device"]), cell["groups"], orders, cell["slots"])
+        yield from compared(setting, self.options.blocks)
+
+    def _prepared(self, name: str, order: str) -> tuple[Known, Orders]:
+        known = known_of(name, self.folder / f"{name}-{order}")
+        if order == "structural":
+            return known, known.structural
+        selector, half = topk.Plugin(), top_k(known, 0.5).arrays
+        tasks = {
+            key: task_of(selector.select_many(signal, half[key]).T, unit_bytes=UNIT_BYTES[key[1]])
+            for key, signal in known.signals.items()
+        }
+        return known, {key: ripple.Plugin().arrange(task).order for key, task in tasks.items()}
 
     def figures(self, rows: Rows) -> Figures:
         return summary(rows)

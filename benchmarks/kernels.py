@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, gain, interleaved, main, option, spread
+from benchmarks.harness import Benchmark, Cell, Row, gain, interleaved, main, option, spread
 from benchmarks.shared.ggml import Q4Product
 from coldpress.runtime import _native
 from coldpress.runtime.kernels import NATIVE_FORMATS, gemv, mlp, rows
@@ -136,10 +136,6 @@ class Plugin(Benchmark[Options]):
         "rows[].over_torch?": "torch's seconds over it (dot), formed in each round",
         "rows[].over_q4_0?": "llama.cpp's seconds over it (gemv), formed in each round",
         "rows[].over_int4?": "the seconds of int4_group32 over it (gemv in other formats), formed in each round",
-        "read_gb_per_s.*": "GB/s of the streaming read, by number of threads",
-        "q4_0[].threads": "threads",
-        "q4_0[].gb_per_s": "GB/s of llama.cpp's Q4_0 product",
-        "q4_0[].ours_over_q4_0.*": "its seconds over those of gemv, by activations",
     }
     is_timing = True
     extra = "llama: xllamacpp"
@@ -169,24 +165,6 @@ class Plugin(Benchmark[Options]):
             num_bytes = UNITS * load("coldpress.runtime.quantization", Format, name).nbytes(LENGTH)
             row = row_of("gemv", kind, 1.0, call_s, num_bytes, read_bytes_per_s)
             yield row | {"format": name, "over_int4": gain(seconds[name_of("gemv", kind)], call_s)}
-
-    def figures(self, rows: Rows) -> Figures:
-        return {
-            "read_gb_per_s": {str(row["threads"]): row["gb_per_s"] for row in rows if row["kernel"] == READ},
-            "q4_0": [
-                {
-                    "threads": theirs["threads"],
-                    "gb_per_s": theirs["gb_per_s"],
-                    "ours_over_q4_0": {
-                        row["activations"]: row["over_q4_0"]
-                        for row in rows
-                        if "over_q4_0" in row and row["threads"] == theirs["threads"]
-                    },
-                }
-                for theirs in rows
-                if theirs["kernel"] == Q4_0
-            ],
-        }
 
 
 def row_of(

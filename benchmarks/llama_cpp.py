@@ -3,13 +3,11 @@
 Each model is compiled with the dense selector and `export=gguf`, so that both engines compute with the same values.
 Continuations are greedy, behind the first tokens of test blocks, as long as asked or to the end of text; in fp16 all
 are expected to be equal, while in other formats down matrices are rounded once more (README) and llama.cpp rounds
-activations, too. Both run on one thread, in turns; a ratio above 1 says that ours is faster. A mixture of experts has a
-tokenizer that llama.cpp does not take, and is asked for token ids as a library, without texts. What cannot be exported
-is a row with the refusal. The jobs of a build are forked from a process that has imported the libraries.
+activations, too. Both run on one thread, in turns; a ratio above 1 says that ours is faster. What cannot be exported is
+a row with the refusal. The jobs of a build are forked from a process that has imported the libraries.
 """
 
 import os
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +15,8 @@ from statistics import median
 from typing import Any
 
 from benchmarks.harness import Benchmark, Cell, Gain, Row, gain, main, option
-from benchmarks.shared.builds import MODELS, build, settings
+from benchmarks.shared.builds import MODELS as ALL_MODELS
+from benchmarks.shared.builds import build, settings
 from benchmarks.shared.llama import LlamaCpp
 from coldpress.compiler.io import load_arrays, load_record
 from coldpress.runtime.generate.session import Session
@@ -25,20 +24,19 @@ from coldpress.runtime.text.tokenizer import TextCodec
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.export import Export
-from coldpress.schemas.model import ModelSpec
-from tests.support.llama_library import LlamaLibrary
 from tests.support.models import documents
 
 FORMATS = ("fp16", "int8_group32", "int4_group32")
 PROMPT_TOKENS = 16
-MIXTURE = "tinystories-mixtral-8x"
+MODELS = tuple(name for name in ALL_MODELS if name != "tinystories-mixtral-8x")
+"""Without the mixture, whose tokenizer llama.cpp does not take; tests/compiler/test_export.py has one."""
 TEXTS = (" two  spaces\n\n\tand lines ", 'He said: "Don\'t!" 1234 times.', "naïve 日本 🙂", *documents(20))
 
 
 @dataclass(frozen=True)
 class Options:
     models: tuple[str, ...] = option(
-        ("stories260k", "prose7m"), smoke=("stories260k",), full=tuple(MODELS), choices=MODELS, help="models"
+        ("stories260k", "prose7m"), smoke=("stories260k",), full=MODELS, choices=MODELS, help="models"
     )
     formats: tuple[str, ...] = option(FORMATS, smoke=FORMATS[:1], choices=FORMATS, help="formats")
     prompts: int = option(12, smoke=2, help="continuations")
@@ -55,7 +53,7 @@ class Plugin(Benchmark[Options]):
         "rows[].equal?": "those with the same tokens",
         "rows[].first_difference?": "the first place in which one differs; null where all are equal",
         "rows[].texts?": "texts whose tokens were compared",
-        "rows[].texts_equal?": "those with the same tokens; null where llama.cpp does not take the tokenizer",
+        "rows[].texts_equal?": "those with the same tokens",
         "rows[].speed_ratio?": "our tokens per second over llama.cpp's",
         "rows[].rounded?": "tensors that the export rounds once more",
     }
@@ -70,7 +68,6 @@ class Plugin(Benchmark[Options]):
         model, form = cell["model"], cell["format"]
         config: dict[str, Any] = settings(model, self.options.device, self.options.short)
         config |= {"method": "dense", "format": form, "label": form, "export": "gguf"}
-        config |= {"gguf_tokenizer": False} if model == MIXTURE else {}
         try:
             top = build(self.folder / model, **config)
         except ColdpressError as error:
@@ -87,13 +84,9 @@ class Plugin(Benchmark[Options]):
         prompts = [block[:PROMPT_TOKENS].tolist() for block in blocks[: self.options.prompts]]
         (artifact,) = top.glob("*.coldpress")
         with Session(artifact) as session:
-            spec, context_length = session.artifact.manifest.model, session.plan.context_length
-            ends, texts_equal = spec.eos_token_ids, None
-            if spec.is_mixture:
-                engine = TokenIds(exported.file, context_length, spec)
-            else:
-                engine, codec = LlamaCpp(exported.file, context_length), TextCodec(session.artifact)
-                texts_equal = sum(engine.tokenize(text) == codec.encode(text) for text in TEXTS)
+            ends = session.artifact.manifest.model.eos_token_ids
+            engine, codec = LlamaCpp(exported.file, session.plan.context_length), TextCodec(session.artifact)
+            texts_equal = sum(engine.tokenize(text) == codec.encode(text) for text in TEXTS)
             pairs = [(engine.generate(prompt, count)[0], ours(session, prompt, count)[0]) for prompt in prompts]
             ratio = speed_ratio(session, engine, prompts, count, self.options.rounds)
         texts = [[[token for token in ids if token not in ends] for ids in pair] for pair in pairs]
@@ -102,25 +95,11 @@ class Plugin(Benchmark[Options]):
             "continuations": len(prompts),
             "equal": differences.count(None),
             "first_difference": min((place for place in differences if place is not None), default=None),
-            "texts": 0 if texts_equal is None else len(TEXTS),
+            "texts": len(TEXTS),
             "texts_equal": texts_equal,
             "speed_ratio": ratio,
             "rounded": len(exported.rounded),
         }
-
-
-class TokenIds:
-    """As `LlamaCpp`, of a file without a tokenizer."""
-
-    def __init__(self, file: str, context_length: int, spec: ModelSpec) -> None:
-        """Loads it."""
-        self._library, self._ends = LlamaLibrary(file, context_length, spec.vocab_size), spec.eos_token_ids
-
-    def generate(self, prompt: Sequence[int], num_tokens: int) -> tuple[list[int], float]:
-        """(greedy continuation, tokens per second, the prompt's time included)."""
-        started_s = time.perf_counter()
-        found = self._library.generate(prompt, num_tokens, self._ends)
-        return found, len(found) / (time.perf_counter() - started_s)
 
 
 def ours(session: Session, prompt: Sequence[int], num_tokens: int) -> tuple[list[int], float]:
@@ -136,7 +115,7 @@ def first_difference(found: Sequence[int], expected: Sequence[int]) -> int | Non
 
 
 def speed_ratio(
-    session: Session, engine: LlamaCpp | TokenIds, prompts: Sequence[Sequence[int]], num_tokens: int, rounds: int
+    session: Session, engine: LlamaCpp, prompts: Sequence[Sequence[int]], num_tokens: int, rounds: int
 ) -> Gain:
     """How many times faster ours decodes; in every round both take each prompt in turn."""
     ours_s, theirs_s = list[float](), list[float]()

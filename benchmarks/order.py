@@ -7,20 +7,18 @@ the runtime's lru cache. A case is a section of a model on a device in a format 
 ripple over those of auto, each under the gap that suits it; `over_break_even` is that of ripple under the gap of peak
 bandwidth over IOPS, and `headroom` leaves out cases where no order at all could gain 5 %. `friends` is LLM in a flash's
 way (D): each unit stored with a copy of its closest friend and read with it. `times` are of one layer in int4 on the
-first device, a job on each core, given the counts of pairs; counting is reported beside them.
+first device on one core, times the layers of a core, given the counts of pairs; counting is reported beside them.
 """
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from statistics import median
 
 import numpy as np
 
 from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, interleaved, main, option, spread
-from benchmarks.shared.order_sources import AS_A_7B, MODELS, PLANTED, Source, Text, sources_of
+from benchmarks.shared.order_sources import AS_A_7B, SOURCES, Source, Text, sources_of
 from coldpress.compiler.activity.packed_bits import adjacent_share, population
 from coldpress.compiler.cost_model import unit_bytes
 from coldpress.compiler.stages.order import auto, ripple
@@ -35,7 +33,6 @@ from coldpress.schemas.families import FormatName
 BASELINES = ("structural", "frequency", "ripple", "jaccard", "lift", "closest_friend", "cold", "misses")
 DEPENDS_ON_FLASH = ("collapse", "auto")
 ORDERS = (*BASELINES, *DEPENDS_ON_FLASH)
-SOURCES = (*PLANTED, *MODELS)
 PINNED_SHARE = CACHED_SHARE = 3 / 16
 HEADROOM = 1.05
 """Ripple's time over the least that any order could take, from which a gain of 1.05 is possible at all."""
@@ -161,7 +158,7 @@ def case_of(row: Row) -> tuple[str, ...]:
     return tuple(row[name] for name in CASE)
 
 
-def layer_times(source: Source, device: str, seed: int, rounds: int) -> dict[str, list[float]]:
+def layer_times(source: Source, device: str, rounds: int) -> dict[str, list[float]]:
     """Seconds of one layer in every round on one core, as in a job of the stage."""
     flash, size_bytes = load_device(device).flash, unit_bytes(source.family, source.spec, "int4_group32")
     task: Task
@@ -169,7 +166,7 @@ def layer_times(source: Source, device: str, seed: int, rounds: int) -> dict[str
     def count() -> None:
         nonlocal task
         demand = demand_of(source, source.fit)
-        task = Task(replace(demand, activity=replace(demand.activity, threads=1)), size_bytes, flash, seed)
+        task = Task(replace(demand, activity=replace(demand.activity, threads=1)), size_bytes, flash)
         _ = task.demand.activity.counts, task.demand.fitting.activity.counts
 
     works: dict[str, Callable[[], object]] = {
@@ -183,7 +180,7 @@ def layer_times(source: Source, device: str, seed: int, rounds: int) -> dict[str
 @dataclass(frozen=True)
 class Options:
     sources: tuple[str, ...] = option(
-        ("planted 10%", "tinystories656k-relu", "prose7m-relu"),
+        ("planted-10%", "tinystories656k-relu", "prose7m-relu"),
         smoke=("tinystories656k-relu",),
         full=SOURCES,
         choices=SOURCES,
@@ -191,7 +188,7 @@ class Options:
     )
     devices: tuple[str, ...] = option(("pixel6", "pc-high"), smoke=("pixel6",), help="device profiles")
     formats: tuple[FormatName, ...] = option(("fp16", "int4_group32"), smoke=("int4_group32",), help="formats")
-    timed: str = option("planted 10%", smoke="tinystories656k-relu", choices=SOURCES, help="layer that is timed")
+    timed: str = option("planted-10%", smoke="tinystories656k-relu", choices=SOURCES, help="layer that is timed")
     rounds: int = option(5, smoke=1, help="rounds of the times")
 
 
@@ -219,9 +216,6 @@ class Plugin(Benchmark[Options]):
         "gain_of.*.worst": "worst gain of an order over ripple",
         "gain_of.*.median": "median gain",
         "gain_of.*.best": "best gain",
-        "median_gain": "median gain of auto over ripple",
-        "worst_gain": "worst",
-        "best_gain": "best",
         "median_gain_over_break_even": "median gain of auto over ripple under the gap of peak bandwidth over IOPS",
         "worst_gain_over_break_even": "worst",
         "cases": "number of cases",
@@ -247,14 +241,12 @@ class Plugin(Benchmark[Options]):
                 yield from friend_rows(source)
 
     def times(self, source: Source) -> Iterator[Row]:
-        """Seconds of all layers: one job per core, each with its share of the layers; a row per round."""
-        with ProcessPoolExecutor(CORES, get_context("spawn")) as pool:
-            each = (source, self.options.devices[0])
-            jobs = [pool.submit(layer_times, *each, seed, self.options.rounds) for seed in range(CORES)]
-            found = [job.result() for job in jobs]
-        for number in range(self.options.rounds):
-            slowest = {name: max(job[name][number] for job in found) for name in TIMED}
-            yield named(source) | {f"{name}_s": MODEL_LAYERS / CORES * slowest[name] for name in TIMED}
+        """Seconds of all layers, each core with its share of them; a row per round."""
+        found = layer_times(source, self.options.devices[0], self.options.rounds)
+        for values in zip(*found.values(), strict=True):
+            yield named(source) | {
+                f"{name}_s": MODEL_LAYERS / CORES * value for name, value in zip(found, values, strict=True)
+            }
 
     def figures(self, rows: Rows) -> Figures:
         times = [row for row in rows if row["part"] == "times"]
@@ -271,7 +263,6 @@ class Plugin(Benchmark[Options]):
         return {
             **{f"{name}_s_{MODEL_LAYERS}_layers": spread([row[f"{name}_s"] for row in times]) for name in TIMED},
             "gain_of": summary,
-            **{f"{name}_gain": gain for name, gain in summary["auto"].items()},
             "median_gain_over_break_even": median(over_even.values()),
             "worst_gain_over_break_even": min(over_even.values()),
             "cases": len(found),

@@ -4,7 +4,7 @@ From device profiles, shapes of models and statistics that the papers state, by 
 (compiler/papers) on this project's law of reads and of computing. No figure is fitted to the cell that it is compared
 with: a rate of computing comes from another row, which the basis names. A cell that is off says why. What needs traces,
 training or a solver has benchmarks of its own: Ripple in ladder, collapse, cache_policies and order; LLM in a flash in
-predictors and relufication; PowerInfer in place, batch and predictors; ActiveFlow in preload_map, cache_policies and
+predictors and relufication; PowerInfer in place, batch and predictors; ActiveFlow in preload, cache_policies and
 distillation; DIP in sparsity, allocation and dip_ca.
 """
 

@@ -9,40 +9,33 @@ perplexity.
 
 import functools
 import math
-import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
-from benchmarks.harness.places import data
-from benchmarks.shared.cases import BLOCK_TOKENS, texts
-from benchmarks.shared.cases import Case as WithText
+from benchmarks.shared.cases import CORPORA, Parts, case_of
 from benchmarks.shared.predicting import aiming, largest_rank
 from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
-from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.layer_counts import Activity, exact_families
+from coldpress.compiler.block_statistics import standard_error
 from coldpress.compiler.io import Workspace
-from coldpress.compiler.stages import ingest
-from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.compiler.stages.predict import PredictConfig, Trainer, ladder_ranks
 from coldpress.compiler.stages.predict import run as predict
 from coldpress.compiler.stages.size import SizeConfig, choose
 from coldpress.compiler.stages.size.passes import network_of, nll_with
 from coldpress.runtime.sparsity import predictor
 from coldpress.schemas.activations import Activations
+from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.families import WHOLE_MLP as FAMILY
 from coldpress.schemas.families import FormatName, used_share
 from coldpress.schemas.predictors import Ladder, Predictors
 from tests.support.statistics import sparsity_of
 
 PREDICTOR = predictor.Plugin()
-RELU = {"prose7m-relu": "wikitext-2", "tinystories656k-relu": "tinystories", "tinystories-opt-0.9m": "tinystories"}
-MODELS = RELU | {"tinystories-mixtral-8x": "tinystories", "tinystories656k": "tinystories"}
-"""Model -> the corpus that it is calibrated and scored on."""
+RELU = ("prose7m-relu", "tinystories656k-relu", "tinystories-opt-0.9m")
 DENSITY = 0.5
 """Of what a token may use, in models without exact zeros."""
 PER_LAYER, SINGLE = "per layer", "one for all"
@@ -55,12 +48,15 @@ class Case:
 
     def __init__(self, name: str, format_name: FormatName, folder: Path, blocks: Mapping[str, int]) -> None:
         """Calibrates."""
-        source = data() / "models" / name
-        self.model = ingest.run(IngestConfig(model=str(source)), Workspace(folder / "ingest", "benchmark"))
-        self.stream = LayerStream(self.model, len(os.sched_getaffinity(0)))
-        self.splits = splits_of(source, data() / "corpora" / MODELS[name], blocks)
+        parts: Parts = {"fit": ("fit", slice(None)), "test": ("test", slice(0, blocks["test"]))}
+        known = case_of(name, folder, parts)
+        fit, count = known.splits["fit"], blocks["calibration"]
+        fit = fit[np.random.default_rng(0).permutation(len(fit))]  # stories are sorted, by tense among other things
+        validation = fit[count : count + blocks["validation"]]
+        self.splits = {"calibration": fit[:count], "validation": validation, "test": known.splits["test"]}
+        self.model, self.stream = known.model, known.stream
         self.format_name, self.folder = format_name, folder
-        self.activations = self._calibrated()
+        self.activations = self._calibrated(replace(known, splits=self.splits).corpus())
         spec = self.model.spec
         self.layers = tuple(range(spec.num_hidden_layers))
         self.no_topk = dict.fromkeys(self.layers, 0)
@@ -100,39 +96,14 @@ class Case:
         found = nll_with(self.stream, tokens, networks)[0].sum(axis=1) - whole
         per_block = found / (tokens.shape[1] - 1)
         ratio = math.exp(float(per_block.mean()))
-        return ratio, ratio * float(per_block.std(ddof=1)) / math.sqrt(len(per_block))
+        return ratio, ratio * standard_error(per_block)
 
-    def _calibrated(self) -> Activations:
-        corpus = WithText(self.model.name, self.model, self.stream, self.splits, self.folder).corpus()
+    def _calibrated(self, corpus: Corpus) -> Activations:
         spec = self.model.spec
         chosen = None if spec.exact_zeros else aiming(spec, DENSITY)
         activity = Activity(exact_families((FAMILY,), spec) if chosen is None else frozenset(), chosen)
         work = Workspace(self.folder / "calibrate", "benchmark")
         return count_activity(PassConfig(), self.model, corpus, (FAMILY,), activity, work, self.stream.threads)
-
-
-def splits_of(folder: Path, corpus: Path, blocks: Mapping[str, int]) -> dict[str, np.ndarray]:
-    """Token blocks int32 [n, BLOCK_TOKENS] of calibration, validation and test text.
-
-    Documents of the text to fit and to choose by are shuffled: the stories are sorted, by tense among other things.
-    """
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    found = texts(corpus)
-    documents = found["fit"].split("\n\n" if corpus.name == "tinystories" else "\n = ")
-    shuffled = "\n\n".join(documents[place] for place in np.random.default_rng(0).permutation(len(documents)))
-    validation = blocks["validation"]
-    fit = _blocks(tokenizer, shuffled, blocks["calibration"] + validation)
-    return {
-        "calibration": fit[:-validation],
-        "validation": fit[-validation:],
-        "test": _blocks(tokenizer, found["test"], blocks["test"]),
-    }
-
-
-def _blocks(tokenizer: Tokenizer, text: str, count: int) -> np.ndarray:
-    ids = np.array(tokenizer.encode(text[: 16 * count * BLOCK_TOKENS], add_special_tokens=False).ids, np.int32)
-    whole = min(count, ids.size // BLOCK_TOKENS)
-    return ids[: whole * BLOCK_TOKENS].reshape(whole, BLOCK_TOKENS)
 
 
 def best_single(case: Case, level: int) -> Predictors:
@@ -209,7 +180,7 @@ def row_of(case: Case, found: Predictors) -> Row:
 @dataclass(frozen=True)
 class Options:
     models: tuple[str, ...] = option(
-        ("prose7m-relu",), smoke=("tinystories656k-relu",), full=tuple(RELU), choices=MODELS, help="models"
+        ("prose7m-relu",), smoke=("tinystories656k-relu",), full=RELU, choices=CORPORA, help="models"
     )
     formats: tuple[str, ...] = option(
         ("int8_group32",), full=("fp16", "int8_group32"), help="formats of the predictors"
@@ -238,13 +209,7 @@ class Plugin(Benchmark[Options]):
         "rows[].ppl_ratio_validation": "perplexity with predictors over that without, on validation text",
         "rows[].ppl_ratio": "the same on test text",
         "rows[].ppl_ratio_error": "its standard error over blocks",
-        "models[].model": "model, in the first format, with sizes per layer",
-        "models[].recall": "as in its row",
-        "models[].predicted_over_active": "as in its row",
-        "models[].parameter_share": "as in its row",
-        "models[].ppl_ratio": "as in its row",
-        "models[].ppl_ratio_error": "as in its row",
-        "models[].adaptive_saving?": "share of the parameters that sizes per layer save over the best single size",
+        "adaptive_saving.*?": "share of the parameters that sizes per layer save over the best single size, by model",
     }
     needs_data = True
     over = {"model": "models", "format": "formats", "sizes": "sizes"}
@@ -265,15 +230,14 @@ class Plugin(Benchmark[Options]):
         yield {"level": None if sizes == SINGLE else level_of(found, case.ladders), **row_of(case, found)}
 
     def figures(self, rows: Rows) -> Figures:
-        names = ("model", "recall", "predicted_over_active", "parameter_share", "ppl_ratio", "ppl_ratio_error")
         found = {(row["model"], row["sizes"]): row for row in rows if row["format"] == self.options.formats[0]}
-        models: list[Row] = []
-        for (model, sizes), row in found.items():
-            if sizes == PER_LAYER:
-                single = found.get((model, SINGLE))
-                saving = 1 - row["parameters"] / single["parameters"] if single else None
-                models.append({name: row[name] for name in names} | {"adaptive_saving": saving})
-        return {"models": models}
+        return {
+            "adaptive_saving": {
+                model: 1 - found[model, PER_LAYER]["parameters"] / row["parameters"]
+                for (model, sizes), row in found.items()
+                if sizes == SINGLE and (model, PER_LAYER) in found
+            }
+        }
 
 
 if __name__ == "__main__":

@@ -113,13 +113,9 @@ class Plugin(Benchmark[Options]):
         "rows[].auto": "whether preload=auto reads ahead at such a modelled gain",
         "rows[].precision": "share of the units read ahead that were asked for",
         "rows[].share_read_ahead": "share of the used bytes that were read ahead",
-        "rows[].wait_share": "share of the time that waits for flash",
-        "rows[].wait_share_before": "without reading ahead",
         "rows[].wasted_bytes_per_token": "bytes of a token that were read ahead and not asked for",
         "rows[].read_bytes_per_token": "bytes read for a token",
         "rows[].read_bytes_per_token_before": "without reading ahead",
-        "rows[].reads_per_token": "reads of a token",
-        "rows[].reads_per_token_before": "without reading ahead",
         "rows[].preload_buffer_bytes": "bytes of the buffer",
         "wrong_rows": "rows where auto reads ahead and each round was slower by it, or where it does not and each "
         "round gained more by it than auto asks for",
@@ -169,13 +165,9 @@ def row_of(before: list[RunMetrics], after: list[RunMetrics]) -> Row:
         "modelled_gain": off.modelled_s / on.modelled_s,
         "precision": on.preload_precision,
         "share_read_ahead": on.preload_used_bytes / on.used_bytes,
-        "wait_share_before": spread([run.flash_s / run.decode_s for run in before]),
-        "wait_share": spread([run.flash_s / run.decode_s for run in after]),
         "wasted_bytes_per_token": (on.preloaded_bytes - on.preload_used_bytes) // count,
         "read_bytes_per_token_before": off.read_bytes // count,
         "read_bytes_per_token": on.read_bytes // count,
-        "reads_per_token_before": off.reads // count,
-        "reads_per_token": on.reads // count,
     }
 
 

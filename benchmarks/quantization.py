@@ -6,7 +6,6 @@ rows of one density. Embeddings and head stay as they are. Gram matrices are of 
 matrix of the row `rtn, imatrix`. Errors are standard errors over blocks.
 """
 
-import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,8 +19,9 @@ from benchmarks.harness import Benchmark, Cell, Row, main, option
 from benchmarks.harness.places import data
 from benchmarks.shared.builds import build
 from benchmarks.shared.cases import Replaced
-from coldpress.compiler.activity.choice import Choice, choice_of
-from coldpress.compiler.activity.forward import BlockHooks, Hooks, LayerStream
+from coldpress.compiler.activity.choice import choice_of
+from coldpress.compiler.activity.forward import LayerStream
+from coldpress.compiler.activity.variants import Differences, compare
 from coldpress.compiler.block_statistics import standard_error
 from coldpress.compiler.io import Workspace, load_arrays, load_record
 from coldpress.compiler.stages import gram, importance, quantize
@@ -31,7 +31,7 @@ from coldpress.compiler.stages.quantize import QuantizeConfig
 from coldpress.runtime.plugins import load, names
 from coldpress.runtime.quantization import Format
 from coldpress.schemas.corpus import Corpus
-from coldpress.schemas.families import FAMILIES, num_units, slice_length, slices
+from coldpress.schemas.families import num_units, slice_length, slices
 from coldpress.schemas.gram import INPUT_OF, GramMatrices
 from coldpress.schemas.importance import Importance
 from coldpress.schemas.model import Model
@@ -84,56 +84,6 @@ def matrices_of(layer: LayerCodes, sparsity: Sparsity, model: Model) -> Iterator
             start = stop
 
 
-class Scorer:
-    """Runs models over test blocks, each unit chosen as in the build, and compares them with the unrounded one."""
-
-    def __init__(self, source: Model, tokens: np.ndarray, sparsity: Sparsity) -> None:
-        self.tokens, self._sparsity = tokens, sparsity
-        self._choice = None if sparsity.is_whole else choice_of(sparsity, source.spec)
-        stream = LayerStream(source, threads=1)
-        self._source, self._hidden = stream, self._last(stream)
-
-    def __call__(self, stream: LayerStream) -> tuple[np.ndarray, np.ndarray]:
-        """(negative log likelihood, KL from the unrounded model) per token in nats, float64 [num_blocks] each."""
-        import torch
-
-        hidden = self._last(stream)
-        nll, divergence = [], []
-        for block, ids in enumerate(self.tokens):
-            found, wanted = (
-                torch.log_softmax(runs.head(states[block : block + 1])[0, :-1].double(), dim=-1)
-                for runs, states in ((stream, hidden), (self._source, self._hidden))
-            )
-            divergence.append(float((wanted.exp() * (wanted - found)).sum(dim=-1).mean()))
-            nll.append(-float(found[torch.arange(len(ids) - 1), torch.tensor(ids[1:].tolist())].mean()))
-        return np.array(nll), np.array(divergence)
-
-    def source_ppl(self) -> float:
-        """Perplexity of the unrounded model."""
-        return math.exp(self(self._source)[0].mean())
-
-    def _last(self, stream: LayerStream):
-        return stream.last_hidden(self.tokens, lambda layer: masks(self._choice, self._sparsity, layer))
-
-
-def masks(choice: Choice | None, sparsity: Sparsity, layer: int) -> BlockHooks | None:
-    """Block hooks that leave out what the selector does."""
-    if choice is None:
-        return None
-
-    def change(family: str):
-        def masked(part):
-            import torch
-
-            mask = torch.from_numpy(choice.mask(layer, family, part.float().numpy()))
-            return torch.where(mask, part, 0.0)
-
-        return masked
-
-    hooks: Hooks = {FAMILIES[family].activity: change(family) for family in sparsity.families}
-    return lambda _block: hooks
-
-
 def imatrix_of(source: Model, grams: GramMatrices, folder: Path) -> Importance:
     """What the stage `importance` makes of a file with the mean squares of the model's inputs on calibration text."""
     means = {}
@@ -147,39 +97,28 @@ def imatrix_of(source: Model, grams: GramMatrices, folder: Path) -> Importance:
     return importance.run(ImportanceConfig(imatrix=str(path)), source, Workspace(folder / "read", "bench"))
 
 
-@dataclass(frozen=True)
 class Prepared:
-    """A model at a density."""
+    """A model at a density, as far as the Gram matrices."""
 
-    source: Model
-    sparsity: Sparsity
-    grams: GramMatrices
-    score: Scorer
-    source_ppl: float
+    def __init__(self, model: str, density: float, folder: Path, test_tokens: int) -> None:
+        """Builds it, each density in a build of its own."""
+        self.source, corpus, self.sparsity = prepare(model, density, folder, test_tokens)
+        self.tokens = load_arrays(corpus.split("test").arrays)["tokens"]
+        self._choice = None if self.sparsity.is_whole else choice_of(self.sparsity, self.source.spec)
+        self._stream = LayerStream(self.source, threads=1)
+        self._hidden = self._last(self._stream)
+        work = Workspace(folder / f"gram-{density}", "bench")
+        self.grams = gram.run(GramConfig(), self.source, corpus, self.sparsity, work, 1)
 
+    def compared(self, matrices: dict[str, np.ndarray]) -> Differences:
+        """The model with these matrices against the unrounded one, each unit chosen as in the build."""
+        return compare(self._stream, self.tokens, self._hidden, self._last(Replaced(self.source, matrices, 1)))
 
-class Prepare:
-    """Builds a model at each density when it is asked for."""
-
-    def __init__(self, model: str, folder: Path, test_tokens: int) -> None:
-        self._model, self._folder, self._test_tokens = model, folder, test_tokens
-        self._found: dict[float, Prepared] = {}
-
-    def at(self, density: float) -> Prepared:
-        """As far as the Gram matrices."""
-        if density not in self._found:
-            source, corpus, sparsity = prepare(self._model, density, self._folder, self._test_tokens)
-            score = Scorer(source, load_arrays(corpus.split("test").arrays)["tokens"], sparsity)
-            work = Workspace(self._folder / f"gram-{density}", "bench")
-            grams = gram.run(GramConfig(), source, corpus, sparsity, work, 1)
-            self._found[density] = Prepared(source, sparsity, grams, score, score.source_ppl())
-        return self._found[density]
-
-    @functools.cached_property
-    def weights(self) -> Importance:
-        """The importance matrix, of the dense model at every density."""
-        dense = self.at(1.0)
-        return imatrix_of(dense.source, dense.grams, self._folder / "imatrix")
+    def _last(self, stream: LayerStream):
+        choice = self._choice
+        if choice is None:
+            return stream.last_hidden(self.tokens)
+        return stream.last_hidden(self.tokens, lambda layer: lambda _: choice.changes(layer, self.sparsity.families))
 
 
 @dataclass(frozen=True)
@@ -208,24 +147,31 @@ class Plugin(Benchmark[Options]):
     over = {"model": "models", "density": "densities", "format": "formats"}
     full_minutes = 90
 
+    def _prepared(self, model: str) -> tuple[dict[float, Prepared], Importance]:
+        """The model at every density, and the importance matrix of the dense one."""
+        folder, densities = self.folder / model, dict.fromkeys((1.0, *self.options.densities))
+        found = {one: Prepared(model, one, folder, self.options.tokens) for one in densities}
+        return found, imatrix_of(found[1.0].source, found[1.0].grams, folder / "imatrix")
+
     def measure(self, cell: Cell) -> Iterator[Row]:
         """A row per algorithm."""
         model, density, code = cell["model"], cell["density"], cell["format"]
-        prepare = self.once(model, lambda: Prepare(model, self.folder / model, self.options.tokens))
-        at = prepare.at(density)
-        in_format, layers = at.sparsity.model_copy(update={"format": code}), range(at.source.spec.num_hidden_layers)
+        prepared, weights = self.once(model, lambda: self._prepared(model))
+        at = prepared[density]
+        folder, layers = self.folder / model, range(at.source.spec.num_hidden_layers)
+        in_format = at.sparsity.model_copy(update={"format": code})
         nearest: np.ndarray | None = None
         for label, algorithm in ALGORITHMS.items():
-            space = Workspace(self.folder / model / f"{density}-{code}-{label}", "bench")
-            known = (at.grams, prepare.weights if label == WEIGHTED else None)
+            space = Workspace(folder / f"{density}-{code}-{label}", "bench")
+            known = (at.grams, weights if label == WEIGHTED else None)
             made = quantize.run(QuantizeConfig(algorithm=algorithm), at.source, in_format, tuple(layers), space, *known)
-            matrices = dict(pair for layer in made.layers for pair in matrices_of(layer, in_format, at.source))
-            nll, divergence = at.score(Replaced(at.source, matrices, 1))
+            found = at.compared(dict(pair for one in made.layers for pair in matrices_of(one, in_format, at.source)))
+            nll, divergence = found.nll[0].mean(axis=1), found.kld[0].mean(axis=1)
             nearest = nll if nearest is None else nearest
             yield {
                 "algorithm": label,
                 "ppl": math.exp(nll.mean()),
-                "ppl_source": at.source_ppl,
+                "ppl_source": math.exp(found.whole_nll.mean()),
                 "kl": float(divergence.mean()),
                 "kl_error": standard_error(divergence),
                 "over_rtn": math.exp((nll - nearest).mean()),

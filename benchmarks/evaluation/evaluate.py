@@ -9,7 +9,7 @@ hangs on the choices in its own layer alone.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -60,6 +60,8 @@ class CacheSettings:
     """Family -> units that each layer keeps."""
     options: Options = field(default_factory=dict)
     """The policy's own."""
+    requests: Mapping[tuple[int, str], Sequence[np.ndarray]] = field(default_factory=dict)
+    """All that will be asked for, by layer and family, for a policy that looks ahead."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,13 @@ def evaluate(
     )
 
 
+def masks_of(stream: LayerStream, tokens: np.ndarray, sparse: Sparse) -> dict[tuple[int, str], np.ndarray]:
+    """Returns which units each token uses, bool [num_blocks * T, num_units], by layer and family."""
+    chosen: dict[tuple[int, str], dict[int, np.ndarray]] = {}
+    stream.block_nll(tokens, Masks(sparse, stream.spec, chosen=chosen).layer)
+    return {key: np.concatenate([found[block] for block in sorted(found)]) for key, found in chosen.items()}
+
+
 def mlp_density(sparse: Sparse, spec: ModelSpec, used: Mapping[str, float]) -> float:
     """Share of the MLP's weights in use where each family uses that share of its units.
 
@@ -159,6 +168,8 @@ class Masks:
     misses: dict[tuple[int, str], int] = field(default_factory=dict)
     read: dict[tuple[int, str, int], _Read] = field(default_factory=dict)
     """What each block read, by layer, family and block."""
+    chosen: dict[tuple[int, str], dict[int, np.ndarray]] | None = None
+    """Which units each block used, by layer and family; None where nobody asks."""
 
     def layer(self, layer: int) -> BlockHooks:
         """The hooks of a layer's blocks (compiler/activity/forward.py); its caches begin empty."""
@@ -190,6 +201,8 @@ class Masks:
                 experts = num_experts(name, self.spec)
                 own = used_experts(values, experts) if experts > 1 else None
                 mask = choose(block, seen.get(signal_of(name, self.spec), values), own)
+                if self.chosen is not None:
+                    self.chosen.setdefault((layer, name), {})[block] = mask
                 if block >= self.warm_up_blocks:
                     self.used.setdefault((layer, name), {})[block] = int(np.count_nonzero(mask))
                 return torch.where(torch.from_numpy(mask).reshape(part.shape).to(part.device), part, 0.0)
@@ -216,7 +229,8 @@ class Masks:
         position = np.arange(units, dtype=np.int32)
         if self.reading:
             position = self.reading.placed[layer, family].position
-        known = Known(units, slots, np.zeros(0, np.int64), position)
+        requests = self.cache.requests.get((layer, family)) if self.cache else None
+        known = Known(units, slots, np.zeros(0, np.int64), position, requests)
         policy = make(self.cache.policy, self.cache.options, known) if self.cache else make("static", {}, known)
 
         def choose(block: int, values: np.ndarray, own: np.ndarray | None) -> np.ndarray:

@@ -4,21 +4,20 @@ A trace has a text that placement and order are made from, one that parameters a
 Units lie as Ripple's Algorithm 1 puts them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.evaluation.evaluate import Sparse, evaluate
-from benchmarks.shared.cases import case_of
-from coldpress.compiler.activity.choice import of_experts, used_experts
+from benchmarks.evaluation.evaluate import Sparse, masks_of
+from benchmarks.shared.cases import Case, case_of
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.stages.order import ripple
 from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Selector
-from coldpress.schemas.families import num_experts, num_units
+from coldpress.schemas.families import num_units
 from tests.support.planted import TOPIC_STRENGTH, planted_frequencies, thresholds
 from tests.support.statistics import task_of
 
@@ -51,7 +50,7 @@ REAL = {
     "tinystories-mixtral-8x": MIXTURE,
 }
 PLANTED = {"planted-3%": 0.03, "planted-10%": 0.1, "planted-50%": 0.5}
-PLANTED_UNITS, NUM_TOPICS, DOCUMENT_TOKENS, STRAY_SHARE = 14336, 64, 128, 0.2
+PLANTED_UNITS, NUM_TOPICS = 14336, 64
 SPLITS = {"calibration": ("fit", slice(0, 8)), "validation": ("fit", slice(8, 12)), "test": ("test", slice(0, 4))}
 """Text, and which of its blocks of CONTEXT_TOKENS."""
 
@@ -76,7 +75,9 @@ def traces_of(case: str, folder: Path, num_layers: int) -> Iterator[Trace]:
         for layer in range(num_layers):
             yield _trace(case, NEURON_BYTES, planted(PLANTED[case], layer))
         return
-    for (_, family), masks in used(case, folder, num_layers).items():
+    known = case_of(case, folder, SPLITS)
+    layers = np.linspace(0, known.model.spec.num_hidden_layers - 1, num_layers).round().astype(int)
+    for (_, family), masks in used_in(known, set(layers.tolist())).items():
         yield _trace(case, UNIT_BYTES[family], masks)
 
 
@@ -87,56 +88,45 @@ def _trace(case: str, unit_bytes: int, masks: dict[str, np.ndarray]) -> Trace:
     return Trace(case, unit_bytes, order, rank, masks)
 
 
-def used(case: str, folder: Path, num_layers: int) -> dict[tuple[int, str], dict[str, np.ndarray]]:
-    """What a real model's selector picks on each split, of layers evenly spread."""
-    method, families, density = REAL[case]
-    selector = load("coldpress.runtime.sparsity", Selector, method)
-    known = case_of(case, folder, SPLITS)
-    stream, spec = LayerStream(known.model, 1), known.model.spec
+def used_in(case: Case, layers: Collection[int]) -> dict[tuple[int, str], dict[str, np.ndarray]]:
+    """What the selector of one of REAL picks on each split, bool [T, num_units], of some layers."""
+    method, families, density = REAL[case.name]
+    selector, spec = load("coldpress.runtime.sparsity", Selector, method), case.model.spec
     density *= spec.num_experts_per_tok / spec.num_experts
-    layers = np.unique(np.linspace(0, spec.num_hidden_layers - 1, num_layers).round().astype(int)).tolist()
     arrays = {
-        (layer, family): {
-            **selector.fit(num_units(family, spec), density, {}, selector.OPTIONS()),
-            "key": (layer, family),
-        }
+        (layer, family): selector.fit(num_units(family, spec), density, {}, selector.OPTIONS())
         for family in families
         for layer in range(spec.num_hidden_layers)
     }
-    found: dict[tuple[int, str], dict[str, np.ndarray]] = {}
-    for split, tokens in known.splits.items():
-        masks: dict[tuple[int, str], list[np.ndarray]] = {}
-
-        class Noting(type(selector)):
-            """The selector; it notes its choices."""
-
-            def select_many(
-                self, activity: np.ndarray, arrays: Any, masks: dict[Any, list[np.ndarray]] = masks
-            ) -> np.ndarray:
-                mask = super().select_many(activity, arrays)
-                experts = num_experts(arrays["key"][1], spec)
-                if experts > 1:
-                    mask &= of_experts(used_experts(activity, experts), mask.shape[1])
-                masks.setdefault(arrays["key"], []).append(mask)
-                return mask
-
-        evaluate(stream, tokens, Sparse(cast(Any, Noting)(), families, arrays))
-        for key, parts in masks.items():
+    stream, found = LayerStream(case.model, 1), dict[tuple[int, str], dict[str, np.ndarray]]()
+    for split, tokens in case.splits.items():
+        for key, mask in masks_of(stream, tokens, Sparse(selector, families, arrays)).items():
             if key[0] in layers:
-                found.setdefault(key, {})[split] = np.concatenate(parts)
+                found.setdefault(key, {})[split] = mask
     return found
 
 
-def planted(density: float, layer: int) -> dict[str, np.ndarray]:
+class Drawn(NamedTuple):
+    """A text of planted units."""
+
+    num_tokens: int
+    document_tokens: int = 128
+    """Tokens that keep to one topic, but for strays."""
+    stray_share: float = 0.2
+
+
+DRAWN = {name: Drawn((part.stop - part.start) * CONTEXT_TOKENS) for name, (_, part) in SPLITS.items()}
+
+
+def planted(density: float, layer: int, texts: Mapping[str, Drawn] = DRAWN) -> dict[str, np.ndarray]:
     """Units with a home topic and a planted frequency, as tests/support/planted.py has them; documents of a topic."""
     rng = np.random.default_rng([7, layer])
     homes = rng.integers(NUM_TOPICS, size=PLANTED_UNITS)
     theta = thresholds(rng.permutation(planted_frequencies(PLANTED_UNITS, density)), NUM_TOPICS)
-    sizes = {name: (part.stop - part.start) * CONTEXT_TOKENS for name, (_, part) in SPLITS.items()}
     found = {}
-    for split, num_tokens in sizes.items():
-        topics = np.repeat(rng.integers(NUM_TOPICS, size=num_tokens // DOCUMENT_TOKENS), DOCUMENT_TOKENS)
-        strays = rng.random(num_tokens) < STRAY_SHARE
+    for split, text in texts.items():
+        topics = np.repeat(rng.integers(NUM_TOPICS, size=text.num_tokens // text.document_tokens), text.document_tokens)
+        strays = rng.random(text.num_tokens) < text.stray_share
         topics[strays] = rng.integers(NUM_TOPICS, size=int(strays.sum()))
         found[split] = np.array(
             [TOPIC_STRENGTH * (homes == topic) + rng.standard_normal(PLANTED_UNITS) > theta for topic in topics]

@@ -1,7 +1,11 @@
-"""How units lie, are read and cached in benchmarks.flash_selection, and what calibration text says of them."""
+"""How units lie, are read and cached where choices see the flash, and what calibration text says of the units.
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+There are as many units as a model has, each of the size that it has in a 7B (hidden 4096, inner 11008) in int4.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +16,11 @@ from benchmarks import sparsity
 from benchmarks.evaluation.evaluate import CacheSettings, Sparse, evaluate
 from benchmarks.evaluation.reads import FORMAT, Placed, Reading
 from benchmarks.shared.cases import Case, case_of
+from coldpress.compiler.activity.signals import magnitude_edges
 from coldpress.compiler.activity.unit_statistics import unit_norms
 from coldpress.compiler.cost_model import PEAK_READ_BYTES, read_units
 from coldpress.compiler.seconds import Reading as Requests
-from coldpress.runtime.sparsity import Residency, topk
+from coldpress.runtime.sparsity import flash
 from coldpress.runtime.store.computing import Weights, fetch_seconds
 from coldpress.runtime.store.planner import Strided
 from coldpress.runtime.store.reads import MAX_READ_BYTES
@@ -25,7 +30,8 @@ from coldpress.schemas.families import WHOLE_MLP, used_share
 FAMILIES_PRUNED = ("mlp_in", "mlp_mid")
 UNIT_BYTES = {"mlp_in": 2 * 11008 * 18 // 32, "mlp_mid": 4096 * 18 // 32}
 CALIBRATION_BLOCKS = 6
-Orders = Mapping[tuple[int, str], np.ndarray]
+Key = tuple[int, str]
+Orders = Mapping[Key, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -33,22 +39,19 @@ class Known:
     """A model, its text, and what calibration text says of it, by layer and family."""
 
     case: Case
-    test: np.ndarray
-    signals: Mapping[tuple[int, str], np.ndarray]
+    signals: Mapping[Key, np.ndarray]
     """float32 [T, num_units], of the dense model."""
-    norms: Mapping[tuple[int, str], np.ndarray]
-    priced: dict[Any, Any] = field(default_factory=dict)
-    """What was fitted by loss so far (_flash_prices.py)."""
-
-    @property
-    def keys(self) -> list[tuple[int, str]]:
-        """All layers and families."""
-        return list(self.norms)
+    norms: Mapping[Key, np.ndarray]
 
     @property
     def used(self) -> float:
         """Share of the units that a dense token uses: densities are shares of these."""
         return used_share(WHOLE_MLP, self.case.model.spec)
+
+    @property
+    def structural(self) -> Orders:
+        """The model's own order."""
+        return {key: np.arange(norms.size) for key, norms in self.norms.items()}
 
 
 @dataclass(frozen=True)
@@ -60,16 +63,16 @@ class Setting:
     groups: int
     orders: Orders
     slots: float = 0.0
-    """Share of its units that each layer keeps in an LRU cache, which begins empty."""
+    """Share of its units that each layer keeps in a cache, which begins empty."""
 
     def reading(self, gap_bytes: float, use_read_units: bool) -> Reading:
         """For the evaluation."""
         placed = {
             (layer, family): Placed(
                 Strided(layer % self.groups * UNIT_BYTES[family], UNIT_BYTES[family], self.groups * UNIT_BYTES[family]),
-                self.orders[layer, family],
+                order,
             )
-            for layer, family in self.known.keys
+            for (layer, family), order in self.orders.items()
         }
         return Reading(self.flash, int(gap_bytes), MAX_READ_BYTES, use_read_units, placed, self.device)
 
@@ -91,20 +94,10 @@ class Setting:
             seconds += fetch_seconds(self.device, Weights(FORMAT, count * size), reads, *sizes)
         return 1e3 * seconds
 
-    def costs(self, family: str) -> np.ndarray:
-        """See compiler/cost_model.py."""
-        return read_units(self.flash, UNIT_BYTES[family], self.groups)
-
-    @property
-    def cache(self) -> CacheSettings | None:
-        """For the evaluation."""
-        if not self.slots:
-            return None
-        return CacheSettings("lru", {key[1]: self.num_slots(key) for key in self.known.keys})
-
-    def num_slots(self, key: tuple[int, str]) -> int:
-        """Units that a layer keeps."""
-        return round(self.slots * self.known.norms[key].size)
+    def cache(self, policy: str = "lru", requests: Mapping[Key, list[np.ndarray]] | None = None) -> CacheSettings:
+        """For the evaluation; `requests` for a policy that looks ahead."""
+        slots = {family: round(self.slots * norms.size) for (_, family), norms in self.known.norms.items()}
+        return CacheSettings(policy, slots, requests=requests or {})
 
     @property
     def kept_together(self) -> float:
@@ -112,40 +105,40 @@ class Setting:
         between = (self.groups - 1) * max(UNIT_BYTES.values())
         return between if between < self.flash.break_even_gap_bytes else 0.0
 
+    def flash_selector(self, density: float) -> Sparse:
+        """The product's selector `flash` with one density for all, fitted to calibration text and this device."""
+        edges, arrays = magnitude_edges(), {}
+        for key, norms in self.known.norms.items():
+            statistics = {
+                "magnitude_histogram": np.histogram(np.abs(self.known.signals[key]), edges)[0],
+                "magnitude_edges": edges,
+                "unit_norms": norms,
+                "read_units": read_units(self.flash, UNIT_BYTES[key[1]], self.groups),
+                "resident_share": np.array([self.slots]),
+            }
+            arrays[key] = flash.Plugin().fit(norms.size, self.known.used * density, statistics, flash.Options())
+        return Sparse(flash.Plugin(), FAMILIES_PRUNED, arrays)
 
-def known_of(name: str, folder: Path, num_blocks: int) -> Known:
+
+def known_of(name: str, folder: Path) -> Known:
     """One dense pass over calibration text."""
     case = case_of(name, folder, sparsity.SPLITS)
     case.stream.threads = 1
-    calibration = case.splits["calibration"][:CALIBRATION_BLOCKS]
-    seen: dict[tuple[int, str], list[np.ndarray]] = {}
+    seen: dict[Key, list[np.ndarray]] = {}
 
     def select_many(values: np.ndarray, arrays: Any) -> np.ndarray:
         seen.setdefault(arrays["key"], []).append(values.copy())
         return np.ones(values.shape, bool)
 
     keys = [(layer, family) for layer in range(case.model.spec.num_hidden_layers) for family in FAMILIES_PRUNED]
-    evaluate(case.stream, calibration, masked_by(select_many, keys))
+    noting: Any = SimpleNamespace(select_many=select_many, SEES_RESIDENCY=False)
+    arrays: Any = {key: {"key": key} for key in keys}
+    evaluate(case.stream, case.splits["calibration"][:CALIBRATION_BLOCKS], Sparse(noting, FAMILIES_PRUNED, arrays))
     signals = {key: np.concatenate(parts) for key, parts in seen.items()}
-    norms = {key: unit_norms(case.model, *key) for key in keys}  # type: ignore[arg-type]
-    return Known(case, case.splits["test"][:num_blocks], signals, norms)
+    return Known(case, signals, {key: unit_norms(case.model, *key) for key in keys})  # type: ignore[arg-type]
 
 
-def masked_by(
-    select_many: Callable[[np.ndarray, Any], np.ndarray],
-    keys: list[tuple[int, str]],
-    select: Callable[[np.ndarray, Any, Residency], np.ndarray] | None = None,
-) -> Sparse:
-    """A choice of a benchmark's own, whose arrays are its layer and family; `select` where it sees residency."""
-
-    def alone(signal: np.ndarray, arrays: Any, residency: Residency) -> np.ndarray:
-        return np.flatnonzero(select_many(signal[None], arrays)[0]).astype(np.int32)
-
-    selector: Any = SimpleNamespace(select_many=select_many, select=select or alone, SEES_RESIDENCY=select is not None)
-    return Sparse(selector, FAMILIES_PRUNED, {key: {"key": key} for key in keys})  # type: ignore[dict-item]
-
-
-def top_k(values: np.ndarray, density: float) -> np.ndarray:
-    """Marks the units that top-k uses of each token: float32 [T, num_units] -> bool [T, num_units]."""
-    selector = topk.Plugin()
-    return selector.select_many(values, selector.fit(values.shape[1], density, {}, topk.Options()))
+def at_ppl(curve: Iterable[tuple[float, float]], ppl: float) -> float:
+    """The value where a curve of (perplexity, value), linear in log perplexity, has `ppl`; NaN outside of it."""
+    x, y = zip(*sorted((math.log(at), value) for at, value in curve), strict=True)
+    return float(np.interp(math.log(ppl), x, y)) if x[0] <= math.log(ppl) <= x[-1] else math.nan

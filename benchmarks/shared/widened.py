@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness.places import data
-from benchmarks.shared.cache_traces import REAL, used
-from benchmarks.shared.cases import CORPORA, blocks_of
+from benchmarks.shared.cache_traces import REAL, SPLITS, used_in
+from benchmarks.shared.cases import CORPORA, blocks_of, case_of
 from benchmarks.shared.planted import Material, recipe_of
 from coldpress.schemas.model import ModelSpec, role_shape
 from tests.support.hf import load_hf, roles_of, spec_of
@@ -29,7 +29,8 @@ def material(folder: Path, width: int) -> Material:
     """Returns the model as wide as `width`, and what it uses of calibration text; `folder` is for scratch files."""
     model = load_hf(data() / "models" / CASE)
     spec, method = spec_of(model.config), REAL[CASE].method
-    masks = used(CASE, folder, spec.num_hidden_layers)
+    case = case_of(CASE, folder, {"calibration": SPLITS["calibration"]})
+    masks = used_in(case, range(spec.num_hidden_layers))
     actives = {key: of_split["calibration"].T for key, of_split in masks.items()}
     density = float(np.mean([active.mean() for active in actives.values()]))
     wide, weights = widened(spec, roles_of(model, spec), width)
