@@ -13,11 +13,11 @@ import numpy as np
 
 from benchmarks.evaluation.evaluate import Sparse, evaluate
 from benchmarks.shared.cases import case_of
-from coldpress.compiler.activity.choice import of_experts, used_experts
+from coldpress.compiler.activity.choice import of_experts
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.stages.order import ripple
 from coldpress.runtime.plugins import load
-from coldpress.runtime.sparsity import Selector
+from coldpress.runtime.sparsity import Selector, used_experts
 from coldpress.schemas.families import num_experts, num_units
 from tests.support.planted import TOPIC_STRENGTH, planted_frequencies, thresholds
 from tests.support.statistics import task_of
