@@ -11,7 +11,7 @@ from safetensors.numpy import save
 from coldpress.runtime.artifact.byte_planes import pack
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.plugins import load
-from coldpress.runtime.signals import WARM_TOKENS, decide, load_signals
+from coldpress.runtime.signals import decide, load_signals
 from coldpress.runtime.simulate import by_signals, simulate
 from coldpress.runtime.sparsity import Residency, Selector
 from coldpress.runtime.trace import END, FETCH, NO_IDS, Event
@@ -22,7 +22,8 @@ from tests.support.artifacts import Built, Recipe, build_artifact, change_manife
 from tests.support.command_line import run
 
 FAMILIES = {"mlp_in": "mlp_input", "mlp_mid": "mlp_inner"}
-NUM_LAYERS, TRACED, NUM_TOKENS = 11, (0, 5, 10), WARM_TOKENS + 8
+NUM_LAYERS, TRACED, NUM_TOKENS = 11, (0, 5, 10), 24
+NUM_WARM = NUM_TOKENS // 2
 COLD = {"slots_share": 0.0, "pinned_share": 0.0}
 WARM = {"slots_share": 0.25, "pinned_share": 0.0}
 """As many slots as a token uses units."""
@@ -67,8 +68,13 @@ def test_an_empty_cache_leaves_the_largest(tmp_path: Path) -> None:
 
 
 def test_what_is_in_dram_is_preferred(tmp_path: Path) -> None:
-    """The first quarter deserves DRAM most, and its weaker signals then outweigh the others."""
-    found = decided(tmp_path / "a", WARM, STRONG)
+    """The first quarter deserves DRAM most. While caches warm its signals are weaker, and it is used all the same: then
+    tokens that can use nothing else find it there."""
+    tensors = signals_of(STRONG)
+    for values in tensors.values():
+        values[NUM_WARM:, values.shape[1] // 4 :] = 0
+    artifact = open_artifact(artifact_of(tmp_path / "a", WARM, tensors).path)
+    found = decide(artifact, artifact.manifest.plans[0], load_signals(artifact))
     assert (found.hit_rate, found.reads, found.read_bytes) == (1, 0, 0)
 
 
