@@ -27,7 +27,7 @@ from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load, save, save_file
 
-from coldpress.compiler.byte_planes import pack, unpack
+from coldpress.runtime.artifact.byte_planes import pack, unpack
 from coldpress.schemas.base import ArrayFile, Record, Sha256
 from coldpress.schemas.errors import ColdpressError, clipped
 from coldpress.schemas.sealed import seal, unseal

@@ -19,14 +19,14 @@ from coldpress.compiler.sections import image_bytes
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.extents import span_bytes
-from coldpress.runtime.simulate import Choose, simulate, simulate_choices
-from coldpress.runtime.store import planner, resident
+from coldpress.runtime.simulate import Choose, simulate, simulate_choices, times_traced, token_seconds_of
+from coldpress.runtime.store import planner
 from coldpress.runtime.store.clock import arrival
 from coldpress.runtime.store.computing import Arrival, weight_seconds
 from coldpress.runtime.store.reads import longest_read_bytes, room_bytes
 from coldpress.runtime.trace import END, FETCH, NO_IDS, Event
 from coldpress.schemas import __version__
-from coldpress.schemas.compute import Overlap, overlapped_seconds
+from coldpress.schemas.compute import Overlap
 from coldpress.schemas.device import DeviceProfile, Flash
 from coldpress.schemas.families import FamilyName, FormatName, slices
 from coldpress.schemas.layout import Plan, Section
@@ -169,7 +169,7 @@ def choices_tokens(
     tokens = [(token, number >= num_warm) for window in windows for number, token in enumerate(window)]
     alone = [range(token, token + 1) for token, _ in tokens]
     found = simulate_choices(setting.artifact, setting.plan, choose, alone, 0, fill)
-    times = setting.model.spec.num_hidden_layers / len({part.layer for part in setting.plan.parts})
+    times = times_traced(setting.manifest, setting.plan)
     return [
         Token(
             of_all_layers(setting, one),
@@ -186,15 +186,8 @@ def choices_tokens(
 
 def of_all_layers(setting: Setting, found: RunMetrics, overlap: Overlap = "request") -> float:
     """Returns modelled seconds of a token of a simulated run; the layers of the plan's parts stand for all."""
-    plan = setting.plan
-    besides_s = resident.token_seconds(setting.manifest, plan)
-    share = setting.model.spec.num_hidden_layers / len({part.layer for part in plan.parts})
-    computing_s, requests_s = (
-        (seconds / found.num_tokens - besides_s) * share for seconds in (found.modelled_dram_s, found.modelled_s)
-    )
-    besides_s += weight_seconds(setting.device, setting.format, plan.predictor_bytes)
-    flash_s = found.modelled_flash_s / found.num_tokens * share
-    return overlapped_seconds(overlap, flash_s, computing_s + besides_s, requests_s + besides_s)
+    predicting_s = weight_seconds(setting.device, setting.format, setting.plan.predictor_bytes)
+    return token_seconds_of(setting.manifest, setting.plan, found, overlap, predicting_s)
 
 
 # One family's requests, for searches

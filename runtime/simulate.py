@@ -3,12 +3,13 @@
 Cache, planner and store are those of a real run, so hits, misses, evictions, reads and bytes are what a real run of the
 same trace has, under any budget, cache policy or collapse gap; only seconds are modelled (runtime/flash/simulated.py,
 runtime/store/clock.py). A selector that sees residency would choose other units under another cache: `simulate_choices`
-lets it decide anew. `simulate_opening` gives the reads before the first token.
+lets it decide anew, `by_signals` from recorded signals. `simulate_opening` gives the reads before the first token.
 """
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -16,14 +17,17 @@ from coldpress.runtime import plugins
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.flash import simulated
-from coldpress.runtime.sparsity import Residency
+from coldpress.runtime.sparsity import Residency, Selector, select_of
+from coldpress.runtime.store import resident
 from coldpress.runtime.store.clock import Clock
 from coldpress.runtime.store.computing import NOTHING, Arrival
 from coldpress.runtime.store.facts import Key, Observer, Purpose
 from coldpress.runtime.store.store import Store
 from coldpress.runtime.trace import END, FETCH, PRELOAD, RESET, STREAM, Event
+from coldpress.schemas.compute import Overlap, overlapped_seconds
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.layout import Plan
+from coldpress.schemas.manifest import Manifest
 from coldpress.schemas.metrics import RunMetrics
 
 Choose = Callable[[Key, int, Residency], np.ndarray]
@@ -88,6 +92,50 @@ def simulate_choices(
             store.end_tokens()
         found = store.metrics(len(window) - num_warm, 0.0, 0.0, 0.0)
         yield found.model_copy(update={"decode_s": found.modelled_s})
+
+
+def by_signals(
+    selector: Selector[Any],
+    arrays: Mapping[Key, Mapping[str, np.ndarray]],
+    signals: Mapping[Key, np.ndarray],
+    experts: Mapping[Key, np.ndarray],
+) -> Choose:
+    """Returns a selector's choice for the tokens of a text whose signals are known.
+
+    Args:
+        selector: A selector.
+        arrays: Its arrays, by layer and family.
+        signals: By layer and family, the selector's signal for each token, float [num_tokens, n].
+        experts: The experts that each token uses, bool [num_tokens, E], of families whose units belong to experts.
+    """
+
+    def choose(key: Key, token: int, residency: Residency) -> np.ndarray:
+        signal = signals[key][token].astype(np.float32, copy=False)
+        return select_of(selector, signal, arrays[key], residency, experts[key][token] if key in experts else None)
+
+    return choose
+
+
+def token_seconds_of(
+    manifest: Manifest, plan: Plan, found: RunMetrics, overlap: Overlap = "request", more_s: float = 0.0
+) -> float:
+    """Returns modelled seconds of a token of a simulated run; the layers of the plan's parts stand for all layers.
+
+    `more_s` is what a token computes besides, and the manifest does not say.
+    """
+    besides_s = resident.token_seconds(manifest, plan)
+    share = times_traced(manifest, plan)
+    computing_s, requests_s = (
+        (seconds / found.num_tokens - besides_s) * share for seconds in (found.modelled_dram_s, found.modelled_s)
+    )
+    besides_s += more_s
+    flash_s = found.modelled_flash_s / found.num_tokens * share
+    return overlapped_seconds(overlap, flash_s, computing_s + besides_s, requests_s + besides_s)
+
+
+def times_traced(manifest: Manifest, plan: Plan) -> float:
+    """Returns how many layers each layer of the plan's parts stands for."""
+    return manifest.model.num_hidden_layers / len({part.layer for part in plan.parts})
 
 
 @dataclass

@@ -3,7 +3,7 @@
 Arrays of the trace: `<layer>.<signal>` float16 [num_tokens, n], the signal of each token of consecutive blocks in the
 whole model (schemas/families.py), rounded to five bits of mantissa: two units change places only if their magnitudes
 differ by less than 3 %, and one chosen unit in 300 is another one; and `<layer>.<family>.unit_norms` float32
-[num_units], the norms of units' weights. The file is compressed (compiler/byte_planes.py).
+[num_units], the norms of units' weights. The file is compressed (runtime/artifact/byte_planes.py).
 """
 
 from pydantic import Field

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from benchmarks.evaluation.reads import Reading, Reads, reads_of, requests_seconds
-from coldpress.compiler.activity.choice import Arrays, of_experts, used_experts
+from coldpress.compiler.activity.choice import Arrays, of_experts
 from coldpress.compiler.activity.forward import BlockHooks, Hooks, LayerStream
 from coldpress.runtime.cache import Known, make
-from coldpress.runtime.sparsity import Residency, Selector, select_of
+from coldpress.runtime.sparsity import Residency, Selector, select_of, used_experts
 from coldpress.schemas.base import Options
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import (

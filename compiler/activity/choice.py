@@ -14,7 +14,7 @@ from coldpress.compiler.io import load_arrays
 from coldpress.compiler.shared_settings import DEFAULT_CACHE
 from coldpress.runtime.cache import Known, make
 from coldpress.runtime.plugins import load
-from coldpress.runtime.sparsity import Residency, Selector, select_of
+from coldpress.runtime.sparsity import Residency, Selector, select_of, used_experts
 from coldpress.schemas.families import Signal, activity_of, num_experts
 from coldpress.schemas.model import ModelSpec
 from coldpress.schemas.sparsity import Sparsity
@@ -104,14 +104,6 @@ class CachedChoice(Choice):
                 used[token] |= present
             cache.serve(ids)
         return used & of_experts(own, num_units) if experts > 1 else used
-
-
-def used_experts(activity: np.ndarray, num_experts: int) -> np.ndarray:
-    """Returns the experts that each token uses, bool [T, E], from activity [T, num_units]: those with any active unit.
-
-    A picked expert whose units are all 0 counts as unused.
-    """
-    return np.asarray(activity.reshape(len(activity), num_experts, -1).any(axis=2))
 
 
 def of_experts(experts: np.ndarray, num_units: int) -> np.ndarray:

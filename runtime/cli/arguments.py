@@ -37,6 +37,7 @@ EXAMPLES = """examples:
   coldpress-run emulate oneplus12 --scale 0.3 --memory 2GB -- llama-cli -m model.gguf
   coldpress-run simulate demo.coldpress --trace run.trace --device oneplus12 --dram-budget 2MB
   coldpress-run simulate demo.coldpress --trace run.trace --device all --dram-budget 2MB,3MB --cache lfu,belady
+  coldpress-run simulate demo.coldpress --signals --dram-budget 2MB,3MB --cache lfu,lru
   coldpress-run simulate demo.coldpress --synthetic density=0.1:repeated=0.6:tokens=500 --cache lru,lfu
 """
 LADDER_STEPS = """steps of --ladder, each under the same DRAM budget:
@@ -278,6 +279,12 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
         "--synthetic",
         metavar="NAME=VALUE:…",
         help="a trace drawn with these statistics, which are explained below; the output has them and those drawn",
+    )
+    group.add_argument(
+        "--signals",
+        action="store_true",
+        help="the selector chooses anew, with the cache as it is then, from the signals that an artifact of "
+        "method=auto carries: those of a few layers, which stand for all; gives a table",
     )
     parser.add_argument("--dram-budget", metavar="BYTES[,…]", help=f"{BUDGET_HELP}; several give a table")
     parser.add_argument(

@@ -158,7 +158,7 @@ def _simulate(arguments: argparse.Namespace) -> None:
     cases, source = sweep.cases_of(arguments), sweep.source_of(arguments)
     opened = open_artifact(arguments.artifact)
     drawn = sweep.drawn(opened, source)
-    if len(cases) > 1:
+    if len(cases) > 1 or source == "signals":
         rows = sweep.swept(Path(arguments.artifact), source, cases)
         data, text = sweep.as_data(rows), sweep.render(rows)
     else:
@@ -169,10 +169,12 @@ def _simulate(arguments: argparse.Namespace) -> None:
         text = f"{device.title}; {title}\n{_summary.render(metrics)}"
     if arguments.json:
         _print_json(data | (drawn.as_data() if drawn else {}))
-    else:
-        print(text)
-        if drawn:
-            print(drawn.render())
+        return
+    print(text)
+    if drawn:
+        print(drawn.render())
+    if said := sweep.note(opened, source):
+        print(said)
 
 
 def _emulation(arguments: argparse.Namespace, place: Path) -> Emulation:

@@ -1,7 +1,8 @@
 """Replays one trace, recorded or drawn, on several devices, with several DRAM budgets and caches, on all cores.
 
 A row is what `simulate` gives for its settings alone: the units are those of the trace, also where a selector that sees
-what is in DRAM would choose others. Budgets that hold no plan stay in the table, with the reason.
+what is in DRAM would choose others. From the signals that an artifact carries it chooses anew in each row
+(runtime/signals.py). Budgets that hold no plan stay in the table, with the reason.
 """
 
 import argparse
@@ -10,17 +11,20 @@ import multiprocessing
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from coldpress.runtime import plugins
 from coldpress.runtime.artifact.reader import Artifact, open_artifact
 from coldpress.runtime.cache import show_choice
 from coldpress.runtime.cli.flags import names_of
 from coldpress.runtime.generate.choice import choose_plan, on_device
 from coldpress.runtime.profiles.devices import load_device, named_devices
 from coldpress.runtime.quantities import parse_bytes, show_bytes, table
+from coldpress.runtime.signals import Signals, decide, load_signals
 from coldpress.runtime.simulate import simulate
+from coldpress.runtime.sparsity import Selector
 from coldpress.runtime.synthetic.measured import measured
 from coldpress.runtime.synthetic.statistics import Figures, Statistics, read_statistics
 from coldpress.runtime.synthetic.trace import Synthetic
@@ -53,8 +57,8 @@ class Case:
         return artifact, choose_plan(artifact.manifest, budget, None, self.cache, *reading, self.kv_cache)
 
 
-Source = Path | Statistics
-"""A recorded trace, or what a drawn one is to have."""
+Source = Path | Statistics | Literal["signals"]
+"""A recorded trace, what a drawn one is to have, or the signals that the artifact carries."""
 
 
 @dataclass(frozen=True)
@@ -113,10 +117,21 @@ def source_of(arguments: argparse.Namespace) -> Source:
     Raises:
         ColdpressError: for a statistic that is unknown or invalid.
     """
+    if arguments.signals:
+        return "signals"
     return arguments.trace if arguments.synthetic is None else read_statistics(arguments.synthetic)
 
 
-def trace_of(opened: Artifact, source: Source) -> Iterable[Event]:
+def loaded(opened: Artifact, source: Source) -> Iterable[Event] | Signals:
+    """Returns the events of a trace, or the artifact's signals.
+
+    Raises:
+        ColdpressError: as `trace_of`, or if the artifact has no signals.
+    """
+    return load_signals(opened) if source == "signals" else trace_of(opened, source)
+
+
+def trace_of(opened: Artifact, source: Path | Statistics) -> Iterable[Event]:
     """Returns the events of a trace, which can be iterated over again.
 
     Raises:
@@ -147,7 +162,7 @@ def swept(path: Path, source: Source, cases: Sequence[Case]) -> list[Row]:
         ColdpressError: for a file that is no trace, an unknown name, or if no case fits.
     """
     opened = open_artifact(path)
-    trace_of(opened, source)  # each process reads or draws it; what is wrong is said once, before any starts
+    loaded(opened, source)  # each process reads or draws it; what is wrong is said once, before any starts
     refusals = [_refusal(opened, case) for case in cases]
     fitting = [case for case, refusal in zip(cases, refusals, strict=True) if refusal is None]
     if not fitting:
@@ -176,28 +191,52 @@ def _refused(opened: Artifact, case: Case, refusal: str) -> Row:
     return Row(device, case.dram_budget_bytes, "", case.cache or "", refusal=refusal)
 
 
-_OPENED: list[tuple[Artifact, Iterable[Event]]] = []
+_OPENED: list[tuple[Artifact, Iterable[Event] | Signals]] = []
 """The artifact and the trace in a process of the pool."""
 
 
 def _start(path: Path, source: Source) -> None:
     opened = open_artifact(path)
-    _OPENED.append((opened, trace_of(opened, source)))
+    _OPENED.append((opened, loaded(opened, source)))
 
 
 def _row(case: Case) -> Row:
     opened, trace = _OPENED[0]
     artifact, plan = case.of(opened)
-    found = simulate(artifact, plan, trace)
-    return Row(
+    named = Row(
         device=artifact.manifest.device.name,
         dram_budget_bytes=plan.dram_budget_bytes,
         plan=plan.name,
         cache=show_choice(plan.cache, plan.cache_options),
+    )
+    if isinstance(trace, Signals):
+        chosen = decide(artifact, plan, trace)
+        return replace(
+            named,
+            tokens_per_s=1 / chosen.token_s,
+            hit_rate=chosen.hit_rate,
+            reads_per_token=chosen.reads,
+            read_bytes_per_token=chosen.read_bytes,
+        )
+    found = simulate(artifact, plan, trace)
+    return replace(
+        named,
         tokens_per_s=found.modelled_tokens_per_s,
         hit_rate=found.hit_rate,
         reads_per_token=found.reads / found.num_tokens if found.num_tokens else 0.0,
         read_bytes_per_token=found.read_bytes / found.num_tokens if found.num_tokens else 0.0,
+    )
+
+
+def note(opened: Artifact, source: Source) -> str | None:
+    """Returns what a reader must know about the units of a replay; None if nothing."""
+    methods = dict.fromkeys(plan.method for plan in opened.manifest.plans)
+    seeing = [name for name in methods if plugins.load("coldpress.runtime.sparsity", Selector, name).SEES_RESIDENCY]
+    if not (isinstance(source, Path) and seeing):
+        return None
+    return (
+        f"{seeing[0]} chooses by what is in DRAM, and the trace has its choices with the cache of its own run; with "
+        "--signals it chooses anew"
     )
 
 

@@ -58,9 +58,9 @@ class Selection:
             ColdpressError: as `check_selector`, or if the method cannot be fitted without calibration.
         """
         check_selector(plan.method, artifact.manifest)
-        self._method, self._title = plugins.load(PACKAGE, Selector, plan.method), plan.method
-        self.sees_residency = self._method.SEES_RESIDENCY or uses_read_units(plan)
-        self._arrays = {
+        self.method, self._title = plugins.load(PACKAGE, Selector, plan.method), plan.method
+        self.sees_residency = self.method.SEES_RESIDENCY or uses_read_units(plan)
+        self.arrays = {
             (part.layer, part.family): self._fitted(artifact, plan, part, section.num_units)
             for part, section in placed_parts(plan, artifact.manifest.flash.sections)
         }
@@ -68,9 +68,9 @@ class Selection:
     def _fitted(self, artifact: Artifact, plan: Plan, part: PartPlan, num_units: int) -> dict[str, np.ndarray]:
         arrays = artifact.selector_arrays(plan, part.layer, part.family)
         if arrays is None:
-            options = plugins.options_of(self._method, plan.options)
-            arrays = self._method.fit(num_units, part.density, {}, options)
-        return arrays | (_predictor_arrays(artifact, part.layer) if self._method.NEEDS_PREDICTORS else {})
+            options = plugins.options_of(self.method, plan.options)
+            arrays = self.method.fit(num_units, part.density, {}, options)
+        return arrays | (_predictor_arrays(artifact, part.layer) if self.method.NEEDS_PREDICTORS else {})
 
     def select(
         self, key: Key, signal_Tn: np.ndarray, residency: Residency, experts_TE: np.ndarray | None = None
@@ -83,11 +83,11 @@ class Selection:
             residency: Where the units are.
             experts_TE: bool [T, E]: the experts that each token uses; None if units do not belong to experts.
         """
-        arrays = self._arrays[key]
+        arrays = self.arrays[key]
         if experts_TE is None:
-            return [select_of(self._method, signal, arrays, residency, None) for signal in signal_Tn]
+            return [select_of(self.method, signal, arrays, residency, None) for signal in signal_Tn]
         pairs = zip(signal_Tn, experts_TE, strict=True)
-        return [select_of(self._method, signal, arrays, residency, experts) for signal, experts in pairs]
+        return [select_of(self.method, signal, arrays, residency, experts) for signal, experts in pairs]
 
     def check_many(self) -> None:
         """Refuses to choose for several tokens at once if the selector's choice depends on the cache.

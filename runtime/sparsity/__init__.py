@@ -202,6 +202,14 @@ def select_of(
     return selector.select_among(signal, arrays, residency, experts)
 
 
+def used_experts(activity: np.ndarray, num_experts: int) -> np.ndarray:
+    """Returns the experts that each token uses, bool [T, E], from activity [T, num_units]: those with any active unit.
+
+    A picked expert whose units are all 0 counts as unused.
+    """
+    return np.asarray(activity.reshape(len(activity), num_experts, -1).any(axis=2))
+
+
 def uses_read_units(plan: Plan) -> bool:
     """Whether a token also uses all units in DRAM and all units that its reads bring, under this plan."""
     options = plugins.options_of(plugins.load("coldpress.runtime.sparsity", Selector, plan.method), plan.options)

@@ -125,7 +125,7 @@ MAP = [
     ("macbook-m1-max", "silu", 0.5, 0.95, 0.5, False),
     ("macbook-m1-max", "relu", 0.1, 0.2, 0.5, False),
 ]
-"""Device, activation, density, similarity of layers, share in DRAM, whether reading ahead pays."""
+"""Cells of `python -m benchmarks.preload_map`, of four layers."""
 
 
 @pytest.mark.parametrize(("device", "act", "density", "similarity", "share", "pays"), MAP)

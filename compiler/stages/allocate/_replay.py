@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from coldpress.compiler import seconds
-from coldpress.compiler.activity.choice import Arrays, Choice, replayed_layers, used_experts
+from coldpress.compiler.activity.choice import Arrays, Choice, replayed_layers
 from coldpress.compiler.activity.unit_statistics import NORMS, all_statistics
 from coldpress.compiler.cost_model import read_units, unit_bytes
 from coldpress.compiler.dense_run import dense_run
@@ -28,8 +28,8 @@ from coldpress.compiler.stages.allocate._rules import Inputs
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.plan.budget import Claim, units_with_room
 from coldpress.runtime.plugins import load, load_class, options_of
-from coldpress.runtime.simulate import Choose
-from coldpress.runtime.sparsity import Residency, Selector, select_of
+from coldpress.runtime.simulate import Choose, by_signals
+from coldpress.runtime.sparsity import Selector, used_experts
 from coldpress.schemas.activations import LayerStatistics
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.families import FamilyName, activity_of, num_experts, num_units
@@ -133,13 +133,9 @@ class Replays:
         if not (selector.SEES_RESIDENCY and arrays):
             return lambda key, token, _: texts[key].ids[token]
         signals = {key: self._signal(key) for key in texts}
-        experts = {key: used_experts(signals[key], num_experts(key[1], spec)) for key in texts}
-
-        def choose(key: Key, token: int, residency: Residency) -> np.ndarray:
-            own = experts[key][token] if experts[key].shape[1] > 1 else None
-            return select_of(selector, signals[key][token], arrays[key], residency, own)
-
-        return choose
+        counts = {key: num_experts(key[1], spec) for key in texts}
+        experts = {key: used_experts(signals[key], count) for key, count in counts.items() if count > 1}
+        return by_signals(selector, arrays, signals, experts)
 
     def _choices(self, sparsity: Sparsity) -> Chosen:
         """Returns the choices under a division; they are made once for all formats and caches that do not change

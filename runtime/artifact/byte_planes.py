@@ -15,13 +15,17 @@ def pack(data: bytes) -> bytes:
     return zstandard.ZstdCompressor(level=LEVEL, write_checksum=False).compress(data[0::2] + data[1::2])
 
 
-def unpack(packed: bytes) -> bytes:
+def unpack(packed: bytes, max_bytes: int | None = None) -> bytes:
     """Returns what `pack` was given.
 
     Raises:
-        ValueError: if this is not of `pack`.
+        ValueError: if this is not of `pack`, or was more than `max_bytes`.
     """
     try:
+        size = zstandard.frame_content_size(packed)  # `pack` always states it; -1 where it is not stated
+        if size < 0 or (max_bytes is not None and size > max_bytes):
+            found = "an unstated number of" if size < 0 else size
+            raise ValueError(f"{found} bytes before compression, expected {max_bytes} at most")
         planes = zstandard.ZstdDecompressor().decompress(packed)
     except zstandard.ZstdError as error:
         raise ValueError(f"not compressed by zstandard ({error})") from error

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import zstandard
 
-from coldpress.compiler.byte_planes import pack, unpack
 from coldpress.compiler.io import PACKED, Workspace, load_arrays
+from coldpress.runtime.artifact.byte_planes import pack, unpack
 from coldpress.schemas.errors import ColdpressError
 
 

@@ -1,0 +1,138 @@
+"""Where reading ahead pays by the device's law (ActiveFlow 3, Figs. 16 and 17): the store on simulated flash.
+
+Layers of a 7B's shape in int4, top-k, units in a drawn order. The tokens' requests are drawn; the inputs of successive
+layers are as similar as planted (tests/support/alike.py). `share` of the units' bytes is in DRAM, the preload buffer
+included. `gain` compares a token without reading ahead with one under the plan that the build makes (`preload=on`).
+`law` is the gain that the build expects, which decides `preload=auto`: `auto`. `bound` is the gain if all reads and all
+computing ran side by side. `over_one`, without reading ahead, compares groups of one layer with these groups. A plan
+may be made for another similarity than the text's (`planned`), and run on another device (`runs_on`) or with a part of
+its guess: what a run could win that adapts its reading ahead.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+
+from benchmarks.harness import Benchmark, Cell, Row, main, option
+from coldpress.compiler.stages.plan import preloading
+from coldpress.runtime.artifact.reader import Artifact
+from coldpress.runtime.generate.choice import on_device
+from coldpress.runtime.profiles.devices import load_device
+from coldpress.runtime.store.ahead import ReadAhead
+from coldpress.schemas.layout import Plan
+from coldpress.schemas.order import Order
+from tests.support.alike import Alike, Decoded
+
+CASES = {"relu-10": ("relu", 0.1), "swiglu-50": ("silu", 0.5)}
+DEVICES = ("pixel6", "oneplus12", "iphone-a18", "macbook-m1-max")
+
+
+class Run(NamedTuple):
+    """How a plan is run."""
+
+    device: str
+    part: float
+    """Of the plan's guess."""
+
+
+def judged(shape: Alike, order: Order) -> tuple[Plan, float]:
+    """The plan that reads ahead, and the share of a token's time that the build's law expects it to take."""
+    asked, best = [], preloading.best
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preloading, "best", lambda run: (asked.append(found := best(run)), found)[1])
+        layout = shape.layout("on", [order])
+    return layout.plans[0], asked[0][1]
+
+
+def with_part(shape: Alike, artifact: Artifact, plan: Plan, part: float, num_tokens: int) -> Decoded:
+    """Decodes with a part of the plan's guess; with 0 nothing is guessed, and the buffer stays empty."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not part:
+            patch.setattr(ReadAhead, "layer_done", lambda *_: None)
+        return shape.decoded(artifact, plan.model_copy(update={"preload_guess": part * plan.preload_guess}), num_tokens)
+
+
+def measure(shapes: list[tuple[Alike, Alike]], num_tokens: int, one_s: float, run: Run) -> list[dict[str, Any]]:
+    """Returns rows of shapes, and those that their plans are made for, which differ only in the layers' similarity, on
+    which reads on demand do not depend."""
+    first = shapes[0][0]
+    order = first.order
+    plan = first.layout(order=[order]).plans[0]
+    artifact = on_device(first.artifact(first.layout(order=[order])), load_device(run.device))
+    plain = first.decoded(artifact, plan, num_tokens)
+    rows = []
+    for shape, planned in shapes:
+        on, share_of_time = judged(planned, order)
+        ahead = with_part(shape, artifact, on, run.part, num_tokens)
+        rows.append(
+            {
+                "similarity": shape.similarity,
+                "gain": plain.token_s / ahead.token_s,
+                "law": 1 / share_of_time,
+                "auto": share_of_time < preloading.worth(planned.layout(order=[order]).sections),
+                "bound": plain.token_s / max(plain.flash_s, plain.dram_s),
+                "precision": ahead.precision,
+                "token_s": plain.token_s,
+                "over_one": one_s / plain.token_s,
+                "preload_buffer_bytes": on.preload_buffer_bytes,
+                "preload_guess": on.preload_guess,
+                "collapse_gap_bytes": on.collapse_gap_bytes,
+            }
+        )
+    return rows
+
+
+@dataclass(frozen=True)
+class Options:
+    devices: tuple[str, ...] = option(("pixel6", "iphone-a18"), smoke=("pixel6",), full=DEVICES, help="device profiles")
+    cases: tuple[str, ...] = option(("swiglu-50",), full=tuple(CASES), choices=CASES, help="activation and density")
+    shares: tuple[float, ...] = option((0.5, 0.95), smoke=(0.5,), full=(0.5, 0.8, 0.95), help="share in DRAM")
+    groups: tuple[int, ...] = option((1, 2), smoke=(1,), full=(1, 2, 4), help="layers per group")
+    similarity: tuple[float, ...] = option((0.5, 0.95), smoke=(0.95,), full=(0.2, 0.5, 0.8, 0.95), help="of inputs")
+    tokens: int = option(3, smoke=1, help="decoded tokens")
+    guessed: tuple[float, ...] = option((1.0,), help="parts of a plan's guess that are read; with 0 nothing is guessed")
+    planned: float = option(0.0, help="similarity that plans are made for; 0: the text's own")
+    runs_on: str = option("", help="the device that runs the plans; empty: the one they are made for")
+
+
+class Plugin(Benchmark[Options]):
+    keys = {
+        "rows[].similarity": "planted similarity of the text's successive layers' inputs",
+        "rows[].gain": "modelled seconds without reading ahead over those with it",
+        "rows[].law": "the gain that the build expects",
+        "rows[].auto": "whether preload=auto reads ahead",
+        "rows[].bound": "the gain if reads and computing ran side by side",
+        "rows[].precision": "share of the units read ahead that were used",
+        "rows[].token_s": "modelled seconds of a token without reading ahead",
+        "rows[].over_one": "seconds with groups of one layer over these, without reading ahead",
+        "rows[].preload_buffer_bytes": "the plan's",
+        "rows[].preload_guess": "the plan's",
+        "rows[].collapse_gap_bytes": "the plan's",
+    }
+    over = {"device": "devices", "case": "cases", "share": "shares", "layers_per_group": "groups", "guessed": "guessed"}
+    full_minutes = 60
+
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """A row per similarity."""
+        key = (cell["device"], cell["case"], cell["share"])
+        one_s = self.once(key, lambda: self._plain_s(*key))
+        profile = load_device(cell["device"])
+        alike = {
+            each: Alike(profile, *CASES[cell["case"]], each, cell["share"], cell["layers_per_group"])
+            for each in (*self.options.similarity, self.options.planned)
+        }
+        shapes = [(alike[each], alike[self.options.planned or each]) for each in self.options.similarity]
+        run = Run(self.options.runs_on or cell["device"], cell["guessed"])
+        yield from measure(shapes, self.options.tokens, one_s, run)
+
+    def _plain_s(self, device: str, case: str, share: float) -> float:
+        """Seconds of a token with groups of one layer."""
+        shape = Alike(load_device(self.options.runs_on or device), *CASES[case], self.options.similarity[0], share, 1)
+        layout = shape.layout(order=[shape.order])
+        return shape.decoded(shape.artifact(layout), layout.plans[0], self.options.tokens).token_s
+
+
+if __name__ == "__main__":
+    main("preload_map")
