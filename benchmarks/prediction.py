@@ -7,13 +7,17 @@ model's own text repeats itself, or takes the seconds of drawing tokens. Seconds
 first ones, which fill the caches.
 
 Three predictions are held to their median: of the build's folder, of the artifact with the curves and signals that it
-carries, and of config.json alone. A band is the quote's interval. `simulated_error` is of the simulator, under the very
-plan, on test text: it has the law's part of the error, and not that of the choice and of the text.
+carries, and of config.json alone. All budgets are quoted at once, as the build has them; the last two by the quick
+search, which an artifact gets where several devices are quoted. A band is the quote's interval. `simulated_error` is of
+the simulator, under the very plan, on test text: it has the law's part of the error, and not that of the choice and of
+the text.
 """
 
+import multiprocessing
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +31,8 @@ from benchmarks.shared.emulated import OTHER_BYTES, SAMPLE_BYTES, apart_under_ca
 from benchmarks.speculative import texts
 from coldpress.compiler.device.measure import measure
 from coldpress.compiler.io import load_record, save_record
-from coldpress.compiler.quote.decide import Asked, device_quote
+from coldpress.compiler.quote.decide import Asked, device_quotes
+from coldpress.compiler.quote.records import Figure
 from coldpress.compiler.quote.sources import find
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.generate.session import Session
@@ -100,23 +105,25 @@ class Plugin(Benchmark[Options]):
         """A row per budget."""
         model, disk = cell["model"], cell["disk"]
         profile = self._profile(disk)
-        built = build(self.folder / model, **self._settings(model, profile))
+        built = build(self.folder / model, "--until", "package", **self._settings(model, profile))
         path = artifact_in(built)
-        plans = load_record(built / "plan.json", Plans).plans
-        device = read_device(profile)
-        for budget, plan in zip(self.options.budgets, reversed(plans), strict=True):
-            told = self._decoded(disk, model, path, plan)
-            measured = 1 / statistics.median(told["token_s"])
-            simulated = decoded(path, plan.name, self._texts(model), device)
-            row: Row = {
+        plans = load_record(built / "plan.json", Plans).plans[::-1]  # as the options have them, the smallest first
+        told = self._decoded(disk, model, path, plans)
+        simulated = decoded(path, _names(plans), self._texts(model), read_device(profile))
+        quoted = self._quoted(model, built, path, profile, plans)
+        for number, (budget, plan) in enumerate(zip(self.options.budgets, plans, strict=True)):
+            measured = 1 / statistics.median(told[number]["token_s"])
+            yield {
                 "budget": budget,
                 "method": plan.method,
                 "measured_tokens_per_s": measured,
-                "simulated_error": told["decode_s"] / simulated["modelled_s"] - 1,
+                "simulated_error": told[number]["decode_s"] / simulated[number]["modelled_s"] - 1,
+                **{
+                    key: value
+                    for name in quoted
+                    for key, value in _errors(name, quoted[name][number], measured).items()
+                },
             }
-            for name, source in self._sources(model, built, path).items():
-                row |= self._predicted(name, source, device, plan.dram_budget_bytes, measured)
-            yield row
 
     def figures(self, rows: Rows) -> Figures:
         errors = {name: [abs(row[f"{name}_error"]) for row in rows] for name in PREDICTIONS}
@@ -172,42 +179,67 @@ class Plugin(Benchmark[Options]):
     def _texts(self, model: str) -> list[list[int]]:
         return texts(model, PROMPT_TOKENS + self.options.tokens)[: self.options.texts]
 
-    def _decoded(self, disk: str, model: str, path: Path, plan: Plan) -> dict[str, Any]:
-        memory_bytes = used_bytes(open_artifact(path).manifest, plan) + OTHER_BYTES
-        return self._on(disk, memory_bytes, "in_process", str(path), plan.name, model)
+    def _decoded(self, disk: str, model: str, path: Path, plans: Sequence[Plan]) -> list[dict[str, Any]]:
+        manifest = open_artifact(path).manifest
+        memory_bytes = max(used_bytes(manifest, plan) for plan in plans) + OTHER_BYTES
+        return self._on(disk, memory_bytes, "in_process", str(path), _names(plans), model)
 
-    def in_process(self, path: str, plan_name: str, model: str) -> dict[str, Any]:
+    def in_process(self, path: str, plan_names: Sequence[str], model: str) -> list[dict[str, Any]]:
         """Returns what `decoded` does, on real flash."""
-        return decoded(Path(path), plan_name, self._texts(model))
+        return decoded(Path(path), plan_names, self._texts(model))
 
     # Predicting
 
-    def _sources(self, model: str, built: Path, path: Path) -> dict[str, str]:
-        found = {"build": str(built.parent), "artifact": str(path), "config": str(settings(model)["model"])}
-        assert found.keys() == PREDICTIONS.keys()
-        return found
+    def _quoted(
+        self, model: str, built: Path, path: Path, profile: Path, plans: Sequence[Plan]
+    ) -> dict[str, list[Figure]]:
+        """Returns the speeds that each source predicts for the budgets of `plans`, on both cores."""
+        sources = {"build": built.parent, "artifact": path, "config": settings(model)["model"]}
+        assert sources.keys() == PREDICTIONS.keys()
+        budgets = ",".join(str(plan.dram_budget_bytes) for plan in plans)
+        with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+            found = {
+                name: pool.submit(speeds, str(source), profile, budgets, self.folder / f"{name}-{profile.stem}")
+                for name, source in sources.items()
+            }
+            return {name: future.result() for name, future in found.items()}
 
-    def _predicted(self, name: str, source: str, device: DeviceProfile, budget_bytes: int, measured: float) -> Row:
-        known = self.folder / f"{name}-{Path(source).name}"
-        known.mkdir(exist_ok=True)
-        found = find(source, None, known)
-        asked = Asked(budget_bytes, MAX_PPL_RATIO, CONTEXT_LENGTH, quick=found.basis != "measured", with_steps=False)
-        speed = device_quote(found, device, asked).figures["tokens_per_s"]
-        assert speed.value is not None
-        assert speed.low is not None
-        assert speed.high is not None
-        return {f"{name}_error": speed.value / measured - 1, f"{name}_in_band": speed.low <= measured <= speed.high}
+
+def speeds(source: str, profile: Path, budgets: str, folder: Path) -> list[Figure]:
+    """Returns the quoted tokens per second with each DRAM budget of one build, the smallest first; scratch files are in
+    `folder`."""
+    folder.mkdir(exist_ok=True)
+    found = find(source, None, folder)
+    asked = Asked(budgets, MAX_PPL_RATIO, CONTEXT_LENGTH, quick=found.kind != "build", with_steps=False)
+    quotes = device_quotes(found, read_device(profile), asked)
+    return [one.figures["tokens_per_s"] for one in reversed(quotes)]
+
+
+def _errors(name: str, speed: Figure, measured: float) -> Row:
+    assert speed.value is not None
+    assert speed.low is not None
+    assert speed.high is not None
+    return {f"{name}_error": speed.value / measured - 1, f"{name}_in_band": speed.low <= measured <= speed.high}
+
+
+def _names(plans: Sequence[Plan]) -> list[str]:
+    return [plan.name for plan in plans]
 
 
 def decoded(
-    path: Path, plan_name: str, blocks: Sequence[Sequence[int]], device: DeviceProfile | None = None
-) -> dict[str, Any]:
-    """Decodes texts behind their first tokens, under a plan of an artifact; with a device, seconds are modelled.
+    path: Path, plan_names: Sequence[str], blocks: Sequence[Sequence[int]], device: DeviceProfile | None = None
+) -> list[dict[str, Any]]:
+    """Decodes texts behind their first tokens, under each plan of an artifact; with a device, seconds are modelled.
 
     Returns:
-        `token_s`: seconds of each token behind WARM_TOKENS; `decode_s` and `modelled_s`: of all decoded tokens.
+        For each plan `token_s`: seconds of each token behind WARM_TOKENS; `decode_s` and `modelled_s`: of all decoded
+        tokens.
     """
-    plan = next(one for one in open_artifact(path).manifest.plans if one.name == plan_name)
+    plans = {plan.name: plan for plan in open_artifact(path).manifest.plans}
+    return [_under(path, plans[name], blocks, device) for name in plan_names]
+
+
+def _under(path: Path, plan: Plan, blocks: Sequence[Sequence[int]], device: DeviceProfile | None) -> dict[str, Any]:
     token_s: list[float] = []
     with Session(path, plan=plan, device=device, modelled=device is not None) as session:
         for block in blocks:

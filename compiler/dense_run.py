@@ -39,6 +39,7 @@ def dense_run(
     device: DeviceProfile,
     kv_cache_format: KvCacheFormat = "fp16",
     *,
+    room_bytes: int | None = None,
     naive: bool = False,
 ) -> DenseRun | None:
     """Returns the fastest dense run within `budget_bytes` of DRAM on `device`; None where its buffers alone exceed it.
@@ -50,13 +51,16 @@ def dense_run(
         budget_bytes: The DRAM budget.
         device: The device's law, pages and DRAM.
         kv_cache_format: Format of keys and values.
+        room_bytes: DRAM for units and the read buffer; None for that of a build of this run alone, with the default
+            cache. A build that may take another method or cache keeps more beside them.
         naive: Pin no unit, regardless of room.
     """
     spec = model.spec
     page_bytes = device.flash.page_bytes.value
     resident = resident_bytes(model, (WHOLE_MLP,), format_name)
     kv_cache = kv_cache_bytes(spec, context_length, kv_cache_format)
-    room = budget_bytes - resident - kv_cache - dense_bookkeeping_bytes(spec, format_name, page_bytes)
+    besides_units = resident + kv_cache + dense_bookkeeping_bytes(spec, format_name, page_bytes)
+    room = budget_bytes - besides_units if room_bytes is None else room_bytes
     stream = _Stream(spec, device, format_name, unit_bytes(WHOLE_MLP, spec, format_name))
     sizes = list(_buffer_sizes(span_bytes(stream.unit_bytes, page_bytes), min(room, PEAK_READ_BYTES), page_bytes))
     if not sizes:
@@ -103,10 +107,9 @@ def buffer_of(model: Model, sparsity: Sparsity, free_bytes: int, device: DeviceP
     layers = range(model.spec.num_hidden_layers)
     densities = {family: tuple(sparsity.density(family, layer) for layer in layers) for family in sparsity.families}
     if densities == {WHOLE_MLP: (used_share(WHOLE_MLP, model.spec),) * len(layers)}:
-        budget = sparsity.budget.dram_budget_bytes
-        run = dense_run(model, sparsity.format, sparsity.context_length, budget, device, sparsity.kv_cache)
-        # the run counts the default cache alone: the plans may get one that keeps more, and leave less for the buffer
-        if run is not None and run.read_buffer_bytes <= free_bytes:
+        shape = (sparsity.format, sparsity.context_length, sparsity.budget.dram_budget_bytes, device)
+        run = dense_run(model, *shape, sparsity.kv_cache, room_bytes=free_bytes)
+        if run is not None:
             return run.read_buffer_bytes
     page_bytes = device.flash.page_bytes.value
     return read_buffer_bytes(model.spec, sparsity.format, sparsity.families, free_bytes, page_bytes)

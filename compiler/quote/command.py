@@ -3,9 +3,10 @@
     python -m coldpress.compiler quote mistral-7b --device pixel6
     python -m coldpress.compiler quote build/prose7m --device all --json
     python -m coldpress.compiler quote prose7m-pixel6.coldpress --device oneplus12 --dram-budget 2GB
+    python -m coldpress.compiler quote mistral-7b --device pixel6 --dram-budget 2GB,3GB,4GB
 
 The model is a name or folder as for `model=`, and only its config.json is read; a build folder, with measured curves
-and activations; or an artifact, which carries them. No weight is read.
+and activations; or an artifact, which carries them. No weight is read. Several budgets are those of one build.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from pathlib import Path
 from rich.console import Console
 
 from coldpress.compiler.profiles import device_file, load_device
-from coldpress.compiler.quote.decide import PROMPT_TOKENS, Asked, device_quote
+from coldpress.compiler.quote.decide import PROMPT_TOKENS, Asked, device_quotes
 from coldpress.compiler.quote.records import DeviceQuote, Quote
 from coldpress.compiler.quote.show import show
 from coldpress.compiler.quote.sources import Source, find
@@ -63,12 +64,12 @@ def quoted(arguments: argparse.Namespace, files: list[Path], folder: Path) -> Qu
             prompt_tokens=_prompt_tokens(arguments.prompt_tokens, context_length),
         )
         if len(files) == 1:
-            found = [device_quote(source, load_device(files[0]), asked, status.update)]
+            found = [*device_quotes(source, load_device(files[0]), asked, status.update)]
         else:
             found = []
-            for one in _each(arguments, files, asked, folder):
-                found.append(one)
-                status.update(f"{len(found)} of {len(files)} devices")
+            for number, quotes in enumerate(_each(arguments, files, asked, folder), start=1):
+                found += quotes
+                status.update(f"{number} of {len(files)} devices")
     return Quote(
         model=source.name,
         source=source.kind,
@@ -96,7 +97,9 @@ def _prompt_tokens(given: int | None, context_length: int) -> int:
     return min(PROMPT_TOKENS, max(1, most)) if given is None else given
 
 
-def _each(arguments: argparse.Namespace, files: list[Path], asked: Asked, folder: Path) -> Iterator[DeviceQuote]:
+def _each(
+    arguments: argparse.Namespace, files: list[Path], asked: Asked, folder: Path
+) -> Iterator[tuple[DeviceQuote, ...]]:
     """Yields the quotes of several devices in order; they are searched on all cores."""
     workers = min(len(files), len(os.sched_getaffinity(0)))
     given = (arguments.model, arguments.revision, folder)
@@ -112,8 +115,8 @@ def _start(model: str, revision: str | None, folder: Path) -> None:
     _SOURCES.append(find(model, revision, Path(tempfile.mkdtemp(dir=folder))))
 
 
-def _on_device(asked: Asked, file: Path) -> DeviceQuote:
-    return device_quote(_SOURCES[0], load_device(file), asked)
+def _on_device(asked: Asked, file: Path) -> tuple[DeviceQuote, ...]:
+    return device_quotes(_SOURCES[0], load_device(file), asked)
 
 
 def _files(named: str) -> list[Path]:
@@ -129,7 +132,12 @@ def _build_parser() -> Parser:
     parser.add_argument("model", help="what model= takes, a build folder such as build/<model>, or an artifact")
     parser.add_argument("--revision", help="commit of a hub model, 40 hexadecimal digits")
     parser.add_argument("--device", required=True, metavar="NAME[,NAME…]|all", help=DEVICE_HELP)
-    parser.add_argument("--dram-budget", metavar="BYTES", help="as dram_budget= takes it (default: each device's)")
+    parser.add_argument(
+        "--dram-budget",
+        metavar="BYTES[,…]",
+        help="as dram_budget= takes it (default: each device's); several as 1GB,2GB,4GB quote one build of them all, "
+        "whose plans share method, format and KV-cache format",
+    )
     parser.add_argument(
         "--max-ppl-ratio",
         type=float,

@@ -3,6 +3,7 @@
 import functools
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,15 +41,16 @@ class Costs:
     written_bytes: int
 
 
-def build_costs(source: Source, device: DeviceProfile, division: Sparsity) -> Costs:
-    """Returns the costs of a build with this division; for an artifact, the costs of copying it."""
+def build_costs(source: Source, device: DeviceProfile, division: Sparsity, budgets_bytes: Sequence[int]) -> Costs:
+    """Returns the costs of a build with this division of one of `budgets_bytes`; for an artifact, the costs of copying
+    it."""
     units = flash_bytes(division.families, source.model.spec, division.format)
     written = units + division.budget.resident_bytes + division.budget.predictor_bytes
     if source.build is None:
         size = source.artifact_bytes or written
         copied = "the artifact's files as they are; another plan or format needs a build"
         return Costs(size, copied, size, copied, 0, "the artifact is built already", size)
-    build = _build(source, source.build, device, division)
+    build = _build(source, source.build, device, division, budgets_bytes)
     stages = all_needs(build)
     local = source.build.model.revision is None
     return Costs(
@@ -77,7 +79,9 @@ def flops_per_core() -> float:
     return 2 * PRODUCT_SIZE**3 / max(min(found[1:]), 1e-6)
 
 
-def _build(source: Source, config: BuildConfig, device: DeviceProfile, division: Sparsity) -> Build:
+def _build(
+    source: Source, config: BuildConfig, device: DeviceProfile, division: Sparsity, budgets_bytes: Sequence[int]
+) -> Build:
     """Returns the build that makes this choice, its jobs of some layers side by side on all cores."""
     shapes = Shapes(source.model.spec, {role: Shape(one.shape) for role, one in source.model.tensors.items()})
     settings = {stage: dict(values) for stage, values in of_all_stages(config).items()}
@@ -87,7 +91,7 @@ def _build(source: Source, config: BuildConfig, device: DeviceProfile, division:
         "format": division.format,
         "kv_cache": division.kv_cache,
         "context_length": division.context_length,
-        "dram_budget": division.budget.dram_budget_bytes,
+        "dram_budget": ",".join(map(str, budgets_bytes)),
     }
     tokens, block_tokens = asked_text(settings, shapes)
     predicts = load("coldpress.runtime.sparsity", Selector, division.method).NEEDS_PREDICTORS

@@ -1,5 +1,7 @@
 """Quotes a model on one device: searches as `allocate` does, at the asked budget and at a few others.
 
+Of several budgets each gets the choice of one build of them all, since the plans of an artifact share flash.img.
+
 Speeds are those of replayed tokens (compiler/seconds.py). The interval of tokens/s spans the 5th to the 95th percentile
 of single tokens, widened by the law's median misfit on the device's own points, by what whole tokens were off besides,
 and by SAME_KIND where curves and signals are those of another model.
@@ -25,7 +27,9 @@ from coldpress.compiler.stages.allocate import (
     Inputs,
     OverBudgetError,
     Searched,
+    budgets_bytes,
     searched,
+    searched_together,
     setting_of,
 )
 from coldpress.runtime.kernels import FEW_TOKENS
@@ -60,24 +64,27 @@ class Asked:
     """What the user asks for."""
 
     dram_budget: int | str | None
-    """None for the device's."""
+    """As `dram_budget=` takes it, one or several; None for the device's."""
     max_ppl_ratio: float
     context_length: int
     quick: bool
     """Search less; see `_quick`."""
     with_steps: bool
-    """Try other budgets, too."""
+    """Try other budgets, too, where one is asked for."""
     prompt_tokens: int = PROMPT_TOKENS
     """Tokens of the prompt whose first token is timed."""
 
 
-def device_quote(source: Source, device: DeviceProfile, asked: Asked, tell: Tell = lambda _: None) -> DeviceQuote:
-    """Returns the quote of one device.
+def device_quotes(
+    source: Source, device: DeviceProfile, asked: Asked, tell: Tell = lambda _: None
+) -> tuple[DeviceQuote, ...]:
+    """Returns the quote of each DRAM budget on one device, the largest first.
 
     Raises:
-        ColdpressError: if a setting does not go with the model, or the budget exceeds the device's DRAM.
+        ColdpressError: if a setting does not go with the model, two budgets are equal, or one exceeds the device's
+            DRAM.
     """
-    return _Quoting(source, device, asked, tell).quote()
+    return _Quoting(source, device, asked, tell).quotes()
 
 
 class _Quoting:
@@ -85,26 +92,38 @@ class _Quoting:
 
     def __init__(self, source: Source, device: DeviceProfile, asked: Asked, tell: Tell) -> None:
         self._source, self._device, self._asked, self._tell = source, device, asked, tell
-        work = Workspace(source.folder, "quote")
+        self._config = AllocateConfig(
+            method=AUTO,
+            format=AUTO,
+            kv_cache=AUTO,
+            cache=AUTO,
+            dram_budget=asked.dram_budget or device.dram_budget_bytes.value,
+            context_length=asked.context_length,
+        )
+        self._budgets_bytes = budgets_bytes(self._config, source.model, device)
+        work, caches = Workspace(source.folder, "quote"), caches_for(AUTO)
         self._inputs = Inputs(
-            source.model, source.activations, device, work, None, 1, source.curves, caches=caches_for(AUTO)
+            source.model, source.activations, device, work, None, 1, source.curves, len(self._budgets_bytes), caches
         )
         self._floor = Floor(source.curves, asked.max_ppl_ratio)
 
-    def quote(self) -> DeviceQuote:
-        """Returns the quote."""
-        budget = self._asked.dram_budget or self._device.dram_budget_bytes.value
+    def quotes(self) -> tuple[DeviceQuote, ...]:
+        """Returns the quotes."""
         self._tell(f"{self._device.name}: searching")
-
-        found = self._searched(budget, self._narrowed)
-        budget_bytes = found.judge.dram_budget_bytes
+        found = searched_together(self._config, self._inputs, self._floor, self._budgets_bytes, self._narrowed)
         least = self._least_bytes()
-        steps = self._steps(found, budget_bytes, least) if self._asked.with_steps else ()
+        refused = next((str(one.refusal) for one in reversed(found) if one.best is None), None)
+        return tuple(self._quote(one, least, refused) for one in found)
+
+    def _quote(self, found: Searched, least: int, refused: str | None) -> DeviceQuote:
+        """Returns the quote of one budget; `refused` is why a build of all budgets is refused, or None."""
+        budget_bytes = found.judge.dram_budget_bytes
+        steps = self._steps(found, budget_bytes, least) if self._asked.with_steps and not self._is_ladder else ()
         figures = {"least_dram_bytes": self._exact(least, "buffers, tensors that stay in DRAM, and the KV cache")}
         figures |= self._recommended(steps)
         shared = {"device": self._device.name, "dram_budget_bytes": budget_bytes, "steps": steps}
-        if found.best is None:
-            refusal = str(next(iter(found.judge.refusals.values())))
+        if refused is not None or found.best is None:
+            refusal = refused if found.best is None else f"a build of all budgets is refused: {refused}"
             return DeviceQuote(fits=False, refusal=refusal, figures=figures, next_budget=_next(steps, 0), **shared)
         division, tokens = found.judge.tokens(found.best.candidate)
         tried = found.tried
@@ -120,15 +139,12 @@ class _Quoting:
 
     # Searching
 
-    def _searched(self, budget: int | str, narrowed: Callable[[Space], Space]) -> Searched:
-        config = AllocateConfig(
-            method="auto",
-            format="auto",
-            kv_cache="auto",
-            cache="auto",
-            dram_budget=budget,
-            context_length=self._asked.context_length,
-        )
+    @property
+    def _is_ladder(self) -> bool:
+        return len(self._budgets_bytes) > 1
+
+    def _searched(self, budget_bytes: int, narrowed: Callable[[Space], Space]) -> Searched:
+        config = self._config.model_copy(update={"dram_budget": budget_bytes})
         return searched(config, self._inputs, self._floor, narrowed)
 
     def _narrowed(self, space: Space) -> Space:
@@ -205,7 +221,7 @@ class _Quoting:
 
     def _figures(self, best: Judged, division: Sparsity, tokens: list[Token]) -> dict[str, Figure]:
         verify = self._run(division, "bench", f"--emulate {self._device.name}")
-        costs = build_costs(self._source, self._device, division)
+        costs = build_costs(self._source, self._device, division, self._budgets_bytes)
         return {
             **self._speed(tokens, verify),
             "first_token_s": self._cold(division),
@@ -275,7 +291,7 @@ class _Quoting:
 
     def _build_command(self, division: Sparsity) -> str:
         keys = {**self._source.given, "device": self._device.name}
-        keys |= {"dram_budget": str(division.budget.dram_budget_bytes)}
+        keys |= {"dram_budget": ",".join(map(str, self._budgets_bytes))}
         keys |= {"max_ppl_ratio": f"{self._asked.max_ppl_ratio:g}", "context_length": str(division.context_length)}
         return "snakemake --config " + " ".join(f"{key}={shlex.quote(value)}" for key, value in keys.items())
 
@@ -283,7 +299,8 @@ class _Quoting:
         """Returns what builds the artifact and runs it."""
         name, device = self._source.name, self._device.name
         artifact = f"build/{name}/{device}/{name}-{device}.coldpress"
-        return f"{self._build_command(division)} && coldpress-run {command} {artifact} {options}"
+        plan = f" --dram-budget {division.budget.dram_budget_bytes}" if self._is_ladder else ""
+        return f"{self._build_command(division)} && coldpress-run {command} {artifact}{plan} {options}"
 
 
 def _quick(space: Space) -> Space:

@@ -49,10 +49,11 @@ class Step(Record):
 
 
 class DeviceQuote(Record):
-    """A model on one device."""
+    """A model on one device with one DRAM budget."""
 
     device: str
     fits: bool
+    """Of several budgets of one build: whether all of them do."""
     dram_budget_bytes: Count
     refusal: str | None = None
     """Why it does not fit."""
@@ -66,7 +67,7 @@ class DeviceQuote(Record):
     next_budget: Step | None = None
     """The least larger budget that is clearly faster; None if none is, or none was tried."""
     steps: tuple[Step, ...] = ()
-    """All budgets that were tried, ascending."""
+    """All budgets that were tried, ascending; none where several were asked for."""
     tried: tuple[Tried, ...] = ()
     """The best candidate of each selector, and why the others are none."""
 
@@ -83,3 +84,5 @@ class Quote(Record):
     prompt_tokens: PositiveCount
     """Tokens of the prompt whose first token is timed."""
     devices: tuple[DeviceQuote, ...]
+    """One for each device in the order asked for; where several DRAM budgets were asked for, one for each budget of
+    each device, the largest first."""

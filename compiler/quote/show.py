@@ -1,4 +1,6 @@
-"""Prints a quote for people: a table of figures with their bases, or one of devices."""
+"""Prints a quote for people: a table of figures with their bases, one of budgets, or one of devices."""
+
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -28,7 +30,8 @@ SHARES = ("hit_rate", "flash_share")
 
 
 def show(quote: Quote, console: Console) -> None:
-    """Prints all devices; one device with every figure, its basis, and the commands that verify it."""
+    """Prints all devices; one device with every figure and the commands that verify it, and with the basis of each
+    figure where one DRAM budget was asked for."""
     console.print(f"{printable(quote.model)}: {quote.basis}, {printable(quote.basis_in_words)}", soft_wrap=True)
     console.print(
         f"perplexity at most {quote.max_ppl_ratio:g} times the source's, {quote.context_length} tokens of context, "
@@ -37,21 +40,14 @@ def show(quote: Quote, console: Console) -> None:
     )
     if len(quote.devices) == 1:
         _one(quote.devices[0], console)
+    elif len({one.device for one in quote.devices}) == 1:
+        _budgets(quote.devices, console)
     else:
         _several(quote.devices, console)
 
 
 def _one(quote: DeviceQuote, console: Console) -> None:
-    budget = show_bytes(quote.dram_budget_bytes)
-    if quote.refusal is not None:
-        console.print(f"{quote.device}: does not fit in {budget}: {printable(quote.refusal)}", soft_wrap=True)
-    if quote.choice is not None:
-        one = quote.choice
-        console.print(
-            f"{quote.device} with {budget} of DRAM: {one.method}, {one.format}, keys and values in {one.kv_cache}, "
-            f"cache {one.cache}, density {one.density:.2f}: {printable(one.reason)}; bound by {quote.bound}",
-            soft_wrap=True,
-        )
+    _headline(quote, console)
     table = _table("figure", "value", "interval", "basis")
     for name, figure in quote.figures.items():
         table.add_row(WORDS[name], shown(name, figure.value), _interval(name, figure), printable(figure.basis))
@@ -63,7 +59,35 @@ def _one(quote: DeviceQuote, console: Console) -> None:
     for one in quote.tried:
         if one.skipped is not None:
             console.print(f"  not {one.method}: {printable(one.skipped)}", soft_wrap=True)
-    commands = dict.fromkeys(figure.verify for figure in quote.figures.values() if figure.verify)
+    _commands([quote], console)
+
+
+def _budgets(quotes: Sequence[DeviceQuote], console: Console) -> None:
+    for quote in quotes:
+        _headline(quote, console)
+    table = _table("figure", *(show_bytes(quote.dram_budget_bytes) for quote in quotes))
+    for name in quotes[0].figures:
+        table.add_row(WORDS[name], *(_with_interval(name, quote.figures[name]) for quote in quotes))
+    console.print(table)
+    _commands(quotes, console)
+
+
+def _headline(quote: DeviceQuote, console: Console) -> None:
+    budget = show_bytes(quote.dram_budget_bytes)
+    if quote.refusal is not None:
+        console.print(f"{quote.device}: does not fit in {budget}: {printable(quote.refusal)}", soft_wrap=True)
+    if quote.choice is not None:
+        one = quote.choice
+        console.print(
+            f"{quote.device} with {budget} of DRAM: {one.method}, {one.format}, keys and values in {one.kv_cache}, "
+            f"cache {one.cache}, density {one.density:.2f}: {printable(one.reason)}; bound by {quote.bound}",
+            soft_wrap=True,
+        )
+
+
+def _commands(quotes: Sequence[DeviceQuote], console: Console) -> None:
+    figures = (figure for quote in quotes for figure in quote.figures.values())
+    commands = dict.fromkeys(figure.verify for figure in figures if figure.verify)
     if commands:
         console.print("\nverify with")
     for command in commands:
@@ -95,6 +119,11 @@ def shown(name: str, value: float | None) -> str:
     if name.endswith("_s") and name != "tokens_per_s":
         return f"{value:.3g} s" if value < 3600 else f"{value / 3600:.1f} h"
     return f"{value:.1%}" if name in SHARES else f"{value:.4g}"
+
+
+def _with_interval(name: str, figure: Figure) -> str:
+    value, interval = shown(name, figure.value), _interval(name, figure)
+    return f"{value} ({interval})" if interval else value
 
 
 def _interval(name: str, figure: Figure) -> str:

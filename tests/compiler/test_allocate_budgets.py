@@ -192,8 +192,8 @@ class Judge:
     def densities(self, method: str, _: str) -> Sequence[float | None]:
         return (None,) if method == "dense" else (0.5,)
 
-    def densities_up_to_all(self, method: str, _: str) -> Sequence[float | None]:
-        return (None,) if method == "dense" else (0.5, 1.0)
+    def up_to_all(self, _: str, known: Sequence[float | None]) -> Sequence[float | None]:
+        return known if None in known else (*known, 1.0)
 
     def config_of(self, candidate: Candidate) -> Candidate:
         return candidate
@@ -232,10 +232,10 @@ def test_all_budgets_share_what_suits_them_together(
     """The largest budget comes first, and `fits` is about it. A whole selector takes twice as long as a half one."""
     search, goal = load("coldpress.compiler.search", Search, "beam"), Goal()
     judges = {2: Judge(tables[0], fits), 1: Judge(tables[1], False)}
-    alone = {budget: Searched(judge, goal, search, []) for budget, judge in judges.items()}  # type: ignore[arg-type]
 
-    def searched_alone(config: AllocateConfig, *_: object, **__: object) -> Searched:
-        return alone[int(config.dram_budget)].within(lambda space: space)
+    def searched_alone(config: AllocateConfig, *_: object) -> Searched:
+        judge = judges[int(config.dram_budget)]
+        return Searched(judge, goal, search, judge.space).within(judge.space)  # type: ignore[arg-type]
 
     monkeypatch.setattr(_budgets, "searched", searched_alone)
     found = _budgets.choices(config_of(), None, None, [2, 1])  # type: ignore[arg-type]

@@ -5,13 +5,19 @@ import pytest
 
 from coldpress.compiler.cost_model import kv_cache_bytes, resident_bytes, unit_bytes
 from coldpress.compiler.dense_run import dense_run
+from coldpress.compiler.io import Workspace
+from coldpress.compiler.quote.trace import activations_of
 from coldpress.compiler.sections import dense_bookkeeping_bytes
+from coldpress.compiler.stages.allocate import AllocateConfig, Inputs
+from coldpress.compiler.stages.allocate._division import divided
+from coldpress.compiler.stages.allocate._replay import Replays
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.simulate import simulate
 from coldpress.runtime.trace import FETCH, Event
 from coldpress.schemas.families import WHOLE_MLP
 from coldpress.schemas.layout import placed_parts
+from tests.support.curves import curves_of
 from tests.support.records import Build
 from tests.support.statistics import device_of, model_of
 
@@ -78,6 +84,26 @@ def test_more_dram_is_never_slower_and_enough_reads_nothing():
     assert enough.flash_bytes_per_token == 0  # where nothing is read, no buffer counts
     assert short is not None
     assert short.flash_bytes_per_token > 0
+
+
+def test_a_candidate_has_the_room_that_the_build_leaves(tmp_path):
+    """A build whose cache is open keeps more beside its units than one with the default cache, for which all fits."""
+    model, device = model_of(num_hidden_layers=11), device_of()
+    total = units_bytes(model)
+    buffer = span_bytes(unit_bytes(WHOLE_MLP, model.spec, "int8_group32"), device.flash.page_bytes.value)
+    budget = least_budget(model, device) - buffer + total
+    plain = dense_run(model, "int8_group32", CONTEXT, budget, device)
+    assert plain is not None
+    assert plain.reads_per_token == 0
+    curves = curves_of(model, tmp_path, {}, num_tokens=2)
+    activations = activations_of(curves, model.spec, tmp_path / "counted")
+    inputs = Inputs(model, activations, device, Workspace(tmp_path / "work", "test"), None, 1, curves)
+    asked = {"format": "int8_group32", "dram_budget": budget, "context_length": CONTEXT}
+    division = divided(AllocateConfig(method="dense", cache="auto", **asked), inputs)
+    held = division.budget.cache_bytes + division.budget.buffer_bytes
+    assert held < total
+    (token,) = Replays(inputs, 1.5).tokens(division)
+    assert token.read_bytes >= total - held
 
 
 def test_what_an_int8_kv_cache_saves_is_for_units():

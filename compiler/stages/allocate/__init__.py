@@ -14,13 +14,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from coldpress.compiler.activity.unit_statistics import fit_all
-from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, caches_for
+from coldpress.compiler.candidates import AUTO, caches_for
 from coldpress.compiler.checkpoint.private import private_folder
 from coldpress.compiler.checkpoint.source_json import read_object
 from coldpress.compiler.checkpoint.tensors import MAX_CONFIG_BYTES
 from coldpress.compiler.cost_model import flash_bytes
 from coldpress.compiler.io import Workspace
-from coldpress.compiler.stages.allocate._budgets import BudgetChoice, choices
+from coldpress.compiler.stages.allocate._budgets import BudgetChoice, choices, searched_together
 from coldpress.compiler.stages.allocate._config import AllocateConfig
 from coldpress.compiler.stages.allocate._division import OverBudgetError, budgets_bytes, divided, method_of
 from coldpress.compiler.stages.allocate._ladder import with_ladder
@@ -52,9 +52,11 @@ __all__ = [
     "Inputs",
     "OverBudgetError",
     "Searched",
+    "budgets_bytes",
     "needs",
     "run",
     "searched",
+    "searched_together",
     "setting_of",
 ]
 
@@ -97,8 +99,7 @@ def run(
             f"context_length {config.context_length} exceeds the {spec.max_position_embeddings} tokens of model "
             f"{model.name}{_why_shorter(model)}; use a shorter one"
         )
-    in_default = config.model_copy(update={"format": DEFAULT_FORMAT}) if config.format == AUTO else config
-    budgets = budgets_bytes(in_default, model, device)
+    budgets = budgets_bytes(config, model, device)
     inputs = Inputs(model, activations, device, work, corpus, threads, curves, len(budgets), caches_for(config.cache))
     if config.method == AUTO:
         taken = choices(config, inputs, _floor(config, inputs), budgets)

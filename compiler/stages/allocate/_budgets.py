@@ -1,4 +1,4 @@
-"""Chooses the settings of each DRAM budget of a build whose method is open.
+"""Chooses the settings of each DRAM budget of a build whose method is open; a quote asks the same search.
 
 One budget is one search (_searched.py). Several share flash.img, and so selector, format, families and layer groups;
 they also share the format of keys and values. Densities and caches are their own. Each is searched alone. Then every
@@ -8,19 +8,17 @@ budget. Choices that are best under no budget alone are not compared.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from coldpress.compiler.search import MARGIN, Goal, Judged, Space
 from coldpress.compiler.stages.allocate._config import AllocateConfig
-from coldpress.compiler.stages.allocate._division import OverBudgetError
 from coldpress.compiler.stages.allocate._quality import Floor
 from coldpress.compiler.stages.allocate._replay import Replays
 from coldpress.compiler.stages.allocate._rules import Inputs
 from coldpress.compiler.stages.allocate._searched import Searched, searched
-from coldpress.compiler.stages.allocate._words import front_of, tried_of
-from coldpress.schemas.errors import ColdpressError
+from coldpress.compiler.stages.allocate._words import front_of
 from coldpress.schemas.families import FormatName, Method
 from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.sparsity import Tried
@@ -49,34 +47,38 @@ def choices(
     Raises:
         DoesNotFitError: if nothing fits a budget.
     """
+    found = searched_together(config, inputs, floor, budgets_bytes)
+    for one in reversed(found):  # the smallest one, which lacks most, first
+        if one.best is None:
+            raise one.refusal
+    return tuple(map(_choice, found))
+
+
+def searched_together(
+    config: AllocateConfig,
+    inputs: Inputs,
+    floor: Floor,
+    budgets_bytes: Sequence[int],
+    narrowed: Callable[[Space], Space] = lambda space: space,
+) -> list[Searched]:
+    """Returns a search for each of `budgets_bytes`, in the space that `narrowed` leaves.
+
+    The best of each is the choice of the build of them all: within the one selector and the formats that suit them
+    together. If nothing fits one of the budgets, each is searched alone, and the build is refused.
+    """
     replays = Replays(inputs, config.overprediction)
-    alone: list[Searched] = []
-    for budget in reversed(budgets_bytes):  # the smallest one, which lacks most, first
-        found = searched(config.model_copy(update={"dram_budget": budget}), inputs, floor, replays=replays)
-        if found.best is None:
-            raise _least_refusal(found)
-        alone.insert(0, found)
-    taken = alone if len(alone) == 1 else _shared(alone)
-    return tuple(_choice(found, own.best) for found, own in zip(taken, alone, strict=True))
+    alone = [
+        searched(config.model_copy(update={"dram_budget": budget}), inputs, floor, narrowed, replays)
+        for budget in budgets_bytes
+    ]
+    return alone if len(alone) == 1 or any(one.best is None for one in alone) else _shared(alone)
 
 
-def _choice(found: Searched, alone: Judged | None) -> BudgetChoice:
-    """Returns the best of `found`; `alone` is what the budget would take by itself."""
-    best, judge = found.best, found.judge
-    if best is None:
-        raise _least_refusal(found)
-    tried = tried_of(best, judge.judged, judge.refusals, found.goal, alone)
+def _choice(found: Searched) -> BudgetChoice:
+    best, judge, tried = found.best, found.judge, found.tried
+    assert best is not None
     LOG.info("allocate: auto takes %s in %s bytes: %s", best.candidate.method, judge.dram_budget_bytes, tried[0].reason)
     return BudgetChoice(judge.config_of(best.candidate), tried, front_of(judge.judged))
-
-
-def _least_refusal(found: Searched) -> ColdpressError:
-    """Returns the refusal of the candidate that needs the least DRAM; of the first one, if DRAM is not what lacks."""
-    needing = [one for one in found.judged if one.needed_bytes is not None]
-    if not needing:
-        return next(iter(found.judge.refusals.values()))
-    least = min(needing, key=lambda one: one.needed_bytes or 0)
-    return OverBudgetError(str(least.refusal), least.needed_bytes or 0)
 
 
 def _shared(alone: Sequence[Searched]) -> list[Searched]:
@@ -92,12 +94,14 @@ def _shared(alone: Sequence[Searched]) -> list[Searched]:
 def of_shared(found: Searched, shared: Shared) -> Searched:
     """Searches one selector in one format under a budget: densities up to 1, and caches."""
     method, format_name, kv_cache = shared
-
-    def narrowed(space: Space) -> Space:
-        densities = found.judge.densities_up_to_all
-        return replace(space, methods=(method,), formats=(format_name,), kv_caches=(kv_cache,), densities=densities)
-
-    return found.within(narrowed)
+    space = replace(
+        found.space,
+        methods=(method,),
+        formats=(format_name,),
+        kv_caches=(kv_cache,),
+        densities=lambda *which: found.judge.up_to_all(method, found.space.densities(*which)),
+    )
+    return replace(found.within(space), alone=found.best)
 
 
 def _is_slower_than_dense(rung: Searched, alone: Searched) -> bool:

@@ -5,7 +5,7 @@ Resident tensors + predictors + KV cache + bookkeeping + buffers + cache = budge
 
 from dataclasses import dataclass
 
-from coldpress.compiler.candidates import AUTO, caches_for, own_cache_options
+from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, caches_for, own_cache_options
 from coldpress.compiler.cost_model import kv_cache_bytes, read_units, resident_bytes, unit_bytes, weight_bytes
 from coldpress.compiler.dense_run import buffer_of
 from coldpress.compiler.sections import asked_budget_bytes, bookkeeping_bytes, make_sections
@@ -99,12 +99,15 @@ def _bookkeeping_bytes(config: AllocateConfig, inputs: Inputs, families: tuple[F
 
 
 def budgets_bytes(config: AllocateConfig, model: Model, device: DeviceProfile) -> tuple[int, ...]:
-    """Returns the DRAM budgets in bytes, the largest first.
+    """Returns the DRAM budgets in bytes, the largest first; a share counts weights in the default format while the
+    format is open.
 
     Raises:
+        ColdpressError: if two of them are equal.
         DoesNotFitError: if the device has less DRAM.
     """
-    shape = (config.format, config.context_length, config.kv_cache_format)
+    format_name = DEFAULT_FORMAT if config.format == AUTO else config.format
+    shape = (format_name, config.context_length, config.kv_cache_format)
     budgets = asked_budget_bytes(
         config.dram_budget, model, *shape, device.flash.page_bytes.value, caches_for(config.cache)
     )

@@ -111,10 +111,9 @@ class BudgetJudge:
             self._refuse(method, error)
             return ()
 
-    def densities_up_to_all(self, method: Method, format_name: FormatName) -> Sequence[float | None]:
-        """Returns the same, and a density of 1 where density is a choice: it keeps the format's own quality, whatever a
-        selector that sees residency loses with this much DRAM."""
-        known = self.densities(method, format_name)
+    def up_to_all(self, method: Method, known: Sequence[float | None]) -> Sequence[float | None]:
+        """Returns the known densities of a selector, and a density of 1 where density is a choice: it keeps the
+        format's own quality, whatever a selector that sees residency loses with this much DRAM."""
         is_choice = self._config.density is None and self._floor.curves.of(method) and None not in known
         return (*known, 1.0) if is_choice else known
 

@@ -101,12 +101,12 @@ class Replays:
         return [seconds.Token(run.token_s, run.flash_s, run.reads_per_token, run.flash_bytes_per_token, 0, 0)]
 
     def _dense(self, sparsity: Sparsity) -> DenseRun | None:
-        """Returns the fastest dense run, if that is asked for and its buffers fit."""
+        """Returns the fastest dense run in the room that the division leaves, if that is asked for."""
         if sparsity.method != "dense":
             return None
-        budget, device = sparsity.budget.dram_budget_bytes, self._inputs.device
-        shape = (sparsity.format, sparsity.context_length, budget, device, sparsity.kv_cache)
-        return dense_run(self._inputs.model, *shape)
+        budget, device = sparsity.budget, self._inputs.device
+        shape = (sparsity.format, sparsity.context_length, budget.dram_budget_bytes, device, sparsity.kv_cache)
+        return dense_run(self._inputs.model, *shape, room_bytes=budget.buffer_bytes + budget.cache_bytes)
 
     def _run(self, sparsity: Sparsity) -> tuple[Setting, Choose, list[range], int, dict[Key, np.ndarray]]:
         """Returns the arguments of `seconds.choices_seconds`."""

@@ -2,19 +2,20 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, formats_for
+from coldpress.compiler.candidates import formats_for
 from coldpress.compiler.search import Goal, Judged, Search, Space, fastest_dense
 from coldpress.compiler.stages.allocate._config import AllocateConfig
-from coldpress.compiler.stages.allocate._division import budgets_bytes
+from coldpress.compiler.stages.allocate._division import OverBudgetError, budgets_bytes
 from coldpress.compiler.stages.allocate._judge import BudgetJudge
 from coldpress.compiler.stages.allocate._quality import Floor
 from coldpress.compiler.stages.allocate._replay import Replays
 from coldpress.compiler.stages.allocate._rules import Inputs
 from coldpress.compiler.stages.allocate._words import tried_of
 from coldpress.runtime.plugins import load
+from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.sparsity import Tried
 
 LOG = logging.getLogger(__name__)
@@ -27,11 +28,14 @@ class Searched:
     judge: BudgetJudge
     goal: Goal
     search: Search
-    judged: list[Judged]
+    space: Space
+    judged: list[Judged] = field(default_factory=list)
+    alone: Judged | None = None
+    """What the budget would take by itself, where several budgets share a choice."""
 
-    def within(self, narrowed: Callable[[Space], Space]) -> "Searched":
-        """Searches the part of the space that `narrowed` leaves; candidates that are judged already cost nothing."""
-        return replace(self, judged=self.search.judged(narrowed(self.judge.space), self.judge, self.goal))
+    def within(self, space: Space) -> "Searched":
+        """Searches a part of the space; candidates that are judged already cost nothing."""
+        return replace(self, judged=self.search.judged(space, self.judge, self.goal))
 
     @cached_property
     def best(self) -> Judged | None:
@@ -46,7 +50,18 @@ class Searched:
     @property
     def tried(self) -> tuple[Tried, ...]:
         """The best candidate of each selector with a reason in words, the taken one first; empty if none fits."""
-        return () if self.best is None else tried_of(self.best, self.judged, self.judge.refusals, self.goal)
+        if self.best is None:
+            return ()
+        return tried_of(self.best, self.judge.judged, self.judge.refusals, self.goal, self.alone)
+
+    @property
+    def refusal(self) -> ColdpressError:
+        """Why nothing fits: of the candidate that needs the least DRAM; of the first one, if DRAM is not what lacks."""
+        needing = [one for one in self.judged if one.needed_bytes is not None]
+        if not needing:
+            return next(iter(self.judge.refusals.values()))
+        least = min(needing, key=lambda one: one.needed_bytes or 0)
+        return OverBudgetError(str(least.refusal), least.needed_bytes or 0)
 
 
 def searched(
@@ -62,8 +77,7 @@ def searched(
     Raises:
         DoesNotFitError: if the device has less DRAM than the budget.
     """
-    in_default = config if config.format != AUTO else config.model_copy(update={"format": DEFAULT_FORMAT})
-    (budget,) = budgets_bytes(in_default, inputs.model, inputs.device)
+    (budget,) = budgets_bytes(config, inputs.model, inputs.device)
     replays = replays or Replays(inputs, config.overprediction)
     judge = BudgetJudge(config.model_copy(update={"dram_budget": budget}), inputs, floor, replays)
     for name in sorted({*formats_for(config.format)} - {*judge.formats}):
@@ -76,4 +90,5 @@ def searched(
         )
     goal = Goal(None if config.min_tokens_per_s is None else 1 / config.min_tokens_per_s)
     search = load("coldpress.compiler.search", Search, config.search)
-    return Searched(judge, goal, search, []).within(narrowed)
+    space = narrowed(judge.space)
+    return Searched(judge, goal, search, space).within(space)
