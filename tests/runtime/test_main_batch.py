@@ -88,7 +88,7 @@ def test_batches_that_cannot_be_are_refused(capsys, artifact):
         ((*several, "--draft", "lookup"), "--draft 'lookup' is for one prompt, and there are several"),
         (("generate", artifact.path, *("--prompt-ids", "1") * 33), "33 prompts are to be continued at once"),
         (("bench", artifact.path, "--batch", 33, "--tokens", 1), "33 prompts are to be continued at once"),
-        ((*several, "--draft-tokens", 4), "--draft-tokens needs a draft, and there is none"),
+        ((*several, "--draft-tokens", 4), "--draft-tokens needs a --draft, and there is none"),
     ):
         code, out, err = run(capsys, *command)
         assert (code, out) == (2, "")
