@@ -1,5 +1,4 @@
-"""Measures memory, speed and tokens of one artifact whose DRAM budget changes from 20 to 100 % of its weights in one
-text.
+"""Changes one artifact's DRAM budget from 20 to 100 % of its weights during one text: memory, speed, tokens.
 
 A child process generates one text; between tokens it gets another budget, up and down again. Its memory is read from
 outside at the end of each phase and before it opens the artifact; the difference is compared with the budget. Before
@@ -138,8 +137,7 @@ def weight_bytes(path: Path) -> int:
 
 
 def run(tiny: Path, path: Path, budgets: list[int], tokens_per_phase: int) -> list[dict[str, Any]]:
-    """Returns what the child reports at the end of each phase, with the growth of its resident memory since the
-    start."""
+    """Returns each phase's report of the child, with its resident bytes beyond those at the start."""
     told = json.dumps([str(tiny), str(path), PROMPT, budgets, tokens_per_phase, SAMPLING])
     command = [sys.executable, "-c", CHILD, told]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:

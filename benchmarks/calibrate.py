@@ -88,8 +88,7 @@ class Plugin(Benchmark[Options]):
         }
 
     def _prepared(self, layers: int, part: str) -> str:
-        """Returns the folder of a checkpoint; before the rounds, a first run compiles our loops and fills the page
-        cache."""
+        """Returns a checkpoint's folder; before the rounds a first run compiles our loops and fills the page cache."""
         made = str(self.folder / f"layers-{layers}")
         apart(self, "prepare", made, layers)
         if part == "rounds" and self.options.rounds > 1:

@@ -33,8 +33,7 @@ def random_bits(num_units: int, num_tokens: int, density: float) -> np.ndarray:
 
 
 def product(bits: np.ndarray, num_tokens: int, counts: np.ndarray) -> tuple[float, bool]:
-    """Returns (seconds of the whole fp32 product in torch, whether all `counts` above the diagonal equal its
-    values)."""
+    """Returns (seconds of the whole fp32 product in torch, whether all `counts` above the diagonal are its values)."""
     import torch
 
     torch.set_num_threads(THREADS)

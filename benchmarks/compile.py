@@ -107,8 +107,7 @@ class Plugin(Benchmark[Options]):
 def built(
     folder: Path, shape: str, layers: int, corpus_tokens: int, is_warm: bool, **config: Any
 ) -> tuple[Path, float]:
-    """Plants a model and builds it; returns (the device's folder, seconds). With `is_warm` a warm process forks the
-    jobs."""
+    """Plants and builds a model, its jobs forked from a warm process or not; returns (the device's folder, seconds)."""
     model, notes = folder / "model", folder / "notes"
     notes.mkdir(parents=True)
     plant(model, shape, layers, corpus_tokens)

@@ -69,8 +69,7 @@ class Round:
 
     @property
     def share_of_reach(self) -> float:
-        """Returns the reach over the token's time; at 1 all else overlaps with reads that begin once units are
-        known."""
+        """Returns the reach over the token's time; at 1, reads overlap with all the work left once units are known."""
         return (self.before_s + max(self.flash_s, self.compute_s - self.before_s)) / self.token_s
 
 
@@ -148,8 +147,7 @@ def read_buffers() -> list[np.ndarray]:
 
 
 def reads_alone(session: Session, calls: Sequence[Extents], name: str, buffers: Sequence[np.ndarray]) -> float:
-    """Returns the seconds of these reads; a submission per buffer is under way, so that the device is never without
-    work."""
+    """Returns the seconds of these reads, a submission under way for each buffer so that the device never idles."""
     kind: Any = plugins.load_class("coldpress.runtime.flash", Flash, name)
     flash: Flash = kind(session.artifact, session.plan.queue_depth)
     under_way: deque[Ticket] = deque()

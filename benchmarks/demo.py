@@ -63,8 +63,7 @@ class Plugin(Benchmark[Options]):
         }
 
     def _short(self) -> dict[str, Any]:
-        """Returns settings for less text, the topics of `help` alone, since parsing all docstrings takes seconds; and
-        one cache."""
+        """Returns settings for a short build on the topics of `help`, since parsing all docstrings takes seconds."""
         corpus = self.folder / "topics.txt"
         corpus.write_text("\n\n".join(topics[name] for name in sorted(topics)), encoding="utf-8")
         return {**SHORT, "block_tokens": 64, "corpus": corpus, "cache": "lfu"}

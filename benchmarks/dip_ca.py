@@ -1,5 +1,4 @@
-"""Measures cache-aware masking: perplexity and hit rate by gamma, and modelled tokens per second over DIP (DIP Fig.
-11).
+"""Measures cache-aware masking: perplexity against hit rate by gamma, and modelled speed over DIP (DIP Fig. 11).
 
 The model is in the loop: a choice sees the units that its layer's cache holds, token by token. Blocks follow one
 another; the first ones warm the caches and are not scored. Inputs of the MLP are pruned by DIP's division; a layer's

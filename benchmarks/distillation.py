@@ -105,8 +105,7 @@ def trained(case: Case, variant: str, sparsity: float, config: DistillConfig) ->
 
 
 def _unmasked(case: Case, asked: Sparsity, config: DistillConfig, work: Workspace) -> Model:
-    """Trains as the stage does, without masks, and keeps the last state: the KL to the dense model, by which the stage
-    chooses one, can only grow."""
+    """Trains as the stage does, without masks, and keeps the last state: its KL to the dense model can only grow."""
     from coldpress.compiler.stages.distill._task import Task
     from coldpress.compiler.training.course import Course
     from coldpress.compiler.training.loop import train

@@ -1,2 +1,1 @@
-"""Evaluates a model under a selector with transformers' modules: the reference of benchmarks and tests for the
-runtime."""
+"""Evaluates a model under a selector with transformers' modules; benchmarks and tests hold the runtime to it."""

@@ -1,5 +1,4 @@
-"""Evaluates how well a model predicts text when a selector leaves units out: the source's arithmetic, the runtime's
-choices.
+"""Evaluates a model when a selector leaves units out: the source's arithmetic, the runtime's choices.
 
 Reads a model, token blocks and a fitted selector; returns perplexity and the used share of the MLP's weights. A
 selector that decides for many tokens at once does so. One that sees residency, or whose signal is not per unit, chooses

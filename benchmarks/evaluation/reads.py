@@ -98,8 +98,7 @@ def requests_seconds(
     missed_bytes: np.ndarray,
     kept_bytes: np.ndarray,
 ) -> float:
-    """Returns the summed seconds of all requests for a family of a layer whose units take `all_bytes`; the others are
-    int64 [T]."""
+    """Returns the seconds of all requests for a family of a layer, of `all_bytes` bytes; the others are int64 [T]."""
     weights = Weights(FORMAT, all_bytes)
     portions = planner.num_portions(reads.num_bytes)
     sizes = (active_bytes - missed_bytes).tolist(), missed_bytes.tolist(), kept_bytes.tolist()
