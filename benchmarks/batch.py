@@ -174,7 +174,7 @@ class Served:
     seconds: float
     """Seconds of prefills and passes."""
     prefills: int
-    """How often flash was read for prompts."""
+    """Number of times that flash was read for prompts."""
     passes: int
     num_tokens: int
 

@@ -96,8 +96,7 @@ def compared(setting: Setting, num_blocks: int) -> Iterator[Row]:
 
 
 def summary(rows: Rows) -> Row:
-    """Returns gains over top-k, where both curves reach the perplexity; `_token` covers whole requests, not only
-    reads."""
+    """Returns gains over top-k, where both curves reach the perplexity; `_token` covers whole requests."""
     found: Row = {}
     for (ours, suffix), unit in itertools.product(OURS.items(), ("", "_token")):
         pairs = [(at.get(TOPK), at.get(ours)) for at in (row["token_ms"] if unit else row for row in rows)]

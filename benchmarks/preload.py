@@ -74,8 +74,7 @@ def with_room(manifest: Manifest, room: float) -> Plan:
 def decoded(
     path: Path, plans: dict[str, Plan], tokens: np.ndarray, device: DeviceProfile
 ) -> dict[str, list[RunMetrics]]:
-    """Returns the metrics of each plan on each row of tokens after the first, which fills the caches; plans take
-    turns."""
+    """Returns the metrics of each plan on each row of tokens after the first, which fills the caches, in turn."""
     found: dict[str, list[RunMetrics]] = {name: [] for name in plans}
     with ExitStack() as stack:
         sessions = {

@@ -22,7 +22,7 @@ FORMAT: FormatName = "int4_group32"
 
 @dataclass(frozen=True)
 class Placed:
-    """Where the units of one family of one layer lie."""
+    """Places of the units of one family of one layer."""
 
     units: planner.Strided
     order: np.ndarray
@@ -38,7 +38,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class Reading:
-    """How units are read, and which of them a token uses."""
+    """Rules by which units are read, and by which a token uses them."""
 
     flash: Flash
     gap_bytes: int

@@ -102,8 +102,7 @@ def changed(recorded: Mapping[str, str]) -> list[str]:
 
 
 def code_now() -> str:
-    """Returns a digest of the product, the benchmarks and their support; rows of a stopped run hold while it is
-    equal."""
+    """Returns a digest of the product, the benchmarks and their support; while it is equal, kept rows hold."""
     folders = ("runtime", "compiler", "schemas", "profiles", "benchmarks", "demo", "tests/support")
     files = sorted(
         file

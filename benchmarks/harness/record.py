@@ -78,8 +78,7 @@ def finite(value: Any) -> Any:
 
 
 def machine(with_disk: bool) -> dict[str, Any]:
-    """Describes this machine: processor, this process's cores, memory, kernel and, if asked, the disk's measured
-    law."""
+    """Describes this machine: processor, own cores, memory, kernel and, if asked, the disk's measured law."""
     cpus = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     model = re.search(r"^model name\s*:\s*(.*)$", cpus, re.MULTILINE)
     found: dict[str, Any] = {
