@@ -111,7 +111,7 @@ class Prepared:
         self.grams = gram.run(GramConfig(), self.source, corpus, self.sparsity, work, 1)
 
     def compared(self, matrices: dict[str, np.ndarray]) -> Differences:
-        """Compares the model with these matrices with the unrounded one, choosing each unit as in the build."""
+        """Compares the model with these matrices to the unrounded one, choosing each unit as in the build."""
         return compare(self._stream, self.tokens, self._hidden, self._last(Replaced(self.source, matrices, 1)))
 
     def _last(self, stream: LayerStream):
