@@ -1,1 +1,1 @@
-"""Benchmarks: each module answers one question and ends in one JSON object."""
+"""Benchmarks: each module answers one question and prints the answer as one JSON object."""

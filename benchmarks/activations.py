@@ -1,7 +1,8 @@
-"""What rounding the inputs of products costs and gains: perplexity and speed by activation format.
+"""Measures what rounding the inputs of products costs in perplexity and gains in speed, by activation format.
 
-Each model's weights are rounded to nearest, packed with the dense selector and run with all of it in DRAM. Test tokens
-are scored one by one, as decoding computes them, with float32, 16 and 8 bits, on one thread, in turns over blocks.
+Each model's weights are rounded to nearest and packed with the dense selector; the run keeps the whole model in DRAM.
+Test tokens are scored one by one, as in decoding, with float32, 16-bit and 8-bit activations on one thread. Each block
+is scored in every format in turn.
 """
 
 import json
@@ -28,11 +29,11 @@ from tests.support.hf import load_hf, roles_of, spec_of
 CONTEXT_LENGTH = 256
 WIKITEXT, STORIES = "corpora/wikitext-2/test.txt", "corpora/tinystories/eval.jsonl"
 MODELS = {"prose7m": WIKITEXT, "stories260k": STORIES, "tinystories656k": STORIES}
-"""Model -> the text that it is scored on."""
+"""Model -> its test text in the data folder."""
 
 
 def token_blocks(model: str, num_tokens: int) -> np.ndarray:
-    """int [blocks, CONTEXT_LENGTH] of the test text that goes with a model."""
+    """Returns the model's test text as token ids, int [blocks, CONTEXT_LENGTH]."""
     folder = data()
     tokenizer = Tokenizer.from_file(str(folder / "models" / model / "tokenizer.json"))
     if MODELS[model] == WIKITEXT:
@@ -44,8 +45,8 @@ def token_blocks(model: str, num_tokens: int) -> np.ndarray:
 
 
 def scored(path: Path, blocks: np.ndarray, key: str, kinds: Sequence[str]) -> tuple[list[Row], dict[str, list[float]]]:
-    """A row for each kind of what the session's `key` says, and the seconds of a token in each block; the first kind is
-    the one that others are held to."""
+    """Returns a row for each of `kinds`, the values of the session's `key`, and the seconds of a token in each block.
+    All kinds are compared with the first one."""
     nll: dict[str, list[float]] = {kind: [] for kind in kinds}
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
     sessions: dict[str, Session] = {}
@@ -66,7 +67,7 @@ def scored(path: Path, blocks: np.ndarray, key: str, kinds: Sequence[str]) -> tu
 
 
 def everything(path: Path) -> int:
-    """DRAM in which no unit is read twice."""
+    """Returns the DRAM budget, in bytes, with which no unit is read twice."""
     manifest = open_artifact(path).manifest
     return fixed_bytes(manifest, choose_plan(manifest)) + manifest.flash.size_bytes
 
@@ -96,7 +97,7 @@ class Plugin(Benchmark[Options]):
     full_minutes = 10
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """A row per activation format."""
+        """Yields a row per activation format."""
         _native.set_num_threads(1)
         loaded = load_hf(data() / "models" / cell["model"])
         spec = spec_of(loaded.config)

@@ -1,12 +1,12 @@
-"""One artifact with 20 to 100 % of its weights in DRAM, changed during one text: memory, speed, tokens.
+"""Changes one artifact's DRAM budget from 20 to 100 % of its weights during one text: memory, speed, tokens.
 
 A child process generates one text; between tokens it gets another budget, up and down again. Its memory is read from
-outside, before the artifact is opened (and another, tiny one has run, so that interpreter and
-libraries have taken their own memory) and at the end of each phase; the difference is held against the budget. Speed is
-that of the phase's second half, in one run, on real flash (O_DIRECT). The text is compared with that of a run in one
-budget throughout. The model is random, its layers as similar as trained ones, so that no single unit decides on a
-token; predictors choose its neurons, and do not depend on residency. Earlier tokens are penalized: such a model repeats
-itself otherwise, and soon needs no flash.
+outside at the end of each phase and before it opens the artifact; the difference is compared with the budget. Before
+that, the child has run another, tiny artifact, so that the interpreter and libraries hold their own memory already.
+Speed is that of the phase's second half, in one run, on real flash (O_DIRECT). The text is compared with that of a run
+with one budget. The model is random and its layers are as similar as trained ones, so no single unit decides on a
+token. Predictors choose its neurons and do not depend on residency. Earlier tokens are penalized: otherwise such a
+model repeats itself and soon needs no flash.
 """
 
 import json
@@ -30,7 +30,7 @@ from tests.support.similar import similar_weights
 SHARES = (0.2, 0.4, 0.6, 0.8, 1.0, 0.6, 0.2)
 PROMPT = [3, 14, 15, 9, 26]
 SIMILARITY = 0.6
-"""Of a layer's MLP input to the next one's, its cosine (ActiveFlow, Fig. 17a)."""
+"""Cosine between the MLP inputs of consecutive layers (ActiveFlow, Fig. 17a)."""
 SAMPLING: Mapping[str, Any] = {"repetition_penalty": 2.0}
 CHILD = """
 import json, sys
@@ -86,7 +86,7 @@ class Plugin(Benchmark[Options]):
     full_minutes = 6
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """A row per phase."""
+        """Yields a row per phase."""
         path = build(self.folder / "a", self.options.intermediate_size)
         weights, count = weight_bytes(path), self.options.tokens_per_phase
         budgets = [int(share * weights) for share in SHARES]
@@ -110,7 +110,7 @@ class Plugin(Benchmark[Options]):
 
 
 def build(path: Path, intermediate_size: int) -> Path:
-    """A random model, nearly all of it neurons on flash; of 200 MB with 4,096 neurons a layer."""
+    """Builds a random model that is nearly all neurons on flash: 200 MB with 4,096 neurons a layer."""
     spec = small_spec(
         hidden_size=768,
         intermediate_size=intermediate_size,
@@ -131,13 +131,13 @@ def build(path: Path, intermediate_size: int) -> Path:
 
 
 def weight_bytes(path: Path) -> int:
-    """Of the resident tensors and the units."""
+    """Returns the bytes of the resident tensors and the units."""
     manifest = open_artifact(path).manifest
     return manifest.plans[0].resident_bytes + sum(section.length_bytes for section in manifest.flash.sections)
 
 
 def run(tiny: Path, path: Path, budgets: list[int], tokens_per_phase: int) -> list[dict[str, Any]]:
-    """What the child tells at the end of each phase, and its memory then beyond that at its start."""
+    """Returns each phase's report of the child, with its resident bytes beyond those at the start."""
     told = json.dumps([str(tiny), str(path), PROMPT, budgets, tokens_per_phase, SAMPLING])
     command = [sys.executable, "-c", CHILD, told]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
@@ -155,7 +155,7 @@ def run(tiny: Path, path: Path, budgets: list[int], tokens_per_phase: int) -> li
 
 
 def row_of(share: float, budget: int, phase: dict[str, Any]) -> Row:
-    """A row of one phase."""
+    """Returns the row of one phase."""
     settled = phase["tokens"][len(phase["tokens"]) // 2 :]
     token_s = spread([seconds for _, seconds, _ in settled])
     return {

@@ -1,9 +1,9 @@
-"""Perplexity on test text by the rule that divides a density among families and layers.
+"""Compares the rules that divide a density among families and layers, by perplexity on test text.
 
 The inputs of all matrices of the MLP are pruned; the density counts all its bytes. Rules work as in a build: thresholds
-are fitted on calibration text, losses are measured on some of it, validation text decides where a rule lets it, and
-what is scored is test text. `uniform` of `dip` is that selector's own line. A gain is the share of `uniform`'s loss of
-log perplexity that `greedy` saves.
+are fitted on calibration text, losses are measured on part of it, and validation text decides for the rules that use
+it. Test text is scored. `uniform` of `dip` is that selector's own line. A gain is the share of `uniform`'s loss of log
+perplexity that `greedy` saves.
 """
 
 import itertools
@@ -39,7 +39,7 @@ RULES = names("coldpress.compiler.stages.allocate")
 
 
 def method_of(name: str, case: Case, inputs: Inputs, attention: bool) -> Method:
-    """A selector with its default options, or for attention's matrices, too."""
+    """Returns a selector with its default options; `attention` adds attention's matrices."""
     selector, spec = load("coldpress.runtime.sparsity", Selector, name), case.model.spec
     options = options_of(selector, {"attention": True} if attention else {})
     sizes = {family: unit_bytes(family, spec, FORMAT) for family in selector.families(spec, options)}
@@ -48,7 +48,7 @@ def method_of(name: str, case: Case, inputs: Inputs, attention: bool) -> Method:
 
 
 def row_of(case: Case, inputs: Inputs, method: Method, config: AllocationConfig, density: float) -> Row:
-    """What one rule makes of a density."""
+    """Returns the density, perplexity and shares that one rule gives for an asked density."""
     shares = allocated(config, inputs, method, density)
     arrays = fit_all(method.selector, method.options, shares, case.model.spec, method.statistics(inputs))
     found = evaluate(case.stream, case.splits["test"], Sparse(method.selector, tuple(shares), arrays))
@@ -57,14 +57,14 @@ def row_of(case: Case, inputs: Inputs, method: Method, config: AllocationConfig,
 
 
 def calibrated(name: str, folder: Path, test_blocks: int) -> tuple[Case, Activations]:
-    """A model with its text, and one pass over the calibration text."""
+    """Returns a model with its text, and the activations of one pass over the calibration text."""
     case = case_of(name, folder, SPLITS | {"test": ("test", slice(0, test_blocks))})
     work, nothing = Workspace(folder / "calibrate", "benchmark"), Activity(frozenset())
     return case, count_activity(PassConfig(), case.model, case.corpus(), FAMILIES, nothing, work, case.stream.threads)
 
 
 def gains(rows: Rows) -> list[float]:
-    """Share of the loss by `uniform`, in log perplexity, that `greedy` saves."""
+    """Returns, for each case, the share of `uniform`'s loss of log perplexity that `greedy` saves."""
     ppl = {(row["model"], row["method"], row["asked"], row["rule"]): row["ppl"] for row in rows}
     dense = {row["model"]: row["ppl"] for row in rows if row["method"] == "dense"}
     return [

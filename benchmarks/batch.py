@@ -1,13 +1,13 @@
-"""What decoding several sequences at once brings: tokens per second, bytes read for a token, and the sparsity left.
+"""Measures what decoding several sequences at once brings: tokens per second, bytes read per token, remaining sparsity.
 
-Each sequence of planted layers of a 7B's shape (benchmarks/shared/planted.py) has a topic of its own, with half of the
-units in DRAM; each of prose7m-relu another passage of WikiText, with a third of its units in DRAM. Every batch is
-decoded with the case's selector and densely under the same budget, and its prompts alone, in turn. Tokens are drawn, so
-that sequences differ. The first passes, which fill caches, do not count.
+The planted cases are layers of a 7B's shape (benchmarks/shared/planted.py): each sequence has its own topic, and half
+of the units are in DRAM. With prose7m-relu each sequence starts from its own passage of WikiText, and a third of the
+units is in DRAM. Every batch is decoded with the case's selector, then densely under the same budget, then its prompts
+one by one, in turn. Tokens are sampled, so that sequences differ. The first passes fill the caches and do not count.
 
-Then, for the sizes of `--renewed`, four times as many prompts have continuations of different lengths (as if drawn to
-end with the same chance behind every token): in a batch that renews itself, and in batches of which each waits for its
-longest, in turn; seconds are those of all passes, prefills among them.
+For the sizes of `--renewed`, four times as many prompts get continuations of different lengths, geometrically
+distributed. A batch that renews itself and batches that each wait for their longest sequence serve them in turn;
+seconds are those of all passes, prefills included.
 """
 
 import shutil
@@ -49,11 +49,11 @@ PROMPT_TOKENS, CONTEXT_LENGTH = 4, 512
 WARM_PASSES = 3
 IN_DRAM = 0.5
 PROMPTS_PER_PLACE, MEAN, LONGEST = 4, 12, 48
-"""Of a renewed batch: prompts over sequences at once, and the lengths of continuations."""
+"""A renewed batch: prompts per sequence of the batch, mean and greatest length of a continuation in tokens."""
 
 
 def write_real(folder: Path) -> Path:
-    """The artifact of the real model."""
+    """Writes the artifact of the real model and returns its path."""
     model = load_hf(data_folder() / "models" / REAL)
     spec = spec_of(model.config)
     recipe = Recipe(
@@ -71,13 +71,13 @@ def write_real(folder: Path) -> Path:
 
 
 def plan_for(case: str, path: Path, selector: str | None) -> Plan:
-    """The case's plan, or with another selector under the same budget."""
+    """Returns the case's plan, or a plan for another selector under the same budget."""
     manifest, plan = (open_artifact(path).manifest, None) if case == REAL else plan_of(path, IN_DRAM)
     return choose_plan(manifest.model_copy(update={"plans": (plan,)}) if plan else manifest, selector=selector)
 
 
 def prompts_of(case: str, count: int) -> list[list[int]]:
-    """A prompt for each sequence: words of a topic, or a passage."""
+    """Returns `count` prompts of token ids, each with words of its own topic or from its own passage."""
     if case == REAL:
         tokenizer = Tokenizer.from_file(str(data_folder() / "models" / REAL / "tokenizer.json"))
         text = (data_folder() / "corpora/wikitext-2/test.txt").read_text()[:400_000]
@@ -90,13 +90,13 @@ def prompts_of(case: str, count: int) -> list[list[int]]:
 
 
 def drawn(count: int) -> list[Sampling]:
-    """How each sequence's tokens are chosen."""
+    """Returns the sampling of each sequence: temperature 1, seeded by its number."""
     return [Sampling(temperature=1.0, seed=seed) for seed in range(count)]
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """What the passes of a batch took, behind the first ones; `prefill` is of all prompts together."""
+    """Costs of the passes of a batch after the first ones; `prefill_*` covers all prompts together."""
 
     seconds: float
     reads: float
@@ -108,7 +108,7 @@ class Decoded:
 
 
 def decoded(done: Batch) -> Decoded:
-    """Medians and means over the passes."""
+    """Returns medians and means over the passes."""
     leading = [token for token in done.decoded if token.leads][WARM_PASSES:]
     hits, misses = sum(token.hits for token in leading), sum(token.misses for token in leading)
     return Decoded(
@@ -123,14 +123,14 @@ def decoded(done: Batch) -> Decoded:
 
 
 def density_of(recorder: Recorder, session: Session, batch: int) -> float:
-    """The share of its family's units that a pass asks for, in the mean."""
+    """Returns the mean share of a family's units that a pass asks for."""
     counts = {section.family: section.num_units for section in session.artifact.manifest.flash.sections}
     late = [event for event in recorder.events if event.kind == FETCH and event.token > WARM_PASSES * batch]
     return float(np.mean([event.ids.size / counts[event.family] for event in late]))
 
 
 def decode(case: str, path: Path, batch: int, passes: int, rounds: int) -> Row:
-    """The row of a batch; each round decodes it sparsely and densely, and its prompts alone, from empty caches."""
+    """Returns the row of a batch; each round decodes it sparsely, densely, and each prompt alone, from empty caches."""
     recorder, prompts, num_new = Recorder(), prompts_of(case, batch), 1 + WARM_PASSES + passes
     plans = {name: plan_for(case, path, selector) for name, selector in (("sparse", None), ("dense", "dense"))}
     found: dict[str, list[Decoded]] = {name: [] for name in plans}
@@ -150,7 +150,7 @@ def decode(case: str, path: Path, batch: int, passes: int, rounds: int) -> Row:
 
 
 def row_of(batch: int, sparse: Sequence[Decoded], dense: Sequence[Decoded], alone: Sequence[tuple[float, int]]) -> Row:
-    """The figures of a batch, over its rounds."""
+    """Returns the figures of a batch over its rounds."""
     pass_s = [one.seconds for one in sparse]
     alone_s, alone_bytes = zip(*alone, strict=True)
     prefill_bytes = median(one.prefill_bytes for one in sparse)
@@ -169,18 +169,18 @@ def row_of(batch: int, sparse: Sequence[Decoded], dense: Sequence[Decoded], alon
 
 @dataclass(frozen=True)
 class Served:
-    """What prompts with continuations of different lengths took, caches filled before."""
+    """Costs of prompts with continuations of different lengths, served from warm caches."""
 
     seconds: float
-    """Of prefills and passes."""
+    """Seconds of prefills and passes."""
     prefills: int
-    """How often flash was read for prompts."""
+    """Number of times that flash was read for prompts."""
     passes: int
     num_tokens: int
 
 
 def serve(case: str, path: Path, batch: int, *, renewed: bool) -> Served:
-    """More prompts than go on at once."""
+    """Serves PROMPTS_PER_PLACE prompts per sequence of the batch."""
     count = PROMPTS_PER_PLACE * batch
     lengths = np.minimum(np.random.default_rng(9).geometric(1 / MEAN, count), LONGEST).tolist()
     each = [Prompt(ids, sampling) for ids, sampling in zip(prompts_of(case, count), drawn(count), strict=True)]
@@ -205,7 +205,7 @@ def serve(case: str, path: Path, batch: int, *, renewed: bool) -> Served:
 def _ended(
     session: Session, prompts: Iterable[Prompt], lengths: Sequence[int], batch: int
 ) -> Iterator[tuple[Token, ...]]:
-    """Each prompt's new tokens, of which there are as many as its length."""
+    """Yields each prompt's new tokens, as many as its length."""
     longest = PROMPT_TOKENS + LONGEST
     room = Room(batch, longest, batch * longest)
     return generate_each(session, prompts, LONGEST, room, ignore_eos=True, on_token=_until(lengths))
@@ -222,7 +222,7 @@ def _until(lengths: Sequence[int]) -> OnToken:
 
 
 def renew(case: str, path: Path, batch: int, rounds: int) -> Row:
-    """The row of a batch that renews itself against batches that wait, in turn."""
+    """Returns the row of a renewed batch and of batches that wait, served in turn."""
     turns = [[serve(case, path, batch, renewed=renewed) for renewed in (False, True)] for _ in range(rounds)]
     waiting, renewed = zip(*turns, strict=True)
     renewed_s = [one.seconds for one in renewed]
@@ -289,7 +289,7 @@ class Plugin(Benchmark[Options]):
             yield decode(case, path, batch, options.passes, options.rounds)
 
     def artifact(self, case: str) -> Path:
-        """The artifact of a case; the one before is removed."""
+        """Returns the artifact of a case; removes the one of the case before."""
         folder = self.folder / "artifacts"
         shutil.rmtree(folder, ignore_errors=True)
         if case == REAL:

@@ -1,16 +1,17 @@
-"""What each cache policy gives with equal slots: hits, reads, bytes, modelled seconds, and the cost of deciding.
+"""Compares cache policies with equal slots: hits, reads, bytes, modelled seconds, and the cost of deciding.
 
-The units that tokens of real models, and of planted ones at a 7B's size, use in a layer are replayed through each
+The units that tokens use in a layer, of real models and of planted ones at a 7B's size, are replayed through each
 policy; its misses become reads by the runtime's planner. A request takes the device's seconds for these reads, or those
-for computing with all used units and copying what the cache keeps, whichever is more (runtime/store/computing.py).
-Slots are a share of the layer's units; some are pinned, the most frequent units of calibration text; `static` pins all,
-`none` has no slots. The text before the measured one fills the caches. `--split validation` serves to choose
-parameters; the default is the test text.
+for computing with all used units and copying the units that the cache keeps, whichever is more
+(runtime/store/computing.py). Slots are a share of the layer's units; some are pinned, the most frequent units of
+calibration text; `static` pins all, `none` has no slots. The text before the measured one fills the caches. `--split
+validation` serves to choose parameters; the default is the test text.
 
-Four figures stand beside the papers': policies over no cache and over each other (DIP, Fig. 11; benchmarks.dip_ca has
-its cache-aware masks), DRAM that an order by co-activation saves (Ripple, Fig. 14: up to 1.50 and 1.36 times), hits of
-a cache that follows the context over those of one that is fixed for the task (ActiveFlow, Fig. 18: 0.12 more), and the
-share of weights that is loaded (Fig. 19: 18 % at density 0.5 with half of the units in DRAM).
+Four figures are compared with the papers': the gain of policies over no cache and over each other (DIP, Fig. 11;
+benchmarks.dip_ca has its cache-aware masks), the DRAM that an order by co-activation saves (Ripple, Fig. 14: up to 1.50
+and 1.36 times), the hits of a cache that follows the context over those of one that is fixed for the task (ActiveFlow,
+Fig. 18: 0.12 more), and the share of weights that is loaded (Fig. 19: 18 % at density 0.5 with half of the units in
+DRAM).
 """
 
 import statistics
@@ -53,25 +54,25 @@ ALL_POLICIES = (
     "belady",
 )
 BEFORE = {"test": "validation", "validation": "calibration"}
-"""The text that fills the caches."""
+"""Split -> the split whose text fills the caches."""
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """A trace of one layer behind a cache."""
+    """The replay of one layer's trace through a cache."""
 
     missed: np.ndarray
-    """bool [T, num_units], what each token of the split misses."""
+    """bool [T, num_units], the units that each token of the split misses."""
     kept: np.ndarray
-    """int64 [T], how many of these units the cache keeps."""
+    """int64 [T], how many of the missed units the cache keeps."""
     decide_s: float
-    """Seconds that a request took to decide."""
+    """Seconds per request that the policy took to decide."""
     num_misses: int
-    """Those of the text that fills the cache included: Belady's theorem is about all requests."""
+    """Misses, including those of the text that fills the cache: Belady's theorem covers all requests."""
 
 
 def replayed(text: str, trace: Trace, slots: float, pinned: float, split: str) -> Replayed:
-    """Replays the split, and the text before it, through a policy."""
+    """Replays the text before the split, then the split, through a policy."""
     name, options = ("static", {}) if text == "none" else read_choice(text)
     num_units = trace.order.size
     count = 0 if text == "none" else round(slots * num_units)
@@ -96,7 +97,7 @@ def replayed(text: str, trace: Trace, slots: float, pinned: float, split: str) -
 
 
 def row_of(trace: Trace, used: np.ndarray, found: Replayed, device: DeviceProfile) -> Row:
-    """Returns the figures of a token, of one layer."""
+    """Returns the mean figures of a token in one layer."""
     size, num_tokens = trace.unit_bytes, len(used)
     active_bytes, missed_bytes = (size * np.count_nonzero(units, axis=1) for units in (used, found.missed))
 
@@ -189,7 +190,7 @@ class Plugin(Benchmark[Options]):
     full_minutes = 30
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """A row per device: means over the layers of a case."""
+        """Yields a row per device: means over the layers of a case."""
         case, split = cell["case"], self.options.split
         traces = self.once(case, lambda: list(traces_of(case, self.folder / case, self.options.layers)))
         found = [replayed(cell["policy"], one, cell["slots"], cell["pinned"], split) for one in traces]

@@ -1,10 +1,10 @@
-"""`calibrate` at 7B scale against a plain forward pass of transformers over the same layers and tokens.
+"""Times `calibrate` at 7B scale against a plain forward pass of transformers over the same layers and tokens.
 
-Both run on the same planted checkpoint in processes of their own, in turn. The plain pass is what a user would write:
-AutoModel (layers without the head) from the folder in the dtype that transformers takes by default, that of the weights
-(bfloat16), all cores, inference mode, a warm-up, some blocks of 256 tokens at a time; its clock runs for the forward
-calls alone. Ours runs for the whole stage: reading the layers' weights, forward, counting, writing hidden states and
-statistics. Imports are in neither.
+Both run on the same planted checkpoint, each in its own process, in turn. The plain pass is the one a user would write:
+AutoModel (layers without the head) from the folder in the default dtype of transformers, that of the weights
+(bfloat16), all cores, inference mode, a warm-up, some blocks of 256 tokens at a time; only the forward calls are timed.
+Ours is timed over the whole stage: reading the layers' weights, forward, counting, writing hidden states and
+statistics. Neither time includes imports.
 """
 
 import tempfile
@@ -62,7 +62,7 @@ class Plugin(Benchmark[Options]):
         yield {"layers": options.many, "part": "memory", "round": 0}
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """A row per process."""
+        """Yields a row per process."""
         layers, part = cell["layers"], cell["part"]
         made = self.once(layers, lambda: self._prepared(layers, part))
         if part != "memory":
@@ -88,7 +88,7 @@ class Plugin(Benchmark[Options]):
         }
 
     def _prepared(self, layers: int, part: str) -> str:
-        """The folder of a checkpoint; before rounds ours compiles its loops and the page cache is filled."""
+        """Returns a checkpoint's folder; before the rounds a first run compiles our loops and fills the page cache."""
         made = str(self.folder / f"layers-{layers}")
         apart(self, "prepare", made, layers)
         if part == "rounds" and self.options.rounds > 1:
@@ -122,7 +122,7 @@ class Plugin(Benchmark[Options]):
 
         model = load_record(Path(made) / "ingest.json", Model)
         corpus = load_record(Path(made) / "tokenize.json", Corpus)
-        LayerStream(model)  # imports torch and transformers' modules of the architecture
+        LayerStream(model)  # imports torch and transformers' modules of the architecture before the clock starts
         config = CalibrateConfig(num_shards=shards)
         with tempfile.TemporaryDirectory(dir=made) as work:
             wall, cpu = time.perf_counter(), time.process_time()
@@ -134,7 +134,7 @@ class Plugin(Benchmark[Options]):
             return figures | {"peak_rss_bytes": peak_rss_bytes()}
 
     def plain(self, made: str, dtype: str) -> Row:
-        """Runs transformers' own model; `dtype` is torch's name, or auto for what transformers takes by itself."""
+        """Runs transformers' own model; `dtype` is torch's name, or `auto` for the default of transformers."""
         import torch
         from transformers import AutoModel
 

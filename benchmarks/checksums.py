@@ -1,6 +1,6 @@
-"""What checksums cost: `verify` of an artifact from the page cache, and CRC-32C as a share of decode's flash time.
+"""Measures the cost of checksums: `verify` from the page cache, and CRC-32C as a share of decode's flash time.
 
-An artifact is built and its files are in the page cache. All parts run in turn in every round.
+An artifact is built and read once, so that its files are in the page cache. Each round runs all parts in turn.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
-"""How fast co-activations are counted, against the fp32 matrix product, and the dense way against the sparse one.
+"""Times the counting of co-activations: against the fp32 matrix product, and the dense way against the sparse one.
 
-Random bits, on two threads: the time of the dense way does not depend on them. The product is computed whole, in slices
-of rows that fit memory, and every count is compared with it. The same is timed in a process whose compiler knows a
-processor without a vector population count (the product keeps the real one).
+Random bits serve, since the time of the dense way does not depend on them; two threads run. The product is computed
+whole, in slices of rows that fit memory, and every count is compared with it. The dense way is timed again in a process
+whose compiler knows a processor without a vector population count (the product keeps the real one).
 """
 
 import time
@@ -19,11 +19,11 @@ THREADS = 2
 PRODUCT_ROWS = 2048
 LOW_DENSITIES = (0.0025, 0.005, 0.01, 0.02)
 WITHOUT_VECTOR_COUNT = "haswell"
-"""AVX2, hence population counts of single words only."""
+"""AVX2, whose population counts take one word at a time."""
 
 
 def random_bits(num_units: int, num_tokens: int, density: float) -> np.ndarray:
-    """Packed activations, a few rows at a time."""
+    """Returns packed random activations; drawing a few rows at a time keeps memory small."""
     rng = np.random.default_rng(0)
     bits = np.empty((num_units, -(-num_tokens // 8)), np.uint8)
     for row in range(0, num_units, 1024):
@@ -33,7 +33,7 @@ def random_bits(num_units: int, num_tokens: int, density: float) -> np.ndarray:
 
 
 def product(bits: np.ndarray, num_tokens: int, counts: np.ndarray) -> tuple[float, bool]:
-    """(seconds of the whole fp32 product in torch, whether all `counts` above the diagonal are its values)."""
+    """Returns (seconds of the whole fp32 product in torch, whether all `counts` above the diagonal are its values)."""
     import torch
 
     torch.set_num_threads(THREADS)
@@ -95,7 +95,7 @@ class Plugin(Benchmark[Options]):
             yield {**seconds, "speedup": gain(found["dense"], found["sparse"])}
 
     def dense_s(self) -> Spread:
-        """Seconds of the dense way on all cores."""
+        """Returns the seconds of the dense way on all cores."""
         bits = random_bits(self.options.units, self.options.tokens, self.options.density)
         works = {"dense": lambda: dense_pair_counts(bits, self.options.tokens, THREADS)}
         return spread(interleaved(works, self.options.rounds)["dense"])

@@ -1,8 +1,8 @@
-"""The gap over which reads are joined: none, the best fixed one, the device's, and the adaptive one.
+"""Compares gaps over which reads are joined: none, the best fixed one, the device's, and the adaptive one.
 
-The units that tokens of the traces of benchmarks.cache_policies miss, with an LRU cache of three tenths of the units,
-become reads by the law of each device: with the gap of the device itself, and with those of the others, as in an
-artifact that was compiled for another device.
+An LRU cache of three tenths of the units filters the traces of benchmarks.cache_policies; the misses become reads by
+the law of each device. The first gap is that of the device itself, or that of another, as in an artifact that was
+compiled for another device.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ SLOTS_SHARE = 0.3
 
 
 def places_missed(trace: Trace) -> list[np.ndarray]:
-    """Flash positions of what each token misses, ascending."""
+    """Returns the flash positions of the units that each token misses, ascending."""
     position = np.argsort(trace.order)
     cache = empty("lru", trace.order.size, round(SLOTS_SHARE * trace.order.size), position=position)
     used = np.concatenate([trace.used["validation"], trace.used["test"]])
@@ -32,7 +32,7 @@ def places_missed(trace: Trace) -> list[np.ndarray]:
 
 
 def seconds(traces: list[Trace], places: list[list[np.ndarray]], flash: Flash, gap: int | AdaptiveGap) -> float:
-    """Of all tokens, each with a request per trace."""
+    """Returns the modelled seconds of all tokens, each with a request per trace."""
     total, page_bytes = 0.0, flash.page_bytes.value
     for token in range(len(places[0])):
         for trace, found in zip(traces, places, strict=True):
@@ -77,7 +77,7 @@ class Plugin(Benchmark[Options]):
     full_minutes = 25
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """A row per device that the first gap is of, or one of waits."""
+        """Yields a row per device whose break-even gap is the first gap."""
         case = cell["case"]
         traces, places = self.once(case, lambda: self._missed(case))
         devices = [load_device(name) for name in self.options.devices]
@@ -91,7 +91,7 @@ class Plugin(Benchmark[Options]):
 def modelled(
     traces: list[Trace], places: list[list[np.ndarray]], flash: Flash, devices: list[DeviceProfile]
 ) -> Iterator[Row]:
-    """A row per device that the first gap is of."""
+    """Yields a row per device whose break-even gap is the first gap."""
     best_s = min(seconds(traces, places, flash, 4096 * pages) for pages in (0, 1, 2, 4, 8, 16, 32, 64))
     for other in devices:
         start = other.flash.break_even_gap_bytes

@@ -1,14 +1,14 @@
-"""The whole pipeline at 7B scale: time and memory of every stage, what bounds it, and what 32 layers would take.
+"""Measures the whole pipeline at 7B scale: time, memory and bound of every stage, extrapolated to 32 layers.
 
-A planted checkpoint is built by snakemake with this repository's rules on two cores; every job notes what it took
-(tests/support/usage_hook). wall_s of a stage is the sum over its jobs, imports included. bound is what most of that
-time went to: `cpu` (processor seconds over the cores the job may use) or `disk` (bytes that really went to or from the
-disk over the rates measured here), `waiting` if neither explains half of it: other work on the machine had its turn.
-least_s is what processor and disk alone need, whichever is more.
+Snakemake builds a planted checkpoint with this repository's rules on two cores; every job notes its costs
+(tests/support/usage_hook). wall_s of a stage is the sum over its jobs, imports included. bound names the resource that
+took most of that time: `cpu` (processor seconds over the cores the job may use) or `disk` (bytes that really went to or
+from the disk over the rates measured here). It is `waiting` if neither explains half of it: other work on the machine
+had its turn. least_s is the time that processor or disk alone needs, whichever is more.
 
-The extrapolation to 32 layers: stages named in SHARED are counted once, all others by 32 / layers; a stage whose jobs
-run on one core each counts by half, since two run at a time. It is for as many calibration tokens as were used here,
-from wall_s and, for a machine that does nothing else, from least_s.
+The extrapolation to 32 layers counts the stages of SHARED once and all others 32 / layers times; a stage whose jobs run
+on one core each counts by half, since two run at a time. It assumes as many calibration tokens as were used here, and
+starts from wall_s or, for a machine that does nothing else, from least_s.
 
 `--smoke` builds a small model, and forks its jobs from a process that has imported the libraries.
 """
@@ -36,10 +36,10 @@ CORES = 2
 CONTEXT_LENGTH = 512
 TARGET_LAYERS = 32
 SHARED = ("tokenize", "preflight", "device")
-"""Stages whose work does not grow with the number of layers; preflight's trial is always of two."""
+"""Stages whose work does not grow with the number of layers; preflight's trial always has two."""
 BOTH_CORES = ("preflight", "calibrate", "recalibrate", "size", "package")
 IN_CHUNKS = ("predict", "order", "quantize")
-"""Stages whose jobs have one core and some layers each."""
+"""Stages that run one job per chunk of layers, each on one core."""
 BLOCK_BYTES = 4 << 20
 HOOK = ROOT / "tests" / "support" / "usage_hook"
 
@@ -107,7 +107,7 @@ class Plugin(Benchmark[Options]):
 def built(
     folder: Path, shape: str, layers: int, corpus_tokens: int, is_warm: bool, **config: Any
 ) -> tuple[Path, float]:
-    """Plants a model and builds it, its jobs forked from a warm process or not: (the device's folder, seconds)."""
+    """Plants and builds a model, its jobs forked from a warm process or not; returns (the device's folder, seconds)."""
     model, notes = folder / "model", folder / "notes"
     notes.mkdir(parents=True)
     plant(model, shape, layers, corpus_tokens)
@@ -119,7 +119,7 @@ def built(
 
 
 def plant(model: Path, shape: str, layers: int, corpus_tokens: int) -> None:
-    """Writes a checkpoint and its text, apart: this process has no torch."""
+    """Writes a checkpoint and its text in another process, since this one does not import torch."""
     command = [sys.executable, "-m", "tests.support.planted", "--shape", shape, "--output", str(model)]
     command += ["--layers", str(layers), "--corpus-tokens", str(corpus_tokens)]
     if run_likewise(command):
@@ -128,14 +128,14 @@ def plant(model: Path, shape: str, layers: int, corpus_tokens: int) -> None:
 
 @dataclass(frozen=True)
 class Disk:
-    """Sequential rates in bytes per second."""
+    """Sequential rates of the disk in bytes per second."""
 
     read: float
     write: float
 
 
 def measure_disk(folder: Path, num_bytes: int) -> Disk:
-    """Of plain writes, the better of both ways; of reading a file after the page cache has let it go."""
+    """Measures plain writes, the better of both ways, and the reading of a file that the page cache has dropped."""
     path, block = folder / "probe", os.urandom(BLOCK_BYTES)
     with path.open("wb") as file:
         for _ in range(num_bytes // BLOCK_BYTES):
@@ -153,7 +153,7 @@ def measure_disk(folder: Path, num_bytes: int) -> Disk:
 
 @contextmanager
 def noting(folder: Path) -> Iterator[None]:
-    """Has every job of a pipeline run within leave its note in `folder`."""
+    """Makes every job of a pipeline that runs inside leave its note in `folder`."""
     before = dict(os.environ)
     os.environ["COLDPRESS_USAGE"] = str(folder)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HOOK), before.get("PYTHONPATH")]))
@@ -166,32 +166,32 @@ def noting(folder: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Stage:
-    """What the jobs of a stage took together."""
+    """The costs of a stage, over all its jobs."""
 
     wall_s: float
     cpu_s: float
     disk_s: float
     """Bytes that went to and from the disk, over its rates."""
     cores: int
-    """That a job may use."""
+    """Cores that a job may use."""
     peak_rss_bytes: int
     jobs: int
 
     @property
     def least_s(self) -> float:
-        """What it would take at least."""
+        """Returns the least seconds that processor and disk allow."""
         return max(self.cpu_s / self.cores, self.disk_s)
 
     @property
     def bound(self) -> str:
-        """What most of the time went to."""
+        """Returns the resource that took most of the time: `cpu`, `disk` or `waiting`."""
         if self.least_s < self.wall_s / 2:
             return "waiting"
         return "disk" if self.disk_s > self.cpu_s / self.cores else "cpu"
 
 
 def stages(folder: Path, disk: Disk) -> dict[str, Stage]:
-    """The stages of what was `built` in a folder, in the order in which they ended."""
+    """Returns the stages of the build in a folder, in the order in which they ended."""
     jobs = sorted(
         (json.loads(path.read_text()) for path in (folder / "notes").glob("*.json")), key=lambda job: job["stop_s"]
     )
@@ -212,7 +212,7 @@ def stages(folder: Path, disk: Disk) -> dict[str, Stage]:
 
 
 def extrapolated_s(seconds: Mapping[str, float], layers: int) -> float:
-    """Seconds for TARGET_LAYERS layers from those of each stage, by the rule of the module's text."""
+    """Returns the seconds for TARGET_LAYERS layers, from those of each stage, by the rule in the module's docstring."""
     return sum(
         stage_s * (1 if name in SHARED else TARGET_LAYERS / layers) / (CORES if name in IN_CHUNKS else 1)
         for name, stage_s in seconds.items()

@@ -1,13 +1,13 @@
-"""How much of a decoded token's time is flash, computing and bookkeeping, and how far they overlap.
+"""Measures how much of a decoded token's time is flash, computing and bookkeeping, and how far they overlap.
 
-Layers of a 7B's shape with random weights and a random order on flash in int4, part of the units pinned or cached, read
-from this machine's disk by a plug-in of runtime/flash. Four things are measured beside the run, in the same process:
-its reads alone, two submissions at a time (`flash_s`); the same tokens with all units in DRAM (`compute_s`, lookups
-included), and the part of that before reads can begin (`before_s`: attention, norms, the choice of units); the same run
-where every request waits until all its units are there (`serial_s`, runtime/flash/serial.py); and its requests replayed
-without data (`bookkeeping_s`). Complete overlap takes max(flash_s, compute_s), the bound; a run that guesses nothing
-cannot take less than before_s + max(flash_s, compute_s - before_s), its reach. All are measured in turn, in rounds.
-Random weights give successive tokens nothing in common, so caches hit by chance.
+Layers of a 7B's shape have random weights and lie on flash in random order in int4; part of the units is pinned or
+cached, the others are read from this machine's disk by a plug-in of runtime/flash. Four things are measured beside the
+run, in the same process: its reads alone, two submissions at a time (`flash_s`); the same tokens with all units in DRAM
+(`compute_s`, lookups included), and the part of that before reads can begin (`before_s`: attention, norms, the choice
+of units); the same run where every request waits until all its units are there (`serial_s`, runtime/flash/serial.py);
+and its requests replayed without data (`bookkeeping_s`). Complete overlap takes max(flash_s, compute_s), the bound; a
+run that guesses nothing cannot take less than before_s + max(flash_s, compute_s - before_s), its reach. Every round
+measures all of them in turn. Random weights give successive tokens nothing in common, so caches hit by chance.
 """
 
 import itertools
@@ -42,16 +42,16 @@ CASES = {
     "relu-10": ("topk", "relu", 0.1),
     "relu-3": ("topk", "relu", 0.03),
 }
-"""Case -> selector, activation, density. What a ReLU leaves is chosen by magnitude: random weights are half active."""
+"""Case -> selector, activation, density. The ReLU cases, too, choose by magnitude: random weights leave half active."""
 PINNED_SHARE = 0.4
-"""Of the units in DRAM, those that are pinned."""
+"""Pinned share of the units in DRAM."""
 READ_BUFFER_BYTES = 4 << 20
 VOCAB_SIZE = 1024
 
 
 @dataclass(frozen=True)
 class Round:
-    """Seconds of one token, measured within a second or two of each other: what a disk gives changes by the minute."""
+    """Seconds of one token, all measured within a second or two, since the rate of a disk changes by the minute."""
 
     hit_rate: float
     token_s: float
@@ -64,17 +64,17 @@ class Round:
 
     @property
     def share_of_bound(self) -> float:
-        """1: nothing but the device, or nothing but computing."""
+        """Returns the bound over the token's time; at 1 the token takes as long as its reads or its computing."""
         return max(self.flash_s, self.compute_s) / self.token_s
 
     @property
     def share_of_reach(self) -> float:
-        """1: reads begin when their layer knows what it wants, and all there is to do meanwhile is done meanwhile."""
+        """Returns the reach over the token's time; at 1, reads overlap with all the work left once units are known."""
         return (self.before_s + max(self.flash_s, self.compute_s - self.before_s)) / self.token_s
 
 
 def figures_of(rounds: Sequence[Round]) -> Row:
-    """A row: every figure with its spread over the rounds."""
+    """Returns a row: every figure with its spread over the rounds."""
     names = ("token_s", "wait_s", "flash_s", "compute_s", "before_s", "serial_s", "bookkeeping_s")
     seconds = {name: spread([getattr(one, name) for one in rounds]) for name in names}
     return {
@@ -90,7 +90,7 @@ def figures_of(rounds: Sequence[Round]) -> Row:
 
 
 def write_artifact(case: str, layers: int, cached: float, folder: Path) -> Path:
-    """The artifact of a case."""
+    """Writes the artifact of a case and returns its path."""
     method, act, density = CASES[case]
     recipe = Recipe(
         spec=spec_7b(layers, VOCAB_SIZE, act),
@@ -107,10 +107,10 @@ def write_artifact(case: str, layers: int, cached: float, folder: Path) -> Path:
 
 
 class Noted(simulated.Plugin):
-    """A device that takes down what it is asked for."""
+    """A simulated device that records the reads it is asked for."""
 
     def __init__(self, artifact: Artifact, queue_depth: int) -> None:
-        """No data, only time."""
+        """Opens the simulated device, which moves no data."""
         super().__init__(artifact, queue_depth)
         self.calls: list[Extents] = []
 
@@ -121,17 +121,17 @@ class Noted(simulated.Plugin):
 
 
 def decoded(session: Session, tokens: np.ndarray, recorder: Recorder) -> tuple[RunMetrics, list[Event]]:
-    """Metrics and fetches of running the tokens once more."""
+    """Runs the tokens once more; returns metrics and fetches."""
     recorder.events.clear()
     metrics = session.perplexity(tokens, sparse=True).metrics
     return metrics, [event for event in recorder.events if event.kind in (FETCH, END)]
 
 
 def decided(session: Session, fetches: Sequence[Event]) -> tuple[float, list[Extents]]:
-    """(seconds that the store takes to decide on these requests without data, the reads it makes for them)."""
+    """Replays requests without data; returns (the store's seconds to decide on them, the reads that it makes)."""
     flash = Noted(session.artifact, session.plan.queue_depth)
     store = Store(session.artifact, session.plan, flash)
-    replay(store, fetches)  # caches as full as in the run
+    replay(store, fetches)  # fills the caches as they were in the run
     flash.calls.clear()
     start = time.perf_counter()
     replay(store, fetches)
@@ -139,7 +139,7 @@ def decided(session: Session, fetches: Sequence[Event]) -> tuple[float, list[Ext
 
 
 def read_buffers() -> list[np.ndarray]:
-    """Two, for all rounds: reads into memory that was not read into before take half as long again."""
+    """Returns two buffers for all rounds: reads into memory that was never read into take half as long again."""
     buffers = [_native.aligned_buffer(READ_BUFFER_BYTES) for _ in range(2)]
     for buffer in buffers:
         buffer.fill(0)
@@ -147,7 +147,7 @@ def read_buffers() -> list[np.ndarray]:
 
 
 def reads_alone(session: Session, calls: Sequence[Extents], name: str, buffers: Sequence[np.ndarray]) -> float:
-    """Seconds of these reads, a submission under way for each buffer, so that the device is never without work."""
+    """Returns the seconds of these reads, a submission under way for each buffer so that the device never idles."""
     kind: Any = plugins.load_class("coldpress.runtime.flash", Flash, name)
     flash: Flash = kind(session.artifact, session.plan.queue_depth)
     under_way: deque[Ticket] = deque()
@@ -164,22 +164,22 @@ def reads_alone(session: Session, calls: Sequence[Extents], name: str, buffers: 
 
 
 class Within:
-    """Seconds in which units are fetched and computed with, of a store's fetches from now on."""
+    """Sums the seconds in which a store's fetches, from now on, bring units and the decoder computes with them."""
 
     def __init__(self, store: Store) -> None:
-        """Stands before the store."""
+        """Replaces the store's `submit` by its own."""
         self.seconds, self._submit = 0.0, store.submit
         store.submit = self.submit  # type: ignore[method-assign, assignment]
 
     def submit(self, key: Key, ids: np.ndarray, kept: np.ndarray | None = None) -> Iterator[Batch]:
-        """See `Store.submit`; what is done between two batches counts."""
+        """See `Store.submit`; the time between two batches counts."""
         start = time.perf_counter()
         yield from self._submit(key, ids, kept)
         self.seconds += time.perf_counter() - start
 
 
 def in_dram(whole: Session, within: Within, tokens: np.ndarray) -> tuple[float, float]:
-    """(seconds of these tokens with all units in DRAM, those of them before units can be asked for)."""
+    """Returns (seconds of these tokens with all units in DRAM, the part of them before units can be asked for)."""
     within.seconds = 0.0
     metrics = whole.perplexity(tokens, sparse=True).metrics
     if metrics.misses:
@@ -188,7 +188,7 @@ def in_dram(whole: Session, within: Within, tokens: np.ndarray) -> tuple[float, 
 
 
 def rounds_of(path: Path, num_tokens: int, flash: str, rounds: int) -> list[Round]:
-    """One case: the run, its decisions, its reads and its computing in turn, as often as there are rounds."""
+    """Measures one case: in every round the run, its decisions, its reads and its computing, in turn."""
     tokens = np.random.default_rng(0).integers(3, VOCAB_SIZE, (1, num_tokens + 2))
     recorder = Recorder()
     measured: list[Round] = []
@@ -202,8 +202,8 @@ def rounds_of(path: Path, num_tokens: int, flash: str, rounds: int) -> list[Roun
                 serial_s = serial.perplexity(tokens, sparse=True).metrics.decode_s
                 bookkeeping_s, calls = decided(session, fetches)
                 flash_s = reads_alone(session, calls, flash, buffers)
-                if not turn:  # caches and buffers were cold, and sums were made in the order of arrival: twice,
-                    for _ in range(2):  # since another rounding may choose a few other units
+                if not turn:  # a cold round does not count; two passes bring all units into DRAM:
+                    for _ in range(2):  # the second sums in another order, and may choose a few other units
                         whole.perplexity(tokens, sparse=True)
                     continue
                 compute_s, before_s = in_dram(whole, within, tokens)

@@ -1,8 +1,8 @@
-"""What README shows of the demonstration model: the screen that its build ends with, its own Python, a token's costs.
+"""Produces the texts that README shows of the demo: the build's last screen, its Python example, a token's costs.
 
-The demo is built for a phone as `make demo` does it. README's example in Python runs on the artifact as it stands
-there; `coldpress-run generate` gives the table of a token. Python's documentation is the text, so that another Python
-gives another identity and slightly other figures.
+The demo is built for a phone, as `make demo` does. README's example in Python runs on that artifact; `coldpress-run
+generate` gives the table of a token. Python's documentation is the text, so another version of Python gives another
+identity and slightly other figures.
 """
 
 import platform
@@ -63,18 +63,18 @@ class Plugin(Benchmark[Options]):
         }
 
     def _short(self) -> dict[str, Any]:
-        """Less text, of the topics of `help` alone: all docstrings are read and parsed for seconds; one cache."""
+        """Returns settings for a short build on the topics of `help`, since parsing all docstrings takes seconds."""
         corpus = self.folder / "topics.txt"
         corpus.write_text("\n\n".join(topics[name] for name in sorted(topics)), encoding="utf-8")
         return {**SHORT, "block_tokens": 64, "corpus": corpus, "cache": "lfu"}
 
     def _screen(self, device: Path) -> str:
-        """As someone sees it who called `make demo`, from the checkout and without an active environment."""
+        """Returns the screen that `make demo` shows when called from the checkout without an active environment."""
         with chdir(self.folder):
             return show(device).replace(f"{sys.prefix}/bin/", "").replace(PROGRAM, f".venv/bin/{PROGRAM}").strip()
 
     def _said(self, *arguments: str) -> str:
-        """What Python prints, called from the folder of the build."""
+        """Returns what Python prints when called from the folder of the build."""
         done = subprocess.run([sys.executable, *arguments], cwd=self.folder, capture_output=True, text=True)
         if done.returncode:
             raise ColdpressError(f"{' '.join(arguments)} ended with code {done.returncode}: {done.stderr[-2000:]}")

@@ -1,13 +1,13 @@
-"""Cache-aware masking: perplexity against hit rate by gamma, and modelled tokens per second against DIP (DIP Fig. 11).
+"""Measures cache-aware masking: perplexity against hit rate by gamma, and modelled speed over DIP (DIP Fig. 11).
 
-The model is in the loop: a choice sees what its layer's cache holds, token by token, in blocks one after another, the
-first of which warm the caches and are not scored. Inputs of the MLP are pruned by DIP's division; a layer's cache holds
-a stated share of its units, which lie in the model's own order (benchmarks/shared/flash_setting.py). A request takes
-the device's seconds for the reads of what it misses, or memory's for computing with all it uses, whichever is more.
-What DIP chooses depends on no cache, and `belady` knows it all beforehand. `along` is `dip_ca` with `use_read_units`,
+The model is in the loop: a choice sees the units that its layer's cache holds, token by token. Blocks follow one
+another; the first ones warm the caches and are not scored. Inputs of the MLP are pruned by DIP's division; a layer's
+cache holds a stated share of its units, which lie in the model's own order (benchmarks/shared/flash_setting.py). A
+request takes the device's seconds for reading its misses, or memory's for computing with all used units, whichever is
+more. DIP's choice depends on no cache, and `belady` knows it all beforehand. `along` is `dip_ca` with `use_read_units`,
 and `flash` that selector, both with an LRU cache. A curve has one point per density and is linear in log perplexity.
-Gamma and the cache beside it are chosen on validation text, at the perplexity that DIP has there at half of the
-weights; gains are of test text.
+Gamma and its cache are chosen on validation text, at DIP's perplexity there with half of the weights; gains are
+measured on test text.
 """
 
 import itertools
@@ -28,17 +28,17 @@ GAMMAS = (0.0, 0.1, 0.2, 0.35, 0.6)
 ALONG_GAMMAS = (0.2, 0.5, 1.0)
 DENSITIES = (0.3, 0.4, 0.5, 0.6, 0.75)
 ALONG_DENSITIES = (0.15, 0.25, 0.35, 0.5, 0.65)
-"""What is in DRAM is used besides."""
+"""Lower densities, since these choices also use all units in DRAM."""
 EQUAL_TO = (0.5, 0.4)
-"""Densities of DIP whose perplexity the others are held to; gamma is chosen for the first."""
+"""Densities of DIP whose perplexity the others must match; gamma is chosen for the first."""
 POLICIES = ("none", "lru", "lfu", "belady")
 AWARE = ("lru", "lfu")
-"""Caches that a choice is made with."""
+"""Caches that a cache-aware choice sees."""
 WARM_UP_BLOCKS = 1
 
 
 def fitted(known: Known, selector: dip.Plugin | dip_ca.Plugin, density: float, gamma: float = 1.0) -> Sparse:
-    """DIP at a density, cache-aware or not."""
+    """Fits DIP at a density, cache-aware or not."""
     spec, own = known.case.model.spec, dip_ca.Options(gamma=gamma)
     shares = selector.divide(density, spec, own)
     arrays = {key: selector.fit(norms.size, shares[key[1]], {}, own) for key, norms in known.norms.items()}
@@ -48,7 +48,7 @@ def fitted(known: Known, selector: dip.Plugin | dip_ca.Plugin, density: float, g
 def scored(
     setting: Setting, tokens: np.ndarray, sparse: Sparse, cache: CacheSettings | None, along: bool = False
 ) -> Row:
-    """The figures of a choice with a cache; `along`: all that is read is used."""
+    """Returns the figures of a choice with a cache; with `along`, all units that are read are used."""
     reading = setting.reading(setting.flash.break_even_gap_bytes // 4, along)
     found = evaluate(setting.known.case.stream, tokens, sparse, cache, WARM_UP_BLOCKS, reading)
     hit_rate = found.hits / max(1, found.hits + found.misses)
@@ -56,7 +56,7 @@ def scored(
 
 
 def rows_of(setting: Setting, tokens: np.ndarray, density: float, gammas: tuple[float, ...]) -> Iterator[Row]:
-    """A row per cache of DIP, and per gamma and cache of `dip_ca`."""
+    """Yields a row per cache of DIP, and per gamma and cache of `dip_ca`."""
     known, plain = setting.known, fitted(setting.known, dip.Plugin(), density)
     for policy in POLICIES:
         requests = {}
@@ -72,7 +72,7 @@ def rows_of(setting: Setting, tokens: np.ndarray, density: float, gammas: tuple[
 
 
 def rows_along(setting: Setting, tokens: np.ndarray, density: float, gammas: tuple[float, ...]) -> Iterator[Row]:
-    """Of `along` and `flash`."""
+    """Yields a row per gamma of `along`, and the row of `flash`."""
     choices = [("along", gamma, fitted(setting.known, dip_ca.Plugin(), density, gamma=gamma)) for gamma in gammas]
     for method, gamma, sparse in [*choices, ("flash", 1.0, setting.flash_selector(density))]:
         found = scored(setting, tokens, sparse, setting.cache(), along=True)
@@ -80,7 +80,7 @@ def rows_along(setting: Setting, tokens: np.ndarray, density: float, gammas: tup
 
 
 def curves(rows: Rows, method: str) -> dict[tuple[str, float], list[tuple[float, float]]]:
-    """Policy and gamma -> perplexity and log of tokens per second at each density."""
+    """Returns (policy, gamma) -> (perplexity, log of tokens per second) at each density."""
     found: dict[tuple[str, float], list[tuple[float, float]]] = {}
     for row in rows:
         if row["method"] == method:
@@ -93,7 +93,7 @@ def ppl_of_dip(rows: Rows, density: float) -> float:
 
 
 def best(rows: Rows, method: str) -> tuple[str, float]:
-    """Policy and gamma that are fastest at DIP's perplexity at the first of EQUAL_TO."""
+    """Returns the policy and gamma that are fastest at DIP's perplexity at the first of EQUAL_TO."""
     target = ppl_of_dip(rows, EQUAL_TO[0])
     speeds = {way: at_ppl(points, target) for way, points in curves(rows, method).items()}
     reaching = (way for way, speed in speeds.items() if not math.isnan(speed))
@@ -101,7 +101,7 @@ def best(rows: Rows, method: str) -> tuple[str, float]:
 
 
 def gains(test: Rows, validation: Rows) -> Iterator[Row]:
-    """Over DIP by policy, at each perplexity, of what is best on validation text."""
+    """Yields the gains over each policy of DIP, at each perplexity, of the way that is best on validation text."""
     for method, density in itertools.product(("dip_ca", "along", "flash"), EQUAL_TO):
         way, ppl = best(validation, method), ppl_of_dip(test, density)
         ours, plain = at_ppl(curves(test, method)[way], ppl), curves(test, "dip")
@@ -162,7 +162,7 @@ class Plugin(Benchmark[Options]):
             yield from ({**of, "along": True, "density": density} for density in options.along_densities)
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """A row per method, cache and gamma."""
+        """Yields a row per method, cache and gamma."""
         options, name = self.options, cell["model"]
         known = self.once(name, lambda: known_of(name, self.folder / name))
         setting = Setting(known, load_device(cell["device"]), 1, known.structural, cell["slots"])

@@ -1,10 +1,10 @@
-"""What self-distillation wins back of what top-k on all linear layers costs (ActiveFlow, Tables 3 and 5).
+"""Measures how much self-distillation wins back of the loss by top-k on all linear layers (ActiveFlow, Tables 3 and 5).
 
-The build's own stage distills; calibration text is trained on, validation text decides what is kept, test text is what
-is scored. Every student is scored at all sparsities, and dense. Variants: `distilled` (KL, straight through), `no STE`,
-`no KL` (the text's tokens only), `int4` (rounded in the loop, scored as int4, beside the source as int4) and `control`
-(the steps of `no KL` without masks: what more training on this text does by itself). A gap is what perplexity loses
-between dense and sparse.
+The build's own stage distills: it trains on calibration text, and validation text decides which student is kept; test
+text is scored. Every student is scored dense and at all sparsities. Variants: `distilled` (KL, straight through), `no
+STE`, `no KL` (the text's tokens only), `int4` (rounded in the loop, scored as int4, beside the source as int4) and
+`control` (the steps of `no KL` without masks: the effect of more training on this text by itself). A gap is the
+perplexity lost between dense and sparse.
 """
 
 import math
@@ -40,7 +40,7 @@ SPLITS: Parts = {
     "validation": ("fit", slice(-16, None)),
     "test": ("test", slice(0, 64)),
 }
-"""All there is of text to learn from."""
+"""All blocks of the text to fit on train but the last 16, which decide."""
 VARIANTS: Mapping[str, dict[str, Any]] = {
     "distilled": {},
     "no STE": {"straight_through": False},
@@ -48,7 +48,7 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
     "int4": {"rounded": True},
     "control": {"cross_entropy": 1.0},
 }
-"""Row -> options of the recipe `self`."""
+"""Variant -> options of the recipe `self`."""
 SOURCE, SOURCE_INT4 = "source", "source as int4"
 ROUNDED = ("int4", SOURCE_INT4)
 INT4 = "int4_group32"
@@ -56,7 +56,7 @@ OPTIONS = {"attention": True}
 
 
 def topk_at(spec: ModelSpec, sparsity: float) -> Sparse:
-    """Top-k on the inputs of all linear layers."""
+    """Fits top-k to the inputs of all linear layers."""
     selector = load("coldpress.runtime.sparsity", Selector, "topk")
     arrays = {
         (layer, family): selector.fit(num_units(family, spec), 1 - sparsity, {}, options_of(selector, OPTIONS))
@@ -67,7 +67,7 @@ def topk_at(spec: ModelSpec, sparsity: float) -> Sparse:
 
 
 def sparse_at(case: Case, sparsity: float) -> Sparsity:
-    """The same as a record."""
+    """Returns `topk_at` as a record."""
     found, spec = topk_at(case.model.spec, sparsity), case.model.spec
     arrays = {f"{key[0]}.{key[1]}.{name}": array for key, part in found.arrays.items() for name, array in part.items()}
     saved = save_arrays(case.folder / f"topk-{sparsity}.safetensors", arrays)
@@ -76,7 +76,7 @@ def sparse_at(case: Case, sparsity: float) -> Sparsity:
 
 
 def scores(case: Case, model: Model, rounded: bool) -> dict[float, float]:
-    """Sparsity -> perplexity on test text, 0 being dense."""
+    """Returns sparsity -> perplexity on test text; 0 is dense."""
     threads, tokens = case.stream.threads, case.splits["test"]
     stream = Replaced(model, _rounded(case, model), threads) if rounded else LayerStream(model, threads)
     nll, count = stream.nll(tokens)
@@ -85,7 +85,7 @@ def scores(case: Case, model: Model, rounded: bool) -> dict[float, float]:
 
 
 def _rounded(case: Case, model: Model) -> dict[str, np.ndarray]:
-    """Every matrix of the layers as int4 codes say it, by role."""
+    """Returns every matrix of the layers, decoded from int4 codes, by role."""
     sparsity = sparse_at(case, SPARSITIES[0])
     with tempfile.TemporaryDirectory(dir=case.folder) as folder:
         work = Workspace(Path(folder) / "quantize", "benchmark")
@@ -95,7 +95,7 @@ def _rounded(case: Case, model: Model) -> dict[str, np.ndarray]:
 
 
 def trained(case: Case, variant: str, sparsity: float, config: DistillConfig) -> Model:
-    """The student of a variant."""
+    """Trains and returns the student of a variant."""
     work = Workspace(case.folder / f"{variant}-{sparsity}", "benchmark")
     asked = sparse_at(case, sparsity)
     config = config.model_copy(update={"options": VARIANTS[variant]})
@@ -105,7 +105,7 @@ def trained(case: Case, variant: str, sparsity: float, config: DistillConfig) ->
 
 
 def _unmasked(case: Case, asked: Sparsity, config: DistillConfig, work: Workspace) -> Model:
-    """What the stage does, with no masks; all of it is kept, since its KL to the dense model can only grow."""
+    """Trains as the stage does, without masks, and keeps the last state: its KL to the dense model can only grow."""
     from coldpress.compiler.stages.distill._task import Task
     from coldpress.compiler.training.course import Course
     from coldpress.compiler.training.loop import train
@@ -137,7 +137,7 @@ def _unmasked(case: Case, asked: Sparsity, config: DistillConfig, work: Workspac
 
 
 def recovered(rows: Rows) -> dict[str, dict[str, float]]:
-    """Model -> sparsity -> share of the gap to dense that a student of that sparsity closes."""
+    """Returns model -> sparsity -> the share of the gap to dense that a student trained at that sparsity closes."""
     cells = {(row["model"], row["variant"], row["trained"], row["sparsity"]): row["ppl"] for row in rows}
     found: dict[str, dict[str, float]] = {}
     for (model, variant, at, sparsity), ppl in cells.items():
@@ -187,7 +187,7 @@ class Plugin(Benchmark[Options]):
                     yield {"model": model, "variant": variant, "trained": sparsity}
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """A row per sparsity."""
+        """Yields a row per sparsity."""
         name, variant, at = cell["model"], cell["variant"], cell["trained"]
         splits = {**SPLITS, "test": ("test", slice(0, self.options.test_blocks))}
         case = self.once(name, lambda: case_of(name, self.folder / name, splits))

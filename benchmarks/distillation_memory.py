@@ -1,10 +1,9 @@
-"""Whether distilling takes the memory that it says, at the width of a 7B model: peak of a process against the sum.
+"""Compares the peak memory of distilling at the width of a 7B model with the sum that the stage declares.
 
 For each number of layers a planted checkpoint (bfloat16, random weights of the true width) is distilled for one step in
-a process that does nothing else, top-k at half on all linear layers; the sum is
-`coldpress.compiler.stages.distill.ram_bytes`. With `relufy` it gets a ReLU instead, by adapters
-(`coldpress.compiler.stages.relufy.ram_bytes`). Layers add up, so two numbers of them give the slope, and the whole
-model by it.
+a process of its own, with top-k at half on all linear layers; the sum is `coldpress.compiler.stages.distill.ram_bytes`.
+With `relufy` it gets a ReLU by adapters instead (`coldpress.compiler.stages.relufy.ram_bytes`). Layers add up, so two
+numbers of layers give the slope, and the slope gives the whole model.
 """
 
 from collections.abc import Iterator
@@ -38,7 +37,7 @@ ONE_STEP: Any = {
 
 
 def one_step(checkpoint: Path, folder: Path, recipe: str) -> Row:
-    """Trains in this process; gives its peak and what was counted."""
+    """Trains one step in this process; returns its peak memory and the declared sum, in bytes."""
     model = ingest.run(IngestConfig(model=str(checkpoint)), Workspace(folder / "ingest", "benchmark"))
     tokens = np.random.default_rng(0).integers(3, model.spec.vocab_size, (1, BLOCK_TOKENS)).astype(np.int32)
     arrays = save_arrays(folder / "tokens.safetensors", {"tokens": tokens})
@@ -64,7 +63,7 @@ def one_step(checkpoint: Path, folder: Path, recipe: str) -> Row:
 
 
 def whole(rows: Rows, num_layers: int) -> dict[str, dict[str, int]]:
-    """All layers, by the line through the first and the last row of each recipe."""
+    """Returns the bytes for all layers, on the line through the first and the last row of each recipe."""
     found: dict[str, dict[str, int]] = {}
     for recipe in dict.fromkeys(row["recipe"] for row in rows):
         first, *_, last = (row for row in rows if row["recipe"] == recipe)
@@ -101,7 +100,7 @@ class Plugin(Benchmark[Options]):
         yield apart(self, "step", checkpoint, cell["recipe"])
 
     def planted(self, layers: int) -> str:
-        """Writes the checkpoint, in another process for its memory: a child counts its parent's as its peak."""
+        """Writes the checkpoint in another process, since a child's peak includes its parent's memory."""
         plant = plant_of(self.options.shape, layers, 0.1, 0, hidden_act="silu")
         return str(write(plant, self.folder / f"layers-{layers}", 1024))
 

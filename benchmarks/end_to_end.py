@@ -1,10 +1,10 @@
-"""The whole pipeline on every small real model: size, DRAM, flash traffic, quality, speed, beside a dense run.
+"""Runs the whole pipeline on every small real model: size, DRAM, flash traffic, quality and speed beside a dense run.
 
 Each model is built from scratch with the defaults, under a DRAM budget that is a share of its dense footprint; the demo
-has the budget of its profile. The figures are those of the build's own report. The dense run is the one that the build
-works out (compiler/dense_run.py): same weights, format and DRAM, its own buffers. Speed is simulated on the device, and
-measured on this machine, which reads from its disk with O_DIRECT. The jobs of a build are forked from a process that
-has imported the libraries.
+has the budget of its profile. The figures are those of the build's own report. The build also calculates the dense run
+(compiler/dense_run.py): same weights, format and DRAM, its own buffers. Speed is simulated on the device, and measured
+on this machine, which reads from its disk with O_DIRECT. The jobs of a build are forked from a process that has
+imported the libraries.
 """
 
 from collections.abc import Iterator

@@ -1,15 +1,14 @@
-"""Whether packaging and publishing survive every failing system call about a file of the build, one at a time.
+"""Tests whether packaging and publishing survive every failing system call on a file of the build, one at a time.
 
-`python -m coldpress.compiler package` and `publish` run under strace on the records of a tiny model, into a folder
-where nothing stands and into one where another artifact does. Counted are their calls that change or open something
-there, and those that read or look at something there or at what the build has left elsewhere. An injection is one run
-in which one of these calls gives one error number. A sample takes the kinds of stage, call and error number in turn.
+`python -m coldpress.compiler package` and `publish` run under strace on the records of a tiny model, into a folder that
+is empty or holds another artifact. Two kinds of calls count: those that change or open something there, and those that
+read or look at something there or at the build's other files. An injection is one run in which one of these calls gives
+one error number. A sample takes the kinds of stage, call and error number in turn.
 
-An injection is torn if an artifact or record is then neither absent (where there was none), nor as it was, nor whole as
-it should be. It is untidy if the run did not end with code 2 and one sentence, its last line, nor with code 0 and all
-in place (as where a temporary file could not be removed), or if something hidden is left after the next run. It is
-completed after if a run without faults then ends with the same files as an undisturbed one, or if all is as it was
-before the undisturbed one.
+An injection is torn if an artifact or record is then neither absent (where there was none), nor as it was, nor complete
+and new. It is untidy unless the run ended with code 2 and one sentence, its last line, or with code 0 and everything in
+place (as where a temporary file could not be removed), or if a hidden file is left after the next run. It is completed
+after if a run without faults then ends with the same files as an undisturbed one, or if everything is as it was before.
 """
 
 import itertools
@@ -56,7 +55,7 @@ ERRORS: Mapping[str, tuple[str, ...]] = {
     "unlinkat": ("EACCES", "EIO"),
     "rmdir": ("EACCES", "EIO"),
 }
-"""System call that changes or opens something -> what it may fail with, in the folder that is written into."""
+"""System call that changes or opens something -> the errors it may give in the output folder."""
 READ_ERRORS: Mapping[str, tuple[str, ...]] = {
     "openat": ("EACCES", "EIO"),
     "read": ("EIO",),
@@ -68,7 +67,7 @@ READ_ERRORS: Mapping[str, tuple[str, ...]] = {
     "statx": ("EACCES", "EIO"),
     "getdents64": ("EIO",),
 }
-"""System call that reads or looks -> what it may fail with, in that folder and where the build's other files lie."""
+"""System call that reads or looks -> the errors it may give in the output folder and on the build's other files."""
 ARTIFACTS = ("package", "final.coldpress")
 LINE = re.compile(r"(\d+) +(\w+)\(")
 PATIENCE_S = 300.0
@@ -76,26 +75,26 @@ PATIENCE_S = 300.0
 
 @dataclass(frozen=True)
 class Subject:
-    """One stage from one beginning."""
+    """One stage, run from one initial state of its output folder."""
 
     name: str
     command: tuple[str, ...]
     before: Path
-    """What the folder that is written into holds at the beginning."""
+    """Folder with the initial state of the output folder."""
     out: Path
-    """The folder that is written into."""
+    """The output folder."""
     after: Mapping[str, str]
     """Relative path -> sha256 of what an undisturbed run leaves."""
     sources: tuple[Path, ...]
-    """Folders of what it reads."""
+    """Folders of the stage's inputs."""
 
     def reset(self) -> None:
-        """Back to the beginning."""
+        """Restores the initial state of the output folder."""
         shutil.rmtree(self.out, ignore_errors=True)
         shutil.copytree(self.before, self.out, symlinks=True)  # the link to the manifest says where the artifact is
 
     def run(self, *tracer: str) -> subprocess.CompletedProcess[str]:
-        """The stage's process, perhaps traced."""
+        """Runs the stage's process, under `tracer` if given."""
         return subprocess.run(
             (*tracer, *self.command),
             env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
@@ -106,7 +105,7 @@ class Subject:
         )
 
     def trace(self, inject: str | None = None) -> tuple[subprocess.CompletedProcess[str], list[str]]:
-        """(the stage's process, strace's lines)."""
+        """Runs the stage under strace; returns (its process, strace's lines)."""
         log = self.out.parent / "strace.txt"
         injection = ("-e", f"inject={inject}") if inject else ()
         tracer = ("strace", "-f", "--seccomp-bpf", "-y", "-s", "0", "-o", str(log))
@@ -117,7 +116,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Injection:
-    """The `number`-th `call` of every thread that makes so many gives `error`."""
+    """Gives `error` to the `number`-th `call` of every thread that makes so many."""
 
     subject: Subject
     call: str
@@ -126,12 +125,12 @@ class Injection:
 
     @property
     def kind(self) -> tuple[str, str, str]:
-        """What a sample takes in turn."""
+        """The kind by which a sample takes turns: stage, call, error."""
         return self.subject.name, self.call, self.error
 
 
 def prepare(root: Path) -> Iterator[Subject]:
-    """Makes the records of two builds, and the four subjects."""
+    """Makes the records of two builds, and yields the four subjects."""
     new, old = Build(root / "new"), Build(root / "old", num_pinned=5)
     old.package()
     out = root / "out"
@@ -170,12 +169,12 @@ def prepare(root: Path) -> Iterator[Subject]:
 
 
 def python(stage: str) -> tuple[str, ...]:
-    """How a stage is called."""
+    """Returns the command that runs a stage."""
     return (sys.executable, "-m", "coldpress.compiler", stage)
 
 
 def undisturbed(name: str, command: tuple[str, ...], before: Path, out: Path, sources: tuple[Path, ...]) -> Subject:
-    """A subject; `out` is left as the undisturbed run left it."""
+    """Returns a subject; leaves `out` as the undisturbed run left it."""
     subject = Subject(name, command, before, out, {}, sources)
     subject.reset()
     done = subject.run()
@@ -185,7 +184,7 @@ def undisturbed(name: str, command: tuple[str, ...], before: Path, out: Path, so
 
 
 def places(subject: Subject) -> Iterator[Injection]:
-    """All injections: calls whose number means, in every thread that gets so far, one in the folders."""
+    """Yields all injections: a call and number that concern the folders in every thread that gets so far."""
     subject.reset()
     _, lines = subject.trace()
     counts: Counter[tuple[str, str]] = Counter()
@@ -202,14 +201,14 @@ def places(subject: Subject) -> Iterator[Injection]:
 
 
 def errors_of(subject: Subject, call: str, line: str) -> tuple[str, ...]:
-    """What a call of strace's `line` may fail with; nothing where it is about no file of the build."""
+    """Returns the errors that the call in strace's `line` may give; none if it concerns no file of the build."""
     if str(subject.out) in line:
         return tuple(dict.fromkeys((*ERRORS.get(call, ()), *READ_ERRORS.get(call, ()))))
     return READ_ERRORS.get(call, ()) if any(str(folder) in line for folder in subject.sources) else ()
 
 
 def sampled(found: list[Injection], count: int, seed: int) -> list[Injection]:
-    """`count` of them, the kinds in turn; all if it is 0."""
+    """Returns `count` injections, their kinds in turn; all if it is 0."""
     rng = np.random.default_rng(seed)
     turns: Counter[tuple[str, str, str]] = Counter()
     ranked: list[tuple[int, int, Injection]] = []
@@ -220,7 +219,7 @@ def sampled(found: list[Injection], count: int, seed: int) -> list[Injection]:
 
 
 def whole(subject: Subject, found: Mapping[str, str]) -> bool:
-    """Whether every record and artifact is as it was, as it should be, or, where it was neither, absent.
+    """Returns whether each record and artifact is as it was or as it should be; absent counts where it was absent.
 
     An artifact may also be the one that had the other name, since a move exchanges them.
     """
@@ -234,17 +233,17 @@ def whole(subject: Subject, found: Mapping[str, str]) -> bool:
 
 
 def part(files: Mapping[str, str], name: str) -> dict[str, str]:
-    """Those files that are `name` or lie below it, by their paths there."""
+    """Returns the files that are `name` or lie below it, by their path after `name`."""
     return {path[len(name) :]: digest for path, digest in files.items() if f"{path}/".startswith(f"{name}/")}
 
 
 def visible(files: Mapping[str, str]) -> dict[str, str]:
-    """Those files no part of whose path is hidden."""
+    """Returns the files without a hidden part in their path."""
     return {path: digest for path, digest in files.items() if not any(p.startswith(".") for p in path.split("/"))}
 
 
 def attempt(injection: Injection) -> Row:
-    """How one injection ended."""
+    """Runs one injection and returns its outcome."""
     subject = injection.subject
     named = {"stage": subject.name, "call": injection.call, "number": injection.number, "error": injection.error}
     subject.reset()
@@ -275,12 +274,12 @@ def attempt(injection: Injection) -> Row:
 
 
 def everything(folder: Path) -> dict[str, str]:
-    """Relative path -> sha256 of every file, and of every folder nothing."""
+    """Returns relative path -> sha256 of every file, or "" for a folder."""
     return {str(path.relative_to(folder)): "" for path in folder.rglob("*")} | contents(folder)
 
 
 Subjects = Mapping[str, Subject]
-"""By name, in a folder of one job."""
+"""Subjects by name, in the folder of one job."""
 
 
 @dataclass(frozen=True)
@@ -319,7 +318,7 @@ class Plugin(Benchmark[Options]):
             yield {"share": share}
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """A row per injection; each job takes a free folder."""
+        """Yields a row per injection; each job takes a free folder."""
         free, num_places, chosen = self.once("folders", self.prepared)
 
         def attempt_somewhere(injection: Injection) -> Row:
@@ -335,7 +334,7 @@ class Plugin(Benchmark[Options]):
                 yield row | {"places": num_places}
 
     def prepared(self) -> tuple[SimpleQueue[Subjects], int, list[Injection]]:
-        """(the folders of all jobs, how many injections are possible, those that are chosen)."""
+        """Returns (the folders of all jobs, the number of possible injections, the chosen injections)."""
         free: SimpleQueue[Subjects] = SimpleQueue()
         found: list[Injection] = []
         for job in range(self.options.jobs):

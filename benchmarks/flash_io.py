@@ -1,10 +1,10 @@
-"""Our readers of flash against what the disk gives to a program that only reads: sizes x reads in flight.
+"""Compares our readers of flash with a program that only reads from the same disk: sizes x reads in flight.
 
-Reads of one size at random multiples of it, from a file of this machine's disk, past the page cache. `direct` (threads
-with `pread`) and `io_uring` are the plug-ins of runtime/flash as the store uses them: every page is held against its
-checksum, and one submission has all reads of a round. `bare` is shared/bare_reads.c, compiled here: as many threads,
-the same offsets, huge pages as in our read buffer, no checksums. In every round all take turns, in an order of the
-round's own; a share is our bytes per second over bare's in the same round.
+Each read has one size and a random multiple of it as offset, in a file on this machine's disk, past the page cache.
+`direct` (threads with `pread`) and `io_uring` are the plug-ins of runtime/flash as the store uses them: they check
+every page against its checksum, and one submission has all reads of a round. `bare` is shared/bare_reads.c, compiled
+here: as many threads, the same offsets, huge pages as in our read buffer, no checksums. In every round all take turns,
+in an order of the round's own; a share is our bytes per second over bare's in the same round.
 """
 
 import os
@@ -28,24 +28,24 @@ SIZES = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20)
 DEPTHS = (1, 4, 16, 64)
 OURS = ("direct", "io_uring")
 ROUND_BYTES = 256 << 20
-"""The most that one round reads: its buffer."""
+"""Size of the buffer, the most that one round reads."""
 MIN_READS_PER_DEPTH = 4
 """Reads of a round for each one in flight: fewer would measure the beginning and the end."""
 
 
 @dataclass(frozen=True)
 class Disk:
-    """The file that is read, and what reads it."""
+    """The file that is read, and its readers."""
 
     path: Path
     page_crc32c: np.ndarray
     bare: Path
-    """bare_reads.c, compiled."""
+    """Path of the compiled bare_reads.c."""
     buffer: np.ndarray
     random: np.random.Generator
 
     def artifact(self) -> Artifact:
-        """As much of an open artifact as a reader of flash looks at."""
+        """Returns the part of an open artifact that a reader of flash uses."""
 
         def opened(name: str, flags: int = 0) -> int:
             return os.open(self.path, os.O_RDONLY | flags)
@@ -54,12 +54,12 @@ class Disk:
         return cast(Artifact, SimpleNamespace(manifest=manifest, page_crc32c=self.page_crc32c, open=opened))
 
     def offsets(self, size: int, count: int) -> np.ndarray:
-        """int64 [count]: random multiples of `size` in the file."""
+        """Returns random multiples of `size` within the file, int64 [count]."""
         return self.random.integers(0, self.path.stat().st_size // size, count) * size
 
 
 def write_file(path: Path, num_bytes: int) -> np.ndarray:
-    """Writes the file that is read and returns the checksums of its pages: one random block over and over."""
+    """Writes the file, one random block repeated, and returns the checksums of its pages."""
     block = np.random.default_rng(0).integers(0, 256, 64 << 20, np.uint8)
     repeats = -(-num_bytes // block.size)
     with path.open("wb") as file:
@@ -71,7 +71,7 @@ def write_file(path: Path, num_bytes: int) -> np.ndarray:
 
 
 def ours(disk: Disk, name: str, offsets: np.ndarray, size: int, depth: int) -> float:
-    """Seconds that a reader of runtime/flash takes."""
+    """Returns the seconds that a reader of runtime/flash takes."""
     kind: Any = plugins.load_class("coldpress.runtime.flash", Flash, name)
     flash: Flash = kind(disk.artifact(), depth)
     assert flash.direct
@@ -81,7 +81,7 @@ def ours(disk: Disk, name: str, offsets: np.ndarray, size: int, depth: int) -> f
 
 
 def bare(disk: Disk, offsets: np.ndarray, size: int, depth: int) -> float:
-    """Seconds that bare_reads.c takes for the reads alone."""
+    """Returns the seconds that bare_reads.c takes for the reads alone."""
     done = subprocess.run(
         [disk.bare, disk.path, str(size), str(depth), "1"],
         input=offsets.astype(np.uint64).tobytes(),
@@ -142,7 +142,7 @@ class Plugin(Benchmark[Options]):
         source = Path(__file__).parent / "shared" / "bare_reads.c"
         subprocess.run(["cc", "-O2", "-pthread", "-o", program, source], check=True)
         buffer = _native.aligned_buffer(ROUND_BYTES)
-        buffer[::PAGE] = 1  # memory that is there, as a store's read buffer is
+        buffer[::PAGE] = 1  # touches each page, since a store's read buffer is in memory already
         sums = write_file(image, self.options.file_bytes)
         return Disk(image, sums, program, buffer, np.random.default_rng(1))
 

@@ -1,11 +1,11 @@
-"""The law of a device's reads against what its disk takes: at points it is fitted to, at points and requests it is not.
+"""Compares the law of a device's reads with its disk, at points it is fitted to, at other points and at requests.
 
 The grid of read sizes and reads in flight is measured on this disk, as `device measure` does, or taken from reports of
 fio (`--reports`). `fit` rows are laws of several forms on each grid, with the errors at points of a read size that the
-law was not fitted to. `request` rows are requests on this disk as plans make them: the units that a token uses, in
-clusters, whose reads are joined over a gap, so that reads of many sizes are in flight together; no fit has seen one.
-`gap` rows choose the gap of each set of units by the fitted law. Requests and points are each the fastest of
-interleaved rounds, which disturbances by other processes lengthen, and never shorten.
+law was not fitted to. `request` rows are requests on this disk as plans make them: a token uses clusters of units, and
+their reads are joined over a gap, so that reads of many sizes are in flight together; no fit has seen one. `gap` rows
+choose the gap of each set of units by the fitted law. Requests and points are each the fastest of interleaved rounds,
+since other processes only lengthen a round.
 """
 
 import statistics
@@ -35,25 +35,25 @@ UNIT_BYTES = (1536, 4608, 12288, 28672)
 NUM_UNITS = 11008
 DENSITIES = (0.01, 0.04)
 CLUSTER_UNITS = 6
-"""Units that a token uses side by side, on average."""
+"""Length of a cluster of units, half of which a token uses on average."""
 GAPS = tuple(4096 * pages for pages in (0, 1, 2, 4, 8, 16, 32))
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a token uses of one section."""
+    """Units that a token uses in one section."""
 
     unit_bytes: int
     positions: np.ndarray
 
     def extents(self, gap_bytes: int) -> Extents:
-        """The reads of a plan with this gap."""
+        """Returns the reads of a plan with this gap."""
         units = Strided(0, self.unit_bytes, self.unit_bytes)
         return planner.plan_reads(units, self.positions, host.PAGE_BYTES, gap_bytes, MAX_READ_BYTES).extents
 
 
 def wanted_sets(seed: int) -> list[Wanted]:
-    """Clusters of units at random places, of each unit size and density."""
+    """Returns clusters of units at random places, for each unit size and density."""
     random, found = np.random.default_rng(seed), []
     for size in UNIT_BYTES:
         for density in DENSITIES:
@@ -65,20 +65,20 @@ def wanted_sets(seed: int) -> list[Wanted]:
 
 
 def seconds(flash: Flash, extents: Extents) -> float:
-    """By the flash's law."""
+    """Returns the seconds of reads by the flash's law."""
     return float(flash_seconds(flash, len(extents), extents.num_bytes))
 
 
 @dataclass(frozen=True)
 class Measured:
-    """This disk: its flash, and the fastest seconds of each request, by set of units and gap."""
+    """This disk: its flash, and the fastest seconds of each request by (set of units, gap)."""
 
     flash: Flash
     request_s: Mapping[tuple[int, int], float]
 
 
 def measured(folder: Path, sets: Sequence[Wanted], file_bytes: int, rounds: int) -> Measured:
-    """Measures the grid and the requests, turn and turn about."""
+    """Measures the grid and the requests in alternation."""
     places = [(size, depth) for size in host.READ_SIZES for depth in host.DEPTHS]
     rates = dict.fromkeys(places, 0.0)
     requests = {(number, gap): one.extents(gap) for number, one in enumerate(sets) for gap in GAPS}
@@ -92,7 +92,7 @@ def measured(folder: Path, sets: Sequence[Wanted], file_bytes: int, rounds: int)
             random = np.random.default_rng(number)
             for key, extents in requests.items():
                 offsets, lengths = (np.asarray(found, np.uint64) for found in (extents.offsets, extents.lengths))
-                # elsewhere in each round, so that no cache below this machine has seen the pages
+                # reads elsewhere in each round, so that no cache below this machine has seen the pages
                 room = file_bytes - int(offsets[-1] + lengths[-1])
                 moved = offsets + np.uint64(host.PAGE_BYTES * random.integers(0, room // host.PAGE_BYTES))
                 request_s[key] = min(request_s[key], reader.seconds(moved, lengths, host.DEPTHS[-1]))
@@ -101,7 +101,7 @@ def measured(folder: Path, sets: Sequence[Wanted], file_bytes: int, rounds: int)
 
 
 def fit_row(flash: Flash, form: str) -> Row:
-    """A law's parameters, and its errors where it was fitted and where not."""
+    """Returns a law's parameters, and its errors where it was fitted and where not."""
     overlaps, errors = FORMS[form], flash.law_errors
     if form != FITTED:
         found = fit(flash.grid, None, overlaps)
@@ -163,7 +163,7 @@ class Plugin(Benchmark[Options]):
     full_minutes = 5
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """The laws of a grid; of the disk also requests and gaps."""
+        """Yields the laws of a grid; for the disk also requests and gaps."""
         if cell["grid"] != DISK:
             base = load_device("pixel6")  # fio's report has no DRAM, and the law needs none
             flash = import_fio(read_report(Path(cell["grid"])), "reported", base, Stated()).flash
@@ -187,7 +187,7 @@ class Plugin(Benchmark[Options]):
 
 
 def request_rows(found: Measured, sets: Sequence[Wanted]) -> Iterator[Row]:
-    """A row per set of units and gap."""
+    """Yields a row per set of units and gap."""
     for (number, gap), spent in found.request_s.items():
         one, extents = sets[number], sets[number].extents(gap)
         yield {
@@ -203,7 +203,7 @@ def request_rows(found: Measured, sets: Sequence[Wanted]) -> Iterator[Row]:
 
 
 def gap_rows(found: Measured, sets: Sequence[Wanted]) -> Iterator[Row]:
-    """A row per set of units: the gap that the law chooses, and what the disk takes with it."""
+    """Yields a row per set of units: the gap that the law chooses, and the disk's best time over that with this gap."""
     for number, one in enumerate(sets):
         spent = {gap: found.request_s[number, gap] for gap in GAPS if (number, gap) in found.request_s}
         chosen = min(spent, key=lambda gap: seconds(found.flash, one.extents(gap)))

@@ -1,10 +1,10 @@
-"""Modelled device seconds of choices that know the flash, against top-k, at equal perplexity on test text.
+"""Compares modelled device seconds of choices that know the flash with top-k's, at equal perplexity on test text.
 
 The inputs of all matrices of the MLP are pruned; each layer keeps a share of its units in an LRU cache that begins
-empty, or none. Reads are the runtime's planner's, seconds the device's. `top-k` collapses reads over the gap, of four,
-that takes least on validation text; `use_read_units` has the same reads and computes with all they bring; `flash` is
-the product's selector with one density for all layers. A curve has one point per density; between points milliseconds
-are linear in log perplexity, and all are held to top-k's perplexity at two densities.
+empty, or none. The runtime's planner makes the reads, the device's law their seconds. `top-k` collapses reads over the
+gap, of four, that takes least on validation text; `use_read_units` has the same reads and computes with all units that
+they bring; `flash` is the product's selector with one density for all layers. A curve has one point per density;
+between points milliseconds are linear in log perplexity. All choices must match top-k's perplexity at two densities.
 """
 
 import itertools
@@ -31,24 +31,24 @@ from coldpress.runtime.sparsity import topk
 from tests.support.statistics import task_of
 
 ORDERS = ("structural", "coactivation")
-"""The model's own, and Ripple's Algorithm 1 on what top-k at half of the units uses of calibration text."""
+"""The model's own order, and Ripple's Algorithm 1 on the units that top-k at half of them uses of calibration text."""
 TOPK, ALONG, FLASH = CURVES = ("top-k", "use_read_units", "flash")
 OURS = {ALONG: "_use_read_units", FLASH: ""}
-"""Curve -> the end of the names of its gains over top-k."""
+"""Curve -> suffix of the names of its gains over top-k."""
 EQUAL_TO = (0.5, 0.3)
-"""Densities of top-k whose perplexity the others are held to."""
+"""Densities of top-k whose perplexity the others must match."""
 GAPS = (0.0, 0.25, 0.5, 1.0)
-"""Of the break-even gap; the best one is that at the first of EQUAL_TO."""
+"""Shares of the break-even gap; the best one at the first of EQUAL_TO is taken."""
 TOPK_DENSITIES = (0.2, 0.3, 0.4, 0.5, 0.6)
 FLASH_DENSITIES = (0.25, 0.35, 0.45, 0.6, 0.75)
 LOW_DENSITIES = (0.1, 0.2)
-"""The same where what is in DRAM is used besides."""
+"""Further densities of `flash` with a cache, whose units it uses besides."""
 Point = dict[str, float]
-"""Perplexity, and milliseconds of a token's reads (`ms`) and of its requests, computing among them (`token_ms`)."""
+"""Perplexity, and milliseconds of a token's reads (`ms`) and of its requests, computing included (`token_ms`)."""
 
 
 def point(setting: Setting, split: str, num_blocks: int, sparse: Sparse, reading: Reading) -> Point:
-    """A choice on the first blocks of a text."""
+    """Evaluates a choice on the first blocks of a text."""
     tokens = setting.known.case.splits[split][:num_blocks]
     cache = setting.cache() if setting.slots else None
     found = evaluate(setting.known.case.stream, tokens, sparse, cache, reading=reading)
@@ -56,7 +56,7 @@ def point(setting: Setting, split: str, num_blocks: int, sparse: Sparse, reading
 
 
 def top_k(known: Known, density: float) -> Sparse:
-    """Top-k at a share of the units that a token may use."""
+    """Fits top-k at a share of the units that a token may use."""
     selector = topk.Plugin()
     arrays = {
         key: selector.fit(norms.size, known.used * density, {}, topk.Options()) for key, norms in known.norms.items()
@@ -65,7 +65,7 @@ def top_k(known: Known, density: float) -> Sparse:
 
 
 def curves_of(setting: Setting, num_blocks: int) -> dict[str, list[Point]]:
-    """The curves of CURVES, in their order; those of top-k over TOPK_DENSITIES."""
+    """Returns the curves of CURVES, in their order; those of top-k cover TOPK_DENSITIES."""
     half, even = top_k(setting.known, EQUAL_TO[0]), setting.flash.break_even_gap_bytes
     gap = min(
         (share * even for share in GAPS),
@@ -83,7 +83,7 @@ def curves_of(setting: Setting, num_blocks: int) -> dict[str, list[Point]]:
 
 
 def compared(setting: Setting, num_blocks: int) -> Iterator[Row]:
-    """A row per perplexity: milliseconds of every choice, and of a dense run in the same DRAM."""
+    """Yields a row per perplexity: milliseconds of every choice, and of a dense run in the same DRAM."""
     curves = curves_of(setting, num_blocks)
 
     def at(ppl: float, what: str) -> Row:
@@ -96,7 +96,7 @@ def compared(setting: Setting, num_blocks: int) -> Iterator[Row]:
 
 
 def summary(rows: Rows) -> Row:
-    """Gains over top-k, where both curves reach the perplexity; `_token`: of whole requests, not of reads alone."""
+    """Returns gains over top-k, where both curves reach the perplexity; `_token` covers whole requests."""
     found: Row = {}
     for (ours, suffix), unit in itertools.product(OURS.items(), ("", "_token")):
         pairs = [(at.get(TOPK), at.get(ours)) for at in (row["token_ms"] if unit else row for row in rows)]
@@ -160,7 +160,7 @@ class Plugin(Benchmark[Options]):
                 yield {"model": model, "order": order, "device": device, "groups": groups, "slots": slots}
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """A row per perplexity."""
+        """Yields a row per perplexity."""
         known, orders = self.once((cell["model"], cell["order"]), lambda: self._prepared(cell["model"], cell["order"]))
         setting = Setting(known, load_device(cell["device"]), cell["groups"], orders, cell["slots"])
         yield from compared(setting, self.options.blocks)

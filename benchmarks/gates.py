@@ -1,8 +1,8 @@
-"""What quality is normal, from which the gates of `publish` have their defaults: small real models, format by format.
+"""Measures normal quality, on which the default gates of `publish` rest: small real models, format by format.
 
-Every model is built dense, sparse, and at densities down to ruin, in each format, with the gates off; builds of one
-model stand side by side by their labels. The figures are those of `verify`. The jobs of a build are forked from a
-process that has imported the libraries.
+Every model is built dense, sparse, and at densities down to ruin, in each format, with the gates off; labels keep the
+builds of one model apart. `verify` gives the figures. The jobs of a build are forked from a process that has imported
+the libraries.
 """
 
 from collections.abc import Iterator
@@ -29,9 +29,9 @@ MODELS = {
     for model, (corpus, budget) in builds.MODELS.items()
     if model != "tinystories-mixtral-8x"
 }
-"""Model -> corpus in the data folder, DRAM budget that holds what must be resident."""
+"""Model -> (corpus in the data folder, DRAM budget that holds what must be resident)."""
 EXACT_ZEROS = ("demo", "tinystories656k-relu", "tinystories-opt-0.9m", "prose7m-relu")
-"""They have the density that they have, so only the others are driven to ruin."""
+"""Models whose activations fix their density, so only the others are driven to ruin."""
 OFF = dict.fromkeys(("max_ppl_ratio", "min_top1_agreement", "max_logit_error"), "off")
 
 
@@ -79,7 +79,7 @@ class Plugin(Benchmark[Options]):
         }
 
     def _ways(self, model: str) -> dict[str, dict[str, object]]:
-        """Label -> settings."""
+        """Returns label -> settings of each build of a model."""
         ways: dict[str, dict[str, object]] = {"dense": {"method": "dense"}}
         if model in EXACT_ZEROS:
             ways |= {method: {"method": method} for method in ("relu", "predictor")}

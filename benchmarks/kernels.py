@@ -1,12 +1,12 @@
-"""How much of the machine's read bandwidth the kernels reach, and how they compare with torch and llama.cpp.
+"""Measures the kernels' share of the machine's read bandwidth, and compares them with torch and llama.cpp.
 
-A matrix of a 7B's MLP, 14336 slices of 4096 values in int4, has random weights; a random share of its units is used:
-`dot` (rows times x, as gate and up), `axpy` (columns times coefficients, as down), both on packed slices, `mlp` (gate,
-up, SiLU and down in one call, over units that bundle the three), and `gemv`, the whole matrix without a choice; x is
-rounded to `activations`. `gemv` runs in the other formats, too. Before every call as many threads stream 256 MB: that
-gives the bandwidth (`read`), and leaves nothing of the operands in a cache. Every round measures everything in turn.
-torch multiplies in bfloat16: the whole matrix, or the selected rows gathered first, whichever is faster. llama.cpp's
-Q4_0 product is of the whole matrix.
+A matrix of a 7B's MLP, 14336 slices of 4096 values in int4, has random weights; a random share of its units is used.
+The kernels are `dot` (rows times x, as gate and up), `axpy` (columns times coefficients, as down), both on packed
+slices, `mlp` (gate, up, SiLU and down in one call, over units that bundle the three), and `gemv`, the whole matrix
+without a choice; x is rounded to `activations`. `gemv` runs in the other formats, too. Before every call as many
+threads stream 256 MB: that gives the bandwidth (`read`), and leaves none of the operands in a cache. Every round
+measures everything in turn. torch multiplies in bfloat16: the whole matrix, or the selected rows gathered first,
+whichever is faster. llama.cpp's Q4_0 product takes the whole matrix.
 """
 
 import itertools
@@ -36,25 +36,25 @@ Call = Callable[[], object]
 
 
 def name_of(kernel: str, activations: str = "", density: float = 1.0) -> str:
-    """The name of a call."""
+    """Returns the name of a call."""
     return f"{kernel} {activations} {density}"
 
 
 @dataclass
 class Operands:
-    """The matrix, as packed slices and as bundles of three, and what it is multiplied with."""
+    """The matrix, as packed slices and as bundles of three, and its operand x."""
 
     packed: np.ndarray
-    """uint8 [UNITS, SLICE_BYTES]."""
+    """Packed slices, uint8 [UNITS, SLICE_BYTES]."""
     bundled: np.ndarray
-    """uint8 [UNITS, 3 * SLICE_BYTES]."""
+    """Bundles of gate, up and down, uint8 [UNITS, 3 * SLICE_BYTES]."""
     x: np.ndarray
-    """float32 [LENGTH]."""
+    """The operand, float32 [LENGTH]."""
     rng: np.random.Generator
 
 
 def operands() -> Operands:
-    """Random ones, in a range in which nothing overflows."""
+    """Returns random operands, small enough that nothing overflows."""
     rng = np.random.default_rng(0)
     plugin = load("coldpress.runtime.quantization", Format, FORMAT)
     block = plugin.encode(rng.standard_normal((256, LENGTH)).astype(np.float32) / 64)
@@ -64,7 +64,7 @@ def operands() -> Operands:
 
 
 def native_calls(given: Operands, threads: int) -> Iterator[tuple[str, Call]]:
-    """Each kernel at each density, for a random selection."""
+    """Yields each kernel at each density, for a random selection."""
     layout = mlp.Layout(0, SLICE_BYTES, 2 * SLICE_BYTES, LENGTH, FORMAT, "silu", 0.0, False)
     for density in DENSITIES:
         count = round(density * UNITS)
@@ -87,14 +87,14 @@ def native_calls(given: Operands, threads: int) -> Iterator[tuple[str, Call]]:
 
 
 def whole_matrix(name: str, rng: np.random.Generator) -> np.ndarray:
-    """The matrix in another format, uint8 [UNITS, row bytes]."""
+    """Returns a random matrix in another format, uint8 [UNITS, row bytes]."""
     values = rng.standard_normal((256, LENGTH)).astype(np.float32) / 64
     block = load("coldpress.runtime.quantization", Format, name).encode(values)
     return np.tile(block, (UNITS // len(block), 1))
 
 
 def other_calls(given: Operands, threads: int) -> Iterator[tuple[str, Call]]:
-    """torch's product of the whole matrix and of gathered rows at each density, and llama.cpp's."""
+    """Yields torch's product of the whole matrix and of gathered rows at each density, and llama.cpp's product."""
     matrix, x = torch.randn(UNITS, LENGTH).to(torch.bfloat16), torch.from_numpy(given.x).to(torch.bfloat16)
     torch.set_num_threads(threads)
     yield name_of(TORCH), lambda: torch.mv(matrix, x)
@@ -106,7 +106,7 @@ def other_calls(given: Operands, threads: int) -> Iterator[tuple[str, Call]]:
 
 
 def timed(threads: int, rounds: int) -> tuple[list[float], dict[str, list[float]]]:
-    """Seconds of (every streaming read, each call in every round); a read stands before each call."""
+    """Returns the seconds of (every streaming read, each call in every round); a read precedes each call."""
     given, words = operands(), np.ones(STREAM_BYTES // 8, np.uint64)
     works: dict[str, Call] = {}
     for name, call in itertools.chain(native_calls(given, threads), other_calls(given, threads)):
@@ -143,7 +143,7 @@ class Plugin(Benchmark[Options]):
     full_minutes = 2
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """A row per kernel, activations and density."""
+        """Yields a row per kernel, activations and density."""
         read_s, seconds = timed(cell["threads"], self.options.rounds)
         read_bytes_per_s = STREAM_BYTES / spread(read_s)["median"]
         yield row_of(READ, "", 1.0, read_s, STREAM_BYTES, read_bytes_per_s)
@@ -170,7 +170,7 @@ class Plugin(Benchmark[Options]):
 def row_of(
     kernel: str, activations: str, density: float, call_s: Sequence[float], num_bytes: int, read_bytes_per_s: float
 ) -> Row:
-    """The figures that all rows have."""
+    """Returns the figures that all rows have."""
     found = spread(call_s)
     rate = num_bytes / found["median"]
     return {
@@ -184,7 +184,7 @@ def row_of(
 
 
 def torch_s(seconds: Mapping[str, list[float]], density: float) -> list[float]:
-    """torch's seconds in each round, the faster way."""
+    """Returns torch's seconds in each round, by its faster way."""
     ways = [seconds[name] for name in (name_of(TORCH), name_of(GATHERED, "", density)) if name in seconds]
     return min(ways, key=lambda way: spread(way)["median"])
 

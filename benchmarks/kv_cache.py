@@ -1,9 +1,9 @@
-"""What an int8 KV cache costs and gains: perplexity of real models, and attention's time over long contexts.
+"""Measures what an int8 KV cache costs and gains: perplexity of real models, and attention's time over long contexts.
 
-Quality as in benchmarks/activations.py: weights in fp16 with everything in DRAM, so that only the cache differs; test
-tokens scored one by one, in turns over blocks. Time is that of one query position of 7B heads (32 heads of 128 over 8
-or 32 key heads), with 256 MB streamed between calls, so that keys and values come from memory, as they do between
-layers; and of rounding one token's keys and values of a layer, 8 key heads.
+Quality is measured as in benchmarks/activations.py: weights in fp16 with everything in DRAM, so that only the cache
+differs; test tokens scored one by one; each block in every format in turn. Times are of one query position of 7B heads
+(32 heads of 128 over 8 or 32 key heads), and of rounding one token's keys and values of a layer, 8 key heads. 256 MB
+are streamed between calls, so that keys and values come from memory, as they do between layers.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ STREAM_BYTES = 256 << 20
 
 
 def quality(model: str, num_tokens: int, folder: Path) -> list[Row]:
-    """A row for each format of the cache."""
+    """Returns a row for each format of the cache."""
     loaded = load_hf(data() / "models" / model)
     spec, blocks = spec_of(loaded.config), token_blocks(model, num_tokens)
     recipe = Recipe(spec=spec, method="dense", format="fp16", context_length=CONTEXT_LENGTH)
@@ -69,7 +69,7 @@ class Plugin(Benchmark[Options]):
     full_minutes = 8
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """A row per format of a model, or one row of times."""
+        """Yields a row per format of a model, or one row of times."""
         if cell["part"] == "quality":
             yield from quality(cell["model"], self.options.tokens, self.folder / cell["model"])
             return
@@ -82,7 +82,7 @@ class Plugin(Benchmark[Options]):
 
 
 def attention_works(key_heads: int, positions: int) -> dict[str, Callable[[], object]]:
-    """One query position over so many, with keys and values in each format."""
+    """Returns the calls of attention for one query over `positions`, with keys and values in each format."""
     random = np.random.default_rng(positions)
     query = random.standard_normal((HEADS, HEAD_DIM)).astype(np.float32)
     floats = [random.standard_normal((positions, key_heads, HEAD_DIM)).astype(np.float32) for _ in "kv"]
@@ -98,7 +98,7 @@ def attention_works(key_heads: int, positions: int) -> dict[str, Callable[[], ob
 
 
 def encode_works() -> dict[str, Callable[[], object]]:
-    """Rounding keys and values of one token of a layer."""
+    """Returns the ways of rounding the keys and values of one token in a layer."""
     token = np.random.default_rng(0).standard_normal((2, 8, HEAD_DIM)).astype(np.float32)
     codes = np.empty((2, 8, int8_group32.Plugin().nbytes(HEAD_DIM)), np.uint8)
     return {

@@ -1,22 +1,22 @@
-"""What each mechanism brings, on emulated devices: layers of a 7B with planted activity, and a small real model whose
-units have a 7B's bytes (benchmarks/shared/widened.py), one setting more at a step.
+"""Measures on emulated devices what each mechanism brings, with one setting more at a step.
 
-`dram` is the share of the bytes on flash that DRAM holds, beside what is always resident: attention, embeddings,
-predictors, the gate where the selector reads it. The steps are those of runtime/cli/ladder.py, and three that are other
-layouts of the same weights: before `+bundling` the slices of a unit lie apart (benchmarks/shared/unbundled.py), before
-`+ordering` units lie by their number and not as the order stage puts them, and with `+groups` the units of consecutive
-layers lie side by side and are read ahead together.
+The cases are layers of a 7B with planted activity, and a small real model whose units have a 7B's bytes
+(benchmarks/shared/widened.py). `dram` is the share of the bytes on flash that DRAM holds, beside the parts that are
+always resident: attention, embeddings, predictors, the gate where the selector reads it. The steps are those of
+runtime/cli/ladder.py and three other layouts of the same weights. Before `+bundling` the slices of a unit lie apart
+(benchmarks/shared/unbundled.py). Before `+ordering` units lie by their number and not as the order stage puts them.
+With `+groups` the units of consecutive layers lie side by side and are read ahead together.
 
-Each combination runs in a process under the kernel's caps of the device, scaled by one factor for all. A step and the
-best setting before it decode the same passages of one document, in turn; the passage before these fills the caches. A
-passage is to be long: the kernel counts in slices of 0.1 s, and lets through a slice's reads at once. A step whose gain
-is within its spread, or a loss, is shown and not taken along, unless later steps need it. llama.cpp with the same
-weights mapped (benchmarks/shared/llama_mmap.py) runs under the same caps.
+Each combination runs in a process under the kernel's caps of the device, all scaled by one factor. A step and the best
+setting before it decode the same passages of one document, in turn; the passage before these fills the caches. Passages
+should be long: the kernel counts in slices of 0.1 s, and lets through a slice's reads at once. A step whose gain is
+within its spread, or a loss, is shown and dropped, unless later steps need it. llama.cpp with the same weights mapped
+(benchmarks/shared/llama_mmap.py) runs under the same caps.
 
 The caches come before `+bundling`, so that both sides of `layout` have the same one. The best setting before
-`+ordering`, the best one without overlap and the best of all are then measured in turn. Bounds are what each gain could
-be at most: no cache misses less than Belady's, no read is faster than the device's bandwidth, and a token takes as long
-as its reads or its computing.
+`+ordering`, the best one without overlap and the best of all are then measured in turn. Bounds are the most that each
+gain could be: no cache misses less than Belady's, no read is faster than the device's bandwidth, and a token takes as
+long as its reads or its computing.
 """
 
 import os
@@ -54,17 +54,17 @@ from coldpress.runtime.store.ahead_room import NOTHING, fitting
 LLAMA_TOKENS = 8
 ORDERING, OVERLAP, PRELOAD = "+ordering", "+overlap", "+preload"
 MEAN_GAIN = 1.68
-"""Of ordering and collapse, over five models (Ripple 6.3)."""
+"""Mean gain of ordering and collapse over five models (Ripple 6.3)."""
 AT_ONCE = 3
-"""Settings that are open at the same time, each with its DRAM budget."""
+"""Number of settings that are open at the same time, each with its own DRAM budget."""
 
 
 def changes_of(cell: Cell, folder: Path) -> tuple[Placed, list[tuple[str, ladder.Change]]]:
-    """The first setting, and all steps."""
+    """Returns the first setting and all steps."""
     structural, ordered = (artifact_of(cell["case"], order, folder) for order in (STRUCTURAL, ORDERED))
     manifest, plan = plan_of(structural, cell["dram"])
     device = load_device(cell["device"]).flash
-    # the gap at which a read costs what the bytes between cost; Ripple 5.1 has a threshold, and no formula for it
+    # at this gap a read costs as much as the bytes between; Ripple 5.1 has a threshold, and no formula for it
     gap_bytes = int(device.bytes_per_s / device.iops)
     first, steps = ladder.steps(manifest, plan.model_copy(update={"collapse_gap_bytes": gap_bytes}))
     caches = [step for step in steps if step[0].startswith("+cache")]
@@ -79,7 +79,7 @@ def changes_of(cell: Cell, folder: Path) -> tuple[Placed, list[tuple[str, ladder
         return lambda before: _put(change(before), image=image)
 
     return Placed(first.plan, first.flash, structural, None), [
-        hybrid,  # whole matrices, which are all that is read before a selector, are read the same in both layouts
+        hybrid,  # before a selector only whole matrices are read, in both layouts alike
         *[(name, apart(change)) for name, change in choosing],
         ("+bundling", lambda before: _put(before, image=None)),
         (ORDERING, lambda before: _put(before, path=ordered)),
@@ -89,7 +89,7 @@ def changes_of(cell: Cell, folder: Path) -> tuple[Placed, list[tuple[str, ladder
 
 
 def in_groups(before: ladder.Setting, grouped: Path) -> ladder.Setting:
-    """Where units of consecutive layers lie side by side and are read ahead together (ActiveFlow 3)."""
+    """Places units of consecutive layers side by side and reads them ahead together (ActiveFlow 3)."""
     manifest, plan = open_artifact(grouped).manifest, before.plan.model_copy(update=NOTHING.fields)
     return ladder.with_preload(manifest, _put(before, plan=plan, path=grouped), fitting(manifest, plan))
 
@@ -99,12 +99,12 @@ def _put(before: ladder.Setting, **changes: Any) -> ladder.Setting:
 
 
 def image_of(case: str, folder: Path) -> Path:
-    """Where the image without bundles lies."""
+    """Returns the path of the image without bundles."""
     return folder / f"{case}-unbundled.img"
 
 
 def gguf_of(case: str, folder: Path) -> Path:
-    """Where llama.cpp's file lies."""
+    """Returns the path of llama.cpp's file."""
     return folder / f"{case}.gguf"
 
 
@@ -179,7 +179,7 @@ class Plugin(Benchmark[Options]):
         row, caps = apart_under_caps(self, "climb", device, scale, AT_ONCE * room + OTHER_BYTES, {**cell})
         row |= {"scale": caps.scale, "artifact_over_budget": (fixed + manifest.flash.size_bytes) / room}
         if self.options.llama:
-            scale = caps.scale  # a second look at the disk may find another one
+            scale = caps.scale  # another look at the disk may find another scale
             own_bytes = apart_under_caps(self, "llama", device, scale, room + (4 << 30), case)[0]["own_bytes"]
             memory_bytes = room + own_bytes + llama_mmap.SLACK_BYTES
             theirs = apart_under_caps(self, "llama", device, scale, memory_bytes, case)[0]["tokens_per_s"]
@@ -188,7 +188,7 @@ class Plugin(Benchmark[Options]):
         yield row
 
     def artifacts(self, case: str) -> Path:
-        """The folder with the artifacts of a case; those of the case before are removed."""
+        """Returns the folder with the artifacts of a case; removes those of the case before."""
         folder = self._folder
         shutil.rmtree(folder, ignore_errors=True)
         layers, width = self.options.layers, self.options.width
@@ -207,7 +207,7 @@ class Plugin(Benchmark[Options]):
         return self.folder / "artifacts"
 
     def climb(self, cell: Cell) -> Row:
-        """All steps of a combination, in a process under the caps."""
+        """Returns the row of all steps of a combination; runs in a process under the caps."""
         _native.set_num_threads(os.cpu_count() or 1)
         first, changes = changes_of(cell, self._folder)
         passages = passages_of(cell["case"], 1 + self.options.rounds, max(self.options.tokens, FILLING_TOKENS) + 2)
@@ -226,7 +226,7 @@ class Plugin(Benchmark[Options]):
         }
 
     def llama(self, case: str) -> dict[str, float]:
-        """llama.cpp's speed and memory, in a process under the caps."""
+        """Returns llama.cpp's speed and memory; runs in a process under the caps."""
         return llama_mmap.measure(gguf_of(case, self._folder), passages_of(case, 3, 2), LLAMA_TOKENS)
 
     def figures(self, rows: Rows) -> Figures:

@@ -1,10 +1,10 @@
-"""The artifact in llama.cpp: the same greedy tokens from its GGUF export, the same prompts' tokens, and both speeds.
+"""Runs the artifact's GGUF export in llama.cpp: equal greedy tokens, equal tokens of prompts, and both speeds.
 
 Each model is compiled with the dense selector and `export=gguf`, so that both engines compute with the same values.
-Continuations are greedy, behind the first tokens of test blocks, as long as asked or to the end of text; in fp16 all
-are expected to be equal, while in other formats down matrices are rounded once more (README) and llama.cpp rounds
-activations, too. Both run on one thread, in turns; a ratio above 1 says that ours is faster. What cannot be exported is
-a row with the refusal. The jobs of a build are forked from a process that has imported the libraries.
+Continuations are greedy and follow the first tokens of test blocks, to the given length or the end of text. In fp16 all
+should be equal; in other formats down matrices are rounded once more (README), and llama.cpp rounds activations, too.
+Both run on one thread, in turns; a ratio above 1 says that ours is faster. A model that cannot be exported gets a row
+with the refusal. The jobs of a build are forked from a process that has imported the libraries.
 """
 
 import os
@@ -29,7 +29,7 @@ from tests.support.models import documents
 FORMATS = ("fp16", "int8_group32", "int4_group32")
 PROMPT_TOKENS = 16
 MODELS = tuple(name for name in ALL_MODELS if name != "tinystories-mixtral-8x")
-"""Without the mixture, whose tokenizer llama.cpp does not take; tests/compiler/test_export.py has one."""
+"""All models but the mixture, whose tokenizer llama.cpp refuses; tests/compiler/test_export.py has one."""
 TEXTS = (" two  spaces\n\n\tand lines ", 'He said: "Don\'t!" 1234 times.', "naïve 日本 🙂", *documents(20))
 
 
@@ -103,13 +103,13 @@ class Plugin(Benchmark[Options]):
 
 
 def ours(session: Session, prompt: Sequence[int], num_tokens: int) -> tuple[list[int], float]:
-    """As `LlamaCpp.generate`."""
+    """Decodes with our runtime; see `LlamaCpp.generate`."""
     done = session.generate(prompt, num_tokens)
     return list(done.token_ids), done.metrics.num_tokens / max(done.metrics.decode_s, 1e-9)
 
 
 def first_difference(found: Sequence[int], expected: Sequence[int]) -> int | None:
-    """The first place in which two continuations differ; None where they are equal."""
+    """Returns the first place at which two continuations differ; None if they are equal."""
     pairs = [a == b for a, b in zip(found, expected, strict=False)]
     return None if list(found) == list(expected) else (pairs.index(False) if False in pairs else len(pairs))
 
@@ -117,7 +117,7 @@ def first_difference(found: Sequence[int], expected: Sequence[int]) -> int | Non
 def speed_ratio(
     session: Session, engine: LlamaCpp, prompts: Sequence[Sequence[int]], num_tokens: int, rounds: int
 ) -> Gain:
-    """How many times faster ours decodes; in every round both take each prompt in turn."""
+    """Returns how many times faster ours decodes; in every round both take each prompt in turn."""
     ours_s, theirs_s = list[float](), list[float]()
     for _ in range(rounds):
         pairs = [(ours(session, one, num_tokens)[1], engine.generate(one, num_tokens)[1]) for one in prompts]

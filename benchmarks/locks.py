@@ -1,13 +1,13 @@
-"""Two builds at once in one folder: the second is refused, the first is unhurt. And kills of the build alone.
+"""Tests two builds at once in one folder (the second is refused, the first unhurt), and kills of snakemake alone.
 
-A tiny model is built under two orderings of its units, which gives the artifact that each must give. In a trial the
-folder changes from one ordering to the other, and a moment after that build has started, drawn uniformly from 0 to 0.6
-of the time that it takes, another one starts: in turn with the same settings from the same folder, and with other
-settings from another folder. A trial is `refused` if exactly one of the two ended with code 2 and the sentence that
-names the other's process, `unhurt` if that other one ended with code 0 and the very artifact of its settings.
+A tiny model is built under two orderings of its units; these builds give the correct artifact of each ordering. A trial
+changes the folder from one ordering to the other. A moment after that build has started, drawn uniformly from 0 to 0.6
+of its usual time, another build starts: in turn with the same settings from the same folder, and with other settings
+from another folder. A trial is `refused` if exactly one of the two ended with code 2 and the sentence that names the
+other's process, `unhurt` if that other one ended with code 0 and the artifact of its settings.
 
-In a kill, snakemake alone gets SIGKILL at a random moment: its jobs run on. Builds are started until none is refused
-because of such a job; the kill is `resumed` if one ended with the right artifact.
+In a kill, snakemake alone gets SIGKILL at a random moment, and its jobs run on. Builds are started until none is
+refused because of such a job; the kill is `resumed` if one ended with the correct artifact.
 
 Snakemake and its jobs are forked from processes that have imported the libraries. `--smoke` builds as far as the
 package, without verifying and publishing it.
@@ -33,7 +33,7 @@ from tests.support.models import write_corpus, write_model
 ORDERS = ("frequency", "cold")
 OTHER = {"format": "fp16"}
 LATEST = 0.6
-"""Share of a build after which no second one is started: snakemake takes a while to begin."""
+"""Share of a build after which no second one starts, since snakemake takes a while to begin."""
 BESIDE_A_JOB = "error: a job of an earlier build of "
 PATIENCE_S = 600.0
 CONFIG = {
@@ -97,7 +97,7 @@ class Plugin(Benchmark[Options]):
 
 @dataclass
 class Subject:
-    """What is built, where, and what must come out."""
+    """The model under test, its build folder and the expected artifacts."""
 
     folder: Path
     config: dict[str, Any]
@@ -105,22 +105,22 @@ class Subject:
     identities: dict[str, str]
     """Ordering -> sha256 of the artifact's manifest."""
     seconds: float = 0.0
-    """A change from one ordering to the other, undisturbed."""
+    """Seconds of an undisturbed change from one ordering to the other."""
 
     def start(self, folder: Path, **config: Any) -> warm.Running:
-        """A build in the subject's build folder, called from `folder`."""
+        """Starts a build in the subject's build folder, called from `folder`."""
         return warm.start(folder, *self.arguments, **{**self.config, **config})
 
     def identity(self) -> str:
-        """sha256 of the manifest of the artifact that stands there."""
+        """Returns the sha256 of the manifest of the artifact in the build folder."""
         return sha256_of(self.folder / "build" / "tiny" / "pixel6" / "package" / "manifest.json")
 
     def next_order(self) -> str:
-        """The ordering that does not stand there."""
+        """Returns the ordering that the build folder does not hold."""
         return ORDERS[self.identity() == self.identities[ORDERS[0]]]
 
     def is_right(self, order: str) -> bool:
-        """Whether the artifact that stands there is the one of this ordering."""
+        """Returns whether the build folder holds the artifact of this ordering."""
         return self.identity() == self.identities[order]
 
 
@@ -141,7 +141,7 @@ def subject_of(folder: Path, options: Options) -> Subject:
 
 
 def try_two(subject: Subject, other: bool, delay_s: float) -> Row:
-    """Whether one of two builds was refused, and whether the one that was not is unhurt."""
+    """Runs two builds at once; returns whether one was refused, and whether the other one is unhurt."""
     order = subject.next_order()
     first = subject.start(subject.folder, order=order)
     time.sleep(delay_s)
@@ -151,13 +151,13 @@ def try_two(subject: Subject, other: bool, delay_s: float) -> Row:
     winner, loser = (first, second) if codes[second] == 2 else (second, first)
     sentence = f"error: another build of tiny runs, process {winner.pid}, since "
     refused = codes[loser] == 2 and loser.said().splitlines()[-1].startswith(sentence)
-    # a second one with other settings that was faster has built what the trial does not compare
+    # a faster second build with other settings leaves an artifact that the trial does not compare
     unhurt = codes[winner] == 0 and ((winner is second and other) or subject.is_right(order))
     return {"second": "other" if other else "same", "refused": refused, "unhurt": unhurt}
 
 
 def kill_alone(subject: Subject, delay_s: float) -> Row:
-    """Whether a build came to its end after snakemake was killed, and the refusals because of a job before that."""
+    """Kills snakemake; returns whether a later build completed, and how many were refused before because of a job."""
     order = subject.next_order()
     first = subject.start(subject.folder, order=order)
     time.sleep(delay_s)

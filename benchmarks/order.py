@@ -1,13 +1,14 @@
-"""What each order of flash is worth in modelled seconds on text it was not made from, and what finding it takes.
+"""Measures the worth of each order of flash, in modelled seconds on text that it was not made from, and its cost.
 
-Orders are fitted on calibration text (`auto` and the collapse gap are decided on its end) and counted on the same text
-further on and on another one, for several devices and formats, with the same pinned units and the same cache: DRAM for
-three eighths of the units, about what half of a 7B model's size leaves for them, half of it for the hottest, half for
-the runtime's lru cache. A case is a section of a model on a device in a format on a text; gain = device seconds of
-ripple over those of auto, each under the gap that suits it; `over_break_even` is that of ripple under the gap of peak
-bandwidth over IOPS, and `headroom` leaves out cases where no order at all could gain 5 %. `friends` is LLM in a flash's
-way (D): each unit stored with a copy of its closest friend and read with it. `times` are of one layer in int4 on the
-first device on one core, times the layers of a core, given the counts of pairs; counting is reported beside them.
+Orders are fitted on calibration text (its end decides `auto` and the collapse gap) and counted on later parts of the
+same text and on another one, for several devices and formats, with the same pinned units and the same cache: DRAM for
+three eighths of the units, about as many as fit where half of a 7B model's size is left for them; half of it for the
+hottest, half for the runtime's lru cache. A case is a section of a model on a device in a format on a text; gain =
+device seconds of ripple over those of auto, each under its best gap; `over_break_even` takes ripple under the gap of
+peak bandwidth over IOPS, and `headroom` leaves out cases where no order at all could gain 5 %. `friends` is LLM in a
+flash's way (D): each unit is stored with a copy of its closest friend and read with it. `times` are of one layer in
+int4 on the first device on one core, times the layers of a core, given the counts of pairs; counting is reported
+separately.
 """
 
 import itertools
@@ -35,7 +36,7 @@ DEPENDS_ON_FLASH = ("collapse", "auto")
 ORDERS = (*BASELINES, *DEPENDS_ON_FLASH)
 PINNED_SHARE = CACHED_SHARE = 3 / 16
 HEADROOM = 1.05
-"""Ripple's time over the least that any order could take, from which a gain of 1.05 is possible at all."""
+"""Least ratio of ripple's time to the least that any order could take; below it no gain of 1.05 is possible."""
 MODEL_LAYERS, CORES = 32, 2
 CASE = ("model", "family", "density", "device", "format", "text")
 TIMED = ("counting", "ripple", "ours")
@@ -43,7 +44,7 @@ TIMED = ("counting", "ripple", "ours")
 
 @dataclass(frozen=True)
 class Fitted:
-    """An order, the heuristic that `auto` took it from, and the collapse gap that was best for it."""
+    """An order, the heuristic that `auto` took it from, and its best collapse gap."""
 
     name: str
     chosen: str
@@ -52,7 +53,7 @@ class Fitted:
 
 
 def demand_of(source: Source, text: Text) -> Demand:
-    """What flash is read for on a text, with what the fitted text pins; the same for any device."""
+    """Returns the reads that a text asks of flash, given the fitted text's pinned units; the same for any device."""
     num_units = len(source.fit.bits)
     pinned = np.zeros((1, num_units), bool)
     pinned[0, np.argsort(-population(source.fit.bits), kind="stable")[: round(PINNED_SHARE * num_units)]] = True
@@ -66,9 +67,9 @@ def demand_of(source: Source, text: Text) -> Demand:
 
 
 def rows_of(source: Source, device_names: Sequence[str], formats: Sequence[FormatName]) -> Iterator[Row]:
-    """All orders on all devices, formats and texts."""
+    """Yields a row per order, device, format and text."""
     devices = [load_device(name) for name in device_names]
-    demand = demand_of(source, source.fit)  # counts once what all devices share
+    demand = demand_of(source, source.fit)  # counts once for all devices
     fixed = {name: arranged(name, Task(demand, 1, devices[0].flash)) for name in BASELINES}
     later = {name: later_reads(source, text) for name, text in source.tests.items()}
     for device, format_name in itertools.product(devices, formats):
@@ -82,12 +83,12 @@ def rows_of(source: Source, device_names: Sequence[str], formats: Sequence[Forma
 
 
 def arranged(name: str, task: Task) -> Arranged:
-    """What a heuristic makes of a task."""
+    """Returns the order that a heuristic gives for a task."""
     return load("coldpress.compiler.stages.order", Heuristic, name).arrange(task)
 
 
 def later_reads(source: Source, text: Text) -> Text:
-    """What flash is read for in the second half of a text; the cache is warmed up on the first."""
+    """Returns the reads in the second half of a text; the first half warms up the cache."""
     reads = demand_of(source, text).missed.bits
     half = text.num_tokens // 16
     return Text(np.ascontiguousarray(reads[:, half:]), text.num_tokens - 8 * half)
@@ -96,7 +97,7 @@ def later_reads(source: Source, text: Text) -> Text:
 def row_of(
     source: Source, device: DeviceProfile, format_name: FormatName, fitted: Fitted, text: str, reads: Text
 ) -> Row:
-    """What an order costs on a text, per token of one layer."""
+    """Returns the cost of an order on a text, per token of one layer."""
     size_bytes = unit_bytes(source.family, source.spec, format_name)
     even = device.flash.break_even_gap_bytes
     gaps = np.array(sorted({fitted.gap_bytes, even}))
@@ -119,13 +120,13 @@ def row_of(
 
 
 def named(source: Source) -> Row:
-    """Which section of which model."""
+    """Returns the names of a section and its model."""
     return {"model": source.model, "family": source.family, "density": source.density}
 
 
 def friend_rows(source: Source) -> Iterator[Row]:
-    """Bundles read for each unit that is needed: 1 if no friend ever helps, 0.5 if every one does, at twice the bytes
-    each. And the share of units whose friend is in DRAM already."""
+    """Yields the bundles read for each unit needed: 1 if no friend ever helps, 0.5 if every one does, at twice the
+    bytes each. Adds the share of units whose friend is in DRAM already."""
     demand = demand_of(source, source.fit)
     friends = closest_friends(demand.activity.counts)
     for name, text in source.tests.items():
@@ -146,7 +147,7 @@ def friend_rows(source: Source) -> Iterator[Row]:
 
 
 def gains(rows: Rows, order: str, key: str = "ms") -> dict[tuple[str, ...], float]:
-    """Seconds (`key`) of ripple over those of `order`, by case; 1 where neither reads anything."""
+    """Returns seconds (`key`) of ripple over those of `order`, by case; 1 where neither reads anything."""
     ripples = {case_of(row): row[key] for row in rows if row["order"] == "ripple"}
     return {
         case_of(row): ripples[case_of(row)] / row["ms"] if row["ms"] else 1.0 for row in rows if row["order"] == order
@@ -154,12 +155,12 @@ def gains(rows: Rows, order: str, key: str = "ms") -> dict[tuple[str, ...], floa
 
 
 def case_of(row: Row) -> tuple[str, ...]:
-    """What is compared."""
+    """Returns the names of the case that a row belongs to."""
     return tuple(row[name] for name in CASE)
 
 
 def layer_times(source: Source, device: str, rounds: int) -> dict[str, list[float]]:
-    """Seconds of one layer in every round on one core, as in a job of the stage."""
+    """Returns the seconds of one layer in every round, on one core as in a job of the stage."""
     flash, size_bytes = load_device(device).flash, unit_bytes(source.family, source.spec, "int4_group32")
     task: Task
 
@@ -229,7 +230,7 @@ class Plugin(Benchmark[Options]):
     full_minutes = 25
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """Rows of one part."""
+        """Yields the rows of one part."""
         name = cell["source"]
         sources = self.once(name, lambda: sources_of(name, self.folder / name))
         if cell["part"] == "times":
@@ -241,7 +242,7 @@ class Plugin(Benchmark[Options]):
                 yield from friend_rows(source)
 
     def times(self, source: Source) -> Iterator[Row]:
-        """Seconds of all layers, each core with its share of them; a row per round."""
+        """Yields a row per round with the seconds of all layers, shared by the cores."""
         found = layer_times(source, self.options.devices[0], self.options.rounds)
         for values in zip(*found.values(), strict=True):
             yield named(source) | {
@@ -273,7 +274,7 @@ class Plugin(Benchmark[Options]):
 
 
 def median_of(found: Mapping[tuple[str, ...], float], cases: Sequence[tuple[str, ...]]) -> float | None:
-    """The median over some cases; None where there are none."""
+    """Returns the median over some cases; None if there are none."""
     return median(found[case] for case in cases) if cases else None
 
 

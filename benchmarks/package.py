@@ -1,9 +1,9 @@
-"""The rate of `package` at 7B scale against the disk's, and its memory for several numbers of layers.
+"""Measures the rate of `package` at 7B scale against the disk's, and its memory for several numbers of layers.
 
 A planted checkpoint is quantized for real; orders are shuffled, so every unit moves. Each repetition is the command
 that a build runs, `python -m coldpress.compiler package`, from its start to its end (imports, reading codes, flash
 order, checksums, digests, fsync, the reader's check). Just before and after it, as many bytes go to the same disk as
-plainly as can be: one block of the same size again and again, fsync at the end, once through the page cache and once
+plainly as possible: one block of the same size again and again, fsync at the end, once through the page cache and once
 around it (O_DIRECT). The disk's rate is the better of the two ways, the mean of before and after.
 
 Codes are read from the page cache, where `quantize` left them (`hot`); `cold` cases drop them before each repetition,
@@ -33,11 +33,11 @@ CODES = "records/quantized-*/*.safetensors"
 HOT, COLD = "hot", "cold"
 RECORDS = ("model", "corpus", "sparsity", "device", "layout", "plans", "placement", "predictors")
 CHUNKED = ("order", "quantized")
-"""Arguments of `package`, one record each or several."""
+"""Arguments of `package` that take a record per chunk."""
 
 
 def package(folder: Path) -> tuple[Usage, Package]:
-    """Packages once, by the command that a build runs; what it took, and the record that it wrote."""
+    """Packages once, by the command of a build; returns its usage and the record that it wrote."""
     arguments: list[str | Path] = ["--artifact", folder / "model.coldpress", "--output", folder / "package.json"]
     for name in RECORDS:
         arguments += [f"--{name}", folder / f"{name}.json"]
@@ -48,7 +48,7 @@ def package(folder: Path) -> tuple[Usage, Package]:
 
 
 def plain_bytes_per_s(folder: Path, num_bytes: int) -> tuple[float, float]:
-    """The disk's sequential write rate (through the page cache, around it), fsync included."""
+    """Returns the disk's sequential write rate (through the page cache, around it), fsync included."""
     return _plain(folder, num_bytes, 0), _plain(folder, num_bytes, os.O_DIRECT)
 
 
@@ -70,7 +70,7 @@ def _plain(folder: Path, num_bytes: int, flag: int) -> float:
 
 
 def sha256_bytes_per_s() -> float:
-    """One core's rate: no file can be written and digested faster, since a digest is taken front to back."""
+    """Returns one core's rate; it limits writing with a digest, since a digest is taken front to back."""
     block, hasher = os.urandom(BLOCK_BYTES), hashlib.sha256()
     start = time.perf_counter()
     for _ in range(32):
@@ -79,7 +79,7 @@ def sha256_bytes_per_s() -> float:
 
 
 def drop(folder: Path) -> None:
-    """Has the page cache forget the codes."""
+    """Drops the codes from the page cache."""
     for path in folder.glob(CODES):
         descriptor = os.open(path, os.O_RDONLY)
         os.fsync(descriptor)
@@ -88,7 +88,7 @@ def drop(folder: Path) -> None:
 
 
 def warm(folder: Path) -> None:
-    """Has the page cache hold the codes."""
+    """Reads the codes into the page cache."""
     for path in folder.glob(CODES):
         with path.open("rb", buffering=0) as file:
             while file.read(BLOCK_BYTES):
@@ -128,7 +128,7 @@ class Plugin(Benchmark[Options]):
         yield row_of(folder, cell["codes"], self.options.rounds)
 
     def records(self, checkpoint: Path, layers: int, form: str) -> Path:
-        """A folder with the records of a build; one checkpoint and one format are on the disk at a time."""
+        """Returns a folder with a build's records; the disk holds only one checkpoint and one format at a time."""
         for path in self.folder.iterdir():
             if path != checkpoint:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -137,11 +137,11 @@ class Plugin(Benchmark[Options]):
             measured("-m", "tests.support.planted", *plant, folder=self.folder)
         made = self.folder / f"{layers}-{form}"
         made.mkdir()
-        apart(self, "prepare", str(made), str(checkpoint), form)  # whose memory would slow package down
+        apart(self, "prepare", str(made), str(checkpoint), form)  # a process apart, since its memory would slow package
         return made
 
     def prepare(self, made: str, checkpoint: str, form: FormatName) -> None:
-        """The records of a build in a folder, in a process apart; its codes are on the disk."""
+        """Writes the records of a build to a folder, with its codes; runs in a process apart."""
         from coldpress.compiler.io import Workspace, save_record
         from coldpress.compiler.stages import ingest
         from tests.support.records import Build
@@ -170,8 +170,8 @@ class Plugin(Benchmark[Options]):
 
 
 def row_of(folder: Path, codes: str, rounds: int) -> Row:
-    """The row of one case, on records that `prepare` left in `folder`."""
-    num_bytes = sum(path.stat().st_size for path in folder.glob(CODES))  # about what the artifact will have
+    """Returns the row of one case, from the records that `prepare` left in `folder`."""
+    num_bytes = sum(path.stat().st_size for path in folder.glob(CODES))  # about the size of the artifact
     found: list[tuple[Usage, Package]] = []
     ways, hashing = list[tuple[float, float]](), list[float]()
     for _ in range(rounds):

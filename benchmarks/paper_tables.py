@@ -1,11 +1,11 @@
-"""The papers' tables beside ours: theirs, our figure, their ratio, and what ours is computed from.
+"""Prints the papers' tables beside ours: the published figure, our figure, their ratio, and the basis of ours.
 
-From device profiles, shapes of models and statistics that the papers state, by the papers' own equations
-(compiler/papers) on this project's law of reads and of computing. No figure is fitted to the cell that it is compared
-with: a rate of computing comes from another row, which the basis names. A cell that is off says why. What needs traces,
-training or a solver has benchmarks of its own: Ripple in ladder, collapse, cache_policies and order; LLM in a flash in
-predictors and relufication; PowerInfer in place, batch and predictors; ActiveFlow in preload, cache_policies and
-distillation; DIP in sparsity, allocation and dip_ca.
+Our figures come from device profiles, shapes of models and statistics that the papers state, by the papers' own
+equations (compiler/papers) on this project's law of reads and of computing. No figure is fitted to the cell that it is
+compared with: a rate of computing comes from another row, which the basis names. A cell that is off says why. Figures
+that need traces, training or a solver have benchmarks of their own: Ripple in ladder, collapse, cache_policies and
+order; LLM in a flash in predictors and relufication; PowerInfer in place, batch and predictors; ActiveFlow in preload,
+cache_policies and distillation; DIP in sparsity, allocation and dip_ca.
 """
 
 from collections.abc import Iterator, Mapping
@@ -47,7 +47,7 @@ class Plugin(Benchmark[Options]):
     full_minutes = 0.1
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """A row per cell of its tables."""
+        """Yields a row per cell of its tables."""
         for one in PAPERS[cell["paper"]].cells():
             found = {"ratio": one.ratio, "within": one.within, "note": "" if one.within else one.note}
             yield asdict(one) | found

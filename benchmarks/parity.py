@@ -1,9 +1,9 @@
-"""The artifact against `transformers`, on every small real model: same tokens, same logits, same perplexity.
+"""Compares the artifact with `transformers` on every small real model: same tokens, same logits, same perplexity.
 
-Each model is compiled with the dense selector, so that nothing but formats and our arithmetic can differ. fp16: greedy
-tokens read from flash, and the largest difference of logits on the test text over the largest logit (at most 2e-3).
-Other formats: perplexity against the source's, and against the same codes run densely in `transformers` (equal to
-0.1 %). The jobs of a build are forked from a process that has imported the libraries.
+Each model is compiled with the dense selector, so that only formats and our arithmetic can differ. In fp16 the figures
+are greedy tokens read from flash, and the largest difference of logits on the test text over the largest logit (at most
+2e-3). In other formats they are perplexity over the source's, and over that of the same codes run densely in
+`transformers` (equal to 0.1 %). The jobs of a build are forked from a process that has imported the libraries.
 """
 
 from collections.abc import Iterator
@@ -75,7 +75,7 @@ class Plugin(Benchmark[Options]):
         }
 
     def compared(self, folder: str, form: str) -> Row:
-        """The figures of the artifact in a build folder."""
+        """Returns the figures of the artifact in a build folder."""
         import torch
         from transformers import AutoModelForCausalLM
 
@@ -99,7 +99,7 @@ class Plugin(Benchmark[Options]):
 
 
 def greedy(source: Any, prompt: np.ndarray, num_tokens: int) -> list[int]:
-    """`transformers`' greedy continuation; end-of-sequence tokens do not stop it."""
+    """Returns `transformers`' greedy continuation, beyond end-of-sequence tokens."""
     import torch
 
     tokens = torch.from_numpy(prompt.astype(np.int64))[None]

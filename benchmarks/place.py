@@ -1,9 +1,9 @@
-"""PowerInfer's placement program at the size of OPT-175B: seconds, proven gap, two solvers, and global top-k beside it.
+"""Solves PowerInfer's placement program for OPT-175B: seconds and proven gap of two solvers, beside global top-k.
 
-96 layers of 49,152 neurons in int4, batches of 64 (73,728 of them), split between the device's accelerator and its
-DRAM. Activation counts over 8,192 tokens follow a power law in each layer, with skews from 0.4 to 1.6 and densities
-from 2 to 20 %. The profile's T_sync is scaled up row by row, until C_l (Eq. 4) binds in most layers, as on a slower
-link or with smaller units. Global top-k is what the published engine's solver amounts to; it is shown with the layers
+It has 96 layers of 49,152 neurons in int4, in batches of 64 (73,728 of them), split between the device's accelerator
+and its DRAM. Activation counts over 8,192 tokens follow a power law in each layer, with skews from 0.4 to 1.6 and
+densities from 2 to 20 %. The profile's T_sync is scaled up row by row, until C_l (Eq. 4) binds in most layers, as on a
+slower link or with smaller units. The published engine's solver amounts to global top-k; it is shown with the layers
 that Eq. 7 forbids given up, and with their room filled again ("mended"). The last row adds flash as a third tier.
 """
 
@@ -32,7 +32,7 @@ GAP = 1e-5
 
 
 def counts_of(seed: int, num_layers: int) -> list[np.ndarray]:
-    """Per layer int64 [NUM_NEURONS], counts of a power law; deeper layers are less skewed."""
+    """Returns counts of a power law per layer, int64 [NUM_NEURONS]; deeper layers are less skewed."""
     rng = np.random.default_rng(seed)
     ranks = np.arange(1, NUM_NEURONS + 1) / NUM_NEURONS
     found: list[np.ndarray] = []
@@ -45,21 +45,21 @@ def counts_of(seed: int, num_layers: int) -> list[np.ndarray]:
 
 
 def with_sync(device: DeviceProfile, factor: float) -> DeviceProfile:
-    """The device with a slower synchronization."""
+    """Returns the device with `factor` times its synchronization time."""
     accelerator = accelerator_of(device)
     slower = accelerator.sync_s.model_copy(update={"value": accelerator.sync_s.value * factor})
     return device.model_copy(update={"accelerator": accelerator.model_copy(update={"sync_s": slower})})
 
 
 def accelerator_of(device: DeviceProfile) -> Accelerator:
-    """What the first tier is."""
+    """Returns the device's accelerator, the first tier."""
     if device.accelerator is None:
         raise ColdpressError(f"device {device.name} has no accelerator; name one that has")
     return device.accelerator
 
 
 def make_problem(counts: list[np.ndarray], device: DeviceProfile, tiers: tuple[Tier, ...]) -> Problem:
-    """The whole problem in the device's bytes; a third tier gets a tenth of the units' bytes as DRAM."""
+    """Returns the whole problem in the device's bytes; with a third tier, DRAM holds a tenth of the units' bytes."""
     least, weights = min_units(UNIT_BYTES, tiers, device), worth(UNIT_BYTES, tiers, device)
     groups = tuple(
         make_group(layer, "neuron", values, UNIT_BYTES, least, BATCH_UNITS, weights)
@@ -74,14 +74,14 @@ def make_problem(counts: list[np.ndarray], device: DeviceProfile, tiers: tuple[T
 
 @dataclass(frozen=True)
 class Solved:
-    """One solver's answer and the seconds it took, the model built anew."""
+    """One solver's answer and its seconds, making the problem included."""
 
     solution: _solve.Solution
     seconds: float
 
 
 def solve(counts: list[np.ndarray], device: DeviceProfile, tiers: tuple[Tier, ...]) -> dict[str, Solved]:
-    """From counts to a placement, by each solver."""
+    """Solves the placement from counts, with each solver."""
     found: dict[str, Solved] = {}
     for solver in names("coldpress.compiler.stages.place"):
         started = time.perf_counter()
@@ -92,7 +92,7 @@ def solve(counts: list[np.ndarray], device: DeviceProfile, tiers: tuple[Tier, ..
 
 
 def top_k(groups: tuple[Group, ...], room_bytes: int, banned: frozenset[int]) -> list[int]:
-    """Batches per group of the globally hottest ones that fit, groups in `banned` left out."""
+    """Returns the batches per group of the globally hottest ones that fit; groups in `banned` get none."""
     steps = np.concatenate([np.diff(group.values) * (group.layer not in banned) for group in groups])
     owner = np.repeat(np.arange(len(groups)), [group.num_batches for group in groups])
     chosen = np.argsort(-steps, kind="stable")[: room_bytes // groups[0].batch_bytes]
@@ -100,19 +100,19 @@ def top_k(groups: tuple[Group, ...], room_bytes: int, banned: frozenset[int]) ->
 
 
 def broken(groups: tuple[Group, ...], taken: list[int]) -> list[int]:
-    """Groups that have some batches, but fewer than C_l."""
+    """Returns the groups that have some batches, but fewer than C_l."""
     pairs = zip(groups, taken, strict=True)
     return [group.layer for group, count in pairs if 0 < count * group.batch_units < group.min_units[0]]
 
 
 def allowed_value(groups: tuple[Group, ...], taken: list[int]) -> int:
-    """Impact of what Eq. 7 allows: a layer with fewer units costs more than it saves, so it is given up."""
+    """Returns the impact that Eq. 7 allows: a layer with fewer units costs more than it saves, so it is given up."""
     lost = broken(groups, taken)
     return sum(int(g.values[count]) for g, count in zip(groups, taken, strict=True) if g.layer not in lost)
 
 
 def mended_top_k(groups: tuple[Group, ...], room_bytes: int) -> list[int]:
-    """Top-k again and again, each time without the layer that is furthest below C_l, until none is."""
+    """Repeats top-k, each time without the layer that is furthest below C_l, until no layer is below."""
     banned: frozenset[int] = frozenset()
     while lost := broken(groups, taken := top_k(groups, room_bytes, banned)):
         banned |= {min(lost, key=lambda layer: taken[layer])}
@@ -160,7 +160,7 @@ class Plugin(Benchmark[Options]):
 
     def _counts(self, device: DeviceProfile) -> list[np.ndarray]:
         counts = counts_of(0, self.options.layers)
-        solve(counts[:1], device, ("accelerator", "dram"))  # the first program of a solver waits for its imports
+        solve(counts[:1], device, ("accelerator", "dram"))  # a solver's first program waits for its imports
         return counts
 
     def figures(self, rows: Rows) -> Figures:
@@ -178,7 +178,7 @@ class Plugin(Benchmark[Options]):
 
 
 def two_tiers(counts: list[np.ndarray], device: DeviceProfile, factor: float) -> Row:
-    """The program and top-k under a T_sync that is `factor` times the profile's."""
+    """Returns the row of the program and top-k under a T_sync that is `factor` times the profile's."""
     tiers: tuple[Tier, ...] = ("accelerator", "dram")
     slower = with_sync(device, factor)
     solved, problem = solve(counts, slower, tiers), make_problem(counts, slower, tiers)
@@ -197,7 +197,7 @@ def two_tiers(counts: list[np.ndarray], device: DeviceProfile, factor: float) ->
 
 
 def solver_figures(solved: dict[str, Solved]) -> Row:
-    """Seconds of each solver, the largest proven gap, and the relative distance of their objectives."""
+    """Returns the seconds of each solver, the largest proven gap, and the relative distance of their objectives."""
     values = [found.solution.value for found in solved.values()]
     return {
         **{f"{name}_s": found.seconds for name, found in solved.items()},

@@ -1,11 +1,11 @@
-"""How good the search of `method=auto` is: beside a sweep over all candidates, a dense run, and ActiveFlow's choice.
+"""Compares the search of `method=auto` with a sweep over all candidates, a dense run, and ActiveFlow's choice.
 
-A case is a model on a device under a DRAM budget and a quality floor. Real models are calibrated and explored; shapes
-of large models have quality curves of a small model of the same kind, and signals drawn with its statistics
-(compiler/quote/reference.py), so that they tell about speed, not about quality. All searches have the same candidates,
-law, curves and tokens (compiler/search); the sweep judges every selector, format and cache at the `--densities` lowest
-densities that keep the floor. Seconds are modelled. Tiny models have budgets that hold nothing but what is always in
-DRAM: such a cell has no row.
+A case is a model on a device under a DRAM budget and a quality floor. Real models are calibrated and explored. Shapes
+of large models borrow quality curves of a small model of the same kind, and signals drawn with its statistics
+(compiler/quote/reference.py), so they measure speed, not quality. All searches have the same candidates, law, curves
+and tokens (compiler/search); the sweep judges every selector, format and cache at the `--densities` lowest densities
+that keep the floor. Seconds are modelled. Some budgets of tiny models hold only what is always in DRAM: such a cell has
+no row.
 """
 
 import json
@@ -27,7 +27,7 @@ from coldpress.runtime.plugins import load
 from coldpress.runtime.profiles.devices import load_device
 
 SHAPE_CONTEXT, REAL_CONTEXT = 512, 128
-"""Tokens; those of a real model's KV cache are not to outweigh its weights."""
+"""Context lengths in tokens; a real model's is short so that its KV cache does not outweigh its weights."""
 REAL = ("prose7m", "prose7m-relu", "stories260k", "tinystories656k", "tinystories656k-relu", "tinystories-mixtral-8x")
 COMMON: Mapping[str, Any] = {
     "hidden_size": 4096,
@@ -156,7 +156,7 @@ class Plugin(Benchmark[Options]):
         return replace(space, caches=tuple(cache for cache in space.caches if cache in self.options.caches))
 
     def _lowest(self, space: Space) -> Space:
-        """The sweep's space: the lowest densities of each selector."""
+        """Returns the sweep's space: the lowest densities of each selector."""
         densities = space.densities
         return self._of_options(
             replace(space, densities=lambda method, name: densities(method, name)[: self.options.densities])
@@ -179,14 +179,14 @@ class Plugin(Benchmark[Options]):
 
 
 def seconds_of(goal: Goal, judged: Sequence[Judged]) -> float:
-    """The seconds of the best candidate."""
+    """Returns the seconds of the best candidate."""
     best = goal.best(judged)
     assert best is not None
     return best.token_s
 
 
 def source_of(model: str, folder: Path) -> Source:
-    """Curves, trace and shapes: of a real model that is calibrated and explored here, or of a shape by its config."""
+    """Returns curves, trace and shapes: of a real model, calibrated and explored here, or of a shape's config."""
     scratch = folder / f"{model}-scratch"
     scratch.mkdir(parents=True, exist_ok=True)
     if model in SHAPES:

@@ -1,16 +1,16 @@
-"""How well a build and a quote predict the speed of this machine, on its disk and under the caps of other devices.
+"""Measures how well a build and a quote predict this machine's speed, on its disk and under the caps of other devices.
 
 This machine is measured first, as `python -m coldpress.compiler.device measure` does, once as it is and once under the
 kernel's caps of each device (benchmarks/shared/emulated.py). Each model is built for each disk with one plan per DRAM
-budget, by its validation text. Then it decodes test text, in a process under the caps. The text is given, since a
-model's own text repeats itself, or takes the seconds of drawing tokens. Seconds of single tokens count, behind the
-first ones, which fill the caches.
+budget, by its validation text. Then it decodes test text, in a process under the caps. The text is given: a model's own
+text repeats itself, and drawing tokens takes seconds. Seconds of single tokens count after the first ones, which fill
+the caches.
 
-Three predictions are held to their median: of the build's folder, of the artifact with the curves and signals that it
-carries, and of config.json alone. All budgets are quoted at once, as the build has them; the last two by the quick
-search, which an artifact gets where several devices are quoted. A band is the quote's interval. `simulated_error` is of
-the simulator, under the very plan, on test text: it has the law's part of the error, and not that of the choice and of
-the text.
+Three predictions are compared with their median: of the build's folder, of the artifact with the curves and signals
+that it carries, and of config.json alone. All budgets are quoted at once, as the build has them; the last two by the
+quick search, which an artifact gets where several devices are quoted. A band is the quote's interval. `simulated_error`
+is the simulator's error with the same plan on the same test text: it includes the law's part of the error, but not the
+parts of the choice and of the text.
 """
 
 import multiprocessing
@@ -44,9 +44,9 @@ from coldpress.schemas.plans import Plans
 
 HOST = "host"
 MODELLED = "pixel6"
-"""The profile of a machine that is not measured, which takes a quarter of a minute."""
+"""The profile used without `--measured`, since measuring takes a quarter of a minute."""
 SCALE = 0.0
-"""Of the rates of emulated devices: as much as the disk gives."""
+"""Share of the emulated devices' rates; 0 takes as much as the disk gives."""
 MEASURING_BYTES = 2 << 30
 """Memory of a process that measures the machine."""
 PROMPT_TOKENS, WARM_TOKENS = 16, 16
@@ -105,12 +105,12 @@ class Plugin(Benchmark[Options]):
     full_minutes = 40
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """A row per budget."""
+        """Yields a row per budget."""
         model, disk = cell["model"], cell["disk"]
         profile = self._profile(disk)
         built = build(self.folder / model, "--until", "package", **self._settings(model, profile))
         path = artifact_in(built)
-        plans = load_record(built / "plan.json", Plans).plans[::-1]  # as the options have them, the smallest first
+        plans = load_record(built / "plan.json", Plans).plans[::-1]  # now as in the options, the smallest first
         told = self._decoded(disk, model, path, plans)
         simulated = decoded(path, _names(plans), self._texts(model), read_device(profile))
         quoted = self._quoted(model, built, path, profile, plans)
@@ -146,7 +146,7 @@ class Plugin(Benchmark[Options]):
     # Building
 
     def _profile(self, disk: str) -> Path:
-        """The profile of this machine, or of a device under the kernel's caps, as a file."""
+        """Returns the path of the profile of this machine, as it is or under the kernel's caps of a device."""
         path = self.folder / f"{disk}-here.json"
         if path.exists():
             return path
@@ -162,7 +162,7 @@ class Plugin(Benchmark[Options]):
         return measure(f"{disk}-here", self.folder, SAMPLE_BYTES, lambda _: None).to_json()
 
     def _on(self, disk: str, memory_bytes: int, method: str, *asked: Any) -> Any:
-        """Runs a method: in a process of its own under the caps of the disk, or here where there are none."""
+        """Runs a method: in a process of its own under the caps of the disk, or here for this machine's own disk."""
         if disk == HOST:
             return getattr(self, method)(*asked)
         return apart_under_caps(self, method, disk, SCALE, memory_bytes, *asked)[0]
@@ -191,7 +191,7 @@ class Plugin(Benchmark[Options]):
         return self._on(disk, memory_bytes, "in_process", str(path), _names(plans), model)
 
     def in_process(self, path: str, plan_names: Sequence[str], model: str) -> list[dict[str, Any]]:
-        """Returns what `decoded` does, on real flash."""
+        """Returns the result of `decoded` on real flash."""
         return decoded(Path(path), plan_names, self._texts(model))
 
     # Predicting
@@ -212,7 +212,7 @@ class Plugin(Benchmark[Options]):
 
 
 def speeds(source: str, profile: Path, budgets: str, folder: Path) -> list[Figure]:
-    """Returns the quoted tokens per second with each DRAM budget of one build, the smallest first; scratch files are in
+    """Returns the quoted tokens per second with each DRAM budget of one build, the smallest first; scratch files go to
     `folder`."""
     folder.mkdir(exist_ok=True)
     found = find(source, None, folder)
@@ -235,10 +235,10 @@ def _names(plans: Sequence[Plan]) -> list[str]:
 def decoded(
     path: Path, plan_names: Sequence[str], blocks: Sequence[Sequence[int]], device: DeviceProfile | None = None
 ) -> list[dict[str, Any]]:
-    """Decodes texts behind their first tokens, under each plan of an artifact; with a device, seconds are modelled.
+    """Decodes texts after their first tokens, under each plan of an artifact; with a device, seconds are modelled.
 
     Returns:
-        For each plan `token_s`: seconds of each token behind WARM_TOKENS; `decode_s` and `modelled_s`: of all decoded
+        For each plan `token_s`: seconds of each token after WARM_TOKENS; `decode_s` and `modelled_s`: of all decoded
         tokens.
     """
     plans = {plan.name: plan for plan in open_artifact(path).manifest.plans}

@@ -1,10 +1,9 @@
-"""Predictors of ReLU models: perplexity, what they find, and what sizes layer by layer save over one size for all.
+"""Measures predictors of ReLU models: perplexity, recall, and the savings of sizes layer by layer over one size.
 
-A model without exact zeros, as the mixture of experts, has half of what a token may use as its active units: those that
-are largest. Ladders are trained on calibration text by `predict` itself, with as much DRAM as they ask for; sizes are
-chosen on validation text, by `size` itself and, for comparison, one rank for all layers: the smallest whose perplexity
-is within the same tolerance. Reported is test text. For DRAM that ends sooner the table has the curve from bytes to
-perplexity.
+In a model without exact zeros, as the mixture of experts, the active units are the largest half of those that a token
+may use. `predict` itself trains the ladders on calibration text, with as much DRAM as they ask for. Validation text
+chooses sizes, by `size` itself and, for comparison, one rank for all layers: the smallest whose perplexity is within
+the same tolerance. Figures are of test text. For less DRAM the table has the curve from bytes to perplexity.
 """
 
 import functools
@@ -37,17 +36,17 @@ from tests.support.statistics import sparsity_of
 PREDICTOR = predictor.Plugin()
 RELU = ("prose7m-relu", "tinystories656k-relu", "tinystories-opt-0.9m")
 DENSITY = 0.5
-"""Of what a token may use, in models without exact zeros."""
+"""Active share of the units that a token may use, in models without exact zeros."""
 PER_LAYER, SINGLE = "per layer", "one for all"
 LIMITS = {"75 % of the bytes": 0.75, "50 % of the bytes": 0.5}
-"""Of those that the chosen sizes take: where DRAM ends on the curve."""
+"""Limits on DRAM for the curve, as shares of the chosen sizes' bytes."""
 
 
 class Case:
-    """A model with its text, its activations and how its predictors are stored."""
+    """A model with its text, its activations and the format of its predictors."""
 
     def __init__(self, name: str, format_name: FormatName, folder: Path, blocks: Mapping[str, int]) -> None:
-        """Calibrates."""
+        """Splits the text and calibrates."""
         parts: Parts = {"fit": ("fit", slice(None)), "test": ("test", slice(0, blocks["test"]))}
         known = case_of(name, folder, parts)
         fit, count = known.splits["fit"], blocks["calibration"]
@@ -70,23 +69,23 @@ class Case:
 
     @functools.cached_property
     def ladders(self) -> dict[int, Ladder]:
-        """What `predict` gives."""
+        """The ladders that `predict` trains, by layer."""
         work = Workspace(self.folder / "predict", "benchmark")
         found = predict(PredictConfig(), self.model, self.activations, self.sparsity, self.layers, work, 1)
         return {ladder.layer: ladder for ladder in found.layers}
 
     @functools.cached_property
     def unlimited(self) -> Predictors:
-        """The sizes per layer that `size` chooses, whatever they take."""
+        """The sizes per layer that `size` chooses without a limit on bytes."""
         return self.chosen(1 << 62)
 
     def chosen(self, limit: int) -> Predictors:
-        """The sizes per layer of at most `limit` bytes."""
+        """Chooses sizes per layer of at most `limit` bytes."""
         validation, tolerance = self.splits["validation"], SizeConfig().predictor_tolerance
         return choose(PREDICTOR, self.stream, validation, self.ladders, limit, tolerance, self.no_topk)
 
     def ratio(self, split: str, predictors: Predictors) -> tuple[float, float]:
-        """(perplexity with predictors over that without, its standard error from the differences block by block)."""
+        """Returns (perplexity with predictors over that without, its standard error from differences by block)."""
         tokens = self.splits[split]
         networks = {
             entry.layer: network_of(PREDICTOR, entry.format, entry, entry, self.model.spec.hidden_size)
@@ -107,9 +106,9 @@ class Case:
 
 
 def best_single(case: Case, level: int) -> Predictors:
-    """The smallest rank of all layers alike whose perplexity on validation text is within `tolerance`.
+    """Returns predictors of the smallest common rank whose perplexity on validation text is within `tolerance`.
 
-    At the same level of thresholds as the sizes per layer: what is predicted then differs little.
+    They use the same level of thresholds as the sizes per layer, so that both predict nearly the same units.
     """
     work, config = Workspace(case.folder / "single", "benchmark"), PredictConfig()
     tolerance = SizeConfig().predictor_tolerance
@@ -142,7 +141,7 @@ def _only(trainer: Trainer, rank: int, layer: int, level: int, format_name: Form
 
 
 def level_of(found: Predictors, ladders: dict[int, Ladder]) -> int:
-    """Which of its thresholds each predictor works at; a layer with fewer is at its last."""
+    """Returns the level of thresholds at which predictors work; a layer with fewer levels is at its last."""
     thresholds = {
         (layer, rung.rank): [point.threshold for point in rung.points]
         for layer, ladder in ladders.items()
@@ -152,14 +151,14 @@ def level_of(found: Predictors, ladders: dict[int, Ladder]) -> int:
 
 
 def validation_ratio(found: Predictors) -> float:
-    """Perplexity on validation text with the chosen predictors over that without."""
+    """Returns the perplexity on validation text with the chosen predictors over that without."""
     nbytes = sum(entry.nbytes for entry in found.layers)
     (ppl,) = (tried.ppl for tried in found.tried if tried.predictor_bytes == nbytes)
     return ppl / (found.ppl_without or math.nan)
 
 
 def row_of(case: Case, found: Predictors) -> Row:
-    """What predictors are and do: sizes and thresholds from calibration and validation text, `ppl_ratio` of test."""
+    """Returns sizes and thresholds, from calibration and validation text, and `ppl_ratio` of test text."""
     ratio, error = case.ratio("test", found)
     entries = found.layers
     parameters = sum(entry.num_parameters for entry in entries)

@@ -1,7 +1,7 @@
-"""How near the products of the prefill come to BLAS's sgemm: `matmul` and `matmul_t` on rows in int4.
+"""Compares the prefill's products with BLAS's sgemm: `matmul` and `matmul_t` on rows in int4.
 
-One matrix of a 7B's MLP, 14336 x 4096, times 128 and 512 tokens. sgemm has the matrix decoded before. Ours, sgemm and
-decoding alone run in turn in every round.
+One matrix of a 7B's MLP, 14336 x 4096, is multiplied with 128 and 512 tokens. sgemm gets the matrix decoded in advance.
+Ours, sgemm and decoding alone run in turn in every round.
 """
 
 from collections.abc import Iterator

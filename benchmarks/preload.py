@@ -1,11 +1,11 @@
-"""What reading ahead by similarity of layers brings (ActiveFlow 3, Figs. 16 and 17a) over reading nothing ahead.
+"""Measures the gain of reading ahead by similarity of layers (ActiveFlow 3, Figs. 16 and 17a) over not doing so.
 
 Layers of a 7B's proportions, `width` wide, in int4, have MLP inputs with the planted cosine from layer to layer
 (tests/support/similar.py); `cached` of the units are in DRAM. Each artifact decodes the same tokens with and without
-reading ahead, in turn, from this machine's disk. Both have the same DRAM budget; the buffer for reading ahead counts in
-it. The benchmark first measures this machine as `python -m coldpress.compiler.device measure` does. That law gives the
-size of the buffer, which `rooms` multiplies, and decides whether `preload=auto` would read ahead. Only the family that
-is read ahead, `mlp_in`, lies in groups; the other one lies layer by layer.
+reading ahead, in turn, from this machine's disk. Both have the same DRAM budget, which includes the buffer for reading
+ahead. The benchmark first measures this machine as `python -m coldpress.compiler.device measure` does. That law gives
+the size of the buffer, which `rooms` multiplies, and decides whether `preload=auto` would read ahead. Only `mlp_in`,
+the family that is read ahead, lies in groups; the other one lies layer by layer.
 """
 
 import shutil
@@ -36,13 +36,13 @@ from tests.support.shapes import spec_7b
 from tests.support.similar import similar_weights
 
 CASES = {"relu-10": ("relu", 0.1), "swiglu-50": ("silu", 0.5)}
-"""Case -> activation, density of top-k: what a ReLU leaves is chosen by magnitude, random weights are half active."""
+"""Case -> activation, density of top-k. The ReLU case, too, chooses by magnitude: random weights leave half active."""
 VOCAB_SIZE = 1024
 MEASURE = "measure"
 
 
 def write_artifact(cell: Cell, options: "Options", path: Path) -> Path:
-    """The artifact of a case."""
+    """Writes the artifact of a case and returns its path."""
     (act, density), width = CASES[cell["case"]], options.width
     changes: dict[str, Any] = {"hidden_size": width, "intermediate_size": width * 7 // 2}
     changes |= {"num_attention_heads": width // 128, "num_key_value_heads": width // 512}
@@ -65,7 +65,7 @@ def write_artifact(cell: Cell, options: "Options", path: Path) -> Path:
 
 
 def with_room(manifest: Manifest, room: float) -> Plan:
-    """The plan that reads ahead, its buffer so many times as large, under the same budget."""
+    """Returns the plan that reads ahead, its buffer `room` times as large, under the same budget."""
     plan, page_bytes = choose_plan(manifest, preload="on"), manifest.flash.page_bytes
     wanted = int(room * plan.preload_buffer_bytes) // page_bytes * page_bytes
     return refit(manifest, plan.model_copy(update={"preload_buffer_bytes": wanted}), plan.dram_budget_bytes)
@@ -74,7 +74,7 @@ def with_room(manifest: Manifest, room: float) -> Plan:
 def decoded(
     path: Path, plans: dict[str, Plan], tokens: np.ndarray, device: DeviceProfile
 ) -> dict[str, list[RunMetrics]]:
-    """Metrics of each plan on each row of tokens but the first, which fills the caches; plans take turns."""
+    """Returns the metrics of each plan on each row of tokens after the first, which fills the caches, in turn."""
     found: dict[str, list[RunMetrics]] = {name: [] for name in plans}
     with ExitStack() as stack:
         sessions = {
@@ -143,18 +143,18 @@ class Plugin(Benchmark[Options]):
 
     @cached_property
     def device(self) -> DeviceProfile:
-        """The device whose law is compared with what this machine does."""
+        """The device whose law is compared with this machine."""
         name = self.options.device
         return measure("here", self.folder, SAMPLE_BYTES, print) if name == MEASURE else load_device(name)
 
     def artifact(self, cell: Cell) -> Path:
-        """The artifact of a case; the one before is removed."""
+        """Writes the artifact of a case; removes the one before."""
         shutil.rmtree(self.folder / "a", ignore_errors=True)
         return write_artifact(cell, self.options, self.folder / "a")
 
 
 def row_of(before: list[RunMetrics], after: list[RunMetrics]) -> Row:
-    """The figures; counts are those of the first round."""
+    """Returns the figures; counts are those of the first round."""
     off, on, count = before[0], after[0], after[0].num_tokens
     token_s = {name: [run.decode_s / run.num_tokens for run in runs] for name, runs in (("off", before), ("on", after))}
     return {

@@ -1,12 +1,12 @@
-"""Where reading ahead pays by the device's law (ActiveFlow 3, Figs. 16 and 17): the store on simulated flash.
+"""Maps where reading ahead pays by the device's law (ActiveFlow 3, Figs. 16 and 17): the store on simulated flash.
 
-Layers of a 7B's shape in int4, top-k, units in a drawn order. The tokens' requests are drawn; the inputs of successive
-layers are as similar as planted (tests/support/alike.py). `share` of the units' bytes is in DRAM, the preload buffer
-included. `gain` compares a token without reading ahead with one under the plan that the build makes (`preload=on`).
-`law` is the gain that the build expects, which decides `preload=auto`: `auto`. `bound` is the gain if all reads and all
-computing ran side by side. `over_one`, without reading ahead, compares groups of one layer with these groups. A plan
-may be made for another similarity than the text's (`planned`), and run on another device (`runs_on`) or with a part of
-its guess: what a run could win that adapts its reading ahead.
+Layers of a 7B's shape are in int4 with top-k; their units lie in a drawn order. The tokens' requests are drawn; the
+inputs of successive layers are as similar as planted (tests/support/alike.py). `share` of the units' bytes is in DRAM,
+the preload buffer included. `gain` compares a token without reading ahead with one under the plan that the build makes
+(`preload=on`). `law` is the gain that the build expects, which decides `preload=auto`: `auto`. `bound` is the gain if
+all reads and all computing ran side by side. `over_one`, without reading ahead, compares groups of one layer with these
+groups. A plan may be made for another similarity than the text's (`planned`), and run on another device (`runs_on`) or
+with a part of its guess: such runs show what a run that adapts its reading ahead could win.
 """
 
 from collections.abc import Iterator
@@ -30,15 +30,15 @@ DEVICES = ("pixel6", "oneplus12", "iphone-a18", "macbook-m1-max")
 
 
 class Run(NamedTuple):
-    """How a plan is run."""
+    """The device that runs a plan, and the part of its guess that is read."""
 
     device: str
     part: float
-    """Of the plan's guess."""
+    """Part of the plan's guess that is read."""
 
 
 def judged(shape: Alike, order: Order) -> tuple[Plan, float]:
-    """The plan that reads ahead, and the share of a token's time that the build's law expects it to take."""
+    """Returns the plan that reads ahead, and the share of a token's time that the build's law expects it to take."""
     asked, best = [], preloading.best
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preloading, "best", lambda run: (asked.append(found := best(run)), found)[1])
@@ -47,7 +47,7 @@ def judged(shape: Alike, order: Order) -> tuple[Plan, float]:
 
 
 def with_part(shape: Alike, artifact: Artifact, plan: Plan, part: float, num_tokens: int) -> Decoded:
-    """Decodes with a part of the plan's guess; with 0 nothing is guessed, and the buffer stays empty."""
+    """Decodes with a part of the plan's guess; at 0 nothing is guessed, and the buffer stays empty."""
     with pytest.MonkeyPatch.context() as patch:
         if not part:
             patch.setattr(ReadAhead, "layer_done", lambda *_: None)
@@ -55,8 +55,8 @@ def with_part(shape: Alike, artifact: Artifact, plan: Plan, part: float, num_tok
 
 
 def measure(shapes: list[tuple[Alike, Alike]], num_tokens: int, one_s: float, run: Run) -> list[dict[str, Any]]:
-    """Returns rows of shapes, and those that their plans are made for, which differ only in the layers' similarity, on
-    which reads on demand do not depend."""
+    """Returns a row per pair of shapes, the text's and the plan's. They differ only in the layers' similarity, on which
+    reads on demand do not depend."""
     first = shapes[0][0]
     order = first.order
     plan = first.layout(order=[order]).plans[0]
@@ -115,7 +115,7 @@ class Plugin(Benchmark[Options]):
     full_minutes = 60
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """A row per similarity."""
+        """Yields a row per similarity."""
         key = (cell["device"], cell["case"], cell["share"])
         one_s = self.once(key, lambda: self._plain_s(*key))
         profile = load_device(cell["device"])
@@ -128,7 +128,7 @@ class Plugin(Benchmark[Options]):
         yield from measure(shapes, self.options.tokens, one_s, run)
 
     def _plain_s(self, device: str, case: str, share: float) -> float:
-        """Seconds of a token with groups of one layer."""
+        """Returns the seconds of a token with groups of one layer."""
         shape = Alike(load_device(self.options.runs_on or device), *CASES[case], self.options.similarity[0], share, 1)
         layout = shape.layout(order=[shape.order])
         return shape.decoded(shape.artifact(layout), layout.plans[0], self.options.tokens).token_s

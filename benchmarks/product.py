@@ -1,4 +1,4 @@
-"""Every architecture × selector × format: compiled by the stages, run, and held against the evaluation.
+"""Compiles every architecture × selector × format by the stages, runs it, and compares it with the evaluation.
 
 Models are tiny, random, and of the ReLU family where the selector needs exact zeros. Each artifact decodes test text
 token by token, and benchmarks/evaluation/evaluate.py runs the same text through transformers' modules with the
@@ -54,13 +54,13 @@ class Plugin(Benchmark[Options]):
     full_minutes = 8
 
     def cells(self) -> Iterator[Cell]:
-        """A cell is a model."""
+        """Yields a cell per model."""
         for architecture in self.options.architectures:
             for relu in sorted({Case(architecture, method, "").relu for method in self.options.methods}):
                 yield {"architecture": architecture, "relu": relu}
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """A row per artifact; all work is in the pool, which is forked before torch has threads."""
+        """Yields a row per artifact; a pool does all work, forked before torch has threads."""
         context, jobs = get_context("fork"), self.options.jobs
         pool = self.once("pool", lambda: ProcessPoolExecutor(jobs, context, initializer=_begin))
         try:
@@ -91,7 +91,7 @@ class Plugin(Benchmark[Options]):
 
 
 def _begin() -> None:
-    """In a process of the pool: one thread of torch, and an end without a word where the benchmark is stopped."""
+    """Prepares a process of the pool: one thread of torch, and a silent end if the benchmark is stopped."""
     import torch
 
     torch.set_num_threads(1)
@@ -100,7 +100,7 @@ def _begin() -> None:
 
 
 def compared(source: Source, case: Case) -> Row:
-    """The figures of one artifact, or why it could not be made."""
+    """Returns the figures of one artifact, or why it could not be made."""
     scratch = source.folder / f"{case.method}-{case.format}-{case.attention}"
     try:
         found = difference(compiled(source, case, scratch / "build"), source, scratch / "codes")

@@ -1,9 +1,9 @@
-"""What rounding costs: formats × algorithms, dense and pruned to half, as perplexity of the rounded model.
+"""Measures the cost of rounding: formats × algorithms, dense and pruned to half, as perplexity of the rounded model.
 
-The build's own stages ingest, tokenize, allocate, gram and quantize; then the codes are decoded into a checkpoint and
-run over test text by transformers' modules with the build's selector, so that nothing but rounding differs between the
-rows of one density. Embeddings and head stay as they are. Gram matrices are of calibration text; so is the importance
-matrix of the row `rtn, imatrix`. Errors are standard errors over blocks.
+The build's own stages ingest, tokenize, allocate, gram and quantize. Then the codes are decoded into a checkpoint and
+run over test text by transformers' modules with the build's selector, so that only rounding differs between the rows of
+one density. Embeddings and head stay as they are. Gram matrices and the importance matrix of the row `rtn, imatrix`
+come from calibration text. Errors are standard errors over blocks.
 """
 
 import math
@@ -41,13 +41,13 @@ from tests.support.imatrices import NAMES, write_legacy
 
 WEIGHTED = "rtn, imatrix"
 ALGORITHMS = {"rtn": "rtn", WEIGHTED: "rtn", "gptq": "gptq"}
-"""Row -> the algorithm."""
+"""Row -> its algorithm."""
 DENSITIES: dict[float, dict[str, Any]] = {1.0: {"method": "dense"}, 0.5: {"method": "topk", "density": 0.5}}
 CODES = names("coldpress.runtime.quantization")
 
 
 def prepare(model: str, density: float, folder: Path, test_tokens: int) -> tuple[Model, Corpus, Sparsity]:
-    """The records of a build as far as `allocate`; models with exact zeros are not pruned to a density."""
+    """Returns the records of a build up to `allocate`; models with exact zeros are not pruned to a density."""
     corpus, budget = MODELS[model]
     label, settings = f"d{round(100 * density)}", DENSITIES[density]
     settings = settings | {"model": model, "dram_budget": budget, "evaluation_tokens": test_tokens}
@@ -63,7 +63,7 @@ def prepare(model: str, density: float, folder: Path, test_tokens: int) -> tuple
 
 
 def matrices_of(layer: LayerCodes, sparsity: Sparsity, model: Model) -> Iterator[tuple[str, np.ndarray]]:
-    """(role, what its codes say) of every matrix of a layer, float32 in Hugging Face's order."""
+    """Yields (role, decoded values) of every matrix of a layer, float32 in Hugging Face's order."""
     arrays = load_arrays(layer.arrays)
     kept = load("coldpress.runtime.quantization", Format, sparsity.format)
     prefix = f"layers.{layer.layer}."
@@ -85,7 +85,7 @@ def matrices_of(layer: LayerCodes, sparsity: Sparsity, model: Model) -> Iterator
 
 
 def imatrix_of(source: Model, grams: GramMatrices, folder: Path) -> Importance:
-    """What the stage `importance` makes of a file with the mean squares of the model's inputs on calibration text."""
+    """Reads with the stage `importance` a file of the mean squares of the model's inputs on calibration text."""
     means = {}
     for layer in grams.layers:
         arrays = load_arrays(layer.arrays)
@@ -98,10 +98,10 @@ def imatrix_of(source: Model, grams: GramMatrices, folder: Path) -> Importance:
 
 
 class Prepared:
-    """A model at a density, as far as the Gram matrices."""
+    """A model at a density, built up to the Gram matrices."""
 
     def __init__(self, model: str, density: float, folder: Path, test_tokens: int) -> None:
-        """Builds it, each density in a build of its own."""
+        """Builds the model; each density has its own build."""
         self.source, corpus, self.sparsity = prepare(model, density, folder, test_tokens)
         self.tokens = load_arrays(corpus.split("test").arrays)["tokens"]
         self._choice = None if self.sparsity.is_whole else choice_of(self.sparsity, self.source.spec)
@@ -111,7 +111,7 @@ class Prepared:
         self.grams = gram.run(GramConfig(), self.source, corpus, self.sparsity, work, 1)
 
     def compared(self, matrices: dict[str, np.ndarray]) -> Differences:
-        """The model with these matrices against the unrounded one, each unit chosen as in the build."""
+        """Compares the model with these matrices to the unrounded one, choosing each unit as in the build."""
         return compare(self._stream, self.tokens, self._hidden, self._last(Replaced(self.source, matrices, 1)))
 
     def _last(self, stream: LayerStream):
@@ -148,13 +148,13 @@ class Plugin(Benchmark[Options]):
     full_minutes = 90
 
     def _prepared(self, model: str) -> tuple[dict[float, Prepared], Importance]:
-        """The model at every density, and the importance matrix of the dense one."""
+        """Returns the model at every density, and the importance matrix of the dense one."""
         folder, densities = self.folder / model, dict.fromkeys((1.0, *self.options.densities))
         found = {one: Prepared(model, one, folder, self.options.tokens) for one in densities}
         return found, imatrix_of(found[1.0].source, found[1.0].grams, folder / "imatrix")
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """A row per algorithm."""
+        """Yields a row per algorithm."""
         model, density, code = cell["model"], cell["density"], cell["format"]
         prepared, weights = self.once(model, lambda: self._prepared(model))
         at = prepared[density]

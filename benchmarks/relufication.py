@@ -1,8 +1,8 @@
-"""What a ReLU costs a model that was trained with SiLU, and how much of it is zero then (LLM in a flash, appendix C).
+"""Measures the cost of a ReLU in a model trained with SiLU, and the zeros that it gives (LLM in a flash, appendix C).
 
-The build's own stage makes the models: calibration text is trained on, validation text decides what is kept, perplexity
-and zeros are of test text. Beside them stand the source, the source with another activation and no training, and the
-model of the same shape that was trained with ReLU from the start, where there is one.
+The build's own stage makes the models: it trains on calibration text, and validation text decides which state is kept;
+perplexity and zeros are of test text. They are compared with the source, the source with another activation and no
+training, and the model of the same shape that was trained with ReLU from the start, where there is one.
 """
 
 import math
@@ -23,13 +23,13 @@ from coldpress.compiler.stages.relufy import RelufyConfig
 from coldpress.schemas.model import Model
 
 RELU_SIBLINGS = {"prose7m": "prose7m-relu", "tinystories656k": "tinystories656k-relu"}
-"""Models of the same shape and text that were trained with ReLU."""
+"""Model -> the model of the same shape and text that was trained with ReLU."""
 SIBLING = "trained with ReLU"
 UNTRAINED = ", untrained"
 
 
 def scores(model: Model, tokens: np.ndarray) -> Row:
-    """Perplexity of `tokens`, and the share of every layer's activation that is exactly zero."""
+    """Returns the perplexity of `tokens`, and the share of exact zeros in every layer's activation."""
     zeros = np.zeros((model.spec.num_hidden_layers, len(tokens)))
 
     def hooks(layer: int) -> Any:
@@ -97,15 +97,15 @@ class Plugin(Benchmark[Options]):
         return case, scores(case.model, case.splits["test"])
 
     def _model(self, case: Case, variant: str, penalty: float) -> tuple[Model, int]:
-        """The model of a variant, and the updates that it is of."""
+        """Returns the model of a variant, and the number of updates that it has had."""
         work = Workspace(case.folder / f"{variant}-{penalty:g}", "benchmark")
         if variant == "source":
             return case.model, 0
-        if variant == SIBLING:  # of the same tokenizer
+        if variant == SIBLING:  # has the same tokenizer
             source = case.source.with_name(RELU_SIBLINGS[case.name])
             return ingest.run(IngestConfig(model=str(source)), work), 0
         config = self._config(variant.removesuffix(UNTRAINED), penalty)
-        if variant.endswith(UNTRAINED):  # a rate of nearly nothing: the weights that training begins with
+        if variant.endswith(UNTRAINED):  # a rate near zero keeps the weights that training begins with
             still = config.model_copy(update={"relufy_steps": 1, "relufy_rate": 1e-30})
             return relufy.run(still, case.model, case.corpus(), work, 1), 0
         student = relufy.run(config, case.model, case.corpus(), work, 1)

@@ -1,9 +1,9 @@
-"""What Python costs: calls, functions and files of a request for units, and processor time of a request and a token.
+"""Measures what Python costs: calls, functions and files of a request, processor time of a request and a token.
 
 A tiny top-k artifact decodes with all units in DRAM ("hits") and with an eighth of them ("reads"). Calls are traced: a
-request is all that a layer's MLP does for one of its families, from its input to its output, which are two requests;
-files and functions are the product's, and calls also count with those of libraries. `--before` measures another
-checkout with the interpreter of its .venv, in turn with this one, and their ratio; it may be older than this benchmark
+request covers all work of a layer's MLP for one of its two families, from input to output. Files and functions are the
+product's; calls are also counted with those of libraries. `--before` measures another checkout with the interpreter of
+its .venv, in turn with this one, and their ratio; that checkout may be older than this benchmark
 (benchmarks/shared/request_cost.py).
 """
 
@@ -55,14 +55,14 @@ class Plugin(Benchmark[Options]):
     full_minutes = 2
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """A row per checkout and case."""
+        """Yields a row per checkout and case."""
         before = {"before": Path(self.options.before).resolve()} if self.options.before else {}
         for name, checkout in (before | {"after": ROOT}).items():
             for case, figures in self.cost(checkout).items():
                 yield {"checkout": name, "case": case, **figures}
 
     def cost(self, checkout: Path) -> dict[str, dict[str, float]]:
-        """The figures of a checkout by case, in a process of its interpreter."""
+        """Returns the figures of a checkout by case, measured in a process of its interpreter."""
         python = Path(sys.executable) if checkout == ROOT else checkout / ".venv/bin/python"
         if not python.exists():
             raise ColdpressError(f"{checkout} has no .venv/bin/python; install that checkout, or name another --before")
@@ -92,7 +92,7 @@ class Plugin(Benchmark[Options]):
 
 
 def turns_of(rows: Rows, checkout: str, case: str) -> dict[str, list[float]]:
-    """Each figure in every turn."""
+    """Returns each figure in every turn."""
     turns = [row for row in rows if row["checkout"] == checkout and row["case"] == case]
     names = [name.rstrip("?") for name in FIGURES]
     return {name: [turn[name] for turn in turns] for name in names if name in turns[0]}

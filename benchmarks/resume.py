@@ -1,15 +1,14 @@
-"""SIGKILL at random moments of a build: every rerun completes, loses little, and gives the same artifact.
+"""Kills a build with SIGKILL at random moments: every rerun completes, loses little, and gives the same artifact.
 
 A planted model of Mistral's structure is built once undisturbed; that build gives the artifact and the time it takes.
 Then others are built from scratch. The whole process group of a build (snakemake and its jobs) is killed at moments
-drawn uniformly from the time that an undisturbed build takes; what is left is run again, which is killed at the next
-moment, and so on; then the build runs to its end. So every kill is followed by a rerun. A build that ends before its
-next kill has fewer.
+drawn uniformly from the time of an undisturbed build. The build is started again after each kill, and runs to its end
+after the last one; so every kill is followed by a rerun. A build that ends before its next kill has fewer.
 
-Counted per kill and stage are the layers computed twice: those whose array files were whole at the kill and were
-written again by the next run (inode or time changed), and the one that each job was at. A chunk is `layers_per_job` of
-them. A stage that works on the whole model is one chunk: repeated if it ran at the kill, or if its record was there and
-was written again.
+Each kill counts, by stage, the layers computed twice: those whose array files were whole at the kill and were written
+again by the next run (inode or time changed), and the one that each job was at. A chunk is `layers_per_job` of them. A
+stage that works on the whole model is one chunk: repeated if it ran at the kill, or if its record was there and was
+written again.
 
 Snakemake and its jobs are forked from processes that have imported the libraries. `--smoke` builds as far as the
 package, without verifying and publishing it.
@@ -43,7 +42,7 @@ PLANT: dict[str, Any] = {
 DEVICE = "pixel6"
 
 Snapshot = dict[Path, tuple[int, int]]
-"""Record or array file -> inode and time of its last change."""
+"""Record or array file -> (inode, time of its last change in ns)."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class Plugin(Benchmark[Options]):
     full_minutes = 10
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """A row per kill; a build that does not come to its end is an error."""
+        """Yields a row per kill; a build that does not complete is an error."""
         subject = self.once("subject", lambda: subject_of(self.folder, self.options))
         random = np.random.default_rng([self.options.seed, cell["build"]])
         fractions = np.sort(random.random(self.options.kills_per_build)).tolist()
@@ -96,15 +95,15 @@ class Plugin(Benchmark[Options]):
 
 @dataclass(frozen=True)
 class Subject:
-    """What is built: the same every time."""
+    """The build under test, the same every time."""
 
     config: dict[str, Any]
     until: str
     undisturbed_s: float
     start_s: float
-    """What a run takes before its first job, by a dry run."""
+    """Seconds that a run takes before its first job, measured by a dry run."""
     files: dict[str, str]
-    """The artifact's files by their digests."""
+    """The artifact's files: relative path -> sha256."""
 
 
 def subject_of(folder: Path, options: Options) -> Subject:
@@ -132,13 +131,13 @@ def subject_of(folder: Path, options: Options) -> Subject:
 
 
 def artifact_files(device: Path) -> dict[str, str]:
-    """Every file of the artifact, by its digest."""
+    """Returns the artifact's files: relative path -> sha256."""
     top = artifact_in(device)
     return {str(file.relative_to(top)): sha256_of(file) for file in sorted(top.rglob("*")) if file.is_file()}
 
 
 def disturb(subject: Subject, folder: Path, fractions: Sequence[float]) -> tuple[list[Row], bool]:
-    """Builds in `folder`, killed at ascending `fractions` of an undisturbed build; (kills, whether it is identical)."""
+    """Builds in `folder` with kills at ascending `fractions` of the time; returns (kills, whether files are equal)."""
     kills, before = list[Row](), 0.0
     known: Snapshot = {}
     for fraction in fractions:
@@ -156,14 +155,14 @@ def disturb(subject: Subject, folder: Path, fractions: Sequence[float]) -> tuple
 
 
 def run_and_kill(subject: Subject, folder: Path, delay_s: float) -> list[str] | None:
-    """Kills a run after `delay_s`; gives the jobs that were running, or None if it had ended before."""
+    """Kills a run after `delay_s`; returns the jobs that were running, or None if it had ended before."""
     running = warm.start(folder, "--until", subject.until, **subject.config)
     try:
         code = running.wait(delay_s)
     except TimeoutError:
         jobs = sorted(filter(None, map(job_of, commands_of(running.group))))
         os.killpg(running.group, signal.SIGKILL)
-        while list(commands_of(running.group)):  # until the kernel has taken them away
+        while list(commands_of(running.group)):  # until the kernel has removed them
             time.sleep(0.01)
         return jobs
     if code:
@@ -172,7 +171,7 @@ def run_and_kill(subject: Subject, folder: Path, delay_s: float) -> list[str] | 
 
 
 def commands_of(group: int) -> Iterator[list[str]]:
-    """The command lines of the processes of a group that are not dead."""
+    """Yields the command lines of the live processes of a group."""
     for path in Path("/proc").glob("[0-9]*"):
         try:
             same, line = os.getpgid(int(path.name)) == group, (path / "cmdline").read_bytes()
@@ -183,7 +182,7 @@ def commands_of(group: int) -> Iterator[list[str]]:
 
 
 def job_of(words: Sequence[str]) -> str | None:
-    """The job of a command line, as `predict 003-005`; None of another one."""
+    """Returns the job of a command line, as `predict 003-005`; None if it is no job."""
     if "coldpress.compiler" not in words:
         return None
     stage, output = words[words.index("coldpress.compiler") + 1], Path(words[words.index("--output") + 1])
@@ -191,7 +190,7 @@ def job_of(words: Sequence[str]) -> str | None:
 
 
 def snapshot(folder: Path) -> Snapshot:
-    """Records and array files that are whole, the artifact's own left out."""
+    """Returns the records and array files that are whole, without the artifact's own."""
     found: Snapshot = {}
     for path in (folder / "build").rglob("*"):
         if path.suffix not in (".json", ".safetensors") or path.name.startswith((".", "hidden.")):
@@ -204,7 +203,7 @@ def snapshot(folder: Path) -> Snapshot:
 
 
 def settle(kills: Rows, before: Snapshot, after: Snapshot, layers_per_job: int) -> None:
-    """Writes into the last kill what the run after it did twice."""
+    """Writes into the last kill the chunks that the run after it repeated."""
     if not kills:
         return
     running = [job.split()[0] for job in kills[-1]["running"]]
@@ -218,13 +217,13 @@ def settle(kills: Rows, before: Snapshot, after: Snapshot, layers_per_job: int) 
 
 
 def stage_of(path: Path) -> str:
-    """`build/small/pixel6/predict/000-002/layer-0.rank-32.safetensors` belongs to predict, as does `…/predict.json`."""
+    """Returns the stage of a file: predict for `build/small/pixel6/predict/000-002/layer-0.rank-32.safetensors`."""
     parts = path.parts[3:] if path.parts[2] == DEVICE else path.parts[2:]
     return Path(parts[0]).stem
 
 
 def layer_of(path: Path) -> int | None:
-    """The layer of an array file; None for a record, and for what all layers share."""
+    """Returns the layer of an array file; None for a record and for a file that all layers share."""
     found = LAYER_OF_FILE.fullmatch(path.stem)
     return int(found[1]) if found and path.suffix == ".safetensors" else None
 

@@ -1,14 +1,14 @@
-"""Whether the simulator says what a run does, and how long it takes.
+"""Compares the simulator with a run, and measures the simulator's own speed.
 
 Planted layers of a 7B (benchmarks/shared/planted.py) decode a passage in a process under the kernel's caps of a device,
 scaled by one factor; the same requests are then replayed without data. Hits, misses, evictions, reads and bytes, every
 offset and length, must be equal. The simulated device is the capped one: reads and bytes per second are the caps, a
-first byte takes as long as a lone read of this disk, and computing has the rates that `device measure` finds here, with
-other weights and other tokens, so that nothing is fitted to the run that is told.
+first byte takes as long as a lone read of this disk, and computing has the rates that `device measure` finds here.
+Those rates come from other weights and other tokens, so nothing is fitted to the simulated run.
 
 The simulator's own speed is measured on a drawn trace (runtime/synthetic) of the case's density. Its hottest units have
 the share of the uses that PowerInfer found in models with ReLU and with SwiGLU (3.1, Fig. 4a), and its tokens repeat as
-many units as LLM in a flash's window implies (C.1). Seconds are of the processor; drawing does not count.
+many units as LLM in a flash's window implies (C.1). Seconds are processor time; drawing does not count.
 """
 
 import math
@@ -48,12 +48,12 @@ from coldpress.schemas.metrics import RunMetrics
 
 DECISIONS = ("hits", "misses", "evictions", "reads", "read_bytes", "extents_sha256")
 DRAWN = {"relu": Statistics(hot_share=0.26, repeated=0.57), "swiglu": Statistics(hot_share=0.69, repeated=0.6)}
-"""What is stated of a drawn trace, by the first word of the case; density and tokens are added."""
+"""First word of the case -> statistics of the drawn trace; density and tokens are added."""
 LONE_READS = 64
 
 
 def own_caps() -> Caps:
-    """The caps that this process runs under."""
+    """Returns the caps that this process runs under."""
     caps = emulated()
     if caps is None:
         raise ColdpressError("this process runs under no caps, expected those of a device")
@@ -61,7 +61,7 @@ def own_caps() -> Caps:
 
 
 def lone_read_s(artifact: Artifact) -> float:
-    """Seconds of a read of a page with nothing else under way; the median."""
+    """Returns the median seconds of a read of one page with nothing else under way."""
     page, flash = artifact.manifest.flash.page_bytes, direct.Plugin(artifact, 1)
     buffer, taken = _native.aligned_buffer(page), list[float]()
     for number in range(LONE_READS):
@@ -74,7 +74,7 @@ def lone_read_s(artifact: Artifact) -> float:
 def replayed(
     session: Session, device: DeviceProfile, first: Sequence[Event], then: Sequence[Event]
 ) -> tuple[Store, list[Extents]]:
-    """(the store that counted `then` behind `first`, its reads call by call), without data; by a device's law."""
+    """Replays events without data, by a device's law; returns (the store that counted `then`, its reads by call)."""
     artifact = on_device(session.artifact, device)
     flash = Noted(artifact, session.plan.queue_depth)
     store = Store(artifact, session.plan, flash, Clock(artifact.manifest, session.plan))
@@ -124,7 +124,7 @@ class Plugin(Benchmark[Options]):
         yield row | {"unit_requests_per_s": self.unit_requests_per_s(case, dram)}
 
     def unit_requests_per_s(self, case: str, dram: float) -> Spread:
-        """Units requested per second of the processor, over the rounds."""
+        """Returns the units requested per second of processor time, over the rounds."""
         path, density = artifact_of(case, ORDERED, self.folder / "artifacts"), CASES[case][2]
         artifact, plan = open_artifact(path), plan_of(path, dram)[1]
         asked = {"density": density, "tokens": self.options.drawn_tokens}
@@ -134,7 +134,7 @@ class Plugin(Benchmark[Options]):
         return spread([num_units / s for s in interleaved(works, self.options.rounds, time.process_time)["simulate"]])
 
     def artifact(self, case: str) -> tuple[Path, str]:
-        """The artifact of a case, and this machine's rates of computing as JSON; the one before is removed."""
+        """Returns a case's artifact, and this machine's rates of computing as JSON; removes the artifact before."""
         folder, options = self.folder / "artifacts", self.options
         shutil.rmtree(folder, ignore_errors=True)
         write_artifacts(case, options.layers, folder, [ORDERED], options.width)
@@ -143,7 +143,7 @@ class Plugin(Benchmark[Options]):
         return path, compute.to_json()
 
     def row(self, cell: Cell, rates: str) -> Row:
-        """A row, in a process under the caps."""
+        """Returns a row; runs in a process under the caps."""
         path = artifact_of(cell["case"], ORDERED, self.folder / "artifacts")
         tokens, recorder = topic_tokens(2, self.options.tokens + 2), Recorder()
         with Session(path, plan=plan_of(path, cell["dram"])[1], recorder=recorder) as session:

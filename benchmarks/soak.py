@@ -1,11 +1,12 @@
-"""A long run on a device that misbehaves and whose memory changes: equal tokens, flat memory, and an end.
+"""Runs a model long on a misbehaving device with changing memory: equal tokens, flat memory, and an end.
 
-A model of 12 layers with random weights generates greedily from a few prompts without faults; then again and again,
-while reads of flash.img come short, are interrupted, fail once or take a hundred times as long (shared/faulty_reads.c,
-loaded before the C library), and while the DRAM budget changes every few tokens. Tokens are compared with the first
-ones: the selector is `relu`, since the order of sums depends on the cache, and a choice by rank may turn a last bit of
-rounding into another unit. Resident memory is taken where the budget is back at its largest. Then a read fails for
-good, and a bit of every read is wrong: the row has the error, its seconds, and whether the session goes on afterwards.
+A model of 12 layers with random weights generates greedily from a few prompts without faults. Then it generates again
+and again, while reads of flash.img come short, are interrupted, fail once or take a hundred times as long
+(shared/faulty_reads.c, loaded before the C library), and while the DRAM budget changes every few tokens. Tokens are
+compared with the first ones. The selector is `relu`: the order of sums depends on the cache, and a choice by rank may
+turn a last bit of rounding into another unit. Resident memory is taken where the budget is back at its largest. Then a
+read fails for good, and a bit of every read is wrong: the row has the error, its seconds, and whether the session goes
+on afterwards.
 """
 
 import subprocess
@@ -27,28 +28,28 @@ from tests.support.artifacts import Recipe, build_artifact, small_spec
 
 OFF, PASSING, LASTING_ERROR, FLIPPED_BIT = range(4)
 FAULTS = {"short": 50, "interrupted": 70, "error": 5000, "slow": 500}
-"""One in so many reads meets it; an error is far from the next, since what fails twice is an error."""
+"""Fault -> one in so many reads meets it; errors are far apart, since a read that fails twice is an error."""
 SLOW_US = 10_000
 TOKENS_OF_A_BUDGET = 16
 SHARES = (1.0, 0.3, 0.6, 0.05, 0.8)
-"""Of the DRAM for units, in turn."""
+"""Shares of the DRAM for units, in turn."""
 
 
 class Control:
-    """The page shared with the reads; its layout is that of `struct Control`."""
+    """The page shared with the library of faulty reads; its layout is that of `struct Control`."""
 
     def __init__(self, path: Path) -> None:
         """Maps the page."""
         self._words = np.memmap(path, np.int64, "r+", shape=(13,))
 
     def watch(self, file: Path) -> None:
-        """Takes the file whose reads misbehave, and how often each fault comes."""
+        """Sets the file whose reads misbehave, and how often each fault comes."""
         found = file.stat()
         self._words[1:3] = found.st_dev, found.st_ino
         self._words[3:8] = *FAULTS.values(), SLOW_US
 
     def enter(self, mode: int) -> None:
-        """From now on reads are as `mode` says."""
+        """Makes reads behave as `mode` says, from now on."""
         self._words[0] = mode
 
     @property
@@ -58,7 +59,7 @@ class Control:
 
 
 def compile_reads(folder: Path) -> Path:
-    """The library that is put before the C library."""
+    """Compiles the library that is loaded before the C library; returns its path."""
     library = folder / "faulty_reads.so"
     source = Path(__file__).parent / "shared" / "faulty_reads.c"
     command = ["cc", "-shared", "-fPIC", "-O2", "-o", str(library), str(source), "-ldl"]
@@ -67,13 +68,13 @@ def compile_reads(folder: Path) -> Path:
 
 
 def prompts(count: int) -> list[list[int]]:
-    """Different beginnings."""
+    """Returns prompts with different beginnings."""
     random = np.random.default_rng(5)
     return [random.integers(3, 90, 4).tolist() for _ in range(count)]
 
 
 def undisturbed(session: Session, count: int, length: int) -> list[list[int]]:
-    """The first `length` tokens of each of `count` prompts."""
+    """Returns the first `length` tokens of each of `count` prompts."""
     return [list(session.generate(prompt, length, ignore_eos=True).token_ids) for prompt in prompts(count)]
 
 
@@ -81,7 +82,7 @@ class Soak:
     """The disturbed run."""
 
     def __init__(self, session: Session, expected: list[list[int]]) -> None:
-        """`expected` are the tokens of every prompt."""
+        """Takes `expected`, the tokens of every prompt."""
         self._session, self._expected = session, expected
         self._fixed = fixed_bytes(session.artifact.manifest, session.plan)
         self._units = session.plan.dram_budget_bytes - self._fixed
@@ -89,7 +90,7 @@ class Soak:
         self.resident: list[int] = []
 
     def run(self, num_tokens: int) -> None:
-        """Prompt after prompt until there are so many tokens."""
+        """Runs prompt after prompt for at least `num_tokens` tokens."""
         while self.tokens < num_tokens:
             for prompt, expected in zip(prompts(len(self._expected)), self._expected, strict=True):
                 found: list[int] = []
@@ -114,8 +115,8 @@ class Soak:
 
 
 def failing(session: Session, control: Control, mode: int, expected: list[int]) -> dict[str, object]:
-    """What a device that fails for good leads to, and whether the session goes on when it does not any more."""
-    session.resize(fixed_bytes(session.artifact.manifest, session.plan))  # nothing cached, so that every token reads
+    """Runs on a device that fails for good; returns the error, its seconds, and whether the session recovers."""
+    session.resize(fixed_bytes(session.artifact.manifest, session.plan))  # caches nothing, so that every token reads
     control.enter(mode)
     start = time.perf_counter()
     try:
@@ -169,7 +170,7 @@ class Plugin(Benchmark[Options]):
         yield apart(self, "disturbed", str(built.path), str(page), run=lambda argv: run_here([*command, *argv]))
 
     def disturbed(self, path: str, page: str) -> Row:
-        """All runs, in the process whose reads misbehave."""
+        """Runs everything; called in the process whose reads misbehave."""
         control, options = Control(Path(page)), self.options
         with Session(path, flash="direct") as session:
             expected = undisturbed(session, options.prompts, options.prompt_tokens)

@@ -1,11 +1,11 @@
-"""Perplexity of every selector at equal density of the MLP, in the form of DIP's Table 1.
+"""Measures perplexity of every selector at equal density of the MLP, in the form of DIP's Table 1.
 
 Density counts all matrices of the MLP: a method that needs the gate in full spends a third of it there. Thresholds and
-norms are fitted on calibration text; what is scored is test text. `--fit` searches DIP's division of densities (B.1) on
+norms are fitted on calibration text; test text is scored. `--fit` searches DIP's division of densities (B.1) on
 validation text instead and gives the line through the best ones. DIP and CATS are shown with adapters, too, which the
 build's own `distill` trains on text of their own; predictors are trained by `predict`, and are the largest that it
-tries. Two rows are no selectors, but weights that no token uses. A mixture has no rows with adapters or of pruned
-weights, and its density is a share of the experts that a router chose.
+tries. Two rows are no selectors, but weights that no token uses. A mixture has no rows with adapters or pruned weights,
+and its density is a share of the experts that a router chose.
 """
 
 import itertools
@@ -50,7 +50,7 @@ SPLITS: Parts = {
     "training": ("fit", slice(80, 592)),
     "test": ("test", slice(0, 64)),
 }
-"""What adapters are trained on is the text behind that of thresholds and norms."""
+"""Adapters train on the text after that of thresholds and norms."""
 ADAPTED = ("DIP", "CATS")
 """Rows that are shown with adapters, too (DIP, Tables 1 and 3)."""
 LORA_RATE = 1e-3
@@ -67,30 +67,30 @@ METHODS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "WINA": ("wina", {}),
     "DIP": ("dip", {}),
 }
-"""Row -> the selector and its options."""
+"""Row -> (the selector, its options)."""
 PREDICTED = "predictor"
-"""A row of trained predictors (runtime/sparsity/predictor.py), as many neurons of each token as the density says."""
+"""The row of trained predictors (runtime/sparsity/predictor.py), which use `density` of each token's neurons."""
 STATIC = {"Wanda, unstructured": False, "Wanda, 2:4": True}
-"""Rows that are no selectors: weights left out for all tokens alike; whether two of four are kept."""
+"""Row of weights pruned once for all tokens -> whether two of four are kept."""
 STATIC_DENSITY = 0.5
-"""Of 2:4."""
+"""Density of 2:4."""
 TASKS = {"tinystories": "tinystories_cloze"}
-"""Corpus -> the task that models of it are asked. Of WikiText there is none that a small model can answer."""
+"""Corpus -> the task for its models. WikiText has none that a small model can answer."""
 NONE = "dense"
 ROWS = (*METHODS, PREDICTED, *STATIC)
 
 
 @dataclass(frozen=True)
 class Contender:
-    """What is scored: a model, and what is left out of it."""
+    """A model to score, with its selector or pruned weights."""
 
     stream: LayerStream
     sparse: Sparse | None
     density: float = 1.0
-    """Of the MLP, where no selector says it."""
+    """Density of the MLP, where no selector gives it."""
 
     def score(self, tokens: np.ndarray) -> tuple[float, int, float]:
-        """(nats, number of predicted tokens, density of the MLP) of blocks."""
+        """Returns (nats, number of predicted tokens, density of the MLP) of blocks."""
         if self.sparse is None:
             return *self.stream.nll(tokens), self.density
         found = evaluate(self.stream, tokens, self.sparse)
@@ -99,14 +99,14 @@ class Contender:
 
 @dataclass(frozen=True)
 class Questions:
-    """A task that a model of such text can answer."""
+    """A task that a model of its corpus can answer."""
 
     items: Sequence[Item]
     encode: Encode
 
     @staticmethod
     def of(case: Case, count: int) -> "Questions | None":
-        """The first `count` items; None where there is no task for the model's text."""
+        """Returns the first `count` items; None if there is no task for the model's text."""
         if WITH_MIXTURES[case.name] not in TASKS or not count:
             return None
         items = read_items(case.source.parents[1] / "tasks" / TASKS[WITH_MIXTURES[case.name]] / "eval.jsonl")
@@ -114,12 +114,12 @@ class Questions:
         return Questions(items[:count], lambda text: tokenizer.encode(text).ids)
 
     def accuracy(self, found: Contender) -> float:
-        """Share of right answers."""
+        """Returns the share of right answers."""
         return float(right_answers(found.stream, self.items, self.encode, found.sparse).mean())
 
 
 def calibrated(case: Case, folder: Path) -> Activations:
-    """One pass over the calibration text."""
+    """Returns the activations of one pass over the calibration text."""
     work = Workspace(folder / "calibrate", "benchmark")
     return count_activity(
         PassConfig(), case.model, case.corpus(), COUNTED, Activity(frozenset()), work, case.stream.threads
@@ -129,7 +129,7 @@ def calibrated(case: Case, folder: Path) -> Activations:
 def chosen(
     case: Case, activations: Activations, method: str, options: dict[str, Any], density: float
 ) -> tuple[Sparse, Sparsity] | None:
-    """The method at a density of the whole MLP, to evaluate and as a record; None where it is out of reach."""
+    """Fits the method at a density of the whole MLP, to evaluate and as a record; None if out of reach."""
     selector, oracle = load("coldpress.runtime.sparsity", Selector, method), bool(options.get("oracle"))
     own = options_of(selector, {key: value for key, value in options.items() if key != "oracle"})
     families = selector.families(case.model.spec, own)
@@ -147,7 +147,7 @@ def chosen(
 def adapted(
     case: Case, activations: Activations, label: str, density: float, folder: Path, steps: int
 ) -> Contender | None:
-    """The model whose pruned matrices were adapted (DIP 4), by the build's own stage, under the method."""
+    """Returns the model with adapters on its pruned matrices (DIP 4), trained by the build's stage under the method."""
     found = chosen(case, activations, *METHODS[label], density)
     if found is None:
         return None
@@ -163,7 +163,7 @@ def adapted(
 
 
 def norms_of(case: Case, folder: Path) -> dict[str, np.ndarray]:
-    """Role -> norms of the inputs of the MLPs' matrices on calibration text, float32 [inputs]."""
+    """Returns role -> norms of the inputs of the MLPs' matrices on calibration text, float32 [inputs]."""
     whole = sparsity_of("dense", {"neuron": (1.0,) * case.model.spec.num_hidden_layers})
     work = Workspace(folder / "gram", "benchmark")
     grams = gram.run(GramConfig(), case.model, case.corpus(), whole, work, case.stream.threads)
@@ -177,7 +177,7 @@ def norms_of(case: Case, folder: Path) -> dict[str, np.ndarray]:
 
 @dataclass
 class Prepared:
-    """A model, what calibration counted, its questions, and what its cells share."""
+    """A model, its activations on calibration text, its questions, and what its cells share."""
 
     case: Case
     activations: Activations
@@ -186,7 +186,7 @@ class Prepared:
 
 
 def contender(at: Prepared, label: str, lora: bool, density: float, lora_steps: int) -> Contender | None:
-    """What a row scores at a density; None where it is out of reach."""
+    """Returns the contender of a row at a density; None if it cannot reach the density."""
     case, threads = at.case, at.case.stream.threads
     if label == NONE:
         return Contender(case.stream, None)
@@ -206,7 +206,7 @@ def contender(at: Prepared, label: str, lora: bool, density: float, lora_steps: 
 
 
 def row_of(at: Prepared, found: Contender) -> Row:
-    """Figures of a contender on test text."""
+    """Returns the figures of a contender on test text."""
     nll, count, density = found.score(at.case.splits["test"])
     of_chosen = density / used_share(WHOLE_MLP, at.case.model.spec) if found.sparse else density
     accuracy = at.questions.accuracy(found) if at.questions else None
@@ -214,7 +214,7 @@ def row_of(at: Prepared, found: Contender) -> Row:
 
 
 def divisions(case: Case, activations: Activations, density: float) -> Iterator[Row]:
-    """Perplexity on validation text of DIP's divisions of a density (B.1)."""
+    """Yields the perplexity on validation text of DIP's divisions of a density (B.1)."""
     for inputs in np.arange(0.2, 1.0, 0.05):
         glu = 3 * density - 2 * inputs
         if 0.02 <= glu <= 1:
@@ -226,7 +226,7 @@ def divisions(case: Case, activations: Activations, density: float) -> Iterator[
 
 
 def line(rows: Rows) -> Row:
-    """The line through the best divisions: logit of the inputs' density over logit of the MLP's."""
+    """Returns the line through the best divisions: logit of the inputs' density over logit of the MLP's."""
     at = dict.fromkeys(row["asked"] for row in rows)
     best = [min((row for row in rows if row["asked"] == density), key=lambda row: row["ppl"]) for density in at]
     x, y = ([math.log(row[name] / (1 - row[name])) for row in best] for name in ("asked", "inputs"))
@@ -284,11 +284,11 @@ class Plugin(Benchmark[Options]):
             yield {"model": model, "method": NONE, "lora": False, "asked": 1.0}
             for label, density in itertools.product(self._labels(model), self.options.densities):
                 yield {"model": model, "method": label, "lora": False, "asked": density}
-                if label in ADAPTED and self.options.lora_steps and not _is_mixture(model):  # which is not trained
+                if label in ADAPTED and self.options.lora_steps and not _is_mixture(model):  # a mixture is not trained
                     yield {"model": model, "method": label, "lora": True, "asked": density}
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """A row; none where a method does not reach the density. With --fit a row per division."""
+        """Yields a row, or none if a method does not reach the density; with --fit a row per division."""
         label, density = cell["method"], cell["asked"]
         at = self.once(cell["model"], lambda: self._prepared(cell["model"]))
         if self.options.fit:
@@ -302,7 +302,7 @@ class Plugin(Benchmark[Options]):
         return {"fitted": {name: line([row for row in rows if row["model"] == name]) for name in self.options.models}}
 
     def _labels(self, model: str) -> Iterator[str]:
-        """Without pruned weights of a mixture: of experts no inputs are measured (compiler/stages/gram)."""
+        """Returns a model's rows, without pruned weights for a mixture, since gram measures no inputs of experts."""
         return (label for label in self.options.methods if label not in STATIC or not _is_mixture(model))
 
     def _prepared(self, name: str) -> Prepared:

@@ -1,13 +1,13 @@
-"""Speculative decoding on small real models: equal tokens, acceptance, and reads of a token.
+"""Measures speculative decoding on small real models: equal tokens, acceptance, and reads per token.
 
 Each model runs prompts, text of the kind that it knows, greedily, without drafts and with drafts: by lookup, and by
-another model of the same vocabulary. Reads and bytes are over those without drafts, the draft model's left out; seconds
-are modelled, and the draft model pays for its own. A third of the units of both are in DRAM.
+another model of the same vocabulary. Reads and bytes are over those without drafts and exclude the draft model's;
+seconds are modelled and include the draft model's. A third of the units of both is in DRAM.
 
 The map says when drafts pay: selections of text that prose7m-relu read are replayed through the simulator as passes of
 1 + n tokens; drafts are right with probability a (geometric, seeded), at several budgets. A wrong draft selects the
-units of the token at its place. Drafts cost nothing, as by lookup. Units are of fp16 and pages of 512 bytes, so that a
-read brings few of them, as it does for large models.
+units of the token at its place. Drafts cost nothing, as by lookup. Units are in fp16 and pages have 512 bytes, so that
+a read brings few units, as it does in large models.
 """
 
 import itertools
@@ -47,7 +47,7 @@ def source(name: str) -> Path:
 
 
 def build(folder: Path, name: str, **changes: Any) -> Path:
-    """An artifact of a model that leaves out exact zeros where it has them, else the smaller half of the inputs."""
+    """Builds an artifact of a model that skips exact zeros where it has them, else the smaller half of the inputs."""
     model = load_hf(source(name))
     spec = spec_of(model.config)
     method = "relu" if spec.exact_zeros else "topk"
@@ -57,7 +57,7 @@ def build(folder: Path, name: str, **changes: Any) -> Path:
 
 
 def texts(name: str, length: int) -> list[list[int]]:
-    """Prompts that the model has a chance with."""
+    """Returns prompts of the kind of text that the model knows."""
     tokenizer = Tokenizer.from_file(str(source(name) / "tokenizer.json"))
     corpora = data_folder() / "corpora"
     if name == "demo":
@@ -74,7 +74,7 @@ def texts(name: str, length: int) -> list[list[int]]:
 def against(
     plain: list[Any], session: Session, prompts: list[list[int]], count: int, new_tokens: int, draft: Any
 ) -> Row:
-    """One row: with the cache that follows accepted drafts, and with one that keeps what any draft used."""
+    """Returns a row: with the cache that follows accepted drafts, and with one that keeps the units of all drafts."""
 
     def run() -> tuple[list[Any], float]:
         runs, draft_s = [], 0.0
@@ -105,25 +105,25 @@ def against(
 
 
 def seconds(runs: list[Any]) -> float:
-    """Modelled, of all tokens of the larger model."""
+    """Returns the modelled seconds of all tokens of the larger model."""
     return sum(run.metrics.modelled_s for run in runs)
 
 
 class Paying(DraftModel):
-    """A draft model whose seconds are modelled, too."""
+    """A draft model that counts its modelled seconds."""
 
     def __init__(self, path: Path, of: Artifact) -> None:
-        self._recorder = Recorder(max_tokens=0)  # it counts tokens, and keeps nothing
+        self._recorder = Recorder(max_tokens=0)  # counts tokens, and keeps nothing
         super().__init__(Session(path, flash="simulated", recorder=self._recorder), of)
 
     def spent_s(self) -> float:
-        """Modelled, of the draft's own tokens in the latest run."""
+        """Returns the modelled seconds of the draft's own tokens in the latest run."""
         num_tokens, self._recorder.num_tokens = self._recorder.num_tokens, 0
         return self.session.store.metrics(num_tokens, 0.0, 0.0, 0.0).modelled_s
 
 
 def break_even(path: Path, share: float, options: "Options") -> Iterator[Row]:
-    """Gain of a modelled device by DRAM, acceptance and drafts of a pass."""
+    """Yields the gain on a modelled device by acceptance and drafts per pass, with `share` of the units in DRAM."""
     recorder = Recorder()
     with Session(path, flash="simulated", recorder=recorder) as session:
         blocks = np.array([texts("prose7m-relu", MAP_TOKENS)[0]])
@@ -145,7 +145,7 @@ def per_token(metrics: RunMetrics) -> float:
 
 
 def by_token(fetches: list[Event]) -> list[list[Event]]:
-    """The fetches of each token."""
+    """Returns the fetches of each token."""
     found: list[list[Event]] = [[] for _ in range(max(event.token for event in fetches))]
     for event in fetches:
         found[event.token - 1].append(event)
@@ -153,7 +153,7 @@ def by_token(fetches: list[Event]) -> list[list[Event]]:
 
 
 def passes(tokens: list[list[Event]], num_drafts: int, acceptance: float) -> list[Event]:
-    """The trace of a run whose drafts are right with probability `acceptance`, each for itself."""
+    """Returns the trace of a run whose drafts are each right with probability `acceptance`."""
     random, trace, at = np.random.default_rng(0), list[Event](), 0
     num_kept = 1 + round(num_drafts * acceptance)
     while at + num_drafts < len(tokens):
@@ -214,7 +214,7 @@ class Plugin(Benchmark[Options]):
             yield {"part": "map", "dram_share": share}
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """A row per number of drafts."""
+        """Yields a row per number of drafts."""
         if cell["part"] == "map":
             yield from break_even(self._built("prose7m-relu", MAP_CHANGES), cell["dram_share"], self.options)
             return

@@ -1,4 +1,4 @@
-"""The share of a build's time that `verify` takes, and whether its passes of many tokens give what one by one gives.
+"""Measures the share of a build's time that `verify` takes, and compares its passes of many tokens with single tokens.
 
 Snakemake builds planted checkpoints with this repository's rules on two cores and the default number of calibration
 tokens; every job notes its seconds (benchmarks/compile.py). `verify` decodes as much of the default test text as its
@@ -8,7 +8,8 @@ for all layers, since `verify` pays for the head, imports and the sample once, w
 all seconds are scaled with the layers.
 
 Then the last artifact decodes the beginning of the test text twice, one token after the other in one run, and in passes
-as `verify` does: seconds of each, and the largest differences of blocks' nats and of tokens' distributions.
+as `verify` does. The row has the seconds of each, and the largest differences of blocks' nats and of tokens'
+distributions.
 
 `--smoke` builds a small model, and forks its jobs from a process that has imported the libraries.
 """
@@ -35,7 +36,7 @@ from coldpress.schemas.corpus import Corpus
 DEFAULTS = TokenizeConfig(corpus="corpus.jsonl")
 PARAMETERS = {"tinyllama-1.1b": 1_100_000_000, "mistral-7b": 7_241_000_000, "small": 12_000_000}
 WHOLE_LAYERS = {"tinyllama-1.1b": 22, "mistral-7b": 4, "small": 2}
-"""Layers that are extrapolated to: all of the 1.1B, four of the 7B."""
+"""Shape -> layers to extrapolate to: all of the 1.1B, four of the 7B."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ def extrapolated(layers: Sequence[int], builds: Sequence[Mapping[str, float]], w
     if len(layers) == 1:
         return {name: seconds * whole / layers[0] for name, seconds in builds[0].items()}
     steps = (whole - layers[-1]) / (layers[-1] - layers[0])
-    # no stage takes less time for more layers: other work on the machine had its turn
+    # a stage cannot take less time for more layers: where it did, other work on the machine had its turn
     return {name: most + steps * max(0.0, most - builds[0][name]) for name, most in builds[-1].items()}
 
 

@@ -28,7 +28,7 @@ from coldpress.schemas.manifest import TRACE_FILE
 from coldpress.schemas.model import ModelSpec
 
 MAX_BYTES = 1 << 30
-"""Of a trace, before and after compression: that of a 7B has some 80 MB."""
+"""Most bytes of a trace, before compression and after."""
 WARM_TOKENS = 32
 """Tokens that are not counted, or half of the text if that is less."""
 
@@ -85,10 +85,10 @@ def load_signals(artifact: Artifact) -> Signals:
     arrays: dict[tuple[int, Signal], np.ndarray] = {
         (layer, signal): found[f"{layer}.{signal}"] for layer in layers for signal in lengths
     }
-    num_tokens = len(next(iter(arrays.values())))
+    num_tokens = next(iter(arrays.values())).shape[:1]
     for (layer, signal), array in arrays.items():
-        _check(f"tensor {layer}.{signal}", array, (num_tokens, lengths[signal]))
-    return Signals(num_tokens, layers, arrays)
+        _check(f"tensor {layer}.{signal}", array, (*num_tokens, lengths[signal]))
+    return Signals(num_tokens[0], layers, arrays)
 
 
 def _lengths(artifact: Artifact) -> dict[Signal, int]:

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Name = TypeVar("Name", bound=str)
 
@@ -28,6 +28,17 @@ class ColdpressError(Exception):
     def __init__(self, text: str) -> None:
         """`text` is the sentence; it may contain a stranger's names."""
         super().__init__(printable(text))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles the text and the attributes: a subclass may take other arguments than the text, and its errors, too,
+        come back from a pool of processes."""
+        return _restored, (type(self), self.args, vars(self))
+
+
+def _restored(kind: type[ColdpressError], args: tuple[Any, ...], attributes: dict[str, Any]) -> ColdpressError:
+    error = kind.__new__(kind, *args)
+    vars(error).update(attributes)
+    return error
 
 
 class UnknownNameError(ColdpressError):

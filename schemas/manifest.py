@@ -116,11 +116,12 @@ def features_of(
 ) -> Features:
     """Returns the features that an artifact must list.
 
-    Page checksums, families and formats are required; selectors and caches are optional, since a reader can leave out
-    the plans that name them.
+    Page checksums, families and formats are required; selectors, caches and drafts are optional, since a reader can
+    leave out the plans that name them.
     """
     families, plans = tuple(families), tuple(plans)
     formats = {entry.format for entry in families} | {tensor.format for tensor in resident if tensor.format}
     required = {f"family.{entry.family}" for entry in families} | {f"format.{name}" for name in formats}
     optional = {f"selector.{plan.method}" for plan in plans} | {f"cache.{plan.cache}" for plan in plans}
+    optional |= {f"draft.{plan.draft}" for plan in plans if plan.draft is not None}
     return Features(required=(PAGE_CHECKSUMS, *sorted(required)), optional=tuple(sorted(optional)))

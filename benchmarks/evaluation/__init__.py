@@ -1,1 +1,1 @@
-"""Quality of a model under a selector, by transformers' modules: what benchmarks and tests hold the runtime to."""
+"""Evaluates a model under a selector with transformers' modules; benchmarks and tests hold the runtime to it."""

@@ -1,11 +1,11 @@
-"""How well a model predicts text when a selector leaves units out: the source's arithmetic, the runtime's choices.
+"""Evaluates a model when a selector leaves units out: the source's arithmetic, the runtime's choices.
 
-Reads a model, token blocks and a fitted selector; returns perplexity with the share of the MLP's weights that was used.
-A selector that decides for many tokens at once does so. One that sees residency, or whose signal comes before there is
-an entry per unit, chooses token by token, as in the runtime: with a cache of its own for every layer and family, which
-stays from block to block, so that the first blocks are a warm-up that no score contains. Of a mixture of experts it
-chooses among the units of those that the router picks. Layers need not wait for each other for that: what a cache holds
-hangs on the choices in its own layer alone.
+Reads a model, token blocks and a fitted selector; returns perplexity and the used share of the MLP's weights. A
+selector that decides for many tokens at once does so. One that sees residency, or whose signal is not per unit, chooses
+token by token, as in the runtime. Every layer and family then has its own cache, which stays from block to block; the
+first blocks are a warm-up and are not scored. In a mixture of experts it chooses among the units of the experts that
+the router picks. Each layer may run over all tokens before the next one all the same: a cache depends only on the
+choices in its own layer.
 """
 
 import math
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sparse:
-    """A selector for every family of every layer."""
+    """A selector, fitted for each of its families in every layer."""
 
     selector: Selector[Any]
     families: tuple[str, ...]
     arrays: Arrays
-    """Fitted; a predictor's network, too."""
+    """Fitted arrays by layer and family, a predictor's network among them."""
     oracle: bool = False
-    """Whether the matrices that decide count as left out, too (DIP, Table 1: GLU pruning)."""
+    """Whether the matrices that the choice reads count as left out, too (DIP, Table 1: GLU pruning)."""
 
 
 @dataclass(frozen=True)
@@ -59,34 +59,34 @@ class CacheSettings:
     slots: Mapping[str, int]
     """Family -> units that each layer keeps."""
     options: Options = field(default_factory=dict)
-    """The policy's own."""
+    """Options of the policy."""
     requests: Mapping[tuple[int, str], Sequence[np.ndarray]] = field(default_factory=dict)
-    """All that will be asked for, by layer and family, for a policy that looks ahead."""
+    """All future requests by layer and family, for a policy that looks ahead."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """What text costs and shows."""
+    """Quality and costs of a model on text."""
 
     nll: float
-    """Nats, summed."""
+    """Summed negative log-likelihood in nats."""
     num_predicted: int
     mlp_density: float
-    """Share of the MLPs' weights that a token used, on average over tokens and layers, all matrices counted."""
+    """Mean share of the MLPs' weights, all matrices counted, that a token uses."""
     hits: int
-    """Uses of a unit that the cache had, warm-up left out; 0 without a cache."""
+    """Uses of units that the cache held, warm-up left out; 0 without a cache."""
     misses: int
     reads: int = 0
-    """What scored tokens make the flash read, and the modelled seconds of that; 0 where nothing says how units lie."""
+    """Reads from flash for scored tokens; these, `read_bytes` and the modelled `flash_s` are 0 without a `Reading`."""
     read_bytes: int = 0
     flash_s: float = 0.0
     request_s: float = 0.0
-    """Modelled seconds of the requests: reading, while used units are computed with and kept ones are copied; 0 where
-    no device is given."""
+    """Modelled seconds of the requests: reading, overlapped with computing and with copying kept units; 0 without a
+    device."""
 
     @property
     def ppl(self) -> float:
-        """Perplexity."""
+        """Returns the perplexity."""
         return math.exp(self.nll / self.num_predicted)
 
 
@@ -98,10 +98,10 @@ def evaluate(
     warm_up_blocks: int = 0,
     reading: Reading | None = None,
 ) -> Score:
-    """Scores int token ids [num_blocks, T] but for the first `warm_up_blocks`; the first token of each is given.
+    """Scores int token ids [num_blocks, T] after the first `warm_up_blocks`; the first token of each block is given.
 
-    With `reading` it is also known where units lie: choices that depend on it see it, reads are counted, and what they
-    bring is used where the reading says so.
+    `reading` says where units lie: a choice may then depend on it, reads are counted, and the units that they bring are
+    used where `reading` says so.
 
     Raises:
         ColdpressError: if nothing is left to score, or blocks would run side by side although one cache sees them all.
@@ -134,10 +134,10 @@ def masks_of(stream: LayerStream, tokens: np.ndarray, sparse: Sparse) -> dict[tu
 
 
 def mlp_density(sparse: Sparse, spec: ModelSpec, used: Mapping[str, float]) -> float:
-    """Share of the MLP's weights in use where each family uses that share of its units.
+    """Returns the used share of the MLP's weights, from the used share of each family's units.
 
-    Matrices that no family holds are used whole, of experts by the tokens that a router sends them, unless the selector
-    is an oracle: then nothing outside it counts.
+    Matrices that no family holds are used whole, those of an expert by the tokens that the router sends to it. For an
+    oracle only the families count.
     """
     held = mlp_shares(used, spec)
     active = sum(held[family] * share for family, share in used.items())
@@ -155,7 +155,7 @@ class _Read(NamedTuple):
 
 @dataclass
 class Masks:
-    """What a selector leaves of the signals of every layer, and counts of it."""
+    """Applies a selector to the signals of every layer and counts what it uses."""
 
     sparse: Sparse
     spec: ModelSpec
@@ -163,21 +163,21 @@ class Masks:
     warm_up_blocks: int = 0
     reading: Reading | None = None
     used: dict[tuple[int, str], dict[int, int]] = field(default_factory=dict)
-    """Units that each block used, by layer and family: a dictionary, since blocks run in any order."""
+    """Units that each block used, by layer and family; a dictionary, since blocks run in any order."""
     hits: dict[tuple[int, str], int] = field(default_factory=dict)
     misses: dict[tuple[int, str], int] = field(default_factory=dict)
     read: dict[tuple[int, str, int], _Read] = field(default_factory=dict)
-    """What each block read, by layer, family and block."""
+    """Reads of each block, by layer, family and block."""
     chosen: dict[tuple[int, str], dict[int, np.ndarray]] | None = None
-    """Which units each block used, by layer and family; None where nobody asks."""
+    """Units that each block used, by layer and family; None if nobody asks."""
 
     def layer(self, layer: int) -> BlockHooks:
-        """The hooks of a layer's blocks (compiler/activity/forward.py); its caches begin empty."""
+        """Returns the hooks of a layer's blocks (compiler/activity/forward.py); its caches begin empty."""
         chosen = {family: self._chooser(layer, family) for family in self.sparse.families}
         return lambda block: self._hooks(layer, block, chosen)
 
     def used_share(self, num_tokens: int) -> dict[str, float]:
-        """Mean share of each family's units that scored tokens use."""
+        """Returns the mean share of each family's units that scored tokens use."""
         layers = self.spec.num_hidden_layers
         return {
             family: sum(sum(self.used[layer, family].values()) for layer in range(layers))
@@ -251,14 +251,14 @@ class Masks:
         return choose
 
     def _used(self, layer: int, family: str, block: int, mask: np.ndarray, here: np.ndarray) -> np.ndarray:
-        """The units that tokens use, bool [T, num_units], and counts what is read for them.
+        """Returns the units that tokens use, bool [T, num_units], and counts the reads for them.
 
         Args:
             layer: Layer number.
             family: Family on flash.
             block: Number of the block.
             mask: bool [T, num_units], the units that the tokens choose.
-            here: bool, the same shape, the units that are in DRAM.
+            here: bool [T, num_units], the units that are in DRAM.
         """
         if self.reading is None:
             return mask
@@ -275,8 +275,8 @@ class Masks:
         return used
 
     def _request_s(self, found: Reads, used: np.ndarray, missing: np.ndarray, read: np.ndarray, size: int) -> float:
-        """Seconds of each token's request for a family, summed, for units of `size` bytes; a cache keeps all that is
-        missed, and units that were `read` are used as they arrive."""
+        """Returns the seconds of all tokens' requests for a family with units of `size` bytes. A cache keeps all
+        `missing` units; the units of `read` are used as they arrive."""
         if self.reading is None or self.reading.device is None:
             return 0.0
         active, missed, kept = (size * np.count_nonzero(units, axis=1) for units in (used, read, missing))
@@ -285,8 +285,8 @@ class Masks:
 
 
 _Chooser = Callable[[int, np.ndarray, np.ndarray | None], np.ndarray]
-"""(block, signals float32 [T, n], the experts that a router picked, bool [T, E], or None where there are none) -> which
-units its tokens use, bool [T, num_units]."""
+"""(block, signals float32 [T, n], bool [T, E] with the experts that a router picked, or None without a router) -> bool
+[T, num_units] with the units that each token uses."""
 
 
 def _keeping(seen: dict[str, np.ndarray], signal: str) -> "Change":

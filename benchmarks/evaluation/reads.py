@@ -1,8 +1,8 @@
-"""What a choice makes the flash read, for many tokens at once: the runtime's own planner, and the device's law.
+"""Plans the reads of a choice for many tokens at once, by the runtime's own planner and the device's law.
 
-Reads where units lie and which of them each token has to read; returns reads, bytes and modelled seconds per token, and
-the units that those reads bring whole. Each token is laid out on a flash of its own, a lap behind the one before, so
-that one plan has the very reads that the runtime would make one token after another.
+Reads where units lie and which of them each token must read; returns reads, bytes and modelled seconds per token, and
+the units that those reads bring whole. Each token gets its own stretch of a long flash, a lap behind the one before, so
+one plan has exactly the reads that the runtime makes token by token.
 """
 
 import math
@@ -17,12 +17,12 @@ from coldpress.schemas.device import DeviceProfile, Flash, flash_seconds
 from coldpress.schemas.families import FormatName
 
 FORMAT: FormatName = "int4_group32"
-"""Of the units whose seconds are modelled."""
+"""Format of the units, by which their computing is timed."""
 
 
 @dataclass(frozen=True)
 class Placed:
-    """Where the units of one family of one layer lie."""
+    """Places of the units of one family of one layer."""
 
     units: planner.Strided
     order: np.ndarray
@@ -30,7 +30,7 @@ class Placed:
 
     @property
     def position(self) -> np.ndarray:
-        """int32 [num_units], the flash position of each unit."""
+        """Returns the flash position of each unit, int32 [num_units]."""
         found = np.empty(self.order.size, np.int32)
         found[self.order] = np.arange(self.order.size, dtype=np.int32)
         return found
@@ -38,53 +38,53 @@ class Placed:
 
 @dataclass(frozen=True)
 class Reading:
-    """How units are read, and what a token makes of it."""
+    """Rules by which units are read, and by which a token uses them."""
 
     flash: Flash
     gap_bytes: int
     """Reads whose pages are at most this far apart become one."""
     max_read_bytes: int
     use_read_units: bool
-    """Whether a token also uses what is in DRAM, and what the reads for its units bring (runtime/sparsity)."""
+    """Whether a token also uses the units in DRAM and those that its reads bring (runtime/sparsity)."""
     placed: Mapping[tuple[int, str], Placed]
-    """By layer and family."""
+    """Places by layer and family."""
     device: DeviceProfile | None = None
-    """Needed for the seconds of whole requests, computing among them."""
+    """Device for the seconds of whole requests, computing included; None leaves them out."""
 
     @property
     def page_bytes(self) -> int:
-        """Size of a page."""
+        """Returns the size of a page."""
         return self.flash.page_bytes.value
 
 
 @dataclass(frozen=True)
 class Reads:
-    """Per token; a family of a layer is one request, which the read buffer holds."""
+    """Reads per token; a family of a layer is one request, and its reads fit the read buffer."""
 
     num_reads: np.ndarray
-    """int64 [T]."""
+    """Number of reads, int64 [T]."""
     num_bytes: np.ndarray
-    """int64 [T]."""
+    """Bytes read, int64 [T]."""
     seconds: np.ndarray
-    """float64 [T], by the device's law."""
+    """Seconds by the device's law, float64 [T]."""
     brought: np.ndarray
-    """bool [T, num_units], by unit id: what lies whole inside a token's reads."""
+    """Units by id that lie whole inside a token's reads, bool [T, num_units]."""
 
 
 def reads_of(wanted: np.ndarray, placed: Placed, reading: Reading) -> Reads:
-    """The reads that bring `wanted`, bool [T, num_units] by unit id, from flash."""
+    """Plans the reads that bring `wanted`, bool [T, num_units] by unit id, from flash."""
     num_tokens, num_units = wanted.shape
     units, page_bytes = placed.units, reading.page_bytes
     token, place = np.nonzero(wanted[:, placed.order])
     between = -(-(reading.gap_bytes + 3 * page_bytes) // units.stride_bytes)
-    even = page_bytes // math.gcd(units.stride_bytes, page_bytes)  # positions until pages are cut the same way again
+    even = page_bytes // math.gcd(units.stride_bytes, page_bytes)  # positions until units cut pages the same way again
     lap = -(-(num_units + between) // even) * even
     plan = planner.plan_reads(units, token * lap + place, page_bytes, reading.gap_bytes, reading.max_read_bytes)
     token_of = token[np.searchsorted(plan.unit_extent, np.arange(len(plan.extents)))]
     num_reads = np.bincount(token_of, minlength=num_tokens)
     num_bytes = np.bincount(token_of, plan.extents.lengths, num_tokens).astype(np.int64)
     found = planner.brought(units, num_tokens * lap, plan.extents)
-    found = found[found % lap < num_units]  # a page at the end of a section has nothing behind it
+    found = found[found % lap < num_units]  # drops positions in the gap between two laps
     brought = np.zeros(wanted.shape, bool)
     brought[found // lap, placed.order[found % lap]] = True
     return Reads(num_reads, num_bytes, flash_seconds(reading.flash, num_reads, num_bytes), brought)
@@ -98,7 +98,7 @@ def requests_seconds(
     missed_bytes: np.ndarray,
     kept_bytes: np.ndarray,
 ) -> float:
-    """Seconds of all requests for a family of a layer, whose units take `all_bytes`; each int64 [T]."""
+    """Returns the seconds of all requests for a family of a layer, of `all_bytes` bytes; the others are int64 [T]."""
     weights = Weights(FORMAT, all_bytes)
     portions = planner.num_portions(reads.num_bytes)
     sizes = (active_bytes - missed_bytes).tolist(), missed_bytes.tolist(), kept_bytes.tolist()

@@ -1,10 +1,9 @@
-"""Tasks with one right answer, scored by a model under a selector: endings to choose from, and words to be found.
+"""Scores tasks with one right answer by a model under a selector: endings to choose from, and words to be found.
 
-A line of a task's file is `{"context": …, "choices": […], "label": …}`, where the model's choice is the ending that it
-finds likeliest, or `{"context": …, "target": …}`, where greedy decoding must give the target. Both are what
-lm-evaluation-harness makes of such items (`multiple_choice`, and `loglikelihood` with its `acc`); an artifact is scored
-by the harness itself (runtime/cli/harness.py), this is for models under masks, which the harness cannot run layer by
-layer.
+A line of a task's file is `{"context": …, "choices": […], "label": …}`, where the model chooses the likeliest ending,
+or `{"context": …, "target": …}`, where greedy decoding must give the target. lm-evaluation-harness scores such items in
+the same way (`multiple_choice`, and `loglikelihood` with its `acc`). The harness itself scores artifacts
+(runtime/cli/harness.py); this module scores models under masks, which the harness cannot run layer by layer.
 """
 
 import json
@@ -20,13 +19,13 @@ from coldpress.compiler.activity.forward import LayerStream
 from coldpress.schemas.errors import ColdpressError
 
 BATCH_TOKENS = 1 << 15
-"""Positions that go through the layers together; a layer's weights are read once for them."""
+"""Token positions that go through the layers together; a layer's weights are read once for them."""
 Encode = Callable[[str], Sequence[int]]
 
 
 @dataclass(frozen=True)
 class Item:
-    """A question."""
+    """One item of a task; an item with a target has it as its only choice."""
 
     context: str
     choices: tuple[str, ...]
@@ -34,7 +33,7 @@ class Item:
 
 
 def read_items(path: Path) -> tuple[Item, ...]:
-    """The items of a JSON-lines file; one with a target is one with a single choice.
+    """Reads the items of a JSON-lines file; an item with a target gets it as its only choice.
 
     Raises:
         ColdpressError: for a line that is neither kind of item, by its number.
@@ -56,7 +55,7 @@ def read_items(path: Path) -> tuple[Item, ...]:
 def _item(values: dict[str, Any]) -> Item:
     if "target" in values:
         found = Item(values["context"], (values["target"],), 0)
-    else:  # endings follow their context after a blank, as with the harness's own default
+    else:  # the harness, too, puts a blank between context and ending by default
         found = Item(values["context"], tuple(f" {choice}" for choice in values["choices"]), values["label"])
     texts = (found.context, *found.choices)
     if not all(isinstance(text, str) and text for text in texts) or found.label not in range(len(found.choices)):
@@ -67,13 +66,13 @@ def _item(values: dict[str, Any]) -> Item:
 def right_answers(
     stream: LayerStream, items: Sequence[Item], encode: Encode, sparse: Sparse | None = None
 ) -> np.ndarray:
-    """Which items the model answers rightly, bool [num_items]: their mean is its accuracy.
+    """Returns which items the model answers rightly, bool [num_items]; their mean is its accuracy.
 
     Args:
         stream: The model.
         items: The questions.
-        encode: A text's token ids, special tokens included.
-        sparse: A fitted selector, at work on every token; None for the dense model. One that sees residency chooses as
+        encode: Returns a text's token ids, special tokens included.
+        sparse: A fitted selector for every token; None for the dense model. One that sees residency chooses as
             if nothing were in DRAM.
 
     Raises:
@@ -87,7 +86,7 @@ def right_answers(
         length = max(len(ids) for _, _, (ids, _) in batch)
         tokens = np.zeros((len(batch), length), np.int64)
         for row, (_, _, (ids, _)) in zip(tokens, batch, strict=True):
-            row[: len(ids)] = ids  # what comes behind a text cannot change what is predicted in it
+            row[: len(ids)] = ids  # tokens after a text cannot change the predictions within it
         hooks = Masks(sparse, stream.spec).layer if sparse else None
         found = stream.token_nll(tokens, hooks)
         for row, (index, choice, (ids, given)) in enumerate(batch):
@@ -105,7 +104,7 @@ def _is_right(item: Item, scored: Sequence[tuple[float, bool]]) -> bool:
 
 
 def _encoded(encode: Encode, item: Item, choice: str) -> tuple[list[int], int]:
-    """(ids of context and ending, how many of them are the context's); blanks at the seam belong to the ending."""
+    """Returns (ids of context and ending, number of the context's ids); blanks at the seam belong to the ending."""
     context = item.context.rstrip()
     ids = list(encode(item.context + choice))
     given = len(encode(context))
@@ -118,7 +117,7 @@ _Pair = tuple[int, str, tuple[list[int], int]]
 
 
 def _batches(pairs: Sequence[_Pair]) -> Iterator[list[_Pair]]:
-    """Texts of similar length together, so that little is filled up."""
+    """Yields batches of texts of similar length, so that padding stays small."""
     batch: list[_Pair] = []
     for pair in sorted(pairs, key=lambda pair: len(pair[2][0])):
         if batch and (len(batch) + 1) * len(pair[2][0]) > BATCH_TOKENS:

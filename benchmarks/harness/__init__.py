@@ -1,4 +1,4 @@
-"""What all benchmarks share: sizes, kept rows, progress, records, and what makes a record stale."""
+"""Provides what all benchmarks share: sizes, kept rows, progress, records, and the inputs that make a record stale."""
 
 from benchmarks.harness.benchmark import Benchmark, Cell, Figures, Row, Rows, option
 from benchmarks.harness.command import main

@@ -1,4 +1,4 @@
-"""Runs a method of a benchmark in a process of its own, for its memory, its caps or an import of its own."""
+"""Runs a method of a benchmark in another process, which isolates its memory, its caps or its imports."""
 
 import json
 import os
@@ -21,7 +21,7 @@ Run = Callable[[list[str]], int]
 
 
 def run_here(command: Sequence[str]) -> int:
-    """Runs a command; it ends with this process if that is stopped."""
+    """Runs a command; stopping this process stops the command, too."""
     process = subprocess.Popen(command, cwd=ROOT)
     try:
         return process.wait()
@@ -32,26 +32,26 @@ def run_here(command: Sequence[str]) -> int:
 
 
 def run_likewise(command: Sequence[str]) -> int:
-    """Runs a command as this process was started: anew, or forked from a warm one as the tests' smokes are."""
+    """Runs a command as this process was started: anew, or forked from a warm process as in the tests' smokes."""
     return warm.run(command) if warm.SERVERS in os.environ else run_here(command)
 
 
 def peak_rss_bytes() -> int:
-    """The largest memory of this process so far; of a forked one, of what it was forked from, too."""
+    """Returns the largest resident bytes of this process so far; a forked one inherits those of its parent."""
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def apart(benchmark: Benchmark[Any], method: str, *arguments: Any, run: Run = run_likewise) -> Any:
-    """Returns what a method of `benchmark` gives for JSON-ready `arguments` in another process.
+    """Returns the result of a method of `benchmark`, called with JSON-ready `arguments` in another process.
 
     Args:
         benchmark: Gives the module, the options and the folder, which the other process shares.
         method: The name of a method whose result is JSON-ready.
         arguments: Its arguments.
-        run: Starts the command; the caps of an emulated device, for example.
+        run: Starts the command, for example under the caps of an emulated device.
 
     Raises:
-        SystemExit: with the code of the other process where that is not zero; it has said why.
+        SystemExit: with the code of the other process if that is not zero; that process has printed the reason.
     """
     answer = benchmark.folder / f"{method}.answer.json"
     answer.unlink(missing_ok=True)

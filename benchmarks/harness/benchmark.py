@@ -12,12 +12,12 @@ from benchmarks.harness.tables import Table, tables_of
 Size = Literal["smoke", "default", "full"]
 SIZES: tuple[Size, ...] = get_args(Size)
 Cell = Mapping[str, Any]
-"""Name -> JSON scalar: what one measurement is of."""
+"""Subject of one measurement: name -> JSON scalar."""
 Row = dict[str, Any]
 Rows = Sequence[Row]
 Figures = Mapping[str, Any]
 Part = Mapping[str, str | Sequence[Any]]
-"""Name in a cell -> its values, or the option that has them, or their number."""
+"""Name in a cell -> its values, or the name of the option that holds them or their number."""
 Options = TypeVar("Options")
 Made = TypeVar("Made")
 _SAME: Any = object()
@@ -28,8 +28,8 @@ def option(
 ) -> Any:
     """Declares a field of a benchmark's options: one value for each size, and its text in `--help`.
 
-    A tuple becomes a flag that takes several values, a bool a flag without a value. `smoke` and `full` are the default
-    where they are not given.
+    A tuple becomes a flag that takes several values, a bool a flag without a value. `smoke` and `full` default to
+    `default`.
     """
     values = {"smoke": default if smoke is _SAME else smoke, "full": default if full is _SAME else full}
     metadata = {"help": help, "choices": None if choices is None else list(choices), **values}
@@ -37,22 +37,22 @@ def option(
 
 
 def at_size(kind: type[Options], size: Size, **given: Any) -> Options:
-    """The options of a size; those that are given replace the size's own."""
+    """Returns the options of a size; `given` ones replace the size's own."""
     own = {} if size == "default" else {one.name: one.metadata[size] for one in fields(kind) if one.metadata}  # type: ignore[arg-type]
     return kind(**own | given)
 
 
 class Benchmark(ABC, Generic[Options]):
-    """Measures cells one after the other; a run that is stopped goes on at the first cell that has no rows.
+    """Measures cells one after the other; a run that was stopped goes on at the first cell without rows.
 
-    `python -m benchmarks.<name>` is in its module as `class Plugin(Benchmark[Options])`; the module's docstring is what
-    `--help` prints.
+    A module benchmarks/<name>.py defines `class Plugin(Benchmark[Options])`, and `python -m benchmarks.<name>` runs it.
+    `--help` prints the module's docstring.
     """
 
     keys: ClassVar[Mapping[str, str]]
-    """What the last line holds: path -> meaning. `rows[].ppl` is `ppl` of each row, `*` any key, a last `?` marks what
-    may be null or absent. The check of every run holds the last line to it (harness/keys.py). What a cell has of an
-    option need not be told again."""
+    """Keys of the last line: path -> meaning. `rows[].ppl` is `ppl` of each row, `*` any key; a trailing `?` marks a
+    key that may be null or absent. Every run checks its last line against them (harness/keys.py). Keys that a cell
+    takes from an option are documented by the option."""
     is_timing: ClassVar[bool] = False
     """Whether a busy machine changes its figures; the workflow then runs nothing beside it."""
     needs_data: ClassVar[bool] = False
@@ -64,9 +64,9 @@ class Benchmark(ABC, Generic[Options]):
     programs: ClassVar[tuple[str, ...]] = ()
     """Programs that it starts."""
     over: ClassVar[Part | Sequence[Part]] = {}
-    """What cells are of: each combination is a cell, and the last name varies fastest; parts follow each other."""
+    """Parts of the cells: each combination of a part's values is a cell; the last name varies fastest."""
     full_minutes: ClassVar[float]
-    """About how long `--full` takes on two cores."""
+    """Approximate minutes of `--full` on two cores."""
 
     def __init__(self, options: Options, folder: Path) -> None:
         """Takes the options and an empty folder on a disk, which is removed at the end."""
@@ -75,14 +75,14 @@ class Benchmark(ABC, Generic[Options]):
         self._made: tuple[object, Any] = (None, None)
 
     def once(self, key: object, make: Callable[[], Made]) -> Made:
-        """What `make` gave when it was called for `key`; only the latest is held, so sort the cells by it."""
+        """Returns what `make` gives for `key`, calling it once; only the latest is held, so sort the cells by key."""
         if self._made[0] != key:
             self._made = (None, None)
             self._made = (key, make())
         return self._made[1]
 
     def cells(self) -> Iterable[Cell]:
-        """Yields what is measured, in order; equal options give equal cells. By default each combination of `over`."""
+        """Yields the cells in order, by default each combination of `over`; equal options give equal cells."""
         for part in parts_of(type(self)):
             for values in itertools.product(*map(self._values, part.values())):
                 yield dict(zip(part, values, strict=True))
@@ -98,21 +98,21 @@ class Benchmark(ABC, Generic[Options]):
         """Returns the rows of a cell; the cell's own names are added to each."""
 
     def figures(self, rows: Rows) -> Figures:
-        """Returns what is found over all rows, beside which the last line has `rows`."""
+        """Returns the figures over all rows; the last line has them beside `rows`."""
         return {}
 
     def tables(self, rows: Rows, figures: Figures) -> Iterable[Table]:
-        """Returns what people read."""
+        """Returns the tables for people."""
         return tables_of(type(self).__module__.rpartition(".")[2], rows, figures)
 
 
 def parts_of(kind: type[Benchmark[Any]]) -> Sequence[Part]:
-    """`over` as a list."""
+    """Returns `over` as a list."""
     return [kind.over] if isinstance(kind.over, Mapping) else kind.over
 
 
 def documented(kind: type[Benchmark[Any]]) -> dict[str, str]:
-    """The keys of a benchmark, with those that its cells have of options."""
+    """Returns the keys of a benchmark, with those that its cells take from options."""
     parts, found = parts_of(kind), dict[str, str]()
     helps = {one.name: one.metadata["help"] for one in fields(options_type(kind)) if one.metadata}
     for part in parts:
@@ -123,7 +123,7 @@ def documented(kind: type[Benchmark[Any]]) -> dict[str, str]:
 
 
 def options_type(kind: type[Benchmark[Any]]) -> type[Any]:
-    """The dataclass of a benchmark's options."""
+    """Returns the dataclass of a benchmark's options."""
     for base in getattr(kind, "__orig_bases__", ()):
         if found := get_args(base):
             return found[0]

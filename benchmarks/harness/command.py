@@ -1,4 +1,4 @@
-"""The command of a benchmark: options, requirements, progress, kept rows, tables, the last line and the record."""
+"""Runs the command of a benchmark: options, requirements, progress, kept rows, tables, the last line and the record."""
 
 import argparse
 import json
@@ -32,8 +32,8 @@ STOPPED = {signal.SIGINT: 130, signal.SIGTERM: 143}
 def main(name: str, argv: Sequence[str] | None = None) -> None:
     """Runs `benchmarks/<name>.py` and ends the process with its exit code.
 
-    0: the last line of stdout is one JSON object with the documented keys. 1: it has others. 2: something that it needs
-    is missing, or was refused, as one sentence says. 130 and 143: it was stopped; its rows are kept.
+    0: the last line of stdout is one JSON object with the documented keys. 1: its keys differ. 2: a requirement is
+    missing or refused, and one sentence says which. 130 and 143: it was stopped; its rows are kept.
     """
     module = import_module(f"benchmarks.{name}")
     plugin: type[Benchmark[Any]] = module.Plugin
@@ -48,11 +48,11 @@ def main(name: str, argv: Sequence[str] | None = None) -> None:
 
 
 class _Stopped(BaseException):
-    """A signal asked for the end."""
+    """Raised when a signal asks for the end."""
 
 
 def _stop(number: int, _: object) -> NoReturn:
-    for other in STOPPED:  # `timeout` signals the process and its group: the first one ends it, in order
+    for other in STOPPED:  # `timeout` signals the process and its group: the second signal must not interrupt
         signal.signal(other, signal.SIG_IGN)
     raise _Stopped(number)
 
@@ -94,7 +94,7 @@ def _add_option(parser: argparse.ArgumentParser, name: str, default: Any, metada
     if several:
         told["nargs"] = "*"
     shown = " ".join(map(str, default)) if several else str(default)
-    told["help"] += f" (default: {shown.replace('%', '%%')})"  # argparse takes a single one for a format
+    told["help"] += f" (default: {shown.replace('%', '%%')})"  # argparse reads a single % as a format
     parser.add_argument(flag, type=kind, choices=metadata["choices"], metavar=metavar, **told)
 
 
@@ -197,7 +197,7 @@ def _rows(name: str, benchmark: Benchmark[Any], cells: Sequence[Cell], kept: Kep
 
 
 def _expected(name: str, benchmark: Benchmark[Any], size: Size) -> str:
-    """What is known of how long it takes."""
+    """Returns the expected duration as text, or "" if nothing is known."""
     path = record_of(name, size)
     if path.exists():
         return f", {json.loads(path.read_text())['seconds']:.0f} s when it was recorded last"

@@ -1,9 +1,9 @@
-"""Says which figures of two records moved by more than their spread.
+"""Prints which figures of two records moved by more than their spread.
 
     python -m benchmarks.harness.compare OLD.json NEW.json
 
-A figure with a spread has moved if the spreads do not overlap. One without moved if it is another number to four
-significant digits. Rows are matched by what they are of: their texts and whatever else both records have equal.
+A figure with a spread has moved if the spreads do not overlap. One without has moved if it differs in the first four
+significant digits. Rows are matched by their texts, and by their order where texts are equal.
 """
 
 import argparse
@@ -22,7 +22,7 @@ DIGITS = 1e-4
 
 
 def moved(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """(figure, old, new) of the figures of two records that moved, appeared or went; None where there is none."""
+    """Returns (figure, old, new) of the figures that moved, appeared or disappeared; None is a missing figure."""
     before, after = dict(named(old["figures"])), dict(named(new["figures"]))
     names = [*before, *(name for name in after if name not in before)]
     found = [(name, before.get(name), after.get(name)) for name in names]
@@ -30,7 +30,7 @@ def moved(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any
 
 
 def named(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields (name, figure); an object in a list is named by its texts, else by its place."""
+    """Yields (name, figure); an object in a list is named by its texts, or by its place if it has none."""
     if isinstance(value, Mapping) and not set(value) >= SPREAD:
         for name, item in value.items():
             yield from named(item, f"{path}.{name}" if path else str(name))
@@ -45,7 +45,7 @@ def named(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def differs(old: Any, new: Any) -> bool:
-    """Whether a figure is another one."""
+    """Returns whether a figure has moved."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         return old["high"] < new["low"] or new["high"] < old["low"]
     numbers = [value for value in (old, new) if isinstance(value, int | float) and not isinstance(value, bool)]

@@ -1,11 +1,11 @@
-"""Holds the figures of documents to the records that they are from.
+"""Checks the figures of documents against the records that they come from.
 
     python -m benchmarks.harness.documents [--fix]
 
-A figure in Markdown is followed by a comment that no reader sees: the benchmark, the path of the figure in its record,
-and the format, as `1.49<!-- ladder: layout_median, .2f -->`. A path is what harness/compare.py names a figure by; a
-figure with a spread is its median. A whole block of text is below its comment, as `<!-- demo: screen -->`. Ends with
-code 1 and a line for each figure that differs; `--fix` writes them.
+A figure in Markdown is followed by a hidden comment with the benchmark, the path of the figure in its record, and the
+format, as `1.49<!-- ladder: layout_median, .2f -->`. harness/compare.py names figures by the same paths; a figure with
+a spread is its median. A whole block of text follows its comment, as `<!-- demo: screen -->`. Ends with code 1 and a
+line for each figure that differs; `--fix` writes the records' figures.
 """
 
 import argparse
@@ -26,7 +26,7 @@ BLOCK = re.compile(r"<!-- (?P<name>\w+(?:\.full)?): (?P<path>\w+) -->\n+```\n(?P
 
 
 def figure(record: Mapping[str, Any], path: str, form: str) -> str:
-    """The figure of a record as text.
+    """Returns the figure of a record as text.
 
     Raises:
         KeyError: if the record has none of this path.
@@ -36,7 +36,7 @@ def figure(record: Mapping[str, Any], path: str, form: str) -> str:
 
 
 def checked(text: str, records: Mapping[str, Mapping[str, Any]]) -> tuple[str, list[str]]:
-    """(The text with the records' figures, a line for each figure that differs or has no record)."""
+    """Returns (the text with the records' figures, a line for each figure that differs or has no record)."""
     said: list[str] = []
 
     def replaced(found: re.Match[str]) -> str:
@@ -56,7 +56,7 @@ def checked(text: str, records: Mapping[str, Mapping[str, Any]]) -> tuple[str, l
 
 
 def read_records() -> dict[str, Any]:
-    """All committed records: `name` and `name.full` -> record."""
+    """Returns all committed records: `name` and `name.full` -> record."""
     paths = {f"{name}{suffix}": record_of(name, size) for name in names() for size, suffix in _SUFFIXES}
     return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.exists()}
 

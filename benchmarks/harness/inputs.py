@@ -1,8 +1,8 @@
-"""Finds what a run has loaded, and what of that has changed since.
+"""Finds the inputs that a run has loaded, and which of them have changed since.
 
 The inputs of a record are the project's files that its processes have read: modules, templates, profiles, the native
-sources if the core was loaded, and the folders of real data. Comments and docstrings do not count, nor what a document
-says beside its examples in Python.
+sources if the core was loaded, and the folders of real data. Comments, docstrings and, in documents, all but the
+examples in Python do not count.
 """
 
 import ast
@@ -20,7 +20,7 @@ from benchmarks.harness.places import DATA, ROOT
 HOOK = Path(__file__).parent / "hook"
 NATIVE = "runtime/native"
 DATA_PREFIX = "data:"
-"""Begins the name of an input that is a folder of the real data."""
+"""Prefix of the name of an input that is a folder of the real data."""
 IGNORED = (".venv", ".snakemake", "build", "build-native", "benchmarks/results")
 WITHOUT_FIGURES = (
     *(
@@ -40,15 +40,15 @@ WITHOUT_FIGURES = (
     "tests/support/warm",
     "tests/support/snakemake_server.py",
 )
-"""How figures are printed and kept changes none of them, nor how processes are started."""
+"""Files that print and keep figures or start processes, and so change no figure."""
 C_COMMENT = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
 PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
-"""An example in Markdown."""
+"""Matches an example in Markdown."""
 DIGITS = 16
 
 
 def watch(notes: Path) -> None:
-    """From now on, this process and those that it starts or forks note in a new file which files they read."""
+    """Makes this process and all that it starts or forks note the files that they read in a new file, from now on."""
     notes.touch()
     os.environ["BENCHMARK_INPUTS"] = str(notes)
     os.environ["BENCHMARK_ROOTS"] = os.pathsep.join(str(root) for root in (ROOT, DATA) if root)
@@ -57,13 +57,13 @@ def watch(notes: Path) -> None:
 
 
 def watched(notes: Path) -> list[str]:
-    """The names of all inputs that the processes have noted, sorted."""
+    """Returns the names of all inputs that the processes have noted, sorted."""
     return sorted(set(filter(None, map(_name_of, set(notes.read_text().splitlines())))))
 
 
 def _name_of(path: str) -> str | None:
     file = Path(path).resolve()
-    if file.name.startswith("_native.") and file.suffix == ".so":  # wherever it is installed
+    if file.name.startswith("_native.") and file.suffix == ".so":  # matches wherever it is installed
         return NATIVE
     if DATA and file.is_relative_to(DATA.resolve()):
         return DATA_PREFIX + "/".join(file.relative_to(DATA.resolve()).parts[:2])
@@ -75,14 +75,14 @@ def _name_of(path: str) -> str | None:
 
 
 def digests(names: Iterable[str]) -> dict[str, str]:
-    """The digest of each input; data folders are left out where there is no data."""
+    """Returns the digest of each input; leaves data folders out where there is no data."""
     found = {name: digest_of(name) for name in names}
     return {name: digest for name, digest in found.items() if digest is not None}
 
 
 @functools.cache
 def digest_of(name: str) -> str | None:
-    """A short sha256 of an input: of code without comments and docstrings. None: data that is not at hand."""
+    """Returns a short sha256 of an input, of code without comments and docstrings; None for data that is not here."""
     if name.startswith(DATA_PREFIX):
         if DATA is None:
             return None
@@ -97,12 +97,12 @@ def digest_of(name: str) -> str | None:
 
 
 def changed(recorded: Mapping[str, str]) -> list[str]:
-    """The inputs of a record whose content is another one now."""
+    """Returns the inputs of a record whose content has changed."""
     return [name for name, digest in recorded.items() if digest_of(name) not in (digest, None)]
 
 
 def code_now() -> str:
-    """A digest of the whole product, the benchmarks and their support: rows of a stopped run hold while it is equal."""
+    """Returns a digest of the product, the benchmarks and their support; while it is equal, kept rows hold."""
     folders = ("runtime", "compiler", "schemas", "profiles", "benchmarks", "demo", "tests/support")
     files = sorted(
         file
@@ -132,7 +132,7 @@ def _content(file: Path) -> bytes:
 
 
 def _without_docstrings(text: str) -> str:
-    """The program without comments and docstrings, nor texts below a field, which are comments as well."""
+    """Returns a dump of the program without comments and docstrings; texts below a field count as comments."""
     tree = ast.parse(text)
     for node in ast.walk(tree):
         for name in ("body", "orelse", "finalbody"):

@@ -1,10 +1,11 @@
-"""Holds the entries of EXPERIMENTS.md to what a reader needs who wants the figures again: a command, and a commit.
+"""Checks that each entry of EXPERIMENTS.md lets a reader reproduce its figures: it needs a command and a commit.
 
     python -m benchmarks.harness.journal [--fix]
 
-A heading ends with the commit that brought its entry, which has the code that gave the figures; `--fix` adds what git
-knows. Entries on top may still wait for theirs. A benchmark that an entry calls must be there, with the options that
-are named. An entry that no command gives again says `No command`. Ends with code 1 and a line for each that is not so.
+A heading ends with the commit that brought its entry, and with it the code that gave the figures; `--fix` adds the
+commits that git knows. The latest entries may still wait for theirs. A benchmark that an entry calls must exist with
+the named options. An entry that no command reproduces says `No command`. Ends with code 1 and a line for each
+complaint.
 """
 
 import argparse
@@ -41,7 +42,7 @@ def complaints(text: str) -> Iterator[str]:
 
 
 def _unknown(name: str, words: str) -> str | None:
-    """What there is not of a call."""
+    """Returns what a call names that does not exist; None if all exists."""
     path = BENCHMARKS / f"{name}.py"
     if not path.exists():
         return f"there is no benchmarks.{name}"
@@ -51,7 +52,7 @@ def _unknown(name: str, words: str) -> str | None:
 
 
 def with_commits(text: str, first: dict[str, str]) -> str:
-    """The journal with the commit of each entry in `first`, title -> commit."""
+    """Returns the journal with the commit of each entry in `first`, title -> commit."""
     return HEADING.sub(lambda one: one[0] if one["commit"] else _with(one[0], first.get(one["title"])), text)
 
 
@@ -60,7 +61,7 @@ def _with(heading: str, commit: str | None) -> str:
 
 
 def first_commits() -> dict[str, str]:
-    """Title -> the commit in which it stood first; none of entries that are not committed."""
+    """Returns title -> the commit in which it first stood; entries that are not committed have none."""
     found: dict[str, str] = {}
     for commit in _git("log", "--reverse", "--format=%h", "--", JOURNAL.name).split():
         for one in HEADING.finditer(_git("show", f"{commit}:{JOURNAL.name}")):

@@ -19,9 +19,9 @@ class Kept:
     cells: dict[str, list[Row]] = field(default_factory=dict)
     """Cell as JSON -> its rows."""
     seconds: float = 0.0
-    """What measuring them took."""
+    """Seconds that measuring the rows took."""
     inputs: set[str] = field(default_factory=set)
-    """What was loaded for them."""
+    """Names of the inputs that were loaded for the rows."""
 
     def add(self, cell: Cell, rows: list[Row], seconds: float) -> None:
         """Keeps the rows of a cell."""
@@ -30,7 +30,7 @@ class Kept:
         self.seconds += seconds
 
     def add_inputs(self, names: list[str]) -> None:
-        """Keeps what this start has loaded."""
+        """Keeps the names of the inputs that this start has loaded."""
         self.inputs |= set(names)
         self._write({"inputs": names})
 
@@ -40,17 +40,17 @@ class Kept:
             file.write(json.dumps(line) + "\n")
 
     def drop(self) -> None:
-        """Forgets all, on disk, too."""
+        """Removes the file of the rows."""
         self.path.unlink(missing_ok=True)
 
 
 def key_of(cell: Cell) -> str:
-    """A cell as text."""
+    """Returns a cell as text."""
     return json.dumps(dict(cell), sort_keys=True)
 
 
 def kept_rows(name: str, options: Mapping[str, Any], code: str) -> Kept:
-    """What earlier starts have left; a line that was cut off in the middle does not count."""
+    """Returns the rows of earlier starts; a line that was cut off does not count."""
     told = json.dumps([name, options, code], sort_keys=True, default=str)
     kept = Kept(WORK / f"{name}-{hashlib.sha256(told.encode()).hexdigest()[:16]}.jsonl")
     for line in kept.path.read_text(encoding="utf-8").splitlines() if kept.path.exists() else ():

@@ -1,16 +1,16 @@
-"""Holds a benchmark's last line to the keys that it documents."""
+"""Checks a benchmark's last line against the keys that it documents."""
 
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 SPREAD = frozenset({"median", "low", "high"})
-"""A figure with its spread counts as one figure (harness/timing.py)."""
+"""Keys of a figure with its spread, which counts as one figure (harness/timing.py)."""
 _NESTED = (Mapping, list)
 
 
 def complaints(documented: Mapping[str, str], figures: Mapping[str, Any]) -> list[str]:
-    """Says what is wrong with a last line: keys that are missing, not documented or not finite."""
+    """Returns sentences on a last line's keys that are missing, not documented or not finite."""
     found: dict[str, list[Any]] = {}
     for path, value in leaves(figures):
         found.setdefault(path, []).append(value)
@@ -43,7 +43,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def matches(key: str, path: str) -> bool:
-    """Whether a documented key names this path; `*` stands for any one name."""
+    """Returns whether a documented key names this path; `*` stands for any one name."""
     wanted, found = key.split("."), path.split(".")
     return len(wanted) == len(found) and all(
         one in (other, "*") or (one == "*[]" and other.endswith("[]")) for one, other in zip(wanted, found, strict=True)
@@ -51,7 +51,7 @@ def matches(key: str, path: str) -> bool:
 
 
 def is_finite(value: Any) -> bool:
-    """Whether a figure, all numbers of a list, or all of a spread, are there and finite."""
+    """Returns whether a figure, all numbers of a list, or all of a spread are there and finite."""
     if isinstance(value, Mapping):
         return all(is_finite(item) for item in value.values())
     if isinstance(value, list):

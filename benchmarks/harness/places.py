@@ -1,4 +1,4 @@
-"""Where benchmarks, their records and what they keep between runs lie."""
+"""Names the places of benchmarks, of their records and of the files that they keep between runs."""
 
 from pathlib import Path
 
@@ -9,12 +9,12 @@ ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 RESULTS = BENCHMARKS / "results"
 WORK = ROOT / "build" / "benchmarks"
-"""Scratch folders and rows of runs that were stopped; git ignores it."""
+"""Folder of scratch folders and of rows of stopped runs; git ignores it."""
 DATA = find_data_folder()
 
 
 def data() -> Path:
-    """The folder of real checkpoints and corpora.
+    """Returns the folder of real checkpoints and corpora.
 
     Raises:
         ColdpressError: if there is none.
@@ -25,15 +25,15 @@ def data() -> Path:
 
 
 def names() -> list[str]:
-    """The benchmarks that run on this harness, sorted; told by their text, since importing all takes a minute."""
+    """Returns the benchmarks that run on this harness, sorted; reads their text, since importing all takes a minute."""
     return sorted(path.stem for path in BENCHMARKS.glob("[a-z]*.py") if "class Plugin(Benchmark[" in path.read_text())
 
 
 def is_timing(name: str) -> bool:
-    """Whether a benchmark's figures change on a busy machine; told by its text, too."""
+    """Returns whether a busy machine changes a benchmark's figures; reads its text, too."""
     return "\n    is_timing = True\n" in (BENCHMARKS / f"{name}.py").read_text(encoding="utf-8")
 
 
 def record_of(name: str, size: str = "default") -> Path:
-    """Where the record of a benchmark at a size is committed."""
+    """Returns the path of a benchmark's committed record at a size."""
     return RESULTS / (f"{name}.json" if size == "default" else f"{name}.{size}.json")

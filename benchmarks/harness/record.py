@@ -1,4 +1,4 @@
-"""The record of a benchmark's figures: what was measured, of which code, on which machine."""
+"""Makes the record of a benchmark's figures: the options, the code and the machine that gave them."""
 
 import json
 import math
@@ -21,12 +21,12 @@ from benchmarks.harness.places import ROOT, WORK
 from coldpress.runtime.cli.emulation.disk import disk_of
 
 BUSY_SHARE = 0.1
-"""Share of all cores that others use, from which a machine counts as busy."""
+"""Share of all cores in use by others from which a machine counts as busy."""
 LOOK_S = 1.0
 
 
 def load_now() -> float:
-    """Share of all cores that is used at this moment; the caller waits meanwhile."""
+    """Returns the share of all cores in use; the caller waits LOOK_S seconds."""
     return psutil.cpu_percent(LOOK_S) / 100
 
 
@@ -39,7 +39,7 @@ def record(
     load: Mapping[str, float],
     is_timing: bool,
 ) -> dict[str, Any]:
-    """Everything that a reader of a figure asks for; JSON-ready."""
+    """Returns the record, JSON-ready: the figures with everything that a reader asks about them."""
     return {
         "benchmark": name,
         "command": f"python -m benchmarks.{name}{'' if size == 'default' else f' --{size}'}",
@@ -67,7 +67,7 @@ def write(path: Path, told: Mapping[str, Any]) -> None:
 
 
 def finite(value: Any) -> Any:
-    """Figures as JSON: a number that is NaN or infinite, which JSON has no word for, is null."""
+    """Returns figures for JSON; NaN and infinity, which JSON cannot express, become null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -78,7 +78,7 @@ def finite(value: Any) -> Any:
 
 
 def machine(with_disk: bool) -> dict[str, Any]:
-    """This machine: processor, cores of this process, memory, kernel, and the disk's measured law if asked for."""
+    """Describes this machine: processor, own cores, memory, kernel and, if asked, the disk's measured law."""
     cpus = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     model = re.search(r"^model name\s*:\s*(.*)$", cpus, re.MULTILINE)
     found: dict[str, Any] = {
@@ -94,7 +94,7 @@ def machine(with_disk: bool) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    """Python's version and those of the libraries that pyproject.toml names and this environment has."""
+    """Returns the versions of Python and of the libraries in pyproject.toml that are installed."""
     found = {"python": platform.python_version()}
     for requirement in metadata.requires("coldpress") or ():
         name = re.split(r"[^A-Za-z0-9_.-]", requirement, maxsplit=1)[0]

@@ -1,8 +1,8 @@
-"""Says which records are of code or data that has changed since, for the workflow of the benchmarks.
+"""Prints which records are of code or data that has changed since, for the workflow of the benchmarks.
 
     python -m benchmarks.harness.stale
 
-A line for each benchmark without a record, and for each whose inputs have changed, with the inputs.
+Prints a line for each benchmark without a record, and for each whose inputs have changed, with those inputs.
 """
 
 import json
@@ -17,7 +17,7 @@ LONG_AGO_S = 1
 
 
 def reasons(name: str, size: str = "default") -> list[str]:
-    """Why a record does not hold: the changed inputs, or that there is none. Empty: it holds."""
+    """Returns why a record does not hold: the changed inputs, or that there is none. Empty means that it holds."""
     path = record_of(name, size)
     if not path.exists():
         return ["no record"]
@@ -25,10 +25,10 @@ def reasons(name: str, size: str = "default") -> list[str]:
 
 
 def inputs_file(name: str, size: str = "default") -> Path:
-    """Writes the file that stands for a record's inputs, and returns it.
+    """Writes the file that stands for a record's inputs, and returns its path.
 
-    Snakemake compares times, which a clone does not keep: this file is older than any record while the inputs are those
-    of the record, and else as old as the change that it notes.
+    Snakemake compares times, which a clone does not keep. This file is older than any record while its inputs are
+    unchanged, and otherwise as old as the change that it notes.
     """
     path = WORK / "inputs" / f"{name}.{size}.txt"
     found = reasons(name, size)

@@ -1,4 +1,4 @@
-"""Tables for people, of what a benchmark has found."""
+"""Makes tables for people from the rows and figures of a benchmark."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ def tables_of(name: str, rows: Sequence[Mapping[str, Any]], figures: Mapping[str
 
 
 def table_of(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-    """All that is one figure in some row."""
+    """Returns a table with a column for each name that is one figure in some row."""
     flat = [dict(_flat(row)) for row in rows]
     columns = [
         name for name in dict.fromkeys(key for row in flat for key in row) if any(is_one(row.get(name)) for row in flat)
@@ -39,7 +39,7 @@ def table_of(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def is_one(value: Any) -> bool:
-    """Whether a value is a figure, perhaps with its spread."""
+    """Returns whether a value is one figure, with or without its spread."""
     return (
         value is not None and not isinstance(value, list) and (not isinstance(value, Mapping) or set(value) >= SPREAD)
     )
@@ -54,7 +54,7 @@ def _flat(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _lists(found: Mapping[str, Any], of: str) -> Iterator[Table]:
-    """A table for each value that is several objects, in a list or by names."""
+    """Yields a table for each value that holds several objects, in a list or by name."""
     for name, value in found.items():
         if isinstance(value, Mapping) and not is_one(value):
             value = [

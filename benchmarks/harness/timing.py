@@ -1,4 +1,4 @@
-"""Timings: interleaved rounds, the median with its spread, and a gain only where it is larger than its spread."""
+"""Times work in interleaved rounds: the median with its spread, and a gain only where it is larger than its spread."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -7,13 +7,13 @@ from typing import TypedDict
 
 
 class Spread(TypedDict):
-    """A figure of several rounds."""
+    """Median and range of a figure over several rounds."""
 
     median: float
     low: float
-    """The least of all rounds; of ten rounds or more, without the lowest tenth of them."""
+    """Lowest of all rounds; from ten rounds on without the lowest tenth."""
     high: float
-    """The largest of all rounds; of ten rounds or more, without the highest tenth of them."""
+    """Highest of all rounds; from ten rounds on without the highest tenth."""
 
 
 class Gain(Spread):
@@ -24,13 +24,13 @@ class Gain(Spread):
 
 
 def spread(samples: Sequence[float]) -> Spread:
-    """The median of samples, and between which two all of them lie but the outermost tenths."""
+    """Returns the median of samples and their range without the outermost tenths."""
     ordered, outliers = sorted(samples), len(samples) // 10
     return {"median": median(ordered), "low": ordered[outliers], "high": ordered[-1 - outliers]}
 
 
 def gain(before_s: Sequence[float], after_s: Sequence[float]) -> Gain:
-    """How many times faster `after_s` is than `before_s`, seconds of the same rounds in the same order.
+    """Returns how many times faster `after_s` is than `before_s`, seconds of the same rounds in the same order.
 
     The ratio is formed in each round, since the machine's speed drifts from round to round. A gain that is above 1 in
     some rounds and below in others is shown as "none".
@@ -46,8 +46,8 @@ def interleaved(
     clock: Callable[[], float] = time.perf_counter,
     before: Callable[[], object] | None = None,
 ) -> dict[str, list[float]]:
-    """Seconds of each work in every round; a round runs all of them in turn, and one more round before warms up.
-    `before` runs before each work, and its seconds do not count."""
+    """Returns the seconds of each work in every round. A round runs all works in turn; one more round before them warms
+    up. `before` runs before each work, and its seconds do not count."""
     found: dict[str, list[float]] = {name: [] for name in works}
     for number in range(rounds + 1):
         for name, work in works.items():

@@ -1,1 +1,1 @@
-"""What several benchmarks share: models with text, planted artifacts, devices, baselines."""
+"""Provides what several benchmarks share: models with text, planted artifacts, devices, baselines."""

@@ -1,7 +1,7 @@
-"""Small real models, and what to say to snakemake for each. Builds are of the rules, from a warm process.
+"""Defines small real models and their snakemake settings, and builds them by the rules from a warm process.
 
-`build` (tests/support/warm.py) forks snakemake and its jobs from a process that has imported torch and the like, which
-is most of what a small build takes otherwise.
+`build` (tests/support/warm.py) forks snakemake and its jobs from a process that has imported torch and the like, since
+imports take most of a small build's time otherwise.
 """
 
 from pathlib import Path
@@ -22,15 +22,15 @@ MODELS = {
     "prose7m": ("corpora/wikitext-2", "60%"),
     "prose7m-relu": ("corpora/wikitext-2", "60%"),
 }
-"""Model -> corpus in the data folder, DRAM budget as a share of weights and KV cache. The tiny ones are mostly
-embeddings and buffers of at least one page each, so half of them would not hold what must be resident: in int8, where
-int4 loses more than the quality floor allows."""
+"""Model -> (corpus in the data folder, DRAM budget as a share of weights and KV cache). The tiny ones are mostly
+embeddings and buffers of at least one page each, so half would not hold what must be resident: in int8, where int4
+loses more than the quality floor allows."""
 SHORT = {"calibration_tokens": 1024, "evaluation_tokens": 256, "search_tokens": 64, "preflight": "off"}
-"""For `--smoke`: less text, and no trial."""
+"""Settings of `--smoke`: less text, and no trial."""
 
 
 def settings(model: str, device: str = "pixel6", short: bool = False) -> dict[str, Any]:
-    """What to say to snakemake for one of MODELS.
+    """Returns the snakemake settings of one of MODELS.
 
     Raises:
         ColdpressError: if it needs real data and there is none.
@@ -43,5 +43,5 @@ def settings(model: str, device: str = "pixel6", short: bool = False) -> dict[st
 
 
 def artifact_in(device: Path) -> Path:
-    """The artifact of a device's build folder, published or not."""
+    """Returns the artifact of a device's build folder, published or not."""
     return (device / "package" / "manifest.json").resolve().parent

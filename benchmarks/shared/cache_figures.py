@@ -1,4 +1,4 @@
-"""What the rows of benchmarks.cache_policies say beside the figures of the papers."""
+"""Computes the figures of benchmarks.cache_policies that are compared with the papers'."""
 
 import math
 import statistics
@@ -12,11 +12,11 @@ from benchmarks.shared.cache_traces import HALF, REAL
 CONTEXT, TASK = "lfu", "static"
 """A cache that follows the context, and one that is fixed for the task (ActiveFlow, Fig. 18)."""
 ORDERED_BY = "s3fifo"
-"""The policy that Ripple has with and without its order (Fig. 14)."""
+"""The policy of Ripple with and without its order (Fig. 14)."""
 
 
 def gains(rows: Rows, policy: str, base: str) -> Row:
-    """Modelled seconds of `base` over those of `policy`, each with the pinned share that is best for it."""
+    """Returns the modelled seconds of `base` over those of `policy`, each with the pinned share that is best for it."""
     best: dict[tuple[Any, ...], float] = {}
     for row in rows:
         key = (row["case"], row["device"], row["slots"], row["policy"])
@@ -26,8 +26,8 @@ def gains(rows: Rows, policy: str, base: str) -> Row:
 
 
 def dram_saved(rows: Rows) -> list[Row]:
-    """Returns, for each row of ORDERED_BY, the slots with which units in the model's order would be as fast, over its
-    slots; none where that is more or less than any slots that were replayed."""
+    """Returns, for each row of ORDERED_BY, the slots with which the model's own order would be as fast, over its slots.
+    A row whose time lies outside the replayed range is left out."""
     found: list[Row] = []
     mine = [row for row in rows if row["policy"] == ORDERED_BY]
     for row in mine:
@@ -51,7 +51,7 @@ def context_over_task(rows: Rows) -> list[Row]:
 
 
 def loaded_at_half(rows: Rows) -> list[float]:
-    """Returns loaded_share of the cache that follows the text, with the most slots, of models that use half."""
+    """Returns `loaded_share` of the cache that follows the text, with the most slots, in models that use half."""
     most = max(row["slots"] for row in rows)
     half = [case for case, real in REAL.items() if real.density == HALF]
     return [
@@ -60,6 +60,6 @@ def loaded_at_half(rows: Rows) -> list[float]:
 
 
 def above_belady(rows: Rows) -> int:
-    """Returns how many replays without pins have fewer misses than Belady's with the same slots: none may."""
+    """Counts the replays without pins that have fewer misses than Belady's with the same slots: none may."""
     misses = {(row["case"], row["slots"], row["policy"]): row["misses"] for row in rows}
     return sum(count < misses.get((case, slots, "belady"), 0) for (case, slots, policy), count in misses.items())

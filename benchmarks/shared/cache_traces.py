@@ -1,7 +1,7 @@
-"""What tokens use of layers, for benchmarks.cache_policies: of real models, and planted at a 7B's size.
+"""Makes the traces of benchmarks.cache_policies: units that tokens use, in real models and planted at a 7B's size.
 
-A trace has a text that placement and order are made from, one that parameters are chosen on, and one that is reported.
-Units lie as Ripple's Algorithm 1 puts them.
+A trace has a text from which placement and order are made, one on which parameters are chosen, and one that is
+reported. Units lie in the order of Ripple's Algorithm 1.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -22,19 +22,19 @@ from tests.support.planted import TOPIC_STRENGTH, planted_frequencies, threshold
 from tests.support.statistics import task_of
 
 UNIT_BYTES = {"up_down": 2 * 4096 * 18 // 32, "mlp_in": 2 * 14336 * 18 // 32, "mlp_mid": 4096 * 18 // 32}
-"""A 7B's in int4_group32; a model here has fewer units, of that size each."""
+"""Family -> bytes of a 7B's unit in int4_group32; models here have fewer units, counted at that size."""
 NEURON_BYTES = 3 * 4096 * 18 // 32
 CONTEXT_TOKENS = 256
 HALF = 0.5
 
 
 class Real(NamedTuple):
-    """How a real model is made sparse."""
+    """The selector of a real model, its families and density."""
 
     method: str
     families: tuple[str, ...]
     density: float
-    """Share of the units, in a mixture of those of the experts that the router picks; 1 where the signal decides."""
+    """Used share of the units, in a mixture of the picked experts' units; 1 where the signal decides."""
 
 
 TOPK = Real("topk", ("mlp_in", "mlp_mid"), HALF)
@@ -52,25 +52,25 @@ REAL = {
 PLANTED = {"planted-3%": 0.03, "planted-10%": 0.1, "planted-50%": 0.5}
 PLANTED_UNITS, NUM_TOPICS = 14336, 64
 SPLITS = {"calibration": ("fit", slice(0, 8)), "validation": ("fit", slice(8, 12)), "test": ("test", slice(0, 4))}
-"""Text, and which of its blocks of CONTEXT_TOKENS."""
+"""Split -> (text, slice of its blocks of CONTEXT_TOKENS)."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """One family of one layer."""
+    """The uses of one family of one layer."""
 
     case: str
     unit_bytes: int
     order: np.ndarray
-    """int32 [num_units], the unit at each place on flash."""
+    """Unit at each place on flash, int32 [num_units]."""
     rank: np.ndarray
-    """[num_units], ids by falling frequency."""
+    """Ids by falling frequency, [num_units]."""
     used: dict[str, np.ndarray]
     """Split -> bool [T, num_units], contexts of CONTEXT_TOKENS one after another."""
 
 
 def traces_of(case: str, folder: Path, num_layers: int) -> Iterator[Trace]:
-    """Of a real model, layers evenly spread; of a planted one, layers that differ by what was drawn."""
+    """Yields traces: of evenly spread layers of a real model, or of planted layers with different draws."""
     if case in PLANTED:
         for layer in range(num_layers):
             yield _trace(case, NEURON_BYTES, planted(PLANTED[case], layer))
@@ -89,7 +89,7 @@ def _trace(case: str, unit_bytes: int, masks: dict[str, np.ndarray]) -> Trace:
 
 
 def used_in(case: Case, layers: Collection[int]) -> dict[tuple[int, str], dict[str, np.ndarray]]:
-    """What the selector of one of REAL picks on each split, bool [T, num_units], of some layers."""
+    """Returns the units that the selector of one of REAL picks on each split, bool [T, num_units], in some layers."""
     method, families, density = REAL[case.name]
     selector, spec = load("coldpress.runtime.sparsity", Selector, method), case.model.spec
     density *= spec.num_experts_per_tok / spec.num_experts
@@ -107,7 +107,7 @@ def used_in(case: Case, layers: Collection[int]) -> dict[tuple[int, str], dict[s
 
 
 class Drawn(NamedTuple):
-    """A text of planted units."""
+    """A text that uses planted units."""
 
     num_tokens: int
     document_tokens: int = 128
@@ -119,7 +119,7 @@ DRAWN = {name: Drawn((part.stop - part.start) * CONTEXT_TOKENS) for name, (_, pa
 
 
 def planted(density: float, layer: int, texts: Mapping[str, Drawn] = DRAWN) -> dict[str, np.ndarray]:
-    """Units with a home topic and a planted frequency, as tests/support/planted.py has them; documents of a topic."""
+    """Draws units with a home topic and a planted frequency (tests/support/planted.py), and documents of one topic."""
     rng = np.random.default_rng([7, layer])
     homes = rng.integers(NUM_TOPICS, size=PLANTED_UNITS)
     theta = thresholds(rng.permutation(planted_frequencies(PLANTED_UNITS, density)), NUM_TOPICS)

@@ -1,4 +1,4 @@
-"""A small real model with its text in token blocks, for the benchmarks that score one on the other."""
+"""Loads a small real model with its text in token blocks, for the benchmarks that score one on the other."""
 
 import json
 import os
@@ -23,13 +23,13 @@ MODELS = {
     "stories260k": "tinystories",
     "prose7m-relu": "wikitext-2",
 }
-"""Model -> the corpus that it is calibrated and scored on."""
+"""Model -> the corpus that calibrates and scores it."""
 WITH_MIXTURES = MODELS | {"tinystories-mixtral-8x": "tinystories"}
-"""The same and mixtures of experts, for benchmarks whose densities are shares of what a router picks."""
+"""MODELS and mixtures of experts, for benchmarks whose densities are shares of the units that a router picks."""
 CORPORA = WITH_MIXTURES | {"tinystories656k-relu": "tinystories", "tinystories-opt-0.9m": "tinystories"}
-"""Every real model."""
+"""Every real model -> its corpus."""
 Parts = Mapping[str, tuple[str, slice]]
-"""Split -> the text that it is of, `fit` or `test`, and which of its blocks."""
+"""Split -> (its text, `fit` or `test`; slice of the text's blocks)."""
 
 
 @dataclass(frozen=True)
@@ -40,17 +40,17 @@ class Case:
     model: Model
     stream: LayerStream
     splits: Mapping[str, np.ndarray]
-    """int32 token ids [num_blocks, BLOCK_TOKENS]."""
+    """Split -> int32 token ids [num_blocks, BLOCK_TOKENS]."""
     folder: Path
-    """For what is made of it."""
+    """Folder for derived files."""
 
     @property
     def source(self) -> Path:
-        """The checkpoint."""
+        """The folder of the checkpoint."""
         return data() / "models" / self.name
 
     def corpus(self, calibration: str = "calibration") -> Corpus:
-        """The text as the build's stages take it, with the named part as calibration text."""
+        """Returns the text as a record of the build's stages, with the named split as calibration text."""
         parts = {**self.splits, "calibration": self.splits[calibration]}
         splits = tuple(
             TokenBlocks(
@@ -78,7 +78,7 @@ class Replaced(LayerStream):
 
 
 def case_of(name: str, folder: Path, parts: Parts) -> Case:
-    """The model, and its text in blocks."""
+    """Returns the model with its text in blocks."""
     source = data() / "models" / name
     model = ingest.run(IngestConfig(model=str(source)), Workspace(folder / "ingest", "benchmark"))
     blocks = blocks_of(source, data() / "corpora" / CORPORA[name])
@@ -87,7 +87,7 @@ def case_of(name: str, folder: Path, parts: Parts) -> Case:
 
 
 def blocks_of(source: Path, corpus: Path) -> dict[str, np.ndarray]:
-    """All whole blocks int32 [n, BLOCK_TOKENS] of the text that is fitted to and of the text that is scored."""
+    """Returns all whole blocks, int32 [n, BLOCK_TOKENS], of the text to fit on and of the text to score."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
@@ -99,7 +99,7 @@ def blocks_of(source: Path, corpus: Path) -> dict[str, np.ndarray]:
 
 
 def texts(corpus: Path) -> Mapping[str, str]:
-    """Calibration and test text; WikiText's marks of a tokenized text are taken out."""
+    """Returns the text to fit on and the text to score; removes WikiText's marks of tokenized text."""
     if corpus.name == "wikitext-2":
         return {
             name: _plain((corpus / f"{file}.txt").read_text()) for name, file in (("fit", "valid"), ("test", "test"))

@@ -1,7 +1,6 @@
-"""Settings of an artifact that decode the same passages in turn, each step with one more change that may be kept.
+"""Runs settings of an artifact on the same passages in turn; each step adds one change, which may be kept.
 
-A setting is measured behind a passage that fills its caches. Beside the times of a comparison stand the most that its
-gains could be.
+A passage fills the caches before a setting is measured. The bounds of the gains are returned with the times.
 """
 
 import sys
@@ -32,7 +31,7 @@ LEAST_S = 1e-6
 
 @dataclass(frozen=True)
 class Placed(ladder.Setting):
-    """A setting, the artifact that it runs on, and the image that its units are read from, if not the artifact's."""
+    """A setting, its artifact, and the image that its units are read from, if not the artifact's."""
 
     path: Path
     image: Path | None
@@ -40,7 +39,7 @@ class Placed(ladder.Setting):
 
 @dataclass(frozen=True)
 class Measured:
-    """Per decoded token of a passage."""
+    """Figures of a passage, per decoded token."""
 
     token_s: float
     reads_per_token: float
@@ -48,12 +47,12 @@ class Measured:
     hit_rate: float
     flash_s_per_token: float
     modelled_flash_s_per_token: float
-    """By the device's own law, at its own rates."""
+    """Seconds by the device's own law, at its own rates."""
 
 
 @dataclass
 class Trace:
-    """What a setting asked for: in the passage that fills the caches, and in the first one behind it."""
+    """Requests of a setting: in the passage that fills the caches, and in the first one after it."""
 
     first: Sequence[Event] = ()
     then: Sequence[Event] = ()
@@ -66,7 +65,7 @@ Run = Callable[[np.ndarray], Measured]
 
 @contextmanager
 def opened(setting: Placed, filling: np.ndarray, device: DeviceProfile, trace: Trace) -> Iterator[Run]:
-    """Opens a setting whose caches a passage fills."""
+    """Opens a setting, with caches filled by a passage."""
     recorder, depth, is_dense = Recorder(), setting.plan.queue_depth, setting.plan.method == "dense"
     session = Session(
         setting.path, plan=setting.plan, flash=setting.flash, recorder=recorder, device=device, modelled=True
@@ -82,7 +81,7 @@ def opened(setting: Placed, filling: np.ndarray, device: DeviceProfile, trace: T
             recorder.events = []
             if apart:
                 apart.forget()
-            cut = passage[: DENSE_TOKENS + 2] if is_dense else passage  # dense: every token is like every other
+            cut = passage[: DENSE_TOKENS + 2] if is_dense else passage  # in a dense run every token is like every other
             return session.perplexity(cut[None], sparse=True).metrics
 
         def run(passage: np.ndarray) -> Measured:
@@ -97,7 +96,7 @@ def opened(setting: Placed, filling: np.ndarray, device: DeviceProfile, trace: T
 
 
 def measured(found: RunMetrics, apart: unbundled.Flash | None, device: DeviceProfile, depth: int) -> Measured:
-    """The figures of a run; those of a device whose slices lie apart are counted there."""
+    """Returns the figures of a run; a device whose slices lie apart counts its own reads."""
     reads, read_bytes, modelled_s, moved_s = found.reads, found.read_bytes, found.modelled_flash_s, 0.0
     if apart:
         reads, read_bytes, moved_s = apart.reads, apart.read_bytes, apart.moved_s
@@ -114,7 +113,7 @@ def measured(found: RunMetrics, apart: unbundled.Flash | None, device: DevicePro
 
 
 def is_decoding(recorder: Recorder) -> bool:
-    """Whether the store was asked for single units last."""
+    """Returns whether the store's latest request was for single units."""
     return bool(recorder.events) and recorder.events[-1].kind == FETCH
 
 
@@ -122,12 +121,12 @@ class Climb:
     """Measures settings on the same passages of a document."""
 
     def __init__(self, device: DeviceProfile, passages: np.ndarray, num_tokens: int) -> None:
-        """The first passage fills caches; `num_tokens` of each other one are a round."""
+        """Takes passages: the first fills caches; `num_tokens` of each other one are a round."""
         self._device, self.trace = device, Trace()
         self._filling, self._passages = passages[0, : FILLING_TOKENS + 2], passages[1:, : num_tokens + 2]
 
     def rounds(self, *settings: Placed) -> list[list[Measured]]:
-        """The figures of each setting in every round, settings in turn; the trace is of the first setting."""
+        """Returns the figures of each setting in every round, settings in turn; traces the first setting."""
         with ExitStack() as stack:
             traces = [self.trace, *(Trace() for _ in settings[1:])]
             runs = [
@@ -138,7 +137,7 @@ class Climb:
         return [list(of_setting) for of_setting in zip(*found, strict=True)]
 
     def steps(self, first: Placed, changes: Sequence[tuple[str, ladder.Change]]) -> Iterator[tuple[Row, Placed]]:
-        """The row and the setting of every step, each measured in turn with the best setting before it."""
+        """Yields the row and the setting of every step, each measured in turn with the best setting before it."""
         (found,) = self.rounds(first)
         best, lowest = first, row_of(found)["tokens_per_s"]
         yield {"name": "naive", "gain": None, "total_gain": 1.0, "kept": True, **row_of(found)}, first
@@ -154,7 +153,7 @@ class Climb:
 
 
 def row_of(rounds: Sequence[Measured]) -> Row:
-    """The medians over the rounds, and the spread of time."""
+    """Returns the medians over the rounds, and the spread of time."""
     found = {one.name: median(getattr(each, one.name) for each in rounds) for one in fields(Measured)}
     return found | {
         "token_s": spread([each.token_s for each in rounds]),
@@ -163,14 +162,14 @@ def row_of(rounds: Sequence[Measured]) -> Row:
 
 
 def gain_of(before: Sequence[Measured], after: Sequence[Measured], name: str = "token_s") -> Gain:
-    """How many times less time a token takes, formed in each round; no time counts as a microsecond."""
+    """Returns how many times less time a token takes, formed in each round; no time counts as a microsecond."""
     return gain(
         [max(LEAST_S, getattr(each, name)) for each in before], [max(LEAST_S, getattr(each, name)) for each in after]
     )
 
 
 def least_bytes(path: Path, plan: Plan, trace: Trace) -> float:
-    """Bytes of units that a token cannot do without reading, whatever is cached in as much memory (Belady)."""
+    """Returns the bytes of units that a token must read whatever a cache of the same memory holds (Belady)."""
     parts = tuple(
         part.model_copy(update={"num_pinned": 0, "cache_slots": part.num_pinned + part.cache_slots})
         for part in plan.parts
@@ -183,8 +182,8 @@ def least_bytes(path: Path, plan: Plan, trace: Trace) -> float:
 def gains(
     earlier: Sequence[Measured], serial: Sequence[Measured], best: Sequence[Measured], least_s: float
 ) -> dict[str, Any]:
-    """What the layout brings over what was `earlier`, and the most that it could; what overlapping brings, and the most
-    that it could. `least_s` is a token's least time on flash."""
+    """Returns the gains of the layout over the `earlier` one and of overlapping, each with its upper bound. `least_s`
+    is a token's least time on flash."""
     before, after = row_of(earlier), row_of(serial)
     token_s, flash_s = before["token_s"]["median"], before["flash_s_per_token"]
     serial_s, read_s = after["token_s"]["median"], after["flash_s_per_token"]
@@ -200,6 +199,6 @@ def gains(
 
 
 def best_before(found: Sequence[tuple[Row, Placed]], name: str | None = None) -> Placed:
-    """Returns the setting of the last step that was kept before the one whose name begins so; None for all steps."""
+    """Returns the last kept setting before the step whose name begins with `name`; of all steps if it is None."""
     earlier = takewhile(lambda step: name is None or not step[0]["name"].startswith(name), found)
     return [setting for row, setting in earlier if row["kept"]][-1]

@@ -19,19 +19,19 @@ OTHER_BYTES = 768 << 20
 
 
 def sample_of(folder: Path) -> Path:
-    """A folder with a file that the disk's speed is measured on: small artifacts have none that is large enough."""
+    """Returns a folder with a file to measure the disk's speed on, since small artifacts have none large enough."""
     path = folder / "disk" / SAMPLE
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:
             file.write(os.urandom(SAMPLE_BYTES))
             file.flush()
-            os.fsync(file.fileno())  # a file that is still being written is no sample of reads
+            os.fsync(file.fileno())  # reads of a file that is still being written would be no sample
     return path.parent
 
 
 def capped(device: DeviceProfile, caps: Caps, compute: Compute, latency_s: float) -> DeviceProfile:
-    """The device as these caps leave it, computing as this machine does."""
+    """Returns the device as these caps leave it, computing at this machine's rates."""
     flash, page = device.flash, device.flash.page_bytes.value
     curve = (
         ReadPoint(read_bytes=page, bytes_per_s=min(caps.bytes_per_s, caps.reads_per_s * page)),
@@ -49,14 +49,14 @@ def capped(device: DeviceProfile, caps: Caps, compute: Compute, latency_s: float
 def apart_under_caps(
     benchmark: Benchmark[Any], method: str, device: str, scale: float, memory_bytes: int, *arguments: Any
 ) -> tuple[Any, Caps]:
-    """The answer of a method in a process under a device's caps, and these.
+    """Returns the result of a method in a process under a device's caps, and these caps.
 
     Args:
-        benchmark: Whose method it is.
+        benchmark: The benchmark with the method.
         method: See `apart`.
-        device: The device's profile.
+        device: Name of the device's profile.
         scale: Share of the device's rates; 0 takes as much as the disk gives.
-        memory_bytes: Cap on memory.
+        memory_bytes: Cap on memory, in bytes.
         arguments: See `apart`.
     """
     emulation = emulate(load_device(device), sample_of(benchmark.folder), scale or None, memory_bytes)

@@ -1,6 +1,6 @@
-"""How units lie, are read and cached where choices see the flash, and what calibration text says of the units.
+"""Defines how units lie, are read and are cached where choices see the flash, and what calibration text tells of them.
 
-There are as many units as a model has, each of the size that it has in a 7B (hidden 4096, inner 11008) in int4.
+There are as many units as a model has, each as large as in a 7B (hidden 4096, inner 11008) in int4.
 """
 
 import math
@@ -36,16 +36,16 @@ Orders = Mapping[Key, np.ndarray]
 
 @dataclass(frozen=True)
 class Known:
-    """A model, its text, and what calibration text says of it, by layer and family."""
+    """A model, its text, and the signals and norms of its units on calibration text, by layer and family."""
 
     case: Case
     signals: Mapping[Key, np.ndarray]
-    """float32 [T, num_units], of the dense model."""
+    """Signals of the dense model, float32 [T, num_units]."""
     norms: Mapping[Key, np.ndarray]
 
     @property
     def used(self) -> float:
-        """Share of the units that a dense token uses: densities are shares of these."""
+        """Share of the units that a dense token uses; densities are shares of these."""
         return used_share(WHOLE_MLP, self.case.model.spec)
 
     @property
@@ -56,7 +56,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Setting:
-    """How units lie and are read."""
+    """A layout of units with its device and caches."""
 
     known: Known
     device: DeviceProfile
@@ -66,7 +66,7 @@ class Setting:
     """Share of its units that each layer keeps in a cache, which begins empty."""
 
     def reading(self, gap_bytes: float, use_read_units: bool) -> Reading:
-        """For the evaluation."""
+        """Returns how the evaluation reads units."""
         placed = {
             (layer, family): Placed(
                 Strided(layer % self.groups * UNIT_BYTES[family], UNIT_BYTES[family], self.groups * UNIT_BYTES[family]),
@@ -78,12 +78,12 @@ class Setting:
 
     @property
     def flash(self) -> Flash:
-        """Of the device."""
+        """The device's flash."""
         return self.device.flash
 
     @property
     def dense_ms(self) -> float:
-        """Of a token that uses all that it may: what DRAM does not hold is read from front to back, and not kept."""
+        """Milliseconds of a token that uses all it may; units outside DRAM are read from front to back and not kept."""
         seconds = 0.0
         for key, norms in self.known.norms.items():
             size, count = UNIT_BYTES[key[1]], round(self.known.used * norms.size)
@@ -95,18 +95,18 @@ class Setting:
         return 1e3 * seconds
 
     def cache(self, policy: str = "lru", requests: Mapping[Key, list[np.ndarray]] | None = None) -> CacheSettings:
-        """For the evaluation; `requests` for a policy that looks ahead."""
+        """Returns the cache that the evaluation simulates; `requests` are for a policy that looks ahead."""
         slots = {family: round(self.slots * norms.size) for (_, family), norms in self.known.norms.items()}
         return CacheSettings(policy, slots, requests=requests or {})
 
     @property
     def kept_together(self) -> float:
-        """The least gap that does not take an interval of a layer group apart, where one read of it is faster."""
+        """The least gap in bytes that keeps an interval of a layer group in one read, or 0 if such a read is slower."""
         between = (self.groups - 1) * max(UNIT_BYTES.values())
         return between if between < self.flash.break_even_gap_bytes else 0.0
 
     def flash_selector(self, density: float) -> Sparse:
-        """The product's selector `flash` with one density for all, fitted to calibration text and this device."""
+        """Returns the product's selector `flash`, one density for all, fitted to calibration text and this device."""
         edges, arrays = magnitude_edges(), {}
         for key, norms in self.known.norms.items():
             statistics = {
@@ -121,7 +121,7 @@ class Setting:
 
 
 def known_of(name: str, folder: Path) -> Known:
-    """One dense pass over calibration text."""
+    """Runs one dense pass over calibration text."""
     case = case_of(name, folder, sparsity.SPLITS)
     case.stream.threads = 1
     seen: dict[Key, list[np.ndarray]] = {}
@@ -139,6 +139,6 @@ def known_of(name: str, folder: Path) -> Known:
 
 
 def at_ppl(curve: Iterable[tuple[float, float]], ppl: float) -> float:
-    """The value where a curve of (perplexity, value), linear in log perplexity, has `ppl`; NaN outside of it."""
+    """Returns the value at `ppl` of a curve of (perplexity, value), linear in log perplexity; NaN outside of it."""
     x, y = zip(*sorted((math.log(at), value) for at, value in curve), strict=True)
     return float(np.interp(math.log(ppl), x, y)) if x[0] <= math.log(ppl) <= x[-1] else math.nan

@@ -1,4 +1,4 @@
-"""llama.cpp's own product of a Q4_0 matrix and a vector: its ggml, as the extra `llama` brings it, called directly."""
+"""Calls llama.cpp's own product of a Q4_0 matrix and a vector: its ggml, as the extra `llama` brings it."""
 
 import ctypes
 import importlib
@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 Q4_0, F32 = 2, 0
-"""ggml_type."""
+"""Numbers of ggml_type."""
 ROOM_BYTES = 256 << 20
-"""Beside the matrix: ggml takes memory for every product and gives none back before the end."""
+"""Bytes beside the matrix: ggml takes memory for every product and frees none before the end."""
 
 
 class _Params(ctypes.Structure):
@@ -20,7 +20,7 @@ class Q4Product:
     """A matrix in Q4_0, whose bytes are those of int4_group32."""
 
     def __init__(self, codes: np.ndarray, length: int) -> None:
-        """Takes a copy of `codes` uint8 [rows, row_bytes], rows of `length` values."""
+        """Copies `codes` uint8 [rows, row_bytes], rows of `length` values."""
         xllamacpp = importlib.import_module("xllamacpp")
         self._library = ctypes.CDLL(str(next(Path(str(xllamacpp.__file__)).parent.glob("*.so"))))
         handle, count = ctypes.c_void_p, ctypes.c_int64
@@ -40,7 +40,7 @@ class Q4Product:
         self._out = self._array(product, len(codes), ctypes.c_float)
 
     def __call__(self, x: np.ndarray, num_threads: int) -> np.ndarray:
-        """float32 [rows]: the product with `x` float32 [length], valid until the next one."""
+        """Returns the product with `x` float32 [length], float32 [rows], valid until the next call."""
         self._x[:] = x
         status = self._compute(self._context, self._graph, num_threads)
         if status:

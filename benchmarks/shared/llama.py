@@ -1,4 +1,4 @@
-"""llama.cpp, as the extra `llama` brings it, for benchmarks that compare with it."""
+"""Runs llama.cpp, as the extra `llama` brings it, for benchmarks that compare with it."""
 
 import importlib
 import json
@@ -11,13 +11,13 @@ class LlamaCpp:
     """llama.cpp's own server in this process."""
 
     def __init__(self, file: str, context_length: int, num_threads: int = 1, mapped_alone: bool = False) -> None:
-        """Loads a GGUF file; the extra `llama` is there, since a benchmark names it.
+        """Loads a GGUF file; the extra `llama` is installed, since a benchmark names it.
 
         Args:
-            file: Its path.
-            context_length: Tokens.
-            num_threads: Of prompts and decoding alike.
-            mapped_alone: Whether weights are pages of the file and nothing else: neither copies in another layout, nor
+            file: Path of the GGUF file.
+            context_length: Context length in tokens.
+            num_threads: Threads, for prompts and for decoding.
+            mapped_alone: Whether weights are only pages of the file, neither copied to another layout nor
                 read ahead of the first token.
         """
         xllamacpp = importlib.import_module("xllamacpp")
@@ -40,11 +40,11 @@ class LlamaCpp:
             return json.loads(answer.read())
 
     def tokenize(self, text: str) -> list[int]:
-        """The tokens of a prompt, special ones as it adds them."""
+        """Returns the tokens of a prompt, with the special ones that llama.cpp adds."""
         return self._ask("tokenize", {"content": text, "add_special": True, "parse_special": False})["tokens"]
 
     def generate(self, prompt: Sequence[int], num_tokens: int, ignore_eos: bool = False) -> tuple[list[int], float]:
-        """(greedy continuation, tokens decoded per second)."""
+        """Returns (greedy continuation, tokens decoded per second)."""
         greedy = {"temperature": 0, "repeat_penalty": 1.0, "cache_prompt": False, "return_tokens": True}
         limits = {"n_predict": num_tokens, "ignore_eos": ignore_eos}
         found = self._ask("completion", {"prompt": list(prompt), **limits, **greedy})

@@ -1,9 +1,9 @@
-"""llama.cpp on a planted artifact's weights, mapped into memory: the baseline under the caps of an emulated device.
+"""Runs llama.cpp on a planted artifact's weights, mapped into memory: the baseline under an emulated device's caps.
 
-The export is the product's own (compiler/stages/export/gguf.py) in Q4_0, with the activation that llama.cpp's
-architecture has: it computes the same products of the same matrices and reads the same bytes, whatever it makes of
-their sums. Its weights are pages of the file, which the kernel keeps as long as there is memory. So that they get the
-budget that our runtime has, the cap on memory is the budget and what else this process needs, which is measured before.
+The export is the product's own (compiler/stages/export/gguf.py) in Q4_0, with the activation of llama.cpp's
+architecture: it computes the same products of the same matrices and reads the same bytes, but combines their sums
+otherwise. Its weights are pages of the file, which the kernel keeps as long as there is memory. The cap on memory is
+the budget plus the rest of this process's memory, which is measured before; so weights get the budget of our runtime.
 """
 
 import os
@@ -17,11 +17,11 @@ from coldpress.runtime.artifact.reader import open_artifact
 
 CONTEXT_LENGTH = 64
 SLACK_BYTES = 16 << 20
-"""For what the kernel keeps of a process beside its pages."""
+"""Memory that the kernel keeps for a process beside its pages."""
 
 
 def export(artifact: Path, file: Path) -> None:
-    """Writes the GGUF file, unless it is there."""
+    """Writes the GGUF file unless it exists."""
     if file.exists():
         return
     from coldpress.compiler.stages.export import gguf
@@ -37,7 +37,7 @@ def export(artifact: Path, file: Path) -> None:
 
 
 def measure(file: Path, passages: np.ndarray, num_tokens: int) -> dict[str, float]:
-    """Decodes some tokens behind the beginning of each passage: the median speed, and what memory is not the file's."""
+    """Decodes some tokens after the beginning of each passage; returns median speed and memory outside the file."""
     from benchmarks.shared.llama import LlamaCpp
 
     engine = LlamaCpp(str(file), CONTEXT_LENGTH, os.cpu_count() or 1, mapped_alone=True)
@@ -46,7 +46,7 @@ def measure(file: Path, passages: np.ndarray, num_tokens: int) -> dict[str, floa
 
 
 def own_bytes(file: Path) -> int:
-    """Resident bytes of this process without those of a mapped file."""
+    """Returns the resident bytes of this process without those of a mapped file."""
     total, name = 0, ""
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if re.match("^[0-9a-f]+-[0-9a-f]+ ", line):

@@ -1,4 +1,4 @@
-"""Activations that orders are compared on: planted 7B layers, and the small real models of shared/cache_traces.py.
+"""Provides activations to compare orders on: planted 7B layers, and the real models of shared/cache_traces.py.
 
 Each source has a text to fit on, more of the same text, and another corpus (Ripple Fig. 15).
 """
@@ -20,16 +20,16 @@ from tests.support.statistics import model_of
 AS_A_7B = ", units of a 7B"
 SOURCES = (*PLANTED, *REAL)
 TEXTS = {"fit": Drawn(8192), "same": Drawn(2048), "other": Drawn(2048, 32, 0.5)}
-"""Of planted layers."""
+"""Texts of planted layers."""
 SPLITS: Parts = {"fit": ("fit", slice(0, 32)), "same": ("fit", slice(32, 40))}
 OTHER = {"wikitext-2": "tinystories", "tinystories": "wikitext-2"}
-"""Corpus of a model -> the other one."""
+"""Corpus of a model -> the other corpus."""
 SPEC_7B = model_of(1, 4096, 14336, head_dim=128).spec
 
 
 @dataclass(frozen=True)
 class Text:
-    """Packed activations uint8 [num_units, num_tokens / 8]."""
+    """Packed activations of a text, uint8 [num_units, num_tokens / 8]."""
 
     bits: np.ndarray
     num_tokens: int
@@ -37,7 +37,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Source:
-    """One family of one layer."""
+    """The activations of one family of one layer."""
 
     model: str
     family: FamilyName
@@ -48,8 +48,9 @@ class Source:
 
 
 def sources_of(name: str, folder: Path) -> Sequence[Source]:
-    """A planted layer, or the middle layer of a real model: each family that its method may skip parts of, as it is and
-    with units of a 7B's size, since a layer of the small ones is read within one latency."""
+    """Returns sources: a planted layer, or each family that a real model's method may skip parts of, in its middle
+    layer. The latter come twice, as they are and with units of a 7B's size, since a small layer is read within one
+    latency."""
     if name in PLANTED:
         return [_source(name, "neuron", SPEC_7B, planted(PLANTED[name], 0, TEXTS))]
     case = case_of(name, folder, SPLITS)

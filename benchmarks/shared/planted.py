@@ -1,12 +1,11 @@
-"""Planted layers of a 7B (tests/support/planted.py) as artifacts, for benchmarks on emulated devices.
+"""Writes planted layers of a 7B (tests/support/planted.py) as artifacts, for benchmarks on emulated devices.
 
 Neurons fire by the topic of the text and by how hot they are; matrices are int4. Units lie on flash by their number, or
-as the order stage's own choice puts them (compiler/stages/order/auto.py) where a tenth of them is pinned, from activity
-drawn by the law that was planted, which is not the measured text's; what is pinned first are the units that fired most
-often in it. ReLU models have a predictor for each layer, planted as
-well: its scores have the law of the gate's outputs, topic and frequency, and noise of their own, so that as many units
-are used as the gate's would be, in the same way from token to token. They are not those that the gate would choose: it
-is time that is measured here. `silu` models use the largest of their inputs and of their inner activations.
+as the order stage's own choice puts them (compiler/stages/order/auto.py) where a tenth of them is pinned. That choice
+sees activity drawn by the planted law, not the measured text's; the units that fired most often in it are pinned first.
+ReLU models have a planted predictor for each layer. Its scores follow the law of the gate's outputs: topic, frequency,
+and noise of their own. So a token uses as many units as with the gate, in the same way from token to token, but not the
+same units: these benchmarks measure time. `silu` models use the largest of their inputs and of their inner activations.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,12 +36,12 @@ CASES = {
 }
 """Case -> selector, activation, density."""
 STRUCTURAL, ORDERED, GROUPED = ORDERS = ("structural", "ordered", "grouped")
-"""By number; by what fires together; the latter of groups of layers."""
+"""Order by number; by co-activation; by co-activation in groups of layers."""
 GROUP_LAYERS = 2
 ORDERED_FOR, PINNED_WHERE_ORDERED = "pixel6", 0.1
 FORMAT = "int4_group32"
 PINNED_SHARE = 0.4
-"""Of the units in DRAM, those that are pinned."""
+"""Pinned share of the units in DRAM."""
 WIDTH_7B = 4096
 VOCAB_SIZE, NUM_TOPICS, TOPIC = 2048, 64, 5
 PREDICTOR_RANK, THRESHOLD = 256, 0.1
@@ -52,20 +51,20 @@ ByFamily = Mapping[tuple[int, str], np.ndarray]
 
 
 def artifact_of(case: str, order: str, folder: Path) -> Path:
-    """Where the artifact of a case lies."""
+    """Returns the path of the artifact of a case."""
     return folder / f"{case}-{order}"
 
 
 @dataclass(frozen=True)
 class Material:
-    """What the artifacts of a case are made of."""
+    """Contents of the artifacts of a case."""
 
     recipe: Recipe
-    """Without order and rank."""
+    """The recipe without order and rank."""
     weights: Mapping[str, np.ndarray]
-    """Role -> float32."""
+    """Role -> weights, float32."""
     actives: ByFamily
-    """bool [num_units, T], by which units are ordered and ranked."""
+    """Activity by which units are ordered and ranked, bool [num_units, T]."""
 
 
 def write_artifacts(
@@ -88,12 +87,12 @@ def write(case: str, made_of: Material, folder: Path, orders: Sequence[str] = OR
         path = artifact_of(case, order, folder)
         build_artifact(path, replace(recipe, order=places, rank=rank, layers_per_group=per_group), made_of.weights)
         (path / "tokenizer").mkdir()
-        write_tokenizer(path / "tokenizer", recipe.spec.vocab_size)  # llama.cpp's server begins with none
+        write_tokenizer(path / "tokenizer", recipe.spec.vocab_size)  # llama.cpp's server does not start without one
         change_manifest(path, lambda _: None, relist=True)
 
 
 def material(case: str, layers: int, width: int) -> Material:
-    """Returns a planted case's weights, and what documents of all topics use of them."""
+    """Returns a planted case's weights, and the units that documents of all topics use."""
     method, act, density = CASES[case]
     shape = {
         "hidden_size": width,
@@ -113,7 +112,7 @@ def material(case: str, layers: int, width: int) -> Material:
 
 
 def recipe_of(spec: ModelSpec, method: str, density: float) -> Recipe:
-    """Returns what all cases have alike; `plan_of` says what is in DRAM."""
+    """Returns the recipe common to all cases; `plan_of` sets the share in DRAM."""
     return Recipe(
         spec=spec,
         method=method,
@@ -131,7 +130,7 @@ def recipe_of(spec: ModelSpec, method: str, density: float) -> Recipe:
 def orders_of(
     order: str, actives: ByFamily, rank: ByFamily, layers_per_group: int, spec: ModelSpec
 ) -> dict[tuple[int, str], np.ndarray]:
-    """Per first layer of a group and family, int32 ids by place on flash."""
+    """Returns int32 ids by place on flash, by first layer of a group and family."""
     found: dict[tuple[int, str], np.ndarray] = {}
     for first, family in actives:
         if order == STRUCTURAL:
@@ -144,8 +143,8 @@ def orders_of(
 
 
 def arranged(actives: Sequence[np.ndarray], ranks: Sequence[np.ndarray], bytes_per_unit: int) -> np.ndarray:
-    """int32 ids by place on flash, from the activity of units in each layer of a group, where the most frequent ones
-    are pinned."""
+    """Returns int32 ids by place on flash, from the activity of units in each layer of a group, with the most frequent
+    ones pinned."""
     pinned = np.zeros((len(ranks), len(ranks[0])), bool)
     for own, rank in zip(pinned, ranks, strict=True):
         own[rank[: round(PINNED_WHERE_ORDERED * len(rank))]] = True
@@ -154,7 +153,7 @@ def arranged(actives: Sequence[np.ndarray], ranks: Sequence[np.ndarray], bytes_p
 
 
 def planted_weights(plant: Plant) -> dict[str, np.ndarray]:
-    """Role -> float32, of a planted model."""
+    """Returns the tensors of a planted model: role -> float32."""
     from tests.support._planted_tensors import layer_tensors, shared_tensors
 
     tensors = shared_tensors(plant)
@@ -168,7 +167,7 @@ def planted_weights(plant: Plant) -> dict[str, np.ndarray]:
 
 
 def activity(plant: Plant, layer: int, family: str) -> np.ndarray:
-    """bool [num_units, CALIBRATION_TOKENS]: what documents of all topics use, drawn by the planted law."""
+    """Draws the units that documents of all topics use by the planted law, bool [num_units, CALIBRATION_TOKENS]."""
     random = np.random.default_rng([plant.seed, layer, 3])
     topics = np.repeat(random.integers(NUM_TOPICS, size=CALIBRATION_TOKENS // DOCUMENT_TOKENS), DOCUMENT_TOKENS)
     topics = with_strays(topics, random)
@@ -186,16 +185,16 @@ def activity(plant: Plant, layer: int, family: str) -> np.ndarray:
 
 
 def largest_half(values: np.ndarray) -> np.ndarray:
-    """Where the larger half of each row of [T, n] is, by magnitude."""
+    """Returns which values of each row of [T, n] are among its larger half by magnitude."""
     magnitudes = np.abs(values)
     return magnitudes > np.median(magnitudes, axis=1, keepdims=True)
 
 
 def predictor_of(plant: Plant, layer: int) -> tuple[np.ndarray, np.ndarray]:
-    """fc1 float32 [rank, hidden_size] and fc2 [intermediate_size, rank] whose scores have the law of the gate's.
+    """Returns fc1 float32 [rank, hidden_size] and fc2 [intermediate_size, rank]; their scores have the gate's law.
 
-    Inputs are in equal parts a topic's direction, the constant one and noise. Both are seen by units of fc1 of their
-    own; directions of noise by two each, since only what is positive passes: z = relu(z) - relu(-z).
+    Inputs are in equal parts a topic's direction, the constant one and noise. Each of these directions has its own unit
+    of fc1, and each direction of noise two, since only positive values pass: z = relu(z) - relu(-z).
     """
     random, directions = np.random.default_rng([plant.seed, layer, 4]), plant.directions().numpy()
     count = (PREDICTOR_RANK - len(directions)) // 2
@@ -215,20 +214,20 @@ def predictor_of(plant: Plant, layer: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def with_strays(topics: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Topics of words [...], some of which are another one's."""
+    """Returns topics of words [...] with some replaced by a random one."""
     strays = random.random(topics.shape) < COMMON_WORDS_SHARE
     return np.where(strays, random.integers(NUM_TOPICS, size=topics.shape), topics)
 
 
 def topic_tokens(num_passages: int, num_tokens: int) -> np.ndarray:
-    """int64 [num_passages, num_tokens]: passages of one document."""
+    """Returns passages of one document, int64 [num_passages, num_tokens]."""
     random = np.random.default_rng(3)
     topics = with_strays(np.full((num_passages, num_tokens), TOPIC), random)
     return topics + NUM_TOPICS * random.integers(1, VOCAB_SIZE // NUM_TOPICS, topics.shape)
 
 
 def plan_of(path: Path, dram: float) -> tuple[Manifest, Plan]:
-    """The manifest, and its plan with that share of the units in DRAM."""
+    """Returns the manifest, and its plan with the share `dram` of the units in DRAM."""
     manifest = open_artifact(path).manifest
     plan = manifest.plans[0]
     counts = {section.family: section.num_units for section in manifest.flash.sections}

@@ -1,4 +1,4 @@
-"""Predictors of a model whose activations are not exact zeros: they aim at the largest neurons of each token."""
+"""Trains predictors of a model whose activations are not exact zeros: they aim at the largest neurons of each token."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ FORMAT: FormatName = "int8_group32"
 
 
 def aiming(spec: ModelSpec, density: float, topk_ratio: float = 0.0) -> Choice:
-    """The selector, whose aim is `density` of what a token may use, in every layer."""
+    """Returns the selector, aimed in every layer at `density` of the units that a token may use."""
     selector = load("coldpress.runtime.sparsity", Selector, "predictor")
     share = used_share(FAMILY, spec) * density
     arrays = selector.fit(
@@ -31,14 +31,14 @@ def aiming(spec: ModelSpec, density: float, topk_ratio: float = 0.0) -> Choice:
 
 
 def largest_rank(spec: ModelSpec) -> int:
-    """At which a predictor has as many parameters as the matrix whose sign it would predict; of a mixture's, the rows
-    of one token's experts."""
+    """Returns the rank at which a predictor has as many parameters as the matrix whose sign it predicts; in a mixture,
+    as the rows of one token's experts."""
     inner = spec.intermediate_size * spec.num_experts_per_tok
     return spec.hidden_size * inner // (spec.hidden_size + inner) // 32 * 32
 
 
 def predicting(case: Case, density: float, folder: Path) -> Sparse:
-    """Every token uses as many units as it would of the largest, those that each layer's largest predictor says."""
+    """Returns the largest predictors, trained; each token uses the `density` of its units that they score highest."""
     choice, spec = aiming(case.model.spec, density, topk_ratio=1.0), case.model.spec
     layers = tuple(range(spec.num_hidden_layers))
     activity, work = Activity(frozenset(), choice), Workspace(folder / f"aim-{density}", "benchmark")

@@ -1,7 +1,7 @@
-"""Weights of the MLP that are left out for all tokens alike: rows that are no selectors, for the tables.
+"""Prunes weights of the MLP once, for all tokens: rows of the tables that are not selectors.
 
-The score is Wanda's (Sun et al. 2024, Eq. 1): a weight's magnitude times the norm of the input that it meets on
-calibration text, compared among the inputs of one output. Norms are those of the dense model, of all layers at once.
+The score is Wanda's (Sun et al. 2024, Eq. 1): a weight's magnitude times the norm of its input on calibration text,
+compared among the inputs of one output. Norms are those of the dense model, of all layers at once.
 """
 
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ from coldpress.compiler.checkpoint.tensors import read_role
 from coldpress.schemas.model import MLP_ROLES, Model
 
 KEPT, OF = 2, 4
-"""Two of each four weights that follow each other in a row, as NVIDIA's sparse tensor cores take them."""
+"""Kept weights of each group of consecutive ones in a row, as on NVIDIA's sparse tensor cores."""
 
 
 def pruned(
     model: Model, norms: Mapping[str, np.ndarray], density: float, semi_structured: bool
 ) -> dict[str, np.ndarray]:
-    """Role -> the matrix with zeros, float32 in the checkpoint's order, of every matrix of the MLPs.
+    """Returns role -> the matrix with zeros, float32 in the checkpoint's order, of every matrix of the MLPs.
 
     Args:
         model: The checkpoint.
@@ -37,7 +37,7 @@ def pruned(
 
 
 def _of_row(score: np.ndarray, count: int) -> np.ndarray:
-    """The `count` highest of each row, of equal ones the first."""
+    """Returns a mask of the `count` highest scores of each row; of equal ones the first."""
     keep = np.zeros(score.shape, bool)
     np.put_along_axis(keep, np.argsort(-score, axis=1, kind="stable")[:, :count], True, axis=1)
     return keep

@@ -1,7 +1,7 @@
 """Counts and times the requests of a tiny artifact in the checkout that is the working folder; prints one JSON object.
 
-benchmarks/request.py runs this file, also inside checkouts that are older than it: it imports nothing but `Session`,
-test support, and names that both have.
+benchmarks/request.py runs this file, also inside checkouts that are older than it: it imports only `Session`, test
+support, and names that both have.
 """
 
 import json
@@ -23,14 +23,14 @@ from tests.support.shapes import small_spec
 
 ROOT = Path.cwd()
 CASES = {"hits": 1.0, "reads": 0.125}
-"""Share of the units in DRAM."""
+"""Case -> share of the units in DRAM."""
 BEGINS, ENDS = ("apply", "begin"), ("apply", "result")
-"""Functions of the module of the MLP that it begins and ends with, before and after the loop was told on a page."""
+"""Functions of the MLP's module that begin and end its work on a layer, by their older and newer names."""
 FAMILY, FEW_UNITS = "mlp_in", 16
 
 
 def artifact_of(folder: Path, case: str) -> Path:
-    """A tiny artifact of two families in 12 layers."""
+    """Writes a tiny artifact of two families in 12 layers and returns its path."""
     pinned, slots = (CASES[case], 0.0) if case == "hits" else (0.0, CASES[case])
     spec = small_spec(hidden_act="silu")
     recipe = Recipe(spec, "topk", format="int8_group32", pinned_share=pinned, slots_share=slots)
@@ -38,7 +38,7 @@ def artifact_of(folder: Path, case: str) -> Path:
 
 
 def traced(session: Session) -> dict[str, float]:
-    """Means over the requests of a decoded token."""
+    """Returns means over the requests of a decoded token."""
     requests: list[dict[tuple[str, str], int]] = []
     inside = False
 
@@ -51,7 +51,7 @@ def traced(session: Session) -> dict[str, float]:
             requests.append({})
         if event == "call" and inside:
             if code.co_name == "residency" and len(requests[-1]) and "residency" in {name for _, name in requests[-1]}:
-                requests.append({})  # the second family's begins
+                requests.append({})  # the second family's request begins
             key = code.co_filename, code.co_name
             requests[-1][key] = requests[-1].get(key, 0) + 1
         if event == "return" and is_mlp and code.co_name in ENDS:
@@ -75,9 +75,9 @@ def _is_own(file: str) -> bool:
 
 
 def least_us(work: Callable[[], object], rounds: int, repeats: int) -> float:
-    """Microseconds of processor time of this thread that `work` takes: the least of several rounds.
+    """Returns the microseconds of this thread's processor time that `work` takes: the least of several rounds.
 
-    Processor time, since other work on the machine would count in wall time.
+    It is processor time, since wall time would include other work on the machine.
     """
     found = []
     for _ in range(rounds):
@@ -89,7 +89,7 @@ def least_us(work: Callable[[], object], rounds: int, repeats: int) -> float:
 
 
 def measure(rounds: int) -> dict[str, dict[str, float]]:
-    """The figures of this process's checkout, by case."""
+    """Returns the figures of this process's checkout, by case."""
     found = {}
     with tempfile.TemporaryDirectory() as folder, np.errstate(all="ignore"):
         for case in CASES:
@@ -113,7 +113,7 @@ def measure(rounds: int) -> dict[str, dict[str, float]]:
 
 
 def _request(session: Session) -> Callable[[], object]:
-    """One request for units that are in DRAM, and its batches, by whichever name the store has for it."""
+    """Returns a call of one request for units in DRAM and its batches, under this checkout's name for it."""
     store: Any = session.store
     ids = np.arange(FEW_UNITS, dtype=np.int32)
     if hasattr(store, "submit"):

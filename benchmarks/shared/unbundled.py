@@ -1,9 +1,9 @@
-"""Units whose slices lie apart: the layout that row-column bundling is measured against (LLM in a flash, 3.2).
+"""Reads units whose slices lie apart: the layout that row-column bundling is measured against (LLM in a flash, 3.2).
 
 A section of flash.img is `[unit][slice]`; the image that `write` makes of it is `[slice][unit]`, of the same length at
 the same place. `Flash` is a device with that image: asked for units it gives the same bytes, by reads for each of their
-slices, and everything above it is the same code. Slices that have come are put together to units, which kernels would
-not need that take each slice from where it is: the seconds of that are counted apart.
+slices, and everything above it is the same code. It puts slices together to units; kernels that take each slice from
+its own place would not need that, so those seconds are counted apart.
 """
 
 import os
@@ -41,12 +41,12 @@ def write(artifact: Path, image: Path) -> None:
 
 
 def checksums_of(image: Path) -> Path:
-    """The file of an image's checksums, uint32 [pages]."""
+    """Returns the path of an image's checksums, uint32 [pages]."""
     return image.with_suffix(".npy")
 
 
 def slice_sizes(manifest: Manifest) -> Mapping[str, list[int]]:
-    """Family -> bytes of each slice of a unit."""
+    """Returns family -> bytes of each slice of a unit."""
     return {
         entry.family: [
             plugins.load("coldpress.runtime.quantization", Format, entry.format).nbytes(
@@ -62,28 +62,28 @@ class Done:
     """A ticket of reads that are over; see `coldpress.runtime.flash.Ticket`."""
 
     def __init__(self, seconds: float) -> None:
-        """Seconds that were waited."""
+        """Takes the seconds of the reads."""
         self._seconds = seconds
 
     def wait(self, count: int) -> None:
-        """Nothing is left."""
+        """Returns at once, since all units are there."""
 
     def finish(self) -> float:
-        """What was waited."""
+        """Returns the seconds of the reads."""
         return self._seconds
 
     def abandon(self) -> None:
-        """Nothing is left."""
+        """Does nothing, since no read is under way."""
 
 
 class Flash:
-    """The image of an artifact, on its device; whoever asks waits until all is in memory, as with serial.py."""
+    """The image of an artifact, on its device; a request waits until all is in memory, as with serial.py."""
 
     moves_data = True
     direct = True
 
     def __init__(self, artifact: Artifact, queue_depth: int, image: Path, is_counted: Callable[[], bool]) -> None:
-        """Opens the image; `is_counted` says whether the next reads are."""
+        """Opens the image; `is_counted` says whether the next reads count."""
         self._is_counted = is_counted
         self._page_bytes, self._sizes = artifact.manifest.flash.page_bytes, slice_sizes(artifact.manifest)
         self._sections = artifact.manifest.flash.sections
@@ -95,11 +95,11 @@ class Flash:
         self.forget()
 
     def forget(self) -> None:
-        """Counts from here on: reads, their bytes, and the seconds in which slices were put together."""
+        """Restarts the counts of reads, their bytes, and the seconds in which slices were put together."""
         self.reads, self.read_bytes, self.moved_s = 0, 0, 0.0
 
     def submit(self, extents: Extents, into: np.ndarray, landing: Landing | None = None) -> Done:
-        """See `coldpress.runtime.flash.Reader`: the units that lie whole in `extents` of flash.img, from the image."""
+        """Reads from the image the units that lie whole in `extents`; see `coldpress.runtime.flash.Reader`."""
         if not len(extents):
             return Done(0.0)
         section = self._sections[int(np.searchsorted(self._starts, extents.offsets[0], side="right")) - 1]
@@ -122,7 +122,7 @@ class Flash:
         os.close(self._file)
 
     def _plans(self, section: Section, positions: np.ndarray) -> list[planner.ReadPlan]:
-        """The reads of each slice of the units at `positions`."""
+        """Returns the reads of each slice of the units at `positions`."""
         found, first = list[planner.ReadPlan](), section.offset_bytes
         for size in self._sizes[section.family]:
             units = planner.Strided(first, size, size)
@@ -131,7 +131,7 @@ class Flash:
         return found
 
     def _read(self, parts: list[Extents]) -> float:
-        """Has all of them in the scratch memory, one after another; the seconds that took."""
+        """Reads all parts into the scratch memory, one after another; returns the seconds."""
         offsets, lengths = (np.concatenate([getattr(part, name) for part in parts]) for name in ("offsets", "lengths"))
         together = Extents(offsets, lengths)
         if self._scratch.size < together.num_bytes:
@@ -163,7 +163,7 @@ class Flash:
         wanted: planner.ReadPlan,
         into: np.ndarray,
     ) -> None:
-        """Copies slices from the scratch memory to where the units belong."""
+        """Copies slices from the scratch memory to the places of their units."""
         places = whole.buffer_offsets[wanted.unit_extent] + wanted.unit_offset
         rows = np.lib.stride_tricks.sliding_window_view(into, section.unit_bytes, writeable=True)
         before = within = 0
@@ -175,7 +175,7 @@ class Flash:
 
 
 def joined(extents: Extents) -> Extents:
-    """Reads that follow each other, in the file as in memory, as one."""
+    """Joins reads that follow each other, in the file as in memory."""
     opens = np.ones(len(extents), bool)
     opens[1:] = extents.offsets[1:] != extents.offsets[:-1] + extents.lengths[:-1]
     first = np.flatnonzero(opens)

@@ -1,8 +1,8 @@
-"""A small real ReLU model whose units have a 7B's bytes, as artifacts: real activity at the size of real reads.
+"""Writes a small real ReLU model whose units have a 7B's bytes as artifacts: real activity at the size of real reads.
 
 `hidden_size` is filled up with zeros, so the tokens, logits and active units are those of the small model. Its selector
-is `relu`: it is exact and has nothing to train, so no error of a predictor mixes into the activity. Units are ordered
-and pinned by the activity on calibration text; the text that is measured is another one.
+is `relu`, which is exact and needs no training, so no error of a predictor mixes into the activity. Units are ordered
+and pinned by the activity on calibration text; another text is measured.
 """
 
 from collections.abc import Mapping
@@ -20,13 +20,13 @@ from tests.support.hf import load_hf, roles_of, spec_of
 
 CASE = "prose7m-relu"
 CACHE = "s3fifo"
-"""Of both systems that are compared (Ripple 6.1)."""
+"""Cache of both systems that are compared (Ripple 6.1)."""
 READ_BUFFER_BYTES = 1 << 20
-"""A few percent of the units, as those of a planted case."""
+"""Buffer of a few percent of the units, as in a planted case."""
 
 
 def material(folder: Path, width: int) -> Material:
-    """Returns the model as wide as `width`, and what it uses of calibration text; `folder` is for scratch files."""
+    """Returns the model widened to `width`, and the units that calibration text uses; `folder` is for scratch files."""
     model = load_hf(data() / "models" / CASE)
     spec, method = spec_of(model.config), REAL[CASE].method
     case = case_of(CASE, folder, {"calibration": SPLITS["calibration"]})
@@ -41,9 +41,9 @@ def material(folder: Path, width: int) -> Material:
 def widened(spec: ModelSpec, weights: Mapping[str, np.ndarray], width: int) -> tuple[ModelSpec, dict[str, np.ndarray]]:
     """Returns a model with `hidden_size` `width` that computes the same, and its tensors by role, float32.
 
-    Hidden states have zeros behind them, which RMSNorm counts in its mean: with the eps in proportion to the mean, and
-    the weights to its root, the norm's output is the same. Groups of 32 weights are quantized to the same codes where
-    the small model's `hidden_size` is a multiple of 32.
+    Zeros follow the hidden states, and RMSNorm counts them in its mean. The eps shrinks with the mean, and the weights
+    with its root, so the norm's output stays the same. Groups of 32 weights get the same codes where the small model's
+    `hidden_size` is a multiple of 32.
     """
     share = spec.hidden_size / width
     wide = spec.model_copy(update={"hidden_size": width, "norm_eps": spec.norm_eps * share})
@@ -51,7 +51,7 @@ def widened(spec: ModelSpec, weights: Mapping[str, np.ndarray], width: int) -> t
     for role, values in weights.items():
         found[role] = np.zeros(role_shape(wide, role), np.float32)
         found[role][tuple(map(slice, values.shape))] = values
-        if found[role].shape == (width,):  # one of a norm over the hidden state
+        if found[role].shape == (width,):  # the weights of a norm over the hidden state
             found[role] *= share**0.5
     return wide, found
 

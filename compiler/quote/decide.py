@@ -38,6 +38,7 @@ from coldpress.runtime.quantities import show_bytes
 from coldpress.runtime.sparsity import Selector
 from coldpress.runtime.store import computing
 from coldpress.schemas.device import OF_TOKENS, DeviceProfile
+from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.sparsity import Sparsity
 
 WHY_WIDE = f"the law's median misfit on the device's points, and {OF_TOKENS:.0%} for whole tokens"
@@ -70,7 +71,7 @@ class Asked:
     quick: bool
     """Search less; see `_quick`."""
     with_steps: bool
-    """Try other budgets, too, where one is asked for."""
+    """Also try other budgets, if only one is asked for."""
     prompt_tokens: int = PROMPT_TOKENS
     """Tokens of the prompt whose first token is timed."""
 
@@ -112,10 +113,10 @@ class _Quoting:
         self._tell(f"{self._device.name}: searching")
         found = searched_together(self._config, self._inputs, self._floor, self._budgets_bytes, self._narrowed)
         least = self._least_bytes()
-        refused = next((str(one.refusal) for one in reversed(found) if one.best is None), None)
+        refused = next((one.refusal for one in reversed(found) if one.best is None), None)
         return tuple(self._quote(one, least, refused) for one in found)
 
-    def _quote(self, found: Searched, least: int, refused: str | None) -> DeviceQuote:
+    def _quote(self, found: Searched, least: int, refused: ColdpressError | None) -> DeviceQuote:
         """Returns the quote of one budget; `refused` is why a build of all budgets is refused, or None."""
         budget_bytes = found.judge.dram_budget_bytes
         steps = self._steps(found, budget_bytes, least) if self._asked.with_steps and not self._is_ladder else ()
@@ -123,7 +124,7 @@ class _Quoting:
         figures |= self._recommended(steps)
         shared = {"device": self._device.name, "dram_budget_bytes": budget_bytes, "steps": steps}
         if refused is not None or found.best is None:
-            refusal = refused if found.best is None else f"a build of all budgets is refused: {refused}"
+            refusal = str(found.refusal) if found.best is None else f"a build of all budgets is refused: {refused}"
             return DeviceQuote(fits=False, refusal=refusal, figures=figures, next_budget=_next(steps, 0), **shared)
         division, tokens = found.judge.tokens(found.best.candidate)
         tried = found.tried

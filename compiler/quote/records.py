@@ -56,7 +56,7 @@ class DeviceQuote(Record):
     """Of several budgets of one build: whether all of them do."""
     dram_budget_bytes: Count
     refusal: str | None = None
-    """Why it does not fit."""
+    """Why it, or the build of all budgets, does not fit."""
     choice: Choice | None = None
     bound: Literal["flash", "computing", "DRAM"] | None = None
     """What takes most of a token's time; DRAM stands for computing, which the law counts by bytes."""

@@ -75,7 +75,7 @@ def _budgets(quotes: Sequence[DeviceQuote], console: Console) -> None:
 def _headline(quote: DeviceQuote, console: Console) -> None:
     budget = show_bytes(quote.dram_budget_bytes)
     if quote.refusal is not None:
-        console.print(f"{quote.device}: does not fit in {budget}: {printable(quote.refusal)}", soft_wrap=True)
+        console.print(f"{quote.device} with {budget} of DRAM: no build: {printable(quote.refusal)}", soft_wrap=True)
     if quote.choice is not None:
         one = quote.choice
         console.print(

@@ -23,9 +23,10 @@ def unpack(packed: bytes, max_bytes: int | None = None) -> bytes:
     """
     try:
         size = zstandard.frame_content_size(packed)  # `pack` always states it; -1 where it is not stated
-        if size < 0 or (max_bytes is not None and size > max_bytes):
-            found = "an unstated number of" if size < 0 else size
-            raise ValueError(f"{found} bytes before compression, expected {max_bytes} at most")
+        if size < 0:
+            raise ValueError("it does not state its size before compression")
+        if max_bytes is not None and size > max_bytes:
+            raise ValueError(f"{size} bytes before compression, expected {max_bytes} at most")
         planes = zstandard.ZstdDecompressor().decompress(packed)
     except zstandard.ZstdError as error:
         raise ValueError(f"not compressed by zstandard ({error})") from error

@@ -205,7 +205,10 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         "--json", action="store_true", help="print one JSON object, or one per prompt of --prompts, and nothing else"
     )
     parser.add_argument(
-        "--modelled", action="store_true", help="also tell what the run would take on the artifact's device, by its law"
+        "--modelled",
+        action="store_true",
+        help="also tell what the run would take on the artifact's device, by its law; it counts the reads of "
+        "drafts, and not all of their computing",
     )
 
 
@@ -221,7 +224,7 @@ def _add_draft(parser: argparse.ArgumentParser) -> None:
         "--draft-tokens",
         type=_at_least_one,
         metavar="N",
-        help=f"tokens proposed per pass (default: {DRAFT_TOKENS})",
+        help=f"tokens proposed per pass, with --draft (default: {DRAFT_TOKENS}; a plan says its own number)",
     )
     parser.add_argument(
         "--draft-budget",

@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from coldpress.runtime import plugins
 from coldpress.runtime.artifact.reader import Artifact, open_artifact
 from coldpress.runtime.cache import show_choice
 from coldpress.runtime.cli.flags import names_of
@@ -24,13 +23,14 @@ from coldpress.runtime.profiles.devices import load_device, named_devices
 from coldpress.runtime.quantities import parse_bytes, show_bytes, table
 from coldpress.runtime.signals import Signals, decide, load_signals
 from coldpress.runtime.simulate import simulate
-from coldpress.runtime.sparsity import Selector
+from coldpress.runtime.sparsity import sees_residency
 from coldpress.runtime.synthetic.measured import measured
 from coldpress.runtime.synthetic.statistics import Figures, Statistics, read_statistics
 from coldpress.runtime.synthetic.trace import Synthetic
 from coldpress.runtime.trace import Event, load_trace
 from coldpress.schemas.errors import ArtifactError, ColdpressError, DoesNotFitError
 from coldpress.schemas.layout import Collapse, KvCacheFormat, Plan, Preload
+from coldpress.schemas.manifest import TRACE_FILE
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ def _refused(opened: Artifact, case: Case, refusal: str) -> Row:
 
 
 _OPENED: list[tuple[Artifact, Iterable[Event] | Signals]] = []
-"""The artifact and the trace in a process of the pool."""
+"""The artifact and the trace or signals in a process of the pool."""
 
 
 def _start(path: Path, source: Source) -> None:
@@ -230,14 +230,12 @@ def _row(case: Case) -> Row:
 
 def note(opened: Artifact, source: Source) -> str | None:
     """Returns what a reader must know about the units of a replay; None if nothing."""
-    methods = dict.fromkeys(plan.method for plan in opened.manifest.plans)
-    seeing = [name for name in methods if plugins.load("coldpress.runtime.sparsity", Selector, name).SEES_RESIDENCY]
+    seeing = [plan.method for plan in opened.manifest.plans if sees_residency(plan)]
     if not (isinstance(source, Path) and seeing):
         return None
-    return (
-        f"{seeing[0]} chooses by what is in DRAM, and the trace has its choices with the cache of its own run; with "
-        "--signals it chooses anew"
-    )
+    carried = any(entry.path == TRACE_FILE for entry in opened.manifest.files)
+    anew = "with --signals it chooses anew" if carried else "an artifact of method=auto could choose anew"
+    return f"{seeing[0]} uses what is in DRAM, and the trace has its choices with the cache of its own run; {anew}"
 
 
 def as_data(rows: Sequence[Row]) -> dict[str, Any]:

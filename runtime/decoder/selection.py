@@ -11,7 +11,7 @@ import numpy as np
 
 from coldpress.runtime import plugins
 from coldpress.runtime.artifact.reader import Artifact
-from coldpress.runtime.sparsity import Residency, Selector, select_of, uses_read_units
+from coldpress.runtime.sparsity import Residency, Selector, sees_residency, select_of
 from coldpress.runtime.store.facts import Key
 from coldpress.schemas.errors import ColdpressError, UnknownNameError
 from coldpress.schemas.layout import PartPlan, Plan, placed_parts
@@ -59,7 +59,7 @@ class Selection:
         """
         check_selector(plan.method, artifact.manifest)
         self.method, self._title = plugins.load(PACKAGE, Selector, plan.method), plan.method
-        self.sees_residency = self.method.SEES_RESIDENCY or uses_read_units(plan)
+        self.sees_residency = sees_residency(plan)
         self.arrays = {
             (part.layer, part.family): self._fitted(artifact, plan, part, section.num_units)
             for part, section in placed_parts(plan, artifact.manifest.flash.sections)

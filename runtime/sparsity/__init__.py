@@ -210,6 +210,11 @@ def used_experts(activity: np.ndarray, num_experts: int) -> np.ndarray:
     return np.asarray(activity.reshape(len(activity), num_experts, -1).any(axis=2))
 
 
+def sees_residency(plan: Plan) -> bool:
+    """Whether the units of a token depend on what is in DRAM, under this plan."""
+    return plugins.load("coldpress.runtime.sparsity", Selector, plan.method).SEES_RESIDENCY or uses_read_units(plan)
+
+
 def uses_read_units(plan: Plan) -> bool:
     """Whether a token also uses all units in DRAM and all units that its reads bring, under this plan."""
     options = plugins.options_of(plugins.load("coldpress.runtime.sparsity", Selector, plan.method), plan.options)

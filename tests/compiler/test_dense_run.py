@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from coldpress.compiler.cost_model import kv_cache_bytes, resident_bytes, unit_bytes
+from coldpress.compiler.cost_model import flash_bytes, kv_cache_bytes, resident_bytes, unit_bytes
 from coldpress.compiler.dense_run import dense_run
 from coldpress.compiler.io import Workspace
 from coldpress.compiler.quote.trace import activations_of
@@ -104,6 +104,23 @@ def test_a_candidate_has_the_room_that_the_build_leaves(tmp_path):
     assert held < total
     (token,) = Replays(inputs, 1.5).tokens(division)
     assert token.read_bytes >= total - held
+
+
+def test_attention_on_flash_is_read_by_a_dense_candidate(tmp_path):
+    """The fastest run is known for an MLP alone; with attention, every token reads what is not held."""
+    model, device = model_of(num_hidden_layers=11), device_of()
+    curves = curves_of(model, tmp_path, {}, num_tokens=2)
+    activations = activations_of(curves, model.spec, tmp_path / "counted")
+    inputs = Inputs(model, activations, device, Workspace(tmp_path / "work", "test"), None, 1, curves)
+    options = {"families": "neuron+attn_in+attn_out"}
+    asked = {"format": "int8_group32", "dram_budget": "90%", "context_length": CONTEXT, "options": options}
+    division = divided(AllocateConfig(method="dense", **asked), inputs)
+    assert len(division.families) == 3
+    held = division.budget.cache_bytes + division.budget.buffer_bytes
+    total = flash_bytes(division.families, model.spec, division.format)
+    assert held < total
+    for token in Replays(inputs, 1.5).tokens(division):
+        assert token.read_bytes >= total - held
 
 
 def test_what_an_int8_kv_cache_saves_is_for_units():

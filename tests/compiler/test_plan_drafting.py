@@ -59,6 +59,27 @@ def test_where_drafts_save_no_read_no_text_is_looked_at(reading, tmp_path):
         assert words in found.made.choices[0].reasons[-1]
 
 
+@pytest.mark.parametrize(("method", "options"), [("dip_ca", {}), ("topk", {"use_read_units": True})])
+def test_tokens_that_use_what_is_in_dram_are_not_drafted(tmp_path, method, options):
+    """Though each uses every unit: the reader refuses such a plan."""
+    model, sparsity, placement, device = records(tmp_path, method, num_hidden_layers=11, share=1.0, num_pinned=0)
+    given = with_budget((model, sparsity.model_copy(update={"options": options}), placement, device), 10**9)
+    units_bytes = sum(section.length_bytes for section in laid(*given).sections)
+    given = with_budget(given, whole_of(given) - units_bytes // 3)
+    found = laid(*given, corpus=corpus_of(tmp_path, REPEATING), draft="auto")
+    assert found.plans[0].draft is None
+    assert "depends on what is in DRAM" in found.made.choices[0].reasons[-1]
+    check_layout(*given, found)
+    with pytest.raises(ColdpressError, match=f"draft=lookup was asked for, and {method} uses what is in DRAM"):
+        laid(*given, draft="lookup")
+
+
+def test_a_single_block_says_which_number_is_best_and_no_error(reading, tmp_path):
+    found = laid(*reading, corpus=corpus_of(tmp_path, REPEATING[:1]), draft="lookup")
+    assert found.plans[0].draft_tokens == 4
+    assert "inf" not in found.made.choices[0].reasons[-1]
+
+
 def test_a_named_draft_is_kept_with_the_best_number_and_off_says_nothing(reading, tmp_path):
     found = laid(*reading, corpus=corpus_of(tmp_path, DISTINCT), draft="lookup")
     assert found.plans[0].draft == "lookup"
@@ -71,7 +92,7 @@ def test_a_named_draft_is_kept_with_the_best_number_and_off_says_nothing(reading
 
 def test_a_selector_that_sees_the_cache_refuses_a_named_draft(tmp_path):
     given = records(tmp_path, "dip_ca", num_hidden_layers=11)
-    with pytest.raises(ColdpressError, match="draft=lookup was asked for, and dip_ca chooses by what is in DRAM"):
+    with pytest.raises(ColdpressError, match="draft=lookup was asked for, and dip_ca uses what is in DRAM"):
         laid(*given, draft="lookup")
 
 

@@ -117,6 +117,10 @@ def test_a_build_is_refused_for_one_of_its_budgets(source: Source) -> None:
     assert small.refusal is not None
     assert small.refusal.startswith("a DRAM budget of 1,000 bytes was asked for")
     assert large.refusal == f"a build of all budgets is refused: {small.refusal}"
+    _, small, smallest = quoted(source, device(), "100%", "2000", "1000")
+    for one in (small, smallest):
+        assert one.refusal is not None
+        assert one.refusal.startswith(f"a DRAM budget of {one.dram_budget_bytes:,} bytes was asked for")
 
 
 # The command line

@@ -142,7 +142,9 @@ def test_a_recorded_trace_says_what_it_does_not_know(tmp_path: Path, capsys: pyt
     built, trace = artifact_of(tmp_path / "a.coldpress", WARM, None), tmp_path / "run.trace"
     options = ("--prompt-ids", "3,4", "--max-new-tokens", "3", "--ignore-eos", "--trace", trace)
     assert run(capsys, "generate", built.path, *options)[0] == 0
-    assert "with --signals it chooses anew" in run(capsys, "simulate", built.path, "--trace", trace)[1]
+    assert "an artifact of method=auto could choose anew" in run(capsys, "simulate", built.path, "--trace", trace)[1]
+    carrying = artifact_of(tmp_path / "b.coldpress", WARM, signals_of(STRONG))
+    assert "with --signals it chooses anew" in run(capsys, "simulate", carrying.path, "--trace", trace)[1]
 
 
 @pytest.mark.parametrize(
@@ -153,6 +155,7 @@ def test_a_recorded_trace_says_what_it_does_not_know(tmp_path: Path, capsys: pyt
         ({"0.mlp_input": np.ones((9, 64), np.float16)}, (), "has no layer with all of mlp_input, mlp_inner"),
         (signals_of(STRONG, 1), (), "of two tokens at least"),
         (signals_of(np.inf), (), "not finite"),
+        (signals_of(STRONG) | {"0.mlp_input": np.array(1, np.float16)}, (), "float16 []"),
         (signals_of(STRONG) | {"5.mlp_inner": np.ones((9, 64), np.float16)}, (), "float16 [9, 64], expected float16"),
         (signals_of(STRONG), ("--cache", "belady"), "must know all requests to come"),
         (signals_of(STRONG), ("--preload", "on"), "add --preload off"),

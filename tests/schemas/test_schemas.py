@@ -1,10 +1,12 @@
 """The JSON Schemas are those of the records, valid, and as strict as the records are."""
 
 import json
+import pickle
 
 import jsonschema
 import pytest
 
+from coldpress.runtime.artifact.errors import TableError
 from coldpress.runtime.plugins import names as plugin_names
 from coldpress.schemas import json_schemas
 from coldpress.schemas.__main__ import main
@@ -24,6 +26,13 @@ from coldpress.schemas.manifest import (
 )
 from coldpress.schemas.model import MLP_ROLES
 from tests.support.artifacts import build_artifact, small_device, small_spec
+
+
+def test_an_error_comes_back_from_another_process():
+    """Its class may take other arguments than its text."""
+    error = TableError("a.json", "the field", "5", "6")
+    back = pickle.loads(pickle.dumps(error))
+    assert (type(back), str(back), back.field) == (TableError, str(error), "the field")
 
 
 def read(name):

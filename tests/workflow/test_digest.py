@@ -41,6 +41,7 @@ RUNNER = {
     "coldpress/compiler/lock.py",
     "coldpress/compiler/pipeline.py",
     "coldpress/compiler/io.py",
+    "coldpress/runtime/artifact/__init__.py",
     "coldpress/runtime/artifact/byte_planes.py",
     "coldpress/schemas/sealed.py",
     "coldpress/runtime/__init__.py",

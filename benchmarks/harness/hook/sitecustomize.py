@@ -1,8 +1,9 @@
-"""Found by every Python whose PYTHONPATH has this folder: notes which of the project's files it reads, as it does.
+"""Notes at once each of the project's files that a process reads; any Python with this folder in PYTHONPATH imports it.
 
-A record's inputs are what its run has loaded, in this process and in all that it started or forked (harness/inputs.py):
-modules, and files that Python's own `open` has read. All append to the file that BENCHMARK_INPUTS names, a path to a
-line; at once, since a forked process of a pool and one that is killed have no end at which to do it.
+A record's inputs are the files that its run has loaded, in this process and in all that it started or forked
+(harness/inputs.py): modules, and files that Python's own `open` has read. All processes append to the file that
+BENCHMARK_INPUTS names, one path per line. They append at once, since a forked process of a pool and a killed one do not
+reach their end.
 """
 
 import os
@@ -15,12 +16,12 @@ _noted = set()
 def _see(event, arguments):
     if event == "open" and isinstance(arguments[0], str) and (arguments[1] or "r")[:1] == "r":
         note(os.path.join(os.getcwd(), arguments[0]))
-    elif event == "import" and arguments[1]:  # of an extension module, whose file is not opened by Python
+    elif event == "import" and arguments[1]:  # an extension module, whose file Python does not open
         note(arguments[1])
 
 
 def note(path):
-    """Notes one file, if it is the project's and not yet noted."""
+    """Notes one file if it is the project's and not yet noted."""
     notes, roots = os.environ.get("BENCHMARK_INPUTS"), os.environ.get("BENCHMARK_ROOTS", "").split(os.pathsep)
     ours = path.startswith(tuple(roots)) and "/site-packages/" not in path
     if not notes or path in _noted or path == notes or not (ours or "/_native." in path):

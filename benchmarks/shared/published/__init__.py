@@ -1,1 +1,1 @@
-"""Cells of the papers' tables beside ours, one file per paper; benchmarks.paper_tables prints them."""
+"""Compares cells of the papers' tables with ours, one file per paper; benchmarks.paper_tables prints them."""

@@ -1,7 +1,7 @@
-"""ActiveFlow: the gain of cross-layer groups by Eqs. 1-9 (Figures 16 and 17), and the search's number of layers.
+"""ActiveFlow: the gain of cross-layer groups by Eqs. 1-9 (Figures 16 and 17), and the size of its search's groups.
 
-Llama-2-7B in Q4_0, sparsity 0.6, a guess that has 95 % of the next layers' units, no cache. Small chunks are channels
-of 4 KB, large ones N of them.
+The model is Llama-2-7B in Q4_0 with sparsity 0.6, a guess that has 95 % of the next layers' units, and no cache. Small
+chunks are channels of 4 KB, large ones N of them.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ PHONES = ("oneplus12", "pixel6", "infinix-zero30")
 SPARSITY, SIMILARITY = 0.6, 0.95
 FORMAT = "int4_group32"
 FEW_LAYERS = 8
-"""Of Figure 17b."""
+"""Layers of the model of Figure 17b."""
 SAME_CHUNK = "with N = 1 Eqs. 3 and 7 have the same chunk: all that is gained is the overlap with little computing"
 FLATTER = "by the profiles 4 channels are read at four times the bandwidth of one; Figure 7's curves are flatter"
 FIRST_GROUP = "Eq. 3 loads the first group in small chunks, a large part of a token of 8 layers"
@@ -33,7 +33,7 @@ NO_THRESHOLD = f"the paper states no threshold; ours ends where a layer gains le
 
 
 def sizes(num_layers: int = 32) -> Sizes:
-    """Llama-2-7B, or its first layers."""
+    """Returns the sizes of Llama-2-7B, or of its first layers."""
     spec = LLAMA_2_7B.spec
     shapes = [role_shape(spec, f"{role}.weight") for role in (*ATTENTION_ROLES, *MLP_ROLES)]
     return Sizes(
@@ -47,13 +47,13 @@ def sizes(num_layers: int = 32) -> Sizes:
 
 
 def gain(model: Sizes, layers_per_group: int, device: DeviceProfile) -> float:
-    """Seconds of a serial token over those with groups."""
+    """Returns the seconds of a serial token over those of a token with groups."""
     plan = Parameters(SPARSITY, layers_per_group, 0, 0.0, SIMILARITY)
     return serial_seconds(model, SPARSITY, 0.0, device) / costs(model, plan, device).decode_s
 
 
 def cells() -> Iterator[Cell]:
-    """All cells."""
+    """Yields all cells."""
     phones = [load_device(name) for name in PHONES]
     basis = "Eqs. 1-9, sp 0.6, si 0.95, hr 0; mean of the three phones"
     for layers, published, note in ((1, 1.10, SAME_CHUNK), (4, 2.2, FLATTER)):

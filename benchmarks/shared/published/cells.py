@@ -1,4 +1,4 @@
-"""A cell of a published table, our figure for it, and the models and devices that several papers have."""
+"""Defines a cell of a published table with our figure for it, and the models and devices of several papers."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,11 +20,11 @@ class Cell:
     published: float
     ours: float
     basis: str
-    """What ours is computed from. A figure that is fitted is fitted to another cell, which is named here."""
+    """Source of our figure. A figure that is fitted is fitted to another cell, which is named here."""
     tolerance: float = 0.1
-    """How far ours may be off, as a share of the published figure."""
+    """Largest relative distance of ours from the published figure."""
     note: str = ""
-    """Why it is off where it is."""
+    """Reason of the distance, where there is one."""
 
     @property
     def ratio(self) -> float:
@@ -33,12 +33,12 @@ class Cell:
 
     @property
     def within(self) -> bool:
-        """Whether ours is near enough."""
+        """Returns whether ours is within the tolerance."""
         return abs(self.ratio - 1) <= self.tolerance
 
 
 def opt(num_layers: int, hidden_size: int, num_heads: int, **changes: Any) -> Model:
-    """OPT's shape: two matrices per MLP, four times as wide, tied embeddings."""
+    """Returns a model of OPT's shape: two matrices per MLP, four times as wide, tied embeddings."""
     values: dict[str, Any] = {
         "model_type": "opt",
         "vocab_size": 50272,
@@ -55,7 +55,7 @@ def opt(num_layers: int, hidden_size: int, num_heads: int, **changes: Any) -> Mo
 def gated(
     num_layers: int, hidden_size: int, intermediate_size: int, vocab_size: int, num_heads: int, num_kv_heads: int
 ) -> Model:
-    """Llama's shape: three matrices per MLP, and a head of its own."""
+    """Returns a model of Llama's shape: three matrices per MLP, and a head of its own."""
     return model_of(
         num_layers,
         hidden_size,
@@ -81,7 +81,7 @@ def computing_at(
     source: str,
     copy_bytes_per_s: float | None = None,
 ) -> DeviceProfile:
-    """A device whose rate of computing comes from a published cell."""
+    """Returns a device whose rate of computing comes from a published cell."""
     profile = load_device(device) if isinstance(device, str) else device
     rates = ({"format": format_name, "density": 1.0, "bytes_per_s": bytes_per_s},)
     copies = None if copy_bytes_per_s is None else {"value": copy_bytes_per_s, "source": source}

@@ -1,7 +1,7 @@
 """DIP: dense rows of Tables 2, 5 and 6, and DIP-CA at the hit rates that D states, on its device of bytes alone.
 
-Sizes are the published, rounded ones. The density of DIP-CA is fitted to its row at 4 GB (Table 5) and holds for the
-others. Dense rows leave DRAM out; the other rows fit the sum of flash and DRAM.
+Sizes are the published, rounded ones. The density of DIP-CA is fitted to its row at 4 GB (Table 5) and serves for the
+other rows. Dense rows leave DRAM out; the other rows fit the sum of flash and DRAM.
 """
 
 import json
@@ -25,18 +25,18 @@ TABLE_2 = {
     "Llama-3-8B": (4.3, 2.5, 0.57),
     "Mistral-7B": (3.9, 2.0, 0.54),
 }
-"""Model -> model size and DRAM in GB, dense tokens/s."""
+"""Model -> (model size in GB, DRAM in GB, dense tokens/s)."""
 TABLE_5 = {2.0: (0.19, 0.31, 0.08), 4.0: (0.29, 0.56, 0.53), 6.0: (0.71, 1.94, 0.89)}
-"""DRAM in GB -> dense and DIP-CA tokens/s of Phi-3-medium, and the hit rate of DIP-CA (D)."""
+"""DRAM in GB -> (dense tokens/s, DIP-CA tokens/s, hit rate of DIP-CA (D)) of Phi-3-medium."""
 TABLE_6 = {0.5: (0.15, 0.28), 1.0: (0.29, 0.56), 2.0: (0.59, 1.09)}
-"""Flash in GB/s -> dense and DIP-CA tokens/s of Phi-3-medium with 4 GB."""
+"""Flash in GB/s -> (dense tokens/s, DIP-CA tokens/s) of Phi-3-medium with 4 GB."""
 MODEL_BYTES = 7.4 * GB
 SUM: Overlap = "none"
 FLASH_ALONE: Overlap = "all"
 
 
 def cells() -> Iterator[Cell]:
-    """All cells."""
+    """Yields all cells."""
     device = bytes_only()
     for name, (size, dram, published) in TABLE_2.items():
         moved = dense(size * GB, 0.2 * size * GB, dram * GB)
@@ -63,17 +63,17 @@ def cells() -> Iterator[Cell]:
 
 
 def mlp_share() -> float:
-    """The MLPs' share of Phi-3-medium's weights."""
+    """Returns the MLPs' share of Phi-3-medium's weights."""
     return flash_bytes((WHOLE_MLP,), PHI_3_MEDIUM.spec, "fp16") / weight_bytes(PHI_3_MEDIUM, "fp16")
 
 
 def dip_ca(density: float, hit_rate: float) -> Moved:
-    """Phi-3-medium in 4 bits."""
+    """Returns the bytes of Phi-3-medium in 4 bits, for a density and a hit rate."""
     return Moved(MODEL_BYTES * (1 - mlp_share()), MODEL_BYTES * mlp_share(), density, hit_rate)
 
 
 def fitted_density() -> float:
-    """The density with which DIP-CA has the published speed with 4 GB."""
+    """Returns the density at which DIP-CA has the published speed with 4 GB."""
     _, published, hit_rate = TABLE_5[4.0]
     return cast(float, brentq(partial(_excess, bytes_only(), published, hit_rate), 0.05, 1.0))
 
@@ -83,7 +83,7 @@ def _excess(device: DeviceProfile, published: float, hit_rate: float, density: f
 
 
 def bytes_only(bytes_per_s: float = GB) -> DeviceProfile:
-    """The device of DIP's simulator: one bandwidth whatever a read's size, and no latency."""
+    """Returns the device of DIP's simulator: one bandwidth whatever a read's size, and no latency."""
 
     def figure(value: Any) -> dict[str, Any]:
         return {"value": value, "source": "DIP, A"}

@@ -1,7 +1,7 @@
 """LLM in a flash: Tables 2, 3 and 5, and the shares of C and F.
 
 Its CPU computes in 32 bits, as C.1 says. A model's rate of computing comes from its own naive row; the rate of copies
-from the memory management of OPT 6.7B (Table 5). Table 3's other rows are computed from these.
+from the memory management of OPT 6.7B (Table 5). Table 3's other rows follow from these.
 """
 
 from collections.abc import Iterator
@@ -15,17 +15,17 @@ from coldpress.schemas.families import WHOLE_MLP
 from coldpress.schemas.model import Model
 
 LINEAR_BYTES = 1 << 30
-"""A large sequential read (2.2)."""
+"""Bytes of a large sequential read (2.2)."""
 NAIVE_S = {"OPT 6.7B": 0.986, "Falcon 7B": 0.800, "Persimmon 8B": 1.184, "Phi-2 2.7B": 0.402, "Llama 2 7B": 0.929}
-"""Table 3: computing of the naive rows, CPU."""
+"""Table 3: seconds of computing in the naive rows, CPU."""
 ALL_S = {"OPT 6.7B": 0.506, "Falcon 7B": 0.453, "Persimmon 8B": 0.660, "Phi-2 2.7B": 0.259, "Llama 2 7B": 0.563}
-"""Table 3: computing of the rows `All`, CPU."""
+"""Table 3: seconds of computing in the rows `All`, CPU."""
 IN_DRAM = {"OPT 6.7B": 0.521, "Falcon 7B": 0.5293, "Persimmon 8B": 0.5, "Phi-2 2.7B": 0.65, "Llama 2 7B": 0.55}
 """C: share of the weights that DRAM holds, with predictors and the window."""
 NEW, NEW_FALCON, PREDICTED = 0.024, 0.031, 0.1
 """C: shares of the MLPs that a token loads: with windows of 4 tokens, and as the predictor tells."""
 OPT_COPY_S = 0.05779
-"""Table 5: memory management of OPT 6.7B, CPU."""
+"""Table 5: seconds of memory management of OPT 6.7B, CPU."""
 M1 = "macbook-m1-max"
 LINEAR = "throughput of reads of 1 GiB (2.2)"
 OTHER_KERNELS = "other kernels for sparse than for dense products (C: shapes must stay static)"
@@ -34,7 +34,7 @@ INTERIOR = "between the points of the profile: 4.0 GB/s there, by the published 
 
 
 def cells() -> Iterator[Cell]:
-    """All cells."""
+    """Yields all cells."""
     yield from _shares()
     yield from _window()
     yield from _table_2()
@@ -50,7 +50,7 @@ def _window() -> Iterator[Cell]:
 
 
 def mlp_share(model: Model) -> float:
-    """The MLPs' share of the weights."""
+    """Returns the MLPs' share of the weights."""
     return flash_bytes((WHOLE_MLP,), model.spec, "fp16") / weight_bytes(model, "fp16")
 
 
@@ -114,14 +114,14 @@ def _table_3() -> Iterator[Cell]:
 
 
 def _computing(name: str) -> float:
-    """Seconds of computing of the row `All`: the weights' bytes cancel out, so that any size serves."""
+    """Returns the seconds of computing of the row `All`; the weights' bytes cancel out, so any size serves."""
     size = 1e10
     device = computing_at(M1, "fp32", size / NAIVE_S[name], f"LLM in a flash, Table 3, {name}, naive")
     return latency(device, "fp32", 0, LINEAR_BYTES, IN_DRAM[name] * size).compute_s
 
 
 def _all(name: str, model: Model, new: float) -> Latency:
-    """The row `All` on the CPU, in 32 bits."""
+    """Returns the row `All` on the CPU, in 32 bits."""
     whole = 2 * weight_bytes(model, "fp16")
     copy_rate = 2 * NEW * mlp_share(OPT_6_7B) * weight_bytes(OPT_6_7B, "fp16") / OPT_COPY_S
     device = computing_at(M1, "fp32", whole / NAIVE_S[name], f"LLM in a flash, Table 3, {name}, naive", copy_rate)

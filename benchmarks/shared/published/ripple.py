@@ -1,7 +1,7 @@
 """Ripple: Table 1, the bandwidths of Figures 4 and 16, and read lengths before ordering (Figure 12).
 
-Table 1 names neither the phone nor the precision: ours is OnePlus 12 with 16 bits. The rate of computing is that of OPT
-6.7B's row; the others are computed from it.
+Table 1 names neither the phone nor the precision; ours is OnePlus 12 with 16 bits. The rate of computing comes from OPT
+6.7B's row; the others follow from it.
 """
 
 from collections.abc import Iterator
@@ -30,18 +30,18 @@ TABLE_1 = {
     "Llama2-7B": (LLAMA_2_7B, 450, 10982, 0.961),
     "Mistral-7B": (MISTRAL_7B, 355, 15126, 0.977),
 }
-"""Model -> its shape, milliseconds of computing and of loading half of it, and the share of loading."""
+"""Model -> (its shape, milliseconds of computing and of loading half of it, share of loading)."""
 FITTED = "OPT-6.7B"
 LARGE_READ = 1 << 20
 ACTIVE = {"OPT-6.7B": (0.0328, 1.05), "Llama2-7B": (0.1388, 1.10)}
-"""Model -> share of active neurons (Table 3), mean length of a read in neurons before ordering (6.4)."""
+"""Model -> (share of active neurons (Table 3), mean length of a read in neurons before ordering (6.4))."""
 FAULTS = "llama.cpp maps the file: 0.5 to 0.6 GB/s is the rate of one page at a time, ours reads many at once"
 SMALL_MATRICES = "small matrices take longer per byte"
 ABOVE = "3.5 to 4.8 GB/s are reached, below the 5.8 GB/s of large reads"
 
 
 def cells() -> Iterator[Cell]:
-    """All cells."""
+    """Yields all cells."""
     yield from _table_1()
     phone, older = load_device("oneplus12").flash, load_device("oneplus-ace2").flash
     for size in (8192, 24576):

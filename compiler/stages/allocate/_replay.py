@@ -32,7 +32,7 @@ from coldpress.runtime.simulate import Choose, by_signals
 from coldpress.runtime.sparsity import Selector, used_experts
 from coldpress.schemas.activations import LayerStatistics
 from coldpress.schemas.device import DeviceProfile
-from coldpress.schemas.families import FamilyName, activity_of, num_experts, num_units
+from coldpress.schemas.families import WHOLE_MLP, FamilyName, activity_of, num_experts, num_units
 from coldpress.schemas.layout import PartPlan, Plan
 from coldpress.schemas.metrics import DenseRun
 from coldpress.schemas.model import Model
@@ -101,8 +101,8 @@ class Replays:
         return [seconds.Token(run.token_s, run.flash_s, run.reads_per_token, run.flash_bytes_per_token, 0, 0)]
 
     def _dense(self, sparsity: Sparsity) -> DenseRun | None:
-        """Returns the fastest dense run in the room that the division leaves, if that is asked for."""
-        if sparsity.method != "dense":
+        """Returns the fastest run of a dense MLP in the room that the division leaves; None for other divisions."""
+        if sparsity.method != "dense" or sparsity.families != (WHOLE_MLP,):
             return None
         budget, device = sparsity.budget, self._inputs.device
         shape = (sparsity.format, sparsity.context_length, budget.dram_budget_bytes, device, sparsity.kv_cache)

@@ -9,6 +9,7 @@ as often as a perfect model that draws its tokens would take it. Each block give
 standard error, must exceed what `plan` asks of any change.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -21,7 +22,7 @@ from coldpress.compiler.stages.plan._search import WORTH
 from coldpress.runtime.drafts import DRAFT_TOKENS, Draft
 from coldpress.runtime.plan.budget import holds_everything
 from coldpress.runtime.plugins import load
-from coldpress.runtime.sparsity import Selector
+from coldpress.runtime.sparsity import sees_residency
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.figure import Figure
@@ -59,9 +60,11 @@ class Gain(NamedTuple):
     @property
     def in_words(self) -> str:
         """Returns the figures for a reason."""
+        spread = f" ± {self.error:.3f}" if math.isfinite(self.error) else ""
+        known = "" if spread else " (a single block, whose error nobody knows)"
         return (
-            f"drafts of {self.draft}, up to {self.draft_tokens} a pass: {self.speed:.3f} ± {self.error:.3f} times as "
-            f"fast on validation text, {self.tokens_per_pass:.2f} tokens and {self.drafts_per_pass:.2f} drafts a pass"
+            f"drafts of {self.draft}, up to {self.draft_tokens} a pass: {self.speed:.3f}{spread} times as fast on "
+            f"validation text{known}, {self.tokens_per_pass:.2f} tokens and {self.drafts_per_pass:.2f} drafts a pass"
         )
 
 
@@ -74,21 +77,21 @@ def with_draft(named: str, setting: Setting, blocks: Callable[[], np.ndarray]) -
         blocks: Gives validation text, int [num_blocks, block_tokens]; called only where drafts may pay.
 
     Raises:
-        ColdpressError: if a draft is named, and the selector chooses by what is in DRAM.
+        ColdpressError: if a draft is named, and tokens use what is in DRAM.
     """
     plan = setting.plan
     why_not = _why_not(setting)
-    if named != AUTO and load("coldpress.runtime.sparsity", Selector, plan.method).SEES_RESIDENCY:
+    if named != AUTO and sees_residency(plan):
         raise ColdpressError(
-            f"draft={named} was asked for, and {plan.method} chooses by what is in DRAM, so that a token of a pass "
-            "would change what the others use; leave draft=auto, or choose another method"
+            f"draft={named} was asked for, and {plan.method} uses what is in DRAM, so that a token of a pass would "
+            "change what the others use; leave draft=auto, or choose another method, or use_read_units=false"
         )
     if why_not and named == AUTO:
         return plan, f"no drafts: {why_not}"
     if why_not:
         return _drafting(plan, named, DRAFT_TOKENS), f"drafts of {named}, as given, not compared: {why_not}"
     found = gains(drafts_for(named), blocks(), lambda num_tokens: pass_seconds(setting, num_tokens))
-    best = max(found, key=lambda gain: gain.least)
+    best = max(found, key=lambda gain: (gain.least, gain.speed))
     if named != AUTO:
         return _drafting(plan, named, best.draft_tokens), f"{best.in_words}; as given"
     if best.least * WORTH <= 1:
@@ -103,6 +106,8 @@ def _drafting(plan: Plan, draft: str, draft_tokens: int) -> Plan:
 def _why_not(setting: Setting) -> str | None:
     """Returns why drafts cannot be judged by this law, or save nothing; None if they may pay."""
     plan = setting.plan
+    if sees_residency(plan):
+        return "a token of a pass would change what the others use, which depends on what is in DRAM"
     if holds_everything(plan, setting.sections):
         return "nothing is read once the model is loaded"
     if any(part.density < 1 for part in plan.parts):
@@ -128,7 +133,7 @@ def gains(names: Sequence[str], blocks: np.ndarray, seconds_of: Callable[[int], 
             runs = [replayed(draft, block.tolist(), count) for block in blocks]
             speeds = np.array([pass_s[0] * run.num_tokens / sum(pass_s[n] for n in run.drafts) for run in runs])
             # a single block says nothing about others
-            error = float(speeds.std(ddof=1) / len(speeds) ** 0.5) if len(speeds) > 1 else float("inf")
+            error = float(speeds.std(ddof=1) / len(speeds) ** 0.5) if len(speeds) > 1 else math.inf
             passes = sum(len(run.drafts) for run in runs)
             tokens, drafts = sum(run.num_tokens for run in runs), sum(sum(run.drafts) for run in runs)
             found.append(Gain(name, count, float(speeds.mean()), error, tokens / passes, drafts / passes))
@@ -154,8 +159,8 @@ def replayed(draft: Draft, text: Sequence[int], draft_tokens: int) -> Replayed:
 
 
 def pass_seconds(setting: Setting, num_tokens: int) -> float:
-    """Returns the modelled seconds of a pass of several tokens that use every unit: one token's reads, and everybody's
-    computing in full, as if their products shared nothing."""
+    """Returns the modelled seconds of a pass of several tokens that use every unit: the reads of one token,
+    and the computing of each in full: their products share nothing."""
     plan = setting.plan
     used = {
         (part.layer, part.family): np.arange(section.num_units, dtype=np.int32)
