@@ -45,8 +45,9 @@ from coldpress.schemas.plans import Plans
 HOST = "host"
 MODELLED = "pixel6"
 """The profile used without `--measured`, since measuring takes a quarter of a minute."""
-SCALE = 0.0
-"""Share of the emulated devices' rates; 0 takes as much as the disk gives."""
+SCALE = 0.25
+"""Share of the rates of emulated devices: less than the disk gives, so that the caps are equal in every process. A
+profile that was measured under other caps than the tokens would be off by as much."""
 MEASURING_BYTES = 2 << 30
 """Memory of a process that measures the machine."""
 PROMPT_TOKENS, WARM_TOKENS = 16, 16
