@@ -35,7 +35,7 @@ UNIT_BYTES = (1536, 4608, 12288, 28672)
 NUM_UNITS = 11008
 DENSITIES = (0.01, 0.04)
 CLUSTER_UNITS = 6
-"""Length of a cluster of units, half of which a token uses on average."""
+"""Units in a cluster. A token uses half of the cluster on average."""
 GAPS = tuple(4096 * pages for pages in (0, 1, 2, 4, 8, 16, 32))
 
 

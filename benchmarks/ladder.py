@@ -79,7 +79,7 @@ def changes_of(cell: Cell, folder: Path) -> tuple[Placed, list[tuple[str, ladder
         return lambda before: _put(change(before), image=image)
 
     return Placed(first.plan, first.flash, structural, None), [
-        hybrid,  # before a selector only whole matrices are read, in both layouts alike
+        hybrid,  # without a selector only whole matrices are read: the layout of units makes no difference
         *[(name, apart(change)) for name, change in choosing],
         ("+bundling", lambda before: _put(before, image=None)),
         (ORDERING, lambda before: _put(before, path=ordered)),

@@ -1,12 +1,12 @@
 """Maps where reading ahead pays by the device's law (ActiveFlow 3, Figs. 16 and 17): the store on simulated flash.
 
 Layers of a 7B's shape are in int4 with top-k; their units lie in a drawn order. The tokens' requests are drawn; the
-inputs of successive layers are as similar as planted (tests/support/alike.py). `share` of the units' bytes is in DRAM,
-the preload buffer included. `gain` compares a token without reading ahead with one under the plan that the build makes
-(`preload=on`). `law` is the gain that the build expects, which decides `preload=auto`: `auto`. `bound` is the gain if
-all reads and all computing ran side by side. `over_one`, without reading ahead, compares groups of one layer with these
-groups. A plan may be made for another similarity than the text's (`planned`), and run on another device (`runs_on`) or
-with a part of its guess: such runs show what a run that adapts its reading ahead could win.
+inputs of successive layers have a planted similarity (tests/support/similar_layers.py). `share` of the units' bytes is
+in DRAM, the preload buffer included. `gain` compares a token without reading ahead with one under the plan that the
+build makes (`preload=on`). `law` is the gain that the build expects, which decides `preload=auto`: `auto`. `bound` is
+the gain if all reads and all computing ran side by side. `over_one`, without reading ahead, compares groups of one
+layer with these groups. A plan may be made for another similarity than the text's (`planned`), and run on another
+device (`runs_on`) or with a part of its guess: such runs show what a run that adapts its reading ahead could win.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from coldpress.runtime.profiles.devices import load_device
 from coldpress.runtime.store.ahead import ReadAhead
 from coldpress.schemas.layout import Plan
 from coldpress.schemas.order import Order
-from tests.support.alike import Alike, Decoded
+from tests.support.similar_layers import Decoded, SimilarLayers
 
 CASES = {"relu-10": ("relu", 0.1), "swiglu-50": ("silu", 0.5)}
 DEVICES = ("pixel6", "oneplus12", "iphone-a18", "macbook-m1-max")
@@ -37,7 +37,7 @@ class Run(NamedTuple):
     """Part of the plan's guess that is read."""
 
 
-def judged(shape: Alike, order: Order) -> tuple[Plan, float]:
+def judged(shape: SimilarLayers, order: Order) -> tuple[Plan, float]:
     """Returns the plan that reads ahead, and the share of a token's time that the build's law expects it to take."""
     asked, best = [], preloading.best
     with pytest.MonkeyPatch.context() as patch:
@@ -46,7 +46,7 @@ def judged(shape: Alike, order: Order) -> tuple[Plan, float]:
     return layout.plans[0], asked[0][1]
 
 
-def with_part(shape: Alike, artifact: Artifact, plan: Plan, part: float, num_tokens: int) -> Decoded:
+def with_part(shape: SimilarLayers, artifact: Artifact, plan: Plan, part: float, num_tokens: int) -> Decoded:
     """Decodes with a part of the plan's guess; at 0 nothing is guessed, and the buffer stays empty."""
     with pytest.MonkeyPatch.context() as patch:
         if not part:
@@ -54,7 +54,9 @@ def with_part(shape: Alike, artifact: Artifact, plan: Plan, part: float, num_tok
         return shape.decoded(artifact, plan.model_copy(update={"preload_guess": part * plan.preload_guess}), num_tokens)
 
 
-def measure(shapes: list[tuple[Alike, Alike]], num_tokens: int, one_s: float, run: Run) -> list[dict[str, Any]]:
+def measure(
+    shapes: list[tuple[SimilarLayers, SimilarLayers]], num_tokens: int, one_s: float, run: Run
+) -> list[dict[str, Any]]:
     """Returns a row per pair of shapes, the text's and the plan's. They differ only in the layers' similarity, on which
     reads on demand do not depend."""
     first = shapes[0][0]
@@ -119,17 +121,21 @@ class Plugin(Benchmark[Options]):
         key = (cell["device"], cell["case"], cell["share"])
         one_s = self.once(key, lambda: self._plain_s(*key))
         profile = load_device(cell["device"])
-        alike = {
-            each: Alike(profile, *CASES[cell["case"]], each, cell["share"], cell["layers_per_group"])
+        by_similarity = {
+            each: SimilarLayers(profile, *CASES[cell["case"]], each, cell["share"], cell["layers_per_group"])
             for each in (*self.options.similarity, self.options.planned)
         }
-        shapes = [(alike[each], alike[self.options.planned or each]) for each in self.options.similarity]
+        shapes = [
+            (by_similarity[each], by_similarity[self.options.planned or each]) for each in self.options.similarity
+        ]
         run = Run(self.options.runs_on or cell["device"], cell["guessed"])
         yield from measure(shapes, self.options.tokens, one_s, run)
 
     def _plain_s(self, device: str, case: str, share: float) -> float:
         """Returns the seconds of a token with groups of one layer."""
-        shape = Alike(load_device(self.options.runs_on or device), *CASES[case], self.options.similarity[0], share, 1)
+        shape = SimilarLayers(
+            load_device(self.options.runs_on or device), *CASES[case], self.options.similarity[0], share, 1
+        )
         layout = shape.layout(order=[shape.order])
         return shape.decoded(shape.artifact(layout), layout.plans[0], self.options.tokens).token_s
 

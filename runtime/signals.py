@@ -55,6 +55,11 @@ class Decided:
     read_bytes: float
 
 
+def has_signals(artifact: Artifact) -> bool:
+    """Whether the artifact carries a trace of signals."""
+    return any(entry.path == TRACE_FILE for entry in artifact.manifest.files)
+
+
 def load_signals(artifact: Artifact) -> Signals:
     """Returns the signals that an artifact carries.
 
@@ -62,7 +67,7 @@ def load_signals(artifact: Artifact) -> Signals:
         ColdpressError: if it carries none, or not those that its families need.
         ArtifactError: if the file is damaged.
     """
-    if all(entry.path != TRACE_FILE for entry in artifact.manifest.files):
+    if not has_signals(artifact):
         raise ColdpressError(
             f"{artifact.path} has no {TRACE_FILE}, from which its selector could choose anew; build it with "
             "method=auto, or replay a trace with --trace"

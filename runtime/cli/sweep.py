@@ -21,7 +21,7 @@ from coldpress.runtime.cli.flags import names_of
 from coldpress.runtime.generate.choice import choose_plan, on_device
 from coldpress.runtime.profiles.devices import load_device, named_devices
 from coldpress.runtime.quantities import parse_bytes, show_bytes, table
-from coldpress.runtime.signals import Signals, decide, load_signals
+from coldpress.runtime.signals import Signals, decide, has_signals, load_signals
 from coldpress.runtime.simulate import simulate
 from coldpress.runtime.sparsity import sees_residency
 from coldpress.runtime.synthetic.measured import measured
@@ -30,7 +30,6 @@ from coldpress.runtime.synthetic.trace import Synthetic
 from coldpress.runtime.trace import Event, load_trace
 from coldpress.schemas.errors import ArtifactError, ColdpressError, DoesNotFitError
 from coldpress.schemas.layout import Collapse, KvCacheFormat, Plan, Preload
-from coldpress.schemas.manifest import TRACE_FILE
 
 
 @dataclass(frozen=True)
@@ -233,8 +232,7 @@ def note(opened: Artifact, source: Source) -> str | None:
     seeing = [plan.method for plan in opened.manifest.plans if sees_residency(plan)]
     if not (isinstance(source, Path) and seeing):
         return None
-    carried = any(entry.path == TRACE_FILE for entry in opened.manifest.files)
-    anew = "with --signals it chooses anew" if carried else "an artifact of method=auto could choose anew"
+    anew = "with --signals it chooses anew" if has_signals(opened) else "an artifact of method=auto could choose anew"
     return f"{seeing[0]} uses what is in DRAM, and the trace has its choices with the cache of its own run; {anew}"
 
 

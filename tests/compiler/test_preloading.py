@@ -14,8 +14,8 @@ from coldpress.runtime.trace import FETCH, PRELOAD
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.order import FamilyOrder, GapCost, Order
 from tests.compiler.test_plan import laid, records
-from tests.support.alike import Alike
 from tests.support.records import tiny_activations
+from tests.support.similar_layers import SimilarLayers
 
 LAYERS = 11
 FLASH_S = 2e-5
@@ -132,7 +132,7 @@ MAP = [
 def test_auto_reads_ahead_where_a_simulated_token_takes_less_time(device, act, density, similarity, share, pays):
     """The law's word is that of the runtime's own store on modelled flash, and what it switches on does not lose."""
     profile = load_device(PROFILES / "devices" / f"{device}.yaml")
-    shape = Alike(profile, act, density, similarity, share, num_layers=4)
+    shape = SimilarLayers(profile, act, density, similarity, share, num_layers=4)
     found, best = [], preloading.best
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preloading, "best", lambda run: found.append(best(run)) or found[-1])

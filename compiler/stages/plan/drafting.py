@@ -61,7 +61,7 @@ class Gain(NamedTuple):
     def in_words(self) -> str:
         """Returns the figures for a reason."""
         spread = f" ± {self.error:.3f}" if math.isfinite(self.error) else ""
-        known = "" if spread else " (a single block, whose error nobody knows)"
+        known = "" if spread else " (one block, so the error is unknown)"
         return (
             f"drafts of {self.draft}, up to {self.draft_tokens} a pass: {self.speed:.3f}{spread} times as fast on "
             f"validation text{known}, {self.tokens_per_pass:.2f} tokens and {self.drafts_per_pass:.2f} drafts a pass"

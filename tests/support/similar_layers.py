@@ -89,7 +89,7 @@ class Decoded:
 
 
 @dataclass(frozen=True)
-class Alike:
+class SimilarLayers:
     """A model's shape, the similarity of its layers' inputs, and the device."""
 
     device: DeviceProfile
