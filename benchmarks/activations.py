@@ -75,21 +75,21 @@ def everything(path: Path) -> int:
 @dataclass(frozen=True)
 class Options:
     models: tuple[str, ...] = option(
-        ("prose7m",), smoke=("stories260k",), full=tuple(MODELS), choices=MODELS, help="real models"
+        ("prose7m",), smoke=("stories260k",), full=tuple(MODELS), choices=MODELS, help="real models to score"
     )
     formats: tuple[str, ...] = option(("int4_group32", "int8_group32"), smoke=("int4_group32",), help="weight formats")
-    tokens: int = option(4096, smoke=512, help="test tokens, at most; each block of 256 is a round of the timing")
+    tokens: int = option(4096, smoke=512, help="most test tokens to run; each block of 256 is one round of the timing")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].activations": "activation format",
-        "rows[].tokens": "tokens that were scored",
-        "rows[].ppl": "perplexity",
-        "rows[].over_fp32": "perplexity over that of float32",
-        "rows[].over_fp32_error": "standard error of its logarithm over blocks",
-        "rows[].token_s": "seconds of a token",
-        "rows[].speedup": "float32's seconds over these, formed in each block",
+        "rows[].activations": "format to which the inputs of products are rounded",
+        "rows[].tokens": "test tokens that were run, in blocks of 256",
+        "rows[].ppl": "perplexity on the test text",
+        "rows[].over_fp32": "perplexity over that with fp32 activations",
+        "rows[].over_fp32_error": "standard error over blocks of the logarithm of over_fp32",
+        "rows[].token_s": "seconds per decoded token, over the blocks",
+        "rows[].speedup": "seconds per token with fp32 activations over those with this format, taken in each block",
     }
     is_timing = True
     needs_data = True

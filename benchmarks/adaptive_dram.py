@@ -62,25 +62,25 @@ for token in session.stream(prompt, len(budgets) * tokens_per_phase, sampling=sa
 
 @dataclass(frozen=True)
 class Options:
-    tokens_per_phase: int = option(24, smoke=4, full=96, help="tokens of each budget")
-    intermediate_size: int = option(4096, smoke=2048, help="neurons of a layer")
+    tokens_per_phase: int = option(24, smoke=4, full=96, help="tokens decoded under each budget")
+    intermediate_size: int = option(4096, smoke=2048, help="neurons per layer")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].share": "share of the weights in DRAM",
-        "rows[].budget_bytes": "DRAM budget",
-        "rows[].used_bytes": "DRAM that the store counts",
-        "rows[].resident_bytes": "memory of the process beyond its start, from outside",
-        "rows[].beyond_bytes": "memory beyond the budget",
-        "rows[].hit_rate": "share of used units that were in DRAM",
-        "rows[].token_s": "seconds of a token of the phase's second half",
-        "rows[].tokens_per_s": "tokens per second, by the median",
-        "rows[].weights_bytes": "all weights",
-        "rows[].same_tokens": "whether the text is that of a run in one budget",
-        "most_beyond_bytes": "the largest memory beyond a budget",
-        "rising": "whether more DRAM was never slower",
-        "fastest_over_slowest": "tokens per second at 100 % over those at 20 %",
+        "rows[].share": "DRAM budget as a share of the bytes of all weights",
+        "rows[].budget_bytes": "DRAM budget of the phase in bytes",
+        "rows[].used_bytes": "bytes that the runtime counts against the budget at the end of the phase",
+        "rows[].resident_bytes": "resident bytes of the process minus those before it opened the artifact",
+        "rows[].beyond_bytes": "resident_bytes minus budget_bytes; negative where the process stays below its budget",
+        "rows[].hit_rate": "share of requested units that were in DRAM, mean over tokens of the phase's second half",
+        "rows[].token_s": "seconds per token in the phase's second half",
+        "rows[].tokens_per_s": "tokens per second: 1 over the median of token_s",
+        "rows[].weights_bytes": "bytes of the resident tensors and of all units",
+        "rows[].same_tokens": "whether the whole text equals that of a run under one budget",
+        "most_beyond_bytes": "largest beyond_bytes of all phases",
+        "rising": "whether tokens per second never fell while the budget rose from 20 to 100 %",
+        "fastest_over_slowest": "tokens per second at 100 % over those in the first phase at 20 %",
     }
     is_timing = True
     full_minutes = 6

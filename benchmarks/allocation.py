@@ -81,19 +81,19 @@ class Options:
         smoke=("stories260k",),
         full=("prose7m", "tinystories656k", "stories260k"),
         choices=MODELS,
-        help="models",
+        help="models to prune",
     )
     methods: tuple[str, ...] = option(
         ("topk", "dip"), smoke=("topk",), full=("topk", "dip", "threshold", "flash"), help="selectors"
     )
-    densities: tuple[float, ...] = option((0.5,), full=(0.6, 0.5, 0.4, 0.3), help="shares of the MLP's bytes")
-    rules: tuple[str, ...] = option(RULES, choices=RULES, help="rules of density_allocation")
-    attention: bool = option(False, help="prune attention's matrices, too, by the same density")
+    densities: tuple[float, ...] = option((0.5,), full=(0.6, 0.5, 0.4, 0.3), help="used shares of the MLP's bytes")
+    rules: tuple[str, ...] = option(RULES, choices=RULES, help="values of density_allocation")
+    attention: bool = option(False, help="also prune the inputs of attention's matrices, which the density then counts")
     tokens: int = option(
         2048,
         smoke=256,
         full=AllocationConfig().allocation_tokens,
-        help="calibration tokens that losses are measured on",
+        help="calibration tokens on which the rules measure losses",
     )
     test_blocks: int = option(16, smoke=2, full=32, help="blocks of 256 tokens of test text")
 
@@ -101,14 +101,14 @@ class Options:
 class Plugin(Benchmark[Options]):
     keys = {
         "rows[].model": "model",
-        "rows[].method": "selector, or dense",
-        "rows[].asked": "density that was asked for",
-        "rows[].rule": "rule of density_allocation; empty of the dense model",
-        "rows[].density": "share of the MLP's weights that the test text used",
+        "rows[].method": "selector; dense: nothing is pruned",
+        "rows[].asked": "density that the rule divides",
+        "rows[].rule": "value of density_allocation; empty for the dense model",
+        "rows[].density": "share of the MLP's weights that a token of the test text uses, mean over tokens",
         "rows[].ppl": "perplexity on test text",
         "rows[].shares.*?": "density of each layer, by family",
-        "worst_gain?": "the least share of uniform's loss that greedy saves",
-        "median_gain?": "the median share",
+        "worst_gain?": "least share of uniform's loss of log perplexity that greedy saves, of all cases",
+        "median_gain?": "median share of uniform's loss of log perplexity that greedy saves, of all cases",
     }
     needs_data = True
     full_minutes = 240

@@ -242,34 +242,34 @@ class Options:
         ("relu-10", REAL), smoke=("relu-10",), full=(*CASES, REAL), choices=(*CASES, REAL), help="models"
     )
     batches: tuple[int, ...] = option((1, 8), smoke=(1, 2), full=(1, 2, 4, 8, 16, 32), help="sequences at once")
-    renewed: tuple[int, ...] = option((4,), smoke=(2,), full=(4, 8), help="sequences at once of a renewed batch")
-    layers: int = option(2, smoke=1, help="planted layers")
-    width: int = option(WIDTH_7B, smoke=512, help="hidden_size of planted layers, a multiple of 512")
-    passes: int = option(3, smoke=2, full=6, help="passes of a round")
-    rounds: int = option(5, smoke=2, help="interleaved rounds")
+    renewed: tuple[int, ...] = option((4,), smoke=(2,), full=(4, 8), help="sequences at once in a renewed batch")
+    layers: int = option(2, smoke=1, help="layers of the planted models")
+    width: int = option(WIDTH_7B, smoke=512, help="hidden_size of the planted models, a multiple of 512")
+    passes: int = option(3, smoke=2, full=6, help="passes per round that count")
+    rounds: int = option(5, smoke=2, help="rounds, each of which runs all ways in turn")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
         "rows[].case": "model",
-        "rows[].batch": "sequences at once",
-        "rows[].renewed": "whether ended sequences make room for new ones",
-        "rows[].tokens_per_s": "tokens per second of all sequences, by the median",
-        "rows[].pass_s?": "seconds of a pass",
-        "rows[].over_dense?": "seconds of the dense selector over the case's, formed in each round",
-        "rows[].union_density?": "share of its family's units that a pass asks for, in the mean",
-        "rows[].reads_per_token?": "reads of a token",
-        "rows[].bytes_per_token?": "bytes read for a token",
-        "rows[].prefill_over_alone?": "seconds of prompts one after the other over all at once, formed in each round",
-        "rows[].prefill_bytes_over_alone?": "bytes read for these over those of all at once",
-        "rows[].wait_share?": "share of a pass that waits for flash",
-        "rows[].hit_rate?": "share of the used units in DRAM",
-        "rows[].over_waiting?": "seconds of batches that wait over those of the renewed one, formed in each round",
-        "rows[].prefills?": "reads of flash for prompts of the renewed batch",
-        "rows[].waiting_prefills?": "the same of batches that wait",
-        "rows[].passes?": "passes of the renewed batch",
-        "rows[].waiting_passes?": "the same of batches that wait",
-        "over_one.*.*": "tokens per second over those of the first size, by case and batch",
+        "rows[].batch": "sequences that are decoded at once",
+        "rows[].renewed": "true: a batch that renews itself, against batches that wait for their longest sequence",
+        "rows[].tokens_per_s": "tokens per second of all sequences together, median of rounds; renewed: with prefills",
+        "rows[].pass_s?": "median seconds of a pass, which decodes one token of every sequence, over rounds",
+        "rows[].over_dense?": "seconds of a pass with the dense selector over those with the case's, per round",
+        "rows[].union_density?": "share of a family's units that a pass requests, mean over passes and families",
+        "rows[].reads_per_token?": "reads from flash per decoded token: those of a pass over the batch size",
+        "rows[].bytes_per_token?": "bytes read from flash per decoded token",
+        "rows[].prefill_over_alone?": "seconds to prefill prompts one by one over seconds for all together, per round",
+        "rows[].prefill_bytes_over_alone?": "bytes read to prefill prompts one by one over bytes for all together",
+        "rows[].wait_share?": "share of a pass's seconds spent waiting for flash",
+        "rows[].hit_rate?": "share of requested units that were in DRAM, over all passes",
+        "rows[].over_waiting?": "seconds of batches that wait over seconds of the renewed batch, taken in each round",
+        "rows[].prefills?": "prefills of the renewed batch: passes that read flash for prompts",
+        "rows[].waiting_prefills?": "prefills of the batches that wait",
+        "rows[].passes?": "decoding passes of the renewed batch",
+        "rows[].waiting_passes?": "decoding passes of the batches that wait",
+        "over_one.*.*": "tokens per second over those of the first of --batches, by case and batch size",
     }
     is_timing = True
     needs_data = True

@@ -134,63 +134,63 @@ class Options:
         POLICIES,
         smoke=("none", "lru", "lfu", "s3fifo", "static", "belady"),
         full=ALL_POLICIES,
-        help="cache policies, with options as coldpress-run takes them, or none",
+        help="cache policies, with options as coldpress-run takes them; none: no cache",
     )
-    slots: tuple[float, ...] = option((0.1, 0.3, 0.5), smoke=(0.3,), help="shares of a layer's units")
+    slots: tuple[float, ...] = option((0.1, 0.3, 0.5), smoke=(0.3,), help="shares of a family's units that have slots")
     pinned: tuple[float, ...] = option((0.0,), full=(0.0, 0.5), help="shares of the slots that are pinned")
     devices: tuple[str, ...] = option(("pixel6", "iphone-a18"), smoke=("pixel6",), help="device profiles")
-    split: str = option("test", choices=BEFORE, help="the text that counts")
-    layers: int = option(2, smoke=1, help="layers of each model")
+    split: str = option("test", choices=BEFORE, help="text that is measured")
+    layers: int = option(2, smoke=1, help="layers of each model that are replayed")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
         "rows[].device": "device profile",
-        "rows[].hit_rate": "share of the used units that were in DRAM",
-        "rows[].loaded_share": "share of all units that a token loads",
-        "rows[].misses": "misses of a layer, those of the text that fills the cache included",
-        "rows[].reads": "reads of a token in a layer",
-        "rows[].read_bytes": "bytes read for a token in a layer",
-        "rows[].flash_s": "the device's seconds for these reads",
-        "rows[].token_s": "modelled seconds of a token's layer",
-        "rows[].unordered_s": "the same with units in the model's order on flash",
-        "rows[].us_per_request": "microseconds that deciding takes on this machine",
+        "rows[].hit_rate": "share of requested units that were in the cache or pinned",
+        "rows[].loaded_share": "share of all units of a family that a token reads from flash",
+        "rows[].misses": "misses per family of a layer, over the text that fills the cache and the measured one",
+        "rows[].reads": "reads from flash per token and family of a layer",
+        "rows[].read_bytes": "bytes read from flash per token and family of a layer",
+        "rows[].flash_s": "modelled seconds of these reads, per token and family of a layer",
+        "rows[].token_s": "modelled seconds per token and family of a layer: reading, or other work if that is more",
+        "rows[].unordered_s": "token_s if units lay on flash in the model's own order",
+        "rows[].us_per_request": "microseconds per request that the policy takes to decide on this machine",
         **{
-            f"{table}[].{name}?": f"{meaning}, {title}"
+            f"{table}[].{name}?": f"{title}: {meaning}"
             for table, title in (
-                ("over_none", "over no cache, without pins"),
-                ("over_lru", "over lru without pins"),
-                ("over_lru_with_pins", "over lru, each with its best share of pins"),
-                ("linked_over_base", "of linked policies over their base without pins"),
+                ("over_none", "gain in modelled seconds over no cache, without pins"),
+                ("over_lru", "gain in modelled seconds over lru, without pins"),
+                ("over_lru_with_pins", "gain in modelled seconds over lru, each with its best share of pins"),
+                ("linked_over_base", "gain in modelled seconds of linked policies over their base, without pins"),
             )
             for name, meaning in (
-                ("policy", "policy"),
-                ("over", "base"),
-                ("median", "gain in modelled seconds, median of cases, devices, slots"),
-                ("worst", "worst gain"),
-                ("best", "best gain"),
+                ("policy", "cache policy"),
+                ("over", "policy that it is compared with"),
+                ("median", "median over cases, devices and slots"),
+                ("worst", "least over cases, devices and slots"),
+                ("best", "largest over cases, devices and slots"),
             )
         },
         "dram_saved[].case?": "model",
         "dram_saved[].device?": "device profile",
-        "dram_saved[].slots?": "share of the units with slots",
-        "dram_saved[].saved?": "slots that the model's order needs for equal seconds, over these (Ripple, Fig. 14)",
+        "dram_saved[].slots?": "share of the units that have slots",
+        "dram_saved[].saved?": "slots with which the model's own order is as fast, over these slots (Ripple, Fig. 14)",
         "context_over_task[].case?": "model",
-        "context_over_task[].slots?": "share of the units with slots",
-        "context_over_task[].context?": f"hit rate of {CONTEXT}",
-        "context_over_task[].task?": f"hit rate of {TASK}",
-        "median_dram_saved?": "median of dram_saved; null where nothing is comparable",
-        "median_context_over_task?": "median difference of the hit rates (ActiveFlow, Fig. 18: 0.12)",
-        "median_loaded_share?": f"median loaded_share of {CONTEXT} with the most slots, of models that use half of "
+        "context_over_task[].slots?": "share of the units that have slots",
+        "context_over_task[].context?": f"hit rate of {CONTEXT}, which follows the context",
+        "context_over_task[].task?": f"hit rate of {TASK}, which is fixed for the task",
+        "median_dram_saved?": "median of dram_saved[].saved; null where nothing is comparable",
+        "median_context_over_task?": "median of context minus task in context_over_task (ActiveFlow, Fig. 18: 0.12)",
+        "median_loaded_share?": f"median loaded_share of {CONTEXT} with the most slots, over models that use half of "
         "their units (ActiveFlow, Fig. 19: 0.18); null without such a model",
-        "above_belady": "replays with fewer misses than Belady's, which is impossible: 0",
+        "above_belady": "replays with fewer misses than Belady's; must be 0, since Belady's are the fewest possible",
     }
     needs_data = True
     over = {"case": "cases", "slots": "slots", "pinned": "pinned", "policy": "policies"}
     full_minutes = 30
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """Yields a row per device: means over the layers of a case."""
+        """Yields a row per device: means over the layers and families of a case."""
         case, split = cell["case"], self.options.split
         traces = self.once(case, lambda: list(traces_of(case, self.folder / case, self.options.layers)))
         found = [replayed(cell["policy"], one, cell["slots"], cell["pinned"], split) for one in traces]

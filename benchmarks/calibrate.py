@@ -23,32 +23,32 @@ PASSES = ("plain", "calibrate")
 
 @dataclass(frozen=True)
 class Options:
-    shape: str = option("mistral-7b", smoke="small", help="shape of a layer")
+    shape: str = option("mistral-7b", smoke="small", help="model whose layers' shape the checkpoint has")
     tokens: int = option(2048, smoke=512, full=8192, help="calibration tokens")
     few: int = option(2, smoke=1, help="layers of the timed checkpoint")
-    many: int = option(4, smoke=2, help="layers of the checkpoint whose memory is compared")
-    rounds: int = option(5, smoke=1, help="interleaved rounds")
-    batch_blocks: int = option(8, help="blocks of a call of the plain pass")
-    float32: bool = option(False, full=True, help="also the plain pass in float32, for comparison")
+    many: int = option(4, smoke=2, help="layers of the checkpoint for the comparison of memory")
+    rounds: int = option(5, smoke=1, help="rounds, each of which runs both passes in turn")
+    batch_blocks: int = option(8, help="blocks of 256 tokens per call of the plain pass")
+    float32: bool = option(False, full=True, help="also run the plain pass in float32")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].layers": "layers of the checkpoint",
-        "rows[].part": "rounds: both passes in turn; float32: the plain pass in float32; memory: ours with more layers",
+        "rows[].layers": "layers of the planted checkpoint",
+        "rows[].part": "rounds: both passes in turn; float32: plain in float32; memory: calibrate with more layers",
         "rows[].round": "number of the round",
         "rows[].pass": "plain: transformers' forward; calibrate: the whole stage",
         "rows[].dtype": "dtype of the forward pass",
-        "rows[].wall_s": "seconds",
-        "rows[].cpu_s": "processor seconds of all threads",
-        "rows[].density?": "density of the last layer's neurons that calibrate counted",
-        "rows[].peak_rss_bytes": "peak memory of the whole process",
-        "wall_ratio": "seconds of calibrate over those of the plain pass, of the same round",
-        "cpu_ratio": "the same of processor seconds",
-        "plain_dtype": "dtype of the plain pass",
-        "calibrate_dtype": "dtype of calibrate",
-        "rss_growth": "peak memory with more layers over that with few",
-        "peak_rss_bytes": "the largest peak memory of calibrate",
+        "rows[].wall_s": "seconds of wall time: of plain the forward calls, of calibrate the whole stage",
+        "rows[].cpu_s": "processor seconds of all threads in that time",
+        "rows[].density?": "share of the last layer's neurons that are active, as calibrate counts it",
+        "rows[].peak_rss_bytes": "peak resident bytes of the process",
+        "wall_ratio": "wall seconds of calibrate over those of the plain pass, taken in each round",
+        "cpu_ratio": "processor seconds of calibrate over those of the plain pass, taken in each round",
+        "plain_dtype": "dtype in which the plain pass computes",
+        "calibrate_dtype": "dtype in which calibrate computes",
+        "rss_growth": "peak memory of calibrate with --many layers over that with --few layers",
+        "peak_rss_bytes": "largest peak resident bytes of calibrate",
     }
     is_timing = True
     full_minutes = 40

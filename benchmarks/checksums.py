@@ -23,22 +23,22 @@ NUM_TOKENS = 32
 @dataclass(frozen=True)
 class Options:
     layers: int = option(6, smoke=1, full=24, help="layers of the artifact, of 75 MB each")
-    sample_bytes: int = option(64 << 20, smoke=4 << 20, help="bytes of the digests' own sample")
-    rounds: int = option(5, smoke=2, help="interleaved rounds")
+    sample_bytes: int = option(64 << 20, smoke=4 << 20, help="bytes on which SHA-256 and CRC-32C are timed")
+    rounds: int = option(5, smoke=2, help="rounds, each of which runs all parts in turn")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].verified_bytes": "bytes that verify reads",
-        "rows[].verify_s": "seconds of verify",
-        "rows[].verify_gb_per_s": "GB/s of verify, by its median",
-        "rows[].verify_cpu_s": "processor seconds of all threads of verify, the least of the rounds",
+        "rows[].verified_bytes": "bytes of the artifact that verify checks",
+        "rows[].verify_s": "seconds of one verify, files in the page cache",
+        "rows[].verify_gb_per_s": "GB/s of verify: verified_bytes over the median of verify_s",
+        "rows[].verify_cpu_s": "processor seconds of all threads in one verify, least of the rounds",
         "rows[].sha256_gb_per_s": "GB/s of SHA-256 on one thread",
         "rows[].crc32c_gb_per_s": "GB/s of CRC-32C on one thread",
-        "rows[].decode_read_bytes": "bytes that decoding reads",
-        "rows[].decode_flash_s": "seconds that its reads take",
-        "rows[].crc_share_of_flash_time": "share of these seconds that CRC-32C of those bytes takes",
-        "rows[].direct_io": "whether the reads are direct",
+        "rows[].decode_read_bytes": "bytes that decoding reads from flash",
+        "rows[].decode_flash_s": "seconds that decoding waits for flash",
+        "rows[].crc_share_of_flash_time": "seconds of CRC-32C of decode_read_bytes on one thread over decode_flash_s",
+        "rows[].direct_io": "whether decoding reads past the page cache (O_DIRECT)",
     }
     is_timing = True
     full_minutes = 3

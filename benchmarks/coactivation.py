@@ -51,26 +51,26 @@ def product(bits: np.ndarray, num_tokens: int, counts: np.ndarray) -> tuple[floa
 
 @dataclass(frozen=True)
 class Options:
-    units: int = option(8192, smoke=1024, full=14336, help="units of a layer")
-    tokens: int = option(16384, smoke=1024, full=32768, help="tokens")
-    density: float = option(0.1, help="share of active units")
+    units: int = option(8192, smoke=1024, full=14336, help="units per layer")
+    tokens: int = option(16384, smoke=1024, full=32768, help="tokens over which pairs are counted")
+    density: float = option(0.1, help="share of active units in the parts dense and lesser")
     low_densities: tuple[float, ...] = option(
-        (0.0025, 0.02), smoke=(0.01,), full=LOW_DENSITIES, help="the same, sparse"
+        (0.0025, 0.02), smoke=(0.01,), full=LOW_DENSITIES, help="shares of active units in the part sparse"
     )
-    rounds: int = option(5, smoke=2, help="rounds")
+    rounds: int = option(5, smoke=2, help="timed rounds")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].part": "dense, lesser (a processor without a vector population count), or sparse",
-        "rows[].count_s?": "dense and lesser: seconds of pair_counts",
-        "rows[].product_s?": "dense: seconds of the product",
-        "rows[].exact?": "dense: whether all counts are the product's",
-        "rows[].dense_s?": "sparse: seconds of the dense way",
-        "rows[].sparse_s?": "sparse: seconds of the sparse way",
-        "rows[].speedup?": "sparse: dense over sparse seconds, formed in each round",
-        "speedup": "the product's seconds over those of pair_counts",
-        "speedup_avx2": "the same on the lesser processor",
+        "rows[].part": "dense; lesser (dense, on a processor without a vector population count); sparse",
+        "rows[].count_s?": "dense: seconds of pair_counts; lesser: seconds of dense_pair_counts on that processor",
+        "rows[].product_s?": "dense: seconds of the fp32 matrix product in torch",
+        "rows[].exact?": "dense: whether every count equals the product's value",
+        "rows[].dense_s?": "sparse: seconds of dense_pair_counts",
+        "rows[].sparse_s?": "sparse: seconds of sparse_pair_counts",
+        "rows[].speedup?": "sparse: dense_s over sparse_s, taken in each round",
+        "speedup": "seconds of the fp32 product over the median seconds of pair_counts",
+        "speedup_avx2": "seconds of the fp32 product over the median seconds of lesser",
     }
     is_timing = True
     over = ({"part": ("dense", "lesser"), "density": "density"}, {"part": ("sparse",), "density": "low_densities"})

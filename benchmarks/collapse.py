@@ -56,21 +56,21 @@ class Options:
         smoke=("planted-3%",),
         full=(*REAL, *PLANTED),
         choices=(*REAL, *PLANTED),
-        help="traces",
+        help="models whose traces are replayed",
     )
     devices: tuple[str, ...] = option(
         ("pixel6", "iphone-a18", "oneplus12", "macbook-m1-max"), smoke=("pixel6", "iphone-a18"), help="device profiles"
     )
-    layers: int = option(2, smoke=1, help="layers of each model")
+    layers: int = option(2, smoke=1, help="layers of each model that are replayed")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].gap_of": "the device whose break-even gap is the first one",
-        "rows[].start": "bytes of the first gap",
-        "rows[].over_static": "seconds with the first gap kept over those with the adaptive one",
-        "rows[].over_best": "seconds with the best fixed gap over those with the adaptive one",
-        "rows[].switched_off": "whether joining was switched off",
+        "rows[].gap_of": "device whose break-even gap is the first gap",
+        "rows[].start": "first gap in bytes",
+        "rows[].over_static": "modelled seconds with the first gap throughout over those with the adaptive gap",
+        "rows[].over_best": "modelled seconds with the best fixed gap over those with the adaptive gap",
+        "rows[].switched_off": "whether the adaptive gap joins no reads at the end, since bandwidth bounds the device",
     }
     needs_data = True
     over = {"case": "cases", "device": "devices"}

@@ -214,37 +214,35 @@ def rounds_of(path: Path, num_tokens: int, flash: str, rounds: int) -> list[Roun
 
 @dataclass(frozen=True)
 class Options:
-    cases: tuple[str, ...] = option(
-        tuple(CASES), smoke=("relu-3",), choices=CASES, help="selector, activation, density"
-    )
-    layers: int = option(2, smoke=1, full=4, help="layers")
-    tokens: int = option(8, smoke=2, help="tokens of a round")
-    rounds: int = option(5, smoke=2, full=9, help="rounds")
+    cases: tuple[str, ...] = option(tuple(CASES), smoke=("relu-3",), choices=CASES, help="activation, density")
+    layers: int = option(2, smoke=1, full=4, help="layers of the model")
+    tokens: int = option(8, smoke=2, help="tokens per round")
+    rounds: int = option(5, smoke=2, full=9, help="timed rounds")
     cached: float = option(0.5, help="share of the units in DRAM")
     flash: str = option(DEFAULT_FLASH, help="a plug-in of runtime/flash that reads flash.img")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].tokens_per_s": "tokens per second, by the median",
+        "rows[].tokens_per_s": "tokens per second: 1 over the median of token_s",
         **{
-            f"rows[].{name}_s": f"seconds of a token: {meaning}"
+            f"rows[].{name}_s": f"seconds per token: {meaning}"
             for name, meaning in (
-                ("token", "the run"),
+                ("token", "the run itself"),
                 ("wait", "waiting for flash in the run"),
-                ("flash", "its reads alone"),
-                ("compute", "all units in DRAM"),
-                ("before", "before reads can begin"),
-                ("serial", "without overlap"),
-                ("bookkeeping", "its requests without data"),
+                ("flash", "the reads of the run alone"),
+                ("compute", "a run with all units in DRAM"),
+                ("before", "part of compute_s before reads can begin"),
+                ("serial", "a run in which every request waits for all its units"),
+                ("bookkeeping", "the requests of the run replayed without data"),
             )
         },
-        "rows[].share_of_bound": "the bound over the run, formed in each round",
-        "rows[].share_of_reach": "the reach over the run, formed in each round",
-        "rows[].gain_over_serial": "the run without overlap over the run, formed in each round",
-        "rows[].wait_share": "share of the run that waits for flash",
-        "rows[].bookkeeping_share": "bookkeeping over the run",
-        "rows[].hit_rate": "share of used units in DRAM",
+        "rows[].share_of_bound": "max(flash_s, compute_s), the bound, over token_s, per round",
+        "rows[].share_of_reach": "before_s + max(flash_s, compute_s - before_s), the reach, over token_s, per round",
+        "rows[].gain_over_serial": "serial_s over token_s, taken in each round",
+        "rows[].wait_share": "wait_s over token_s, taken in each round",
+        "rows[].bookkeeping_share": "bookkeeping_s over token_s, taken in each round",
+        "rows[].hit_rate": "share of requested units that were in DRAM",
     }
     is_timing = True
     over = {"case": "cases"}

@@ -40,13 +40,13 @@ class Options:
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "screen": "what the build ends with",
-        "session": "what README's example in Python prints",
-        "token": "what coldpress-run generate says of a token",
+        "screen": "last screen of the build",
+        "session": "output of README's example in Python",
+        "token": "lines of coldpress-run generate about the costs of a token",
         "python": "version of Python, whose documentation is the text",
-        **{f"rows[].{name}": "of the build's metrics.json" for name in (*PLAIN, *RATES)},
+        **{f"rows[].{name}": "figure of this name in the build's metrics.json" for name in (*PLAIN, *RATES)},
         "rows[].gain_over_dense": "simulated tokens per second over those of a dense build in the same DRAM",
-        **{f"rows[].{name}": f"see {name}" for name in ("screen", "session", "token")},
+        **{f"rows[].{name}": f"the same text as {name} of the last line" for name in ("screen", "session", "token")},
     }
     is_timing = True
     full_minutes = 1

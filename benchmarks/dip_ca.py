@@ -112,40 +112,40 @@ def gains(test: Rows, validation: Rows) -> Iterator[Row]:
 @dataclass(frozen=True)
 class Options:
     models: tuple[str, ...] = option(
-        ("prose7m",), smoke=("stories260k",), full=("prose7m", "tinystories656k"), choices=MODELS, help="models"
+        ("prose7m",), smoke=("stories260k",), full=("prose7m", "tinystories656k"), choices=MODELS, help="models to mask"
     )
     devices: tuple[str, ...] = option(("pixel6",), full=("pixel6", "iphone-a18"), help="device profiles")
-    slots: tuple[float, ...] = option((0.5,), full=(0.5, 0.3), help="shares of the units in the cache")
+    slots: tuple[float, ...] = option((0.5,), full=(0.5, 0.3), help="shares of a layer's units that its cache holds")
     gammas: tuple[float, ...] = option((0.2, 0.35), smoke=(0.2,), full=GAMMAS, help="gammas of dip_ca")
     along_gammas: tuple[float, ...] = option((0.5,), full=ALONG_GAMMAS, help="gammas of `along`")
     densities: tuple[float, ...] = option(
-        (0.4, 0.5, 0.6, 0.75), smoke=(0.4, 0.5), full=DENSITIES, help="densities of DIP and dip_ca; 0.5 and 0.4 of them"
+        (0.4, 0.5, 0.6, 0.75), smoke=(0.4, 0.5), full=DENSITIES, help="densities of DIP and dip_ca, with 0.5 and 0.4"
     )
     along_densities: tuple[float, ...] = option(
         (0.25, 0.35, 0.5), smoke=(0.35,), full=ALONG_DENSITIES, help="densities of `along` and `flash`"
     )
-    blocks: int = option(3, smoke=2, full=5, help="blocks of 256 tokens of each text, the warm-up among them")
+    blocks: int = option(3, smoke=2, full=5, help="blocks of 256 tokens of each text, of which the first is not scored")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].split": "validation: parameters are chosen on it; test: gains are of it",
+        "rows[].split": "validation: the way is chosen on it; test: gains are measured on it",
         "rows[].density": "density of the MLP that was asked for",
-        "rows[].along": "whether all that is read is used",
-        "rows[].method": "dip, dip_ca, along, flash",
-        "rows[].policy": "cache policy, or none",
-        "rows[].gamma": "gamma; 1 is dip",
-        "rows[].ppl": "perplexity",
-        "rows[].hit_rate": "share of the used units that were in DRAM",
-        "rows[].tokens_per_s": "modelled tokens per second",
+        "rows[].along": "whether a token also uses the units in DRAM and those that its reads bring",
+        "rows[].method": "dip, dip_ca, along (dip_ca with use_read_units) or flash",
+        "rows[].policy": "cache policy; none: no cache",
+        "rows[].gamma": "gamma of dip_ca and along; 1 for dip and flash",
+        "rows[].ppl": "perplexity on the split's text",
+        "rows[].hit_rate": "share of requested units that were in the cache",
+        "rows[].tokens_per_s": "modelled tokens per second, from the seconds of the MLPs' requests alone",
         **{f"{of}[].model": "model" for of in ("rows", "throughput_gain_at_equal_ppl")},
         **{f"{of}[].device": "device profile" for of in ("rows", "throughput_gain_at_equal_ppl")},
         **{f"{of}[].slots": "share of the units in the cache" for of in ("rows", "throughput_gain_at_equal_ppl")},
-        "throughput_gain_at_equal_ppl[].as_dip_at": "density at which DIP has that perplexity",
-        "throughput_gain_at_equal_ppl[].method": "what is compared with DIP",
-        "throughput_gain_at_equal_ppl[].chosen": "policy and gamma, chosen on validation text",
+        "throughput_gain_at_equal_ppl[].as_dip_at": "density of DIP whose perplexity all methods match here",
+        "throughput_gain_at_equal_ppl[].method": "method that is compared with DIP",
+        "throughput_gain_at_equal_ppl[].chosen": "its cache policy and gamma, chosen on validation text",
         **{
-            f"throughput_gain_at_equal_ppl[].{policy}?": f"tokens per second over DIP with {policy}; null: out of reach"
+            f"throughput_gain_at_equal_ppl[].{policy}?": f"tokens per second over DIP with {policy}; null: not reached"
             for policy in POLICIES
         },
     }

@@ -158,20 +158,20 @@ class Options:
     trained: tuple[float, ...] = option(
         (0.7,), full=SPARSITIES, choices=SPARSITIES, help="sparsities that students are trained for"
     )
-    steps: int = option(12, smoke=1, full=60, help="updates")
-    batch_blocks: int = option(DistillConfig().distill_blocks, smoke=1, help="blocks of 256 tokens of an update")
+    steps: int = option(12, smoke=1, full=60, help="updates of the weights")
+    batch_blocks: int = option(DistillConfig().distill_blocks, smoke=1, help="blocks of 256 tokens per update")
     validation_blocks: int = option(DistillConfig().validation_blocks, smoke=1, help="blocks of validation text")
-    test_blocks: int = option(8, smoke=1, full=64, help="blocks of test text")
+    test_blocks: int = option(8, smoke=1, full=64, help="blocks of 256 tokens of test text")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
         "rows[].model": "model",
-        "rows[].variant": "student, or the source",
-        "rows[].trained?": "sparsity that the student was trained for; null of the source",
-        "rows[].sparsity": "sparsity that it is scored at; 0: dense",
+        "rows[].variant": "variant of the student, or source: the model before training",
+        "rows[].trained?": "sparsity that the student was trained for; null for the source",
+        "rows[].sparsity": "sparsity at which the row is scored; 0: dense",
         "rows[].ppl": "perplexity on test text",
-        "gap_recovered.*.0.*?": "share of the gap that the student `distilled` closes, by model and its sparsity",
+        "gap_recovered.*.0.*?": "share of the gap that `distilled` closes at the sparsity it trained for, by model",
     }
     needs_data = True
     full_minutes = 600

@@ -77,19 +77,19 @@ def whole(rows: Rows, num_layers: int) -> dict[str, dict[str, int]]:
 
 @dataclass(frozen=True)
 class Options:
-    shape: str = option("mistral-7b", smoke="small", choices=sorted(SHAPES), help="shape of a layer")
-    layers: tuple[int, ...] = option((2, 3), smoke=(1,), help="numbers of layers")
+    shape: str = option("mistral-7b", smoke="small", choices=sorted(SHAPES), help="model whose layers are copied")
+    layers: tuple[int, ...] = option((2, 3), smoke=(1,), help="numbers of layers, one checkpoint each")
     recipes: tuple[str, ...] = option(
-        ("lora", RELUFY), full=("lora", "self", RELUFY), choices=("lora", "self", RELUFY), help="what is trained"
+        ("lora", RELUFY), full=("lora", "self", RELUFY), choices=("lora", "self", RELUFY), help="recipe, or relufy"
     )
 
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].peak_bytes": "peak memory of the process",
-        "rows[].counted_bytes": "memory that the product counts",
-        "whole.*.peak_bytes?": "peak memory of all layers, by the line through the rows, by recipe",
-        "whole.*.counted_bytes?": "the same of what is counted",
+        "rows[].peak_bytes": "peak resident bytes of the training process",
+        "rows[].counted_bytes": "bytes that the stage's ram_bytes declares beforehand",
+        "whole.*.peak_bytes?": "peak bytes for all layers, extrapolated from the fewest and the most layers, by recipe",
+        "whole.*.counted_bytes?": "declared bytes for all layers, extrapolated in the same way, by recipe",
     }
     over = {"layers": "layers", "recipe": "recipes"}
     full_minutes = 15

@@ -18,24 +18,24 @@ from coldpress.runtime import plugins
 from coldpress.schemas.metrics import Metrics
 
 OF_THE_BUILD = {
-    "method": "the selector that was taken",
-    "artifact_bytes": "bytes of the artifact",
-    "resident_bytes": "bytes that are always in DRAM",
-    "budget_bytes": "DRAM budget",
-    "flash_bytes_per_token": "bytes read for a token",
-    "reads_per_token": "reads for a token",
-    "hit_rate": "share of used units that were in DRAM",
+    "method": "selector of the artifact",
+    "artifact_bytes": "bytes of the artifact's files",
+    "resident_bytes": "bytes of the weights that are always in DRAM",
+    "budget_bytes": "DRAM budget in bytes",
+    "flash_bytes_per_token": "bytes read from flash per token",
+    "reads_per_token": "reads from flash per token",
+    "hit_rate": "share of requested units that were in DRAM",
     "ppl_source": "perplexity of the checkpoint on test text",
     "ppl_artifact": "perplexity of the artifact on the same text",
-    "ppl_dense": "perplexity with all weights of the artifact",
-    "tokens_per_s": "tokens per second on this machine, over all blocks of the text",
-    "tokens_per_s_deviation": "their standard deviation from block to block",
-    "modelled_tokens_per_s": "simulated tokens per second on the device",
-    "gain_over_dense": "simulated tokens per second over the dense run's; null where no dense run fits",
+    "ppl_dense": "perplexity of the artifact with every unit used",
+    "tokens_per_s": "tokens per second on this machine, over all measured blocks of test text",
+    "tokens_per_s_deviation": "standard deviation of tokens_per_s from block to block",
+    "modelled_tokens_per_s": "tokens per second that the simulator finds for the device",
+    "gain_over_dense": "simulated tokens per second over the dense run's; null where the budget holds no dense run",
 }
 OF_THE_DENSE_RUN = {
-    "flash_bytes_per_token": "bytes read for a token of the dense run",
-    "reads_per_token": "reads for a token of the dense run",
+    "flash_bytes_per_token": "bytes read from flash per token of the dense run",
+    "reads_per_token": "reads from flash per token of the dense run",
     "tokens_per_s": "simulated tokens per second of the dense run",
 }
 MAY_BE_NULL = ("tokens_per_s_deviation", "ppl_dense", "gain_over_dense")
@@ -48,13 +48,13 @@ class Options:
         smoke=("tinystories656k-relu",),
         full=tuple(MODELS),
         choices=MODELS,
-        help="models",
+        help="models to build",
     )
     method: str = option(
         "auto",
         smoke="relu",  # a search over all takes 25 s; the smokes of prediction and plan_search have one
         choices=("auto", *plugins.names("coldpress.runtime.sparsity")),
-        help="selector that is set beside dense",
+        help="selector of the artifacts; auto lets the build choose",
     )
     device: str = option("pixel6", help="device profile")
     short: bool = option(True, full=False, help="calibrate and score on less text")
@@ -64,8 +64,8 @@ class Plugin(Benchmark[Options]):
     keys = {
         **{f"rows[].{name}{'?' * (name in MAY_BE_NULL)}": meaning for name, meaning in OF_THE_BUILD.items()},
         **{f"rows[].dense_{name}?": meaning for name, meaning in OF_THE_DENSE_RUN.items()},
-        "worst_gain?": "the least gain over a dense run",
-        "demo_gain?": "that of the demo; null where it was left out",
+        "worst_gain?": "least gain_over_dense of all models",
+        "demo_gain?": "gain_over_dense of the demo; null where it was left out",
     }
     is_timing = True
     needs_data = True

@@ -284,30 +284,30 @@ Subjects = Mapping[str, Subject]
 
 @dataclass(frozen=True)
 class Options:
-    sample: int = option(40, smoke=2, full=0, help="injections; 0: all")
-    stages: int = option(4, smoke=1, help="the first of: package, publish over nothing; both over another")
-    seed: int = option(0, help="of the sample")
-    jobs: int = option(2, smoke=1, help="injections at a time")
+    sample: int = option(40, smoke=2, full=0, help="number of injections; 0: all that are possible")
+    stages: int = option(4, smoke=1, help="first N of: package, publish into nothing; both over another artifact")
+    seed: int = option(0, help="seed of the sample of injections")
+    jobs: int = option(2, smoke=1, help="injections that run at a time")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].share": "number of the cell",
-        "rows[].stage": "stage, and what stands where it writes",
-        "rows[].call": "system call",
-        "rows[].number": "which of these calls of a thread fails",
-        "rows[].error": "error number that it gives",
-        "rows[].places": "injections that are possible",
-        "rows[].missed": "whether no such call was met",
+        "rows[].share": "number of the cell, which has a share of the injections",
+        "rows[].stage": "stage, and what its output folder holds at first: nothing or another artifact",
+        "rows[].call": "system call that fails",
+        "rows[].number": "the call fails when a thread makes it for the n-th time, counted from 1",
+        "rows[].error": "error number that the call gives",
+        "rows[].places": "number of possible injections, of which the run takes a sample",
+        "rows[].missed": "whether the run made no such call, so that nothing failed",
         "rows[].ended?": "exit code and last line of the run",
-        "rows[].torn?": "whether an artifact or record was left in pieces",
-        "rows[].untidy?": "whether it ended otherwise than in order or in one sentence, or left hidden files",
-        "rows[].completed_after?": "whether a run without faults put all in order",
-        "injections": "injections that met their call",
-        "missed": "those that met none",
-        "torn": "those that are torn",
-        "untidy": "those that are untidy",
-        "completed_after": "those that are completed after",
+        "rows[].torn?": "whether an artifact or record is neither as before, nor complete, nor still absent",
+        "rows[].untidy?": "whether the run ended neither in order nor in one sentence, or left hidden files for good",
+        "rows[].completed_after?": "whether the next run, without faults, completes the files, or nothing had changed",
+        "injections": "injections whose call was made and failed",
+        "missed": "injections whose call was never made",
+        "torn": "injections after which an artifact or record is torn",
+        "untidy": "injections with an untidy end",
+        "completed_after": "injections after which the next run completes the files, or nothing had changed",
     }
     programs = ("strace",)
     full_minutes = 60

@@ -108,24 +108,24 @@ def measure(disk: Disk, size: int, depth: int, rounds: int, reads_s: float) -> R
 
 @dataclass(frozen=True)
 class Options:
-    sizes: tuple[int, ...] = option((4096, 65536, 1 << 20), smoke=(65536,), full=SIZES, help="bytes of a read")
+    sizes: tuple[int, ...] = option((4096, 65536, 1 << 20), smoke=(65536,), full=SIZES, help="bytes per read")
     depths: tuple[int, ...] = option((1, 16, 64), smoke=(4,), full=DEPTHS, help="reads in flight")
-    rounds: int = option(5, smoke=2, help="rounds")
-    reads_s: float = option(0.1, smoke=0.02, help="about how long one reader takes in one round")
-    file_bytes: int = option(4 << 30, smoke=64 << 20, help="bytes of the file")
+    rounds: int = option(5, smoke=2, help="rounds, each of which runs all readers in turn")
+    reads_s: float = option(0.1, smoke=0.02, help="approximate seconds of one reader in one round")
+    file_bytes: int = option(4 << 30, smoke=64 << 20, help="bytes of the file that is read")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].direct_bytes_per_s": "of direct",
-        "rows[].io_uring_bytes_per_s": "of io_uring",
-        "rows[].bare_bytes_per_s": "of bare",
-        "rows[].direct_share": "direct over bare, formed in each round",
-        "rows[].io_uring_share": "io_uring over bare, formed in each round",
-        "rows[].best_share": "the larger median of the two",
-        "worst_share": "the least best share of all rows",
-        "worst_share_direct": "the least median share of direct",
-        "worst_share_io_uring": "the least median share of io_uring",
+        "rows[].direct_bytes_per_s": "bytes per second of our reader `direct`",
+        "rows[].io_uring_bytes_per_s": "bytes per second of our reader `io_uring`",
+        "rows[].bare_bytes_per_s": "bytes per second of the bare program",
+        "rows[].direct_share": "bytes per second of `direct` over the bare program's, taken in each round",
+        "rows[].io_uring_share": "bytes per second of `io_uring` over the bare program's, taken in each round",
+        "rows[].best_share": "larger of the medians of direct_share and io_uring_share",
+        "worst_share": "least best_share of all rows",
+        "worst_share_direct": "least median of direct_share of all rows",
+        "worst_share_io_uring": "least median of io_uring_share of all rows",
     }
     is_timing = True
     programs = ("cc",)

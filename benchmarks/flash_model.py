@@ -128,35 +128,35 @@ def _errors(name: str, errors: np.ndarray | None) -> Row:
 @dataclass(frozen=True)
 class Options:
     reports: tuple[str, ...] = option((), help="files that fio wrote with --output-format=json")
-    rounds: int = option(12, smoke=2, full=60, help="rounds; the fastest counts")
+    rounds: int = option(12, smoke=2, full=60, help="rounds; the fastest of each point and request counts")
     file_mib: int = option(1024, smoke=320, help="MiB of the file that is read")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].grid": "disk: measured here; else the report of fio",
-        "rows[].part": "fit, request or gap",
-        "rows[].form?": "fit: fitted (the product's law), maximum, or sum",
-        "rows[].latency_s?": "fit: seconds of a read besides its operation and its bytes",
-        "rows[].reads_per_s?": "fit: operations per second",
-        "rows[].bytes_per_s?": "fit: bandwidth",
-        "rows[].overlap?": "fit: 1, the largest of the three counts, to 0, their sum",
-        "rows[].fit_median?": "fit: error at the points, median",
-        "rows[].fit_worst?": "fit: error at the points, worst",
-        "rows[].held_median?": "fit: error at points of a read size that the law was not fitted to, median",
-        "rows[].held_worst?": "fit: the same, worst",
+        "rows[].grid": "disk: measured on this machine; else the file of fio's report",
+        "rows[].part": "fit: a law on a grid; request: one planned request; gap: the gap chosen for a set of units",
+        "rows[].form?": "fit: fitted (the product's law), maximum or sum of its three bounds",
+        "rows[].latency_s?": "fit: latency of a read in seconds",
+        "rows[].reads_per_s?": "fit: operations per second without their bytes",
+        "rows[].bytes_per_s?": "fit: bandwidth without the operations' time",
+        "rows[].overlap?": "fit: how far the three bounds overlap; 1: the largest counts, 0: their sum",
+        "rows[].fit_median?": "fit: relative error at the points that the law was fitted to, median",
+        "rows[].fit_worst?": "fit: relative error at the points that the law was fitted to, largest",
+        "rows[].held_median?": "fit: relative error at read sizes that were left out of the fit, median over points",
+        "rows[].held_worst?": "fit: relative error at read sizes that were left out of the fit, largest",
         "rows[].unit_bytes?": "request and gap: bytes of a unit",
-        "rows[].units?": "request and gap: units of the request",
-        "rows[].gap_bytes?": "request: reads this far apart are joined; gap: the gap by the fitted law",
-        "rows[].reads?": "request: reads",
-        "rows[].read_bytes?": "request: their bytes",
-        "rows[].seconds?": "request: measured, the fastest round",
-        "rows[].error?": "request: of the fitted law, relative",
+        "rows[].units?": "request and gap: number of units that are requested",
+        "rows[].gap_bytes?": "request: gap in bytes over which reads are joined; gap: the fitted law's choice",
+        "rows[].reads?": "request: number of reads",
+        "rows[].read_bytes?": "request: bytes of these reads",
+        "rows[].seconds?": "request: measured seconds, fastest round",
+        "rows[].error?": "request: seconds by the fitted law over measured seconds, minus 1",
         "rows[].of_best?": "gap: measured seconds with the fastest gap over those with the fitted law's",
-        "held_median": "error of the fitted law at held-out points, median over grids",
-        "held_worst": "the worst",
-        "request_median": "error of the fitted law at requests, median",
-        "request_worst": "the worst",
+        "held_median": "relative error of the fitted law at left-out read sizes: median over grids of their medians",
+        "held_worst": "relative error of the fitted law at left-out read sizes: largest of all grids",
+        "request_median": "relative error of the fitted law at requests, median",
+        "request_worst": "relative error of the fitted law at requests, largest",
     }
     is_timing = True
     over = ({"grid": (DISK,)}, {"grid": "reports"})

@@ -114,33 +114,33 @@ class Options:
         smoke=("stories260k",),
         full=("prose7m", "tinystories656k", "stories260k"),
         choices=WITH_MIXTURES,
-        help="models",
+        help="models to prune",
     )
     devices: tuple[str, ...] = option(("pixel6",), full=("pixel6", "infinix-zero30"), help="device profiles")
     orders: tuple[str, ...] = option(
-        ("structural",), smoke=("coactivation",), full=ORDERS, choices=ORDERS, help="orders on flash"
+        ("structural",), smoke=("coactivation",), full=ORDERS, choices=ORDERS, help="orders of units on flash"
     )
-    groups: tuple[int, ...] = option((1,), full=(1, 4), help="layers that lie together")
-    slots: tuple[float, ...] = option((0.0,), full=(0.0, 1 / 3), help="shares of the units that an LRU cache keeps")
+    groups: tuple[int, ...] = option((1,), full=(1, 4), help="consecutive layers whose units lie together on flash")
+    slots: tuple[float, ...] = option((0.0,), full=(0.0, 1 / 3), help="share of the units in an LRU cache; 0: no cache")
     blocks: int = option(2, smoke=1, full=4, help="blocks of 256 tokens of validation and of test text")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].density": "density of top-k",
-        "rows[].ppl": "its perplexity, which all are held to",
-        "rows[].dense_token_ms": "milliseconds of a dense token in the same DRAM",
+        "rows[].density": "density of top-k whose perplexity the others match",
+        "rows[].ppl": "perplexity of top-k at this density",
+        "rows[].dense_token_ms": "modelled milliseconds per token of a dense run in the same DRAM",
         "rows[].model": "model",
-        "rows[].order": "order on flash",
+        "rows[].order": "order of units on flash",
         "rows[].device": "device profile",
-        "rows[].groups": "layers that lie together",
-        "rows[].slots": "share of the units that an LRU cache keeps",
-        **{f"rows[].{name}?": f"milliseconds of a token's reads, {name}; null: out of reach" for name in CURVES},
-        **{f"rows[].token_ms.{name}?": f"milliseconds of a token's requests, {name}" for name in CURVES},
+        "rows[].groups": "consecutive layers whose units lie together on flash",
+        "rows[].slots": "share of the units that an LRU cache holds",
+        **{f"rows[].{name}?": f"milliseconds of reads per token, {name}; null: ppl not reached" for name in CURVES},
+        **{f"rows[].token_ms.{name}?": f"milliseconds of reading and computing, {name}" for name in CURVES},
         **{
-            f"{figure}_gain_over_topk{suffix}{unit}{mark}": f"{meaning} of {ours} over top-k{of}"
+            f"{figure}_gain_over_topk{suffix}{unit}{mark}": f"{meaning} of {ours} over top-k in milliseconds of {of}"
             for ours, suffix in OURS.items()
-            for unit, of in (("", ", reads"), ("_token", ", requests"))
+            for unit, of in (("", "reads"), ("_token", "requests"))
             for figure, meaning, mark in (
                 ("median", "median gain", "?"),
                 ("worst", "worst gain", "?"),

@@ -42,11 +42,11 @@ class Options:
         smoke=("stories260k",),
         full=tuple(MODELS),
         choices=MODELS,
-        help="models",
+        help="models to build",
     )
-    formats: tuple[str, ...] = option(FORMATS, smoke=FORMATS[2:], choices=FORMATS, help="formats")
+    formats: tuple[str, ...] = option(FORMATS, smoke=FORMATS[2:], choices=FORMATS, help="formats of the weights")
     densities: tuple[float, ...] = option(
-        (0.3,), smoke=(), full=(0.5, 0.3, 0.1), help="densities of top-k, of models without exact zeros"
+        (0.3,), smoke=(), full=(0.5, 0.3, 0.1), help="densities of top-k for models without exact zeros"
     )
     short: bool = option(True, full=False, help="calibrate and score on less text")
 
@@ -54,10 +54,10 @@ class Options:
 class Plugin(Benchmark[Options]):
     keys = {
         "rows[].model": "model",
-        "rows[].label": "selector with its density, and format",
-        "rows[].ppl_ratio": "perplexity of the artifact over the source's",
-        "rows[].top1_agreement": "share of tokens whose likeliest one is the source's",
-        "rows[].max_logit_error": "largest difference of a dense logit over the largest logit",
+        "rows[].label": "selector with its density, and format, of the build",
+        "rows[].ppl_ratio": "perplexity of the artifact over the checkpoint's",
+        "rows[].top1_agreement": "share of test tokens whose likeliest successor is the checkpoint's",
+        "rows[].max_logit_error": "largest change of a dense logit by packing, over the largest logit",
     }
     needs_data = True
     full_minutes = 30

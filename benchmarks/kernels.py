@@ -120,22 +120,22 @@ def timed(threads: int, rounds: int) -> tuple[list[float], dict[str, list[float]
 @dataclass(frozen=True)
 class Options:
     threads: tuple[int, ...] = option((1, 2), smoke=(1,), help="numbers of threads")
-    rounds: int = option(9, smoke=2, full=15, help="interleaved rounds")
+    rounds: int = option(9, smoke=2, full=15, help="rounds, each of which runs all calls in turn")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
         "rows[].kernel": "dot, axpy, mlp, gemv; read: the streaming read; q4_0: llama.cpp's product",
-        "rows[].format?": "gemv: of the weights, if not int4_group32",
-        "rows[].activations": "what x is rounded to",
-        "rows[].density": "share of the units that are used",
-        "rows[].call_s": "seconds of a call",
-        "rows[].gb_per_s": "GB/s of packed weights, by the median",
-        "rows[].share_of_read": "share of the bandwidth of the streaming read",
-        "rows[].over_dense?": "the same kernel with all units over it, formed in each round",
-        "rows[].over_torch?": "torch's seconds over it (dot), formed in each round",
-        "rows[].over_q4_0?": "llama.cpp's seconds over it (gemv), formed in each round",
-        "rows[].over_int4?": "the seconds of int4_group32 over it (gemv in other formats), formed in each round",
+        "rows[].format?": "gemv: format of the weights if it is not int4_group32",
+        "rows[].activations": "format to which x is rounded; empty for read",
+        "rows[].density": "share of the units that the call uses",
+        "rows[].call_s": "seconds per call",
+        "rows[].gb_per_s": "GB/s of packed weights that the call uses (read: of streamed bytes), from the median",
+        "rows[].share_of_read": "gb_per_s over that of the streaming read",
+        "rows[].over_dense?": "seconds of the kernel with all units over seconds with these, taken in each round",
+        "rows[].over_torch?": "dot: seconds of torch over seconds of the kernel, taken in each round",
+        "rows[].over_q4_0?": "gemv: seconds of llama.cpp's product over seconds of the kernel, taken in each round",
+        "rows[].over_int4?": "gemv in another format: seconds with int4_group32 over seconds with it, per round",
     }
     is_timing = True
     extra = "llama: xllamacpp"

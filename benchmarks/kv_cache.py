@@ -38,26 +38,26 @@ def quality(model: str, num_tokens: int, folder: Path) -> list[Row]:
 
 @dataclass(frozen=True)
 class Options:
-    models: tuple[str, ...] = option(("prose7m",), choices=MODELS, help="quality: real models, heads of 32 or more")
-    tokens: int = option(4096, smoke=256, help="test tokens, at most")
+    models: tuple[str, ...] = option(("prose7m",), choices=MODELS, help="quality: real models, of head_dim 32 or more")
+    tokens: int = option(4096, smoke=256, help="quality: most test tokens to run")
     positions: tuple[int, ...] = option((512, 1024, 2048, 4096), smoke=(64,), help="attention: length of the context")
-    rounds: int = option(15, smoke=2, help="rounds of the timings")
+    rounds: int = option(15, smoke=2, help="attention and encode: timed rounds")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
         "rows[].part": "quality, attention or encode",
-        "rows[].kv_cache?": "quality: format of the cache",
-        "rows[].tokens?": "quality: tokens that were scored",
-        "rows[].ppl?": "quality: perplexity",
-        "rows[].over_fp16?": "quality: perplexity over that of fp16",
-        "rows[].over_fp16_error?": "quality: standard error of its logarithm over blocks",
-        "rows[].key_heads?": "attention: key heads",
-        "rows[].fp16_s?": "attention: seconds of a query position with fp16",
-        "rows[].int8_s?": "attention: seconds with int8",
-        "rows[].speedup?": "attention: fp16's seconds over int8's, formed in each round",
-        "rows[].native_s?": "encode: seconds of rounding a token's keys and values in the core",
-        "rows[].numpy_s?": "encode: seconds of the numpy reference",
+        "rows[].kv_cache?": "quality: format of keys and values",
+        "rows[].tokens?": "quality: test tokens that were run, in blocks of 256",
+        "rows[].ppl?": "quality: perplexity on the test text",
+        "rows[].over_fp16?": "quality: perplexity over that with an fp16 cache",
+        "rows[].over_fp16_error?": "quality: standard error over blocks of the logarithm of over_fp16",
+        "rows[].key_heads?": "attention: number of key heads",
+        "rows[].fp16_s?": "attention: seconds of one query position with an fp16 cache",
+        "rows[].int8_s?": "attention: seconds of one query position with an int8 cache",
+        "rows[].speedup?": "attention: fp16_s over int8_s, taken in each round",
+        "rows[].native_s?": "encode: seconds of rounding one token's keys and values of a layer in the native core",
+        "rows[].numpy_s?": "encode: seconds of rounding them by the numpy reference",
     }
     is_timing = True
     needs_data = True

@@ -36,26 +36,26 @@ TEXTS = (" two  spaces\n\n\tand lines ", 'He said: "Don\'t!" 1234 times.', "naï
 @dataclass(frozen=True)
 class Options:
     models: tuple[str, ...] = option(
-        ("stories260k", "prose7m"), smoke=("stories260k",), full=MODELS, choices=MODELS, help="models"
+        ("stories260k", "prose7m"), smoke=("stories260k",), full=MODELS, choices=MODELS, help="models to export"
     )
-    formats: tuple[str, ...] = option(FORMATS, smoke=FORMATS[:1], choices=FORMATS, help="formats")
-    prompts: int = option(12, smoke=2, help="continuations")
-    new_tokens: int = option(48, smoke=16, help="tokens of a continuation, at most")
-    rounds: int = option(5, smoke=2, help="rounds of the timing")
+    formats: tuple[str, ...] = option(FORMATS, smoke=FORMATS[:1], choices=FORMATS, help="formats of the weights")
+    prompts: int = option(12, smoke=2, help="number of continuations")
+    new_tokens: int = option(48, smoke=16, help="most tokens of a continuation")
+    rounds: int = option(5, smoke=2, help="timed rounds")
     device: str = option("pixel6", help="device profile")
     short: bool = option(False, smoke=True, help="calibrate and score on less text")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].refused?": "why it could not be exported; nothing else is in such a row",
-        "rows[].continuations?": "continuations that were compared",
-        "rows[].equal?": "those with the same tokens",
-        "rows[].first_difference?": "the first place in which one differs; null where all are equal",
-        "rows[].texts?": "texts whose tokens were compared",
-        "rows[].texts_equal?": "those with the same tokens",
-        "rows[].speed_ratio?": "our tokens per second over llama.cpp's",
-        "rows[].rounded?": "tensors that the export rounds once more",
+        "rows[].refused?": "why the model could not be exported; such a row has no other figure",
+        "rows[].continuations?": "number of continuations that were compared",
+        "rows[].equal?": "continuations whose tokens are equal in both engines",
+        "rows[].first_difference?": "first place at which any continuation differs; null where all are equal",
+        "rows[].texts?": "number of texts that were tokenized by both engines",
+        "rows[].texts_equal?": "texts whose tokens are equal in both engines",
+        "rows[].speed_ratio?": "our tokens per second over llama.cpp's, taken in each round",
+        "rows[].rounded?": "number of tensors that the export rounds once more",
     }
     is_timing = True
     needs_data = True

@@ -50,30 +50,30 @@ CONFIG = {
 
 @dataclass(frozen=True)
 class Options:
-    trials: int = option(8, smoke=1, full=20, help="pairs of builds")
-    kills: int = option(4, smoke=1, full=10, help="kills")
+    trials: int = option(8, smoke=1, full=20, help="number of trials: pairs of builds at once")
+    kills: int = option(4, smoke=1, full=10, help="number of kills")
     layers: int = option(4, smoke=1, help="layers of the model")
-    until: str = option("report", smoke="package", help="the last stage of a build")
-    seed: int = option(0, help="of the random moments")
+    until: str = option("report", smoke="package", help="last stage of a build")
+    seed: int = option(0, help="seed of the random moments")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].case": "trial or kill",
-        "rows[].number": "number of the trial or the kill",
-        "rows[].after_s": "seconds after which the second build started, or the first was killed",
-        "rows[].undisturbed_s": "seconds of a change of ordering, undisturbed",
-        "rows[].second?": "settings of the second build, same or other; of trials",
-        "rows[].refused?": "whether one of two builds was refused; of trials",
-        "rows[].unhurt?": "whether the other one gave its artifact; of trials",
-        "rows[].resumed?": "whether a later build gave the right artifact; of kills",
-        "rows[].beside_a_job?": "builds that were refused before that, since a job still ran; of kills",
-        "trials": "pairs of builds",
-        "refused": "trials in which one of two was refused",
-        "unhurt": "trials in which the other one gave its artifact",
-        "kills": "kills",
-        "resumed": "kills after which a build gave the right artifact",
-        "beside_a_job": "builds that were refused since a job of the killed one still ran",
+        "rows[].case": "trial: two builds at once; kill: SIGKILL to snakemake alone",
+        "rows[].number": "number of the trial or of the kill",
+        "rows[].after_s": "seconds after which the second build started or snakemake was killed",
+        "rows[].undisturbed_s": "seconds of an undisturbed change from one ordering to the other",
+        "rows[].second?": "trial: settings of the second build, same as the first's or other",
+        "rows[].refused?": "trial: whether exactly one build was refused, naming the other's process",
+        "rows[].unhurt?": "trial: whether the other build ended with the artifact of its settings",
+        "rows[].resumed?": "kill: whether a later build gave the correct artifact",
+        "rows[].beside_a_job?": "kill: builds refused before that because a job of the killed build still ran",
+        "trials": "number of trials",
+        "refused": "trials in which exactly one of the two builds was refused",
+        "unhurt": "trials in which the other build ended with the artifact of its settings",
+        "kills": "number of kills",
+        "resumed": "kills after which a later build gave the correct artifact",
+        "beside_a_job": "builds that were refused because a job of the killed build still ran, over all kills",
     }
     over = ({"case": ("trial",), "number": "trials"}, {"case": ("kill",), "number": "kills"})
     full_minutes = 12

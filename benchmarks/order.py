@@ -185,44 +185,44 @@ class Options:
         smoke=("tinystories656k-relu",),
         full=SOURCES,
         choices=SOURCES,
-        help="planted layers and real models",
+        help="planted layers and real models whose units are ordered",
     )
     devices: tuple[str, ...] = option(("pixel6", "pc-high"), smoke=("pixel6",), help="device profiles")
-    formats: tuple[FormatName, ...] = option(("fp16", "int4_group32"), smoke=("int4_group32",), help="formats")
-    timed: str = option("planted-10%", smoke="tinystories656k-relu", choices=SOURCES, help="layer that is timed")
-    rounds: int = option(5, smoke=1, help="rounds of the times")
+    formats: tuple[FormatName, ...] = option(("fp16", "int4_group32"), smoke=("int4_group32",), help="weight formats")
+    timed: str = option("planted-10%", smoke="tinystories656k-relu", choices=SOURCES, help="source of the timed orders")
+    rounds: int = option(5, smoke=1, help="timed rounds")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].part": "orders, friends or times",
+        "rows[].part": "orders: costs of each order; friends: bundles of two; times: of finding orders (ours: auto)",
         "rows[].model": "model, as it is or with units of a 7B's size",
         "rows[].family": "family of units",
-        "rows[].density": "share of the units that are active",
+        "rows[].density": "share of the units that are active, in percent",
         "rows[].device?": "device profile",
         "rows[].format?": "format of the weights",
-        "rows[].text?": "same: more of the text that orders are fitted on; other: another one",
-        "rows[].order?": "order",
-        "rows[].chosen?": "the heuristic whose order it is",
-        "rows[].adjacent_weight?": "share of activations beside another",
-        "rows[].reads?": "reads of a token in the layer",
-        "rows[].read_bytes?": "bytes read for a token in the layer",
-        "rows[].ms?": "modelled milliseconds of a token's layer, under the collapse gap that was best in calibration",
-        "rows[].ms_break_even?": "the same under the gap of peak bandwidth over IOPS",
-        "rows[].least_ms?": "the same if each token's units lay side by side, in one read",
-        "rows[].bundles_per_unit?": "bundles of two friends read for each unit that is needed",
-        "rows[].friends_in_dram?": "share of the units whose friend is in DRAM",
+        "rows[].text?": "same: more of the text that orders are fitted on; other: another corpus",
+        "rows[].order?": "order of units on flash",
+        "rows[].chosen?": "heuristic that gave the order; for auto the one that it took",
+        "rows[].adjacent_weight?": "share of uses of units in which the same token also uses a neighbour on flash",
+        "rows[].reads?": "reads from flash per token in the layer's family",
+        "rows[].read_bytes?": "bytes read from flash per token in the layer's family",
+        "rows[].ms?": "modelled milliseconds of these reads, joined over the gap that was best on calibration text",
+        "rows[].ms_break_even?": "modelled milliseconds of the reads joined over the gap of peak bandwidth over IOPS",
+        "rows[].least_ms?": "modelled milliseconds if the units that each token reads lay side by side, in one read",
+        "rows[].bundles_per_unit?": "bundles of two friends that are read per unit that must be read",
+        "rows[].friends_in_dram?": "share of the units whose closest friend is pinned in DRAM",
         **{f"rows[].{name}_s?": f"seconds of {MODEL_LAYERS} layers on {CORES} cores: {name}" for name in TIMED},
-        **{f"{name}_s_{MODEL_LAYERS}_layers": f"the same: {name}" for name in TIMED},
-        "gain_of.*.worst": "worst gain of an order over ripple",
-        "gain_of.*.median": "median gain",
-        "gain_of.*.best": "best gain",
-        "median_gain_over_break_even": "median gain of auto over ripple under the gap of peak bandwidth over IOPS",
-        "worst_gain_over_break_even": "worst",
-        "cases": "number of cases",
-        "headroom_cases": "cases in which some order could gain 5 %",
-        "headroom_median_gain?": "median gain in these",
-        "headroom_median_gain_over_break_even?": "median gain in these, over the gap of peak bandwidth over IOPS",
+        **{f"{name}_s_{MODEL_LAYERS}_layers": f"spread of {name}_s over the rounds" for name in TIMED},
+        "gain_of.*.worst": "milliseconds of ripple over those of an order, each under its best gap: least of all cases",
+        "gain_of.*.median": "milliseconds of ripple over those of an order: median of all cases",
+        "gain_of.*.best": "milliseconds of ripple over those of an order: largest of all cases",
+        "median_gain_over_break_even": "ms_break_even of ripple over ms of auto, median of all cases",
+        "worst_gain_over_break_even": "ms_break_even of ripple over ms of auto, least of all cases",
+        "cases": "number of cases: section, device, format and text",
+        "headroom_cases": "cases in which some order could be more than 5 % faster than ripple",
+        "headroom_median_gain?": "milliseconds of ripple over those of auto, median of headroom cases",
+        "headroom_median_gain_over_break_even?": "ms_break_even of ripple over ms of auto, median of headroom cases",
     }
     is_timing = True
     needs_data = True

@@ -97,26 +97,26 @@ def warm(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Options:
-    shape: str = option("mistral-7b", smoke="small", choices=SHAPES, help="shape of the checkpoint")
-    layers: tuple[int, ...] = option((1, 2), smoke=(1,), full=(2, 4), help="numbers of layers")
-    formats: tuple[str, ...] = option(("int4_group32",), full=("int4_group32", "fp16"), help="formats")
+    shape: str = option("mistral-7b", smoke="small", choices=SHAPES, help="model whose layers' shape is used")
+    layers: tuple[int, ...] = option((1, 2), smoke=(1,), full=(2, 4), help="numbers of layers, one checkpoint each")
+    formats: tuple[str, ...] = option(("int4_group32",), full=("int4_group32", "fp16"), help="formats of the weights")
     rounds: int = option(5, smoke=1, help="repetitions, each between two plain writes")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].codes": "hot: codes are in the page cache; cold: on the disk",
+        "rows[].codes": "hot: the codes are in the page cache; cold: on the disk alone",
         "rows[].artifact_bytes": "bytes of the artifact",
-        "rows[].package_bytes_per_s": "bytes per second of package",
-        "rows[].cached_bytes_per_s": "bytes per second of plain writes through the page cache",
-        "rows[].direct_bytes_per_s": "the same around it",
-        "rows[].sha256_bytes_per_s": "bytes per second of SHA-256 on one core, the bound of a digested file",
-        "rows[].write_ratio": "package's rate over the disk's, formed in each repetition",
-        "rows[].cpu_share": "cores that package keeps busy",
-        "rows[].peak_rss_bytes": "largest memory of a repetition",
-        "write_ratio": "lowest median ratio of the hot cases with the most layers",
-        "peak_rss_bytes": "largest memory of all",
-        "rss_growth": "largest memory with the most layers over that with the fewest",
+        "rows[].package_bytes_per_s": "bytes of the artifact over the seconds of the whole command package",
+        "rows[].cached_bytes_per_s": "bytes per second of plain writes through the page cache, fsync included",
+        "rows[].direct_bytes_per_s": "bytes per second of plain writes past the page cache (O_DIRECT), fsync included",
+        "rows[].sha256_bytes_per_s": "bytes per second of SHA-256 on one core, the bound of a file with a digest",
+        "rows[].write_ratio": "package's rate over that of the faster plain writes, taken in each repetition",
+        "rows[].cpu_share": "processor seconds of package over its wall seconds: cores that are busy on average",
+        "rows[].peak_rss_bytes": "peak resident bytes of package, largest of the repetitions",
+        "write_ratio": "least median of write_ratio, of the hot cases with the most layers",
+        "peak_rss_bytes": "largest peak_rss_bytes of all rows",
+        "rss_growth": "peak_rss_bytes with the most layers over that with the fewest, of hot cases",
     }
     is_timing = True
     over = {"layers": "layers", "format": "formats", "codes": (HOT, COLD)}

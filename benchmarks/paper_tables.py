@@ -25,23 +25,23 @@ PAPERS: Mapping[str, ModuleType] = {
 
 @dataclass(frozen=True)
 class Options:
-    papers: tuple[str, ...] = option(tuple(PAPERS), choices=PAPERS, help="papers")
+    papers: tuple[str, ...] = option(tuple(PAPERS), choices=PAPERS, help="papers whose tables are printed")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].table": "table, figure or section",
-        "rows[].cell": "row and column",
+        "rows[].table": "table, figure or section of the paper",
+        "rows[].cell": "row and column in the table",
         "rows[].unit": "unit of both figures",
         "rows[].published": "the paper's figure",
-        "rows[].ours": "ours",
-        "rows[].ratio": "ours over the paper's",
-        "rows[].within": "whether the ratio is 1 up to the tolerance",
-        "rows[].tolerance": "share of the paper's figure that ours may be off",
-        "rows[].basis": "what ours is computed from",
-        "rows[].note": "why ours is off",
-        "by_paper.*.cells": "cells of a paper",
-        "by_paper.*.within": "cells within their tolerance",
+        "rows[].ours": "our figure",
+        "rows[].ratio": "our figure over the paper's",
+        "rows[].within": "whether the ratio differs from 1 by at most the tolerance",
+        "rows[].tolerance": "share of the paper's figure by which ours may differ",
+        "rows[].basis": "what our figure is computed from",
+        "rows[].note": "why our figure differs by more; empty if it does not",
+        "by_paper.*.cells": "number of cells of the paper",
+        "by_paper.*.within": "cells whose ratio is within the tolerance",
     }
     over = {"paper": "papers"}
     full_minutes = 0.1

@@ -35,25 +35,25 @@ class Options:
         smoke=("stories260k",),
         full=tuple(MODELS),
         choices=MODELS,
-        help="models",
+        help="models to build",
     )
-    formats: tuple[str, ...] = option(FORMATS, smoke=(FORMATS[0], FORMATS[2]), choices=FORMATS, help="formats")
+    formats: tuple[str, ...] = option(FORMATS, smoke=(FORMATS[0], FORMATS[2]), choices=FORMATS, help="weight formats")
     device: str = option("pixel6", help="device profile")
-    new_tokens: int = option(64, smoke=16, help="greedy tokens")
-    test_tokens: int = option(1024, smoke=256, help="tokens of the perplexities")
+    new_tokens: int = option(64, smoke=16, help="greedy tokens that are compared in fp16")
+    test_tokens: int = option(1024, smoke=256, help="test tokens for the perplexities")
     short: bool = option(False, smoke=True, help="calibrate and verify on less text")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].ppl_source": "perplexity of the source in transformers",
-        "rows[].tokens_equal?": "whether the greedy tokens are those of transformers; fp16 alone",
-        "rows[].max_logit_error?": "largest difference of a logit over the largest logit; fp16 alone",
-        "rows[].over_source?": "perplexity over the source's; of the other formats",
-        "rows[].over_codes?": "perplexity over that of the same codes in transformers; of the other formats",
-        "max_logit_error?": "the largest of all models",
-        "tokens_equal": "whether all greedy tokens are equal",
-        "farthest_over_codes?": "the ratio to the same codes that is farthest from 1",
+        "rows[].ppl_source": "perplexity of the checkpoint in transformers",
+        "rows[].tokens_equal?": "fp16: whether the artifact's greedy tokens equal those of transformers",
+        "rows[].max_logit_error?": "fp16: largest change of a dense logit by packing, over the largest logit",
+        "rows[].over_source?": "other formats: perplexity of the artifact over ppl_source",
+        "rows[].over_codes?": "other formats: perplexity of the artifact over that of the same codes in transformers",
+        "max_logit_error?": "largest max_logit_error of all models",
+        "tokens_equal": "whether tokens_equal holds for all models",
+        "farthest_over_codes?": "over_codes that is farthest from 1",
     }
     needs_data = True
     over = {"model": "models", "format": "formats"}

@@ -122,30 +122,30 @@ def mended_top_k(groups: tuple[Group, ...], room_bytes: int) -> list[int]:
 @dataclass(frozen=True)
 class Options:
     device: str = option("pc-high", help="a device profile with an accelerator")
-    layers: int = option(96, smoke=4, help="layers")
-    sync_factors: tuple[int, ...] = option((1, 10, 30, 100, 150), smoke=(1, 150), help="times the profile's T_sync")
+    layers: int = option(96, smoke=4, help="layers of the model")
+    sync_factors: tuple[int, ...] = option((1, 10, 30, 100, 150), smoke=(1, 150), help="multiples of T_sync")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].tiers": "tiers of memory",
-        "rows[].min_units?": "C_l (Eq. 4)",
-        "rows[].layers_used?": "layers with units in the accelerator",
-        "rows[].layers_broken?": "layers in which global top-k breaks Eq. 7",
-        "rows[].top_k?": "impact per token of global top-k",
-        "rows[].mended?": "impact per token of mended top-k",
-        "rows[].best?": "impact per token of the program",
-        "rows[].pulp_highs_s": "seconds of the default solver, building the model included",
-        "rows[].cp_sat_s": "seconds of the other one",
-        "rows[].gap": "the largest proven gap",
-        "rows[].apart": "relative distance of the solvers' objectives",
-        "solve_s": "the slowest row of two tiers",
-        "cp_sat_s": "the slowest row of two tiers, by the other solver",
-        "three_tiers_s": "seconds with three tiers",
-        "gap": "the largest proven gap of all rows",
-        "solvers_agree": "whether the solvers agree to 1e-5",
-        "gains_where_it_binds?": "gains over global top-k where it breaks Eq. 7",
-        "gains_over_mended?": "gains over mended top-k there",
+        "rows[].tiers": "tiers of memory, the fastest first",
+        "rows[].min_units?": "least number of units that a layer may have in the accelerator, C_l (Eq. 4)",
+        "rows[].layers_used?": "layers with units in the accelerator, as the program places them",
+        "rows[].layers_broken?": "layers to which global top-k gives some units, but fewer than Eq. 7 allows",
+        "rows[].top_k?": "impact per token in the accelerator by global top-k, without the layers that it breaks",
+        "rows[].mended?": "impact per token in the accelerator by mended top-k",
+        "rows[].best?": "impact per token in the accelerator by the program's solution",
+        "rows[].pulp_highs_s": "seconds of the default solver, pulp_highs, building the program included",
+        "rows[].cp_sat_s": "seconds of the solver cp_sat, building the program included",
+        "rows[].gap": "proven relative distance to the optimum, the larger of both solvers'",
+        "rows[].apart": "difference of the solvers' objectives over the larger one",
+        "solve_s": "seconds of pulp_highs with two tiers, slowest row",
+        "cp_sat_s": "seconds of cp_sat with two tiers, slowest row",
+        "three_tiers_s": "seconds of pulp_highs with three tiers",
+        "gap": "largest proven gap of all rows",
+        "solvers_agree": "whether the solvers' objectives differ by at most 1e-5 in all rows",
+        "gains_where_it_binds?": "best over top_k, minus 1, of each row in which global top-k breaks Eq. 7",
+        "gains_over_mended?": "best over mended, minus 1, of the same rows",
     }
     over = ({"tiers": ("accelerator dram",), "factor": "sync_factors"}, {"tiers": ("accelerator dram flash",)})
     full_minutes = 1

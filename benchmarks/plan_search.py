@@ -72,12 +72,12 @@ class Options:
         full=("pixel6", "oneplus12", "iphone-a18", "macbook-m1-max", "pc-high", "pc-low"),
         help="device profiles",
     )
-    budgets: tuple[str, ...] = option(("50%",), full=("30%", "50%", "75%"), help="DRAM budgets, shares of the weights")
-    floors: tuple[float, ...] = option((1.05,), full=(1.01, 1.02, 1.05), help="max_ppl_ratio")
+    budgets: tuple[str, ...] = option(("50%",), full=("30%", "50%", "75%"), help="values of dram_budget=")
+    floors: tuple[float, ...] = option((1.05,), full=(1.01, 1.02, 1.05), help="quality floors: values of max_ppl_ratio")
     formats: tuple[str, ...] = option(
-        ("auto", "int4_group32"), smoke=("auto",), help="format= of the build; auto searches every format"
+        ("auto", "int4_group32"), smoke=("auto",), help="values of format=; auto searches every format"
     )
-    densities: int = option(1, full=2, help="densities of each selector that the sweep judges, from the lowest")
+    densities: int = option(1, full=2, help="lowest densities of each selector that the sweep judges")
     caches: tuple[str, ...] = option(
         ("lfu", "lru", "static"),
         smoke=("static",),
@@ -88,24 +88,24 @@ class Options:
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].method": "the selector that the default search takes",
-        "rows[].format": "its format",
-        "rows[].cache": "its cache",
-        "rows[].density": "its density",
-        "rows[].token_s": "its modelled seconds of a token",
-        "rows[].ratio_to_sweep": "these over the best of the sweep, at least 1 up to rounding",
-        "rows[].over_dense": "modelled speed over the fastest dense run that keeps the floor",
-        "rows[].over_greedy?": "modelled speed over ActiveFlow's choice, or dense where that is faster; null: none",
-        "rows[].search_s": "seconds that the search took here",
-        "rows[].num_judged": "candidates that it judged",
-        "rows[].num_swept": "candidates of the sweep",
-        "num_refused": "cells in whose budget no candidate fits",
-        "worst_ratio_to_sweep": "the largest ratio",
-        "median_seconds": "median seconds of a search",
-        "gain_over_dense.median": "median speed over dense",
-        "gain_over_dense.worst": "the least",
-        "gain_over_greedy.median": "median speed over ActiveFlow's choice, where that fits",
-        "gain_over_greedy.worst": "the least",
+        "rows[].method": "selector that the default search takes",
+        "rows[].format": "format that the default search takes",
+        "rows[].cache": "cache policy that the default search takes",
+        "rows[].density": "density that the default search takes",
+        "rows[].token_s": "modelled seconds per token of the search's choice",
+        "rows[].ratio_to_sweep": "token_s over the least of all candidates that sweep or search judged; at least 1",
+        "rows[].over_dense": "modelled speed of the choice over that of the fastest dense run that keeps the floor",
+        "rows[].over_greedy?": "modelled speed over that of ActiveFlow's choice, or dense if faster; null: none fits",
+        "rows[].search_s": "seconds that the search takes on this machine",
+        "rows[].num_judged": "number of candidates that the search judged",
+        "rows[].num_swept": "number of candidates that the sweep judged",
+        "num_refused": "cells whose DRAM budget holds no candidate; they have no row",
+        "worst_ratio_to_sweep": "largest ratio_to_sweep",
+        "median_seconds": "median of search_s",
+        "gain_over_dense.median": "median of over_dense",
+        "gain_over_dense.worst": "least over_dense",
+        "gain_over_greedy.median": "median of over_greedy, where it is known",
+        "gain_over_greedy.worst": "least over_greedy",
     }
     is_timing = True
     over = {"model": "models", "device": "devices", "budget": "budgets", "floor": "floors", "formats": "formats"}

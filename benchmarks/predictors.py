@@ -179,7 +179,7 @@ def row_of(case: Case, found: Predictors) -> Row:
 @dataclass(frozen=True)
 class Options:
     models: tuple[str, ...] = option(
-        ("prose7m-relu",), smoke=("tinystories656k-relu",), full=RELU, choices=CORPORA, help="models"
+        ("prose7m-relu",), smoke=("tinystories656k-relu",), full=RELU, choices=CORPORA, help="models with predictors"
     )
     formats: tuple[str, ...] = option(
         ("int8_group32",), full=("fp16", "int8_group32"), help="formats of the predictors"
@@ -188,27 +188,27 @@ class Options:
         (PER_LAYER, SINGLE),
         full=(PER_LAYER, SINGLE, *LIMITS),
         choices=(PER_LAYER, SINGLE, *LIMITS),
-        help="how ranks are chosen",
+        help="ways in which ranks are chosen",
     )
     calibration_blocks: int = option(16, smoke=4, full=128, help="blocks of 256 tokens of calibration text")
-    validation_blocks: int = option(8, smoke=2, full=48, help="blocks of validation text")
-    test_blocks: int = option(16, smoke=2, full=64, help="blocks of test text")
+    validation_blocks: int = option(8, smoke=2, full=48, help="blocks of 256 tokens of validation text")
+    test_blocks: int = option(16, smoke=2, full=64, help="blocks of 256 tokens of test text")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
         "rows[].ranks": "rank of each layer's predictor",
-        "rows[].level?": "which of its thresholds a predictor works at, the most of the layers; null of one for all",
+        "rows[].level?": "number of the threshold that predictors use, largest of the layers; null: one for all",
         "rows[].parameters": "parameters of all predictors",
-        "rows[].parameter_share": "over those of the model",
+        "rows[].parameter_share": "parameters of all predictors over those of the model",
         "rows[].nbytes": "bytes of all predictors",
-        "rows[].recall": "share of the active neurons that are predicted, mean of the layers",
-        "rows[].predicted_over_active": "predicted neurons over active ones, mean of the layers",
-        "rows[].output_cosine": "cosine of the MLP's output with that of all neurons, mean of the layers",
+        "rows[].recall": "share of the active neurons that are predicted, mean over layers",
+        "rows[].predicted_over_active": "number of predicted neurons over that of active ones, mean over layers",
+        "rows[].output_cosine": "cosine between the MLP's output by predicted neurons and by all, mean over layers",
         "rows[].ppl_ratio_validation": "perplexity with predictors over that without, on validation text",
-        "rows[].ppl_ratio": "the same on test text",
-        "rows[].ppl_ratio_error": "its standard error over blocks",
-        "adaptive_saving.*?": "share of the parameters that sizes per layer save over the best single size, by model",
+        "rows[].ppl_ratio": "perplexity with predictors over that without, on test text",
+        "rows[].ppl_ratio_error": "standard error of ppl_ratio over blocks",
+        "adaptive_saving.*?": "share of the parameters that sizes per layer save over one size for all, by model",
     }
     needs_data = True
     over = {"model": "models", "format": "formats", "sizes": "sizes"}

@@ -19,18 +19,18 @@ LENGTH = 4096
 
 @dataclass(frozen=True)
 class Options:
-    tokens: tuple[int, ...] = option((128, 512), smoke=(8,), help="tokens of a chunk")
+    tokens: tuple[int, ...] = option((128, 512), smoke=(8,), help="tokens per chunk")
     rows: int = option(14336, smoke=512, help="rows of the matrix, a multiple of 256")
-    rounds: int = option(7, smoke=2, help="interleaved rounds")
+    rounds: int = option(7, smoke=2, help="rounds, each of which runs all ways in turn")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].product": "matmul or matmul_t",
-        "rows[].ours_s": "seconds of ours",
-        "rows[].sgemm_s": "seconds of sgemm on decoded rows",
-        "rows[].decode_s": "seconds of decoding all rows in blocks",
-        "rows[].share_of_sgemm": "sgemm's seconds over ours, formed in each round",
+        "rows[].product": "kernel: matmul or matmul_t",
+        "rows[].ours_s": "seconds of our kernel on the int4 rows",
+        "rows[].sgemm_s": "seconds of sgemm on rows decoded in advance",
+        "rows[].decode_s": "seconds of decoding all rows, block by block",
+        "rows[].share_of_sgemm": "sgemm_s over ours_s, taken in each round",
     }
     is_timing = True
     over = {"tokens": "tokens", "product": ("matmul", "matmul_t")}

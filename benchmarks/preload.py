@@ -93,32 +93,32 @@ class Options:
     similarity: tuple[float, ...] = option(
         (0.5, 0.95), smoke=(0.95,), full=(0.2, 0.5, 0.8, 0.95), help="cosines of the MLP inputs from layer to layer"
     )
-    groups: tuple[int, ...] = option((1,), full=(1, 2, 4), help="layers of a group")
-    rooms: tuple[float, ...] = option((1.0,), smoke=(2.0,), help="multiples of the buffer")
-    layers: int = option(8, smoke=2, help="layers")
+    groups: tuple[int, ...] = option((1,), full=(1, 2, 4), help="layers whose units lie together on flash")
+    rooms: tuple[float, ...] = option((1.0,), smoke=(2.0,), help="factors on the buffer's size")
+    layers: int = option(8, smoke=2, help="layers of the model")
     width: int = option(2048, smoke=1024, help="hidden_size, a multiple of 512 (a 7B's: 4096)")
-    tokens: int = option(8, smoke=2, help="tokens of a round")
-    rounds: int = option(6, smoke=2, help="interleaved rounds")
+    tokens: int = option(8, smoke=2, help="tokens per round")
+    rounds: int = option(6, smoke=2, help="rounds, each of which runs both ways in turn")
     cached: float = option(0.5, help="share of the units in DRAM")
-    device: str = option(MEASURE, smoke="host", help=f"profile of the law, a name or a file, or {MEASURE}")
+    device: str = option(MEASURE, smoke="host", help=f"profile of the law: name or file, or {MEASURE} for this machine")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].token_s": "seconds of a token with reading ahead",
-        "rows[].token_s_before": "without",
-        "rows[].tokens_per_s": "tokens per second with reading ahead, by the median",
-        "rows[].gain": "seconds without over seconds with reading ahead, formed in each round",
-        "rows[].modelled_gain": "gain by the device's law",
-        "rows[].auto": "whether preload=auto reads ahead at such a modelled gain",
-        "rows[].precision": "share of the units read ahead that were asked for",
-        "rows[].share_read_ahead": "share of the used bytes that were read ahead",
-        "rows[].wasted_bytes_per_token": "bytes of a token that were read ahead and not asked for",
-        "rows[].read_bytes_per_token": "bytes read for a token",
-        "rows[].read_bytes_per_token_before": "without reading ahead",
-        "rows[].preload_buffer_bytes": "bytes of the buffer",
-        "wrong_rows": "rows where auto reads ahead and each round was slower by it, or where it does not and each "
-        "round gained more by it than auto asks for",
+        "rows[].token_s": "seconds per token with reading ahead",
+        "rows[].token_s_before": "seconds per token without reading ahead",
+        "rows[].tokens_per_s": "tokens per second with reading ahead: 1 over the median of token_s",
+        "rows[].gain": "seconds per token without reading ahead over those with it, taken in each round",
+        "rows[].modelled_gain": "modelled seconds without reading ahead over those with it, by the device's law",
+        "rows[].auto": "whether preload=auto reads ahead at this modelled gain",
+        "rows[].precision": "share of the bytes of units read ahead that were requested afterwards",
+        "rows[].share_read_ahead": "share of the bytes of units both read and used that were read ahead",
+        "rows[].wasted_bytes_per_token": "bytes of units that were read ahead and never requested, per token",
+        "rows[].read_bytes_per_token": "bytes read from flash per token with reading ahead",
+        "rows[].read_bytes_per_token_before": "bytes read from flash per token without reading ahead",
+        "rows[].preload_buffer_bytes": "bytes of the buffer for reading ahead",
+        "wrong_rows": "rows in which auto reads ahead though every round is slower with it, or does not though every "
+        "round gains more than auto asks for",
     }
     is_timing = True
     over = {"case": "cases", "similarity": "similarity", "layers_per_group": "groups", "room": "rooms"}

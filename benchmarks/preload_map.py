@@ -90,28 +90,30 @@ def measure(
 class Options:
     devices: tuple[str, ...] = option(("pixel6", "iphone-a18"), smoke=("pixel6",), full=DEVICES, help="device profiles")
     cases: tuple[str, ...] = option(("swiglu-50",), full=tuple(CASES), choices=CASES, help="activation and density")
-    shares: tuple[float, ...] = option((0.5, 0.95), smoke=(0.5,), full=(0.5, 0.8, 0.95), help="share in DRAM")
-    groups: tuple[int, ...] = option((1, 2), smoke=(1,), full=(1, 2, 4), help="layers per group")
-    similarity: tuple[float, ...] = option((0.5, 0.95), smoke=(0.95,), full=(0.2, 0.5, 0.8, 0.95), help="of inputs")
+    shares: tuple[float, ...] = option((0.5, 0.95), smoke=(0.5,), full=(0.5, 0.8, 0.95), help="shares of units in DRAM")
+    groups: tuple[int, ...] = option((1, 2), smoke=(1,), full=(1, 2, 4), help="layers that lie together on flash")
+    similarity: tuple[float, ...] = option(
+        (0.5, 0.95), smoke=(0.95,), full=(0.2, 0.5, 0.8, 0.95), help="cosines of the MLP inputs of successive layers"
+    )
     tokens: int = option(3, smoke=1, help="decoded tokens")
     guessed: tuple[float, ...] = option((1.0,), help="parts of a plan's guess that are read; with 0 nothing is guessed")
     planned: float = option(0.0, help="similarity that plans are made for; 0: the text's own")
-    runs_on: str = option("", help="the device that runs the plans; empty: the one they are made for")
+    runs_on: str = option("", help="device that runs the plans; empty: the one they are made for")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].similarity": "planted similarity of the text's successive layers' inputs",
-        "rows[].gain": "modelled seconds without reading ahead over those with it",
-        "rows[].law": "the gain that the build expects",
+        "rows[].similarity": "planted cosine between the MLP inputs of successive layers in the text",
+        "rows[].gain": "modelled seconds per token without reading ahead over those with it",
+        "rows[].law": "gain that the build expects",
         "rows[].auto": "whether preload=auto reads ahead",
-        "rows[].bound": "the gain if reads and computing ran side by side",
-        "rows[].precision": "share of the units read ahead that were used",
-        "rows[].token_s": "modelled seconds of a token without reading ahead",
-        "rows[].over_one": "seconds with groups of one layer over these, without reading ahead",
-        "rows[].preload_buffer_bytes": "the plan's",
-        "rows[].preload_guess": "the plan's",
-        "rows[].collapse_gap_bytes": "the plan's",
+        "rows[].bound": "gain if all reads and all computing ran side by side",
+        "rows[].precision": "share of the bytes of units read ahead that were requested afterwards",
+        "rows[].token_s": "modelled seconds per token without reading ahead",
+        "rows[].over_one": "modelled seconds with groups of one layer over token_s, both without reading ahead",
+        "rows[].preload_buffer_bytes": "bytes of the plan's buffer for reading ahead",
+        "rows[].preload_guess": "share of the guessed units that the build's plan reads ahead",
+        "rows[].collapse_gap_bytes": "gap in bytes over which the plan joins reads",
     }
     over = {"device": "devices", "case": "cases", "share": "shares", "layers_per_group": "groups", "guessed": "guessed"}
     full_minutes = 60

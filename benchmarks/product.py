@@ -26,30 +26,30 @@ METHODS, FORMATS = plugins.names("coldpress.runtime.sparsity"), plugins.names("c
 @dataclass(frozen=True)
 class Options:
     architectures: tuple[str, ...] = option(
-        tuple(MODEL_TYPES), smoke=("llama",), choices=MODEL_TYPES, help="architectures"
+        tuple(MODEL_TYPES), smoke=("llama",), choices=MODEL_TYPES, help="architectures to compile"
     )
     methods: tuple[str, ...] = option(tuple(METHODS), smoke=("dense", "topk"), choices=METHODS, help="selectors")
     formats: tuple[str, ...] = option(
-        ("int4_group32",), smoke=("int8_group32",), full=tuple(FORMATS), choices=FORMATS, help="formats"
+        ("int4_group32",), smoke=("int8_group32",), full=tuple(FORMATS), choices=FORMATS, help="formats of the weights"
     )
-    jobs: int = option(2, smoke=1, help="artifacts at a time")
+    jobs: int = option(2, smoke=1, help="artifacts that are made at a time")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].architecture": "architecture",
+        "rows[].architecture": "model_type of the tiny model",
         "rows[].method": "selector",
         "rows[].format": "format",
         "rows[].attention": "whether the inputs of attention's matrices are chosen, too",
-        "rows[].relu": "whether the model has exact zeros",
-        "rows[].equal": "whether the difference is what rounding makes",
-        "rows[].median?": "median over tokens of a token's largest difference",
-        "rows[].mean?": "mean difference",
-        "rows[].left_out?": "the most that a logit moves by what the selector leaves out",
+        "rows[].relu": "whether the model's activation has exact zeros",
+        "rows[].equal": "whether rounding explains the difference between runtime and evaluation",
+        "rows[].median?": "largest difference of a token's logits, median over tokens, as a share of the largest logit",
+        "rows[].mean?": "difference of a logit, mean over tokens and logits, as a share of the largest logit",
+        "rows[].left_out?": "most that leaving out units moves a logit, as a share of the largest logit",
         "rows[].error?": "why the artifact could not be made",
-        "artifacts": "artifacts asked for",
-        "failed": "those that are not equal, or could not be made",
-        "worst?": "the largest median",
+        "artifacts": "number of artifacts that were asked for",
+        "failed": "artifacts that are not equal or could not be made",
+        "worst?": "largest median",
     }
     full_minutes = 8
 

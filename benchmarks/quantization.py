@@ -124,24 +124,24 @@ class Prepared:
 @dataclass(frozen=True)
 class Options:
     models: tuple[str, ...] = option(
-        ("prose7m",), smoke=("stories260k",), full=tuple(MODELS), choices=MODELS, help="models"
+        ("prose7m",), smoke=("stories260k",), full=tuple(MODELS), choices=MODELS, help="models to round"
     )
     formats: tuple[str, ...] = option(CODES, smoke=CODES[-1:], choices=CODES, help="formats of the codes")
     densities: tuple[float, ...] = option(
         tuple(DENSITIES), smoke=(1.0,), choices=DENSITIES, help="shares of each matrix's inputs that are used"
     )
-    tokens: int = option(4096, smoke=512, full=16384, help="tokens of test text, at most")
+    tokens: int = option(4096, smoke=512, full=16384, help="most tokens of test text")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].algorithm": "how weights are rounded",
-        "rows[].ppl": "perplexity of the rounded model",
+        "rows[].algorithm": "rtn: round to nearest; rtn, imatrix: with an importance matrix; gptq",
+        "rows[].ppl": "perplexity of the rounded model on test text",
         "rows[].ppl_source": "perplexity of the unrounded model at the same density",
-        "rows[].kl": "mean KL divergence from the unrounded model, nats",
-        "rows[].kl_error": "its standard error over blocks",
-        "rows[].over_rtn": "perplexity over that of `rtn`",
-        "rows[].over_rtn_error": "standard error of its logarithm over blocks",
+        "rows[].kl": "KL divergence of the rounded model from the unrounded one, mean over tokens, nats",
+        "rows[].kl_error": "standard error of kl over blocks",
+        "rows[].over_rtn": "perplexity over that with rtn",
+        "rows[].over_rtn_error": "standard error over blocks of the logarithm of over_rtn",
     }
     needs_data = True
     over = {"model": "models", "density": "densities", "format": "formats"}

@@ -49,14 +49,14 @@ def scores(model: Model, tokens: np.ndarray) -> Row:
 @dataclass(frozen=True)
 class Options:
     models: tuple[str, ...] = option(
-        ("prose7m",), smoke=("stories260k",), full=tuple(RELU_SIBLINGS), choices=MODELS, help="models"
+        ("prose7m",), smoke=("stories260k",), full=tuple(RELU_SIBLINGS), choices=MODELS, help="models that get a ReLU"
     )
     activations: tuple[str, ...] = option(
         ("relu",), full=("relu", "relu2", "fatrelu"), choices=("relu", "relu2", "fatrelu"), help="activations"
     )
     penalties: tuple[float, ...] = option((0.0, 1.0), smoke=(1.0,), help="weights of the penalty on activations")
-    steps: int = option(16, smoke=1, full=RelufyConfig().relufy_steps, help="updates")
-    batch_blocks: int = option(RelufyConfig().distill_blocks, smoke=1, help="blocks of 256 tokens of an update")
+    steps: int = option(16, smoke=1, full=RelufyConfig().relufy_steps, help="updates of the weights")
+    batch_blocks: int = option(RelufyConfig().distill_blocks, smoke=1, help="blocks of 256 tokens per update")
     validation_blocks: int = option(RelufyConfig().validation_blocks, smoke=1, help="blocks of validation text")
     test_blocks: int = option(16, smoke=2, full=64, help="blocks of 256 tokens of test text")
 
@@ -64,13 +64,13 @@ class Options:
 class Plugin(Benchmark[Options]):
     keys = {
         "rows[].model": "model",
-        "rows[].variant": "source; an activation, trained or untrained; trained with ReLU: the model of that shape",
+        "rows[].variant": "source; an activation, trained or untrained; trained with ReLU: another model of this shape",
         "rows[].penalty": "weight of the penalty on activations",
         "rows[].ppl": "perplexity on test text",
-        "rows[].ppl_ratio": "perplexity over that of the source",
-        "rows[].zeros": "share of the activation that is exactly zero, mean of the layers",
-        "rows[].zeros_by_layer": "that share of each layer",
-        "rows[].steps": "updates of the student that is kept",
+        "rows[].ppl_ratio": "perplexity over the source's",
+        "rows[].zeros": "share of the MLP's activations that are exactly zero, mean over layers",
+        "rows[].zeros_by_layer": "share of the MLP's activations that are exactly zero, for each layer",
+        "rows[].steps": "updates after which the weights were kept; 0 without training",
     }
     needs_data = True
     full_minutes = 300

@@ -47,28 +47,28 @@ Snapshot = dict[Path, tuple[int, int]]
 
 @dataclass(frozen=True)
 class Options:
-    builds: int = option(1, smoke=1, full=5, help="builds that are disturbed")
-    kills_per_build: int = option(3, smoke=1, full=4, help="kills of each")
+    builds: int = option(1, smoke=1, full=5, help="number of builds with kills")
+    kills_per_build: int = option(3, smoke=1, full=4, help="kills per build")
     layers: int = option(12, smoke=2, help="layers of the model")
-    intermediate_size: int = option(896, smoke=128, help="neurons of a layer")
-    layers_per_job: int = option(3, smoke=1, help="layers of a chunk")
+    intermediate_size: int = option(896, smoke=128, help="neurons per layer")
+    layers_per_job: int = option(3, smoke=1, help="layers per chunk")
     calibration_tokens: int = option(1024, smoke=512, full=8192, help="tokens of calibration text")
-    dram_budget: str = option("60%", smoke="95%", help="DRAM budget")
-    method: str = option("predictor", smoke="relu", full="auto", help="selector")
-    until: str = option("report", smoke="package", help="the last stage of a build")
-    seed: int = option(0, help="of the moments")
+    dram_budget: str = option("60%", smoke="95%", help="value of dram_budget=")
+    method: str = option("predictor", smoke="relu", full="auto", help="value of method=")
+    until: str = option("report", smoke="package", help="last stage of a build")
+    seed: int = option(0, help="seed of the random moments")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].after_s?": "seconds from the start of the run to its kill; null if the build ended before any kill",
-        "rows[].running": "jobs that were running, as `predict 003-005`",
-        "rows[].repeated.*?": "chunks of a stage that the next run computed again",
-        "rows[].identical": "whether the artifact has the undisturbed one's files to the byte",
-        "kills": "kills",
-        "completed": "kills whose build was brought to its end",
-        "identical": "whether all artifacts are identical",
-        "max_repeated_chunks": "the most chunks of a stage that a kill cost",
+        "rows[].after_s?": "seconds from a run's start to its kill; null if the build ended before any kill",
+        "rows[].running": "jobs that ran at the kill, such as `predict 003-005`",
+        "rows[].repeated.*?": "chunks that the next run computed again, by stage",
+        "rows[].identical": "whether every file of the artifact equals the undisturbed build's, byte for byte",
+        "kills": "number of kills",
+        "completed": "kills whose build was completed by later runs",
+        "identical": "whether all artifacts are identical to the undisturbed one",
+        "max_repeated_chunks": "most chunks of one stage that a kill cost",
         "rows[].undisturbed_s": "seconds of an undisturbed build",
     }
     over = {"build": "builds"}

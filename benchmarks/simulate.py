@@ -88,28 +88,28 @@ def replayed(
 @dataclass(frozen=True)
 class Options:
     cases: tuple[str, ...] = option(
-        ("swiglu-50", "relu-10"), smoke=("relu-10",), full=tuple(CASES), choices=CASES, help="selector, density"
+        ("swiglu-50", "relu-10"), smoke=("relu-10",), full=tuple(CASES), choices=CASES, help="activation, density"
     )
     devices: tuple[str, ...] = option(("pixel6",), full=("pixel6", "oneplus12"), help="device profiles")
     dram: tuple[float, ...] = option((0.1,), full=(0.1, 0.5), help="shares of the units in DRAM")
-    scale: float = option(0.0, smoke=0.3, help="share of the devices' rates; 0: as much as the disk gives")
-    layers: int = option(2, smoke=1, full=4, help="layers")
+    scale: float = option(0.0, smoke=0.3, help="share of the device's rates; 0: as much as the disk gives")
+    layers: int = option(2, smoke=1, full=4, help="layers of the model")
     width: int = option(WIDTH_7B, smoke=512, help="hidden_size, a multiple of 512")
     tokens: int = option(16, smoke=4, full=40, help="tokens of the passage")
     drawn_tokens: int = option(200, smoke=8, help="tokens of the drawn trace")
-    rounds: int = option(9, smoke=1, full=15, help="simulations of the drawn trace")
+    rounds: int = option(9, smoke=1, full=15, help="timed simulations of the drawn trace")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].equal": "whether all decisions and reads are equal",
-        "rows[].simulated_s": "simulated seconds of a token",
-        "rows[].measured_s": "measured seconds of a token",
-        "rows[].ratio": "simulated over measured",
-        "rows[].flash_ratio": "simulated over measured seconds of the reads alone, made again under the caps",
-        "rows[].unit_requests_per_s": "units requested per second and core of the simulator, of the drawn trace",
-        "least_unit_requests_per_s": "the least of the rows' medians",
-        "worst_ratio": "the ratio farthest from 1",
+        "rows[].equal": "whether all decisions and all reads are equal in the run and in its simulation",
+        "rows[].simulated_s": "simulated seconds per token",
+        "rows[].measured_s": "measured seconds per token",
+        "rows[].ratio": "simulated_s over measured_s",
+        "rows[].flash_ratio": "simulated seconds of the reads over the seconds of the same reads alone, under the caps",
+        "rows[].unit_requests_per_s": "units of the drawn trace that are simulated per second of processor time",
+        "least_unit_requests_per_s": "least median of unit_requests_per_s of all rows",
+        "worst_ratio": "ratio that is farthest from 1",
     }
     is_timing = True
     needs_root = True

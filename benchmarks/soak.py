@@ -132,28 +132,28 @@ def failing(session: Session, control: Control, mode: int, expected: list[int]) 
 
 @dataclass(frozen=True)
 class Options:
-    tokens: int = option(1_000, smoke=16, full=20_000, help="tokens with faults")
-    prompts: int = option(8, smoke=1, help="prompts")
-    prompt_tokens: int = option(64, smoke=16, help="tokens of each prompt, a multiple of 16")
+    tokens: int = option(1_000, smoke=16, full=20_000, help="tokens to generate while reads misbehave")
+    prompts: int = option(8, smoke=1, help="number of prompts")
+    prompt_tokens: int = option(64, smoke=16, help="new tokens per prompt, a multiple of 16")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].tokens": "tokens with faults",
-        "rows[].different": "tokens that differ from the undisturbed run's",
-        "rows[].met.short": "reads that came short",
-        "rows[].met.interrupted": "reads that were interrupted",
+        "rows[].tokens": "tokens that were generated while reads misbehaved",
+        "rows[].different": "number of these tokens that differ from the undisturbed run's",
+        "rows[].met.short": "reads that returned fewer bytes than asked for",
+        "rows[].met.interrupted": "reads that a signal interrupted",
         "rows[].met.error": "reads that failed once",
-        "rows[].met.slow": "reads that took a hundred times as long",
-        "rows[].resizes": "changes of the budget",
-        "rows[].rss_growth": "resident memory at the end over that after the first tenth",
+        "rows[].met.slow": "reads that were delayed by 10 ms",
+        "rows[].resizes": "number of changes of the DRAM budget",
+        "rows[].rss_growth": "resident memory under the largest budget: at the end over that after a tenth of the run",
         **{
-            f"rows[].{fault}.{key}": f"{meaning}, {when}"
-            for fault, when in (("lasting_error", "where reads fail for good"), ("flipped_bit", "where a bit is wrong"))
+            f"rows[].{fault}.{key}": f"{when}: {meaning}"
+            for fault, when in (("lasting_error", "all reads fail"), ("flipped_bit", "all reads have a wrong bit"))
             for key, meaning in (
-                ("error", "the error"),
-                ("seconds", "seconds until it"),
-                ("goes_on", "whether the session goes on afterwards with the same tokens"),
+                ("error", "class of the error that the session raises"),
+                ("seconds", "seconds until the error"),
+                ("goes_on", "whether the session then gives the same tokens again"),
             )
         },
     }

@@ -247,30 +247,30 @@ class Options:
         choices=ROWS,
         help="rows of the table",
     )
-    densities: tuple[float, ...] = option((0.5,), full=DENSITIES, help="shares of the MLP's weights")
-    items: int = option(200, smoke=4, help="questions of the task; 0: none are asked")
-    lora_steps: int = option(0, smoke=1, full=60, help="updates of adapters; 0: none")
+    densities: tuple[float, ...] = option((0.5,), full=DENSITIES, help="densities: shares of the MLP's weights")
+    items: int = option(200, smoke=4, help="questions of the task; 0: none")
+    lora_steps: int = option(0, smoke=1, full=60, help="updates of the adapters; 0: no rows with adapters")
     test_blocks: int = option(16, smoke=2, full=64, help="blocks of 256 tokens of test text")
-    calibration_blocks: int = option(64, smoke=8, help="blocks of calibration text")
-    fit: bool = option(False, help="search DIP's division of densities on validation text instead")
+    calibration_blocks: int = option(64, smoke=8, help="blocks of 256 tokens of calibration text")
+    fit: bool = option(False, help="instead search DIP's division of densities on validation text")
     searched: tuple[float, ...] = option(SEARCHED, smoke=(0.5, 0.6), help="densities that --fit searches")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
         "rows[].model": "model",
-        "rows[].method": "row of the table",
-        "rows[].lora": "whether with adapters",
+        "rows[].method": "row of the table: selector or kind of pruned weights; dense: nothing is pruned",
+        "rows[].lora": "whether the model has trained adapters",
         "rows[].asked": "density that was asked for",
-        "rows[].density": "density of the MLP that the text used, of a mixture's chosen experts",
-        "rows[].ppl": "perplexity on test text; with --fit on validation text",
-        "rows[].task_accuracy?": "share of right answers; null for models that no task is for",
-        "rows[].inputs?": "with --fit: density of the MLP's inputs",
-        "fitted.*.best[].asked?": "density",
-        "fitted.*.best[].inputs?": "the best density of the inputs there",
-        "fitted.*.best[].ppl?": "its perplexity",
-        "fitted.*.slope?": "slope of the line through the best, in logits",
-        "fitted.*.offset?": "its offset",
+        "rows[].density": "share of the MLP's weights, in a mixture of its chosen experts', that a token uses",
+        "rows[].ppl": "perplexity on test text, with --fit on validation text",
+        "rows[].task_accuracy?": "share of right answers in the task; null for models without a task",
+        "rows[].inputs?": "--fit: density of the MLP's inputs",
+        "fitted.*.best[].asked?": "density of the MLP, by model",
+        "fitted.*.best[].inputs?": "density of the MLP's inputs with the least perplexity at this density",
+        "fitted.*.best[].ppl?": "perplexity on validation text with this density of inputs",
+        "fitted.*.slope?": "slope of the line through the best densities of inputs, over the MLP's, both as logits",
+        "fitted.*.offset?": "offset of that line, in logits",
     }
     needs_data = True
     full_minutes = 240

@@ -176,32 +176,32 @@ class Options:
     models: tuple[str, ...] = option(
         ("demo", "tinystories656k"), smoke=("tinystories656k",), full=MODELS, choices=MODELS, help="models"
     )
-    lengths: tuple[int, ...] = option((2, 4, 8), smoke=(4,), help="drafts per pass")
-    new_tokens: int = option(48, smoke=8, help="tokens of each prompt")
-    shares: tuple[float, ...] = option((0.1, 0.5), smoke=(0.5,), full=(0.1, 0.3, 0.5, 0.8), help="map: share in DRAM")
+    lengths: tuple[int, ...] = option((2, 4, 8), smoke=(4,), help="drafted tokens per pass")
+    new_tokens: int = option(48, smoke=8, help="new tokens per prompt")
+    shares: tuple[float, ...] = option((0.1, 0.5), smoke=(0.5,), full=(0.1, 0.3, 0.5, 0.8), help="map: shares in DRAM")
     acceptance: tuple[float, ...] = option(
-        (0.2, 0.6, 0.95), smoke=(0.6,), full=(0.2, 0.4, 0.6, 0.8, 0.95), help="map: probability that a draft is right"
+        (0.2, 0.6, 0.95), smoke=(0.6,), full=(0.2, 0.4, 0.6, 0.8, 0.95), help="map: probabilities that a draft is right"
     )
 
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].part": "drafts or map",
+        "rows[].part": "drafts: runs of a model; map: replays of a trace",
         "rows[].model?": "drafts: model",
         "rows[].draft?": "drafts: lookup, or the model that drafts",
-        "rows[].per_pass?": "drafts per pass",
-        "rows[].same?": "drafts: runs with the tokens of the run without drafts",
-        "rows[].acceptance?": "share of drafts that are right",
-        "rows[].tokens_per_pass?": "drafts: tokens of a pass",
+        "rows[].per_pass?": "drafted tokens per pass",
+        "rows[].same?": "drafts: runs whose tokens equal those of the run without drafts",
+        "rows[].acceptance?": "drafts: share of drafted tokens accepted; map: probability that a draft is right",
+        "rows[].tokens_per_pass?": "drafts: new tokens per pass",
         "rows[].reads?": "drafts: reads over those without drafts",
-        "rows[].read_bytes?": "drafts: bytes over those without drafts",
-        "rows[].read_bytes_all_kept?": "drafts: the same where the cache keeps what any draft used",
-        "rows[].draft_share?": "drafts: share of the seconds that the draft model takes",
-        "rows[].gain": "modelled seconds without drafts over those with them",
+        "rows[].read_bytes?": "drafts: bytes read over those without drafts",
+        "rows[].read_bytes_all_kept?": "drafts: read_bytes if the cache kept what any draft used",
+        "rows[].draft_share?": "drafts: share of the modelled seconds that the draft model takes",
+        "rows[].gain": "modelled seconds without drafts over those with drafts",
         "rows[].dram_share?": "map: share of the units in DRAM",
-        "rows[].hit_rate?": "map: hit rate without drafts",
-        "identical_runs": "runs with the tokens of the run without drafts",
-        "runs": "runs with drafts",
+        "rows[].hit_rate?": "map: share of requested units that were in DRAM, without drafts",
+        "identical_runs": "runs whose tokens equal those of the run without drafts, of all models, drafts and lengths",
+        "runs": "number of runs with drafts",
     }
     needs_data = True
     full_minutes = 25
