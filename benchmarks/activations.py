@@ -5,7 +5,6 @@ Test tokens are scored one by one, as in decoding, with float32, 16-bit and 8-bi
 is scored in every format in turn.
 """
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from benchmarks.harness import Benchmark, Cell, Row, gain, main, option, spread
 from benchmarks.harness.places import data
+from benchmarks.shared.cases import BLOCK_TOKENS, CORPORA, blocks_of
 from coldpress.compiler.block_statistics import standard_error
 from coldpress.runtime import _native
 from coldpress.runtime.artifact.reader import open_artifact
@@ -26,22 +25,14 @@ from coldpress.runtime.plan.budget import choose_plan, fixed_bytes
 from tests.support.artifacts import Recipe, build_artifact
 from tests.support.hf import load_hf, roles_of, spec_of
 
-CONTEXT_LENGTH = 256
-WIKITEXT, STORIES = "corpora/wikitext-2/test.txt", "corpora/tinystories/eval.jsonl"
-MODELS = {"prose7m": WIKITEXT, "stories260k": STORIES, "tinystories656k": STORIES}
-"""Model -> its test text in the data folder."""
+MODELS = ("prose7m", "stories260k", "tinystories656k")
 
 
 def token_blocks(model: str, num_tokens: int) -> np.ndarray:
-    """Returns the model's test text as token ids, int [blocks, CONTEXT_LENGTH]."""
-    folder = data()
-    tokenizer = Tokenizer.from_file(str(folder / "models" / model / "tokenizer.json"))
-    if MODELS[model] == WIKITEXT:
-        text = (folder / WIKITEXT).read_text()[:200_000].replace("<unk>", "").replace(" @-@ ", "-")
-    else:
-        text = "\n".join(json.loads(line)["text"] for line in (folder / MODELS[model]).read_text().splitlines())
-    ids = np.array(tokenizer.encode(text, add_special_tokens=False).ids[:num_tokens])
-    return ids[: ids.size // CONTEXT_LENGTH * CONTEXT_LENGTH].reshape(-1, CONTEXT_LENGTH)
+    """Returns the model's test text as token ids, int [blocks, BLOCK_TOKENS]."""
+    return blocks_of(data() / "models" / model, data() / "corpora" / CORPORA[model])["test"][
+        : num_tokens // BLOCK_TOKENS
+    ]
 
 
 def scored(path: Path, blocks: np.ndarray, key: str, kinds: Sequence[str]) -> tuple[list[Row], dict[str, list[float]]]:
@@ -75,7 +66,7 @@ def everything(path: Path) -> int:
 @dataclass(frozen=True)
 class Options:
     models: tuple[str, ...] = option(
-        ("prose7m",), smoke=("stories260k",), full=tuple(MODELS), choices=MODELS, help="real models to score"
+        ("prose7m",), smoke=("stories260k",), full=MODELS, choices=MODELS, help="real models to score"
     )
     formats: tuple[str, ...] = option(("int4_group32", "int8_group32"), smoke=("int4_group32",), help="weight formats")
     tokens: int = option(4096, smoke=512, help="most test tokens to run; each block of 256 is one round of the timing")
@@ -101,7 +92,7 @@ class Plugin(Benchmark[Options]):
         _native.set_num_threads(1)
         loaded = load_hf(data() / "models" / cell["model"])
         spec = spec_of(loaded.config)
-        recipe = Recipe(spec=spec, method="dense", format=cell["format"], context_length=CONTEXT_LENGTH)
+        recipe = Recipe(spec=spec, method="dense", format=cell["format"], context_length=BLOCK_TOKENS)
         path = build_artifact(self.folder / "-".join(cell.values()), recipe, roles_of(loaded, spec)).path
         rows, seconds = scored(path, token_blocks(cell["model"], self.options.tokens), "activations", ACTIVATIONS)
         for row in rows:

@@ -95,7 +95,7 @@ class Plugin(Benchmark[Options]):
             yield {**seconds, "speedup": gain(found["dense"], found["sparse"])}
 
     def dense_s(self) -> Spread:
-        """Returns the seconds of the dense way on all cores."""
+        """Returns the seconds of the dense way on THREADS threads."""
         bits = random_bits(self.options.units, self.options.tokens, self.options.density)
         works = {"dense": lambda: dense_pair_counts(bits, self.options.tokens, THREADS)}
         return spread(interleaved(works, self.options.rounds)["dense"])

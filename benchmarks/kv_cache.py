@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.activations import CONTEXT_LENGTH, MODELS, scored, token_blocks
+from benchmarks.activations import MODELS, scored, token_blocks
 from benchmarks.harness import Benchmark, Cell, Row, gain, interleaved, main, option, spread
 from benchmarks.harness.places import data
+from benchmarks.shared.cases import BLOCK_TOKENS
 from coldpress.runtime import _native
 from coldpress.runtime.kernels import attention
 from coldpress.runtime.kernels.encode import encode_heads, reference_encode_heads
@@ -31,7 +32,7 @@ def quality(model: str, num_tokens: int, folder: Path) -> list[Row]:
     """Returns a row for each format of the cache."""
     loaded = load_hf(data() / "models" / model)
     spec, blocks = spec_of(loaded.config), token_blocks(model, num_tokens)
-    recipe = Recipe(spec=spec, method="dense", format="fp16", context_length=CONTEXT_LENGTH)
+    recipe = Recipe(spec=spec, method="dense", format="fp16", context_length=BLOCK_TOKENS)
     path = build_artifact(folder / "a.coldpress", recipe, roles_of(loaded, spec)).path
     return scored(path, blocks, "kv_cache", KV_CACHE_FORMATS)[0]
 

@@ -54,7 +54,7 @@ def with_sync(device: DeviceProfile, factor: float) -> DeviceProfile:
 def accelerator_of(device: DeviceProfile) -> Accelerator:
     """Returns the device's accelerator, the first tier."""
     if device.accelerator is None:
-        raise ColdpressError(f"device {device.name} has no accelerator; name one that has")
+        raise ColdpressError(f"device {device.name} has no accelerator; name a device that has one")
     return device.accelerator
 
 
@@ -145,7 +145,7 @@ class Plugin(Benchmark[Options]):
         "gap": "largest proven gap of all rows",
         "solvers_agree": "whether the solvers' objectives differ by at most 1e-5 in all rows",
         "gains_where_it_binds?": "best over top_k, minus 1, of each row in which global top-k breaks Eq. 7",
-        "gains_over_mended?": "best over mended, minus 1, of the same rows",
+        "gains_over_mended?": "best over mended, minus 1, of each row in which global top-k breaks Eq. 7",
     }
     over = ({"tiers": ("accelerator dram",), "factor": "sync_factors"}, {"tiers": ("accelerator dram flash",)})
     full_minutes = 1

@@ -27,9 +27,9 @@ import numpy as np
 
 from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.shared.builds import artifact_in
-from coldpress.compiler.io import sha256_of
 from tests.support import warm
 from tests.support.planted import plant_of, write
+from tests.support.records import contents
 
 LAYERWISE = ("calibrate", "recalibrate", "predict", "order", "quantize")
 """Stages that keep an array file per layer; the others work on the whole model."""
@@ -127,13 +127,7 @@ def subject_of(folder: Path, options: Options) -> Subject:
     planned_s = time.monotonic()
     device = warm.build(folder / "undisturbed", "--until", options.until, **config)
     undisturbed_s = time.monotonic() - planned_s
-    return Subject(config, options.until, undisturbed_s, planned_s - start_s, artifact_files(device))
-
-
-def artifact_files(device: Path) -> dict[str, str]:
-    """Returns the artifact's files: relative path -> sha256."""
-    top = artifact_in(device)
-    return {str(file.relative_to(top)): sha256_of(file) for file in sorted(top.rglob("*")) if file.is_file()}
+    return Subject(config, options.until, undisturbed_s, planned_s - start_s, contents(artifact_in(device)))
 
 
 def disturb(subject: Subject, folder: Path, fractions: Sequence[float]) -> tuple[list[Row], bool]:
@@ -151,7 +145,7 @@ def disturb(subject: Subject, folder: Path, fractions: Sequence[float]) -> tuple
         before, known = fraction, now
     device = warm.build(folder, "--until", subject.until, **subject.config)
     settle(kills, known, snapshot(folder), subject.config["layers_per_job"])
-    return kills, artifact_files(device) == subject.files
+    return kills, contents(artifact_in(device)) == subject.files
 
 
 def run_and_kill(subject: Subject, folder: Path, delay_s: float) -> list[str] | None:

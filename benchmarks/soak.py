@@ -153,7 +153,7 @@ class Plugin(Benchmark[Options]):
             for key, meaning in (
                 ("error", "class of the error that the session raises"),
                 ("seconds", "seconds until the error"),
-                ("goes_on", "whether the session then gives the same tokens again"),
+                ("goes_on", "whether the session gives the right tokens once reads are right again"),
             )
         },
     }

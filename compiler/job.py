@@ -150,10 +150,8 @@ def _build_parser(stage: str, parameters: dict[str, typing.Any]) -> Parser:
         parser.add_argument("--layers", type=int, nargs="+", required=True, metavar="N", help="layers of this job")
     if "threads" in parameters:
         parser.add_argument("--threads", type=int, default=1, metavar="N", help="processor cores to use (default: 1)")
-    parser.add_argument("--code", default="", metavar="DIGEST", help="of the stage's code, as the workflow knows it")
-    parser.add_argument(
-        "--build", type=Path, metavar="FOLDER", help="of the build that this job is of; shares its lock"
-    )
+    parser.add_argument("--code", default="", metavar="DIGEST", help="digest of the stage's code, from the workflow")
+    parser.add_argument("--build", type=Path, metavar="FOLDER", help="folder of the job's build, whose lock it shares")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="where the record is written")
     return parser
 

@@ -63,14 +63,16 @@ class QualitySetting(Record):
 
     max_ppl_ratio: Annotated[
         PositiveFloat | Off | None, Key(default="1.05 for the choice of method=auto; 2.0 at the end")
-    ] = Field(default=None, description="the artifact's perplexity over the source's at most, such as 1.05, or off")
+    ] = Field(
+        default=None, description="largest allowed perplexity of the artifact over the source's, such as 1.05, or off"
+    )
 
 
 class OverpredictionSetting(Record):
     """For stages that depend on how many units predictors name."""
 
     overprediction: Annotated[float, Key()] = Field(
-        default=1.75, ge=1, description="predicted over true density that predictors keep to where DRAM allows"
+        default=1.75, ge=1, description="most units that predictors name, per active unit, where DRAM allows"
     )
 
 
@@ -78,7 +80,7 @@ class SeedSetting(Record):
     """For stages that draw random numbers."""
 
     seed: Annotated[int, Key()] = Field(
-        default=0, ge=0, description="what everything that is drawn derives from: text, weights, orders"
+        default=0, ge=0, description="seed of everything that is drawn: text, weights, orders"
     )
 
 
@@ -95,7 +97,7 @@ class TrainingSetting(SeedSetting):
         default=8, description="how often distillation and relufication look at validation text"
     )
     distill_patience: Annotated[PositiveCount, Key()] = Field(
-        default=3, description="evaluations in a row that bring nothing before training ends"
+        default=3, description="training ends after so many evaluations in a row without a lower validation loss"
     )
 
 

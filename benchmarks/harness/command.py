@@ -62,17 +62,19 @@ def _parser(name: str, text: str, plugin: type[Benchmark[Any]]) -> argparse.Argu
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{name}",
         description=text,
-        epilog=f"The last line is one JSON object (? may be null or absent):\n{told}",
+        epilog=f"Keys of the last line, one JSON object (a key with ? may be null or absent):\n{told}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--smoke", dest="size", action="store_const", const="smoke", help="the smallest inputs, seconds")
+    size.add_argument(
+        "--smoke", dest="size", action="store_const", const="smoke", help="smallest inputs: takes seconds"
+    )
     size.add_argument(
         "--full", dest="size", action="store_const", const="full", help=f"all cases, about {_minutes(plugin)}"
     )
     parser.set_defaults(size="default")
-    parser.add_argument("--record", type=Path, metavar="FILE", help="write the record of the figures there")
-    parser.add_argument("--fresh", action="store_true", help="measure kept rows again")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="write figures, options and machine to FILE")
+    parser.add_argument("--fresh", action="store_true", help="drop the rows of a stopped run and measure anew")
     for one in fields(options_type(plugin)):
         _add_option(parser, one.name, one.default, one.metadata)
     return parser

@@ -152,7 +152,9 @@ class Flash:
         )
         bad_page = reads.finish()
         if bad_page >= 0:
-            raise SystemExit(f"page {bad_page} of the image without bundles is damaged; remove it, it is made again")
+            raise SystemExit(
+                f"page {bad_page} of the unbundled image is damaged; remove the file, the next run makes it"
+            )
         return time.perf_counter() - start
 
     def _put_together(

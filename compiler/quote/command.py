@@ -143,7 +143,7 @@ def _build_parser() -> Parser:
         type=float,
         default=MAX_PPL_RATIO,
         metavar="R",
-        help=f"the most perplexity over the source's (default: {MAX_PPL_RATIO})",
+        help=f"largest allowed perplexity over the source's (default: {MAX_PPL_RATIO})",
     )
     parser.add_argument(
         "--context-length",

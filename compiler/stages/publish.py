@@ -50,11 +50,11 @@ class PublishConfig(QualitySetting):
         description="paths of all that `export` may have made of it, likewise, as JSON: the record, and a file a format"
     )
     min_top1_agreement: Annotated[Share | Off, Key()] = Field(
-        default=0.4, description="share of tokens, at least, whose likeliest successor is the source's, or off"
+        default=0.4, description="least allowed share of tokens whose likeliest successor is the source's, or off"
     )
     max_logit_error: Annotated[PositiveFloat | Off | None, Key(default="the format says by itself")] = Field(
         default=None,
-        description="error of dense logits at most, as a share of the largest, or off",
+        description="largest allowed error of dense logits, as a share of the largest logit, or off",
     )
 
 

@@ -53,7 +53,7 @@ class RelufyConfig(DeviceSetting, TrainingSetting):
         description="the activation with exact zeros that the model gets before it is calibrated, learning from itself",
     )
     relufy_threshold: Annotated[float, Key()] = Field(
-        default=0.1, gt=0, lt=1024, description="below it relufy=fatrelu is zero"
+        default=0.1, gt=0, lt=1024, description="value below which relufy=fatrelu gives zero"
     )
     relufy_penalty: Annotated[float, Key()] = Field(
         default=0.0,

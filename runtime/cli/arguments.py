@@ -165,7 +165,11 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         "--temperature", type=_number, default=0.0, metavar="T", help="0 takes the likeliest token (default: 0)"
     )
     parser.add_argument(
-        "--top-p", type=_number, default=1.0, metavar="P", help="draw from the likeliest tokens up to this probability"
+        "--top-p",
+        type=_number,
+        default=1.0,
+        metavar="P",
+        help="draw from the likeliest tokens that together have probability P",
     )
     parser.add_argument(
         "--top-k", type=_whole, default=0, metavar="N", help="draw from the N likeliest tokens (default: 0, all)"
@@ -182,7 +186,8 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         type=_number,
         default=1.0,
         metavar="R",
-        help="divide the logits of tokens of the prompt and of the text so far, in greedy decoding, too (default: 1)",
+        help="make tokens of the prompt and of the text so far less likely, in greedy decoding, too: divide positive "
+        "logits by R, multiply negative ones (default: 1)",
     )
     parser.add_argument(
         "--stop",
@@ -198,7 +203,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="seed of the draws; with several prompts, N for the first, N + 1 for the second, ... (default: 0)",
     )
-    parser.add_argument("--ignore-eos", action="store_true", help="go on after the end of the text")
+    parser.add_argument("--ignore-eos", action="store_true", help="go on after a token that ends the text")
     _add_draft(parser)
     parser.add_argument("--trace", type=Path, metavar="FILE", help="record the selected units, for `simulate`")
     parser.add_argument(
@@ -207,8 +212,8 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--modelled",
         action="store_true",
-        help="also tell what the run would take on the artifact's device, by its law; it counts the reads of "
-        "drafts, and not all of their computing",
+        help="also print the seconds that the run would take on the artifact's device, by its law; these include the "
+        "reads for drafts, but not all computing for them",
     )
 
 
@@ -281,12 +286,12 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--synthetic",
         metavar="NAME=VALUE:…",
-        help="a trace drawn with these statistics, which are explained below; the output has them and those drawn",
+        help="draw a trace with these statistics, explained below; the output compares them with the drawn trace's",
     )
     group.add_argument(
         "--signals",
         action="store_true",
-        help="the selector chooses anew, with the cache as it is then, from the signals that an artifact of "
+        help="let the selector choose anew, seeing the simulated cache, from the signals that an artifact of "
         "method=auto carries: those of a few layers, which stand for all; gives a table",
     )
     parser.add_argument("--dram-budget", metavar="BYTES[,…]", help=f"{BUDGET_HELP}; several give a table")

@@ -51,7 +51,7 @@ class AllocateConfig(AllocationConfig, MethodSetting, CacheSetting, Overpredicti
         Literal["auto", KvCacheFormat], Key(auto=True, default=f"`auto` with method=auto, else {DEFAULT_KV_CACHE}")
     ] = Field(
         default=DEFAULT_KV_CACHE,
-        description="how keys and values are kept; int8 takes 17/32 of the bytes of fp16, for a little quality; auto: "
+        description="format of keys and values; int8 takes 17/32 of the bytes of fp16, for a little quality; auto: "
         "fp16, unless int8 keeps max_ppl_ratio and makes a token clearly faster, or nothing fits in fp16",
     )
     density: Annotated[float | None, Key(default="derived from the budget; measured where zeros are exact")] = Field(

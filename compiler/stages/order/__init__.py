@@ -62,7 +62,8 @@ class OrderConfig(SeedSetting):
         default=None, description="calibration tokens that orders are made from, evenly spread"
     )
     search_tokens: Annotated[PositiveCount, Key()] = Field(
-        default=4096, description="tokens whose cache misses a search looks at, the last ones; other counts are of all"
+        default=4096,
+        description="last calibration tokens, whose cache misses a search looks at; other counts are of all",
     )
     counting: Annotated[Literal["cpu", "gpu"], Key()] = Field(
         default="cpu", description="where co-activation is counted"

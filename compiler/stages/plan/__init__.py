@@ -75,8 +75,8 @@ class PlanConfig(CacheSetting, PinnedShareSetting):
         Key(plugins="coldpress.runtime.drafts", auto=True, default="`off`: drawn text repeats too little"),
     ] = Field(
         default=NO_DRAFT,
-        description="what proposes next tokens of a single sequence, which the model checks in one pass; auto: what "
-        "validation text and the device's law say that pays, where a run reads and every token uses every unit",
+        description="what proposes next tokens of a single sequence, which the model checks in one pass; auto: the one "
+        "that pays by validation text and the device's law, where a run reads and every token uses every unit",
     )
 
 

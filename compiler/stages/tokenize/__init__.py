@@ -62,10 +62,10 @@ class TokenizeConfig(SeedSetting):
         description="the 40 hexadecimal digits of the commit that a hub dataset is read at",
     )
     calibration_tokens: Annotated[PositiveCount, Key()] = Field(
-        default=8192, description="tokens to calibrate on, at most"
+        default=8192, description="most tokens of calibration text"
     )
     evaluation_tokens: Annotated[PositiveCount, Key()] = Field(
-        default=4096, description="tokens of validation and of test, at most"
+        default=4096, description="most tokens of validation text, and of test text"
     )
     block_tokens: Annotated[PositiveCount, Key()] = Field(
         default=256, description="tokens of a block, cut to the model's context where that is shorter"
