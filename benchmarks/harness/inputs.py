@@ -132,9 +132,12 @@ def _content(file: Path) -> bytes:
 
 
 def _without_docstrings(text: str) -> str:
-    """Returns a dump of the program without comments and docstrings; texts below a field count as comments."""
+    """Returns a dump of the program without comments, docstrings and the `help` of options; texts below a field count
+    as comments."""
     tree = ast.parse(text)
     for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            node.keywords = [one for one in node.keywords if one.arg != "help"]
         for name in ("body", "orelse", "finalbody"):
             body = getattr(node, name, None)
             if isinstance(body, list):

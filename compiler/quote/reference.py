@@ -22,7 +22,7 @@ from coldpress.compiler.activity.layer_counts import countable_families
 from coldpress.compiler.activity.unit_statistics import NORMS
 from coldpress.compiler.io import load_arrays, load_record, replacing
 from coldpress.schemas.base import Record, Share
-from coldpress.schemas.curves import Curve, Curves, FormatLoss, Unexplored
+from coldpress.schemas.curves import Curve, Curves, FormatLoss, KvCacheLoss, Unexplored
 from coldpress.schemas.families import Signal, activity_of, num_experts, num_units
 from coldpress.schemas.model import ModelSpec
 
@@ -57,6 +57,7 @@ class Kind(Record):
     block_tokens: int
     curves: tuple[Curve, ...]
     formats: tuple[FormatLoss, ...]
+    kv_caches: tuple[KvCacheLoss, ...]
     unexplored: tuple[Unexplored, ...]
     signals: dict[Signal, SignalStatistics]
 
@@ -190,6 +191,7 @@ def _kind(path: Path) -> Kind:
             "block_tokens": curves.block_tokens,
             "curves": curves.curves,
             "formats": curves.formats,
+            "kv_caches": curves.kv_caches,
             "unexplored": curves.unexplored,
             "signals": signals,
         }

@@ -22,6 +22,7 @@ from coldpress.compiler.quote.trace import activations_of
 from coldpress.compiler.seconds import NO_DIGEST
 from coldpress.compiler.workflow.settings import CONFIG_FILE, BuildConfig, resolve
 from coldpress.runtime.artifact.reader import Artifact, open_artifact
+from coldpress.runtime.plan.kv_cache import formats_of
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.base import ArrayFile
 from coldpress.schemas.curves import Curves, Unexplored
@@ -167,6 +168,7 @@ def _guessed(
         block_tokens=kind.block_tokens if kind else 1,
         curves=kind.curves if kind else (),
         formats=kind.formats if kind else (),
+        kv_caches=tuple(loss for loss in kind.kv_caches if loss.kv_cache in formats_of(spec)) if kind else (),
         unexplored=(kind.unexplored if kind else ())
         + tuple(
             Unexplored(method=name, reason="no model of this kind was measured with it; build to measure it")

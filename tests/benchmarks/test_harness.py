@@ -310,7 +310,7 @@ def test_keys(documented: list[str], figures: dict[str, Any], said: list[str]) -
     assert keys.complaints(dict.fromkeys(documented, ""), figures) == said
 
 
-def test_comments_and_docstrings_are_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_comments_docstrings_and_help_are_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inputs, "ROOT", tmp_path)
     (tmp_path / "runtime/native").mkdir(parents=True)
     file, core = tmp_path / "a.py", tmp_path / "runtime/native/a.cpp"
@@ -319,13 +319,13 @@ def test_comments_and_docstrings_are_no_change(tmp_path: Path, monkeypatch: pyte
         inputs.digest_of.cache_clear()
         return inputs.digest_of("a.py"), inputs.digest_of("runtime/native")
 
-    file.write_text('"""Text."""\nx: int = 1\n"""More text."""\n')
+    file.write_text('"""Text."""\nx: int = f(1, help="one")\n"""More text."""\n')
     core.write_text('int x = 1; // one\nconst char *s = "// kept";\n')
     before = digests()
-    file.write_text('"""Other text."""\n\nx: int = 1  # one\n')
+    file.write_text('"""Other text."""\n\nx: int = f(1, help="other")  # one\n')
     core.write_text('/* more */ int x = 1;\nconst char *s = "// kept";\n')
     assert digests() == before
-    file.write_text("x: int = 2\n")
+    file.write_text("x: int = f(2, help='other')\n")
     core.write_text('int x = 1;\nconst char *s = "// other";\n')
     assert not {*digests()} & {*before}
 
