@@ -87,6 +87,19 @@ def test_a_model_is_quoted_by_config_json_alone(capsys: pytest.CaptureFixture[st
     assert quoted(capsys, config_alone, "--dram-budget", "60%") == found
 
 
+@pytest.mark.parametrize(("head_dim", "kv_cache"), [(32, "int8"), (16, "fp16")])
+def test_keys_are_smaller_where_dram_is_short_and_the_heads_have_a_smaller_format(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, head_dim: int, kv_cache: str
+) -> None:
+    heads = {"num_attention_heads": 128 // head_dim, "num_key_value_heads": 128 // head_dim, "head_dim": head_dim}
+    folder = write_model(
+        tmp_path / "made", num_hidden_layers=LAYERS, hidden_size=128, intermediate_size=320, overrides=heads
+    )
+    (folder / "model.safetensors").unlink()
+    (device,) = quoted(capsys, folder, "--dram-budget", "75%", "--context-length", "256")["devices"]
+    assert device["choice"]["kv_cache"] == kv_cache
+
+
 def test_a_format_that_numpy_multiplies_is_a_candidate_where_its_speed_is_known(
     capsys: pytest.CaptureFixture[str], config_alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
