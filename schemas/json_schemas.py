@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pydantic.json_schema import models_json_schema
+from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
 from coldpress.schemas.base import Record
 from coldpress.schemas.manifest import Manifest
@@ -21,6 +21,11 @@ MODULES = ("device", "manifest", "profiles")
 """Profiles of devices and models, and manifests of artifacts; other records stay inside a build."""
 ELSEWHERE = {"config.schema.json"}
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+class _Untitled(GenerateJsonSchema):
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False  # pydantic's titles repeat the fields' names
 
 
 def generate() -> dict[str, str]:
@@ -49,7 +54,9 @@ def _contained(record: type[Record]) -> set[str]:
 
 
 def _text(name: str, records: list[type[Record]]) -> str:
-    definitions = _renamed(models_json_schema([(record, "validation") for record in records])[1])
+    definitions = _renamed(
+        models_json_schema([(record, "validation") for record in records], schema_generator=_Untitled)[1]
+    )
     for record in records:
         _add_digest(definitions["$defs"][record.__name__], required=record is Manifest)
     references: list[dict[str, str]] = [{"$ref": f"#/$defs/{record.__name__}"} for record in records]
@@ -60,7 +67,7 @@ def _text(name: str, records: list[type[Record]]) -> str:
 
 def _add_digest(definition: dict[str, Any], *, required: bool) -> None:
     """Adds the digest that the file of an outermost record carries (schemas/sealed.py); a manifest must have it."""
-    definition["properties"][KEY] = {"pattern": "^[0-9a-f]{64}$", "title": "Body Sha256", "type": "string"}
+    definition["properties"][KEY] = {"pattern": "^[0-9a-f]{64}$", "type": "string"}
     definition.setdefault("required", []).extend([KEY] * required)
 
 
