@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from sklearn.model_selection import LeaveOneGroupOut
 
 from coldpress.compiler.io import replacing
@@ -131,10 +131,8 @@ def _law_sentence(flash: Flash) -> str:
 
 
 def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in columns:
-        table.add_column(name, overflow="fold")
-    return table
+    folded = (Column(name, overflow="fold") for name in columns)
+    return Table(*folded, box=None, pad_edge=False, header_style="bold")
 
 
 def _size(size: float) -> str:

@@ -20,14 +20,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from coldpress.compiler.profiles import device_file, load_device
+from coldpress.compiler.profiles import device_file
 from coldpress.compiler.quote.decide import PROMPT_TOKENS, Asked, device_quotes
 from coldpress.compiler.quote.records import DeviceQuote, Quote
 from coldpress.compiler.quote.show import show
 from coldpress.compiler.quote.sources import Source, find
 from coldpress.compiler.stages.allocate import MAX_PPL_RATIO
 from coldpress.runtime.cli.command_line import Parser
-from coldpress.runtime.profiles.devices import DEVICE_HELP, named_devices
+from coldpress.runtime.profiles.devices import DEVICE_HELP, named_devices, read_device
 from coldpress.schemas.errors import ColdpressError
 
 
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> None:
     arguments = _build_parser().parse_args(argv)
     if not 1 <= arguments.max_ppl_ratio <= 100:
         raise ColdpressError(f"--max-ppl-ratio {arguments.max_ppl_ratio:g} was given, expected a number from 1 to 100")
-    files = _files(arguments.device)
+    files = [device_file(name, Path("build")) for name in named_devices(arguments.device)]
     with tempfile.TemporaryDirectory(prefix="coldpress-quote-") as folder:
         quote = quoted(arguments, files, Path(folder))
     if arguments.json:
@@ -64,7 +64,7 @@ def quoted(arguments: argparse.Namespace, files: list[Path], folder: Path) -> Qu
             prompt_tokens=_prompt_tokens(arguments.prompt_tokens, context_length),
         )
         if len(files) == 1:
-            found = [*device_quotes(source, load_device(files[0]), asked, status.update)]
+            found = [*device_quotes(source, read_device(files[0]), asked, status.update)]
         else:
             found = []
             for number, quotes in enumerate(_each(arguments, files, asked, folder), start=1):
@@ -83,11 +83,6 @@ def quoted(arguments: argparse.Namespace, files: list[Path], folder: Path) -> Qu
 
 
 def _prompt_tokens(given: int | None, context_length: int) -> int:
-    """Returns the tokens of the prompt, which leave room for one more.
-
-    Raises:
-        ColdpressError: if they do not.
-    """
     most = context_length - 1
     if given is not None and not 1 <= given <= most:
         raise ColdpressError(
@@ -116,11 +111,7 @@ def _start(model: str, revision: str | None, folder: Path) -> None:
 
 
 def _on_device(asked: Asked, file: Path) -> tuple[DeviceQuote, ...]:
-    return device_quotes(_SOURCES[0], load_device(file), asked)
-
-
-def _files(named: str) -> list[Path]:
-    return [device_file(name, Path("build")) for name in named_devices(named)]
+    return device_quotes(_SOURCES[0], read_device(file), asked)
 
 
 def _build_parser() -> Parser:

@@ -4,7 +4,6 @@ import functools
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from coldpress.compiler.checkpoint.shapes import Shape, Shapes
 from coldpress.compiler.cost_model import flash_bytes
 from coldpress.compiler.needs import Build, all_needs
 from coldpress.compiler.pipeline import STAGES
+from coldpress.compiler.quote.records import Figure
 from coldpress.compiler.quote.sources import Source
 from coldpress.compiler.stages.preflight import PASS_THREADS, asked_text
 from coldpress.compiler.workflow.settings import DEFAULT_CHUNKS, BuildConfig, needs_gram, of_all_stages
@@ -28,42 +28,42 @@ PRODUCT_SIZE, PRODUCT_ROUNDS = 768, 3
 """Of the products by which this machine's speed is measured: some hundredths of a second."""
 
 
-@dataclass(frozen=True)
-class Costs:
-    """Costs of a build, and the basis of each figure in words."""
-
-    disk_bytes: int
-    disk_basis: str
-    download_bytes: int
-    download_basis: str
-    build_s: float
-    build_basis: str
-    written_bytes: int
-
-
-def build_costs(source: Source, device: DeviceProfile, division: Sparsity, budgets_bytes: Sequence[int]) -> Costs:
+def build_costs(
+    source: Source, device: DeviceProfile, division: Sparsity, budgets_bytes: Sequence[int]
+) -> dict[str, Figure]:
     """Returns the costs of a build with this division of one of `budgets_bytes`; for an artifact, the costs of copying
     it."""
     units = flash_bytes(division.families, source.model.spec, division.format)
     written = units + division.budget.resident_bytes + division.budget.predictor_bytes
     if source.build is None:
         size = source.artifact_bytes or written
-        copied = "the artifact's files as they are; another plan or format needs a build"
-        return Costs(size, copied, size, copied, 0, "the artifact is built already", size)
+        copied = Figure(value=size, basis="the artifact's files as they are; another plan or format needs a build")
+        return _costs(copied, copied, 0, "the artifact is built already", size)
     build = _build(source, source.build, device, division, budgets_bytes)
     stages = all_needs(build)
-    local = source.build.model.revision is None
-    return Costs(
-        sum(stage.disk_bytes for stage in stages),
-        "at most: all files of the build folder, with predictors of the largest size",
-        0 if local else BYTES_PER_PARAMETER * source.model.num_parameters,
-        "a folder on this machine" if local else f"{BYTES_PER_PARAMETER} bytes a parameter, as hub models have",
+    disk_bytes = sum(stage.disk_bytes for stage in stages)
+    download = Figure(value=0, basis="a folder on this machine")
+    if source.build.model.revision is not None:
+        num_bytes = BYTES_PER_PARAMETER * source.model.num_parameters
+        download = Figure(value=num_bytes, basis=f"{BYTES_PER_PARAMETER} bytes a parameter, as hub models have")
+    return _costs(
+        Figure(value=disk_bytes, basis="at most: all files of the build folder, with predictors of the largest size"),
+        download,
         sum(stage.runtime_s for stage in stages),
         f"an estimate for {build.threads} cores of this machine: each stage's work by shapes and tokens, at "
         f"{build.flops_per_core / 1e9:.0f} GFLOP/s a core as measured now, without the download; measured builds took "
         f"{1 / WITHIN:g} to {WITHIN:g} times their estimates",
         written,
     )
+
+
+def _costs(disk: Figure, download: Figure, build_s: float, basis: str, written_bytes: int) -> dict[str, Figure]:
+    return {
+        "disk_bytes": disk,
+        "download_bytes": download,
+        "build_s": Figure(value=build_s, low=build_s / WITHIN, high=build_s * WITHIN, basis=basis),
+        "written_bytes": Figure(value=written_bytes, basis="the artifact, written once; decoding writes nothing"),
+    }
 
 
 @functools.cache

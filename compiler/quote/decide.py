@@ -15,7 +15,7 @@ import numpy as np
 
 from coldpress.compiler.candidates import AUTO, caches_for
 from coldpress.compiler.io import Workspace
-from coldpress.compiler.quote.costs import WITHIN, Costs, build_costs
+from coldpress.compiler.quote.costs import build_costs
 from coldpress.compiler.quote.first_token import first_token
 from coldpress.compiler.quote.records import Choice, DeviceQuote, Figure, Step
 from coldpress.compiler.quote.sources import Source
@@ -222,12 +222,11 @@ class _Quoting:
 
     def _figures(self, best: Judged, division: Sparsity, tokens: list[Token]) -> dict[str, Figure]:
         verify = self._run(division, "bench", f"--emulate {self._device.name}")
-        costs = build_costs(self._source, self._device, division, self._budgets_bytes)
         return {
             **self._speed(tokens, verify),
             "first_token_s": self._cold(division),
             "ppl_ratio": self._quality(best, division),
-            **costs_figures(costs),
+            **build_costs(self._source, self._device, division, self._budgets_bytes),
             "token_energy_j": self._exact(None, "unknown: the device's profile has no figure of energy"),
         }
 
@@ -317,18 +316,6 @@ def _quick(space: Space) -> Space:
         caches=tuple(name for name in space.caches if name in QUICK_CACHES),
         densities=lambda method, format_name: space.densities(method, format_name)[:1],
     )
-
-
-def costs_figures(costs: Costs) -> dict[str, Figure]:
-    """Returns what a build costs."""
-    return {
-        "disk_bytes": Figure(value=costs.disk_bytes, basis=costs.disk_basis),
-        "download_bytes": Figure(value=costs.download_bytes, basis=costs.download_basis),
-        "build_s": Figure(
-            value=costs.build_s, low=costs.build_s / WITHIN, high=costs.build_s * WITHIN, basis=costs.build_basis
-        ),
-        "written_bytes": Figure(value=costs.written_bytes, basis="the artifact, written once; decoding writes nothing"),
-    }
 
 
 def _choice(best: Judged, reason: str) -> Choice:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from coldpress.compiler.quote.records import DeviceQuote, Figure, Quote
 from coldpress.runtime.quantities import show_bytes
@@ -133,7 +133,5 @@ def _interval(name: str, figure: Figure) -> str:
 
 
 def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in columns:
-        table.add_column(name, overflow="fold")
-    return table
+    folded = (Column(name, overflow="fold") for name in columns)
+    return Table(*folded, box=None, pad_edge=False, header_style="bold")
