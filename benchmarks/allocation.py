@@ -22,9 +22,9 @@ from coldpress.compiler.activity.layer_counts import Activity
 from coldpress.compiler.activity.unit_statistics import fit_all
 from coldpress.compiler.cost_model import read_units, unit_bytes
 from coldpress.compiler.io import Workspace
-from coldpress.compiler.profiles import load_device
 from coldpress.compiler.stages.allocate._rules import AllocationConfig, Inputs, Method, allocated
 from coldpress.runtime.plugins import load, names, options_of
+from coldpress.runtime.profiles.devices import read_device
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.activations import Activations
 
@@ -129,7 +129,7 @@ class Plugin(Benchmark[Options]):
             yield {"density": 1.0, "ppl": math.exp(nll / count)}
             return
         work = Workspace(case.folder / f"{name}-{density}-{rule}", "benchmark")
-        inputs = Inputs(case.model, activations, load_device(DEVICE), work, case.corpus(), case.stream.threads)
+        inputs = Inputs(case.model, activations, read_device(DEVICE), work, case.corpus(), case.stream.threads)
         config = AllocationConfig(density_allocation=rule, allocation_tokens=self.options.tokens, compute_device="cpu")
         yield row_of(case, inputs, method_of(name, case, inputs, self.options.attention), config, density)
 

@@ -7,9 +7,8 @@ with the file, the place and the value found.
 from pathlib import Path
 
 import coldpress
-from coldpress.runtime.profiles.devices import device_path, read_device
+from coldpress.runtime.profiles.devices import device_path
 from coldpress.runtime.profiles.yaml_records import load_yaml
-from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import UnknownNameError
 from coldpress.schemas.profiles import ModelProfile
 
@@ -20,7 +19,7 @@ MEASURED_HOST = "host.yaml"
 
 def model_names() -> list[str]:
     """Lists the models that have a profile, sorted."""
-    return _names(PROFILES / "models")
+    return sorted(path.stem for path in (PROFILES / "models").glob("*.yaml"))
 
 
 def device_file(name_or_path: str, build_dir: Path) -> Path:
@@ -36,15 +35,6 @@ def device_file(name_or_path: str, build_dir: Path) -> Path:
     return device_path(name_or_path)
 
 
-def load_device(path: Path) -> DeviceProfile:
-    """Reads the device profile of a file in YAML or JSON.
-
-    Raises:
-        ColdpressError: if there is no such file or it is not a valid profile.
-    """
-    return read_device(path)
-
-
 def load_model(name: str) -> ModelProfile:
     """Reads a model profile by name.
 
@@ -55,7 +45,3 @@ def load_model(name: str) -> ModelProfile:
     if name not in known:
         raise UnknownNameError("model", name, known)
     return load_yaml(PROFILES / "models" / f"{name}.yaml", ModelProfile)
-
-
-def _names(folder: Path) -> list[str]:
-    return sorted(path.stem for path in folder.glob("*.yaml"))

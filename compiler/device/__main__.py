@@ -14,7 +14,7 @@ from coldpress.compiler.device.fio import JOBS, Stated, import_fio, read_report
 from coldpress.compiler.device.measure import fit_sentence, measure
 from coldpress.compiler.io import replacing, save_record
 from coldpress.runtime.cli.command_line import Parser
-from coldpress.runtime.profiles.devices import DEVICE_HELP
+from coldpress.runtime.profiles.devices import DEVICE_HELP, read_device
 from coldpress.runtime.quantities import parse_bytes
 from coldpress.schemas.device import MAX_NAME_CHARS, NAME_PATTERN, DeviceProfile
 from coldpress.schemas.errors import ColdpressError, clipped
@@ -35,9 +35,9 @@ def _check_name(name: str) -> str:
 
 
 def _load(name_or_path: str) -> DeviceProfile:
-    from coldpress.compiler.profiles import device_file, load_device  # needs PyYAML
+    from coldpress.compiler.profiles import device_file  # needs PyYAML
 
-    return load_device(device_file(name_or_path, Path("build")))
+    return read_device(device_file(name_or_path, Path("build")))
 
 
 def _check_output(path: Path) -> None:

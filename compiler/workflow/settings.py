@@ -36,7 +36,7 @@ from coldpress.compiler.checkpoint.weight_files import kind_of
 from coldpress.compiler.cost_model import stored_formats
 from coldpress.compiler.job import config_of, flag
 from coldpress.compiler.pipeline import STAGES
-from coldpress.compiler.profiles import device_file, load_device, load_model, model_names
+from coldpress.compiler.profiles import device_file, load_model, model_names
 from coldpress.compiler.stages.quantize._weights import Algorithm
 from coldpress.compiler.stages.tokenize.text import PYDOC
 from coldpress.compiler.workflow.keys import (
@@ -53,6 +53,7 @@ from coldpress.compiler.workflow.named_paths import check_artifact_name, check_p
 from coldpress.runtime import plugins as _plugins
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
+from coldpress.runtime.profiles.devices import read_device
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.base import PositiveCount, Record
 from coldpress.schemas.config import NAME_PATTERN, REVISION_PATTERN
@@ -177,7 +178,7 @@ def resolve(raw: Mapping[str, Any]) -> BuildConfig:
     check_paths(values)
     profile, reference, longest_context = _find_model(values["model"], values["revision"])
     device_path = device_file(values["device"], Path(values["build_dir"]))
-    device = load_device(device_path)
+    device = read_device(device_path)
     values |= {
         "method": AUTO,
         "context_length": min(longest_context, LONGEST_DEFAULT_CONTEXT),

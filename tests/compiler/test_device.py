@@ -18,7 +18,8 @@ from coldpress.compiler.device.host import Point, Rounds, depth_of
 from coldpress.compiler.device.measure import MEASURED, measure, storage_of
 from coldpress.compiler.device.shown import held_out_errors
 from coldpress.compiler.io import load_record
-from coldpress.compiler.profiles import PROFILES, load_device
+from coldpress.compiler.profiles import PROFILES
+from coldpress.runtime.profiles.devices import read_device
 from coldpress.schemas.device import DeviceProfile, flash_seconds
 from coldpress.schemas.errors import ColdpressError
 from tests.support.data import ROOT
@@ -42,7 +43,7 @@ def fio_report(*jobs: tuple[str, int, float, float]) -> dict[str, object]:
 
 @pytest.fixture
 def base() -> DeviceProfile:
-    return load_device(PROFILES / "devices" / "pixel6.yaml")
+    return read_device(PROFILES / "devices" / "pixel6.yaml")
 
 
 def test_fio_gives_points_depth_and_law(base: DeviceProfile) -> None:
@@ -104,7 +105,7 @@ def test_reads_in_flight_bound_the_latency_of_noisy_points() -> None:
 
 
 def test_figures_of_an_accelerator_say_whose_they_are() -> None:
-    base = load_device(PROFILES / "devices" / "pc-high.yaml")
+    base = read_device(PROFILES / "devices" / "pc-high.yaml")
     found = import_fio(fio_report(("4k", 1, 4e7, 1e5)), "my-pc", base, Stated()).accelerator
     assert found is not None
     assert base.accelerator is not None
@@ -142,7 +143,7 @@ def test_import_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     report.write_text(json.dumps(fio_report(("4k", 1, 4e7, 1e5), ("128k", 8, 2e9, 5e5))))
     arguments = ["import-fio", str(report), "--base", "oneplus12", "--name", "phone", "--output", str(profile)]
     assert command.main(arguments) == 0
-    assert load_device(profile).flash.queue_depth.value == 8
+    assert read_device(profile).flash.queue_depth.value == 8
     told = capsys.readouterr().err
     assert (
         "warning: dram_bytes, dram_bytes_per_s, num_cores are assumed as in the profile oneplus12, not the device's own"
@@ -150,7 +151,7 @@ def test_import_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     stated = ("--dram-bytes", "12GB", "--dram-bytes-per-s", "5e10", "--num-cores", "8")
     assert command.main([*arguments, *stated]) == 0
     assert "warning" not in capsys.readouterr().err
-    found = load_device(profile)
+    found = read_device(profile)
     assert (found.dram_bytes.value, found.dram_budget_bytes.value) == (12 * 10**9, 6 * 10**9)
     assert (found.dram_bytes_per_s.value, found.num_cores.value) == (5e10, 8)
     assert found.dram_bytes.source == "stated: --dram-bytes"
@@ -171,7 +172,7 @@ def test_an_import_names_its_base_and_warns_of_one_read_size(
     assert not profile.exists()
     assert command.main([*arguments, "--base", "oneplus12"]) == 0
     assert "warning: the report has one read size, 4096 bytes, whose bandwidth" in capsys.readouterr().err
-    assert load_device(profile).dram_bytes.source.startswith("assumption: as the profile oneplus12 (")
+    assert read_device(profile).dram_bytes.source.startswith("assumption: as the profile oneplus12 (")
 
 
 def test_the_job_file_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,7 +250,7 @@ def test_measure_this_machine(tmp_path: Path, quick: None, capsys: pytest.Captur
     for step in ("DRAM, with ", "writing the file", "round 1 of 5: reads of 4096 to 65536 bytes, 1 to 2 at once"):
         assert step in told
     assert list(tmp_path.iterdir()) == [path]
-    found = load_record(path, DeviceProfile) if path.suffix == ".json" else load_device(path)
+    found = load_record(path, DeviceProfile) if path.suffix == ".json" else read_device(path)
     pattern = rf"{MEASURED}, \d{{4}}-\d\d-\d\d, [^,]+, Linux [^,]+, load \d+\.\d"
     assert re.fullmatch(pattern, found.dram_bytes.source)
     assert re.fullmatch(rf"{pattern}, 5 rounds that differ by \d+%, the best", found.dram_bytes_per_s.source)

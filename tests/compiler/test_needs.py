@@ -11,11 +11,12 @@ import pytest
 from coldpress.compiler.checkpoint.shapes import Shapes, read_shapes
 from coldpress.compiler.needs import Build, all_needs, limit_s, needs_of
 from coldpress.compiler.pipeline import STAGES
-from coldpress.compiler.profiles import device_file, load_device
+from coldpress.compiler.profiles import device_file
 from coldpress.compiler.workflow.settings import of_all_stages, resolve
+from coldpress.runtime.profiles.devices import read_device
 from coldpress.schemas.preflight import StageNeeds
 
-PIXEL6 = load_device(device_file("pixel6", Path()))
+PIXEL6 = read_device(device_file("pixel6", Path()))
 WITHIN = 2.0
 OPTIONAL = ("importance", "relufy", "distill", "predict", "size", "gram", "export")
 PROSE7M = {

@@ -16,7 +16,7 @@ from coldpress.compiler.io import Workspace, save_arrays
 from coldpress.compiler.job import Job, config_of
 from coldpress.compiler.needs import Build, all_needs, needs_of
 from coldpress.compiler.pipeline import STAGES
-from coldpress.compiler.profiles import device_file, load_device
+from coldpress.compiler.profiles import device_file
 from coldpress.compiler.stages import calibrate, ingest, layout, predict, preflight, quantize
 from coldpress.compiler.stages.calibrate import CalibrateConfig
 from coldpress.compiler.stages.ingest import IngestConfig
@@ -24,6 +24,7 @@ from coldpress.compiler.stages.preflight import PreflightConfig, trial
 from coldpress.compiler.stages.quantize import QuantizeConfig
 from coldpress.compiler.workflow.settings import of_all_stages, resolve
 from coldpress.runtime.plan.memory import memory_groups, physical_bytes
+from coldpress.runtime.profiles.devices import read_device
 from coldpress.schemas.corpus import SPLITS, Corpus, TokenBlocks
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
 from coldpress.schemas.model import Model
@@ -34,7 +35,7 @@ from tests.support.data import ROOT
 from tests.support.models import write_model
 
 LAYERS, BLOCKS, BLOCK_TOKENS = 12, 8, 128
-PIXEL6 = load_device(device_file("pixel6", Path()))
+PIXEL6 = read_device(device_file("pixel6", Path()))
 SETTINGS: dict[str, Any] = {
     "method": "predictor",
     "format": "int8_group32",

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from coldpress.compiler.io import load_arrays, save_arrays
-from coldpress.compiler.profiles import PROFILES, load_device
+from coldpress.compiler.profiles import PROFILES
 from coldpress.compiler.stages.plan import _replay, preloading
 from coldpress.runtime.plan.budget import used_bytes
+from coldpress.runtime.profiles.devices import read_device
 from coldpress.runtime.store.ahead_room import NOTHING, Ahead
 from coldpress.runtime.trace import FETCH, PRELOAD
 from coldpress.schemas.errors import ColdpressError
@@ -131,7 +132,7 @@ MAP = [
 @pytest.mark.parametrize(("device", "act", "density", "similarity", "share", "pays"), MAP)
 def test_auto_reads_ahead_where_a_simulated_token_takes_less_time(device, act, density, similarity, share, pays):
     """The law's word is that of the runtime's own store on modelled flash, and what it switches on does not lose."""
-    profile = load_device(PROFILES / "devices" / f"{device}.yaml")
+    profile = read_device(PROFILES / "devices" / f"{device}.yaml")
     shape = SimilarLayers(profile, act, density, similarity, share, num_layers=4)
     found, best = [], preloading.best
     with pytest.MonkeyPatch.context() as patch:

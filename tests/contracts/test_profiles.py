@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from coldpress.compiler.profiles import PROFILES, load_device, load_model, model_names
+from coldpress.compiler.profiles import PROFILES, load_model, model_names
 from coldpress.compiler.workflow.settings import resolve
 from coldpress.runtime import plugins
-from coldpress.runtime.profiles.devices import device_names
+from coldpress.runtime.profiles.devices import device_names, read_device
 from coldpress.schemas.device import DeviceProfile, flash_seconds
 from tests.support.data import ROOT
 
@@ -32,7 +32,7 @@ EXPECTED_DEVICES = {
 
 
 def device(name: str) -> DeviceProfile:
-    return load_device(PROFILES / "devices" / f"{name}.yaml")
+    return read_device(PROFILES / "devices" / f"{name}.yaml")
 
 
 def figures(value: Any) -> Iterator[dict[str, Any]]:

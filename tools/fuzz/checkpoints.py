@@ -20,9 +20,10 @@ import numpy as np
 from coldpress.compiler.__main__ import main
 from coldpress.compiler.io import save_record
 from coldpress.compiler.pipeline import STAGES
-from coldpress.compiler.profiles import device_file, load_device
+from coldpress.compiler.profiles import device_file
 from coldpress.compiler.workflow import settings
 from coldpress.compiler.workflow.inputs import checkpoint_files
+from coldpress.runtime.profiles.devices import read_device
 from coldpress.schemas.errors import ColdpressError
 from tests.support.dag import inputs_for
 from tests.support.models import write_corpus, write_model
@@ -217,7 +218,7 @@ class Checkpoints:
         (folder / "llama" / "LICENSE").write_text("Do with it what you like.\n")
         self.bases = ("llama", "shards", "opt")
         write_corpus(self._corpus, 400)
-        save_record(load_device(device_file(DEVICE, folder)), self._device)
+        save_record(read_device(device_file(DEVICE, folder)), self._device)
         for base in self.bases:
             scratch = folder / f"{base}-scratch"
             scratch.mkdir()
