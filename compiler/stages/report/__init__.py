@@ -66,21 +66,8 @@ def run(
             f"{package.manifest_sha256[:12]}; run verify again"
         )
     metrics = make_metrics(model, device, sparsity, plans, package, verification)
-    inputs = Inputs(
-        model=model,
-        device=device,
-        activations=activations,
-        sparsity=sparsity,
-        placement=placement,
-        order=order,
-        predictors=predictors,
-        layout=layout,
-        plans=plans,
-        package=package,
-        verification=verification,
-        corpus=corpus,
-        seed=config.seed,
-    )
+    of_weights = (activations, sparsity, placement, order, predictors)
+    inputs = Inputs(model, device, *of_weights, layout, plans, package, verification, corpus, config.seed)
     with replacing(Path(config.html)) as temporary:
         temporary.write_text(render(metrics, inputs), encoding="utf-8")
     return metrics

@@ -29,14 +29,6 @@ HOT_UNITS = 0.2
 
 
 @dataclass(frozen=True)
-class BudgetPart:
-    """One use of the DRAM budget."""
-
-    name: str
-    bytes: int
-
-
-@dataclass(frozen=True)
 class InDram:
     """A run that holds the whole model in DRAM and reads no flash."""
 
@@ -83,12 +75,12 @@ def make_metrics(
 ) -> Metrics:
     """Returns the figures of metrics.json."""
     run, plan = found.run, plans.largest_plan
+    shared = Metrics.model_fields.keys() & Verification.model_fields.keys()
     return Metrics(
         model=model.name,
         device=device.name,
         method=sparsity.method,
         format=sparsity.format,
-        artifact_sha256=package.manifest_sha256,
         artifact_bytes=package.artifact_bytes,
         flash_bytes=package.flash_bytes,
         resident_bytes=package.resident_bytes,
@@ -97,25 +89,12 @@ def make_metrics(
         flash_bytes_per_token=run.read_bytes / run.num_tokens,
         reads_per_token=run.reads / run.num_tokens,
         hit_rate=run.hit_rate,
-        num_test_tokens=found.num_test_tokens,
         num_measured_blocks=len(found.blocks),
-        num_test_blocks=found.num_test_blocks,
-        ppl_source=found.ppl_source,
-        ppl_source_error=found.ppl_source_error,
-        ppl_artifact=found.ppl_artifact,
-        ppl_artifact_error=found.ppl_artifact_error,
-        ppl_ratio_error=found.ppl_ratio_error,
         tokens_per_s=run.num_tokens / run.decode_s,
-        tokens_per_s_deviation=found.tokens_per_s_deviation,
         modelled_tokens_per_s=run.modelled_tokens_per_s,
         modelled_error=device.modelled_error,
-        ppl_dense=found.ppl_dense,
-        dense=found.dense,
-        ladder=found.ladder,
         tried=sparsity.tried,
-        plans=found.plans,
-        protocol=found.protocol,
-        sample=found.sample,
+        **{name: getattr(found, name) for name in shared},
     )
 
 
@@ -130,8 +109,8 @@ def all_in_dram(
     return InDram(dram_bytes=dram_bytes, tokens_per_s=run.tokens_per_s)
 
 
-def budget_parts(spec: ModelSpec, layout: Layout, plans: Plans) -> tuple[BudgetPart, ...]:
-    """Returns the uses of the DRAM budget; they sum to it."""
+def budget_parts(spec: ModelSpec, layout: Layout, plans: Plans) -> dict[str, int]:
+    """Returns the uses of the DRAM budget and the bytes of each; they sum to it."""
     plan = plans.largest_plan
     arrays = [array for one in plans.plans for array in one.arrays]
     caches = {one.cache for one in plans.plans}
@@ -140,18 +119,18 @@ def budget_parts(spec: ModelSpec, layout: Layout, plans: Plans) -> tuple[BudgetP
     pinned = sum(part.num_pinned * section.unit_bytes for part, section in planned)
     slots = sum(part.cache_slots * section.unit_bytes for part, section in planned)
     reads = not holds_everything(plan, layout.sections)
-    parts = [
-        BudgetPart("resident weights", plan.resident_bytes),
-        BudgetPart("predictors", plan.predictor_bytes),
-        BudgetPart("KV cache", plan.kv_cache_bytes),
-        BudgetPart("bookkeeping", bookkeeping),
-        BudgetPart("read buffer", reads * plan.read_buffer_bytes),
-        BudgetPart("preload buffer", reads * plan.preload_buffer_bytes),
-        BudgetPart("pinned units", pinned),
-        BudgetPart("cached units", slots),
-    ]
-    parts.append(BudgetPart("unused", plan.dram_budget_bytes - sum(part.bytes for part in parts)))
-    return tuple(part for part in parts if part.bytes)
+    parts = {
+        "resident weights": plan.resident_bytes,
+        "predictors": plan.predictor_bytes,
+        "KV cache": plan.kv_cache_bytes,
+        "bookkeeping": bookkeeping,
+        "read buffer": reads * plan.read_buffer_bytes,
+        "preload buffer": reads * plan.preload_buffer_bytes,
+        "pinned units": pinned,
+        "cached units": slots,
+    }
+    parts["unused"] = plan.dram_budget_bytes - sum(parts.values())
+    return {name: size for name, size in parts.items() if size}
 
 
 def frequency_curves(activations: Activations, sparsity: Sparsity) -> tuple[FrequencyCurve, ...]:

@@ -11,7 +11,6 @@ from coldpress.compiler.block_statistics import with_error
 from coldpress.compiler.cost_model import weight_bytes
 from coldpress.compiler.run_command import PROGRAM, run_command
 from coldpress.compiler.stages.report.figures import (
-    BudgetPart,
     FrequencyCurve,
     InDram,
     all_in_dram,
@@ -60,7 +59,7 @@ def render(metrics: Metrics, inputs: Inputs) -> str:
         verification=inputs.verification,
         weight_bytes=weight_bytes(inputs.model, inputs.sparsity.format),
         cards=_cards(metrics, inputs.device),
-        budget=_with_unused_last(budget_parts(inputs.model.spec, inputs.layout, inputs.plans)),
+        budget=budget_parts(inputs.model.spec, inputs.layout, inputs.plans),
         charts=list(charts_of(inputs, curves)),
         verdict=_verdicts(metrics, inputs),
         columns=COLUMNS,
@@ -235,10 +234,6 @@ def _rate(per_s: float) -> str:
     return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.2f}"
 
 
-def _with_unused_last(parts: tuple[BudgetPart, ...]) -> list[BudgetPart]:
-    return sorted(parts, key=lambda part: part.name == "unused")
-
-
 def _held_against_the_source(found: Verification) -> list[tuple[str, str, str]]:
     far, on = found.divergence, found.protocol
     return [
@@ -275,7 +270,7 @@ def _held_against_the_source(found: Verification) -> list[tuple[str, str, str]]:
 def _measured(metrics: Metrics, inputs: Inputs) -> list[tuple[str, str, str]]:
     found, layout = inputs.verification, inputs.layout
     run = found.run
-    rows = [
+    return [
         *_held_against_the_source(found),
         ("largest dense logit error", f"{found.max_logit_error:.2e}", "of the largest logit: what the format costs"),
         (
@@ -307,7 +302,6 @@ def _measured(metrics: Metrics, inputs: Inputs) -> list[tuple[str, str, str]]:
             "outside the budget",
         ),
     ]
-    return rows
 
 
 def _used_share(run: RunMetrics, layout: Layout) -> float:
