@@ -15,6 +15,7 @@ from pathlib import Path
 from coldpress.compiler.block_statistics import with_error
 from coldpress.compiler.io import load_record
 from coldpress.compiler.run_command import PROGRAM, run_command
+from coldpress.compiler.stages.tokenize.text import PYDOC
 from coldpress.runtime.cli.summary import whole_model
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantities import show_bytes
@@ -24,9 +25,6 @@ from coldpress.schemas.export import Export
 from coldpress.schemas.metrics import Metrics, PlanFigures, Protocol, Sample
 from coldpress.schemas.package import Package
 from coldpress.schemas.sparsity import Tried
-
-PYDOC = "pydoc"
-"""The corpus that Python itself carries (compiler/stages/tokenize/pydoc.py)."""
 
 
 def show(folder: Path) -> str:
@@ -137,19 +135,15 @@ def _reads(plan: PlanFigures) -> str:
 
 def speed_here(metrics: Metrics) -> str:
     """Returns the measured speed, with its spread where several blocks were decoded."""
-    spread = "; ± is the standard deviation over blocks"
-    known = math.isfinite(metrics.tokens_per_s_deviation)
-    return (
-        f"{metrics.tokens_per_s:.0f}{f' ± {metrics.tokens_per_s_deviation:.0f}' if known else ''} tokens/s, "
-        f"measured at this machine's present load{spread if known else ''}"
-    )
+    spread = "; ± is the standard deviation over blocks" if math.isfinite(metrics.tokens_per_s_deviation) else ""
+    speed = with_error(metrics.tokens_per_s, metrics.tokens_per_s_deviation, 0)
+    return f"{speed} tokens/s, measured at this machine's present load{spread}"
 
 
 def modelled_speed(metrics: Metrics) -> str:
     """Returns the simulated speed, with how far such figures may be off."""
-    speed = metrics.modelled_tokens_per_s
-    off = f"± {speed * metrics.modelled_error:.0f}"
-    return f"{speed:.0f} {off} tokens/s, simulated; ± is how far such figures were off on measured machines"
+    speed = with_error(metrics.modelled_tokens_per_s, metrics.modelled_tokens_per_s * metrics.modelled_error, 0)
+    return f"{speed} tokens/s, simulated; ± is how far such figures were off on measured machines"
 
 
 def dense(metrics: Metrics) -> str:
