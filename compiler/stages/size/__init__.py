@@ -48,6 +48,7 @@ from coldpress.schemas.sparsity import Sparsity
 if TYPE_CHECKING:
     from coldpress.compiler.activity.forward import LayerStream
     from coldpress.compiler.needs import Build
+    from coldpress.compiler.stages.size.passes import Network
 
 LOG = logging.getLogger(__name__)
 USUAL_TRIALS = 8
@@ -192,19 +193,15 @@ class Trial:
             from coldpress.compiler.stages.size.passes import Networks, network_of, nll_with
 
             hidden_size = self._stream.spec.hidden_size
-            stored = {
-                layer: (
-                    self._selector,
-                    ladder.format,
-                    rung,
-                    _point(rung, level),
-                    hidden_size,
-                    self._num_selected[layer],
-                )
-                for (layer, ladder), at in zip(self._ladders.items(), sizes, strict=True)
-                for rung, count in [(ladder.rungs[at], self._num_selected[layer])]
-            }
-            networks = Networks({layer: functools.partial(network_of, *found) for layer, found in stored.items()})
+
+            def network(layer: int, rung: Rung) -> "Network":
+                shape = self._ladders[layer].format, rung, _point(rung, level), hidden_size
+                return network_of(self._selector, *shape, self._num_selected[layer])
+
+            rungs = zip(self._ladders.items(), sizes, strict=True)
+            networks = Networks(
+                {layer: functools.partial(network, layer, ladder.rungs[at]) for (layer, ladder), at in rungs}
+            )
             nll, cosines = nll_with(self._stream, self._tokens, networks)
             self._measured[sizes, level] = float(nll.mean()), cosines
             LOG.info(
