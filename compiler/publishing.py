@@ -81,9 +81,12 @@ def point(beside: Path, folder: Path) -> None:
     temporary = link.with_name(f".{MANIFEST_FILE}.tmp")  # one job at a time writes here
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(os.path.relpath(manifest, link.parent))
-    written_ns = manifest.stat().st_mtime_ns
-    os.utime(temporary, ns=(written_ns, written_ns), follow_symlinks=False)
-    temporary.replace(link)
+    try:
+        written_ns = manifest.stat().st_mtime_ns
+        os.utime(temporary, ns=(written_ns, written_ns), follow_symlinks=False)
+        temporary.replace(link)
+    finally:
+        temporary.unlink(missing_ok=True)  # a refused rename leaves it
 
 
 def standing(package: Package, *others: Path) -> Path:

@@ -50,6 +50,16 @@ def run(build: Build, **gates):
     )
 
 
+def test_a_refused_link_leaves_nothing_hidden(tmp_path):
+    artifact, taken = tmp_path / "artifact", tmp_path / "beside" / MANIFEST_FILE
+    artifact.mkdir()
+    (artifact / MANIFEST_FILE).touch()
+    taken.mkdir(parents=True)
+    with pytest.raises(IsADirectoryError):
+        publishing.point(taken.parent / "artifact", artifact)
+    assert list(taken.parent.iterdir()) == [taken]
+
+
 def test_it_moves_in_one_piece(build, tmp_path):
     before = contents(build.artifact)
     published = run(build)
