@@ -15,6 +15,7 @@ import numpy as np
 
 from coldpress.compiler.checkpoint.headers import read_header
 from coldpress.compiler.checkpoint.source_json import read_object
+from coldpress.compiler.io import sha256_of
 from coldpress.runtime.artifact.tensor_header import TensorEntry
 from coldpress.schemas.errors import CheckpointError, clipped
 from coldpress.schemas.model import SourceFile
@@ -83,6 +84,11 @@ def regular_file(folder: Path, name: str) -> Path:
     if path.resolve().parent not in stores:
         raise CheckpointError(f"{name} is a link that leads out of the checkpoint's folder; copy the file instead")
     return path
+
+
+def source_file(path: Path) -> SourceFile:
+    """Returns size and digest of any file of a checkpoint."""
+    return SourceFile(name=path.name, size_bytes=path.stat().st_size, sha256=sha256_of(path))
 
 
 def scan(path: Path, entries: list[TensorEntry]) -> SourceFile:

@@ -33,8 +33,8 @@ from coldpress.compiler.checkpoint.source_tokenizer import (
 )
 from coldpress.compiler.checkpoint.tensor_map import match_tensors
 from coldpress.compiler.checkpoint.tensors import MAX_CONFIG_BYTES
-from coldpress.compiler.checkpoint.weight_files import is_there, kind_of, locate, regular_file, scan
-from coldpress.compiler.io import Workspace, digest, replacing, sha256_of
+from coldpress.compiler.checkpoint.weight_files import is_there, kind_of, locate, regular_file, scan, source_file
+from coldpress.compiler.io import Workspace, digest, replacing
 from coldpress.schemas.base import Record
 from coldpress.schemas.errors import CheckpointError
 from coldpress.schemas.model import Model, ModelSpec, SourceFile, TensorSource
@@ -140,8 +140,8 @@ def run(config: IngestConfig, work: Workspace) -> Model:
         folder=str(source.resolve()),
         tensors=checkpoint.tensors,
         files=files,
-        private_files=tuple(_source_file(path) for path in sorted(source.iterdir()) if path.name not in license_names),
-        license_files=tuple(_source_file(source / path.name) for path in checkpoint.licenses),
+        private_files=tuple(source_file(path) for path in sorted(source.iterdir()) if path.name not in license_names),
+        license_files=tuple(source_file(source / path.name) for path in checkpoint.licenses),
         weights_sha256=digest(*(text for file in weights for text in (file.name, file.sha256))),
         num_parameters=sum(int(np.prod(tensor.shape)) for tensor in checkpoint.tensors.values()),
     )
@@ -271,13 +271,8 @@ def _scan(checkpoint: _Checkpoint) -> tuple[SourceFile, ...]:
         files.append(scan(path, list(read_header(path).values())))
     for name in (CONFIG, GENERATION, TOKENIZER, SETTINGS, SPECIAL_TOKENS, CHAT_TEMPLATE):
         if is_there(checkpoint.folder, name):
-            path = regular_file(checkpoint.folder, name)
-            files.append(_source_file(path))
+            files.append(source_file(regular_file(checkpoint.folder, name)))
     return tuple(sorted(files, key=lambda file: file.name))
-
-
-def _source_file(path: Path) -> SourceFile:
-    return SourceFile(name=path.name, size_bytes=path.stat().st_size, sha256=sha256_of(path))
 
 
 def _optional(folder: Path, name: str, keys: frozenset[str]) -> dict[str, Any]:

@@ -22,10 +22,10 @@ from coldpress.compiler.checkpoint.private import private_folder
 from coldpress.compiler.checkpoint.source_json import read_object
 from coldpress.compiler.checkpoint.tensor_map import match_tensors
 from coldpress.compiler.checkpoint.tensors import MAX_CONFIG_BYTES, read_stored, stored_dtype
-from coldpress.compiler.checkpoint.weight_files import INDEX, locate, scan
-from coldpress.compiler.io import digest, replacing, sha256_of
+from coldpress.compiler.checkpoint.weight_files import INDEX, locate, scan, source_file
+from coldpress.compiler.io import digest, replacing
 from coldpress.runtime.plugins import load
-from coldpress.schemas.model import Model, SourceFile
+from coldpress.schemas.model import Model
 
 CONFIG = "config.json"
 KINDS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -126,7 +126,7 @@ class Source:
         return self.model.model_copy(
             update={
                 "folder": str(folder.resolve()),
-                "private_files": tuple(_described(folder / file.name) for file in self.model.private_files),
+                "private_files": tuple(source_file(folder / file.name) for file in self.model.private_files),
                 "tensors": match_tensors(self.model.spec, self.names, locate(folder)),
                 "files": tuple(sorted((*files, *others), key=lambda file: file.name)),
                 "weights_sha256": digest(*(text for file in files for text in (file.name, file.sha256))),
@@ -141,10 +141,6 @@ class Source:
             number = int(roles[0].split(".")[1]) + 1 if roles[0].startswith("layers.") else 0
             shards[list(shards)[number]].append(name)
         return shards
-
-
-def _described(path: Path) -> SourceFile:
-    return SourceFile(name=path.name, size_bytes=path.stat().st_size, sha256=sha256_of(path))
 
 
 def layers_of(model: nn.Module, modules: _common.Modules) -> Iterator[nn.Module]:

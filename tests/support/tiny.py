@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from coldpress.compiler.checkpoint.weight_files import source_file
 from coldpress.compiler.io import save_arrays
 from coldpress.schemas.corpus import SPLITS, Corpus, TokenBlocks
 from coldpress.schemas.device import DeviceProfile, Figure, Flash, ReadPoint
@@ -130,16 +131,11 @@ def describe(spec: ModelSpec, shapes: dict[str, tuple[int, ...]], file: Path) ->
             for role, shape in shapes.items()
         },
         files=(SourceFile(name=file.name, size_bytes=len(data), sha256=digest),),
-        private_files=tuple(map(_source_file, sorted(file.parent.glob("*.json")))),
-        license_files=tuple(map(_source_file, sorted(file.parent.glob("LICENSE")))),
+        private_files=tuple(map(source_file, sorted(file.parent.glob("*.json")))),
+        license_files=tuple(map(source_file, sorted(file.parent.glob("LICENSE")))),
         weights_sha256=digest,
         num_parameters=sum(math.prod(shape) for shape in shapes.values()),
     )
-
-
-def _source_file(path: Path) -> SourceFile:
-    data = path.read_bytes()
-    return SourceFile(name=path.name, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 
 def tiny_device(page_bytes: int = 4096, **changes: Any) -> DeviceProfile:
