@@ -100,15 +100,12 @@ def budgets_in(asked: int | str) -> tuple[int | str, ...]:
     Raises:
         ColdpressError: if one of them is no amount, or there are more than an artifact has plans.
     """
-    found = tuple(map(_checked_one, [asked] if isinstance(asked, int) else asked.split(",")))
+    each = [asked] if isinstance(asked, int) else asked.split(",")
+    # a share of the dense footprint stays text, because only `allocate` knows the footprint
+    found = tuple(parse_bytes(one) if parse_share(one) is None else str(one).strip() for one in each)
     if len(found) > MAX_PLANS:
         raise ColdpressError(f"dram_budget names {len(found)} budgets, expected at most {MAX_PLANS}; give fewer")
     return found
-
-
-def _checked_one(value: int | str) -> int | str:
-    """Parses bytes; a share of the dense footprint stays text, because only `allocate` knows the footprint."""
-    return parse_bytes(value) if parse_share(value) is None else str(value).strip()
 
 
 def _checked_budget(value: int | str) -> int | str:
@@ -261,12 +258,8 @@ def read_buffer_bytes(
         page_bytes: Reads start and end on multiples of it.
     """
     largest = max(unit_bytes(family, spec, format_name) for family in families)
-    least = _round_up(largest, page_bytes) + page_bytes
+    least = -(-largest // page_bytes) * page_bytes + page_bytes
     return max(least, min(PEAK_READ_BYTES, int(free_bytes * READ_BUFFER_SHARE) // page_bytes * page_bytes))
-
-
-def _round_up(value: int, step: int) -> int:
-    return -(-value // step) * step
 
 
 # Sparsity

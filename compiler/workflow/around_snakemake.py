@@ -133,15 +133,12 @@ def inputs_of(rules: Any, targets: Sequence[str]) -> Inputs:
         stage = pending.pop()
         if stage in found or stage not in STAGES:
             continue
-        named = ((name, [files] if isinstance(files, str) else list(files)) for name, files in _items(rules, stage))
+        read = getattr(rules, stage).input.items()
+        named = ((name, [files] if isinstance(files, str) else list(files)) for name, files in read)
         writers = {name: _writer(files[0]) for name, files in named if files}
         found[stage] = {name: writer for name, writer in writers.items() if writer is not None}
         pending += found[stage].values()
     return {stage: found[stage] for stage in STAGES if stage in found}
-
-
-def _items(rules: Any, stage: str) -> list[tuple[str, Any]]:
-    return list(getattr(rules, stage).input.items())
 
 
 def _writer(file: str) -> str | None:

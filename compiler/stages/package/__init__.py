@@ -20,7 +20,6 @@ from coldpress.compiler.stages.package.documents import Inputs, input_digests, w
 from coldpress.compiler.stages.package.flash import PageChecksums, write_flash
 from coldpress.compiler.stages.package.hashing import Written
 from coldpress.compiler.stages.package.joined import (
-    UnitOrders,
     check_predictors,
     join_codes,
     join_orders,
@@ -114,7 +113,8 @@ def run(
         curves=curves,
     )
     target = Path(config.artifact).absolute()
-    needed_bytes = _needed_bytes(inputs)
+    plan = plans.largest_plan
+    needed_bytes = layout.flash_bytes + plan.resident_bytes + plan.predictor_bytes + SLACK_BYTES
     _check_room(target, needed_bytes)
     try:
         with publishing(target) as folder:
@@ -144,11 +144,6 @@ def needs(build: "Build") -> StageNeeds:
     )
 
 
-def _needed_bytes(inputs: Inputs) -> int:
-    plan = inputs.plans.largest_plan
-    return inputs.layout.flash_bytes + plan.resident_bytes + plan.predictor_bytes + SLACK_BYTES
-
-
 def _check_room(target: Path, needed_bytes: int) -> None:
     existing = next(path for path in target.parents if path.exists())
     free_bytes = shutil.disk_usage(existing).free
@@ -160,13 +155,13 @@ def _check_room(target: Path, needed_bytes: int) -> None:
 
 
 def _write(folder: Path, target: Path, inputs: Inputs) -> Package:
-    """Writes all files, the manifest last."""
     written = Written(folder)
     orders = join_orders(inputs.order)
     page_crc32c = PageChecksums(inputs.layout.page_bytes)
     with ThreadPoolExecutor(1) as beside:  # one SHA-256 cannot use two cores, two files can
         tensors = beside.submit(_write_tensors, written, inputs)
-        _write_image(written, inputs, orders, page_crc32c)
+        with written.new(FLASH_FILE, page_crc32c) as file:
+            write_flash(file, inputs.layout, inputs.codes.units, orders.order)
         tensors.result()
     with written.new(TABLES_FILE) as file:
         tables = tables_to_write(
@@ -186,11 +181,6 @@ def _write(folder: Path, target: Path, inputs: Inputs) -> Package:
         resident_bytes=plan.resident_bytes,
         predictor_bytes=plan.predictor_bytes,
     )
-
-
-def _write_image(written: Written, inputs: Inputs, orders: UnitOrders, page_crc32c: PageChecksums) -> None:
-    with written.new(FLASH_FILE, page_crc32c) as file:
-        write_flash(file, inputs.layout, inputs.codes.units, orders.order)
 
 
 def _write_tensors(written: Written, inputs: Inputs) -> None:

@@ -113,7 +113,6 @@ def _cards(metrics: Metrics, device: DeviceProfile) -> list[tuple[str, str]]:
 
 
 def _verdicts(metrics: Metrics, inputs: Inputs) -> list[str]:
-    """Returns the sentences below the first heading."""
     found = [_verdict(metrics), _quality(metrics), _limit(inputs.verification.run, inputs.device)]
     if metrics.method != DENSE and inputs.sparsity.is_whole:
         found[0] = "Nothing is pruned at this budget: every token uses every unit."
@@ -128,7 +127,6 @@ def _verdicts(metrics: Metrics, inputs: Inputs) -> list[str]:
 
 
 def _verdict(metrics: Metrics) -> str:
-    """Says whether sparsity pays, in one sentence."""
     gain = metrics.gain_over_dense
     if gain is None:
         return "A dense run does not fit this budget: its buffers alone exceed it."
@@ -143,7 +141,6 @@ def _verdict(metrics: Metrics) -> str:
 
 
 def _quality(metrics: Metrics) -> str:
-    """Describes the artifact's loss of quality in one sentence."""
     ratio = with_error(metrics.ppl_ratio, metrics.ppl_ratio_error, 4)
     return (
         f"Its perplexity is {ratio} times the original's, on {metrics.num_measured_blocks} of "
@@ -270,6 +267,8 @@ def _held_against_the_source(found: Verification) -> list[tuple[str, str, str]]:
 def _measured(metrics: Metrics, inputs: Inputs) -> list[tuple[str, str, str]]:
     found, layout = inputs.verification, inputs.layout
     run = found.run
+    used = (run.hits + run.misses) / run.num_tokens / sum(section.num_units for section in layout.sections)
+    amplification = f"{run.read_bytes / run.used_bytes:.2f}" if run.used_bytes else "no reads"
     return [
         *_held_against_the_source(found),
         ("largest dense logit error", f"{found.max_logit_error:.2e}", "of the largest logit: what the format costs"),
@@ -278,7 +277,7 @@ def _measured(metrics: Metrics, inputs: Inputs) -> list[tuple[str, str, str]]:
             "equal" if found.simulated_equals_real else "different",
             "hits, misses, evictions, reads and bytes",
         ),
-        ("units used", f"{100 * _used_share(run, layout):.1f} %", "of all units, per token: found in DRAM or read"),
+        ("units used", f"{100 * used:.1f} %", "of all units, per token: found in DRAM or read"),
         (
             "simulated on the device",
             f"{1000 * run.modelled_s / run.num_tokens:.3f} ms",
@@ -287,7 +286,7 @@ def _measured(metrics: Metrics, inputs: Inputs) -> list[tuple[str, str, str]]:
             f"computing by {basis(inputs.device)}",
         ),
         ("flash per token", show_bytes(metrics.flash_bytes_per_token), _reads_note(run)),
-        ("read amplification", _amplification(run), "bytes moved over bytes of units that were needed"),
+        ("read amplification", amplification, "bytes moved over bytes of units that were needed"),
         (
             "waiting for flash",
             f"{1000 * run.flash_s / run.num_tokens:.3f} ms",
@@ -304,18 +303,10 @@ def _measured(metrics: Metrics, inputs: Inputs) -> list[tuple[str, str, str]]:
     ]
 
 
-def _used_share(run: RunMetrics, layout: Layout) -> float:
-    return (run.hits + run.misses) / run.num_tokens / sum(section.num_units for section in layout.sections)
-
-
 def _reads_note(run: RunMetrics) -> str:
     if not run.reads:
         return "no reads"
     return f"{run.reads / run.num_tokens:.1f} reads of {show_bytes(run.read_bytes / run.reads)} on average"
-
-
-def _amplification(run: RunMetrics) -> str:
-    return f"{run.read_bytes / run.used_bytes:.2f}" if run.used_bytes else "no reads"
 
 
 def _families(layout: Layout, plan: Plan) -> list[dict[str, Any]]:
