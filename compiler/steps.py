@@ -40,7 +40,6 @@ class Steps:
 
 
 def _words(seconds: float) -> str:
-    """Returns seconds as people say them."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     minutes = round(seconds / 60)

@@ -138,5 +138,4 @@ def _rms(found: Fit) -> float:
 
 
 def _figure(value: float) -> float:
-    """Rounds to four digits."""
     return float(f"{value:.4g}")

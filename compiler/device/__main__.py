@@ -25,7 +25,6 @@ def _tell(text: str) -> None:
 
 
 def _check_name(name: str) -> str:
-    """Returns the name, if a profile can have it."""
     if re.fullmatch(NAME_PATTERN, name) is None or len(name) > MAX_NAME_CHARS:
         raise ColdpressError(
             f"--name {clipped(name)!r} is no name of a device; use small letters and digits, with single hyphens "

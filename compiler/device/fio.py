@@ -115,7 +115,6 @@ class _Job:
 
 
 def _fio_jobs(report: dict[str, Any]) -> Iterator[_Job]:
-    """Yields every job that read something."""
     shared = report.get("global options", {})
     for job in report.get("jobs", []):
         options = {**shared, **job.get("job options", {})}

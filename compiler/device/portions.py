@@ -68,7 +68,6 @@ def _decoder(device: DeviceProfile, reader: host.Reader, buffer_bytes: int) -> D
 
 
 def _arrival(device: DeviceProfile, buffer_bytes: int) -> Arrival:
-    """Returns how a layer's units arrive."""
     units = Strided(0, UNIT_BYTES, UNIT_BYTES)
     return Reading(device.flash, units, 0, buffer_bytes).reads(np.arange(INTERMEDIATE_SIZE)).arrival
 

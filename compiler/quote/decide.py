@@ -109,7 +109,6 @@ class _Quoting:
         self._floor = Floor(source.curves, asked.max_ppl_ratio)
 
     def quotes(self) -> tuple[DeviceQuote, ...]:
-        """Returns the quotes."""
         self._tell(f"{self._device.name}: searching")
         found = searched_together(self._config, self._inputs, self._floor, self._budgets_bytes, self._narrowed)
         least = self._least_bytes()
@@ -256,7 +255,6 @@ class _Quoting:
         return f"{WHY_WIDE}, and {SAME_KIND:.0%} for another model's signals"
 
     def _cold(self, division: Sparsity) -> Figure:
-        """Returns the first token of a prompt after a start with nothing in DRAM."""
         model, tokens, wide = self._source.model, self._asked.prompt_tokens, self._device.modelled_error
         layers = range(model.spec.num_hidden_layers)
         found = first_token(setting_of(division, model, self._device, layers), tokens)
@@ -296,7 +294,6 @@ class _Quoting:
         return "snakemake --config " + " ".join(f"{key}={shlex.quote(value)}" for key, value in keys.items())
 
     def _run(self, division: Sparsity, command: str, options: str) -> str:
-        """Returns what builds the artifact and runs it."""
         name, device = self._source.name, self._device.name
         artifact = f"build/{name}/{device}/{name}-{device}.coldpress"
         plan = f" --dram-budget {division.budget.dram_budget_bytes}" if self._is_ladder else ""

@@ -119,7 +119,6 @@ def _prompt_s(setting: Setting, opening: Opening, prompt_tokens: int, products: 
 
 
 def _head_s(setting: Setting) -> float:
-    """Returns the seconds of the head's product with one token."""
     role = "embed_tokens.weight" if setting.model.spec.tie_word_embeddings else "lm_head.weight"
     size = tensor_bytes(role, setting.model.tensors[role].shape, setting.format)
     return weight_seconds(setting.device, stored_format(role, setting.format), size)

@@ -194,7 +194,6 @@ def withdraw(package: Package, target: Path, reports: tuple[Path, ...]) -> str:
 
 
 def _set_aside(reports: tuple[Path, ...], aside: Path) -> None:
-    """Moves the reports that exist to `aside`."""
     make_folder(aside)
     found = [report for report in reports if report.exists()]
     for report in found:

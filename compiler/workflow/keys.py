@@ -206,7 +206,6 @@ def unknown_key(name: str, chosen: Mapping[str, tuple[str, ...]]) -> ColdpressEr
 
 
 def _owner(record: type[Record], field: str) -> str:
-    """Returns the class that declares an inherited field."""
     owner = next(kind for kind in reversed(record.__mro__) if field in getattr(kind, "__annotations__", {}))
     return f"{owner.__module__}.{owner.__qualname__}"
 

@@ -110,7 +110,6 @@ class BuildConfig:
     """Package -> the options given for its chosen plug-in."""
 
     def __getitem__(self, key: str) -> Any:
-        """Returns the value of a key."""
         return self.values[key]
 
     @property
@@ -394,7 +393,6 @@ def _find_model(named: str, revision: str | None) -> tuple[ModelProfile | None, 
 
 
 def _imatrix(named: str) -> Path:
-    """Returns the file, without links."""
     file = Path(named).expanduser()
     if not file.is_file():
         raise ColdpressError(f"imatrix={named} is no file; give the path of what llama-imatrix wrote, or leave it out")

@@ -55,7 +55,6 @@ def show(folder: Path) -> str:
 
 
 def _written(sample: Sample | None) -> str:
-    """Returns the prompt and its continuation, each under its own heading."""
     if sample is None:
         return ""
     parts = (("prompt", sample.prompt), ("continuation", sample.text))

@@ -134,12 +134,10 @@ def with_preload(manifest: Manifest, before: Setting, ahead: Ahead) -> Setting:
 
 
 def _changing(**fields: Any) -> Change:
-    """Makes a change that sets fields of the plan."""
     return lambda before: replace(before, plan=before.plan.model_copy(update=fields))
 
 
 def _as_before(plan: Plan, before: Plan) -> Plan:
-    """Returns the plan with the gap and the collapse setting of another."""
     return plan.model_copy(update={"collapse_gap_bytes": before.collapse_gap_bytes, "collapse": before.collapse})
 
 

@@ -75,7 +75,6 @@ def render_batch(done: Batch) -> str:
 
 
 def _modelled_rows(metrics: RunMetrics, tokens: int) -> list[tuple[str, str]]:
-    """Of a run that had a modelled clock."""
     flash_s, dram_s = metrics.modelled_flash_s / tokens, metrics.modelled_dram_s / tokens
     return [("modelled flash, computing", f"{ms(flash_s)}, {ms(dram_s)}")]
 
@@ -100,7 +99,6 @@ def _spread_rows(decoded: TokenSpreads) -> list[tuple[str, str]]:
 
 
 def _seconds(seconds: float) -> str:
-    """Formats seconds, as milliseconds below one second."""
     return f"{seconds:.2f} s" if seconds >= 1 else ms(seconds)
 
 

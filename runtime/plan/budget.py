@@ -182,7 +182,6 @@ def _unread_bytes(manifest: Manifest, plan: Plan) -> int:
 
 
 def _reading_bytes(plan: Plan) -> int:
-    """Returns the bytes of the buffers of a plan that reads."""
     return plan.read_buffer_bytes + plan.preload_buffer_bytes
 
 

@@ -181,7 +181,6 @@ def _once(work: Workspace, key: str, measure: Callable[[], Differences]) -> Diff
 
 
 def _loss(found: Differences, number: int) -> dict[str, Any]:
-    """Returns the figures of one variant."""
     kld = found.kld[number]
     ratio, ratio_error = perplexity((found.nll[number] - found.whole_nll).mean(axis=1))
     return {

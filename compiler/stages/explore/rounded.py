@@ -28,7 +28,6 @@ class Rounded(_Like):
     """A model whose layers' matrices are rounded to nearest in a format, row by row."""
 
     def __init__(self, source: LayerStream, format_name: FormatName) -> None:
-        """Computes as `source` does."""
         super().__init__(source)
         self._format = format_name
 
@@ -44,7 +43,6 @@ class RoundedKeys(_Like):
     """A model whose attention sees keys and values as a KV cache in a format holds them, each head for itself."""
 
     def __init__(self, source: LayerStream, kind: KvCacheFormat) -> None:
-        """Computes as `source` does."""
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
         from transformers.masking_utils import sdpa_mask

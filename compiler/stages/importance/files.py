@@ -183,7 +183,6 @@ def _legacy(source: _Bytes) -> dict[str, Entry]:
 
 
 def _gguf(source: _Bytes) -> dict[str, Entry]:
-    """Returns the entries of a GGUF file."""
     source.take(len(MAGIC))
     if (version := source.number("I")) not in VERSIONS:
         raise source.refused(f"it is GGUF of version {version}, expected 2 or 3, little-endian")

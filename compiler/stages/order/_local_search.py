@@ -73,7 +73,6 @@ def total_cost(words: np.ndarray, order: np.ndarray, step: int) -> int:
 
 @compiled
 def _reach(step, num_units):
-    """Returns the greatest distance that saves something."""
     return min(num_units, (SCALE + step - 1) // step)
 
 

@@ -107,7 +107,6 @@ def _copy_from_model(written: Written, model: Model) -> None:
 
 
 def _write_curves(written: Written, curves: Curves) -> None:
-    """Writes the curves, whose trace is the file beside them, and the trace."""
     with checked_path(curves.trace).open("rb") as trace, written.new(TRACE_FILE) as file:
         while block := trace.read(BLOCK_BYTES):
             file.write(block)

@@ -117,7 +117,6 @@ class HashingFile:
             self._wait()
 
     def _wait(self) -> None:
-        """Waits for the oldest pending block."""
         for future in self._pending.popleft():
             future.result()
 

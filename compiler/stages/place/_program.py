@@ -196,7 +196,6 @@ def _within(place: _Place, tier: int) -> Terms:
 
 
 def _units(group: Group, place: _Place, tier: int) -> Terms:
-    """Returns the number of units in one tier as a linear form."""
     rest = [(place.rest[tier], group.rest_units)] if group.rest_units else []
     return [*_scaled(_within(place, tier), group.batch_units), *rest]
 

@@ -192,7 +192,6 @@ class Trainer:
         format_name: FormatName,
         work: Workspace,
     ) -> None:
-        """Reads inputs and bits."""
         import torch
 
         from coldpress.compiler.stages.predict import training as training

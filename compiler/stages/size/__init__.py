@@ -177,7 +177,6 @@ class Trial:
         num_selected: Mapping[int, int],
         nll_whole: float,
     ) -> None:
-        """Takes the ladders by layers, and the mean negative log likelihood without predictors in nats."""
         self._stream, self._tokens, self._ladders, self._nll_whole = stream, tokens, ladders, nll_whole
         self._selector, self._num_selected = selector, num_selected
         self._measured: dict[tuple[tuple[int, ...], int], tuple[float, dict[int, float]]] = {}

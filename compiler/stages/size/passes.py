@@ -59,7 +59,6 @@ class Networks(Mapping[int, Network]):
     """Predictors by layer, decoded on each access: memory holds only that of the running layer."""
 
     def __init__(self, of_layer: Mapping[int, Callable[[], Network]]) -> None:
-        """Takes a function per layer that makes its predictor."""
         self._of_layer = of_layer
 
     def __getitem__(self, layer: int) -> Network:

@@ -72,7 +72,6 @@ class Disk:
 
 
 def _rates(path: Path) -> Rates:
-    """Measures random reads of a file of at least LEAST_FILE_BYTES."""
     size, random = path.stat().st_size, np.random.default_rng(0)
     buffer = _native.aligned_buffer(SAMPLE_BYTES)
     buffer[::SMALL_BYTES] = 1  # touches every page, so that page faults are not part of the measured time
