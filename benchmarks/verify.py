@@ -91,7 +91,7 @@ class Plugin(Benchmark[Options]):
     }
     is_timing = True
     over = {"shape": "shapes"}
-    full_minutes = 90
+    full_minutes = 22
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         shape, whole = cell["shape"], WHOLE_LAYERS[cell["shape"]]
