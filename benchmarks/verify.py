@@ -2,10 +2,17 @@
 
 Snakemake builds planted checkpoints with this repository's rules on two cores and the default number of calibration
 tokens; every job notes its seconds (benchmarks/compile.py). `verify` decodes as much of the default test text as its
-own rule takes for the whole shape. The share is of the sum of the stages' seconds, and once more of their processor
-seconds, which a busy machine changes less. A straight line through two builds of few layers gives each stage's seconds
-for all layers, since `verify` pays for the head, imports and the sample once, whatever the layers. From a single build,
-all seconds are scaled with the layers.
+own rule takes for the whole shape.
+
+Processor seconds, which a busy machine changes less than time, are extrapolated to all layers: each stage on the
+straight line through its builds, since `verify` pays for the head, imports and the sample once, whatever the layers.
+From builds of one size, all seconds are scaled with the layers. A stage's time is its processor seconds over the cores
+that it used in the largest build; stages of one job for each chunk of layers count by half, since two run at a time.
+
+The noise is the relative standard deviation of processor seconds between builds: of stages that do the same in all of
+them, and, with three builds or more (`--layers 1 4 1 4`), of the others about their lines. It is assumed for all
+stages, and errors of the shares follow from it. They do not tell whether the lines are straight; `--full`
+extrapolates nothing.
 
 Then the last artifact decodes the beginning of the test text twice, one token after the other in one run, and in passes
 as `verify` does. The row has the seconds of each, and the largest differences of blocks' nats and of tokens'
@@ -23,7 +30,7 @@ from typing import Any
 import numpy as np
 from scipy.special import log_softmax, rel_entr
 
-from benchmarks.compile import Stage, built, measure_disk, stages
+from benchmarks.compile import CORES, IN_CHUNKS, SHARED, Stage, built, measure_disk, stages
 from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.shared.builds import artifact_in
 from coldpress.compiler.io import load_arrays, load_record
@@ -49,7 +56,7 @@ class Options:
         help="shape of the model",
     )
     layers: tuple[int, ...] = option(
-        (1, 2), smoke=(2,), full=(22,), help="layers of each build, at most those that are extrapolated to"
+        (1, 4), smoke=(2,), full=(22,), help="layers of each build, at most those that are extrapolated to"
     )
     tokens: int = option(DEFAULTS.calibration_tokens, smoke=512, help="calibration tokens")
     method: str = option("topk", help="selector; one that sees what is in DRAM decodes no tokens together")
@@ -62,53 +69,60 @@ class Plugin(Benchmark[Options]):
         "rows[].layers": "layers of each build",
         "rows[].test_tokens": "tokens that verify decoded",
         "rows[].stages_s": "seconds of all jobs of each build, summed",
-        "rows[].verify_s": "those of verify",
-        "rows[].stages_whole_s": "seconds of all jobs for whole_layers, extrapolated",
+        "rows[].stages_cpu_s": "their processor seconds",
+        "rows[].verify_s": "seconds of verify in each build",
+        "rows[].verify_cpu_s": "its processor seconds",
         "rows[].share": "verify's share of the last build's seconds",
-        "rows[].share_whole": "the same for whole_layers, extrapolated",
         "rows[].share_cpu": "verify's share of the last build's processor seconds",
-        "rows[].share_cpu_whole": "the same for whole_layers, extrapolated",
         "rows[].whole_layers": "layers that are extrapolated to",
+        "rows[].noise?": "relative standard deviation of a stage's processor seconds; null for one build",
+        "rows[].stages_whole_s": "seconds of a build of whole_layers, extrapolated",
+        "rows[].verify_whole_s": "those of verify",
+        "rows[].share_whole": "verify's share of them",
+        "rows[].share_whole_error?": "its standard error, from the noise; null for one build",
+        "rows[].share_cpu_whole": "verify's share of the processor seconds of whole_layers, extrapolated",
+        "rows[].share_cpu_whole_error?": "its standard error, from the noise; null for one build",
         "rows[].one_by_one_s": "seconds of the compared tokens, one after the other",
         "rows[].in_passes_s": "the same tokens in passes",
         "rows[].largest_nll_change": "the largest relative difference of a block's nats between both ways",
         "rows[].largest_kld": "the largest divergence of a token's distribution between both ways, nats",
         "worst_share": "the largest share_whole",
+        "worst_share_error?": "its standard error; null for one build",
     }
     is_timing = True
     over = {"shape": "shapes"}
-    full_minutes = 90
+    full_minutes = 22
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         shape, whole = cell["shape"], WHOLE_LAYERS[cell["shape"]]
-        layers = sorted({min(count, whole) for count in self.options.layers})
+        layers = [min(count, whole) for count in self.options.layers]
         blocks = 2
         if shape != "small":
             most = DEFAULTS.evaluation_tokens // DEFAULTS.block_tokens
             blocks = min(most, num_measured(VerifyConfig(), DEFAULTS.block_tokens, PARAMETERS[shape]))
-        builds = [self._build(shape, count, blocks * DEFAULTS.block_tokens) for count in layers]
-        wall_s, cpu_s = (
-            [{name: getattr(stage, kind) for name, stage in found.items()} for _, found in builds]
-            for kind in ("wall_s", "cpu_s")
-        )
-        whole_s, whole_cpu_s = (extrapolated(layers, each, whole) for each in (wall_s, cpu_s))
+        builds = [
+            self._build(f"{shape}-{number}", shape, count, blocks * DEFAULTS.block_tokens)
+            for number, count in enumerate(layers)
+        ]
+        found = [stages_of for _, stages_of in builds]
         yield {
             "layers": layers,
             "test_tokens": blocks * DEFAULTS.block_tokens,
-            "stages_s": [sum(each.values()) for each in wall_s],
-            "verify_s": [each["verify"] for each in wall_s],
-            "stages_whole_s": sum(whole_s.values()),
-            "share": share_of_verify(wall_s[-1]),
-            "share_whole": share_of_verify(whole_s),
-            "share_cpu": share_of_verify(cpu_s[-1]),
-            "share_cpu_whole": share_of_verify(whole_cpu_s),
+            "stages_s": [sum(stage.wall_s for stage in each.values()) for each in found],
+            "stages_cpu_s": [sum(stage.cpu_s for stage in each.values()) for each in found],
+            "verify_s": [each["verify"].wall_s for each in found],
+            "verify_cpu_s": [each["verify"].cpu_s for each in found],
+            "share": share_of_verify({name: stage.wall_s for name, stage in found[-1].items()}),
+            "share_cpu": share_of_verify({name: stage.cpu_s for name, stage in found[-1].items()}),
             "whole_layers": whole,
+            **of_whole(layers, found, whole),
             **self._both_ways(builds[-1][0]),
         }
 
-    def _build(self, shape: str, layers: int, test_tokens: int) -> tuple[Path, Mapping[str, Stage]]:
-        """Builds a shape with `layers` layers; returns the device's build folder and the seconds of its stages."""
-        options, folder = self.options, self.folder / f"{shape}-{layers}"
+    def _build(self, name: str, shape: str, layers: int, test_tokens: int) -> tuple[Path, Mapping[str, Stage]]:
+        """Builds a shape with `layers` layers in folder `name`; returns the device's build folder and the costs of its
+        stages."""
+        options, folder = self.options, self.folder / name
         evaluation_tokens = max(test_tokens, 512 if options.warm else DEFAULTS.evaluation_tokens)
         config: dict[str, Any] = {"device": "pixel6", "calibration_tokens": options.tokens, "method": options.method}
         config |= {"evaluation_tokens": evaluation_tokens, "test_tokens": test_tokens}
@@ -139,17 +153,69 @@ class Plugin(Benchmark[Options]):
         }
 
     def figures(self, rows: Rows) -> Figures:
-        return {"worst_share": max(row["share_whole"] for row in rows)}
+        worst = max(rows, key=lambda row: row["share_whole"])
+        return {"worst_share": worst["share_whole"], "worst_share_error": worst["share_whole_error"]}
 
 
-def extrapolated(layers: Sequence[int], builds: Sequence[Mapping[str, float]], whole: int) -> dict[str, float]:
-    """Returns the seconds of each stage for `whole` layers: on the straight line through the builds with the fewest and
-    the most layers, or from a single build in proportion to its layers."""
-    if len(layers) == 1:
-        return {name: seconds * whole / layers[0] for name, seconds in builds[0].items()}
-    steps = (whole - layers[-1]) / (layers[-1] - layers[0])
+def of_whole(layers: Sequence[int], builds: Sequence[Mapping[str, Stage]], whole: int) -> Row:
+    """Returns the figures of `whole` layers, extrapolated from builds of `layers` layers, the largest one last."""
+    cpu_s = {name: np.array([each[name].cpu_s for each in builds]) for name in builds[-1]}
+    noise, weights = noise_of(layers, cpu_s), weights_of(layers, whole)
     # a stage cannot take less time for more layers: where it did, other work on the machine had its turn
-    return {name: most + steps * max(0.0, most - builds[0][name]) for name, most in builds[-1].items()}
+    whole_cpu_s = {name: max(float(weights @ found), float(found.mean())) for name, found in cpu_s.items()}
+    error_s = {name: (noise or 0.0) * float(np.linalg.norm(weights * found)) for name, found in cpu_s.items()}
+    per_cpu_s = {name: seconds_per_cpu_s(name, stage) for name, stage in builds[-1].items()}
+    time_s, time_error_s = ({name: each[name] * per_cpu_s[name] for name in each} for each in (whole_cpu_s, error_s))
+    return {
+        "noise": noise,
+        "stages_whole_s": sum(time_s.values()),
+        "verify_whole_s": time_s["verify"],
+        "share_whole": share_of_verify(time_s),
+        "share_whole_error": None if noise is None else share_error(time_s, time_error_s),
+        "share_cpu_whole": share_of_verify(whole_cpu_s),
+        "share_cpu_whole_error": None if noise is None else share_error(whole_cpu_s, error_s),
+    }
+
+
+def weights_of(layers: Sequence[int], whole: int) -> np.ndarray:
+    """Returns the weights with which the seconds of builds add up to those of `whole` layers, float64 [num_builds]: on
+    the line of least squares, or from builds of one size in proportion to their layers."""
+    counts = np.array(layers, np.float64)
+    if len(set(layers)) == 1:
+        return whole / counts / len(counts)
+    off = counts - counts.mean()
+    return 1 / len(counts) + (whole - counts.mean()) * off / (off @ off)
+
+
+def noise_of(layers: Sequence[int], cpu_s: Mapping[str, np.ndarray]) -> float | None:
+    """Returns the relative standard deviation of a stage's processor seconds from build to build, pooled over stages;
+    None if nothing was measured twice.
+
+    Args:
+        layers: Layers of each build.
+        cpu_s: By stage, float64 [num_builds].
+    """
+    squares, freedom = 0.0, 0
+    for name, found in cpu_s.items():
+        same = name in SHARED or len(set(layers)) == 1
+        expected = np.full(len(found), found.mean())
+        if not same:
+            expected = np.array([weights_of(layers, count) @ found for count in layers])
+        squares += float(((found - expected) ** 2).sum()) / found.mean() ** 2
+        freedom += len(found) - (1 if same else 2)
+    return (squares / freedom) ** 0.5 if freedom else None
+
+
+def seconds_per_cpu_s(name: str, stage: Stage) -> float:
+    """Returns the seconds of a build for a processor second of a stage."""
+    return stage.wall_s / stage.cpu_s / (CORES if name in IN_CHUNKS else 1)
+
+
+def share_error(seconds: Mapping[str, float], errors_s: Mapping[str, float]) -> float:
+    """Returns the standard error of `share_of_verify` if the stages' errors are independent."""
+    verify, others = seconds["verify"], sum(seconds.values()) - seconds["verify"]
+    of_others = sum(error**2 for name, error in errors_s.items() if name != "verify") ** 0.5
+    return ((others * errors_s["verify"]) ** 2 + (verify * of_others) ** 2) ** 0.5 / (verify + others) ** 2
 
 
 def share_of_verify(seconds: Mapping[str, float]) -> float:

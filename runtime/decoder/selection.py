@@ -84,6 +84,9 @@ class Selection:
             experts_TE: bool [T, E]: the experts that each token uses; None if units do not belong to experts.
         """
         arrays = self.arrays[key]
+        if experts_TE is None and len(signal_Tn) > 1 and type(self.method).select is Selector.select:
+            # which makes the choice of `select_many` for one token; for all at once it takes half as long
+            return [ids.astype(np.int32) for ids in map(np.flatnonzero, self.method.select_many(signal_Tn, arrays))]
         if experts_TE is None:
             return [select_of(self.method, signal, arrays, residency, None) for signal in signal_Tn]
         pairs = zip(signal_Tn, experts_TE, strict=True)

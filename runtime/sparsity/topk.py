@@ -64,7 +64,7 @@ def largest(values: np.ndarray, k: int) -> np.ndarray:
     num_units = values.shape[1]
     if k >= num_units:
         return np.ones(values.shape, bool)
-    smallest = np.partition(values, num_units - k, axis=1)[:, num_units - k, None]
+    smallest = _kth_largest(values, k)
     chosen = values > smallest
     lacking = k - np.count_nonzero(chosen, axis=1)
     tied = values == smallest
@@ -72,3 +72,16 @@ def largest(values: np.ndarray, k: int) -> np.ndarray:
     several = np.flatnonzero(np.count_nonzero(tied, axis=1) > lacking)
     tied[several] &= np.cumsum(tied[several], axis=1) <= lacking[several, None]
     return chosen | tied
+
+
+def _kth_largest(values: np.ndarray, k: int) -> np.ndarray:
+    """Returns the k-th largest value of each row, float32 [T, 1]: behind a ReLU it is 0 in most rows, which numpy's
+    partition takes twenty times as long to find as a sort does."""
+    place = values.shape[1] - k
+    if values.min() != 0:
+        return np.partition(values, place, axis=1)[:, place, None]
+    sought = np.count_nonzero(values, axis=1) >= k  # in other rows it is 0, as no value is negative
+    found = np.zeros((len(values), 1), values.dtype)
+    if sought.any():
+        found[sought] = np.partition(values[sought], place, axis=1)[:, place, None]
+    return found

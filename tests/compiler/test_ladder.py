@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from coldpress.compiler.dense_run import dense_for
-from coldpress.compiler.stages.verify.ladder import Placed, climb, simulated, structural
+from coldpress.compiler.stages.verify import ladder
+from coldpress.compiler.stages.verify.ladder import Placed, climb, in_effect, simulated, structural
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.cli.ladder import legend
 from coldpress.runtime.generate.session import Session
@@ -155,3 +156,30 @@ def test_what_is_read_ahead_is_a_step_where_the_plan_reads_ahead(tmp_path):
     assert climb(artifact, plan, recorder.events, MODEL)[-1].name == "+preload"
     off = plan.model_copy(update={"preload_buffer_bytes": 0})
     assert climb(artifact, off, recorder.events, MODEL)[-1].name == "+linked over lru"
+
+
+def test_a_policy_without_slots_is_simulated_once(climbed, monkeypatch):
+    """Its steps have the figures that they have alone, bit for bit."""
+    artifact, plan, trace, _ = climbed
+    parts = tuple(part.model_copy(update={"cache_slots": 0}) for part in plan.parts)
+    idle = plan.model_copy(update={"parts": parts, "collapse_gap_bytes": 0})
+    settings = list[Placed]()
+
+    def once(artifact, setting, trace):
+        settings.append(setting)
+        return simulated(artifact, setting, trace)
+
+    monkeypatch.setattr(ladder, "simulated", once)
+    steps = {step.name: step for step in climb(artifact, idle, trace, MODEL)}
+    assert len(settings) < sum(not name.startswith(("naive", "+overlap", "hybrid")) for name in steps)
+    for cache, options in (("window", {}), ("linked", {"linked_over": "lfu"})):
+        alone = Placed(idle.model_copy(update={"cache": cache, "cache_options": options}), "direct", ordered=True)
+        assert in_effect(alone) == in_effect(Placed(idle, "direct", ordered=True))
+        assert simulated(artifact, alone, trace) == simulated(artifact, Placed(idle, "direct", ordered=True), trace)
+
+
+def test_a_policy_with_slots_is_its_own_setting(climbed):
+    plan = climbed[1]
+    assert any(part.cache_slots for part in plan.parts)
+    setting = Placed(plan, "direct", ordered=True)
+    assert in_effect(setting) == setting

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from coldpress.runtime import plugins
+from coldpress.runtime.decoder.selection import Selection
 from coldpress.runtime.quantization import fp16
 from coldpress.runtime.sparsity import DensitySource, Residency, Selector
 from coldpress.schemas.errors import ColdpressError
@@ -179,3 +180,18 @@ def test_something_is_selected_unless_nothing_counts(name):
     for signal in signals(method):
         found = method.select(signal, arrays, residency(0.0)).size
         assert found >= 1 or (method.NEEDS_EXACT_ZEROS and not signal.any())
+
+
+@pytest.mark.parametrize("density", DENSITIES)
+@pytest.mark.parametrize("name", METHODS)
+def test_each_token_of_a_pass_has_the_units_that_it_has_alone(name, density):
+    selection, key = object.__new__(Selection), (0, "mlp_mid")
+    selection.method, selection.arrays = (
+        plugins.load("coldpress.runtime.sparsity", Selector, name),
+        {key: fitted(name, density)},
+    )
+    many, where = np.stack(list(signals(selection.method))), residency(0.5)
+    for signal, ids in zip(many, selection.select(key, many, where), strict=True):
+        (alone,) = selection.select(key, signal[None], where)
+        assert ids.dtype == alone.dtype == np.int32
+        np.testing.assert_array_equal(ids, alone)

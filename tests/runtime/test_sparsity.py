@@ -57,6 +57,20 @@ def test_topk_takes_the_largest_magnitudes():
     assert topk.Plugin().select(signal, {"num_selected": [3]}, NONE).tolist() == [1, 2, 4]
 
 
+@given(arrays(np.float32, (5, 9), elements=st.sampled_from([0.0, -0.0, 0.5, 1.0, 2.0])), st.integers(1, 9))
+def test_largest_is_a_stable_sort_whatever_the_zeros(values, k):
+    chosen = topk.largest(values, k)
+    for row, found in zip(values, chosen, strict=True):
+        assert np.flatnonzero(found).tolist() == sorted(np.argsort(-row, kind="stable")[:k].tolist())
+
+
+@given(arrays(np.float32, (3, 7), elements=st.sampled_from([-2.0, -1.0, 0.0, 1.0])), st.integers(1, 7))
+def test_largest_takes_negative_values_last(values, k):
+    chosen = topk.largest(values, k)
+    for row, found in zip(values, chosen, strict=True):
+        assert np.flatnonzero(found).tolist() == sorted(np.argsort(-row, kind="stable")[:k].tolist())
+
+
 def test_topk_gives_ties_to_the_lower_ids():
     signal = np.array([1, -2, 2, 1, -1, 2, 1], np.float32)
     assert topk.Plugin().select(signal, {"num_selected": [5]}, NONE).tolist() == [0, 1, 2, 3, 5]

@@ -20,7 +20,7 @@ from coldpress.compiler.dense_run import dense_for
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.publishing import standing
 from coldpress.compiler.stages.verify.decoded import LANES, MAX_TOKENS, SESSIONS, Decoded, decode
-from coldpress.compiler.stages.verify.dense import Compared, DenseComparison
+from coldpress.compiler.stages.verify.dense import BUFFER_BYTES, Compared, DenseComparison
 from coldpress.compiler.stages.verify.divergence import SourceComparison
 from coldpress.compiler.stages.verify.plans import figures_of_all
 from coldpress.compiler.stages.verify.source import SourceLogits
@@ -133,11 +133,11 @@ def run(
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Counts two sessions' DRAM, a layer's weights or the heads, and the logits of two blocks."""
+    """Counts two sessions' DRAM and a read buffer, a layer's weights or the heads, and the logits of two blocks."""
     logits = LOGIT_BYTES * build.block_tokens * build.model.spec.vocab_size
     num_heads = 2 if build.has("relufy") or build.has("distill") else 1  # the source's, and that of what was packed
     held = SESSIONS * build.dram_budget_bytes + max(build.layer_weights_bytes, num_heads * build.head_bytes) + logits
-    held += build.running_bytes(8)
+    held += build.running_bytes(8) + BUFFER_BYTES
     return StageNeeds(
         stage="verify",
         ram_bytes=build.TORCH_BYTES + 2 * build.BLOCK_BYTES + held,

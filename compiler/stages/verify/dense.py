@@ -6,12 +6,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.generate.likelihood import sum_nll
 from coldpress.runtime.generate.session import Session
+from coldpress.runtime.plan.budget import choose_plan
+from coldpress.schemas.layout import Plan
 
 COUNTED_OF_MIXTURES = 0.99
 """Quantile of the dense logits' errors that counts for a mixture of experts: among 2,048 tokens, one had two experts
 with router logits 0.00001 apart, and its error was 30 times any other's, in fp16 (EXPERIMENTS.md)."""
+
+BUFFER_BYTES = 32 << 20
+"""The read buffer of dense logits, half of which is multiplied at a time. A plan's buffer is made for the reads of one
+token: it holds so few units that adding their products up takes a seventh of the pass (EXPERIMENTS.md)."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +48,7 @@ class DenseComparison:
             packed: Block -> logits of the packed weights, float32 [block_tokens, vocab_size]; None if they are the
                 source's.
         """
-        self._session, self._blocks, self._packed = Session(folder), blocks, packed
+        self._session, self._blocks, self._packed = Session(folder, plan=_reading_much(folder)), blocks, packed
         self._one_at_a_time = threading.Lock()
         self._errors, self._largest = np.full(blocks.shape, np.nan), np.full(len(blocks), np.nan)
         self._nll_source, self._nll_dense = np.full(len(blocks), np.nan), np.full(len(blocks), np.nan)
@@ -69,3 +76,12 @@ class DenseComparison:
         # both propagate NaN
         error = np.quantile(self._errors, counted, method="higher") / np.max(self._largest)
         return Compared(tuple(self._nll_source.tolist()), tuple(self._nll_dense.tolist()), float(error))
+
+
+def _reading_much(folder: str) -> Plan:
+    """Returns the artifact's largest plan with a read buffer of at least `BUFFER_BYTES` beside the rest of its
+    budget."""
+    plan = choose_plan(open_artifact(folder).manifest)
+    buffer_bytes = max(BUFFER_BYTES, plan.read_buffer_bytes)
+    budget_bytes = plan.dram_budget_bytes + buffer_bytes - plan.read_buffer_bytes
+    return plan.model_copy(update={"read_buffer_bytes": buffer_bytes, "dram_budget_bytes": budget_bytes})
