@@ -204,7 +204,7 @@ class Plugin(Benchmark[Options]):
         shared, profiles = self.folder / model, {disk: self._profile(disk) for disk in self.options.disks}
         told = {disk: self._settings(model, profile) for disk, profile in profiles.items()}
         build(shared, "--until", "explore", "device", **told[self.options.disks[0]])
-        # only one build at a time may run in a folder
+        # a folder has one build at a time; the copies lie beside it, since rules know their inputs by relative paths
         folders = {disk: shutil.copytree(shared, self.folder / f"{model}-{disk}", symlinks=True) for disk in profiles}
         with ProcessPoolExecutor(2, multiprocessing.get_context("spawn"), _use_servers, (warm.ready(),)) as pool:
             builds = {disk: pool.submit(packaged, folders[disk], one) for disk, one in told.items()}
