@@ -7,20 +7,24 @@ text repeats itself, and drawing tokens takes seconds. Seconds of single tokens 
 the caches.
 
 Three predictions are compared with their median: of the build's folder, of the artifact with the curves and signals
-that it carries, and of config.json alone. All budgets are quoted at once, as the build has them; the last two by the
-quick search, which an artifact gets where several devices are quoted. A band is the quote's interval. `simulated_error`
-is the simulator's error with the same plan on the same test text: it includes the law's part of the error, but not the
-parts of the choice and of the text.
+that it carries, and of config.json alone. All budgets are quoted at once, as the build has them, by the quick search,
+which quotes of several devices get. A band is the quote's interval. `simulated_error` is the simulator's error with the
+same plan on the same test text: it includes the law's part of the error, but not the parts of the choice and of the
+text.
+
+Only measuring and decoding are timed. A model's builds and quotes for all disks run before, one on each core.
 """
 
 import multiprocessing
+import os
+import shutil
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.stats import spearmanr
@@ -41,6 +45,7 @@ from coldpress.runtime.profiles.devices import load_device, read_device
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.layout import Plan
 from coldpress.schemas.plans import Plans
+from tests.support import warm
 
 HOST = "host"
 MODELLED = "pixel6"
@@ -108,13 +113,10 @@ class Plugin(Benchmark[Options]):
     def measure(self, cell: Cell) -> Iterator[Row]:
         """Yields a row per budget."""
         model, disk = cell["model"], cell["disk"]
-        profile = self._profile(disk)
-        built = build(self.folder / model, "--until", "package", **self._settings(model, profile))
-        path = artifact_in(built)
-        plans = load_record(built / "plan.json", Plans).plans[::-1]  # now as in the options, the smallest first
+        path, plans, quotes = self.once(model, lambda: self._predicted(model))[disk]
         told = self._decoded(disk, model, path, plans)
-        simulated = decoded(path, _names(plans), self._texts(model), read_device(profile))
-        quoted = self._quoted(model, built, path, profile, plans)
+        simulated = decoded(path, _names(plans), self._texts(model), read_device(self._profile(disk)))
+        quoted = {name: quote.result() for name, quote in quotes.items()}
         for number, (budget, plan) in enumerate(zip(self.options.budgets, plans, strict=True)):
             measured = 1 / statistics.median(told[number]["token_s"])
             yield {
@@ -197,19 +199,50 @@ class Plugin(Benchmark[Options]):
 
     # Predicting
 
-    def _quoted(
-        self, model: str, built: Path, path: Path, profile: Path, plans: Sequence[Plan]
-    ) -> dict[str, list[Figure]]:
-        """Returns the speeds that each source predicts for the budgets of `plans`, on both cores."""
-        sources = {"build": built.parent, "artifact": path, "config": settings(model)["model"]}
-        assert sources.keys() == PREDICTIONS.keys()
-        budgets = ",".join(str(plan.dram_budget_bytes) for plan in plans)
-        with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-            found = {
-                name: pool.submit(speeds, str(source), profile, budgets, self.folder / f"{name}-{profile.stem}")
-                for name, source in sources.items()
-            }
-            return {name: future.result() for name, future in found.items()}
+    def _predicted(self, model: str) -> dict[str, "Predicted"]:
+        """Builds a model for each disk and begins to quote it, on both cores; the disks are measured before, alone."""
+        shared, profiles = self.folder / model, {disk: self._profile(disk) for disk in self.options.disks}
+        told = {disk: self._settings(model, profile) for disk, profile in profiles.items()}
+        build(shared, "--until", "explore", "device", **told[self.options.disks[0]])
+        # a folder has one build at a time; the copies lie beside it, since rules know their inputs by relative paths
+        folders = {disk: shutil.copytree(shared, self.folder / f"{model}-{disk}", symlinks=True) for disk in profiles}
+        with ProcessPoolExecutor(2, multiprocessing.get_context("spawn"), _use_servers, (warm.ready(),)) as pool:
+            builds = {disk: pool.submit(packaged, folders[disk], one) for disk, one in told.items()}
+            # leaving the pool waits for the quotes
+            return {disk: _quoting(pool, model, builds[disk].result(), profiles[disk]) for disk in profiles}
+
+
+class Predicted(NamedTuple):
+    """A build, and the speeds that are predicted for it."""
+
+    artifact: Path
+    plans: Sequence[Plan]
+    """As in the options, the smallest budget first."""
+    quotes: Mapping[str, Future[list[Figure]]]
+    """By one of PREDICTIONS, the tokens per second of each plan."""
+
+
+def _use_servers(name: str) -> None:
+    """Forks the builds of a process of the pool from the servers of the benchmark's own process."""
+    os.environ[warm.SERVERS] = name
+
+
+def packaged(folder: Path, config: dict[str, Any]) -> Path:
+    """Builds an artifact on one core and returns the device's build folder."""
+    return build(folder, "--until", "package", cores=1, **config)
+
+
+def _quoting(pool: ProcessPoolExecutor, model: str, built: Path, profile: Path) -> Predicted:
+    """Begins to quote the budgets of a build by each source."""
+    path, plans = artifact_in(built), load_record(built / "plan.json", Plans).plans[::-1]
+    sources = {"build": built.parent, "artifact": path, "config": settings(model)["model"]}
+    assert sources.keys() == PREDICTIONS.keys()
+    budgets = ",".join(str(plan.dram_budget_bytes) for plan in plans)
+    quotes = {
+        name: pool.submit(speeds, str(source), profile, budgets, built / f"quote-{name}")
+        for name, source in sources.items()
+    }
+    return Predicted(path, plans, quotes)
 
 
 def speeds(source: str, profile: Path, budgets: str, folder: Path) -> list[Figure]:
@@ -217,7 +250,7 @@ def speeds(source: str, profile: Path, budgets: str, folder: Path) -> list[Figur
     `folder`."""
     folder.mkdir(exist_ok=True)
     found = find(source, None, folder)
-    asked = Asked(budgets, MAX_PPL_RATIO, CONTEXT_LENGTH, quick=found.kind != "build", with_steps=False)
+    asked = Asked(budgets, MAX_PPL_RATIO, CONTEXT_LENGTH, quick=True, with_steps=False)
     quotes = device_quotes(found, read_device(profile), asked)
     return [one.figures["tokens_per_s"] for one in reversed(quotes)]
 

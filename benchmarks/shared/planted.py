@@ -8,7 +8,9 @@ and noise of their own. So a token uses as many units as with the gate, in the s
 same units: these benchmarks measure time. `silu` models use the largest of their inputs and of their inner activations.
 """
 
+import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -81,11 +83,13 @@ def write(case: str, made_of: Material, folder: Path, orders: Sequence[str] = OR
         key: np.argsort(-np.count_nonzero(active, axis=1), kind="stable").astype(np.int32)
         for key, active in actives.items()
     }
+    units = None
     for order in orders:
         per_group = GROUP_LAYERS if order == GROUPED else 1
         places = orders_of(order, actives, rank, per_group, recipe.spec)
         path = artifact_of(case, order, folder)
-        build_artifact(path, replace(recipe, order=places, rank=rank, layers_per_group=per_group), made_of.weights)
+        arranged_so = replace(recipe, order=places, rank=rank, layers_per_group=per_group)
+        units = build_artifact(path, arranged_so, made_of.weights, units).units
         (path / "tokenizer").mkdir()
         write_tokenizer(path / "tokenizer", recipe.spec.vocab_size)  # llama.cpp's server does not start without one
         change_manifest(path, lambda _: None, relist=True)
@@ -131,15 +135,17 @@ def orders_of(
     order: str, actives: ByFamily, rank: ByFamily, layers_per_group: int, spec: ModelSpec
 ) -> dict[tuple[int, str], np.ndarray]:
     """Returns int32 ids by place on flash, by first layer of a group and family."""
-    found: dict[tuple[int, str], np.ndarray] = {}
-    for first, family in actives:
-        if order == STRUCTURAL:
-            found[first, family] = np.arange(len(rank[first, family]), dtype=np.int32)
-        elif first % layers_per_group == 0:
-            group = [(layer, family) for layer in range(first, first + layers_per_group)]
-            size = unit_bytes(family, spec, FORMAT)
-            found[first, family] = arranged([actives[key] for key in group], [rank[key] for key in group], size)
-    return found
+    if order == STRUCTURAL:
+        return {key: np.arange(len(own), dtype=np.int32) for key, own in rank.items()}
+
+    def placed(key: tuple[int, str]) -> np.ndarray:
+        group = [(layer, key[1]) for layer in range(key[0], key[0] + layers_per_group)]
+        size = unit_bytes(key[1], spec, FORMAT)
+        return arranged([actives[one] for one in group], [rank[one] for one in group], size)
+
+    firsts = [key for key in actives if key[0] % layers_per_group == 0]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # as the order stage does
+        return dict(zip(firsts, pool.map(placed, firsts), strict=True))
 
 
 def arranged(actives: Sequence[np.ndarray], ranks: Sequence[np.ndarray], bytes_per_unit: int) -> np.ndarray:

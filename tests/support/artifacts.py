@@ -85,14 +85,22 @@ class Built:
     """(layer, family) -> the pinned units, which are the first of the rank."""
 
 
-def build_artifact(path: Path, recipe: Recipe | None = None, weights: Mapping[str, np.ndarray] | None = None) -> Built:
-    """Writes an artifact of `weights` (role -> float32), or of random weights, to the folder `path`."""
+def build_artifact(
+    path: Path,
+    recipe: Recipe | None = None,
+    weights: Mapping[str, np.ndarray] | None = None,
+    units: Mapping[tuple[int, Any], np.ndarray] | None = None,
+) -> Built:
+    """Writes an artifact of `weights` (role -> float32), or of random weights, to the folder `path`.
+
+    `units` are the codes of an earlier artifact with the same weights and format (`Built.units`), if there is one.
+    """
     recipe = recipe or Recipe()
     random = np.random.default_rng(recipe.seed)
     path.mkdir(parents=True)
     weights = random_weights(recipe.spec, random) if weights is None else weights
     families = recipe.families or families_of(recipe.method, recipe.spec)
-    units = {
+    units = units or {
         (layer, family): encode_units(weights, recipe, layer, family)
         for layer in range(recipe.spec.num_hidden_layers)
         for family in families
