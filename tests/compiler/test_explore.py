@@ -33,7 +33,7 @@ from tests.support.curves import NO_LOSS, curves_of
 from tests.support.models import write_model
 from tests.support.statistics import corpus_of_tokens, device_of
 
-LAYERS = 11
+LAYERS = 5
 RNG = np.random.default_rng(6)
 TOKENS: dict[Split, np.ndarray] = {split: RNG.integers(0, 384, (3, 24)).astype(np.int32) for split in SPLITS}
 
@@ -47,7 +47,7 @@ def _few_drawn_units() -> Iterator[None]:
 
 
 def ingested(folder: Path, **changes: Any) -> Model:
-    write_model(folder / "model", num_hidden_layers=LAYERS, **changes)
+    write_model(folder / "model", **{"num_hidden_layers": LAYERS} | changes)
     return ingest.run(IngestConfig(model=str(folder / "model")), Workspace(folder / "ingest", "test"))
 
 
@@ -133,7 +133,7 @@ def test_every_candidate_has_a_curve_or_a_reason(curves: Curves) -> None:
 
 
 def test_a_model_with_exact_zeros_has_further_candidates(corpus: Corpus, tmp_path: Path) -> None:
-    curves = explored(ingested(tmp_path, relu=True), corpus, tmp_path)
+    curves = explored(ingested(tmp_path, relu=True, num_hidden_layers=2), corpus, tmp_path)
     reasons = {entry.method: entry.reason for entry in curves.unexplored}
     assert "loses nothing" in reasons["relu"]
     assert "predictor_tolerance" in reasons["predictor"]
@@ -154,7 +154,7 @@ def in_groups(heads: torch.Tensor) -> torch.Tensor:
 
 
 def test_keys_and_values_are_those_of_an_int8_kv_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, tokens = ingested(tmp_path, overrides={"head_dim": 32}), TOKENS["validation"]
+    model, tokens = ingested(tmp_path, num_hidden_layers=2, overrides={"head_dim": 32}), TOKENS["validation"]
     plain = LayerStream(model)
     found = RoundedKeys(plain, "int8").logits(tokens)
     source = AutoModelForCausalLM.from_pretrained(Path(model.tensors["norm.weight"].file).parent).eval()
@@ -192,10 +192,10 @@ def test_the_trace_is_the_whole_models_signals(model: Model, curves: Curves) -> 
     with torch.no_grad():
         source(torch.from_numpy(TOKENS["validation"][:2].astype(np.int64)))
     trace = load_arrays(curves.trace)
-    assert curves.trace_layers == (0, 3, 7, 10)
+    assert curves.trace_layers == (0, 1, 3, 4)
     for name, expected in seen.items():
         values = expected.reshape(-1, expected.shape[-1]).numpy()
-        np.testing.assert_allclose(trace[name], values, rtol=2**-6, atol=1e-4)
+        np.testing.assert_allclose(trace[name], values, rtol=2**-6 + 2**-11, atol=1e-4)  # rounded to half before
 
 
 @pytest.mark.parametrize("density", DENSITIES)

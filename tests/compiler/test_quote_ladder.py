@@ -24,7 +24,7 @@ from tests.support.records import Build
 from tests.support.statistics import device_of, model_of
 from tests.support.tiny import tiny_spec
 
-LAYERS, CONTEXT_LENGTH, TOKENS = 11, 128, 24
+LAYERS, CONTEXT_LENGTH, TOKENS = 5, 128, 8
 BUDGETS = ("100%", "60%")
 RATIOS = {"topk": {0.3: 1.045, 0.5: 1.03, 0.9: 1.01}}
 FORMATS = {"int4_group32": 1.001, "int3_group32": 1.03, "int8_group32": 1.0}
@@ -156,7 +156,7 @@ def test_config_json_alone_is_quoted_for_several_budgets_and_devices(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     save_record(device(), tmp_path / "planted.json")
-    folder = write_model(tmp_path / "made", num_hidden_layers=LAYERS, hidden_size=256, intermediate_size=640)
+    folder = write_model(tmp_path / "made", num_hidden_layers=LAYERS)
     asked = (folder, "--device", "planted.json,pixel6", "--dram-budget", "60%,80%")
     found = json.loads(told(capsys, *asked, "--json"))["devices"]
     assert [one["device"] for one in found][::2] == [one["device"] for one in found][1::2]
