@@ -156,7 +156,7 @@ def test_config_json_alone_is_quoted_for_several_budgets_and_devices(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     save_record(device(), tmp_path / "planted.json")
-    folder = write_model(tmp_path / "made", num_hidden_layers=LAYERS)
+    folder = write_model(tmp_path / "made", num_hidden_layers=LAYERS, hidden_size=256, intermediate_size=640)
     asked = (folder, "--device", "planted.json,pixel6", "--dram-budget", "60%,80%")
     found = json.loads(told(capsys, *asked, "--json"))["devices"]
     assert [one["device"] for one in found][::2] == [one["device"] for one in found][1::2]
