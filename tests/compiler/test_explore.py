@@ -46,8 +46,8 @@ def _few_drawn_units() -> Iterator[None]:
         yield
 
 
-def ingested(folder: Path, **changes: Any) -> Model:
-    write_model(folder / "model", **{"num_hidden_layers": LAYERS} | changes)
+def ingested(folder: Path, num_hidden_layers: int = LAYERS, **changes: Any) -> Model:
+    write_model(folder / "model", num_hidden_layers=num_hidden_layers, **changes)
     return ingest.run(IngestConfig(model=str(folder / "model")), Workspace(folder / "ingest", "test"))
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from coldpress.compiler.__main__ import main
 from coldpress.compiler.io import Workspace, save_record
-from coldpress.compiler.quote import sources
 from coldpress.compiler.quote.decide import Asked, device_quotes
 from coldpress.compiler.quote.records import DeviceQuote
 from coldpress.compiler.quote.sources import Source
@@ -156,7 +155,6 @@ def test_config_json_alone_is_quoted_for_several_budgets_and_devices(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sources, "DRAWN_TOKENS", 24)
     save_record(device(), tmp_path / "planted.json")
     folder = write_model(tmp_path / "made", num_hidden_layers=LAYERS, hidden_size=256, intermediate_size=640)
     asked = (folder, "--device", "planted.json,pixel6", "--dram-budget", "60%,80%")
