@@ -9,6 +9,8 @@ PYTHON ?= python3
 BIN := $(CURDIR)/.venv/bin
 STAMP := .venv/.installed
 export PATH := $(BIN):$(PATH)
+# Else each of the many short processes would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo    compile the demonstration model for a phone and run it"

@@ -79,7 +79,7 @@ def run(
     config: AllocateConfig, model: Model, activations: Activations, device: DeviceProfile, **ratios: dict[float, float]
 ) -> Sparsity:
     """The stage, with a workspace for these settings alone; `ratios` are the quality curves of `auto`."""
-    curves = curves_of(model, Path("curves"), ratios) if config.method == "auto" else None
+    curves = curves_of(model, Path("curves"), ratios, num_tokens=32) if config.method == "auto" else None
     return run_stage(config, model, activations, device, Workspace(Path("allocate"), config.to_json()), curves=curves)
 
 

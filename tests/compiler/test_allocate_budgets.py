@@ -23,7 +23,7 @@ from coldpress.schemas.sparsity import Sparsity
 from tests.support.curves import NO_LOSS, curves_of
 from tests.support.statistics import activations_of, device_of, model_of
 
-LAYERS, HIDDEN, UNITS, TOKENS = 11, 1024, 1024, 24
+LAYERS, HIDDEN, UNITS, TOKENS = 11, 1024, 1024, 8
 BUDGETS = ("60%", "80%", "200MB")
 CURVE = {0.3: 1.045, 0.5: 1.03, 0.7: 1.02, 0.9: 1.01}
 DEVICE = device_of(read_curve=((4096, 1.2e9), (65536, 2e9)), latency_s=1e-6)

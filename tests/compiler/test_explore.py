@@ -46,8 +46,8 @@ def _few_drawn_units() -> Iterator[None]:
         yield
 
 
-def ingested(folder: Path, **changes: Any) -> Model:
-    write_model(folder / "model", num_hidden_layers=LAYERS, **changes)
+def ingested(folder: Path, num_hidden_layers: int = LAYERS, **changes: Any) -> Model:
+    write_model(folder / "model", num_hidden_layers=num_hidden_layers, **changes)
     return ingest.run(IngestConfig(model=str(folder / "model")), Workspace(folder / "ingest", "test"))
 
 
@@ -81,6 +81,13 @@ def activations(model: Model, corpus: Corpus, tmp_path_factory: pytest.TempPathF
 @pytest.fixture(scope="module")
 def curves(model: Model, corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Curves:
     return explored(model, corpus, tmp_path_factory.mktemp("curves"))
+
+
+@pytest.fixture
+def few(model: Model, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Curves:
+    """The curves of an undisturbed run with few selectors; one of them chooses token by token."""
+    monkeypatch.setattr(explore, "candidates", lambda *_: ("topk", "dip_ca", "dense"))
+    return explored(model, corpus, tmp_path / "few")
 
 
 def pruned_by_hand(model: Model, density: float, tokens: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
@@ -133,7 +140,7 @@ def test_every_candidate_has_a_curve_or_a_reason(curves: Curves) -> None:
 
 
 def test_a_model_with_exact_zeros_has_further_candidates(corpus: Corpus, tmp_path: Path) -> None:
-    curves = explored(ingested(tmp_path, relu=True), corpus, tmp_path)
+    curves = explored(ingested(tmp_path, relu=True, num_hidden_layers=2), corpus, tmp_path)
     reasons = {entry.method: entry.reason for entry in curves.unexplored}
     assert "loses nothing" in reasons["relu"]
     assert "predictor_tolerance" in reasons["predictor"]
@@ -154,7 +161,7 @@ def in_groups(heads: torch.Tensor) -> torch.Tensor:
 
 
 def test_keys_and_values_are_those_of_an_int8_kv_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, tokens = ingested(tmp_path, overrides={"head_dim": 32}), TOKENS["validation"]
+    model, tokens = ingested(tmp_path, num_hidden_layers=2, overrides={"head_dim": 32}), TOKENS["validation"]
     plain = LayerStream(model)
     found = RoundedKeys(plain, "int8").logits(tokens)
     source = AutoModelForCausalLM.from_pretrained(Path(model.tensors["norm.weight"].file).parent).eval()
@@ -220,7 +227,7 @@ def test_signals_are_rounded_to_the_nearest() -> None:
 
 
 def test_a_run_that_was_interrupted_goes_on(
-    model: Model, corpus: Corpus, curves: Curves, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Model, corpus: Corpus, few: Curves, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After its first pass and again later: no pass is measured twice, and the record is that of an undisturbed run."""
     measured: list[int] = []
@@ -242,9 +249,9 @@ def test_a_run_that_was_interrupted_goes_on(
         explored(model, corpus, tmp_path)
     ends.append(-1)
     again = explored(model, corpus, tmp_path)
-    assert len(measured) == len(curves.curves) + len(curves.formats)
-    assert again.model_copy(update={"trace": curves.trace}) == curves
-    assert again.trace.sha256 == curves.trace.sha256
+    assert len(measured) == len(few.curves) + len(few.formats)
+    assert again.model_copy(update={"trace": few.trace}) == few
+    assert again.trace.sha256 == few.trace.sha256
 
 
 def test_threads_change_nothing(model: Model, corpus: Corpus, curves: Curves, tmp_path: Path) -> None:

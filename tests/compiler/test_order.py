@@ -177,7 +177,7 @@ def test_what_cannot_be_ordered_is_refused(tmp_path: Path) -> None:
 
 def test_of_several_budgets_the_smallest_one_is_ordered_for(tmp_path: Path) -> None:
     """A cache that holds everything would leave nothing to order."""
-    activations = activations_of(tmp_path / "a", [{"neuron": topical(60, 1024, 5, seed)} for seed in range(2)])
+    activations = activations_of(tmp_path / "a", [{"neuron": topical(60, 256, 5, seed)} for seed in range(2)])
     small = sparsity_of("predictor", {"neuron": (0.2,) * 2}, cache_bytes=0)
     large = sparsity_of("predictor", {"neuron": (1.0,) * 2}, cache_bytes=1 << 24)
     found = {

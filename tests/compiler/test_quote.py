@@ -12,7 +12,7 @@ from scipy.stats import kurtosis
 
 from coldpress.compiler.__main__ import main
 from coldpress.compiler.io import Workspace, load_arrays, save_arrays, save_record
-from coldpress.compiler.quote import costs, reference
+from coldpress.compiler.quote import costs, reference, sources
 from coldpress.compiler.quote.decide import CLEARLY, NEARLY
 from coldpress.compiler.quote.records import Quote
 from coldpress.compiler.quote.show import WORDS
@@ -41,7 +41,9 @@ RATIOS = {"topk": {0.3: 1.3, 0.5: 1.01, 0.9: 1.0}, "gate": {0.3: 1.2, 0.7: 1.01,
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of its own, and signals of few tokens for models that were not measured."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sources, "DRAWN_TOKENS", 24)
 
 
 @pytest.fixture

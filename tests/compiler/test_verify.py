@@ -284,19 +284,19 @@ def test_a_choice_that_sees_what_is_in_dram_is_made_token_by_token(tmp_path):
 @pytest.mark.parametrize("threads", [1, 3])
 def test_runs_side_by_side_begin_with_a_cache_that_the_text_before_has_filled(tmp_path, monkeypatch, threads):
     """The figures are those of a session for each run, whatever the number of cores; blocks keep their order."""
-    monkeypatch.setattr(decoded, "WARMING", 20)
+    monkeypatch.setattr(decoded, "WARMING", 8)
     spec = small_spec(num_hidden_layers=2)
     built = build_artifact(tmp_path / "a", Recipe(spec, method="dip_ca", slots_share=0.2))
     model = describe(spec, tensor_shapes(spec), built.path / "model.safetensors")
-    blocks = np.random.default_rng(0).integers(0, spec.vocab_size, (7, 32)).astype(np.int32)
-    source = np.random.default_rng(1).normal(size=(7, 32, spec.vocab_size)).astype(np.float32)
+    blocks = np.random.default_rng(0).integers(0, spec.vocab_size, (7, 14)).astype(np.int32)
+    source = np.random.default_rng(1).normal(size=(7, 14, spec.vocab_size)).astype(np.float32)
     watch, alone = (SourceComparison(source.__getitem__, blocks) for _ in range(2))
     found = decode(str(built.path), model, blocks, watch, True, threads)
     expected, cold = [], []
     for first, stop in ((0, 2), (2, 4), (4, 6), (6, 7)):
         session = Session(built.path)
         if first:
-            session.perplexity(blocks[first - 1 : first, :22], sparse=True)
+            session.perplexity(blocks[first - 1 : first, :10], sparse=True)
         receive = alone.begin(first)
         expected += session.perplexity(blocks[first:stop], sparse=True, on_logits=receive).block_nll
         cold += Session(built.path).perplexity(blocks[first:stop], sparse=True).block_nll
