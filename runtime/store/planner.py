@@ -138,7 +138,7 @@ def inside(units: Strided, positions: np.ndarray, extents: Extents) -> ReadPlan:
     return ReadPlan(extents, unit_extent, starts - extents.offsets[unit_extent])
 
 
-def batches(plan: ReadPlan, buffer_bytes: int) -> Iterator[ReadBatch]:
+def batches(plan: ReadPlan, buffer_bytes: int) -> list[ReadBatch]:
     """Cuts a plan into groups of consecutive reads of at most `buffer_bytes`, each as large as possible.
 
     Raises:
@@ -146,15 +146,16 @@ def batches(plan: ReadPlan, buffer_bytes: int) -> Iterator[ReadBatch]:
     """
     lengths = plan.extents.lengths
     if lengths.size and plan.extents.num_bytes <= buffer_bytes:  # fast path: holds for nearly every request
-        yield ReadBatch(plan.extents, 0, plan.extents.buffer_offsets[plan.unit_extent] + plan.unit_offset)
-        return
+        return [ReadBatch(plan.extents, 0, plan.extents.buffer_offsets[plan.unit_extent] + plan.unit_offset)]
+    found: list[ReadBatch] = []
     first = 0
     for stop in batch_stops(lengths, buffer_bytes):
         extents = Extents(plan.extents.offsets[first:stop], lengths[first:stop])
         low, high = np.searchsorted(plan.unit_extent, (first, stop))
         buffer_offset = extents.buffer_offsets[plan.unit_extent[low:high] - first] + plan.unit_offset[low:high]
-        yield ReadBatch(extents, int(low), buffer_offset)
+        found.append(ReadBatch(extents, int(low), buffer_offset))
         first = stop
+    return found
 
 
 def batch_stops(lengths: np.ndarray, buffer_bytes: int) -> list[int]:
