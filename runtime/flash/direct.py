@@ -12,6 +12,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
@@ -68,7 +69,8 @@ class Plugin(Flash):
             self._num_in_flight,
             landing,
         )
-        return Reading(self, extents, partial(self.start_reads, *arguments))
+        start = partial(self.start_reads, *arguments)
+        return Reading(self, extents, start, start())
 
     def close(self) -> None:
         """Closes the file, once."""
@@ -93,14 +95,17 @@ class Plugin(Flash):
         )
 
 
+@dataclass
 class Reading:
     """Reads in flight; see `coldpress.runtime.flash.Ticket`."""
 
-    def __init__(self, flash: Plugin, extents: Extents, start: Callable[[], _native.Reads]) -> None:
-        """Begins the reads in the native core by `start`."""
-        self._flash, self._extents, self._start = flash, extents, start
-        self._reads = start()
-        self._waited_s, self._finished = 0.0, False
+    _flash: Plugin
+    _extents: Extents
+    _start: Callable[[], _native.Reads]
+    """Begins the reads in the native core, at first or once more."""
+    _reads: _native.Reads
+    _waited_s: float = 0.0
+    _finished: bool = False
 
     def wait(self, count: int) -> None:
         """See `coldpress.runtime.flash.Ticket`."""

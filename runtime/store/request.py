@@ -100,7 +100,7 @@ class Incoming:
             yield batch, ticket, half
             waited_s = ticket.finish()
             for ended in self._device.observers.ended:
-                ended(self._purpose, len(batch.extents), batch.extents.num_bytes, waited_s)
+                ended(self._purpose, batch.extents.offsets.size, batch.extents.num_bytes, waited_s)
             self._under_way.popleft()
             self._begin_next(half)
 
