@@ -179,13 +179,13 @@ class CachePolicy(PluginBase):
 
     def _evictable(self) -> np.ndarray:
         """Returns the ids that are cached and not in the current request, ascending."""
-        return np.flatnonzero(self._between(self._last_request, self._request))
+        return self._between(self._last_request, self._request).nonzero()[0]
 
 
 def smallest(keys: np.ndarray, count: int) -> np.ndarray:
     """Returns the indices of the `count` smallest of `keys`, or of all if fewer; smallest first, of equals the first
     ones."""
     if keys.size > count:  # sort only the keys that are not larger than the last one
-        low = np.flatnonzero(keys <= np.partition(keys, count - 1)[count - 1])
-        return low[np.argsort(keys[low], kind="stable")][:count]
-    return np.argsort(keys, kind="stable")
+        low = (keys <= np.partition(keys, count - 1)[count - 1]).nonzero()[0]
+        return low[keys[low].argsort(kind="stable")][:count]
+    return keys.argsort(kind="stable")

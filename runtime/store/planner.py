@@ -116,7 +116,7 @@ def batches(plan: ReadPlan, buffer_bytes: int) -> list[ReadBatch]:
     first = 0
     for stop in batch_stops(lengths, buffer_bytes):
         extents = Extents(plan.extents.offsets[first:stop], lengths[first:stop])
-        low, high = np.searchsorted(plan.unit_extent, (first, stop))
+        low, high = plan.unit_extent.searchsorted((first, stop))
         buffer_offset = extents.buffer_offsets[plan.unit_extent[low:high] - first] + plan.unit_offset[low:high]
         found.append(ReadBatch(extents, int(low), buffer_offset))
         first = stop
@@ -133,7 +133,7 @@ def batch_stops(lengths: np.ndarray, buffer_bytes: int) -> list[int]:
     Raises:
         ValueError: if a read is longer than `buffer_bytes`.
     """
-    ends: list[int] = np.cumsum(lengths).tolist()
+    ends: list[int] = lengths.cumsum().tolist()
     found: list[int] = []
     first = before = 0
     while first < len(ends):
