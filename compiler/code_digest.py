@@ -28,6 +28,8 @@ NATIVE_SOURCES = {
 }
 """The native sources of the stages that use the native core: for running the artifact, and for checksums of written
 files. Other stages at most import it."""
+PLANNER, PLANNER_SOURCES = "coldpress.runtime.store.planner", "coldpress/runtime/native/src/plan.*"
+"""The module that plans reads, and the native sources of its loop, in which every stage that plans reads runs."""
 COMPARED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "allocate": {"coldpress.runtime.cache": ("static",)},
     "explore": {"coldpress.runtime.cache": ("lfu",)},
@@ -78,6 +80,7 @@ def source_files(stage: str, plugins: Plugins, root: Path = ROOT) -> list[Path]:
                 pending += [module for package in packages for module in _chosen(package, plugins, root)]
     kernels = [name.rpartition(".")[2] for name, files in found.items() if name.startswith(f"{KERNELS}.") and files]
     patterns = (*NATIVE_SOURCES.get(stage, ()), *(f"coldpress/runtime/native/src/{name}.*" for name in kernels))
+    patterns += (PLANNER_SOURCES,) if PLANNER in found else ()
     native = {file for pattern in patterns for file in root.glob(pattern) if file.is_file()}
     return sorted({file for files in found.values() for file in files} | native)
 

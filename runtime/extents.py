@@ -1,29 +1,19 @@
 """Device reads: where each starts, how long it is, where it lands. The planner makes them, and flash reads them."""
 
-from dataclasses import dataclass
-from functools import cached_property
-
 import numpy as np
 
 
-@dataclass(frozen=True)
 class Extents:
     """Reads of one file, in ascending order; in memory their bytes follow each other without gaps."""
 
-    offsets: np.ndarray
-    """int64 [n], byte offsets in the file, multiples of the page size."""
-    lengths: np.ndarray
-    """int64 [n], bytes, multiples of the page size."""
-
-    @cached_property
-    def buffer_offsets(self) -> np.ndarray:
+    def __init__(self, offsets: np.ndarray, lengths: np.ndarray) -> None:
+        """Takes byte offsets in the file and bytes of each read, int64 [n], multiples of the page size."""
+        self.offsets, self.lengths = offsets, lengths
+        ends = lengths.cumsum()
+        self.buffer_offsets = ends - lengths
         """int64 [n], where each read lands in the buffer."""
-        return self.lengths.cumsum() - self.lengths
-
-    @cached_property
-    def num_bytes(self) -> int:
-        """Returns the bytes of all reads together."""
-        return int(self.lengths.sum())
+        self.num_bytes = int(ends[-1]) if ends.size else 0
+        """Bytes of all reads together."""
 
     def __len__(self) -> int:
         return self.offsets.size

@@ -106,15 +106,14 @@ class CachePolicy(PluginBase):
         """Is told that request `before[i]`, integers ascending, is now number i + 1, and that all others are gone."""
 
     def admit(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Admits as many of `ids`, the missing units of the current request, as the policy wants.
+        """Admits as many of `ids`, missing units of the current request, as the policy wants: the first ones first.
 
         Returns:
             The admitted and the evicted ids; no evicted id is in the current request, except under `looks_ahead`.
         """
-        candidates = self._wanted(ids)
         num_free = self.num_free
-        evicted = self._victims(candidates[num_free:]) if candidates.size > num_free else ids[:0]
-        admitted = candidates[: num_free + evicted.size]
+        evicted = self._victims(ids[num_free:]) if ids.size > num_free else ids[:0]
+        admitted = ids[: num_free + evicted.size]
         self._last_request[evicted] = 0
         self._last_request[admitted] = self._request
         self.num_free += evicted.size - admitted.size
@@ -174,23 +173,19 @@ class CachePolicy(PluginBase):
     def reset(self) -> None:
         """Begins a new context, for example another prompt; cached units stay."""
 
-    def _wanted(self, ids: np.ndarray) -> np.ndarray:
-        """Orders `ids` for admission, most wanted first."""
-        return ids
-
     def _victims(self, candidates: np.ndarray) -> np.ndarray:
         """Returns the units to evict for the first of `candidates`, in order; at most one per candidate."""
         raise NotImplementedError(f"the cache {self.name()} says neither what it admits nor what it evicts")
 
     def _evictable(self) -> np.ndarray:
         """Returns the ids that are cached and not in the current request, ascending."""
-        return np.flatnonzero(self._between(self._last_request, self._request))
+        return self._between(self._last_request, self._request).nonzero()[0]
 
 
 def smallest(keys: np.ndarray, count: int) -> np.ndarray:
     """Returns the indices of the `count` smallest of `keys`, or of all if fewer; smallest first, of equals the first
     ones."""
     if keys.size > count:  # sort only the keys that are not larger than the last one
-        low = np.flatnonzero(keys <= np.partition(keys, count - 1)[count - 1])
-        return low[np.argsort(keys[low], kind="stable")][:count]
-    return np.argsort(keys, kind="stable")
+        low = (keys <= np.partition(keys, count - 1)[count - 1]).nonzero()[0]
+        return low[keys[low].argsort(kind="stable")][:count]
+    return keys.argsort(kind="stable")

@@ -52,8 +52,9 @@ class Plugin(CachePolicy):
         self._following[ids] = self._again[number]
         return super().touch(ids)
 
-    def _wanted(self, ids: np.ndarray) -> np.ndarray:
-        return ids[np.argsort(self._following[ids], kind="stable")]
+    def admit(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Admits the units that are wanted soonest first; see `CachePolicy`."""
+        return super().admit(ids[np.argsort(self._following[ids], kind="stable")])
 
     def _victims(self, candidates: np.ndarray) -> np.ndarray:
         old = np.flatnonzero(self._cached)

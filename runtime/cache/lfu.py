@@ -38,8 +38,9 @@ class Plugin(CachePolicy):
         """Begins a new context: sets all counters to zero."""
         self._uses[:] = 0
 
-    def _wanted(self, ids: np.ndarray) -> np.ndarray:
-        return ids[np.argsort(MOST_USES - self._uses[ids], kind="stable")]
+    def admit(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Admits the most used units first; see `CachePolicy`."""
+        return super().admit(ids[np.argsort(MOST_USES - self._uses[ids], kind="stable")])
 
     def _oldest(self, count: int) -> np.ndarray:
         return self._least_used(self._evictable(), count)

@@ -42,9 +42,10 @@ class Mlp:
         matrices: dict[MatrixRole, Matrix] = {
             role: resident.matrix(prefix + role) for role in held_roles(families, spec)
         }
-        self._projections: list[tuple[MatrixRole, Matrix]] = [
+        self.projections: list[tuple[MatrixRole, Matrix]] = [
             (role, matrix) for role, matrix in matrices.items() if role != "down_proj"
         ]
+        """Gate and up, as far as they are resident."""
         self._biases = {role: resident.optional_vector(f"{prefix}{role}.bias") for role in MLP_ROLES}
         self._has_biases = any(bias is not None for bias in self._biases.values())
         self.widths = {family.name: widths_of(family.name, spec) for family in self._inputs}
@@ -60,15 +61,18 @@ class Mlp:
         """Begins work on the normed input, float32 [T, hidden_size], with the resident matrices."""
         return MlpWork(self, x_TN, tokens.parts)
 
-    def known(self, x_TN: np.ndarray, parts: Sequence[slice]) -> dict[MatrixRole, np.ndarray]:
-        """Returns the outputs of gate and up, as far as they are resident, float32 [T, F]."""
-        known: dict[MatrixRole, np.ndarray] = {role: matrix.apply(x_TN, parts) for role, matrix in self._projections}
-        return known
-
     def inner_signal(self, x_TN: np.ndarray, known: dict[MatrixRole, np.ndarray]) -> np.ndarray:
-        """Returns the signal of the inner family's selector, float32 [T, n]."""
+        """Returns the signal of the inner family's selector, float32 [T, n], from the input or the outputs of gate and
+        up."""
         assert self.inner is not None
-        return self._signal(self.inner.signal, x_TN, known)
+        kind = self.inner.signal
+        if kind == "mlp_input":
+            return x_TN
+        if kind == "mlp_up":
+            return self._act_up(known["up_proj"])
+        if kind == "mlp_activation":
+            return self._act(known["gate_proj"])
+        return self._combine(known.get("gate_proj"), known["up_proj"])
 
     def terms(self, signal: np.ndarray, ids: np.ndarray) -> Terms:
         """Returns the biases and factors of units `ids` of the inner family."""
@@ -81,16 +85,6 @@ class Mlp:
     def down(self, known: dict[MatrixRole, np.ndarray], parts: Sequence[slice]) -> np.ndarray:
         """Computes the output if the down projection is resident, float32 [T, N]."""
         return self._down.apply(self._combine(known.get("gate_proj"), known["up_proj"]), parts)
-
-    def _signal(self, kind: Signal, x_TN: np.ndarray, known: dict[MatrixRole, np.ndarray]) -> np.ndarray:
-        """Computes a signal from the input or the outputs of gate and up."""
-        if kind == "mlp_input":
-            return x_TN
-        if kind == "mlp_up":
-            return self._act_up(known["up_proj"])
-        if kind == "mlp_activation":
-            return self._act(known["gate_proj"])
-        return self._combine(known.get("gate_proj"), known["up_proj"])
 
     def _bias_of(self, role: MatrixRole | None, ids: np.ndarray) -> np.ndarray | None:
         bias = None if role is None else self._biases[role]
@@ -113,7 +107,9 @@ class MlpWork:
     def __init__(self, mlp: Mlp, x_TN: np.ndarray, parts: Sequence[slice]) -> None:
         """Computes the outputs of resident matrices."""
         self._mlp, self._x_TN, self._parts = mlp, x_TN, parts
-        self._known = mlp.known(x_TN, parts)
+        self._known: dict[MatrixRole, np.ndarray] = {}
+        for role, matrix in mlp.projections:
+            self._known[role] = matrix.apply(x_TN, parts)
         self._columns: dict[str, ColumnSums] = {}
         self._signal, self._y_TN = x_TN, np.zeros_like(x_TN)
 

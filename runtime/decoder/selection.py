@@ -11,7 +11,7 @@ import numpy as np
 
 from coldpress.runtime import plugins
 from coldpress.runtime.artifact.reader import Artifact
-from coldpress.runtime.sparsity import Residency, Selector, sees_residency, select_of
+from coldpress.runtime.sparsity import Residency, Selector, sees_residency
 from coldpress.runtime.store.facts import Key
 from coldpress.schemas.errors import ColdpressError, UnknownNameError
 from coldpress.schemas.layout import PartPlan, Plan, placed_parts
@@ -88,9 +88,9 @@ class Selection:
             # which makes the choice of `select_many` for one token; for all at once it takes half as long
             return [ids.astype(np.int32) for ids in map(np.flatnonzero, self.method.select_many(signal_Tn, arrays))]
         if experts_TE is None:
-            return [select_of(self.method, signal, arrays, residency, None) for signal in signal_Tn]
+            return [self.method.select(signal, arrays, residency) for signal in signal_Tn]
         pairs = zip(signal_Tn, experts_TE, strict=True)
-        return [select_of(self.method, signal, arrays, residency, experts) for signal, experts in pairs]
+        return [self.method.select_among(signal, arrays, residency, experts) for signal, experts in pairs]
 
     def check_many(self) -> None:
         """Refuses to choose for several tokens at once if the selector's choice depends on the cache.

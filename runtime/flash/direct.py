@@ -11,6 +11,9 @@ import logging
 import os
 import time
 import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -55,15 +58,7 @@ class Plugin(Flash):
 
     def submit(self, extents: Extents, into: np.ndarray, landing: Landing | None = None) -> "Reading":
         """See `coldpress.runtime.flash.Reader`."""
-        return Reading(self, extents, into, landing)
-
-    def close(self) -> None:
-        """Closes the file, once."""
-        self._finalizer()
-
-    def start(self, extents: Extents, into: np.ndarray, landing: Landing | None) -> _native.Reads:
-        """Begins the reads in the native core."""
-        return self.start_reads(
+        arguments = (
             self._file,
             extents.offsets.astype(np.uint64),
             extents.lengths.astype(np.uint64),
@@ -74,9 +69,15 @@ class Plugin(Flash):
             self._num_in_flight,
             landing,
         )
+        start = partial(self.start_reads, *arguments)
+        return Reading(self, extents, start, start())
+
+    def close(self) -> None:
+        """Closes the file, once."""
+        self._finalizer()
 
     def result(self, extents: Extents, reads: _native.Reads) -> Exception | None:
-        """Waits for reads that `start` began; returns the failure, if there is one."""
+        """Waits for reads that `submit` began; returns the failure, if there is one."""
         try:
             bad_page = reads.finish()
         except OSError as error:
@@ -94,14 +95,17 @@ class Plugin(Flash):
         )
 
 
+@dataclass
 class Reading:
     """Reads in flight; see `coldpress.runtime.flash.Ticket`."""
 
-    def __init__(self, flash: Plugin, extents: Extents, into: np.ndarray, landing: Landing | None) -> None:
-        """Begins the reads."""
-        self._flash, self._extents, self._into, self._landing = flash, extents, into, landing
-        self._reads = flash.start(extents, into, landing)
-        self._waited_s, self._finished = 0.0, False
+    _flash: Plugin
+    _extents: Extents
+    _start: Callable[[], _native.Reads]
+    """Begins the reads in the native core, at first or once more."""
+    _reads: _native.Reads
+    _waited_s: float = 0.0
+    _finished: bool = False
 
     def wait(self, count: int) -> None:
         """See `coldpress.runtime.flash.Ticket`."""
@@ -122,7 +126,7 @@ class Reading:
             start = time.perf_counter()
             failure = self._flash.result(self._extents, self._reads)
             if failure:
-                self._reads = self._flash.start(self._extents, self._into, self._landing)
+                self._reads = self._start()
                 failure = self._flash.result(self._extents, self._reads)
             if failure:
                 raise failure

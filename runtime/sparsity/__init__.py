@@ -159,7 +159,7 @@ class Selector(plugins.PluginBase, Generic[OptionsT]):
             arrays: The arrays from `fit`.
             residency: Where all units of the family are.
         """
-        return np.flatnonzero(self.select_many(signal[None], arrays)[0]).astype(np.int32)
+        return self.select_many(signal[None], arrays)[0].nonzero()[0].astype(np.int32)
 
     def select_among(
         self,

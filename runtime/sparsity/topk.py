@@ -66,11 +66,12 @@ def largest(values: np.ndarray, k: int) -> np.ndarray:
         return np.ones(values.shape, bool)
     smallest = _kth_largest(values, k)
     chosen = values > smallest
-    lacking = k - np.count_nonzero(chosen, axis=1)
+    lacking = k - chosen.sum(axis=1)  # a decoded token runs this: array methods call less Python than numpy's functions
     tied = values == smallest
     # A running count is only needed in rows where more units tie for the last places than there are places.
-    several = np.flatnonzero(np.count_nonzero(tied, axis=1) > lacking)
-    tied[several] &= np.cumsum(tied[several], axis=1) <= lacking[several, None]
+    several = (tied.sum(axis=1) > lacking).nonzero()[0]
+    if several.size:
+        tied[several] &= tied[several].cumsum(axis=1) <= lacking[several, None]
     return chosen | tied
 
 

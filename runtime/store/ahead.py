@@ -95,14 +95,9 @@ class EarlyUnits:
     num_read: int = 0
     """Units that have arrived and were handed out."""
 
-    @property
-    def unread(self) -> np.ndarray:
-        """int32, the units that were not handed out."""
-        return self.ids[self.num_read :]
-
     def give_up(self) -> np.ndarray:
         """Returns the units whose reads failed; the caller reads them itself."""
-        lost, self.num_read = self.unread, self.ids.size
+        lost, self.num_read = self.ids[self.num_read :], self.ids.size
         return lost
 
     def arrivals(self, least_bytes: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -220,7 +215,7 @@ class ReadAhead:
         longest = longest_read_bytes(room, section.unit_bytes, self._page_bytes)
         places = places[: room // section.unit_bytes + 1]  # more cannot fit, so planning them would waste time
         planned = planner.plan_reads(units, places, self._page_bytes, self._gap_bytes, longest)
-        batch = next(planner.batches(planned, room))
+        batch = planner.batches(planned, room)[0]
         start, region.used_bytes = region.used_bytes, region.used_bytes + batch.extents.num_bytes
         try:
             ticket = self._begin_reads(Purpose.AHEAD, batch, region.half.memory[start : region.used_bytes])

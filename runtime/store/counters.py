@@ -1,4 +1,4 @@
-"""Two observers of a store: its counters, and a digest over all its reads."""
+"""What every store counts, and the digest over all its reads."""
 
 import hashlib
 from dataclasses import asdict, dataclass, fields
@@ -41,6 +41,10 @@ class Counters(Observer):
     load_reads: int = 0
     load_read_bytes: int = 0
 
+    def __post_init__(self) -> None:
+        """Begins the digest over all reads."""
+        self._sha256 = hashlib.sha256()
+
     def request(self, facts: RequestFacts) -> None:
         """See `Observer`."""
         size = facts.unit_bytes
@@ -64,6 +68,8 @@ class Counters(Observer):
 
     def began(self, purpose: Purpose, batch: ReadBatch) -> None:
         """See `Observer`."""
+        self._sha256.update(batch.extents.offsets.astype("<i8").tobytes())
+        self._sha256.update(batch.extents.lengths.astype("<i8").tobytes())
         if purpose in DECODING:
             self.reads += batch.extents.offsets.size
             self.read_bytes += batch.extents.num_bytes
@@ -84,8 +90,13 @@ class Counters(Observer):
         """See `Observer`."""
         self.evictions += num_evicted
 
+    def extents_sha256(self) -> str:
+        """Returns the digest over the offsets and lengths of all reads (int64, little-endian), batch by batch as they
+        began."""
+        return self._sha256.hexdigest()
+
     def start(self) -> None:
-        """Counts from zero again."""
+        """Counts from zero again; the digest goes on."""
         for field in fields(self):
             setattr(self, field.name, field.default)
 
@@ -101,7 +112,6 @@ class Counters(Observer):
         prefill_s: float,
         first_token_s: float,
         dram_used_bytes: int,
-        extents_sha256: str,
         direct_io: bool,
     ) -> RunMetrics:
         """Returns the counters as a record, with the caller's times and sizes.
@@ -132,23 +142,6 @@ class Counters(Observer):
             dram_used_bytes=dram_used_bytes,
             whole_model_bytes=whole_bytes(manifest, plan),
             peak_rss_bytes=peak_rss_bytes(),
-            extents_sha256=extents_sha256,
+            extents_sha256=self.extents_sha256(),
             direct_io=direct_io,
         )
-
-
-class ReadDigest(Observer):
-    """Digest over all reads: offsets, then lengths (int64, little-endian), batch by batch as they begin."""
-
-    def __init__(self) -> None:
-        """Begins with no reads."""
-        self._sha256 = hashlib.sha256()
-
-    def began(self, purpose: Purpose, batch: ReadBatch) -> None:
-        """See `Observer`."""
-        self._sha256.update(batch.extents.offsets.astype("<i8").tobytes())
-        self._sha256.update(batch.extents.lengths.astype("<i8").tobytes())
-
-    def hexdigest(self) -> str:
-        """Returns the digest over the reads so far."""
-        return self._sha256.hexdigest()

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coldpress.runtime.store.planner import ReadBatch, ReadPlan
+from coldpress.runtime.store.planner import NO_READS, ReadBatch, ReadPlan
 from coldpress.schemas.families import FamilyName
 
 Key = tuple[int, FamilyName]
@@ -36,23 +36,23 @@ class RequestFacts(NamedTuple):
     may_stay: np.ndarray | None
     """int32, the units of `ids` that the cache may keep; None for all."""
     unit_bytes: int
-    num_hits: int
-    """Units of `ids` that were in DRAM."""
-    num_resident: int
-    """Units that are used from DRAM: the hits, and under `use_read_units` all other units in DRAM."""
-    num_early: int
-    """Missing units that were read ahead."""
-    num_read: int
-    """Units that are used from the request's own reads."""
-    num_stored: int
-    """Units, read now or ahead, that go to slots."""
-    num_evicted: int
-    plan: ReadPlan
-    """The request's own reads."""
     room_bytes: int
     """Bytes of the read buffer that one batch of reads may take."""
     buffer_bytes: int
     """Size of the read buffer."""
+    num_hits: int
+    """Units of `ids` that were in DRAM."""
+    num_resident: int
+    """Units that are used from DRAM: the hits, and under `use_read_units` all other units in DRAM."""
+    num_early: int = 0
+    """Missing units that were read ahead."""
+    num_read: int = 0
+    """Units that are used from the request's own reads."""
+    num_stored: int = 0
+    """Units, read now or ahead, that go to slots."""
+    num_evicted: int = 0
+    plan: ReadPlan = NO_READS
+    """The request's own reads."""
 
     @property
     def num_misses(self) -> int:

@@ -62,17 +62,12 @@ class _Tried:
         return self.seconds * other.wanted_bytes < WORTH * other.seconds * self.wanted_bytes
 
 
-class PlansGap(Observer):
+@dataclass(frozen=True)
+class PlansGap:
     """The plan's gap, unchanged."""
 
-    def __init__(self, gap_bytes: int) -> None:
-        """Takes the plan's gap."""
-        self._gap_bytes = gap_bytes
-
-    @property
-    def gap_bytes(self) -> int:
-        """The gap for the next reads."""
-        return self._gap_bytes
+    gap_bytes: int
+    """The gap for all reads."""
 
 
 class AdaptiveGap(Observer):

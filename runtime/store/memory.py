@@ -118,7 +118,7 @@ class Memory:
 
     def _reading_bytes(self) -> int:
         """Returns the size of the read buffer of a plan that reads."""
-        # a request reads no page more than twice (planner `_cut`), so a larger buffer would never fill
+        # a request reads no page more than twice (native/src/plan.cpp), so a larger buffer would never fill
         return min(self._plan.read_buffer_bytes, 2 * self._manifest.flash.size_bytes, MAX_BUFFER_BYTES)
 
     def _buffer_bytes(self, *, loading: bool) -> int:

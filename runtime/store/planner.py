@@ -4,7 +4,8 @@ Units lie packed, or in a layer group a fixed stride apart, so a unit begins and
 rounded out to pages. Reads that share or touch pages become one, and so do reads with at most `gap_bytes` between them:
 access collapse as in Ripple 5.1, which reads a few unneeded bytes to save operations. The caller passes the gap, which
 may change from request to request (runtime/store/gap.py). Reads longer than `max_bytes` are cut between two units that
-share no page; if the second half has no such place, between two units of one page, which is then read twice.
+share no page; if the second half has no such place, between two units of one page, which is then read twice. The loop
+over units is in the native core (runtime/native/src/plan.cpp).
 """
 
 from bisect import bisect_right
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from coldpress.runtime import _native
 from coldpress.runtime.extents import Extents, span_bytes
 
 ARRIVAL_BYTES = 1 << 20
@@ -71,50 +73,13 @@ def plan_reads(units: Strided, positions: np.ndarray, page_bytes: int, gap_bytes
     Raises:
         ValueError: if a read of `max_bytes` may be too short for a unit.
     """
-    if max_bytes < span_bytes(units.unit_bytes, page_bytes):
-        raise ValueError(f"max_bytes is {max_bytes}, one unit may need {span_bytes(units.unit_bytes, page_bytes)}")
     if not positions.size:  # common when most units are in DRAM
         return NO_READS
-    starts = units.starts(positions)
-    low = starts // page_bytes * page_bytes
-    high = -(-(starts + units.unit_bytes) // page_bytes) * page_bytes
-    opens = np.ones(starts.size, bool)
-    opens[1:] = low[1:] - high[:-1] > gap_bytes
-    first, last = _runs(opens)
-    if (high[last] - low[first]).max() > max_bytes:
-        _cut(opens, low, high, max_bytes)
-        first, last = _runs(opens)
-    offsets, unit_extent = low[first], opens.cumsum() - 1
-    return ReadPlan(Extents(offsets, high[last] - offsets), unit_extent, starts - offsets[unit_extent])
-
-
-def _runs(opens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the first and the last unit of each read, int64 [n] both; `opens` bool [k] says where a read begins.
-
-    This runs for every request, so it calls array methods: numpy's functions of the same names cost several Python
-    calls each.
-    """
-    first = opens.nonzero()[0]
-    last = np.empty_like(first)
-    last[:-1], last[-1] = first[1:] - 1, opens.size - 1
-    return first, last
-
-
-def _cut(opens: np.ndarray, low: np.ndarray, high: np.ndarray, max_bytes: int) -> None:
-    """Splits reads that are too long, in place in `opens`: each piece is as long as allowed, or up to half shorter if a
-    cut there leaves no page to two reads."""
-    first, last = _runs(opens)
-    stops = last + 1
-    too_long = high[stops - 1] - low[first] > max_bytes
-    for start, stop in zip(first[too_long].tolist(), stops[too_long].tolist(), strict=True):
-        while high[stop - 1] - low[start] > max_bytes:
-            first = start + int(high[start:stop].searchsorted(low[start] + max_bytes, side="right"))
-            # units whose first page follows the last page of the unit before: a cut there reads no page twice
-            apart = (low[start + 1 : first + 1] >= high[start:first]).nonzero()[0]
-            if apart.size and high[start + apart[-1]] - low[start] >= max_bytes // 2:
-                first = start + 1 + int(apart[-1])
-            start = first
-            opens[start] = True
+    places = np.ascontiguousarray(positions, np.int64)
+    sizes = page_bytes, gap_bytes, max_bytes
+    reads = _native.plan_reads(places, units.offset_bytes, units.unit_bytes, units.stride_bytes, *sizes)
+    offsets, lengths, unit_extent, unit_offset = reads
+    return ReadPlan(Extents(offsets, lengths), unit_extent, unit_offset)
 
 
 def brought(units: Strided, num_units: int, extents: Extents) -> np.ndarray:
@@ -125,7 +90,7 @@ def brought(units: Strided, num_units: int, extents: Extents) -> np.ndarray:
     first = -(-(extents.offsets - units.offset_bytes) // units.stride_bytes)
     last = (extents.offsets + extents.lengths - units.offset_bytes - units.unit_bytes) // units.stride_bytes
     first, stop = np.maximum(first, 0), np.minimum(last + 1, num_units)
-    first[1:] = np.maximum(first[1:], stop[:-1])  # two reads may contain one page (`_cut`): count its units once
+    first[1:] = np.maximum(first[1:], stop[:-1])  # two reads may contain one page: count its units once
     counts = np.maximum(stop - first, 0)
     within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
     return np.repeat(first, counts) + within
@@ -138,7 +103,7 @@ def inside(units: Strided, positions: np.ndarray, extents: Extents) -> ReadPlan:
     return ReadPlan(extents, unit_extent, starts - extents.offsets[unit_extent])
 
 
-def batches(plan: ReadPlan, buffer_bytes: int) -> Iterator[ReadBatch]:
+def batches(plan: ReadPlan, buffer_bytes: int) -> list[ReadBatch]:
     """Cuts a plan into groups of consecutive reads of at most `buffer_bytes`, each as large as possible.
 
     Raises:
@@ -146,15 +111,16 @@ def batches(plan: ReadPlan, buffer_bytes: int) -> Iterator[ReadBatch]:
     """
     lengths = plan.extents.lengths
     if lengths.size and plan.extents.num_bytes <= buffer_bytes:  # fast path: holds for nearly every request
-        yield ReadBatch(plan.extents, 0, plan.extents.buffer_offsets[plan.unit_extent] + plan.unit_offset)
-        return
+        return [ReadBatch(plan.extents, 0, plan.extents.buffer_offsets[plan.unit_extent] + plan.unit_offset)]
+    found: list[ReadBatch] = []
     first = 0
     for stop in batch_stops(lengths, buffer_bytes):
         extents = Extents(plan.extents.offsets[first:stop], lengths[first:stop])
-        low, high = np.searchsorted(plan.unit_extent, (first, stop))
+        low, high = plan.unit_extent.searchsorted((first, stop))
         buffer_offset = extents.buffer_offsets[plan.unit_extent[low:high] - first] + plan.unit_offset[low:high]
-        yield ReadBatch(extents, int(low), buffer_offset)
+        found.append(ReadBatch(extents, int(low), buffer_offset))
         first = stop
+    return found
 
 
 def batch_stops(lengths: np.ndarray, buffer_bytes: int) -> list[int]:
@@ -167,7 +133,7 @@ def batch_stops(lengths: np.ndarray, buffer_bytes: int) -> list[int]:
     Raises:
         ValueError: if a read is longer than `buffer_bytes`.
     """
-    ends: list[int] = np.cumsum(lengths).tolist()
+    ends: list[int] = lengths.cumsum().tolist()
     found: list[int] = []
     first = before = 0
     while first < len(ends):

@@ -1,14 +1,16 @@
-"""Units on their way into memory: requests and dense passes, which yield batches as reads land."""
+"""One request on its way into memory: batches of reads in flight, and the units that they bring, as they land."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from coldpress.runtime.flash import Landing, Reader, Ticket
 from coldpress.runtime.store import planner
 from coldpress.runtime.store.ahead import EarlyUnits
-from coldpress.runtime.store.facts import Purpose
-from coldpress.runtime.store.reads import Device, FamilyMemory, Incoming, PlannedUnits, in_buffer
+from coldpress.runtime.store.facts import Observers, Purpose
+from coldpress.runtime.store.reads import FamilyMemory, Half
 from coldpress.runtime.store.slot_memory import copy_rows
 from coldpress.runtime.store.slots import Part
 
@@ -24,6 +26,102 @@ class Batch:
     rows: np.ndarray
     """uint8 [slots, unit_bytes]; rows may overlap."""
 
+    def some(self, chosen: np.ndarray) -> "Batch":
+        """Returns the chosen units, bool [m]."""
+        return Batch(self.ids[chosen], self.slots[chosen], self.rows)
+
+
+@dataclass
+class PlannedUnits:
+    """Units of a read plan, in flash order, with their slots."""
+
+    plan: planner.ReadPlan
+    ids: np.ndarray
+    """int32 [k]."""
+    stored: np.ndarray
+    """bool [k]: whether the unit goes to its slot."""
+    slots: np.ndarray
+    """int32 [k]; meaningless where a unit is not stored."""
+    num_read: int = 0
+    """Units that are in memory."""
+
+
+class Device:
+    """The flash as a store reads it: observers are told of every batch of reads."""
+
+    def __init__(self, flash: Reader, observers: Observers) -> None:
+        """Reads with `flash`."""
+        self.flash, self.observers = flash, observers
+
+    def begin(
+        self, purpose: Purpose, batch: planner.ReadBatch, into: np.ndarray, landing: Landing | None = None
+    ) -> Ticket:
+        """Begins the reads of a batch; raises as `coldpress.runtime.flash.Reader.submit`."""
+        for began in self.observers.began:
+            began(purpose, batch)
+        return self.flash.submit(batch.extents, into, landing)
+
+
+class Incoming:
+    """Batches of reads in order: one in flight in each half of the buffer, the others follow."""
+
+    def __init__(
+        self,
+        device: Device,
+        purpose: Purpose,
+        batches: Iterable[planner.ReadBatch],
+        memory: FamilyMemory,
+        planned: PlannedUnits | None = None,
+    ) -> None:
+        """Begins the first reads of `batches`.
+
+        Args:
+            device: Reads, and tells observers.
+            purpose: Why.
+            batches: In order.
+            memory: Its halves are read into.
+            planned: The units of the batches, if those that are stored are to be copied to their slots as they arrive.
+        """
+        self._device, self._purpose, self._batches = device, purpose, iter(batches)
+        self._planned, self._rows = planned, memory.slots.rows
+        self._under_way: deque[tuple[planner.ReadBatch, Ticket, Half]] = deque()
+        try:
+            for half in memory.halves:
+                self._begin_next(half)
+        except BaseException:
+            self.close()
+            raise
+
+    def __iter__(self) -> Iterator[tuple[planner.ReadBatch, Ticket, Half]]:
+        """Yields each batch, its reads, and the half they land in; the next step waits for the rest of these reads, and
+        begins to overwrite that half."""
+        while self._under_way:
+            batch, ticket, half = self._under_way[0]
+            yield batch, ticket, half
+            waited_s = ticket.finish()
+            for ended in self._device.observers.ended:
+                ended(self._purpose, batch.extents.offsets.size, batch.extents.num_bytes, waited_s)
+            self._under_way.popleft()
+            self._begin_next(half)
+
+    def _begin_next(self, half: Half) -> None:
+        batch = next(self._batches, None)
+        if batch is None:
+            return
+        landing, planned = None, self._planned
+        if planned is not None:
+            units = slice(batch.first_unit, batch.first_unit + batch.buffer_offset.size)
+            stored = planned.stored[units]
+            if stored.any():
+                landing = Landing(batch.buffer_offset[stored], planned.slots[units][stored], self._rows)
+        ticket = self._device.begin(self._purpose, batch, half.memory, landing)
+        self._under_way.append((batch, ticket, half))
+
+    def close(self) -> None:
+        """Abandons the reads in flight; afterwards no read writes to a buffer."""
+        while self._under_way:
+            self._under_way.popleft()[1].abandon()
+
 
 class Request:
     """Units on their way into memory; iterate over a request once to get them in batches.
@@ -33,9 +131,44 @@ class Request:
     the cache forgets the units that were not read. `Store.submit` closes the previous request.
     """
 
-    def __init__(self, ready: tuple[Batch, ...], rest: "Rest | None" = None) -> None:
-        """Takes the batches in memory (`ready`), and the units that are read or were read ahead (`rest`)."""
-        self._ready, self._rest = ready, rest
+    def __init__(
+        self,
+        device: Device,
+        part: Part,
+        memory: FamilyMemory,
+        resident: Batch,
+        evicted_hits: Batch | None,
+        planned: PlannedUnits,
+        early: list[EarlyUnits],
+        replan: Callable[[np.ndarray], PlannedUnits],
+    ) -> None:
+        """Begins the reads, unless they would overwrite units that the token uses first.
+
+        Args:
+            device: Reads, and tells observers.
+            part: The units' part.
+            memory: Where the units go.
+            resident: The units in memory.
+            evicted_hits: Other units in memory, whose slots the reads will overwrite: `use_read_units` lets a token use
+                units that its own request evicts.
+            planned: The units that are read now.
+            early: The units that were read ahead.
+            replan: Plans the reads of `early` units whose reads failed.
+        """
+        self._device, self._part, self._memory, self._replan = device, part, memory, replan
+        self._resident, self._evicted_hits, self._planned, self._early = resident, evicted_hits, planned, early
+        self._incoming: Incoming | None = None
+        if evicted_hits is None:
+            self._begin(planned)
+
+    def _begin(self, planned: PlannedUnits) -> None:
+        self._planned = planned
+        batches = planner.batches(planned.plan, self._memory.room_bytes)
+        try:
+            self._incoming = Incoming(self._device, Purpose.REQUEST, batches, self._memory, planned)
+        except BaseException:  # flash/serial.py reads inside `submit`, so reads can fail here
+            self.close()
+            raise
 
     def __iter__(self) -> Iterator[Batch]:
         """Yields batches that together hold each requested unit exactly once.
@@ -44,86 +177,27 @@ class Request:
             CorruptPageError: if a page read is damaged.
             DeviceError: if the device fails twice.
         """
-        return iter(self._ready) if self._rest is None else self._rest.batches(self._ready)
-
-    def close(self) -> None:
-        """Gives up the units that have not arrived."""
-        if self._rest is not None:
-            self._rest.close()
-
-
-class Rest:
-    """The units of a request that were not in DRAM."""
-
-    def __init__(
-        self,
-        device: Device,
-        part: Part,
-        memory: FamilyMemory,
-        planned: PlannedUnits,
-        early: list[EarlyUnits],
-        evicted_hits: Batch | None,
-        replan: Callable[[np.ndarray], PlannedUnits],
-    ) -> None:
-        """Begins the reads.
-
-        Args:
-            device: Reads, and tells observers.
-            part: The units' part.
-            memory: Where the units go.
-            planned: The units that are read now.
-            early: The units that were read ahead.
-            evicted_hits: Units in slots that the reads will overwrite; the reads begin after they have been used.
-            replan: Plans the reads of `early` units whose reads failed.
-        """
-        self._device, self._part, self._memory, self._replan = device, part, memory, replan
-        self._planned, self._early, self._evicted_hits = [planned], early, evicted_hits
-        self._incoming: Incoming | None = None
-        if evicted_hits is None:
-            self._begin()
-
-    def _begin(self) -> None:
-        planned = self._planned[-1]
-        batches = planner.batches(planned.plan, self._memory.room_bytes)
-        try:
-            self._incoming = Incoming(self._device, Purpose.REQUEST, batches, self._memory, planned)
-        except BaseException:  # flash/serial.py reads inside `submit`, so reads can fail here
-            self.close()
-            raise
-
-    def batches(self, ready: tuple[Batch, ...]) -> Iterator[Batch]:
-        """See `Request`."""
         try:
             if self._evicted_hits is not None:
-                # under `use_read_units` a token may use units that its own request evicts: they come first, because
-                # the reads will overwrite their slots
                 yield self._evicted_hits
-                self._begin()
-            yield from ready
+                self._begin(self._planned)
+            if self._resident.ids.size:
+                yield self._resident
             for early in self._early:
                 yield from self._read_ahead(early)
-            unit_bytes = self._part.units.unit_bytes
             while self._incoming is not None:
-                planned = self._planned[-1]
                 for batch, ticket, half in self._incoming:
-                    for first, stop, count in planner.arrivals(batch, unit_bytes, planner.ARRIVAL_BYTES):
+                    for first, stop, count in planner.arrivals(batch, half.rows.shape[1], planner.ARRIVAL_BYTES):
                         ticket.wait(count)
-                        ids = planned.ids[planned.num_read : batch.first_unit + stop]
-                        planned.num_read = batch.first_unit + stop
+                        ids = self._planned.ids[self._planned.num_read : batch.first_unit + stop]
+                        self._planned.num_read = batch.first_unit + stop
                         # stored units, too, are used where they landed: one batch costs less than one for each place
                         yield Batch(ids, batch.buffer_offset[first:stop].astype(np.int32), half.rows)
-                    self._device.ended(Purpose.REQUEST, batch, ticket.finish())
                 self._incoming = None
-                self._read_lost()
+                if self._early:
+                    self._read_lost()
         finally:
             self.close()
-
-    def _read_lost(self) -> None:
-        """Reads the units whose reads ahead failed without an error so far; if data is damaged, that raises it."""
-        lost = [units for early in self._early if (units := early.give_up()).size]
-        if lost:
-            self._planned.append(self._replan(np.concatenate(lost)))
-            self._begin()
 
     def _read_ahead(self, early: EarlyUnits) -> Iterator[Batch]:
         """Yields units that were read ahead, as they arrive; copies those that the cache admitted to their slots."""
@@ -133,58 +207,17 @@ class Rest:
                 copy_rows(early.rows, places[stored], self._memory.slots.rows, self._part.slots(ids[stored]))
             yield Batch(ids, places, early.rows)
 
+    def _read_lost(self) -> None:
+        """Reads the units whose reads ahead failed without an error so far; if data is damaged, that raises it."""
+        lost = [units for early in self._early if (units := early.give_up()).size]
+        if lost:
+            self._begin(self._replan(np.concatenate(lost)))
+
     def close(self) -> None:
-        """See `Request`; does nothing the second time."""
+        """Gives up the units that have not arrived; does nothing the second time."""
         if self._incoming is not None:
             self._incoming.close()
-        for units in (*self._planned, *self._early):
-            if units.unread.size:
-                self._part.forget(units.unread)
-        self._planned, self._early, self._incoming = [], [], None
-
-
-class DensePass:
-    """All units of a part on their way into memory; iterate over it once."""
-
-    def __init__(self, device: Device, part: Part, memory: FamilyMemory, batches: Iterable[planner.ReadBatch]) -> None:
-        """Begins the first reads of `batches`, which cover all units of the part."""
-        self._device, self._part = device, part
-        self._incoming = Incoming(device, Purpose.STREAM, batches, memory)
-
-    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields (unit ids int32 [m], rows uint8 [m, unit_bytes]), as many as half of the read buffer holds, while
-        reads fill the other half. A buffer that is not halved gives all its units at once. The rows are views of the
-        buffer; the next step overwrites them.
-
-        Raises:
-            CorruptPageError: if a page read is damaged.
-        """
-        try:
-            for batch, ticket, half in self._incoming:
-                self._device.ended(Purpose.STREAM, batch, ticket.finish())
-                ids = self._part.units_at(slice(batch.first_unit, batch.first_unit + batch.buffer_offset.size))
-                yield ids, in_buffer(half, batch.buffer_offset, self._part.units)
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        """Gives up the units that have not arrived."""
-        self._incoming.close()
-
-
-class ResidentPass:
-    """All units of a part that holds every unit in its slots; iterate over it as over a `DensePass`."""
-
-    def __init__(self, part: Part, rows: np.ndarray, batches: Iterable[planner.ReadBatch]) -> None:
-        """Takes units from `rows`, uint8 [slots, unit_bytes], in the sizes of `batches`; reads nothing."""
-        self._part, self._rows, self._batches = part, rows, batches
-
-    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """See `DensePass`; the rows are views of the slots, where pinned units lie in flash order."""
-        first_slot = self._part.first_slot
-        for batch in self._batches:
-            units = slice(batch.first_unit, batch.first_unit + batch.buffer_offset.size)
-            yield self._part.units_at(units), self._rows[first_slot + units.start : first_slot + units.stop]
-
-    def close(self) -> None:
-        """Does nothing: there are no reads."""
+        for units in (self._planned, *self._early):
+            if units.num_read < units.ids.size:
+                self._part.forget(units.ids[units.num_read :])
+                units.num_read = units.ids.size

@@ -75,17 +75,17 @@ class Part:
         """Sorts `ids` by ascending flash position."""
         return ids[np.argsort(self.position[ids])]
 
-    def admit(self, misses: np.ndarray) -> np.ndarray:
+    def admit(self, misses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Lets the policy choose among missing units and gives the slots of evicted units to the admitted ones.
 
         Returns:
-            The units that were evicted, integers.
+            The units that were admitted and those that were evicted, integers.
         """
         admitted, evicted = self.cache.admit(misses)
         self.free.put(self.slot[evicted])  # before `take`: a full part has no other free slots
         if admitted.size:
             self.slot[admitted] = self.free.take(admitted.size)
-        return evicted
+        return admitted, evicted
 
     def end_tokens(self, count: int) -> int:
         """Tells the policy that `count` tokens have ended; returns the number of units that it evicts."""

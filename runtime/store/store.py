@@ -13,6 +13,7 @@ other units in the read buffer.
 Counters, digests and clocks observe the store (runtime/store/facts.py).
 """
 
+from collections import deque
 from functools import partial
 
 import numpy as np
@@ -24,13 +25,14 @@ from coldpress.runtime.sparsity import Residency, uses_read_units
 from coldpress.runtime.store import planner
 from coldpress.runtime.store.ahead import EarlyUnits, ReadAhead
 from coldpress.runtime.store.clock import Clock
-from coldpress.runtime.store.counters import Counters, ReadDigest
+from coldpress.runtime.store.counters import Counters
+from coldpress.runtime.store.dense import DensePass, ResidentPass, dense_batches
 from coldpress.runtime.store.facts import Key, Observer, Observers, Purpose, RequestFacts
 from coldpress.runtime.store.gap import AdaptiveGap, gap_of
 from coldpress.runtime.store.memory import Memory
-from coldpress.runtime.store.reads import Device, Incoming, PlannedUnits, dense_batches
-from coldpress.runtime.store.request import Batch, DensePass, Request, ResidentPass, Rest
-from coldpress.runtime.store.slots import Requests, parts_of, resized
+from coldpress.runtime.store.reads import FamilyMemory
+from coldpress.runtime.store.request import Batch, Device, Incoming, PlannedUnits, Request
+from coldpress.runtime.store.slots import Part, Requests, parts_of, resized
 from coldpress.schemas.layout import Plan
 from coldpress.schemas.metrics import RunMetrics
 
@@ -62,7 +64,7 @@ class Store:
         plan = as_run(artifact.manifest, plan)
         self._manifest, self._page_bytes = artifact.manifest, artifact.manifest.flash.page_bytes
         self._memory = Memory(artifact.manifest, plan, flash.moves_data)
-        self.counters, self._digest = Counters(), ReadDigest()
+        self.counters = Counters()
         self._given_observers = observers
         self.clock = next((observer for observer in observers if isinstance(observer, Clock)), None)
         self._load(self._set_up(artifact, plan, flash, requests))
@@ -77,12 +79,12 @@ class Store:
         self._use_read_units = uses_read_units(plan)
         self._gap = gap_of(plan, self._page_bytes)
         learning = (self._gap,) if isinstance(self._gap, AdaptiveGap) else ()
-        self._observers = Observers((self.counters, self._digest, *learning, *self._given_observers))
+        self._observers = Observers((self.counters, *learning, *self._given_observers))
         self._device = Device(flash, self._observers)
         self._parts = parts_of(artifact, plan, requests)
         sections = self._manifest.flash.sections
         self.ahead = ReadAhead(plan, sections, self._page_bytes, self._parts, self._device.begin, self._observers)
-        self._under_way: Rest | DensePass | None = None
+        self._under_way: Request | DensePass | None = None
         return {key: np.flatnonzero(part.cache.present) for key, part in self._parts.items()}
 
     @property
@@ -134,12 +136,12 @@ class Store:
             self._memory.resize_buffer(loading=False)
 
     def _load_pinned(self, key: Key, ids: np.ndarray) -> None:
-        memory, planned = self._memory.families[key[1]], self._planned(key, ids)
+        memory = self._memory.families[key[1]]
+        planned = self._planned(self._parts[key], memory, ids)
         batches = planner.batches(planned.plan, memory.room_bytes)
         incoming = Incoming(self._device, Purpose.LOAD, batches, memory, planned)
         try:
-            for batch, ticket, _ in incoming:
-                self._device.ended(Purpose.LOAD, batch, ticket.finish())
+            deque(incoming, maxlen=0)
         finally:
             incoming.close()
 
@@ -180,7 +182,7 @@ class Store:
         self._settle()
         self.ahead.begin(key, ids)
 
-    def submit(self, key: Key, ids: np.ndarray, kept: np.ndarray | None = None) -> Request:
+    def submit(self, key: Key, ids: np.ndarray, kept: np.ndarray | None = None) -> "Request | tuple[Batch, ...]":
         """Makes all decisions about the units that a token uses, and begins to read the missing ones.
 
         Args:
@@ -189,9 +191,9 @@ class Store:
             kept: The units of `ids` that may stay in the cache, ascending; None for all.
 
         Returns:
-            The request, whose batches hold each unit of `ids` exactly once. Under a plan with `use_read_units` they
-            also hold, once, all other units in memory and all units that lie entirely inside the reads; the cache
-            counts `ids` only. The request ends when the next one is submitted.
+            Batches, to be iterated over once, that hold each unit of `ids` exactly once: a tuple if nothing is missing.
+            Under a plan with `use_read_units` they also hold, once, all other units in memory and all units that lie
+            entirely inside the reads; the cache counts `ids` only. The request ends when the next one is submitted.
 
         Raises:
             CorruptPageError, DeviceError: from a device that reads inside this call (runtime/flash/serial.py).
@@ -203,81 +205,72 @@ class Store:
         if not present.all():
             return self._submit_misses(key, ids, kept, present)
         # fast path: nothing to admit, plan or read; with a warm cache this is most requests
-        resident = _where(part.cache.present) if self._use_read_units else ids
-        self._tell(key, ids, kept, ids.size, resident.size, planner.NO_READS)
-        return Request((Batch(resident, part.slots(resident), memory.slots.rows),) if resident.size else ())
-
-    def _submit_misses(self, key: Key, ids: np.ndarray, kept: np.ndarray | None, present: np.ndarray) -> Request:
-        """Submits a request some of whose `ids` are missing; `present` is bool [k]."""
-        part, rows = self._parts[key], self._memory.families[key[1]].slots.rows
-        hits, misses = ids[present], ids[~present]
-        # The order matters: reads are planned from the cache before `admit` changes it, and observers learn of the
-        # request before its first read begins.
-        early = self.ahead.take(key, misses) if self.ahead.enabled else []
-        plan, units = self._reads_for(key, misses, early)
-        resident = _where(part.cache.present) if self._use_read_units else hits
-        slots = part.slots(resident)  # read before `admit` gives the slots of evicted units to others
-        evicted = part.admit(misses if kept is None else misses[np.isin(misses, kept, assume_unique=True)])
-        planned = PlannedUnits(plan, units, part.cache.contains(units), part.slots(units))
-        num_stored, num_early = int(planned.stored.sum()), 0
-        for each in early:
-            num_stored += int(part.cache.contains(each.ids).sum())
-            num_early += each.ids.size
-        self._tell(key, ids, kept, hits.size, resident.size, plan, num_early, units.size, num_stored, evicted.size)
-        evicted_hits = None
-        if self._use_read_units and (is_evicted := np.isin(resident, evicted)).any():
-            evicted_hits = Batch(resident[is_evicted], slots[is_evicted], rows)
-            resident, slots = resident[~is_evicted], slots[~is_evicted]
-        memory, replan = self._memory.families[key[1]], partial(self._planned, key)
-        rest = self._under_way = Rest(self._device, part, memory, planned, early, evicted_hits, replan)
-        return Request((Batch(resident, slots, rows),) if resident.size else (), rest)
-
-    def _tell(
-        self,
-        key: Key,
-        ids: np.ndarray,
-        kept: np.ndarray | None,
-        num_hits: int,
-        num_resident: int,
-        plan: planner.ReadPlan,
-        num_early: int = 0,
-        num_read: int = 0,
-        num_stored: int = 0,
-        num_evicted: int = 0,
-    ) -> None:
-        """Tells observers of a request."""
+        used = _where(part.cache.present) if self._use_read_units else ids
         facts = RequestFacts(
             key=key,
             ids=ids,
             may_stay=kept,
-            unit_bytes=self._parts[key].units.unit_bytes,
-            num_hits=num_hits,
-            num_resident=num_resident,
-            num_early=num_early,
-            num_read=num_read,
-            num_stored=num_stored,
-            num_evicted=num_evicted,
-            plan=plan,
-            room_bytes=self._memory.families[key[1]].room_bytes,
+            unit_bytes=part.units.unit_bytes,
+            room_bytes=memory.room_bytes,
             buffer_bytes=self._memory.buffer.size,
+            num_hits=ids.size,
+            num_resident=used.size,
         )
         for request in self._observers.request:
             request(facts)
+        return (Batch(used, part.slots(used), memory.slots.rows),) if used.size else ()
 
-    def _reads_for(self, key: Key, misses: np.ndarray, early: list[EarlyUnits]) -> tuple[planner.ReadPlan, np.ndarray]:
+    def _submit_misses(self, key: Key, ids: np.ndarray, kept: np.ndarray | None, present: np.ndarray) -> Request:
+        """Submits a request some of whose `ids` are missing; `present` is bool [k]."""
+        part, memory = self._parts[key], self._memory.families[key[1]]
+        hits, misses = ids[present], ids[~present]
+        # The order matters: reads are planned from the cache before `admit` changes it, and observers learn of the
+        # request before its first read begins.
+        early = self.ahead.take(key, misses) if self.ahead.enabled else []
+        plan, units = self._reads_for(part, memory, misses, early)
+        used = _where(part.cache.present) if self._use_read_units else hits
+        slots = part.slots(used)  # read before `admit` gives the slots of evicted units to others
+        admitted, evicted = part.admit(misses if kept is None else misses[np.isin(misses, kept, assume_unique=True)])
+        facts = RequestFacts(
+            key=key,
+            ids=ids,
+            may_stay=kept,
+            unit_bytes=part.units.unit_bytes,
+            room_bytes=memory.room_bytes,
+            buffer_bytes=self._memory.buffer.size,
+            num_hits=hits.size,
+            num_resident=used.size,
+            num_early=sum(each.ids.size for each in early),
+            num_read=units.size,
+            num_stored=admitted.size,
+            num_evicted=evicted.size,
+            plan=plan,
+        )
+        for request in self._observers.request:
+            request(facts)
+        resident, evicted_hits = Batch(used, slots, memory.slots.rows), None
+        if self._use_read_units and (is_evicted := np.isin(used, evicted)).any():
+            evicted_hits, resident = resident.some(is_evicted), resident.some(~is_evicted)
+        planned = PlannedUnits(plan, units, part.cache.contains(units), part.slots(units))
+        replan = partial(self._planned, part, memory)
+        self._under_way = Request(self._device, part, memory, resident, evicted_hits, planned, early, replan)
+        return self._under_way
+
+    def _reads_for(
+        self, part: Part, memory: FamilyMemory, misses: np.ndarray, early: list[EarlyUnits]
+    ) -> tuple[planner.ReadPlan, np.ndarray]:
         """Plans the reads for the units of `misses` that were not read `early`.
 
         Returns:
             The plan, and the units that the token takes from it, int32 in flash order.
         """
-        part, memory = self._parts[key], self._memory.families[key[1]]
         wanted = np.zeros(part.order.size, bool)
         wanted[part.position[misses]] = True
         for each in early:
             wanted[part.position[each.ids]] = False
         positions = wanted.nonzero()[0]  # a mask over positions sorts by flash position without a sort
-        gap_bytes = self._gap.gap_bytes
-        plan = planner.plan_reads(part.units, positions, self._page_bytes, gap_bytes, memory.longest_read_bytes)
+        longest, gap_bytes = memory.longest_read_bytes, self._gap.gap_bytes
+        plan = planner.plan_reads(part.units, positions, self._page_bytes, gap_bytes, longest)
         if self._use_read_units:
             # the reads bring these units anyway, so the token uses all of them that are not yet in memory
             brought = planner.brought(part.units, part.order.size, plan.extents)
@@ -288,9 +281,8 @@ class Store:
             plan = planner.inside(part.units, positions, plan.extents)
         return plan, part.units_at(positions)
 
-    def _planned(self, key: Key, ids: np.ndarray) -> PlannedUnits:
+    def _planned(self, part: Part, memory: FamilyMemory, ids: np.ndarray) -> PlannedUnits:
         """Plans the reads for units of a part with the plan's gap, for loading and for failed reads ahead."""
-        part, memory = self._parts[key], self._memory.families[key[1]]
         units = part.in_flash_order(ids)
         positions, gap_bytes = part.position[units], self.plan.collapse_gap_bytes
         plan = planner.plan_reads(part.units, positions, self._page_bytes, gap_bytes, memory.longest_read_bytes)
@@ -324,8 +316,8 @@ class Store:
         return found
 
     def extents_sha256(self) -> str:
-        """Returns the digest over all reads so far (`ReadDigest`)."""
-        return self._digest.hexdigest()
+        """Returns the digest over all reads so far."""
+        return self.counters.extents_sha256()
 
     def start_counting(self) -> None:
         """Sets the counters and the clock's modelled seconds to zero."""
@@ -351,7 +343,6 @@ class Store:
             prefill_s=prefill_s,
             first_token_s=first_token_s,
             dram_used_bytes=self.dram_used_bytes,
-            extents_sha256=self.extents_sha256(),
             direct_io=self._device.flash.direct,
         )
 

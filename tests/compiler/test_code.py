@@ -223,6 +223,12 @@ def test_a_kernel_concerns_the_stages_whose_selector_calls_it() -> None:
     assert used_by("coldpress/runtime/native/src/matrix.cpp", method="flash") == {"verify"}
 
 
+def test_the_loop_of_the_planner_concerns_the_stages_that_plan_reads() -> None:
+    stages = used_by("coldpress/runtime/store/planner.py")
+    assert used_by("coldpress/runtime/native/src/plan.cpp") == stages >= {"place", "verify"}
+    assert "quantize" not in stages
+
+
 @pytest.mark.parametrize("method", _plugins.names("coldpress.runtime.sparsity"))
 def test_kernels_that_a_selector_runs_while_it_is_fitted_are_in_the_digest(method: str) -> None:
     """As they are called in fact."""

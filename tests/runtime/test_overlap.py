@@ -101,8 +101,8 @@ def test_the_dense_pass_fills_one_half_while_the_other_is_used(relu_artifact, mo
     assert len(names) >= 3
     steps = [("reads", name) for name in names[:1]]
     for before, after in itertools.pairwise(names):
-        steps += [("reads", after), ("end of", before), ("used", "d")]
-    steps += [("end of", names[-1]), ("used", "d")]
+        steps += [("reads", after), ("wait for", before), ("used", "d"), ("end of", before)]
+    steps += [("wait for", names[-1]), ("used", "d"), ("end of", names[-1])]
     assert [(what in entry, entry[-1]) for entry, (what, _) in zip(told, steps, strict=True)] == [
         (True, name) for _, name in steps
     ]

@@ -4,6 +4,7 @@
 #include <nanobind/stl/vector.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -14,6 +15,7 @@
 #include "bindings.h"
 #include "cpu.h"
 #include "crc32c.h"
+#include "plan.h"
 #include "reads.h"
 #include "ring_reads.h"
 
@@ -149,6 +151,26 @@ auto new_array(size_t count, size_t alignment) {
     return nb::ndarray<nb::numpy, T, nb::ndim<1>>(reinterpret_cast<T*>(start), {count}, owner);
 }
 
+auto array_of(const std::vector<int64_t>& values) {
+    auto array = new_array<int64_t>(values.size(), 64);
+    std::copy(values.begin(), values.end(), array.data());
+    return array;
+}
+
+auto planned_reads(const Positions& positions, int64_t offset_bytes, int64_t unit_bytes, int64_t stride_bytes,
+                   int64_t page_bytes, int64_t gap_bytes, int64_t max_bytes) {
+    expect(page_bytes > 0 && unit_bytes > 0, "a page has " + text(page_bytes) + " bytes, a unit " + text(unit_bytes) +
+                                                 ", expected positive numbers");
+    const int64_t needed = ((unit_bytes - 1 + page_bytes - 1) / page_bytes + 1) * page_bytes;
+    expect(max_bytes >= needed, "max_bytes is " + text(max_bytes) + ", one unit may need " + text(needed));
+    const size_t count = positions.shape(0);
+    auto unit_extent = new_array<int64_t>(count, 64), unit_offset = new_array<int64_t>(count, 64);
+    const PlannedReads found =
+        plan_reads(positions.data(), static_cast<int64_t>(count), {offset_bytes, unit_bytes, stride_bytes},
+                   {page_bytes, gap_bytes, max_bytes}, unit_extent.data(), unit_offset.data());
+    return std::make_tuple(array_of(found.offsets), array_of(found.lengths), unit_extent, unit_offset);
+}
+
 auto checksums_of(const Bytes1& data, int64_t page_bytes) {
     expect(page_bytes > 0, "page_bytes is " + text(page_bytes) + ", expected a positive number");
     const int64_t bytes = static_cast<int64_t>(data.shape(0)), whole = bytes / page_bytes, rest = bytes % page_bytes;
@@ -197,6 +219,9 @@ NB_MODULE(_native, m) {
           nb::arg("buffer").noconvert(), nb::arg("buffer_offsets").noconvert(), "page_bytes"_a,
           nb::arg("page_crc32c").noconvert(), "depth"_a, nb::arg("units").noconvert().none() = nb::none(),
           "As start_reads, through io_uring, up to depth at once.");
+    m.def("plan_reads", &planned_reads, nb::arg("positions").noconvert(), "offset_bytes"_a, "unit_bytes"_a,
+          "stride_bytes"_a, "page_bytes"_a, "gap_bytes"_a, "max_bytes"_a,
+          "Plans the reads for units at ascending positions: (offsets, lengths, unit_extent, unit_offset).");
     m.def("ring_error", &ring_error, "0, or the errno with which the kernel refuses io_uring.");
     m.def("crc32c_pages", &checksums_of, "data"_a, "page_bytes"_a,
           "CRC32C of each page of the data, the last one padded with zeros.");
