@@ -246,7 +246,7 @@ class Options:
     layers: int = option(2, smoke=1, help="layers of the planted models")
     width: int = option(WIDTH_7B, smoke=512, help="hidden_size of the planted models, a multiple of 512")
     passes: int = option(3, smoke=2, full=6, help="passes per round that count")
-    rounds: int = option(5, smoke=2, help="rounds, each of which runs all ways in turn")
+    rounds: int = option(5, smoke=2, help="rounds; each runs all ways in turn")
 
 
 class Plugin(Benchmark[Options]):

@@ -27,7 +27,7 @@ class Options:
     tokens: int = option(2048, smoke=512, full=8192, help="calibration tokens")
     few: int = option(2, smoke=1, help="layers of the timed checkpoint")
     many: int = option(4, smoke=2, help="layers of the checkpoint for the comparison of memory")
-    rounds: int = option(5, smoke=1, help="rounds, each of which runs both passes in turn")
+    rounds: int = option(5, smoke=1, help="rounds; each runs both passes in turn")
     batch_blocks: int = option(8, help="blocks of 256 tokens per call of the plain pass")
     float32: bool = option(False, full=True, help="also run the plain pass in float32")
 

@@ -24,7 +24,7 @@ NUM_TOKENS = 32
 class Options:
     layers: int = option(6, smoke=1, full=24, help="layers of the artifact, of 75 MB each")
     sample_bytes: int = option(64 << 20, smoke=4 << 20, help="bytes on which SHA-256 and CRC-32C are timed")
-    rounds: int = option(5, smoke=2, help="rounds, each of which runs all parts in turn")
+    rounds: int = option(5, smoke=2, help="rounds; each runs all parts in turn")
 
 
 class Plugin(Benchmark[Options]):

@@ -124,7 +124,7 @@ class Options:
     along_densities: tuple[float, ...] = option(
         (0.25, 0.35, 0.5), smoke=(0.35,), full=ALONG_DENSITIES, help="densities of `along` and `flash`"
     )
-    blocks: int = option(3, smoke=2, full=5, help="blocks of 256 tokens of each text, of which the first is not scored")
+    blocks: int = option(3, smoke=2, full=5, help="blocks of 256 tokens of each text; the first is not scored")
 
 
 class Plugin(Benchmark[Options]):

@@ -110,7 +110,7 @@ def measure(disk: Disk, size: int, depth: int, rounds: int, reads_s: float) -> R
 class Options:
     sizes: tuple[int, ...] = option((4096, 65536, 1 << 20), smoke=(65536,), full=SIZES, help="bytes per read")
     depths: tuple[int, ...] = option((1, 16, 64), smoke=(4,), full=DEPTHS, help="reads in flight")
-    rounds: int = option(5, smoke=2, help="rounds, each of which runs all readers in turn")
+    rounds: int = option(5, smoke=2, help="rounds; each runs all readers in turn")
     reads_s: float = option(0.1, smoke=0.02, help="approximate seconds of one reader in one round")
     file_bytes: int = option(4 << 30, smoke=64 << 20, help="bytes of the file that is read")
 

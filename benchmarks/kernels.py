@@ -120,7 +120,7 @@ def timed(threads: int, rounds: int) -> tuple[list[float], dict[str, list[float]
 @dataclass(frozen=True)
 class Options:
     threads: tuple[int, ...] = option((1, 2), smoke=(1,), help="numbers of threads")
-    rounds: int = option(9, smoke=2, full=15, help="rounds, each of which runs all calls in turn")
+    rounds: int = option(9, smoke=2, full=15, help="rounds; each runs all calls in turn")
 
 
 class Plugin(Benchmark[Options]):

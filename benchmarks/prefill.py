@@ -21,7 +21,7 @@ LENGTH = 4096
 class Options:
     tokens: tuple[int, ...] = option((128, 512), smoke=(8,), help="tokens per chunk")
     rows: int = option(14336, smoke=512, help="rows of the matrix, a multiple of 256")
-    rounds: int = option(7, smoke=2, help="rounds, each of which runs all ways in turn")
+    rounds: int = option(7, smoke=2, help="rounds; each runs all ways in turn")
 
 
 class Plugin(Benchmark[Options]):

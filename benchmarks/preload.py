@@ -98,7 +98,7 @@ class Options:
     layers: int = option(8, smoke=2, help="layers of the model")
     width: int = option(2048, smoke=1024, help="hidden_size, a multiple of 512 (a 7B's: 4096)")
     tokens: int = option(8, smoke=2, help="tokens per round")
-    rounds: int = option(6, smoke=2, help="rounds, each of which runs both ways in turn")
+    rounds: int = option(6, smoke=2, help="rounds; each runs both ways in turn")
     cached: float = option(0.5, help="share of the units in DRAM")
     device: str = option(MEASURE, smoke="host", help=f"profile of the law: name or file, or {MEASURE} for this machine")
 

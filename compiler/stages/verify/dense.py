@@ -17,8 +17,8 @@ COUNTED_OF_MIXTURES = 0.99
 with router logits 0.00001 apart, and its error was 30 times any other's, in fp16 (EXPERIMENTS.md)."""
 
 BUFFER_BYTES = 32 << 20
-"""The read buffer of dense logits, half of which is multiplied at a time. A plan's buffer is made for the reads of one
-token: it holds so few units that adding their products up takes a seventh of the pass (EXPERIMENTS.md)."""
+"""The read buffer of dense logits; the stage multiplies half of it at a time. A plan's buffer is made for the reads of
+one token: it holds so few units that adding their products up takes a seventh of the pass (EXPERIMENTS.md)."""
 
 
 @dataclass(frozen=True)
