@@ -254,10 +254,10 @@ def test_a_run_that_was_interrupted_goes_on(
     assert again.trace.sha256 == few.trace.sha256
 
 
-def test_threads_change_nothing(model: Model, corpus: Corpus, curves: Curves, tmp_path: Path) -> None:
+def test_threads_change_nothing(model: Model, corpus: Corpus, few: Curves, tmp_path: Path) -> None:
     other = explored(model, corpus, tmp_path, threads=3)
-    assert other.model_copy(update={"trace": curves.trace}) == curves
-    assert other.trace.sha256 == curves.trace.sha256
+    assert other.model_copy(update={"trace": few.trace}) == few
+    assert other.trace.sha256 == few.trace.sha256
 
 
 def curve_of(**ratios: float) -> Curve:
