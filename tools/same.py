@@ -1,6 +1,6 @@
 """Builds the same artifacts with two checkouts and prints their differences.
 
-    python -m tools.same OLD NEW --data FOLDER [--models NAME ...] [--methods NAME ...]
+    python -m tools.same OLD NEW --data FOLDER [--models NAME ...] [--methods NAME ...] [--config KEY=VALUE ...]
 
 Both checkouts build every model in FOLDER with every method, each with its own environment (`.venv`) and Snakefile. Two
 artifacts are the same if all their files but manifest, model card and provenance have the same bytes, and if greedy
@@ -102,9 +102,9 @@ class Built:
 class Checkout:
     """A checkout with its environment, and a process that forks its jobs."""
 
-    def __init__(self, root: Path, folder: Path) -> None:
-        """Starts the process; builds go into `folder`."""
-        self.root, self.folder = root.resolve(), folder
+    def __init__(self, root: Path, folder: Path, settings: Mapping[str, object]) -> None:
+        """Starts the process; builds have these settings and go into `folder`."""
+        self.root, self.folder, self.settings = root.resolve(), folder, settings
         self.python = self.root / ".venv" / "bin" / "python"
         if not self.python.exists():
             raise SystemExit(f"error: {self.root} has no .venv; run make env there")
@@ -162,7 +162,7 @@ class Checkout:
     def build(self, model: Path, method: str) -> Built:
         """Builds an artifact, runs it, and returns the result."""
         label = f"{method.replace('_', '-')}"
-        config = SETTINGS | {"model": model, "method": method, "build_dir": self.folder / "build", "label": label}
+        config = {**self.settings, "model": model, "method": method, "build_dir": self.folder / "build", "label": label}
         config |= {} if method in WITHOUT_DENSITY else {"density": 0.8}
         commands, refusal = self.commands(config)
         if refusal:
@@ -228,9 +228,9 @@ def differences(old: Built, new: Built) -> list[str]:
 
 
 @contextmanager
-def both(old: Path, new: Path, folder: Path) -> Iterator[tuple[Checkout, Checkout]]:
+def both(old: Path, new: Path, folder: Path, settings: Mapping[str, object]) -> Iterator[tuple[Checkout, Checkout]]:
     """Opens the two checkouts, each with a folder for its builds, and closes them after the block."""
-    checkouts = Checkout(old, folder / "old"), Checkout(new, folder / "new")
+    checkouts = Checkout(old, folder / "old", settings), Checkout(new, folder / "new", settings)
     try:
         yield checkouts
     finally:
@@ -250,12 +250,23 @@ def main() -> int:
     )
     parser.add_argument("--models", nargs="*", help="names of models (default: all)")
     parser.add_argument("--methods", nargs="*", default=METHODS, help="methods (default: all)")
+    parser.add_argument(
+        "--config",
+        nargs="*",
+        default=[],
+        metavar="KEY=VALUE",
+        help="settings of the builds beside or instead of SETTINGS in this module",
+    )
     arguments = parser.parse_args()
+    settings = SETTINGS | dict(pair.split("=", 1) for pair in arguments.config)
     models = [
         path for path in sorted(arguments.data.iterdir()) if not arguments.models or path.name in arguments.models
     ]
     rows: list[dict[str, object]] = []
-    with tempfile.TemporaryDirectory() as folder, both(arguments.old, arguments.new, Path(folder)) as (old, new):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        both(arguments.old, arguments.new, Path(folder), settings) as (old, new),
+    ):
         for model in models:
             for method in arguments.methods:
                 built = old.build(model, method), new.build(model, method)

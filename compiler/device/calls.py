@@ -27,7 +27,7 @@ FOUR: tuple[FamilyName, ...] = ("attn_in", "attn_out", *TWO)
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of processor time: the least of several rounds, and the largest spread between rounds."""
+    """Seconds of processor time: medians of several rounds, and the largest spread between rounds."""
 
     request_s: float
     reading_s: float
@@ -50,7 +50,7 @@ def call_costs(device: DeviceProfile) -> Costs:
             for _ in range(ROUNDS + 1)
         ][1:]
     samples = {name: [found[name] for found in rounds] for name in cases}
-    token_s = {name: min(each) for name, each in samples.items()}
+    token_s = {name: statistics.median(each) for name, each in samples.items()}
     more = {name: token_s[name] - token_s["many layers"] for name in ("requests", "reads")}
     request_s = more["requests"] / (MANY_LAYERS * (len(FOUR) - len(TWO)))
     layer_s = (token_s["many layers"] - token_s["few layers"]) / (MANY_LAYERS - FEW_LAYERS)

@@ -82,7 +82,7 @@ def computing(device: DeviceProfile, folder: Path, where: str, tell: Callable[[s
     tell("what requests, layers and tokens cost besides")
     costs = calls.call_costs(device)
     largest = max((rounds for _, _, rounds in rates), key=lambda rounds: rounds.spread)
-    besides = f"{where}, {calls.ROUNDS} rounds that differ by {costs.spread:.0%} at most, the least processor time"
+    besides = f"{where}, {calls.ROUNDS} rounds that differ by {costs.spread:.0%} at most, the median processor time"
 
     def cost(seconds: float) -> Figure[float]:
         return Figure(value=rounded(seconds), source=besides)
@@ -90,12 +90,12 @@ def computing(device: DeviceProfile, folder: Path, where: str, tell: Callable[[s
     compute = Compute(
         rates=Figure(
             value=tuple(
-                KernelRate(format=name, density=density, bytes_per_s=rounded(rounds.best))
+                KernelRate(format=name, density=density, bytes_per_s=rounded(rounds.median))
                 for name, density, rounds in rates
             ),
-            source=f"{where}, {_of_rounds(largest)} at most, the best",
+            source=f"{where}, {_of_rounds(largest)} at most, the median",
         ),
-        copy_bytes_per_s=Figure(value=rounded(copies.best), source=f"{where}, {_of_rounds(copies)}, the best"),
+        copy_bytes_per_s=Figure(value=rounded(copies.median), source=f"{where}, {_of_rounds(copies)}, the median"),
         request_s=cost(costs.request_s),
         reading_s=cost(costs.reading_s),
         layer_s=cost(costs.layer_s),
@@ -103,7 +103,7 @@ def computing(device: DeviceProfile, folder: Path, where: str, tell: Callable[[s
     )
     tell("what portions of reads cost besides")
     portion_s = rounded(portions.portion_cost(device.model_copy(update={"compute": compute}), folder))
-    source = f"{where}, {portions.ROUNDS} rounds, the least seconds"
+    source = f"{where}, {portions.ROUNDS} rounds, the median seconds"
     return compute.model_copy(update={"portion_s": Figure(value=portion_s, source=source)})
 
 

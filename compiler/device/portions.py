@@ -5,6 +5,7 @@ in many. Threads sleep and wake, and the processor idles, as in any run that rea
 that follow each other show that. The cost is the one by which the law gives the measured difference.
 """
 
+import statistics
 import time
 from pathlib import Path
 
@@ -34,7 +35,7 @@ COSTS_S = np.linspace(0.0, 2e-3, 401)
 
 
 def portion_cost(device: DeviceProfile, folder: Path) -> float:
-    """Returns the seconds of a portion on this machine, the least of several rounds.
+    """Returns the seconds of a portion on this machine, by the medians of several rounds.
 
     Args:
         device: The profile so far: flash and computing, without this cost.
@@ -48,7 +49,7 @@ def portion_cost(device: DeviceProfile, folder: Path) -> float:
         rounds = [
             [measured_token_s(each, TOKENS, time.perf_counter) for each in (few, many)] for _ in range(ROUNDS + 1)
         ]
-    few_s, many_s = (min(each) for each in zip(*rounds[1:], strict=True))
+    few_s, many_s = (statistics.median(each) for each in zip(*rounds[1:], strict=True))
     return cost_of(device, many_s - few_s)
 
 

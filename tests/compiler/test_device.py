@@ -266,11 +266,11 @@ def test_measure_this_machine(tmp_path: Path, quick: None, capsys: pytest.Captur
         for name in ("fp16", "int3_group32", "int4_group32", "int8_group32")
         for density in (0.1, 0.5, 1.0)
     ]
-    assert re.fullmatch(rf"{pattern}, 9 rounds that differ by \d+% at most, the best", found.compute.rates.source)
+    assert re.fullmatch(rf"{pattern}, 9 rounds that differ by \d+% at most, the median", found.compute.rates.source)
     assert found.compute.portion_s is not None
-    assert found.compute.portion_s.source.endswith("2 rounds, the least seconds")
+    assert found.compute.portion_s.source.endswith("2 rounds, the median seconds")
     costs = [found.compute.request_s, found.compute.reading_s, found.compute.layer_s, found.compute.token_s]
-    assert all(cost is not None and "the least processor time" in cost.source for cost in costs)
+    assert all(cost is not None and "the median processor time" in cost.source for cost in costs)
 
 
 @pytest.mark.parametrize("cost_s", [0.0, 1e-5, 2.5e-4])
