@@ -1,11 +1,11 @@
 """Compares the law of a device's reads with its disk, at points it is fitted to, at other points and at requests.
 
 The grid of read sizes and reads in flight is measured on this disk, as `device measure` does, or taken from reports of
-fio (`--reports`). `fit` rows are laws of several forms on each grid, with the errors at points of a read size that the
-law was not fitted to. `request` rows are requests on this disk as plans make them: a token uses clusters of units, and
-their reads are joined over a gap, so that reads of many sizes are in flight together; no fit has seen one. `gap` rows
-choose the gap of each set of units by the fitted law. Requests and points are each the fastest of interleaved rounds,
-since other processes only lengthen a round.
+fio (`--reports`). A `fit` row has the law of a grid, with its errors at points of a read size that it was not fitted
+to. `request` rows are requests on this disk as plans make them: a token uses clusters of units, and their reads are
+joined over a gap, so that reads of many sizes are in flight together; no fit has seen one. `gap` rows choose the gap of
+each set of units by the law. Requests and points are each the fastest of interleaved rounds, since other processes only
+lengthen a round.
 """
 
 import statistics
@@ -26,11 +26,9 @@ from coldpress.runtime.store import planner
 from coldpress.runtime.store.planner import Strided
 from coldpress.runtime.store.reads import MAX_READ_BYTES
 from coldpress.schemas.device import Flash, flash_seconds
-from coldpress.schemas.law import OVERLAPS, fit
+from coldpress.schemas.law import OVERLAPS
 
 DISK = "disk"
-FITTED = "fitted"
-FORMS: Mapping[str, Sequence[float]] = {FITTED: OVERLAPS, "maximum": (1.0,), "sum": (0.0,)}
 UNIT_BYTES = (1536, 4608, 12288, 28672)
 NUM_UNITS = 11008
 DENSITIES = (0.01, 0.04)
@@ -100,29 +98,13 @@ def measured(folder: Path, sets: Sequence[Wanted], file_bytes: int, rounds: int)
     return Measured(storage_of(points, host.DEPTHS[-1], "measured: benchmarks.flash_model"), request_s)
 
 
-def fit_row(flash: Flash, form: str) -> Row:
-    """Returns a law's parameters, and its errors where it was fitted and where not."""
-    overlaps, errors = FORMS[form], flash.law_errors
-    if form != FITTED:
-        found = fit(flash.grid, None, overlaps)
-        latency = flash.latency_s.model_copy(update={"value": found.latency_s})
-        flash, errors = flash.model_copy(update={"law": found.law, "latency_s": latency}), found.errors
-    return {
-        "part": "fit",
-        "form": form,
-        "latency_s": flash.latency_s.value,
-        **flash.law.model_dump(),
-        **_errors("fit", errors),
-        **_errors("held", held_out_errors(flash, overlaps)),
-    }
-
-
-def _errors(name: str, errors: np.ndarray | None) -> Row:
-    off = None if errors is None else np.abs(errors)
-    return {
-        f"{name}_median": None if off is None else float(np.median(off)),
-        f"{name}_worst": None if off is None else float(off.max()),
-    }
+def fit_row(flash: Flash) -> Row:
+    """Returns the law's parameters, and its errors where it was fitted and where not."""
+    law = {"latency_s": flash.latency_s.value, **flash.law.model_dump()}
+    errors = {"fit": flash.law_errors, "held": held_out_errors(flash, OVERLAPS)}
+    worst = {f"{name}_worst": None if off is None else float(np.abs(off).max()) for name, off in errors.items()}
+    middle = {f"{name}_median": None if off is None else float(np.median(np.abs(off))) for name, off in errors.items()}
+    return {"part": "fit", **law, **middle, **worst}
 
 
 @dataclass(frozen=True)
@@ -136,7 +118,6 @@ class Plugin(Benchmark[Options]):
     keys = {
         "rows[].grid": "disk: measured on this machine; else the file of fio's report",
         "rows[].part": "fit: a law on a grid; request: one planned request; gap: the gap chosen for a set of units",
-        "rows[].form?": "fit: fitted (the product's law), maximum or sum of its three bounds",
         "rows[].latency_s?": "fit: latency of a read in seconds",
         "rows[].reads_per_s?": "fit: operations per second without their bytes",
         "rows[].bytes_per_s?": "fit: bandwidth without the operations' time",
@@ -167,16 +148,16 @@ class Plugin(Benchmark[Options]):
         if cell["grid"] != DISK:
             base = load_device("pixel6")  # fio's report has no DRAM, and the law needs none
             flash = import_fio(read_report(Path(cell["grid"])), "reported", base, Stated()).flash
-            yield from (fit_row(flash, form) for form in FORMS)
+            yield fit_row(flash)
             return
         sets = wanted_sets(7)
         found = measured(self.folder, sets, self.options.file_mib << 20, self.options.rounds)
-        yield from (fit_row(found.flash, form) for form in FORMS)
+        yield fit_row(found.flash)
         yield from request_rows(found, sets)
         yield from gap_rows(found, sets)
 
     def figures(self, rows: Rows) -> Figures:
-        fitted = [row for row in rows if row["part"] == "fit" and row["form"] == "fitted" and row["held_median"]]
+        fitted = [row for row in rows if row["part"] == "fit" and row["held_median"]]
         errors = [abs(row["error"]) for row in rows if row["part"] == "request"]
         return {
             "held_median": statistics.median(row["held_median"] for row in fitted),

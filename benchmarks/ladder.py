@@ -13,10 +13,9 @@ should be long: the kernel counts in slices of 0.1 s, and lets through a slice's
 within its spread, or a loss, is shown and dropped, unless later steps need it. llama.cpp with the same weights mapped
 (benchmarks/shared/llama_mmap.py) runs under the same caps.
 
-The caches come before `+bundling`, so that both sides of `layout` have the same one. The best setting before
-`+ordering`, the best one without overlap and the best of all are then measured in turn. Bounds are the most that each
-gain could be: no cache misses less than Belady's, no read is faster than the device's bandwidth, and a token takes as
-long as its reads or its computing.
+The caches come before `+bundling`, so that both sides of `layout` have the same one. Then the best settings before
+`+ordering`, without overlap and of all take turns. Bounds are the most that each gain could be: no cache misses less
+than Belady's, no read is faster than the device's bandwidth, and a token takes as long as its reads or its computing.
 """
 
 import os
@@ -113,6 +112,17 @@ def passages_of(case: str, num_passages: int, num_tokens: int) -> np.ndarray:
     return (widened.passages if case == widened.CASE else topic_tokens)(num_passages, num_tokens)
 
 
+MEASURED = {
+    "tokens_per_s": "tokens per second: 1 over the median of token_s",
+    "token_s": "seconds per token",
+    "reads_per_token": "reads from flash per token",
+    "read_bytes_per_token": "bytes read from flash per token",
+    "hit_rate": "share of the used units that were in DRAM",
+    "flash_s_per_token": "seconds per token that wait for flash",
+    "modelled_flash_s_per_token": "flash seconds per token by the device's law",
+}
+
+
 @dataclass(frozen=True)
 class Options:
     cases: tuple[str, ...] = option(
@@ -128,7 +138,7 @@ class Options:
     layers: int = option(2, full=4, help="planted layers")
     width: int = option(WIDTH_7B, smoke=512, help="hidden_size, a multiple of 512")
     tokens: int = option(8, smoke=4, full=40, help="tokens of a passage")
-    rounds: int = option(5, smoke=1, help="interleaved rounds")
+    rounds: int = option(4, smoke=1, full=5, help="interleaved rounds")
     llama: bool = option(True, help="compare with llama.cpp")
 
 
@@ -138,32 +148,24 @@ class Plugin(Benchmark[Options]):
         "rows[].artifact_over_budget": "bytes of the artifact over the DRAM budget",
         "rows[].llama_tokens_per_s?": "tokens per second of llama.cpp",
         "rows[].over_llama?": "tokens per second of the best setting over llama.cpp's",
-        "rows[].layout": "gain of order, collapse and admission over the best setting before, formed in each round",
-        "rows[].layout_bound": "the most that it could be",
-        "rows[].layout_flash": "the same in seconds waited for flash",
-        "rows[].layout_flash_bound": "the most that it could be",
-        "rows[].layout_modelled": "the same in flash seconds of the device's law",
-        "rows[].overlap": "gain of reading while computing, formed in each round",
-        "rows[].overlap_bound": "the most that it could be",
+        "rows[].layout": "seconds per token without order, collapse and admission over those with them, in each round",
+        "rows[].layout_bound": "largest possible layout",
+        "rows[].layout_flash": "layout in seconds that wait for flash",
+        "rows[].layout_flash_bound": "largest possible layout_flash",
+        "rows[].layout_modelled": "layout in flash seconds by the device's law",
+        "rows[].overlap": "seconds per token without over those with reading while computing, in each round",
+        "rows[].overlap_bound": "largest possible overlap",
         **{
             f"rows[].{place}.{name}": meaning
             for place in ("unordered", "steps[]")
-            for name, meaning in (
-                ("tokens_per_s", "tokens per second, by the median"),
-                ("token_s", "seconds of a token"),
-                ("reads_per_token", "reads of a token"),
-                ("read_bytes_per_token", "bytes read for a token"),
-                ("hit_rate", "share of the used units in DRAM"),
-                ("flash_s_per_token", "seconds of a token that wait for flash"),
-                ("modelled_flash_s_per_token", "flash seconds of a token by the device's law"),
-            )
+            for name, meaning in MEASURED.items()
         },
-        "rows[].steps[].name": "step",
+        "rows[].steps[].name": "setting that the step adds",
         "rows[].steps[].gain?": "gain over the best setting before it, formed in each round",
         "rows[].steps[].total_gain": "tokens per second of the best setting so far over the first one's",
         "rows[].steps[].kept": "whether the next steps build on it",
         "layout_median?": f"median layout of the rows whose bound is at least Ripple's mean gain, {MEAN_GAIN}",
-        "layout_flash_median?": "median layout_flash of the rows whose bound is at least that",
+        "layout_flash_median?": f"median layout_flash of the rows whose bound is at least {MEAN_GAIN}",
     }
     is_timing = True
     needs_root = True
@@ -180,22 +182,20 @@ class Plugin(Benchmark[Options]):
         row |= {"scale": caps.scale, "artifact_over_budget": (fixed + manifest.flash.size_bytes) / room}
         if self.options.llama:
             scale = caps.scale  # another look at the disk may find another scale
-            own_bytes = apart_under_caps(self, "llama", device, scale, room + (4 << 30), case)[0]["own_bytes"]
+            own_bytes = apart_under_caps(self, "llama", device, scale, room + (4 << 30), case, 2)[0]["own_bytes"]
             memory_bytes = room + own_bytes + llama_mmap.SLACK_BYTES
-            theirs = apart_under_caps(self, "llama", device, scale, memory_bytes, case)[0]["tokens_per_s"]
+            theirs = apart_under_caps(self, "llama", device, scale, memory_bytes, case, LLAMA_TOKENS)[0]["tokens_per_s"]
             best = [step for step in row["steps"] if step["kept"]][-1]
             row |= {"llama_tokens_per_s": theirs, "over_llama": best["tokens_per_s"] / theirs}
         yield row
 
     def artifacts(self, case: str) -> Path:
         """Returns the folder with the artifacts of a case; removes those of the case before."""
-        folder = self._folder
+        folder, layers, width = self._folder, self.options.layers, self.options.width
         shutil.rmtree(folder, ignore_errors=True)
-        layers, width = self.options.layers, self.options.width
         is_real = case == widened.CASE
-        planted.write(
-            case, widened.material(self.folder, width) if is_real else planted.material(case, layers, width), folder
-        )
+        material = widened.material(self.folder, width) if is_real else planted.material(case, layers, width)
+        planted.write(case, material, folder)
         path = artifact_of(case, STRUCTURAL, folder)
         unbundled.write(path, image_of(case, folder))
         if self.options.llama:
@@ -211,11 +211,9 @@ class Plugin(Benchmark[Options]):
         _native.set_num_threads(os.cpu_count() or 1)
         first, changes = changes_of(cell, self._folder)
         passages = passages_of(cell["case"], 1 + self.options.rounds, max(self.options.tokens, FILLING_TOKENS) + 2)
-        device = load_device(cell["device"])
-        climb = Climb(device, passages, self.options.tokens)
+        climb = Climb(load_device(cell["device"]), passages, self.options.tokens)
         found = list(climb.steps(first, changes))
-        settings = [best_before(found, name) for name in (ORDERING, OVERLAP, None)]
-        earlier, before, after = climb.rounds(*settings)
+        earlier, before, after = climb.rounds(*(best_before(found, name) for name in (ORDERING, OVERLAP, None)))
         least = least_bytes(first.path, plan_of(first.path, cell["dram"])[1], climb.trace)
         caps = emulated()
         assert caps is not None
@@ -225,9 +223,9 @@ class Plugin(Benchmark[Options]):
             "steps": [row for row, _ in found],
         }
 
-    def llama(self, case: str) -> dict[str, float]:
-        """Returns llama.cpp's speed and memory; runs in a process under the caps."""
-        return llama_mmap.measure(gguf_of(case, self._folder), passages_of(case, 3, 2), LLAMA_TOKENS)
+    def llama(self, case: str, num_tokens: int) -> dict[str, float]:
+        """Returns llama.cpp's speed and memory after some tokens; runs in a process under the caps."""
+        return llama_mmap.measure(gguf_of(case, self._folder), passages_of(case, 3, 2), num_tokens)
 
     def figures(self, rows: Rows) -> Figures:
         found = {}

@@ -89,20 +89,20 @@ class Plugin(Benchmark[Options]):
         "rows[].measured_tokens_per_s": "tokens per second by the median of single tokens",
         "rows[].simulated_error?": "the simulator's tokens per second on test text over the measured ones, less 1",
         **{
-            f"rows[].{name}_{key}": f"{meaning} of {source}"
+            f"rows[].{name}_error": f"tokens per second predicted from {source} over measured ones, less 1"
             for name, source in PREDICTIONS.items()
-            for key, meaning in (
-                ("error", "predicted over measured tokens per second, less 1"),
-                ("in_band", "whether the measured speed is inside the interval"),
-            )
         },
-        "median_error": "median size of the errors of the build's prediction",
-        "worst_error": "the largest",
-        "coverage": "share of the cells inside their band",
-        "rank_correlation?": "Spearman's, of predicted and measured speeds; null where there are fewer than three",
-        "quote_median_error": "median size of the artifact's errors",
-        "config_median_error": "median size of the errors of config.json alone",
-        "num_cells": "models, disks and budgets",
+        **{
+            f"rows[].{name}_in_band": f"whether the measured speed is in the interval predicted from {source}"
+            for name, source in PREDICTIONS.items()
+        },
+        "median_error": "median size of build_error",
+        "worst_error": "largest size of build_error",
+        "coverage": "share of the rows with build_in_band",
+        "rank_correlation?": "Spearman's correlation of predicted and measured speeds; null for fewer than three rows",
+        "quote_median_error": "median size of artifact_error",
+        "config_median_error": "median size of config_error",
+        "num_cells": "number of rows: models, disks and budgets",
     }
     is_timing = True
     needs_data = True
@@ -118,18 +118,15 @@ class Plugin(Benchmark[Options]):
         simulated = decoded(path, _names(plans), self._texts(model), read_device(self._profile(disk)))
         quoted = {name: quote.result() for name, quote in quotes.items()}
         for number, (budget, plan) in enumerate(zip(self.options.budgets, plans, strict=True)):
-            measured = 1 / statistics.median(told[number]["token_s"])
-            yield {
+            row = {
                 "budget": budget,
                 "method": plan.method,
-                "measured_tokens_per_s": measured,
+                "measured_tokens_per_s": 1 / statistics.median(told[number]["token_s"]),
                 "simulated_error": told[number]["decode_s"] / simulated[number]["modelled_s"] - 1,
-                **{
-                    key: value
-                    for name in quoted
-                    for key, value in _errors(name, quoted[name][number], measured).items()
-                },
             }
+            for name, speeds_of in quoted.items():
+                row |= _errors(name, speeds_of[number], row["measured_tokens_per_s"])
+            yield row
 
     def figures(self, rows: Rows) -> Figures:
         errors = {name: [abs(row[f"{name}_error"]) for row in rows] for name in PREDICTIONS}

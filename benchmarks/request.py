@@ -2,26 +2,31 @@
 
 A tiny top-k artifact decodes with all units in DRAM ("hits") and with an eighth of them ("reads"). Calls are traced: a
 request covers all work of a layer's MLP for one of its two families, from input to output. Files and functions are the
-product's; calls are also counted with those of libraries. `--before` measures another checkout with the interpreter of
-its .venv, in turn with this one, and their ratio; that checkout may be older than this benchmark
-(benchmarks/shared/request_cost.py).
+product's; calls are also counted with those of libraries.
 """
 
-import json
-import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
+from types import FrameType
 from typing import Any
 
-from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option, spread
-from benchmarks.harness.places import BENCHMARKS, ROOT
-from coldpress.schemas.errors import ColdpressError
+import numpy as np
 
-MEASURE = BENCHMARKS / "shared" / "request_cost.py"
-RUN = f"import runpy, sys; sys.path.insert(0, '.'); runpy.run_path({str(MEASURE)!r}, run_name='__main__')"
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option, spread
+from benchmarks.harness.apart import apart
+from benchmarks.harness.places import ROOT
+from coldpress.runtime.generate.session import Session
+from tests.support.artifacts import Recipe, build_artifact
+from tests.support.shapes import small_spec
+
+CASES = {"hits": 1.0, "reads": 0.125}
+"""Case -> share of the units in DRAM."""
+FAMILY, FEW_UNITS = "mlp_in", np.arange(16, dtype=np.int32)
 FIGURES = {
     "requests": "requests of a token",
     "calls": "calls of the product's functions in a request",
@@ -31,71 +36,118 @@ FIGURES = {
     "token_us": "microseconds of processor time of a token, the least of the rounds",
     "request_us?": "microseconds of a request that hits everything, the least of the rounds",
 }
-US = "_us"
 
 
 @dataclass(frozen=True)
 class Options:
-    before: str = option("", help="another checkout, to compare with")
     rounds: int = option(10, smoke=1, help="rounds of a turn; the fastest counts")
-    turns: int = option(5, smoke=1, full=9, help="turns of each checkout")
+    turns: int = option(5, smoke=1, full=9, help="turns, each in its own process")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].checkout": "after: this one; before: the other one",
         "rows[].case": "hits: all units in DRAM; reads: an eighth",
         **{f"rows[].{name}": meaning for name, meaning in FIGURES.items()},
         **{f"after.*.{name}": f"{meaning}; by case, over the turns" for name, meaning in FIGURES.items()},
-        **{f"before.*.{name.rstrip('?')}?": f"{meaning}; the other checkout" for name, meaning in FIGURES.items()},
-        "after_over_before.*.*?": "ratio of each figure, by case, formed in each turn",
     }
     is_timing = True
-    over = {"turn": "turns"}
+    over = {"case": tuple(CASES), "turn": "turns"}
     full_minutes = 2
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """Yields a row per checkout and case."""
-        before = {"before": Path(self.options.before).resolve()} if self.options.before else {}
-        for name, checkout in (before | {"after": ROOT}).items():
-            for case, figures in self.cost(checkout).items():
-                yield {"checkout": name, "case": case, **figures}
+        case = cell["case"]
+        path = self.once(case, lambda: artifact_of(self.folder, case))
+        yield apart(self, "cost", str(path), case == "hits")
 
-    def cost(self, checkout: Path) -> dict[str, dict[str, float]]:
-        """Returns the figures of a checkout by case, measured in a process of its interpreter."""
-        python = Path(sys.executable) if checkout == ROOT else checkout / ".venv/bin/python"
-        if not python.exists():
-            raise ColdpressError(f"{checkout} has no .venv/bin/python; install that checkout, or name another --before")
-        command = [python, "-c", RUN, str(self.options.rounds)]
-        done = subprocess.run(command, cwd=checkout, check=False, capture_output=True, text=True)
-        if done.returncode:
-            raise ColdpressError(f"{checkout} cannot be measured: {(done.stderr.splitlines() or ['no answer'])[-1]}")
-        found = json.loads(done.stdout.splitlines()[-1])
-        if not all(figures["functions"] for figures in found.values()):
-            raise ColdpressError(f"{checkout}: its .venv runs the code of another folder; install the checkout into it")
-        return found
+    def cost(self, path: str, hits: bool) -> Row:
+        """Returns the figures of an artifact; runs in a new process."""
+        with Session(path) as session, np.errstate(all="ignore"):
+            decoder = session.decoder
+            decoder.begin(32)
+            decoder.prefill(np.arange(4))
+            for number in range(4):
+                decoder.decode(number)
+            figures, length = traced(session), decoder.length
+
+            def token() -> None:
+                decoder.decode(9)
+                decoder.roll_back(length)
+
+            def request() -> None:
+                deque(session.store.submit((3, FAMILY), FEW_UNITS), maxlen=0)
+
+            figures["token_us"] = least_us(token, self.options.rounds, 5)
+            if hits:
+                figures["request_us"] = least_us(request, self.options.rounds, 100)
+        return figures
 
     def figures(self, rows: Rows) -> Figures:
-        found: dict[str, dict[str, Any]] = {"after_over_before": {}}
-        for checkout, case in dict.fromkeys((row["checkout"], row["case"]) for row in rows):
-            turns = turns_of(rows, checkout, case)
-            found.setdefault(checkout, {})[case] = {
-                name: spread(samples) if name.endswith(US) else median(samples) for name, samples in turns.items()
-            }
-            if checkout == "after" and self.options.before:
-                before = turns_of(rows, "before", case)
-                found["after_over_before"][case] = {
-                    name: spread([after / then for after, then in zip(samples, before[name], strict=True)])
-                    for name, samples in turns.items()
-                }
-        return found
+        return {"after": {case: medians([row for row in rows if row["case"] == case]) for case in CASES}}
 
 
-def turns_of(rows: Rows, checkout: str, case: str) -> dict[str, list[float]]:
-    """Returns each figure in every turn."""
-    turns = [row for row in rows if row["checkout"] == checkout and row["case"] == case]
-    names = [name.rstrip("?") for name in FIGURES]
-    return {name: [turn[name] for turn in turns] for name in names if name in turns[0]}
+def medians(turns: Rows) -> Row:
+    """Returns each figure over the turns: the median of counts, the spread of times."""
+    found = {name: [turn[name] for turn in turns] for name in turns[0] if name not in ("turn", "case")}
+    return {name: (spread if name.endswith("_us") else median)(samples) for name, samples in found.items()}
+
+
+def artifact_of(folder: Path, case: str) -> Path:
+    """Writes a tiny artifact of two families in 12 layers and returns its path."""
+    pinned, slots = (CASES[case], 0.0) if case == "hits" else (0.0, CASES[case])
+    spec = small_spec(hidden_act="silu")
+    recipe = Recipe(spec, "topk", format="int8_group32", pinned_share=pinned, slots_share=slots)
+    return build_artifact(folder / case, recipe).path
+
+
+def traced(session: Session) -> dict[str, float]:
+    """Returns means over the requests of a decoded token."""
+    requests: list[dict[tuple[str, str], int]] = []
+    inside = False
+
+    def see(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal inside
+        code = frame.f_code
+        is_mlp = code.co_filename.endswith("/mlp.py") and "kernels" not in code.co_filename
+        if event == "call" and is_mlp and code.co_name == "begin" and not inside:
+            inside = True
+            requests.append({})
+        if event == "call" and inside:
+            if code.co_name == "residency" and len(requests[-1]) and "residency" in {name for _, name in requests[-1]}:
+                requests.append({})  # the second family's request begins
+            key = code.co_filename, code.co_name
+            requests[-1][key] = requests[-1].get(key, 0) + 1
+        if event == "return" and is_mlp and code.co_name == "result":
+            inside = False
+
+    sys.setprofile(see)
+    session.decoder.decode(7)
+    sys.setprofile(None)
+    own = [{key: count for key, count in each.items() if _is_own(key[0])} for each in requests]
+    return {
+        "requests": len(requests),
+        "calls": mean(sum(each.values()) for each in own),
+        "functions": mean(map(len, own)),
+        "files": mean(len({file for file, _ in each}) for each in own),
+        "calls_with_libraries": mean(sum(each.values()) for each in requests),
+    }
+
+
+def _is_own(file: str) -> bool:
+    return Path(file).is_relative_to(ROOT) and ".venv" not in file
+
+
+def least_us(work: Callable[[], object], rounds: int, repeats: int) -> float:
+    """Returns the microseconds of this thread's processor time that `work` takes: the least of several rounds.
+
+    It is processor time, since wall time would include other work on the machine.
+    """
+    found = []
+    for _ in range(rounds):
+        start = time.thread_time()
+        for _ in range(repeats):
+            work()
+        found.append((time.thread_time() - start) / repeats)
+    return 1e6 * min(found)
 
 
 if __name__ == "__main__":
