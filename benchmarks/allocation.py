@@ -6,7 +6,6 @@ it. Test text is scored. `uniform` of `dip` is that selector's own line. A gain 
 perplexity that `greedy` saves.
 """
 
-import itertools
 import math
 import statistics
 from collections.abc import Iterator
@@ -28,10 +27,7 @@ from coldpress.runtime.profiles.devices import read_device
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.activations import Activations
 
-SPLITS: dict[str, tuple[str, slice]] = {
-    "calibration": ("fit", slice(0, 64)),
-    "validation": ("fit", slice(64, 72)),
-}
+SPLITS = {"calibration": ("fit", slice(0, 64)), "validation": ("fit", slice(64, 72))}
 FAMILIES = ("attn_in", "attn_out", "mlp_in", "mlp_mid")
 FORMAT = "int4_group32"
 DEVICE = ROOT / "profiles/devices/pixel6.yaml"
@@ -90,17 +86,16 @@ class Options:
     rules: tuple[str, ...] = option(RULES, choices=RULES, help="values of density_allocation")
     attention: bool = option(False, help="also prune the inputs of attention's matrices, which the density then counts")
     tokens: int = option(
-        2048,
+        1024,
         smoke=256,
         full=AllocationConfig().allocation_tokens,
         help="calibration tokens on which the rules measure losses",
     )
-    test_blocks: int = option(16, smoke=2, full=32, help="blocks of 256 tokens of test text")
+    test_blocks: int = option(12, smoke=2, full=32, help="blocks of 256 tokens of test text")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].model": "model",
         "rows[].method": "selector; dense: nothing is pruned",
         "rows[].asked": "density that the rule divides",
         "rows[].rule": "value of density_allocation; empty for the dense model",
@@ -113,12 +108,10 @@ class Plugin(Benchmark[Options]):
     needs_data = True
     full_minutes = 240
 
-    def cells(self) -> Iterator[Cell]:
-        options = self.options
-        for model in options.models:
-            yield {"model": model, "method": "dense", "asked": 1.0, "rule": ""}
-            for method, density, rule in itertools.product(options.methods, options.densities, options.rules):
-                yield {"model": model, "method": method, "asked": density, "rule": rule}
+    over = (
+        {"model": "models", "method": ("dense",), "asked": (1.0,), "rule": ("",)},
+        {"model": "models", "method": "methods", "asked": "densities", "rule": "rules"},
+    )
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         model, name, density, rule = cell["model"], cell["method"], cell["asked"], cell["rule"]

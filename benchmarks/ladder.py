@@ -3,9 +3,8 @@
 The cases are layers of a 7B with planted activity, and a small real model whose units have a 7B's bytes
 (benchmarks/shared/widened.py). `dram` is the share of the bytes on flash that DRAM holds, beside the parts that are
 always resident: attention, embeddings, predictors, the gate where the selector reads it. The steps are those of
-runtime/cli/ladder.py and three other layouts of the same weights. Before `+bundling` the slices of a unit lie apart
+runtime/cli/ladder.py and two other layouts of the same weights. Before `+bundling` the slices of a unit lie apart
 (benchmarks/shared/unbundled.py). Before `+ordering` units lie by their number and not as the order stage puts them.
-With `+groups` the units of consecutive layers lie side by side and are read ahead together.
 
 Each combination runs in a process under the kernel's caps of the device, all scaled by one factor. A step and the best
 setting before it decode the same passages of one document, in turn; the passage before these fills the caches. Passages
@@ -32,26 +31,14 @@ from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.shared import llama_mmap, planted, unbundled, widened
 from benchmarks.shared.climb import FILLING_TOKENS, Climb, Placed, best_before, gains, least_bytes, row_of
 from benchmarks.shared.emulated import OTHER_BYTES, apart_under_caps
-from benchmarks.shared.planted import (
-    CASES,
-    GROUP_LAYERS,
-    GROUPED,
-    ORDERED,
-    STRUCTURAL,
-    WIDTH_7B,
-    artifact_of,
-    plan_of,
-    topic_tokens,
-)
+from benchmarks.shared.planted import CASES, ORDERED, STRUCTURAL, WIDTH_7B, artifact_of, plan_of, topic_tokens
 from coldpress.runtime import _native
-from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.cli import ladder
 from coldpress.runtime.cli.emulation import emulated
 from coldpress.runtime.profiles.devices import load_device
-from coldpress.runtime.store.ahead_room import NOTHING, fitting
 
 LLAMA_TOKENS = 8
-ORDERING, OVERLAP, PRELOAD = "+ordering", "+overlap", "+preload"
+ORDERING, OVERLAP = "+ordering", "+overlap"
 MEAN_GAIN = 1.68
 """Mean gain of ordering and collapse over five models (Ripple 6.3)."""
 AT_ONCE = 3
@@ -71,8 +58,7 @@ def changes_of(cell: Cell, folder: Path) -> tuple[Placed, list[tuple[str, ladder
     choosing = [selector, window, *caches]
     if cell["case"] == widened.CASE:  # one cache on both sides, whatever it gains
         choosing = [(f"{selector[0]}, {name}", change) for name, change in caches]
-    image, grouped = image_of(cell["case"], folder), artifact_of(cell["case"], GROUPED, folder)
-    groups = (f"+groups of {GROUP_LAYERS}", lambda before: in_groups(before, grouped))
+    image = image_of(cell["case"], folder)
 
     def apart(change: ladder.Change) -> ladder.Change:
         return lambda before: _put(change(before), image=image)
@@ -83,14 +69,7 @@ def changes_of(cell: Cell, folder: Path) -> tuple[Placed, list[tuple[str, ladder
         ("+bundling", lambda before: _put(before, image=None)),
         (ORDERING, lambda before: _put(before, path=ordered)),
         *others,
-        *([groups] if others[-1][0].startswith(PRELOAD) else []),
     ]
-
-
-def in_groups(before: ladder.Setting, grouped: Path) -> ladder.Setting:
-    """Places units of consecutive layers side by side and reads them ahead together (ActiveFlow 3)."""
-    manifest, plan = open_artifact(grouped).manifest, before.plan.model_copy(update=NOTHING.fields)
-    return ladder.with_preload(manifest, _put(before, plan=plan, path=grouped), fitting(manifest, plan))
 
 
 def _put(before: ladder.Setting, **changes: Any) -> ladder.Setting:
@@ -195,7 +174,7 @@ class Plugin(Benchmark[Options]):
         shutil.rmtree(folder, ignore_errors=True)
         is_real = case == widened.CASE
         material = widened.material(self.folder, width) if is_real else planted.material(case, layers, width)
-        planted.write(case, material, folder)
+        planted.write(case, material, folder, (STRUCTURAL, ORDERED))
         path = artifact_of(case, STRUCTURAL, folder)
         unbundled.write(path, image_of(case, folder))
         if self.options.llama:

@@ -32,7 +32,7 @@ def judged(shape: SimilarLayers, order: Order) -> tuple[Plan, float]:
     return layout.plans[0], asked[0][1]
 
 
-def measure(shapes: list[SimilarLayers], num_tokens: int, one_s: float) -> list[dict[str, Any]]:
+def measure(shapes: list[SimilarLayers], num_tokens: int) -> list[dict[str, Any]]:
     """Returns a row per shape. They differ only in the layers' similarity, on which reads on demand do not depend."""
     first = shapes[0]
     order = first.order
@@ -52,7 +52,6 @@ def measure(shapes: list[SimilarLayers], num_tokens: int, one_s: float) -> list[
                 "bound": plain.token_s / max(plain.flash_s, plain.dram_s),
                 "precision": ahead.precision,
                 "token_s": plain.token_s,
-                "over_one": one_s / plain.token_s,
                 "preload_buffer_bytes": on.preload_buffer_bytes,
                 "preload_guess": on.preload_guess,
                 "collapse_gap_bytes": on.collapse_gap_bytes,
@@ -66,7 +65,6 @@ class Options:
     devices: tuple[str, ...] = option(("pixel6", "iphone-a18"), smoke=("pixel6",), full=DEVICES, help="device profiles")
     cases: tuple[str, ...] = option(("swiglu-50",), full=tuple(CASES), choices=CASES, help="activation and density")
     shares: tuple[float, ...] = option((0.5, 0.95), smoke=(0.5,), full=(0.5, 0.8, 0.95), help="shares of units in DRAM")
-    groups: tuple[int, ...] = option((1, 2), smoke=(1,), full=(1, 2, 4), help="layers that lie together on flash")
     similarity: tuple[float, ...] = option(
         (0.5, 0.95), smoke=(0.95,), full=(0.2, 0.5, 0.8, 0.95), help="cosines of the MLP inputs of successive layers"
     )
@@ -82,29 +80,18 @@ class Plugin(Benchmark[Options]):
         "rows[].bound": "gain if all reads and all computing ran side by side",
         "rows[].precision": "share of the bytes of units read ahead that were requested afterwards",
         "rows[].token_s": "modelled seconds per token without reading ahead",
-        "rows[].over_one": "modelled seconds with groups of one layer over token_s, both without reading ahead",
         "rows[].preload_buffer_bytes": "bytes of the plan's buffer for reading ahead",
         "rows[].preload_guess": "share of the guessed units that the build's plan reads ahead",
         "rows[].collapse_gap_bytes": "gap in bytes over which the plan joins reads",
     }
-    over = {"device": "devices", "case": "cases", "share": "shares", "layers_per_group": "groups"}
+    over = {"device": "devices", "case": "cases", "share": "shares"}
     full_minutes = 60
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """Yields a row per similarity."""
-        key = (cell["device"], cell["case"], cell["share"])
-        one_s = self.once(key, lambda: self._plain_s(*key))
-        shapes = [self._shape(*key, cell["layers_per_group"], each) for each in self.options.similarity]
-        yield from measure(shapes, self.options.tokens, one_s)
-
-    def _shape(self, device: str, case: str, share: float, layers_per_group: int, similarity: float) -> SimilarLayers:
-        return SimilarLayers(load_device(device), *CASES[case], similarity, share, layers_per_group)
-
-    def _plain_s(self, device: str, case: str, share: float) -> float:
-        """Returns the seconds of a token with groups of one layer."""
-        shape = self._shape(device, case, share, 1, self.options.similarity[0])
-        layout = shape.layout(order=[shape.order])
-        return shape.decoded(shape.artifact(layout), layout.plans[0], self.options.tokens).token_s
+        profile, case = load_device(cell["device"]), CASES[cell["case"]]
+        shapes = [SimilarLayers(profile, *case, each, cell["share"]) for each in self.options.similarity]
+        yield from measure(shapes, self.options.tokens)
 
 
 if __name__ == "__main__":

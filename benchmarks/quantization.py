@@ -16,8 +16,7 @@ import numpy as np
 
 from benchmarks.gates import MODELS
 from benchmarks.harness import Benchmark, Cell, Row, main, option
-from benchmarks.harness.places import data
-from benchmarks.shared.builds import build
+from benchmarks.shared.builds import build, settings
 from benchmarks.shared.cases import Replaced
 from coldpress.compiler.activity.choice import choice_of
 from coldpress.compiler.activity.forward import LayerStream
@@ -42,12 +41,10 @@ CODES = names("coldpress.runtime.quantization")
 
 def prepare(model: str, density: float, folder: Path, test_tokens: int) -> tuple[Model, Corpus, Sparsity]:
     """Returns the records of a build up to `allocate`; models with exact zeros are not pruned to a density."""
-    corpus, budget = MODELS[model]
-    label, settings = f"d{round(100 * density)}", DENSITIES[density]
-    settings = settings | {"model": model, "dram_budget": budget, "evaluation_tokens": test_tokens}
-    if corpus:
-        settings |= {"model": data() / "models" / model, "corpus": data() / corpus, "context_length": 256}
-    device = build(folder, "--until", "allocate", label=label, **settings)
+    asked = settings(model) | DENSITIES[density] | {"dram_budget": MODELS[model][1], "evaluation_tokens": test_tokens}
+    if model != "demo":
+        asked["context_length"] = 256
+    device = build(folder, "--until", "allocate", label=f"d{round(100 * density)}", **asked)
     built = device.parent
     return (
         load_record(built / "ingest.json", Model),
