@@ -1,11 +1,10 @@
 """Compares the law of a device's reads with its disk, at points it is fitted to, at other points and at requests.
 
-The grid of read sizes and reads in flight is measured on this disk, as `device measure` does, or taken from reports of
-fio (`--reports`). A `fit` row has the law of a grid, with its errors at points of a read size that it was not fitted
-to. `request` rows are requests on this disk as plans make them: a token uses clusters of units, and their reads are
-joined over a gap, so that reads of many sizes are in flight together; no fit has seen one. `gap` rows choose the gap of
-each set of units by the law. Requests and points are each the fastest of interleaved rounds, since other processes only
-lengthen a round.
+The grid of read sizes and reads in flight is measured on this disk, as `device measure` does. The `fit` row has the law
+of this grid, with its errors at points of a read size that it was not fitted to. `request` rows are requests on this
+disk as plans make them: a token uses clusters of units, and their reads are joined over a gap, so that reads of many
+sizes are in flight together; no fit has seen one. `gap` rows choose the gap of each set of units by the law. Requests
+and points are each the fastest of interleaved rounds, since other processes only lengthen a round.
 """
 
 import statistics
@@ -17,18 +16,15 @@ import numpy as np
 
 from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from coldpress.compiler.device import host
-from coldpress.compiler.device.fio import Stated, import_fio, read_report
 from coldpress.compiler.device.measure import storage_of
 from coldpress.compiler.device.shown import held_out_errors
 from coldpress.runtime.extents import Extents
-from coldpress.runtime.profiles.devices import load_device
 from coldpress.runtime.store import planner
 from coldpress.runtime.store.planner import Strided
 from coldpress.runtime.store.reads import MAX_READ_BYTES
 from coldpress.schemas.device import Flash, flash_seconds
 from coldpress.schemas.law import OVERLAPS
 
-DISK = "disk"
 UNIT_BYTES = (1536, 4608, 12288, 28672)
 NUM_UNITS = 11008
 DENSITIES = (0.01, 0.04)
@@ -109,14 +105,12 @@ def fit_row(flash: Flash) -> Row:
 
 @dataclass(frozen=True)
 class Options:
-    reports: tuple[str, ...] = option((), help="files that fio wrote with --output-format=json")
     rounds: int = option(12, smoke=2, full=60, help="rounds; the fastest of each point and request counts")
     file_mib: int = option(1024, smoke=320, help="MiB of the file that is read")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].grid": "disk: measured on this machine; else the file of fio's report",
         "rows[].part": "fit: a law on a grid; request: one planned request; gap: the gap chosen for a set of units",
         "rows[].latency_s?": "fit: latency of a read in seconds",
         "rows[].reads_per_s?": "fit: operations per second without their bytes",
@@ -134,22 +128,16 @@ class Plugin(Benchmark[Options]):
         "rows[].seconds?": "request: measured seconds, fastest round",
         "rows[].error?": "request: seconds by the fitted law over measured seconds, minus 1",
         "rows[].of_best?": "gap: measured seconds with the fastest gap over those with the fitted law's",
-        "held_median": "relative error of the fitted law at left-out read sizes: median over grids of their medians",
-        "held_worst": "relative error of the fitted law at left-out read sizes: largest of all grids",
+        "held_median": "relative error of the fitted law at left-out read sizes, median over points",
+        "held_worst": "relative error of the fitted law at left-out read sizes, largest",
         "request_median": "relative error of the fitted law at requests, median",
         "request_worst": "relative error of the fitted law at requests, largest",
     }
     is_timing = True
-    over = ({"grid": (DISK,)}, {"grid": "reports"})
     full_minutes = 5
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """Yields the laws of a grid; for the disk also requests and gaps."""
-        if cell["grid"] != DISK:
-            base = load_device("pixel6")  # fio's report has no DRAM, and the law needs none
-            flash = import_fio(read_report(Path(cell["grid"])), "reported", base, Stated()).flash
-            yield fit_row(flash)
-            return
+        """Yields the law, requests and gaps."""
         sets = wanted_sets(7)
         found = measured(self.folder, sets, self.options.file_mib << 20, self.options.rounds)
         yield fit_row(found.flash)
@@ -157,11 +145,11 @@ class Plugin(Benchmark[Options]):
         yield from gap_rows(found, sets)
 
     def figures(self, rows: Rows) -> Figures:
-        fitted = [row for row in rows if row["part"] == "fit" and row["held_median"]]
+        (law,) = (row for row in rows if row["part"] == "fit")
         errors = [abs(row["error"]) for row in rows if row["part"] == "request"]
         return {
-            "held_median": statistics.median(row["held_median"] for row in fitted),
-            "held_worst": max(row["held_worst"] for row in fitted),
+            "held_median": law["held_median"],
+            "held_worst": law["held_worst"],
             "request_median": statistics.median(errors),
             "request_worst": max(errors),
         }
