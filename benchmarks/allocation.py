@@ -34,10 +34,10 @@ DEVICE = ROOT / "profiles/devices/pixel6.yaml"
 RULES = names("coldpress.compiler.stages.allocate")
 
 
-def method_of(name: str, case: Case, inputs: Inputs, attention: bool) -> Method:
-    """Returns a selector with its default options; `attention` adds attention's matrices."""
+def method_of(name: str, case: Case, inputs: Inputs) -> Method:
+    """Returns a selector with its default options."""
     selector, spec = load("coldpress.runtime.sparsity", Selector, name), case.model.spec
-    options = options_of(selector, {"attention": True} if attention else {})
+    options = options_of(selector, {})
     sizes = {family: unit_bytes(family, spec, FORMAT) for family in selector.families(spec, options)}
     reads = {family: read_units(inputs.device.flash, size, 1) for family, size in sizes.items()}
     return Method(name, selector, options, sizes, reads)
@@ -84,7 +84,6 @@ class Options:
     )
     densities: tuple[float, ...] = option((0.5,), full=(0.6, 0.5, 0.4, 0.3), help="used shares of the MLP's bytes")
     rules: tuple[str, ...] = option(RULES, choices=RULES, help="values of density_allocation")
-    attention: bool = option(False, help="also prune the inputs of attention's matrices, which the density then counts")
     tokens: int = option(
         1024,
         smoke=256,
@@ -124,7 +123,7 @@ class Plugin(Benchmark[Options]):
         work = Workspace(case.folder / f"{name}-{density}-{rule}", "benchmark")
         inputs = Inputs(case.model, activations, read_device(DEVICE), work, case.corpus(), case.stream.threads)
         config = AllocationConfig(density_allocation=rule, allocation_tokens=self.options.tokens, compute_device="cpu")
-        yield row_of(case, inputs, method_of(name, case, inputs, self.options.attention), config, density)
+        yield row_of(case, inputs, method_of(name, case, inputs), config, density)
 
     def figures(self, rows: Rows) -> Figures:
         saved = gains(rows)

@@ -4,8 +4,7 @@ The units that tokens use in a layer, of real models and of planted ones at a 7B
 policy; its misses become reads by the runtime's planner. A request takes the device's seconds for these reads, or those
 for computing with all used units and copying the units that the cache keeps, whichever is more
 (runtime/store/computing.py). Slots are a share of the layer's units; `static` pins the most frequent units of
-calibration text, `none` has no slots. The text before the measured one fills the caches. `--split validation` serves to
-choose parameters; the default is the test text.
+calibration text, `none` has no slots. The text before the measured one fills the caches.
 
 Four figures are compared with the papers': the gain of policies over no cache and over each other (DIP, Fig. 11;
 benchmarks.dip_ca has its cache-aware masks), the DRAM that an order by co-activation saves (Ripple, Fig. 14: up to 1.50
@@ -42,8 +41,6 @@ from tests.support.caches import empty
 
 POLICIES = ("none", "lru", "lfu", "s3fifo", "linked", "static", "belady")
 ALL_POLICIES = (*POLICIES, "window", "linked:linked_over=lfu", "linked:linked_over=s3fifo")
-BEFORE = {"test": "validation", "validation": "calibration"}
-"""Split -> the split whose text fills the caches."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ class Replayed:
     """The replay of one layer's trace through a cache."""
 
     missed: np.ndarray
-    """bool [T, num_units], the units that each token of the split misses."""
+    """bool [T, num_units], the units that each token of the measured text misses."""
     kept: np.ndarray
     """int64 [T], how many of the missed units the cache keeps."""
     decide_s: float
@@ -60,14 +57,14 @@ class Replayed:
     """Misses, including those of the text that fills the cache: Belady's theorem covers all requests."""
 
 
-def replayed(text: str, trace: Trace, slots: float, split: str) -> Replayed:
-    """Replays the text before the split, then the split, through a policy."""
+def replayed(text: str, trace: Trace, slots: float) -> Replayed:
+    """Replays a text that fills the cache, then the measured one, through a policy."""
     name, options = ("static", {}) if text == "none" else read_choice(text)
     num_units = trace.order.size
     count = 0 if text == "none" else round(slots * num_units)
     position = np.empty_like(trace.order)
     position[trace.order] = np.arange(num_units, dtype=position.dtype)
-    used = np.concatenate([trace.used[BEFORE[split]][-4 * CONTEXT_TOKENS :], trace.used[split]])
+    used = np.concatenate([trace.used["validation"][-4 * CONTEXT_TOKENS :], trace.used["test"]])
     requests = [np.flatnonzero(row).astype(np.int32) for row in used]
     pins = trace.rank[: count if name == "static" else 0].tolist()
     cache = empty(name, num_units, count - len(pins), pins, position=position, requests=requests, **options)
@@ -81,7 +78,7 @@ def replayed(text: str, trace: Trace, slots: float, split: str) -> Replayed:
         cache.end_tokens()
         seconds += time.perf_counter() - start
         missed[token, ids[present]] = False
-    num_tokens = len(trace.used[split])
+    num_tokens = len(trace.used["test"])
     return Replayed(missed[-num_tokens:], kept[-num_tokens:], seconds / len(requests), int(np.count_nonzero(missed)))
 
 
@@ -127,7 +124,6 @@ class Options:
     )
     slots: tuple[float, ...] = option((0.1, 0.3, 0.5), smoke=(0.3,), help="shares of a family's units that have slots")
     devices: tuple[str, ...] = option(("pixel6", "iphone-a18"), smoke=("pixel6",), help="device profiles")
-    split: str = option("test", choices=BEFORE, help="text that is measured")
     layers: int = option(2, smoke=1, help="layers of each model that are replayed")
 
 
@@ -178,13 +174,13 @@ class Plugin(Benchmark[Options]):
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """Yields a row per device: means over the layers and families of a case."""
-        case, split = cell["case"], self.options.split
+        case = cell["case"]
         traces = self.once(case, lambda: list(traces_of(case, self.folder / case, self.options.layers)))
-        found = [replayed(cell["policy"], one, cell["slots"], split) for one in traces]
+        found = [replayed(cell["policy"], one, cell["slots"]) for one in traces]
         for name in self.options.devices:
             device = load_device(name)
             parts = [
-                row_of(trace, trace.used[split], one, device) | {"us_per_request": 1e6 * one.decide_s}
+                row_of(trace, trace.used["test"], one, device) | {"us_per_request": 1e6 * one.decide_s}
                 for trace, one in zip(traces, found, strict=True)
             ]
             yield {"device": name} | {key: statistics.fmean(part[key] for part in parts) for key in parts[0]}

@@ -37,7 +37,7 @@ from coldpress.runtime.cli import ladder
 from coldpress.runtime.cli.emulation import emulated
 from coldpress.runtime.profiles.devices import load_device
 
-LLAMA_TOKENS = 8
+ARTIFACTS, LLAMA_TOKENS = "artifacts", 8
 ORDERING, OVERLAP = "+ordering", "+overlap"
 MEAN_GAIN = 1.68
 """Mean gain of ordering and collapse over five models (Ripple 6.3)."""
@@ -170,7 +170,7 @@ class Plugin(Benchmark[Options]):
 
     def artifacts(self, case: str) -> Path:
         """Returns the folder with the artifacts of a case; removes those of the case before."""
-        folder, layers, width = self._folder, self.options.layers, self.options.width
+        folder, layers, width = self.folder / ARTIFACTS, self.options.layers, self.options.width
         shutil.rmtree(folder, ignore_errors=True)
         is_real = case == widened.CASE
         material = widened.material(self.folder, width) if is_real else planted.material(case, layers, width)
@@ -181,14 +181,10 @@ class Plugin(Benchmark[Options]):
             llama_mmap.export(path, gguf_of(case, folder))
         return folder
 
-    @property
-    def _folder(self) -> Path:
-        return self.folder / "artifacts"
-
     def climb(self, cell: Cell) -> Row:
         """Returns the row of all steps of a combination; runs in a process under the caps."""
         _native.set_num_threads(os.cpu_count() or 1)
-        first, changes = changes_of(cell, self._folder)
+        first, changes = changes_of(cell, self.folder / ARTIFACTS)
         passages = passages_of(cell["case"], 1 + self.options.rounds, max(self.options.tokens, FILLING_TOKENS) + 2)
         climb = Climb(load_device(cell["device"]), passages, self.options.tokens)
         found = list(climb.steps(first, changes))
@@ -204,7 +200,7 @@ class Plugin(Benchmark[Options]):
 
     def llama(self, case: str, num_tokens: int) -> dict[str, float]:
         """Returns llama.cpp's speed and memory after some tokens; runs in a process under the caps."""
-        return llama_mmap.measure(gguf_of(case, self._folder), passages_of(case, 3, 2), num_tokens)
+        return llama_mmap.measure(gguf_of(case, self.folder / ARTIFACTS), passages_of(case, 3, 2), num_tokens)
 
     def figures(self, rows: Rows) -> Figures:
         found = {}
