@@ -170,7 +170,7 @@ class Plugin(Benchmark[Options]):
     }
     needs_data = True
     over = {"case": "cases", "slots": "slots", "policy": "policies"}
-    full_minutes = 30
+    full_minutes = 15
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """Yields a row per device: means over the layers and families of a case."""

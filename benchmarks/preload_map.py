@@ -85,7 +85,7 @@ class Plugin(Benchmark[Options]):
         "rows[].collapse_gap_bytes": "gap in bytes over which the plan joins reads",
     }
     over = {"device": "devices", "case": "cases", "share": "shares"}
-    full_minutes = 60
+    full_minutes = 20
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """Yields a row per similarity."""

@@ -123,7 +123,7 @@ class Plugin(Benchmark[Options]):
     }
     needs_data = True
     over = {"model": "models", "density": "densities", "format": "formats"}
-    full_minutes = 90
+    full_minutes = 60
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """Yields a row per algorithm."""

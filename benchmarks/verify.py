@@ -89,18 +89,14 @@ class Plugin(Benchmark[Options]):
     def measure(self, cell: Cell) -> Iterator[Row]:
         shape, whole = cell["shape"], WHOLE_LAYERS[cell["shape"]]
         layers = [min(count, whole) for count in self.options.layers]
-        blocks = 2
-        if shape != "small":
-            most = DEFAULTS.evaluation_tokens // DEFAULTS.block_tokens
-            blocks = min(most, num_measured(VerifyConfig(), DEFAULTS.block_tokens, PARAMETERS[shape]))
-        builds = [
-            self._build(f"{shape}-{number}", shape, count, blocks * DEFAULTS.block_tokens)
-            for number, count in enumerate(layers)
-        ]
+        most = 2 if shape == "small" else DEFAULTS.evaluation_tokens // DEFAULTS.block_tokens
+        blocks = min(most, num_measured(VerifyConfig(), DEFAULTS.block_tokens, PARAMETERS[shape]))
+        test_tokens = blocks * DEFAULTS.block_tokens
+        builds = [self._build(f"{shape}-{number}", shape, count, test_tokens) for number, count in enumerate(layers)]
         found = [stages_of for _, stages_of in builds]
         yield {
             "layers": layers,
-            "test_tokens": blocks * DEFAULTS.block_tokens,
+            "test_tokens": test_tokens,
             "stages_s": [sum(stage.wall_s for stage in each.values()) for each in found],
             "stages_cpu_s": [sum(stage.cpu_s for stage in each.values()) for each in found],
             "verify_s": [each["verify"].wall_s for each in found],
@@ -119,7 +115,7 @@ class Plugin(Benchmark[Options]):
         evaluation_tokens = max(test_tokens, 512 if options.warm else DEFAULTS.evaluation_tokens)
         config: dict[str, Any] = {"device": "pixel6", "calibration_tokens": options.tokens, "method": options.method}
         config |= {"evaluation_tokens": evaluation_tokens, "test_tokens": test_tokens}
-        config |= {"dram_budget": "95%" if options.warm else "80%"}
+        config["dram_budget"] = "95%" if options.warm else "80%"
         text = 4 * options.tokens + 4 * evaluation_tokens + 40960
         target, _ = built(folder, shape, layers, text, options.warm, **config)
         return target, stages(folder, measure_disk(folder, 32 << 20))
@@ -191,9 +187,7 @@ def noise_of(layers: Sequence[int], cpu_s: Mapping[str, np.ndarray]) -> float | 
     squares, freedom = 0.0, 0
     for name, found in cpu_s.items():
         same = name in SHARED or len(set(layers)) == 1
-        expected = np.full(len(found), found.mean())
-        if not same:
-            expected = np.array([weights_of(layers, count) @ found for count in layers])
+        expected = found.mean() if same else np.array([weights_of(layers, count) @ found for count in layers])
         squares += float(((found - expected) ** 2).sum()) / found.mean() ** 2
         freedom += len(found) - (1 if same else 2)
     return (squares / freedom) ** 0.5 if freedom else None
