@@ -1,63 +1,35 @@
 """Changes one artifact's DRAM budget from 20 to 100 % of its weights during one text: memory, speed, tokens.
 
-A child process generates one text; between tokens it gets another budget, up and down again. Its memory is read from
-outside at the end of each phase and before it opens the artifact; the difference is compared with the budget. Before
-that, the child has run another, tiny artifact, so that the interpreter and libraries hold their own memory already.
-Speed is that of the phase's second half, in one run, on real flash (O_DIRECT). The text is compared with that of a run
-with one budget. The model is random and its layers are as similar as trained ones, so no single unit decides on a
-token. Predictors choose its neurons and do not depend on residency. Earlier tokens are penalized: otherwise such a
-model repeats itself and soon needs no flash.
+Another process generates one text; between tokens it gets another budget, up and down again. It reads its resident
+memory at the end of each phase and before it opens the artifact; the difference is compared with the budget. Before
+that, it has run another, tiny artifact, so that the interpreter and libraries hold their own memory already. Speed is
+that of the phase's second half, in one run, on real flash (O_DIRECT). The text is compared with that of a run with one
+budget. The model is random and its layers are as similar as trained ones, so no single unit decides on a token.
+Predictors choose its neurons and do not depend on residency. Earlier tokens are penalized: otherwise such a model
+repeats itself and soon needs no flash.
 """
 
-import json
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option, spread
+from benchmarks.harness.apart import apart
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
 from tests.support.artifacts import Recipe, build_artifact, small_spec
-from tests.support.data import ROOT
 from tests.support.similar import similar_weights
 
 SHARES = (0.2, 0.4, 0.6, 0.8, 1.0, 0.6, 0.2)
 PROMPT = [3, 14, 15, 9, 26]
 SIMILARITY = 0.6
 """Cosine between the MLP inputs of consecutive layers (ActiveFlow, Fig. 17a)."""
-SAMPLING: Mapping[str, Any] = {"repetition_penalty": 2.0}
-CHILD = """
-import json, sys
-import coldpress.runtime.cli.main
-from coldpress.runtime.generate.sampling import Sampling
-from coldpress.runtime.generate.session import Session
-tiny, path, prompt, budgets, tokens_per_phase, sampling = json.loads(sys.argv[1])
-sampling = Sampling(**sampling)
-
-def wait(**figures):
-    print(json.dumps(figures), flush=True)
-    sys.stdin.readline()
-
-with Session(tiny) as session:
-    session.generate(prompt, 16, sampling=sampling, ignore_eos=True)
-wait()
-session = Session(path, dram_budget_bytes=budgets[0])
-phase = []
-for token in session.stream(prompt, len(budgets) * tokens_per_phase, sampling=sampling, ignore_eos=True):
-    phase.append([token.id, token.seconds, token.hit_rate])
-    if len(phase) == tokens_per_phase:
-        wait(tokens=phase, used_bytes=session.store.dram_used_bytes)
-        phase = []
-        budgets.pop(0)
-        if budgets:
-            session.resize(budgets[0])
-"""
+SAMPLING = Sampling(repetition_penalty=2.0)
 
 
 @dataclass(frozen=True)
@@ -91,14 +63,29 @@ class Plugin(Benchmark[Options]):
         weights, count = weight_bytes(path), self.options.tokens_per_phase
         budgets = [int(share * weights) for share in SHARES]
         with Session(path, dram_budget_bytes=budgets[0]) as session:
-            expected = session.generate(
-                PROMPT, len(SHARES) * count, sampling=Sampling(**SAMPLING), ignore_eos=True
-            ).token_ids
+            told = session.generate(PROMPT, len(SHARES) * count, sampling=SAMPLING, ignore_eos=True)
         tiny = build_artifact(self.folder / "tiny", Recipe(method="predictor")).path
-        phases = run(tiny, path, budgets, count)
-        found = [token for phase in phases for token, _, _ in phase["tokens"]]
+        phases = apart(self, "phases", str(tiny), str(path), budgets)
+        same = [token for phase in phases for token, _, _ in phase["tokens"]] == list(told.token_ids)
         for share, budget, phase in zip(SHARES, budgets, phases, strict=True):
-            yield row_of(share, budget, phase) | {"weights_bytes": weights, "same_tokens": found == list(expected)}
+            yield row_of(share, budget, phase) | {"weights_bytes": weights, "same_tokens": same}
+
+    def phases(self, tiny: str, path: str, budgets: list[int]) -> list[dict[str, Any]]:
+        """Returns each phase's tokens (id, seconds, hit rate) and bytes; runs in its own process."""
+        with Session(tiny) as session:
+            session.generate(PROMPT, 16, sampling=SAMPLING, ignore_eos=True)
+        process, count = psutil.Process(), self.options.tokens_per_phase
+        before_bytes, found = process.memory_info().rss, list[dict[str, Any]]()
+        with Session(path, dram_budget_bytes=budgets[0]) as session:
+            tokens = session.stream(PROMPT, len(budgets) * count, sampling=SAMPLING, ignore_eos=True)
+            for budget in budgets:
+                if found:
+                    session.resize(budget)
+                phase = [(token.id, token.seconds, token.hit_rate) for token in islice(tokens, count)]
+                used = {"used_bytes": session.store.dram_used_bytes}
+                found.append({"tokens": phase, **used, "resident_bytes": process.memory_info().rss - before_bytes})
+            tokens.close()
+        return found
 
     def figures(self, rows: Rows) -> Figures:
         rising = [row["tokens_per_s"] for row in rows[: SHARES.index(1.0) + 1]]
@@ -118,15 +105,8 @@ def build(path: Path, intermediate_size: int) -> Path:
         max_position_embeddings=256,
         hidden_act="silu",
     )
-    recipe = Recipe(
-        spec=spec,
-        method="predictor",
-        context_length=256,
-        pinned_share=0.0,
-        read_buffer_bytes=4 << 20,
-        predictor_rank=8,
-        format="fp16",
-    )
+    shares = {"pinned_share": 0.0, "read_buffer_bytes": 4 << 20, "predictor_rank": 8}
+    recipe = Recipe(spec=spec, method="predictor", context_length=256, format="fp16", **shares)
     return build_artifact(path, recipe, similar_weights(spec, SIMILARITY)).path
 
 
@@ -134,24 +114,6 @@ def weight_bytes(path: Path) -> int:
     """Returns the bytes of the resident tensors and the units."""
     manifest = open_artifact(path).manifest
     return manifest.plans[0].resident_bytes + sum(section.length_bytes for section in manifest.flash.sections)
-
-
-def run(tiny: Path, path: Path, budgets: list[int], tokens_per_phase: int) -> list[dict[str, Any]]:
-    """Returns each phase's report of the child, with its resident bytes beyond those at the start."""
-    told = json.dumps([str(tiny), str(path), PROMPT, budgets, tokens_per_phase, SAMPLING])
-    command = [sys.executable, "-c", CHILD, told]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdin is not None
-        assert child.stdout is not None
-        child.stdout.readline()
-        process, phases = psutil.Process(child.pid), list[dict[str, Any]]()
-        at_first = process.memory_info().rss
-        for _ in budgets:
-            print("", file=child.stdin, flush=True)
-            phase = json.loads(child.stdout.readline())
-            phases.append(phase | {"resident_bytes": process.memory_info().rss - at_first})
-        child.communicate("\n")
-    return phases
 
 
 def row_of(share: float, budget: int, phase: dict[str, Any]) -> Row:

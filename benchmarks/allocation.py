@@ -6,7 +6,6 @@ it. Test text is scored. `uniform` of `dip` is that selector's own line. A gain 
 perplexity that `greedy` saves.
 """
 
-import itertools
 import math
 import statistics
 from collections.abc import Iterator
@@ -28,20 +27,17 @@ from coldpress.runtime.profiles.devices import read_device
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.activations import Activations
 
-SPLITS: dict[str, tuple[str, slice]] = {
-    "calibration": ("fit", slice(0, 64)),
-    "validation": ("fit", slice(64, 72)),
-}
+SPLITS = {"calibration": ("fit", slice(0, 64)), "validation": ("fit", slice(64, 72))}
 FAMILIES = ("attn_in", "attn_out", "mlp_in", "mlp_mid")
 FORMAT = "int4_group32"
 DEVICE = ROOT / "profiles/devices/pixel6.yaml"
 RULES = names("coldpress.compiler.stages.allocate")
 
 
-def method_of(name: str, case: Case, inputs: Inputs, attention: bool) -> Method:
-    """Returns a selector with its default options; `attention` adds attention's matrices."""
+def method_of(name: str, case: Case, inputs: Inputs) -> Method:
+    """Returns a selector with its default options."""
     selector, spec = load("coldpress.runtime.sparsity", Selector, name), case.model.spec
-    options = options_of(selector, {"attention": True} if attention else {})
+    options = options_of(selector, {})
     sizes = {family: unit_bytes(family, spec, FORMAT) for family in selector.families(spec, options)}
     reads = {family: read_units(inputs.device.flash, size, 1) for family, size in sizes.items()}
     return Method(name, selector, options, sizes, reads)
@@ -88,19 +84,17 @@ class Options:
     )
     densities: tuple[float, ...] = option((0.5,), full=(0.6, 0.5, 0.4, 0.3), help="used shares of the MLP's bytes")
     rules: tuple[str, ...] = option(RULES, choices=RULES, help="values of density_allocation")
-    attention: bool = option(False, help="also prune the inputs of attention's matrices, which the density then counts")
     tokens: int = option(
-        2048,
+        1024,
         smoke=256,
         full=AllocationConfig().allocation_tokens,
         help="calibration tokens on which the rules measure losses",
     )
-    test_blocks: int = option(16, smoke=2, full=32, help="blocks of 256 tokens of test text")
+    test_blocks: int = option(12, smoke=2, full=32, help="blocks of 256 tokens of test text")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].model": "model",
         "rows[].method": "selector; dense: nothing is pruned",
         "rows[].asked": "density that the rule divides",
         "rows[].rule": "value of density_allocation; empty for the dense model",
@@ -113,12 +107,10 @@ class Plugin(Benchmark[Options]):
     needs_data = True
     full_minutes = 240
 
-    def cells(self) -> Iterator[Cell]:
-        options = self.options
-        for model in options.models:
-            yield {"model": model, "method": "dense", "asked": 1.0, "rule": ""}
-            for method, density, rule in itertools.product(options.methods, options.densities, options.rules):
-                yield {"model": model, "method": method, "asked": density, "rule": rule}
+    over = (
+        {"model": "models", "method": ("dense",), "asked": (1.0,), "rule": ("",)},
+        {"model": "models", "method": "methods", "asked": "densities", "rule": "rules"},
+    )
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         model, name, density, rule = cell["model"], cell["method"], cell["asked"], cell["rule"]
@@ -131,7 +123,7 @@ class Plugin(Benchmark[Options]):
         work = Workspace(case.folder / f"{name}-{density}-{rule}", "benchmark")
         inputs = Inputs(case.model, activations, read_device(DEVICE), work, case.corpus(), case.stream.threads)
         config = AllocationConfig(density_allocation=rule, allocation_tokens=self.options.tokens, compute_device="cpu")
-        yield row_of(case, inputs, method_of(name, case, inputs, self.options.attention), config, density)
+        yield row_of(case, inputs, method_of(name, case, inputs), config, density)
 
     def figures(self, rows: Rows) -> Figures:
         saved = gains(rows)

@@ -3,9 +3,8 @@
 The units that tokens use in a layer, of real models and of planted ones at a 7B's size, are replayed through each
 policy; its misses become reads by the runtime's planner. A request takes the device's seconds for these reads, or those
 for computing with all used units and copying the units that the cache keeps, whichever is more
-(runtime/store/computing.py). Slots are a share of the layer's units; some are pinned, the most frequent units of
-calibration text; `static` pins all, `none` has no slots. The text before the measured one fills the caches. `--split
-validation` serves to choose parameters; the default is the test text.
+(runtime/store/computing.py). Slots are a share of the layer's units; `static` pins the most frequent units of
+calibration text, `none` has no slots. The text before the measured one fills the caches.
 
 Four figures are compared with the papers': the gain of policies over no cache and over each other (DIP, Fig. 11;
 benchmarks.dip_ca has its cache-aware masks), the DRAM that an order by co-activation saves (Ripple, Fig. 14: up to 1.50
@@ -41,20 +40,7 @@ from coldpress.schemas.device import DeviceProfile
 from tests.support.caches import empty
 
 POLICIES = ("none", "lru", "lfu", "s3fifo", "linked", "static", "belady")
-ALL_POLICIES = (
-    "none",
-    "lru",
-    "lfu",
-    "s3fifo",
-    "window",
-    "linked",
-    "linked:linked_over=lfu",
-    "linked:linked_over=s3fifo",
-    "static",
-    "belady",
-)
-BEFORE = {"test": "validation", "validation": "calibration"}
-"""Split -> the split whose text fills the caches."""
+ALL_POLICIES = (*POLICIES, "window", "linked:linked_over=lfu", "linked:linked_over=s3fifo")
 
 
 @dataclass(frozen=True)
@@ -62,7 +48,7 @@ class Replayed:
     """The replay of one layer's trace through a cache."""
 
     missed: np.ndarray
-    """bool [T, num_units], the units that each token of the split misses."""
+    """bool [T, num_units], the units that each token of the measured text misses."""
     kept: np.ndarray
     """int64 [T], how many of the missed units the cache keeps."""
     decide_s: float
@@ -71,16 +57,16 @@ class Replayed:
     """Misses, including those of the text that fills the cache: Belady's theorem covers all requests."""
 
 
-def replayed(text: str, trace: Trace, slots: float, pinned: float, split: str) -> Replayed:
-    """Replays the text before the split, then the split, through a policy."""
+def replayed(text: str, trace: Trace, slots: float) -> Replayed:
+    """Replays a text that fills the cache, then the measured one, through a policy."""
     name, options = ("static", {}) if text == "none" else read_choice(text)
     num_units = trace.order.size
     count = 0 if text == "none" else round(slots * num_units)
     position = np.empty_like(trace.order)
     position[trace.order] = np.arange(num_units, dtype=position.dtype)
-    used = np.concatenate([trace.used[BEFORE[split]][-4 * CONTEXT_TOKENS :], trace.used[split]])
+    used = np.concatenate([trace.used["validation"][-4 * CONTEXT_TOKENS :], trace.used["test"]])
     requests = [np.flatnonzero(row).astype(np.int32) for row in used]
-    pins = trace.rank[: count if name == "static" else round(pinned * count)].tolist()
+    pins = trace.rank[: count if name == "static" else 0].tolist()
     cache = empty(name, num_units, count - len(pins), pins, position=position, requests=requests, **options)
     missed, kept, seconds = used.copy(), np.zeros(len(used), np.int64), 0.0
     for token, ids in enumerate(requests):
@@ -92,7 +78,7 @@ def replayed(text: str, trace: Trace, slots: float, pinned: float, split: str) -
         cache.end_tokens()
         seconds += time.perf_counter() - start
         missed[token, ids[present]] = False
-    num_tokens = len(trace.used[split])
+    num_tokens = len(trace.used["test"])
     return Replayed(missed[-num_tokens:], kept[-num_tokens:], seconds / len(requests), int(np.count_nonzero(missed)))
 
 
@@ -137,9 +123,7 @@ class Options:
         help="cache policies, with options as coldpress-run takes them; none: no cache",
     )
     slots: tuple[float, ...] = option((0.1, 0.3, 0.5), smoke=(0.3,), help="shares of a family's units that have slots")
-    pinned: tuple[float, ...] = option((0.0,), full=(0.0, 0.5), help="shares of the slots that are pinned")
     devices: tuple[str, ...] = option(("pixel6", "iphone-a18"), smoke=("pixel6",), help="device profiles")
-    split: str = option("test", choices=BEFORE, help="text that is measured")
     layers: int = option(2, smoke=1, help="layers of each model that are replayed")
 
 
@@ -158,10 +142,9 @@ class Plugin(Benchmark[Options]):
         **{
             f"{table}[].{name}?": f"{title}: {meaning}"
             for table, title in (
-                ("over_none", "gain in modelled seconds over no cache, without pins"),
-                ("over_lru", "gain in modelled seconds over lru, without pins"),
-                ("over_lru_with_pins", "gain in modelled seconds over lru, each with its best share of pins"),
-                ("linked_over_base", "gain in modelled seconds of linked policies over their base, without pins"),
+                ("over_none", "gain in modelled seconds over no cache"),
+                ("over_lru", "gain in modelled seconds over lru"),
+                ("linked_over_base", "gain in modelled seconds of linked policies over their base"),
             )
             for name, meaning in (
                 ("policy", "cache policy"),
@@ -186,18 +169,18 @@ class Plugin(Benchmark[Options]):
         "above_belady": "replays with fewer misses than Belady's; must be 0, since Belady's are the fewest possible",
     }
     needs_data = True
-    over = {"case": "cases", "slots": "slots", "pinned": "pinned", "policy": "policies"}
-    full_minutes = 30
+    over = {"case": "cases", "slots": "slots", "policy": "policies"}
+    full_minutes = 15
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """Yields a row per device: means over the layers and families of a case."""
-        case, split = cell["case"], self.options.split
+        case = cell["case"]
         traces = self.once(case, lambda: list(traces_of(case, self.folder / case, self.options.layers)))
-        found = [replayed(cell["policy"], one, cell["slots"], cell["pinned"], split) for one in traces]
+        found = [replayed(cell["policy"], one, cell["slots"]) for one in traces]
         for name in self.options.devices:
             device = load_device(name)
             parts = [
-                row_of(trace, trace.used[split], one, device) | {"us_per_request": 1e6 * one.decide_s}
+                row_of(trace, trace.used["test"], one, device) | {"us_per_request": 1e6 * one.decide_s}
                 for trace, one in zip(traces, found, strict=True)
             ]
             yield {"device": name} | {key: statistics.fmean(part[key] for part in parts) for key in parts[0]}
@@ -206,13 +189,11 @@ class Plugin(Benchmark[Options]):
         policies = self.options.policies
         cached = [policy for policy in policies if policy != "none"]
         linked = [(policy, _base_of(policy)) for policy in policies if policy.startswith("linked")]
-        bare = [row for row in rows if row["pinned"] == 0]
-        saved, context = dram_saved(bare), context_over_task(bare)
+        saved, context = dram_saved(rows), context_over_task(rows)
         tables = {
-            "over_none": [gains(bare, policy, "none") for policy in cached if "none" in policies],
-            "over_lru": [gains(bare, policy, "lru") for policy in cached if policy != "lru"],
-            "over_lru_with_pins": [gains(rows, policy, "lru") for policy in cached if policy != "lru"],
-            "linked_over_base": [gains(bare, policy, base) for policy, base in linked if base in policies],
+            "over_none": [gains(rows, policy, "none") for policy in cached if "none" in policies],
+            "over_lru": [gains(rows, policy, "lru") for policy in cached if policy != "lru"],
+            "linked_over_base": [gains(rows, policy, base) for policy, base in linked if base in policies],
             "dram_saved": saved,
             "context_over_task": context,
         }
@@ -220,8 +201,8 @@ class Plugin(Benchmark[Options]):
             **{name: table for name, table in tables.items() if table},
             "median_dram_saved": _median(one["saved"] for one in saved),
             "median_context_over_task": _median(one["context"] - one["task"] for one in context),
-            "median_loaded_share": _median(loaded_at_half(bare)),
-            "above_belady": above_belady(bare),
+            "median_loaded_share": _median(loaded_at_half(rows)),
+            "above_belady": above_belady(rows),
         }
 
 

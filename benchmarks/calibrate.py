@@ -17,7 +17,8 @@ from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.harness.apart import apart, peak_rss_bytes
 
 THREADS = 2
-BLOCK_TOKENS = 256
+BLOCK_TOKENS, BATCH_BLOCKS = 256, 8
+"""Tokens of a block; blocks in a call of the plain pass."""
 PASSES = ("plain", "calibrate")
 
 
@@ -28,14 +29,12 @@ class Options:
     few: int = option(2, smoke=1, help="layers of the timed checkpoint")
     many: int = option(4, smoke=2, help="layers of the checkpoint for the comparison of memory")
     rounds: int = option(5, smoke=1, help="rounds; each runs both passes in turn")
-    batch_blocks: int = option(8, help="blocks of 256 tokens per call of the plain pass")
-    float32: bool = option(False, full=True, help="also run the plain pass in float32")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
         "rows[].layers": "layers of the planted checkpoint",
-        "rows[].part": "rounds: both passes in turn; float32: plain in float32; memory: calibrate with more layers",
+        "rows[].part": "rounds: both passes in turn; memory: calibrate with more layers",
         "rows[].round": "number of the round",
         "rows[].pass": "plain: transformers' forward; calibrate: the whole stage",
         "rows[].dtype": "dtype of the forward pass",
@@ -54,22 +53,17 @@ class Plugin(Benchmark[Options]):
     full_minutes = 40
 
     def cells(self) -> Iterator[Cell]:
-        options = self.options
-        for number in range(options.rounds):
-            yield {"layers": options.few, "part": "rounds", "round": number}
-        if options.float32:
-            yield {"layers": options.few, "part": "float32", "round": 0}
-        yield {"layers": options.many, "part": "memory", "round": 0}
+        for number in range(self.options.rounds):
+            yield {"layers": self.options.few, "part": "rounds", "round": number}
+        yield {"layers": self.options.many, "part": "memory", "round": 0}
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """Yields a row per process."""
         layers, part = cell["layers"], cell["part"]
         made = self.once(layers, lambda: self._prepared(layers, part))
-        if part != "memory":
-            dtype = "float32" if part == "float32" else "auto"
-            yield {"pass": "plain"} | apart(self, "plain", made, dtype)
-        if part != "float32":
-            yield {"pass": "calibrate"} | apart(self, "calibrated", made, 1)
+        if part == "rounds":
+            yield {"pass": "plain"} | apart(self, "plain", made)
+        yield {"pass": "calibrate"} | apart(self, "calibrated", made, 1)
 
     def figures(self, rows: Rows) -> Figures:
         plain, ours = ([row for row in rows if (row["part"], row["pass"]) == ("rounds", kind)] for kind in PASSES)
@@ -133,8 +127,8 @@ class Plugin(Benchmark[Options]):
             figures |= {"dtype": found.compute_dtype, "density": neurons.density}
             return figures | {"peak_rss_bytes": peak_rss_bytes()}
 
-    def plain(self, made: str, dtype: str) -> Row:
-        """Runs transformers' own model; `dtype` is torch's name, or `auto` for the default of transformers."""
+    def plain(self, made: str) -> Row:
+        """Runs transformers' own model in its default dtype."""
         import torch
         from transformers import AutoModel
 
@@ -144,12 +138,12 @@ class Plugin(Benchmark[Options]):
         torch.set_num_threads(THREADS)
         corpus = load_record(Path(made) / "tokenize.json", Corpus)
         tokens = torch.from_numpy(load_arrays(corpus.split("calibration").arrays, "tokens")["tokens"]).long()
-        model = AutoModel.from_pretrained(Path(made) / "model", dtype=dtype).eval()
+        model = AutoModel.from_pretrained(Path(made) / "model", dtype="auto").eval()
         with torch.inference_mode():
             model(tokens[:1], use_cache=False)
-            batch, wall, cpu = self.options.batch_blocks, time.perf_counter(), time.process_time()
-            for start in range(0, len(tokens), batch):
-                model(tokens[start : start + batch], use_cache=False)
+            wall, cpu = time.perf_counter(), time.process_time()
+            for some in tokens.split(BATCH_BLOCKS):
+                model(some, use_cache=False)
             return {
                 "wall_s": time.perf_counter() - wall,
                 "cpu_s": time.process_time() - cpu,

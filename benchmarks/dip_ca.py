@@ -4,10 +4,10 @@ The model is in the loop: a choice sees the units that its layer's cache holds, 
 another; the first ones warm the caches and are not scored. Inputs of the MLP are pruned by DIP's division; a layer's
 cache holds a stated share of its units, which lie in the model's own order (benchmarks/shared/flash_setting.py). A
 request takes the device's seconds for reading its misses, or memory's for computing with all used units, whichever is
-more. DIP's choice depends on no cache, and `belady` knows it all beforehand. `along` is `dip_ca` with `use_read_units`,
-and `flash` that selector, both with an LRU cache. A curve has one point per density and is linear in log perplexity.
-Gamma and its cache are chosen on validation text, at DIP's perplexity there with half of the weights; gains are
-measured on test text.
+more. DIP's choice depends on no cache, and `belady` knows it all beforehand. `flash` is that selector with an LRU
+cache; it uses all units that it reads. A curve has one point per density and is linear in log perplexity. Gamma and its
+cache are chosen on validation text, at DIP's perplexity there with half of the weights; gains are measured on test
+text.
 """
 
 import itertools
@@ -25,10 +25,9 @@ from coldpress.runtime.profiles.devices import load_device
 from coldpress.runtime.sparsity import dip, dip_ca
 
 GAMMAS = (0.0, 0.1, 0.2, 0.35, 0.6)
-ALONG_GAMMAS = (0.2, 0.5, 1.0)
 DENSITIES = (0.3, 0.4, 0.5, 0.6, 0.75)
-ALONG_DENSITIES = (0.15, 0.25, 0.35, 0.5, 0.65)
-"""Lower densities, since these choices also use all units in DRAM."""
+FLASH_DENSITIES = (0.15, 0.25, 0.35, 0.5, 0.65)
+"""Lower densities, since `flash` also uses all units in DRAM."""
 EQUAL_TO = (0.5, 0.4)
 """Densities of DIP whose perplexity the others must match; gamma is chosen for the first."""
 POLICIES = ("none", "lru", "lfu", "belady")
@@ -46,10 +45,10 @@ def fitted(known: Known, selector: dip.Plugin | dip_ca.Plugin, density: float, g
 
 
 def scored(
-    setting: Setting, tokens: np.ndarray, sparse: Sparse, cache: CacheSettings | None, along: bool = False
+    setting: Setting, tokens: np.ndarray, sparse: Sparse, cache: CacheSettings | None, use_read_units: bool = False
 ) -> Row:
-    """Returns the figures of a choice with a cache; with `along`, all units that are read are used."""
-    reading = setting.reading(setting.flash.break_even_gap_bytes // 4, along)
+    """Returns the figures of a choice with a cache."""
+    reading = setting.reading(setting.flash.break_even_gap_bytes // 4, use_read_units)
     found = evaluate(setting.known.case.stream, tokens, sparse, cache, WARM_UP_BLOCKS, reading)
     hit_rate = found.hits / max(1, found.hits + found.misses)
     return {"ppl": found.ppl, "hit_rate": hit_rate, "tokens_per_s": tokens[WARM_UP_BLOCKS:].size / found.request_s}
@@ -69,14 +68,6 @@ def rows_of(setting: Setting, tokens: np.ndarray, density: float, gammas: tuple[
         sparse = fitted(known, dip_ca.Plugin(), density, gamma=gamma)
         found = scored(setting, tokens, sparse, setting.cache(policy))
         yield {"method": "dip_ca", "policy": policy, "gamma": gamma} | found
-
-
-def rows_along(setting: Setting, tokens: np.ndarray, density: float, gammas: tuple[float, ...]) -> Iterator[Row]:
-    """Yields a row per gamma of `along`, and the row of `flash`."""
-    choices = [("along", gamma, fitted(setting.known, dip_ca.Plugin(), density, gamma=gamma)) for gamma in gammas]
-    for method, gamma, sparse in [*choices, ("flash", 1.0, setting.flash_selector(density))]:
-        found = scored(setting, tokens, sparse, setting.cache(), along=True)
-        yield {"method": method, "policy": "lru", "gamma": gamma} | found
 
 
 def curves(rows: Rows, method: str) -> dict[tuple[str, float], list[tuple[float, float]]]:
@@ -102,7 +93,7 @@ def best(rows: Rows, method: str) -> tuple[str, float]:
 
 def gains(test: Rows, validation: Rows) -> Iterator[Row]:
     """Yields the gains over each policy of DIP, at each perplexity, of the way that is best on validation text."""
-    for method, density in itertools.product(("dip_ca", "along", "flash"), EQUAL_TO):
+    for method, density in itertools.product(("dip_ca", "flash"), EQUAL_TO):
         way, ppl = best(validation, method), ppl_of_dip(test, density)
         ours, plain = at_ppl(curves(test, method)[way], ppl), curves(test, "dip")
         gain = {policy: math.exp(ours - at_ppl(plain[policy, 1.0], ppl)) for policy in POLICIES}
@@ -117,30 +108,32 @@ class Options:
     devices: tuple[str, ...] = option(("pixel6",), full=("pixel6", "iphone-a18"), help="device profiles")
     slots: tuple[float, ...] = option((0.5,), full=(0.5, 0.3), help="shares of a layer's units that its cache holds")
     gammas: tuple[float, ...] = option((0.2, 0.35), smoke=(0.2,), full=GAMMAS, help="gammas of dip_ca")
-    along_gammas: tuple[float, ...] = option((0.5,), full=ALONG_GAMMAS, help="gammas of `along`")
     densities: tuple[float, ...] = option(
         (0.4, 0.5, 0.6, 0.75), smoke=(0.4, 0.5), full=DENSITIES, help="densities of DIP and dip_ca, with 0.5 and 0.4"
     )
-    along_densities: tuple[float, ...] = option(
-        (0.25, 0.35, 0.5), smoke=(0.35,), full=ALONG_DENSITIES, help="densities of `along` and `flash`"
+    flash_densities: tuple[float, ...] = option(
+        (0.25, 0.35, 0.5), smoke=(0.35,), full=FLASH_DENSITIES, help="densities of `flash`"
     )
     blocks: int = option(3, smoke=2, full=5, help="blocks of 256 tokens of each text; the first is not scored")
+
+
+SETTINGS = {"model": "models", "device": "devices", "slots": "slots", "split": ("validation", "test")}
 
 
 class Plugin(Benchmark[Options]):
     keys = {
         "rows[].split": "validation: the way is chosen on it; test: gains are measured on it",
         "rows[].density": "density of the MLP that was asked for",
-        "rows[].along": "whether a token also uses the units in DRAM and those that its reads bring",
-        "rows[].method": "dip, dip_ca, along (dip_ca with use_read_units) or flash",
+        "rows[].part": "dip: DIP and dip_ca; flash: the selector of that name",
+        "rows[].method": "dip, dip_ca or flash",
         "rows[].policy": "cache policy; none: no cache",
-        "rows[].gamma": "gamma of dip_ca and along; 1 for dip and flash",
+        "rows[].gamma": "gamma of dip_ca; 1 for dip and flash",
         "rows[].ppl": "perplexity on the split's text",
         "rows[].hit_rate": "share of requested units that were in the cache",
         "rows[].tokens_per_s": "modelled tokens per second, from the seconds of the MLPs' requests alone",
-        **{f"{of}[].model": "model" for of in ("rows", "throughput_gain_at_equal_ppl")},
-        **{f"{of}[].device": "device profile" for of in ("rows", "throughput_gain_at_equal_ppl")},
-        **{f"{of}[].slots": "share of the units in the cache" for of in ("rows", "throughput_gain_at_equal_ppl")},
+        "throughput_gain_at_equal_ppl[].model": "model",
+        "throughput_gain_at_equal_ppl[].device": "device profile",
+        "throughput_gain_at_equal_ppl[].slots": "share of the units in the cache",
         "throughput_gain_at_equal_ppl[].as_dip_at": "density of DIP whose perplexity all methods match here",
         "throughput_gain_at_equal_ppl[].method": "method that is compared with DIP",
         "throughput_gain_at_equal_ppl[].chosen": "its cache policy and gamma, chosen on validation text",
@@ -150,27 +143,23 @@ class Plugin(Benchmark[Options]):
         },
     }
     needs_data = True
-    full_minutes = 360
-
-    def cells(self) -> Iterator[Cell]:
-        options = self.options
-        for model, device, slots, split in itertools.product(
-            options.models, options.devices, options.slots, ("validation", "test")
-        ):
-            of = {"model": model, "device": device, "slots": slots, "split": split}
-            yield from ({**of, "along": False, "density": density} for density in options.densities)
-            yield from ({**of, "along": True, "density": density} for density in options.along_densities)
+    over = (
+        {**SETTINGS, "part": ("dip",), "density": "densities"},
+        {**SETTINGS, "part": ("flash",), "density": "flash_densities"},
+    )
+    full_minutes = 300
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """Yields a row per method, cache and gamma."""
         options, name = self.options, cell["model"]
         known = self.once(name, lambda: known_of(name, self.folder / name))
-        setting = Setting(known, load_device(cell["device"]), 1, known.structural, cell["slots"])
+        setting = Setting(known, load_device(cell["device"]), 1, cell["slots"])
         tokens = known.case.splits[cell["split"]][: options.blocks]
-        if cell["along"]:
-            yield from rows_along(setting, tokens, cell["density"], options.along_gammas)
-        else:
+        if cell["part"] == "dip":
             yield from rows_of(setting, tokens, cell["density"], options.gammas)
+        else:
+            found = scored(setting, tokens, setting.flash_selector(cell["density"]), setting.cache(), True)
+            yield {"method": "flash", "policy": "lru", "gamma": 1.0} | found
 
     def figures(self, rows: Rows) -> Figures:
         found: list[Row] = []

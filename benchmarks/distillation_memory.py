@@ -28,12 +28,8 @@ from tests.support.statistics import sparsity_of
 FAMILIES = ("attn_in", "attn_out", "mlp_in", "mlp_mid")
 BLOCK_TOKENS = 128
 RELUFY = "relufy"
-ONE_STEP: Any = {
-    "distill_blocks": 1,
-    "validation_blocks": 1,
-    "distill_evaluations": 1,
-    "compute_device": "cpu",
-}
+BYTES = ("peak_bytes", "counted_bytes")
+ONE_STEP: Any = {"distill_blocks": 1, "validation_blocks": 1, "distill_evaluations": 1, "compute_device": "cpu"}
 
 
 def one_step(checkpoint: Path, folder: Path, recipe: str) -> Row:
@@ -45,21 +41,15 @@ def one_step(checkpoint: Path, folder: Path, recipe: str) -> Row:
     corpus, work = Corpus(name="random", text_sha256="0" * 64, splits=parts), Workspace(folder / recipe, "benchmark")
     size = Size.of(model, corpus, 1, FAMILIES)
     if recipe == RELUFY:
-        relufy.run(
-            RelufyConfig(relufy="relu", relufy_rank=relufy.USUAL_RANK, relufy_steps=1, **ONE_STEP),
-            model,
-            corpus,
-            work,
-            1,
-        )
+        asked = RelufyConfig(relufy="relu", relufy_rank=relufy.USUAL_RANK, relufy_steps=1, **ONE_STEP)
+        relufy.run(asked, model, corpus, work, 1)
         counted_bytes = relufy.ram_bytes(size, relufy.USUAL_RANK)
     else:
         half = sparsity_of("topk", dict.fromkeys(FAMILIES, (0.5,) * model.spec.num_hidden_layers))
         sparsity = fitted(half.model_copy(update={"options": {"attention": True}}), model.spec, folder)
         distill.run(DistillConfig(recipe=recipe, distill_steps=1, **ONE_STEP), model, corpus, sparsity, work, 1)
         counted_bytes = distill.ram_bytes(size, recipe, {})
-    peak_bytes = peak_rss_bytes()
-    return {"peak_bytes": peak_bytes, "counted_bytes": counted_bytes}
+    return {"peak_bytes": peak_rss_bytes(), "counted_bytes": counted_bytes}
 
 
 def whole(rows: Rows, num_layers: int) -> dict[str, dict[str, int]]:
@@ -67,18 +57,15 @@ def whole(rows: Rows, num_layers: int) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
     for recipe in dict.fromkeys(row["recipe"] for row in rows):
         first, *_, last = (row for row in rows if row["recipe"] == recipe)
-        per_layer = {
-            key: (last[key] - first[key]) / (last["layers"] - first["layers"])
-            for key in ("peak_bytes", "counted_bytes")
-        }
-        found[recipe] = {key: round(last[key] + (num_layers - last["layers"]) * per_layer[key]) for key in per_layer}
+        beyond = (num_layers - last["layers"]) / (last["layers"] - first["layers"])
+        found[recipe] = {key: round(last[key] + beyond * (last[key] - first[key])) for key in BYTES}
     return found
 
 
 @dataclass(frozen=True)
 class Options:
     shape: str = option("mistral-7b", smoke="small", choices=sorted(SHAPES), help="model whose layers are copied")
-    layers: tuple[int, ...] = option((2, 3), smoke=(1,), help="numbers of layers, one checkpoint each")
+    layers: tuple[int, ...] = option((1, 2), smoke=(1,), help="numbers of layers, one checkpoint each")
     recipes: tuple[str, ...] = option(
         ("lora", RELUFY), full=("lora", "self", RELUFY), choices=("lora", "self", RELUFY), help="recipe, or relufy"
     )

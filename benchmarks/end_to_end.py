@@ -56,7 +56,6 @@ class Options:
         choices=("auto", *plugins.names("coldpress.runtime.sparsity")),
         help="selector of the artifacts; auto lets the build choose",
     )
-    device: str = option("pixel6", help="device profile")
     short: bool = option(True, full=False, help="calibrate and score on less text")
 
 
@@ -74,7 +73,7 @@ class Plugin(Benchmark[Options]):
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         model, options = cell["model"], self.options
-        config: dict[str, Any] = settings(model, options.device, options.short) | {"method": options.method}
+        config: dict[str, Any] = settings(model, short=options.short) | {"method": options.method}
         if model == "demo":
             del config["dram_budget"]
         found = load_record(build(self.folder / model, **config) / "metrics.json", Metrics)

@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option, spread
+from benchmarks.shared.unbundled import file_as_artifact
 from coldpress.runtime import _native, plugins
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.extents import Extents
@@ -46,12 +47,8 @@ class Disk:
 
     def artifact(self) -> Artifact:
         """Returns the part of an open artifact that a reader of flash uses."""
-
-        def opened(name: str, flags: int = 0) -> int:
-            return os.open(self.path, os.O_RDONLY | flags)
-
         manifest = SimpleNamespace(flash=SimpleNamespace(page_bytes=PAGE, sections=()))
-        return cast(Artifact, SimpleNamespace(manifest=manifest, page_crc32c=self.page_crc32c, open=opened))
+        return file_as_artifact(self.path, manifest, self.page_crc32c)
 
     def offsets(self, size: int, count: int) -> np.ndarray:
         """Returns random multiples of `size` within the file, int64 [count]."""

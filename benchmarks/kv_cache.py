@@ -2,8 +2,8 @@
 
 Quality is measured as in benchmarks/activations.py: weights in fp16 with everything in DRAM, so that only the cache
 differs; test tokens scored one by one; each block in every format in turn. Times are of one query position of 7B heads
-(32 heads of 128 over 8 or 32 key heads), and of rounding one token's keys and values of a layer, 8 key heads. 256 MB
-are streamed between calls, so that keys and values come from memory, as they do between layers.
+(32 heads of 128 over 8 or 32 key heads). 256 MB are streamed between calls, so that keys and values come from memory,
+as they do between layers.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,6 @@ from benchmarks.harness.places import data
 from benchmarks.shared.cases import BLOCK_TOKENS
 from coldpress.runtime import _native
 from coldpress.runtime.kernels import attention
-from coldpress.runtime.kernels.encode import encode_heads, reference_encode_heads
 from coldpress.runtime.plan.kv_cache import KV_CACHE_FORMATS
 from coldpress.runtime.quantization import int8_group32
 from tests.support.artifacts import Recipe, build_artifact
@@ -42,12 +41,12 @@ class Options:
     models: tuple[str, ...] = option(("prose7m",), choices=MODELS, help="quality: real models, of head_dim 32 or more")
     tokens: int = option(4096, smoke=256, help="quality: most test tokens to run")
     positions: tuple[int, ...] = option((512, 1024, 2048, 4096), smoke=(64,), help="attention: length of the context")
-    rounds: int = option(15, smoke=2, help="attention and encode: timed rounds")
+    rounds: int = option(15, smoke=2, help="attention: timed rounds")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].part": "quality, attention or encode",
+        "rows[].part": "quality or attention",
         "rows[].kv_cache?": "quality: format of keys and values",
         "rows[].tokens?": "quality: test tokens that were run, in blocks of 256",
         "rows[].ppl?": "quality: perplexity on the test text",
@@ -57,15 +56,12 @@ class Plugin(Benchmark[Options]):
         "rows[].fp16_s?": "attention: seconds of one query position with an fp16 cache",
         "rows[].int8_s?": "attention: seconds of one query position with an int8 cache",
         "rows[].speedup?": "attention: fp16_s over int8_s, taken in each round",
-        "rows[].native_s?": "encode: seconds of rounding one token's keys and values of a layer in the native core",
-        "rows[].numpy_s?": "encode: seconds of rounding them by the numpy reference",
     }
     is_timing = True
     needs_data = True
     over = (
         {"part": ("quality",), "model": "models"},
         {"part": ("attention",), "key_heads": (8, 32), "positions": "positions"},
-        {"part": ("encode",)},
     )
     full_minutes = 8
 
@@ -75,11 +71,10 @@ class Plugin(Benchmark[Options]):
             yield from quality(cell["model"], self.options.tokens, self.folder / cell["model"])
             return
         words = self.once("stream", lambda: np.ones(STREAM_BYTES // 8, np.uint64))
-        works = attention_works(cell["key_heads"], cell["positions"]) if cell["part"] == "attention" else encode_works()
+        works = attention_works(cell["key_heads"], cell["positions"])
         found = interleaved(works, self.options.rounds, before=lambda: _native.read_through(words))
-        yield {f"{name}_s": spread(samples) for name, samples in found.items()} | (
-            {"speedup": gain(found["fp16"], found["int8"])} if cell["part"] == "attention" else {}
-        )
+        seconds = {f"{name}_s": spread(samples) for name, samples in found.items()}
+        yield seconds | {"speedup": gain(found["fp16"], found["int8"])}
 
 
 def attention_works(key_heads: int, positions: int) -> dict[str, Callable[[], object]]:
@@ -95,16 +90,6 @@ def attention_works(key_heads: int, positions: int) -> dict[str, Callable[[], ob
     return {
         name: lambda kept=kept: attention.attend(query, kept[0], kept[1], positions)
         for name, kept in (("fp16", halves), ("int8", codes))
-    }
-
-
-def encode_works() -> dict[str, Callable[[], object]]:
-    """Returns the ways of rounding the keys and values of one token in a layer."""
-    token = np.random.default_rng(0).standard_normal((2, 8, HEAD_DIM)).astype(np.float32)
-    codes = np.empty((2, 8, int8_group32.Plugin().nbytes(HEAD_DIM)), np.uint8)
-    return {
-        name: lambda encode=encode: encode(token, codes)
-        for name, encode in (("native", encode_heads), ("numpy", reference_encode_heads))
     }
 
 

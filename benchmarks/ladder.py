@@ -3,9 +3,8 @@
 The cases are layers of a 7B with planted activity, and a small real model whose units have a 7B's bytes
 (benchmarks/shared/widened.py). `dram` is the share of the bytes on flash that DRAM holds, beside the parts that are
 always resident: attention, embeddings, predictors, the gate where the selector reads it. The steps are those of
-runtime/cli/ladder.py and three other layouts of the same weights. Before `+bundling` the slices of a unit lie apart
+runtime/cli/ladder.py and two other layouts of the same weights. Before `+bundling` the slices of a unit lie apart
 (benchmarks/shared/unbundled.py). Before `+ordering` units lie by their number and not as the order stage puts them.
-With `+groups` the units of consecutive layers lie side by side and are read ahead together.
 
 Each combination runs in a process under the kernel's caps of the device, all scaled by one factor. A step and the best
 setting before it decode the same passages of one document, in turn; the passage before these fills the caches. Passages
@@ -13,10 +12,9 @@ should be long: the kernel counts in slices of 0.1 s, and lets through a slice's
 within its spread, or a loss, is shown and dropped, unless later steps need it. llama.cpp with the same weights mapped
 (benchmarks/shared/llama_mmap.py) runs under the same caps.
 
-The caches come before `+bundling`, so that both sides of `layout` have the same one. The best setting before
-`+ordering`, the best one without overlap and the best of all are then measured in turn. Bounds are the most that each
-gain could be: no cache misses less than Belady's, no read is faster than the device's bandwidth, and a token takes as
-long as its reads or its computing.
+The caches come before `+bundling`, so that both sides of `layout` have the same one. Then the best settings before
+`+ordering`, without overlap and of all take turns. Bounds are the most that each gain could be: no cache misses less
+than Belady's, no read is faster than the device's bandwidth, and a token takes as long as its reads or its computing.
 """
 
 import os
@@ -33,26 +31,14 @@ from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.shared import llama_mmap, planted, unbundled, widened
 from benchmarks.shared.climb import FILLING_TOKENS, Climb, Placed, best_before, gains, least_bytes, row_of
 from benchmarks.shared.emulated import OTHER_BYTES, apart_under_caps
-from benchmarks.shared.planted import (
-    CASES,
-    GROUP_LAYERS,
-    GROUPED,
-    ORDERED,
-    STRUCTURAL,
-    WIDTH_7B,
-    artifact_of,
-    plan_of,
-    topic_tokens,
-)
+from benchmarks.shared.planted import CASES, ORDERED, STRUCTURAL, WIDTH_7B, artifact_of, plan_of, topic_tokens
 from coldpress.runtime import _native
-from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.cli import ladder
 from coldpress.runtime.cli.emulation import emulated
 from coldpress.runtime.profiles.devices import load_device
-from coldpress.runtime.store.ahead_room import NOTHING, fitting
 
-LLAMA_TOKENS = 8
-ORDERING, OVERLAP, PRELOAD = "+ordering", "+overlap", "+preload"
+ARTIFACTS, LLAMA_TOKENS = "artifacts", 8
+ORDERING, OVERLAP = "+ordering", "+overlap"
 MEAN_GAIN = 1.68
 """Mean gain of ordering and collapse over five models (Ripple 6.3)."""
 AT_ONCE = 3
@@ -72,8 +58,7 @@ def changes_of(cell: Cell, folder: Path) -> tuple[Placed, list[tuple[str, ladder
     choosing = [selector, window, *caches]
     if cell["case"] == widened.CASE:  # one cache on both sides, whatever it gains
         choosing = [(f"{selector[0]}, {name}", change) for name, change in caches]
-    image, grouped = image_of(cell["case"], folder), artifact_of(cell["case"], GROUPED, folder)
-    groups = (f"+groups of {GROUP_LAYERS}", lambda before: in_groups(before, grouped))
+    image = image_of(cell["case"], folder)
 
     def apart(change: ladder.Change) -> ladder.Change:
         return lambda before: _put(change(before), image=image)
@@ -84,14 +69,7 @@ def changes_of(cell: Cell, folder: Path) -> tuple[Placed, list[tuple[str, ladder
         ("+bundling", lambda before: _put(before, image=None)),
         (ORDERING, lambda before: _put(before, path=ordered)),
         *others,
-        *([groups] if others[-1][0].startswith(PRELOAD) else []),
     ]
-
-
-def in_groups(before: ladder.Setting, grouped: Path) -> ladder.Setting:
-    """Places units of consecutive layers side by side and reads them ahead together (ActiveFlow 3)."""
-    manifest, plan = open_artifact(grouped).manifest, before.plan.model_copy(update=NOTHING.fields)
-    return ladder.with_preload(manifest, _put(before, plan=plan, path=grouped), fitting(manifest, plan))
 
 
 def _put(before: ladder.Setting, **changes: Any) -> ladder.Setting:
@@ -113,6 +91,17 @@ def passages_of(case: str, num_passages: int, num_tokens: int) -> np.ndarray:
     return (widened.passages if case == widened.CASE else topic_tokens)(num_passages, num_tokens)
 
 
+MEASURED = {
+    "tokens_per_s": "tokens per second: 1 over the median of token_s",
+    "token_s": "seconds per token",
+    "reads_per_token": "reads from flash per token",
+    "read_bytes_per_token": "bytes read from flash per token",
+    "hit_rate": "share of the used units that were in DRAM",
+    "flash_s_per_token": "seconds per token that wait for flash",
+    "modelled_flash_s_per_token": "flash seconds per token by the device's law",
+}
+
+
 @dataclass(frozen=True)
 class Options:
     cases: tuple[str, ...] = option(
@@ -128,7 +117,7 @@ class Options:
     layers: int = option(2, full=4, help="planted layers")
     width: int = option(WIDTH_7B, smoke=512, help="hidden_size, a multiple of 512")
     tokens: int = option(8, smoke=4, full=40, help="tokens of a passage")
-    rounds: int = option(5, smoke=1, help="interleaved rounds")
+    rounds: int = option(4, smoke=1, full=5, help="interleaved rounds")
     llama: bool = option(True, help="compare with llama.cpp")
 
 
@@ -138,32 +127,24 @@ class Plugin(Benchmark[Options]):
         "rows[].artifact_over_budget": "bytes of the artifact over the DRAM budget",
         "rows[].llama_tokens_per_s?": "tokens per second of llama.cpp",
         "rows[].over_llama?": "tokens per second of the best setting over llama.cpp's",
-        "rows[].layout": "gain of order, collapse and admission over the best setting before, formed in each round",
-        "rows[].layout_bound": "the most that it could be",
-        "rows[].layout_flash": "the same in seconds waited for flash",
-        "rows[].layout_flash_bound": "the most that it could be",
-        "rows[].layout_modelled": "the same in flash seconds of the device's law",
-        "rows[].overlap": "gain of reading while computing, formed in each round",
-        "rows[].overlap_bound": "the most that it could be",
+        "rows[].layout": "seconds per token without order, collapse and admission over those with them, in each round",
+        "rows[].layout_bound": "largest possible layout",
+        "rows[].layout_flash": "layout in seconds that wait for flash",
+        "rows[].layout_flash_bound": "largest possible layout_flash",
+        "rows[].layout_modelled": "layout in flash seconds by the device's law",
+        "rows[].overlap": "seconds per token without over those with reading while computing, in each round",
+        "rows[].overlap_bound": "largest possible overlap",
         **{
             f"rows[].{place}.{name}": meaning
             for place in ("unordered", "steps[]")
-            for name, meaning in (
-                ("tokens_per_s", "tokens per second, by the median"),
-                ("token_s", "seconds of a token"),
-                ("reads_per_token", "reads of a token"),
-                ("read_bytes_per_token", "bytes read for a token"),
-                ("hit_rate", "share of the used units in DRAM"),
-                ("flash_s_per_token", "seconds of a token that wait for flash"),
-                ("modelled_flash_s_per_token", "flash seconds of a token by the device's law"),
-            )
+            for name, meaning in MEASURED.items()
         },
-        "rows[].steps[].name": "step",
+        "rows[].steps[].name": "setting that the step adds",
         "rows[].steps[].gain?": "gain over the best setting before it, formed in each round",
         "rows[].steps[].total_gain": "tokens per second of the best setting so far over the first one's",
         "rows[].steps[].kept": "whether the next steps build on it",
         "layout_median?": f"median layout of the rows whose bound is at least Ripple's mean gain, {MEAN_GAIN}",
-        "layout_flash_median?": "median layout_flash of the rows whose bound is at least that",
+        "layout_flash_median?": f"median layout_flash of the rows whose bound is at least {MEAN_GAIN}",
     }
     is_timing = True
     needs_root = True
@@ -180,42 +161,34 @@ class Plugin(Benchmark[Options]):
         row |= {"scale": caps.scale, "artifact_over_budget": (fixed + manifest.flash.size_bytes) / room}
         if self.options.llama:
             scale = caps.scale  # another look at the disk may find another scale
-            own_bytes = apart_under_caps(self, "llama", device, scale, room + (4 << 30), case)[0]["own_bytes"]
+            own_bytes = apart_under_caps(self, "llama", device, scale, room + (4 << 30), case, 2)[0]["own_bytes"]
             memory_bytes = room + own_bytes + llama_mmap.SLACK_BYTES
-            theirs = apart_under_caps(self, "llama", device, scale, memory_bytes, case)[0]["tokens_per_s"]
+            theirs = apart_under_caps(self, "llama", device, scale, memory_bytes, case, LLAMA_TOKENS)[0]["tokens_per_s"]
             best = [step for step in row["steps"] if step["kept"]][-1]
             row |= {"llama_tokens_per_s": theirs, "over_llama": best["tokens_per_s"] / theirs}
         yield row
 
     def artifacts(self, case: str) -> Path:
         """Returns the folder with the artifacts of a case; removes those of the case before."""
-        folder = self._folder
+        folder, layers, width = self.folder / ARTIFACTS, self.options.layers, self.options.width
         shutil.rmtree(folder, ignore_errors=True)
-        layers, width = self.options.layers, self.options.width
         is_real = case == widened.CASE
-        planted.write(
-            case, widened.material(self.folder, width) if is_real else planted.material(case, layers, width), folder
-        )
+        material = widened.material(self.folder, width) if is_real else planted.material(case, layers, width)
+        planted.write(case, material, folder, (STRUCTURAL, ORDERED))
         path = artifact_of(case, STRUCTURAL, folder)
         unbundled.write(path, image_of(case, folder))
         if self.options.llama:
             llama_mmap.export(path, gguf_of(case, folder))
         return folder
 
-    @property
-    def _folder(self) -> Path:
-        return self.folder / "artifacts"
-
     def climb(self, cell: Cell) -> Row:
         """Returns the row of all steps of a combination; runs in a process under the caps."""
         _native.set_num_threads(os.cpu_count() or 1)
-        first, changes = changes_of(cell, self._folder)
+        first, changes = changes_of(cell, self.folder / ARTIFACTS)
         passages = passages_of(cell["case"], 1 + self.options.rounds, max(self.options.tokens, FILLING_TOKENS) + 2)
-        device = load_device(cell["device"])
-        climb = Climb(device, passages, self.options.tokens)
+        climb = Climb(load_device(cell["device"]), passages, self.options.tokens)
         found = list(climb.steps(first, changes))
-        settings = [best_before(found, name) for name in (ORDERING, OVERLAP, None)]
-        earlier, before, after = climb.rounds(*settings)
+        earlier, before, after = climb.rounds(*(best_before(found, name) for name in (ORDERING, OVERLAP, None)))
         least = least_bytes(first.path, plan_of(first.path, cell["dram"])[1], climb.trace)
         caps = emulated()
         assert caps is not None
@@ -225,9 +198,9 @@ class Plugin(Benchmark[Options]):
             "steps": [row for row, _ in found],
         }
 
-    def llama(self, case: str) -> dict[str, float]:
-        """Returns llama.cpp's speed and memory; runs in a process under the caps."""
-        return llama_mmap.measure(gguf_of(case, self._folder), passages_of(case, 3, 2), LLAMA_TOKENS)
+    def llama(self, case: str, num_tokens: int) -> dict[str, float]:
+        """Returns llama.cpp's speed and memory after some tokens; runs in a process under the caps."""
+        return llama_mmap.measure(gguf_of(case, self.folder / ARTIFACTS), passages_of(case, 3, 2), num_tokens)
 
     def figures(self, rows: Rows) -> Figures:
         found = {}

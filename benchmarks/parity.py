@@ -38,7 +38,6 @@ class Options:
         help="models to build",
     )
     formats: tuple[str, ...] = option(FORMATS, smoke=(FORMATS[0], FORMATS[2]), choices=FORMATS, help="weight formats")
-    device: str = option("pixel6", help="device profile")
     new_tokens: int = option(64, smoke=16, help="greedy tokens that are compared in fp16")
     test_tokens: int = option(1024, smoke=256, help="test tokens for the perplexities")
     short: bool = option(False, smoke=True, help="calibrate and verify on less text")
@@ -61,7 +60,7 @@ class Plugin(Benchmark[Options]):
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         model, form = cell["model"], cell["format"]
-        config: dict[str, Any] = settings(model, self.options.device, self.options.short)
+        config: dict[str, Any] = settings(model, short=self.options.short)
         config |= {"method": "dense", "format": form, "label": form}
         top = build(self.folder / model, "--until", "verify" if form == "fp16" else "package", **config)
         yield apart(self, "compared", str(top), form, run=warm.run)

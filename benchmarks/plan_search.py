@@ -25,40 +25,21 @@ from coldpress.compiler.search import Goal, Judged, Search, Space
 from coldpress.compiler.stages.allocate import AllocateConfig, Floor, Inputs, searched
 from coldpress.runtime.plugins import load
 from coldpress.runtime.profiles.devices import load_device
+from tests.support import planted
+from tests.support._planted_tensors import config
 
 SHAPE_CONTEXT, REAL_CONTEXT = 512, 128
 """Context lengths in tokens; a real model's is short so that its KV cache does not outweigh its weights."""
 REAL = ("prose7m", "prose7m-relu", "stories260k", "tinystories656k", "tinystories656k-relu", "tinystories-mixtral-8x")
-COMMON: Mapping[str, Any] = {
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "vocab_size": 32000,
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-    "torch_dtype": "float16",
-}
-LLAMA_7B: Mapping[str, Any] = {
-    **COMMON,
-    "model_type": "llama",
-    "intermediate_size": 11008,
-    "num_key_value_heads": 32,
-}
+UNTIED = {"tie_word_embeddings": False, "torch_dtype": "float16"}
+LLAMA_7B = config(planted.SHAPES["llama-2-7b"]) | UNTIED
+MIXTURE = {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2, "hidden_act": "silu"}
 SHAPES: Mapping[str, Mapping[str, Any]] = {
-    "llama-7b-shape": {**LLAMA_7B, "hidden_act": "silu"},
-    "relu-7b-shape": {**LLAMA_7B, "hidden_act": "relu"},
-    "mixtral-8x7b-shape": {
-        **COMMON,
-        "model_type": "mixtral",
-        "intermediate_size": 14336,
-        "num_key_value_heads": 8,
-        "hidden_act": "silu",
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-    },
+    "llama-7b-shape": LLAMA_7B | {"hidden_act": "silu"},
+    "relu-7b-shape": LLAMA_7B | {"hidden_act": "relu"},
+    "mixtral-8x7b-shape": config(planted.SHAPES["mistral-7b"]) | UNTIED | MIXTURE,
 }
+"""Name -> config.json."""
 
 
 @dataclass(frozen=True)
@@ -113,11 +94,9 @@ class Plugin(Benchmark[Options]):
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         source = self.once(cell["model"], lambda: source_of(cell["model"], self.folder))
-        device = load_device(cell["device"])
-        inputs = Inputs(
-            source.model, source.activations, device, Workspace(self.folder, "plan"), None, 2, source.curves
-        )
-        config = AllocateConfig(
+        device, work = load_device(cell["device"]), Workspace(self.folder, "plan")
+        inputs = Inputs(source.model, source.activations, device, work, None, 2, source.curves)
+        asked = AllocateConfig(
             method="auto",
             format=cell["formats"],
             cache="auto",
@@ -125,7 +104,7 @@ class Plugin(Benchmark[Options]):
             context_length=min(REAL_CONTEXT if cell["model"] in REAL else SHAPE_CONTEXT, source.context_length),
         )
         started = time.perf_counter()
-        found = searched(config, inputs, Floor(source.curves, cell["floor"]), self._of_options)
+        found = searched(asked, inputs, Floor(source.curves, cell["floor"]), self._of_options)
         search_s = time.perf_counter() - started
         best, goal = found.best, Goal()
         if best is None:
@@ -157,10 +136,8 @@ class Plugin(Benchmark[Options]):
 
     def _lowest(self, space: Space) -> Space:
         """Returns the sweep's space: the lowest densities of each selector."""
-        densities = space.densities
-        return self._of_options(
-            replace(space, densities=lambda method, name: densities(method, name)[: self.options.densities])
-        )
+        lowest = replace(space, densities=lambda *of: space.densities(*of)[: self.options.densities])
+        return self._of_options(lowest)
 
     def figures(self, rows: Rows) -> Figures:
         return {
@@ -168,10 +145,7 @@ class Plugin(Benchmark[Options]):
             "worst_ratio_to_sweep": max(row["ratio_to_sweep"] for row in rows),
             "median_seconds": statistics.median(row["search_s"] for row in rows),
             **{
-                f"gain_{name}": {
-                    "median": statistics.median(known),
-                    "worst": min(known),
-                }
+                f"gain_{name}": {"median": statistics.median(known), "worst": min(known)}
                 for name in ("over_dense", "over_greedy")
                 if (known := [row[name] for row in rows if row[name] is not None])
             },
@@ -193,8 +167,8 @@ def source_of(model: str, folder: Path) -> Source:
         (folder / model).mkdir(exist_ok=True)
         (folder / model / "config.json").write_text(json.dumps(SHAPES[model]), encoding="utf-8")
         return find(str(folder / model), None, scratch)
-    config = settings(model) | {"method": "auto", "preflight": "off", "evaluation_tokens": SHORT["evaluation_tokens"]}
-    return find(str(build(folder / model, "explore", "device", **config).parent), None, scratch)
+    asked = settings(model) | {"method": "auto", "preflight": "off", "evaluation_tokens": SHORT["evaluation_tokens"]}
+    return find(str(build(folder / model, "explore", "device", **asked).parent), None, scratch)
 
 
 if __name__ == "__main__":

@@ -2,17 +2,13 @@
 
 This machine is measured first, as `python -m coldpress.compiler.device measure` does, once as it is and once under the
 kernel's caps of each device (benchmarks/shared/emulated.py). Each model is built for each disk with one plan per DRAM
-budget, by its validation text. Then it decodes test text, in a process under the caps. The text is given: a model's own
-text repeats itself, and drawing tokens takes seconds. Seconds of single tokens count after the first ones, which fill
-the caches.
+budget, by its validation text. Then it decodes test text under the caps; seconds of single tokens count after the first
+ones, which fill the caches. The text is given, since a model's own text repeats itself.
 
-Three predictions are compared with their median: of the build's folder, of the artifact with the curves and signals
-that it carries, and of config.json alone. All budgets are quoted at once, as the build has them, by the quick search,
-which quotes of several devices get. A band is the quote's interval. `simulated_error` is the simulator's error with the
-same plan on the same test text: it includes the law's part of the error, but not the parts of the choice and of the
-text.
-
-Only measuring and decoding are timed. A model's builds and quotes for all disks run before, one on each core.
+The median of these seconds is compared with three predictions: of the build's folder, of the artifact with the curves
+and signals that it carries, and of config.json alone. All budgets are quoted at once by the quick search. A band is the
+quote's interval. `simulated_error` is the simulator's error with the same plan on the same test text: the law's part of
+the error, without the parts of the choice and of the text. Builds and quotes run before, one on each core.
 """
 
 import multiprocessing
@@ -89,20 +85,20 @@ class Plugin(Benchmark[Options]):
         "rows[].measured_tokens_per_s": "tokens per second by the median of single tokens",
         "rows[].simulated_error?": "the simulator's tokens per second on test text over the measured ones, less 1",
         **{
-            f"rows[].{name}_{key}": f"{meaning} of {source}"
+            f"rows[].{name}_error": f"tokens per second predicted from {source} over measured ones, less 1"
             for name, source in PREDICTIONS.items()
-            for key, meaning in (
-                ("error", "predicted over measured tokens per second, less 1"),
-                ("in_band", "whether the measured speed is inside the interval"),
-            )
         },
-        "median_error": "median size of the errors of the build's prediction",
-        "worst_error": "the largest",
-        "coverage": "share of the cells inside their band",
-        "rank_correlation?": "Spearman's, of predicted and measured speeds; null where there are fewer than three",
-        "quote_median_error": "median size of the artifact's errors",
-        "config_median_error": "median size of the errors of config.json alone",
-        "num_cells": "models, disks and budgets",
+        **{
+            f"rows[].{name}_in_band": f"whether the measured speed is in the interval predicted from {source}"
+            for name, source in PREDICTIONS.items()
+        },
+        "median_error": "median size of build_error",
+        "worst_error": "largest size of build_error",
+        "coverage": "share of the rows with build_in_band",
+        "rank_correlation?": "Spearman's correlation of predicted and measured speeds; null for fewer than three rows",
+        "quote_median_error": "median size of artifact_error",
+        "config_median_error": "median size of config_error",
+        "num_cells": "number of rows: models, disks and budgets",
     }
     is_timing = True
     needs_data = True
@@ -114,22 +110,21 @@ class Plugin(Benchmark[Options]):
         """Yields a row per budget."""
         model, disk = cell["model"], cell["disk"]
         path, plans, quotes = self.once(model, lambda: self._predicted(model))[disk]
-        told = self._decoded(disk, model, path, plans)
-        simulated = decoded(path, _names(plans), self._texts(model), read_device(self._profile(disk)))
+        manifest, plan_names = open_artifact(path).manifest, [plan.name for plan in plans]
+        memory_bytes = max(used_bytes(manifest, plan) for plan in plans) + OTHER_BYTES
+        told = self._on(disk, memory_bytes, "in_process", str(path), plan_names, model)
+        simulated = decoded(path, plan_names, self._texts(model), read_device(self._profile(disk)))
         quoted = {name: quote.result() for name, quote in quotes.items()}
         for number, (budget, plan) in enumerate(zip(self.options.budgets, plans, strict=True)):
-            measured = 1 / statistics.median(told[number]["token_s"])
-            yield {
+            row = {
                 "budget": budget,
                 "method": plan.method,
-                "measured_tokens_per_s": measured,
+                "measured_tokens_per_s": 1 / statistics.median(told[number]["token_s"]),
                 "simulated_error": told[number]["decode_s"] / simulated[number]["modelled_s"] - 1,
-                **{
-                    key: value
-                    for name in quoted
-                    for key, value in _errors(name, quoted[name][number], measured).items()
-                },
             }
+            for name, speeds_of in quoted.items():
+                row |= _errors(name, speeds_of[number], row["measured_tokens_per_s"])
+            yield row
 
     def figures(self, rows: Rows) -> Figures:
         errors = {name: [abs(row[f"{name}_error"]) for row in rows] for name in PREDICTIONS}
@@ -145,8 +140,6 @@ class Plugin(Benchmark[Options]):
             "config_median_error": statistics.median(errors["config"]),
             "num_cells": len(rows),
         }
-
-    # Building
 
     def _profile(self, disk: str) -> Path:
         """Returns the path of the profile of this machine, as it is or under the kernel's caps of a device."""
@@ -183,21 +176,12 @@ class Plugin(Benchmark[Options]):
             "preflight": "off",
         }
 
-    # Measuring
-
     def _texts(self, model: str) -> list[list[int]]:
         return texts(model, PROMPT_TOKENS + self.options.tokens)[: self.options.texts]
-
-    def _decoded(self, disk: str, model: str, path: Path, plans: Sequence[Plan]) -> list[dict[str, Any]]:
-        manifest = open_artifact(path).manifest
-        memory_bytes = max(used_bytes(manifest, plan) for plan in plans) + OTHER_BYTES
-        return self._on(disk, memory_bytes, "in_process", str(path), _names(plans), model)
 
     def in_process(self, path: str, plan_names: Sequence[str], model: str) -> list[dict[str, Any]]:
         """Returns the result of `decoded` on real flash."""
         return decoded(Path(path), plan_names, self._texts(model))
-
-    # Predicting
 
     def _predicted(self, model: str) -> dict[str, "Predicted"]:
         """Builds a model for each disk and begins to quote it, on both cores; the disks are measured before, alone."""
@@ -256,14 +240,11 @@ def speeds(source: str, profile: Path, budgets: str, folder: Path) -> list[Figur
 
 
 def _errors(name: str, speed: Figure, measured: float) -> Row:
-    assert speed.value is not None
-    assert speed.low is not None
-    assert speed.high is not None
-    return {f"{name}_error": speed.value / measured - 1, f"{name}_in_band": speed.low <= measured <= speed.high}
-
-
-def _names(plans: Sequence[Plan]) -> list[str]:
-    return [plan.name for plan in plans]
+    low, value, high = speed.low, speed.value, speed.high
+    assert low is not None
+    assert value is not None
+    assert high is not None
+    return {f"{name}_error": value / measured - 1, f"{name}_in_band": low <= measured <= high}
 
 
 def decoded(

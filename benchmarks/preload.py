@@ -4,7 +4,7 @@ Layers of a 7B's proportions, `width` wide, in int4, have MLP inputs with the pl
 (tests/support/similar.py); `cached` of the units are in DRAM. Each artifact decodes the same tokens with and without
 reading ahead, in turn, from this machine's disk. Both have the same DRAM budget, which includes the buffer for reading
 ahead. The benchmark first measures this machine as `python -m coldpress.compiler.device measure` does. That law gives
-the size of the buffer, which `rooms` multiplies, and decides whether `preload=auto` would read ahead. Only `mlp_in`,
+the size of the buffer, and decides whether `preload=auto` would read ahead. Only `mlp_in`,
 the family that is read ahead, lies in groups; the other one lies layer by layer.
 """
 
@@ -25,11 +25,9 @@ from coldpress.compiler.stages.plan import preloading
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.generate.choice import choose_plan, on_device
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.plan.budget import refit
 from coldpress.runtime.profiles.devices import load_device
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.layout import Plan
-from coldpress.schemas.manifest import Manifest
 from coldpress.schemas.metrics import RunMetrics
 from tests.support.artifacts import Recipe, build_artifact
 from tests.support.shapes import spec_7b
@@ -64,13 +62,6 @@ def write_artifact(cell: Cell, options: "Options", path: Path) -> Path:
     return build_artifact(path, recipe, similar_weights(spec, cell["similarity"])).path
 
 
-def with_room(manifest: Manifest, room: float) -> Plan:
-    """Returns the plan that reads ahead, its buffer `room` times as large, under the same budget."""
-    plan, page_bytes = choose_plan(manifest, preload="on"), manifest.flash.page_bytes
-    wanted = int(room * plan.preload_buffer_bytes) // page_bytes * page_bytes
-    return refit(manifest, plan.model_copy(update={"preload_buffer_bytes": wanted}), plan.dram_budget_bytes)
-
-
 def decoded(
     path: Path, plans: dict[str, Plan], tokens: np.ndarray, device: DeviceProfile
 ) -> dict[str, list[RunMetrics]]:
@@ -94,7 +85,6 @@ class Options:
         (0.5, 0.95), smoke=(0.95,), full=(0.2, 0.5, 0.8, 0.95), help="cosines of the MLP inputs from layer to layer"
     )
     groups: tuple[int, ...] = option((1,), full=(1, 2, 4), help="layers whose units lie together on flash")
-    rooms: tuple[float, ...] = option((1.0,), smoke=(2.0,), help="factors on the buffer's size")
     layers: int = option(8, smoke=2, help="layers of the model")
     width: int = option(2048, smoke=1024, help="hidden_size, a multiple of 512 (a 7B's: 4096)")
     tokens: int = option(8, smoke=2, help="tokens per round")
@@ -121,14 +111,14 @@ class Plugin(Benchmark[Options]):
         "round gains more than auto asks for",
     }
     is_timing = True
-    over = {"case": "cases", "similarity": "similarity", "layers_per_group": "groups", "room": "rooms"}
+    over = {"case": "cases", "similarity": "similarity", "layers_per_group": "groups"}
     full_minutes = 20
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        key = [cell["case"], cell["similarity"], cell["layers_per_group"]]
-        path = self.once(key, lambda: self.artifact(cell))
-        manifest, options = on_device(open_artifact(path), self.device).manifest, self.options
-        plans = {"off": choose_plan(manifest, preload="off"), "on": with_room(manifest, cell["room"])}
+        shutil.rmtree(self.folder / "a", ignore_errors=True)
+        path, options = write_artifact(cell, self.options, self.folder / "a"), self.options
+        manifest = on_device(open_artifact(path), self.device).manifest
+        plans = {preload: choose_plan(manifest, preload=preload) for preload in ("off", "on")}
         shape = (1 + options.rounds, options.tokens + 2)
         tokens = np.random.default_rng(0).integers(3, VOCAB_SIZE, shape)
         found = decoded(path, plans, tokens, self.device)
@@ -146,11 +136,6 @@ class Plugin(Benchmark[Options]):
         """The device whose law is compared with this machine."""
         name = self.options.device
         return measure("here", self.folder, SAMPLE_BYTES, print) if name == MEASURE else load_device(name)
-
-    def artifact(self, cell: Cell) -> Path:
-        """Writes the artifact of a case; removes the one before."""
-        shutil.rmtree(self.folder / "a", ignore_errors=True)
-        return write_artifact(cell, self.options, self.folder / "a")
 
 
 def row_of(before: list[RunMetrics], after: list[RunMetrics]) -> Row:

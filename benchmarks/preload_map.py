@@ -3,38 +3,24 @@
 Layers of a 7B's shape are in int4 with top-k; their units lie in a drawn order. The tokens' requests are drawn; the
 inputs of successive layers have a planted similarity (tests/support/similar_layers.py). `share` of the units' bytes is
 in DRAM, the preload buffer included. `gain` compares a token without reading ahead with one under the plan that the
-build makes (`preload=on`). `law` is the gain that the build expects, which decides `preload=auto`: `auto`. `bound` is
-the gain if all reads and all computing ran side by side. `over_one`, without reading ahead, compares groups of one
-layer with these groups. A plan may be made for another similarity than the text's (`planned`), and run on another
-device (`runs_on`) or with a part of its guess: such runs show what a run that adapts its reading ahead could win.
+build makes (`preload=on`).
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from benchmarks.harness import Benchmark, Cell, Row, main, option
 from coldpress.compiler.stages.plan import preloading
-from coldpress.runtime.artifact.reader import Artifact
-from coldpress.runtime.generate.choice import on_device
 from coldpress.runtime.profiles.devices import load_device
-from coldpress.runtime.store.ahead import ReadAhead
 from coldpress.schemas.layout import Plan
 from coldpress.schemas.order import Order
-from tests.support.similar_layers import Decoded, SimilarLayers
+from tests.support.similar_layers import SimilarLayers
 
 CASES = {"relu-10": ("relu", 0.1), "swiglu-50": ("silu", 0.5)}
 DEVICES = ("pixel6", "oneplus12", "iphone-a18", "macbook-m1-max")
-
-
-class Run(NamedTuple):
-    """The device that runs a plan, and the part of its guess that is read."""
-
-    device: str
-    part: float
-    """Part of the plan's guess that is read."""
 
 
 def judged(shape: SimilarLayers, order: Order) -> tuple[Plan, float]:
@@ -46,38 +32,26 @@ def judged(shape: SimilarLayers, order: Order) -> tuple[Plan, float]:
     return layout.plans[0], asked[0][1]
 
 
-def with_part(shape: SimilarLayers, artifact: Artifact, plan: Plan, part: float, num_tokens: int) -> Decoded:
-    """Decodes with a part of the plan's guess; at 0 nothing is guessed, and the buffer stays empty."""
-    with pytest.MonkeyPatch.context() as patch:
-        if not part:
-            patch.setattr(ReadAhead, "layer_done", lambda *_: None)
-        return shape.decoded(artifact, plan.model_copy(update={"preload_guess": part * plan.preload_guess}), num_tokens)
-
-
-def measure(
-    shapes: list[tuple[SimilarLayers, SimilarLayers]], num_tokens: int, one_s: float, run: Run
-) -> list[dict[str, Any]]:
-    """Returns a row per pair of shapes, the text's and the plan's. They differ only in the layers' similarity, on which
-    reads on demand do not depend."""
-    first = shapes[0][0]
+def measure(shapes: list[SimilarLayers], num_tokens: int) -> list[dict[str, Any]]:
+    """Returns a row per shape. They differ only in the layers' similarity, on which reads on demand do not depend."""
+    first = shapes[0]
     order = first.order
-    plan = first.layout(order=[order]).plans[0]
-    artifact = on_device(first.artifact(first.layout(order=[order])), load_device(run.device))
-    plain = first.decoded(artifact, plan, num_tokens)
+    layout = first.layout(order=[order])
+    artifact = first.artifact(layout)
+    plain = first.decoded(artifact, layout.plans[0], num_tokens)
     rows = []
-    for shape, planned in shapes:
-        on, share_of_time = judged(planned, order)
-        ahead = with_part(shape, artifact, on, run.part, num_tokens)
+    for shape in shapes:
+        on, share_of_time = judged(shape, order)
+        ahead = shape.decoded(artifact, on, num_tokens)
         rows.append(
             {
                 "similarity": shape.similarity,
                 "gain": plain.token_s / ahead.token_s,
                 "law": 1 / share_of_time,
-                "auto": share_of_time < preloading.worth(planned.layout(order=[order]).sections),
+                "auto": share_of_time < preloading.worth(shape.layout(order=[order]).sections),
                 "bound": plain.token_s / max(plain.flash_s, plain.dram_s),
                 "precision": ahead.precision,
                 "token_s": plain.token_s,
-                "over_one": one_s / plain.token_s,
                 "preload_buffer_bytes": on.preload_buffer_bytes,
                 "preload_guess": on.preload_guess,
                 "collapse_gap_bytes": on.collapse_gap_bytes,
@@ -91,14 +65,10 @@ class Options:
     devices: tuple[str, ...] = option(("pixel6", "iphone-a18"), smoke=("pixel6",), full=DEVICES, help="device profiles")
     cases: tuple[str, ...] = option(("swiglu-50",), full=tuple(CASES), choices=CASES, help="activation and density")
     shares: tuple[float, ...] = option((0.5, 0.95), smoke=(0.5,), full=(0.5, 0.8, 0.95), help="shares of units in DRAM")
-    groups: tuple[int, ...] = option((1, 2), smoke=(1,), full=(1, 2, 4), help="layers that lie together on flash")
     similarity: tuple[float, ...] = option(
         (0.5, 0.95), smoke=(0.95,), full=(0.2, 0.5, 0.8, 0.95), help="cosines of the MLP inputs of successive layers"
     )
     tokens: int = option(3, smoke=1, help="decoded tokens")
-    guessed: tuple[float, ...] = option((1.0,), help="parts of a plan's guess that are read; with 0 nothing is guessed")
-    planned: float = option(0.0, help="similarity that plans are made for; 0: the text's own")
-    runs_on: str = option("", help="device that runs the plans; empty: the one they are made for")
 
 
 class Plugin(Benchmark[Options]):
@@ -110,36 +80,18 @@ class Plugin(Benchmark[Options]):
         "rows[].bound": "gain if all reads and all computing ran side by side",
         "rows[].precision": "share of the bytes of units read ahead that were requested afterwards",
         "rows[].token_s": "modelled seconds per token without reading ahead",
-        "rows[].over_one": "modelled seconds with groups of one layer over token_s, both without reading ahead",
         "rows[].preload_buffer_bytes": "bytes of the plan's buffer for reading ahead",
         "rows[].preload_guess": "share of the guessed units that the build's plan reads ahead",
         "rows[].collapse_gap_bytes": "gap in bytes over which the plan joins reads",
     }
-    over = {"device": "devices", "case": "cases", "share": "shares", "layers_per_group": "groups", "guessed": "guessed"}
-    full_minutes = 60
+    over = {"device": "devices", "case": "cases", "share": "shares"}
+    full_minutes = 20
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """Yields a row per similarity."""
-        key = (cell["device"], cell["case"], cell["share"])
-        one_s = self.once(key, lambda: self._plain_s(*key))
-        profile = load_device(cell["device"])
-        by_similarity = {
-            each: SimilarLayers(profile, *CASES[cell["case"]], each, cell["share"], cell["layers_per_group"])
-            for each in (*self.options.similarity, self.options.planned)
-        }
-        shapes = [
-            (by_similarity[each], by_similarity[self.options.planned or each]) for each in self.options.similarity
-        ]
-        run = Run(self.options.runs_on or cell["device"], cell["guessed"])
-        yield from measure(shapes, self.options.tokens, one_s, run)
-
-    def _plain_s(self, device: str, case: str, share: float) -> float:
-        """Returns the seconds of a token with groups of one layer."""
-        shape = SimilarLayers(
-            load_device(self.options.runs_on or device), *CASES[case], self.options.similarity[0], share, 1
-        )
-        layout = shape.layout(order=[shape.order])
-        return shape.decoded(shape.artifact(layout), layout.plans[0], self.options.tokens).token_s
+        profile, case = load_device(cell["device"]), CASES[cell["case"]]
+        shapes = [SimilarLayers(profile, *case, each, cell["share"]) for each in self.options.similarity]
+        yield from measure(shapes, self.options.tokens)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 The build's own stages ingest, tokenize, allocate, gram and quantize. Then the codes are decoded into a checkpoint and
 run over test text by transformers' modules with the build's selector, so that only rounding differs between the rows of
-one density. Embeddings and head stay as they are. Gram matrices and the importance matrix of the row `rtn, imatrix`
-come from calibration text. Errors are standard errors over blocks.
+one density. Embeddings and head stay as they are. Gram matrices come from calibration text. Errors are standard errors
+over blocks.
 """
 
 import math
@@ -16,44 +16,35 @@ import numpy as np
 
 from benchmarks.gates import MODELS
 from benchmarks.harness import Benchmark, Cell, Row, main, option
-from benchmarks.harness.places import data
-from benchmarks.shared.builds import build
+from benchmarks.shared.builds import build, settings
 from benchmarks.shared.cases import Replaced
 from coldpress.compiler.activity.choice import choice_of
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.variants import Differences, compare
 from coldpress.compiler.block_statistics import standard_error
 from coldpress.compiler.io import Workspace, load_arrays, load_record
-from coldpress.compiler.stages import gram, importance, quantize
+from coldpress.compiler.stages import gram, quantize
 from coldpress.compiler.stages.gram import GramConfig
-from coldpress.compiler.stages.importance import ImportanceConfig
 from coldpress.compiler.stages.quantize import QuantizeConfig
 from coldpress.runtime.plugins import load, names
 from coldpress.runtime.quantization import Format
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.families import num_units, slice_length, slices
-from coldpress.schemas.gram import INPUT_OF, GramMatrices
-from coldpress.schemas.importance import Importance
 from coldpress.schemas.model import Model
 from coldpress.schemas.quantized import LayerCodes
 from coldpress.schemas.sparsity import Sparsity
-from tests.support.imatrices import NAMES, write_legacy
 
-WEIGHTED = "rtn, imatrix"
-ALGORITHMS = {"rtn": "rtn", WEIGHTED: "rtn", "gptq": "gptq"}
-"""Row -> its algorithm."""
+ALGORITHMS = ("rtn", "gptq")
 DENSITIES: dict[float, dict[str, Any]] = {1.0: {"method": "dense"}, 0.5: {"method": "topk", "density": 0.5}}
 CODES = names("coldpress.runtime.quantization")
 
 
 def prepare(model: str, density: float, folder: Path, test_tokens: int) -> tuple[Model, Corpus, Sparsity]:
     """Returns the records of a build up to `allocate`; models with exact zeros are not pruned to a density."""
-    corpus, budget = MODELS[model]
-    label, settings = f"d{round(100 * density)}", DENSITIES[density]
-    settings = settings | {"model": model, "dram_budget": budget, "evaluation_tokens": test_tokens}
-    if corpus:
-        settings |= {"model": data() / "models" / model, "corpus": data() / corpus, "context_length": 256}
-    device = build(folder, "--until", "allocate", label=label, **settings)
+    asked = settings(model) | DENSITIES[density] | {"dram_budget": MODELS[model][1], "evaluation_tokens": test_tokens}
+    if model != "demo":
+        asked["context_length"] = 256
+    device = build(folder, "--until", "allocate", label=f"d{round(100 * density)}", **asked)
     built = device.parent
     return (
         load_record(built / "ingest.json", Model),
@@ -82,19 +73,6 @@ def matrices_of(layer: LayerCodes, sparsity: Sparsity, model: Model) -> Iterator
             values = kept.decode(arrays[f"units.{family}"][: num_units(family, model.spec), start:stop], length)
             yield f"{prefix}{piece.role}.weight", np.ascontiguousarray(values if piece.axis == "row" else values.T)
             start = stop
-
-
-def imatrix_of(source: Model, grams: GramMatrices, folder: Path) -> Importance:
-    """Reads with the stage `importance` a file of the mean squares of the model's inputs on calibration text."""
-    means = {}
-    for layer in grams.layers:
-        arrays = load_arrays(layer.arrays)
-        for role, signal in INPUT_OF.items():
-            if f"layers.{layer.layer}.{role}.weight" in source.tensors:
-                means[f"blk.{layer.layer}.{NAMES[role]}.weight"] = np.diag(arrays[signal]) / grams.num_tokens
-    folder.mkdir(parents=True)
-    path = write_legacy(folder / "imatrix.dat", means)
-    return importance.run(ImportanceConfig(imatrix=str(path)), source, Workspace(folder / "read", "bench"))
 
 
 class Prepared:
@@ -135,7 +113,7 @@ class Options:
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].algorithm": "rtn: round to nearest; rtn, imatrix: with an importance matrix; gptq",
+        "rows[].algorithm": "rtn: round to nearest; gptq: round by the Gram matrices of the inputs",
         "rows[].ppl": "perplexity of the rounded model on test text",
         "rows[].ppl_source": "perplexity of the unrounded model at the same density",
         "rows[].kl": "KL divergence of the rounded model from the unrounded one, mean over tokens, nats",
@@ -145,31 +123,25 @@ class Plugin(Benchmark[Options]):
     }
     needs_data = True
     over = {"model": "models", "density": "densities", "format": "formats"}
-    full_minutes = 90
-
-    def _prepared(self, model: str) -> tuple[dict[float, Prepared], Importance]:
-        """Returns the model at every density, and the importance matrix of the dense one."""
-        folder, densities = self.folder / model, dict.fromkeys((1.0, *self.options.densities))
-        found = {one: Prepared(model, one, folder, self.options.tokens) for one in densities}
-        return found, imatrix_of(found[1.0].source, found[1.0].grams, folder / "imatrix")
+    full_minutes = 60
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """Yields a row per algorithm."""
         model, density, code = cell["model"], cell["density"], cell["format"]
-        prepared, weights = self.once(model, lambda: self._prepared(model))
-        at = prepared[density]
-        folder, layers = self.folder / model, range(at.source.spec.num_hidden_layers)
+        folder = self.folder / model
+        at = self.once((model, density), lambda: Prepared(model, density, folder, self.options.tokens))
+        layers = tuple(range(at.source.spec.num_hidden_layers))
         in_format = at.sparsity.model_copy(update={"format": code})
         nearest: np.ndarray | None = None
-        for label, algorithm in ALGORITHMS.items():
-            space = Workspace(folder / f"{density}-{code}-{label}", "bench")
-            known = (at.grams, weights if label == WEIGHTED else None)
-            made = quantize.run(QuantizeConfig(algorithm=algorithm), at.source, in_format, tuple(layers), space, *known)
+        for algorithm in ALGORITHMS:
+            space = Workspace(folder / f"{density}-{code}-{algorithm}", "bench")
+            config = QuantizeConfig(algorithm=algorithm)
+            made = quantize.run(config, at.source, in_format, layers, space, at.grams)
             found = at.compared(dict(pair for one in made.layers for pair in matrices_of(one, in_format, at.source)))
             nll, divergence = found.nll[0].mean(axis=1), found.kld[0].mean(axis=1)
             nearest = nll if nearest is None else nearest
             yield {
-                "algorithm": label,
+                "algorithm": algorithm,
                 "ppl": math.exp(nll.mean()),
                 "ppl_source": math.exp(found.whole_nll.mean()),
                 "kl": float(divergence.mean()),

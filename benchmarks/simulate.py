@@ -28,7 +28,6 @@ from coldpress.compiler.device.measure import computing
 from coldpress.runtime import _native
 from coldpress.runtime.artifact.reader import Artifact, open_artifact
 from coldpress.runtime.cli.emulation import emulated
-from coldpress.runtime.cli.emulation.caps import Caps
 from coldpress.runtime.extents import Extents
 from coldpress.runtime.flash import direct
 from coldpress.runtime.generate.choice import on_device
@@ -43,21 +42,12 @@ from coldpress.runtime.synthetic.trace import Synthetic
 from coldpress.runtime.trace import Event, Recorder
 from coldpress.schemas.compute import Compute
 from coldpress.schemas.device import DeviceProfile
-from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.metrics import RunMetrics
 
 DECISIONS = ("hits", "misses", "evictions", "reads", "read_bytes", "extents_sha256")
 DRAWN = {"relu": Statistics(hot_share=0.26, repeated=0.57), "swiglu": Statistics(hot_share=0.69, repeated=0.6)}
 """First word of the case -> statistics of the drawn trace; density and tokens are added."""
 LONE_READS = 64
-
-
-def own_caps() -> Caps:
-    """Returns the caps that this process runs under."""
-    caps = emulated()
-    if caps is None:
-        raise ColdpressError("this process runs under no caps, expected those of a device")
-    return caps
 
 
 def lone_read_s(artifact: Artifact) -> float:
@@ -150,8 +140,9 @@ class Plugin(Benchmark[Options]):
             session.perplexity(tokens[:1], sparse=True)
             first, recorder.events = recorder.events, []
             real: RunMetrics = session.perplexity(tokens[1:], sparse=True).metrics
-            compute = Compute.model_validate_json(rates)
-            profile = capped(load_device(cell["device"]), own_caps(), compute, lone_read_s(session.artifact))
+            compute, caps = Compute.model_validate_json(rates), emulated()
+            assert caps is not None
+            profile = capped(load_device(cell["device"]), caps, compute, lone_read_s(session.artifact))
             store, calls = replayed(session, profile, first, recorder.events)
             told: RunMetrics = store.metrics(real.num_tokens, 0.0, 0.0, 0.0)
             alone_s = reads_alone(session, [extents for extents in calls if len(extents)], "direct", read_buffers())

@@ -4,21 +4,14 @@ Snakemake builds planted checkpoints with this repository's rules on two cores a
 tokens; every job notes its seconds (benchmarks/compile.py). `verify` decodes as much of the default test text as its
 own rule takes for the whole shape.
 
-Processor seconds, which a busy machine changes less than time, are extrapolated to all layers: each stage on the
-straight line through its builds, since `verify` pays for the head, imports and the sample once, whatever the layers.
+Processor seconds, which a busy machine changes less than time, are extrapolated to all layers: each stage on the line
+of least squares through its builds, since `verify` pays for the head, imports and the sample once, whatever the layers.
 From builds of one size, all seconds are scaled with the layers. A stage's time is its processor seconds over the cores
 that it used in the largest build; stages of one job for each chunk of layers count by half, since two run at a time.
+Errors of the shares follow from the noise, if the lines are straight; `--full` extrapolates nothing.
 
-The noise is the relative standard deviation of processor seconds between builds: of stages that do the same in all of
-them, and, with three builds or more (`--layers 1 4 1 4`), of the others about their lines. It is assumed for all
-stages, and errors of the shares follow from it. They do not tell whether the lines are straight; `--full`
-extrapolates nothing.
-
-Then the last artifact decodes the beginning of the test text twice, one token after the other in one run, and in passes
-as `verify` does. The row has the seconds of each, and the largest differences of blocks' nats and of tokens'
-distributions.
-
-`--smoke` builds a small model, and forks its jobs from a process that has imported the libraries.
+Then the last artifact decodes the beginning of the test text twice: one token after the other, and in passes as
+`verify` does. `--smoke` builds a small model, and forks its jobs from a process that has imported the libraries.
 """
 
 import time
@@ -56,38 +49,38 @@ class Options:
         help="shape of the model",
     )
     layers: tuple[int, ...] = option(
-        (1, 4), smoke=(2,), full=(22,), help="layers of each build, at most those that are extrapolated to"
+        (1, 4), smoke=(1,), full=(22,), help="layers of each build, at most those that are extrapolated to"
     )
-    tokens: int = option(DEFAULTS.calibration_tokens, smoke=512, help="calibration tokens")
+    tokens: int = option(DEFAULTS.calibration_tokens, smoke=256, help="calibration tokens")
     method: str = option("topk", help="selector; one that sees what is in DRAM decodes no tokens together")
-    compared: int = option(128, smoke=64, full=512, help="tokens that are decoded both ways")
+    compared: int = option(128, smoke=32, full=512, help="tokens that are decoded both ways")
     warm: bool = option(False, smoke=True, help="fork the jobs, without imports in the time, and score on less text")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
         "rows[].layers": "layers of each build",
-        "rows[].test_tokens": "tokens that verify decoded",
+        "rows[].test_tokens": "tokens that verify decoded in each build",
         "rows[].stages_s": "seconds of all jobs of each build, summed",
-        "rows[].stages_cpu_s": "their processor seconds",
+        "rows[].stages_cpu_s": "processor seconds of all jobs of each build, summed",
         "rows[].verify_s": "seconds of verify in each build",
-        "rows[].verify_cpu_s": "its processor seconds",
-        "rows[].share": "verify's share of the last build's seconds",
-        "rows[].share_cpu": "verify's share of the last build's processor seconds",
+        "rows[].verify_cpu_s": "processor seconds of verify in each build",
+        "rows[].share": "share of the last build's seconds that verify takes",
+        "rows[].share_cpu": "share of the last build's processor seconds that verify takes",
         "rows[].whole_layers": "layers that are extrapolated to",
         "rows[].noise?": "relative standard deviation of a stage's processor seconds; null for one build",
         "rows[].stages_whole_s": "seconds of a build of whole_layers, extrapolated",
-        "rows[].verify_whole_s": "those of verify",
-        "rows[].share_whole": "verify's share of them",
-        "rows[].share_whole_error?": "its standard error, from the noise; null for one build",
-        "rows[].share_cpu_whole": "verify's share of the processor seconds of whole_layers, extrapolated",
-        "rows[].share_cpu_whole_error?": "its standard error, from the noise; null for one build",
-        "rows[].one_by_one_s": "seconds of the compared tokens, one after the other",
-        "rows[].in_passes_s": "the same tokens in passes",
-        "rows[].largest_nll_change": "the largest relative difference of a block's nats between both ways",
-        "rows[].largest_kld": "the largest divergence of a token's distribution between both ways, nats",
-        "worst_share": "the largest share_whole",
-        "worst_share_error?": "its standard error; null for one build",
+        "rows[].verify_whole_s": "seconds of verify in a build of whole_layers, extrapolated",
+        "rows[].share_whole": "verify_whole_s over stages_whole_s",
+        "rows[].share_whole_error?": "standard error of share_whole, from the noise; null for one build",
+        "rows[].share_cpu_whole": "share of the processor seconds of whole_layers that verify takes, extrapolated",
+        "rows[].share_cpu_whole_error?": "standard error of share_cpu_whole, from the noise; null for one build",
+        "rows[].one_by_one_s": "seconds for the compared tokens, one after the other",
+        "rows[].in_passes_s": "seconds for the compared tokens in passes of many",
+        "rows[].largest_nll_change": "largest relative difference of a block's nats between the two ways",
+        "rows[].largest_kld": "largest KL divergence of a token's distribution between the two ways, nats",
+        "worst_share": "largest share_whole of all rows",
+        "worst_share_error?": "standard error of worst_share; null for one build",
     }
     is_timing = True
     over = {"shape": "shapes"}
@@ -96,24 +89,20 @@ class Plugin(Benchmark[Options]):
     def measure(self, cell: Cell) -> Iterator[Row]:
         shape, whole = cell["shape"], WHOLE_LAYERS[cell["shape"]]
         layers = [min(count, whole) for count in self.options.layers]
-        blocks = 2
-        if shape != "small":
-            most = DEFAULTS.evaluation_tokens // DEFAULTS.block_tokens
-            blocks = min(most, num_measured(VerifyConfig(), DEFAULTS.block_tokens, PARAMETERS[shape]))
-        builds = [
-            self._build(f"{shape}-{number}", shape, count, blocks * DEFAULTS.block_tokens)
-            for number, count in enumerate(layers)
-        ]
+        most = 2 if shape == "small" else DEFAULTS.evaluation_tokens // DEFAULTS.block_tokens
+        blocks = min(most, num_measured(VerifyConfig(), DEFAULTS.block_tokens, PARAMETERS[shape]))
+        test_tokens = blocks * DEFAULTS.block_tokens
+        builds = [self._build(f"{shape}-{number}", shape, count, test_tokens) for number, count in enumerate(layers)]
         found = [stages_of for _, stages_of in builds]
         yield {
             "layers": layers,
-            "test_tokens": blocks * DEFAULTS.block_tokens,
+            "test_tokens": test_tokens,
             "stages_s": [sum(stage.wall_s for stage in each.values()) for each in found],
             "stages_cpu_s": [sum(stage.cpu_s for stage in each.values()) for each in found],
             "verify_s": [each["verify"].wall_s for each in found],
             "verify_cpu_s": [each["verify"].cpu_s for each in found],
-            "share": share_of_verify({name: stage.wall_s for name, stage in found[-1].items()}),
-            "share_cpu": share_of_verify({name: stage.cpu_s for name, stage in found[-1].items()}),
+            "share": found[-1]["verify"].wall_s / sum(stage.wall_s for stage in found[-1].values()),
+            "share_cpu": found[-1]["verify"].cpu_s / sum(stage.cpu_s for stage in found[-1].values()),
             "whole_layers": whole,
             **of_whole(layers, found, whole),
             **self._both_ways(builds[-1][0]),
@@ -126,7 +115,7 @@ class Plugin(Benchmark[Options]):
         evaluation_tokens = max(test_tokens, 512 if options.warm else DEFAULTS.evaluation_tokens)
         config: dict[str, Any] = {"device": "pixel6", "calibration_tokens": options.tokens, "method": options.method}
         config |= {"evaluation_tokens": evaluation_tokens, "test_tokens": test_tokens}
-        config |= {"dram_budget": "95%" if options.warm else "80%"}
+        config["dram_budget"] = "95%" if options.warm else "80%"
         text = 4 * options.tokens + 4 * evaluation_tokens + 40960
         target, _ = built(folder, shape, layers, text, options.warm, **config)
         return target, stages(folder, measure_disk(folder, 32 << 20))
@@ -178,8 +167,8 @@ def of_whole(layers: Sequence[int], builds: Sequence[Mapping[str, Stage]], whole
 
 
 def weights_of(layers: Sequence[int], whole: int) -> np.ndarray:
-    """Returns the weights with which the seconds of builds add up to those of `whole` layers, float64 [num_builds]: on
-    the line of least squares, or from builds of one size in proportion to their layers."""
+    """Returns the weights of builds whose weighted seconds are those of `whole` layers, float64 [num_builds]: on the
+    line of least squares, or from builds of one size in proportion to their layers."""
     counts = np.array(layers, np.float64)
     if len(set(layers)) == 1:
         return whole / counts / len(counts)
@@ -198,9 +187,7 @@ def noise_of(layers: Sequence[int], cpu_s: Mapping[str, np.ndarray]) -> float | 
     squares, freedom = 0.0, 0
     for name, found in cpu_s.items():
         same = name in SHARED or len(set(layers)) == 1
-        expected = np.full(len(found), found.mean())
-        if not same:
-            expected = np.array([weights_of(layers, count) @ found for count in layers])
+        expected = found.mean() if same else np.array([weights_of(layers, count) @ found for count in layers])
         squares += float(((found - expected) ** 2).sum()) / found.mean() ** 2
         freedom += len(found) - (1 if same else 2)
     return (squares / freedom) ** 0.5 if freedom else None

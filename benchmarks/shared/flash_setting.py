@@ -31,7 +31,6 @@ FAMILIES_PRUNED = ("mlp_in", "mlp_mid")
 UNIT_BYTES = {"mlp_in": 2 * 11008 * 18 // 32, "mlp_mid": 4096 * 18 // 32}
 CALIBRATION_BLOCKS = 6
 Key = tuple[int, str]
-Orders = Mapping[Key, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -48,20 +47,14 @@ class Known:
         """Share of the units that a dense token uses; densities are shares of these."""
         return used_share(WHOLE_MLP, self.case.model.spec)
 
-    @property
-    def structural(self) -> Orders:
-        """The model's own order."""
-        return {key: np.arange(norms.size) for key, norms in self.norms.items()}
-
 
 @dataclass(frozen=True)
 class Setting:
-    """A layout of units with its device and caches."""
+    """A layout of units, in the model's own order, with its device and caches."""
 
     known: Known
     device: DeviceProfile
     groups: int
-    orders: Orders
     slots: float = 0.0
     """Share of its units that each layer keeps in a cache, which begins empty."""
 
@@ -70,9 +63,9 @@ class Setting:
         placed = {
             (layer, family): Placed(
                 Strided(layer % self.groups * UNIT_BYTES[family], UNIT_BYTES[family], self.groups * UNIT_BYTES[family]),
-                order,
+                np.arange(norms.size),
             )
-            for (layer, family), order in self.orders.items()
+            for (layer, family), norms in self.known.norms.items()
         }
         return Reading(self.flash, int(gap_bytes), MAX_READ_BYTES, use_read_units, placed, self.device)
 

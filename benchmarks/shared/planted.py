@@ -37,9 +37,8 @@ CASES = {
     "swiglu-50": ("topk", "silu", 0.5),
 }
 """Case -> selector, activation, density."""
-STRUCTURAL, ORDERED, GROUPED = ORDERS = ("structural", "ordered", "grouped")
-"""Order by number; by co-activation; by co-activation in groups of layers."""
-GROUP_LAYERS = 2
+STRUCTURAL, ORDERED = "structural", "ordered"
+"""Order by number; by co-activation."""
 ORDERED_FOR, PINNED_WHERE_ORDERED = "pixel6", 0.1
 FORMAT = "int4_group32"
 PINNED_SHARE = 0.4
@@ -69,26 +68,21 @@ class Material:
     """Activity by which units are ordered and ranked, bool [num_units, T]."""
 
 
-def write_artifacts(
-    case: str, layers: int, folder: Path, orders: Sequence[str] = ORDERS, width: int = WIDTH_7B
-) -> None:
+def write_artifacts(case: str, layers: int, folder: Path, orders: Sequence[str], width: int = WIDTH_7B) -> None:
     """Writes the artifacts of a planted case, one for each order; `width` (hidden_size) is n * 512."""
     write(case, material(case, layers, width), folder, orders)
 
 
-def write(case: str, made_of: Material, folder: Path, orders: Sequence[str] = ORDERS) -> None:
+def write(case: str, made_of: Material, folder: Path, orders: Sequence[str]) -> None:
     """Writes the artifacts of a case, one for each order."""
-    recipe, actives = made_of.recipe, made_of.actives
+    recipe, units = made_of.recipe, None
     rank = {
         key: np.argsort(-np.count_nonzero(active, axis=1), kind="stable").astype(np.int32)
-        for key, active in actives.items()
+        for key, active in made_of.actives.items()
     }
-    units = None
     for order in orders:
-        per_group = GROUP_LAYERS if order == GROUPED else 1
-        places = orders_of(order, actives, rank, per_group, recipe.spec)
         path = artifact_of(case, order, folder)
-        arranged_so = replace(recipe, order=places, rank=rank, layers_per_group=per_group)
+        arranged_so = replace(recipe, order=orders_of(order, made_of.actives, rank, recipe.spec), rank=rank)
         units = build_artifact(path, arranged_so, made_of.weights, units).units
         (path / "tokenizer").mkdir()
         write_tokenizer(path / "tokenizer", recipe.spec.vocab_size)  # llama.cpp's server does not start without one
@@ -131,31 +125,21 @@ def recipe_of(spec: ModelSpec, method: str, density: float) -> Recipe:
     )
 
 
-def orders_of(
-    order: str, actives: ByFamily, rank: ByFamily, layers_per_group: int, spec: ModelSpec
-) -> dict[tuple[int, str], np.ndarray]:
-    """Returns int32 ids by place on flash, by first layer of a group and family."""
+def orders_of(order: str, actives: ByFamily, rank: ByFamily, spec: ModelSpec) -> ByFamily:
+    """Returns int32 ids by place on flash, by layer and family."""
     if order == STRUCTURAL:
         return {key: np.arange(len(own), dtype=np.int32) for key, own in rank.items()}
+    flash = load_device(ORDERED_FOR).flash
 
     def placed(key: tuple[int, str]) -> np.ndarray:
-        group = [(layer, key[1]) for layer in range(key[0], key[0] + layers_per_group)]
-        size = unit_bytes(key[1], spec, FORMAT)
-        return arranged([actives[one] for one in group], [rank[one] for one in group], size)
+        """Returns the ids of a family of a layer from its activity, with the most frequent units pinned."""
+        active, size = actives[key], unit_bytes(key[1], spec, FORMAT)
+        pinned = np.zeros((1, len(active)), bool)
+        pinned[0, rank[key][: round(PINNED_WHERE_ORDERED * len(active))]] = True
+        return auto.Plugin().arrange(task_of(active[None], pinned, unit_bytes=size, flash=flash)).order
 
-    firsts = [key for key in actives if key[0] % layers_per_group == 0]
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # as the order stage does
-        return dict(zip(firsts, pool.map(placed, firsts), strict=True))
-
-
-def arranged(actives: Sequence[np.ndarray], ranks: Sequence[np.ndarray], bytes_per_unit: int) -> np.ndarray:
-    """Returns int32 ids by place on flash, from the activity of units in each layer of a group, with the most frequent
-    ones pinned."""
-    pinned = np.zeros((len(ranks), len(ranks[0])), bool)
-    for own, rank in zip(pinned, ranks, strict=True):
-        own[rank[: round(PINNED_WHERE_ORDERED * len(rank))]] = True
-    flash = load_device(ORDERED_FOR).flash
-    return auto.Plugin().arrange(task_of(np.stack(actives), pinned, unit_bytes=bytes_per_unit, flash=flash)).order
+        return dict(zip(actives, pool.map(placed, actives), strict=True))
 
 
 def planted_weights(plant: Plant) -> dict[str, np.ndarray]:

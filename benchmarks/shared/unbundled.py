@@ -10,13 +10,15 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 
 from coldpress.runtime import _native, plugins
 from coldpress.runtime.artifact.reader import Artifact, open_artifact
 from coldpress.runtime.extents import Extents
-from coldpress.runtime.flash import Landing, direct
+from coldpress.runtime.flash import Landing, direct, serial
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.store import planner
 from coldpress.runtime.store.reads import MAX_READ_BYTES
@@ -58,56 +60,41 @@ def slice_sizes(manifest: Manifest) -> Mapping[str, list[int]]:
     }
 
 
-class Done:
-    """A ticket of reads that are over; see `coldpress.runtime.flash.Ticket`."""
+def file_as_artifact(path: Path, manifest: Any, page_crc32c: np.ndarray) -> Artifact:
+    """Returns the part of an open artifact that a reader of flash uses, with a file in place of its flash.img."""
 
-    def __init__(self, seconds: float) -> None:
-        """Takes the seconds of the reads."""
-        self._seconds = seconds
+    def opened(name: str, flags: int = 0) -> int:
+        return os.open(path, os.O_RDONLY | flags)
 
-    def wait(self, count: int) -> None:
-        """Returns at once, since all units are there."""
-
-    def finish(self) -> float:
-        """Returns the seconds of the reads."""
-        return self._seconds
-
-    def abandon(self) -> None:
-        """Does nothing, since no read is under way."""
+    return cast(Artifact, SimpleNamespace(manifest=manifest, page_crc32c=page_crc32c, open=opened))
 
 
-class Flash:
-    """The image of an artifact, on its device; a request waits until all is in memory, as with serial.py."""
-
-    moves_data = True
-    direct = True
+class Flash(serial.Plugin):
+    """The image of an artifact, on its device; a request waits until all is in memory."""
 
     def __init__(self, artifact: Artifact, queue_depth: int, image: Path, is_counted: Callable[[], bool]) -> None:
         """Opens the image; `is_counted` says whether the next reads count."""
-        self._is_counted = is_counted
-        self._page_bytes, self._sizes = artifact.manifest.flash.page_bytes, slice_sizes(artifact.manifest)
+        super().__init__(file_as_artifact(image, artifact.manifest, np.load(checksums_of(image))), queue_depth)
+        self._is_counted, self._sizes = is_counted, slice_sizes(artifact.manifest)
         self._sections = artifact.manifest.flash.sections
         self._starts = np.array([section.offset_bytes for section in self._sections])
-        self._checksums = np.load(checksums_of(image))
-        self._num_threads = min(queue_depth, direct.Plugin.MAX_IN_FLIGHT)
         self._scratch = _native.aligned_buffer(1)
-        self._file = os.open(image, os.O_RDONLY | os.O_DIRECT)
         self.forget()
 
     def forget(self) -> None:
         """Restarts the counts of reads, their bytes, and the seconds in which slices were put together."""
         self.reads, self.read_bytes, self.moved_s = 0, 0, 0.0
 
-    def submit(self, extents: Extents, into: np.ndarray, landing: Landing | None = None) -> Done:
+    def submit(self, extents: Extents, into: np.ndarray, landing: Landing | None = None) -> direct.Reading:
         """Reads from the image the units that lie whole in `extents`; see `coldpress.runtime.flash.Reader`."""
         if not len(extents):
-            return Done(0.0)
+            return super().submit(extents, into, landing)
         section = self._sections[int(np.searchsorted(self._starts, extents.offsets[0], side="right")) - 1]
         whole = joined(extents)
         units = planner.Strided(section.offset_bytes, section.unit_bytes, section.stride_bytes)
         positions = planner.brought(units, section.num_units, whole)
         plans = self._plans(section, positions)
-        seconds = self._read([plan.extents for plan in plans])
+        reading = self._read([plan.extents for plan in plans])
         start = time.perf_counter()
         self._put_together(section, plans, whole, planner.inside(units, positions, whole), into)
         if landing:
@@ -115,11 +102,7 @@ class Flash:
             landing.rows[landing.slots] = rows[landing.offsets]
         if self._is_counted():
             self.moved_s += time.perf_counter() - start
-        return Done(seconds)
-
-    def close(self) -> None:
-        """Closes the file."""
-        os.close(self._file)
+        return reading
 
     def _plans(self, section: Section, positions: np.ndarray) -> list[planner.ReadPlan]:
         """Returns the reads of each slice of the units at `positions`."""
@@ -130,8 +113,8 @@ class Flash:
             first += section.num_units * size
         return found
 
-    def _read(self, parts: list[Extents]) -> float:
-        """Reads all parts into the scratch memory, one after another; returns the seconds."""
+    def _read(self, parts: list[Extents]) -> direct.Reading:
+        """Reads all parts into the scratch memory."""
         offsets, lengths = (np.concatenate([getattr(part, name) for part in parts]) for name in ("offsets", "lengths"))
         together = Extents(offsets, lengths)
         if self._scratch.size < together.num_bytes:
@@ -139,23 +122,7 @@ class Flash:
         if self._is_counted():
             self.reads += len(together)
             self.read_bytes += together.num_bytes
-        start = time.perf_counter()
-        reads = _native.start_reads(
-            self._file,
-            offsets.astype(np.uint64),
-            lengths.astype(np.uint64),
-            self._scratch,
-            together.buffer_offsets.astype(np.uint64),
-            self._page_bytes,
-            self._checksums,
-            self._num_threads,
-        )
-        bad_page = reads.finish()
-        if bad_page >= 0:
-            raise SystemExit(
-                f"page {bad_page} of the unbundled image is damaged; remove the file, the next run makes it"
-            )
-        return time.perf_counter() - start
+        return super().submit(together, self._scratch)
 
     def _put_together(
         self,
