@@ -83,7 +83,7 @@ class Incoming:
             planned: The units of the batches, if those that are stored are to be copied to their slots as they arrive.
         """
         self._device, self._purpose, self._batches = device, purpose, iter(batches)
-        self._planned, self._rows = planned, memory.slots.rows
+        self._planned, self._rows = planned if device.flash.moves_data else None, memory.slots.rows
         self._under_way: deque[tuple[planner.ReadBatch, Ticket, Half]] = deque()
         try:
             for half in memory.halves:
@@ -187,7 +187,9 @@ class Request:
                 yield from self._read_ahead(early)
             while self._incoming is not None:
                 for batch, ticket, half in self._incoming:
-                    for first, stop, count in planner.arrivals(batch, half.rows.shape[1], planner.ARRIVAL_BYTES):
+                    # portions let a token compute before the rest lands; a simulation neither computes nor waits
+                    least_bytes = planner.ARRIVAL_BYTES if self._device.flash.moves_data else batch.extents.num_bytes
+                    for first, stop, count in planner.arrivals(batch, half.rows.shape[1], least_bytes):
                         ticket.wait(count)
                         ids = self._planned.ids[self._planned.num_read : batch.first_unit + stop]
                         self._planned.num_read = batch.first_unit + stop

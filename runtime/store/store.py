@@ -36,6 +36,9 @@ from coldpress.runtime.store.slots import Part, Requests, parts_of, resized
 from coldpress.schemas.layout import Plan
 from coldpress.schemas.metrics import RunMetrics
 
+_Known = tuple[Key, np.ndarray, np.ndarray | None, int, int, int]
+"""The fields of `RequestFacts` that are known before the cache is asked, in their order."""
+
 
 class Store:
     """The units of one artifact under one plan."""
@@ -202,27 +205,19 @@ class Store:
             self._settle()
         part, memory = self._parts[key], self._memory.families[key[1]]
         present = part.cache.touch(ids)
+        known = (key, ids, kept, part.units.unit_bytes, memory.room_bytes, self._memory.buffer.size)
         if not present.all():
-            return self._submit_misses(key, ids, kept, present)
+            return self._submit_misses(part, memory, present, known)
         # fast path: nothing to admit, plan or read; with a warm cache this is most requests
         used = _where(part.cache.present) if self._use_read_units else ids
-        facts = RequestFacts(
-            key=key,
-            ids=ids,
-            may_stay=kept,
-            unit_bytes=part.units.unit_bytes,
-            room_bytes=memory.room_bytes,
-            buffer_bytes=self._memory.buffer.size,
-            num_hits=ids.size,
-            num_resident=used.size,
-        )
+        facts = RequestFacts(*known, num_hits=ids.size, num_resident=used.size)
         for request in self._observers.request:
             request(facts)
         return (Batch(used, part.slots(used), memory.slots.rows),) if used.size else ()
 
-    def _submit_misses(self, key: Key, ids: np.ndarray, kept: np.ndarray | None, present: np.ndarray) -> Request:
-        """Submits a request some of whose `ids` are missing; `present` is bool [k]."""
-        part, memory = self._parts[key], self._memory.families[key[1]]
+    def _submit_misses(self, part: Part, memory: FamilyMemory, present: np.ndarray, known: _Known) -> Request:
+        """Submits a request some of whose units are missing; `present` is bool [k]."""
+        key, ids, kept, *_ = known
         hits, misses = ids[present], ids[~present]
         # The order matters: reads are planned from the cache before `admit` changes it, and observers learn of the
         # request before its first read begins.
@@ -232,12 +227,7 @@ class Store:
         slots = part.slots(used)  # read before `admit` gives the slots of evicted units to others
         admitted, evicted = part.admit(misses if kept is None else misses[np.isin(misses, kept, assume_unique=True)])
         facts = RequestFacts(
-            key=key,
-            ids=ids,
-            may_stay=kept,
-            unit_bytes=part.units.unit_bytes,
-            room_bytes=memory.room_bytes,
-            buffer_bytes=self._memory.buffer.size,
+            *known,
             num_hits=hits.size,
             num_resident=used.size,
             num_early=sum(each.ids.size for each in early),

@@ -14,6 +14,7 @@ from coldpress.runtime.generate.choice import on_device
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plan.budget import choose_plan, fixed_bytes
 from coldpress.runtime.simulate import replay, simulate, simulate_opening
+from coldpress.runtime.store import planner, reads
 from coldpress.runtime.store.clock import Clock, arrival
 from coldpress.runtime.store.computing import NOTHING, Arrival
 from coldpress.runtime.store.planner import ReadPlan
@@ -25,7 +26,7 @@ from coldpress.schemas.figure import Figure
 from coldpress.schemas.law import combined
 from tests.support.caches import RUNNABLE
 from tests.support.shapes import small_device
-from tests.support.stores import ask
+from tests.support.stores import ask, requests
 
 CACHES = (*RUNNABLE, "belady")
 DECISIONS = """hits misses evictions reads read_bytes used_bytes prefill_reads prefill_read_bytes extents_sha256
@@ -233,6 +234,31 @@ def test_layers_wait_for_each_other(relu_artifact):
     found = simulate(artifact, plan, trace)
     assert found.reads == 2
     assert found.modelled_flash_s == pytest.approx(2 * artifact.manifest.device.flash.latency_s.value)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_simulation_without_data_takes_the_seconds_of_one_with_data(relu_artifact, monkeypatch, seed):
+    """Without data, requests are not cut into portions: seconds, counters and reads stay, over many buffer sizes."""
+    monkeypatch.setattr(planner, "ARRIVAL_BYTES", 4096)
+    monkeypatch.setattr(reads, "LEAST_HALF_BYTES", 4096)
+    artifact = open_artifact(relu_artifact.path)
+    changes = {"read_buffer_bytes": (4 + 10 * seed) * 4096, "cache": "lru", "dram_budget_bytes": 4 << 20}
+    plan = choose_plan(artifact.manifest).model_copy(update=changes)
+    found, ids, num_batches = [], [], []
+    for data in (None, direct.Plugin(artifact, 8)):
+        store = Store(artifact, plan, simulated.Plugin(artifact, 8, data), Clock(artifact.manifest, plan))
+        yielded = [
+            [batch.ids for batch in store.submit((layer, family), asked)]
+            for layer, family, asked in requests(relu_artifact, 8, seed)
+        ]
+        found.append((store.metrics(8, 0.0, 0.0, 0.0).model_dump(exclude={"peak_rss_bytes"}), store.extents_sha256()))
+        ids.append([np.concatenate([*each, np.empty(0, np.int32)]).tolist() for each in yielded])
+        num_batches.append(sum(map(len, yielded)))
+        store.close()
+    assert ids[0] == ids[1]
+    assert {**found[0][0], "direct_io": None} == {**found[1][0], "direct_io": None}
+    assert found[0][1] == found[1][1]
+    assert num_batches[0] < num_batches[1]
 
 
 @pytest.mark.parametrize(("buffer_kib", "in_flight", "portions"), [(4096, 20, 3), (512, 4, 10), (2560, 20, 4)])
