@@ -2,8 +2,8 @@
 
 The planted cases are layers of a 7B's shape (benchmarks/shared/planted.py): each sequence has its own topic, and half
 of the units are in DRAM. With prose7m-relu each sequence starts from its own passage of WikiText, and a third of the
-units is in DRAM. Every batch is decoded with the case's selector, then densely under the same budget, then its prompts
-one by one, in turn. Tokens are sampled, so that sequences differ. The first passes fill the caches and do not count.
+units is in DRAM. Every batch is decoded with the case's selector and densely under the same budget, in turn. Tokens are
+sampled, so that sequences differ. The first passes fill the caches and do not count.
 
 For the sizes of `--renewed`, four times as many prompts get continuations of different lengths, geometrically
 distributed. A batch that renews itself and batches that each wait for their longest sequence serve them in turn;
@@ -11,7 +11,7 @@ seconds are those of all passes, prefills included.
 """
 
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
@@ -31,7 +31,7 @@ from benchmarks.shared.planted import (
     write_artifacts,
 )
 from coldpress.runtime.artifact.reader import open_artifact
-from coldpress.runtime.generate.batch import Batch, OnToken, Prompt, Room, generate_batch, generate_each
+from coldpress.runtime.generate.batch import OnToken, Prompt, Room, generate_batch, generate_each
 from coldpress.runtime.generate.choice import choose_plan
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
@@ -94,34 +94,6 @@ def drawn(count: int) -> list[Sampling]:
     return [Sampling(temperature=1.0, seed=seed) for seed in range(count)]
 
 
-@dataclass(frozen=True)
-class Decoded:
-    """Costs of the passes of a batch after the first ones; `prefill_*` covers all prompts together."""
-
-    seconds: float
-    reads: float
-    read_bytes: float
-    wait_s: float
-    hit_rate: float
-    prefill_s: float
-    prefill_bytes: int
-
-
-def decoded(done: Batch) -> Decoded:
-    """Returns medians and means over the passes."""
-    leading = [token for token in done.decoded if token.leads][WARM_PASSES:]
-    hits, misses = sum(token.hits for token in leading), sum(token.misses for token in leading)
-    return Decoded(
-        seconds=median(token.seconds for token in leading),
-        reads=fmean(token.reads for token in leading),
-        read_bytes=fmean(token.read_bytes for token in leading),
-        wait_s=median(token.flash_s for token in leading),
-        hit_rate=hits / (hits + misses),
-        prefill_s=done.metrics.prefill_s,
-        prefill_bytes=done.metrics.prefill_read_bytes,
-    )
-
-
 def density_of(recorder: Recorder, session: Session, batch: int) -> float:
     """Returns the mean share of a family's units that a pass asks for."""
     counts = {section.family: section.num_units for section in session.artifact.manifest.flash.sections}
@@ -130,11 +102,10 @@ def density_of(recorder: Recorder, session: Session, batch: int) -> float:
 
 
 def decode(case: str, path: Path, batch: int, passes: int, rounds: int) -> Row:
-    """Returns the row of a batch; each round decodes it sparsely, densely, and each prompt alone, from empty caches."""
+    """Returns the row of a batch; each round decodes it sparsely and densely, from empty caches."""
     recorder, prompts, num_new = Recorder(), prompts_of(case, batch), 1 + WARM_PASSES + passes
     plans = {name: plan_for(case, path, selector) for name, selector in (("sparse", None), ("dense", "dense"))}
-    found: dict[str, list[Decoded]] = {name: [] for name in plans}
-    alone: list[tuple[float, int]] = []
+    found: dict[str, list[list[Token]]] = {name: [] for name in plans}
     density = 0.0
     for _ in range(rounds):
         for name, plan in plans.items():
@@ -142,76 +113,52 @@ def decode(case: str, path: Path, batch: int, passes: int, rounds: int) -> Row:
             with Session(path, plan=plan, recorder=recorder) as session:
                 done = generate_batch(session, prompts, num_new, sampling=drawn(batch), ignore_eos=True)
                 density = density if name == "dense" else density_of(recorder, session, batch)
-            found[name].append(decoded(done))
-        with Session(path, plan=plans["sparse"]) as session:
-            each = [session.generate(prompt, 1).metrics for prompt in prompts]
-        alone.append((sum(one.prefill_s for one in each), sum(one.prefill_read_bytes for one in each)))
-    return row_of(batch, found["sparse"], found["dense"], alone) | {"union_density": density}
-
-
-def row_of(batch: int, sparse: Sequence[Decoded], dense: Sequence[Decoded], alone: Sequence[tuple[float, int]]) -> Row:
-    """Returns the figures of a batch over its rounds."""
-    pass_s = [one.seconds for one in sparse]
-    alone_s, alone_bytes = zip(*alone, strict=True)
-    prefill_bytes = median(one.prefill_bytes for one in sparse)
+            found[name].append([token for token in done.decoded if token.leads][WARM_PASSES:])
+    sparse = found["sparse"]
+    pass_s, dense_s = ([median(token.seconds for token in leading) for leading in each] for each in found.values())
+    wait_s = [median(token.flash_s for token in leading) for leading in sparse]
     return {
         "pass_s": spread(pass_s),
         "tokens_per_s": batch / median(pass_s),
-        "over_dense": gain([one.seconds for one in dense], pass_s),
-        "reads_per_token": median(one.reads for one in sparse) / batch,
-        "bytes_per_token": median(one.read_bytes for one in sparse) / batch,
-        "prefill_over_alone": gain(alone_s, [one.prefill_s for one in sparse]),
-        "prefill_bytes_over_alone": median(alone_bytes) / prefill_bytes if prefill_bytes else None,
-        "wait_share": spread([one.wait_s / one.seconds for one in sparse]),
-        "hit_rate": median(one.hit_rate for one in sparse),
+        "over_dense": gain(dense_s, pass_s),
+        "union_density": density,
+        "reads_per_token": median(fmean(token.reads for token in leading) for leading in sparse) / batch,
+        "bytes_per_token": median(fmean(token.read_bytes for token in leading) for leading in sparse) / batch,
+        "wait_share": spread([wait / whole for wait, whole in zip(wait_s, pass_s, strict=True)]),
+        "hit_rate": median(hit_rate(leading) for leading in sparse),
     }
 
 
-@dataclass(frozen=True)
-class Served:
-    """Costs of prompts with continuations of different lengths, served from warm caches."""
-
-    seconds: float
-    """Seconds of prefills and passes."""
-    prefills: int
-    """Number of times that flash was read for prompts."""
-    passes: int
-    num_tokens: int
+def hit_rate(tokens: Sequence[Token]) -> float:
+    """Returns the share of the units that tokens requested which were in DRAM."""
+    hits, misses = sum(token.hits for token in tokens), sum(token.misses for token in tokens)
+    return hits / (hits + misses)
 
 
-def serve(case: str, path: Path, batch: int, *, renewed: bool) -> Served:
-    """Serves PROMPTS_PER_PLACE prompts per sequence of the batch."""
-    count = PROMPTS_PER_PLACE * batch
+def serve(case: str, path: Path, batch: int, *, renewed: bool) -> Row:
+    """Returns the costs of PROMPTS_PER_PLACE prompts per sequence of the batch, served from warm caches."""
+    count, most_tokens = PROMPTS_PER_PLACE * batch, PROMPT_TOKENS + LONGEST
     lengths = np.minimum(np.random.default_rng(9).geometric(1 / MEAN, count), LONGEST).tolist()
     each = [Prompt(ids, sampling) for ids, sampling in zip(prompts_of(case, count), drawn(count), strict=True)]
+    size, room = count if renewed else batch, Room(batch, most_tokens, batch * most_tokens)
+    found: list[tuple[Token, ...]] = []
     with Session(path, plan=plan_for(case, path, None)) as session:
         generate_batch(session, [prompt.ids for prompt in each[:batch]], 1 + WARM_PASSES, ignore_eos=True)
-        size = count if renewed else batch
-        found = [
-            sequence
-            for start in range(0, count, size)
-            for sequence in _ended(session, each[start : start + size], lengths[start : start + size], batch)
-        ]
+        for start in range(0, count, size):
+            part = slice(start, start + size)
+            end = _until(lengths[part])
+            found += generate_each(session, each[part], LONGEST, room, ignore_eos=True, on_token=end)
     assert list(map(len, found)) == lengths
-    tokens = [token for sequence in found for token in sequence]
-    return Served(
-        seconds=sum(token.seconds for token in tokens),
-        prefills=sum(sequence[0].leads for sequence in found),
-        passes=sum(token.leads for sequence in found for token in sequence[1:]),
-        num_tokens=len(tokens),
-    )
-
-
-def _ended(
-    session: Session, prompts: Iterable[Prompt], lengths: Sequence[int], batch: int
-) -> Iterator[tuple[Token, ...]]:
-    """Yields each prompt's new tokens, as many as its length."""
-    longest = PROMPT_TOKENS + LONGEST
-    room = Room(batch, longest, batch * longest)
-    return generate_each(session, prompts, LONGEST, room, ignore_eos=True, on_token=_until(lengths))
+    return {
+        "num_tokens": sum(lengths),
+        "seconds": sum(token.seconds for sequence in found for token in sequence),
+        "prefills": sum(sequence[0].leads for sequence in found),
+        "passes": sum(token.leads for sequence in found for token in sequence[1:]),
+    }
 
 
 def _until(lengths: Sequence[int]) -> OnToken:
+    """Returns a callback that ends each sequence at its length."""
     counts = [0] * len(lengths)
 
     def end(number: int, _: Token) -> bool:
@@ -225,14 +172,14 @@ def renew(case: str, path: Path, batch: int, rounds: int) -> Row:
     """Returns the row of a renewed batch and of batches that wait, served in turn."""
     turns = [[serve(case, path, batch, renewed=renewed) for renewed in (False, True)] for _ in range(rounds)]
     waiting, renewed = zip(*turns, strict=True)
-    renewed_s = [one.seconds for one in renewed]
+    renewed_s = [one["seconds"] for one in renewed]
     return {
-        "tokens_per_s": renewed[0].num_tokens / median(renewed_s),
-        "over_waiting": gain([one.seconds for one in waiting], renewed_s),
-        "prefills": renewed[0].prefills,
-        "waiting_prefills": waiting[0].prefills,
-        "passes": renewed[0].passes,
-        "waiting_passes": waiting[0].passes,
+        "tokens_per_s": renewed[0]["num_tokens"] / median(renewed_s),
+        "over_waiting": gain([one["seconds"] for one in waiting], renewed_s),
+        "prefills": renewed[0]["prefills"],
+        "waiting_prefills": waiting[0]["prefills"],
+        "passes": renewed[0]["passes"],
+        "waiting_passes": waiting[0]["passes"],
     }
 
 
@@ -256,12 +203,10 @@ class Plugin(Benchmark[Options]):
         "rows[].renewed": "true: a batch that renews itself, against batches that wait for their longest sequence",
         "rows[].tokens_per_s": "tokens per second of all sequences together, median of rounds; renewed: with prefills",
         "rows[].pass_s?": "median seconds of a pass, which decodes one token of every sequence, over rounds",
-        "rows[].over_dense?": "seconds of a pass with the dense selector over those with the case's, per round",
+        "rows[].over_dense?": "seconds of a dense pass over seconds of a pass with the case's selector, per round",
         "rows[].union_density?": "share of a family's units that a pass requests, mean over passes and families",
-        "rows[].reads_per_token?": "reads from flash per decoded token: those of a pass over the batch size",
+        "rows[].reads_per_token?": "reads from flash in a pass, divided by the batch size",
         "rows[].bytes_per_token?": "bytes read from flash per decoded token",
-        "rows[].prefill_over_alone?": "seconds to prefill prompts one by one over seconds for all together, per round",
-        "rows[].prefill_bytes_over_alone?": "bytes read to prefill prompts one by one over bytes for all together",
         "rows[].wait_share?": "share of a pass's seconds spent waiting for flash",
         "rows[].hit_rate?": "share of requested units that were in DRAM, over all passes",
         "rows[].over_waiting?": "seconds of batches that wait over seconds of the renewed batch, taken in each round",
@@ -269,7 +214,7 @@ class Plugin(Benchmark[Options]):
         "rows[].waiting_prefills?": "prefills of the batches that wait",
         "rows[].passes?": "decoding passes of the renewed batch",
         "rows[].waiting_passes?": "decoding passes of the batches that wait",
-        "over_one.*.*": "tokens per second over those of the first of --batches, by case and batch size",
+        "over_one.*.*": "tokens per second over tokens per second of the first of --batches, by case and batch size",
     }
     is_timing = True
     needs_data = True

@@ -35,37 +35,23 @@ from tests.support.records import Build, contents, tiny_verification
 
 SHARES_OF_ALL = 100
 """Cells of a run with all injections."""
+FULL, FORBIDDEN = ("EIO", "ENOSPC"), ("EACCES", "EIO")
+"""Errors of a disk that is full, and of a folder that is not ours; either disk may also fail."""
 ERRORS: Mapping[str, tuple[str, ...]] = {
-    "openat": ("EACCES", "EIO", "ENOSPC"),
-    "mkdir": ("EACCES", "EIO", "ENOSPC"),
-    "write": ("EIO", "ENOSPC"),
-    "pwrite64": ("EIO", "ENOSPC"),
-    "fsync": ("EIO", "ENOSPC"),
-    "fdatasync": ("EIO", "ENOSPC"),
+    **dict.fromkeys(("write", "pwrite64", "fsync", "fdatasync", "fallocate", "sendfile"), FULL),
+    **dict.fromkeys(("openat", "mkdir"), ("EACCES", *FULL)),
+    **dict.fromkeys(("rename", "renameat", "renameat2"), ("EACCES", *FULL, "EXDEV")),
+    **dict.fromkeys(("unlink", "unlinkat", "rmdir"), FORBIDDEN),
     "ftruncate": ("EIO",),
-    "fallocate": ("EIO", "ENOSPC"),
-    "copy_file_range": ("EIO", "ENOSPC", "EXDEV"),
-    "sendfile": ("EIO", "ENOSPC"),
+    "copy_file_range": (*FULL, "EXDEV"),
     "flock": ("ENOLCK", "EIO"),
-    "rename": ("EACCES", "EIO", "ENOSPC", "EXDEV"),
-    "renameat": ("EACCES", "EIO", "ENOSPC", "EXDEV"),
-    "renameat2": ("EACCES", "EIO", "ENOSPC", "EXDEV"),
-    "link": ("EACCES", "EIO", "EXDEV"),
-    "unlink": ("EACCES", "EIO"),
-    "unlinkat": ("EACCES", "EIO"),
-    "rmdir": ("EACCES", "EIO"),
+    "link": (*FORBIDDEN, "EXDEV"),
 }
 """System call that changes or opens something -> the errors it may give in the output folder."""
 READ_ERRORS: Mapping[str, tuple[str, ...]] = {
-    "openat": ("EACCES", "EIO"),
-    "read": ("EIO",),
-    "pread64": ("EIO",),
-    "preadv": ("EIO",),
+    **dict.fromkeys(("openat", "newfstatat", "statx"), FORBIDDEN),
+    **dict.fromkeys(("read", "pread64", "preadv", "fstat", "getdents64"), ("EIO",)),
     "mmap": ("ENOMEM",),
-    "fstat": ("EIO",),
-    "newfstatat": ("EACCES", "EIO"),
-    "statx": ("EACCES", "EIO"),
-    "getdents64": ("EIO",),
 }
 """System call that reads or looks -> the errors it may give in the output folder and on the build's other files."""
 ARTIFACTS = ("package", "final.coldpress")
@@ -123,20 +109,14 @@ class Injection:
     number: int
     error: str
 
-    @property
-    def kind(self) -> tuple[str, str, str]:
-        """The kind by which a sample takes turns: stage, call, error."""
-        return self.subject.name, self.call, self.error
-
 
 def prepare(root: Path) -> Iterator[Subject]:
     """Makes the records of two builds, and yields the four subjects."""
     new, old = Build(root / "new"), Build(root / "old", num_pinned=5)
     old.package()
     out = root / "out"
-    inputs = root / "inputs"
+    inputs, flags = root / "inputs", list[str]()
     sources = (inputs, root / "new")
-    flags: list[str] = []
     for name in ("model", "corpus", "sparsity", "device", "layout", "plans", "order", "placement", "quantized"):
         found = getattr(new, name)
         records: tuple[Record, ...] = found if isinstance(found, tuple) else (found,)
@@ -144,7 +124,8 @@ def prepare(root: Path) -> Iterator[Subject]:
         for record, path in zip(records, paths, strict=True):
             save_record(record, path)
         flags += [f"--{name}", *map(str, paths)]
-    package = (*python("package"), *flags, "--artifact", str(out / "package"), "--output", str(out / "package.json"))
+    stage = (sys.executable, "-m", "coldpress.compiler")
+    package = (*stage, "package", *flags, "--artifact", str(out / "package"), "--output", str(out / "package.json"))
     for beginning in ("nothing", "another"):
         before = root / f"package-{beginning}"
         before.mkdir()
@@ -159,18 +140,12 @@ def prepare(root: Path) -> Iterator[Subject]:
         verification = inputs / "verify.json"
         save_record(tiny_verification(new.plans, new.package().manifest_sha256), verification)
         publish = (
-            *python("publish"),
-            *("--artifact", str(out / "final.coldpress"), "--metrics", str(out / "metrics.json")),
+            *(*stage, "publish", "--artifact", str(out / "final.coldpress"), "--metrics", str(out / "metrics.json")),
             *("--html", str(out / "report.html"), "--exported", json.dumps([str(out / "final.gguf")])),
-            *("--package", str(out / "package.json")),
-            *("--verification", str(verification), "--output", str(out / "publish.json")),
+            *("--package", str(out / "package.json"), "--output", str(out / "publish.json")),
+            *("--verification", str(verification)),
         )
         yield undisturbed(f"publish over {beginning}", publish, packaged, out, sources)
-
-
-def python(stage: str) -> tuple[str, ...]:
-    """Returns the command that runs a stage."""
-    return (sys.executable, "-m", "coldpress.compiler", stage)
 
 
 def undisturbed(name: str, command: tuple[str, ...], before: Path, out: Path, sources: tuple[Path, ...]) -> Subject:
@@ -208,14 +183,14 @@ def errors_of(subject: Subject, call: str, line: str) -> tuple[str, ...]:
 
 
 def sampled(found: list[Injection], count: int, seed: int) -> list[Injection]:
-    """Returns `count` injections, their kinds in turn; all if it is 0."""
-    rng = np.random.default_rng(seed)
+    """Returns `count` injections, their kinds (stage, call and error) in turn; all if it is 0."""
     turns: Counter[tuple[str, str, str]] = Counter()
-    ranked: list[tuple[int, int, Injection]] = []
-    for place, index in enumerate(rng.permutation(len(found))):
-        ranked.append((turns[found[index].kind], place, found[index]))
-        turns[found[index].kind] += 1
-    return [injection for _, _, injection in sorted(ranked, key=lambda entry: entry[:2])[: count or None]]
+    ranked: list[tuple[int, Injection]] = []
+    for index in np.random.default_rng(seed).permutation(len(found)):
+        kind = (found[index].subject.name, found[index].call, found[index].error)
+        ranked.append((turns[kind], found[index]))
+        turns[kind] += 1
+    return [injection for _, injection in sorted(ranked, key=lambda entry: entry[0])[: count or None]]
 
 
 def whole(subject: Subject, found: Mapping[str, str]) -> bool:
@@ -225,11 +200,10 @@ def whole(subject: Subject, found: Mapping[str, str]) -> bool:
     """
     before = contents(subject.before)
     stood = [files for files in (part(before, name) for name in ARTIFACTS) if files]
-    for name in (*ARTIFACTS, "package.json", "publish.json"):
-        states = [part(files, name) for files in (before, subject.after)] + (stood if name in ARTIFACTS else [])
-        if part(found, name) not in states:
-            return False
-    return True
+    return all(
+        part(found, name) in [part(before, name), part(subject.after, name), *(stood if name in ARTIFACTS else ())]
+        for name in (*ARTIFACTS, "package.json", "publish.json")
+    )
 
 
 def part(files: Mapping[str, str], name: str) -> dict[str, str]:
@@ -264,22 +238,12 @@ def attempt(injection: Injection) -> Row:
     if torn or untidy or not complete:
         after = again.stderr[-300:] if again else ""
         print(named, ended, left, after, done.stderr[-1500:], file=sys.stderr, flush=True)
-    return named | {
-        "missed": False,
-        "ended": ended,
-        "torn": torn,
-        "untidy": untidy,
-        "completed_after": complete,
-    }
+    return named | {"missed": False, "ended": ended, "torn": torn, "untidy": untidy, "completed_after": complete}
 
 
 def everything(folder: Path) -> dict[str, str]:
     """Returns relative path -> sha256 of every file, or "" for a folder."""
     return {str(path.relative_to(folder)): "" for path in folder.rglob("*")} | contents(folder)
-
-
-Subjects = Mapping[str, Subject]
-"""Subjects by name, in the folder of one job."""
 
 
 @dataclass(frozen=True)
@@ -292,16 +256,16 @@ class Options:
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].share": "number of the cell, which has a share of the injections",
-        "rows[].stage": "stage, and what its output folder holds at first: nothing or another artifact",
+        "rows[].share": "number of the cell, which runs a share of the injections",
+        "rows[].stage": "stage and first content of its output folder: nothing or another artifact",
         "rows[].call": "system call that fails",
-        "rows[].number": "the call fails when a thread makes it for the n-th time, counted from 1",
-        "rows[].error": "error number that the call gives",
-        "rows[].places": "number of possible injections, of which the run takes a sample",
-        "rows[].missed": "whether the run made no such call, so that nothing failed",
+        "rows[].number": "how often a thread makes the call until it fails, this time included",
+        "rows[].error": "name of the error number that the call gives",
+        "rows[].places": "possible injections in all stages; a run tries a sample, or all with --sample 0",
+        "rows[].missed": "whether the run never made the call, so that nothing failed",
         "rows[].ended?": "exit code and last line of the run",
         "rows[].torn?": "whether an artifact or record is neither as before, nor complete, nor still absent",
-        "rows[].untidy?": "whether the run ended neither in order nor in one sentence, or left hidden files for good",
+        "rows[].untidy?": "whether the run ended neither in order nor with one sentence, or hidden files stay for good",
         "rows[].completed_after?": "whether the next run, without faults, completes the files, or nothing had changed",
         "injections": "injections whose call was made and failed",
         "missed": "injections whose call was never made",
@@ -333,9 +297,9 @@ class Plugin(Benchmark[Options]):
             for row in pool.map(attempt_somewhere, of_cell):
                 yield row | {"places": num_places}
 
-    def prepared(self) -> tuple[SimpleQueue[Subjects], int, list[Injection]]:
-        """Returns (the folders of all jobs, the number of possible injections, the chosen injections)."""
-        free: SimpleQueue[Subjects] = SimpleQueue()
+    def prepared(self) -> tuple[SimpleQueue[Mapping[str, Subject]], int, list[Injection]]:
+        """Returns (each job's subjects by name, the number of possible injections, the chosen injections)."""
+        free: SimpleQueue[Mapping[str, Subject]] = SimpleQueue()
         found: list[Injection] = []
         for job in range(self.options.jobs):
             made = itertools.islice(prepare(self.folder / str(job)), self.options.stages)

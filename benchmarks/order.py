@@ -4,28 +4,25 @@ Orders are fitted on calibration text (its end decides `auto` and the collapse g
 same text and on another one, for several devices and formats, with the same pinned units and the same cache: DRAM for
 three eighths of the units, about as many as fit where half of a 7B model's size is left for them; half of it for the
 hottest, half for the runtime's lru cache. A case is a section of a model on a device in a format on a text; gain =
-device seconds of ripple over those of auto, each under its best gap; `over_break_even` takes ripple under the gap of
-peak bandwidth over IOPS, and `headroom` leaves out cases where no order at all could gain 5 %. `friends` is LLM in a
-flash's way (D): each unit is stored with a copy of its closest friend and read with it. `times` are of one layer in
-int4 on the first device on one core, times the layers of a core, given the counts of pairs; counting is reported
-separately.
+device seconds of ripple over device seconds of auto, each under its best gap; `headroom` leaves out cases where no
+order at all could gain 5 %. `times` are of one layer in int4 on the first device on one core, times the layers of a
+core, given the counts of pairs; counting is reported separately.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
 
 from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, interleaved, main, option, spread
-from benchmarks.shared.order_sources import AS_A_7B, SOURCES, Source, Text, sources_of
+from benchmarks.shared.order_sources import SOURCES, Source, Text, sources_of
 from coldpress.compiler.activity.packed_bits import adjacent_share, population
 from coldpress.compiler.cost_model import unit_bytes
 from coldpress.compiler.stages.order import auto, ripple
 from coldpress.compiler.stages.order._seconds import least_seconds, modelled
 from coldpress.compiler.stages.order._task import Activity, Arranged, Demand, Heuristic, Task
-from coldpress.compiler.stages.order.closest_friend import closest_friends
 from coldpress.runtime.plugins import load
 from coldpress.runtime.profiles.devices import load_device
 from coldpress.schemas.device import DeviceProfile
@@ -99,11 +96,8 @@ def row_of(
 ) -> Row:
     """Returns the cost of an order on a text, per token of one layer."""
     size_bytes = unit_bytes(source.family, source.spec, format_name)
-    even = device.flash.break_even_gap_bytes
-    gaps = np.array(sorted({fitted.gap_bytes, even}))
-    costs = modelled(reads.bits, reads.num_tokens, fitted.order, size_bytes, device.flash, gaps)
-    by_gap = {cost.gap_bytes: cost for cost in costs}
-    cost = by_gap[fitted.gap_bytes]
+    gaps = np.array([fitted.gap_bytes])
+    (cost,) = modelled(reads.bits, reads.num_tokens, fitted.order, size_bytes, device.flash, gaps)
     return named(source) | {
         "device": device.name,
         "format": format_name,
@@ -114,7 +108,6 @@ def row_of(
         "reads": cost.reads,
         "read_bytes": cost.read_bytes,
         "ms": 1e3 * cost.seconds,
-        "ms_break_even": 1e3 * by_gap[even].seconds,
         "least_ms": 1e3 * least_seconds(reads.bits, reads.num_tokens, size_bytes, device.flash),
     }
 
@@ -124,31 +117,9 @@ def named(source: Source) -> Row:
     return {"model": source.model, "family": source.family, "density": source.density}
 
 
-def friend_rows(source: Source) -> Iterator[Row]:
-    """Yields the bundles read for each unit needed: 1 if no friend ever helps, 0.5 if every one does, at twice the
-    bytes each. Adds the share of units whose friend is in DRAM already."""
-    demand = demand_of(source, source.fit)
-    friends = closest_friends(demand.activity.counts)
-    for name, text in source.tests.items():
-        reads = later_reads(source, text)
-        bundles = needed = 0
-        for active in np.unpackbits(reads.bits, axis=1, bitorder="little").T:
-            loaded = np.zeros(friends.size, bool)
-            for unit in np.flatnonzero(active):
-                if not loaded[unit]:
-                    loaded[[unit, friends[unit]]] = True
-                    bundles += 1
-                needed += 1
-        yield named(source) | {
-            "text": name,
-            "bundles_per_unit": bundles / needed if needed else 0.0,
-            "friends_in_dram": float(demand.pinned[0, friends].mean()),
-        }
-
-
-def gains(rows: Rows, order: str, key: str = "ms") -> dict[tuple[str, ...], float]:
-    """Returns seconds (`key`) of ripple over those of `order`, by case; 1 where neither reads anything."""
-    ripples = {case_of(row): row[key] for row in rows if row["order"] == "ripple"}
+def gains(rows: Rows, order: str) -> dict[tuple[str, ...], float]:
+    """Returns milliseconds of ripple over milliseconds of `order`, by case; 1 where neither reads anything."""
+    ripples = {case_of(row): row["ms"] for row in rows if row["order"] == "ripple"}
     return {
         case_of(row): ripples[case_of(row)] / row["ms"] if row["ms"] else 1.0 for row in rows if row["order"] == order
     }
@@ -195,7 +166,7 @@ class Options:
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].part": "orders: costs of each order; friends: bundles of two; times: of finding orders (ours: auto)",
+        "rows[].part": "orders: costs of each order; times: seconds to find orders (ours: auto)",
         "rows[].model": "model, as it is or with units of a 7B's size",
         "rows[].family": "family of units",
         "rows[].density": "share of the units that are active, in percent",
@@ -208,25 +179,19 @@ class Plugin(Benchmark[Options]):
         "rows[].reads?": "reads from flash per token in the layer's family",
         "rows[].read_bytes?": "bytes read from flash per token in the layer's family",
         "rows[].ms?": "modelled milliseconds of these reads, joined over the gap that was best on calibration text",
-        "rows[].ms_break_even?": "modelled milliseconds of the reads joined over the gap of peak bandwidth over IOPS",
         "rows[].least_ms?": "modelled milliseconds if the units that each token reads lay side by side, in one read",
-        "rows[].bundles_per_unit?": "bundles of two friends that are read per unit that must be read",
-        "rows[].friends_in_dram?": "share of the units whose closest friend is pinned in DRAM",
         **{f"rows[].{name}_s?": f"seconds of {MODEL_LAYERS} layers on {CORES} cores: {name}" for name in TIMED},
         **{f"{name}_s_{MODEL_LAYERS}_layers": f"spread of {name}_s over the rounds" for name in TIMED},
         "gain_of.*.worst": "milliseconds of ripple over those of an order, each under its best gap: least of all cases",
         "gain_of.*.median": "milliseconds of ripple over those of an order: median of all cases",
         "gain_of.*.best": "milliseconds of ripple over those of an order: largest of all cases",
-        "median_gain_over_break_even": "ms_break_even of ripple over ms of auto, median of all cases",
-        "worst_gain_over_break_even": "ms_break_even of ripple over ms of auto, least of all cases",
         "cases": "number of cases: section, device, format and text",
         "headroom_cases": "cases in which some order could be more than 5 % faster than ripple",
         "headroom_median_gain?": "milliseconds of ripple over those of auto, median of headroom cases",
-        "headroom_median_gain_over_break_even?": "ms_break_even of ripple over ms of auto, median of headroom cases",
     }
     is_timing = True
     needs_data = True
-    over = ({"source": "timed", "part": ("times",)}, {"source": "sources", "part": ("orders", "friends")})
+    over = ({"source": "timed", "part": ("times",)}, {"source": "sources", "part": ("orders",)})
     full_minutes = 25
 
     def measure(self, cell: Cell) -> Iterator[Row]:
@@ -235,11 +200,9 @@ class Plugin(Benchmark[Options]):
         sources = self.once(name, lambda: sources_of(name, self.folder / name))
         if cell["part"] == "times":
             yield from self.times(sources[0])
+            return
         for source in sources:
-            if cell["part"] == "orders":
-                yield from rows_of(source, self.options.devices, self.options.formats)
-            elif cell["part"] == "friends" and not source.model.endswith(AS_A_7B):
-                yield from friend_rows(source)
+            yield from rows_of(source, self.options.devices, self.options.formats)
 
     def times(self, source: Source) -> Iterator[Row]:
         """Yields a row per round with the seconds of all layers, shared by the cores."""
@@ -253,10 +216,8 @@ class Plugin(Benchmark[Options]):
         times = [row for row in rows if row["part"] == "times"]
         orders = [row for row in rows if row["part"] == "orders"]
         by_order = {order: gains(orders, order) for order in ORDERS}
-        found, over_even = by_order["auto"], gains(orders, "auto", "ms_break_even")
-        open_cases = [
-            case_of(row) for row in orders if row["order"] == "ripple" and row["ms"] > HEADROOM * row["least_ms"]
-        ]
+        ripples = [row for row in orders if row["order"] == "ripple"]
+        with_headroom = [by_order["auto"][case_of(row)] for row in ripples if row["ms"] > HEADROOM * row["least_ms"]]
         summary = {
             order: {"worst": min(each.values()), "median": median(each.values()), "best": max(each.values())}
             for order, each in by_order.items()
@@ -264,18 +225,10 @@ class Plugin(Benchmark[Options]):
         return {
             **{f"{name}_s_{MODEL_LAYERS}_layers": spread([row[f"{name}_s"] for row in times]) for name in TIMED},
             "gain_of": summary,
-            "median_gain_over_break_even": median(over_even.values()),
-            "worst_gain_over_break_even": min(over_even.values()),
-            "cases": len(found),
-            "headroom_cases": len(open_cases),
-            "headroom_median_gain": median_of(found, open_cases),
-            "headroom_median_gain_over_break_even": median_of(over_even, open_cases),
+            "cases": len(ripples),
+            "headroom_cases": len(with_headroom),
+            "headroom_median_gain": median(with_headroom) if with_headroom else None,
         }
-
-
-def median_of(found: Mapping[tuple[str, ...], float], cases: Sequence[tuple[str, ...]]) -> float | None:
-    """Returns the median over some cases; None if there are none."""
-    return median(found[case] for case in cases) if cases else None
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ the same tolerance. Figures are of test text. For less DRAM the table has the cu
 
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,31 +34,32 @@ from coldpress.schemas.predictors import Ladder, Predictors
 from tests.support.statistics import sparsity_of
 
 PREDICTOR = predictor.Plugin()
+TOLERANCE, UNLIMITED = SizeConfig().predictor_tolerance, 1 << 62
 RELU = ("prose7m-relu", "tinystories656k-relu", "tinystories-opt-0.9m")
 DENSITY = 0.5
 """Active share of the units that a token may use, in models without exact zeros."""
 PER_LAYER, SINGLE = "per layer", "one for all"
 LIMITS = {"75 % of the bytes": 0.75, "50 % of the bytes": 0.5}
 """Limits on DRAM for the curve, as shares of the chosen sizes' bytes."""
+SIZES = (PER_LAYER, SINGLE, *LIMITS)
 
 
 class Case:
     """A model with its text, its activations and the format of its predictors."""
 
-    def __init__(self, name: str, format_name: FormatName, folder: Path, blocks: Mapping[str, int]) -> None:
+    def __init__(self, name: str, format_name: FormatName, folder: Path, options: "Options") -> None:
         """Splits the text and calibrates."""
-        parts: Parts = {"fit": ("fit", slice(None)), "test": ("test", slice(0, blocks["test"]))}
+        parts: Parts = {"fit": ("fit", slice(None)), "test": ("test", slice(0, options.test_blocks))}
         known = case_of(name, folder, parts)
-        fit, count = known.splits["fit"], blocks["calibration"]
+        fit, count = known.splits["fit"], options.calibration_blocks
         fit = fit[np.random.default_rng(0).permutation(len(fit))]  # stories are sorted, by tense among other things
-        validation = fit[count : count + blocks["validation"]]
+        validation = fit[count : count + options.validation_blocks]
         self.splits = {"calibration": fit[:count], "validation": validation, "test": known.splits["test"]}
         self.model, self.stream = known.model, known.stream
         self.format_name, self.folder = format_name, folder
         self.activations = self._calibrated(replace(known, splits=self.splits).corpus())
         spec = self.model.spec
         self.layers = tuple(range(spec.num_hidden_layers))
-        self.no_topk = dict.fromkeys(self.layers, 0)
         self.largest = largest_rank(spec)
         self.sparsity = sparsity_of(
             "predictor",
@@ -77,30 +78,29 @@ class Case:
     @functools.cached_property
     def unlimited(self) -> Predictors:
         """The sizes per layer that `size` chooses without a limit on bytes."""
-        return self.chosen(1 << 62)
+        return self.chosen(UNLIMITED, self.ladders)
 
-    def chosen(self, limit: int) -> Predictors:
+    def chosen(self, limit: int, ladders: dict[int, Ladder]) -> Predictors:
         """Chooses sizes per layer of at most `limit` bytes."""
-        validation, tolerance = self.splits["validation"], SizeConfig().predictor_tolerance
-        return choose(PREDICTOR, self.stream, validation, self.ladders, limit, tolerance, self.no_topk)
+        no_topk = dict.fromkeys(self.layers, 0)
+        return choose(PREDICTOR, self.stream, self.splits["validation"], ladders, limit, TOLERANCE, no_topk)
 
-    def ratio(self, split: str, predictors: Predictors) -> tuple[float, float]:
-        """Returns (perplexity with predictors over that without, its standard error from differences by block)."""
-        tokens = self.splits[split]
+    def ratio(self, predictors: Predictors) -> tuple[float, float]:
+        """Returns (`ppl_ratio` of test text, its standard error from differences by block)."""
+        tokens = self.splits["test"]
         networks = {
             entry.layer: network_of(PREDICTOR, entry.format, entry, entry, self.model.spec.hidden_size)
             for entry in predictors.layers
         }
-        whole = self.stream.block_nll(tokens)
-        found = nll_with(self.stream, tokens, networks)[0].sum(axis=1) - whole
-        per_block = found / (tokens.shape[1] - 1)
+        more = nll_with(self.stream, tokens, networks)[0].sum(axis=1) - self.stream.block_nll(tokens)
+        per_block = more / (tokens.shape[1] - 1)
         ratio = math.exp(float(per_block.mean()))
         return ratio, ratio * standard_error(per_block)
 
     def _calibrated(self, corpus: Corpus) -> Activations:
         spec = self.model.spec
-        chosen = None if spec.exact_zeros else aiming(spec, DENSITY)
-        activity = Activity(exact_families((FAMILY,), spec) if chosen is None else frozenset(), chosen)
+        exact = Activity(exact_families((FAMILY,), spec))
+        activity = exact if spec.exact_zeros else Activity(frozenset(), aiming(spec, DENSITY))
         work = Workspace(self.folder / "calibrate", "benchmark")
         return count_activity(PassConfig(), self.model, corpus, (FAMILY,), activity, work, self.stream.threads)
 
@@ -111,33 +111,22 @@ def best_single(case: Case, level: int) -> Predictors:
     They use the same level of thresholds as the sizes per layer, so that both predict nearly the same units.
     """
     work, config = Workspace(case.folder / "single", "benchmark"), PredictConfig()
-    tolerance = SizeConfig().predictor_tolerance
     trainers = [
         Trainer(config, case.model, case.activations, entry, FAMILY, case.format_name, work)
         for entry in case.activations.layers
     ]
+    ladders = dict(case.ladders)
     found = None
     for rank in ladder_ranks(0, case.largest, case.format_name):
-        ladders = {
-            layer: _only(trainer, rank, layer, level, case.format_name) for layer, trainer in enumerate(trainers)
-        }
-        found = choose(PREDICTOR, case.stream, case.splits["validation"], ladders, 1 << 62, tolerance, case.no_topk)
-        if validation_ratio(found) <= 1 + tolerance:
+        for layer, trainer in enumerate(trainers):
+            rung, _ = trainer.rung(rank)
+            rung = rung.model_copy(update={"points": (rung.points[min(level, len(rung.points) - 1)],)})
+            ladders[layer] = ladders[layer].model_copy(update={"suggested_rank": rank, "rungs": (rung,)})
+        found = case.chosen(UNLIMITED, ladders)
+        if validation_ratio(found) <= 1 + TOLERANCE:
             break
     assert found is not None
     return found
-
-
-def _only(trainer: Trainer, rank: int, layer: int, level: int, format_name: FormatName) -> Ladder:
-    rung, _ = trainer.rung(rank)
-    return Ladder(
-        layer=layer,
-        format=format_name,
-        density=trainer.judged_on.density,
-        skewness=0,
-        suggested_rank=rank,
-        rungs=(rung.model_copy(update={"points": (rung.points[min(level, len(rung.points) - 1)],)}),),
-    )
 
 
 def level_of(found: Predictors, ladders: dict[int, Ladder]) -> int:
@@ -151,22 +140,26 @@ def level_of(found: Predictors, ladders: dict[int, Ladder]) -> int:
 
 
 def validation_ratio(found: Predictors) -> float:
-    """Returns the perplexity on validation text with the chosen predictors over that without."""
-    nbytes = sum(entry.nbytes for entry in found.layers)
-    (ppl,) = (tried.ppl for tried in found.tried if tried.predictor_bytes == nbytes)
+    """Returns the perplexity on validation text with the chosen predictors over perplexity without predictors."""
+    (ppl,) = (tried.ppl for tried in found.tried if tried.predictor_bytes == nbytes_of(found))
     return ppl / (found.ppl_without or math.nan)
+
+
+def nbytes_of(found: Predictors) -> int:
+    """Returns the bytes of all predictors."""
+    return sum(entry.nbytes for entry in found.layers)
 
 
 def row_of(case: Case, found: Predictors) -> Row:
     """Returns sizes and thresholds, from calibration and validation text, and `ppl_ratio` of test text."""
-    ratio, error = case.ratio("test", found)
+    ratio, error = case.ratio(found)
     entries = found.layers
     parameters = sum(entry.num_parameters for entry in entries)
     return {
         "ranks": [entry.rank for entry in entries],
         "parameters": parameters,
         "parameter_share": parameters / case.model.num_parameters,
-        "nbytes": sum(entry.nbytes for entry in entries),
+        "nbytes": nbytes_of(found),
         "recall": float(np.mean([entry.recall for entry in entries])),
         "predicted_over_active": float(np.mean([entry.predicted_density / entry.density for entry in entries])),
         "output_cosine": float(np.mean([entry.output_cosine for entry in entries])),
@@ -186,9 +179,9 @@ class Options:
     )
     sizes: tuple[str, ...] = option(
         (PER_LAYER, SINGLE),
-        full=(PER_LAYER, SINGLE, *LIMITS),
-        choices=(PER_LAYER, SINGLE, *LIMITS),
-        help="ways in which ranks are chosen",
+        full=SIZES,
+        choices=SIZES,
+        help="whether each layer has its own rank; limits on their bytes",
     )
     calibration_blocks: int = option(16, smoke=4, full=128, help="blocks of 256 tokens of calibration text")
     validation_blocks: int = option(8, smoke=2, full=48, help="blocks of 256 tokens of validation text")
@@ -203,10 +196,10 @@ class Plugin(Benchmark[Options]):
         "rows[].parameter_share": "parameters of all predictors over those of the model",
         "rows[].nbytes": "bytes of all predictors",
         "rows[].recall": "share of the active neurons that are predicted, mean over layers",
-        "rows[].predicted_over_active": "number of predicted neurons over that of active ones, mean over layers",
+        "rows[].predicted_over_active": "number of predicted neurons over number of active neurons, mean over layers",
         "rows[].output_cosine": "cosine between the MLP's output by predicted neurons and by all, mean over layers",
-        "rows[].ppl_ratio_validation": "perplexity with predictors over that without, on validation text",
-        "rows[].ppl_ratio": "perplexity with predictors over that without, on test text",
+        "rows[].ppl_ratio_validation": "perplexity with predictors over perplexity without, on validation text",
+        "rows[].ppl_ratio": "perplexity with predictors over perplexity without, on test text",
         "rows[].ppl_ratio_error": "standard error of ppl_ratio over blocks",
         "adaptive_saving.*?": "share of the parameters that sizes per layer save over one size for all, by model",
     }
@@ -217,15 +210,13 @@ class Plugin(Benchmark[Options]):
     def measure(self, cell: Cell) -> Iterator[Row]:
         name, format_name, sizes = cell["model"], cell["format"], cell["sizes"]
         options, folder = self.options, self.folder / f"{name}-{format_name}"
-        splits = ("calibration", "validation", "test")
-        blocks = {split: getattr(options, f"{split}_blocks") for split in splits}
-        case = self.once((name, format_name), lambda: Case(name, format_name, folder, blocks))
+        case = self.once((name, format_name), lambda: Case(name, format_name, folder, options))
         if sizes == SINGLE:
             found = best_single(case, level_of(case.unlimited, case.ladders))
         elif sizes == PER_LAYER:
             found = case.unlimited
         else:
-            found = case.chosen(int(LIMITS[sizes] * sum(entry.nbytes for entry in case.unlimited.layers)))
+            found = case.chosen(int(LIMITS[sizes] * nbytes_of(case.unlimited)), case.ladders)
         yield {"level": None if sizes == SINGLE else level_of(found, case.ladders), **row_of(case, found)}
 
     def figures(self, rows: Rows) -> Figures:

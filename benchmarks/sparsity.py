@@ -1,11 +1,10 @@
 """Measures perplexity of every selector at equal density of the MLP, in the form of DIP's Table 1.
 
 Density counts all matrices of the MLP: a method that needs the gate in full spends a third of it there. Thresholds and
-norms are fitted on calibration text; test text is scored. `--fit` searches DIP's division of densities (B.1) on
-validation text instead and gives the line through the best ones. DIP and CATS are shown with adapters, too, which the
-build's own `distill` trains on text of their own; predictors are trained by `predict`, and are the largest that it
-tries. Two rows are no selectors, but weights that no token uses. A mixture has no rows with adapters or pruned weights,
-and its density is a share of the experts that a router chose.
+norms are fitted on calibration text; test text is scored. DIP and CATS are shown with adapters, too, which the build's
+own `distill` trains on other text; predictors are trained by `predict`, and are the largest that it tries. Two rows are
+no selectors, but weights that no token uses. A mixture has no rows with adapters or pruned weights, and its density is
+a share of the experts that a router chose.
 """
 
 import itertools
@@ -20,7 +19,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.evaluation.evaluate import Sparse, evaluate
 from benchmarks.evaluation.tasks import Encode, Item, read_items, right_answers
-from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
+from benchmarks.harness import Benchmark, Cell, Row, main, option
 from benchmarks.shared.cases import MODELS, WITH_MIXTURES, Case, Parts, Replaced, case_of
 from benchmarks.shared.predicting import predicting
 from benchmarks.shared.pruning import pruned
@@ -42,15 +41,6 @@ from coldpress.schemas.sparsity import Sparsity
 from tests.support.statistics import sparsity_of
 
 DENSITIES = (0.6, 0.5, 0.4)
-SEARCHED = (0.3, 0.4, 0.5, 0.6, 0.7)
-"""Densities that DIP's division is searched for."""
-SPLITS: Parts = {
-    "calibration": ("fit", slice(0, 64)),
-    "validation": ("fit", slice(64, 80)),
-    "training": ("fit", slice(80, 592)),
-    "test": ("test", slice(0, 64)),
-}
-"""Adapters train on the text after that of thresholds and norms."""
 ADAPTED = ("DIP", "CATS")
 """Rows that are shown with adapters, too (DIP, Tables 1 and 3)."""
 LORA_RATE = 1e-3
@@ -120,10 +110,8 @@ class Questions:
 
 def calibrated(case: Case, folder: Path) -> Activations:
     """Returns the activations of one pass over the calibration text."""
-    work = Workspace(folder / "calibrate", "benchmark")
-    return count_activity(
-        PassConfig(), case.model, case.corpus(), COUNTED, Activity(frozenset()), work, case.stream.threads
-    )
+    work, activity = Workspace(folder / "calibrate", "benchmark"), Activity(frozenset())
+    return count_activity(PassConfig(), case.model, case.corpus(), COUNTED, activity, work, case.stream.threads)
 
 
 def chosen(
@@ -190,13 +178,12 @@ def contender(at: Prepared, label: str, lora: bool, density: float, lora_steps: 
     case, threads = at.case, at.case.stream.threads
     if label == NONE:
         return Contender(case.stream, None)
-    if label in STATIC and STATIC[label] and density != STATIC_DENSITY:
-        return None
     if label in STATIC:
+        if STATIC[label] and density != STATIC_DENSITY:
+            return None
         at.norms = at.norms or norms_of(case, case.folder)
-        return Contender(
-            Replaced(case.model, pruned(case.model, at.norms, density, STATIC[label]), threads), None, density
-        )
+        weights = pruned(case.model, at.norms, density, STATIC[label])
+        return Contender(Replaced(case.model, weights, threads), None, density)
     if label == PREDICTED:
         return Contender(case.stream, predicting(case, density, case.folder))
     if lora:
@@ -211,28 +198,6 @@ def row_of(at: Prepared, found: Contender) -> Row:
     of_chosen = density / used_share(WHOLE_MLP, at.case.model.spec) if found.sparse else density
     accuracy = at.questions.accuracy(found) if at.questions else None
     return {"density": of_chosen, "ppl": math.exp(nll / count), "task_accuracy": accuracy}
-
-
-def divisions(case: Case, activations: Activations, density: float) -> Iterator[Row]:
-    """Yields the perplexity on validation text of DIP's divisions of a density (B.1)."""
-    for inputs in np.arange(0.2, 1.0, 0.05):
-        glu = 3 * density - 2 * inputs
-        if 0.02 <= glu <= 1:
-            options = {"input_density": float(inputs), "glu_density": float(glu)}
-            found = chosen(case, activations, "dip", options, density)
-            assert found is not None
-            score = evaluate(case.stream, case.splits["validation"], found[0])
-            yield {"inputs": float(inputs), "density": score.mlp_density, "ppl": score.ppl}
-
-
-def line(rows: Rows) -> Row:
-    """Returns the line through the best divisions: logit of the inputs' density over logit of the MLP's."""
-    at = dict.fromkeys(row["asked"] for row in rows)
-    best = [min((row for row in rows if row["asked"] == density), key=lambda row: row["ppl"]) for density in at]
-    x, y = ([math.log(row[name] / (1 - row[name])) for row in best] for name in ("asked", "inputs"))
-    slope, offset = np.polyfit(x, y, 1) if len(best) > 1 else (math.nan, math.nan)
-    found = [{name: row[name] for name in ("asked", "inputs", "ppl")} for row in best]
-    return {"best": found, "slope": float(slope), "offset": float(offset)}
 
 
 @dataclass(frozen=True)
@@ -252,8 +217,6 @@ class Options:
     lora_steps: int = option(0, smoke=1, full=60, help="updates of the adapters; 0: no rows with adapters")
     test_blocks: int = option(16, smoke=2, full=64, help="blocks of 256 tokens of test text")
     calibration_blocks: int = option(64, smoke=8, help="blocks of 256 tokens of calibration text")
-    fit: bool = option(False, help="instead search DIP's division of densities on validation text")
-    searched: tuple[float, ...] = option(SEARCHED, smoke=(0.5, 0.6), help="densities that --fit searches")
 
 
 class Plugin(Benchmark[Options]):
@@ -263,60 +226,40 @@ class Plugin(Benchmark[Options]):
         "rows[].lora": "whether the model has trained adapters",
         "rows[].asked": "density that was asked for",
         "rows[].density": "share of the MLP's weights, in a mixture of its chosen experts', that a token uses",
-        "rows[].ppl": "perplexity on test text, with --fit on validation text",
+        "rows[].ppl": "perplexity on test text",
         "rows[].task_accuracy?": "share of right answers in the task; null for models without a task",
-        "rows[].inputs?": "--fit: density of the MLP's inputs",
-        "fitted.*.best[].asked?": "density of the MLP, by model",
-        "fitted.*.best[].inputs?": "density of the MLP's inputs with the least perplexity at this density",
-        "fitted.*.best[].ppl?": "perplexity on validation text with this density of inputs",
-        "fitted.*.slope?": "slope of the line through the best densities of inputs, over the MLP's, both as logits",
-        "fitted.*.offset?": "offset of that line, in logits",
     }
     needs_data = True
     full_minutes = 240
 
     def cells(self) -> Iterator[Cell]:
         for model in self.options.models:
-            if self.options.fit:
-                for density in self.options.searched:
-                    yield {"model": model, "method": "DIP", "lora": False, "asked": density}
-                continue
             yield {"model": model, "method": NONE, "lora": False, "asked": 1.0}
             for label, density in itertools.product(self._labels(model), self.options.densities):
                 yield {"model": model, "method": label, "lora": False, "asked": density}
-                if label in ADAPTED and self.options.lora_steps and not _is_mixture(model):  # a mixture is not trained
+                if label in ADAPTED and self.options.lora_steps and model in MODELS:  # a mixture is not trained
                     yield {"model": model, "method": label, "lora": True, "asked": density}
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """Yields a row, or none if a method does not reach the density; with --fit a row per division."""
-        label, density = cell["method"], cell["asked"]
+        """Yields a row, or none if a method does not reach the density."""
         at = self.once(cell["model"], lambda: self._prepared(cell["model"]))
-        if self.options.fit:
-            yield from divisions(at.case, at.activations, density)
-        elif found := contender(at, label, cell["lora"], density, self.options.lora_steps):
+        if found := contender(at, cell["method"], cell["lora"], cell["asked"], self.options.lora_steps):
             yield row_of(at, found)
-
-    def figures(self, rows: Rows) -> Figures:
-        if not self.options.fit:
-            return {}
-        return {"fitted": {name: line([row for row in rows if row["model"] == name]) for name in self.options.models}}
 
     def _labels(self, model: str) -> Iterator[str]:
         """Returns a model's rows, without pruned weights for a mixture, since gram measures no inputs of experts."""
-        return (label for label in self.options.methods if label not in STATIC or not _is_mixture(model))
+        return (label for label in self.options.methods if label not in STATIC or model in MODELS)
 
     def _prepared(self, name: str) -> Prepared:
         options, folder = self.options, self.folder / name
-        short = {
-            "test": ("test", slice(0, options.test_blocks)),
+        parts: Parts = {
             "calibration": ("fit", slice(0, options.calibration_blocks)),
+            "validation": ("fit", slice(64, 80)),
+            "training": ("fit", slice(80, 592)),  # adapters train on other text than thresholds and norms
+            "test": ("test", slice(0, options.test_blocks)),
         }
-        case = case_of(name, folder, {**SPLITS, **short})
+        case = case_of(name, folder, parts)
         return Prepared(case, calibrated(case, folder), Questions.of(case, options.items))
-
-
-def _is_mixture(model: str) -> bool:
-    return model not in MODELS
 
 
 if __name__ == "__main__":

@@ -1,36 +1,24 @@
 """Measures speculative decoding on small real models: equal tokens, acceptance, and reads per token.
 
 Each model runs prompts, text of the kind that it knows, greedily, without drafts and with drafts: by lookup, and by
-another model of the same vocabulary. Reads and bytes are over those without drafts and exclude the draft model's;
-seconds are modelled and include the draft model's. A third of the units of both is in DRAM.
-
-The map says when drafts pay: selections of text that prose7m-relu read are replayed through the simulator as passes of
-1 + n tokens; drafts are right with probability a (geometric, seeded), at several budgets. A wrong draft selects the
-units of the token at its place. Drafts cost nothing, as by lookup. Units are in fp16 and pages have 512 bytes, so that
-a read brings few units, as it does in large models.
+another model of the same vocabulary. Reads and bytes are shares of a run without drafts and leave out the draft model;
+seconds are modelled and include it. A third of the units of both models is in DRAM.
 """
 
-import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-import numpy as np
 from tokenizers import Tokenizer
 
 from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
-from coldpress.runtime.artifact.reader import Artifact, open_artifact
+from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.drafts import lookup
 from coldpress.runtime.generate.draft_model import DraftModel
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.generate.speculation import Passes
 from coldpress.runtime.generate.statistics import drafted
-from coldpress.runtime.plan.budget import fixed_bytes, refit
-from coldpress.runtime.simulate import simulate
-from coldpress.runtime.trace import END, FETCH, Event, Recorder
-from coldpress.schemas.metrics import RunMetrics
+from coldpress.runtime.trace import Recorder
 from tests.support.artifacts import Recipe, build_artifact
 from tests.support.data import ROOT, data_folder
 from tests.support.hf import load_hf, roles_of, spec_of
@@ -38,22 +26,20 @@ from tests.support.hf import load_hf, roles_of, spec_of
 MODELS = ("demo", "stories260k", "tinystories656k", "tinystories656k-relu", "prose7m", "prose7m-relu")
 DRAFTS = {"tinystories656k": "tinystories656k-relu", "prose7m": "prose7m-relu", "prose7m-relu": "prose7m"}
 PROMPT_TOKENS, NUM_PROMPTS = 48, 2
-MAP_TOKENS = 96
-MAP_CHANGES: Mapping[str, Any] = {"format": "fp16", "page_bytes": 512, "collapse_gap_bytes": 0}
 
 
 def source(name: str) -> Path:
     return ROOT / "demo/model" if name == "demo" else data_folder() / "models" / name
 
 
-def build(folder: Path, name: str, **changes: Any) -> Path:
+def build(folder: Path, name: str) -> Path:
     """Builds an artifact of a model that skips exact zeros where it has them, else the smaller half of the inputs."""
     model = load_hf(source(name))
     spec = spec_of(model.config)
     method = "relu" if spec.exact_zeros else "topk"
     recipe = Recipe(spec=spec, method=method, density=0.5, format="int4_group32", context_length=256, cache="lru")
-    recipe = replace(recipe, pinned_share=0.0, slots_share=1 / 3, **changes)
-    return build_artifact(folder / (name + "".join(changes)), recipe, roles_of(model, spec)).path
+    recipe = replace(recipe, pinned_share=0.0, slots_share=1 / 3)
+    return build_artifact(folder / name, recipe, roles_of(model, spec)).path
 
 
 def texts(name: str, length: int) -> list[list[int]]:
@@ -74,39 +60,28 @@ def texts(name: str, length: int) -> list[list[int]]:
 def against(
     plain: list[Any], session: Session, prompts: list[list[int]], count: int, new_tokens: int, draft: Any
 ) -> Row:
-    """Returns a row: with the cache that follows accepted drafts, and with one that keeps the units of all drafts."""
-
-    def run() -> tuple[list[Any], float]:
-        runs, draft_s = [], 0.0
-        for ids in prompts:
-            runs.append(session.generate(ids, new_tokens, ignore_eos=True, draft=draft, draft_tokens=count))
-            draft_s += draft.spent_s() if isinstance(draft, Paying) else 0.0
-        return runs, draft_s
-
-    found, draft_s = run()
-    with mock.patch.object(Passes, "_expected", lambda self, num_drafts: 1 + num_drafts):
-        all_kept, _ = run()
+    """Returns the row of runs with `count` drafts per pass, compared with the runs without drafts."""
+    found, draft_s = [], 0.0
+    for ids in prompts:
+        found.append(session.generate(ids, new_tokens, ignore_eos=True, draft=draft, draft_tokens=count))
+        draft_s += draft.spent_s() if isinstance(draft, Paying) else 0.0
     counted = drafted([token for run in found for token in run.tokens[1:]])
     assert counted is not None
-
-    def ratio(figure: str, runs: list[Any]) -> float:
-        return sum(getattr(run.metrics, figure) for run in runs) / sum(getattr(run.metrics, figure) for run in plain)
-
+    plain_s, found_s = total(plain, "modelled_s"), total(found, "modelled_s") + draft_s
     return {
         "same": sum(one.token_ids == other.token_ids for one, other in zip(plain, found, strict=True)),
         "acceptance": counted.acceptance,
         "tokens_per_pass": counted.tokens_per_pass,
-        "reads": ratio("reads", found),
-        "read_bytes": ratio("read_bytes", found),
-        "read_bytes_all_kept": ratio("read_bytes", all_kept),
-        "draft_share": draft_s / (seconds(found) + draft_s),
-        "gain": seconds(plain) / (seconds(found) + draft_s),
+        "reads": total(found, "reads") / total(plain, "reads"),
+        "read_bytes": total(found, "read_bytes") / total(plain, "read_bytes"),
+        "draft_share": draft_s / found_s,
+        "gain": plain_s / found_s,
     }
 
 
-def seconds(runs: list[Any]) -> float:
-    """Returns the modelled seconds of all tokens of the larger model."""
-    return sum(run.metrics.modelled_s for run in runs)
+def total(runs: list[Any], figure: str) -> float:
+    """Returns the sum of a figure of the larger model over all runs."""
+    return sum(getattr(run.metrics, figure) for run in runs)
 
 
 class Paying(DraftModel):
@@ -122,55 +97,6 @@ class Paying(DraftModel):
         return self.session.store.metrics(num_tokens, 0.0, 0.0, 0.0).modelled_s
 
 
-def break_even(path: Path, share: float, options: "Options") -> Iterator[Row]:
-    """Yields the gain on a modelled device by acceptance and drafts per pass, with `share` of the units in DRAM."""
-    recorder = Recorder()
-    with Session(path, flash="simulated", recorder=recorder) as session:
-        blocks = np.array([texts("prose7m-relu", MAP_TOKENS)[0]])
-        session.perplexity(blocks, sparse=True)
-    tokens = by_token([event for event in recorder.events if event.kind == FETCH])
-    artifact = open_artifact(path)
-    plan = artifact.manifest.plans[0]
-    units = sum(section.length_bytes for section in artifact.manifest.flash.sections)
-    sized = refit(artifact.manifest, plan, fixed_bytes(artifact.manifest, plan) + int(share * units))
-    alone = simulate(artifact, sized, passes(tokens, 0, 0.0))
-    for acceptance, count in itertools.product(options.acceptance, options.lengths):
-        drafted_s = per_token(simulate(artifact, sized, passes(tokens, count, acceptance)))
-        gain = per_token(alone) / drafted_s
-        yield {"hit_rate": alone.hit_rate, "acceptance": acceptance, "per_pass": count, "gain": gain}
-
-
-def per_token(metrics: RunMetrics) -> float:
-    return metrics.decode_s / metrics.num_tokens
-
-
-def by_token(fetches: list[Event]) -> list[list[Event]]:
-    """Returns the fetches of each token."""
-    found: list[list[Event]] = [[] for _ in range(max(event.token for event in fetches))]
-    for event in fetches:
-        found[event.token - 1].append(event)
-    return found
-
-
-def passes(tokens: list[list[Event]], num_drafts: int, acceptance: float) -> list[Event]:
-    """Returns the trace of a run whose drafts are each right with probability `acceptance`."""
-    random, trace, at = np.random.default_rng(0), list[Event](), 0
-    num_kept = 1 + round(num_drafts * acceptance)
-    while at + num_drafts < len(tokens):
-        accepted = 0
-        while accepted < num_drafts and random.random() < acceptance:
-            accepted += 1
-        of_pass = tokens[at : at + 1 + num_drafts]
-        for events in zip(*of_pass, strict=True):
-            ids, kept = (
-                np.unique(np.concatenate([event.ids for event in some])) for some in (events, events[:num_kept])
-            )
-            trace.append(Event(FETCH, at + 1, events[0].layer, events[0].family, ids, kept))
-        at += 1 + accepted
-        trace.append(Event(END, at, 0, trace[-1].family, np.empty(0, np.int32)))
-    return trace
-
-
 @dataclass(frozen=True)
 class Options:
     models: tuple[str, ...] = option(
@@ -178,29 +104,21 @@ class Options:
     )
     lengths: tuple[int, ...] = option((2, 4, 8), smoke=(4,), help="drafted tokens per pass")
     new_tokens: int = option(48, smoke=8, help="new tokens per prompt")
-    shares: tuple[float, ...] = option((0.1, 0.5), smoke=(0.5,), full=(0.1, 0.3, 0.5, 0.8), help="map: shares in DRAM")
-    acceptance: tuple[float, ...] = option(
-        (0.2, 0.6, 0.95), smoke=(0.6,), full=(0.2, 0.4, 0.6, 0.8, 0.95), help="map: probabilities that a draft is right"
-    )
 
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].part": "drafts: runs of a model; map: replays of a trace",
-        "rows[].model?": "drafts: model",
-        "rows[].draft?": "drafts: lookup, or the model that drafts",
-        "rows[].per_pass?": "drafted tokens per pass",
-        "rows[].same?": "drafts: runs whose tokens equal those of the run without drafts",
-        "rows[].acceptance?": "drafts: share of drafted tokens accepted; map: probability that a draft is right",
-        "rows[].tokens_per_pass?": "drafts: new tokens per pass",
-        "rows[].reads?": "drafts: reads over those without drafts",
-        "rows[].read_bytes?": "drafts: bytes read over those without drafts",
-        "rows[].read_bytes_all_kept?": "drafts: read_bytes if the cache kept what any draft used",
-        "rows[].draft_share?": "drafts: share of the modelled seconds that the draft model takes",
+        "rows[].model": "model",
+        "rows[].draft": "lookup, or the model that drafts",
+        "rows[].per_pass": "drafted tokens per pass",
+        "rows[].same": "number of runs with the same tokens as without drafts",
+        "rows[].acceptance": "share of drafted tokens that the model accepts",
+        "rows[].tokens_per_pass": "new tokens per pass",
+        "rows[].reads": "reads from flash over reads without drafts",
+        "rows[].read_bytes": "bytes read over bytes read without drafts",
+        "rows[].draft_share": "share of the modelled seconds that the draft model takes",
         "rows[].gain": "modelled seconds without drafts over those with drafts",
-        "rows[].dram_share?": "map: share of the units in DRAM",
-        "rows[].hit_rate?": "map: share of requested units that were in DRAM, without drafts",
-        "identical_runs": "runs whose tokens equal those of the run without drafts, of all models, drafts and lengths",
+        "identical_runs": "number of runs with the same tokens as without drafts, over all models, drafts and lengths",
         "runs": "number of runs with drafts",
     }
     needs_data = True
@@ -209,15 +127,10 @@ class Plugin(Benchmark[Options]):
     def cells(self) -> Iterator[Cell]:
         for model in self.options.models:
             for draft in ("lookup", *([DRAFTS[model]] if model in DRAFTS else [])):
-                yield {"part": "drafts", "model": model, "draft": draft}
-        for share in self.options.shares:
-            yield {"part": "map", "dram_share": share}
+                yield {"model": model, "draft": draft}
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """Yields a row per number of drafts."""
-        if cell["part"] == "map":
-            yield from break_even(self._built("prose7m-relu", MAP_CHANGES), cell["dram_share"], self.options)
-            return
         name, prompts = cell["model"], texts(cell["model"], PROMPT_TOKENS)
         with Session(self._built(name), flash="simulated", modelled=True) as session:
             plain = [session.generate(ids, self.options.new_tokens, ignore_eos=True) for ids in prompts]
@@ -227,13 +140,12 @@ class Plugin(Benchmark[Options]):
             for count in self.options.lengths:
                 yield {"per_pass": count} | against(plain, session, prompts, count, self.options.new_tokens, draft)
 
-    def _built(self, name: str, changes: Mapping[str, Any] | None = None) -> Path:
-        path = self.folder / (name + "".join(changes or ()))
-        return path if path.exists() else build(self.folder, name, **changes or {})
+    def _built(self, name: str) -> Path:
+        path = self.folder / name
+        return path if path.exists() else build(self.folder, name)
 
     def figures(self, rows: Rows) -> Figures:
-        drafts = [row for row in rows if row["part"] == "drafts"]
-        return {"identical_runs": sum(row["same"] for row in drafts), "runs": NUM_PROMPTS * len(drafts)}
+        return {"identical_runs": sum(row["same"] for row in rows), "runs": NUM_PROMPTS * len(rows)}
 
 
 if __name__ == "__main__":
