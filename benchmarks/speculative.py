@@ -117,7 +117,7 @@ class Plugin(Benchmark[Options]):
         "rows[].reads": "reads from flash over reads without drafts",
         "rows[].read_bytes": "bytes read over bytes read without drafts",
         "rows[].draft_share": "share of the modelled seconds that the draft model takes",
-        "rows[].gain": "modelled seconds without drafts over those with drafts",
+        "rows[].gain": "modelled seconds without drafts over the seconds with them",
         "identical_runs": "number of runs with the same tokens as without drafts, over all models, drafts and lengths",
         "runs": "number of runs with drafts",
     }
