@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import sparsity
 from benchmarks.evaluation.evaluate import CacheSettings, Sparse, evaluate
 from benchmarks.evaluation.reads import FORMAT, Placed, Reading
-from benchmarks.shared.cases import Case, case_of
+from benchmarks.shared.cases import Case, Parts, case_of
 from coldpress.compiler.activity.signals import magnitude_edges
 from coldpress.compiler.activity.unit_statistics import unit_norms
 from coldpress.compiler.cost_model import PEAK_READ_BYTES, read_units
@@ -30,6 +29,11 @@ from coldpress.schemas.families import WHOLE_MLP, used_share
 FAMILIES_PRUNED = ("mlp_in", "mlp_mid")
 UNIT_BYTES = {"mlp_in": 2 * 11008 * 18 // 32, "mlp_mid": 4096 * 18 // 32}
 CALIBRATION_BLOCKS = 6
+SPLITS: Parts = {
+    "calibration": ("fit", slice(0, CALIBRATION_BLOCKS)),
+    "validation": ("fit", slice(64, 80)),
+    "test": ("test", slice(0, 64)),
+}
 Key = tuple[int, str]
 
 
@@ -115,7 +119,7 @@ class Setting:
 
 def known_of(name: str, folder: Path) -> Known:
     """Runs one dense pass over calibration text."""
-    case = case_of(name, folder, sparsity.SPLITS)
+    case = case_of(name, folder, SPLITS)
     case.stream.threads = 1
     seen: dict[Key, list[np.ndarray]] = {}
 
@@ -126,7 +130,7 @@ def known_of(name: str, folder: Path) -> Known:
     keys = [(layer, family) for layer in range(case.model.spec.num_hidden_layers) for family in FAMILIES_PRUNED]
     noting: Any = SimpleNamespace(select_many=select_many, SEES_RESIDENCY=False)
     arrays: Any = {key: {"key": key} for key in keys}
-    evaluate(case.stream, case.splits["calibration"][:CALIBRATION_BLOCKS], Sparse(noting, FAMILIES_PRUNED, arrays))
+    evaluate(case.stream, case.splits["calibration"], Sparse(noting, FAMILIES_PRUNED, arrays))
     signals = {key: np.concatenate(parts) for key, parts in seen.items()}
     return Known(case, signals, {key: unit_norms(case.model, *key) for key in keys})  # type: ignore[arg-type]
 
