@@ -268,20 +268,23 @@ def test_aligned_buffer(size):
 @pytest.mark.skipif(
     not Path("/sys/kernel/mm/transparent_hugepage/enabled").exists(), reason="this kernel has no huge pages to ask for"
 )
-def test_a_large_buffer_asks_for_huge_pages():
-    """A device takes as many pieces per read as there are pages in memory: half the bandwidth on some."""
-    start = (buffer := _native.aligned_buffer(5 << 20)).ctypes.data
+@pytest.mark.parametrize("size", [100_000, 572 << 10, 2 << 20, 5 << 20])
+def test_a_buffer_asks_for_huge_pages_and_takes_no_more_than_its_bytes(size):
+    """A device takes as many pieces per read as there are pages in memory: a third of the bandwidth on some."""
+    start = (buffer := _native.aligned_buffer(size)).ctypes.data
     assert start % (2 << 20) == 0
+    assert not buffer.any()
+    buffer[:] = 1
     regions = Path("/proc/self/smaps").read_text().split("VmFlags:")
     for region, flags in pairwise(regions):
         first, last = (int(place, 16) for place in re.findall(r"^([0-9a-f]+)-([0-9a-f]+) ", region, re.MULTILINE)[-1])
         if first <= start < last:
-            assert last >= start + (4 << 20)
+            assert last >= start + size
             assert "hg" in flags.splitlines()[0].split()
+            assert int(re.findall(r"^Rss: +(\d+) kB", region, re.MULTILINE)[-1]) == -(-size // 4096) * 4
             break
     else:
         pytest.fail("the buffer is nowhere in memory")
-    assert not buffer.any()
 
 
 def test_aligned_buffer_outlives_its_views():

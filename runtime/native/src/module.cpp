@@ -3,6 +3,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -131,16 +132,6 @@ PendingReads start_ring_reads(int fd, const Offsets& offsets, const Offsets& len
     return start<RingReads>(fd, offsets, lengths, buffer, buffer_offsets, page_bytes, page_crc32c, depth, units);
 }
 
-constexpr size_t kHugePageBytes = 2 << 20;
-
-// Asks the system to use huge pages for this memory: a read into a huge page is one segment for the device instead of
-// one for every 4 KiB.
-void prefer_huge_pages([[maybe_unused]] void* start, [[maybe_unused]] size_t bytes) {
-#if defined(MADV_HUGEPAGE)
-    madvise(start, bytes / kHugePageBytes * kHugePageBytes, MADV_HUGEPAGE);  // only a hint, which the system may refuse
-#endif
-}
-
 // Zeroed without being touched: the system supplies large blocks as zero pages, which take no memory until used.
 template <typename T>
 auto new_array(size_t count, size_t alignment) {
@@ -181,13 +172,49 @@ auto checksums_of(const Bytes1& data, int64_t page_bytes) {
     return sums;
 }
 
+constexpr size_t kHugePageBytes = 2 << 20;
+constexpr size_t kManyPages = 64 << 10;  // smaller buffers are few segments anyway
+
+// Memory of its own mapping that begins on a huge page.
+struct Mapping {
+    void* start;
+    size_t bytes;
+    explicit Mapping(size_t wanted) : start(MAP_FAILED), bytes(wanted + kHugePageBytes) {
+        start = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (start == MAP_FAILED) throw std::bad_alloc();
+    }
+    ~Mapping() { munmap(start, bytes); }
+    Mapping(const Mapping&) = delete;
+    Mapping& operator=(const Mapping&) = delete;
+    uint8_t* data() const {
+        const auto first = reinterpret_cast<uintptr_t>(start) + kHugePageBytes - 1;
+        return reinterpret_cast<uint8_t*>(first / kHugePageBytes * kHugePageBytes);
+    }
+};
+
+// Makes the system use huge pages, if it has them, also for the last part of `bytes`: a read into a huge page is one
+// segment for the device instead of one for every 4 KiB. The rest of the last huge page is given back at once; what
+// stays is as contiguous as before.
+void use_huge_pages([[maybe_unused]] uint8_t* data, [[maybe_unused]] size_t bytes, [[maybe_unused]] size_t whole) {
+#if defined(MADV_HUGEPAGE)
+    madvise(data, whole, MADV_HUGEPAGE);  // only a hint, which the system may refuse
+    const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE)), used = (bytes + page - 1) / page * page;
+    if (used == whole) return;
+    *static_cast<volatile uint8_t*>(data + whole - kHugePageBytes) = 0;
+    madvise(data + used, whole - used, MADV_DONTNEED);
+#endif
+}
+
 auto aligned_buffer(int64_t nbytes) {
     expect(nbytes >= 0 && nbytes <= (int64_t{1} << 46), "a buffer of " + text(nbytes) + " bytes is not possible");
     const size_t bytes = static_cast<size_t>(nbytes);
-    if (bytes < kHugePageBytes) return new_array<uint8_t>(bytes, 64 << 10);
-    auto buffer = new_array<uint8_t>(bytes, kHugePageBytes);
-    prefer_huge_pages(buffer.data(), bytes);
-    return buffer;
+    if (bytes < kManyPages) return new_array<uint8_t>(bytes, 64 << 10);
+    const size_t whole = (bytes + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
+    auto mapping = std::make_unique<Mapping>(whole);
+    use_huge_pages(mapping->data(), bytes, whole);
+    uint8_t* const data = mapping->data();
+    const nb::capsule owner(mapping.release(), [](void* p) noexcept { delete static_cast<Mapping*>(p); });
+    return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(data, {bytes}, owner);
 }
 
 void set_num_threads(int num_threads) {
@@ -225,7 +252,7 @@ NB_MODULE(_native, m) {
     m.def("ring_error", &ring_error, "0, or the errno with which the kernel refuses io_uring.");
     m.def("crc32c_pages", &checksums_of, "data"_a, "page_bytes"_a,
           "CRC32C of each page of the data, the last one padded with zeros.");
-    m.def("aligned_buffer", &aligned_buffer, "nbytes"_a, "A zeroed array of bytes that begins on 64 KiB.");
+    m.def("aligned_buffer", &aligned_buffer, "nbytes"_a, "A zeroed array of bytes that begins on 64 KiB, in huge pages if it has many pages.");
     m.def("cpu", [] { return std::string(kernels().name); }, "The instruction set in use.");
     m.def("cpus", &available_cpus, "The instruction sets that this machine can run, slowest first.");
     m.def("use_cpu", &use_cpu, "name"_a, "Changes the instruction set in use, for tests and measurements.");
