@@ -7,9 +7,8 @@ i mod 8. The other 4 bytes hold the high bits: value i in bit i // 4 of byte 8 +
 
 import numpy as np
 
+from coldpress.runtime.quantization._bits import pack, unpack
 from coldpress.runtime.quantization._groups import GROUP, GroupFormat
-
-LOW_BYTES = GROUP // 4
 
 
 class Plugin(GroupFormat):
@@ -22,15 +21,8 @@ class Plugin(GroupFormat):
 
     def pack_bits(self, q: np.ndarray) -> np.ndarray:
         """Packs the low two bits of four values per byte, then the high bits of eight values per byte."""
-        codes = np.zeros((*q.shape[:-1], self.CODE_BYTES), np.uint8)
-        for index in range(4):
-            codes[..., :LOW_BYTES] |= (q[..., 8 * index : 8 * index + 8] & 3) << (2 * index)
-        for index in range(8):
-            codes[..., LOW_BYTES:] |= (q[..., 4 * index : 4 * index + 4] >> 2) << index
-        return codes
+        return pack(q, 3)
 
     def unpack_bits(self, codes: np.ndarray) -> np.ndarray:
         """The inverse of `pack_bits`."""
-        low, high = codes[..., :LOW_BYTES], codes[..., LOW_BYTES:]
-        lows = np.concatenate([low >> (2 * index) & 3 for index in range(4)], axis=-1)
-        return lows | np.concatenate([high >> index & 1 for index in range(8)], axis=-1) << 2
+        return unpack(codes, 3)

@@ -7,6 +7,7 @@ rounding to float16.
 
 import numpy as np
 
+from coldpress.runtime.quantization._bits import pack, unpack
 from coldpress.runtime.quantization._groups import GROUP, GroupFormat
 
 
@@ -20,8 +21,8 @@ class Plugin(GroupFormat):
 
     def pack_bits(self, q: np.ndarray) -> np.ndarray:
         """Packs values 0..15 into the low nibbles and values 16..31 into the high ones."""
-        return q[..., : GROUP // 2] | (q[..., GROUP // 2 :] << 4)
+        return pack(q, 4)
 
     def unpack_bits(self, codes: np.ndarray) -> np.ndarray:
         """The inverse of `pack_bits`."""
-        return np.concatenate([codes & 15, codes >> 4], axis=-1)
+        return unpack(codes, 4)

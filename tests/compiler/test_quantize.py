@@ -8,9 +8,11 @@ import pytest
 from coldpress.compiler.cost_model import resident_bytes
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.stages.quantize import QuantizeConfig, _units, _weights, run
+from coldpress.compiler.stages.quantize._nested import nested_codes
 from coldpress.compiler.stages.quantize._weights import Algorithm
 from coldpress.runtime.plugins import load, names
 from coldpress.runtime.quantization import Format
+from coldpress.runtime.quantization._planes import PLANES
 from coldpress.schemas.errors import CheckpointError, UnknownNameError
 from coldpress.schemas.families import FAMILIES, num_units, slice_length, slices
 from coldpress.schemas.model import role_shape
@@ -189,3 +191,42 @@ def test_a_tensor_that_the_format_ruins_is_named(tmp_path, caplog, format_name):
         _units._encode(rounding, weights, role, format_name)
     assert [record.getMessage().split()[2] for record in caplog.records] == ["tiny"]
     assert f"of its norm in {format_name}" in caplog.text
+
+
+@pytest.mark.parametrize("axis", ["row", "column"])
+@pytest.mark.parametrize("name", ["int4_2_2", "int4_3_1"])
+def test_nested_codes_make_the_coarse_plane_better_and_both_no_worse(name, axis):
+    """The loss is GPTQ's, on correlated inputs: a product's mean square error."""
+    rng, planes = np.random.default_rng(3), PLANES[name]
+    inputs = rng.standard_normal((600, 24)).astype(np.float32) @ rng.standard_normal((24, 96)).astype(np.float32)
+    inputs += rng.standard_normal((600, 96)).astype(np.float32)
+    matrix = rng.standard_normal((64, 96)).astype(np.float32)
+    slices_of = matrix if axis == "row" else np.ascontiguousarray(matrix.T)
+    weights = _weights.Weights(
+        *slices_of.shape, axis, lambda start, stop: slices_of[start:stop], gram=inputs.T @ inputs
+    )
+
+    def losses(codes):
+        coarse, refinement = planes.split(codes)
+        one = planes.coarse_values(coarse, weights.length)
+        both = one + planes.refinement_values(coarse, refinement, weights.length)
+        changes = [found - slices_of if axis == "row" else (found - slices_of).T for found in (one, both)]
+        return [float(np.square(inputs @ change.T).sum()) for change in changes]
+
+    plain, nested = losses(planes.whole.encode(slices_of)), losses(nested_codes(weights, planes))
+    assert nested[0] < 0.6 * plain[0]
+    assert nested[1] < 1.2 * plain[1]
+
+
+def test_nested_codes_are_codes_of_the_plain_format():
+    """Zeros stay zeros, and a whole number of groups is not needed."""
+    values = np.random.default_rng(4).standard_normal((5, 40)).astype(np.float32)
+    values[2] = 0
+    weights = _weights.Weights(5, 40, "row", lambda start, stop: values[start:stop], gram=np.eye(40, dtype=np.float32))
+    for planes in PLANES.values():
+        codes = nested_codes(weights, planes)
+        assert codes.shape == (5, planes.whole.nbytes(40))
+        decoded = planes.whole.decode(codes, 40)
+        assert not decoded[2].any()
+        step = planes.whole.scales(np.abs(values[:1, :32]))
+        assert np.abs(decoded - values).max() < (1 << planes.low_bits) * np.abs(step).max() + 0.2

@@ -9,6 +9,7 @@ calibrated inputs (embeddings, the head, experts) are rounded to nearest, by imp
 """
 
 import logging
+from collections.abc import Callable
 
 import numpy as np
 from scipy.linalg import get_lapack_funcs
@@ -91,24 +92,40 @@ def _round(values: np.ndarray, factor: np.ndarray, along_inputs: bool, codec: Fo
         along_inputs: Whether a group is 32 inputs of one output, rather than 32 outputs of one input.
         codec: The format that encodes values.
     """
-    inputs, outputs = values.shape
-    rounded, scales = np.empty_like(values), []
+    scales: list[np.ndarray] = []
     prices = 1 / np.square(np.diag(factor))
+
+    def nearest(at: int) -> np.ndarray:
+        if along_inputs and at % GROUP == 0:
+            group = slice(at, at + GROUP)
+            scales.append(best_scales(np.ascontiguousarray(values[group].T), prices[None, group], codec))
+        elif not along_inputs:
+            scales.append(_scales_of_slice(values[at], codec))
+        scale = scales[-1] if along_inputs else np.repeat(scales[-1], GROUP)[: values.shape[1]]
+        return codec.nearest(values[at], scale)
+
+    return corrected(values, factor, nearest), np.stack(scales)
+
+
+def corrected(values: np.ndarray, factor: np.ndarray, nearest: Callable[[int], np.ndarray]) -> np.ndarray:
+    """Rounds input by input, and lets later inputs correct the error; returns the rounded values.
+
+    Args:
+        values: Weights float32 [inputs, outputs]; overwritten by the values that were rounded.
+        factor: The result of `error_factor`.
+        nearest: Rounds one row of `values` as it is then, given its number: float32 [outputs].
+    """
+    inputs, outputs = values.shape
+    rounded = np.empty_like(values)
     for start in range(0, inputs, BLOCK):
         stop = min(start + BLOCK, inputs)
         errors = np.empty((stop - start, outputs), np.float32)
         for at in range(start, stop):
-            if along_inputs and at % GROUP == 0:
-                group = slice(at, at + GROUP)
-                scales.append(best_scales(np.ascontiguousarray(values[group].T), prices[None, group], codec))
-            elif not along_inputs:
-                scales.append(_scales_of_slice(values[at], codec))
-            scale = scales[-1] if along_inputs else np.repeat(scales[-1], GROUP)[:outputs]
-            rounded[at] = codec.nearest(values[at], scale)
+            rounded[at] = nearest(at)
             errors[at - start] = (values[at] - rounded[at]) / factor[at, at]
             values[at + 1 : stop] -= factor[at, at + 1 : stop, None] * errors[at - start]
         values[stop:] -= factor[start:stop, stop:].T @ errors
-    return rounded, np.stack(scales)
+    return rounded
 
 
 def _scales_of_slice(values: np.ndarray, codec: Format) -> np.ndarray:

@@ -1,0 +1,73 @@
+"""Chooses codes that are good in both planes (runtime/quantization/_planes.py): alone and together.
+
+GPTQ twice. First the high bits: each input's error by the coarse plane alone is corrected by later inputs, so that the
+coarse plane multiplies well. Then the low bits, within what the high bits leave open, so that both planes together do,
+too. A correction that leaves the weight far behind would leave the low bits no good choice, so the high bits follow it
+by half (FOLLOWED). Scales are those of rounding to nearest.
+
+Any-Precision LLM nests codes, too; it grows finer codes from coarse ones and has no scales in groups.
+"""
+
+import numpy as np
+
+from coldpress.compiler.stages.quantize import gptq
+from coldpress.compiler.stages.quantize._weights import Weights
+from coldpress.runtime.quantization._groups import GROUP
+from coldpress.runtime.quantization._planes import Planes
+
+FOLLOWED = 0.5
+"""Share of GPTQ's correction that the high bits follow: with 1, both planes together are twice as far from the source
+(EXPERIMENTS.md)."""
+
+
+def nested_codes(weights: Weights, planes: Planes) -> np.ndarray:
+    """Returns codes of the plain format, uint8 [n, nbytes(length)].
+
+    Args:
+        weights: With their Gram matrix; they are read whole.
+        planes: The format and the bits of its planes.
+
+    Raises:
+        ColdpressError: if a scale is beyond float16, or the Gram matrix does not fit the inputs.
+    """
+    assert weights.gram is not None
+    values = np.concatenate([block for _, block in weights.blocks()])
+    scales = np.stack([planes.whole.scales(part) for part in _groups(values)], axis=1)
+    spread = np.repeat(scales, GROUP, axis=1)[:, : weights.length]
+    if weights.axis == "row":
+        rounded = _round(values.T, spread.T, gptq.error_factor(weights.gram), planes).T
+    else:
+        rounded = _round(values, spread, gptq.error_factor(weights.gram), planes)
+    return planes.whole.pack(np.ascontiguousarray(rounded), scales)
+
+
+def _groups(values: np.ndarray) -> list[np.ndarray]:
+    return [values[:, start : start + GROUP] for start in range(0, values.shape[1], GROUP)]
+
+
+def _round(values: np.ndarray, scales: np.ndarray, factor: np.ndarray, planes: Planes) -> np.ndarray:
+    """Returns values of the plain format, float32 [inputs, outputs]; `scales` are those of each value."""
+    step, middle, zero = 1 << planes.low_bits, planes.middle, 1 << planes.bits - 1
+    lowest, highest = planes.whole.LOWEST + zero, planes.whole.HIGHEST + zero
+    inverse = np.divide(1, scales, out=np.zeros(scales.shape, np.float32), where=scales != 0)
+    coarse = np.array(values, np.float32)
+
+    def high(at: int) -> np.ndarray:
+        followed = values[at] + FOLLOWED * (coarse[at] - values[at])
+        return np.clip(np.rint((followed * inverse[at] + zero - middle) / step), 0, highest // step)
+
+    firsts = np.empty_like(coarse)  # the least number that the high bits leave open
+
+    def middle_of(at: int) -> np.ndarray:
+        firsts[at] = high(at) * step
+        return (firsts[at] + middle - zero) * scales[at]
+
+    gptq.corrected(coarse, factor, middle_of)
+    both = np.array(values, np.float32)
+
+    def whole_of(at: int) -> np.ndarray:
+        least = np.maximum(firsts[at], lowest)
+        number = np.clip(np.rint(both[at] * inverse[at] + zero), least, firsts[at] + step - 1)
+        return (number - zero) * scales[at]
+
+    return gptq.corrected(both, factor, whole_of)
