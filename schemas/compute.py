@@ -38,7 +38,7 @@ class Compute(Record):
     request_s: Figure[float] | None = None
     """What a request for units costs beside its products and copies, if all its units are in DRAM."""
     reading_s: Figure[float] | None = None
-    """What it costs in addition if it reads: planning, bookkeeping, evictions, threads that sleep and wake."""
+    """What it costs in addition if it reads: planning, bookkeeping, evictions."""
     portion_s: Figure[float] | None = None
     """What each portion of its reads costs in addition, from the wait for it to the next one."""
     layer_s: Figure[float] | None = None

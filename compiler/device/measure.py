@@ -101,13 +101,10 @@ def computing(device: DeviceProfile, folder: Path, where: str, tell: Callable[[s
         layer_s=cost(costs.layer_s),
         token_s=cost(costs.token_s),
     )
-    tell("what real reads cost besides")
-    found = portions.costs(device.model_copy(update={"compute": compute}), folder)
+    tell("what portions of reads cost besides")
+    portion_s = rounded(portions.portion_cost(device.model_copy(update={"compute": compute}), folder))
     source = f"{where}, {portions.ROUNDS} rounds, the median seconds"
-    reading = Figure(value=rounded(costs.reading_s + found.waking_s), source=f"{besides}, and {source}")
-    return compute.model_copy(
-        update={"reading_s": reading, "portion_s": Figure(value=rounded(found.portion_s), source=source)}
-    )
+    return compute.model_copy(update={"portion_s": Figure(value=portion_s, source=source)})
 
 
 def _of_rounds(rounds: Rounds) -> str:
