@@ -5,7 +5,7 @@ coarse plane multiplies well. Then the low bits, within what the high bits leave
 too. A correction that leaves the weight far behind would leave the low bits no good choice, so the high bits follow it
 by half (FOLLOWED). Scales are those of rounding to nearest.
 
-Any-Precision LLM nests codes, too; it grows finer codes from coarse ones and has no scales in groups.
+Any-Precision LLM grows finer codes from coarse ones, too, with clusters for each row instead of scales for groups.
 """
 
 import numpy as np

@@ -252,7 +252,8 @@ NB_MODULE(_native, m) {
     m.def("ring_error", &ring_error, "0, or the errno with which the kernel refuses io_uring.");
     m.def("crc32c_pages", &checksums_of, "data"_a, "page_bytes"_a,
           "CRC32C of each page of the data, the last one padded with zeros.");
-    m.def("aligned_buffer", &aligned_buffer, "nbytes"_a, "A zeroed array of bytes that begins on 64 KiB, in huge pages if it has many pages.");
+    m.def("aligned_buffer", &aligned_buffer, "nbytes"_a,
+          "A zeroed array of bytes that begins on 64 KiB, in huge pages if it has many pages.");
     m.def("cpu", [] { return std::string(kernels().name); }, "The instruction set in use.");
     m.def("cpus", &available_cpus, "The instruction sets that this machine can run, slowest first.");
     m.def("use_cpu", &use_cpu, "name"_a, "Changes the instruction set in use, for tests and measurements.");
