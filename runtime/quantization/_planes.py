@@ -1,9 +1,10 @@
 """Splits a format's codes into two planes: the high bits with the scales, and the low bits (design, section 1).
 
 A number of n bits is hi * 2 ** low_bits + lo. The coarse plane alone stands for the middle of the numbers that share
-hi, and the refinement for the difference: (hi * 2 ** low_bits + middle) d and (lo - middle) d, with middle half of
-2 ** low_bits - 1. Both are exact in float32, and so is their sum, which is the plain format's value bit for bit. The
-middle is better than the mean of the weights there, which makes every output too small (EXPERIMENTS.md).
+hi, and the refinement for the difference: (hi * 2 ** low_bits + middle - zero) d and (lo - middle) d, with middle half
+of 2 ** low_bits - 1, and zero the number that means 0. Both are exact in float32, and so is their sum, which is the
+plain format's value bit for bit. The middle is better than the mean of the weights there, which makes every output too
+small (EXPERIMENTS.md).
 
 The coarse plane of int8_group32 has 16 levels as int4_group32 has, but each 0.47 of a step higher: with int4's own
 levels, an int8 of 120 or more would be beyond the highest.

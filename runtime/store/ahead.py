@@ -22,7 +22,6 @@ from typing import Protocol
 
 import numpy as np
 
-from coldpress.runtime import _native
 from coldpress.runtime.artifact.errors import DeviceError
 from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.flash import Ticket
@@ -113,8 +112,7 @@ class EarlyUnits:
             yield self.ids[first:stop], (self._portion.start + self._offsets[first:stop]).astype(np.int32)
 
 
-def _region(size: int, unit_bytes: int) -> _Region:
-    memory = _native.aligned_buffer(size)
+def _region(memory: np.ndarray, unit_bytes: int) -> _Region:
     return _Region(Half(memory, np.lib.stride_tricks.sliding_window_view(memory, unit_bytes)))
 
 
@@ -128,6 +126,7 @@ class ReadAhead:
         page_bytes: int,
         parts: Mapping[Key, Part],
         begin: Callable[[Purpose, planner.ReadBatch, np.ndarray], Ticket],
+        zeros: Callable[[int], np.ndarray],
         observers: Observers,
     ) -> None:
         """Allocates the buffer.
@@ -138,6 +137,7 @@ class ReadAhead:
             page_bytes: Size of a page.
             parts: All parts of the store.
             begin: Begins the reads of a batch into memory.
+            zeros: Returns memory to read into, so many bytes.
             observers: The store's observers.
         """
         self.enabled = plan.preload_buffer_bytes > 0
@@ -153,7 +153,7 @@ class ReadAhead:
             of_family = [section for section in sections if section.family == family]
             if granted < span_bytes(of_family[0].unit_bytes, page_bytes):
                 continue
-            regions = [_region(granted, of_family[0].unit_bytes) for _ in range(copies)]
+            regions = [_region(zeros(granted), of_family[0].unit_bytes) for _ in range(copies)]
             self._regions += regions
             for index, section in enumerate(of_family):
                 self._region_of |= {(layer, family): regions[index % copies] for layer in section.layers}

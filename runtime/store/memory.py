@@ -73,12 +73,12 @@ class Memory:
             DoesNotFitError: as `check`; nothing has changed.
         """
         self.take(plan)
-        self.families, self.buffer = {}, self._zeros(0)  # freed before the new memory exists
+        self.families, self.buffer = {}, self.zeros(0)  # freed before the new memory exists
         self._allocate()
 
     def _allocate(self) -> None:
         entries = self._manifest.families
-        self.buffer = self._zeros(self._buffer_bytes(loading=True))
+        self.buffer = self.zeros(self._buffer_bytes(loading=True))
         self.families = {entry.family: self._of_family(entry.family, entry.unit_bytes) for entry in entries}
 
     def move(self, moves: Mapping[FamilyName, tuple[np.ndarray, np.ndarray]]) -> None:
@@ -97,13 +97,13 @@ class Memory:
             return
         for memory in self.families.values():  # drop all views: the old buffer is freed before the new one exists
             memory.halves = []
-        self.buffer = self._zeros(0)
-        self.buffer = self._zeros(size_bytes)
+        self.buffer = self.zeros(0)
+        self.buffer = self.zeros(size_bytes)
         for entry in self._manifest.families:
             memory = self.families[entry.family]
             memory.halves, memory.room_bytes, memory.longest_read_bytes = self._read_into(entry.unit_bytes)
 
-    def _zeros(self, size_bytes: int) -> np.ndarray:
+    def zeros(self, size_bytes: int) -> np.ndarray:
         """Returns memory to read into, uint8 [size_bytes]; a simulation's takes no memory, since nothing is written."""
         return _native.aligned_buffer(size_bytes) if self._moves_data else np.zeros(size_bytes, np.uint8)
 

@@ -86,7 +86,8 @@ class Store:
         self._device = Device(flash, self._observers)
         self._parts = parts_of(artifact, plan, requests)
         sections = self._manifest.flash.sections
-        self.ahead = ReadAhead(plan, sections, self._page_bytes, self._parts, self._device.begin, self._observers)
+        device, zeros = self._device, self._memory.zeros
+        self.ahead = ReadAhead(plan, sections, self._page_bytes, self._parts, device.begin, zeros, self._observers)
         self._under_way: Request | DensePass | None = None
         return {key: np.flatnonzero(part.cache.present) for key, part in self._parts.items()}
 
