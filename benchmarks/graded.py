@@ -19,19 +19,15 @@ import numpy as np
 
 from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.shared.cases import MODELS, Case, Replaced, case_of
+from benchmarks.shared.grams import grams_of
 from coldpress.compiler.activity.forward import LoadedLayer
 from coldpress.compiler.activity.variants import compare
 from coldpress.compiler.block_statistics import standard_error
-from coldpress.compiler.io import Workspace, load_arrays
-from coldpress.compiler.stages import gram
-from coldpress.compiler.stages.gram import GramConfig
 from coldpress.compiler.stages.quantize import gptq, rtn
 from coldpress.compiler.stages.quantize._nested import nested_codes
 from coldpress.compiler.stages.quantize._weights import Weights, weights_of
 from coldpress.runtime.quantization._planes import PLANES, Planes
-from coldpress.schemas.gram import INPUT_OF
 from coldpress.schemas.model import MLP_ROLES, Model
-from tests.support.statistics import sparsity_of
 
 CODES = ("rtn", "gptq", "nested")
 CALIBRATION_BLOCKS = 32
@@ -81,11 +77,8 @@ class Refined(Replaced):
 def in_planes(case: Case, planes: Planes, codes: str, grams: Mapping[str, np.ndarray]) -> dict[str, InPlanes]:
     """Returns every matrix of the MLPs by role, in the slices that a unit over the inner activation has."""
     found = {}
-    for role in case.model.tensors:
-        name = role.split(".")[-2] if role.startswith("layers.") else ""
-        if name not in MLP_ROLES or not role.endswith(".weight"):
-            continue
-        weights = weights_of(case.model, role, "column" if name == "down_proj" else "row", grams[role])
+    for role, inputs in grams.items():
+        weights = weights_of(case.model, role, "column" if "down_proj" in role else "row", inputs)
         coarse, refinement = planes.split(codes_of(weights, planes, codes))
         one = planes.coarse_values(coarse, weights.length)
         both = one + planes.refinement_values(coarse, refinement, weights.length)
@@ -99,17 +92,6 @@ def codes_of(weights: Weights, planes: Planes, codes: str) -> np.ndarray:
     if codes == "nested":
         return nested_codes(weights, planes)
     return {"rtn": rtn, "gptq": gptq}[codes].Plugin().quantize(weights, planes.format)
-
-
-def grams_of(case: Case) -> dict[str, np.ndarray]:
-    """Returns the Gram matrix of each MLP matrix's inputs on calibration text, by role."""
-    whole = sparsity_of("dense", {"neuron": (1.0,) * case.model.spec.num_hidden_layers})
-    work = Workspace(case.folder / "gram", "benchmark")
-    found = {}
-    for layer in gram.run(GramConfig(), case.model, case.corpus(), whole, work, case.stream.threads).layers:
-        arrays = load_arrays(layer.arrays)
-        found |= {f"layers.{layer.layer}.{role}.weight": arrays[INPUT_OF[role]] for role in MLP_ROLES}
-    return found
 
 
 @dataclass

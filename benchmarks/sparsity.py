@@ -21,22 +21,20 @@ from benchmarks.evaluation.evaluate import Sparse, evaluate
 from benchmarks.evaluation.tasks import Encode, Item, read_items, right_answers
 from benchmarks.harness import Benchmark, Cell, Row, main, option
 from benchmarks.shared.cases import MODELS, WITH_MIXTURES, Case, Parts, Replaced, case_of
+from benchmarks.shared.grams import grams_of
 from benchmarks.shared.predicting import predicting
 from benchmarks.shared.pruning import pruned
 from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.layer_counts import Activity
 from coldpress.compiler.activity.unit_statistics import all_statistics, fit_all
-from coldpress.compiler.io import Workspace, load_arrays, save_arrays
-from coldpress.compiler.stages import distill, gram
+from coldpress.compiler.io import Workspace, save_arrays
+from coldpress.compiler.stages import distill
 from coldpress.compiler.stages.distill import DistillConfig
-from coldpress.compiler.stages.gram import GramConfig
 from coldpress.runtime.plugins import load, options_of
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.families import WHOLE_MLP, resident_share, used_share
-from coldpress.schemas.gram import INPUT_OF
-from coldpress.schemas.model import MLP_ROLES
 from coldpress.schemas.sparsity import Sparsity
 from tests.support.statistics import sparsity_of
 
@@ -150,17 +148,9 @@ def adapted(
     return Contender(LayerStream(student, case.stream.threads), sparse)
 
 
-def norms_of(case: Case, folder: Path) -> dict[str, np.ndarray]:
+def norms_of(case: Case) -> dict[str, np.ndarray]:
     """Returns role -> norms of the inputs of the MLPs' matrices on calibration text, float32 [inputs]."""
-    whole = sparsity_of("dense", {"neuron": (1.0,) * case.model.spec.num_hidden_layers})
-    work = Workspace(folder / "gram", "benchmark")
-    grams = gram.run(GramConfig(), case.model, case.corpus(), whole, work, case.stream.threads)
-    found = {}
-    for layer in grams.layers:
-        arrays = load_arrays(layer.arrays)
-        for role in MLP_ROLES:
-            found[f"layers.{layer.layer}.{role}.weight"] = np.sqrt(np.diag(arrays[INPUT_OF[role]]))
-    return found
+    return {role: np.sqrt(np.diag(inputs)) for role, inputs in grams_of(case).items()}
 
 
 @dataclass
@@ -181,7 +171,7 @@ def contender(at: Prepared, label: str, lora: bool, density: float, lora_steps: 
     if label in STATIC:
         if STATIC[label] and density != STATIC_DENSITY:
             return None
-        at.norms = at.norms or norms_of(case, case.folder)
+        at.norms = at.norms or norms_of(case)
         weights = pruned(case.model, at.norms, density, STATIC[label])
         return Contender(Replaced(case.model, weights, threads), None, density)
     if label == PREDICTED:

@@ -12,7 +12,7 @@ import numpy as np
 
 from coldpress.compiler.stages.quantize import gptq
 from coldpress.compiler.stages.quantize._weights import Weights
-from coldpress.runtime.quantization._groups import GROUP
+from coldpress.runtime.quantization._groups import GROUP, padded
 from coldpress.runtime.quantization._planes import Planes
 
 FOLLOWED = 0.5
@@ -32,17 +32,13 @@ def nested_codes(weights: Weights, planes: Planes) -> np.ndarray:
     """
     assert weights.gram is not None
     values = np.concatenate([block for _, block in weights.blocks()])
-    scales = np.stack([planes.whole.scales(part) for part in _groups(values)], axis=1)
-    spread = np.repeat(scales, GROUP, axis=1)[:, : weights.length]
+    scales = planes.whole.scales(padded(values).reshape(-1, GROUP)).reshape(len(values), -1)
+    spread, factor = np.repeat(scales, GROUP, axis=1)[:, : weights.length], gptq.error_factor(weights.gram)
     if weights.axis == "row":
-        rounded = _round(values.T, spread.T, gptq.error_factor(weights.gram), planes).T
+        values = _round(values.T, spread.T, factor, planes).T
     else:
-        rounded = _round(values, spread, gptq.error_factor(weights.gram), planes)
-    return planes.whole.pack(np.ascontiguousarray(rounded), scales)
-
-
-def _groups(values: np.ndarray) -> list[np.ndarray]:
-    return [values[:, start : start + GROUP] for start in range(0, values.shape[1], GROUP)]
+        values = _round(values, spread, factor, planes)
+    return planes.whole.pack(np.ascontiguousarray(values), scales)
 
 
 def _round(values: np.ndarray, scales: np.ndarray, factor: np.ndarray, planes: Planes) -> np.ndarray:
@@ -51,15 +47,11 @@ def _round(values: np.ndarray, scales: np.ndarray, factor: np.ndarray, planes: P
     lowest, highest = planes.whole.LOWEST + zero, planes.whole.HIGHEST + zero
     inverse = np.divide(1, scales, out=np.zeros(scales.shape, np.float32), where=scales != 0)
     coarse = np.array(values, np.float32)
-
-    def high(at: int) -> np.ndarray:
-        followed = values[at] + FOLLOWED * (coarse[at] - values[at])
-        return np.clip(np.rint((followed * inverse[at] + zero - middle) / step), 0, highest // step)
-
     firsts = np.empty_like(coarse)  # the least number that the high bits leave open
 
     def middle_of(at: int) -> np.ndarray:
-        firsts[at] = high(at) * step
+        followed = values[at] + FOLLOWED * (coarse[at] - values[at])
+        firsts[at] = step * np.clip(np.rint((followed * inverse[at] + zero - middle) / step), 0, highest // step)
         return (firsts[at] + middle - zero) * scales[at]
 
     gptq.corrected(coarse, factor, middle_of)
