@@ -24,12 +24,14 @@ from coldpress.compiler.activity.forward import LoadedLayer
 from coldpress.compiler.activity.variants import compare
 from coldpress.compiler.block_statistics import standard_error
 from coldpress.compiler.stages.quantize import gptq, rtn
-from coldpress.compiler.stages.quantize._nested import nested_codes
 from coldpress.compiler.stages.quantize._weights import Weights, weights_of
-from coldpress.runtime.quantization._planes import PLANES, Planes
+from coldpress.compiler.stages.quantize.nested import nested_codes
+from coldpress.runtime.plugins import names
+from coldpress.runtime.quantization._planes import PlanesFormat, planes_of
 from coldpress.schemas.model import MLP_ROLES, Model
 
 CODES = ("rtn", "gptq", "nested")
+PLANES = tuple(name for name in names("coldpress.runtime.quantization") if planes_of(name))
 CALIBRATION_BLOCKS = 32
 
 
@@ -74,24 +76,24 @@ class Refined(Replaced):
         return loaded
 
 
-def in_planes(case: Case, planes: Planes, codes: str, grams: Mapping[str, np.ndarray]) -> dict[str, InPlanes]:
+def in_planes(case: Case, planes: PlanesFormat, codes: str, grams: Mapping[str, np.ndarray]) -> dict[str, InPlanes]:
     """Returns every matrix of the MLPs by role, in the slices that a unit over the inner activation has."""
     found = {}
     for role, inputs in grams.items():
         weights = weights_of(case.model, role, "column" if "down_proj" in role else "row", inputs)
-        coarse, refinement = planes.split(codes_of(weights, planes, codes))
-        one = planes.coarse_values(coarse, weights.length)
-        both = one + planes.refinement_values(coarse, refinement, weights.length)
+        chosen = codes_of(weights, planes, codes)
+        one = planes.decode(planes.split(chosen)[0], weights.length)
+        both = planes.whole.decode(chosen, weights.length)
         turned = (one, both) if weights.axis == "row" else (one.T, both.T)
         found[role] = InPlanes(*map(np.ascontiguousarray, turned))
     return found
 
 
-def codes_of(weights: Weights, planes: Planes, codes: str) -> np.ndarray:
+def codes_of(weights: Weights, planes: PlanesFormat, codes: str) -> np.ndarray:
     """Returns codes of the plain format, chosen as CODES says."""
     if codes == "nested":
         return nested_codes(weights, planes)
-    return {"rtn": rtn, "gptq": gptq}[codes].Plugin().quantize(weights, planes.format)
+    return {"rtn": rtn, "gptq": gptq}[codes].Plugin().quantize(weights, planes.WHOLE)
 
 
 @dataclass
@@ -120,7 +122,7 @@ class Options:
         ("prose7m", "prose7m-relu"), smoke=("stories260k",), full=tuple(MODELS), choices=MODELS, help="models"
     )
     planes: tuple[str, ...] = option(
-        ("int4_2_2", "int4_3_1"), smoke=("int4_2_2",), full=tuple(PLANES), choices=PLANES, help="formats and planes"
+        ("int4_2_2", "int4_3_1"), smoke=("int4_2_2",), full=PLANES, choices=PLANES, help="formats in planes"
     )
     codes: tuple[str, ...] = option(CODES, choices=CODES, help="how codes are chosen")
     shares: tuple[float, ...] = option(
@@ -135,7 +137,7 @@ class Options:
 class Plugin(Benchmark[Options]):
     keys = {
         "rows[].model": "model",
-        "rows[].planes": "format, then the bits of the coarse plane and of the refinement",
+        "rows[].planes": "format in planes",
         "rows[].codes": "how codes are chosen",
         "rows[].share": "share of a layer's units that a token refines; 1 is the plain format",
         "rows[].kl": "KL divergence from the source, mean over tokens, nats",
@@ -151,7 +153,8 @@ class Plugin(Benchmark[Options]):
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """Yields a row per share."""
-        name, planes = cell["model"], PLANES[cell["planes"]]
+        name, planes = cell["model"], planes_of(cell["planes"])
+        assert planes is not None
         at = self.once(name, lambda: Prepared.of(name, self.folder / name, self.options.test_blocks))
         case, tokens = at.case, at.case.splits["test"]
         matrices = in_planes(case, planes, cell["codes"], at.grams)

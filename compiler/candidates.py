@@ -11,6 +11,7 @@ from coldpress.runtime import plugins
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.drafts import Draft
 from coldpress.runtime.plugins import load, options_of
+from coldpress.runtime.quantization._planes import planes_of
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.base import Options
 from coldpress.schemas.errors import ColdpressError
@@ -18,12 +19,13 @@ from coldpress.schemas.families import missing_for_decoder
 from coldpress.schemas.model import ModelSpec
 
 AUTO = "auto"
-DEFAULT_FORMAT = "int4_group32"
-"""What a build takes if its method is given and its format is not."""
+DEFAULT_FORMAT, DEFAULT_PLANES = "int4_group32", "int4_2_2"
+"""What a build takes if its method is given and its format is not; the second if its selector refines."""
 
 
 def methods_for(method: str, exact_zeros: bool, is_mixture: bool) -> tuple[str, ...]:
-    """Returns `method` alone, or the selectors that `auto` may take for such a model, dense first."""
+    """Returns `method` alone, or the selectors that `auto` may take for such a model, dense first; none that refines,
+    since `explore` does not measure coarse planes."""
     if method != AUTO:
         return (method,)
     names = plugins.names("coldpress.runtime.sparsity")
@@ -33,6 +35,7 @@ def methods_for(method: str, exact_zeros: bool, is_mixture: bool) -> tuple[str, 
         for name, selector in found.items()
         if (exact_zeros or not (selector.NEEDS_EXACT_ZEROS or selector.NEEDS_PREDICTORS))
         and not (is_mixture and selector.NEEDS_PREDICTORS)
+        and not selector.IN_PLANES
     ]
     return tuple(sorted(fit, key=lambda name: (not found[name].is_whole, name)))
 
@@ -43,8 +46,31 @@ def candidates(spec: ModelSpec, options: Options) -> tuple[str, ...]:
 
 
 def formats_for(named: str) -> tuple[str, ...]:
-    """Returns the formats that a build may have: the one that the user named, or all."""
-    return plugins.names("coldpress.runtime.quantization") if named == AUTO else (named,)
+    """Returns the formats that a build may have: the one that the user named, or all without planes."""
+    if named != AUTO:
+        return (named,)
+    return tuple(name for name in plugins.names("coldpress.runtime.quantization") if planes_of(name) is None)
+
+
+def check_format(method: str, format_name: str) -> None:
+    """Refuses a format in planes for a selector that leaves units out, and one without for a selector that refines.
+
+    Raises:
+        ColdpressError: naming what goes together.
+    """
+    if AUTO in (method, format_name):
+        return
+    selector, planes = load("coldpress.runtime.sparsity", Selector, method), planes_of(format_name)
+    known = [name for name in plugins.names("coldpress.runtime.quantization") if planes_of(name)]
+    if selector.IN_PLANES and planes is None:
+        raise ColdpressError(
+            f"method={method} refines units in planes, and format={format_name} has none; use {' or '.join(known)}"
+        )
+    if planes is not None and not (selector.IN_PLANES or selector.is_whole):
+        raise ColdpressError(
+            f"method={method} leaves units out, and format={format_name} keeps a coarse plane of each in DRAM; use "
+            f"method=refine, or format={planes.WHOLE}"
+        )
 
 
 def caches_for(named: str) -> tuple[str, ...]:
@@ -57,11 +83,13 @@ def caches_for(named: str) -> tuple[str, ...]:
 
 
 def drafts_for(named: str) -> tuple[str, ...]:
-    """Returns the drafts that a build may have: the one that the user named, or all that propose tokens."""
+    """Returns the drafts that a build may have: the one that the user named, or all that propose tokens and can be
+    replayed without an artifact."""
     if named != AUTO:
         return (named,)
     package = "coldpress.runtime.drafts"
-    return tuple(name for name in plugins.names(package) if plugins.load_class(package, Draft, name).PROPOSES)
+    found = {name: plugins.load_class(package, Draft, name) for name in plugins.names(package)}
+    return tuple(name for name, draft in found.items() if draft.PROPOSES and not draft.NEEDS_PLANES)
 
 
 def own_cache_options(cache: str, options: Options) -> Options:

@@ -14,10 +14,12 @@ from typing import Annotated, Protocol
 import numpy as np
 from pydantic import AfterValidator
 
+from coldpress.runtime.artifact.contents import coarse_role, coarse_shape, unit_nbytes
 from coldpress.runtime.plan.kv_cache import kv_cache_bytes
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantities import parse_bytes
 from coldpress.runtime.quantization import Format
+from coldpress.runtime.quantization._planes import planes_of, whole_format
 from coldpress.schemas.device import Flash
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import (
@@ -125,10 +127,14 @@ message."""
 def stored_format(role: str, format_name: FormatName) -> FormatName | None:
     """Returns how an artifact of `format_name` stores a tensor; None means float32.
 
-    Matrices of attention and MLP take the artifact's format along their input dimension; token embeddings and head keep
-    at least 8 bits; norms, biases, routers, learned positions and rotary frequencies stay float32.
+    Matrices of attention and MLP take the artifact's format along their input dimension, both planes if it has planes;
+    the coarse planes of units take it, too; token embeddings and head keep at least 8 bits; norms, biases, routers,
+    learned positions and rotary frequencies stay float32.
     """
     name = role.rpartition("layers.")[2]
+    if name.endswith(".coarse"):
+        return format_name
+    format_name = whole_format(format_name)
     if role in ("embed_tokens.weight", "lm_head.weight"):
         return "fp16" if format_name == "fp16" else "int8_group32"
     matrix = r"\d+\.(experts\.\d+\.)?(q|k|v|o|gate|up|down)_proj\.weight"
@@ -156,8 +162,8 @@ def slice_bytes(length: int, format_name: FormatName) -> int:
 
 
 def unit_bytes(family: FamilyName, spec: ModelSpec, format_name: FormatName) -> int:
-    """Returns the bytes of one unit: the sum of its slices."""
-    return sum(slice_bytes(slice_length(piece, spec), format_name) for piece in slices(family, spec))
+    """Returns the bytes of one unit on flash: the sum of its slices; in a format in planes, of their refinements."""
+    return sum(unit_nbytes(format_name, slice_length(piece, spec)) for piece in slices(family, spec))
 
 
 def read_units(flash: Flash, unit_bytes: int, layers_per_group: int) -> np.ndarray:
@@ -193,7 +199,8 @@ def flash_bytes(families: tuple[FamilyName, ...], spec: ModelSpec, format_name: 
 def resident_tensors(
     model: HasShapes, families: tuple[FamilyName, ...], format_name: FormatName
 ) -> tuple[ResidentTensor, ...]:
-    """Lists the tensors that no family holds, rotary frequencies included; a tied head is its embedding."""
+    """Lists the tensors that no family holds, rotary frequencies and coarse planes included; a tied head is its
+    embedding."""
     spec = model.spec
     in_dram = resident_roles(families, spec)
     on_flash = tuple(f".{role}.weight" for role in resident_roles((), spec) if role not in in_dram)
@@ -202,6 +209,10 @@ def resident_tensors(
         stored.pop("lm_head.weight", None)
     if spec.position == "rotary":
         stored["rotary.inv_freq"] = (spec.rotary_dim // 2,)
+    if planes_of(format_name):
+        for family in families:
+            shape = coarse_shape(family, spec)
+            stored |= {coarse_role(layer, family): shape for layer in range(spec.num_hidden_layers)}
     return tuple(
         ResidentTensor(role=role, format=stored_format(role, format_name), shape=shape)
         for role, shape in stored.items()
@@ -215,7 +226,8 @@ def resident_bytes(model: HasShapes, families: tuple[FamilyName, ...], format_na
 
 
 def weight_bytes(model: HasShapes, format_name: FormatName) -> int:
-    """Returns the bytes of all weights in a format: S_m, the size of the LLM (ActiveFlow Table 1)."""
+    """Returns the bytes of all weights in a format, both planes included: S_m, the size of the LLM (ActiveFlow Table
+    1)."""
     return resident_bytes(model, (WHOLE_MLP,), format_name) + flash_bytes((WHOLE_MLP,), model.spec, format_name)
 
 

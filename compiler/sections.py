@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from coldpress.compiler.cost_model import HasShapes, budget_bytes, budgets_in, dense_footprint_bytes, unit_bytes
 from coldpress.compiler.shared_settings import DEFAULT_CACHE
-from coldpress.runtime.plan.bookkeeping import counted_bytes
+from coldpress.runtime.plan.bookkeeping import counted_bytes, joined_bytes
 from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.errors import ColdpressError
@@ -51,6 +51,7 @@ def image_bytes(sections: Sequence[Section]) -> int:
 def bookkeeping_bytes(
     spec: ModelSpec,
     sections: Sequence[Section],
+    format_name: FormatName,
     method: str,
     caches: Collection[str],
     page_bytes: int,
@@ -60,7 +61,8 @@ def bookkeeping_bytes(
     (runtime/plan/bookkeeping.py, before there is an artifact), with any of the cache policies that a plan may get; the
     tables have the selector's arrays of all plans."""
     arrays = num_plans * kept_arrays(sections, method)
-    return counted_bytes(spec, sections, image_bytes(sections) // page_bytes, arrays, set(caches))
+    joined = joined_bytes(sections, format_name)
+    return counted_bytes(spec, sections, image_bytes(sections) // page_bytes, arrays, set(caches), joined)
 
 
 def dense_bookkeeping_bytes(
@@ -68,7 +70,8 @@ def dense_bookkeeping_bytes(
 ) -> int:
     """Returns a dense run's bookkeeping with any of `caches`. Its units are neurons; its selector keeps no array."""
     sections = make_sections(spec, (WHOLE_MLP,), format_name)
-    return counted_bytes(spec, sections, image_bytes(sections) // page_bytes, (), set(caches))
+    joined = joined_bytes(sections, format_name)
+    return counted_bytes(spec, sections, image_bytes(sections) // page_bytes, (), set(caches), joined)
 
 
 def asked_budget_bytes(

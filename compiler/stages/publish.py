@@ -22,6 +22,7 @@ from coldpress.compiler.shared_settings import Off, PositiveFloat, QualitySettin
 from coldpress.runtime import plugins
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.quantization import Format
+from coldpress.runtime.quantization._planes import whole_format
 from coldpress.schemas.base import Share
 from coldpress.schemas.config import Key
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
@@ -136,7 +137,7 @@ def logit_limit(config: PublishConfig, manifest: Manifest) -> float | Off:
     """Returns the user's limit, else the widest rounding error that the formats of the artifact's units allow."""
     if config.max_logit_error is not None:
         return config.max_logit_error
-    formats = {entry.format for entry in manifest.families}
+    formats = {whole_format(entry.format) for entry in manifest.families}  # dense logits use both planes
     return max(plugins.load("coldpress.runtime.quantization", Format, name).MAX_LOGIT_ERROR for name in formats)
 
 

@@ -22,7 +22,9 @@ from coldpress.compiler.architectures import Architecture, _common
 from coldpress.compiler.candidates import (
     AUTO,
     DEFAULT_FORMAT,
+    DEFAULT_PLANES,
     caches_for,
+    check_format,
     drafts_for,
     families_for,
     formats_for,
@@ -193,6 +195,7 @@ def resolve(raw: Mapping[str, Any]) -> BuildConfig:
     values["layers_per_job"] = values["layers_per_job"] or _whole_groups(reference, values["layers_per_group"])
     values["method"] = _method(values["method"], reference)
     values |= _left_open(values, {*said, *(profile.settings if profile else ())})
+    check_format(values["method"], values["format"])
     _check_cache(values["cache"])
     chosen = _chosen(values, reference)
     options = _profile_options(profile, chosen) if profile else {}
@@ -331,7 +334,10 @@ def _left_open(values: Mapping[str, Any], named: Collection[str]) -> dict[str, s
         ColdpressError: if one is `auto` and the method is given.
     """
     found: dict[str, str] = {}
-    for name, default in (("format", DEFAULT_FORMAT), ("kv_cache", DEFAULT_KV_CACHE)):
+    method = values["method"]
+    refines = method != AUTO and _plugins.load("coldpress.runtime.sparsity", Selector, method).IN_PLANES
+    usual = DEFAULT_PLANES if refines else DEFAULT_FORMAT
+    for name, default in (("format", usual), ("kv_cache", DEFAULT_KV_CACHE)):
         if name not in named:
             found[name] = AUTO if values["method"] == AUTO else default
         elif values[name] == AUTO and values["method"] != AUTO:

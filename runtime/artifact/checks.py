@@ -8,7 +8,7 @@ from typing import Any
 
 from coldpress.runtime import plugins
 from coldpress.runtime.artifact import plan_checks, safe_files, strict_json
-from coldpress.runtime.artifact.contents import model_tensors, nbytes
+from coldpress.runtime.artifact.contents import coarse_role, model_tensors, unit_nbytes
 from coldpress.runtime.artifact.errors import (
     FeatureError,
     FileNameError,
@@ -19,6 +19,7 @@ from coldpress.runtime.artifact.errors import (
     VersionError,
 )
 from coldpress.runtime.artifact.errors import short as _short
+from coldpress.runtime.quantization._planes import planes_of
 from coldpress.schemas import families as arithmetic
 from coldpress.schemas.errors import clipped
 from coldpress.schemas.families import FamilyName
@@ -275,11 +276,14 @@ def _checked_unit_bytes(manifest: Manifest, index: int) -> int:
     if entry.format not in known:
         raise SectionError(MANIFEST_FILE, f"families[{index}].format", entry.format, f"one of {', '.join(known)}")
     slices = arithmetic.slices(entry.family, spec)
+    if planes_of(entry.format) and not any(piece.role in MLP_ROLES for piece in slices):
+        expected = "one without planes, which only the MLP's families have"
+        raise SectionError(MANIFEST_FILE, f"families[{index}].format", entry.format, expected)
     if entry.slices != slices:
         found = [f"{piece.role} {piece.axis}" for piece in entry.slices]
         expected = ", ".join(f"{piece.role} {piece.axis}" for piece in slices)
         raise SectionError(MANIFEST_FILE, f"families[{index}].slices", _short(found), expected)
-    size = sum(nbytes(entry.format, arithmetic.slice_length(piece, spec)) for piece in slices)
+    size = sum(unit_nbytes(entry.format, arithmetic.slice_length(piece, spec)) for piece in slices)
     if entry.unit_bytes != size:
         raise SectionError(MANIFEST_FILE, f"families[{index}].unit_bytes", str(entry.unit_bytes), str(size))
     return size
@@ -304,6 +308,8 @@ def _check_resident(manifest: Manifest) -> None:
     """Requires each tensor that the model needs once and in its shape, and no tensor that the model cannot have."""
     required, optional = model_tensors(manifest)
     found = {tensor.role: tensor for tensor in manifest.resident}
+    layers = range(manifest.model.num_hidden_layers)
+    coarse = {coarse_role(layer, entry.family): entry.format for entry in manifest.families for layer in layers}
     if len(found) != len(manifest.resident):
         raise ModelError(MANIFEST_FILE, "resident", "a list with a role twice", "distinct roles")
     for role in required:
@@ -319,5 +325,8 @@ def _check_resident(manifest: Manifest) -> None:
         known = plugins.names("coldpress.runtime.quantization")
         if tensor.format is not None and tensor.format not in known:
             raise ModelError(MANIFEST_FILE, f"resident[{index}].format", tensor.format, f"one of {', '.join(known)}")
+        if coarse.get(tensor.role, tensor.format) != tensor.format:
+            expected = f"{coarse[tensor.role]}, as its units on flash have"
+            raise ModelError(MANIFEST_FILE, f"resident[{index}].format", str(tensor.format), expected)
         if tensor.format is not None and len(tensor.shape) != 2:
             raise ModelError(MANIFEST_FILE, f"resident[{index}].format", tensor.format, "null, as it is not a matrix")

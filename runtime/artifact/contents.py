@@ -11,7 +11,9 @@ import numpy as np
 
 from coldpress.runtime import plugins
 from coldpress.runtime.quantization import Format
-from coldpress.schemas.families import resident_roles
+from coldpress.runtime.quantization._groups import GROUP, groups
+from coldpress.runtime.quantization._planes import planes_of
+from coldpress.schemas.families import FamilyName, num_units, resident_roles, slice_length, slices
 from coldpress.schemas.layout import SelectorArray
 from coldpress.schemas.manifest import Manifest
 from coldpress.schemas.model import ATTENTION_ROLES, ModelSpec, block_norms, matrices, role_shape
@@ -26,6 +28,22 @@ Shapes = dict[str, tuple[int, ...]]
 def nbytes(format_name: str, length: int) -> int:
     """Bytes of `length` values in a format."""
     return plugins.load("coldpress.runtime.quantization", Format, format_name).nbytes(length)
+
+
+def unit_nbytes(format_name: str, length: int) -> int:
+    """Bytes of `length` values of a unit on flash in a format: in a format in planes, of the refinement."""
+    return plugins.load("coldpress.runtime.quantization", Format, format_name).unit_nbytes(length)
+
+
+def coarse_role(layer: int, family: FamilyName) -> str:
+    """Returns the name of the tensor with the coarse planes of a family's units."""
+    return f"layers.{layer}.{family}.coarse"
+
+
+def coarse_shape(family: FamilyName, spec: ModelSpec) -> tuple[int, int]:
+    """Returns the number of units, and the values of one: those of its slices, each with the padding of its last
+    group."""
+    return num_units(family, spec), sum(GROUP * groups(slice_length(piece, spec)) for piece in slices(family, spec))
 
 
 def layout_bytes(layout: Layout) -> int:
@@ -88,6 +106,9 @@ def model_tensors(manifest: Manifest) -> tuple[Shapes, Shapes]:
         held = [name for role in resident_roles(families, spec) for name in matrices(role, spec)]
         for name in [*held, *["router"] * spec.is_mixture]:
             required[f"{prefix}{name}.weight"] = role_shape(spec, f"{name}.weight")
+        for entry in manifest.families:
+            if planes_of(entry.format):
+                required[coarse_role(layer, entry.family)] = coarse_shape(entry.family, spec)
         biased = ATTENTION_ROLES if spec.is_mixture else resident_roles((), spec)
         optional |= {f"{prefix}{role}.bias": role_shape(spec, f"{role}.bias") for role in biased}
         optional |= {f"{prefix}{norm}.weight": role_shape(spec, f"{norm}.weight") for norm in ("q_norm", "k_norm")}

@@ -19,6 +19,7 @@ from coldpress.runtime.artifact.contents import nbytes
 from coldpress.runtime.artifact.errors import DAMAGED, DigestError, HiddenDataError, NonFiniteError, short
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.quantization import Format
+from coldpress.runtime.quantization._planes import planes_of
 from coldpress.schemas.errors import CorruptPageError
 from coldpress.schemas.families import slice_length
 from coldpress.schemas.layout import Section
@@ -127,10 +128,12 @@ def _check_padding(artifact: Artifact, offset: int, block: np.ndarray) -> None:
 
 
 def _check_units(artifact: Artifact, section: Section, family: FamilyFormat) -> None:
-    """Requires that every unit decodes to finite numbers.
+    """Requires that every unit decodes to finite numbers. A refinement does, whatever its bits: scales are resident.
 
     A section of several layers interleaves their units, all `unit_bytes` long, so that they split like one layer's.
     """
+    if planes_of(family.format):
+        return
     widths = [nbytes(family.format, slice_length(piece, artifact.manifest.model)) for piece in family.slices]
     step = max(1, BLOCK_BYTES // section.unit_bytes) * section.unit_bytes
     stop = section.offset_bytes + section.length_bytes

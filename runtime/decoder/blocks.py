@@ -17,11 +17,12 @@ from coldpress.runtime.decoder.arithmetic import activation
 from coldpress.runtime.decoder.tokens import Tokens
 from coldpress.runtime.kernels import FEW_TOKENS, NATIVE_FORMATS, matmul, mlp, rows
 from coldpress.runtime.kernels.activations import ActivationFormat
+from coldpress.runtime.kernels.planes import Coarse, join_units
 from coldpress.runtime.quantization import Format
+from coldpress.runtime.quantization._planes import planes_of
 from coldpress.runtime.store.facts import Key
 from coldpress.runtime.store.request import Batch
-from coldpress.schemas.families import FormatName, slice_length, slices
-from coldpress.schemas.manifest import FamilyFormat
+from coldpress.schemas.families import FormatName, Slice, slice_length, slices
 from coldpress.schemas.model import Activation, MatrixRole, ModelSpec, role_shape
 
 WHOLE = slice(None)
@@ -40,6 +41,16 @@ class Units:
     _layouts: dict[int, tuple["Inner", mlp.Layout]] = field(
         default_factory=dict[int, tuple["Inner", mlp.Layout]], compare=False
     )
+
+    @property
+    def is_coarse(self) -> bool:
+        """Whether these are coarse planes only."""
+        return planes_of(self.format) is not None
+
+    @property
+    def inner_roles(self) -> list[MatrixRole]:
+        """The matrices whose rows the units hold, which give the inner activation."""
+        return [role for role in self.parts if role != "down_proj"]
 
     def layout(self, inner: "Inner") -> mlp.Layout:
         """Returns the units' layout as the kernel takes it, cached by `inner`, which is one object per layer."""
@@ -63,16 +74,18 @@ class Units:
         )
 
 
-def units_of(family: FamilyFormat, spec: ModelSpec, activations: ActivationFormat = "fp32") -> Units:
+def units_of(
+    format_name: FormatName, pieces: Iterable[Slice], spec: ModelSpec, activations: ActivationFormat = "fp32"
+) -> Units:
     """Computes where the slices lie inside a unit: one after another, each encoded separately."""
-    nbytes = plugins.load("coldpress.runtime.quantization", Format, family.format).nbytes
+    nbytes = plugins.load("coldpress.runtime.quantization", Format, format_name).nbytes
     parts: dict[MatrixRole, tuple[int, int, int]] = {}
     offset = 0
-    for piece in family.slices:
+    for piece in pieces:
         length = slice_length(piece, spec)
         parts[piece.role] = (offset, nbytes(length), length)
         offset += nbytes(length)
-    return Units(family.format, parts, activations)
+    return Units(format_name, parts, activations)
 
 
 class Block(Protocol):
@@ -81,6 +94,11 @@ class Block(Protocol):
     @property
     def ids(self) -> np.ndarray:
         """int32 [K], unit ids."""
+        ...
+
+    @property
+    def is_coarse(self) -> bool:
+        """Whether these are coarse planes only."""
         ...
 
     def some(self, chosen_K: np.ndarray) -> "Block":
@@ -191,6 +209,11 @@ class StreamedBlock:
     own_TK: np.ndarray | None = None
     """bool: which units each token uses; None for all. `axpy` adds nothing of unused units."""
 
+    @property
+    def is_coarse(self) -> bool:
+        """See `Block`."""
+        return self.units.is_coarse
+
     def some(self, chosen_K: np.ndarray) -> "StreamedBlock":
         """See `Block`."""
         if chosen_K.all():
@@ -228,6 +251,13 @@ class SlotBlock:
     units: Units
     own_TK: np.ndarray | None = None
     """bool: which units each token uses; None for all. For unused units `dot` returns 0, and `axpy` skips them."""
+    coarse: "CoarseUnits | None" = None
+    """The coarse planes of all units of the family, if `memory` has refinements."""
+
+    @property
+    def is_coarse(self) -> bool:
+        """See `Block`."""
+        return self.units.is_coarse
 
     def some(self, chosen_K: np.ndarray) -> "SlotBlock":
         """See `Block`."""
@@ -249,11 +279,14 @@ class SlotBlock:
         offset, _, length = self.units.parts[role]
         y_TN = np.empty((len(c_TK), length), np.float32)
         for token, c in enumerate(c_TK):
-            slots = self.slots
-            if self.own_TK is not None:
-                slots, c = slots[self.own_TK[token]], c[self.own_TK[token]]
-            y_TN[token] = rows.axpy_rows(self.memory, slots, offset, length, self.units.format, c)
+            own = WHOLE if self.own_TK is None else self.own_TK[token]
+            place = self.memory, self.slots[own], offset, length, self.units.format
+            y_TN[token] = rows.axpy_rows(*place, c[own], coarse=self._planes(own))
         return y_TN
+
+    def _planes(self, own: slice | np.ndarray) -> Coarse | None:
+        """Returns the coarse planes of the chosen units as the kernels take them; None without."""
+        return None if self.coarse is None else self.coarse.of(self.ids[own])
 
     def mlp(self, inner: Inner, x_TN: np.ndarray, terms: Terms) -> np.ndarray:
         """See `Block`."""
@@ -268,24 +301,73 @@ class SlotBlock:
             slots = self.slots[own]
             own_terms = mlp.Terms(gate_bias, up_bias, factors)
             kind = self.units.activations
-            y_TN[token] = mlp.mlp_rows(self.memory, slots, layout, x, own_terms, activations=kind)
+            planes = self._planes(own)
+            y_TN[token] = mlp.mlp_rows(self.memory, slots, layout, x, own_terms, activations=kind, coarse=planes)
         return y_TN
 
 
-def chosen_blocks(batches: Iterable[Batch], units: Units, used_TU: np.ndarray | None) -> Iterator[Block]:
+@dataclass(frozen=True)
+class CoarseUnits:
+    """The coarse planes of a family's units in one layer."""
+
+    codes: np.ndarray
+    """uint8 [U, bytes of a unit's coarse plane]."""
+    units: Units
+    """Where the slices' coarse planes lie; their format is the one in planes."""
+
+    def of(self, ids: np.ndarray) -> Coarse:
+        """Returns the coarse planes of units `ids`, int32 [K], to be joined with refinements."""
+        return Coarse(self.codes, np.ascontiguousarray(ids, np.int32), self.units.format)
+
+    def block(self, ids: np.ndarray) -> SlotBlock:
+        """Returns units `ids` as their coarse planes alone, int32 [K]."""
+        return SlotBlock(ids, ids, self.codes, self.units)
+
+    def joined(self, ids: np.ndarray, refinements: np.ndarray) -> np.ndarray:
+        """Returns the codes of units in the plain format, uint8 [K, unit_bytes], from refinements uint8 [K, bytes]."""
+        return join_units(self.of(ids), refinements, np.arange(ids.size, dtype=np.int32))
+
+    def rest(
+        self, refined: Sequence[np.ndarray], experts_TE: np.ndarray | None, parts: Sequence[slice]
+    ) -> SlotBlock | StreamedBlock:
+        """Returns the coarse planes that tokens use: of all units but those that each of them refines.
+
+        Args:
+            refined: Ids of each token, int32.
+            experts_TE: bool [T, E]: in a mixture a token uses only units of its experts; None without experts.
+            parts: As in `Tokens`.
+        """
+        own_TU = np.ones((len(refined), len(self.codes)), bool)
+        if experts_TE is not None:
+            own_TU &= np.repeat(experts_TE, len(self.codes) // experts_TE.shape[1], axis=1)
+        for own_U, ids in zip(own_TU, refined, strict=True):
+            own_U[ids] = False
+        if len(refined) == 1:
+            return self.block(np.flatnonzero(own_TU[0]).astype(np.int32))
+        ids = np.arange(len(self.codes), dtype=np.int32)
+        if len(refined) <= FEW_TOKENS:
+            return replace(self.block(ids), own_TK=own_TU)
+        return StreamedBlock(ids, self.codes, self.units, parts, own_TU)
+
+
+def chosen_blocks(
+    batches: Iterable[Batch], units: Units, used_TU: np.ndarray | None, coarse: CoarseUnits | None = None
+) -> Iterator[Block]:
     """Yields units in memory as the kernels take them: in their slots for few tokens, else copied side by side.
 
     Args:
         batches: Units of one family, as the store brings them.
         units: The family's units.
         used_TU: bool [T, num_units]: which token uses which unit; None for a single token, which uses all of them.
+        coarse: The family's coarse planes, if batches have refinements.
     """
     if used_TU is None or len(used_TU) <= FEW_TOKENS:
         for batch in batches:
             own_TK = None if used_TU is None else used_TU[:, batch.ids]
-            yield SlotBlock(batch.ids, batch.slots, batch.rows, units, own_TK)
+            yield SlotBlock(batch.ids, batch.slots, batch.rows, units, own_TK, coarse)
         return
-    for ids, codes in _side_by_side(batches):
+    for ids, stored in _side_by_side(batches):
+        codes = stored if coarse is None else coarse.joined(ids, stored)
         yield StreamedBlock(ids, codes, units, own_TK=used_TU[:, ids])
 
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from coldpress.runtime.artifact.contents import coarse_role
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.decoder.arithmetic import layer_norm, rms_norm, rotary_tables
 from coldpress.runtime.decoder.attention import Attention
-from coldpress.runtime.decoder.blocks import StreamedBlock, Sublayer, Units, chosen_blocks, units_of
+from coldpress.runtime.decoder.blocks import CoarseUnits, StreamedBlock, Sublayer, Units, chosen_blocks, units_of
 from coldpress.runtime.decoder.experts import Experts
 from coldpress.runtime.decoder.matrix import Resident
 from coldpress.runtime.decoder.mlp import Mlp
@@ -25,9 +26,11 @@ from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.kernels.activations import ActivationFormat
 from coldpress.runtime.plan.kv_cache import kv_cache_bytes
 from coldpress.runtime.plan.memory import give_back_heap
+from coldpress.runtime.quantization._planes import planes_of, whole_format
 from coldpress.runtime.sparsity import Residency
 from coldpress.runtime.store.facts import Key
 from coldpress.runtime.store.store import Store
+from coldpress.runtime.trace import NO_IDS
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
 from coldpress.schemas.families import FAMILIES, FamilyName
 from coldpress.schemas.layout import KvCacheFormat
@@ -92,8 +95,10 @@ class Decoder:
         self.spec: ModelSpec = artifact.manifest.model
         self._store, self._selection = store, selection
         self._units: dict[str, Units] = {
-            entry.family: units_of(entry, self.spec, activations) for entry in artifact.manifest.families
+            entry.family: units_of(whole_format(entry.format), entry.slices, self.spec, activations)
+            for entry in artifact.manifest.families
         }
+        self._coarse = _coarse_planes(artifact, activations)
         resident = Resident(artifact.resident, artifact.manifest.resident, activations)
         self._embedding = resident.matrix("embed_tokens")
         self._head = self._embedding if self.spec.tie_word_embeddings else resident.matrix("lm_head")
@@ -113,7 +118,8 @@ class Decoder:
 
     def _make_layer(self, layer: int, resident: Resident) -> _Layer:
         attention = Attention(layer, self.spec, tuple(self._units), resident)
-        mlp = (Experts if self.spec.is_mixture else Mlp)(layer, self.spec, tuple(self._units), resident)
+        coarse = {family: planes for (of_layer, family), planes in self._coarse.items() if of_layer == layer}
+        mlp = (Experts if self.spec.is_mixture else Mlp)(layer, self.spec, tuple(self._units), resident, coarse)
         norms = (self._make_norm(f"layers.{layer}.{name}", resident) for name in block_norms(self.spec))
         return _Layer(layer, mlp, tuple(zip(norms, (attention, mlp), strict=True)))
 
@@ -300,6 +306,22 @@ class Decoder:
         self._caches[0].length = length
 
     @property
+    def has_coarse(self) -> bool:
+        """Whether coarse planes of all units are in DRAM."""
+        return bool(self._coarse)
+
+    def decode_coarse(self, token: int) -> np.ndarray:
+        """Appends one token by coarse planes alone and returns its logits, float32 [V]; reads and counts nothing.
+
+        Its keys and values are those of the coarse model: the caller takes them back (`roll_back`).
+
+        Raises:
+            ColdpressError: as `prefill`.
+        """
+        spans = [Span(self._caches[0], 1)]
+        return self._head.apply(self._forward(np.array([token]), spans, self._coarse_layer))[0]
+
+    @property
     def sees_residency(self) -> bool:
         """Whether the choice of units depends on which units are in DRAM."""
         return self._selection.sees_residency
@@ -325,7 +347,7 @@ class Decoder:
             spans = [Span(self._caches[sequences[piece.prompt]], piece.stop - piece.start) for piece in pieces]
             stops = np.cumsum([span.num_tokens for span in spans]).tolist()
             parts = [slice(stop - span.num_tokens, stop) for stop, span in zip(stops, spans, strict=True)]
-            yield pieces, self._forward(tokens, spans, self._prefill_layer, parts)
+            yield pieces, self._forward(tokens, spans, self._prefill_layer, parts, is_dense=True)
 
     def _forward(
         self,
@@ -334,6 +356,7 @@ class Decoder:
         through: Callable[[_Layer, np.ndarray, Tokens], np.ndarray],
         parts: Sequence[slice] = (),
         num_kept: int | None = None,
+        is_dense: bool = False,
     ) -> np.ndarray:
         """Takes `tokens` through all layers; returns hidden states after the last norm, span by span, float32 [T, N].
 
@@ -343,6 +366,7 @@ class Decoder:
             through: Takes hidden states through a layer.
             parts: Token ranges that must give the same bits alone and together (more than FEW_TOKENS tokens only).
             num_kept: See `decode_many`.
+            is_dense: See `Tokens`.
         """
         self.check_tokens(tokens)
         self._check_space(spans)
@@ -353,7 +377,7 @@ class Decoder:
         rotary = None
         if self._inv_freq is not None:
             rotary = rotary_tables(positions, self._inv_freq, self.spec.rotary_scaling)
-        together = Tokens(spans, rotary, parts, num_kept)
+        together = Tokens(spans, rotary, parts, num_kept, is_dense)
         for layer in self._layers:
             x_TN = through(layer, x_TN, together)
         for span in spans:  # only now: a pass that fails leaves the sequences as they were
@@ -372,12 +396,28 @@ class Decoder:
                 ids, used_TU = union(chosen, residency.present.size)
                 # units in memory come first, so the kernels run while the rest is read
                 batches = self._store.submit(key, ids, _kept(ids, used_TU, tokens.num_kept))
-                for block in chosen_blocks(batches, self._units[key[1]], used_TU):
+                coarse, came = self._coarse.get(key), list[np.ndarray]()
+                for block in chosen_blocks(batches, self._units[key[1]], used_TU, coarse):
                     work.add(key, block)
+                    if used_TU is None:
+                        came.append(block.ids)
+                if coarse:  # a single token also refines what its reads bring
+                    refined = chosen if used_TU is not None else [np.concatenate(came)]
+                    work.add(key, coarse.rest(refined, work.experts, tokens.parts))
                 inputs[key[1]] = h_TN
             x_TN = x_TN + self._out_of(norm, work.result())
         if self._store.ahead.enabled:  # only now, so that guessed reads do not delay this layer's own
             self._store.ahead.layer_done(layer.number, inputs, self._choose)
+        return x_TN
+
+    def _coarse_layer(self, layer: _Layer, x_TN: np.ndarray, tokens: Tokens) -> np.ndarray:
+        """Takes hidden states through a layer whose units are all coarse."""
+        for norm, sublayer in layer.sublayers:
+            work = sublayer.begin(self._into(norm, x_TN), tokens)
+            for key in sublayer.requests:
+                work.signal(key)
+                work.add(key, self._coarse[key].rest([NO_IDS] * len(x_TN), work.experts, tokens.parts))
+            x_TN = x_TN + self._out_of(norm, work.result())
         return x_TN
 
     def _prefill_layer(self, layer: _Layer, x_TN: np.ndarray, tokens: Tokens) -> np.ndarray:
@@ -386,7 +426,9 @@ class Decoder:
             work = sublayer.begin(self._into(norm, x_TN), tokens)
             for key in sublayer.requests:
                 work.signal(key)  # prepares the sums; the dense pass makes no choice from the signal
-                for ids, codes in self._store.stream(key):
+                coarse = self._coarse.get(key)
+                for ids, stored in self._store.stream(key):
+                    codes = coarse.joined(ids, stored) if coarse else stored
                     work.add(key, StreamedBlock(ids, codes, self._units[key[1]], tokens.parts))
             x_TN = x_TN + self._out_of(norm, work.result())
         return x_TN
@@ -402,9 +444,9 @@ class Decoder:
     def _choose(self, key: Key, signal_TN: np.ndarray, residency: Residency) -> tuple[list[np.ndarray], np.ndarray]:
         """Chooses a layer's units from another layer's input; see `coldpress.runtime.store.ahead.Choose`."""
         layer, family = key
-        mlp, experts_TE = self._layers[layer].mlp, None
-        if isinstance(mlp, Experts) and FAMILIES[family].signal == "mlp_input":
-            signal_TN, experts_TE = mlp.input_signal(family, signal_TN)
+        experts_TE = None
+        if FAMILIES[family].signal == "mlp_input":
+            signal_TN, experts_TE = self._layers[layer].mlp.input_signal(family, signal_TN)
         return self._selection.select(key, signal_TN, residency, experts_TE), signal_TN
 
     def check_tokens(self, tokens: np.ndarray) -> None:
@@ -427,6 +469,20 @@ class Decoder:
                     f"{span.num_tokens} more tokens do not fit the context: {used} of {context_length} are in use; "
                     "begin with a longer context"
                 )
+
+
+def _coarse_planes(artifact: Artifact, activations: ActivationFormat) -> dict[Key, CoarseUnits]:
+    """Returns the coarse planes of every layer, by layer and family; empty for a format without planes."""
+    found: dict[Key, CoarseUnits] = {}
+    manifest = artifact.manifest
+    for entry in manifest.families:
+        if planes_of(entry.format) is None:
+            continue
+        units = units_of(entry.format, entry.slices, manifest.model, activations)
+        for layer in range(manifest.model.num_hidden_layers):
+            codes = artifact.resident[coarse_role(layer, entry.family)]
+            found[layer, entry.family] = CoarseUnits(codes, units)
+    return found
 
 
 def _kept(ids: np.ndarray, used_TU: np.ndarray | None, num_kept: int | None) -> np.ndarray | None:

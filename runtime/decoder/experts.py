@@ -7,12 +7,13 @@ activation is multiplied by its expert's weight. Shape letters: T tokens, N hidd
 a block, E experts, U units of a family, the units of one expert after those of another.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from coldpress.runtime.decoder.arithmetic import activation
-from coldpress.runtime.decoder.blocks import Block, Terms
+from coldpress.runtime.decoder.blocks import Block, CoarseUnits, Terms
 from coldpress.runtime.decoder.matrix import Matrix, Resident
 from coldpress.runtime.decoder.mlp import held_roles, inner_of
 from coldpress.runtime.decoder.tokens import Tokens
@@ -29,8 +30,15 @@ OF_ALL = dict[MatrixRole, np.ndarray]
 class Experts:
     """One layer's router and resident experts' matrices, and the families whose units come in blocks."""
 
-    def __init__(self, layer: int, spec: ModelSpec, families: tuple[str, ...], resident: Resident) -> None:
-        """Takes the resident matrices of `layer`.
+    def __init__(
+        self,
+        layer: int,
+        spec: ModelSpec,
+        families: tuple[str, ...],
+        resident: Resident,
+        coarse: Mapping[str, CoarseUnits] | None = None,
+    ) -> None:
+        """Takes the resident matrices of `layer`, and the coarse planes of families whose units have them.
 
         Raises:
             ArtifactError: if there is no way to compute experts from these families.
@@ -42,6 +50,8 @@ class Experts:
             raise ArtifactError(f"the artifact keeps {names} on flash, expected {expected}")
         self._spec, (self.inner,) = spec, inner
         self.form = inner_of(self.inner.signal, spec)
+        self._coarse = (coarse or {}).get(self.inner.name)
+        self._down_only = replace(self.form, gate=None, up=None)
         self.intermediate_size = spec.intermediate_size
         self._router = resident.matrix(f"layers.{layer}.router")
         self._matrices: dict[MatrixRole, list[Matrix]] = {
@@ -58,7 +68,7 @@ class Experts:
 
     def begin(self, x_TN: np.ndarray, tokens: Tokens) -> "ExpertsWork":
         """Begins work on the normed input, float32 [T, hidden_size], with the resident matrices."""
-        return ExpertsWork(self, x_TN, tokens.parts)
+        return ExpertsWork(self, x_TN, tokens)
 
     def route(self, x_TN: np.ndarray, parts: Sequence[slice] = ()) -> tuple[np.ndarray, np.ndarray]:
         """Returns the experts that each token uses, bool [T, E], and their weights, float32 [T, E]."""
@@ -67,8 +77,10 @@ class Experts:
     def input_signal(self, family: str, x_TN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the signal of a family that is chosen by the input, float32 [T, n], and each token's experts, bool
         [T, E]."""
-        chosen_TE, _ = self.route(x_TN)
-        return per_expert(x_TN, chosen_TE) if family in self.inputs else x_TN, chosen_TE
+        chosen_TE, weights_TE = self.route(x_TN)
+        if family in self.inputs:
+            return per_expert(x_TN, chosen_TE), chosen_TE
+        return self.inner_signal(x_TN, {}, weights_TE), chosen_TE
 
     def known(self, x_TN: np.ndarray, chosen_TE: np.ndarray, parts: Sequence[slice]) -> OF_ALL:
         """Returns the outputs of resident matrices.
@@ -88,8 +100,10 @@ class Experts:
         return known
 
     def inner_signal(self, x_TN: np.ndarray, known: OF_ALL, weights_TE: np.ndarray) -> np.ndarray:
-        """Returns the signal of the inner family's selector, float32 [T, n]."""
+        """Returns the signal of the inner family's selector, float32 [T, n]; with planes, as `Mlp.inner_signal`."""
         kind, values_TEF = self.inner.signal, np.float32(1)
+        if kind == "mlp_input" and self._coarse is not None:
+            kind, known = self.inner.activity, self._coarse_outputs(x_TN, weights_TE > 0)
         if kind == "mlp_input":
             return x_TN
         if kind != "mlp_up":
@@ -100,6 +114,23 @@ class Experts:
         if kind == "mlp_inner":
             values_TEF = values_TEF * weights_TE[..., None]
         return values_TEF.reshape(len(x_TN), -1)
+
+    def _coarse_outputs(self, x_TN: np.ndarray, chosen_TE: np.ndarray) -> OF_ALL:
+        """Returns the outputs of gate and up by coarse planes, for the experts that tokens use."""
+        assert self._coarse is not None
+        shape, size = (*chosen_TE.shape, self.intermediate_size), self.intermediate_size
+        found: OF_ALL = {role: np.zeros(shape, np.float32) for role in self._coarse.units.inner_roles}
+        for expert in np.flatnonzero(chosen_TE.any(axis=0)).tolist():
+            units, own = np.arange(expert * size, (expert + 1) * size, dtype=np.int32), chosen_TE[:, expert]
+            for role, outputs in found.items():
+                outputs[own, expert] = self._coarse.block(units).dot(role, np.ascontiguousarray(x_TN[own]))
+        return found
+
+    def part(self, x_TN: np.ndarray, signal: np.ndarray, weights_TE: np.ndarray, block: Block) -> np.ndarray:
+        """Computes what units of the inner family contribute to the output, float32 [T, N]."""
+        if block.is_coarse and self.inner.signal == "mlp_input":  # gate and up have been multiplied for the signal
+            return block.mlp(self._down_only, x_TN, Terms(None, None, signal[:, block.ids]))
+        return block.mlp(self.form, x_TN, Terms(None, None, self.factors(signal, weights_TE, block.ids)))
 
     def factors(self, signal: np.ndarray, weights_TE: np.ndarray, ids: np.ndarray) -> np.ndarray:
         """Returns the factors of the units' products, float32 [T, K]: the rest of the inner activation, times the
@@ -113,11 +144,11 @@ class Experts:
 class ExpertsWork:
     """Experts at work on one input; see `coldpress.runtime.decoder.blocks.Work`."""
 
-    def __init__(self, layer: Experts, x_TN: np.ndarray, parts: Sequence[slice]) -> None:
+    def __init__(self, layer: Experts, x_TN: np.ndarray, tokens: Tokens) -> None:
         """Routes the tokens, and computes the outputs of resident matrices."""
-        self._layer, self._x_TN = layer, x_TN
-        self.experts, self._weights_TE = layer.route(x_TN, parts)
-        self._known = layer.known(x_TN, self.experts, parts)
+        self._layer, self._x_TN, self._is_dense = layer, x_TN, tokens.is_dense
+        self.experts, self._weights_TE = layer.route(x_TN, tokens.parts)
+        self._known = layer.known(x_TN, self.experts, tokens.parts)
         self._signal, self._y_TN = x_TN, np.zeros_like(x_TN)
 
     def signal(self, key: Key) -> np.ndarray:
@@ -126,7 +157,7 @@ class ExpertsWork:
             shape = (*self.experts.shape, self._layer.intermediate_size)
             self._known |= {role: np.zeros(shape, np.float32) for role in self._layer.inputs[key[1]]}
             self._signal = per_expert(self._x_TN, self.experts)
-        else:
+        elif not self._is_dense or self._layer.inner.signal != "mlp_input":
             self._signal = self._layer.inner_signal(self._x_TN, self._known, self._weights_TE)
         return self._signal
 
@@ -134,8 +165,7 @@ class ExpertsWork:
         """See `Work`."""
         roles = self._layer.inputs.get(key[1])
         if roles is None:
-            factors = self._layer.factors(self._signal, self._weights_TE, block.ids)
-            self._y_TN += block.mlp(self._layer.form, self._x_TN, Terms(None, None, factors))
+            self._y_TN += self._layer.part(self._x_TN, self._signal, self._weights_TE, block)
             return
         experts_K = block.ids // self._x_TN.shape[1]
         for expert in np.unique(experts_K):

@@ -6,12 +6,13 @@ is resident. Mixtures of experts are in runtime/decoder/experts.py. Shape letter
 intermediate_size, K units of a block.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from coldpress.runtime.decoder.arithmetic import activation
-from coldpress.runtime.decoder.blocks import Block, ColumnSums, Inner, Terms, widths_of
+from coldpress.runtime.decoder.blocks import Block, CoarseUnits, ColumnSums, Inner, Terms, widths_of
 from coldpress.runtime.decoder.matrix import Matrix, Resident
 from coldpress.runtime.decoder.tokens import Tokens
 from coldpress.runtime.store.facts import Key
@@ -23,8 +24,15 @@ from coldpress.schemas.model import MLP_ROLES, MatrixRole, ModelSpec
 class Mlp:
     """One layer's MLP: its resident matrices, and the families whose units come in blocks."""
 
-    def __init__(self, layer: int, spec: ModelSpec, families: tuple[str, ...], resident: Resident) -> None:
-        """Takes the resident matrices and the biases of `layer`.
+    def __init__(
+        self,
+        layer: int,
+        spec: ModelSpec,
+        families: tuple[str, ...],
+        resident: Resident,
+        coarse: Mapping[str, CoarseUnits] | None = None,
+    ) -> None:
+        """Takes the resident matrices, the biases of `layer`, and the coarse planes of families whose units have them.
 
         Raises:
             ArtifactError: if there is no way to compute an MLP from these families.
@@ -54,18 +62,31 @@ class Mlp:
             self._down = matrices["down_proj"]
         else:
             self.form = inner_of(self.inner.signal, spec)
+            self._coarse = (coarse or {}).get(self.inner.name)
+            self._down_only = replace(self.form, gate=None, up=None)
         self.requests = tuple((layer, family.name) for family in (*self._inputs, *inner))
         """The parts whose units each token requests, in order."""
 
     def begin(self, x_TN: np.ndarray, tokens: Tokens) -> "MlpWork":
         """Begins work on the normed input, float32 [T, hidden_size], with the resident matrices."""
-        return MlpWork(self, x_TN, tokens.parts)
+        return MlpWork(self, x_TN, tokens)
+
+    def input_signal(self, family: str, x_TN: np.ndarray) -> tuple[np.ndarray, None]:
+        """Returns the signal of a family that is chosen by the input, float32 [T, n]; there are no experts."""
+        return (x_TN if family in self.widths else self.inner_signal(x_TN, {})), None
 
     def inner_signal(self, x_TN: np.ndarray, known: dict[MatrixRole, np.ndarray]) -> np.ndarray:
         """Returns the signal of the inner family's selector, float32 [T, n], from the input or the outputs of gate and
-        up."""
+        up.
+
+        With planes it is the family's activity, from coarse planes where the signal itself has no entry per unit.
+        """
         assert self.inner is not None
         kind = self.inner.signal
+        if kind == "mlp_input" and self._coarse is not None:
+            block = self._coarse.block(np.arange(len(self._coarse.codes), dtype=np.int32))
+            outputs = {role: self.with_bias(role, block.dot(role, x_TN)) for role in self._coarse.units.inner_roles}
+            return self._combine(outputs.get("gate_proj"), outputs["up_proj"])
         if kind == "mlp_input":
             return x_TN
         if kind == "mlp_up":
@@ -74,13 +95,22 @@ class Mlp:
             return self._act(known["gate_proj"])
         return self._combine(known.get("gate_proj"), known["up_proj"])
 
-    def terms(self, signal: np.ndarray, ids: np.ndarray) -> Terms:
-        """Returns the biases and factors of units `ids` of the inner family."""
+    def part(self, x_TN: np.ndarray, signal: np.ndarray, block: Block) -> np.ndarray:
+        """Computes what units of the inner family contribute to the output, float32 [T, N]."""
         assert self.inner is not None
+        ids = block.ids
         factors = None if self.inner.signal == "mlp_input" else signal[:, ids]
+        if factors is None and block.is_coarse:  # gate and up have been multiplied for the signal
+            return block.mlp(self._down_only, x_TN, Terms(None, None, signal[:, ids]))
         if not self._has_biases:
-            return Terms(None, None, factors)
-        return Terms(self._bias_of(self.form.gate, ids), self._bias_of(self.form.up, ids), factors)
+            return block.mlp(self.form, x_TN, Terms(None, None, factors))
+        terms = Terms(self._bias_of(self.form.gate, ids), self._bias_of(self.form.up, ids), factors)
+        return block.mlp(self.form, x_TN, terms)
+
+    @property
+    def needs_signal(self) -> bool:
+        """Whether the inner family's units need the signal even if all of them are used: as a factor."""
+        return self.inner is not None and self.inner.signal != "mlp_input"
 
     def down(self, known: dict[MatrixRole, np.ndarray], parts: Sequence[slice]) -> np.ndarray:
         """Computes the output if the down projection is resident, float32 [T, N]."""
@@ -104,12 +134,12 @@ class MlpWork:
 
     experts = None
 
-    def __init__(self, mlp: Mlp, x_TN: np.ndarray, parts: Sequence[slice]) -> None:
+    def __init__(self, mlp: Mlp, x_TN: np.ndarray, tokens: Tokens) -> None:
         """Computes the outputs of resident matrices."""
-        self._mlp, self._x_TN, self._parts = mlp, x_TN, parts
+        self._mlp, self._x_TN, self._parts, self._is_dense = mlp, x_TN, tokens.parts, tokens.is_dense
         self._known: dict[MatrixRole, np.ndarray] = {}
         for role, matrix in mlp.projections:
-            self._known[role] = matrix.apply(x_TN, parts)
+            self._known[role] = matrix.apply(x_TN, tokens.parts)
         self._columns: dict[str, ColumnSums] = {}
         self._signal, self._y_TN = x_TN, np.zeros_like(x_TN)
 
@@ -118,6 +148,8 @@ class MlpWork:
         _, family = key
         if family in self._mlp.widths:
             self._columns[family] = ColumnSums(self._mlp.widths[family], self._x_TN)
+            return self._x_TN
+        if self._is_dense and not self._mlp.needs_signal:
             return self._x_TN
         self._signal = self._mlp.inner_signal(self._x_TN, self._outputs())
         return self._signal
@@ -128,7 +160,7 @@ class MlpWork:
         if columns is not None:
             columns.add(block)
         else:
-            self._y_TN += block.mlp(self._mlp.form, self._x_TN, self._mlp.terms(self._signal, block.ids))
+            self._y_TN += self._mlp.part(self._x_TN, self._signal, block)
 
     def result(self) -> np.ndarray:
         """See `Work`."""

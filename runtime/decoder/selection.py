@@ -11,6 +11,7 @@ import numpy as np
 
 from coldpress.runtime import plugins
 from coldpress.runtime.artifact.reader import Artifact
+from coldpress.runtime.quantization._planes import planes_of
 from coldpress.runtime.sparsity import Residency, Selector, sees_residency
 from coldpress.runtime.store.facts import Key
 from coldpress.schemas.errors import ColdpressError, UnknownNameError
@@ -43,6 +44,11 @@ def _lacks(method: Selector[Any], manifest: Manifest) -> str | None:
         return f"cannot choose units of the family {foreign[0]}, which this artifact keeps on flash"
     if method.NEEDS_EXACT_ZEROS and not manifest.model.exact_zeros:
         return f"needs exact zeros, but the model's activation is {manifest.model.hidden_act}"
+    in_planes = [entry.family for entry in manifest.families if planes_of(entry.format)]
+    if in_planes and not (method.IN_PLANES or method.is_whole):
+        return f"leaves units out, but the units of {in_planes[0]} are in planes: they are refined or coarse"
+    if method.IN_PLANES and len(in_planes) < len(families):
+        return f"refines units in planes, and those of {families[0]} are in {manifest.families[0].format}"
     if method.NEEDS_PREDICTORS and not manifest.predictors:
         return "needs predictors, and this artifact has none"
     return None

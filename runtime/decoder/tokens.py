@@ -55,3 +55,5 @@ class Tokens:
     """Token ranges that must give the same bits alone and together (more than FEW_TOKENS tokens only)."""
     num_kept: int | None = None
     """The cache admits only units of the first `num_kept` tokens; None for all tokens."""
+    is_dense: bool = False
+    """Whether all tokens use all units, so that no selector needs a signal."""

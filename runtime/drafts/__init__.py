@@ -1,7 +1,7 @@
 """Drafts: guesses of the next tokens, which the model then checks in one pass (LLM in a flash 5.2).
 
-A file is a draft that needs no model; its class `Plugin` extends `Draft`. A wrong draft costs reads, but never changes
-the text: tokens that the model itself would not choose are taken back (runtime/generate/speculation.py).
+A file is a draft that needs no second model; its class `Plugin` extends `Draft`. A wrong draft costs reads, but never
+changes the text: tokens that the model itself would not choose are taken back (runtime/generate/speculation.py).
 runtime/generate/draft_model.py drafts with a second artifact.
 """
 
@@ -9,6 +9,8 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import ClassVar, Protocol
+
+import numpy as np
 
 from coldpress.runtime.plugins import PluginBase
 
@@ -20,11 +22,36 @@ Propose = Callable[[Sequence[int], int], list[int]]
 """(all tokens so far, count) -> ids that may follow them, at most `count`, possibly none."""
 
 
-class Drafting(Protocol):
-    """A draft as a run uses it, with or without a model."""
+class Checked(Protocol):
+    """The model that checks the drafts."""
 
-    def drafting(self, context_length: int) -> AbstractContextManager[Propose]:
+    @property
+    def has_coarse(self) -> bool:
+        """Whether coarse planes of all units are in DRAM."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """Tokens in the KV cache."""
+        ...
+
+    def decode_coarse(self, token: int) -> np.ndarray:
+        """Appends a token by coarse planes alone, without any read, and returns its logits, float32 [vocab_size]."""
+        ...
+
+    def roll_back(self, length: int) -> None:
+        """Takes back all tokens after the first `length`."""
+        ...
+
+
+class Drafting(Protocol):
+    """A draft as a run uses it, with or without a second model."""
+
+    def drafting(self, context_length: int, checked: Checked | None = None) -> AbstractContextManager[Propose]:
         """Begins a new sequence of at most `context_length` tokens, which ends when the context is closed.
+
+        Whenever tokens are proposed, `checked` has all tokens so far but the last, and has the same again afterwards;
+        None where a draft is only replayed over a text.
 
         Raises:
             ColdpressError: if the draft cannot begin a sequence now.
@@ -33,11 +60,13 @@ class Drafting(Protocol):
 
 
 class Draft(PluginBase):
-    """A draft without a model. The base class of the files of this package."""
+    """A draft without a second model. The base class of the files of this package."""
 
     PROPOSES: ClassVar[bool] = True
     """Whether it may propose a token."""
+    NEEDS_PLANES: ClassVar[bool] = False
+    """Whether it needs coarse planes, so that it cannot be replayed without an artifact."""
 
     @abstractmethod
-    def drafting(self, context_length: int) -> AbstractContextManager[Propose]:
+    def drafting(self, context_length: int, checked: Checked | None = None) -> AbstractContextManager[Propose]:
         """See `Drafting`."""

@@ -8,7 +8,7 @@ to the retrieval from text that LLM in a flash names (REST, He et al. 2023).
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
-from coldpress.runtime.drafts import Draft, Propose
+from coldpress.runtime.drafts import Checked, Draft, Propose
 
 MOST, LEAST = 4, 2
 """Most and fewest tokens at the end of the text that are looked for."""
@@ -18,7 +18,7 @@ class Plugin(Draft):
     """Proposes from the text itself."""
 
     @contextmanager
-    def drafting(self, context_length: int) -> Generator[Propose]:
+    def drafting(self, context_length: int, checked: Checked | None = None) -> Generator[Propose]:
         """See `coldpress.runtime.drafts.Drafting`."""
         yield _Index().propose
 

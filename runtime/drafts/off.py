@@ -3,7 +3,7 @@
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
-from coldpress.runtime.drafts import Draft, Propose
+from coldpress.runtime.drafts import Checked, Draft, Propose
 
 
 class Plugin(Draft):
@@ -12,7 +12,7 @@ class Plugin(Draft):
     PROPOSES = False
 
     @contextmanager
-    def drafting(self, context_length: int) -> Generator[Propose]:
+    def drafting(self, context_length: int, checked: Checked | None = None) -> Generator[Propose]:
         """See `coldpress.runtime.drafts.Drafting`."""
         yield _nothing
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from coldpress.runtime.artifact.reader import Artifact
-from coldpress.runtime.drafts import Propose
+from coldpress.runtime.drafts import Checked, Propose
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plan.budget import choose_plan
 from coldpress.runtime.text.tokenizer import TOKENIZER_FILE
@@ -31,7 +31,7 @@ class DraftModel:
         self.session = session
 
     @contextmanager
-    def drafting(self, context_length: int) -> Generator[Propose]:
+    def drafting(self, context_length: int, checked: Checked | None = None) -> Generator[Propose]:
         """See `coldpress.runtime.drafts.Drafting`.
 
         Raises:

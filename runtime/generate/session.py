@@ -281,7 +281,7 @@ class Session:
             self.decoder.check_many()
         stop_ids = frozenset(() if ignore_eos else self.decoder.spec.eos_token_ids)
         context_length = len(prompt_ids) + max_new_tokens
-        with self._exclusive(), draft.drafting(context_length) as propose:
+        with self._exclusive(), draft.drafting(context_length, self.decoder) as propose:
             timer = self._start()
             self.decoder.begin(context_length)
             prompt = token_array(prompt_ids)

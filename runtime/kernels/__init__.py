@@ -5,7 +5,7 @@ that the core does not know, added as a file of runtime/quantization, uses the r
 float32 everywhere.
 """
 
-NATIVE_FORMATS = ("fp16", "int8_group32", "int4_group32", "int3_group32")
+NATIVE_FORMATS = ("fp16", "int8_group32", "int4_group32", "int3_group32", "int4_2_2", "int4_3_1", "int8_4_4")
 """The formats that the native core multiplies; numpy decodes others for each product, about fifteen times as slowly."""
 
 FEW_TOKENS = 32

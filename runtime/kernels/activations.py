@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from coldpress.runtime.kernels import NATIVE_FORMATS
 from coldpress.schemas.errors import known_name
 
 ActivationFormat = Literal["fp32", "int16", "int8"]
@@ -23,7 +24,7 @@ SMALLEST_PEAK = np.float32(1e-30)
 """Groups whose largest magnitude is smaller become zeros: the inverse of their scale would overflow float32."""
 GROUP = 32
 """Values that share a scale; the last group is padded with zeros."""
-ROUNDED_FORMATS = ("int8_group32", "int4_group32", "int3_group32")
+ROUNDED_FORMATS = tuple(name for name in NATIVE_FORMATS if name != "fp16")
 """Formats of rows whose products round the vector."""
 
 

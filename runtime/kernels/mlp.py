@@ -12,6 +12,7 @@ import numpy as np
 
 from coldpress.runtime import _native
 from coldpress.runtime.kernels.activations import BITS, ActivationFormat, reference_rounded
+from coldpress.runtime.kernels.planes import Coarse
 from coldpress.runtime.kernels.rows import reference_axpy_rows, reference_rows
 from coldpress.schemas.model import Activation
 
@@ -53,6 +54,7 @@ def mlp_rows(
     terms: Terms,
     num_threads: int = 0,
     activations: ActivationFormat = "fp32",
+    coarse: Coarse | None = None,
 ) -> np.ndarray:
     """Sums, over units, the inner activation times the down column: float32[length].
 
@@ -64,6 +66,7 @@ def mlp_rows(
         terms: biases and factors of the selected units.
         num_threads: 0 for the process's default; no bit of the result depends on it.
         activations: format that x is rounded to first (runtime/kernels/activations.py).
+        coarse: coarse planes, if the store has refinements: the layout is that of the joined units.
 
     Raises:
         ValueError: if a slot, an offset, a length, the format or the activation is out of range.
@@ -88,6 +91,7 @@ def mlp_rows(
         out,
         num_threads,
         BITS[activations],
+        coarse,
     )
     return out
 

@@ -10,6 +10,7 @@ import numpy as np
 from coldpress.runtime import _native
 from coldpress.runtime.kernels import NATIVE_FORMATS
 from coldpress.runtime.kernels.activations import BITS, ActivationFormat
+from coldpress.runtime.kernels.planes import Coarse, reference_join_units
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization import Format
 
@@ -55,19 +56,23 @@ def axpy_rows(
     fmt: str,
     coefficients: np.ndarray,
     num_threads: int = 0,
+    coarse: Coarse | None = None,
 ) -> np.ndarray:
     """Sums coefficients[k] times row k, in the order of k: float32[length]; arguments as in `dot_rows`.
 
     Args:
         coefficients: float32[k].
+        coarse: coarse planes, if the store has refinements: offset, length and format are those of the joined units.
 
     Raises:
         ValueError, TypeError: as `dot_rows`.
     """
     if fmt not in NATIVE_FORMATS:
+        if coarse is not None:
+            store, slots = reference_join_units(coarse, store, slots), np.arange(slots.size)
         return reference_axpy_rows(store, slots, offset, length, fmt, coefficients)
     out = np.empty(length, np.float32)
-    _native.axpy_rows(store, slots, offset, length, fmt, coefficients, out, num_threads)
+    _native.axpy_rows(store, slots, offset, length, fmt, coefficients, out, num_threads, coarse)
     return out
 
 

@@ -10,7 +10,10 @@ from collections.abc import Collection, Iterable
 
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.plugins import load_class
+from coldpress.runtime.quantization._groups import GROUP
+from coldpress.runtime.quantization._planes import planes_of
 from coldpress.runtime.unit_numbers import number_type
+from coldpress.schemas.families import FormatName
 from coldpress.schemas.layout import Section, SelectorArray
 from coldpress.schemas.manifest import Manifest
 from coldpress.schemas.model import ModelSpec
@@ -31,12 +34,20 @@ TOKEN_VOCABULARY_BYTES = 48
 """Per token of the vocabulary: logits, and float64 probabilities of the candidates of a draw."""
 
 
+JOINED_BYTES = 256 << 10
+"""Most bytes of units in planes that are joined at a time: 64 KiB in each of four threads."""
+
+
 def bookkeeping_bytes(manifest: Manifest) -> int:
     """Returns the bytes of bookkeeping in a run of an artifact."""
     flash = manifest.flash
     arrays = [array for plan in manifest.plans for array in plan.arrays]
     caches = {plan.cache for plan in manifest.plans}
-    return counted_bytes(manifest.model, flash.sections, flash.size_bytes // flash.page_bytes, arrays, caches)
+    joined = max(
+        joined_bytes([section for section in flash.sections if section.family == entry.family], entry.format)
+        for entry in manifest.families
+    )
+    return counted_bytes(manifest.model, flash.sections, flash.size_bytes // flash.page_bytes, arrays, caches, joined)
 
 
 def counted_bytes(
@@ -45,6 +56,7 @@ def counted_bytes(
     num_pages: int,
     arrays: Iterable[SelectorArray],
     caches: Collection[str],
+    joined_bytes: int = 0,
 ) -> int:
     """Returns the bytes of bookkeeping, counted from shapes.
 
@@ -54,12 +66,24 @@ def counted_bytes(
         num_pages: The number of pages of flash.img.
         arrays: The selector arrays in the tables, of all plans.
         caches: The cache policies of all plans.
+        joined_bytes: As the function of this name returns them.
     """
     sections = tuple(sections)
     parts = sum(len(section.layers) for section in sections)
     tables = CHECKSUM_BYTES * num_pages + sum(array.num_bytes for array in arrays)
     objects = RUN_BYTES + LAYER_BYTES * spec.num_hidden_layers + PART_BYTES * parts
-    return tables + sum(unit_bytes(section, caches) for section in sections) + objects + token_bytes(spec, sections)
+    of_units = sum(unit_bytes(section, caches) for section in sections)
+    return tables + of_units + objects + token_bytes(spec, sections) + joined_bytes
+
+
+def joined_bytes(sections: Iterable[Section], format_name: FormatName) -> int:
+    """Returns the memory in which units in a format in planes are joined; 0 for a format without."""
+    planes = planes_of(format_name)
+    if planes is None:
+        return 0
+    share = planes.whole.nbytes(GROUP) / planes.unit_nbytes(GROUP)
+    largest = max((section.num_units * section.unit_bytes for section in sections), default=0)
+    return min(JOINED_BYTES, round(share * largest))
 
 
 def unit_bytes(section: Section, caches: Collection[str]) -> int:

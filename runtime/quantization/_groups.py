@@ -100,18 +100,18 @@ class GroupFormat(Format):
 
     def nearest(self, values: np.ndarray, scales: np.ndarray) -> np.ndarray:
         """Rounds `values` to the nearest float32 [..., n] that codes can represent under `scales`, which broadcast."""
-        return self._nearest_level(values, scales) * scales
+        return self.nearest_level(values, scales) * scales
 
     def pack(self, values: np.ndarray, scales: np.ndarray) -> np.ndarray:
         """Encodes results of `nearest`, float32 [n, length], under `scales` [n, groups]: uint8 [n, nbytes(length)]."""
-        q = self.stored(self._nearest_level(padded(values), scales[:, :, None]))
+        q = self.stored(self.nearest_level(padded(values), scales[:, :, None]))
         return self._joined(q, scales.astype("<f2")).reshape(len(values), -1)
 
     @property
     def _group_bytes(self) -> int:
         return SCALE_BYTES + self.CODE_BYTES
 
-    def _nearest_level(self, values: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    def nearest_level(self, values: np.ndarray, scales: np.ndarray) -> np.ndarray:
         """Returns the levels, float32 like `values`, whose products with the scales are nearest; 0 for a scale of 0."""
         return np.clip(np.rint(values * inverse(scales)), self.LOWEST, self.HIGHEST)
 

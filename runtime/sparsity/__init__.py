@@ -78,6 +78,11 @@ class Selector(plugins.PluginBase, Generic[OptionsT]):
     """Whether the selector only works for models whose activation is exactly zero for part of its inputs."""
     EXACT: ClassVar[bool] = False
     """Whether the units that the selector leaves out would add exactly nothing."""
+    IN_PLANES: ClassVar[bool] = False
+    """Whether units that are not chosen are coarser instead of missing: the selector needs a format in planes
+    (runtime/quantization), and sees the activity of every family (schemas/families.py)."""
+    DENSITY: ClassVar[float | None] = None
+    """The density where neither the user nor a search names one; None for that of the budget."""
     MISSED_SHARE: ClassVar[float] = 0.0
     """Share of the active units that the selector may miss; distillation leaves out this share, too."""
     SEES_RESIDENCY: ClassVar[bool] = False
@@ -155,7 +160,8 @@ class Selector(plugins.PluginBase, Generic[OptionsT]):
         """Chooses the units that one token uses: ids, int32, distinct, ascending.
 
         Args:
-            signal: The family's signal (schemas/families.py), float32 [n]; the selector must not change it.
+            signal: The family's signal (schemas/families.py), float32 [n], or with IN_PLANES its activity; the selector
+                must not change it.
             arrays: The arrays from `fit`.
             residency: Where all units of the family are.
         """

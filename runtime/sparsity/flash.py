@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field
 
 from coldpress.runtime.kernels.intervals import Times, best_intervals
-from coldpress.runtime.sparsity import Kept, Residency, Selector, topk
+from coldpress.runtime.sparsity import Kept, OptionsT, ReadingOptions, Residency, Selector, topk
 from coldpress.runtime.sparsity._magnitudes import SMALLEST, draws
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.model import ModelSpec
@@ -27,8 +27,8 @@ STEPS = 14
 """Bisection steps on the logarithm of the price, which give it to 0.2 %."""
 
 
-class Options(topk.Options):
-    """Which matrices are pruned; by default a token also uses units that cost no read."""
+class FreeUnits(ReadingOptions):
+    """By default a token also uses units that cost no read."""
 
     use_read_units: bool = Field(
         default=True,
@@ -36,24 +36,22 @@ class Options(topk.Options):
     )
 
 
-class Plugin(Selector[topk.Options]):
-    """Intervals of flash by importance and reading time."""
+class Options(FreeUnits, topk.Options):
+    """Which matrices are pruned."""
 
-    CHOOSES = ("mlp_in", "mlp_mid", "attn_in", "attn_out")
+
+class Flash(Selector[OptionsT]):
+    """Intervals of flash by importance and reading time; subclasses say of which families."""
+
     KEPT: ClassVar[Mapping[str, Kept]] = {
         "price": Kept("float32"),
         "read_units": Kept("float32", 4),
         "unit_norms": Kept("float32", None),
     }
-    OPTIONS = Options
     SEES_RESIDENCY = True
 
-    def families(self, spec: ModelSpec, options: topk.Options) -> tuple[str, ...]:
-        """Returns the inputs of all linear layers of the MLP, and of attention if `attention` is set."""
-        return topk.linear_inputs(options)
-
     def fit(
-        self, num_units: int, density: float, statistics: Mapping[str, np.ndarray], options: topk.Options
+        self, num_units: int, density: float, statistics: Mapping[str, np.ndarray], options: OptionsT
     ) -> dict[str, np.ndarray]:
         """Computes `price` float32 [1], `read_units` float32 [4] and `unit_norms` float32 [num_units].
 
@@ -67,8 +65,8 @@ class Plugin(Selector[topk.Options]):
         """
         if "unit_norms" not in statistics or "read_units" not in statistics:
             raise ColdpressError(
-                "flash needs the norms of the source's weights and what a read costs, which an artifact of another "
-                "method does not have; build with method=flash"
+                f"{self.name()} needs the norms of the source's weights and what a read costs, which an artifact of "
+                f"another method does not have; build with method={self.name()}"
             )
         norms = np.asarray(statistics["unit_norms"], np.float32)
         kept = {"read_units": np.asarray(statistics["read_units"], np.float32), "unit_norms": norms}
@@ -95,6 +93,17 @@ class Plugin(Selector[topk.Options]):
         empty = np.flatnonzero(~chosen.any(axis=1))
         chosen[empty, gain[empty].argmax(axis=1)] = True
         return chosen
+
+
+class Plugin(Flash[Options]):
+    """Intervals of the inputs of linear layers."""
+
+    CHOOSES = ("mlp_in", "mlp_mid", "attn_in", "attn_out")
+    OPTIONS = Options
+
+    def families(self, spec: ModelSpec, options: Options) -> tuple[str, ...]:
+        """Returns the inputs of all linear layers of the MLP, and of attention if `attention` is set."""
+        return topk.linear_inputs(options)
 
 
 def _price(gain: np.ndarray, present: np.ndarray, density: float, read_units: np.ndarray) -> float:

@@ -47,7 +47,9 @@ def computed_bytes(manifest: Manifest, plan: Plan) -> Bytes:
     mlp = {name for layer in layers for role in MLP_ROLES for name in _named(layer, role, spec)}
     found: Bytes = Counter()
     for role, (format_name, size) in sizes.items():
-        if role not in mlp and role not in looked_up_roles(spec):
+        if role.endswith(".coarse"):
+            found[format_name] += round(used_share(WHOLE_MLP, spec) * size)
+        elif role not in mlp and role not in looked_up_roles(spec):
             found[format_name] += size
     for layer in layers:
         found += _multiplied_bytes(sizes, spec, layer, MLP_ROLES)

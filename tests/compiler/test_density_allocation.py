@@ -368,6 +368,7 @@ def test_a_share_is_lowered_by_one_unit_at_least() -> None:
 def test_the_density_of_a_mixture_is_of_the_experts_that_a_token_uses(share: float, density: float) -> None:
     """A quarter of the experts is used: half of the weights hold all of them."""
     question: Any = SimpleNamespace(
+        method="topk",
         density=None,
         families=("neuron",),
         spec=tiny_spec(num_experts=8, num_experts_per_tok=2),
@@ -380,5 +381,6 @@ def test_the_density_of_a_mixture_is_of_the_experts_that_a_token_uses(share: flo
 @pytest.mark.parametrize(("share", "density"), [(0.5, 0.5), (0.3, 1 / 3 + 2 / 3 * _densities.MIN_DENSITY)])
 def test_a_budget_never_asks_for_less_than_a_selector_reaches(share: float, density: float) -> None:
     """The gate, a third of the MLP, stays in DRAM."""
-    question: Any = SimpleNamespace(density=None, families=("up_down",), spec=tiny_spec(), m_max=share * 1000, s_m=1000)
+    asked = {"method": "gate", "density": None, "families": ("up_down",)}
+    question: Any = SimpleNamespace(**asked, spec=tiny_spec(), m_max=share * 1000, s_m=1000)
     assert _densities._wanted(question) == pytest.approx(density)

@@ -23,6 +23,7 @@ from coldpress.compiler.stages.explore.trace import rounded
 from coldpress.compiler.stages.explore.variants import CACHED_DENSITIES, DENSITIES, RESIDENT_SHARES
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.runtime.plugins import names
+from coldpress.runtime.quantization._planes import planes_of
 from coldpress.runtime.sparsity import flash
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import SPLITS, Corpus, Split
@@ -136,7 +137,8 @@ def test_every_candidate_has_a_curve_or_a_reason(curves: Curves) -> None:
         assert tuple(point.density for point in curve.points) == reached
     for method in ("flash", "dip_ca"):
         assert tuple(curve.resident_share for curve in curves.of(method)) == RESIDENT_SHARES
-    assert {loss.format for loss in curves.formats} == set(names("coldpress.runtime.quantization"))
+    plain = {name for name in names("coldpress.runtime.quantization") if planes_of(name) is None}
+    assert {loss.format for loss in curves.formats} == plain
 
 
 def test_a_model_with_exact_zeros_has_further_candidates(corpus: Corpus, tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ import pytest
 from coldpress.compiler.cost_model import resident_bytes
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.stages.quantize import QuantizeConfig, _units, _weights, run
-from coldpress.compiler.stages.quantize._nested import nested_codes
 from coldpress.compiler.stages.quantize._weights import Algorithm
+from coldpress.compiler.stages.quantize.nested import nested_codes
 from coldpress.runtime.plugins import load, names
 from coldpress.runtime.quantization import Format
-from coldpress.runtime.quantization._planes import PLANES
+from coldpress.runtime.quantization._planes import planes_of, whole_format
 from coldpress.schemas.errors import CheckpointError, UnknownNameError
 from coldpress.schemas.families import FAMILIES, num_units, slice_length, slices
 from coldpress.schemas.model import role_shape
@@ -21,6 +21,7 @@ from tests.support.records import tiny_sparsity
 from tests.support.tiny import hashed, tensor_shapes, tiny_model, tiny_spec
 
 METHODS = ("dense", "relu", "predictor", "topk")
+PLANES = [name for name in names("coldpress.runtime.quantization") if planes_of(name)]
 
 
 def quantized(tmp_path, model, method="topk", format_name="fp16", layers=(0, 1), key="work"):
@@ -36,11 +37,14 @@ def test_a_unit_is_its_slices_one_after_another(tmp_path, method, format_name, g
     spec = tiny_spec(gated_mlp=gated)
     model = tiny_model(tmp_path / "model", spec)
     result = quantized(tmp_path, model, method, format_name)
-    rounding = load("coldpress.runtime.quantization", Format, format_name)
+    planes = planes_of(format_name)
+    rounding = planes.whole if planes else load("coldpress.runtime.quantization", Format, format_name)
     for layer in result.layers:
         arrays = load_arrays(layer.arrays)
         for family in families_of(method, spec):
             units = arrays[f"units.{family}"]
+            if planes:
+                units = planes.join(arrays[f"{family}.coarse"], units)
             start = 0
             for piece in slices(family, spec):
                 role = f"layers.{layer.layer}.{piece.role}.weight"
@@ -115,14 +119,19 @@ def test_resident_tensors_are_all_there_in_their_formats(tmp_path, method, forma
         stored |= {f"layers.{layer.layer}.{name}": array for name, array in load_arrays(layer.arrays).items()}
     flash = {piece.role for family in families_of(method, model.spec) for piece in slices(family, model.spec)}
     on_flash = {f"layers.{layer}.{role}.weight" for layer in (0, 1) for role in flash}
-    assert {tensor.role for tensor in tensors} == set(model.tensors) - on_flash | {"rotary.inv_freq"}
+    families = families_of(method, model.spec) if planes_of(format_name) else ()
+    coarse = {f"layers.{layer}.{family}.coarse" for layer in (0, 1) for family in families}
+    assert {tensor.role for tensor in tensors} == set(model.tensors) - on_flash | {"rotary.inv_freq"} | coarse
     formats = {tensor.role: tensor.format for tensor in tensors}
-    assert formats["layers.1.q_proj.weight"] == format_name
+    assert formats["layers.1.q_proj.weight"] == whole_format(format_name)
     assert formats["embed_tokens.weight"] == formats["lm_head.weight"]
     assert formats["embed_tokens.weight"] == ("fp16" if format_name == "fp16" else "int8_group32")
     assert formats["norm.weight"] is formats["layers.0.input_layernorm.weight"] is formats["rotary.inv_freq"] is None
     for tensor in tensors:
-        if tensor.format is not None:
+        if tensor.role in coarse:
+            rows = load("coldpress.runtime.quantization", Format, tensor.format).nbytes(tensor.shape[-1])
+            assert stored[tensor.role].shape == (tensor.shape[0], rows)
+        elif tensor.format is not None:
             weight = hashed(tensor.role, *tensor.shape) * np.float32(0.25)
             assert np.array_equal(
                 stored[tensor.role], load("coldpress.runtime.quantization", Format, tensor.format).encode(weight)
@@ -197,7 +206,7 @@ def test_a_tensor_that_the_format_ruins_is_named(tmp_path, caplog, format_name):
 @pytest.mark.parametrize("name", ["int4_2_2", "int4_3_1"])
 def test_nested_codes_make_the_coarse_plane_better_and_both_no_worse(name, axis):
     """The loss is GPTQ's, on correlated inputs: a product's mean square error."""
-    rng, planes = np.random.default_rng(3), PLANES[name]
+    rng, planes = np.random.default_rng(3), planes_of(name)
     inputs = rng.standard_normal((600, 24)).astype(np.float32) @ rng.standard_normal((24, 96)).astype(np.float32)
     inputs += rng.standard_normal((600, 96)).astype(np.float32)
     matrix = rng.standard_normal((64, 96)).astype(np.float32)
@@ -207,9 +216,8 @@ def test_nested_codes_make_the_coarse_plane_better_and_both_no_worse(name, axis)
     )
 
     def losses(codes):
-        coarse, refinement = planes.split(codes)
-        one = planes.coarse_values(coarse, weights.length)
-        both = one + planes.refinement_values(coarse, refinement, weights.length)
+        one = planes.decode(planes.split(codes)[0], weights.length)
+        both = planes.whole.decode(codes, weights.length)
         changes = [found - slices_of if axis == "row" else (found - slices_of).T for found in (one, both)]
         return [float(np.square(inputs @ change.T).sum()) for change in changes]
 
@@ -218,10 +226,10 @@ def test_nested_codes_make_the_coarse_plane_better_and_both_no_worse(name, axis)
     assert nested[1] < 1.2 * plain[1]
 
 
-@pytest.mark.parametrize("name", sorted(PLANES))
+@pytest.mark.parametrize("name", PLANES)
 def test_nested_codes_are_the_nearest_where_inputs_are_independent(name):
     """No input can then correct another one's error. Zeros stay zeros, and the last group is not whole."""
-    planes, values = PLANES[name], np.random.default_rng(4).standard_normal((5, 40)).astype(np.float32)
+    planes, values = planes_of(name), np.random.default_rng(4).standard_normal((5, 40)).astype(np.float32)
     values[2] = 0
     weights = _weights.Weights(5, 40, "row", lambda start, stop: values[start:stop], gram=np.eye(40, dtype=np.float32))
     codes = nested_codes(weights, planes)

@@ -94,7 +94,7 @@ def test_the_figures_by_hand(build, tmp_path):
 def test_the_budget_is_divided_without_rest(tmp_path, method):
     build = Build(tmp_path, method=method)
     layout = build.layout
-    parts = figures.budget_parts(build.model.spec, layout, build.plans)
+    parts = figures.budget_parts(build.model.spec, build.sparsity.format, layout, build.plans)
     assert sum(parts.values()) == build.plans.plans[0].dram_budget_bytes
     assert all(size > 0 for size in parts.values())
 
@@ -280,7 +280,7 @@ def test_the_whole_model_in_dram_is_a_row_for_each_format(build, tmp_path):
 def test_the_original_takes_more_dram_than_the_artifact_of_its_bytes(build, tmp_path):
     """Both count bookkeeping, or an artifact would seem to take more than its whole model."""
     whole = figures.all_in_dram(build.model, "int8_group32", 64, "fp16", build.device)
-    parts = figures.budget_parts(build.model.spec, build.layout, build.plans)
+    parts = figures.budget_parts(build.model.spec, build.sparsity.format, build.layout, build.plans)
     assert whole.dram_bytes > weight_bytes(build.model, "int8_group32") + parts["KV cache"]
 
 

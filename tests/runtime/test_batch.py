@@ -14,8 +14,9 @@ from coldpress.runtime.generate.session import Session
 from coldpress.runtime.simulate import simulate
 from coldpress.runtime.trace import FETCH, Recorder
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
-from tests.runtime.test_decode_many import ALL_IN_DRAM, FORMATS, recipe_of
+from tests.runtime.test_decode_many import ALL_IN_DRAM, recipe_of
 from tests.support.artifacts import build_artifact
+from tests.support.methods import plain_formats
 
 PROMPTS = [[3, 14], [15, 92, 65, 35], [89], [79, 32, 38]]
 NUM_NEW = 9
@@ -41,7 +42,11 @@ def ids_of(batch):
 
 @pytest.mark.parametrize(
     ("method", "quantization"),
-    [*(("topk", quantization) for quantization in FORMATS), ("dense", "int4_group32"), ("predictor", "int4_group32")],
+    [
+        *(("topk", quantization) for quantization in plain_formats()),
+        ("dense", "int4_group32"),
+        ("predictor", "int4_group32"),
+    ],
 )
 def test_sequences_decoded_together_have_the_logits_that_each_has_alone(method, quantization, tmp_path):
     """To the bit, with everything in memory; of prompts and contexts of different lengths."""

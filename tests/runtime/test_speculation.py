@@ -18,6 +18,7 @@ from coldpress.runtime.generate.speculation import Passes
 from coldpress.runtime.generate.statistics import Drafted, drafted
 from coldpress.runtime.plan.budget import choose_plan, fixed_bytes, whole_bytes
 from coldpress.runtime.plugins import load, names
+from coldpress.runtime.quantization import Format
 from coldpress.runtime.simulate import simulate
 from coldpress.runtime.trace import Recorder, load_trace
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
@@ -38,7 +39,7 @@ class Told:
         self.text = [(token + (wrong > 0 and place % wrong == 0)) % 96 for place, token in enumerate(text)]
 
     @contextmanager
-    def drafting(self, context_length):
+    def drafting(self, context_length, checked=None):
         yield lambda ids, count: self.text[len(ids) : len(ids) + count]
 
 
@@ -217,14 +218,27 @@ def test_a_plan_without_a_draft_does_not_mention_it(drafting):
     assert Plan.model_validate_json(without.to_json()) == without
 
 
-# Drafts without a model
+# Drafts without a second model
+
+
+class Coarse:
+    """A model whose coarse planes always continue with the number of tokens so far."""
+
+    has_coarse, length = True, 0
+
+    def decode_coarse(self, token):
+        self.length += 1
+        return np.eye(100, dtype=np.float32)[self.length]
+
+    def roll_back(self, length):
+        self.length = length
 
 
 @pytest.mark.parametrize("name", names("coldpress.runtime.drafts"))
 def test_a_draft_proposes_at_most_what_is_asked_for(name):
     random = np.random.default_rng(0)
     ids = random.integers(0, 4, 60).tolist()
-    with load("coldpress.runtime.drafts", Draft, name).drafting(100) as propose:
+    with load("coldpress.runtime.drafts", Draft, name).drafting(100, Coarse()) as propose:
         for length, count in zip(range(1, 60), itertools.cycle((1, 3, 8)), strict=False):
             found = propose(ids[:length], count)
             assert len(found) <= count
@@ -251,6 +265,60 @@ def test_lookup_gives_what_followed_the_longest_end_last():
                 assert found == search(ids[:length], 5)
                 found_some += bool(found)
     assert found_some > 40
+
+
+# Coarse planes
+
+
+@pytest.mark.parametrize("experts", [1, 4])
+@pytest.mark.parametrize("quantization", ["int4_2_2", "int4_3_1", "int8_4_4"])
+def test_coarse_drafts_change_no_token_and_read_no_more(tmp_path, quantization, experts):
+    spec = small_spec(
+        num_hidden_layers=11, intermediate_size=96, num_experts=experts, num_experts_per_tok=min(2, experts)
+    )
+    path = build_artifact(tmp_path / "a", Recipe(spec=spec, method="dense", format=quantization)).path
+    drafts = [load("coldpress.runtime.drafts", Draft, name) for name in ("off", "coarse")]
+    for sampling in (None, Sampling(temperature=0.8, seed=5)):
+        alone, drafted = (
+            Session(path).generate(PROMPT, 24, ignore_eos=True, draft=draft, draft_tokens=3, sampling=sampling)
+            for draft in drafts
+        )
+        assert drafted.token_ids == alone.token_ids
+    assert sum(token.drafted for token in drafted.tokens) > 0
+    assert drafted.metrics.read_bytes <= alone.metrics.read_bytes
+
+
+def test_the_coarse_model_is_the_one_whose_units_are_all_coarse(tmp_path):
+    """Against weights in which every code of the MLP stands at the middle of what its low bits leave open."""
+    spec = small_spec(num_hidden_layers=11, intermediate_size=96)
+    built = build_artifact(tmp_path / "a", Recipe(spec=spec, method="dense", format="int4_2_2"))
+    fine, planes = dict(built.weights), load("coldpress.runtime.quantization", Format, "int4_2_2")
+    for role, weight in built.weights.items():
+        if role.split(".")[-2] in ("gate_proj", "up_proj", "down_proj"):
+            rows = np.ascontiguousarray(weight.T if "down_proj" in role else weight)
+            middle = planes.decode(planes.encode(rows), rows.shape[1])
+            fine[role] = middle.T if "down_proj" in role else middle
+        elif weight.ndim == 2 and role.startswith("layers."):
+            codec = load("coldpress.runtime.quantization", Format, "int4_group32")
+            fine[role] = codec.decode(codec.encode(weight), weight.shape[1])
+        elif weight.ndim == 2:
+            codec = load("coldpress.runtime.quantization", Format, "int8_group32")
+            fine[role] = codec.decode(codec.encode(weight), weight.shape[1])
+    oracle = build_artifact(tmp_path / "b", Recipe(spec=spec, method="dense", format="fp16"), weights=fine)
+    found, expected = [], []
+    for session, out, step in (
+        (Session(built.path), found, "decode_coarse"),
+        (Session(oracle.path), expected, "decode"),
+    ):
+        session.decoder.begin(32)
+        out += [getattr(session.decoder, step)(token) for token in PROMPT]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=5e-3 * np.abs(expected).max())
+    assert np.abs(np.array(found) - expected).max() > 0
+
+
+def test_the_coarse_draft_needs_planes(drafting):
+    with Session(drafting) as session:
+        refused(session, load("coldpress.runtime.drafts", Draft, "coarse"), "needs units in planes")
 
 
 # Who may draft

@@ -21,9 +21,11 @@ from safetensors.numpy import load_file, save_file
 from coldpress.runtime import _native, plugins
 from coldpress.runtime.artifact.contents import model_tensors
 from coldpress.runtime.artifact.reader import open_artifact
-from coldpress.runtime.plan.bookkeeping import counted_bytes
+from coldpress.runtime.plan.bookkeeping import counted_bytes, joined_bytes
 from coldpress.runtime.plan.kv_cache import kv_cache_bytes
 from coldpress.runtime.quantization import Format
+from coldpress.runtime.quantization._planes import planes_of, whole_format
+from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.errors import ArtifactError
 from coldpress.schemas.families import num_units, slice_length, slices, used_share
 from coldpress.schemas.layout import KvCacheFormat, Section, SelectorArray
@@ -45,6 +47,7 @@ class Recipe:
     families: tuple[str, ...] | None = None
     """None: the families of the method."""
     format: str = "fp16"
+    """A selector that refines gets a format in planes in its place."""
     cache: str = "lru"
     page_bytes: int = 4096
     pinned_share: float = 1 / 16
@@ -67,6 +70,12 @@ class Recipe:
     rank: Mapping[tuple[int, str], np.ndarray] | None = None
     """(layer, family) -> unit ids, as they lie on flash and from most to least worth pinning. None: random."""
 
+    def __post_init__(self) -> None:
+        """Puts a format in planes in the place of another one."""
+        refines = plugins.load("coldpress.runtime.sparsity", Selector, self.method).IN_PLANES
+        if refines and planes_of(self.format) is None:
+            object.__setattr__(self, "format", "int4_2_2")
+
 
 @dataclass(frozen=True)
 class Built:
@@ -78,7 +87,7 @@ class Built:
     weights: Mapping[str, np.ndarray]
     """Role -> float32, before quantization."""
     units: Mapping[tuple[int, str], np.ndarray]
-    """(layer, family) -> uint8 [num_units, unit_bytes], unit i at row i."""
+    """(layer, family) -> uint8 [num_units, unit_bytes], unit i at row i; with planes, both together."""
     order: Mapping[tuple[int, str], np.ndarray]
     """(first layer of the group, family) -> unit at each flash position."""
     pinned: Mapping[tuple[int, str], np.ndarray]
@@ -109,9 +118,9 @@ def build_artifact(
     order, rank = (given or some for given, some in zip((recipe.order, recipe.rank), drawn, strict=True))
     pinned = {key: ids[: round(recipe.pinned_share * ids.size)] for key, ids in rank.items()}
     order = {key: ids for key, ids in order.items() if key[0] % _group_size(recipe, key[1]) == 0}
-    sections = write_flash(path, units, order, recipe)
+    sections = write_flash(path, {key: planes_in(codes, recipe)[1] for key, codes in units.items()}, order, recipe)
     write_tables(path, order, rank, recipe)
-    resident = write_resident(path, weights, recipe, families)
+    resident = write_resident(path, weights, recipe, families, units)
     predictors = write_predictors(path, recipe, random)
     manifest = _manifest(path, recipe, families, sections, resident, predictors, pinned)
     write_manifest(path, manifest)
@@ -140,8 +149,8 @@ def random_weights(spec: ModelSpec, random: np.random.Generator) -> dict[str, np
 
 
 def encode_units(weights: Mapping[str, np.ndarray], recipe: Recipe, layer: int, family: Any) -> np.ndarray:
-    """Returns the codes of a family's units in one layer, uint8 [num_units, unit_bytes]."""
-    codec = plugins.load("coldpress.runtime.quantization", Format, recipe.format)
+    """Returns the codes of a family's units in one layer, uint8 [num_units, unit_bytes]; with planes, both together."""
+    codec = plugins.load("coldpress.runtime.quantization", Format, whole_format(recipe.format))
     parts: list[np.ndarray] = []
     for piece in slices(family, recipe.spec):
         names = [f"layers.{layer}.{name}.weight" for name in matrices(piece.role, recipe.spec)]
@@ -150,6 +159,12 @@ def encode_units(weights: Mapping[str, np.ndarray], recipe: Recipe, layer: int, 
         assert values.shape == (num_units(family, recipe.spec), slice_length(piece, recipe.spec))
         parts.append(codec.encode(values))
     return np.concatenate(parts, axis=1)
+
+
+def planes_in(codes: np.ndarray, recipe: Recipe) -> tuple[np.ndarray | None, np.ndarray]:
+    """Returns the coarse planes of units, None in a format without, and what lies on flash."""
+    planes = planes_of(recipe.format)
+    return (None, codes) if planes is None else planes.split(codes)
 
 
 def write_flash(
@@ -192,7 +207,11 @@ def write_tables(
 
 
 def write_resident(
-    path: Path, weights: Mapping[str, np.ndarray], recipe: Recipe, families: tuple[Any, ...]
+    path: Path,
+    weights: Mapping[str, np.ndarray],
+    recipe: Recipe,
+    families: tuple[Any, ...],
+    units: Mapping[tuple[int, str], np.ndarray],
 ) -> list[dict[str, Any]]:
     """Writes resident.safetensors and returns the manifest's list of its tensors."""
     on_flash = {piece.role for family in families for piece in slices(family, recipe.spec)}
@@ -206,6 +225,13 @@ def write_resident(
         arrays[role] = (
             plugins.load("coldpress.runtime.quantization", Format, chosen).encode(values) if chosen else values
         )
+    for (layer, family), codes in units.items():
+        coarse, _ = planes_in(codes, recipe)
+        if coarse is not None:
+            values = sum(-(-slice_length(piece, recipe.spec) // 32) * 32 for piece in slices(family, recipe.spec))
+            role = f"layers.{layer}.{family}.coarse"
+            entries.append({"role": role, "format": recipe.format, "shape": [len(coarse), values]})
+            arrays[role] = coarse
     save_file(arrays, path / RESIDENT_FILE)
     return entries
 
@@ -216,7 +242,7 @@ def resident_format(role: str, artifact_format: str) -> str | None:
         return None
     if role in ("embed_tokens.weight", "lm_head.weight"):
         return "fp16" if artifact_format == "fp16" else "int8_group32"
-    return artifact_format
+    return whole_format(artifact_format)
 
 
 def write_predictors(path: Path, recipe: Recipe, random: np.random.Generator) -> list[dict[str, Any]]:
@@ -336,7 +362,9 @@ def _plan(
     layout, arrays = [Section(**section) for section in sections], [SelectorArray(**array) for array in plan["arrays"]]
     pages = (path / FLASH_FILE).stat().st_size // recipe.page_bytes
     return plan | {
-        "dram_budget_bytes": fixed + slots + counted_bytes(recipe.spec, layout, pages, arrays, {recipe.cache})
+        "dram_budget_bytes": fixed
+        + slots
+        + counted_bytes(recipe.spec, layout, pages, arrays, {recipe.cache}, joined_bytes(layout, recipe.format))
     }
 
 

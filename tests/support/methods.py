@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from coldpress.compiler.io import save_arrays
-from coldpress.runtime.plugins import load, options_of
+from coldpress.runtime.plugins import load, names, options_of
+from coldpress.runtime.quantization._planes import planes_of
 from coldpress.runtime.sparsity import Residency, Selector
 from coldpress.schemas.families import num_units
 from coldpress.schemas.model import ModelSpec
@@ -18,6 +19,18 @@ def families_of(method: str, spec: ModelSpec) -> tuple[str, ...]:
     """Returns the families of an artifact of `method` without options."""
     selector = load("coldpress.runtime.sparsity", Selector, method)
     return selector.families(spec, selector.OPTIONS())
+
+
+def plain_formats() -> list[str]:
+    """Returns the formats without planes."""
+    names_of = names("coldpress.runtime.quantization")
+    return [name for name in names_of if planes_of(name) is None]
+
+
+def suits(method: str, format_name: str) -> bool:
+    """Returns whether a selector goes with a format: one that refines needs planes, one that leaves units out none."""
+    selector, planes = load("coldpress.runtime.sparsity", Selector, method), planes_of(format_name)
+    return selector.is_whole or (planes is not None) == selector.IN_PLANES
 
 
 @functools.cache

@@ -164,7 +164,7 @@ def compiled(source: Source, case: Case, folder: Path) -> Path:
 def _budget_bytes(source: Source, case: Case, selector: Any) -> int:
     model, page_bytes = source.model, resolve({"model": str(source.folder / "tiny")}).device.flash.page_bytes.value
     sections = make_sections(model.spec, families_for(case.method, case.options, model.spec), case.format)
-    besides = bookkeeping_bytes(model.spec, sections, case.method, {"lfu"}, page_bytes)
+    besides = bookkeeping_bytes(model.spec, sections, case.format, case.method, {"lfu"}, page_bytes)
     if selector.NEEDS_PREDICTORS:
         return PREDICTORS_ROOM_BYTES + besides
     share = TIGHT_SHARE if selector.SEES_RESIDENCY else SHARE

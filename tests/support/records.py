@@ -85,7 +85,7 @@ def tiny_sparsity(
     kv_cache = kv_cache_bytes(spec, context_length, kept)
     predictors = sum(predictor_bytes(spec, size, predictor_format) for size in ranks)
     sections = make_sections(spec, families, format_name, layers_per_group)
-    bookkeeping = bookkeeping_bytes(spec, sections, method, {"lfu"}, 4096)
+    bookkeeping = bookkeeping_bytes(spec, sections, format_name, method, {"lfu"}, 4096)
     cache = int(budget_share * spec.num_hidden_layers * spec.intermediate_size * spec.hidden_size * 3) + 40_000
     return Sparsity(
         method=method,

@@ -95,7 +95,7 @@ def _bookkeeping_bytes(config: AllocateConfig, inputs: Inputs, families: tuple[F
     spec, page_bytes = inputs.model.spec, inputs.device.flash.page_bytes.value
     sections = make_sections(spec, families, config.format, config.layers_per_group)
     caches = inputs.caches or caches_for(config.cache)
-    return bookkeeping_bytes(spec, sections, config.method, caches, page_bytes, inputs.num_plans)
+    return bookkeeping_bytes(spec, sections, config.format, config.method, caches, page_bytes, inputs.num_plans)
 
 
 def budgets_bytes(config: AllocateConfig, model: Model, device: DeviceProfile) -> tuple[int, ...]:

@@ -39,7 +39,7 @@ def masks_of(spec: ModelSpec, sparsity: Sparsity) -> tuple[Mask, ...]:
     """
     choice = choice_of(sparsity, spec)
     selector = choice.selector
-    if selector.EXACT:
+    if selector.EXACT or selector.IN_PLANES:
         return ()
     options = options_of(selector, sparsity.options)
     missed = selector.MISSED_SHARE if spec.exact_zeros else 0.0

@@ -26,14 +26,13 @@ from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.layer_counts import countable_families
 from coldpress.compiler.activity.variants import Differences, compare, last_hidden
 from coldpress.compiler.block_statistics import perplexity, standard_error
-from coldpress.compiler.candidates import candidates, families_for, own_options
+from coldpress.compiler.candidates import AUTO, candidates, families_for, formats_for, own_options
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.shared_settings import MethodSetting
 from coldpress.compiler.stages.explore.rounded import Rounded, RoundedKeys
 from coldpress.compiler.stages.explore.trace import TRACE_TOKENS, whole_run
 from coldpress.compiler.stages.explore.variants import DENSITIES, Along, curves_of, reached, variants, why_not
 from coldpress.compiler.steps import Steps
-from coldpress.runtime import plugins
 from coldpress.runtime.plan.kv_cache import formats_of
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.base import PositiveCount
@@ -157,7 +156,7 @@ def _variant_s(along: Along, tokens: int, build: "Build") -> float:
 
 
 def _formats() -> tuple[FormatName, ...]:
-    return plugins.names("coldpress.runtime.quantization")
+    return formats_for(AUTO)
 
 
 def _asked(options: dict[str, Any], model: Model) -> tuple[dict[str, str], list[Along]]:

@@ -229,6 +229,8 @@ def _ahead(config: PlanConfig, division: Division, known: Known, settings: Setti
         lambda ahead: division.plan(replace(settings, ahead=ahead)),
         division.unpinned_bytes(settings),
     )
+    if config.preload == AUTO and load("coldpress.runtime.sparsity", Selector, run.sparsity.method).IN_PLANES:
+        return NOTHING  # a guess takes another product with the coarse planes, for which nothing accounts
     if config.preload == AUTO:
         return preloading.chosen(run)
     found, _ = preloading.best(run)

@@ -70,7 +70,9 @@ def fixed_bytes(
         resident=resident_bytes(model, sparsity.families, sparsity.format),
         predictors=sum(predictor_bytes(model.spec, entry.rank, entry.format) for entry in layers),
         kv_cache=kv_cache_bytes(model.spec, sparsity.context_length, sparsity.kv_cache),
-        bookkeeping=bookkeeping_bytes(model.spec, sections, sparsity.method, caches, page_bytes, num_plans),
+        bookkeeping=bookkeeping_bytes(
+            model.spec, sections, sparsity.format, sparsity.method, caches, page_bytes, num_plans
+        ),
     )
 
 
@@ -83,9 +85,9 @@ def spared_bytes(
     caches: Collection[CacheName],
 ) -> dict[CacheName, int]:
     """Returns what each cache leaves of the bookkeeping that `fixed` counts, in an artifact with one plan."""
-    page_bytes = device.flash.page_bytes.value
+    page_bytes, choice = device.flash.page_bytes.value, (sparsity.format, sparsity.method)
     return {
-        cache: fixed.bookkeeping - bookkeeping_bytes(model.spec, sections, sparsity.method, {cache}, page_bytes)
+        cache: fixed.bookkeeping - bookkeeping_bytes(model.spec, sections, *choice, {cache}, page_bytes)
         for cache in caches
     }
 

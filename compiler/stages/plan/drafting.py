@@ -22,6 +22,7 @@ from coldpress.compiler.stages.plan._search import WORTH
 from coldpress.runtime.drafts import DRAFT_TOKENS, Draft
 from coldpress.runtime.plan.budget import holds_everything
 from coldpress.runtime.plugins import load
+from coldpress.runtime.quantization._planes import planes_of
 from coldpress.runtime.sparsity import sees_residency
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError
@@ -88,6 +89,13 @@ def with_draft(named: str, setting: Setting, blocks: Callable[[], np.ndarray]) -
         )
     if why_not and named == AUTO:
         return plan, f"no drafts: {why_not}"
+    if named != AUTO and load("coldpress.runtime.drafts", Draft, named).NEEDS_PLANES:
+        if planes_of(setting.format) is None:
+            raise ColdpressError(
+                f"draft={named} was asked for, and format={setting.format} has no coarse planes; use a format in "
+                "planes, such as int4_2_2"
+            )
+        why_not = "the coarse model cannot be replayed without an artifact"
     if why_not:
         return _drafting(plan, named, DRAFT_TOKENS), f"drafts of {named}, as given, not compared: {why_not}"
     found = gains(drafts_for(named), blocks(), lambda num_tokens: pass_seconds(setting, num_tokens))
@@ -166,11 +174,11 @@ def pass_seconds(setting: Setting, num_tokens: int) -> float:
         (part.layer, part.family): np.arange(section.num_units, dtype=np.int32)
         for part, section in placed_parts(plan, setting.sections)
     }
-    slower = replace(setting, device=_computing_for(setting.device, num_tokens))
+    slower = replace(setting, device=computing_for(setting.device, num_tokens))
     return token_seconds(slower, requests_of([used], first=2), requests_of([used]))
 
 
-def _computing_for(device: DeviceProfile, num_tokens: int) -> DeviceProfile:
+def computing_for(device: DeviceProfile, num_tokens: int) -> DeviceProfile:
     """Returns the device on which a token's computing takes as long as that of `num_tokens` does on `device`. What a
     request costs, it costs once a pass."""
 

@@ -167,7 +167,7 @@ def least_bytes(build: Build) -> int:
         buffer = read_buffer_bytes(model.spec, format_name, families, 0, page_bytes)
         sections = make_sections(model.spec, families, format_name, build.layers_per_group)
         num_plans = len(build.dram_budgets_bytes)
-        bookkeeping = bookkeeping_bytes(model.spec, sections, method, build.caches, page_bytes, num_plans)
+        bookkeeping = bookkeeping_bytes(model.spec, sections, format_name, method, build.caches, page_bytes, num_plans)
         return resident_bytes(model, families, format_name) + bookkeeping + buffer
 
     kv_cache = min(kv_cache_bytes(model.spec, build.context_length, kind) for kind in build.kv_caches)

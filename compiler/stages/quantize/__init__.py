@@ -17,10 +17,12 @@ import numpy as np
 from pydantic import Field
 
 from coldpress.compiler.io import Workspace, load_arrays
-from coldpress.compiler.stages.quantize._resident import layer_resident, shared_resident
+from coldpress.compiler.stages.quantize._resident import coarse_tensors, layer_resident, shared_resident
 from coldpress.compiler.stages.quantize._units import Known, encode_resident, encode_units
 from coldpress.compiler.stages.quantize._weights import Algorithm
+from coldpress.runtime.artifact.contents import coarse_role
 from coldpress.runtime.plugins import load
+from coldpress.runtime.quantization._planes import planes_of
 from coldpress.schemas.base import Record
 from coldpress.schemas.config import Key
 from coldpress.schemas.errors import ColdpressError
@@ -44,7 +46,8 @@ class QuantizeConfig(Record):
 
     algorithm: Annotated[str, Key(plugins="coldpress.compiler.stages.quantize")] = Field(
         default="rtn",
-        description="how codes are chosen; rtn: round to nearest, gptq: corrected on calibration text",
+        description="how codes are chosen; rtn: round to nearest, gptq: corrected on calibration text, nested: as "
+        "gptq, for the coarse plane and for both",
     )
 
 
@@ -111,18 +114,23 @@ def _quantize_layer(
     work: Workspace,
     known_of: Callable[[int], Known],
 ) -> LayerCodes:
-    families = sparsity.families
-    resident = layer_resident(model, layer, families, sparsity.format)
+    families, planes = sparsity.families, planes_of(sparsity.format)
+    matrices = layer_resident(model, layer, families, sparsity.format)
+    coarse = coarse_tensors(model, layer, families, sparsity.format) if planes else ()
 
     def make() -> dict[str, np.ndarray]:
         logger.info("quantize: layer %d of %d", layer + 1, model.spec.num_hidden_layers)
         known = known_of(layer)
-        arrays = _encode_resident(algorithm, model, resident, f"layers.{layer}.", known)
+        arrays = _encode_resident(algorithm, model, matrices, f"layers.{layer}.", known)
         for family in families:
-            arrays[f"units.{family}"] = encode_units(algorithm, model, layer, family, sparsity.format, known)
+            codes = encode_units(algorithm, model, layer, family, sparsity.format, known)
+            if planes is not None:
+                coarse, codes = planes.split(codes)
+                arrays[coarse_role(layer, family).removeprefix(f"layers.{layer}.")] = coarse
+            arrays[f"units.{family}"] = codes
         return arrays
 
-    return LayerCodes(layer=layer, arrays=work.once(f"layer-{layer}", make), resident=resident)
+    return LayerCodes(layer=layer, arrays=work.once(f"layer-{layer}", make), resident=(*matrices, *coarse))
 
 
 def _encode_resident(

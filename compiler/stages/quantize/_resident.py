@@ -5,6 +5,7 @@ to the embeddings is not stored twice; rotary frequencies, which checkpoints do 
 """
 
 from coldpress.compiler.cost_model import stored_format
+from coldpress.runtime.artifact.contents import coarse_role, coarse_shape
 from coldpress.schemas.families import FamilyName, FormatName, slices
 from coldpress.schemas.model import MatrixRole, Model, matrices
 from coldpress.schemas.quantized import ResidentTensor
@@ -19,6 +20,16 @@ def layer_resident(
     on_flash = {f"{prefix}{name}.weight" for role in held for name in matrices(role, model.spec)}
     roles = (role for role in sorted(model.tensors) if role.startswith(prefix) and role not in on_flash)
     return tuple(_tensor(role, model.tensors[role].shape, format_name) for role in roles)
+
+
+def coarse_tensors(
+    model: Model, layer: int, families: tuple[FamilyName, ...], format_name: FormatName
+) -> tuple[ResidentTensor, ...]:
+    """Lists the coarse planes of a layer's units, of a format in planes."""
+    return tuple(
+        ResidentTensor(role=coarse_role(layer, family), format=format_name, shape=coarse_shape(family, model.spec))
+        for family in families
+    )
 
 
 def shared_resident(model: Model, format_name: FormatName) -> tuple[ResidentTensor, ...]:

@@ -14,6 +14,7 @@ from coldpress.compiler.checkpoint.tensors import read_role, rotary_inv_freq
 from coldpress.compiler.stages.quantize._weights import Algorithm, Weights, weights_of
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization import Format
+from coldpress.runtime.quantization._planes import whole_format
 from coldpress.schemas.errors import CheckpointError, ColdpressError
 from coldpress.schemas.families import FamilyName, FormatName, num_units, slice_length, slices
 from coldpress.schemas.model import Model, matrices
@@ -37,12 +38,13 @@ class Known:
 def encode_units(
     algorithm: Algorithm, model: Model, layer: int, family: FamilyName, format_name: FormatName, known: Known
 ) -> np.ndarray:
-    """Encodes one family of one layer: uint8 [num_units, unit_bytes] by unit id, slices in the family's order.
+    """Encodes one family of one layer: uint8 [num_units, unit_bytes] by unit id, slices in the family's order; in a
+    format in planes, both together.
 
     Raises:
         CheckpointError: if a value is beyond the format's range.
     """
-    nbytes = load("coldpress.runtime.quantization", Format, format_name).nbytes
+    nbytes = load("coldpress.runtime.quantization", Format, whole_format(format_name)).nbytes
     pieces = slices(family, model.spec)
     lengths = [slice_length(piece, model.spec) for piece in pieces]
     units = np.empty((num_units(family, model.spec), sum(map(nbytes, lengths))), np.uint8)
@@ -80,7 +82,7 @@ def _encode(algorithm: Algorithm, weights: Weights, role: str, format_name: Form
         codes = algorithm.quantize(weights, format_name)
     except ColdpressError as error:
         raise CheckpointError(f"{role}: {error}") from error
-    codec = load("coldpress.runtime.quantization", Format, format_name)
+    codec = load("coldpress.runtime.quantization", Format, whole_format(format_name))
     picked = np.unique(np.linspace(0, weights.count - 1, min(SAMPLED_SLICES, weights.count)).round().astype(int))
     values = np.concatenate([weights.read(at, at + 1) for at in picked.tolist()])
     error, norm = np.linalg.norm(codec.decode(codes[picked], weights.length) - values), np.linalg.norm(values)

@@ -84,7 +84,7 @@ class Algorithm(PluginBase):
 
     @abstractmethod
     def quantize(self, weights: Weights, format_name: FormatName) -> np.ndarray:
-        """Returns the codes of all slices, uint8 [n, nbytes(length)].
+        """Returns the codes of all slices, uint8 [n, nbytes(length)]; in a format in planes, those of its plain format.
 
         Raises:
             ColdpressError: if a value or a scale is beyond the format's range.

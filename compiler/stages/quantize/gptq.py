@@ -19,6 +19,7 @@ from coldpress.compiler.stages.quantize._scales import best_scales
 from coldpress.compiler.stages.quantize._weights import Algorithm, Weights
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization import Format
+from coldpress.runtime.quantization._planes import whole_format
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import FormatName
 
@@ -37,14 +38,14 @@ class Plugin(Algorithm):
     NEEDS_GRAM = True
 
     def quantize(self, weights: Weights, format_name: FormatName) -> np.ndarray:
-        """Returns the codes of all slices, uint8 [n, nbytes(length)].
+        """See `Algorithm`.
 
         Raises:
             ColdpressError: if a value or a scale is beyond float16, or the Gram matrix does not fit the inputs.
         """
         if weights.gram is None:
             return rtn.Plugin().quantize(weights, format_name)
-        codec = load("coldpress.runtime.quantization", Format, format_name)
+        codec = load("coldpress.runtime.quantization", Format, whole_format(format_name))
         whole = np.concatenate([values for _, values in weights.blocks()])
         by_input = np.ascontiguousarray(whole.T) if weights.axis == "row" else whole
         factor = error_factor(weights.gram)

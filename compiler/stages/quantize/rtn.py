@@ -12,6 +12,7 @@ from coldpress.compiler.stages.quantize._scales import best_scales
 from coldpress.compiler.stages.quantize._weights import Algorithm, Weights
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization import Format
+from coldpress.runtime.quantization._planes import whole_format
 from coldpress.schemas.families import FormatName
 
 GROUP = 32
@@ -22,12 +23,12 @@ class Plugin(Algorithm):
     """Round to nearest."""
 
     def quantize(self, weights: Weights, format_name: FormatName) -> np.ndarray:
-        """Returns the codes of all slices, uint8 [n, nbytes(length)].
+        """See `Algorithm`.
 
         Raises:
             ColdpressError: if a value or a scale is beyond float16.
         """
-        codec = load("coldpress.runtime.quantization", Format, format_name)
+        codec = load("coldpress.runtime.quantization", Format, whole_format(format_name))
         prices = None if weights.importance is None or not codec.SCALE_SIGNS else _prices(weights, weights.importance)
         codes = np.empty((weights.count, codec.nbytes(weights.length)), np.uint8)
         for part, values in weights.blocks():

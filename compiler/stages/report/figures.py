@@ -9,7 +9,7 @@ from coldpress.compiler.activity.packed_bits import adjacent_share
 from coldpress.compiler.dense_run import dense_run
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.sections import asked_budget_bytes
-from coldpress.runtime.plan.bookkeeping import counted_bytes
+from coldpress.runtime.plan.bookkeeping import counted_bytes, joined_bytes
 from coldpress.runtime.plan.budget import holds_everything
 from coldpress.schemas.activations import Activations, FamilyStatistics
 from coldpress.schemas.device import DeviceProfile
@@ -109,12 +109,13 @@ def all_in_dram(
     return InDram(dram_bytes=dram_bytes, tokens_per_s=run.tokens_per_s)
 
 
-def budget_parts(spec: ModelSpec, layout: Layout, plans: Plans) -> dict[str, int]:
+def budget_parts(spec: ModelSpec, format_name: FormatName, layout: Layout, plans: Plans) -> dict[str, int]:
     """Returns the uses of the DRAM budget and the bytes of each; they sum to it."""
     plan = plans.largest_plan
     arrays = [array for one in plans.plans for array in one.arrays]
     caches = {one.cache for one in plans.plans}
-    bookkeeping = counted_bytes(spec, layout.sections, layout.flash_bytes // layout.page_bytes, arrays, caches)
+    joined = joined_bytes(layout.sections, format_name)
+    bookkeeping = counted_bytes(spec, layout.sections, layout.flash_bytes // layout.page_bytes, arrays, caches, joined)
     planned = placed_parts(plan, layout.sections)
     pinned = sum(part.num_pinned * section.unit_bytes for part, section in planned)
     slots = sum(part.cache_slots * section.unit_bytes for part, section in planned)

@@ -59,7 +59,7 @@ def render(metrics: Metrics, inputs: Inputs) -> str:
         verification=inputs.verification,
         weight_bytes=weight_bytes(inputs.model, inputs.sparsity.format),
         cards=_cards(metrics, inputs.device),
-        budget=budget_parts(inputs.model.spec, inputs.layout, inputs.plans),
+        budget=budget_parts(inputs.model.spec, inputs.sparsity.format, inputs.layout, inputs.plans),
         charts=list(charts_of(inputs, curves)),
         verdict=_verdicts(metrics, inputs),
         columns=COLUMNS,

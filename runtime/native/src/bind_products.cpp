@@ -1,11 +1,14 @@
 // Bindings of the products: check every shape and bound, release the interpreter lock, and call code that trusts its
 // arguments.
+#include <tuple>
+
 #include "attention.h"
 #include "bindings.h"
 #include "encode.h"
 #include "intervals.h"
 #include "matrix.h"
 #include "mlp.h"
+#include "planes.h"
 #include "rows.h"
 
 namespace coldpress {
@@ -19,6 +22,7 @@ using Bytes3 = nb::ndarray<const uint8_t, nb::ndim<3>, nb::c_contig, nb::device:
 using Halves3 = nb::ndarray<const uint16_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using Out1 = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Out2 = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using OutBytes2 = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using OutBytes3 = nb::ndarray<uint8_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using Words = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Mask2 = nb::ndarray<bool, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
@@ -42,6 +46,41 @@ Rows rows_of(const Bytes2& store, const int32_t* slots, size_t count, int64_t of
             known};
 }
 
+// As rows_of, of units in planes: rows of the plain format, `offset` bytes into the joined units.
+Rows rows_in(const PlanarUnits& units, int64_t offset, int64_t length, const std::string& format) {
+    const Format known = format_of(format.c_str());
+    expect(units.planes.coarse_bytes + units.planes.refinement_bytes == block_bytes(known),
+           "units in planes are not in " + format + " when they are joined");
+    expect(length >= 0 && length <= (int64_t{1} << 40), "a row of " + text(length) + " values is not possible");
+    expect(offset >= 0 && offset <= units.bytes() && row_bytes(known, length) <= units.bytes() - offset,
+           "a row of " + text(length) + " values in " + format + " at byte " + text(offset) + " takes " +
+               text(row_bytes(known, length)) + " bytes, but the joined units have " + text(units.bytes()));
+    return {nullptr, 0, nullptr, units.count, length, known, &units, offset};
+}
+
+// Rows of whole blocks, each `block_bytes` long, that follow each other in the row.
+UnitRows unit_rows(const char* name, const Bytes2& store, const Ids& index, int64_t blocks, int64_t block_bytes) {
+    const int64_t width = static_cast<int64_t>(store.shape(1));
+    expect(width <= 1 || store.stride(1) == 1, "the bytes of a row are not contiguous");
+    expect(width == blocks * block_bytes, std::string(name) + " has rows of " + text(width) + " bytes, expected " +
+                                              text(blocks * block_bytes) + ": " + text(blocks) + " groups");
+    expect_slots(index, store.shape(0));
+    return {store.data(), store.shape(0) <= 1 ? width : store.stride(0), index.data()};
+}
+
+// The coarse planes of units, the number of each unit, and the name of the format.
+using Coarse = std::tuple<Bytes2, Ids, std::string>;
+
+PlanarUnits planar_units(const Coarse& given, const Bytes2& store, const Ids& slots) {
+    const auto& [coarse, ids, format] = given;
+    const Planes planes = planes_of(format_of(format.c_str()));
+    const int64_t blocks = static_cast<int64_t>(coarse.shape(1)) / planes.coarse_bytes;
+    const int64_t count = static_cast<int64_t>(ids.shape(0));
+    expect_length("slots", slots.shape(0), count);
+    return {planes, unit_rows("coarse", coarse, ids, blocks, planes.coarse_bytes),
+            unit_rows("store", store, slots, blocks, planes.refinement_bytes), count, blocks};
+}
+
 void expect_bits(int bits) {
     expect(bits == 0 || bits == 8 || bits == 16,
            "activation_bits is " + text(bits) + ", expected 8 or 16, or 0 for float32");
@@ -60,8 +99,11 @@ void dot_rows(const Bytes2& store, const Ids& slots, int64_t offset, int64_t len
 }
 
 void axpy_rows(const Bytes2& store, const Ids& slots, int64_t offset, int64_t length, const std::string& format,
-               const Floats1& coefficients, const Out1& out, int num_threads) {
-    const Rows rows = rows_of(store, slots.data(), slots.shape(0), offset, length, format);
+               const Floats1& coefficients, const Out1& out, int num_threads, const std::optional<Coarse>& coarse) {
+    std::optional<PlanarUnits> units;
+    if (coarse) units = planar_units(*coarse, store, slots);
+    const Rows rows = units ? rows_in(*units, offset, length, format)
+                            : rows_of(store, slots.data(), slots.shape(0), offset, length, format);
     expect_slots(slots, store.shape(0));
     expect_length("coefficients", coefficients.shape(0), rows.count);
     expect_length("out", out.shape(0), length);
@@ -80,21 +122,25 @@ void mlp_rows(const Bytes2& store, const Ids& slots, const std::optional<int64_t
               const std::optional<int64_t>& up_offset, int64_t down_offset, int64_t length, const std::string& format,
               const std::string& activation, float threshold, bool activated_up, const Floats1& x,
               const std::optional<Floats1>& gate_bias, const std::optional<Floats1>& up_bias,
-              const std::optional<Floats1>& factors, const Out1& out, int num_threads, int activation_bits) {
+              const std::optional<Floats1>& factors, const Out1& out, int num_threads, int activation_bits,
+              const std::optional<Coarse>& coarse) {
     expect_bits(activation_bits);
+    std::optional<PlanarUnits> planar;
+    if (coarse) planar = planar_units(*coarse, store, slots);
     const auto rows_at = [&](int64_t offset) {
-        return rows_of(store, slots.data(), slots.shape(0), offset, length, format);
+        return planar ? rows_in(*planar, offset, length, format)
+                      : rows_of(store, slots.data(), slots.shape(0), offset, length, format);
     };
-    const Rows down = rows_at(down_offset), units{store.data(), down.stride, down.slots, down.count, length, down.format};
+    const Rows down = rows_at(down_offset);
+    const Rows units{store.data(), down.stride, down.slots, down.count, length, down.format, down.units};
     expect_slots(slots, store.shape(0));
+    const auto checked = [&](int64_t offset) { return rows_at(offset), offset; };
     Projection projections[2];
     int num_projections = 0;
     if (gate_offset)
-        projections[num_projections++] = {rows_at(*gate_offset).base - store.data(),
-                                          data_of("gate_bias", gate_bias, down.count), true};
+        projections[num_projections++] = {checked(*gate_offset), data_of("gate_bias", gate_bias, down.count), true};
     if (up_offset)
-        projections[num_projections++] = {rows_at(*up_offset).base - store.data(),
-                                          data_of("up_bias", up_bias, down.count), activated_up};
+        projections[num_projections++] = {checked(*up_offset), data_of("up_bias", up_bias, down.count), activated_up};
     expect_length("x", x.shape(0), length);
     expect_length("out", out.shape(0), length);
     const Mlp wanted{units,       projections, num_projections, data_of("factors", factors, down.count),
@@ -103,6 +149,15 @@ void mlp_rows(const Bytes2& store, const Ids& slots, const std::optional<int64_t
     const int threads = threads_of(num_threads);
     const nb::gil_scoped_release release;
     mlp(wanted, x.data(), out.data(), threads);
+}
+
+void joined(const Coarse& coarse, const Bytes2& store, const Ids& slots, const OutBytes2& out, int num_threads) {
+    const PlanarUnits units = planar_units(coarse, store, slots);
+    expect_length("out", out.shape(0), units.count);
+    expect_length("a row of out", out.shape(1), units.bytes());
+    const int threads = threads_of(num_threads);
+    const nb::gil_scoped_release release;
+    join_units(units, out.data(), threads);
 }
 
 void gemv(const Bytes2& matrix, int64_t length, const std::string& format, const Floats1& x, const Out1& out,
@@ -243,14 +298,21 @@ void bind_products(nb::module_& m) {
           "out[i] = store[slots[i], offset:] . x[length]");
     m.def("axpy_rows", &axpy_rows, nb::arg("store").noconvert(), nb::arg("slots").noconvert(), "offset"_a, "length"_a,
           "format"_a, nb::arg("coefficients").noconvert(), nb::arg("out").noconvert(), "num_threads"_a = 0,
-          "out[length] = sum over i, in order, of coefficients[i] * store[slots[i], offset:]");
+          nb::arg("coarse").noconvert().none() = nb::none(),
+          "out[length] = sum over i, in order, of coefficients[i] * store[slots[i], offset:]; with `coarse` as in "
+          "join_units, of the joined units");
     m.def("mlp_rows", &mlp_rows, nb::arg("store").noconvert(), nb::arg("slots").noconvert(),
           nb::arg("gate_offset").none(), nb::arg("up_offset").none(), "down_offset"_a, "length"_a, "format"_a,
           "activation"_a, "threshold"_a, "activated_up"_a, nb::arg("x").noconvert(),
           nb::arg("gate_bias").noconvert().none(), nb::arg("up_bias").noconvert().none(),
           nb::arg("factors").noconvert().none(), nb::arg("out").noconvert(), "num_threads"_a = 0,
-          "activation_bits"_a = 0,
-          "out[length] = sum over i of factors[i] * act(gate row i . x) * up row i . x * down row i");
+          "activation_bits"_a = 0, nb::arg("coarse").noconvert().none() = nb::none(),
+          "out[length] = sum over i of factors[i] * act(gate row i . x) * up row i . x * down row i; with `coarse` as "
+          "in join_units, of the joined units");
+    m.def("join_units", &joined, nb::arg("coarse").noconvert(), nb::arg("store").noconvert(),
+          nb::arg("slots").noconvert(), nb::arg("out").noconvert(), "num_threads"_a = 0,
+          "coarse = (planes, ids, format): out[i] = the plain codes of planes[ids[i]] and the refinement "
+          "store[slots[i]]");
     m.def("gemv", &gemv, nb::arg("matrix").noconvert(), "length"_a, "format"_a, nb::arg("x").noconvert(),
           nb::arg("out").noconvert(), "num_threads"_a = 0, "activation_bits"_a = 0, "out[i] = matrix[i] . x[length]");
     m.def("gemv_each", &gemv_each, nb::arg("matrix").noconvert(), "length"_a, "format"_a, nb::arg("x").noconvert(),

@@ -7,12 +7,23 @@
 namespace coldpress {
 
 Format format_of(const char* name) {
-    if (std::strcmp(name, "fp16") == 0) return Format::fp16;
-    if (std::strcmp(name, "int8_group32") == 0) return Format::int8_group32;
-    if (std::strcmp(name, "int4_group32") == 0) return Format::int4_group32;
-    if (std::strcmp(name, "int3_group32") == 0) return Format::int3_group32;
-    throw std::invalid_argument("no native kernel reads the format '" + std::string(name) +
-                                "'; there are kernels for fp16, int8_group32, int4_group32, int3_group32");
+    constexpr struct {
+        const char* name;
+        Format format;
+    } known[] = {{"fp16", Format::fp16},
+                 {"int8_group32", Format::int8_group32},
+                 {"int4_group32", Format::int4_group32},
+                 {"int3_group32", Format::int3_group32},
+                 {"int4_2_2", Format::int4_2_2},
+                 {"int4_3_1", Format::int4_3_1},
+                 {"int8_4_4", Format::int8_4_4}};
+    std::string names;
+    for (const auto& entry : known) {
+        if (std::strcmp(name, entry.name) == 0) return entry.format;
+        names += (names.empty() ? "" : ", ") + std::string(entry.name);
+    }
+    throw std::invalid_argument("no native kernel reads the format '" + std::string(name) + "'; there are kernels for " +
+                                names);
 }
 
 Activation activation_of(const char* name) {

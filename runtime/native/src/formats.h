@@ -6,23 +6,42 @@
 
 namespace coldpress {
 
-enum class Format { fp16, int8_group32, int4_group32, int3_group32 };
+// The last three are coarse planes (runtime/quantization/_planes.py).
+enum class Format { fp16, int8_group32, int4_group32, int3_group32, int4_2_2, int4_3_1, int8_4_4 };
 
 constexpr int64_t kBlock = 32;
 
-constexpr int64_t block_bytes(Format format) {
+// Codes of 2 to 4 bits, packed as runtime/quantization/_bits.py says: value = (step * code - zero) * unit * scale, with a
+// whole number in the brackets.
+struct Codes {
+    int bits, step, zero;
+    float unit;
+};
+
+constexpr Codes codes_of(Format format) {
     switch (format) {
-        case Format::fp16:
-            return 64;
-        case Format::int8_group32:
-            return 34;
         case Format::int4_group32:
-            return 18;
+            return {4, 1, 8, 1.0f};
         case Format::int3_group32:
-            return 14;
+            return {3, 1, 4, 1.0f};
+        case Format::int4_2_2:
+            return {2, 8, 13, 0.5f};
+        case Format::int4_3_1:
+            return {3, 4, 15, 0.5f};
+        case Format::int8_4_4:
+            return {4, 2, 15, 8.0f};
+        default:
+            return {};
     }
-    return 0;
 }
+
+constexpr int64_t block_bytes(Format format) {
+    if (format == Format::fp16) return 64;
+    return format == Format::int8_group32 ? 34 : 2 + kBlock / 8 * codes_of(format).bits;
+}
+
+// The factor of a format's scales.
+constexpr float unit_of(Format format) { return codes_of(format).bits == 0 ? 1.0f : codes_of(format).unit; }
 
 constexpr int64_t blocks_of(int64_t length) { return (length + kBlock - 1) / kBlock; }
 

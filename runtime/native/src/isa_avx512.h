@@ -36,14 +36,16 @@ struct Isa {
         } else if constexpr (F == Format::int8_group32) {
             for (int i = 0; i < 2; ++i)
                 values[i] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load16(block + 2 + 16 * i)));
-        } else if constexpr (F == Format::int3_group32) {
-            const __m512 table = _mm512_setr_ps(-4, -3, -2, -1, 0, 1, 2, 3, -4, -3, -2, -1, 0, 1, 2, 3);
-            const __m256i codes = codes_of_int3(block);
-            values[0] = _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(_mm256_castsi256_si128(codes)), table);
-            values[1] = _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(_mm256_extracti128_si256(codes, 1)), table);
         } else {
-            // vpermps uses only the low four bits of each lane: one lookup masks, subtracts 8 and converts.
-            const __m512 table = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+            const __m512 codes_in_order = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+            const __m512 table = _mm512_fmsub_ps(set1(codes_of(F).step), codes_in_order, set1(codes_of(F).zero));
+            if constexpr (codes_of(F).bits < 4) {
+                const __m256i codes = unpacked_codes<codes_of(F).bits>(block);
+                values[0] = _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(_mm256_castsi256_si128(codes)), table);
+                values[1] = _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(_mm256_extracti128_si256(codes, 1)), table);
+                return;
+            }
+            // vpermps uses only the low four bits of each lane: one lookup masks, turns a code into a level and converts.
             const __m512i pairs = _mm512_cvtepu8_epi32(load16(block + 2));
             values[0] = _mm512_permutexvar_ps(pairs, table);
             values[1] = _mm512_permutexvar_ps(_mm512_srli_epi32(pairs, 4), table);
@@ -53,7 +55,8 @@ struct Isa {
     static V scale(const uint8_t* block) {
         int16_t half;
         __builtin_memcpy(&half, block, sizeof half);
-        return _mm512_cvtph_ps(_mm256_set1_epi16(half));
+        const V found = _mm512_cvtph_ps(_mm256_set1_epi16(half));
+        return unit_of(F) == 1.0f ? found : mul(found, set1(unit_of(F)));
     }
 
     using Ints = __m256i;

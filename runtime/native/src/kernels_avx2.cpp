@@ -39,21 +39,27 @@ struct Isa {
                 values[i] = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(block + 16 * i)));
         } else if constexpr (F == Format::int8_group32) {
             for (int i = 0; i < 4; ++i) values[i] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load8(block + 2 + 8 * i)));
-        } else if constexpr (F == Format::int3_group32) {
-            // vpermps uses only the low three bits of each lane: one lookup subtracts 4 and converts.
-            const __m256 table = _mm256_setr_ps(-4, -3, -2, -1, 0, 1, 2, 3);
-            const __m256i codes = codes_of_int3(block);
+        } else if constexpr (codes_of(F).bits < 4) {
+            // vpermps uses only the low three bits of each lane: one lookup turns a code into a level and converts.
+            const __m256 codes_in_order = _mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7);
+            const __m256 table = _mm256_fmsub_ps(set1(codes_of(F).step), codes_in_order, set1(codes_of(F).zero));
+            const __m256i codes = unpacked_codes<codes_of(F).bits>(block);
             for (int i = 0; i < 2; ++i) {
                 const __m128i half = i == 0 ? _mm256_castsi256_si128(codes) : _mm256_extracti128_si256(codes, 1);
                 values[2 * i] = _mm256_permutevar8x32_ps(table, _mm256_cvtepu8_epi32(half));
                 values[2 * i + 1] = _mm256_permutevar8x32_ps(table, _mm256_cvtepu8_epi32(_mm_srli_si128(half, 8)));
             }
         } else {
-            const __m256i low = _mm256_set1_epi32(15), eight = _mm256_set1_epi32(8);
+            constexpr Codes kCodes = codes_of(F);
+            const __m256i low = _mm256_set1_epi32(15), zero = _mm256_set1_epi32(kCodes.zero);
+            const auto levels = [&](__m256i codes) {
+                if constexpr (kCodes.step != 1) codes = _mm256_slli_epi32(codes, __builtin_ctz(kCodes.step));
+                return _mm256_cvtepi32_ps(_mm256_sub_epi32(codes, zero));
+            };
             for (int i = 0; i < 2; ++i) {  // each 32-bit lane holds one byte: two values, 16 places apart
                 const __m256i pairs = _mm256_cvtepu8_epi32(load8(block + 2 + 8 * i));
-                values[i] = _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_and_si256(pairs, low), eight));
-                values[i + 2] = _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_srli_epi32(pairs, 4), eight));
+                values[i] = levels(_mm256_and_si256(pairs, low));
+                values[i + 2] = levels(_mm256_srli_epi32(pairs, 4));
             }
         }
     }
@@ -61,7 +67,8 @@ struct Isa {
     static V scale(const uint8_t* block) {
         int16_t half;
         __builtin_memcpy(&half, block, sizeof half);
-        return _mm256_cvtph_ps(_mm_set1_epi16(half));
+        const V found = _mm256_cvtph_ps(_mm_set1_epi16(half));
+        return unit_of(F) == 1.0f ? found : mul(found, set1(unit_of(F)));
     }
 
     using Ints = __m256i;

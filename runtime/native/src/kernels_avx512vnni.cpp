@@ -16,9 +16,10 @@ namespace {
 // unsigned, so each lane's sum is too large by `kOffset` times its numbers; sums begin at minus that.
 template <Format F>
 struct Packed {
-    static constexpr bool kNibbles = F == Format::int4_group32;
+    static constexpr Codes kCodes = codes_of(F);
+    static constexpr bool kNibbles = kCodes.bits == 4;
     static constexpr int64_t kBlocks = kNibbles ? 4 : 2, kLanes = 16 / kBlocks, kBytes = kBlocks * block_bytes(F);
-    static constexpr int32_t kOffset = kNibbles ? 8 : F == Format::int3_group32 ? 4 : 128;
+    static constexpr int32_t kOffset = kCodes.bits ? kCodes.zero : 128;
     static constexpr int kVectors = kNibbles ? 2 : 1;  // the two nibbles of a byte are 16 values apart
 
     // Codes as unsigned bytes: the low and then the high nibbles of four blocks, or all codes of two blocks.
@@ -27,9 +28,11 @@ struct Packed {
             const __m512i pairs = codes_of_four(p), low = _mm512_set1_epi8(15);
             out[0] = _mm512_and_si512(pairs, low);
             out[1] = _mm512_and_si512(_mm512_srli_epi16(pairs, 4), low);
-        } else if constexpr (F == Format::int3_group32) {
-            const __m512i first = _mm512_castsi256_si512(codes_of_int3(p));
-            out[0] = _mm512_inserti64x4(first, codes_of_int3(p + block_bytes(F)), 1);
+            if constexpr (kCodes.step != 1)
+                for (int i = 0; i < 2; ++i) out[i] = _mm512_slli_epi16(out[i], __builtin_ctz(kCodes.step));
+        } else if constexpr (kCodes.bits > 0) {
+            const __m512i first = _mm512_castsi256_si512(stepped_codes<F>(p));
+            out[0] = _mm512_inserti64x4(first, stepped_codes<F>(p + block_bytes(F)), 1);
         } else {
             const auto load = [](const uint8_t* from) {
                 return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
@@ -39,8 +42,12 @@ struct Packed {
         }
     }
 
-    // Each block's scale in its lanes.
+    // Each block's scale in its lanes, times its unit.
     static __m512 scales(const uint8_t* p) {
+        const __m512 found = plain_scales(p);
+        return unit_of(F) == 1.0f ? found : _mm512_mul_ps(found, _mm512_set1_ps(unit_of(F)));
+    }
+    static __m512 plain_scales(const uint8_t* p) {
         if constexpr (kNibbles) {
             return scales_of_four(p);
         } else {
@@ -87,9 +94,9 @@ void round_format(const float* x, int64_t blocks, const Rounded& out) {
 }
 
 void round_packed(Format format, const float* x, int64_t blocks, const Rounded& out) {
-    if (format == Format::int3_group32) return round_format<Format::int3_group32>(x, blocks, out);
-    if (format == Format::int4_group32) return round_format<Format::int4_group32>(x, blocks, out);
-    round_format<Format::int8_group32>(x, blocks, out);
+    with_format(format, [&](auto type) {
+        if constexpr (decltype(type)::value != Format::fp16) round_format<decltype(type)::value>(x, blocks, out);
+    });
 }
 
 // The parts that are the same for all rows: a vector's numbers, the sums' start values, and scales.

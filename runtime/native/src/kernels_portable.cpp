@@ -45,10 +45,16 @@ struct Isa {
     static float sum(V v) { return (v[0] + v[2]) + (v[1] + v[3]); }
     [[gnu::always_inline]] static void prefetch(const uint8_t* p) { __builtin_prefetch(p); }
 
-    // Value i of a block of int3, without the scale: its two low bits, and its high bit.
-    static int int3_level(const uint8_t* block, int i) {
-        const int low = block[2 + i % 8] >> (2 * (i / 8)), high = block[10 + i % 4] >> (i / 4);
-        return ((low & 3) | ((high & 1) << 2)) - 4;
+    // Value i of a block, without the scale and its unit; three bits are two low ones and a high one.
+    template <Format F>
+    static int level(const uint8_t* block, int i) {
+        constexpr Codes kCodes = codes_of(F);
+        if constexpr (F == Format::int8_group32) return static_cast<int8_t>(block[2 + i]);
+        if constexpr (kCodes.bits == 4)
+            return kCodes.step * (i < 16 ? block[2 + i] & 15 : block[2 + i - 16] >> 4) - kCodes.zero;
+        const int low = (block[2 + i % 8] >> (2 * (i / 8))) & 3;
+        const int high = kCodes.bits == 3 ? (block[10 + i % 4] >> (i / 4)) & 1 : 0;
+        return kCodes.step * (low | high << 2) - kCodes.zero;
     }
 
     template <Format F>
@@ -58,16 +64,8 @@ struct Isa {
         } else {
             float lanes[kBlock];
             for (int i = 0; i < 16; ++i) {  // plain loops over 16 bytes are what compilers turn into vectors best
-                if constexpr (F == Format::int8_group32) {
-                    lanes[i] = static_cast<float>(static_cast<int8_t>(block[2 + i]));
-                    lanes[i + 16] = static_cast<float>(static_cast<int8_t>(block[18 + i]));
-                } else if constexpr (F == Format::int3_group32) {
-                    lanes[i] = static_cast<float>(int3_level(block, i));
-                    lanes[i + 16] = static_cast<float>(int3_level(block, i + 16));
-                } else {
-                    lanes[i] = static_cast<float>((block[2 + i] & 15) - 8);
-                    lanes[i + 16] = static_cast<float>((block[2 + i] >> 4) - 8);
-                }
+                lanes[i] = static_cast<float>(level<F>(block, i));
+                lanes[i + 16] = static_cast<float>(level<F>(block, i + 16));
             }
             for (int i = 0; i < 8; ++i) values[i] = load(lanes + kWidth * i);
         }
@@ -78,21 +76,14 @@ struct Isa {
         const float value = load_as<float>(&moved) * 0x1p112f;
         const uint32_t special = magnitude >= 0x7C00 ? 0x7F800000 : 0;
         const uint32_t result = load_as<uint32_t>(&value) | special | ((half & 0x8000) << 16);
-        return set1(load_as<float>(&result));
+        return set1(load_as<float>(&result) * unit_of(F));
     }
 
     using Ints = Int4;
     template <Format F>
     static Ints products(const uint8_t* block, const int8_t* x) {
         int32_t lanes[16];
-        for (int i = 0; i < 16; ++i) {
-            if constexpr (F == Format::int8_group32)
-                lanes[i] = static_cast<int8_t>(block[2 + i]) * x[i] + static_cast<int8_t>(block[18 + i]) * x[i + 16];
-            else if constexpr (F == Format::int3_group32)
-                lanes[i] = int3_level(block, i) * x[i] + int3_level(block, i + 16) * x[i + 16];
-            else
-                lanes[i] = ((block[2 + i] & 15) - 8) * x[i] + ((block[2 + i] >> 4) - 8) * x[i + 16];
-        }
+        for (int i = 0; i < 16; ++i) lanes[i] = level<F>(block, i) * x[i] + level<F>(block, i + 16) * x[i + 16];
         return (load_as<Int4>(lanes) + load_as<Int4>(lanes + 4)) +
                (load_as<Int4>(lanes + 8) + load_as<Int4>(lanes + 12));
     }

@@ -44,13 +44,12 @@ inline void over_rounded_rows(Format format, const uint8_t* const* rows, int64_t
     const auto with_planes = [&](auto type, auto planes) {
         over_rows<decltype(type)::value>(rows, count, length, [&](auto taken, int64_t i) { step(type, planes, taken, i); });
     };
-    const auto with_type = [&](auto type) {
-        if (x.num_planes == 2) return with_planes(type, Count<2>{});
-        with_planes(type, Count<1>{});
-    };
-    if (format == Format::int3_group32) return with_type(FormatType<Format::int3_group32>{});
-    if (format == Format::int4_group32) return with_type(FormatType<Format::int4_group32>{});
-    with_type(FormatType<Format::int8_group32>{});
+    with_format(format, [&](auto type) {
+        if constexpr (decltype(type)::value != Format::fp16) {
+            if (x.num_planes == 2) return with_planes(type, Count<2>{});
+            with_planes(type, Count<1>{});
+        }
+    });
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "cpu.h"
+#include "planes.h"
 #include "pool.h"
 
 namespace coldpress {
@@ -30,20 +31,23 @@ struct Active {
         inner.resize(kept);
     }
 
-    // Their slices at `offset`, followed by the slices to read next: those at `next_offset` from unit `next` on.
-    std::vector<const uint8_t*> rows(const Rows& units, int64_t offset, int64_t next, int64_t next_offset) const {
+    // Their slices at `offset`, followed by the slices to read next: those at `next_offset` from unit `next` on. Unit i is
+    // units.at(i - shift).
+    std::vector<const uint8_t*> rows(const Rows& units, int64_t shift, int64_t offset, int64_t next,
+                                     int64_t next_offset) const {
         std::vector<const uint8_t*> at;
         at.reserve(index.size() + kRowsAhead);
-        for (const int64_t i : index) at.push_back(units.at(i) + offset);
-        for (int64_t i = next; i < next + kRowsAhead; ++i)
+        for (const int64_t i : index) at.push_back(units.at(i - shift) + offset);
+        for (int64_t i = next - shift; i < next - shift + kRowsAhead; ++i)
             at.push_back(units.at(std::min(i, units.count - 1)) + next_offset);
         return at;
     }
 };
 
-void project(const Mlp& mlp, const Projection& projection, int64_t next_offset, const Input& x, Active& active) {
+void project(const Mlp& mlp, const Projection& projection, const Rows& units, int64_t shift, int64_t next_offset,
+             const Input& x, Active& active) {
     if (active.index.empty()) return;
-    const auto at = active.rows(mlp.units, projection.offset, active.index.front(), next_offset);
+    const auto at = active.rows(units, shift, projection.offset, active.index.front(), next_offset);
     std::vector<float> values(active.index.size());
     const int64_t count = static_cast<int64_t>(values.size());
     x.dot(at.data(), count, values.data());
@@ -54,8 +58,9 @@ void project(const Mlp& mlp, const Projection& projection, int64_t next_offset, 
     active.drop_zeros();
 }
 
-// Adds the units [first, last); units from `next` on follow, so they are prefetched.
-void add_part(const Mlp& mlp, const Input& x, int64_t first, int64_t last, int64_t next, float* sums) {
+// Adds the units [first, last), which are in memory as `units`; units from `next` on follow, so they are prefetched.
+void add_part(const Mlp& mlp, const Rows& units, int64_t shift, const Input& x, int64_t first, int64_t last,
+              int64_t next, float* sums) {
     Active active{std::vector<int64_t>(static_cast<size_t>(last - first)),
                   std::vector<float>(static_cast<size_t>(last - first), 1.0f)};
     for (int64_t i = first; i < last; ++i) active.index[static_cast<size_t>(i - first)] = i;
@@ -64,8 +69,8 @@ void add_part(const Mlp& mlp, const Input& x, int64_t first, int64_t last, int64
     const auto offset = [&mlp](int p) {
         return p < mlp.num_projections ? mlp.projections[p].offset : mlp.down_offset;
     };
-    for (int p = 0; p < mlp.num_projections; ++p) project(mlp, mlp.projections[p], offset(p + 1), x, active);
-    const auto at = active.rows(mlp.units, mlp.down_offset, next, offset(0));
+    for (int p = 0; p < mlp.num_projections; ++p) project(mlp, mlp.projections[p], units, shift, offset(p + 1), x, active);
+    const auto at = active.rows(units, shift, mlp.down_offset, next, offset(0));
     kernels().axpy(mlp.units.format, at.data(), static_cast<int64_t>(active.index.size()), mlp.down_length,
                    active.inner.data(), sums);
 }
@@ -83,7 +88,9 @@ void mlp(const Mlp& mlp, const float* x, float* out, int threads) {
     compute_pool().run_in_sight(parts, threads_worth(bytes, kThreadBytes, threads), [&](int64_t part, int64_t next) {
         const int64_t first = part * step, last = std::min(units.count, first + step);
         float* const y = sums.take();
-        add_part(mlp, input, first, last, next * step, y);
+        in_memory(units, first, last, [&](const Rows& found, int64_t shift, int64_t from, int64_t to) {
+            add_part(mlp, found, shift, input, from, to, next * step, y);
+        });
         sums.give(part, y);
     });
     sums.total(units.format, out);

@@ -1,6 +1,5 @@
 // Bindings of the core: check every shape and bound, release the interpreter lock, and call code that trusts its
 // arguments. Bad arguments raise ValueError with the numbers; failures of the device raise OSError.
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 #include <sys/mman.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-"""Chooses codes that are good in both planes (runtime/quantization/_planes.py): alone and together.
+"""nested: chooses codes that are good by the coarse plane alone and by both (runtime/quantization/_planes.py).
 
 GPTQ twice. First the high bits: each input's error by the coarse plane alone is corrected by later inputs, so that the
 coarse plane multiplies well. Then the low bits, within what the high bits leave open, so that both planes together do,
@@ -11,16 +11,34 @@ Any-Precision LLM grows finer codes from coarse ones, too, with clusters for eac
 import numpy as np
 
 from coldpress.compiler.stages.quantize import gptq
-from coldpress.compiler.stages.quantize._weights import Weights
+from coldpress.compiler.stages.quantize._weights import Algorithm, Weights
 from coldpress.runtime.quantization._groups import GROUP, padded
-from coldpress.runtime.quantization._planes import Planes
+from coldpress.runtime.quantization._planes import PlanesFormat, planes_of
+from coldpress.schemas.families import FormatName
 
 FOLLOWED = 0.5
 """Share of GPTQ's correction that the high bits follow: with 1, both planes together are twice as far from the source
 (EXPERIMENTS.md)."""
 
 
-def nested_codes(weights: Weights, planes: Planes) -> np.ndarray:
+class Plugin(Algorithm):
+    """Codes good in both planes; in a format without planes, GPTQ's."""
+
+    NEEDS_GRAM = True
+
+    def quantize(self, weights: Weights, format_name: FormatName) -> np.ndarray:
+        """See `Algorithm`.
+
+        Raises:
+            ColdpressError: if a scale is beyond float16, or the Gram matrix does not fit the inputs.
+        """
+        planes = planes_of(format_name)
+        if planes is None or weights.gram is None:
+            return gptq.Plugin().quantize(weights, format_name)
+        return nested_codes(weights, planes)
+
+
+def nested_codes(weights: Weights, planes: PlanesFormat) -> np.ndarray:
     """Returns codes of the plain format, uint8 [n, nbytes(length)].
 
     Args:
@@ -41,9 +59,9 @@ def nested_codes(weights: Weights, planes: Planes) -> np.ndarray:
     return planes.whole.pack(np.ascontiguousarray(values), scales)
 
 
-def _round(values: np.ndarray, scales: np.ndarray, factor: np.ndarray, planes: Planes) -> np.ndarray:
+def _round(values: np.ndarray, scales: np.ndarray, factor: np.ndarray, planes: PlanesFormat) -> np.ndarray:
     """Returns values of the plain format, float32 [inputs, outputs]; `scales` are those of each value."""
-    step, middle, zero = 1 << planes.low_bits, planes.middle, 1 << planes.bits - 1
+    step, middle, zero = 1 << planes.LOW_BITS, planes.MIDDLE, planes.zero
     lowest, highest = planes.whole.LOWEST + zero, planes.whole.HIGHEST + zero
     inverse = np.divide(1, scales, out=np.zeros(scales.shape, np.float32), where=scales != 0)
     coarse = np.array(values, np.float32)
@@ -51,7 +69,8 @@ def _round(values: np.ndarray, scales: np.ndarray, factor: np.ndarray, planes: P
 
     def middle_of(at: int) -> np.ndarray:
         followed = values[at] + FOLLOWED * (coarse[at] - values[at])
-        firsts[at] = step * np.clip(np.rint((followed * inverse[at] + zero - middle) / step), 0, highest // step)
+        places = (followed * inverse[at] + zero - (step - 1) / 2) / step
+        firsts[at] = step * np.clip(np.rint(places), 0, highest // step)
         return (firsts[at] + middle - zero) * scales[at]
 
     gptq.corrected(coarse, factor, middle_of)

@@ -1,0 +1,134 @@
+"""Measures drafts from coarse planes: the same tokens, accepted drafts, and seconds of a 7B by the law of devices.
+
+Each model has its units in planes, and a quarter of the refinements in DRAM; every token uses all of them. It continues
+texts of the kind that it knows greedily, without drafts and with drafts from its own coarse planes. Acceptance is that
+of the real model; seconds are those of a 7B with that acceptance, against the fastest dense run of the plain format in
+the same DRAM. A draft counts as a token of the whole model in DRAM, and a pass of several tokens computes each of them
+in full, but reads once.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
+from benchmarks.shared.published.cells import LLAMA_2_7B
+from benchmarks.speculative import source, texts
+from coldpress.compiler.cost_model import dense_footprint_bytes
+from coldpress.compiler.dense_run import dense_run
+from coldpress.compiler.stages.plan.drafting import computing_for
+from coldpress.runtime.drafts import Draft
+from coldpress.runtime.generate.session import Session
+from coldpress.runtime.generate.statistics import drafted
+from coldpress.runtime.plugins import load, names
+from coldpress.runtime.profiles.devices import device_names, load_device
+from coldpress.runtime.quantization._planes import planes_of, whole_format
+from tests.support.artifacts import Recipe, build_artifact
+from tests.support.hf import load_hf, roles_of, spec_of
+
+MODELS = ("prose7m", "demo", "prose7m-relu", "tinystories-mixtral-8x", "tinystories656k", "stories260k")
+PLANES = tuple(name for name in names("coldpress.runtime.quantization") if planes_of(name))
+PROMPT_TOKENS, CONTEXT_LENGTH = 48, 1024
+
+
+@dataclass(frozen=True)
+class Options:
+    models: tuple[str, ...] = option(
+        MODELS[:4], smoke=("stories260k",), full=MODELS, choices=MODELS, help="models whose drafts are checked"
+    )
+    planes: tuple[str, ...] = option(
+        ("int4_2_2", "int4_3_1"), smoke=("int4_2_2",), full=PLANES, choices=PLANES, help="formats in planes"
+    )
+    per_pass: tuple[int, ...] = option((2, 4, 8), smoke=(2,), help="drafted tokens per pass")
+    dram_share: float = option(0.8, help="DRAM of the 7B, as a share of its weights and KV cache in the plain format")
+    new_tokens: int = option(80, smoke=8, full=400, help="new tokens of each of two texts")
+
+
+class Plugin(Benchmark[Options]):
+    keys = {
+        "rows[].model": "model",
+        "rows[].planes": "format in planes",
+        "rows[].per_pass": "drafted tokens per pass",
+        "rows[].device": "profile whose law gives the seconds",
+        "rows[].same": "whether both texts are those without drafts",
+        "rows[].acceptance": "share of drafted tokens that the model accepts",
+        "rows[].tokens_per_pass": "new tokens per pass",
+        "rows[].gain?": "tokens per second of a 7B over its dense run in the same DRAM; null where the coarse planes "
+        "alone exceed the DRAM",
+        "identical": "share of runs with the tokens of runs without drafts",
+        "tokens": "number of tokens that were written with drafts",
+        "gain.*?": "by device: gain of the first model by its best format and number of drafts; 1 where no drafts are "
+        "better",
+    }
+    needs_data = True
+    over = {"model": "models", "planes": "planes"}
+    full_minutes = 120
+
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """Yields a row per number of drafts and device."""
+        name, planes = cell["model"], cell["planes"]
+        path, prompts = built(self.folder, name, planes), texts(name, PROMPT_TOKENS)
+        off, coarse = (load("coldpress.runtime.drafts", Draft, draft) for draft in ("off", "coarse"))
+
+        def runs(draft: Draft, count: int = 1):
+            with Session(path) as session:
+                many = {"ignore_eos": True, "draft": draft, "draft_tokens": count}
+                return [session.generate(ids, self.options.new_tokens, **many) for ids in prompts]
+
+        plain = runs(off)
+        for count in self.options.per_pass:
+            found = runs(coarse, count)
+            counted = drafted([token for run in found for token in run.tokens[1:]])
+            assert counted is not None
+            same = all(one.token_ids == other.token_ids for one, other in zip(plain, found, strict=True))
+            for device in device_names():
+                gain = gain_of_7b(device, planes, self.options.dram_share, count, counted.tokens_per_pass)
+                yield {
+                    "per_pass": count,
+                    "device": device,
+                    "same": same,
+                    "acceptance": counted.acceptance,
+                    "tokens_per_pass": counted.tokens_per_pass,
+                    "gain": gain,
+                }
+
+    def figures(self, rows: Rows) -> Figures:
+        first = [row for row in rows if row["model"] == self.options.models[0] and row["gain"] is not None]
+        runs = {(row["model"], row["planes"], row["per_pass"]): row["same"] for row in rows}
+        best = {device: [row["gain"] for row in first if row["device"] == device] for device in device_names()}
+        return {
+            "identical": sum(runs.values()) / max(1, len(runs)),
+            "tokens": 2 * self.options.new_tokens * len(runs),
+            "gain": {device: max(1.0, *gains) if gains else None for device, gains in best.items()},
+        }
+
+
+def built(folder: Path, name: str, planes: str) -> Path:
+    """Builds a dense artifact in planes, a quarter of whose refinements fit in DRAM; returns its path."""
+    model = load_hf(source(name))
+    spec = spec_of(model.config)
+    context_length = min(CONTEXT_LENGTH, spec.max_position_embeddings)
+    recipe = Recipe(spec=spec, method="dense", density=1.0, format=planes, context_length=context_length)
+    path = folder / f"{name}-{planes}"
+    return path if path.exists() else build_artifact(path, recipe, roles_of(model, spec)).path
+
+
+@cache
+def gain_of_7b(device: str, planes: str, dram_share: float, count: int, tokens_per_pass: float) -> float | None:
+    """Returns the speed of a 7B that drafts, over that of its dense run in the same DRAM."""
+    profile, whole = load_device(device), whole_format(planes)
+    all_bytes = dense_footprint_bytes(LLAMA_2_7B, whole, CONTEXT_LENGTH)
+    dram_bytes = round(dram_share * all_bytes)
+    plain = dense_run(LLAMA_2_7B, whole, CONTEXT_LENGTH, dram_bytes, profile)
+    in_dram = dense_run(LLAMA_2_7B, whole, CONTEXT_LENGTH, 2 * all_bytes, profile)
+    checking = dense_run(LLAMA_2_7B, planes, CONTEXT_LENGTH, dram_bytes, computing_for(profile, 1 + count))
+    if checking is None:
+        return None
+    assert plain is not None
+    assert in_dram is not None
+    return plain.token_s * tokens_per_pass / (checking.token_s + count * in_dram.token_s)
+
+
+if __name__ == "__main__":
+    main("self_draft")

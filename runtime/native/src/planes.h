@@ -1,0 +1,64 @@
+// Joins the planes of units, with the same bits as runtime/quantization/_planes.py.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "formats.h"
+#include "rows.h"
+
+namespace coldpress {
+
+// A plain format in two planes: the bytes of a block in each of them, and how to join two of them. The plain block has as
+// many bytes as both.
+struct Planes {
+    int64_t coarse_bytes, refinement_bytes;
+    void (*join)(const uint8_t* coarse, const uint8_t* refinement, uint8_t* out);
+};
+
+// Throws std::invalid_argument if the format has no planes.
+Planes planes_of(Format coarse);
+
+// Rows of bytes: row i begins at base + index[i] * stride.
+struct UnitRows {
+    const uint8_t* base;
+    int64_t stride;
+    const int32_t* index;
+
+    const uint8_t* at(int64_t i) const { return base + index[i] * stride; }
+};
+
+// Units in two planes, each of `blocks` blocks.
+struct PlanarUnits {
+    Planes planes;
+    UnitRows coarse, refinement;
+    int64_t count, blocks;
+
+    // Bytes of a unit in the plain format.
+    int64_t bytes() const { return blocks * (planes.coarse_bytes + planes.refinement_bytes); }
+    // Writes the plain codes of units [first, last) one after the other.
+    void join(int64_t first, int64_t last, uint8_t* out) const;
+};
+
+// out = the plain codes of all units
+void join_units(const PlanarUnits& units, uint8_t* out, int threads);
+
+// Calls step(rows, shift, first, last) until all rows of [first, last) have come: `rows` are rows of the plain format in
+// memory, and row i of the caller's is rows.at(i - shift). Units in planes are joined a few at a time in memory of the
+// calling thread, so that they are multiplied while they are in its cache.
+template <typename Step>
+void in_memory(const Rows& rows, int64_t first, int64_t last, const Step& step) {
+    if (!rows.units) return step(rows, int64_t{0}, first, last);
+    constexpr int64_t kJoinedBytes = 64 << 10;
+    const int64_t bytes = rows.units->bytes(), most = std::max<int64_t>(4, kJoinedBytes / std::max<int64_t>(1, bytes) / 4 * 4);
+    thread_local std::vector<uint8_t> joined;
+    for (int64_t from = first; from < last; from += most) {
+        const int64_t to = std::min(last, from + most);
+        joined.resize(static_cast<size_t>((to - from) * bytes));
+        rows.units->join(from, to, joined.data());
+        step(Rows{joined.data() + rows.unit_offset, bytes, nullptr, to - from, rows.length, rows.format}, from, from, to);
+    }
+}
+
+}  // namespace coldpress
