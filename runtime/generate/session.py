@@ -27,7 +27,7 @@ from coldpress.runtime.generate.choice import (
 )
 from coldpress.runtime.generate.likelihood import Quality, sum_nll
 from coldpress.runtime.generate.sampling import Chooser, Sampling
-from coldpress.runtime.generate.speculation import Pass, Passes, check_draft_tokens
+from coldpress.runtime.generate.speculation import Pass, Passes, check_draft_tokens, costs_of
 from coldpress.runtime.generate.statistics import Token
 from coldpress.runtime.generate.timer import Timer
 from coldpress.runtime.generate.token_ids import token_array
@@ -287,7 +287,9 @@ class Session:
             prompt = token_array(prompt_ids)
             ids, tokens = prompt.tolist(), list[Token]()
             chooser = Chooser(sampling or Sampling(), ids)
-            passes = Passes(self.decoder, chooser, propose, draft_tokens)
+            computes = isinstance(draft, Draft) and draft.NEEDS_PLANES
+            costs = costs_of(self.artifact.manifest, self.plan) if computes else None
+            passes = Passes(self.decoder, chooser, propose, draft_tokens, costs)
             with self.step, timer.prefill():
                 found = Pass((chooser.choose(self.decoder.prefill_last(prompt)),), 0)
             while True:

@@ -8,8 +8,12 @@ drafts can change the choice just as another budget can.
 
 LLM in a flash 5.2 caches the units of accepted tokens only. The cache decides before acceptance is known. So of a pass
 of T tokens it admits the units of the first 1 + a (T - 1), where a is the share of drafts accepted so far.
+
+A draft that computes (runtime/drafts/coarse.py) makes as many drafts per pass as give the most tokens a second, by the
+share accepted so far and the law of the artifact's device; none where drafts lose. The numbers never change the tokens.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,7 +23,12 @@ from coldpress.runtime.decoder.decoder import Decoder
 from coldpress.runtime.drafts import Propose
 from coldpress.runtime.generate.sampling import Chooser
 from coldpress.runtime.kernels import FEW_TOKENS
+from coldpress.runtime.store import computing, resident
+from coldpress.schemas.device import flash_seconds
 from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import num_units
+from coldpress.schemas.layout import Plan
+from coldpress.schemas.manifest import Manifest
 
 
 @dataclass(frozen=True)
@@ -30,6 +39,44 @@ class Pass:
     """New tokens, at least one: the accepted drafts, and one more."""
     drafted: int
     """Drafts that were checked."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Modelled seconds of a pass whose tokens use all units."""
+
+    draft_s: float
+    """Of a draft."""
+    token_s: float
+    """Of computing with each token of the pass."""
+    read_s: float
+    """Of its reads, whatever the number of tokens."""
+
+    def best(self, most: int, acceptance: float) -> int:
+        """Returns the number of drafts, at most `most`, with the most tokens a second; the fewest of equal ones.
+
+        Draft n is of use if it and all before it are accepted: with probability acceptance ** n, if each is accepted
+        independently (Leviathan et al. 2022, section 3.1).
+        """
+        tokens, found = 1.0, [1.0 / (self.token_s + self.read_s)]
+        for count in range(1, most + 1):
+            tokens += acceptance**count
+            found.append(tokens / (count * self.draft_s + (1 + count) * self.token_s + self.read_s))
+        return found.index(max(found))
+
+
+def costs_of(manifest: Manifest, plan: Plan) -> Costs:
+    """Returns the costs of drafts from coarse planes, by the law of the artifact's device: a draft takes what a token
+    takes besides its units, and a pass reads what DRAM does not hold, half a buffer at a time."""
+    device, besides_s = manifest.device, resident.token_seconds(manifest, plan)
+    read_s = computed_s = 0.0
+    for (layer, family), weights in resident.chosen_from(manifest).items():
+        part = next(part for part in plan.parts if (part.layer, part.family) == (layer, family))
+        held = min(1.0, (part.num_pinned + part.cache_slots) / num_units(family, manifest.model))
+        read_bytes = (1 - held) * weights.num_bytes
+        read_s += float(flash_seconds(device.flash, math.ceil(2 * read_bytes / plan.read_buffer_bytes), read_bytes))
+        computed_s += computing.weight_seconds(device, weights.format, weights.num_bytes)
+    return Costs(besides_s, besides_s + computed_s, read_s)
 
 
 def check_draft_tokens(count: int) -> None:
@@ -45,10 +92,13 @@ def check_draft_tokens(count: int) -> None:
 class Passes:
     """Runs the passes of one sequence."""
 
-    def __init__(self, decoder: Decoder, chooser: Chooser, propose: Propose, draft_tokens: int) -> None:
-        """Takes a decoder that will have prefilled the prompt before the first `step`."""
+    def __init__(
+        self, decoder: Decoder, chooser: Chooser, propose: Propose, draft_tokens: int, costs: Costs | None = None
+    ) -> None:
+        """Takes a decoder that will have prefilled the prompt before the first `step`, and the costs of drafts that
+        compute."""
         self._decoder, self._chooser = decoder, chooser
-        self._propose, self._draft_tokens = propose, draft_tokens
+        self._propose, self._draft_tokens, self._costs = propose, draft_tokens, costs
         self._drafted = self._accepted = 0
 
     def step(self, ids: Sequence[int], room: int) -> Pass:
@@ -58,7 +108,10 @@ class Passes:
             ids: All tokens so far, prompt included; the decoder has all but the last.
             room: Most new tokens that may follow, at least one.
         """
-        drafts = self._propose(ids, min(self._draft_tokens, room - 1)) if room > 1 else []
+        count = min(self._draft_tokens, room - 1)
+        if self._costs is not None:
+            count = self._costs.best(count, self._acceptance)
+        drafts = self._propose(ids, count) if count else []
         logits = self._decoder.decode_many(np.array([ids[-1], *drafts]), self._expected(len(drafts)))
         chosen: list[int] = []
         for row, draft in zip(logits, [*drafts, None], strict=True):
@@ -71,8 +124,10 @@ class Passes:
         return Pass(tuple(chosen), len(drafts))
 
     def _expected(self, num_drafts: int) -> int:
-        """Estimates how many tokens of a pass will be accepted.
+        """Estimates how many tokens of a pass will be accepted."""
+        return 1 + round(num_drafts * self._acceptance)
 
-        The acceptance rate is (accepted + 1) / (drafted + 2): a half before the first draft (Laplace's rule).
-        """
-        return 1 + round(num_drafts * (self._accepted + 1) / (self._drafted + 2))
+    @property
+    def _acceptance(self) -> float:
+        """The share of drafts that are accepted: a half before the first one (Laplace's rule)."""
+        return (self._accepted + 1) / (self._drafted + 2)

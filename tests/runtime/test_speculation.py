@@ -3,6 +3,7 @@
 import itertools
 import re
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,9 +13,9 @@ from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.drafts import Draft, lookup
 from coldpress.runtime.generate.choice import choose_plan as choose_among
 from coldpress.runtime.generate.draft_model import DraftModel, beside_draft
-from coldpress.runtime.generate.sampling import Sampling
+from coldpress.runtime.generate.sampling import Chooser, Sampling
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.generate.speculation import Passes
+from coldpress.runtime.generate.speculation import Costs, Passes, costs_of
 from coldpress.runtime.generate.statistics import Drafted, drafted
 from coldpress.runtime.plan.budget import choose_plan, fixed_bytes, whole_bytes
 from coldpress.runtime.plugins import load, names
@@ -22,7 +23,7 @@ from coldpress.runtime.quantization import Format
 from coldpress.runtime.simulate import simulate
 from coldpress.runtime.trace import Recorder, load_trace
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
-from coldpress.schemas.layout import Plan
+from coldpress.schemas.layout import Plan, placed_parts
 from tests.runtime.test_generate import DECISIONS
 from tests.support.artifacts import Recipe, build_artifact, change_manifest, small_spec
 from tests.support.data import ROOT
@@ -270,6 +271,13 @@ def test_lookup_gives_what_followed_the_longest_end_last():
 # Coarse planes
 
 
+class AsMany:
+    """Drafts as many tokens per pass as it may, whatever they cost."""
+
+    def __init__(self, draft):
+        self.drafting = draft.drafting
+
+
 @pytest.mark.parametrize("experts", [1, 4])
 @pytest.mark.parametrize("quantization", ["int4_2_2", "int4_3_1", "int8_4_4"])
 def test_coarse_drafts_change_no_token_and_read_no_more(tmp_path, quantization, experts):
@@ -277,11 +285,11 @@ def test_coarse_drafts_change_no_token_and_read_no_more(tmp_path, quantization, 
         num_hidden_layers=11, intermediate_size=96, num_experts=experts, num_experts_per_tok=min(2, experts)
     )
     path = build_artifact(tmp_path / "a", Recipe(spec=spec, method="dense", format=quantization)).path
-    drafts = [load("coldpress.runtime.drafts", Draft, name) for name in ("off", "coarse")]
+    off, coarse = (load("coldpress.runtime.drafts", Draft, name) for name in ("off", "coarse"))
     for sampling in (None, Sampling(temperature=0.8, seed=5)):
         alone, drafted = (
             Session(path).generate(PROMPT, 24, ignore_eos=True, draft=draft, draft_tokens=3, sampling=sampling)
-            for draft in drafts
+            for draft in (off, AsMany(coarse))
         )
         assert drafted.token_ids == alone.token_ids
     assert sum(token.drafted for token in drafted.tokens) > 0
@@ -314,6 +322,40 @@ def test_the_coarse_model_is_the_one_whose_units_are_all_coarse(tmp_path):
         out += [getattr(session.decoder, step)(token) for token in PROMPT]
     np.testing.assert_allclose(found, expected, rtol=0, atol=5e-3 * np.abs(expected).max())
     assert np.abs(np.array(found) - expected).max() > 0
+
+
+@pytest.mark.parametrize(
+    ("costs", "acceptance", "expected"),
+    [
+        (Costs(1, 1, 1000), 0.9, 8),  # reads are all that counts
+        (Costs(1, 1, 0), 0.99, 0),  # nothing is read: a draft costs as much as a token
+        (Costs(1, 1, 10), 0.01, 0),
+        (Costs(1, 0, 9), 0.5, 2),  # 1 / 9, 1.5 / 10, 1.75 / 11, 1.875 / 12
+    ],
+)
+def test_as_many_drafts_as_give_the_most_tokens_a_second(costs, acceptance, expected):
+    assert costs.best(8, acceptance) == expected
+
+
+def test_coarse_drafts_are_off_where_the_device_s_law_says_that_they_lose(tmp_path):
+    """Reads that cost nothing save nothing."""
+    recipe = Recipe(spec=small_spec(num_hidden_layers=11, intermediate_size=512), method="dense", format="int4_2_2")
+    session = Session(build_artifact(tmp_path / "a", recipe).path)
+    costs = costs_of(session.artifact.manifest, session.plan)
+    assert 0 < costs.draft_s < costs.token_s
+    read_bytes = sum(
+        (section.num_units - part.num_pinned - part.cache_slots) * section.unit_bytes
+        for part, section in placed_parts(session.plan, session.artifact.manifest.flash.sections)
+    )
+    flash = session.artifact.manifest.device.flash
+    assert costs.read_s >= read_bytes / flash.law.bytes_per_s > 0
+    quick = replace(costs, read_s=0.0)
+    propose = Told(range(100)).drafting
+    with propose(100) as never:
+        passes = Passes(session.decoder, Chooser(Sampling(), PROMPT), never, 4, quick)
+        session.decoder.begin(32)
+        session.decoder.prefill(np.array(PROMPT[:-1]))
+        assert passes.step(PROMPT, 9).drafted == 0
 
 
 def test_the_coarse_draft_needs_planes(drafting):
