@@ -292,15 +292,20 @@ class SlotBlock:
         """See `Block`."""
         if self.units.format not in NATIVE_FORMATS:
             return step_by_step(self, inner, x_TN, terms)
-        layout, y_TN = self.units.layout(inner), np.empty_like(x_TN)
+        layout, kind = self.units.layout(inner), self.units.activations
+        if self.own_TK is None or self.own_TK.all():  # the units are read once for all tokens
+            factors = None if terms.factors_TK is None else np.ascontiguousarray(terms.factors_TK)
+            own_terms = mlp.Terms(terms.gate_bias_K, terms.up_bias_K, factors)
+            place = self.memory, self.slots, layout, np.ascontiguousarray(x_TN), own_terms
+            return mlp.mlp_rows_each(*place, activations=kind, coarse=self._planes(WHOLE))
+        y_TN = np.empty_like(x_TN)
         for token, x in enumerate(x_TN):
-            own = WHOLE if self.own_TK is None else self.own_TK[token]
+            own = self.own_TK[token]
             gate_bias = None if terms.gate_bias_K is None else terms.gate_bias_K[own]
             up_bias = None if terms.up_bias_K is None else terms.up_bias_K[own]
             factors = None if terms.factors_TK is None else np.ascontiguousarray(terms.factors_TK[token, own])
             slots = self.slots[own]
             own_terms = mlp.Terms(gate_bias, up_bias, factors)
-            kind = self.units.activations
             planes = self._planes(own)
             y_TN[token] = mlp.mlp_rows(self.memory, slots, layout, x, own_terms, activations=kind, coarse=planes)
         return y_TN

@@ -72,7 +72,31 @@ def mlp_rows(
         ValueError: if a slot, an offset, a length, the format or the activation is out of range.
         TypeError: if an array has another dtype or is not contiguous.
     """
-    out = np.empty(layout.length, np.float32)
+    alone = Terms(terms.gate_bias, terms.up_bias, None if terms.factors is None else terms.factors[None])
+    return mlp_rows_each(store, slots, layout, x[None], alone, num_threads, activations, coarse)[0]
+
+
+def mlp_rows_each(
+    store: np.ndarray,
+    slots: np.ndarray,
+    layout: Layout,
+    x: np.ndarray,
+    terms: Terms,
+    num_threads: int = 0,
+    activations: ActivationFormat = "fp32",
+    coarse: Coarse | None = None,
+) -> np.ndarray:
+    """Computes `mlp_rows` for a few vectors with the same units, which are read once: float32[tokens, length].
+
+    Args:
+        store, slots, layout, num_threads, activations, coarse: as in `mlp_rows`.
+        x: float32[tokens, length]; 1 to 1024 tokens, each with the same bits as alone.
+        terms: the units' biases, and factors float32[tokens, k].
+
+    Raises:
+        ValueError, TypeError: as `mlp_rows`.
+    """
+    out = np.empty((len(x), layout.length), np.float32)
     _native.mlp_rows(
         store,
         slots,

@@ -5,14 +5,17 @@ import pytest
 
 from coldpress.runtime.decoder.arithmetic import activation
 from coldpress.runtime.kernels import NATIVE_FORMATS, activations, gemv, mlp, rows
+from coldpress.runtime.kernels.planes import Coarse
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization import Format
+from coldpress.runtime.quantization._planes import planes_of
 from coldpress.schemas.model import Activation
 from tests.support.kernels import OFFSET, SLOTS, assert_close, floats, unit_store
 
 pytestmark = pytest.mark.usefixtures("cpu")
 
 ROUNDED = ("int16", "int8")
+PLANES = [name for name in NATIVE_FORMATS if planes_of(name)]
 FUNCTIONS: tuple[Activation, ...] = ("relu", "relu2", "drelu", "fatrelu", "silu", "gelu", "gelu_tanh")
 
 
@@ -94,6 +97,43 @@ def test_mlp_of_selected_units(rng, fmt, kind, gate, up):
             place = store, np.array(slots, np.int32), layout_of(fmt, length, gate, up), x, terms
             expected = mlp.reference_mlp_rows(*place, activation("silu"), kind)
             np.testing.assert_allclose(mlp.mlp_rows(*place, activations=kind), expected, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("fmt", NATIVE_FORMATS)
+@pytest.mark.parametrize("kind", activations.ACTIVATIONS)
+def test_each_of_several_vectors_has_the_bits_that_it_has_alone(rng, fmt, kind):
+    """Units that take more than one step of memory, with biases, and with factors of each vector."""
+    store, x = unit_store(rng, fmt, 512, slots=301, slices=3), floats(rng, 3, 512)
+    slots, layout = rng.permutation(301).astype(np.int32), layout_of(fmt, 512, True, True)
+    biases, factors = [floats(rng, 301) for _ in range(2)], floats(rng, 3, 301)
+    found = mlp.mlp_rows_each(store, slots, layout, x, mlp.Terms(*biases, factors), activations=kind)
+    for one, own, expected in zip(x, factors, found, strict=True):
+        alone = mlp.mlp_rows(store, slots, layout, one, mlp.Terms(*biases, own), activations=kind)
+        assert alone.tobytes() == expected.tobytes()
+    with pytest.raises(ValueError, match="a row of factors has 301 values, expected 300"):
+        mlp.mlp_rows_each(store, slots[1:], layout, x, mlp.Terms(factors=factors))
+
+
+@pytest.mark.parametrize("name", PLANES)
+@pytest.mark.parametrize("kind", activations.ACTIVATIONS)
+def test_units_in_planes_have_the_bits_of_the_plain_format(rng, name, kind):
+    planes = planes_of(name)
+    codes = planes.whole.encode(floats(rng, 3 * 301, 512)).reshape(301, -1)
+    coarse, refinements = planes.split(codes)
+    size, x, slots = planes.whole.nbytes(512), floats(rng, 2, 512), rng.permutation(301).astype(np.int32)
+    layout = mlp.Layout(0, size, 2 * size, 512, planes.WHOLE, "silu", 0.0, False)
+    stored = np.empty_like(refinements)
+    stored[slots] = refinements
+    given = Coarse(coarse, np.arange(301, dtype=np.int32), name)
+    for vectors in (x[:1], x):
+        plain = mlp.mlp_rows_each(codes, np.arange(301, dtype=np.int32), layout, vectors, mlp.Terms(), 0, kind)
+        found = mlp.mlp_rows_each(stored, slots, layout, vectors, mlp.Terms(), 0, kind, given)
+        assert found.tobytes() == plain.tobytes()
+    weights = floats(rng, 301)
+    plain = rows.axpy_rows(codes, np.arange(301, dtype=np.int32), size, 512, planes.WHOLE, weights)
+    assert rows.axpy_rows(stored, slots, size, 512, planes.WHOLE, weights, coarse=given).tobytes() == plain.tobytes()
+    with pytest.raises(ValueError, match="units in planes are not in fp16"):
+        rows.axpy_rows(stored, slots, 0, 16, "fp16", weights, coarse=given)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)

@@ -120,9 +120,9 @@ const float* data_of(const char* name, const std::optional<Floats1>& found, int6
 
 void mlp_rows(const Bytes2& store, const Ids& slots, const std::optional<int64_t>& gate_offset,
               const std::optional<int64_t>& up_offset, int64_t down_offset, int64_t length, const std::string& format,
-              const std::string& activation, float threshold, bool activated_up, const Floats1& x,
+              const std::string& activation, float threshold, bool activated_up, const Floats2& x,
               const std::optional<Floats1>& gate_bias, const std::optional<Floats1>& up_bias,
-              const std::optional<Floats1>& factors, const Out1& out, int num_threads, int activation_bits,
+              const std::optional<Floats2>& factors, const Out2& out, int num_threads, int activation_bits,
               const std::optional<Coarse>& coarse) {
     expect_bits(activation_bits);
     std::optional<PlanarUnits> planar;
@@ -141,14 +141,21 @@ void mlp_rows(const Bytes2& store, const Ids& slots, const std::optional<int64_t
         projections[num_projections++] = {checked(*gate_offset), data_of("gate_bias", gate_bias, down.count), true};
     if (up_offset)
         projections[num_projections++] = {checked(*up_offset), data_of("up_bias", up_bias, down.count), activated_up};
-    expect_length("x", x.shape(0), length);
-    expect_length("out", out.shape(0), length);
-    const Mlp wanted{units,       projections, num_projections, data_of("factors", factors, down.count),
+    const int64_t tokens = static_cast<int64_t>(x.shape(0));
+    expect(tokens >= 1 && tokens <= 1024, text(tokens) + " vectors are to be multiplied with, expected 1 to 1024");
+    expect_length("a row of x", x.shape(1), length);
+    expect_length("out", out.shape(0), tokens);
+    expect_length("a row of out", out.shape(1), length);
+    if (factors) {
+        expect_length("factors", factors->shape(0), tokens);
+        expect_length("a row of factors", factors->shape(1), down.count);
+    }
+    const Mlp wanted{units,       projections, num_projections, factors ? factors->data() : nullptr,
                      down_offset, length,      activation_of(activation.c_str()),
                      threshold,   activation_bits};
     const int threads = threads_of(num_threads);
     const nb::gil_scoped_release release;
-    mlp(wanted, x.data(), out.data(), threads);
+    mlp(wanted, x.data(), static_cast<int>(tokens), out.data(), threads);
 }
 
 void joined(const Coarse& coarse, const Bytes2& store, const Ids& slots, const OutBytes2& out, int num_threads) {
@@ -307,8 +314,8 @@ void bind_products(nb::module_& m) {
           nb::arg("gate_bias").noconvert().none(), nb::arg("up_bias").noconvert().none(),
           nb::arg("factors").noconvert().none(), nb::arg("out").noconvert(), "num_threads"_a = 0,
           "activation_bits"_a = 0, nb::arg("coarse").noconvert().none() = nb::none(),
-          "out[length] = sum over i of factors[i] * act(gate row i . x) * up row i . x * down row i; with `coarse` as "
-          "in join_units, of the joined units");
+          "out[t, length] = sum over i of factors[t, i] * act(gate row i . x[t]) * up row i . x[t] * down row i; with "
+          "`coarse` as in join_units, of the joined units");
     m.def("join_units", &joined, nb::arg("coarse").noconvert(), nb::arg("store").noconvert(),
           nb::arg("slots").noconvert(), nb::arg("out").noconvert(), "num_threads"_a = 0,
           "coarse = (planes, ids, format): out[i] = the plain codes of planes[ids[i]] and the refinement "

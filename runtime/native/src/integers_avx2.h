@@ -10,9 +10,15 @@
 namespace coldpress {
 namespace {
 
+// The high bits of a block with three bits, four bytes: bit 2 k of byte j is that of value 8 k + j.
+inline int64_t spread_bits(const uint8_t* p) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, p, sizeof bits);
+    return static_cast<int64_t>(bits) | static_cast<int64_t>(bits >> 1) << 32;
+}
+
 // The codes of a block, in order, as bytes. With two bits, lane k of 64 bits holds values 8 k to 8 k + 7: bits 2 k and
-// 2 k + 1 of the eight bytes. A third bit is, of the four high bytes, bit 2 k for the first four values and bit 2 k + 1
-// for the others.
+// 2 k + 1 of the eight bytes.
 template <int kBits>
 inline __m256i unpacked_codes(const uint8_t* block) {
     if constexpr (kBits == 4) {
@@ -24,10 +30,8 @@ inline __m256i unpacked_codes(const uint8_t* block) {
     const __m256i shifts = _mm256_setr_epi64x(0, 2, 4, 6);
     const __m256i lows = _mm256_and_si256(_mm256_srlv_epi64(_mm256_set1_epi64x(low), shifts), _mm256_set1_epi8(3));
     if constexpr (kBits == 2) return lows;
-    uint32_t high;
-    __builtin_memcpy(&high, block + 10, sizeof high);
-    const int64_t twice = static_cast<int64_t>(high) | static_cast<int64_t>(high >> 1) << 32;
-    const __m256i highs = _mm256_and_si256(_mm256_srlv_epi64(_mm256_set1_epi64x(twice), shifts), _mm256_set1_epi8(1));
+    const __m256i twice = _mm256_set1_epi64x(spread_bits(block + 10));
+    const __m256i highs = _mm256_and_si256(_mm256_srlv_epi64(twice, shifts), _mm256_set1_epi8(1));
     return _mm256_or_si256(lows, _mm256_slli_epi16(highs, 2));
 }
 

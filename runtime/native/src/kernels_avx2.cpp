@@ -40,14 +40,23 @@ struct Isa {
         } else if constexpr (F == Format::int8_group32) {
             for (int i = 0; i < 4; ++i) values[i] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load8(block + 2 + 8 * i)));
         } else if constexpr (codes_of(F).bits < 4) {
-            // vpermps uses only the low three bits of each lane: one lookup turns a code into a level and converts.
-            const __m256 codes_in_order = _mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7);
-            const __m256 table = _mm256_fmsub_ps(set1(codes_of(F).step), codes_in_order, set1(codes_of(F).zero));
-            const __m256i codes = unpacked_codes<codes_of(F).bits>(block);
-            for (int i = 0; i < 2; ++i) {
-                const __m128i half = i == 0 ? _mm256_castsi256_si128(codes) : _mm256_extracti128_si256(codes, 1);
-                values[2 * i] = _mm256_permutevar8x32_ps(table, _mm256_cvtepu8_epi32(half));
-                values[2 * i + 1] = _mm256_permutevar8x32_ps(table, _mm256_cvtepu8_epi32(_mm_srli_si128(half, 8)));
+            // Each 32-bit lane j holds a byte whose bits 2 k and 2 k + 1 are the low bits of value 8 k + j, and with three
+            // bits another one whose bit 2 k is the high bit. vpermps uses only the low three bits of each lane: one
+            // lookup turns a code into a level and converts.
+            constexpr Codes kCodes = codes_of(F);
+            constexpr int kCodesMask = (1 << kCodes.bits) - 1;
+            float levels[8];
+            for (int i = 0; i < 8; ++i) levels[i] = static_cast<float>(kCodes.step * (i & kCodesMask) - kCodes.zero);
+            const __m256 table = _mm256_loadu_ps(levels);
+            const __m256i low = _mm256_cvtepu8_epi32(load8(block + 2));
+            __m256i high = _mm256_setzero_si256();
+            if constexpr (kCodes.bits == 3) high = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(spread_bits(block + 10)));
+            for (int k = 0; k < 4; ++k) {
+                __m256i code = _mm256_srli_epi32(low, 2 * k);
+                if constexpr (kCodes.bits == 3)
+                    code = _mm256_or_si256(_mm256_and_si256(code, _mm256_set1_epi32(3)),
+                                           _mm256_slli_epi32(_mm256_srli_epi32(high, 2 * k), 2));
+                values[k] = _mm256_permutevar8x32_ps(table, code);
             }
         } else {
             constexpr Codes kCodes = codes_of(F);

@@ -1,6 +1,7 @@
 #include "mlp.h"
 
 #include <algorithm>
+#include <deque>
 #include <vector>
 
 #include "cpu.h"
@@ -59,12 +60,12 @@ void project(const Mlp& mlp, const Projection& projection, const Rows& units, in
 }
 
 // Adds the units [first, last), which are in memory as `units`; units from `next` on follow, so they are prefetched.
-void add_part(const Mlp& mlp, const Rows& units, int64_t shift, const Input& x, int64_t first, int64_t last,
-              int64_t next, float* sums) {
+void add_part(const Mlp& mlp, const Rows& units, int64_t shift, const Input& x, const float* factors, int64_t first,
+              int64_t last, int64_t next, float* sums) {
     Active active{std::vector<int64_t>(static_cast<size_t>(last - first)),
                   std::vector<float>(static_cast<size_t>(last - first), 1.0f)};
     for (int64_t i = first; i < last; ++i) active.index[static_cast<size_t>(i - first)] = i;
-    if (mlp.factors) std::copy(mlp.factors + first, mlp.factors + last, active.inner.begin());
+    if (factors) std::copy(factors + first, factors + last, active.inner.begin());
     active.drop_zeros();
     const auto offset = [&mlp](int p) {
         return p < mlp.num_projections ? mlp.projections[p].offset : mlp.down_offset;
@@ -77,23 +78,31 @@ void add_part(const Mlp& mlp, const Rows& units, int64_t shift, const Input& x, 
 
 }  // namespace
 
-void mlp(const Mlp& mlp, const float* x, float* out, int threads) {
+void mlp(const Mlp& mlp, const float* x, int tokens, float* out, int threads) {
     const Rows& units = mlp.units;
     const int64_t slices = mlp.num_projections + 1;
     const int64_t bytes = units.count * slices * row_bytes(units.format, mlp.down_length);
     const int64_t most = std::clamp<int64_t>(bytes / kPartBytes, 1, kMostParts);
     const int64_t step = (units.count + most - 1) / most, parts = parts_of(units.count, step);
-    const Input input(units.format, x, units.length, mlp.activation_bits);
-    PartSums sums(parts, mlp.down_length);
-    compute_pool().run_in_sight(parts, threads_worth(bytes, kThreadBytes, threads), [&](int64_t part, int64_t next) {
+    std::deque<Input> inputs;
+    std::deque<PartSums> sums;
+    for (int t = 0; t < tokens; ++t) {
+        inputs.emplace_back(units.format, x + t * units.length, units.length, mlp.activation_bits);
+        sums.emplace_back(parts, mlp.down_length);
+    }
+    const auto factors_of = [&](int t) { return mlp.factors ? mlp.factors + t * units.count : nullptr; };
+    const int useful = threads_worth(bytes * tokens, kThreadBytes, threads);
+    compute_pool().run_in_sight(parts, useful, [&](int64_t part, int64_t next) {
         const int64_t first = part * step, last = std::min(units.count, first + step);
-        float* const y = sums.take();
-        in_memory(units, first, last, [&](const Rows& found, int64_t shift, int64_t from, int64_t to) {
-            add_part(mlp, found, shift, input, from, to, next * step, y);
+        std::vector<float*> y;
+        for (PartSums& one : sums) y.push_back(one.take());
+        in_memory(units, first, last, tokens > 1, [&](const Rows& found, int64_t shift, int64_t from, int64_t to) {
+            for (int t = 0; t < tokens; ++t)
+                add_part(mlp, found, shift, inputs[t], factors_of(t), from, to, next * step, y[t]);
         });
-        sums.give(part, y);
+        for (int t = 0; t < tokens; ++t) sums[t].give(part, y[t]);
     });
-    sums.total(units.format, out);
+    for (int t = 0; t < tokens; ++t) sums[t].total(units.format, out + t * mlp.down_length);
 }
 
 }  // namespace coldpress

@@ -21,14 +21,15 @@ struct Mlp {
     Rows units;                     // `length` is that of the projections' rows
     const Projection* projections;  // at most two
     int num_projections;
-    const float* factors;  // [count], or null: the known factors of the inner activation
+    const float* factors;  // [tokens, count], or null: the known factors of the inner activation
     int64_t down_offset, down_length;
     Activation activation;
     float threshold;
     int activation_bits;
 };
 
-// out[down_length] = sum over units of (product of the projections of x and of the factor) * the down column
-void mlp(const Mlp& mlp, const float* x, float* out, int threads);
+// out[t, down_length] = sum over units of (product of the projections of x[t, length] and of the factor) * the down
+// column, for `tokens` vectors, each with the same bits as alone. Units are read once.
+void mlp(const Mlp& mlp, const float* x, int tokens, float* out, int threads);
 
 }  // namespace coldpress

@@ -46,15 +46,20 @@ void join_units(const PlanarUnits& units, uint8_t* out, int threads);
 
 // Calls step(rows, shift, first, last) until all rows of [first, last) have come: `rows` are rows of the plain format in
 // memory, and row i of the caller's is rows.at(i - shift). Units in planes are joined a few at a time in memory of the
-// calling thread, so that they are multiplied while they are in its cache.
+// calling thread, so that they are multiplied while they are in its cache; `in_parts`, other units come as few at a time.
 template <typename Step>
-void in_memory(const Rows& rows, int64_t first, int64_t last, const Step& step) {
-    if (!rows.units) return step(rows, int64_t{0}, first, last);
-    constexpr int64_t kJoinedBytes = 64 << 10;
-    const int64_t bytes = rows.units->bytes(), most = std::max<int64_t>(4, kJoinedBytes / std::max<int64_t>(1, bytes) / 4 * 4);
+void in_memory(const Rows& rows, int64_t first, int64_t last, bool in_parts, const Step& step) {
+    if (!rows.units && !in_parts) return step(rows, int64_t{0}, first, last);
+    constexpr int64_t kBytes = 64 << 10;
+    const int64_t bytes = rows.units ? rows.units->bytes() : rows.stride;
+    const int64_t most = std::max<int64_t>(4, kBytes / std::max<int64_t>(1, bytes) / 4 * 4);
     thread_local std::vector<uint8_t> joined;
     for (int64_t from = first; from < last; from += most) {
         const int64_t to = std::min(last, from + most);
+        if (!rows.units) {
+            step(rows, int64_t{0}, from, to);
+            continue;
+        }
         joined.resize(static_cast<size_t>((to - from) * bytes));
         rows.units->join(from, to, joined.data());
         step(Rows{joined.data() + rows.unit_offset, bytes, nullptr, to - from, rows.length, rows.format}, from, from, to);
