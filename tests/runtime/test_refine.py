@@ -177,3 +177,17 @@ def test_an_artifact_whose_coarse_planes_do_not_fit_is_refused(tmp_path, changed
     words = {"format": "int4_2_2, as its units", "shape": "neuron.coarse", "missing": "a list without layers.1.neuron"}
     with pytest.raises(ArtifactError, match=words.get(changed, "which only the MLP's families have")):
         open_artifact(path)
+
+
+def test_units_that_are_in_memory_are_refined_and_not_coarse_as_well(tmp_path):
+    """With everything in DRAM a token uses all refinements, since they cost no read: the logits are the dense ones."""
+    common = {"spec": spec_of(), "format": "int4_2_2", **ALL_IN_DRAM}
+    refined = build_artifact(tmp_path / "a", Recipe(method="refine", density=0.1, **common))
+    dense = build_artifact(tmp_path / "b", Recipe(method="dense", density=1.0, **common))
+    found = []
+    for one in (refined, dense):
+        session = Session(one.path)
+        session.decoder.begin(32)
+        session.decoder.prefill(TOKENS[:4])
+        found.append(np.stack([session.decoder.decode(token) for token in TOKENS[4:].tolist()]))
+    np.testing.assert_allclose(*found, rtol=0, atol=1e-5 * np.abs(found[1]).max())
