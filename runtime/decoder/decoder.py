@@ -402,7 +402,7 @@ class Decoder:
                     if used_TU is None:
                         came.append(block.ids)
                 if coarse:  # a single token also refines what its reads bring
-                    refined = chosen if used_TU is not None else [np.concatenate(came)]
+                    refined = chosen if used_TU is not None else [np.concatenate([NO_IDS, *came])]
                     work.add(key, coarse.rest(refined, work.experts, tokens.parts))
                 inputs[key[1]] = h_TN
             x_TN = x_TN + self._out_of(norm, work.result())
