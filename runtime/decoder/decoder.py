@@ -268,7 +268,8 @@ class Decoder:
         """
         self._check_together(len(tokens), PREFILL_CHUNK_TOKENS)
         spans = [Span(self._caches[0], len(tokens))]
-        hidden_TN = self._forward(tokens, spans, self._decode_layer, num_kept=num_kept)
+        is_dense = self._selection.is_whole
+        hidden_TN = self._forward(tokens, spans, self._decode_layer, num_kept=num_kept, is_dense=is_dense)
         if num_kept is None:
             self._store.end_tokens(len(tokens))
         return self._head.apply(hidden_TN)
@@ -290,7 +291,7 @@ class Decoder:
         """
         self._check_together(len(tokens), FEW_TOKENS)
         spans = [Span(self._caches[sequence], 1) for sequence in sequences]
-        hidden_BN = self._forward(tokens, spans, self._decode_layer)
+        hidden_BN = self._forward(tokens, spans, self._decode_layer, is_dense=self._selection.is_whole)
         self._store.end_tokens(len(tokens))
         return self._head.apply(hidden_BN)
 
@@ -401,7 +402,7 @@ class Decoder:
                     work.add(key, block)
                     if used_TU is None:
                         came.append(block.ids)
-                if coarse:  # a single token also refines what its reads bring
+                if coarse and not tokens.is_dense:  # a single token also refines what its reads bring
                     refined = chosen if used_TU is not None else [np.concatenate([NO_IDS, *came])]
                     work.add(key, coarse.rest(refined, work.experts, tokens.parts))
                 inputs[key[1]] = h_TN
@@ -446,7 +447,8 @@ class Decoder:
         layer, family = key
         experts_TE = None
         if FAMILIES[family].signal == "mlp_input":
-            signal_TN, experts_TE = self._layers[layer].mlp.input_signal(family, signal_TN)
+            is_dense = self._selection.is_whole
+            signal_TN, experts_TE = self._layers[layer].mlp.input_signal(family, signal_TN, is_dense)
         return self._selection.select(key, signal_TN, residency, experts_TE), signal_TN
 
     def check_tokens(self, tokens: np.ndarray) -> None:

@@ -74,13 +74,13 @@ class Experts:
         """Returns the experts that each token uses, bool [T, E], and their weights, float32 [T, E]."""
         return routed(self._router.apply(x_TN, parts), self._spec.num_experts_per_tok)
 
-    def input_signal(self, family: str, x_TN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the signal of a family that is chosen by the input, float32 [T, n], and each token's experts, bool
-        [T, E]."""
+    def input_signal(self, family: str, x_TN: np.ndarray, is_dense: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the signal of a family that is chosen by the input, float32 [T, n], as `Mlp.input_signal`, and each
+        token's experts, bool [T, E]."""
         chosen_TE, weights_TE = self.route(x_TN)
         if family in self.inputs:
             return per_expert(x_TN, chosen_TE), chosen_TE
-        return self.inner_signal(x_TN, {}, weights_TE), chosen_TE
+        return (x_TN if is_dense else self.inner_signal(x_TN, {}, weights_TE)), chosen_TE
 
     def known(self, x_TN: np.ndarray, chosen_TE: np.ndarray, parts: Sequence[slice]) -> OF_ALL:
         """Returns the outputs of resident matrices.

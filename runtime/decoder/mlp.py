@@ -71,9 +71,10 @@ class Mlp:
         """Begins work on the normed input, float32 [T, hidden_size], with the resident matrices."""
         return MlpWork(self, x_TN, tokens)
 
-    def input_signal(self, family: str, x_TN: np.ndarray) -> tuple[np.ndarray, None]:
-        """Returns the signal of a family that is chosen by the input, float32 [T, n]; there are no experts."""
-        return (x_TN if family in self.widths else self.inner_signal(x_TN, {})), None
+    def input_signal(self, family: str, x_TN: np.ndarray, is_dense: bool) -> tuple[np.ndarray, None]:
+        """Returns the signal of a family that is chosen by the input, float32 [T, n]; there are no experts. The input
+        itself if `is_dense`: no selector needs a signal."""
+        return (x_TN if is_dense or family in self.widths else self.inner_signal(x_TN, {})), None
 
     def inner_signal(self, x_TN: np.ndarray, known: dict[MatrixRole, np.ndarray]) -> np.ndarray:
         """Returns the signal of the inner family's selector, float32 [T, n], from the input or the outputs of gate and

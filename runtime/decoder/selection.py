@@ -71,6 +71,11 @@ class Selection:
             for part, section in placed_parts(plan, artifact.manifest.flash.sections)
         }
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether every token uses all units, so that the choice needs no signal."""
+        return self.method.is_whole
+
     def _fitted(self, artifact: Artifact, plan: Plan, part: PartPlan, num_units: int) -> dict[str, np.ndarray]:
         arrays = artifact.selector_arrays(plan, part.layer, part.family)
         if arrays is None:

@@ -181,6 +181,8 @@ def masked(weights, chosen):
 class Fixed(Selection):
     """The same units on every token."""
 
+    is_whole = False
+
     def __init__(self, chosen):
         self.chosen = chosen
 
