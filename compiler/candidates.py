@@ -61,8 +61,8 @@ def check_format(method: str, format_name: str) -> None:
     if AUTO in (method, format_name):
         return
     selector, planes = load("coldpress.runtime.sparsity", Selector, method), planes_of(format_name)
-    known = [name for name in plugins.names("coldpress.runtime.quantization") if planes_of(name)]
     if selector.IN_PLANES and planes is None:
+        known = [name for name in plugins.names("coldpress.runtime.quantization") if planes_of(name)]
         raise ColdpressError(
             f"method={method} refines units in planes, and format={format_name} has none; use {' or '.join(known)}"
         )

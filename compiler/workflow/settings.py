@@ -143,11 +143,15 @@ class BuildConfig:
         found = _chosen(self.values, self.model)
         for package, option in self._named_by_options(found):
             found[package] = (*found[package], option)
-        if self["cache"] == AUTO:  # those that no run can follow are looked at, too
-            found["coldpress.runtime.cache"] = _plugins.names("coldpress.runtime.cache")
+        for key, package in (("method", "coldpress.runtime.sparsity"), ("cache", "coldpress.runtime.cache")):
+            if self[key] == AUTO:  # those that a build cannot take are looked at, too
+                found[package] = _plugins.names(package)
+        formats = "coldpress.runtime.quantization"
+        looked_at = _plugins.names(formats) if self["format"] == AUTO else (self["format"],)
         return {
             **found,
-            "coldpress.runtime.quantization": (
+            formats: (
+                *looked_at,
                 *(stored for name in formats_for(self["format"]) for stored in stored_formats(name)),
                 self["predictor_format"],
                 SOURCE_FORMAT,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from coldpress.compiler.candidates import methods_for
 from coldpress.compiler.profiles import load_model
 from coldpress.compiler.workflow import inputs, settings
 from coldpress.compiler.workflow.keys import config_keys
@@ -319,13 +320,15 @@ def test_relu_decides_the_candidates(checkpoint: Path) -> None:
     write_config(checkpoint, hidden_act="relu")
     built = settings.resolve({"model": str(checkpoint)})
     assert settings.needs_predictors(built), "they are a candidate"
-    candidates = built.plugins()["coldpress.runtime.sparsity"]
+    every = plugins.names("coldpress.runtime.sparsity")
+    assert built.plugins()["coldpress.runtime.sparsity"] == every, "all are looked at"
+    candidates = methods_for("auto", built.model.exact_zeros, built.model.is_mixture)
     assert candidates[0] == "dense"
-    every = set(plugins.names("coldpress.runtime.sparsity"))
-    assert set(candidates) == every - {"refine"}, "every selector that explore can measure"
+    assert set(candidates) == {*every} - {"refine"}, "every selector that explore can measure"
     write_config(checkpoint)
     built = settings.resolve({"model": str(checkpoint), "attention": True})
-    assert set(candidates) - set(built.plugins()["coldpress.runtime.sparsity"]) == {"relu", "fatrelu", "predictor"}
+    without_zeros = methods_for("auto", built.model.exact_zeros, built.model.is_mixture)
+    assert {*candidates} - {*without_zeros} == {"relu", "fatrelu", "predictor"}
     assert built.of_stage("allocate")["options"] == {"attention": True}, "an option of a candidate"
     assert "method=relu" in refusal(model=str(checkpoint), method="relu")
 

@@ -29,6 +29,7 @@ from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.compiler.workflow.settings import resolve
 from coldpress.runtime import plugins
 from coldpress.runtime.generate.session import Session
+from coldpress.runtime.quantization._planes import planes_of
 from coldpress.runtime.sparsity import Selector, uses_read_units
 from coldpress.runtime.store.planner import Strided
 from coldpress.runtime.store.reads import MAX_READ_BYTES
@@ -48,10 +49,11 @@ SHARED = ("ingest", "tokenize")
 STAGES = (*SHARED, *between("calibrate", "package"))
 DENSITY, DENSITY_OF_ACTIVE = 0.4, 0.02
 """For selectors that need a density; and for those that choose by a ReLU's activations, few of which are not zero."""
-TIGHT_SHARE, SHARE, PREDICTORS_ROOM_BYTES = 0.95, 1.0, 400_000
-"""DRAM budgets without bookkeeping, which takes more than a tiny model. The first two are shares of weights and KV
+TIGHT_SHARE, SHARE, PLANES_SHARE, PREDICTORS_ROOM_BYTES = 0.95, 1.0, 1.1, 400_000
+"""DRAM budgets without bookkeeping, which takes more than a tiny model. The first three are shares of weights and KV
 cache, most of which are embeddings: a selector that sees its cache has to evict; for the others a whole gate or up must
-fit. The third is in bytes, since predictors are larger than the weights that they save."""
+fit; with planes, a read buffer beside them. The last is in bytes, since predictors are larger than the weights that
+they save."""
 ATTENTION = frozenset({"attention_input", "attention_mixed"})
 CLOSE = 1e-3
 """Tolerated share of the largest logit: a hundred times the error of rounding in another order."""
@@ -167,7 +169,7 @@ def _budget_bytes(source: Source, case: Case, selector: Any) -> int:
     besides = bookkeeping_bytes(model.spec, sections, case.format, case.method, {"lfu"}, page_bytes)
     if selector.NEEDS_PREDICTORS:
         return PREDICTORS_ROOM_BYTES + besides
-    share = TIGHT_SHARE if selector.SEES_RESIDENCY else SHARE
+    share = TIGHT_SHARE if selector.SEES_RESIDENCY else PLANES_SHARE if planes_of(case.format) else SHARE
     return int(share * dense_footprint_bytes(model, case.format, BLOCK_TOKENS)) + besides
 
 
