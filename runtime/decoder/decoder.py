@@ -314,7 +314,7 @@ class Decoder:
     def decode_coarse(self, token: int) -> np.ndarray:
         """Appends one token by coarse planes alone and returns its logits, float32 [V]; reads and counts nothing.
 
-        Its keys and values are those of the coarse model: the caller takes them back (`roll_back`).
+        The coarse model writes the keys and values, so the caller takes them back (`roll_back`).
 
         Raises:
             ColdpressError: as `prefill`.

@@ -31,10 +31,11 @@ class Plugin(Draft):
             )
 
         def propose(ids: Sequence[int], count: int) -> list[int]:
-            length, drafts = checked.length, list[int]()
+            length, token, drafts = checked.length, ids[-1], list[int]()
             try:
-                while len(drafts) < count:
-                    drafts.append(int(checked.decode_coarse([*ids[-1:], *drafts][-1]).argmax()))
+                for _ in range(count):
+                    token = int(checked.decode_coarse(token).argmax())
+                    drafts.append(token)
             finally:
                 checked.roll_back(length)
             return drafts

@@ -15,7 +15,7 @@ from coldpress.runtime.quantization._planes import planes_of
 
 
 class Coarse(NamedTuple):
-    """The coarse planes of units whose refinements are in a store: those of row k are `codes[ids[k]]`."""
+    """The coarse planes of units whose refinements are in a store; the k-th chosen unit has `codes[ids[k]]`."""
 
     codes: np.ndarray
     """uint8[num_units, bytes of a unit's coarse plane]."""

@@ -85,7 +85,7 @@ class PlanesFormat(GroupFormat):
         return self._numbers(self.whole.rounded(ratios)) >> self.LOW_BITS
 
     def stored(self, levels: np.ndarray) -> np.ndarray:
-        """Returns the high bits of which `levels` are the middles."""
+        """Returns the high bits whose middles are `levels`."""
         return ((levels + np.float32(self.zero - self.MIDDLE)) / (1 << self.LOW_BITS)).astype(np.uint8)
 
     def levels(self, q: np.ndarray) -> np.ndarray:

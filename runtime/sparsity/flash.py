@@ -41,7 +41,7 @@ class Options(FreeUnits, topk.Options):
 
 
 class Flash(Selector[OptionsT]):
-    """Intervals of flash by importance and reading time; subclasses say of which families."""
+    """Chooses intervals of flash by importance and reading time; a subclass names the families."""
 
     KEPT: ClassVar[Mapping[str, Kept]] = {
         "price": Kept("float32"),

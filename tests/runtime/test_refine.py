@@ -50,7 +50,7 @@ def test_everything_refined_is_the_plain_format_bit_for_bit(tmp_path, quantizati
 @pytest.mark.parametrize("activations", ["fp32", "int16"])
 @pytest.mark.parametrize("cpu", _native.cpus())
 def test_joined_units_have_the_bits_of_the_plain_format(tmp_path, cpu, activations):
-    """On every instruction set, with biases, and with units of which some are read."""
+    """On every instruction set, and in a model with biases."""
     before = _native.cpu()
     try:
         _native.use_cpu(cpu)

@@ -46,7 +46,7 @@ void join_units(const PlanarUnits& units, uint8_t* out, int threads);
 
 // Calls step(rows, shift, first, last) until all rows of [first, last) have come: `rows` are rows of the plain format in
 // memory, and row i of the caller's is rows.at(i - shift). Units in planes are joined a few at a time in memory of the
-// calling thread, so that they are multiplied while they are in its cache; `in_parts`, other units come as few at a time.
+// calling thread, so that they are multiplied while they are in its cache; with `in_parts`, other units come in equally small steps.
 template <typename Step>
 void in_memory(const Rows& rows, int64_t first, int64_t last, bool in_parts, const Step& step) {
     if (!rows.units && !in_parts) return step(rows, int64_t{0}, first, last);
