@@ -40,7 +40,7 @@ def method_of(name: str, case: Case, inputs: Inputs) -> Method:
     options = options_of(selector, {})
     sizes = {family: unit_bytes(family, spec, FORMAT) for family in selector.families(spec, options)}
     reads = {family: read_units(inputs.device.flash, size, 1) for family, size in sizes.items()}
-    return Method(name, selector, options, sizes, reads)
+    return Method(name, selector, options, FORMAT, sizes, reads)
 
 
 def row_of(case: Case, inputs: Inputs, method: Method, config: AllocationConfig, density: float) -> Row:

@@ -1,183 +1,234 @@
-"""Measures what a model loses if units are only coarser instead of missing: codes in planes, refined where it matters.
+"""Compares units in planes with units that are left out and with dense runs, at equal DRAM and equal loss.
 
-All units of the MLP have the coarse plane of their codes. Each token refines a share of them in each layer: those with
-the largest inner activation, computed from the coarse planes, times the norm of their down column. Refined units use
-both planes in gate, up and down. Attention, embeddings and head stay as they are in the source. Codes are rounded to
-nearest (`rtn`), chosen by GPTQ for both planes together (`gptq`), or for each of the two (`nested`); Gram matrices come
-from calibration text. Everything is compared with the source model on test text; errors are standard errors over
-blocks. Speed is not measured here.
+Real models are explored as `method=auto` does: each selector's KL divergence from the source by density, on validation
+text, and again on test text. The divergences of format and selector add up. Seconds are those of a 7B by each device's
+law: it has a 7B's units, signals drawn with the statistics of the real model's, and the search of a build. Under each
+DRAM budget every selector takes the format, density and cache with the fewest seconds whose divergence on validation
+text keeps a limit. Codes are rounded to nearest; `benchmarks.planes` compares better ones.
 """
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
-from benchmarks.shared.cases import MODELS, Case, Replaced, case_of
-from benchmarks.shared.grams import grams_of
-from coldpress.compiler.activity.forward import LoadedLayer
-from coldpress.compiler.activity.variants import compare
-from coldpress.compiler.block_statistics import standard_error
-from coldpress.compiler.stages.quantize import gptq, rtn
-from coldpress.compiler.stages.quantize._weights import Weights, weights_of
-from coldpress.compiler.stages.quantize.nested import nested_codes
-from coldpress.runtime.plugins import names
-from coldpress.runtime.quantization._planes import PlanesFormat, planes_of
-from coldpress.schemas.model import MLP_ROLES, Model
+from benchmarks.plan_search import SHAPE_CONTEXT, source_of
+from benchmarks.shared.cases import Case, case_of
+from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
+from coldpress.compiler.activity.layer_counts import Activity, countable_families, exact_families
+from coldpress.compiler.io import Workspace
+from coldpress.compiler.quote.reference import Kind, as_large, kind_from
+from coldpress.compiler.quote.sources import Source, curves_like
+from coldpress.compiler.quote.trace import activations_of
+from coldpress.compiler.search import Judged, Space
+from coldpress.compiler.stages.allocate import AllocateConfig, Floor, Inputs, searched
+from coldpress.compiler.stages.allocate._judge import BudgetJudge
+from coldpress.compiler.stages.allocate._replay import Replays
+from coldpress.compiler.stages.explore import ExploreConfig, explored
+from coldpress.runtime.profiles.devices import device_names, load_device
+from coldpress.schemas.activations import Activations
+from coldpress.schemas.curves import Curves
 
-CODES = ("rtn", "gptq", "nested")
-PLANES = tuple(name for name in names("coldpress.runtime.quantization") if planes_of(name))
-CALIBRATION_BLOCKS = 32
-
-
-@dataclass(frozen=True)
-class InPlanes:
-    """A matrix, float32 in Hugging Face's order, by one plane and by both."""
-
-    coarse: np.ndarray
-    both: np.ndarray
-
-
-class Refined(Replaced):
-    """A model whose MLPs are coarse but for the units that each token refines."""
-
-    def __init__(self, model: Model, matrices: Mapping[str, InPlanes], share: float, threads: int) -> None:
-        """Takes every matrix of the MLPs by role, and the share of a layer's units that a token refines."""
-        super().__init__(model, {role: one.both for role, one in matrices.items()}, threads)
-        self._planes, self._share = matrices, share
-
-    def load_layer(self, layer: int, block_tokens: int) -> LoadedLayer:
-        """Returns the layer with another MLP."""
-        import torch
-
-        loaded = super().load_layer(layer, block_tokens)
-        mlp: Any = loaded.module.mlp
-        roles = {role: self._planes[f"layers.{layer}.{role}.weight"] for role in MLP_ROLES}
-        coarse = {role: torch.from_numpy(one.coarse) for role, one in roles.items()}
-        fine = {role: torch.from_numpy(one.both - one.coarse) for role, one in roles.items()}
-        norms = coarse["down_proj"].norm(dim=0)
-        count = round(self._share * len(norms))
-
-        def forward(x: Any) -> Any:
-            gate, up = x @ coarse["gate_proj"].T, x @ coarse["up_proj"].T
-            inner = mlp.act_fn(gate) * up
-            refined = torch.zeros_like(inner, dtype=torch.bool)
-            refined.scatter_(-1, (inner.abs() * norms).topk(count, dim=-1).indices, True)
-            whole = mlp.act_fn(gate + x @ fine["gate_proj"].T) * (up + x @ fine["up_proj"].T)
-            inner = torch.where(refined, whole, inner)
-            return inner @ coarse["down_proj"].T + (inner * refined) @ fine["down_proj"].T
-
-        mlp.forward = forward
-        return loaded
-
-
-def in_planes(case: Case, planes: PlanesFormat, codes: str, grams: Mapping[str, np.ndarray]) -> dict[str, InPlanes]:
-    """Returns every matrix of the MLPs by role, in the slices that a unit over the inner activation has."""
-    found = {}
-    for role, inputs in grams.items():
-        weights = weights_of(case.model, role, "column" if "down_proj" in role else "row", inputs)
-        chosen = codes_of(weights, planes, codes)
-        one = planes.decode(planes.split(chosen)[0], weights.length)
-        both = planes.whole.decode(chosen, weights.length)
-        turned = (one, both) if weights.axis == "row" else (one.T, both.T)
-        found[role] = InPlanes(*map(np.ascontiguousarray, turned))
-    return found
-
-
-def codes_of(weights: Weights, planes: PlanesFormat, codes: str) -> np.ndarray:
-    """Returns codes of the plain format, chosen as CODES says."""
-    if codes == "nested":
-        return nested_codes(weights, planes)
-    return {"rtn": rtn, "gptq": gptq}[codes].Plugin().quantize(weights, planes.WHOLE)
-
-
-@dataclass
-class Prepared:
-    """A model, its Gram matrices, and its hidden states on test text."""
-
-    case: Case
-    grams: Mapping[str, np.ndarray]
-    whole: Any
-
-    @staticmethod
-    def of(name: str, folder: Path, test_blocks: int) -> "Prepared":
-        """Loads a model and calibrates it."""
-        fit = slice(0, CALIBRATION_BLOCKS)
-        case = case_of(
-            name,
-            folder,
-            {"calibration": ("fit", fit), "validation": ("fit", fit), "test": ("test", slice(0, test_blocks))},
-        )
-        return Prepared(case, grams_of(case), case.stream.last_hidden(case.splits["test"]))
+METHODS = ("dense", "topk", "flash", "dip", "refine")
+REFINES = METHODS[-1]
+AS_LARGE = {
+    "prose7m": "llama-7b-shape",
+    "prose7m-relu": "relu-7b-shape",
+    "tinystories-mixtral-8x": "mixtral-8x7b-shape",
+    "tinystories656k": "llama-7b-shape",
+    "stories260k": "llama-7b-shape",
+}
+"""Real model -> the shape whose seconds are compared."""
+CACHES, CALIBRATION_BLOCKS = ("static", "lfu"), 16
+DEVICES = tuple(device_names())
 
 
 @dataclass(frozen=True)
 class Options:
     models: tuple[str, ...] = option(
-        ("prose7m", "prose7m-relu"), smoke=("stories260k",), full=tuple(MODELS), choices=MODELS, help="models"
+        ("prose7m", "prose7m-relu"),
+        smoke=("stories260k",),
+        full=tuple(AS_LARGE),
+        choices=tuple(AS_LARGE),
+        help="models",
     )
-    planes: tuple[str, ...] = option(
-        ("int4_2_2", "int4_3_1"), smoke=("int4_2_2",), full=PLANES, choices=PLANES, help="formats in planes"
+    devices: tuple[str, ...] = option(DEVICES, smoke=("pixel6",), choices=DEVICES, help="devices")
+    dram_shares: tuple[float, ...] = option(
+        (0.8,), full=(0.75, 0.8, 0.9), help="DRAM, as a share of weights and KV cache in int4_group32"
     )
-    codes: tuple[str, ...] = option(CODES, choices=CODES, help="how codes are chosen")
-    shares: tuple[float, ...] = option(
-        (0.0, 0.05, 0.1, 0.2, 1.0),
-        smoke=(0.0, 1.0),
-        full=(0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0),
-        help="shares of a layer's units that a token refines",
+    limits: tuple[float, ...] = option((0.01, 0.03), smoke=(0.3,), help="KL divergences that are allowed, nats")
+    methods: tuple[str, ...] = option(
+        METHODS, smoke=("dense", REFINES), choices=METHODS, help="selectors; dense and refine are needed"
     )
-    test_blocks: int = option(16, smoke=2, full=64, help="blocks of 256 tokens of test text")
+    blocks: int = option(4, smoke=1, full=16, help="blocks of 256 tokens of validation and of test text")
+
+
+@dataclass
+class Prepared:
+    """A model, explored on two texts, and the shape of a 7B of its kind."""
+
+    case: Case
+    methods: tuple[str, ...]
+    blocks: int
+    shape: Source
+
+    @cached_property
+    def activations(self) -> Activations:
+        """What calibration text tells."""
+        case, spec = self.case, self.case.model.spec
+        families = countable_families(spec)
+        known, work = Activity(exact_families(families, spec)), Workspace(case.folder / "calibrate", "benchmark")
+        return count_activity(PassConfig(), case.model, case.corpus(), families, known, work, case.stream.threads)
+
+    def kind(self, split: str) -> Kind:
+        """Returns the model's curves and statistics on a text; a ratio of perplexities is e to the divergence."""
+        case, config = self.case, ExploreConfig(method="auto", explore_tokens=self.blocks * 256)
+        text = replace(case, splits={**case.splits, "validation": case.splits[split]}, folder=case.folder / split)
+        work = Workspace(text.folder / "explore", "benchmark")
+        inputs = case.model, text.corpus(), self.activations, work, case.stream.threads
+        found = explored(self.methods, config, *inputs, as_large(case.model.spec))
+        return kind_from(_in_nats(found), case.model.num_parameters)
+
+    @cached_property
+    def on_validation(self) -> Curves:
+        """The shape's curves and signals."""
+        return curves_like(self.kind("validation"), self.shape.model, self._folder("validation"))
+
+    @cached_property
+    def on_test(self) -> Curves:
+        """The curves that figures are reported from."""
+        return curves_like(self.kind("test"), self.shape.model, self._folder("test"))
+
+    def _folder(self, split: str) -> Path:
+        folder = self.case.folder / f"{split}-as-large"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+
+def _in_nats(curves: Curves) -> Curves:
+    """Returns curves whose ratio of perplexities is e to the divergence, so that a floor limits the divergence."""
+
+    def changed(losses):
+        return tuple(
+            loss.model_copy(update={"ppl_ratio": math.exp(loss.mean_kld), "ppl_ratio_error": loss.mean_kld_error})
+            for loss in losses
+        )
+
+    return curves.model_copy(
+        update={
+            "curves": tuple(one.model_copy(update={"points": changed(one.points)}) for one in curves.curves),
+            "formats": changed(curves.formats),
+            "kv_caches": (),
+        }
+    )
 
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].model": "model",
-        "rows[].planes": "format in planes",
-        "rows[].codes": "how codes are chosen",
-        "rows[].share": "share of a layer's units that a token refines; 1 is the plain format",
-        "rows[].kl": "KL divergence from the source, mean over tokens, nats",
-        "rows[].kl_error": "standard error of kl over blocks",
-        "rows[].ppl_ratio": "perplexity over that of the source",
-        "coarse_kl_over_rtn?": "kl of the coarse plane alone, nested over rtn, median over models and planes; null "
-        "without both",
-        "whole_kl_over_rtn?": "the same of both planes",
+        "rows[].model": "real model that gives losses and signals",
+        "rows[].device": "profile whose law gives the seconds",
+        "rows[].dram_share": "DRAM of the 7B, as a share of its weights and KV cache in int4_group32",
+        "rows[].limit": "KL divergence from the source that is allowed on validation text, nats",
+        "rows[].method": "selector; dense uses every unit",
+        "rows[].format?": "format with the fewest seconds; null where none keeps the limit",
+        "rows[].density?": "share of the MLP's weights that a token uses or refines; null where none keeps the limit",
+        "rows[].kl?": "divergence on test text, nats; null where none keeps the limit",
+        "rows[].token_s?": "modelled seconds of a token; null where none keeps the limit",
+        "gain_at_kl.*.*.over_best?": "speed of refine over the fastest of all others, median over the models, "
+        "devices and DRAM with which refine keeps the limit; null where it keeps none",
+        "gain_at_kl.*.*.over_dense?": "the same over the fastest dense run",
+        "gain_at_kl.*.*.kept": "share of models, devices and DRAM in which refine keeps the limit",
+        "worst_over_dense?": "least speed of refine over the fastest dense run; null where it keeps no limit",
     }
     needs_data = True
-    over = {"model": "models", "planes": "planes", "codes": "codes"}
-    full_minutes = 40
+    over = {"model": "models", "device": "devices"}
+    full_minutes = 90
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """Yields a row per share."""
-        name, planes = cell["model"], planes_of(cell["planes"])
-        assert planes is not None
-        at = self.once(name, lambda: Prepared.of(name, self.folder / name, self.options.test_blocks))
-        case, tokens = at.case, at.case.splits["test"]
-        matrices = in_planes(case, planes, cell["codes"], at.grams)
-        for share in self.options.shares:
-            refined = Refined(case.model, matrices, share, case.stream.threads).last_hidden(tokens)
-            found = compare(case.stream, tokens, at.whole, refined)
-            divergence = found.kld[0].mean(axis=1)
-            yield {
-                "share": share,
-                "kl": float(divergence.mean()),
-                "kl_error": standard_error(divergence),
-                "ppl_ratio": math.exp((found.nll[0] - found.whole_nll).mean()),
-            }
+        """Yields a row per DRAM budget, limit and selector."""
+        name, device = cell["model"], load_device(cell["device"])
+        at = self.once(name, lambda: self._prepared(name))
+        model, curves = at.shape.model, at.on_validation
+        work = Workspace(at.case.folder / "plan", "benchmark")
+        activations = activations_of(curves, model.spec, work.folder)
+        inputs = Inputs(model, activations, device, work, None, 2, curves)
+        replays = Replays(inputs, 1.0)
+        for share in self.options.dram_shares:
+            asked = AllocateConfig(
+                method="auto",
+                format="auto",
+                cache="auto",
+                dram_budget=f"{share:.0%}",
+                context_length=SHAPE_CONTEXT,
+            )
+            for limit in self.options.limits:
+                found = searched(asked, inputs, Floor(curves, math.exp(limit)), _narrowed, replays)
+                budget = asked.model_copy(update={"dram_budget": found.judge.dram_budget_bytes})
+                tested = BudgetJudge(budget, inputs, Floor(at.on_test, math.inf), replays)
+                for method in self.options.methods:
+                    best = _fastest(method, found.judged)
+                    yield {
+                        "dram_share": share,
+                        "limit": limit,
+                        "method": method,
+                        "format": best and best.candidate.format,
+                        "density": best and best.density,
+                        "kl": best and math.log(tested(best.candidate).ppl_ratio or math.nan),
+                        "token_s": best and best.token_s,
+                    }
+
+    def _prepared(self, name: str) -> Prepared:
+        fit, test = slice(0, CALIBRATION_BLOCKS), slice(0, self.options.blocks)
+        validation = slice(CALIBRATION_BLOCKS, CALIBRATION_BLOCKS + self.options.blocks)
+        splits = {"calibration": ("fit", fit), "validation": ("fit", validation), "test": ("test", test)}
+        case = case_of(name, self.folder / name, splits)
+        return Prepared(case, self.options.methods, self.options.blocks, source_of(AS_LARGE[name], self.folder / name))
 
     def figures(self, rows: Rows) -> Figures:
-        kl = {(row["model"], row["planes"], row["share"], row["codes"]): row["kl"] for row in rows}
+        gains: dict[float, list[tuple[float, float]]] = {limit: [] for limit in self.options.limits}
+        cells: dict[tuple[float, str, str, float], dict[str, float]] = {}
+        for row in rows:
+            seconds = cells.setdefault((row["limit"], row["model"], row["device"], row["dram_share"]), {})
+            if row["token_s"] is not None:
+                seconds[row["method"]] = row["token_s"]
+        for (limit, *_), seconds in cells.items():
+            if REFINES in seconds:
+                own = seconds.pop(REFINES)
+                gains[limit].append((min(seconds.values()) / own, seconds["dense"] / own))
+        count = len(cells) / max(1, len(gains))
 
-        def over_rtn(share: float) -> float | None:
-            pairs = [(kl.get((*key[:3], "nested")), kl[key]) for key in kl if key[2:] == (share, "rtn")]
-            ratios = [nested / plain for nested, plain in pairs if nested is not None]
-            return statistics.median(ratios) if ratios else None
+        def middle(found: list[float]) -> float | None:
+            return statistics.median(found) if found else None
 
-        return {"coarse_kl_over_rtn": over_rtn(0.0), "whole_kl_over_rtn": over_rtn(1.0)}
+        return {
+            "gain_at_kl": {
+                f"{limit}": {
+                    "over_best": middle([best for best, _ in found]),
+                    "over_dense": middle([dense for _, dense in found]),
+                    "kept": len(found) / count,
+                }
+                for limit, found in gains.items()
+            },
+            "worst_over_dense": min((dense for found in gains.values() for _, dense in found), default=None),
+        }
+
+
+def _narrowed(space: Space) -> Space:
+    """Returns the space with two caches and the lowest density of each selector, nearly always the fastest."""
+    return replace(
+        space,
+        caches=tuple(name for name in space.caches if name in CACHES),
+        densities=lambda *of: space.densities(*of)[:1],
+    )
+
+
+def _fastest(method: str, judged: list[Judged]) -> Judged | None:
+    """Returns a selector's fastest candidate."""
+    built = [one for one in judged if one.candidate.method == method and one.refusal is None]
+    return min(built, key=lambda one: one.token_s, default=None)
 
 
 if __name__ == "__main__":

@@ -24,8 +24,7 @@ DEFAULT_FORMAT, DEFAULT_PLANES = "int4_group32", "int4_2_2"
 
 
 def methods_for(method: str, exact_zeros: bool, is_mixture: bool) -> tuple[str, ...]:
-    """Returns `method` alone, or the selectors that `auto` may take for such a model, dense first; none that refines,
-    since `explore` does not measure coarse planes."""
+    """Returns `method` alone, or the selectors that `auto` may take for such a model, dense first."""
     if method != AUTO:
         return (method,)
     names = plugins.names("coldpress.runtime.sparsity")
@@ -35,7 +34,6 @@ def methods_for(method: str, exact_zeros: bool, is_mixture: bool) -> tuple[str, 
         for name, selector in found.items()
         if (exact_zeros or not (selector.NEEDS_EXACT_ZEROS or selector.NEEDS_PREDICTORS))
         and not (is_mixture and selector.NEEDS_PREDICTORS)
-        and not selector.IN_PLANES
     ]
     return tuple(sorted(fit, key=lambda name: (not found[name].is_whole, name)))
 
@@ -46,10 +44,17 @@ def candidates(spec: ModelSpec, options: Options) -> tuple[str, ...]:
 
 
 def formats_for(named: str) -> tuple[str, ...]:
-    """Returns the formats that a build may have: the one that the user named, or all without planes."""
-    if named != AUTO:
-        return (named,)
-    return tuple(name for name in plugins.names("coldpress.runtime.quantization") if planes_of(name) is None)
+    """Returns the formats that a build may have: the one that the user named, or all."""
+    return (named,) if named != AUTO else tuple(plugins.names("coldpress.runtime.quantization"))
+
+
+def go_together(method: str, format_name: str, is_named: bool) -> bool:
+    """Returns whether a search compares a selector in a format: one that refines in planes, others in plain formats.
+
+    A dense run reads as much in planes as in the plain format: it is compared in planes only if the user names them.
+    """
+    selector, in_planes = load("coldpress.runtime.sparsity", Selector, method), planes_of(format_name) is not None
+    return in_planes == selector.IN_PLANES or (selector.is_whole and is_named)
 
 
 def check_format(method: str, format_name: str) -> None:

@@ -32,8 +32,8 @@ class Point(Loss):
     """A selector at one density."""
 
     density: Share
-    """Share of the MLP's weights that a token uses, in a mixture of the experts that the router picks: the same in all
-    layers, divided among families by the selector."""
+    """Share of the MLP's weights that a token uses, or refines, in a mixture of the experts that the router picks: the
+    same in all layers, divided among families by the selector."""
 
 
 class Curve(Record):
@@ -42,6 +42,9 @@ class Curve(Record):
     method: Method
     resident_share: Share | None = None
     """Share of each family that an LFU cache held, for a selector whose choice depends on residency; else None."""
+    format: FormatName | None = None
+    """The format in planes that units were refined in, which the losses include, up to those of the plain format at a
+    density of 1; None for a selector that leaves units out, measured in the source's own weights."""
     points: tuple[Point, ...]
     """By ascending density."""
 

@@ -316,10 +316,14 @@ class LayerStream:
         """Returns a copy of a module of the skeleton with its weights."""
         loaded = copy.deepcopy(module)
         state = {name: self._tensor(f"{prefix}.{name}") for name in loaded.state_dict()}
-        loaded.load_state_dict(state, strict=True, assign=True)
+        self._fill(loaded, state)
         if self._multiplies_with_onednn:
             _multiply_with_onednn(loaded)
         return loaded.requires_grad_(False)
+
+    def _fill(self, module: "nn.Module", state: "dict[str, Tensor]") -> None:
+        """Gives a module its weights."""
+        module.load_state_dict(state, strict=True, assign=True)
 
     @property
     def _multiplies_with_onednn(self) -> bool:
@@ -381,7 +385,7 @@ class LayerStream:
             def change(whole: "Tensor") -> "Tensor | None":
                 wanted: taps.Change | None = running.hooks.get(signal)
                 found = wanted(whole.reshape(-1, whole.shape[-1])) if wanted else None
-                return None if found is None else found.reshape(whole.shape)
+                return None if found is None else found.reshape(*whole.shape[:-1], -1)
 
             return change
 

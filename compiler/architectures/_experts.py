@@ -58,7 +58,7 @@ def _block_class() -> "type[nn.Module]":
             super().__init__()
             self.gate = torch.nn.Linear(hidden_size, num_experts, bias=False)
             self.experts = torch.nn.ModuleList(Expert(hidden_size, intermediate_size) for _ in range(num_experts))
-            self.act, self.top_k, self.width = act, top_k, intermediate_size
+            self.act, self.top_k = act, top_k
             # modules that change nothing: hooks on them see the signals
             self.given, self.activated, self.up, self.inner = (torch.nn.Identity() for _ in range(4))
 
@@ -81,13 +81,13 @@ def _block_class() -> "type[nn.Module]":
 
         def _first(self, given_TEN: "Tensor", uses: "list[Tensor]", name: str) -> "Tensor":
             """Returns each expert's products with the tokens that use it, [T, E, F]; 0 for the others."""
-            matrices = [expert.get_submodule(name) for expert in self.experts]
-            y_TEF = given_TEN.new_zeros(*given_TEN.shape[:2], self.width)
+            matrices: list[Any] = [expert.get_submodule(name) for expert in self.experts]
+            y_TEF = given_TEN.new_zeros(*given_TEN.shape[:2], matrices[0].weight.shape[0])
             for number, (tokens, matrix) in enumerate(zip(uses, matrices, strict=True)):
                 y_TEF[tokens, number] = matrix(given_TEN[tokens, number])
             return y_TEF
 
         def _seen(self, signal: "nn.Module", values_TEI: "Tensor") -> "Tensor":
-            return signal(values_TEI.flatten(1)).view_as(values_TEI)
+            return signal(values_TEI.flatten(1)).unflatten(1, (values_TEI.shape[1], -1))
 
     return Block

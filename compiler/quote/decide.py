@@ -273,14 +273,15 @@ class _Quoting:
 
     def _quality(self, best: Judged, division: Sparsity) -> Figure:
         """Returns the perplexity ratio to expect, with the curve's largest standard error nearby."""
+        curves = self._floor.of(best.candidate.method, division.format)
         errors = [
             point.ppl_ratio_error or 0.0
-            for curve in self._source.curves.of(best.candidate.method)
+            for curve in curves
             for point in curve.points
             if abs(point.density - best.density) <= 0.1
         ]
-        loss = self._source.curves.format_loss(division.format)
-        error = max(errors, default=0.0) + (loss.ppl_ratio_error or 0.0 if loss else 0.0)
+        of_format = None if any(curve.format for curve in curves) else self._source.curves.format_loss(division.format)
+        error = max(errors, default=0.0) + (of_format.ppl_ratio_error or 0.0 if of_format else 0.0)
         error *= 1 if self._source.basis == "measured" else 2
         ratio = best.ppl_ratio if self._source.basis != "none" else None
         low, high = (None, None) if ratio is None else (max(1.0, ratio - error), ratio + error)

@@ -4,14 +4,17 @@ reference.json holds what stage `explore` measured on a Llama-like model with Sw
 parameters each): quality curves, losses of formats, and statistics of the trace's signals, from which `drawn_trace`
 draws. A signal of unit u is x = s_u · f(z): z is a Gaussian that persists from token to token (a first-order
 autoregression), f(z) = sign(z) |z|^p has heavy tails where p > 1, and s_u is log-normal over units. Units with exact
-zeros are active where z exceeds a bound of their own. A larger model may lose more or less: it is called a guess.
-`python -m coldpress.compiler.quote.reference SWIGLU/explore.json RELU/explore.json` measures the file again.
+zeros are active where z exceeds a bound of their own. A larger model may lose more or less: it is called a guess. Reads
+cost the selectors that price them what those of a 7B's units do, since quotes are asked for such models.
+`python -m coldpress.compiler.quote.reference SWIGLU RELU`, two calibrated build folders, measures the file again.
 """
 
 import datetime
 import functools
 import math
+import os
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,7 +23,7 @@ from pydantic import Field
 
 from coldpress.compiler.activity.layer_counts import countable_families
 from coldpress.compiler.activity.unit_statistics import NORMS
-from coldpress.compiler.io import load_arrays, load_record, replacing
+from coldpress.compiler.io import Workspace, load_arrays, load_record, replacing
 from coldpress.schemas.base import Record, Share
 from coldpress.schemas.curves import Curve, Curves, FormatLoss, KvCacheLoss, Unexplored
 from coldpress.schemas.families import Signal, activity_of, num_experts, num_units
@@ -172,8 +175,8 @@ def _moment(power: float) -> float:
     return 2 ** (power / 2) * math.gamma((power + 1) / 2) / math.sqrt(math.pi)
 
 
-def _kind(path: Path) -> Kind:
-    curves = load_record(path, Curves)
+def kind_from(curves: Curves, num_parameters: int) -> Kind:
+    """Returns the figures of an explored model."""
     of_signal: dict[str, list[SignalStatistics]] = {}
     for name, values in load_arrays(curves.trace).items():
         if not name.endswith(NORMS):
@@ -186,7 +189,7 @@ def _kind(path: Path) -> Kind:
     }
     return Kind.model_validate(
         {
-            "num_parameters": _parameters(path.parent / "ingest.json"),
+            "num_parameters": num_parameters,
             "num_tokens": curves.num_tokens,
             "block_tokens": curves.block_tokens,
             "curves": curves.curves,
@@ -198,17 +201,34 @@ def _kind(path: Path) -> Kind:
     )
 
 
-def _parameters(record: Path) -> int:
+def _kind(build: Path, work: Workspace) -> Kind:
+    """Explores the model of a build folder."""
+    from coldpress.compiler.candidates import candidates
+    from coldpress.compiler.stages.explore import ExploreConfig, explored
+    from coldpress.schemas.activations import Activations
+    from coldpress.schemas.corpus import Corpus
     from coldpress.schemas.model import Model
 
-    return load_record(record, Model).num_parameters
+    model = load_record(build / "ingest.json", Model)
+    corpus = load_record(build / "tokenize.json", Corpus)
+    activations = load_record(build / "calibrate.json", Activations)
+    methods, config = candidates(model.spec, {}), ExploreConfig(method="auto")
+    cores = len(os.sched_getaffinity(0))
+    curves = explored(methods, config, model, corpus, activations, work, cores, as_large(model.spec))
+    return kind_from(curves, model.num_parameters)
+
+
+def as_large(spec: ModelSpec) -> ModelSpec:
+    """Returns the shape with units of a 7B's size (Llama-2)."""
+    return spec.model_copy(update={"hidden_size": 4096, "intermediate_size": 11008})
 
 
 def main(argv: list[str]) -> int:
-    """Writes reference.json from two records of `explore`, each beside its `ingest.json`."""
-    smooth, exact = (_kind(Path(name)) for name in argv)
+    """Writes reference.json from two build folders."""
+    with tempfile.TemporaryDirectory() as folder:
+        smooth, exact = (_kind(Path(name), Workspace(Path(folder) / f"{place}", "")) for place, name in enumerate(argv))
     command = (
-        "snakemake --config model=<7.3M, SwiGLU or ReLU> device=pixel6 corpus=<WikiText-2>; compiler.quote.reference"
+        "snakemake --config model=<7.3M, SwiGLU or ReLU> corpus=<WikiText-2> -- calibrate; compiler.quote.reference"
     )
     found = Reference(command=command, date=f"{datetime.date.today()}", smooth=smooth, exact_zeros=exact)
     with replacing(FILE) as temporary:

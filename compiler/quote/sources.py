@@ -17,7 +17,7 @@ from coldpress.compiler.checkpoint.hub import snapshot
 from coldpress.compiler.checkpoint.shapes import read_shapes
 from coldpress.compiler.io import load_record, save_arrays
 from coldpress.compiler.quote.records import Basis
-from coldpress.compiler.quote.reference import drawn_trace, kind_of
+from coldpress.compiler.quote.reference import Kind, drawn_trace, kind_of
 from coldpress.compiler.quote.trace import activations_of
 from coldpress.compiler.seconds import NO_DIGEST
 from coldpress.compiler.workflow.settings import CONFIG_FILE, BuildConfig, resolve
@@ -158,11 +158,26 @@ def _guessed(
     folder: Path,
 ) -> Source:
     """Returns a model with curves and signals of its kind; without any, only a dense run can be quoted."""
-    spec, kind = model.spec, kind_of(model.spec)
+    kind = kind_of(model.spec)
+    curves = curves_like(kind, model, folder)
+    basis: Basis = "same kind of model" if kind else "none"
+    words = (
+        f"curves and signals' statistics of a model of the same kind with {kind.num_parameters:,} parameters"
+        if kind
+        else "no model of this kind was measured, so that only a dense run is quoted, and its quality is unknown"
+    )
+    activations = activations_of(curves, model.spec, folder)
+    return Source(source, model.name, model, activations, curves, basis, words, context_length, given, folder, build)
+
+
+def curves_like(kind: Kind | None, model: Model, folder: Path) -> Curves:
+    """Returns another model's curves for a model, with a trace drawn with that one's statistics, which is written into
+    `folder`; None: for a dense run alone."""
+    spec = model.spec
     layers = (spec.num_hidden_layers // 2,)
     trace = drawn_trace(spec, kind, layers, DRAWN_TOKENS) if kind else {f"{layers[0]}.none": _NOTHING}
     known = {curve.method for curve in kind.curves} | {one.method for one in kind.unexplored} if kind else {"dense"}
-    curves = Curves(
+    return Curves(
         weights_sha256=model.weights_sha256,
         num_tokens=kind.num_tokens if kind else 1,
         block_tokens=kind.block_tokens if kind else 1,
@@ -178,14 +193,6 @@ def _guessed(
         trace=save_arrays(folder / "trace.safetensors", trace),
         trace_layers=layers,
     )
-    basis: Basis = "same kind of model" if kind else "none"
-    words = (
-        f"curves and signals' statistics of a model of the same kind with {kind.num_parameters:,} parameters"
-        if kind
-        else "no model of this kind was measured, so that only a dense run is quoted, and its quality is unknown"
-    )
-    activations = activations_of(curves, spec, folder)
-    return Source(source, model.name, model, activations, curves, basis, words, context_length, given, folder, build)
 
 
 def _origin(name: str, source: str, revision: str | None) -> dict[str, str]:

@@ -46,6 +46,12 @@ def coarse_shape(family: FamilyName, spec: ModelSpec) -> tuple[int, int]:
     return num_units(family, spec), sum(GROUP * groups(slice_length(piece, spec)) for piece in slices(family, spec))
 
 
+def coarse_bytes(family: FamilyName, spec: ModelSpec, format_name: str) -> int:
+    """Returns the bytes of the coarse planes of a family's units in one layer; 0 in a format without planes."""
+    units, length = coarse_shape(family, spec)
+    return units * nbytes(format_name, length) if planes_of(format_name) else 0
+
+
 def layout_bytes(layout: Layout) -> int:
     """Returns the bytes of all tensors of a layout."""
     return sum(math.prod(shape) * dtype.itemsize for dtype, shape in layout.values())

@@ -3,6 +3,7 @@
 import os
 from typing import Any
 
+from coldpress.runtime.artifact.contents import coarse_bytes
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.plan.bookkeeping import bookkeeping_bytes
 from coldpress.runtime.plan.budget import least_budget_bytes, used_bytes, whole_bytes
@@ -49,6 +50,7 @@ def _family(manifest: Manifest, entry: FamilyFormat) -> dict[str, Any]:
         "layers_per_section": max(len(section.layers) for section in sections),
         "num_units": sum(section.num_units * len(section.layers) for section in sections),
         "total_bytes": sum(section.length_bytes for section in sections),
+        "coarse_bytes": manifest.model.num_hidden_layers * coarse_bytes(entry.family, manifest.model, entry.format),
     }
 
 
@@ -105,7 +107,7 @@ def render(summary: dict[str, Any], spec: ModelSpec) -> str:
 
 
 def _family_rows(families: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-    head = ("family", "format", "units", "unit bytes", "layers", "total", "a unit is")
+    head = ("family", "format", "units", "unit bytes", "layers", "total", "coarse in DRAM", "a unit is")
     return [head] + [
         (
             entry["family"],
@@ -114,6 +116,7 @@ def _family_rows(families: list[dict[str, Any]]) -> list[tuple[str, ...]]:
             str(entry["unit_bytes"]),
             str(entry["layers_per_section"]),
             show_bytes(entry["total_bytes"]),
+            show_bytes(entry["coarse_bytes"]) if entry["coarse_bytes"] else "-",
             ", ".join(entry["slices"]),
         )
         for entry in families

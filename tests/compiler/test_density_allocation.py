@@ -19,7 +19,7 @@ from coldpress.compiler.activity.layer_counts import Activity
 from coldpress.compiler.io import Workspace
 from coldpress.compiler.stages import ingest
 from coldpress.compiler.stages.allocate import AllocateConfig, _densities, dip, global_threshold, greedy, run, uniform
-from coldpress.compiler.stages.allocate._losses import MeasuredLosses
+from coldpress.compiler.stages.allocate._losses import Fit, MeasuredLosses
 from coldpress.compiler.stages.allocate._magnitudes import Magnitudes
 from coldpress.compiler.stages.allocate._task import Key, Shares
 from coldpress.compiler.stages.ingest import IngestConfig
@@ -236,12 +236,16 @@ def by_hand(model: Model, shares: Shares, tokens: np.ndarray) -> float:
     return float((whole.exp() * (whole - pruned)).sum(-1).mean())
 
 
+def measured(stream: LayerStream, fit: Fit, work: Workspace) -> MeasuredLosses:
+    return MeasuredLosses(stream, stream, topk.Plugin(), fit, TOKENS["calibration"], TOKENS["validation"], work)
+
+
 def losses_of(model: Model, work: Path) -> MeasuredLosses:
     def fit(key: Key, share: float) -> dict[str, np.ndarray]:
         return topk.Plugin().fit(num_units(key[1], model.spec), share, {}, topk.Options())
 
     space = Workspace(work, "test")
-    return MeasuredLosses(LayerStream(model), topk.Plugin(), fit, TOKENS["calibration"], TOKENS["validation"], space)
+    return measured(LayerStream(model), fit, space)
 
 
 def test_losses_are_divergences_of_transformers_own_model(model: Model, tmp_path: Path) -> None:
@@ -270,7 +274,7 @@ def test_what_variants_have_in_common_is_fitted_once(model: Model, tmp_path: Pat
 
     base = {(layer, family): 0.75 for layer in range(LAYERS) for family in FAMILIES}
     space = Workspace(tmp_path, "test")
-    losses = MeasuredLosses(LayerStream(model), topk.Plugin(), fit, TOKENS["calibration"], TOKENS["validation"], space)
+    losses = measured(LayerStream(model), fit, space)
     losses.of([base, {**base, (2, "mlp_mid"): 0.25}, {**base, (0, "mlp_in"): 0.25}])
     assert sorted(calls) == sorted([*base.items(), ((2, "mlp_mid"), 0.25), ((0, "mlp_in"), 0.25)])
 

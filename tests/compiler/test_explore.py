@@ -13,14 +13,19 @@ from transformers import AutoModelForCausalLM
 from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.layer_counts import Activity, countable_families, exact_families
+from coldpress.compiler.activity.rounded import RoundedKeys
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.stages import allocate, explore, ingest
 from coldpress.compiler.stages.allocate import AllocateConfig
 from coldpress.compiler.stages.allocate._quality import Floor, least_density, ratio_at
 from coldpress.compiler.stages.explore import ExploreConfig
-from coldpress.compiler.stages.explore.rounded import RoundedKeys
 from coldpress.compiler.stages.explore.trace import rounded
-from coldpress.compiler.stages.explore.variants import CACHED_DENSITIES, DENSITIES, RESIDENT_SHARES
+from coldpress.compiler.stages.explore.variants import (
+    CACHED_DENSITIES,
+    DENSITIES,
+    REFINED_DENSITIES,
+    RESIDENT_SHARES,
+)
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.runtime.plugins import names
 from coldpress.runtime.quantization._planes import planes_of
@@ -133,12 +138,15 @@ def test_every_candidate_has_a_curve_or_a_reason(curves: Curves) -> None:
     least = {"gate": 1 / 3, "cats": 1 / 3, "up": 1 / 3, "glu": 2 / 3}  # of the MLP, what stays in DRAM
     for curve in curves.curves:
         measured = DENSITIES if curve.resident_share is None else CACHED_DENSITIES
+        measured = measured if curve.format is None else (*REFINED_DENSITIES, 1.0)
         reached = tuple(density for density in measured if density > least.get(curve.method, 0))
         assert tuple(point.density for point in curve.points) == reached
     for method in ("flash", "dip_ca"):
         assert tuple(curve.resident_share for curve in curves.of(method)) == RESIDENT_SHARES
-    plain = {name for name in names("coldpress.runtime.quantization") if planes_of(name) is None}
-    assert {loss.format for loss in curves.formats} == plain
+    every = set(names("coldpress.runtime.quantization"))
+    planes = {name for name in every if planes_of(name)}
+    assert {loss.format for loss in curves.formats} == every - planes
+    assert {curve.format for curve in curves.of("refine")} == planes
 
 
 def test_a_model_with_exact_zeros_has_further_candidates(corpus: Corpus, tmp_path: Path) -> None:
@@ -260,6 +268,63 @@ def test_threads_change_nothing(model: Model, corpus: Corpus, few: Curves, tmp_p
     other = explored(model, corpus, tmp_path, threads=3)
     assert other.model_copy(update={"trace": few.trace}) == few
     assert other.trace.sha256 == few.trace.sha256
+
+
+def test_what_is_refined_loses_less_than_what_is_left_out(curves: Curves) -> None:
+    """With every unit refined it loses what the plain format does."""
+    plain = {loss.format: loss.mean_kld for loss in curves.formats}
+    for curve in curves.of("refine"):
+        planes = planes_of(curve.format or "")
+        assert planes is not None
+        losses = [point.mean_kld for point in curve.points]
+        assert losses[-1] == plain[planes.WHOLE]
+        assert losses[0] > losses[-1]
+    by_format = {curve.format: curve.points[0].mean_kld for curve in curves.of("refine")}
+    assert by_format["int8_4_4"] < by_format["int4_3_1"] < by_format["int4_2_2"]
+
+
+def test_a_curve_in_planes_includes_its_format(model: Model, tmp_path: Path) -> None:
+    known = curves_of(model, tmp_path, {"refine": {0.1: 1.08, 0.5: 1.06, 1.0: 1.05}}, {"int4_group32": 1.05})
+    (curve,) = known.curves
+    known = known.model_copy(update={"curves": (curve.model_copy(update={"format": "int4_2_2"}),)})
+    floor = Floor(known, 1.071)
+    assert floor.ratio("refine", "int4_2_2", 0.1) == pytest.approx(1.08)
+    assert floor.ratio("refine", "int4_2_2", 1.0) == pytest.approx(1.05)
+    assert floor.least_density("refine", "int4_2_2") == pytest.approx(0.3)
+    assert floor.least_density("refine", "int4_3_1") is None, "not measured in this format"
+    assert floor.why_unexplored("refine", "int4_2_2") is None
+    assert "lack it in int4_3_1; build again" in str(floor.why_unexplored("refine", "int4_3_1"))
+    assert floor.formats(("int4_2_2", "int4_group32")) == ("int4_2_2", "int4_group32")
+    assert Floor(known, 1.01).formats(("int4_2_2", "int4_group32")) == ("int4_2_2", "int4_group32"), "equally good"
+
+
+def test_units_in_planes_are_searched_beside_others(model: Model, activations: Activations, tmp_path: Path) -> None:
+    """A selector that refines is judged in planes, every other one in plain formats."""
+    curves = curves_of(model, tmp_path, {"refine": {0.1: 1.01, 1.0: 1.0}, "topk": {0.3: 1.2, 0.9: 1.0}}, {"fp16": 1.0})
+    (refine, topk) = curves.curves
+    in_planes = tuple(refine.model_copy(update={"format": name}) for name in ("int4_2_2", "int8_4_4"))
+    curves = curves.model_copy(update={"curves": (*in_planes, topk)})
+
+    def tried(**settings: Any) -> dict[str, Any]:
+        values: dict[str, Any] = {
+            "method": "auto",
+            "dram_budget": 1_000_000,
+            "context_length": 64,
+            "max_ppl_ratio": 1.05,
+        }
+        config = AllocateConfig(**values | {"format": "auto", "density_allocation": "uniform"} | settings)
+        work = Workspace(tmp_path / f"{settings}", "test")
+        found = allocate.run(config, model, activations, device_of(), work, curves=curves)
+        return {entry.method: entry for entry in found.tried}
+
+    found = tried()
+    assert (found["refine"].format, found["refine"].density) == ("int4_2_2", pytest.approx(0.1))
+    assert {planes_of(entry.format) for name, entry in found.items() if entry.format and name != "refine"} == {None}
+    named = tried(format="int8_4_4")
+    assert {name for name, entry in named.items() if entry.format} == {"dense", "refine"}
+    assert {entry.format for entry in named.values() if entry.format} == {"int8_4_4"}
+    plain = tried(format="int4_group32")
+    assert "refine" not in plain
 
 
 def curve_of(**ratios: float) -> Curve:

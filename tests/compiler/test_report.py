@@ -99,6 +99,19 @@ def test_the_budget_is_divided_without_rest(tmp_path, method):
     assert all(size > 0 for size in parts.values())
 
 
+@pytest.mark.slow
+def test_units_in_planes_are_shown_as_refined(tmp_path):
+    """What DRAM holds of them by their high bits is a part of the budget: 10 bytes for 32 weights of the MLP."""
+    build = Build(tmp_path, method="refine", format_name="int4_2_2", budget_share=0.95)
+    parts = figures.budget_parts(build.model.spec, build.sparsity.format, build.layout, build.plans)
+    assert sum(parts.values()) == build.plans.plans[0].dram_budget_bytes
+    assert parts["coarse planes"] == 2 * 72 * 3 * 2 * 10
+    _, html = report(build, tmp_path)
+    text = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", html))
+    assert "units refined" in text
+    assert "that a token refines, while the others compute with their coarse planes: as planned" in text
+
+
 def test_hot_units_by_hand():
     curve = figures.FrequencyCurve(0, "neuron", np.array([0.5, 0.3, 0.1, 0.1, 0.0]))
     assert curve.hot_units == 0.4  # two of five make 0.8 of the sum 1.0

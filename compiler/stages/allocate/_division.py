@@ -140,7 +140,7 @@ def method_of(name: str, options: Options, format_name: str, layers_per_group: i
     own, spec = options_of(selector, options), inputs.model.spec
     sizes = {family: unit_bytes(family, spec, format_name) for family in selector.families(spec, own)}
     reads = {family: read_units(inputs.device.flash, size, layers_per_group) for family, size in sizes.items()}
-    return Method(name, selector, own, sizes, reads)
+    return Method(name, selector, own, format_name, sizes, reads)
 
 
 def _cache_bytes(config: AllocateConfig, budget: int, needs: _Needs) -> int:

@@ -3,7 +3,15 @@
 import math
 from collections.abc import Sequence
 
-from coldpress.compiler.candidates import AUTO, caches_for, candidates, formats_for, own_cache_options, own_options
+from coldpress.compiler.candidates import (
+    AUTO,
+    caches_for,
+    candidates,
+    formats_for,
+    go_together,
+    own_cache_options,
+    own_options,
+)
 from coldpress.compiler.cost_model import flash_bytes, llm_sparsity, weight_bytes
 from coldpress.compiler.search import Candidate, Judged, Space
 from coldpress.compiler.seconds import Token
@@ -105,6 +113,8 @@ class BudgetJudge:
 
     def densities(self, method: Method, format_name: FormatName) -> Sequence[float | None]:
         """Returns the densities of a selector in a format that keep the quality; see `Space`."""
+        if not go_together(method, format_name, is_named=self._config.format != AUTO):
+            return ()
         try:
             return self._kept_densities(method, format_name)
         except ColdpressError as error:
@@ -130,7 +140,7 @@ class BudgetJudge:
             ColdpressError: saying why the selector is no candidate in this format.
         """
         floor, asked = self._floor, self._config.density
-        if (reason := floor.why_unexplored(method)) is not None:
+        if (reason := floor.why_unexplored(method, format_name)) is not None:
             raise ColdpressError(reason)
         if not floor.curves.of(method):
             return (None,)  # every unit, or what zeros and predictors say

@@ -14,6 +14,7 @@ import numpy as np
 
 from coldpress.compiler.activity.choice import Choice
 from coldpress.compiler.activity.forward import LayerStream
+from coldpress.compiler.activity.in_planes import in_model
 from coldpress.compiler.activity.variants import Variant, compare, last_hidden
 from coldpress.compiler.io import Workspace, digest, load_arrays
 from coldpress.compiler.stages.allocate._task import Key, Shares
@@ -43,6 +44,7 @@ class MeasuredLosses:
     def __init__(
         self,
         stream: LayerStream,
+        model: LayerStream,
         selector: Selector[Any],
         fit: Fit,
         calibration: np.ndarray,
@@ -53,13 +55,14 @@ class MeasuredLosses:
 
         Args:
             stream: The source.
+            model: That in which the selector's loss shows (compiler/activity/in_planes.py).
             selector: The build's selector.
             fit: Returns the selector's arrays for one family of one layer at a density.
             calibration: Token blocks int [num_blocks, T] that `of` measures on.
             validation: Other blocks, that `on_validation` measures on.
             work: The stage's folder.
         """
-        self._stream, self._selector, self._fit, self._work = stream, selector, fit, work
+        self._stream, self._model, self._selector, self._fit, self._work = stream, model, selector, fit, work
         self._calibration, self._validation = _Text("calibration", calibration), _Text("validation", validation)
 
     def of(self, variants: Sequence[Shares]) -> list[float]:
@@ -83,17 +86,18 @@ class MeasuredLosses:
         asked = dict.fromkeys((key, share) for variant in variants for key, share in variant.items())
         fitted = {(key, share): self._fit(key, share) for key, share in asked}
         families = tuple(dict.fromkeys(family for _, family in variants[0]))
+
+        def choice(variant: Shares) -> Choice:
+            arrays = {key: fitted[key, share] for key, share in variant.items()}
+            return in_model(Choice(self._selector, arrays, self._model.spec))
+
         running = [
-            Variant(
-                Choice(self._selector, {key: fitted[key, share] for key, share in variant.items()}, self._stream.spec),
-                families,
-                _first_difference(variants[0], variant) if number else 0,
-            )
+            Variant(choice(variant), families, _first_difference(variants[0], variant) if number else 0)
             for number, variant in enumerate(variants)
         ]
         if text.whole is None:
             text.whole = self._stream.last_hidden(text.tokens)
-        hidden = last_hidden(self._stream, text.tokens, running)
+        hidden = last_hidden(self._model, text.tokens, running)
         return compare(self._stream, text.tokens, text.whole, hidden).kld_sums.sum(axis=1) / text.tokens.size
 
 

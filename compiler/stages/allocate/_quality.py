@@ -2,7 +2,8 @@
 
 Measured ratios of perplexity scatter. A curve that never rises with density is fitted to them (isotonic regression,
 weighted by their errors), with no loss at a density of 1. Between two densities it is interpolated. A density keeps the
-floor if its ratio does with one standard error added: the artifact is judged on other text at the end.
+floor if its ratio does with one standard error added: the artifact is judged on other text at the end. A curve of units
+that are refined in planes includes the loss of its format, and was measured up to a density of 1.
 """
 
 import math
@@ -15,6 +16,7 @@ import numpy as np
 
 from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
 from coldpress.runtime.plugins import load
+from coldpress.runtime.quantization._planes import whole_format
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.curves import Curve, Curves
 from coldpress.schemas.families import FormatName, Method
@@ -35,7 +37,7 @@ class Floor:
 
     def format_ratio(self, name: FormatName) -> float:
         """Returns the perplexity ratio of a format, all units used; at least 1, since a lucky rounding is no credit."""
-        loss = self.curves.format_loss(name)
+        loss = self.curves.format_loss(whole_format(name))
         return 1.0 if loss is None else max(1.0, loss.ppl_ratio)
 
     def kv_cache_ratio(self, name: KvCacheFormat) -> float | None:
@@ -46,38 +48,52 @@ class Floor:
 
     def formats(self, names: Sequence[FormatName]) -> tuple[FormatName, ...]:
         """Returns the formats that keep the floor with all units used; the best, if none does."""
-        kept = tuple(name for name in names if self.format_ratio(name) <= self.max_ppl_ratio)
-        return kept or (min(names, key=self.format_ratio),)
+        most = max(self.max_ppl_ratio, min(map(self.format_ratio, names)))
+        return tuple(name for name in names if self.format_ratio(name) <= most)
 
     def least_density(self, method: Method, name: FormatName, resident_share: float = 0.0) -> float | None:
         """Returns the lowest density at which a selector with curves keeps the floor in a format; None if none does.
 
         `resident_share` is the share of the units that DRAM holds, for a selector that sees residency.
         """
-        most = self.max_ppl_ratio / self.format_ratio(name)
-        found = [least_density(curve, most) for curve in self._around(method, resident_share)]
+        found = [
+            least_density(curve, self.max_ppl_ratio / self._besides(curve, name))
+            for curve in self._around(method, name, resident_share)
+        ]
         densities = [density for density in found if density is not None]
-        return max(densities) if len(densities) == len(found) else None
+        return max(densities) if densities and len(densities) == len(found) else None
 
     def ratio(self, method: Method, name: FormatName, density: float, resident_share: float = 0.0) -> float | None:
         """Returns the artifact's perplexity ratio to expect; None if nobody knows: losses of selector and format
         multiply."""
-        if curves := self._around(method, resident_share):
-            return self.format_ratio(name) * max(ratio_at(curve, density) for curve in curves)
+        if curves := self._around(method, name, resident_share):
+            return max(self._besides(curve, name) * ratio_at(curve, density) for curve in curves)
         selector = load("coldpress.runtime.sparsity", Selector, method)
         return self.format_ratio(name) if selector.EXACT or selector.NEEDS_PREDICTORS or selector.is_whole else None
 
-    def why_unexplored(self, method: Method) -> str | None:
-        """Returns why a selector that loses something has no curve; None if it has one, or loses nothing."""
-        selector = load("coldpress.runtime.sparsity", Selector, method)
-        if self.curves.of(method) or selector.EXACT or selector.NEEDS_PREDICTORS or selector.is_whole:
-            return None
-        return next(found.reason for found in self.curves.unexplored if found.method == method)
+    def why_unexplored(self, method: Method, name: FormatName) -> str | None:
+        """Returns why a selector that loses something has no curve in a format; None if it has one, or loses nothing.
 
-    def _around(self, method: Method, resident_share: float) -> tuple[Curve, ...]:
+        Curves of an older build may lack selectors and formats that came later.
+        """
+        selector = load("coldpress.runtime.sparsity", Selector, method)
+        if self.of(method, name) or selector.EXACT or selector.NEEDS_PREDICTORS or selector.is_whole:
+            return None
+        reasons = (found.reason for found in self.curves.unexplored if found.method == method)
+        return next(reasons, f"these quality curves lack it in {name}; build again to measure it")
+
+    def _besides(self, curve: Curve, name: FormatName) -> float:
+        """Returns the perplexity ratio of a format that a curve does not include."""
+        return self.format_ratio(name) if curve.format is None else 1.0
+
+    def of(self, method: Method, name: FormatName) -> list[Curve]:
+        """Returns a selector's curves that hold in a format."""
+        return [curve for curve in self.curves.of(method) if curve.format in (None, name)]
+
+    def _around(self, method: Method, name: FormatName, resident_share: float) -> tuple[Curve, ...]:
         """Returns the curves of the nearest measured resident shares: one below and one above. The worse one
         counts, since nothing is known between them."""
-        curves = self.curves.of(method)
+        curves = self.of(method, name)
         below = [curve for curve in curves if (curve.resident_share or 0.0) <= resident_share]
         above = [curve for curve in curves if (curve.resident_share or 0.0) > resident_share]
         return (*below[-1:], *above[:1])
@@ -105,8 +121,8 @@ def _fitted(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 @lru_cache(maxsize=1024)  # a search asks for a curve with every budget, format and density
 def _fit(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns densities, ratios that never rise, and their errors, float64 [n] each, up to a density of 1 without
-    loss."""
+    """Returns densities, ratios that never rise, and their errors, float64 [n] each, up to a density of 1: without
+    loss, where it was not measured."""
     from scipy.optimize import isotonic_regression  # what scikit-learn's class calls, without half a second of imports
 
     densities = np.array([point.density for point in curve.points])
@@ -114,4 +130,6 @@ def _fit(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     weights = 1 / np.maximum(known, LEAST_ERROR) ** 2
     fitted = isotonic_regression([point.ppl_ratio for point in curve.points], weights=weights, increasing=False)
     ratios = np.maximum(fitted.x, 1.0)
+    if densities[-1] == 1:
+        return densities, ratios, known
     return np.append(densities, 1.0), np.append(ratios, 1.0), np.append(known, 0.0)

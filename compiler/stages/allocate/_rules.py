@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from coldpress.compiler.activity.calibration_pass import ComputeConfig, stream_of
+from coldpress.compiler.activity.in_planes import model_for
 from coldpress.compiler.activity.unit_statistics import UnitStatistics, all_statistics
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.stages.allocate._losses import MeasuredLosses
@@ -27,7 +28,7 @@ from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.curves import Curves
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import mlp_shares, num_units, used_share
+from coldpress.schemas.families import FormatName, mlp_shares, num_units, used_share
 from coldpress.schemas.layout import CacheName
 from coldpress.schemas.model import Model, ModelSpec
 
@@ -74,6 +75,7 @@ class Method:
     name: str
     selector: Selector[Any]
     options: Any
+    format: FormatName
     unit_bytes: Mapping[str, int]
     """By family, in the order of the selector's families."""
     read_units: Mapping[str, np.ndarray]
@@ -174,4 +176,5 @@ class _Known:
         blocks = [load_arrays(inputs.corpus.split(name).arrays)["tokens"] for name in ("calibration", "validation")]
         count = max(1, self._config.allocation_tokens // blocks[0].shape[1])
         stream, _ = stream_of(self._config, inputs.model, inputs.threads)
-        return MeasuredLosses(stream, selector, fit, blocks[0][:count], blocks[1][:count], inputs.work)
+        model = model_for(selector, stream, self._method.format, self._method.unit_bytes)
+        return MeasuredLosses(stream, model, selector, fit, blocks[0][:count], blocks[1][:count], inputs.work)

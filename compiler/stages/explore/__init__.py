@@ -7,6 +7,7 @@ densities of a candidate share one pass over validation text, so that each layer
 all layers, divided among families by the selector; `allocate` divides better ones. Those that a selector cannot reach
 are left out. A selector that sees residency is measured with an LFU cache in the loop, at two sizes of DRAM; `flash`
 also prices reads, which no model determines: its curves are for a reference flash and the default format (variants.py).
+One that refines has a curve for each format in planes, in that format's weights.
 
 The pass of the whole model records a trace: the signals of a few layers, with which `allocate` replays each candidate's
 requests. A format's loss is that of matrices rounded to nearest, row by row; a KV cache's, that of keys and values
@@ -14,7 +15,8 @@ rounded head by head. Each pass leaves a file, so that a run that was interrupte
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -24,27 +26,30 @@ from coldpress.compiler.activity.calibration_pass import ComputeConfig, stream_o
 from coldpress.compiler.activity.choice import REPLAYED_LAYERS, replayed_layers
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.layer_counts import countable_families
+from coldpress.compiler.activity.rounded import Rounded, RoundedKeys
 from coldpress.compiler.activity.variants import Differences, compare, last_hidden
 from coldpress.compiler.block_statistics import perplexity, standard_error
 from coldpress.compiler.candidates import AUTO, candidates, families_for, formats_for, own_options
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.shared_settings import MethodSetting
-from coldpress.compiler.stages.explore.rounded import Rounded, RoundedKeys
 from coldpress.compiler.stages.explore.trace import TRACE_TOKENS, whole_run
 from coldpress.compiler.stages.explore.variants import DENSITIES, Along, curves_of, reached, variants, why_not
 from coldpress.compiler.steps import Steps
 from coldpress.runtime.plan.kv_cache import formats_of
+from coldpress.runtime.quantization._planes import planes_of, whole_format
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.base import PositiveCount
 from coldpress.schemas.config import Key
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.curves import Curve, Curves, FormatLoss, KvCacheLoss, Point, Unexplored
-from coldpress.schemas.families import FormatName
+from coldpress.schemas.families import FormatName, Method
 from coldpress.schemas.layout import KvCacheFormat
-from coldpress.schemas.model import Model
+from coldpress.schemas.model import Model, ModelSpec
 from coldpress.schemas.preflight import StageNeeds
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from coldpress.compiler.needs import Build
 
 LOG = logging.getLogger(__name__)
@@ -72,50 +77,57 @@ def run(
     Raises:
         ColdpressError: if there is no such device, or a candidate refuses its options.
     """
+    return explored(candidates(model.spec, config.options), config, model, corpus, activations, work, threads)
+
+
+def explored(
+    methods: Iterable[Method],
+    config: ExploreConfig,
+    model: Model,
+    corpus: Corpus,
+    activations: Activations,
+    work: Workspace,
+    threads: int,
+    as_large: ModelSpec | None = None,
+) -> Curves:
+    """Measures some selectors, and all formats; units cost what those of `as_large` cost to read, None: the model's."""
     blocks = load_arrays(corpus.split("validation").arrays, "tokens")["tokens"]
     tokens = blocks[: max(1, config.explore_tokens // blocks.shape[1])]
     stream, _ = stream_of(config, model, threads)
     trace_layers, spec = replayed_layers(model.spec.num_hidden_layers), model.spec
-    options = {name: own_options(name, config.options) for name in candidates(spec, config.options)}
+    options = {name: own_options(name, config.options) for name in methods}
     reasons, asked = _asked(options, model)
     kv_caches = formats_of(spec)[1:]
     steps = Steps("explore", 1 + len(asked) + len(_formats()) + len(kv_caches), "passes")
     trace, whole = whole_run(stream, tokens, trace_layers, work)
     steps.add()
+    passes = _Passes(stream, tokens, whole, work, steps)
+    formats = {name: passes.loss(f"format-{name}", lambda name=name: Rounded(stream, name)) for name in _formats()}
 
     def curve(along: Along) -> Curve:
         own = options[along.method]
 
-        def measure() -> Differences:
-            found = list(variants(along, own, model, activations))
-            return compare(stream, tokens, whole, last_hidden(stream, tokens, found))
+        def hidden() -> "Tensor":
+            found = list(variants(along, own, model, activations, as_large))
+            return last_hidden(along.model(stream, own), tokens, found)
 
-        found = _once(work, f"curve-{along.title}", measure)
+        found = passes.differences(f"curve-{along.title}", hidden)
         densities = reached(along, own, spec)
         points = tuple(Point(density=at, **_loss(found, number)) for number, at in enumerate(densities))
+        if along.format is not None:  # everything refined is the plain format
+            points = (*points, Point(density=1.0, **formats[whole_format(along.format)]))
         LOG.info("explore: %s: %s", along.title, ", ".join(f"{p.density:g} {p.ppl_ratio:.3f}" for p in points))
-        steps.add()
-        return Curve(method=along.method, resident_share=along.resident_share, points=points)
-
-    def loss_of(title: str, changed: Callable[[], LayerStream]) -> dict[str, Any]:
-        found = _once(work, title, lambda: compare(stream, tokens, whole, changed().last_hidden(tokens)))
-        loss = _loss(found, 0)
-        LOG.info("explore: %s: perplexity ratio %.4f", title, loss["ppl_ratio"])
-        steps.add()
-        return loss
-
-    def format_loss(name: FormatName) -> FormatLoss:
-        return FormatLoss(format=name, **loss_of(f"format-{name}", lambda: Rounded(stream, name)))
+        return Curve(**along._asdict(), points=points)
 
     def kv_cache_loss(kind: KvCacheFormat) -> KvCacheLoss:
-        return KvCacheLoss(kv_cache=kind, **loss_of(f"kv-cache-{kind}", lambda: RoundedKeys(stream, kind)))
+        return KvCacheLoss(kv_cache=kind, **passes.loss(f"kv-cache-{kind}", lambda: RoundedKeys(stream, kind)))
 
     return Curves(
         weights_sha256=model.weights_sha256,
         num_tokens=tokens.size,
         block_tokens=tokens.shape[1],
         curves=tuple(map(curve, asked)),
-        formats=tuple(map(format_loss, _formats())),
+        formats=tuple(FormatLoss(format=name, **loss) for name, loss in formats.items()),
         kv_caches=tuple(map(kv_cache_loss, kv_caches)),
         unexplored=tuple(Unexplored(method=name, reason=reason) for name, reason in reasons.items()),
         trace=trace,
@@ -123,8 +135,33 @@ def run(
     )
 
 
+@dataclass(frozen=True)
+class _Passes:
+    """Passes of changed models over a text, compared with the whole model."""
+
+    stream: LayerStream
+    tokens: np.ndarray
+    whole: "Tensor"
+    """The whole model's hidden states after the last layer."""
+    work: Workspace
+    steps: Steps
+
+    def differences(self, title: str, hidden: "Callable[[], Tensor]") -> Differences:
+        """Returns what a pass measured; an interrupted run of the same inputs may have left it."""
+        kept = self.work.once(title, lambda: vars(compare(self.stream, self.tokens, self.whole, hidden())))
+        self.steps.add()
+        return Differences(**load_arrays(kept))
+
+    def loss(self, title: str, changed: Callable[[], LayerStream]) -> dict[str, Any]:
+        """Returns the loss of another model."""
+        loss = _loss(self.differences(title, lambda: changed().last_hidden(self.tokens)), 0)
+        LOG.info("explore: %s: perplexity ratio %.4f", title, loss["ppl_ratio"])
+        return loss
+
+
 def needs(build: "Build") -> StageNeeds:
-    """Returns what the passes take: a layer, hidden states of all densities twice, and logits of a block."""
+    """Returns what the passes take: a layer, coarse and whole where units are in planes, hidden states of all densities
+    twice, and logits of a block."""
     settings, spec = build.settings["explore"], build.model.spec
     tokens = max(settings["explore_tokens"], build.block_tokens)
     whole = 4 * tokens * spec.hidden_size
@@ -136,7 +173,7 @@ def needs(build: "Build") -> StageNeeds:
     figures = 8 * tokens * (2 * num_variants + 2 * len(curves))
     return StageNeeds(
         stage="explore",
-        ram_bytes=build.TORCH_BYTES + 2 * build.layer_weights_bytes + build.running_bytes(8) + hidden + logits + trace,
+        ram_bytes=build.TORCH_BYTES + 3 * build.layer_weights_bytes + build.running_bytes(8) + hidden + logits + trace,
         disk_bytes=trace + whole + figures,
         runtime_s=build.TORCH_S
         + (len(_formats()) + len(formats_of(spec))) * build.forward_s(tokens)
@@ -152,11 +189,13 @@ def _variant_s(along: Along, tokens: int, build: "Build") -> float:
         return build.forward_s(tokens) + build.choices_s(tokens, families)
     calls = tokens * spec.num_hidden_layers * len(families)  # one after the other, whatever the cores
     units = tokens * spec.num_hidden_layers * build.layer_units(families)
-    return build.forward_s(tokens) + CACHED_CHOICE_S * calls + CACHED_UNIT_S * units
+    planes = 1 if along.format is None else 2
+    return planes * build.forward_s(tokens) + CACHED_CHOICE_S * calls + CACHED_UNIT_S * units
 
 
 def _formats() -> tuple[FormatName, ...]:
-    return formats_for(AUTO)
+    """Returns the formats whose loss is measured; one in planes loses what its plain format does."""
+    return tuple(name for name in formats_for(AUTO) if planes_of(name) is None)
 
 
 def _asked(options: dict[str, Any], model: Model) -> tuple[dict[str, str], list[Along]]:
@@ -172,11 +211,6 @@ def _asked(options: dict[str, Any], model: Model) -> tuple[dict[str, str], list[
         if not curves:
             reasons[name] = "its options allow none of the densities that are measured"
     return reasons, asked
-
-
-def _once(work: Workspace, key: str, measure: Callable[[], Differences]) -> Differences:
-    """Returns what a pass measured; an interrupted run of the same inputs may have left it."""
-    return Differences(**load_arrays(work.once(key, lambda: vars(measure()))))
 
 
 def _loss(found: Differences, number: int) -> dict[str, Any]:

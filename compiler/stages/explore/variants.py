@@ -1,60 +1,79 @@
-"""Lists what is measured of each selector: densities, and sizes of DRAM for one whose choice depends on residency."""
+"""Lists what is measured of each selector: densities, sizes of DRAM for one whose choice depends on residency, formats
+for one that refines units in planes."""
 
 import logging
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from coldpress.compiler.activity.choice import CachedChoice, Choice
+from coldpress.compiler.activity.forward import LayerStream
+from coldpress.compiler.activity.in_planes import in_model, model_for
 from coldpress.compiler.activity.unit_statistics import all_statistics, fit_all
 from coldpress.compiler.activity.variants import Variant
-from coldpress.compiler.candidates import DEFAULT_FORMAT
+from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, families_for, formats_for
 from coldpress.compiler.cost_model import read_units_of, unit_bytes
 from coldpress.runtime.plugins import load, options_of
+from coldpress.runtime.quantization._planes import planes_of
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.base import Options
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import Method, used_share
+from coldpress.schemas.families import FormatName, Method, used_share
 from coldpress.schemas.model import Model, ModelSpec
 
 LOG = logging.getLogger(__name__)
 DENSITIES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 RESIDENT_SHARES, CACHED_DENSITIES = (0.25, 0.6), (0.3, 0.5, 0.7, 0.9)
 """DRAM and densities of selectors that see residency: they choose token by token, which takes longer."""
+REFINED_SHARE, REFINED_DENSITIES = 0.1, (0.05, 0.1, 0.2, 0.4)
+"""The same of selectors that refine units: beside the coarse planes DRAM holds few refinements, and with more of them
+the loss is less."""
 REFERENCE_FLASH = (42_000, 4096, 420_000, 1.0)
 """Break-even gap, page, bytes of the first byte's latency, and overlap: a phone with UFS 3.1, 100,000 reads a second,
 4.2 GB/s and 0.1 ms (ActiveFlow, Table 2; Ripple 2.2)."""
 
 
 class Along(NamedTuple):
-    """A curve to measure: a selector, and the share of the units that a cache holds meanwhile."""
+    """A curve to measure: a selector, the share of the units that a cache holds meanwhile, and the format."""
 
     method: Method
-    resident_share: float | None
+    resident_share: float | None = None
     """None for a selector that does not see residency."""
+    format: FormatName | None = None
+    """The format in planes; None for a selector that leaves units out."""
 
     @property
     def densities(self) -> tuple[float, ...]:
         """The densities at which it is measured, those out of the selector's reach included."""
+        if self.format is not None:
+            return REFINED_DENSITIES
         return DENSITIES if self.resident_share is None else CACHED_DENSITIES
 
     @property
     def title(self) -> str:
         """The curve's name, for logs and for the file of its pass."""
-        return self.method if self.resident_share is None else f"{self.method}-{self.resident_share:g}-resident"
+        share = None if self.resident_share is None else f"{self.resident_share:g}-resident"
+        return "-".join(filter(None, (self.method, self.format, share)))
+
+    def model(self, source: LayerStream, options: Options) -> LayerStream:
+        """Returns the model that its variants run in."""
+        selector, families = _selector(self.method), families_for(self.method, options, source.spec)
+        return model_for(selector, source, self.format or DEFAULT_FORMAT, families)
 
 
 def curves_of(method: Method) -> list[Along]:
     """Returns the curves that are measured of a selector."""
-    sees = load("coldpress.runtime.sparsity", Selector, method).SEES_RESIDENCY
-    return [Along(method, share) for share in (RESIDENT_SHARES if sees else (None,))]
+    selector = _selector(method)
+    if selector.IN_PLANES:
+        return [Along(method, REFINED_SHARE, name) for name in formats_for(AUTO) if planes_of(name)]
+    return [Along(method, share) for share in (RESIDENT_SHARES if selector.SEES_RESIDENCY else (None,))]
 
 
 def why_not(method: Method) -> str | None:
     """Returns why a candidate's loss is not measured; None if it is."""
-    selector = load("coldpress.runtime.sparsity", Selector, method)
+    selector = _selector(method)
     if selector.is_whole:
         return "uses every unit, so it loses nothing"
     if selector.EXACT:
@@ -66,7 +85,7 @@ def why_not(method: Method) -> str | None:
 
 def reached(along: Along, options: Options, spec: ModelSpec) -> tuple[float, ...]:
     """Returns the densities that the selector can reach."""
-    selector = load("coldpress.runtime.sparsity", Selector, along.method)
+    selector = _selector(along.method)
     own, found = options_of(selector, options), []
     for density in along.densities:
         try:
@@ -78,12 +97,17 @@ def reached(along: Along, options: Options, spec: ModelSpec) -> tuple[float, ...
     return tuple(found)
 
 
-def variants(along: Along, options: Options, model: Model, activations: Activations) -> Iterator[Variant]:
-    """Yields a selector at each density that it can reach, with the arrays that it would have in the artifact."""
-    selector, held = load("coldpress.runtime.sparsity", Selector, along.method), along.resident_share
+def variants(
+    along: Along, options: Options, model: Model, activations: Activations, as_large: ModelSpec | None = None
+) -> Iterator[Variant]:
+    """Yields a selector at each density that it can reach, with the arrays that it would have in the artifact.
+
+    Reads cost what they do in `as_large`, whose units may be larger than the model's own; None: in the model.
+    """
+    selector, held = _selector(along.method), along.resident_share
     own, spec = options_of(selector, options), model.spec
     families = selector.families(spec, own)
-    reads = None if held is None else _reference_reads(families, spec)
+    reads = None if held is None else _reference_reads(families, as_large or spec, along.format or DEFAULT_FORMAT)
     statistics = all_statistics(model, activations, families, reads, held or 0.0)
     for density in reached(along, options, spec):
         shares = selector.divide(density, spec, own)
@@ -94,9 +118,13 @@ def variants(along: Along, options: Options, model: Model, activations: Activati
         choice = Choice(selector, arrays, spec)
         if held is not None:
             choice = CachedChoice(selector, arrays, spec, held, getattr(own, "use_read_units", False))
-        yield Variant(choice, tuple(families))
+        yield Variant(in_model(choice), tuple(families))
 
 
-def _reference_reads(families: Sequence[str], spec: ModelSpec) -> dict[str, np.ndarray]:
+def _selector(method: Method) -> Selector[Any]:
+    return load("coldpress.runtime.sparsity", Selector, method)
+
+
+def _reference_reads(families: Sequence[str], spec: ModelSpec, format_name: FormatName) -> dict[str, np.ndarray]:
     """Returns what a read costs on the reference flash; see `all_statistics`."""
-    return {family: read_units_of(*REFERENCE_FLASH, unit_bytes(family, spec, DEFAULT_FORMAT)) for family in families}
+    return {family: read_units_of(*REFERENCE_FLASH, unit_bytes(family, spec, format_name)) for family in families}

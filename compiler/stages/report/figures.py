@@ -9,6 +9,7 @@ from coldpress.compiler.activity.packed_bits import adjacent_share
 from coldpress.compiler.dense_run import dense_run
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.sections import asked_budget_bytes
+from coldpress.runtime.artifact.contents import coarse_bytes
 from coldpress.runtime.plan.bookkeeping import counted_bytes, joined_bytes
 from coldpress.runtime.plan.budget import holds_everything
 from coldpress.schemas.activations import Activations, FamilyStatistics
@@ -120,8 +121,10 @@ def budget_parts(spec: ModelSpec, format_name: FormatName, layout: Layout, plans
     pinned = sum(part.num_pinned * section.unit_bytes for part, section in planned)
     slots = sum(part.cache_slots * section.unit_bytes for part, section in planned)
     reads = not holds_everything(plan, layout.sections)
+    coarse = sum(coarse_bytes(section.family, spec, format_name) for _, section in planned)
     parts = {
-        "resident weights": plan.resident_bytes,
+        "resident weights": plan.resident_bytes - coarse,
+        "coarse planes": coarse,
         "predictors": plan.predictor_bytes,
         "KV cache": plan.kv_cache_bytes,
         "bookkeeping": bookkeeping,

@@ -17,7 +17,7 @@ from coldpress.compiler.stages.report.figures import (
     budget_parts,
     frequency_curves,
 )
-from coldpress.compiler.stages.report.page_charts import Inputs, charts_of
+from coldpress.compiler.stages.report.page_charts import Inputs, charts_of, refines
 from coldpress.compiler.stages.report.predictors import predictor_part
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantities import show_bytes
@@ -277,7 +277,11 @@ def _measured(metrics: Metrics, inputs: Inputs) -> list[tuple[str, str, str]]:
             "equal" if found.simulated_equals_real else "different",
             "hits, misses, evictions, reads and bytes",
         ),
-        ("units used", f"{100 * used:.1f} %", "of all units, per token: found in DRAM or read"),
+        (
+            f"units {'refined' if refines(inputs.sparsity) else 'used'}",
+            f"{100 * used:.1f} %",
+            "of all units, per token: found in DRAM or read",
+        ),
         (
             "simulated on the device",
             f"{1000 * run.modelled_s / run.num_tokens:.3f} ms",

@@ -9,6 +9,8 @@ import numpy as np
 from coldpress.compiler.stages.report import charts
 from coldpress.compiler.stages.report.figures import FrequencyCurve, HotOverlap, hot_overlaps, structural_adjacency
 from coldpress.runtime.cli.ladder import legend
+from coldpress.runtime.plugins import load
+from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.device import DeviceProfile
@@ -53,6 +55,11 @@ class Chart:
     caption: str
     legend: tuple[tuple[str, str], ...] = ()
     """(name in the drawing, sentence that explains it)."""
+
+
+def refines(sparsity: Sparsity) -> bool:
+    """Returns whether units that are not chosen are coarser instead of missing."""
+    return load("coldpress.runtime.sparsity", Selector, sparsity.method).IN_PLANES
 
 
 def charts_of(inputs: Inputs, curves: tuple[FrequencyCurve, ...]) -> Iterator[Chart]:
@@ -104,7 +111,8 @@ def _density_chart(inputs: Inputs) -> Chart:
         }
         if measured and measured != series[f"{densities.family} planned"]:
             series[f"{densities.family} active"] = measured
-    caption = "Share of a family's units that a token uses: as planned"
+    verb = "refines, while the others compute with their coarse planes" if refines(inputs.sparsity) else "uses"
+    caption = f"Share of a family's units that a token {verb}: as planned"
     caption += ", as calibration text activates them" if len(series) > len(inputs.sparsity.densities) else ""
     caption += ", and what the predictors choose on text that they were not trained on." if predicted else "."
     if predicted:

@@ -36,7 +36,7 @@ class Rounded(_Like):
         stored = stored_format(role, self._format)
         if stored is None:
             return tensor
-        return _rounded(tensor, plugins.load("coldpress.runtime.quantization", Format, stored))
+        return rounded_rows(tensor, plugins.load("coldpress.runtime.quantization", Format, stored))
 
 
 class RoundedKeys(_Like):
@@ -53,7 +53,7 @@ class RoundedKeys(_Like):
         def attend(
             module: Any, query: "Tensor", key: "Tensor", value: "Tensor", *arguments: Any, **keywords: Any
         ) -> tuple["Tensor", None]:
-            rounded = _rounded(key, codec), _rounded(value, codec)
+            rounded = rounded_rows(key, codec), rounded_rows(value, codec)
             return sdpa_attention_forward(module, query, *rounded, *arguments, **keywords)
 
         AttentionInterface.register(name, attend)
@@ -61,7 +61,7 @@ class RoundedKeys(_Like):
         self._config._attn_implementation = name
 
 
-def _rounded(tensor: "Tensor", codec: Format) -> "Tensor":
+def rounded_rows(tensor: "Tensor", codec: Format) -> "Tensor":
     """Returns a tensor as `codec` stores it, each row along the last axis for itself."""
     import torch
 

@@ -1,0 +1,108 @@
+"""The source model with units in planes, of which each token refines some: what the runtime computes with `refine`.
+
+Coarse and whole matrices lie side by side in the architecture's own modules, so that no arithmetic of an MLP is written
+again here; a hook keeps one of the two for each unit.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from coldpress.compiler.activity.choice import Choice
+from coldpress.compiler.activity.forward import LayerStream
+from coldpress.compiler.activity.rounded import Rounded, rounded_rows
+from coldpress.runtime.quantization._planes import planes_of
+from coldpress.runtime.sparsity import Selector
+from coldpress.schemas.families import FAMILIES, FamilyName, FormatName, num_experts, slices
+from coldpress.schemas.model import MatrixRole
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from coldpress.compiler.activity.taps import Change
+
+
+class InPlanes(Rounded):
+    """A model whose MLP has every unit twice: coarse, as its high bits say, and whole; a choice picks.
+
+    Where a unit is a row, the matrix has twice as many rows, the coarse ones first; where it is a column, twice as many
+    columns.
+    """
+
+    def __init__(self, source: LayerStream, format_name: FormatName, families: Iterable[FamilyName]) -> None:
+        """`format_name` is a format in planes; `families` are those whose units have planes."""
+        planes = planes_of(format_name)
+        assert planes is not None
+        super().__init__(source, planes.WHOLE)
+        self._planes = planes
+        self._axes: Mapping[MatrixRole, Literal["row", "column"]] = {
+            piece.role: piece.axis for family in families for piece in slices(family, source.spec)
+        }
+
+    def _of_role(self, role: str) -> "Tensor":
+        import torch
+
+        matrix, _, kind = role.rpartition(".")
+        axis = next((axis for name, axis in self._axes.items() if matrix.endswith(f".{name}")), None)
+        if axis is None:
+            return super()._of_role(role)
+        tensor = LayerStream._of_role(self, role)
+        if kind == "bias":
+            return tensor.repeat(2) if axis == "row" else tensor
+        both = torch.cat(self._coarse_and_whole(role, tensor if axis == "row" else tensor.T))
+        return both if axis == "row" else both.T.contiguous()
+
+    def _coarse_and_whole(self, role: str, slices: "Tensor") -> "tuple[Tensor, Tensor]":
+        """Returns the values of a matrix's slices, [n, length] each, by their high bits and by all."""
+        return rounded_rows(slices, self._planes), rounded_rows(slices, self._planes.whole)
+
+    def _fill(self, module: "nn.Module", state: "dict[str, Tensor]") -> None:
+        """Takes the weights whatever their shapes: the skeleton has the source's."""
+        from torch import nn
+
+        for name, tensor in state.items():
+            path, _, leaf = name.rpartition(".")
+            module.get_submodule(path).register_parameter(leaf, nn.Parameter(tensor, requires_grad=False))
+
+
+def model_for(
+    selector: Selector[Any], source: LayerStream, format_name: FormatName, families: Iterable[FamilyName]
+) -> LayerStream:
+    """Returns the model in which a selector's loss shows: the source, or with units in planes where it refines."""
+    return InPlanes(source, format_name, families) if selector.IN_PLANES else source
+
+
+def in_model(choice: Choice) -> Choice:
+    """Returns a choice that changes the signals of the model that `model_for` returns."""
+    return _RefinedChoice(choice.selector, choice.arrays, choice.spec, choice) if choice.selector.IN_PLANES else choice
+
+
+@dataclass(frozen=True)
+class _RefinedChoice(Choice):
+    """A selector that refines units, for a model that is `InPlanes`."""
+
+    masks: Choice
+
+    def mask(self, layer: int, family: str, activity: np.ndarray) -> np.ndarray:
+        """See `Choice`."""
+        return self.masks.mask(layer, family, activity)
+
+    def _change(self, layer: int, families: list[str]) -> "Change":
+        (family,) = families
+        count = num_experts(family, self.spec)
+        computes_both = any(piece.axis == "row" for piece in FAMILIES[family].slices)
+
+        def change(part: "Tensor") -> "Tensor":
+            """Keeps of every unit one plane: [T, n] or, coarse and whole beside each other, [T, 2 n] -> [T, 2 n]."""
+            import torch
+
+            pair = part.reshape(len(part), count, 2 if computes_both else 1, -1)
+            coarse, whole = pair[:, :, 0], pair[:, :, -1]
+            mask = torch.from_numpy(self.mask(layer, family, coarse.flatten(1).float().cpu().numpy()))
+            mask = mask.to(part.device).view_as(coarse)
+            kept = torch.where(mask, 0.0, coarse), torch.where(mask, whole, 0.0)
+            return torch.stack(kept, dim=2).flatten(1)
+
+        return change
