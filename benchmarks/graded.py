@@ -57,13 +57,16 @@ class Options:
     )
     devices: tuple[str, ...] = option(DEVICES, smoke=("pixel6",), choices=DEVICES, help="devices")
     dram_shares: tuple[float, ...] = option(
-        (0.8,), full=(0.75, 0.8, 0.9), help="DRAM, as a share of weights and KV cache in int4_group32"
+        (0.8, 0.9),
+        smoke=(0.8,),
+        full=(0.75, 0.8, 0.85, 0.9),
+        help="DRAM, as a share of weights and KV cache in int4_group32",
     )
     limits: tuple[float, ...] = option((0.01, 0.03), smoke=(0.3,), help="KL divergences that are allowed, nats")
     methods: tuple[str, ...] = option(
         METHODS, smoke=("dense", REFINES), choices=METHODS, help="selectors; dense and refine are needed"
     )
-    blocks: int = option(4, smoke=1, full=16, help="blocks of 256 tokens of validation and of test text")
+    blocks: int = option(2, smoke=1, full=8, help="blocks of 256 tokens of validation and of test text")
 
 
 @dataclass
