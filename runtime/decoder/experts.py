@@ -15,12 +15,11 @@ import numpy as np
 from coldpress.runtime.decoder.arithmetic import activation
 from coldpress.runtime.decoder.blocks import Block, CoarseUnits, Terms
 from coldpress.runtime.decoder.matrix import Matrix, Resident
-from coldpress.runtime.decoder.mlp import held_roles, inner_of
+from coldpress.runtime.decoder.mlp import checked_families, held_roles, inner_of
 from coldpress.runtime.decoder.tokens import Tokens
 from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.store.facts import Key
-from coldpress.schemas.errors import ArtifactError
-from coldpress.schemas.families import missing_for_decoder, mlp_families, slices
+from coldpress.schemas.families import slices
 from coldpress.schemas.model import MatrixRole, ModelSpec, matrices
 
 OF_ALL = dict[MatrixRole, np.ndarray]
@@ -43,11 +42,7 @@ class Experts:
         Raises:
             ArtifactError: if there is no way to compute experts from these families.
         """
-        inputs, inner = mlp_families(families, spec)
-        expected = missing_for_decoder([family.name for family in (*inputs, *inner)], spec)
-        if expected:
-            names = ", ".join(family.name for family in (*inputs, *inner))
-            raise ArtifactError(f"the artifact keeps {names} on flash, expected {expected}")
+        inputs, inner = checked_families(families, spec)
         self._spec, (self.inner,) = spec, inner
         self.form = inner_of(self.inner.signal, spec)
         self._coarse = (coarse or {}).get(self.inner.name)

@@ -17,7 +17,7 @@ from coldpress.runtime.decoder.matrix import Matrix, Resident
 from coldpress.runtime.decoder.tokens import Tokens
 from coldpress.runtime.store.facts import Key
 from coldpress.schemas.errors import ArtifactError
-from coldpress.schemas.families import KNOWN_BEFORE, Signal, missing_for_decoder, mlp_families, resident_roles
+from coldpress.schemas.families import KNOWN_BEFORE, Family, Signal, missing_for_decoder, mlp_families, resident_roles
 from coldpress.schemas.model import MLP_ROLES, MatrixRole, ModelSpec
 
 
@@ -37,11 +37,7 @@ class Mlp:
         Raises:
             ArtifactError: if there is no way to compute an MLP from these families.
         """
-        self._inputs, inner = mlp_families(families, spec)
-        expected = missing_for_decoder([family.name for family in (*self._inputs, *inner)], spec)
-        if expected:
-            names = ", ".join(family.name for family in (*self._inputs, *inner))
-            raise ArtifactError(f"the artifact keeps {names} on flash, expected {expected}")
+        self._inputs, inner = checked_families(families, spec)
         self.inner = inner[0] if inner else None
         """The family over the inner activation."""
         self._act = activation(spec.hidden_act, spec.activation_threshold)
@@ -175,6 +171,19 @@ class MlpWork:
             for role, total in columns.sums.items():
                 self._known[role] = self._mlp.with_bias(role, total)
         return self._known
+
+
+def checked_families(names: Sequence[str], spec: ModelSpec) -> tuple[list[Family], list[Family]]:
+    """Returns the MLP's families among `names`: those over its inputs, and those over its inner activation.
+
+    Raises:
+        ArtifactError: if there is no way to compute an MLP from them.
+    """
+    inputs, inner = mlp_families(names, spec)
+    found = [family.name for family in (*inputs, *inner)]
+    if expected := missing_for_decoder(found, spec):
+        raise ArtifactError(f"the artifact keeps {', '.join(found)} on flash, expected {expected}")
+    return inputs, inner
 
 
 def held_roles(names: Sequence[str], spec: ModelSpec) -> list[MatrixRole]:
