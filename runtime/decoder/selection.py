@@ -48,7 +48,7 @@ def _lacks(method: Selector[Any], manifest: Manifest) -> str | None:
     if in_planes and not (method.IN_PLANES or method.is_whole):
         return f"leaves units out, but the units of {in_planes[0]} are in planes: they are refined or coarse"
     if method.IN_PLANES and len(in_planes) < len(families):
-        return f"refines units in planes, and those of {families[0]} are in {manifest.families[0].format}"
+        return f"refines units in planes, but this artifact keeps {families[0]} in {manifest.families[0].format}"
     if method.NEEDS_PREDICTORS and not manifest.predictors:
         return "needs predictors, and this artifact has none"
     return None
