@@ -1,6 +1,7 @@
-"""The source model with units in planes, of which each token refines some: what the runtime computes with `refine`.
+"""Runs the source model with units in planes: a token computes the units that it refines with all their bits, and the
+others with their high bits, as the runtime does under `refine`.
 
-Coarse and whole matrices lie side by side in the architecture's own modules, so that no arithmetic of an MLP is written
+The architecture's own modules hold coarse and whole matrices side by side, so that the MLP's arithmetic is not written
 again here; a hook keeps one of the two for each unit.
 """
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class InPlanes(Rounded):
-    """A model whose MLP has every unit twice: coarse, as its high bits say, and whole; a choice picks.
+    """A model whose MLP has every unit twice: coarse, as its high bits say, and whole; a choice keeps one of the two.
 
     Where a unit is a row, the matrix has twice as many rows, the coarse ones first; where it is a column, twice as many
     columns.

@@ -4,8 +4,8 @@ reference.json holds what stage `explore` measured on a Llama-like model with Sw
 parameters each): quality curves, losses of formats, and statistics of the trace's signals, from which `drawn_trace`
 draws. A signal of unit u is x = s_u · f(z): z is a Gaussian that persists from token to token (a first-order
 autoregression), f(z) = sign(z) |z|^p has heavy tails where p > 1, and s_u is log-normal over units. Units with exact
-zeros are active where z exceeds a bound of their own. A larger model may lose more or less: it is called a guess. Reads
-cost the selectors that price them what those of a 7B's units do, since quotes are asked for such models.
+zeros are active where z exceeds a bound of their own. A larger model may lose more or less: it is called a guess.
+Selectors that price reads are measured with the prices of a 7B's units, since quotes are asked for such models.
 `python -m coldpress.compiler.quote.reference SWIGLU RELU`, two calibrated build folders, measures the file again.
 """
 

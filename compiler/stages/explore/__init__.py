@@ -90,7 +90,7 @@ def explored(
     threads: int,
     as_large: ModelSpec | None = None,
 ) -> Curves:
-    """Measures some selectors, and all formats; units cost what those of `as_large` cost to read, None: the model's."""
+    """Measures some selectors, and all formats. Reads have the prices of `as_large`'s units; None: of the model's."""
     blocks = load_arrays(corpus.split("validation").arrays, "tokens")["tokens"]
     tokens = blocks[: max(1, config.explore_tokens // blocks.shape[1])]
     stream, _ = stream_of(config, model, threads)

@@ -102,7 +102,7 @@ def variants(
 ) -> Iterator[Variant]:
     """Yields a selector at each density that it can reach, with the arrays that it would have in the artifact.
 
-    Reads cost what they do in `as_large`, whose units may be larger than the model's own; None: in the model.
+    Reads have the prices of `as_large`'s units, which may be larger than the model's; None: of the model's own.
     """
     selector, held = _selector(along.method), along.resident_share
     own, spec = options_of(selector, options), model.spec
