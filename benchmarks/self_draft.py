@@ -3,8 +3,8 @@
 Each model has its units in planes, and a quarter of the refinements in DRAM; every token uses all of them. It continues
 texts of the kind that it knows greedily, without drafts and with drafts from its own coarse planes. Acceptance is that
 of the real model; seconds are those of a 7B with that acceptance, against the fastest dense run of the plain format in
-the same DRAM. A draft counts as a token of the whole model in DRAM, and a pass of several tokens computes each of them
-in full, but reads once. A run makes as many drafts as its device's law finds best; here each number is measured.
+the same DRAM. A pass reads once, and its tokens share the passing of weights (runtime/store/computing.py). A run makes
+as many drafts as its device's law finds best; here each number is measured.
 """
 
 from collections.abc import Iterator
@@ -16,8 +16,7 @@ from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.shared.published.cells import LLAMA_2_7B
 from benchmarks.speculative import source, texts
 from coldpress.compiler.cost_model import dense_footprint_bytes
-from coldpress.compiler.dense_run import dense_run
-from coldpress.compiler.stages.plan.drafting import computing_for
+from coldpress.compiler.dense_run import dense_run, draft_costs
 from coldpress.runtime.drafts import Draft, Drafting
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.generate.statistics import drafted
@@ -125,16 +124,13 @@ def built(folder: Path, name: str, planes: str) -> Path:
 def gain_of_7b(device: str, planes: str, dram_share: float, count: int, tokens_per_pass: float) -> float | None:
     """Returns the speed of a 7B that drafts, over that of its dense run in the same DRAM."""
     profile, whole = load_device(device), whole_format(planes)
-    all_bytes = dense_footprint_bytes(LLAMA_2_7B, whole, CONTEXT_LENGTH)
-    dram_bytes = round(dram_share * all_bytes)
+    dram_bytes = round(dram_share * dense_footprint_bytes(LLAMA_2_7B, whole, CONTEXT_LENGTH))
     plain = dense_run(LLAMA_2_7B, whole, CONTEXT_LENGTH, dram_bytes, profile)
-    in_dram = dense_run(LLAMA_2_7B, whole, CONTEXT_LENGTH, 2 * all_bytes, profile)
-    checking = dense_run(LLAMA_2_7B, planes, CONTEXT_LENGTH, dram_bytes, computing_for(profile, 1 + count))
-    if checking is None:
+    costs = draft_costs(LLAMA_2_7B, planes, CONTEXT_LENGTH, dram_bytes, profile)
+    if not costs.pass_s:
         return None
     assert plain is not None
-    assert in_dram is not None
-    return plain.token_s * tokens_per_pass / (checking.token_s + count * in_dram.token_s)
+    return plain.token_s * tokens_per_pass / (costs.pass_s[count] + count * costs.draft_s)
 
 
 if __name__ == "__main__":

@@ -48,13 +48,14 @@ def formats_for(named: str) -> tuple[str, ...]:
     return (named,) if named != AUTO else tuple(plugins.names("coldpress.runtime.quantization"))
 
 
-def go_together(method: str, format_name: str, is_named: bool) -> bool:
+def go_together(method: str, format_name: str, has_reason: bool) -> bool:
     """Returns whether a search compares a selector in a format: one that refines in planes, others in plain formats.
 
-    A dense run reads as much in planes as in the plain format: it is compared in planes only if the user names them.
+    A dense run reads as much in planes as in the plain format: it is compared in planes only where the user names them,
+    or where it can draft with them (`has_reason`).
     """
     selector, in_planes = load("coldpress.runtime.sparsity", Selector, method), planes_of(format_name) is not None
-    return in_planes == selector.IN_PLANES or (selector.is_whole and is_named)
+    return in_planes == selector.IN_PLANES or (selector.is_whole and has_reason)
 
 
 def check_format(method: str, format_name: str) -> None:
@@ -78,6 +79,21 @@ def check_format(method: str, format_name: str) -> None:
         )
 
 
+def check_draft(draft: str | None, format_name: str) -> None:
+    """Refuses a draft from coarse planes where the format has none.
+
+    Raises:
+        ColdpressError: naming both.
+    """
+    if draft in (None, AUTO) or format_name == AUTO or planes_of(format_name) is not None:
+        return
+    if load("coldpress.runtime.drafts", Draft, draft).NEEDS_PLANES:
+        raise ColdpressError(
+            f"draft={draft} was asked for, and format={format_name} has no coarse planes; use a format in planes, such "
+            f"as {DEFAULT_PLANES}"
+        )
+
+
 def caches_for(named: str) -> tuple[str, ...]:
     """Returns the cache policies that a build may have: the one that the user named, or all that a run can follow."""
     if named != AUTO:
@@ -87,9 +103,11 @@ def caches_for(named: str) -> tuple[str, ...]:
     return tuple(name for name in found if not plugins.load_class(package, CachePolicy, name).looks_ahead)
 
 
-def drafts_for(named: str) -> tuple[str, ...]:
-    """Returns the drafts that a build may have: the one that the user named, or all that propose tokens and can be
-    replayed without an artifact."""
+def drafts_for(named: str | None) -> tuple[str, ...]:
+    """Returns the drafts that `plan` may choose: the one that the user named, or with `auto` all that propose tokens
+    and can be replayed without an artifact; none without a name."""
+    if named is None:
+        return ()
     if named != AUTO:
         return (named,)
     package = "coldpress.runtime.drafts"

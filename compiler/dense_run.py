@@ -19,8 +19,9 @@ from coldpress.compiler.cost_model import PEAK_READ_BYTES, kv_cache_bytes, read_
 from coldpress.compiler.seconds import Reading, Reads, Setting
 from coldpress.compiler.sections import dense_bookkeeping_bytes, make_sections
 from coldpress.runtime.extents import span_bytes
+from coldpress.runtime.generate.speculation import Costs
 from coldpress.runtime.store import resident as besides
-from coldpress.runtime.store.computing import Weights, request_work
+from coldpress.runtime.store.computing import in_pass, request_work
 from coldpress.runtime.store.planner import Strided
 from coldpress.schemas.device import DeviceProfile, Flash
 from coldpress.schemas.families import WHOLE_MLP, FormatName, num_experts, num_units, used_share
@@ -29,6 +30,9 @@ from coldpress.schemas.manifest import Manifest
 from coldpress.schemas.metrics import DenseRun
 from coldpress.schemas.model import Model, ModelSpec
 from coldpress.schemas.sparsity import Sparsity
+
+MOST_DRAFTS = 8
+"""Drafts of a pass that are compared."""
 
 
 def dense_run(
@@ -87,6 +91,40 @@ def dense_run(
             )
         )
     return min(found, key=lambda run: run.token_s)
+
+
+def draft_costs(
+    model: Model,
+    format_name: FormatName,
+    context_length: int,
+    budget_bytes: int,
+    device: DeviceProfile,
+    kv_cache_format: KvCacheFormat = "fp16",
+    *,
+    room_bytes: int | None = None,
+) -> Costs:
+    """Returns what drafts from coarse planes cost, and the fastest passes that check them, at most MOST_DRAFTS each.
+
+    The arguments are those of `dense_run`, with a format in planes whose coarse planes fit.
+    """
+    passes = [
+        dense_run(
+            model,
+            format_name,
+            context_length,
+            budget_bytes,
+            in_pass(device, num_tokens),
+            kv_cache_format,
+            room_bytes=room_bytes,
+        )
+        for num_tokens in range(1, MOST_DRAFTS + 2)
+    ]
+    sections = make_sections(model.spec, (WHOLE_MLP,), format_name)
+    resident = resident_bytes(model, (WHOLE_MLP,), format_name)
+    kv_cache = kv_cache_bytes(model.spec, context_length, kv_cache_format)
+    plan = _plan(context_length, budget_bytes, resident, kv_cache, kv_cache_format, device)
+    draft_s = besides.draft_seconds(Setting(model, format_name, device, sections, plan).manifest, plan)
+    return Costs(draft_s, [run.token_s for run in passes if run is not None])
 
 
 def dense_for(model: Model, manifest: Manifest, plan: Plan, *, naive: bool = False) -> DenseRun | None:
@@ -171,7 +209,7 @@ class _Stream:
         """
         layers = self.spec.num_hidden_layers
         used_bytes = int(self.num_units * used_share(WHOLE_MLP, self.spec)) * self.unit_bytes
-        weights = Weights(self.format, used_bytes)
+        weights = besides.multiplied(self.format, used_bytes, uses_all=True)
         shape = self.num_units, num_experts(WHOLE_MLP, self.spec), self.spec.num_experts_per_tok
         whole, rest = divmod(num_streamed, self.num_units)
         totals = np.zeros(5)

@@ -7,6 +7,7 @@ from pydantic import Field
 from coldpress.schemas.base import Options, PositiveCount, Record, Share
 from coldpress.schemas.config import Key, OptionsOf
 from coldpress.schemas.families import Method
+from coldpress.schemas.layout import DraftName
 
 DEFAULT_CACHE = "lfu"
 
@@ -43,6 +44,23 @@ class CacheSetting(Record):
     )
     cache_options: Annotated[Options, OptionsOf("cache")] = Field(
         default={}, description="the cache policy's own options, as JSON"
+    )
+
+
+class DraftSetting(Record):
+    """For stages that depend on whether a run proposes tokens."""
+
+    draft: Annotated[
+        DraftName | None,
+        Key(
+            plugins="coldpress.runtime.drafts",
+            auto=True,
+            default="`coarse` where the search of method=auto takes it, else `off`: drawn text repeats too little",
+        ),
+    ] = Field(
+        default=None,
+        description="what proposes next tokens of a single sequence, which the model checks in one pass; auto: the one "
+        "that pays by validation text and the device's law, where a run reads and every token uses every unit",
     )
 
 

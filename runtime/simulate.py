@@ -8,7 +8,7 @@ lets it decide anew, `by_signals` from recorded signals. `simulate_opening` give
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,15 +18,16 @@ from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.flash import simulated
 from coldpress.runtime.sparsity import Residency, Selector, select_of
-from coldpress.runtime.store import resident
+from coldpress.runtime.store import computing, resident
 from coldpress.runtime.store.clock import Clock
 from coldpress.runtime.store.computing import NOTHING, Arrival
 from coldpress.runtime.store.facts import Key, Observer, Purpose
 from coldpress.runtime.store.store import Store
 from coldpress.runtime.trace import END, FETCH, PRELOAD, RESET, STREAM, Event
 from coldpress.schemas.compute import Overlap, overlapped_seconds
+from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.layout import Plan
+from coldpress.schemas.layout import Plan, placed_parts
 from coldpress.schemas.manifest import Manifest
 from coldpress.schemas.metrics import RunMetrics
 
@@ -131,6 +132,38 @@ def token_seconds_of(
     besides_s += more_s
     flash_s = found.modelled_flash_s / found.num_tokens * share
     return overlapped_seconds(overlap, flash_s, computing_s + besides_s, requests_s + besides_s)
+
+
+def pass_seconds(artifact: Artifact, plan: Plan, most_tokens: int) -> list[float]:
+    """Returns modelled seconds of passes of 1, 2, ... `most_tokens` whose tokens use every unit: each reads what one
+    token reads, and computes with each of its tokens (runtime/store/computing.py). The layers of the plan's parts stand
+    for all layers."""
+    counts, device = range(1, most_tokens + 1), artifact.manifest.device
+    manifests = [on_device(artifact, computing.in_pass(device, count)).manifest for count in counts]
+    clocks = [Clock(manifest, plan) for manifest in manifests]
+    store = Store(artifact, plan, simulated.Plugin(artifact, plan.queue_depth), *clocks)
+    placed = placed_parts(plan, artifact.manifest.flash.sections)
+    for _ in ("the first pass fills caches", "the second one counts"):
+        for clock in clocks:
+            clock.start()
+        for part, section in placed:
+            deque(store.submit((part.layer, part.family), np.arange(section.num_units, dtype=np.int32)), maxlen=0)
+        store.end_tokens()
+    times = times_traced(artifact.manifest, plan)
+    return [
+        times * clock.fetch_s + resident.token_seconds(manifest, plan)
+        for clock, manifest in zip(clocks, manifests, strict=True)
+    ]
+
+
+def on_device(artifact: Artifact, device: DeviceProfile | None) -> Artifact:
+    """Returns the artifact as if compiled for `device`, which changes only the seconds of a simulation.
+
+    The caller keeps `artifact` alive: the copy shares its open folder.
+    """
+    if device is None:
+        return artifact
+    return replace(artifact, manifest=artifact.manifest.model_copy(update={"device": device}))
 
 
 def times_traced(manifest: Manifest, plan: Plan) -> float:

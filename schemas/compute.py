@@ -11,7 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from coldpress.schemas.base import Many, Record
 from coldpress.schemas.families import FormatName
-from coldpress.schemas.figure import BYTES_PER_S, SECONDS, Figure, check_figure
+from coldpress.schemas.figure import BYTES_PER_S, SECONDS, SHARES, Figure, check_figure
 
 Overlap = Literal["none", "request", "all"]
 """What runs at once: nothing, so that reading and computing add up (LLM in a flash 3); a request's reads and its
@@ -45,6 +45,8 @@ class Compute(Record):
     """What a layer costs beside its products and requests: norms, attention over the context, calls."""
     token_s: Figure[float] | None = None
     """What a token costs beside its layers."""
+    further_share: Figure[float] | None = None
+    """Products of each further token of a pass, over those of its first: the tokens share the passing of weights."""
 
     @field_validator("rates")
     @classmethod
@@ -54,11 +56,11 @@ class Compute(Record):
             raise ValueError("rates must be sorted by format and density, each once, and at least one")
         return rates
 
-    @field_validator("copy_bytes_per_s", "request_s", "reading_s", "portion_s", "layer_s", "token_s")
+    @field_validator("copy_bytes_per_s", "request_s", "reading_s", "portion_s", "layer_s", "token_s", "further_share")
     @classmethod
     def _check(cls, figure: Figure[float] | None, info: ValidationInfo) -> Figure[float] | None:
         name = info.field_name or ""
-        bounds = BYTES_PER_S if name == "copy_bytes_per_s" else SECONDS
+        bounds = {"copy_bytes_per_s": BYTES_PER_S, "further_share": SHARES}.get(name, SECONDS)
         return figure and check_figure(name, figure, bounds)
 
 

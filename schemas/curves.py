@@ -61,6 +61,16 @@ class KvCacheLoss(Loss):
     kv_cache: KvCacheFormat
 
 
+class CoarseDraft(Record):
+    """The coarse planes of all units as a draft of the model with both planes."""
+
+    format: FormatName
+    acceptance: Share
+    """Share of tokens after which both choose the same next one, greedily."""
+    acceptance_error: float | None
+    """Standard error over blocks; None for one block."""
+
+
 class Unexplored(Record):
     """A selector without a curve."""
 
@@ -78,6 +88,8 @@ class Curves(Record):
     formats: tuple[FormatLoss, ...]
     kv_caches: tuple[KvCacheLoss, ...] = ()
     """Of the formats that take fewer bytes than the default one, which is taken to lose nothing."""
+    drafts: tuple[CoarseDraft, ...] = ()
+    """By formats in planes; empty where drafts are off."""
     unexplored: tuple[Unexplored, ...]
     trace: ArrayFile
     trace_layers: tuple[Count, ...]
@@ -85,6 +97,10 @@ class Curves(Record):
     def of(self, method: Method) -> tuple[Curve, ...]:
         """Returns a selector's curves, by ascending resident share; one for most selectors, none if it has none."""
         return tuple(found for found in self.curves if found.method == method)
+
+    def draft(self, name: FormatName) -> CoarseDraft | None:
+        """Returns the coarse planes of a format as a draft; None if they were not measured."""
+        return next((found for found in self.drafts if found.format == name), None)
 
     def format_loss(self, name: FormatName) -> FormatLoss | None:
         """Returns the loss of a format; None if it was not measured."""

@@ -7,7 +7,7 @@ from pydantic import Field
 from coldpress.schemas.base import Record
 
 T = TypeVar("T")
-SECONDS, BYTES_PER_S = (0.0, 3600.0), (1.0, 1e15)
+SECONDS, BYTES_PER_S, SHARES = (0.0, 3600.0), (1.0, 1e15), (0.0, 1.0)
 """Least and largest values: wider than any device, and narrow enough that no sum of modelled seconds overflows."""
 
 

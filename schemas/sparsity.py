@@ -56,6 +56,8 @@ class Tried(Record):
     """The perplexity ratio to expect there (stage `explore`); None if nobody knows."""
     hit_rate: Share | None = None
     """Share of the used units that the cache held; None for a dense run, and if it was skipped."""
+    draft_tokens: Count = 0
+    """Most drafts from its coarse planes that a pass checks; 0 for none."""
     dram_bytes: Count | None = None
     """DRAM that it needs: the budget, or less if that holds everything; None if it was skipped."""
     needed_bytes: Count | None = None
@@ -81,6 +83,11 @@ class Rung(Record):
     front: tuple[Tried, ...] = ()
     """The Pareto front of speed, quality and DRAM under this budget: no other candidate is better in all three. The
     fastest first; empty if the method was given."""
+
+    @property
+    def draft_tokens(self) -> int:
+        """Returns the most drafts from coarse planes that a pass checks, if a search found that they pay; else 0."""
+        return self.tried[0].draft_tokens if self.tried else 0
 
 
 class Sparsity(Rung):

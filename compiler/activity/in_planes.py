@@ -29,15 +29,22 @@ class InPlanes(Rounded):
     """A model whose MLP has every unit twice: coarse, as its high bits say, and whole; a choice keeps one of the two.
 
     Where a unit is a row, the matrix has twice as many rows, the coarse ones first; where it is a column, twice as many
-    columns.
+    columns. With `coarse_alone` it has its units once, as a draft computes them.
     """
 
-    def __init__(self, source: LayerStream, format_name: FormatName, families: Iterable[FamilyName]) -> None:
+    def __init__(
+        self,
+        source: LayerStream,
+        format_name: FormatName,
+        families: Iterable[FamilyName],
+        *,
+        coarse_alone: bool = False,
+    ) -> None:
         """`format_name` is a format in planes; `families` are those whose units have planes."""
         planes = planes_of(format_name)
         assert planes is not None
         super().__init__(source, planes.WHOLE)
-        self._planes = planes
+        self._planes, self._copies = planes, 1 if coarse_alone else 2
         self._axes: Mapping[MatrixRole, Literal["row", "column"]] = {
             piece.role: piece.axis for family in families for piece in slices(family, source.spec)
         }
@@ -51,9 +58,9 @@ class InPlanes(Rounded):
             return super()._of_role(role)
         tensor = LayerStream._of_role(self, role)
         if kind == "bias":
-            return tensor.repeat(2) if axis == "row" else tensor
-        both = torch.cat(self._coarse_and_whole(role, tensor if axis == "row" else tensor.T))
-        return both if axis == "row" else both.T.contiguous()
+            return tensor.repeat(self._copies) if axis == "row" else tensor
+        units = torch.cat(self._coarse_and_whole(role, tensor if axis == "row" else tensor.T)[: self._copies])
+        return units if axis == "row" else units.T.contiguous()
 
     def _coarse_and_whole(self, role: str, slices: "Tensor") -> "tuple[Tensor, Tensor]":
         """Returns the values of a matrix's slices, [n, length] each, by their high bits and by all."""

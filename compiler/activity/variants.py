@@ -42,6 +42,8 @@ class Differences:
     """float64 [num_variants, num_blocks, T - 1], nats: negative log likelihood of each token but the first."""
     whole_nll: np.ndarray
     """float64 [num_blocks, T - 1], that of the whole model."""
+    greedy: np.ndarray
+    """int32 [num_variants, num_blocks, T]: the likeliest next token after each."""
 
 
 def last_hidden(stream: LayerStream, tokens: np.ndarray, variants: Sequence[Variant]) -> "Tensor":
@@ -80,6 +82,7 @@ def compare(stream: LayerStream, tokens: np.ndarray, whole: "Tensor", hidden: "T
     shape = (len(hidden) // num_blocks, num_blocks)
     kld, nll = np.zeros((*shape, length)), np.zeros((*shape, length - 1))
     kld_sums, whole_nll = np.zeros(shape), np.zeros((num_blocks, length - 1))
+    greedy = np.zeros((*shape, length), np.int32)
     for block in range(num_blocks):
         following = torch.from_numpy(np.asarray(tokens[block, 1:], np.int64))[:, None]
         expected = torch.log_softmax(stream.head(whole[block : block + 1])[0].float(), dim=-1)
@@ -100,9 +103,10 @@ def compare(stream: LayerStream, tokens: np.ndarray, whole: "Tensor", hidden: "T
                 of_token = (expected.exp() * (expected - found)).sum(dim=-1).double()
                 kld[start + index, block], kld_sums[start + index, block] = of_token.numpy(), float(of_token.sum())
                 nll[start + index, block] = -found[:-1].gather(1, following)[:, 0].double().numpy()
+                greedy[start + index, block] = found.argmax(dim=-1).numpy()
 
             stream.each(one, len(rows))
-    return Differences(kld, kld_sums, nll, whole_nll)
+    return Differences(kld, kld_sums, nll, whole_nll, greedy)
 
 
 def _hooks(running: Sequence[Variant], layer: int, num_blocks: int) -> Callable[[int], Hooks]:

@@ -24,6 +24,8 @@ ROUNDS = 9
 ENCODED_UNITS = 64
 ROLES = 3
 """Gate, up and down: the slices of a unit."""
+FORMAT, PASS_TOKENS = "int4_group32", 5
+"""The format and the tokens of the pass in which tokens share the passing of weights."""
 
 
 def kernel_rates() -> Iterator[tuple[FormatName, float, Rounds]]:
@@ -31,21 +33,42 @@ def kernel_rates() -> Iterator[tuple[FormatName, float, Rounds]]:
     rng = np.random.default_rng(0)
     x = rng.standard_normal(LENGTH).astype(np.float32)
     for name in sorted(NATIVE_FORMATS):
-        plugin = load("coldpress.runtime.quantization", Format, name)
-        size = plugin.nbytes(LENGTH)
-        num_units = max(1, WEIGHT_BYTES // (ROLES * size))
-        block = plugin.encode(rng.standard_normal((ROLES * ENCODED_UNITS, LENGTH)).astype(np.float32) / 64)
-        units = np.resize(block.reshape(ENCODED_UNITS, ROLES * size), (num_units, ROLES * size))
-        layout = mlp.Layout(0, size, 2 * size, LENGTH, name, "silu", 0.0, False)
+        units, layout = _units(name, rng)
         rest = layout, x, mlp.Terms()
         for density in DENSITIES:
-            count = max(1, round(density * num_units))
-            drawn = [np.sort(rng.permutation(num_units)[:count]).astype(np.int32) for _ in range(ROUNDS + 1)]
+            count = max(1, round(density * len(units)))
+            drawn = [np.sort(rng.permutation(len(units))[:count]).astype(np.int32) for _ in range(ROUNDS + 1)]
             yield (
                 name,
                 density,
-                timed(count * ROLES * size, [partial(mlp.mlp_rows, units, slots, *rest) for slots in drawn]),
+                timed(count * units.shape[1], [partial(mlp.mlp_rows, units, slots, *rest) for slots in drawn]),
             )
+
+
+def further_shares() -> list[float]:
+    """Measures what each further token of a pass takes of the first one's products, at most all of it; in order."""
+    rng = np.random.default_rng(0)
+    units, layout = _units(FORMAT, rng)
+    slots = np.arange(len(units), dtype=np.int32)
+    x = rng.standard_normal((PASS_TOKENS, LENGTH)).astype(np.float32)
+    one, several = (
+        partial(mlp.mlp_rows_each, units, slots, layout, x[:count], mlp.Terms()) for count in (1, PASS_TOKENS)
+    )
+    rates = timed(1, [several, *[one, several] * ROUNDS]).rates
+    shares = [
+        (alone / together - 1) / (PASS_TOKENS - 1) for alone, together in zip(rates[::2], rates[1::2], strict=True)
+    ]
+    return sorted(min(1.0, max(0.0, share)) for share in shares)
+
+
+def _units(name: FormatName, rng: np.random.Generator) -> tuple[np.ndarray, mlp.Layout]:
+    """Returns units of random weights, uint8 [num_units, unit_bytes], and where their slices lie."""
+    plugin = load("coldpress.runtime.quantization", Format, name)
+    size = plugin.nbytes(LENGTH)
+    block = plugin.encode(rng.standard_normal((ROLES * ENCODED_UNITS, LENGTH)).astype(np.float32) / 64)
+    num_units = max(1, WEIGHT_BYTES // (ROLES * size))
+    units = np.resize(block.reshape(ENCODED_UNITS, ROLES * size), (num_units, ROLES * size))
+    return units, mlp.Layout(0, size, 2 * size, LENGTH, name, "silu", 0.0, False)
 
 
 def copy_rate(unit_bytes: int = ROLES * LENGTH) -> Rounds:

@@ -5,6 +5,7 @@ import platform
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
@@ -78,7 +79,7 @@ def computing(device: DeviceProfile, folder: Path, where: str, tell: Callable[[s
     """
     tell("products of the runtime's kernels")
     rates = list(kernels.kernel_rates())
-    copies = kernels.copy_rate()
+    copies, shares = kernels.copy_rate(), kernels.further_shares()
     tell("what requests, layers and tokens cost besides")
     costs = calls.call_costs(device)
     largest = max((rounds for _, _, rounds in rates), key=lambda rounds: rounds.spread)
@@ -100,6 +101,10 @@ def computing(device: DeviceProfile, folder: Path, where: str, tell: Callable[[s
         reading_s=cost(costs.reading_s),
         layer_s=cost(costs.layer_s),
         token_s=cost(costs.token_s),
+        further_share=Figure(
+            value=rounded(median(shares)),
+            source=f"{where}, {len(shares)} rounds from {shares[0]:.2f} to {shares[-1]:.2f}, the median",
+        ),
     )
     tell("what portions of reads cost besides")
     portion_s = rounded(portions.portion_cost(device.model_copy(update={"compute": compute}), folder))

@@ -18,17 +18,19 @@ from coldpress.runtime.plan.budget import choose_plan
 from coldpress.runtime.simulate import Opening, simulate_opening
 from coldpress.runtime.store import resident
 from coldpress.runtime.store.computing import (
-    Weights,
     dense_seconds,
     fetch_seconds,
     layer_seconds,
+    products_of,
     token_seconds,
     weight_seconds,
 )
 from coldpress.runtime.store.reads import MAX_READ_BYTES
-from coldpress.schemas.device import flash_seconds
+from coldpress.schemas.device import DeviceProfile, flash_seconds
 from coldpress.schemas.layout import PartPlan
 
+DENSE = "dense"
+"""The prompt goes through all units, whatever the plan's selector."""
 MATRIX_SHARE = 0.5
 """Seconds of a matrix's product with many tokens over those of as many products with one: 0.51 for 128 tokens and 0.40
 for 512, int4 on two cores (`benchmarks.prefill` over `benchmarks.kernels`). Profiles have no rate of it."""
@@ -38,10 +40,10 @@ class Products(NamedTuple):
     """How many products with one token take as long as a chunk of a prompt."""
 
     least: float
-    """A chunk of more than FEW_TOKENS takes no less time than FEW_TOKENS, which are computed one by one."""
+    """A chunk of more than FEW_TOKENS takes no less time than FEW_TOKENS."""
     expected: float
     most: float
-    """Matrices are multiplied only where that is faster."""
+    """Matrices are multiplied only where that is faster than products of a few tokens at a time."""
 
 
 class FirstToken(NamedTuple):
@@ -68,17 +70,18 @@ def first_token(setting: Setting, prompt_tokens: int) -> FirstToken:
     flash = setting.device.flash.issuing(plan.queue_depth)
     load_s = opening.load_s + float(flash_seconds(flash, math.ceil(stored_bytes / MAX_READ_BYTES), stored_bytes))
     chunks = [min(PREFILL_CHUNK_TOKENS, prompt_tokens - at) for at in range(0, prompt_tokens, PREFILL_CHUNK_TOKENS)]
-    products = [products_of(chunk) for chunk in chunks]
+    products = [products_of_chunk(setting.device, chunk) for chunk in chunks]
     least, expected, most = (
         load_s + _prompt_s(setting, opening, prompt_tokens, counts) for counts in zip(*products, strict=True)
     )
     return FirstToken(least, expected, most, load_s)
 
 
-def products_of(num_tokens: int) -> Products:
+def products_of_chunk(device: DeviceProfile, num_tokens: int) -> Products:
     """Returns how many products with one token take as long as a chunk of `num_tokens`; see runtime/kernels."""
-    least = min(num_tokens, FEW_TOKENS)
-    return Products(least, num_tokens if num_tokens == least else max(least, MATRIX_SHARE * num_tokens), num_tokens)
+    least = products_of(device, min(num_tokens, FEW_TOKENS))
+    most = products_of(device, num_tokens)
+    return Products(least, most if num_tokens <= FEW_TOKENS else max(least, MATRIX_SHARE * num_tokens), most)
 
 
 def _opening(setting: Setting) -> Opening:
@@ -103,18 +106,19 @@ def _prompt_s(setting: Setting, opening: Opening, prompt_tokens: int, products: 
     """Returns the seconds of a prompt; `products` has a number of products with one token for each chunk."""
     device, manifest, spec = setting.device, setting.manifest, setting.model.spec
     kv_cache = kv_cache_bytes(spec, prompt_tokens, setting.plan.kv_cache)
-    computed = resident.computed_bytes(manifest, setting.plan.model_copy(update={"kv_cache_bytes": kv_cache}))
+    densely = setting.plan.model_copy(update={"method": DENSE, "kv_cache_bytes": kv_cache})
+    computed = resident.computed_bytes(manifest, densely)
     head_s = _head_s(setting)
     layers_s = dense_seconds(device, computed) - head_s
     calls_s = token_seconds(device) + spec.num_hidden_layers * layer_seconds(device)
-    units = resident.chosen_from(manifest)
+    units = resident.chosen_from(manifest, densely)
     total = head_s
     for count in products:
         total += calls_s + count * layers_s
         for key, reads in opening.passes.items():
             used = round(count * units[key].num_bytes)
             ready, read = (0, used) if reads.num_portions else (used, 0)
-            total += fetch_seconds(device, Weights(units[key].format, used), reads, ready, read, 0)
+            total += fetch_seconds(device, units[key]._replace(num_bytes=used), reads, ready, read, 0)
     return total
 
 

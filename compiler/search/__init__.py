@@ -52,6 +52,8 @@ class Judged:
     """Share of the MLP's weights that a token uses, as divided."""
     is_whole: bool = False
     """Whether every token uses every unit."""
+    draft_tokens: int = 0
+    """Most drafts from its coarse planes that a pass checks; 0 for none."""
     holds_everything: bool = False
     """Whether all units fit in DRAM, so that nothing is read."""
     refusal: str | None = None
@@ -91,7 +93,8 @@ class Goal:
 
         A dense run that holds everything in DRAM is best: nothing is read, and nothing is left out. Where no dense run
         is a candidate, the best quality with everything in DRAM is best. Otherwise a dense run is best unless another
-        candidate saves MARGIN of its time. So must a candidate whose keys and values are not in the default format.
+        candidate saves MARGIN of its time: a dense run that drafts, too, and a candidate whose keys and values are not
+        in the default format.
         """
         built = [one for one in judged if one.refusal is None]
         if not built:
@@ -121,8 +124,9 @@ class Goal:
 
 
 def fastest_dense(judged: Sequence[Judged]) -> Judged | None:
-    """Returns the fastest dense run; None if none can be built."""
-    return min((one for one in judged if one.refusal is None and one.is_whole), key=_by_seconds, default=None)
+    """Returns the fastest dense run without drafts; None if none can be built."""
+    plain = (one for one in judged if one.refusal is None and one.is_whole and not one.draft_tokens)
+    return min(plain, key=_by_seconds, default=None)
 
 
 def _by_seconds(one: Judged) -> tuple[float, float]:

@@ -18,11 +18,11 @@ from typing import Any, Literal
 from coldpress.runtime.artifact.reader import Artifact, open_artifact
 from coldpress.runtime.cache import show_choice
 from coldpress.runtime.cli.flags import names_of
-from coldpress.runtime.generate.choice import choose_plan, on_device
+from coldpress.runtime.generate.choice import choose_plan
 from coldpress.runtime.profiles.devices import load_device, named_devices
 from coldpress.runtime.quantities import parse_bytes, show_bytes, table
 from coldpress.runtime.signals import Signals, decide, has_signals, load_signals
-from coldpress.runtime.simulate import simulate
+from coldpress.runtime.simulate import on_device, simulate
 from coldpress.runtime.sparsity import sees_residency
 from coldpress.runtime.synthetic.measured import measured
 from coldpress.runtime.synthetic.statistics import Figures, Statistics, read_statistics

@@ -1,7 +1,6 @@
 """Chooses what a session runs with: the plan, the device, and the reader of the flash image."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from coldpress.runtime import plugins
 from coldpress.runtime.artifact import contents
@@ -14,7 +13,6 @@ from coldpress.runtime.plan import budget
 from coldpress.runtime.plan.kv_cache import kv_cache_bytes, kv_cache_format
 from coldpress.runtime.sparsity import Selector
 from coldpress.runtime.store.ahead_room import wanted
-from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.layout import Collapse, KvCacheFormat, Plan, Preload
 from coldpress.schemas.manifest import Manifest
 
@@ -119,13 +117,3 @@ def make_flash(artifact: Artifact, plan: Plan, name: str) -> Reader:
         return device(artifact, plan.queue_depth)
     real: type[Flash] = plugins.load_class("coldpress.runtime.flash", Flash, DEFAULT_FLASH)
     return device(artifact, plan.queue_depth, data=real(artifact, plan.queue_depth))
-
-
-def on_device(artifact: Artifact, device: DeviceProfile | None) -> Artifact:
-    """Returns the artifact as if compiled for `device`, which changes only the seconds of a simulation.
-
-    The caller keeps `artifact` alive: the copy shares its open folder.
-    """
-    if device is None:
-        return artifact
-    return replace(artifact, manifest=artifact.manifest.model_copy(update={"device": device}))

@@ -17,23 +17,17 @@ from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.decoder.decoder import PREFILL_CHUNK_TOKENS, Decoder
 from coldpress.runtime.decoder.selection import Selection
 from coldpress.runtime.drafts import DRAFT_TOKENS, Draft, Drafting
-from coldpress.runtime.generate.choice import (
-    DEFAULT_FLASH,
-    SIMULATED,
-    choices,
-    draft_of,
-    make_flash,
-    on_device,
-)
+from coldpress.runtime.generate.choice import DEFAULT_FLASH, SIMULATED, choices, draft_of, make_flash
 from coldpress.runtime.generate.likelihood import Quality, sum_nll
 from coldpress.runtime.generate.sampling import Chooser, Sampling
-from coldpress.runtime.generate.speculation import Pass, Passes, check_draft_tokens, costs_of
+from coldpress.runtime.generate.speculation import Costs, Pass, Passes, check_draft_tokens, costs_of
 from coldpress.runtime.generate.statistics import Token
 from coldpress.runtime.generate.timer import Timer
 from coldpress.runtime.generate.token_ids import token_array
 from coldpress.runtime.kernels.activations import DEFAULT_ACTIVATIONS, ActivationFormat, activation_format
 from coldpress.runtime.plan import budget
 from coldpress.runtime.plan.memory import give_back_heap
+from coldpress.runtime.simulate import on_device
 from coldpress.runtime.store.clock import Clock
 from coldpress.runtime.store.store import Store
 from coldpress.runtime.trace import Recorder
@@ -119,6 +113,7 @@ class Session:
         if plan is None:
             settings = selector, cache, collapse, preload, kv_cache
             plan, self._choose = choices(self.artifact.manifest, dram_budget_bytes, *settings)
+        self._known_costs: dict[tuple[str, int, int], Costs] = {}
         self._wanted_plan = plan  # `resize` divides it anew, with the KV cache of the present run
         observers = [*([recorder] if recorder else []), *self._clocks(plan, modelled or flash == SIMULATED)]
         self.store = Store(self.artifact, plan, make_flash(self.artifact, plan, flash), *observers)
@@ -288,7 +283,7 @@ class Session:
             ids, tokens = prompt.tolist(), list[Token]()
             chooser = Chooser(sampling or Sampling(), ids)
             computes = isinstance(draft, Draft) and draft.NEEDS_PLANES
-            costs = costs_of(self.artifact.manifest, self.plan) if computes else None
+            costs = self._costs(draft_tokens) if computes else None
             passes = Passes(self.decoder, chooser, propose, draft_tokens, costs)
             with self.step, timer.prefill():
                 found = Pass((chooser.choose(self.decoder.prefill_last(prompt)),), 0)
@@ -431,6 +426,14 @@ class Session:
                 same = now_bytes == before.dram_budget_bytes  # else the caller has resized the session meanwhile
                 plan = before if same else budget.refit(manifest, self._wanted_plan, now_bytes)
                 self.store.resize(self.artifact, plan)
+
+    def _costs(self, draft_tokens: int) -> Costs:
+        """Returns the costs of drafts that compute, which take half a second to find for a 7B: once for a budget."""
+        plan = self.plan
+        key = plan.name, plan.dram_budget_bytes, draft_tokens
+        if key not in self._known_costs:
+            self._known_costs[key] = costs_of(self.artifact, plan, draft_tokens)
+        return self._known_costs[key]
 
     def _start(self) -> Timer:
         """Starts a run with counters at zero; the first run's clock started when the session began to open."""

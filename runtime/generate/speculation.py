@@ -13,22 +13,20 @@ A draft that computes (runtime/drafts/coarse.py) makes as many drafts per pass a
 share accepted so far and the law of the artifact's device; none where drafts lose. The numbers never change the tokens.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.decoder.decoder import Decoder
 from coldpress.runtime.drafts import Propose
 from coldpress.runtime.generate.sampling import Chooser
 from coldpress.runtime.kernels import FEW_TOKENS
-from coldpress.runtime.store import computing, resident
-from coldpress.schemas.device import flash_seconds
+from coldpress.runtime.simulate import pass_seconds
+from coldpress.runtime.store import resident
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import num_units
 from coldpress.schemas.layout import Plan
-from coldpress.schemas.manifest import Manifest
 
 
 @dataclass(frozen=True)
@@ -43,40 +41,34 @@ class Pass:
 
 @dataclass(frozen=True)
 class Costs:
-    """Modelled seconds of a pass whose tokens use all units."""
+    """Modelled seconds of drafting with the coarse planes, and of the passes that check the drafts."""
 
     draft_s: float
     """Of a draft."""
-    token_s: float
-    """Of computing with each token of the pass."""
-    read_s: float
-    """Of its reads, whatever the number of tokens."""
+    pass_s: Sequence[float]
+    """Of passes of 1, 2, ... tokens that use every unit."""
+
+    def token_s(self, count: int, acceptance: float) -> float:
+        """Returns the seconds of a token, if passes check `count` drafts."""
+        return (count * self.draft_s + self.pass_s[count]) / tokens_of_pass(count, acceptance)
 
     def best(self, most: int, acceptance: float) -> int:
-        """Returns the number of drafts, at most `most`, with the most tokens a second; the fewest of equal ones.
-
-        Draft n is of use if it and all before it are accepted: with probability acceptance ** n, if each is accepted
-        independently (Leviathan et al. 2022, section 3.1).
-        """
-        tokens, found = 1.0, [1.0 / (self.token_s + self.read_s)]
-        for count in range(1, most + 1):
-            tokens += acceptance**count
-            found.append(tokens / (count * self.draft_s + (1 + count) * self.token_s + self.read_s))
-        return found.index(max(found))
+        """Returns the number of drafts, at most `most`, with the fewest seconds a token; the fewest of equal ones."""
+        return min(range(most + 1), key=lambda count: self.token_s(count, acceptance))
 
 
-def costs_of(manifest: Manifest, plan: Plan) -> Costs:
-    """Returns the costs of drafts from coarse planes, by the law of the artifact's device: a draft takes what a token
-    takes besides its units, and a pass reads what DRAM does not hold, half a buffer at a time."""
-    device, besides_s = manifest.device, resident.token_seconds(manifest, plan)
-    read_s = computed_s = 0.0
-    for (layer, family), weights in resident.chosen_from(manifest).items():
-        part = next(part for part in plan.parts if (part.layer, part.family) == (layer, family))
-        held = min(1.0, (part.num_pinned + part.cache_slots) / num_units(family, manifest.model))
-        read_bytes = (1 - held) * weights.num_bytes
-        read_s += float(flash_seconds(device.flash, math.ceil(2 * read_bytes / plan.read_buffer_bytes), read_bytes))
-        computed_s += computing.weight_seconds(device, weights.format, weights.num_bytes)
-    return Costs(besides_s, besides_s + computed_s, read_s)
+def tokens_of_pass(count: int, acceptance: float) -> float:
+    """Returns the new tokens of a pass that checks `count` drafts.
+
+    Draft n is of use if it and all before it are accepted: with probability acceptance ** n, if each is accepted
+    independently (Leviathan et al. 2022, section 3.1).
+    """
+    return sum(acceptance**number for number in range(count + 1))
+
+
+def costs_of(artifact: Artifact, plan: Plan, most: int) -> Costs:
+    """Returns the costs of at most `most` drafts from coarse planes, by the law of the artifact's device."""
+    return Costs(resident.draft_seconds(artifact.manifest, plan), pass_seconds(artifact, plan, 1 + most))
 
 
 def check_draft_tokens(count: int) -> None:

@@ -49,7 +49,6 @@ class Clock(Observer):
         """Begins at zero; `plan` says how many reads are in flight and which weights are used between requests."""
         self._device = manifest.device
         self._queue = FlashQueue()
-        self._weights = chosen_from(manifest)
         self.follow(manifest, plan)
         self.flash_s = 0.0
         """Seconds of the reads alone, summed over requests."""
@@ -61,6 +60,7 @@ class Clock(Observer):
     def follow(self, manifest: Manifest, plan: Plan) -> None:
         """Goes on under another plan."""
         self._flash = manifest.device.flash.issuing(plan.queue_depth)
+        self._weights = chosen_from(manifest, plan)
         self._seconds_before = seconds_before(manifest, plan) if plan.preload_buffer_bytes else {}
 
     def start(self) -> None:

@@ -20,6 +20,9 @@ from coldpress.schemas.figure import Figure
 
 COPY_PASSES = 2
 """A copy reads each byte and writes it."""
+FURTHER_SHARE = 0.6
+"""Products of each further token of a pass, over those of its first, where the profile does not say: what int4 takes
+here with AVX2, where the processor is the limit (EXPERIMENTS.md). Where memory is, further tokens take less."""
 
 
 class Weights(NamedTuple):
@@ -28,6 +31,8 @@ class Weights(NamedTuple):
     format: FormatName
     num_bytes: int
     """Bytes of all units that a token may use: in a mixture, those of the experts that its router picks."""
+    passed: float = 1.0
+    """Bytes that products pass for each of these bytes: above 1 where they are joined with coarse planes."""
 
 
 class Arrival(NamedTuple):
@@ -151,6 +156,29 @@ def deciding_seconds(device: DeviceProfile, reads: bool) -> float:
     return _stated(compute and compute.request_s) + (_stated(compute and compute.reading_s) if reads else 0.0)
 
 
+def products_of(device: DeviceProfile, num_tokens: int) -> float:
+    """Returns how many products with one token take as long as that of a few tokens, which share the passing of
+    weights."""
+    stated = device.compute and device.compute.further_share
+    return 1 + (num_tokens - 1) * (stated.value if stated else FURTHER_SHARE)
+
+
+def in_pass(device: DeviceProfile, num_tokens: int) -> DeviceProfile:
+    """Returns the device on which a token's computing takes as long as that of a pass of `num_tokens` on `device`.
+
+    What a request costs, it costs once a pass; what layers and tokens cost besides, each token costs in full.
+    """
+    compute, times = device.compute, products_of(device, num_tokens)
+    changes: dict[str, object] = {"dram_bytes_per_s": _scaled(device.dram_bytes_per_s, 1 / times)}
+    if compute is not None:
+        rates = tuple(rate.model_copy(update={"bytes_per_s": rate.bytes_per_s / times}) for rate in compute.rates.value)
+        besides = {name: getattr(compute, name) for name in ("layer_s", "token_s")}
+        longer = {name: figure and _scaled(figure, num_tokens) for name, figure in besides.items()}
+        of_rates = compute.rates.model_copy(update={"value": rates})
+        changes["compute"] = compute.model_copy(update={"rates": of_rates, **longer})
+    return device.model_copy(update=changes)
+
+
 def request_work(
     device: DeviceProfile,
     weights: Weights,
@@ -173,8 +201,9 @@ def request_work(
     """
     deciding_s = deciding_seconds(device, read_bytes > 0)
     density = (ready_bytes + read_bytes) / weights.num_bytes if weights.num_bytes else 1.0
-    ready_s = weight_seconds(device, weights.format, ready_bytes, density)
-    used_s = weight_seconds(device, weights.format, read_bytes, density) + copy_seconds(device, kept_bytes)
+    ready_s = weight_seconds(device, weights.format, weights.passed * ready_bytes, density)
+    read_s = weight_seconds(device, weights.format, weights.passed * read_bytes, density)
+    used_s = read_s + copy_seconds(device, kept_bytes)
     early_share, portion_s = early.num_bytes / max(1, read_bytes), _stated(device.compute and device.compute.portion_s)
     arriving_s = (1 - early_share) * used_s + num_portions * portion_s
     return Work(deciding_s, ready_s, arriving_s, early_share * used_s + early.num_portions * portion_s)
@@ -186,6 +215,10 @@ def fetch_seconds(
     """Returns the seconds of one request; see `request_work` and `Work.with_reads`."""
     work = request_work(device, weights, ready_bytes, read_bytes, kept_bytes, reads.num_portions)
     return work.with_reads(reads)
+
+
+def _scaled(figure: Figure[float], by: float) -> Figure[float]:
+    return figure.model_copy(update={"value": figure.value * by})
 
 
 def _stated(figure: Figure[float] | None) -> float:

@@ -1,6 +1,7 @@
 """What a token computes with besides units, in bytes by format: resident weights, predictors, half the KV cache.
 
 Half the KV cache is the mean over a full context. In a mixture only the resident experts that a token uses count.
+Coarse planes count, unless every unit is used: each is then joined with its refinement, and counts there.
 """
 
 from collections import Counter
@@ -8,6 +9,10 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from coldpress.runtime.artifact.contents import layout_bytes, nbytes, resident_tensors
+from coldpress.runtime.plugins import load
+from coldpress.runtime.quantization._groups import GROUP
+from coldpress.runtime.quantization._planes import planes_of
+from coldpress.runtime.sparsity import Selector
 from coldpress.runtime.store import computing
 from coldpress.schemas.families import FAMILIES, WHOLE_MLP, FamilyName, FormatName, used_share
 from coldpress.schemas.layout import Plan
@@ -48,7 +53,7 @@ def computed_bytes(manifest: Manifest, plan: Plan) -> Bytes:
     found: Bytes = Counter()
     for role, (format_name, size) in sizes.items():
         if role.endswith(".coarse"):
-            found[format_name] += round(used_share(WHOLE_MLP, spec) * size)
+            found[format_name] += 0 if uses_all(plan) else round(used_share(WHOLE_MLP, spec) * size)
         elif role not in mlp and role not in looked_up_roles(spec):
             found[format_name] += size
     for layer in layers:
@@ -104,17 +109,41 @@ def scored_bytes(spec: ModelSpec, predictors: Iterable[HasRank]) -> Bytes:
     return total
 
 
-def chosen_from(manifest: Manifest) -> dict[tuple[int, FamilyName], computing.Weights]:
+def draft_seconds(manifest: Manifest, plan: Plan) -> float:
+    """Returns the seconds of a token by the coarse planes of all units, without any request."""
+    coarse: Bytes = Counter()
+    for role, (format_name, size) in _sizes(manifest).items():
+        if role.endswith(".coarse") and uses_all(plan):
+            coarse[format_name] += round(used_share(WHOLE_MLP, manifest.model) * size)
+    return token_seconds(manifest, plan) + computing.dense_seconds(manifest.device, coarse)
+
+
+def chosen_from(manifest: Manifest, plan: Plan) -> dict[tuple[int, FamilyName], computing.Weights]:
     """Returns the units that a request for a layer's family chooses from."""
     formats = {entry.family: entry.format for entry in manifest.families}
     return {
-        (layer, section.family): computing.Weights(
+        (layer, section.family): multiplied(
             formats[section.family],
             round(used_share(section.family, manifest.model) * section.num_units * section.unit_bytes),
+            uses_all=uses_all(plan),
         )
         for section in manifest.flash.sections
         for layer in section.layers
     }
+
+
+def multiplied(format_name: FormatName, num_bytes: int, *, uses_all: bool) -> computing.Weights:
+    """Returns units as products pass them: those in planes are joined with their coarse planes where every one is
+    used, and multiplied beside them where some are."""
+    planes = planes_of(format_name)
+    if planes is None or not uses_all:
+        return computing.Weights(format_name, num_bytes)
+    return computing.Weights(planes.WHOLE, num_bytes, planes.whole.nbytes(GROUP) / planes.unit_nbytes(GROUP))
+
+
+def uses_all(plan: Plan) -> bool:
+    """Returns whether the plan's selector uses every unit."""
+    return load("coldpress.runtime.sparsity", Selector, plan.method).is_whole
 
 
 _Sizes = Mapping[str, tuple[FormatName | None, int]]

@@ -12,8 +12,9 @@ from transformers import AutoModelForCausalLM
 
 from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
 from coldpress.compiler.activity.forward import LayerStream
+from coldpress.compiler.activity.in_planes import InPlanes
 from coldpress.compiler.activity.layer_counts import Activity, countable_families, exact_families
-from coldpress.compiler.activity.rounded import RoundedKeys
+from coldpress.compiler.activity.rounded import Rounded, RoundedKeys
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.stages import allocate, explore, ingest
 from coldpress.compiler.stages.allocate import AllocateConfig
@@ -28,7 +29,7 @@ from coldpress.compiler.stages.explore.variants import (
 )
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.runtime.plugins import names
-from coldpress.runtime.quantization._planes import planes_of
+from coldpress.runtime.quantization._planes import planes_of, whole_format
 from coldpress.runtime.sparsity import flash
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import SPLITS, Corpus, Split
@@ -158,6 +159,28 @@ def test_a_model_with_exact_zeros_has_further_candidates(corpus: Corpus, tmp_pat
     assert capped.points[-1].mean_kld < 1e-9, "more units than are nonzero"
 
 
+def test_a_draft_is_accepted_where_coarse_planes_choose_what_both_do(model: Model, curves: Curves) -> None:
+    tokens, stream = TOKENS["validation"][:2], LayerStream(model)
+    assert {entry.format for entry in curves.drafts} == {"int4_2_2", "int4_3_1", "int8_4_4"}
+    for entry in curves.drafts:
+        coarse = InPlanes(stream, entry.format, ("neuron",), coarse_alone=True).last_hidden(tokens)
+        both = Rounded(stream, whole_format(entry.format)).last_hidden(tokens)
+        same = (stream.head(coarse).argmax(-1) == stream.head(both).argmax(-1)).double().mean(dim=1).numpy()
+        assert entry.acceptance == pytest.approx(same.mean(), abs=1e-9)
+        assert entry.acceptance_error == pytest.approx(same.std(ddof=1) / math.sqrt(2), abs=1e-9)
+    assert curves.drafts[0].acceptance < curves.drafts[2].acceptance, "two bits against four"
+
+
+def test_without_drafts_none_is_measured(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And none of a mixture, where the tokens of a pass read other experts each."""
+    monkeypatch.setattr(explore, "candidates", lambda *_: ("dense",))
+    small = ingested(tmp_path / "small", num_hidden_layers=2)
+    assert explored(small, corpus, tmp_path / "off", draft="off").drafts == ()
+    assert [entry.format for entry in explored(small, corpus, tmp_path / "on").drafts] != []
+    mixture = ingested(tmp_path / "mixture", num_hidden_layers=2, model_type="mixtral")
+    assert explored(mixture, corpus, tmp_path / "of mixture").drafts == ()
+
+
 def test_narrower_formats_lose_more(curves: Curves) -> None:
     loss = {entry.format: entry.mean_kld for entry in curves.formats}
     assert loss["fp16"] < loss["int8_group32"] < loss["int4_group32"] < loss["int3_group32"]
@@ -259,7 +282,7 @@ def test_a_run_that_was_interrupted_goes_on(
         explored(model, corpus, tmp_path)
     ends.append(-1)
     again = explored(model, corpus, tmp_path)
-    assert len(measured) == len(few.curves) + len(few.formats)
+    assert len(measured) == len(few.curves) + len(few.formats) + len(few.drafts)
     assert again.model_copy(update={"trace": few.trace}) == few
     assert again.trace.sha256 == few.trace.sha256
 

@@ -9,7 +9,7 @@ from safetensors.numpy import load_file, save_file
 
 from coldpress.compiler.activity.choice import Choice
 from coldpress.compiler.activity.forward import LayerStream
-from coldpress.compiler.activity.in_planes import in_model, model_for
+from coldpress.compiler.activity.in_planes import InPlanes, in_model, model_for
 from coldpress.compiler.activity.variants import Variant, last_hidden
 from coldpress.compiler.io import Workspace
 from coldpress.compiler.stages import ingest
@@ -135,3 +135,19 @@ def test_everything_refined_is_the_plain_format(tmp_path: Path) -> None:
         running = model_for(selector, source, name, ("neuron",))
         found = last_hidden(running, TOKENS, [Variant(chosen, ("neuron",))])
         np.testing.assert_allclose(found, Plain(model).last_hidden(TOKENS), atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["llama", "opt", "phi3", "bamboo"])
+def test_coarse_planes_alone_are_the_runtime_s_draft(kind: str, tmp_path: Path) -> None:
+    model = written(tmp_path, kind)
+    session, whole = decoded(model, tmp_path, "int4_2_2", inputs=False)
+    expected = []
+    for block in TOKENS:
+        session.decoder.begin(len(block))
+        expected.append(np.stack([session.decoder.decode_coarse(int(token)) for token in block]))
+    source = LayerStream(model)
+    alone = InPlanes(source, "int4_2_2", ("neuron",), coarse_alone=True)
+    found = source.head(alone.last_hidden(TOKENS)).numpy()
+    error = np.abs(found - np.stack(expected))
+    assert np.median(error.max(axis=2)) < 2e-3 * np.abs(whole).max()
+    assert error.mean() < 0.2 * np.abs(whole - np.stack(expected)).mean(), "low bits show"

@@ -6,12 +6,16 @@ import numpy as np
 import pytest
 
 from coldpress.compiler.io import save_arrays
-from coldpress.compiler.seconds import Setting
-from coldpress.compiler.stages.plan.drafting import Replayed, gains, pass_seconds, replayed
+from coldpress.compiler.seconds import Setting, requests_of, token_seconds
+from coldpress.compiler.stages.plan.drafting import Replayed, gains, replayed
 from coldpress.runtime.drafts import Draft, lookup
 from coldpress.runtime.plugins import load
+from coldpress.runtime.simulate import pass_seconds
+from coldpress.runtime.store.computing import FURTHER_SHARE
 from coldpress.schemas.corpus import Corpus, TokenBlocks
 from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.layout import placed_parts
+from coldpress.schemas.sparsity import Tried
 from tests.compiler.test_plan import check_layout, laid, records, whole_of, with_budget
 
 REPEATING = np.tile(np.arange(8, dtype=np.int32), (4, 16))
@@ -80,6 +84,16 @@ def test_a_single_block_says_which_number_is_best_and_no_error(reading, tmp_path
     assert "inf" not in found.made.choices[0].reasons[-1]
 
 
+def test_what_the_search_found_is_the_plan_s_draft(reading):
+    """Whatever validation text says about other drafts: `laid` gives a corpus without splits."""
+    model, sparsity, *rest = reading
+    tried = (Tried(method="dense", reason="fast", draft_tokens=3),)
+    given = (model, sparsity.model_copy(update={"tried": tried}), *rest)
+    for draft in (None, "auto"):
+        plan = laid(*given, draft=draft).plans[0]
+        assert (plan.draft, plan.draft_tokens) == ("coarse", 3)
+
+
 def test_a_named_draft_is_kept_with_the_best_number_and_off_says_nothing(reading, tmp_path):
     found = laid(*reading, corpus=corpus_of(tmp_path, DISTINCT), draft="lookup")
     assert found.plans[0].draft == "lookup"
@@ -107,23 +121,38 @@ def test_passes_are_those_of_a_run_that_is_followed_by_hand():
 
 def test_a_gain_weighs_each_pass_with_its_own_seconds():
     blocks = np.array([[1, 2, 3, 1, 2, 3, 9, 9]] * 2)
-    two = next(gain for gain in gains(["lookup"], blocks, lambda tokens: 1.0 + tokens) if gain.draft_tokens == 2)
+    two = next(
+        gain for gain in gains(["lookup"], blocks, [1.0 + tokens for tokens in range(1, 6)]) if gain.draft_tokens == 2
+    )
     assert two.speed == pytest.approx(7 * 2 / (5 * 2 + 4))
     assert two.error == 0
     assert (two.tokens_per_pass, two.drafts_per_pass) == (pytest.approx(7 / 6), pytest.approx(2 / 6))
 
 
-def test_a_pass_pays_for_every_tokens_computing_and_for_one_tokens_reads(reading):
-    """Where computing costs next to nothing, a pass takes as long as a token; where reading does, as long as its
-    tokens."""
-    found = laid(*reading)
-    setting = setting_of(reading, found)
-    one, three = (pass_seconds(setting, tokens) for tokens in (1, 3))
-    assert one < three < 3 * one
-    quick = with_dram_rate(setting, 1e15)
-    assert pass_seconds(quick, 3) == pytest.approx(pass_seconds(quick, 1), rel=1e-3)
-    slow = with_dram_rate(setting, 1e5)
-    assert pass_seconds(slow, 3) == pytest.approx(3 * pass_seconds(slow, 1), rel=1e-2)
+def test_a_pass_pays_for_one_tokens_reads_and_for_a_share_of_each_further_tokens_computing(reading):
+    """Where computing costs next to nothing, a pass takes as long as a token; where reading does, as long as the
+    products of its tokens, of which each further one takes a share of the first."""
+    setting = setting_of(reading, laid(*reading))
+    one, two, three = seconds_of(setting)
+    assert one < two < three < 3 * one
+    one, _, three = seconds_of(with_dram_rate(setting, 1e15))
+    assert three == pytest.approx(one, rel=1e-3)
+    one, _, three = seconds_of(with_dram_rate(setting, 1e5))
+    assert three == pytest.approx((1 + 2 * FURTHER_SHARE) * one, rel=1e-2)
+
+
+def test_a_pass_of_one_token_takes_as_long_as_a_simulated_token(reading):
+    setting = setting_of(reading, laid(*reading))
+    every = {
+        (part.layer, part.family): np.arange(section.num_units, dtype=np.int32)
+        for part, section in placed_parts(setting.plan, setting.sections)
+    }
+    expected = token_seconds(setting, requests_of([every], first=2), requests_of([every]))
+    assert seconds_of(setting)[0] == pytest.approx(expected, rel=1e-12)
+
+
+def seconds_of(setting):
+    return pass_seconds(setting.artifact, setting.plan, 3)
 
 
 def setting_of(given, found):

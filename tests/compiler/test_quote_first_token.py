@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from coldpress.compiler.cost_model import kv_cache_bytes
-from coldpress.compiler.quote.first_token import Products, first_token, products_of
+from coldpress.compiler.quote.first_token import Products, first_token, products_of_chunk
 from coldpress.compiler.seconds import Setting
 from coldpress.compiler.sections import make_sections
 from coldpress.runtime.kernels import FEW_TOKENS
@@ -24,7 +24,7 @@ UNIT_BYTES = 3 * (64 + 2 * 2)
 RESIDENT_BYTES = 600_000
 RATE = 1e6
 """Bytes a second of products in int8: so slow that nothing else counts."""
-COSTS = {"request_s": 3e-4, "reading_s": 5e-4, "layer_s": 7e-4, "token_s": 2e-3}
+COSTS = {"request_s": 3e-4, "reading_s": 5e-4, "layer_s": 7e-4, "token_s": 2e-3, "further_share": 1.0}
 
 
 def setting(device: DeviceProfile, num_pinned: int = 0, **changes: Any) -> Setting:
@@ -63,17 +63,22 @@ def besides_s(num_tokens: int) -> float:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "expected"),
+    ("further_share", "tokens", "expected"),
     [
-        (1, (1, 1, 1)),
-        (FEW_TOKENS, (32, 32, 32)),
-        (FEW_TOKENS + 1, (32, 32, 33)),
-        (128, (32, 64, 128)),
-        (256, (32, 128, 256)),
+        (1.0, 1, (1, 1, 1)),
+        (1.0, FEW_TOKENS, (32, 32, 32)),
+        (1.0, FEW_TOKENS + 1, (32, 32, 33)),
+        (1.0, 128, (32, 64, 128)),
+        (1.0, 256, (32, 128, 256)),
+        (0.5, FEW_TOKENS, (16.5, 16.5, 16.5)),
+        (0.5, 256, (16.5, 128, 128.5)),
     ],
 )
-def test_few_tokens_are_computed_one_by_one_and_many_as_a_matrix(tokens: int, expected: Products) -> None:
-    assert products_of(tokens) == expected
+def test_few_tokens_share_the_passing_of_weights_and_many_are_a_matrix(
+    further_share: float, tokens: int, expected: Products
+) -> None:
+    device = with_compute(device_of(), [("int8_group32", 1.0, RATE)], further_share=further_share)
+    assert products_of_chunk(device, tokens) == expected
 
 
 @pytest.mark.parametrize("tokens", [1, 8, 32])

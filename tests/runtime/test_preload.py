@@ -12,10 +12,9 @@ from coldpress.runtime.artifact.integrity import verify_artifact
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.drafts import lookup
 from coldpress.runtime.flash import direct, simulated
-from coldpress.runtime.generate.choice import on_device
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plan.budget import choose_plan, fixed_bytes, refit, used_bytes
-from coldpress.runtime.simulate import simulate
+from coldpress.runtime.simulate import on_device, simulate
 from coldpress.runtime.store.ahead_room import most_bytes
 from coldpress.runtime.store.clock import FlashQueue
 from coldpress.runtime.store.computing import NOTHING, Arrival, Work

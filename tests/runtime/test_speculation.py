@@ -327,10 +327,10 @@ def test_the_coarse_model_is_the_one_whose_units_are_all_coarse(tmp_path):
 @pytest.mark.parametrize(
     ("costs", "acceptance", "expected"),
     [
-        (Costs(1, 1, 1000), 0.9, 8),  # reads are all that counts
-        (Costs(1, 1, 0), 0.99, 0),  # nothing is read: a draft costs as much as a token
-        (Costs(1, 1, 10), 0.01, 0),
-        (Costs(1, 0, 9), 0.5, 2),  # 1 / 9, 1.5 / 10, 1.75 / 11, 1.875 / 12
+        (Costs(1, [1000 + tokens for tokens in range(1, 10)]), 0.9, 8),  # reads are all that counts
+        (Costs(1, range(1, 10)), 0.99, 0),  # nothing is read: a draft costs as much as a token
+        (Costs(1, range(11, 20)), 0.01, 0),
+        (Costs(1, [9] * 9), 0.5, 2),  # 9 / 1, 10 / 1.5, 11 / 1.75, 12 / 1.875
     ],
 )
 def test_as_many_drafts_as_give_the_most_tokens_a_second(costs, acceptance, expected):
@@ -341,15 +341,15 @@ def test_coarse_drafts_are_off_where_the_device_s_law_says_that_they_lose(tmp_pa
     """Reads that cost nothing save nothing."""
     recipe = Recipe(spec=small_spec(num_hidden_layers=11, intermediate_size=512), method="dense", format="int4_2_2")
     session = Session(build_artifact(tmp_path / "a", recipe).path)
-    costs = costs_of(session.artifact.manifest, session.plan)
-    assert 0 < costs.draft_s < costs.token_s
+    costs = costs_of(session.artifact, session.plan, 4)
     read_bytes = sum(
         (section.num_units - part.num_pinned - part.cache_slots) * section.unit_bytes
         for part, section in placed_parts(session.plan, session.artifact.manifest.flash.sections)
     )
     flash = session.artifact.manifest.device.flash
-    assert costs.read_s >= read_bytes / flash.law.bytes_per_s > 0
-    quick = replace(costs, read_s=0.0)
+    assert costs.pass_s[0] >= read_bytes / flash.law.bytes_per_s > costs.draft_s > 0
+    assert all(np.diff(costs.pass_s) > 0)
+    quick = replace(costs, pass_s=costs.draft_s * np.arange(1, 6))
     propose = Told(range(100)).drafting
     with propose(100) as never:
         passes = Passes(session.decoder, Chooser(Sampling(), PROMPT), never, 4, quick)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from coldpress.compiler.activity.unit_statistics import fit_all
-from coldpress.compiler.candidates import AUTO, caches_for, check_format
+from coldpress.compiler.candidates import AUTO, caches_for, check_draft, check_format
 from coldpress.compiler.checkpoint.private import private_folder
 from coldpress.compiler.checkpoint.source_json import read_object
 from coldpress.compiler.checkpoint.tensors import MAX_CONFIG_BYTES
@@ -100,6 +100,7 @@ def run(
             f"{model.name}{_why_shorter(model)}; use a shorter one"
         )
     check_format(config.method, config.format)
+    check_draft(config.draft, config.format)
     budgets = budgets_bytes(config, model, device)
     inputs = Inputs(model, activations, device, work, corpus, threads, curves, len(budgets), caches_for(config.cache))
     if config.method == AUTO:

@@ -6,7 +6,13 @@ from pydantic import Field
 
 from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT
 from coldpress.compiler.cost_model import DramBudget
-from coldpress.compiler.shared_settings import CacheSetting, MethodSetting, OverpredictionSetting, QualitySetting
+from coldpress.compiler.shared_settings import (
+    CacheSetting,
+    DraftSetting,
+    MethodSetting,
+    OverpredictionSetting,
+    QualitySetting,
+)
 from coldpress.compiler.stages.allocate._rules import AllocationConfig
 from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
 from coldpress.schemas.base import PositiveCount
@@ -15,7 +21,9 @@ from coldpress.schemas.families import FormatName
 from coldpress.schemas.layout import KvCacheFormat
 
 
-class AllocateConfig(AllocationConfig, MethodSetting, CacheSetting, OverpredictionSetting, QualitySetting):
+class AllocateConfig(
+    AllocationConfig, MethodSetting, CacheSetting, DraftSetting, OverpredictionSetting, QualitySetting
+):
     """Settings of `allocate`."""
 
     ONLY_FOR_AUTO: ClassVar = ("max_ppl_ratio", "search", "min_tokens_per_s")

@@ -13,6 +13,7 @@ from coldpress.compiler.candidates import (
     own_options,
 )
 from coldpress.compiler.cost_model import flash_bytes, llm_sparsity, weight_bytes
+from coldpress.compiler.dense_run import MOST_DRAFTS
 from coldpress.compiler.search import Candidate, Judged, Space
 from coldpress.compiler.seconds import Token
 from coldpress.compiler.stages.allocate._config import AllocateConfig
@@ -20,15 +21,18 @@ from coldpress.compiler.stages.allocate._division import OverBudgetError, divide
 from coldpress.compiler.stages.allocate._quality import Floor
 from coldpress.compiler.stages.allocate._replay import Replays
 from coldpress.compiler.stages.allocate._rules import UNIFORM, Inputs
+from coldpress.runtime.generate.speculation import tokens_of_pass
 from coldpress.runtime.kernels import NATIVE_FORMATS
 from coldpress.runtime.plan.kv_cache import KV_CACHE_FORMATS
 from coldpress.runtime.plugins import load
+from coldpress.runtime.quantization._planes import planes_of
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import FormatName, Method
 from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.sparsity import Sparsity
 
+COARSE = "coarse"
 DENSITIES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """The densities above the lowest that keeps the quality."""
 
@@ -113,8 +117,11 @@ class BudgetJudge:
 
     def densities(self, method: Method, format_name: FormatName) -> Sequence[float | None]:
         """Returns the densities of a selector in a format that keep the quality; see `Space`."""
-        if not go_together(method, format_name, is_named=self._config.format != AUTO):
+        drafts, named = self._acceptance(format_name) > 0, self._config.draft == COARSE
+        if not go_together(method, format_name, self._config.format != AUTO or drafts or named):
             return ()
+        if named and not (load("coldpress.runtime.sparsity", Selector, method).is_whole and planes_of(format_name)):
+            return ()  # only a dense run in planes drafts with them
         try:
             return self._kept_densities(method, format_name)
         except ColdpressError as error:
@@ -176,16 +183,26 @@ class BudgetJudge:
         return divided(self.config_of(candidate).model_copy(update={"density_allocation": UNIFORM}), self._inputs)
 
     def tokens(self, candidate: Candidate) -> tuple[Sparsity, list[Token]]:
-        """Returns a candidate's division of the budget, and the figures of each replayed token."""
-        division = self._divided(candidate)
-        return division, self._replays.tokens(division)
+        """Returns a candidate's division of the budget, and the figures of each replayed token; of a run that drafts,
+        those of a pass divided by its tokens."""
+        division, judged = self._divided(candidate), self(candidate)
+        found = self._replays.tokens(division)
+        if judged.draft_tokens:
+            tokens = tokens_of_pass(judged.draft_tokens, self._acceptance(candidate.format))
+            found = [
+                Token(judged.token_s, *(figure / tokens for figure in (one.flash_s, one.reads, one.read_bytes)), 0, 0)
+                for one in found
+            ]
+        return division, found
 
     def _cost(self, candidate: Candidate) -> Judged:
         division = self._divided(candidate)
         token_s, hit_rate = self._replays.of(division)
         density, held = division.mlp_density(self._inputs.model.spec), _held(division, self._inputs)
         budget = division.budget
-        units = flash_bytes(division.families, self._inputs.model.spec, division.format)
+        units, drafts = flash_bytes(division.families, self._inputs.model.spec, division.format), 0
+        if load("coldpress.runtime.sparsity", Selector, candidate.method).is_whole and planes_of(candidate.format):
+            token_s, drafts = self._drafting(division, token_s)
         whole = units <= budget.cache_bytes + budget.buffer_bytes
         used = budget.dram_budget_bytes - (budget.cache_bytes + budget.buffer_bytes - units if whole else 0)
         ratio = self._ratio(candidate, density, held)
@@ -197,8 +214,30 @@ class BudgetJudge:
             used,
             density,
             load("coldpress.runtime.sparsity", Selector, candidate.method).is_whole,
+            drafts,
             whole,
         )
+
+    def _drafting(self, division: Sparsity, token_s: float) -> tuple[float, int]:
+        """Returns the seconds of a token of a dense run in planes, and its drafts a pass; those without drafts if the
+        user named the format and drafts lose.
+
+        Raises:
+            ColdpressError: if drafts lose, and the plain format does as well.
+        """
+        acceptance, costs = self._acceptance(division.format), self._replays.drafting(division)
+        count = costs.best(MOST_DRAFTS, acceptance) if acceptance else 0
+        if count:
+            return costs.token_s(count, acceptance), count
+        if self._config.format == AUTO and self._config.draft != COARSE:
+            raise ColdpressError(f"drafts from coarse planes lose, so that {division.format} gains nothing")
+        return token_s, 0
+
+    def _acceptance(self, format_name: FormatName) -> float:
+        """Returns the share of drafts from coarse planes that the run accepts, less its error; 0 where nobody knows, or
+        where the build drafts otherwise."""
+        found = self._floor.curves.draft(format_name) if self._config.draft in (None, AUTO, COARSE) else None
+        return 0.0 if found is None else max(0.0, found.acceptance - (found.acceptance_error or 0.0))
 
     def _ratio(self, candidate: Candidate, density: float, held: float) -> float | None:
         """Returns the perplexity ratio to expect; None if nobody knows.

@@ -20,12 +20,13 @@ from coldpress.compiler import seconds
 from coldpress.compiler.activity.choice import Arrays, Choice, replayed_layers
 from coldpress.compiler.activity.unit_statistics import NORMS, all_statistics
 from coldpress.compiler.cost_model import read_units, unit_bytes
-from coldpress.compiler.dense_run import dense_run
+from coldpress.compiler.dense_run import dense_run, draft_costs
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.seconds import Key, Setting
 from coldpress.compiler.sections import make_sections
 from coldpress.compiler.stages.allocate._rules import Inputs
 from coldpress.runtime.cache import CachePolicy
+from coldpress.runtime.generate.speculation import Costs
 from coldpress.runtime.plan.budget import Claim, units_with_room
 from coldpress.runtime.plugins import load, load_class, options_of
 from coldpress.runtime.simulate import Choose, by_signals
@@ -92,6 +93,12 @@ class Replays:
         """Returns the modelled cost of a decoded token."""
         run = self._dense(sparsity)
         return Replayed(*seconds.choices_seconds(*self._run(sparsity))) if run is None else Replayed(run.token_s, None)
+
+    def drafting(self, sparsity: Sparsity) -> Costs:
+        """Returns what drafts from coarse planes cost in a dense run, and the passes that check them."""
+        shape = sparsity.format, sparsity.context_length, sparsity.budget.dram_budget_bytes, self._inputs.device
+        room_bytes = sparsity.budget.buffer_bytes + sparsity.budget.cache_bytes
+        return draft_costs(self._inputs.model, *shape, sparsity.kv_cache, room_bytes=room_bytes)
 
     def tokens(self, sparsity: Sparsity) -> list[seconds.Token]:
         """Returns the figures of each replayed token, whose means `of` returns; one stands for all of a dense run."""

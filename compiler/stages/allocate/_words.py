@@ -70,6 +70,7 @@ def _entry(one: Judged, reason: str) -> Tried:
         density=min(1.0, one.density),
         ppl_ratio=one.ppl_ratio,
         hit_rate=one.hit_rate,
+        draft_tokens=one.draft_tokens,
         dram_bytes=one.dram_bytes,
     )
 
@@ -115,7 +116,7 @@ def _why_taken(one: Judged, dense: Judged | None, goal: Goal) -> str:
             if enough
             else f"the fastest: none reaches {1 / goal.max_token_s:g} tokens/s"
         )
-    if one.is_whole:
+    if one.is_whole and not one.draft_tokens:
         return "no selector that keeps the quality is clearly faster than a dense run"
     return f"the fastest that keeps the quality, {_over_dense(one, dense)}"
 
@@ -123,5 +124,8 @@ def _why_taken(one: Judged, dense: Judged | None, goal: Goal) -> str:
 def _over_dense(one: Judged, dense: Judged | None) -> str:
     if dense is None or one is dense:
         return "a dense run" if one.is_whole else "a dense run does not fit"
+    if one.draft_tokens:
+        drafts = f"by up to {one.draft_tokens} drafts a pass from its coarse planes"
+        return f"{dense.token_s / one.token_s:.2f} times as fast as a dense run, {drafts}"
     missed = ", with a cache in which no unit stays until it is used again" if one.hit_rate == 0 else ""
     return f"{dense.token_s / one.token_s:.2f} times as fast as a dense run{missed}"

@@ -11,7 +11,8 @@ One that refines has a curve for each format in planes, in that format's weights
 
 The pass of the whole model records a trace: the signals of a few layers, with which `allocate` replays each candidate's
 requests. A format's loss is that of matrices rounded to nearest, row by row; a KV cache's, that of keys and values
-rounded head by head. Each pass leaves a file, so that a run that was interrupted goes on with the next pass.
+rounded head by head. A draft from coarse planes is accepted where its greedy choice is that of both planes. Each pass
+leaves a file, so that a run that was interrupted goes on with the next pass.
 """
 
 import logging
@@ -25,13 +26,14 @@ from pydantic import Field
 from coldpress.compiler.activity.calibration_pass import ComputeConfig, stream_of
 from coldpress.compiler.activity.choice import REPLAYED_LAYERS, replayed_layers
 from coldpress.compiler.activity.forward import LayerStream
+from coldpress.compiler.activity.in_planes import InPlanes
 from coldpress.compiler.activity.layer_counts import countable_families
 from coldpress.compiler.activity.rounded import Rounded, RoundedKeys
 from coldpress.compiler.activity.variants import Differences, compare, last_hidden
 from coldpress.compiler.block_statistics import perplexity, standard_error
 from coldpress.compiler.candidates import AUTO, candidates, families_for, formats_for, own_options
 from coldpress.compiler.io import Workspace, load_arrays
-from coldpress.compiler.shared_settings import MethodSetting
+from coldpress.compiler.shared_settings import DraftSetting, MethodSetting
 from coldpress.compiler.stages.explore.trace import TRACE_TOKENS, whole_run
 from coldpress.compiler.stages.explore.variants import DENSITIES, Along, curves_of, reached, variants, why_not
 from coldpress.compiler.steps import Steps
@@ -41,7 +43,7 @@ from coldpress.schemas.activations import Activations
 from coldpress.schemas.base import PositiveCount
 from coldpress.schemas.config import Key
 from coldpress.schemas.corpus import Corpus
-from coldpress.schemas.curves import Curve, Curves, FormatLoss, KvCacheLoss, Point, Unexplored
+from coldpress.schemas.curves import CoarseDraft, Curve, Curves, FormatLoss, KvCacheLoss, Point, Unexplored
 from coldpress.schemas.families import FormatName, Method
 from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.model import Model, ModelSpec
@@ -56,11 +58,13 @@ LOG = logging.getLogger(__name__)
 CACHED_CHOICE_S, CACHED_UNIT_S = 4.5e-4, 5e-8
 """Seconds of one choice with a cache in the loop, and of each unit that it is made among; the mean of `dip_ca` (0.13 ms
 a choice of a 7M model) and `flash` (0.76 ms)."""
+COARSE, DENSE = "coarse", "dense"
+"""The draft that is measured, and the selector of the run that checks it."""
 RARE = 99.9
 """Percentile of the divergence that stands for the worst tokens."""
 
 
-class ExploreConfig(ComputeConfig, MethodSetting):
+class ExploreConfig(ComputeConfig, MethodSetting, DraftSetting):
     """Settings of `explore`."""
 
     explore_tokens: Annotated[PositiveCount, Key()] = Field(
@@ -98,11 +102,14 @@ def explored(
     options = {name: own_options(name, config.options) for name in methods}
     reasons, asked = _asked(options, model)
     kv_caches = formats_of(spec)[1:]
-    steps = Steps("explore", 1 + len(asked) + len(_formats()) + len(kv_caches), "passes")
+    drafting = _drafting(config.draft, spec)
+    num_passes = 1 + len(asked) + len(_formats()) + len(kv_caches) + len(drafting)
+    steps = Steps("explore", num_passes, "passes")
     trace, whole = whole_run(stream, tokens, trace_layers, work)
     steps.add()
     passes = _Passes(stream, tokens, whole, work, steps)
-    formats = {name: passes.loss(f"format-{name}", lambda name=name: Rounded(stream, name)) for name in _formats()}
+    rounded = {name: passes.alone(f"format-{name}", lambda name=name: Rounded(stream, name)) for name in _formats()}
+    formats = {name: _loss(found, 0) for name, found in rounded.items()}
 
     def curve(along: Along) -> Curve:
         own = options[along.method]
@@ -119,8 +126,18 @@ def explored(
         LOG.info("explore: %s: %s", along.title, ", ".join(f"{p.density:g} {p.ppl_ratio:.3f}" for p in points))
         return Curve(**along._asdict(), points=points)
 
+    def coarse_draft(name: FormatName) -> CoarseDraft:
+        coarse = passes.alone(
+            f"draft-{name}", lambda: InPlanes(stream, name, families_for(DENSE, {}, spec), coarse_alone=True)
+        )
+        same = (coarse.greedy[0] == rounded[whole_format(name)].greedy[0]).mean(axis=1)
+        LOG.info("explore: drafts from the coarse planes of %s: %.3f accepted", name, same.mean())
+        error = _finite(standard_error(same))
+        return CoarseDraft(format=name, acceptance=float(same.mean()), acceptance_error=error)
+
     def kv_cache_loss(kind: KvCacheFormat) -> KvCacheLoss:
-        return KvCacheLoss(kv_cache=kind, **passes.loss(f"kv-cache-{kind}", lambda: RoundedKeys(stream, kind)))
+        found = passes.alone(f"kv-cache-{kind}", lambda: RoundedKeys(stream, kind))
+        return KvCacheLoss(kv_cache=kind, **_loss(found, 0))
 
     return Curves(
         weights_sha256=model.weights_sha256,
@@ -129,6 +146,7 @@ def explored(
         curves=tuple(map(curve, asked)),
         formats=tuple(FormatLoss(format=name, **loss) for name, loss in formats.items()),
         kv_caches=tuple(map(kv_cache_loss, kv_caches)),
+        drafts=tuple(map(coarse_draft, drafting)),
         unexplored=tuple(Unexplored(method=name, reason=reason) for name, reason in reasons.items()),
         trace=trace,
         trace_layers=trace_layers,
@@ -152,11 +170,11 @@ class _Passes:
         self.steps.add()
         return Differences(**load_arrays(kept))
 
-    def loss(self, title: str, changed: Callable[[], LayerStream]) -> dict[str, Any]:
-        """Returns the loss of another model."""
-        loss = _loss(self.differences(title, lambda: changed().last_hidden(self.tokens)), 0)
-        LOG.info("explore: %s: perplexity ratio %.4f", title, loss["ppl_ratio"])
-        return loss
+    def alone(self, title: str, changed: Callable[[], LayerStream]) -> Differences:
+        """Returns what a pass of another model measured."""
+        found = self.differences(title, lambda: changed().last_hidden(self.tokens))
+        LOG.info("explore: %s: perplexity ratio %.4f", title, _loss(found, 0)["ppl_ratio"])
+        return found
 
 
 def needs(build: "Build") -> StageNeeds:
@@ -170,13 +188,14 @@ def needs(build: "Build") -> StageNeeds:
     trace = 2 * REPLAYED_LAYERS * max(TRACE_TOKENS, build.block_tokens) * build.layer_units(countable_families(spec))
     curves = [along for name in candidates(spec, build.options) for along in curves_of(name)]
     num_variants = sum(len(along.densities) for along in curves)
-    figures = 8 * tokens * (2 * num_variants + 2 * len(curves))
+    num_drafting = len(_drafting(settings.get("draft"), spec))
+    figures = tokens * (20 * num_variants + 16 * len(curves))
     return StageNeeds(
         stage="explore",
         ram_bytes=build.TORCH_BYTES + 3 * build.layer_weights_bytes + build.running_bytes(8) + hidden + logits + trace,
         disk_bytes=trace + whole + figures,
         runtime_s=build.TORCH_S
-        + (len(_formats()) + len(formats_of(spec))) * build.forward_s(tokens)
+        + (len(_formats()) + len(formats_of(spec)) + num_drafting) * build.forward_s(tokens)
         + sum(len(along.densities) * _variant_s(along, tokens, build) for along in curves),
     )
 
@@ -196,6 +215,14 @@ def _variant_s(along: Along, tokens: int, build: "Build") -> float:
 def _formats() -> tuple[FormatName, ...]:
     """Returns the formats whose loss is measured; one in planes loses what its plain format does."""
     return tuple(name for name in formats_for(AUTO) if planes_of(name) is None)
+
+
+def _drafting(draft: str | None, spec: ModelSpec) -> tuple[FormatName, ...]:
+    """Returns the formats in planes whose coarse planes are measured as drafts: none if the build drafts otherwise, and
+    none of a mixture, where the tokens of a pass read other experts each."""
+    if spec.is_mixture or draft not in (None, AUTO, COARSE):
+        return ()
+    return tuple(name for name in formats_for(AUTO) if planes_of(name))
 
 
 def _asked(options: dict[str, Any], model: Model) -> tuple[dict[str, str], list[Along]]:

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from coldpress.compiler.candidates import AUTO, caches_for
 from coldpress.compiler.io import load_arrays
-from coldpress.compiler.shared_settings import CacheSetting, PinnedShareSetting
+from coldpress.compiler.shared_settings import CacheSetting, DraftSetting, PinnedShareSetting
 from coldpress.compiler.stages.plan import drafting, preloading
 from coldpress.compiler.stages.plan._division import (
     Division,
@@ -38,7 +38,7 @@ from coldpress.schemas.config import Key
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.device import DeviceProfile, Flash
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.layout import Collapse, DraftName, Layout, Plan
+from coldpress.schemas.layout import Collapse, Layout, Plan
 from coldpress.schemas.model import Model
 from coldpress.schemas.order import Order
 from coldpress.schemas.placement import Placement
@@ -57,7 +57,7 @@ EQUAL_SHARE = 0.005
 """A collapse gap counts as one of the best if its flash time exceeds the least by at most this share."""
 
 
-class PlanConfig(CacheSetting, PinnedShareSetting):
+class PlanConfig(CacheSetting, PinnedShareSetting, DraftSetting):
     """Settings of `plan`."""
 
     collapse: Annotated[Collapse, Key()] = Field(
@@ -69,14 +69,6 @@ class PlanConfig(CacheSetting, PinnedShareSetting):
         default="off",
         description="whether what later layers will probably use is read while earlier ones compute; auto: where the "
         "device's law and the measured likeness of layers say that it pays",
-    )
-    draft: Annotated[
-        DraftName,
-        Key(plugins="coldpress.runtime.drafts", auto=True, default="`off`: drawn text repeats too little"),
-    ] = Field(
-        default=NO_DRAFT,
-        description="what proposes next tokens of a single sequence, which the model checks in one pass; auto: the one "
-        "that pays by validation text and the device's law, where a run reads and every token uses every unit",
     )
 
 
@@ -175,7 +167,9 @@ def _settled(
         )
     if found.measured is not None and not found.measured.hit_rate:
         found.reasons.append(_no_hits(plan, division))
-    if config.draft != NO_DRAFT:
+    if sparsity.draft_tokens:
+        plan = drafting.with_coarse(plan, sparsity.draft_tokens)
+    elif config.draft not in (None, NO_DRAFT):
         plan, why = drafting.with_draft(
             config.draft, known.setting(plan), lambda: load_arrays(corpus.split("validation").arrays)["tokens"]
         )

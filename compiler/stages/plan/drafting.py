@@ -11,23 +11,20 @@ standard error, must exceed what `plan` asks of any change.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from coldpress.compiler.candidates import AUTO, drafts_for
-from coldpress.compiler.seconds import Setting, requests_of, token_seconds
+from coldpress.compiler.candidates import AUTO, check_draft, drafts_for
+from coldpress.compiler.seconds import Setting
 from coldpress.compiler.stages.plan._search import WORTH
 from coldpress.runtime.drafts import DRAFT_TOKENS, Draft
 from coldpress.runtime.plan.budget import holds_everything
 from coldpress.runtime.plugins import load
-from coldpress.runtime.quantization._planes import planes_of
+from coldpress.runtime.simulate import pass_seconds
 from coldpress.runtime.sparsity import sees_residency
-from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.figure import Figure
-from coldpress.schemas.layout import Plan, placed_parts
+from coldpress.schemas.layout import Plan
 
 COUNTS = (1, 2, 4)
 """Numbers of drafts per pass that are compared."""
@@ -69,6 +66,11 @@ class Gain(NamedTuple):
         )
 
 
+def with_coarse(plan: Plan, draft_tokens: int) -> Plan:
+    """Returns a plan that drafts with its coarse planes, as the search of `allocate` decided."""
+    return _drafting(plan, "coarse", draft_tokens)
+
+
 def with_draft(named: str, setting: Setting, blocks: Callable[[], np.ndarray]) -> tuple[Plan, str]:
     """Returns the setting's plan with the draft that it gets, and the reason.
 
@@ -89,16 +91,12 @@ def with_draft(named: str, setting: Setting, blocks: Callable[[], np.ndarray]) -
         )
     if why_not and named == AUTO:
         return plan, f"no drafts: {why_not}"
+    check_draft(named, setting.format)
     if named != AUTO and load("coldpress.runtime.drafts", Draft, named).NEEDS_PLANES:
-        if planes_of(setting.format) is None:
-            raise ColdpressError(
-                f"draft={named} was asked for, and format={setting.format} has no coarse planes; use a format in "
-                "planes, such as int4_2_2"
-            )
         why_not = "the coarse model cannot be replayed without an artifact"
     if why_not:
         return _drafting(plan, named, DRAFT_TOKENS), f"drafts of {named}, as given, not compared: {why_not}"
-    found = gains(drafts_for(named), blocks(), lambda num_tokens: pass_seconds(setting, num_tokens))
+    found = gains(drafts_for(named), blocks(), pass_seconds(setting.artifact, plan, 1 + max(COUNTS)))
     best = max(found, key=lambda gain: (gain.least, gain.speed))
     if named != AUTO:
         return _drafting(plan, named, best.draft_tokens), f"{best.in_words}; as given"
@@ -125,15 +123,14 @@ def _why_not(setting: Setting) -> str | None:
     return None
 
 
-def gains(names: Sequence[str], blocks: np.ndarray, seconds_of: Callable[[int], float]) -> list[Gain]:
+def gains(names: Sequence[str], blocks: np.ndarray, pass_s: Sequence[float]) -> list[Gain]:
     """Returns the gain of each draft of `names` with each of `COUNTS`.
 
     Args:
         names: Files of runtime/drafts.
         blocks: Text, int [num_blocks, block_tokens].
-        seconds_of: Seconds of a pass of so many tokens.
+        pass_s: Seconds of passes of 1, 2, ... tokens, one more than the largest of COUNTS.
     """
-    pass_s = [seconds_of(num_tokens) for num_tokens in range(1, max(COUNTS) + 2)]
     found: list[Gain] = []
     for name in names:
         draft = load("coldpress.runtime.drafts", Draft, name)
@@ -164,34 +161,3 @@ def replayed(draft: Draft, text: Sequence[int], draft_tokens: int) -> Replayed:
             drafts.append(len(proposed))
             seen += text[len(seen) : len(seen) + num_right + 1]
     return Replayed(len(text) - 1, tuple(drafts))
-
-
-def pass_seconds(setting: Setting, num_tokens: int) -> float:
-    """Returns the modelled seconds of a pass of several tokens that use every unit: the reads of one token,
-    and the computing of each in full: their products share nothing."""
-    plan = setting.plan
-    used = {
-        (part.layer, part.family): np.arange(section.num_units, dtype=np.int32)
-        for part, section in placed_parts(plan, setting.sections)
-    }
-    slower = replace(setting, device=computing_for(setting.device, num_tokens))
-    return token_seconds(slower, requests_of([used], first=2), requests_of([used]))
-
-
-def computing_for(device: DeviceProfile, num_tokens: int) -> DeviceProfile:
-    """Returns the device on which a token's computing takes as long as that of `num_tokens` does on `device`. What a
-    request costs, it costs once a pass."""
-
-    def divided(figure: Figure[float], by: float) -> Figure[float]:
-        return figure.model_copy(update={"value": figure.value / by})
-
-    changes: dict[str, object] = {"dram_bytes_per_s": divided(device.dram_bytes_per_s, num_tokens)}
-    if (compute := device.compute) is not None:
-        rates = tuple(
-            rate.model_copy(update={"bytes_per_s": rate.bytes_per_s / num_tokens}) for rate in compute.rates.value
-        )
-        per_token = {name: getattr(compute, name) for name in ("layer_s", "token_s")}
-        longer = {name: figure and divided(figure, 1 / num_tokens) for name, figure in per_token.items()}
-        of_rates = compute.rates.model_copy(update={"value": rates})
-        changes["compute"] = compute.model_copy(update={"rates": of_rates, **longer})
-    return device.model_copy(update=changes)
