@@ -10,8 +10,9 @@ also prices reads, which no model determines: its curves are for a reference fla
 One that refines has a curve for each format in planes, in that format's weights.
 
 The pass of the whole model records a trace: the signals of a few layers, with which `allocate` replays each candidate's
-requests. A format's loss is that of matrices rounded to nearest, row by row; a KV cache's, that of keys and values
-rounded head by head. Each pass leaves a file, so that a run that was interrupted goes on with the next pass.
+requests. Codes are those that the build's algorithm chooses, where it needs Gram matrices by those of the whole model,
+since nothing is left out yet. A format's loss is that of all matrices of the layers; a KV cache's, that of keys and
+values rounded head by head. Each pass leaves a file, so that a run that was interrupted goes on with the next pass.
 """
 
 import logging
@@ -25,24 +26,36 @@ from pydantic import Field
 from coldpress.compiler.activity.calibration_pass import ComputeConfig, stream_of
 from coldpress.compiler.activity.choice import REPLAYED_LAYERS, replayed_layers
 from coldpress.compiler.activity.forward import LayerStream
+from coldpress.compiler.activity.gram_pass import add_grams
 from coldpress.compiler.activity.layer_counts import countable_families
 from coldpress.compiler.activity.rounded import Rounded, RoundedKeys
 from coldpress.compiler.activity.variants import Differences, compare, last_hidden
 from coldpress.compiler.block_statistics import perplexity, standard_error
 from coldpress.compiler.candidates import AUTO, candidates, families_for, formats_for, own_options
 from coldpress.compiler.io import Workspace, load_arrays
-from coldpress.compiler.shared_settings import MethodSetting
+from coldpress.compiler.rounding._matrix import NEAREST, Rounding
+from coldpress.compiler.rounding._weights import Algorithm
+from coldpress.compiler.shared_settings import AlgorithmSetting, GramSetting, MethodSetting
 from coldpress.compiler.stages.explore.trace import TRACE_TOKENS, whole_run
-from coldpress.compiler.stages.explore.variants import DENSITIES, Along, curves_of, reached, variants, why_not
+from coldpress.compiler.stages.explore.variants import (
+    DENSITIES,
+    Along,
+    all_refined,
+    curves_of,
+    reached,
+    variants,
+    why_not,
+)
 from coldpress.compiler.steps import Steps
 from coldpress.runtime.plan.kv_cache import formats_of
+from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization._planes import planes_of, whole_format
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.base import PositiveCount
 from coldpress.schemas.config import Key
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.curves import Curve, Curves, FormatLoss, KvCacheLoss, Point, Unexplored
-from coldpress.schemas.families import FormatName, Method
+from coldpress.schemas.families import WHOLE_MLP, FormatName, Method
 from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.model import Model, ModelSpec
 from coldpress.schemas.preflight import StageNeeds
@@ -60,7 +73,7 @@ RARE = 99.9
 """Percentile of the divergence that stands for the worst tokens."""
 
 
-class ExploreConfig(ComputeConfig, MethodSetting):
+class ExploreConfig(ComputeConfig, MethodSetting, AlgorithmSetting, GramSetting):
     """Settings of `explore`."""
 
     explore_tokens: Annotated[PositiveCount, Key()] = Field(
@@ -77,7 +90,11 @@ def run(
     Raises:
         ColdpressError: if there is no such device, or a candidate refuses its options.
     """
-    return explored(candidates(model.spec, config.options), config, model, corpus, activations, work, threads)
+    methods, rounding = candidates(model.spec, config.options), _rounding(config, model, corpus, work, threads)
+    found = explored(methods, config, model, corpus, activations, work, threads, rounding=rounding)
+    if rounding.gram is not None:
+        _remove_grams(model, work)
+    return found
 
 
 def explored(
@@ -89,6 +106,7 @@ def explored(
     work: Workspace,
     threads: int,
     as_large: ModelSpec | None = None,
+    rounding: Rounding = NEAREST,
 ) -> Curves:
     """Measures some selectors, and all formats. Reads have the prices of `as_large`'s units; None: of the model's."""
     blocks = load_arrays(corpus.split("validation").arrays, "tokens")["tokens"]
@@ -102,19 +120,22 @@ def explored(
     trace, whole = whole_run(stream, tokens, trace_layers, work)
     steps.add()
     passes = _Passes(stream, tokens, whole, work, steps)
-    formats = {name: passes.loss(f"format-{name}", lambda name=name: Rounded(stream, name)) for name in _formats()}
+    formats = {
+        name: passes.loss(f"format-{name}-{rounding.name}", _in_format(name, stream, rounding)) for name in _formats()
+    }
 
     def curve(along: Along) -> Curve:
-        own = options[along.method]
+        own, in_planes = options[along.method], along.format is not None and rounding.algorithm.IN_PLANES
 
         def hidden() -> "Tensor":
             found = list(variants(along, own, model, activations, as_large))
-            return last_hidden(along.model(stream, own), tokens, found)
+            found += [all_refined(along, own, spec)] if in_planes else []
+            return last_hidden(along.model(stream, own, rounding), tokens, found)
 
-        found = passes.differences(f"curve-{along.title}", hidden)
-        densities = reached(along, own, spec)
+        found = passes.differences(f"curve-{along.pass_title(rounding)}", hidden)
+        densities = reached(along, own, spec) + ((1.0,) if in_planes else ())
         points = tuple(Point(density=at, **_loss(found, number)) for number, at in enumerate(densities))
-        if along.format is not None:  # everything refined is the plain format
+        if along.format is not None and not in_planes:  # everything refined is the plain format
             points = (*points, Point(density=1.0, **formats[whole_format(along.format)]))
         LOG.info("explore: %s: %s", along.title, ", ".join(f"{p.density:g} {p.ppl_ratio:.3f}" for p in points))
         return Curve(**along._asdict(), points=points)
@@ -133,6 +154,32 @@ def explored(
         trace=trace,
         trace_layers=trace_layers,
     )
+
+
+def _in_format(name: FormatName, stream: LayerStream, rounding: Rounding) -> Callable[[], LayerStream]:
+    """Returns what makes the model in a plain format. Rounding to nearest loses as much along rows as along columns;
+    for others, slices are those of the whole MLP's units."""
+    families = (WHOLE_MLP,) if rounding.algorithm.NEEDS_GRAM else ()
+    return lambda: Rounded(stream, name, rounding, families)
+
+
+def _rounding(config: ExploreConfig, model: Model, corpus: Corpus, work: Workspace, threads: int) -> Rounding:
+    """Returns how the build rounds, with the Gram matrices of the whole model where that needs them."""
+    algorithm = load("coldpress.compiler.rounding", Algorithm, config.algorithm)
+    if not algorithm.NEEDS_GRAM:
+        return Rounding(algorithm)
+    stream, _ = stream_of(config, model, threads)
+    return Rounding(algorithm, add_grams(stream, corpus, config.gram_tokens, _grams_in(work)))
+
+
+def _grams_in(work: Workspace) -> Workspace:
+    return Workspace(work.folder / "gram", work.fingerprint)
+
+
+def _remove_grams(model: Model, work: Workspace) -> None:
+    """Deletes the Gram matrices: no other stage reads them, and they take more disk than the model."""
+    for layer in range(model.spec.num_hidden_layers):
+        _grams_in(work).remove(f"layer-{layer}")
 
 
 @dataclass(frozen=True)
@@ -171,13 +218,37 @@ def needs(build: "Build") -> StageNeeds:
     curves = [along for name in candidates(spec, build.options) for along in curves_of(name)]
     num_variants = sum(len(along.densities) for along in curves)
     figures = 8 * tokens * (2 * num_variants + 2 * len(curves))
+    rounding = _rounding_needs(build, len(_formats()) + sum(along.format is not None for along in curves))
     return StageNeeds(
         stage="explore",
-        ram_bytes=build.TORCH_BYTES + 3 * build.layer_weights_bytes + build.running_bytes(8) + hidden + logits + trace,
-        disk_bytes=trace + whole + figures,
+        ram_bytes=build.TORCH_BYTES
+        + 3 * build.layer_weights_bytes
+        + build.running_bytes(8)
+        + hidden
+        + logits
+        + trace
+        + rounding.ram_bytes,
+        disk_bytes=trace + whole + figures + rounding.disk_bytes,
         runtime_s=build.TORCH_S
+        + rounding.runtime_s
         + (len(_formats()) + len(formats_of(spec))) * build.forward_s(tokens)
         + sum(len(along.densities) * _variant_s(along, tokens, build) for along in curves),
+    )
+
+
+def _rounding_needs(build: "Build", num_passes: int) -> StageNeeds:
+    """Returns what an algorithm with Gram matrices takes besides: those of all layers on disk, one of them in memory
+    with its factor, and corrections in every pass with other codes."""
+    if not build.has("gram"):
+        return StageNeeds(stage="explore", ram_bytes=0, disk_bytes=0, runtime_s=0)
+    spec = build.model.spec
+    tokens = min(build.settings["explore"]["gram_tokens"], build.num_tokens)
+    running = build.running_bytes(8, 12 * spec.num_experts) + 2 * 4 * tokens * spec.hidden_size
+    return StageNeeds(
+        stage="explore",
+        ram_bytes=max(running + sum(build.gram_bytes), 3 * max(build.gram_bytes) + 4 * 4 * build.largest_of_layer),
+        disk_bytes=spec.num_hidden_layers * sum(build.gram_bytes),
+        runtime_s=build.grams_s(tokens) + num_passes * spec.num_hidden_layers * build.correction_s / build.threads,
     )
 
 
