@@ -41,7 +41,7 @@ class GramSetting(Record):
     """For stages that compute Gram matrices."""
 
     gram_tokens: Annotated[PositiveCount, Key()] = Field(
-        default=32768, description="calibration tokens that algorithm=gptq corrects rounding by; whole blocks"
+        default=32768, description="calibration tokens that algorithm=gptq and nested correct rounding by; whole blocks"
     )
 
 
