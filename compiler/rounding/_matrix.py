@@ -49,9 +49,12 @@ class Rounding:
         Raises:
             CheckpointError: if a value is beyond the format's range.
         """
+        from threadpoolctl import threadpool_limits
+
         layer = int(role.split(".")[1])
         weights = Known(grams_of(self.gram, layer, (matrix_of(role),))).weights(model, role, axis)
-        return choose_codes(self.algorithm, weights, role, format_name)
+        with threadpool_limits(1):  # on several cores products round otherwise; a job of `quantize` has one
+            return choose_codes(self.algorithm, weights, role, format_name)
 
 
 NEAREST = Rounding(rtn.Plugin())

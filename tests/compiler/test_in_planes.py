@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from coldpress.compiler.activity.choice import Choice
 from coldpress.compiler.activity.forward import LayerStream
@@ -15,8 +16,9 @@ from coldpress.compiler.activity.in_planes import in_model, model_for
 from coldpress.compiler.activity.rounded import Rounded
 from coldpress.compiler.activity.variants import Variant, last_hidden
 from coldpress.compiler.io import Workspace
+from coldpress.compiler.rounding import rtn
 from coldpress.compiler.rounding._matrix import Known, Rounding, grams_of, matrix_of
-from coldpress.compiler.rounding._weights import Algorithm
+from coldpress.compiler.rounding._weights import Algorithm, Weights
 from coldpress.compiler.stages import ingest
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.compiler.stages.quantize._units import encode_resident, encode_units
@@ -188,3 +190,19 @@ def test_everything_refined_is_the_plain_format(tmp_path: Path) -> None:
         running = model_for(selector, source, name, ("neuron",))
         found = last_hidden(running, TOKENS, [Variant(chosen, ("neuron",))])
         np.testing.assert_allclose(found, Plain(model).last_hidden(TOKENS), atol=1e-4)
+
+
+def test_codes_do_not_hang_on_cores(tmp_path: Path) -> None:
+    """Products of matrices round otherwise on several, and a job of `quantize` has one."""
+    write_model(tmp_path / "tiny", num_hidden_layers=1)
+    model = ingest.run(IngestConfig(model=str(tmp_path / "tiny")), Workspace(tmp_path / "work", "test"))
+    seen: list[int] = []
+
+    class Watched(rtn.Plugin):
+        def quantize(self, weights: Weights, format_name: str) -> np.ndarray:
+            seen.extend(library["num_threads"] for library in threadpool_info())
+            return super().quantize(weights, format_name)
+
+    with threadpool_limits(2):
+        Rounding(Watched()).codes(model, "layers.0.down_proj.weight", "column", "int4_2_2")
+    assert set(seen) == {1}

@@ -157,8 +157,8 @@ def explored(
 
 
 def _in_format(name: FormatName, stream: LayerStream, rounding: Rounding) -> Callable[[], LayerStream]:
-    """Returns what makes the model in a plain format. Rounding to nearest loses as much along rows as along columns;
-    for others, slices are those of the whole MLP's units."""
+    """Returns what makes the model in a plain format. Corrected codes are chosen in the slices of the whole MLP's
+    units; those rounded to nearest row by row: rows of a down projection lose at most a tenth less than columns."""
     families = (WHOLE_MLP,) if rounding.algorithm.NEEDS_GRAM else ()
     return lambda: Rounded(stream, name, rounding, families)
 
@@ -238,7 +238,7 @@ def needs(build: "Build") -> StageNeeds:
 
 def _rounding_needs(build: "Build", num_passes: int) -> StageNeeds:
     """Returns what an algorithm with Gram matrices takes besides: those of all layers on disk, one of them in memory
-    with its factor, and corrections in every pass with other codes."""
+    with its factor, and corrections on one core in every pass with other codes."""
     if not build.has("gram"):
         return StageNeeds(stage="explore", ram_bytes=0, disk_bytes=0, runtime_s=0)
     spec = build.model.spec
@@ -248,7 +248,7 @@ def _rounding_needs(build: "Build", num_passes: int) -> StageNeeds:
         stage="explore",
         ram_bytes=max(running + sum(build.gram_bytes), 3 * max(build.gram_bytes) + 4 * 4 * build.largest_of_layer),
         disk_bytes=spec.num_hidden_layers * sum(build.gram_bytes),
-        runtime_s=build.grams_s(tokens) + num_passes * spec.num_hidden_layers * build.correction_s / build.threads,
+        runtime_s=build.grams_s(tokens) + num_passes * spec.num_hidden_layers * build.correction_s,
     )
 
 
