@@ -2,15 +2,15 @@
 
 All units of the MLP have the coarse plane of their codes. Each token refines a share of them in each layer: those with
 the largest inner activation, computed from the coarse planes, times the norm of their down column. Refined units use
-both planes in gate, up and down. Attention, embeddings and head stay as they are in the source. Codes are rounded to
-nearest (`rtn`), chosen by GPTQ for both planes together (`gptq`), or for each of the two (`nested`); Gram matrices come
-from calibration text. Everything is compared with the source model on test text; errors are standard errors over
-blocks. Speed is not measured here.
+both planes in gate, up and down. The model runs as in `explore`, but attention stays as it is in the source, as
+embeddings and head do. Codes are rounded to nearest (`rtn`), chosen by GPTQ for both planes together (`gptq`), or for
+each of the two (`nested`); Gram matrices come from calibration text. Everything is compared with the source model on
+test text; errors are standard errors over blocks. Speed is not measured here.
 """
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,82 +18,47 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
-from benchmarks.shared.cases import MODELS, Case, Replaced, case_of
-from benchmarks.shared.grams import grams_of
-from coldpress.compiler.activity.forward import LoadedLayer
-from coldpress.compiler.activity.variants import compare
+from benchmarks.shared.cases import MODELS, Case, case_of
+from benchmarks.shared.grams import gram_of
+from coldpress.compiler.activity.choice import Choice
+from coldpress.compiler.activity.forward import LayerStream
+from coldpress.compiler.activity.in_planes import InPlanes, in_model
+from coldpress.compiler.activity.unit_statistics import unit_norms
+from coldpress.compiler.activity.variants import Variant, compare, last_hidden
 from coldpress.compiler.block_statistics import standard_error
-from coldpress.compiler.stages.quantize import gptq, rtn
-from coldpress.compiler.stages.quantize._weights import Weights, weights_of
-from coldpress.compiler.stages.quantize.nested import nested_codes
-from coldpress.runtime.plugins import names
-from coldpress.runtime.quantization._planes import PlanesFormat, planes_of
-from coldpress.schemas.model import MLP_ROLES, Model
+from coldpress.compiler.rounding._matrix import Rounding
+from coldpress.compiler.rounding._weights import Algorithm
+from coldpress.runtime.plugins import load, names
+from coldpress.runtime.quantization._planes import planes_of
+from coldpress.runtime.sparsity import Selector
+from coldpress.schemas.families import WHOLE_MLP
+from coldpress.schemas.gram import GramMatrices
 
 CODES = ("rtn", "gptq", "nested")
 PLANES = tuple(name for name in names("coldpress.runtime.quantization") if planes_of(name))
 CALIBRATION_BLOCKS = 32
 
 
+class MlpInPlanes(InPlanes):
+    """A model with units in planes whose attention stays as it is in the source."""
+
+    def _of_role(self, role: str) -> Any:
+        return LayerStream._of_role(self, role) if self._axis(role) is None else super()._of_role(role)
+
+
 @dataclass(frozen=True)
-class InPlanes:
-    """A matrix, float32 in Hugging Face's order, by one plane and by both."""
+class Largest(Choice):
+    """Refines the units with the largest inner activation times the norm of their down column."""
 
-    coarse: np.ndarray
-    both: np.ndarray
+    share: float
+    """Of a layer's units."""
 
-
-class Refined(Replaced):
-    """A model whose MLPs are coarse but for the units that each token refines."""
-
-    def __init__(self, model: Model, matrices: Mapping[str, InPlanes], share: float, threads: int) -> None:
-        """Takes every matrix of the MLPs by role, and the share of a layer's units that a token refines."""
-        super().__init__(model, {role: one.both for role, one in matrices.items()}, threads)
-        self._planes, self._share = matrices, share
-
-    def load_layer(self, layer: int, block_tokens: int) -> LoadedLayer:
-        """Returns the layer with another MLP."""
-        import torch
-
-        loaded = super().load_layer(layer, block_tokens)
-        mlp: Any = loaded.module.mlp
-        roles = {role: self._planes[f"layers.{layer}.{role}.weight"] for role in MLP_ROLES}
-        coarse = {role: torch.from_numpy(one.coarse) for role, one in roles.items()}
-        fine = {role: torch.from_numpy(one.both - one.coarse) for role, one in roles.items()}
-        norms = coarse["down_proj"].norm(dim=0)
-        count = round(self._share * len(norms))
-
-        def forward(x: Any) -> Any:
-            gate, up = x @ coarse["gate_proj"].T, x @ coarse["up_proj"].T
-            inner = mlp.act_fn(gate) * up
-            refined = torch.zeros_like(inner, dtype=torch.bool)
-            refined.scatter_(-1, (inner.abs() * norms).topk(count, dim=-1).indices, True)
-            whole = mlp.act_fn(gate + x @ fine["gate_proj"].T) * (up + x @ fine["up_proj"].T)
-            inner = torch.where(refined, whole, inner)
-            return inner @ coarse["down_proj"].T + (inner * refined) @ fine["down_proj"].T
-
-        mlp.forward = forward
-        return loaded
-
-
-def in_planes(case: Case, planes: PlanesFormat, codes: str, grams: Mapping[str, np.ndarray]) -> dict[str, InPlanes]:
-    """Returns every matrix of the MLPs by role, in the slices that a unit over the inner activation has."""
-    found = {}
-    for role, inputs in grams.items():
-        weights = weights_of(case.model, role, "column" if "down_proj" in role else "row", inputs)
-        chosen = codes_of(weights, planes, codes)
-        one = planes.decode(planes.split(chosen)[0], weights.length)
-        both = planes.whole.decode(chosen, weights.length)
-        turned = (one, both) if weights.axis == "row" else (one.T, both.T)
-        found[role] = InPlanes(*map(np.ascontiguousarray, turned))
-    return found
-
-
-def codes_of(weights: Weights, planes: PlanesFormat, codes: str) -> np.ndarray:
-    """Returns codes of the plain format, chosen as CODES says."""
-    if codes == "nested":
-        return nested_codes(weights, planes)
-    return {"rtn": rtn, "gptq": gptq}[codes].Plugin().quantize(weights, planes.WHOLE)
+    def mask(self, layer: int, family: str, activity: np.ndarray) -> np.ndarray:
+        """See `Choice`."""
+        units, chosen = activity.shape[1], np.zeros(activity.shape, bool)
+        order = (np.abs(activity) * self.arrays[layer, family]["norms"]).argsort(axis=1)
+        np.put_along_axis(chosen, order[:, units - round(self.share * units) :], True, axis=1)
+        return chosen
 
 
 @dataclass
@@ -101,7 +66,7 @@ class Prepared:
     """A model, its Gram matrices, and its hidden states on test text."""
 
     case: Case
-    grams: Mapping[str, np.ndarray]
+    gram: GramMatrices
     whole: Any
 
     @staticmethod
@@ -113,7 +78,7 @@ class Prepared:
             folder,
             {"calibration": ("fit", fit), "validation": ("fit", fit), "test": ("test", slice(0, test_blocks))},
         )
-        return Prepared(case, grams_of(case), case.stream.last_hidden(case.splits["test"]))
+        return Prepared(case, gram_of(case), case.stream.last_hidden(case.splits["test"]))
 
 
 @dataclass(frozen=True)
@@ -153,20 +118,27 @@ class Plugin(Benchmark[Options]):
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """Yields a row per share."""
-        name, planes = cell["model"], planes_of(cell["planes"])
-        assert planes is not None
+        name, planes = cell["model"], cell["planes"]
         at = self.once(name, lambda: Prepared.of(name, self.folder / name, self.options.test_blocks))
-        case, tokens = at.case, at.case.splits["test"]
-        matrices = in_planes(case, planes, cell["codes"], at.grams)
-        for share in self.options.shares:
-            refined = Refined(case.model, matrices, share, case.stream.threads).last_hidden(tokens)
-            found = compare(case.stream, tokens, at.whole, refined)
-            divergence = found.kld[0].mean(axis=1)
+        case, tokens, spec = at.case, at.case.splits["test"], at.case.model.spec
+        rounding = Rounding(load("coldpress.compiler.rounding", Algorithm, cell["codes"]), at.gram)
+        running = MlpInPlanes(case.stream, planes, (WHOLE_MLP,), rounding)
+        refine = load("coldpress.runtime.sparsity", Selector, "refine")
+        norms = {
+            (layer, WHOLE_MLP): {"norms": unit_norms(case.model, layer, "mlp_mid")}
+            for layer in range(spec.num_hidden_layers)
+        }
+        variants = [
+            Variant(in_model(Largest(refine, norms, spec, share)), (WHOLE_MLP,)) for share in self.options.shares
+        ]
+        found = compare(case.stream, tokens, at.whole, last_hidden(running, tokens, variants))
+        for number, share in enumerate(self.options.shares):
+            divergence = found.kld[number].mean(axis=1)
             yield {
                 "share": share,
                 "kl": float(divergence.mean()),
                 "kl_error": standard_error(divergence),
-                "ppl_ratio": math.exp((found.nll[0] - found.whole_nll).mean()),
+                "ppl_ratio": math.exp((found.nll[number] - found.whole_nll).mean()),
             }
 
     def figures(self, rows: Rows) -> Figures:

@@ -276,6 +276,16 @@ class Build:
         tokens = self.settings["distill"]["distill_blocks"] * self.block_tokens
         return self.forward_s((student + teacher) * tokens)
 
+    @property
+    def correction_s(self) -> float:
+        """Seconds in which one core corrects the rounding of a layer's matrices by their Gram matrices."""
+        return self.compute_s(sum(2 * prod(shape) * shape[-1] for shape in self.layer_shapes))
+
+    def grams_s(self, tokens: int) -> float:
+        """Returns the seconds to run tokens through the model and to add up the Gram matrices of all layers."""
+        products = self.model.spec.num_hidden_layers * sum(self.gram_bytes) // 4 * 2 * tokens
+        return self.forward_s(tokens) + self.compute_s(products / self.threads)
+
     def running_bytes(self, inner_copies: int, hidden_copies: int = 0) -> int:
         """Returns the bytes of float32 activations of one MLP on the running blocks, by copies of its two sizes."""
         values = inner_copies * self.inner_size + hidden_copies * self.model.spec.hidden_size

@@ -28,6 +28,24 @@ class MethodSetting(Record):
     )
 
 
+class AlgorithmSetting(Record):
+    """For stages that depend on how codes are chosen."""
+
+    algorithm: Annotated[str, Key(plugins="coldpress.compiler.rounding")] = Field(
+        default="rtn",
+        description="how codes are chosen; rtn: round to nearest, gptq: corrected on calibration text, nested: as "
+        "gptq, for the coarse plane and for both",
+    )
+
+
+class GramSetting(Record):
+    """For stages that compute Gram matrices."""
+
+    gram_tokens: Annotated[PositiveCount, Key()] = Field(
+        default=32768, description="calibration tokens that algorithm=gptq and nested correct rounding by; whole blocks"
+    )
+
+
 class CacheSetting(Record):
     """For stages that depend on the runtime's cache."""
 

@@ -61,8 +61,8 @@ class KvCacheLoss(Loss):
     kv_cache: KvCacheFormat
 
 
-class CoarseDraft(Record):
-    """The coarse planes of all units as a draft of the model with both planes."""
+class CoarseDraft(Loss):
+    """The coarse planes of all units as a draft of the model with both planes, whose loss it has."""
 
     format: FormatName
     acceptance: Share

@@ -5,19 +5,19 @@ The architecture's own modules hold coarse and whole matrices side by side, so t
 again here; a hook keeps one of the two for each unit.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from coldpress.compiler.activity.choice import Choice
 from coldpress.compiler.activity.forward import LayerStream
-from coldpress.compiler.activity.rounded import Rounded, rounded_rows
+from coldpress.compiler.activity.rounded import Rounded
+from coldpress.compiler.rounding._matrix import NEAREST, Rounding
 from coldpress.runtime.quantization._planes import planes_of
 from coldpress.runtime.sparsity import Selector
-from coldpress.schemas.families import FAMILIES, FamilyName, FormatName, num_experts, slices
-from coldpress.schemas.model import MatrixRole
+from coldpress.schemas.families import FAMILIES, FamilyName, FormatName, num_experts
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -37,34 +37,31 @@ class InPlanes(Rounded):
         source: LayerStream,
         format_name: FormatName,
         families: Iterable[FamilyName],
+        rounding: Rounding = NEAREST,
         *,
         coarse_alone: bool = False,
     ) -> None:
         """`format_name` is a format in planes; `families` are those whose units have planes."""
         planes = planes_of(format_name)
         assert planes is not None
-        super().__init__(source, planes.WHOLE)
+        super().__init__(source, format_name, rounding, families)
         self._planes, self._copies = planes, 1 if coarse_alone else 2
-        self._axes: Mapping[MatrixRole, Literal["row", "column"]] = {
-            piece.role: piece.axis for family in families for piece in slices(family, source.spec)
-        }
 
     def _of_role(self, role: str) -> "Tensor":
         import torch
 
-        matrix, _, kind = role.rpartition(".")
-        axis = next((axis for name, axis in self._axes.items() if matrix.endswith(f".{name}")), None)
+        axis = self._axis(role)
         if axis is None:
             return super()._of_role(role)
-        tensor = LayerStream._of_role(self, role)
-        if kind == "bias":
+        if role.endswith(".bias"):
+            tensor = super()._of_role(role)
             return tensor.repeat(self._copies) if axis == "row" else tensor
-        units = torch.cat(self._coarse_and_whole(role, tensor if axis == "row" else tensor.T)[: self._copies])
+        codes = self._codes(role, axis)
+        kept = [self._in_format(self._format, self._planes.split(codes)[0], role, axis)]
+        if self._copies > 1:
+            kept.append(self._in_format(self._planes.WHOLE, codes, role, axis))
+        units = torch.cat(kept)
         return units if axis == "row" else units.T.contiguous()
-
-    def _coarse_and_whole(self, role: str, slices: "Tensor") -> "tuple[Tensor, Tensor]":
-        """Returns the values of a matrix's slices, [n, length] each, by their high bits and by all."""
-        return rounded_rows(slices, self._planes), rounded_rows(slices, self._planes.whole)
 
     def _fill(self, module: "nn.Module", state: "dict[str, Tensor]") -> None:
         """Takes the weights whatever their shapes: the skeleton has the source's."""
@@ -76,10 +73,14 @@ class InPlanes(Rounded):
 
 
 def model_for(
-    selector: Selector[Any], source: LayerStream, format_name: FormatName, families: Iterable[FamilyName]
+    selector: Selector[Any],
+    source: LayerStream,
+    format_name: FormatName,
+    families: Iterable[FamilyName],
+    rounding: Rounding = NEAREST,
 ) -> LayerStream:
     """Returns the model in which a selector's loss shows: the source, or with units in planes where it refines."""
-    return InPlanes(source, format_name, families) if selector.IN_PLANES else source
+    return InPlanes(source, format_name, families, rounding) if selector.IN_PLANES else source
 
 
 def in_model(choice: Choice) -> Choice:

@@ -1,16 +1,21 @@
-"""Rounds the matrices of a model's layers, or its keys and values, to nearest in a format."""
+"""Runs a model with the values that its layers' matrices have in a format, or with rounded keys and values."""
 
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.cost_model import stored_format
+from coldpress.compiler.rounding._matrix import NEAREST, Rounding
+from coldpress.compiler.rounding._weights import Axis
 from coldpress.runtime import plugins
 from coldpress.runtime.plan.kv_cache import STORED
 from coldpress.runtime.quantization import Format
-from coldpress.schemas.families import FormatName
+from coldpress.runtime.quantization._planes import whole_format
+from coldpress.schemas.families import FamilyName, FormatName, slices
 from coldpress.schemas.layout import KvCacheFormat
+from coldpress.schemas.model import MatrixRole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,18 +30,47 @@ class _Like(LayerStream):
 
 
 class Rounded(_Like):
-    """A model whose layers' matrices are rounded to nearest in a format, row by row."""
+    """A model whose layers' matrices have the values that a build in a format gives them."""
 
-    def __init__(self, source: LayerStream, format_name: FormatName) -> None:
+    def __init__(
+        self,
+        source: LayerStream,
+        format_name: FormatName,
+        rounding: Rounding = NEAREST,
+        families: Iterable[FamilyName] = (),
+    ) -> None:
+        """Matrices are rounded in slices: those of `families` in the slices of a unit, others row by row."""
         super().__init__(source)
-        self._format = format_name
+        self._format, self._rounding = format_name, rounding
+        self._axes: Mapping[MatrixRole, Axis] = {
+            piece.role: piece.axis for family in families for piece in slices(family, source.spec)
+        }
 
     def _of_role(self, role: str) -> "Tensor":
-        tensor = super()._of_role(role)
-        stored = stored_format(role, self._format)
-        if stored is None:
-            return tensor
-        return rounded_rows(tensor, plugins.load("coldpress.runtime.quantization", Format, stored))
+        if stored_format(role, self._format) is None:
+            return super()._of_role(role)
+        axis = self._axis(role) or "row"
+        values = self._in_format(whole_format(self._format), self._codes(role, axis), role, axis)
+        return values if axis == "row" else values.T.contiguous()
+
+    def _axis(self, role: str) -> Axis | None:
+        """Returns what a unit's slice of a matrix, or of its bias, is; None if no family has it."""
+        matrix = role.rpartition(".")[0]
+        return next((axis for name, axis in self._axes.items() if matrix.endswith(f".{name}")), None)
+
+    def _codes(self, role: str, axis: Axis) -> np.ndarray:
+        """Returns a matrix's codes; only units have planes, other matrices the plain format."""
+        name = whole_format(self._format) if self._axis(role) is None else self._format
+        return self._rounding.codes(self.model, role, axis, name)
+
+    def _in_format(self, name: FormatName, codes: np.ndarray, role: str, axis: Axis) -> "Tensor":
+        """Returns the values of codes in a format, [n, length], a row for each slice."""
+        import torch
+
+        rows, columns = self.model.tensors[role].shape
+        codec = plugins.load("coldpress.runtime.quantization", Format, name)
+        values = codec.decode(codes, columns if axis == "row" else rows)
+        return torch.from_numpy(values).to(self.device, self.dtype)
 
 
 class RoundedKeys(_Like):

@@ -39,7 +39,7 @@ from coldpress.compiler.cost_model import stored_formats
 from coldpress.compiler.job import config_of, flag
 from coldpress.compiler.pipeline import STAGES
 from coldpress.compiler.profiles import device_file, load_model, model_names
-from coldpress.compiler.stages.quantize._weights import Algorithm
+from coldpress.compiler.rounding._weights import Algorithm
 from coldpress.compiler.stages.tokenize.text import PYDOC
 from coldpress.compiler.workflow.keys import (
     NOT_IN_PROFILES,
@@ -260,7 +260,7 @@ def needs_predictors(config: BuildConfig) -> bool:
 
 def needs_gram(config: BuildConfig) -> bool:
     """Tells whether the build has Gram matrices."""
-    return _plugins.load("coldpress.compiler.stages.quantize", Algorithm, config["algorithm"]).NEEDS_GRAM
+    return _plugins.load("coldpress.compiler.rounding", Algorithm, config["algorithm"]).NEEDS_GRAM
 
 
 def _of_profile(profile: ModelProfile) -> dict[str, Any]:

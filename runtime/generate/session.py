@@ -113,8 +113,7 @@ class Session:
         if plan is None:
             settings = selector, cache, collapse, preload, kv_cache
             plan, self._choose = choices(self.artifact.manifest, dram_budget_bytes, *settings)
-        self._known_costs: dict[tuple[str, int, int], Costs] = {}
-        self._wanted_plan = plan  # `resize` divides it anew, with the KV cache of the present run
+        self._known_costs, self._wanted_plan = dict[tuple[str, int, int], Costs](), plan
         observers = [*([recorder] if recorder else []), *self._clocks(plan, modelled or flash == SIMULATED)]
         self.store = Store(self.artifact, plan, make_flash(self.artifact, plan, flash), *observers)
         self.decoder = self._decoder(plan, activation_format(activations))

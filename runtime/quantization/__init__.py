@@ -55,7 +55,7 @@ class Format(PluginBase):
     def scales(self, values: np.ndarray) -> np.ndarray:
         """Computes the scale of each group, float32 [n] as it will be stored, from values float32 [n, at most 32].
 
-        For algorithms that choose codes (compiler/stages/quantize); 1 in a format without scales.
+        For algorithms that choose codes (compiler/rounding); 1 in a format without scales.
 
         Raises:
             ColdpressError: if a scale is beyond the format's range.

@@ -16,7 +16,7 @@ from coldpress.schemas.curves import CoarseDraft
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.model import Model
 from coldpress.schemas.sparsity import Sparsity
-from tests.support.curves import curves_of
+from tests.support.curves import NO_LOSS, curves_of
 from tests.support.statistics import activations_of, device_of, model_of
 
 LAYERS, HIDDEN, UNITS, TOKENS = 11, 1024, 2048, 8
@@ -50,7 +50,8 @@ def found(
 
 def curves_with(model: Model, folder: Path, acceptance: float):
     known = curves_of(model, folder / "curves", {}, {"int4_group32": 1.01, "int3_group32": 1.2}, num_tokens=TOKENS)
-    drafts = (CoarseDraft(format="int4_2_2", acceptance=acceptance, acceptance_error=0.02),)
+    loss = NO_LOSS | {"ppl_ratio": 1.01}
+    drafts = (CoarseDraft(format="int4_2_2", acceptance=acceptance, acceptance_error=0.02, **loss),)
     return known.model_copy(update={"drafts": drafts})
 
 

@@ -149,7 +149,7 @@ def used_by(file: str, **config: object) -> set[str]:
 def test_real_stages_follow_their_plugins() -> None:
     files = names("quantize", code_digest.ROOT, resolve({"format": "int4_group32"}).plugins())
     assert {
-        "coldpress/compiler/stages/quantize/rtn.py",
+        "coldpress/compiler/rounding/rtn.py",
         "coldpress/runtime/quantization/int4_group32.py",
         "coldpress/compiler/io.py",
     } <= files
@@ -174,8 +174,9 @@ def test_real_stages_follow_their_plugins() -> None:
         # The report draws the artifact beside its size in int4, and `explore` measures every format.
         ("coldpress/runtime/quantization/int4_group32.py", {"format": "fp16"}, {"report", "explore"}),
         ("coldpress/compiler/architectures/opt.py", {}, set()),
-        ("coldpress/compiler/stages/quantize/rtn.py", {}, {"quantize", "preflight"}),
-        ("coldpress/compiler/stages/quantize/gptq.py", {}, set()),
+        # `explore` and `allocate` run the model with the values that a build has.
+        ("coldpress/compiler/rounding/rtn.py", {}, {"explore", "allocate", "quantize", "preflight"}),
+        ("coldpress/compiler/rounding/gptq.py", {}, set()),
         ("coldpress/compiler/stages/distill/lora.py", {}, set()),
         ("coldpress/compiler/stages/distill/lora.py", {"recipe": "lora"}, {"distill", "preflight"}),
     ],

@@ -16,7 +16,7 @@ from coldpress.compiler.activity.in_planes import InPlanes
 from coldpress.compiler.activity.layer_counts import Activity, countable_families, exact_families
 from coldpress.compiler.activity.rounded import Rounded, RoundedKeys
 from coldpress.compiler.io import Workspace, load_arrays
-from coldpress.compiler.stages import allocate, explore, ingest
+from coldpress.compiler.stages import allocate, explore, gram, ingest, quantize
 from coldpress.compiler.stages.allocate import AllocateConfig
 from coldpress.compiler.stages.allocate._quality import Floor, least_density, ratio_at
 from coldpress.compiler.stages.explore import ExploreConfig
@@ -27,8 +27,11 @@ from coldpress.compiler.stages.explore.variants import (
     REFINED_DENSITIES,
     RESIDENT_SHARES,
 )
+from coldpress.compiler.stages.gram import GramConfig
 from coldpress.compiler.stages.ingest import IngestConfig
-from coldpress.runtime.plugins import names
+from coldpress.compiler.stages.quantize import QuantizeConfig
+from coldpress.runtime.plugins import load, names
+from coldpress.runtime.quantization import Format
 from coldpress.runtime.quantization._planes import planes_of, whole_format
 from coldpress.runtime.sparsity import flash
 from coldpress.schemas.activations import Activations
@@ -38,6 +41,7 @@ from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.model import Model
 from tests.support.curves import NO_LOSS, curves_of
 from tests.support.models import write_model
+from tests.support.records import tiny_sparsity
 from tests.support.statistics import corpus_of_tokens, device_of
 
 LAYERS = 11
@@ -164,7 +168,7 @@ def test_a_draft_is_accepted_where_coarse_planes_choose_what_both_do(model: Mode
     assert {entry.format for entry in curves.drafts} == {"int4_2_2", "int4_3_1", "int8_4_4"}
     for entry in curves.drafts:
         coarse = InPlanes(stream, entry.format, ("neuron",), coarse_alone=True).last_hidden(tokens)
-        both = Rounded(stream, whole_format(entry.format)).last_hidden(tokens)
+        both = Rounded(stream, entry.format, families=("neuron",)).last_hidden(tokens)
         same = (stream.head(coarse).argmax(-1) == stream.head(both).argmax(-1)).double().mean(dim=1).numpy()
         assert entry.acceptance == pytest.approx(same.mean(), abs=1e-9)
         assert entry.acceptance_error == pytest.approx(same.std(ddof=1) / math.sqrt(2), abs=1e-9)
@@ -304,6 +308,46 @@ def test_what_is_refined_loses_less_than_what_is_left_out(curves: Curves) -> Non
         assert losses[0] > losses[-1]
     by_format = {curve.format: curve.points[0].mean_kld for curve in curves.of("refine")}
     assert by_format["int8_4_4"] < by_format["int4_3_1"] < by_format["int4_2_2"]
+
+
+def lost_by_codes(model: Model, corpus: Corpus, format_name: str, folder: Path) -> float:
+    """The divergence of transformers' own model with the codes that `quantize` stores by algorithm=nested."""
+    sparsity, layers = tiny_sparsity(model, "dense", format_name), tuple(range(model.spec.num_hidden_layers))
+    grams = gram.run(GramConfig(), model, corpus, sparsity, Workspace(folder / "gram", "test"), 1)
+    config, work = QuantizeConfig(algorithm="nested"), Workspace(folder / "codes", "test")
+    source = AutoModelForCausalLM.from_pretrained(Path(model.tensors["norm.weight"].file).parent).eval()
+    ids, planes = torch.from_numpy(TOKENS["validation"][:2].astype(np.int64)), planes_of(format_name)
+    codec = load("coldpress.runtime.quantization", Format, whole_format(format_name))
+    with torch.no_grad():
+        whole = source(ids).logits.log_softmax(-1)
+        for layer in quantize.run(config, model, sparsity, layers, work, grams).layers:
+            arrays, block = load_arrays(layer.arrays), source.model.layers[layer.layer]
+            units = arrays["units.neuron"]
+            units = planes.join(arrays["neuron.coarse"], units) if planes else units
+            gate, up, down = (codec.decode(np.ascontiguousarray(part), 64) for part in np.split(units, 3, axis=1))
+            for module, values in ((block.mlp.gate_proj, gate), (block.mlp.up_proj, up), (block.mlp.down_proj, down.T)):
+                module.weight.copy_(torch.from_numpy(values))
+            for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+                module = getattr(block.self_attn, name)
+                module.weight.copy_(torch.from_numpy(codec.decode(arrays[f"{name}.weight"], module.in_features)))
+        found = source(ids).logits.log_softmax(-1)
+    return float((whole.exp() * (whole - found)).sum(-1).double().mean())
+
+
+def test_codes_are_those_of_the_build(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of formats, and of units in planes that are all refined; Gram matrices do not stay on disk."""
+    model = ingested(tmp_path, num_hidden_layers=2)
+    monkeypatch.setattr(explore, "candidates", lambda *_: ("refine",))
+    nearest, nested = (explored(model, corpus, tmp_path / name, algorithm=name) for name in ("rtn", "nested"))
+    losses = {loss.format: loss.mean_kld for loss in nested.formats}
+    losses |= {curve.format: curve.points[-1].mean_kld for curve in nested.curves}
+    for name in ("int3_group32", "int4_group32", "int4_2_2"):
+        assert losses[name] == pytest.approx(lost_by_codes(model, corpus, name, tmp_path / name), rel=1e-3), name
+    assert losses["int4_2_2"] != pytest.approx(losses["int4_group32"], rel=1e-2), "nested, not the plain format's"
+    for plain, better in zip(nearest.curves, nested.curves, strict=True):
+        assert [point.density for point in better.points] == [point.density for point in plain.points]
+        assert better.points[0].mean_kld < plain.points[0].mean_kld
+    assert not list((tmp_path / "nested" / "explore" / "gram").glob("*.safetensors"))
 
 
 def test_a_curve_in_planes_includes_its_format(model: Model, tmp_path: Path) -> None:

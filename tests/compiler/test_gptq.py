@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coldpress.compiler.stages.quantize import gptq, rtn
-from coldpress.compiler.stages.quantize._scales import best_scales
-from coldpress.compiler.stages.quantize._weights import Weights
+from coldpress.compiler.rounding import gptq, rtn
+from coldpress.compiler.rounding._scales import best_scales
+from coldpress.compiler.rounding._weights import Weights
 from coldpress.runtime.plugins import load, names
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.quantization._planes import whole_format

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from coldpress.compiler.activity import gram_pass
 from coldpress.compiler.io import Workspace, load_arrays, save_arrays
 from coldpress.compiler.stages import gram, ingest, quantize
 from coldpress.compiler.stages.allocate._ladder import with_ladder
@@ -15,7 +16,7 @@ from coldpress.compiler.stages.quantize import QuantizeConfig
 from coldpress.runtime.sparsity.topk import num_selected
 from coldpress.schemas.corpus import SPLITS, Corpus, TokenBlocks
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.gram import GramMatrices
+from coldpress.schemas.gram import INPUT_OF, GramMatrices
 from coldpress.schemas.model import Model
 from coldpress.schemas.sparsity import Sparsity
 from tests.support.hf import load_hf
@@ -89,14 +90,14 @@ def test_each_matrix_has_the_products_of_its_own_inputs(model, corpus, tmp_path,
     assert found.num_tokens == BLOCKS * TOKENS
     for layer in found.layers:
         arrays = load_arrays(layer.arrays)
-        for role, signal in gram.INPUT_OF.items():
+        for role, signal in INPUT_OF.items():
             inputs = expected[f"{layer.layer}.{role}"]
             wanted = inputs.T @ inputs
             np.testing.assert_allclose(arrays[signal], wanted, atol=2e-4 * np.abs(wanted).max(), err_msg=role)
 
 
 def test_cores_change_no_byte_and_a_run_that_was_cut_goes_on(model, corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(gram, "TILE_ROWS", 16)
+    monkeypatch.setattr(gram_pass, "TILE_ROWS", 16)
     sparsity = fitted(tiny_sparsity(model, "topk", "fp16"), model.spec, tmp_path)
     digests = [
         [layer.arrays.sha256 for layer in grams_of(model, corpus, sparsity, tmp_path / f"{threads}", threads).layers]
@@ -148,3 +149,14 @@ def test_of_several_budgets_the_smallest_one_s_units_count(model, corpus, tmp_pa
         for name, chosen in (("few", few), ("all", every), ("both", with_ladder(every, [few])))
     }
     assert found["both"] == found["few"] != found["all"]
+
+
+def test_units_that_are_not_refined_are_inputs_all_the_same(model, corpus, tmp_path):
+    """They are multiplied by their coarse planes, so that rounding them has its price."""
+    refined = fitted(tiny_sparsity(model, "refine", "int4_2_2"), model.spec, tmp_path / "refine")
+    every = tiny_sparsity(model, "dense", "fp16")
+    digests = [
+        [layer.arrays.sha256 for layer in grams_of(model, corpus, sparsity, tmp_path / name, tokens=TOKENS).layers]
+        for name, sparsity in (("refined", refined), ("every", every))
+    ]
+    assert digests[0] == digests[1]

@@ -13,6 +13,7 @@ from coldpress.compiler.needs import Build, all_needs, limit_s, needs_of
 from coldpress.compiler.pipeline import STAGES
 from coldpress.compiler.profiles import device_file
 from coldpress.compiler.workflow.settings import of_all_stages, resolve
+from coldpress.runtime.plugins import names
 from coldpress.runtime.profiles.devices import read_device
 from coldpress.schemas.preflight import StageNeeds
 
@@ -99,6 +100,18 @@ def test_a_small_real_model(tmp_path: Path) -> None:
     measured |= {"verify": 8.4, "report": 1.4}
     keys = {"calibration_tokens": 2048, "evaluation_tokens": 2048, "context_length": 256, "dram_budget": "75%"}
     assert_near(seconds(build_of(tmp_path / "made", PROSE7M, jobs=2, **keys)), measured)
+
+
+def test_codes_by_gram_matrices_take_more_of_explore(tmp_path: Path) -> None:
+    """The matrices of all layers lie on disk while it runs, and every pass with other codes corrects them anew."""
+    plain, nested = (
+        build_of(tmp_path / name, PROSE7M, more, algorithm=name) for name, more in (("rtn", ()), ("nested", ("gram",)))
+    )
+    found = [needs_of("explore", build) for build in (plain, nested)]
+    assert found[1].disk_bytes - found[0].disk_bytes == 8 * 4 * (3 * 256**2 + 768**2)
+    assert found[1].ram_bytes - found[0].ram_bytes >= 3 * 4 * 768**2
+    passes = len(names("coldpress.runtime.quantization"))
+    assert found[1].runtime_s - found[0].runtime_s > passes * 8 * nested.correction_s
 
 
 def test_two_layers_of_a_1b(tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ import pytest
 
 from coldpress.compiler.cost_model import resident_bytes
 from coldpress.compiler.io import Workspace, load_arrays
-from coldpress.compiler.stages.quantize import QuantizeConfig, _units, _weights, run
-from coldpress.compiler.stages.quantize._weights import Algorithm
-from coldpress.compiler.stages.quantize.nested import nested_codes
+from coldpress.compiler.rounding import _weights
+from coldpress.compiler.rounding._weights import Algorithm
+from coldpress.compiler.rounding.nested import nested_codes
+from coldpress.compiler.stages.quantize import QuantizeConfig, _units, run
 from coldpress.runtime.plugins import load, names
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.quantization._planes import planes_of, whole_format
@@ -60,7 +61,7 @@ def test_a_unit_is_its_slices_one_after_another(tmp_path, method, format_name, g
 def test_every_family_holds_its_slices(tmp_path, family):
     model = tiny_model(tmp_path / "model", tiny_spec(num_key_value_heads=1))
     units = _units.encode_units(
-        load("coldpress.compiler.stages.quantize", Algorithm, "rtn"), model, 1, family, "int8_group32", _units.Known()
+        load("coldpress.compiler.rounding", Algorithm, "rtn"), model, 1, family, "int8_group32", _units.Known()
     )
     encode = load("coldpress.runtime.quantization", Format, "int8_group32").encode
     expected = []
@@ -83,7 +84,7 @@ def test_units_of_experts_follow_each_other(tmp_path, family):
     }
     model = tiny_model(tmp_path / "model", spec, **{role.replace(".", "__"): array for role, array in weights.items()})
     units = _units.encode_units(
-        load("coldpress.compiler.stages.quantize", Algorithm, "rtn"), model, 0, family, "fp16", _units.Known()
+        load("coldpress.compiler.rounding", Algorithm, "rtn"), model, 0, family, "fp16", _units.Known()
     )
     assert len(units) == num_units(family, spec) == {"neuron": 3 * 72, "mlp_in": 3 * 64}[family]
     last = [weights[f"layers.0.experts.2.{role}.weight"] for role in roles]
@@ -162,7 +163,7 @@ def test_a_value_beyond_fp16_is_named(tmp_path, role):
 
 def test_unknown_algorithm_lists_the_choices(tmp_path):
     model = tiny_model(tmp_path / "model")
-    with pytest.raises(UnknownNameError, match=r"unknown quantize 'rnt'\. Did you mean 'rtn'"):
+    with pytest.raises(UnknownNameError, match=r"unknown rounding 'rnt'\. Did you mean 'rtn'"):
         run(QuantizeConfig(algorithm="rnt"), model, tiny_sparsity(model), (0,), Workspace(tmp_path / "work", "f"))
 
 
@@ -181,7 +182,7 @@ def test_memory_is_one_matrix_and_its_codes(tmp_path, monkeypatch):
     tracemalloc.start()
     try:
         _units.encode_units(
-            load("coldpress.compiler.stages.quantize", Algorithm, "rtn"), model, 0, "neuron", "fp16", _units.Known()
+            load("coldpress.compiler.rounding", Algorithm, "rtn"), model, 0, "neuron", "fp16", _units.Known()
         )
         peak = tracemalloc.get_traced_memory()[1]
     finally:
@@ -193,7 +194,7 @@ def test_memory_is_one_matrix_and_its_codes(tmp_path, monkeypatch):
 def test_a_tensor_that_the_format_ruins_is_named(tmp_path, caplog, format_name):
     """Scales underflow in float16; ordinary weights are not warned of."""
     values = np.random.default_rng(0).standard_normal((70, 64)).astype(np.float32) * np.float32(0.02)
-    rounding = load("coldpress.compiler.stages.quantize", Algorithm, "rtn")
+    rounding = load("coldpress.compiler.rounding", Algorithm, "rtn")
     for factor, role in ((1, "whole"), (0, "zeros"), (1e-6, "tiny")):
         scaled = values * np.float32(factor)
         weights = _weights.Weights(70, 64, "row", lambda start, stop, of=scaled: of[start:stop])

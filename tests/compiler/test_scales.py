@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coldpress.compiler.stages.quantize import rtn
-from coldpress.compiler.stages.quantize._scales import best_scales
-from coldpress.compiler.stages.quantize._weights import Weights
+from coldpress.compiler.rounding import rtn
+from coldpress.compiler.rounding._scales import best_scales
+from coldpress.compiler.rounding._weights import Weights
 from coldpress.runtime.plugins import load, names
 from coldpress.runtime.quantization import Format
 from coldpress.schemas.errors import ColdpressError
@@ -111,5 +111,5 @@ def test_fp16_has_no_scales_to_choose(axis):
 
 def test_blocks_change_no_byte(monkeypatch):
     whole = rtn.Plugin().quantize(weights("row", IMPORTANCE), "int4_group32")
-    monkeypatch.setattr("coldpress.compiler.stages.quantize._weights.BLOCK_BYTES", 700)
+    monkeypatch.setattr("coldpress.compiler.rounding._weights.BLOCK_BYTES", 700)
     assert np.array_equal(rtn.Plugin().quantize(weights("row", IMPORTANCE), "int4_group32"), whole)

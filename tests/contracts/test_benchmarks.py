@@ -91,8 +91,8 @@ def test_a_benchmark_runs_and_its_inputs_are_what_it_uses(tmp_path: Path) -> Non
     assert json.loads(done.stdout.splitlines()[-1])["rows"]
     found = set(json.loads(path.read_text())["inputs"])
     assert {f"benchmarks/{WITH_INPUTS}.py", "rules/quantize.smk", "data:models/stories260k"} <= found
-    assert {"compiler/stages/quantize/rtn.py", "runtime/sparsity/dense.py", "runtime/cache/lfu.py"} <= found
+    assert {"compiler/rounding/rtn.py", "runtime/sparsity/dense.py", "runtime/cache/lfu.py"} <= found
     assert any(path.startswith("runtime/native") for path in found)
-    others = {"compiler/stages/quantize/gptq.py", "runtime/sparsity/wina.py", "compiler/stages/order/lift.py"}
+    others = {"compiler/rounding/gptq.py", "runtime/sparsity/wina.py", "compiler/stages/order/lift.py"}
     assert not others & found
     assert not {path for path in found if path.startswith("tests/support/warm")}

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from coldpress.compiler.architectures import Architecture
+from coldpress.compiler.rounding._weights import Algorithm
 from coldpress.compiler.stages.allocate._task import Rule
 from coldpress.compiler.stages.distill._recipe import Recipe
 from coldpress.compiler.stages.export._target import Target
 from coldpress.compiler.stages.order._task import Heuristic
 from coldpress.compiler.stages.place._program import Solver
-from coldpress.compiler.stages.quantize._weights import Algorithm
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.drafts import Draft
 from coldpress.runtime.flash import Flash
@@ -27,7 +27,7 @@ SHARED: dict[str, type[PluginBase]] = {
     "coldpress.compiler.stages.export": Target,
     "coldpress.compiler.stages.order": Heuristic,
     "coldpress.compiler.stages.place": Solver,
-    "coldpress.compiler.stages.quantize": Algorithm,
+    "coldpress.compiler.rounding": Algorithm,
     "coldpress.runtime.drafts": Draft,
     "coldpress.runtime.quantization": Format,
     "coldpress.runtime.sparsity": Selector,

@@ -4,8 +4,8 @@ import gguf
 import numpy as np
 import pytest
 
-from coldpress.compiler.stages.quantize import rtn
-from coldpress.compiler.stages.quantize._weights import Weights
+from coldpress.compiler.rounding import rtn
+from coldpress.compiler.rounding._weights import Weights
 from coldpress.runtime.plugins import load, names
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.quantization._planes import planes_of

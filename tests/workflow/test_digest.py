@@ -96,7 +96,7 @@ def test_all_that_a_job_runs_is_in_its_digest(
         {_named(copy.tree, file) for file in files} for files in json.loads(done.stdout.splitlines()[-1])
     )
     config = {key: str(value) for key, value in built.config.items()} | (
-        {"method": "auto"} if stage == "explore" else {}
+        {"method": "auto", "algorithm": "gptq"} if stage == "explore" else {}
     )
     plugins = resolve(config).plugins()
     digested = {_named(copy.tree, str(file)) for file in source_files(stage, plugins, copy.tree)}

@@ -63,7 +63,7 @@ def test_a_changed_setting_reruns_exactly_what_hangs_on_it(
         ("compiler/stages/order/ripple.py", {"preflight"} | ORDERED),
         ("compiler/stages/package/__init__.py", PACKAGED | {"preflight"}),
         ("compiler/stages/report/__init__.py", {"report", "preflight"}),
-        ("compiler/stages/quantize/rtn.py", {"preflight", "quantize"} | PACKAGED),
+        ("compiler/rounding/rtn.py", ALLOCATED | {"preflight"}),
         ("runtime/native/src/attention.cpp", {"verify", "publish", "report"}),
         ("runtime/native/src/crc32c.cpp", {"calibrate"} | ALLOCATED),
     ],

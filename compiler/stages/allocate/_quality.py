@@ -37,7 +37,7 @@ class Floor:
 
     def format_ratio(self, name: FormatName) -> float:
         """Returns the perplexity ratio of a format, all units used; at least 1, since a lucky rounding is no credit."""
-        loss = self.curves.format_loss(whole_format(name))
+        loss = self.curves.draft(name) or self.curves.format_loss(whole_format(name))
         return 1.0 if loss is None else max(1.0, loss.ppl_ratio)
 
     def kv_cache_ratio(self, name: KvCacheFormat) -> float | None:

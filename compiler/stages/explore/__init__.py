@@ -10,9 +10,10 @@ also prices reads, which no model determines: its curves are for a reference fla
 One that refines has a curve for each format in planes, in that format's weights.
 
 The pass of the whole model records a trace: the signals of a few layers, with which `allocate` replays each candidate's
-requests. A format's loss is that of matrices rounded to nearest, row by row; a KV cache's, that of keys and values
-rounded head by head. A draft from coarse planes is accepted where its greedy choice is that of both planes. Each pass
-leaves a file, so that a run that was interrupted goes on with the next pass.
+requests. Codes are those that the build's algorithm chooses, where it needs Gram matrices by those of the whole model,
+since nothing is left out yet. A format's loss is that of all matrices of the layers; a KV cache's, that of keys and
+values rounded head by head. A draft from coarse planes is accepted where its greedy choice is that of both planes. Each
+pass leaves a file, so that a run that was interrupted goes on with the next pass.
 """
 
 import logging
@@ -26,6 +27,7 @@ from pydantic import Field
 from coldpress.compiler.activity.calibration_pass import ComputeConfig, stream_of
 from coldpress.compiler.activity.choice import REPLAYED_LAYERS, replayed_layers
 from coldpress.compiler.activity.forward import LayerStream
+from coldpress.compiler.activity.gram_pass import add_grams
 from coldpress.compiler.activity.in_planes import InPlanes
 from coldpress.compiler.activity.layer_counts import countable_families
 from coldpress.compiler.activity.rounded import Rounded, RoundedKeys
@@ -33,18 +35,29 @@ from coldpress.compiler.activity.variants import Differences, compare, last_hidd
 from coldpress.compiler.block_statistics import perplexity, standard_error
 from coldpress.compiler.candidates import AUTO, candidates, families_for, formats_for, own_options
 from coldpress.compiler.io import Workspace, load_arrays
-from coldpress.compiler.shared_settings import DraftSetting, MethodSetting
+from coldpress.compiler.rounding._matrix import NEAREST, Rounding
+from coldpress.compiler.rounding._weights import Algorithm
+from coldpress.compiler.shared_settings import AlgorithmSetting, DraftSetting, GramSetting, MethodSetting
 from coldpress.compiler.stages.explore.trace import TRACE_TOKENS, whole_run
-from coldpress.compiler.stages.explore.variants import DENSITIES, Along, curves_of, reached, variants, why_not
+from coldpress.compiler.stages.explore.variants import (
+    DENSITIES,
+    Along,
+    all_refined,
+    curves_of,
+    reached,
+    variants,
+    why_not,
+)
 from coldpress.compiler.steps import Steps
 from coldpress.runtime.plan.kv_cache import formats_of
+from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization._planes import planes_of, whole_format
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.base import PositiveCount
 from coldpress.schemas.config import Key
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.curves import CoarseDraft, Curve, Curves, FormatLoss, KvCacheLoss, Point, Unexplored
-from coldpress.schemas.families import FormatName, Method
+from coldpress.schemas.families import WHOLE_MLP, FormatName, Method
 from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.model import Model, ModelSpec
 from coldpress.schemas.preflight import StageNeeds
@@ -64,7 +77,7 @@ RARE = 99.9
 """Percentile of the divergence that stands for the worst tokens."""
 
 
-class ExploreConfig(ComputeConfig, MethodSetting, DraftSetting):
+class ExploreConfig(ComputeConfig, MethodSetting, DraftSetting, AlgorithmSetting, GramSetting):
     """Settings of `explore`."""
 
     explore_tokens: Annotated[PositiveCount, Key()] = Field(
@@ -81,7 +94,11 @@ def run(
     Raises:
         ColdpressError: if there is no such device, or a candidate refuses its options.
     """
-    return explored(candidates(model.spec, config.options), config, model, corpus, activations, work, threads)
+    methods, rounding = candidates(model.spec, config.options), _rounding(config, model, corpus, work, threads)
+    found = explored(methods, config, model, corpus, activations, work, threads, rounding=rounding)
+    if rounding.gram is not None:
+        _remove_grams(model, work)
+    return found
 
 
 def explored(
@@ -93,6 +110,7 @@ def explored(
     work: Workspace,
     threads: int,
     as_large: ModelSpec | None = None,
+    rounding: Rounding = NEAREST,
 ) -> Curves:
     """Measures some selectors, and all formats. Reads have the prices of `as_large`'s units; None: of the model's."""
     blocks = load_arrays(corpus.split("validation").arrays, "tokens")["tokens"]
@@ -103,41 +121,32 @@ def explored(
     reasons, asked = _asked(options, model)
     kv_caches = formats_of(spec)[1:]
     drafting = _drafting(config.draft, spec)
-    num_passes = 1 + len(asked) + len(_formats()) + len(kv_caches) + len(drafting)
-    steps = Steps("explore", num_passes, "passes")
+    steps = Steps("explore", 1 + len(asked) + len(_formats()) + len(kv_caches) + len(drafting), "passes")
     trace, whole = whole_run(stream, tokens, trace_layers, work)
     steps.add()
     passes = _Passes(stream, tokens, whole, work, steps)
-    rounded = {name: passes.alone(f"format-{name}", lambda name=name: Rounded(stream, name)) for name in _formats()}
-    formats = {name: _loss(found, 0) for name, found in rounded.items()}
+    formats = {
+        name: passes.loss(f"format-{name}-{rounding.name}", _in_format(name, stream, rounding)) for name in _formats()
+    }
 
     def curve(along: Along) -> Curve:
-        own = options[along.method]
+        own, in_planes = options[along.method], along.format is not None and rounding.algorithm.IN_PLANES
 
         def hidden() -> "Tensor":
             found = list(variants(along, own, model, activations, as_large))
-            return last_hidden(along.model(stream, own), tokens, found)
+            found += [all_refined(along, own, spec)] if in_planes else []
+            return last_hidden(along.model(stream, own, rounding), tokens, found)
 
-        found = passes.differences(f"curve-{along.title}", hidden)
-        densities = reached(along, own, spec)
+        found = passes.differences(f"curve-{along.pass_title(rounding)}", hidden)
+        densities = reached(along, own, spec) + ((1.0,) if in_planes else ())
         points = tuple(Point(density=at, **_loss(found, number)) for number, at in enumerate(densities))
-        if along.format is not None:  # everything refined is the plain format
+        if along.format is not None and not in_planes:  # everything refined is the plain format
             points = (*points, Point(density=1.0, **formats[whole_format(along.format)]))
         LOG.info("explore: %s: %s", along.title, ", ".join(f"{p.density:g} {p.ppl_ratio:.3f}" for p in points))
         return Curve(**along._asdict(), points=points)
 
-    def coarse_draft(name: FormatName) -> CoarseDraft:
-        coarse = passes.alone(
-            f"draft-{name}", lambda: InPlanes(stream, name, families_for(DENSE, {}, spec), coarse_alone=True)
-        )
-        same = (coarse.greedy[0] == rounded[whole_format(name)].greedy[0]).mean(axis=1)
-        LOG.info("explore: drafts from the coarse planes of %s: %.3f accepted", name, same.mean())
-        error = _finite(standard_error(same))
-        return CoarseDraft(format=name, acceptance=float(same.mean()), acceptance_error=error)
-
     def kv_cache_loss(kind: KvCacheFormat) -> KvCacheLoss:
-        found = passes.alone(f"kv-cache-{kind}", lambda: RoundedKeys(stream, kind))
-        return KvCacheLoss(kv_cache=kind, **_loss(found, 0))
+        return KvCacheLoss(kv_cache=kind, **passes.loss(f"kv-cache-{kind}", lambda: RoundedKeys(stream, kind)))
 
     return Curves(
         weights_sha256=model.weights_sha256,
@@ -146,11 +155,37 @@ def explored(
         curves=tuple(map(curve, asked)),
         formats=tuple(FormatLoss(format=name, **loss) for name, loss in formats.items()),
         kv_caches=tuple(map(kv_cache_loss, kv_caches)),
-        drafts=tuple(map(coarse_draft, drafting)),
+        drafts=tuple(passes.draft(name, rounding) for name in drafting),
         unexplored=tuple(Unexplored(method=name, reason=reason) for name, reason in reasons.items()),
         trace=trace,
         trace_layers=trace_layers,
     )
+
+
+def _in_format(name: FormatName, stream: LayerStream, rounding: Rounding) -> Callable[[], LayerStream]:
+    """Returns what makes the model in a plain format. Corrected codes are chosen in the slices of the whole MLP's
+    units; those rounded to nearest row by row: rows of a down projection lose at most a tenth less than columns."""
+    families = (WHOLE_MLP,) if rounding.algorithm.NEEDS_GRAM else ()
+    return lambda: Rounded(stream, name, rounding, families)
+
+
+def _rounding(config: ExploreConfig, model: Model, corpus: Corpus, work: Workspace, threads: int) -> Rounding:
+    """Returns how the build rounds, with the Gram matrices of the whole model where that needs them."""
+    algorithm = load("coldpress.compiler.rounding", Algorithm, config.algorithm)
+    if not algorithm.NEEDS_GRAM:
+        return Rounding(algorithm)
+    stream, _ = stream_of(config, model, threads)
+    return Rounding(algorithm, add_grams(stream, corpus, config.gram_tokens, _grams_in(work)))
+
+
+def _grams_in(work: Workspace) -> Workspace:
+    return Workspace(work.folder / "gram", work.fingerprint)
+
+
+def _remove_grams(model: Model, work: Workspace) -> None:
+    """Deletes the Gram matrices: no other stage reads them, and they take more disk than the model."""
+    for layer in range(model.spec.num_hidden_layers):
+        _grams_in(work).remove(f"layer-{layer}")
 
 
 @dataclass(frozen=True)
@@ -170,11 +205,28 @@ class _Passes:
         self.steps.add()
         return Differences(**load_arrays(kept))
 
-    def alone(self, title: str, changed: Callable[[], LayerStream]) -> Differences:
-        """Returns what a pass of another model measured."""
-        found = self.differences(title, lambda: changed().last_hidden(self.tokens))
-        LOG.info("explore: %s: perplexity ratio %.4f", title, _loss(found, 0)["ppl_ratio"])
-        return found
+    def loss(self, title: str, changed: Callable[[], LayerStream]) -> dict[str, Any]:
+        """Returns the loss of another model."""
+        loss = _loss(self.differences(title, lambda: changed().last_hidden(self.tokens)), 0)
+        LOG.info("explore: %s: perplexity ratio %.4f", title, loss["ppl_ratio"])
+        return loss
+
+    def draft(self, name: FormatName, rounding: Rounding) -> CoarseDraft:
+        """Returns a format's coarse planes as a draft of a dense run with both planes, and that run's loss."""
+
+        def hidden() -> "Tensor":
+            import torch
+
+            families = families_for(DENSE, {}, self.stream.spec)
+            coarse = InPlanes(self.stream, name, families, rounding, coarse_alone=True)
+            both = Rounded(self.stream, name, rounding, families)
+            return torch.cat([model.last_hidden(self.tokens) for model in (coarse, both)])
+
+        found = self.differences(f"draft-{name}-{rounding.name}", hidden)
+        same = (found.greedy[0] == found.greedy[1]).mean(axis=1)
+        LOG.info("explore: drafts from the coarse planes of %s: %.3f accepted", name, same.mean())
+        error = _finite(standard_error(same))
+        return CoarseDraft(format=name, acceptance=float(same.mean()), acceptance_error=error, **_loss(found, 1))
 
 
 def needs(build: "Build") -> StageNeeds:
@@ -188,15 +240,40 @@ def needs(build: "Build") -> StageNeeds:
     trace = 2 * REPLAYED_LAYERS * max(TRACE_TOKENS, build.block_tokens) * build.layer_units(countable_families(spec))
     curves = [along for name in candidates(spec, build.options) for along in curves_of(name)]
     num_variants = sum(len(along.densities) for along in curves)
-    num_drafting = len(_drafting(settings.get("draft"), spec))
+    num_drafting = 2 * len(_drafting(settings.get("draft"), spec))
     figures = tokens * (20 * num_variants + 16 * len(curves))
+    num_rounded = len(_formats()) + num_drafting + sum(along.format is not None for along in curves)
+    rounding = _rounding_needs(build, num_rounded)
     return StageNeeds(
         stage="explore",
-        ram_bytes=build.TORCH_BYTES + 3 * build.layer_weights_bytes + build.running_bytes(8) + hidden + logits + trace,
-        disk_bytes=trace + whole + figures,
+        ram_bytes=build.TORCH_BYTES
+        + 3 * build.layer_weights_bytes
+        + build.running_bytes(8)
+        + hidden
+        + logits
+        + trace
+        + rounding.ram_bytes,
+        disk_bytes=trace + whole + figures + rounding.disk_bytes,
         runtime_s=build.TORCH_S
+        + rounding.runtime_s
         + (len(_formats()) + len(formats_of(spec)) + num_drafting) * build.forward_s(tokens)
         + sum(len(along.densities) * _variant_s(along, tokens, build) for along in curves),
+    )
+
+
+def _rounding_needs(build: "Build", num_passes: int) -> StageNeeds:
+    """Returns what an algorithm with Gram matrices takes besides: those of all layers on disk, one of them in memory
+    with its factor, and corrections on one core in every pass with other codes."""
+    if not build.has("gram"):
+        return StageNeeds(stage="explore", ram_bytes=0, disk_bytes=0, runtime_s=0)
+    spec = build.model.spec
+    tokens = min(build.settings["explore"]["gram_tokens"], build.num_tokens)
+    running = build.running_bytes(8, 12 * spec.num_experts) + 2 * 4 * tokens * spec.hidden_size
+    return StageNeeds(
+        stage="explore",
+        ram_bytes=max(running + sum(build.gram_bytes), 3 * max(build.gram_bytes) + 4 * 4 * build.largest_of_layer),
+        disk_bytes=spec.num_hidden_layers * sum(build.gram_bytes),
+        runtime_s=build.grams_s(tokens) + num_passes * spec.num_hidden_layers * build.correction_s,
     )
 
 

@@ -3,6 +3,7 @@ for one that refines units in planes."""
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from coldpress.compiler.activity.unit_statistics import all_statistics, fit_all
 from coldpress.compiler.activity.variants import Variant
 from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, families_for, formats_for
 from coldpress.compiler.cost_model import read_units_of, unit_bytes
+from coldpress.compiler.rounding._matrix import Rounding
 from coldpress.runtime.plugins import load, options_of
 from coldpress.runtime.quantization._planes import planes_of
 from coldpress.runtime.sparsity import Selector
@@ -53,14 +55,18 @@ class Along(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The curve's name, for logs and for the file of its pass."""
+        """The curve's name."""
         share = None if self.resident_share is None else f"{self.resident_share:g}-resident"
         return "-".join(filter(None, (self.method, self.format, share)))
 
-    def model(self, source: LayerStream, options: Options) -> LayerStream:
+    def pass_title(self, rounding: Rounding) -> str:
+        """Returns the name of the pass that measures it, which depends on codes where units have planes."""
+        return self.title if self.format is None else f"{self.title}-{rounding.name}"
+
+    def model(self, source: LayerStream, options: Options, rounding: Rounding) -> LayerStream:
         """Returns the model that its variants run in."""
         selector, families = _selector(self.method), families_for(self.method, options, source.spec)
-        return model_for(selector, source, self.format or DEFAULT_FORMAT, families)
+        return model_for(selector, source, self.format or DEFAULT_FORMAT, families, rounding)
 
 
 def curves_of(method: Method) -> list[Along]:
@@ -119,6 +125,22 @@ def variants(
         if held is not None:
             choice = CachedChoice(selector, arrays, spec, held, getattr(own, "use_read_units", False))
         yield Variant(in_model(choice), tuple(families))
+
+
+@dataclass(frozen=True)
+class _EveryUnit(Choice):
+    """Chooses all units."""
+
+    def mask(self, layer: int, family: str, activity: np.ndarray) -> np.ndarray:
+        """See `Choice`."""
+        return np.ones(activity.shape, bool)
+
+
+def all_refined(along: Along, options: Options, spec: ModelSpec) -> Variant:
+    """Returns a selector that refines every unit."""
+    selector = _selector(along.method)
+    families = selector.families(spec, options_of(selector, options))
+    return Variant(in_model(_EveryUnit(selector, {}, spec)), tuple(families))
 
 
 def _selector(method: Method) -> Selector[Any]:

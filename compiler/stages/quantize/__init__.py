@@ -2,31 +2,30 @@
 
 Reads the model's tensors by role, one matrix at a time, the method and format that `allocate` chose, Gram matrices if
 the algorithm asks for them, and the importance of inputs if the build has it. Writes one array file per layer and one
-for the tensors that all layers share. The algorithm (a file of this package whose class `Plugin` extends `Algorithm`,
-_weights.py) chooses codes; the format (runtime/quantization) defines their meaning. Row-column bundling is
-LLM-in-a-flash 3.2: a unit's slices lie one after another.
+for the tensors that all layers share. The algorithm (compiler/rounding) chooses codes; the format
+(runtime/quantization) defines their meaning. Row-column bundling is LLM-in-a-flash 3.2: a unit's slices lie one after
+another.
 """
 
 import functools
 import logging
 from collections.abc import Callable
 from math import prod
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import numpy as np
-from pydantic import Field
 
 from coldpress.compiler.io import Workspace, load_arrays
+from coldpress.compiler.rounding._matrix import Known, grams_of, matrix_of
+from coldpress.compiler.rounding._weights import Algorithm
+from coldpress.compiler.shared_settings import AlgorithmSetting
 from coldpress.compiler.stages.quantize._resident import coarse_tensors, layer_resident, shared_resident
-from coldpress.compiler.stages.quantize._units import Known, encode_resident, encode_units
-from coldpress.compiler.stages.quantize._weights import Algorithm
+from coldpress.compiler.stages.quantize._units import encode_resident, encode_units
 from coldpress.runtime.artifact.contents import coarse_role
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization._planes import planes_of
-from coldpress.schemas.base import Record
-from coldpress.schemas.config import Key
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.gram import INPUT_OF, GramMatrices
+from coldpress.schemas.gram import GramMatrices
 from coldpress.schemas.importance import Importance
 from coldpress.schemas.model import Model
 from coldpress.schemas.preflight import StageNeeds
@@ -41,14 +40,8 @@ VALUES_PER_S = 1e8
 """Values that one core rounds to nearest in a second, with their scales: four layers of a 7B took 10 s."""
 
 
-class QuantizeConfig(Record):
+class QuantizeConfig(AlgorithmSetting):
     """Settings of `quantize`."""
-
-    algorithm: Annotated[str, Key(plugins="coldpress.compiler.stages.quantize")] = Field(
-        default="rtn",
-        description="how codes are chosen; rtn: round to nearest, gptq: corrected on calibration text, nested: as "
-        "gptq, for the coarse plane and for both",
-    )
 
 
 def run(
@@ -67,14 +60,14 @@ def run(
         ColdpressError: if the algorithm needs Gram matrices and none of these weights were given.
         CheckpointError: if a value is beyond the format's range; the text names the tensor.
     """
-    algorithm = load("coldpress.compiler.stages.quantize", Algorithm, config.algorithm)
+    algorithm = load("coldpress.compiler.rounding", Algorithm, config.algorithm)
     if algorithm.NEEDS_GRAM and (gram is None or gram.weights_sha256 != model.weights_sha256):
         found = "none were given" if gram is None else "those given are of other weights"
         raise ColdpressError(
             f"algorithm={config.algorithm} needs Gram matrices of the model's inputs, and {found}; run gram first"
         )
     shared = shared_resident(model, sparsity.format) if 0 in layers else ()
-    known_of = functools.partial(_known, gram if algorithm.NEEDS_GRAM else None, importance)
+    known_of = functools.partial(_known, model, gram if algorithm.NEEDS_GRAM else None, importance)
 
     def make_shared() -> dict[str, np.ndarray]:
         head = load_arrays(importance.shared) if importance and importance.shared else {}
@@ -95,7 +88,7 @@ def needs(build: "Build") -> StageNeeds:
     grams = build.gram_bytes if build.has("gram") else []
     reading = 4 * 4 * largest + sum(grams) + 2 * max(grams) if grams else (4 + 2) * largest
     held = max(reading + build.layer_code_bytes, 2 * sum(build.shared_code_bytes))
-    corrected = build.compute_s(sum(2 * prod(shape) * shape[-1] for shape in build.layer_shapes)) if grams else 0
+    corrected = build.correction_s if grams else 0
     values = build.layers_per_job * sum(map(prod, build.layer_shapes))
     seconds = build.TORCH_S + build.layers_per_job * corrected + values / VALUES_PER_S
     return StageNeeds(
@@ -140,8 +133,7 @@ def _encode_resident(
     return {tensor.role.removeprefix(prefix): encode_resident(algorithm, model, tensor, known) for tensor in tensors}
 
 
-def _known(gram: GramMatrices | None, importance: Importance | None, layer: int) -> Known:
-    """Collects the measurements of a layer's inputs; matrices with the same input share a Gram matrix."""
-    signals = load_arrays(gram.layers[layer].arrays) if gram else {}
-    grams = {role: signals[signal] for role, signal in INPUT_OF.items() if signal in signals}
-    return Known(grams, load_arrays(importance.layers[layer].arrays) if importance else {})
+def _known(model: Model, gram: GramMatrices | None, importance: Importance | None, layer: int) -> Known:
+    """Collects the measurements of a layer's inputs."""
+    names = {matrix_of(role) for role in model.tensors if role.startswith(f"layers.{layer}.")}
+    return Known(grams_of(gram, layer, names), load_arrays(importance.layers[layer].arrays) if importance else {})

@@ -5,17 +5,15 @@ codes of a layer, and the algorithm's own arrays.
 """
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from coldpress.compiler.checkpoint.tensors import read_role, rotary_inv_freq
-from coldpress.compiler.stages.quantize._weights import Algorithm, Weights, weights_of
+from coldpress.compiler.rounding._matrix import Known, choose_codes
+from coldpress.compiler.rounding._weights import Algorithm, Weights
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.quantization._planes import whole_format
-from coldpress.schemas.errors import CheckpointError, ColdpressError
 from coldpress.schemas.families import FamilyName, FormatName, num_units, slice_length, slices
 from coldpress.schemas.model import Model, matrices
 from coldpress.schemas.quantized import ResidentTensor
@@ -23,16 +21,6 @@ from coldpress.schemas.quantized import ResidentTensor
 LOG = logging.getLogger(__name__)
 SAMPLED_SLICES = 64
 """The most slices of a tensor whose rounding error is checked."""
-
-
-@dataclass(frozen=True)
-class Known:
-    """Measurements of the inputs of the matrices to encode."""
-
-    grams: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """Gram matrix of a matrix's inputs by role (`down_proj`), float32 [n, n]."""
-    importance: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """Mean squares of a matrix's inputs by name (`down_proj`, `experts.3.up_proj`), float32 [n]."""
 
 
 def encode_units(
@@ -55,9 +43,7 @@ def encode_units(
         each = len(units) // len(names)
         for expert, name in enumerate(names):
             rows, role = slice(expert * each, (expert + 1) * each), f"layers.{layer}.{name}.weight"
-            gram = known.grams.get(name)  # None for experts: each sees few tokens
-            weights = weights_of(model, role, piece.axis, gram, known.importance.get(name))
-            units[rows, start:stop] = _encode(algorithm, weights, role, format_name)
+            units[rows, start:stop] = _encode(algorithm, known.weights(model, role, piece.axis), role, format_name)
     return units
 
 
@@ -71,17 +57,12 @@ def encode_resident(algorithm: Algorithm, model: Model, tensor: ResidentTensor, 
         return np.asarray(rotary_inv_freq(model), np.float32)
     if tensor.format is None:
         return read_role(model, tensor.role)
-    matrix = tensor.role.removesuffix(".weight").split(".", 2)[-1]  # in a layer, without `layers.<number>.`
-    weights = weights_of(model, tensor.role, "row", known.grams.get(matrix), known.importance.get(matrix))
-    return _encode(algorithm, weights, tensor.role, tensor.format)
+    return _encode(algorithm, known.weights(model, tensor.role, "row"), tensor.role, tensor.format)
 
 
 def _encode(algorithm: Algorithm, weights: Weights, role: str, format_name: FormatName) -> np.ndarray:
     """Encodes all slices, uint8 [n, nbytes(length)]; warns if they lose more than trained weights usually do."""
-    try:
-        codes = algorithm.quantize(weights, format_name)
-    except ColdpressError as error:
-        raise CheckpointError(f"{role}: {error}") from error
+    codes = choose_codes(algorithm, weights, role, format_name)
     codec = load("coldpress.runtime.quantization", Format, whole_format(format_name))
     picked = np.unique(np.linspace(0, weights.count - 1, min(SAMPLED_SLICES, weights.count)).round().astype(int))
     values = np.concatenate([weights.read(at, at + 1) for at in picked.tolist()])

@@ -10,8 +10,8 @@ Any-Precision LLM grows finer codes from coarse ones, too, with clusters for eac
 
 import numpy as np
 
-from coldpress.compiler.stages.quantize import gptq
-from coldpress.compiler.stages.quantize._weights import Algorithm, Weights
+from coldpress.compiler.rounding import gptq
+from coldpress.compiler.rounding._weights import Algorithm, Weights
 from coldpress.runtime.quantization._groups import GROUP, padded
 from coldpress.runtime.quantization._planes import PlanesFormat, planes_of
 from coldpress.schemas.families import FormatName
@@ -25,6 +25,7 @@ class Plugin(Algorithm):
     """Codes good in both planes; in a format without planes, GPTQ's."""
 
     NEEDS_GRAM = True
+    IN_PLANES = True
 
     def quantize(self, weights: Weights, format_name: FormatName) -> np.ndarray:
         """See `Algorithm`.

@@ -8,8 +8,8 @@ encoded independently, so the size of a block changes no byte.
 
 import numpy as np
 
-from coldpress.compiler.stages.quantize._scales import best_scales
-from coldpress.compiler.stages.quantize._weights import Algorithm, Weights
+from coldpress.compiler.rounding._scales import best_scales
+from coldpress.compiler.rounding._weights import Algorithm, Weights
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.quantization._planes import whole_format

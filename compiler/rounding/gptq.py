@@ -14,9 +14,9 @@ from collections.abc import Callable
 import numpy as np
 from scipy.linalg import get_lapack_funcs
 
-from coldpress.compiler.stages.quantize import rtn
-from coldpress.compiler.stages.quantize._scales import best_scales
-from coldpress.compiler.stages.quantize._weights import Algorithm, Weights
+from coldpress.compiler.rounding import rtn
+from coldpress.compiler.rounding._scales import best_scales
+from coldpress.compiler.rounding._weights import Algorithm, Weights
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.quantization._planes import whole_format

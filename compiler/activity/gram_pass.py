@@ -1,0 +1,137 @@
+"""The pass over calibration text that adds up Gram matrices, X Xᵀ of the inputs of every matrix (GPTQ, Eq. 1).
+
+Holds one layer's matrices, its weights, and the hidden states of the text. `gram` runs it with the build's selector;
+`explore`, which decides before there is one, with every unit.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from coldpress.compiler.activity.choice import Choice
+from coldpress.compiler.activity.forward import Hooks, LayerStream
+from coldpress.compiler.io import Workspace, array_file, load_arrays
+from coldpress.schemas.corpus import Corpus
+from coldpress.schemas.families import Signal, activity_of
+from coldpress.schemas.gram import INPUT_OF, GramMatrices, LayerGram
+from coldpress.schemas.model import ATTENTION_ROLES
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from coldpress.compiler.activity.taps import Change
+
+LOG = logging.getLogger(__name__)
+TILE_ROWS = 512
+"""Rows of a Gram matrix that one core adds up. The size is fixed, so the number of cores changes no sum."""
+
+
+def add_grams(
+    stream: LayerStream,
+    corpus: Corpus,
+    gram_tokens: int,
+    work: Workspace,
+    families: Sequence[str] = (),
+    choice: Choice | None = None,
+) -> GramMatrices:
+    """Computes the Gram matrices of every layer, over the first calibration blocks; one file per layer in `work`.
+
+    Args:
+        stream: The model.
+        corpus: The text.
+        gram_tokens: Most tokens; at least one block runs.
+        work: Where the files lie; an interrupted run of the same inputs may have left some.
+        families: Those whose units the choice leaves out.
+        choice: What the selector leaves out; None: nothing.
+    """
+    blocks = load_arrays(corpus.split("calibration").arrays)["tokens"]
+    tokens = blocks[: max(1, gram_tokens // blocks.shape[1])]
+    model = stream.model
+    # each expert sees few tokens, so experts are rounded without Gram matrices (compiler/rounding/gptq.py)
+    roles = ATTENTION_ROLES if model.spec.is_mixture else tuple(INPUT_OF)
+    signals: tuple[Signal, ...] = tuple(dict.fromkeys(INPUT_OF[role] for role in roles))
+    masks = _Masks(tuple(families), signals, choice)
+    hidden, found = stream.embed(tokens), []
+    for layer in range(model.spec.num_hidden_layers):
+        LOG.info("gram: layer %d of %d", layer + 1, model.spec.num_hidden_layers)
+        key = f"layer-{layer}"
+        if work.has(key):
+            hidden = stream.run_layer(layer, hidden, lambda _, layer=layer: masks.hooks(layer, {}))
+        else:
+            hidden, grams = _through(stream, layer, hidden, masks)
+            work.save(key, grams)
+        found.append(LayerGram(layer=layer, arrays=array_file(work.path(key))))
+    return GramMatrices(num_tokens=tokens.size, weights_sha256=model.weights_sha256, layers=tuple(found))
+
+
+@dataclass(frozen=True)
+class _Masks:
+    """Applies the build's selector to a layer's signals."""
+
+    families: tuple[str, ...]
+    signals: tuple[Signal, ...]
+    choice: Choice | None
+    """The selector's choice; None where it leaves out nothing."""
+
+    def hooks(self, layer: int, seen: "dict[Signal, Tensor]") -> Hooks:
+        """Returns hooks that mask the signals of a block and put masked `signals`, float32 [T, n], into `seen`."""
+        signals: dict[Signal, None] = dict.fromkeys(self.signals)
+        if self.choice is not None:
+            signals |= dict.fromkeys(activity_of(family, self.choice.spec) for family in self.families)
+        return {signal: self._change(layer, signal, seen) for signal in signals}
+
+    def _change(self, layer: int, signal: Signal, seen: "dict[Signal, Tensor]") -> "Change":
+        def change(part: "Tensor") -> "Tensor | None":
+            import torch
+
+            left = part
+            for family in self.families:
+                if self.choice is not None and activity_of(family, self.choice.spec) == signal:
+                    mask = self.choice.mask(layer, family, left.float().cpu().numpy())
+                    left = torch.where(torch.from_numpy(mask).to(part.device), left, 0.0)
+            if signal in self.signals:
+                seen[signal] = left.float().cpu()
+            return None if left is part else left
+
+        return change
+
+
+def _through(
+    stream: LayerStream, layer: int, hidden: "Tensor", masks: _Masks
+) -> "tuple[Tensor, dict[str, np.ndarray]]":
+    """Returns (hidden states after the layer, its Gram matrices by signal), from the hidden states before it.
+
+    As many blocks run at a time as there are cores; then their signals are added to the sums, block after block, a
+    tile of rows on each core.
+    """
+    import torch
+
+    loaded = stream.load_layer(layer, hidden.shape[1])
+    out, sums = torch.empty_like(hidden), dict[Signal, "Tensor"]()
+    for start in range(0, len(hidden), stream.threads):
+        wave = range(start, min(start + stream.threads, len(hidden)))
+        seen: list[dict[Signal, Tensor]] = [{} for _ in wave]
+
+        def forward(index: int, wave: range = wave, seen: "list[dict[Signal, Tensor]]" = seen) -> None:
+            block = wave[index]
+            out[block] = loaded.run(hidden[block : block + 1], masks.hooks(layer, seen[index]))[0]
+
+        stream.each(forward, len(wave))
+        for signal, first in seen[0].items():
+            total = sums.setdefault(signal, torch.zeros(first.shape[1], first.shape[1]))
+            _add(stream, total, [block[signal] for block in seen])
+    return out, {signal: total.numpy() for signal, total in sums.items()}
+
+
+def _add(stream: LayerStream, total: "Tensor", blocks: "list[Tensor]") -> None:
+    """Adds xᵀ x of each block [T, n] to `total` float32 [n, n], in the order of the blocks."""
+
+    def tile(index: int) -> None:
+        rows = slice(index * TILE_ROWS, (index + 1) * TILE_ROWS)
+        for block in blocks:
+            total[rows].addmm_(block[:, rows].T, block)
+
+    stream.each(tile, -(-len(total) // TILE_ROWS))
