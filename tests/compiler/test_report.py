@@ -110,6 +110,8 @@ def test_units_in_planes_are_shown_as_refined(tmp_path):
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", html))
     assert "units refined" in text
     assert "that a token refines, while the others compute with their coarse planes: as planned" in text
+    assert "neuron planned" in html
+    assert "neuron active" in html, "by layer, as calibration text has it"
 
 
 def test_accepted_drafts_are_shown_by_pass(build, tmp_path):
