@@ -7,6 +7,10 @@ without a choice; x is rounded to `activations`. `gemv` runs in the other format
 threads stream 256 MB: that gives the bandwidth (`read`), and leaves none of the operands in a cache. Every round
 measures everything in turn. torch multiplies in bfloat16: the whole matrix, or the selected rows gathered first,
 whichever is faster. llama.cpp's Q4_0 product takes the whole matrix.
+
+Of formats in planes, whose coarse planes `gemv` multiplies, too, `coarse` is `mlp` by the coarse planes of all units,
+and `joined` is `mlp` over units whose two planes it joins. `several` is `mlp`, and `several joined` is `joined`, for
+TOKENS vectors at once, as a pass checks drafts: they say what each further vector takes of the first one's time.
 """
 
 import itertools
@@ -16,13 +20,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from benchmarks.harness import Benchmark, Cell, Row, gain, interleaved, main, option, spread
+from benchmarks.harness import Benchmark, Cell, Row, Spread, gain, interleaved, main, option, spread
 from benchmarks.shared.ggml import Q4Product
 from coldpress.runtime import _native
 from coldpress.runtime.kernels import NATIVE_FORMATS, gemv, mlp, rows
-from coldpress.runtime.kernels.activations import ACTIVATIONS
+from coldpress.runtime.kernels.activations import ACTIVATIONS, DEFAULT_ACTIVATIONS
+from coldpress.runtime.kernels.planes import Coarse
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization import Format
+from coldpress.runtime.quantization._planes import planes_of, whole_format
 
 FORMAT = "int4_group32"
 OTHERS = tuple(name for name in NATIVE_FORMATS if name != FORMAT)
@@ -31,6 +37,10 @@ DENSITIES = (0.01, 0.03, 0.1, 0.25, 0.5, 1.0)
 STREAM_BYTES = 256 << 20
 SLICE_BYTES = load("coldpress.runtime.quantization", Format, FORMAT).nbytes(LENGTH)
 FUSED_ROLES = 3
+PLANES = tuple(name for name in NATIVE_FORMATS if whole_format(name) == FORMAT and name != FORMAT)
+"""The formats in planes whose units, joined, are in FORMAT."""
+TOKENS = 5
+"""A pass with four drafts."""
 READ, Q4_0, TORCH, GATHERED = "read", "q4_0", "torch whole", "torch gathered"
 Call = Callable[[], object]
 
@@ -65,11 +75,10 @@ def operands() -> Operands:
 
 def native_calls(given: Operands, threads: int) -> Iterator[tuple[str, Call]]:
     """Yields each kernel at each density, for a random selection."""
-    layout = mlp.Layout(0, SLICE_BYTES, 2 * SLICE_BYTES, LENGTH, FORMAT, "silu", 0.0, False)
+    layout = layout_of(FORMAT)
     for density in DENSITIES:
-        count = round(density * UNITS)
-        slots = np.sort(given.rng.permutation(UNITS)[:count]).astype(np.int32)
-        weights = given.rng.standard_normal(count).astype(np.float32)
+        slots = some_units(given.rng, density)
+        weights = given.rng.standard_normal(slots.size).astype(np.float32)
         packed = given.packed, slots, 0, LENGTH, FORMAT
         bundled = given.bundled, slots, layout, given.x, mlp.Terms(), threads
         yield name_of("axpy", "fp32", density), lambda p=packed, w=weights: rows.axpy_rows(*p, w, threads)
@@ -84,6 +93,39 @@ def native_calls(given: Operands, threads: int) -> Iterator[tuple[str, Call]]:
         for kind in ACTIVATIONS:
             other = matrix, LENGTH, name, given.x, threads, kind
             yield name_of(f"gemv {name}", kind), lambda o=other: gemv.gemv(*o)
+
+
+def layout_of(name: str) -> mlp.Layout:
+    """Returns the layout of bundles of three in a format."""
+    size = load("coldpress.runtime.quantization", Format, name).nbytes(LENGTH)
+    return mlp.Layout(0, size, 2 * size, LENGTH, name, "silu", 0.0, False)
+
+
+def some_units(rng: np.random.Generator, density: float) -> np.ndarray:
+    """Returns a random selection of units, int32, ascending."""
+    return np.sort(rng.permutation(UNITS)[: round(density * UNITS)]).astype(np.int32)
+
+
+def planes_calls(given: Operands, threads: int) -> Iterator[tuple[str, Call]]:
+    """Yields the products of units in planes: coarse alone, and joined at each density, for one vector and for TOKENS;
+    and those of plain units for TOKENS."""
+    several, terms = given.rng.standard_normal((TOKENS, LENGTH)).astype(np.float32), mlp.Terms()
+    chosen = {density: some_units(given.rng, density) for density in DENSITIES}
+    plain = layout_of(FORMAT)
+    for density, slots in chosen.items():
+        place = given.bundled, slots, plain, several, terms, threads
+        yield name_of("several", FORMAT, density), lambda p=place: mlp.mlp_rows_each(*p)
+    for name in PLANES:
+        planes = planes_of(name)
+        assert planes is not None
+        coarse, refinement = planes.split(given.bundled)
+        alone = coarse, chosen[1.0], layout_of(name), given.x, terms, threads
+        yield name_of("coarse", name), lambda a=alone: mlp.mlp_rows(*a)
+        for density, slots in chosen.items():
+            place = refinement, slots, plain
+            rest = terms, threads, DEFAULT_ACTIVATIONS, Coarse(coarse, slots, name)
+            yield name_of("joined", name, density), lambda p=place, r=rest: mlp.mlp_rows(*p, given.x, *r)
+            yield name_of("several joined", name, density), lambda p=place, r=rest: mlp.mlp_rows_each(*p, several, *r)
 
 
 def whole_matrix(name: str, rng: np.random.Generator) -> np.ndarray:
@@ -109,7 +151,8 @@ def timed(threads: int, rounds: int) -> tuple[list[float], dict[str, list[float]
     """Returns the seconds of (every streaming read, each call in every round); a read precedes each call."""
     given, words = operands(), np.ones(STREAM_BYTES // 8, np.uint64)
     works: dict[str, Call] = {}
-    for name, call in itertools.chain(native_calls(given, threads), other_calls(given, threads)):
+    calls = native_calls(given, threads), planes_calls(given, threads), other_calls(given, threads)
+    for name, call in itertools.chain(*calls):
         works[f"{READ} before {name}"] = lambda: _native.read_through(words, threads)
         works[name] = call
     found = interleaved(works, rounds)
@@ -125,8 +168,9 @@ class Options:
 
 class Plugin(Benchmark[Options]):
     keys = {
-        "rows[].kernel": "dot, axpy, mlp, gemv; read: the streaming read; q4_0: llama.cpp's product",
-        "rows[].format?": "gemv: format of the weights if it is not int4_group32",
+        "rows[].kernel": "dot, axpy, mlp, gemv, coarse, joined, several, several joined; read: the streaming read; "
+        "q4_0: llama.cpp's product",
+        "rows[].format?": "format of the weights if it is not int4_group32",
         "rows[].activations": "format to which x is rounded; empty for read",
         "rows[].density": "share of the units that the call uses",
         "rows[].call_s": "seconds per call",
@@ -135,12 +179,15 @@ class Plugin(Benchmark[Options]):
         "rows[].over_dense?": "seconds of the kernel with all units over seconds with these, taken in each round",
         "rows[].over_torch?": "dot: seconds of torch over seconds of the kernel, taken in each round",
         "rows[].over_q4_0?": "gemv: seconds of llama.cpp's product over seconds of the kernel, taken in each round",
-        "rows[].over_int4?": "gemv in another format: seconds with int4_group32 over seconds with it, per round",
+        "rows[].over_int4?": "gemv in another format: seconds with int4_group32 over seconds with it; coarse, joined: "
+        "seconds of mlp over seconds of the call; several joined: seconds of several; per round",
+        "rows[].further?": f"several: what each vector after the first takes, as a share of the time of one, in a call "
+        f"of {TOKENS}, per round",
     }
     is_timing = True
     extra = "llama: xllamacpp"
     over = {"threads": "threads"}
-    full_minutes = 2
+    full_minutes = 5
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """Yields a row per kernel, activations and density."""
@@ -165,6 +212,37 @@ class Plugin(Benchmark[Options]):
             num_bytes = UNITS * load("coldpress.runtime.quantization", Format, name).nbytes(LENGTH)
             row = row_of("gemv", kind, 1.0, call_s, num_bytes, read_bytes_per_s)
             yield row | {"format": name, "over_int4": gain(seconds[name_of("gemv", kind)], call_s)}
+        yield from rows_of_planes(seconds, read_bytes_per_s)
+
+
+def rows_of_planes(seconds: Mapping[str, list[float]], read_bytes_per_s: float) -> Iterator[Row]:
+    """Yields the rows of units in planes, and of plain units for several vectors."""
+
+    def row(kernel: str, name: str, density: float, stored: str = FORMAT) -> Row:
+        slice_bytes = load("coldpress.runtime.quantization", Format, stored).nbytes(LENGTH)
+        num_bytes = round(density * UNITS) * slice_bytes * FUSED_ROLES
+        call_s = seconds[name_of(kernel, name, density)]
+        return row_of(kernel, DEFAULT_ACTIVATIONS, density, call_s, num_bytes, read_bytes_per_s)
+
+    one_s = {density: seconds[name_of("mlp", DEFAULT_ACTIVATIONS, density)] for density in DENSITIES}
+    many_s = {density: seconds[name_of("several", FORMAT, density)] for density in DENSITIES}
+    for density in DENSITIES:
+        yield row("several", FORMAT, density) | {"further": further(many_s[density], one_s[density])}
+    for name in PLANES:
+        own = {"format": name}
+        faster = gain(one_s[1.0], seconds[name_of("coarse", name)])
+        yield row("coarse", name, 1.0, stored=name) | own | {"over_int4": faster}
+        for density in DENSITIES:
+            joined_s, all_s = (seconds[name_of(kernel, name, density)] for kernel in ("joined", "several joined"))
+            yield row("joined", name, density) | own | {"over_int4": gain(one_s[density], joined_s)}
+            found = {"over_int4": gain(many_s[density], all_s), "further": further(all_s, joined_s)}
+            yield row("several joined", name, density) | own | found
+
+
+def further(many_s: Sequence[float], one_s: Sequence[float]) -> Spread:
+    """Returns what each vector after the first takes, as a share of the time of one, from calls of TOKENS and of one in
+    the same rounds."""
+    return spread([(many / one - 1) / (TOKENS - 1) for many, one in zip(many_s, one_s, strict=True)])
 
 
 def row_of(

@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer
 
 from coldpress.schemas.base import Count, PositiveCount, Record, Sha256, Share
 from coldpress.schemas.compute import Overlap, overlapped_seconds
+from coldpress.schemas.layout import DraftName
 from coldpress.schemas.sparsity import Tried
 
 Measured = Annotated[
@@ -203,6 +204,25 @@ class PlanFigures(Record):
     simulated_equals_real: bool
 
 
+class PlanDrafts(Record):
+    """What a plan's own draft proposed in a greedy continuation of test text (compiler/stages/verify/drafts.py)."""
+
+    plan: str
+    """Its name."""
+    draft: DraftName
+    drafted: tuple[Count, ...]
+    """Drafts of each pass, in order."""
+    accepted: tuple[Count, ...]
+    """How many of them the model accepted. Each pass gives one token more."""
+    same_tokens: bool
+    """Whether the tokens are those of the same continuation without drafts."""
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Returns the mean number of tokens that a pass gives."""
+        return 1 + sum(self.accepted) / len(self.accepted)
+
+
 class Verification(Record):
     """The results of `verify` on test text, with an artifact that is not published yet; `publish` judges them.
 
@@ -247,6 +267,8 @@ class Verification(Record):
     """Standard deviation of the measured decoding speed from block to block; null if only one block was decoded."""
     plans: tuple[PlanFigures, ...] = ()
     """Every plan, the largest budget first, to which all other figures belong; empty if there is only one."""
+    drafts: tuple[PlanDrafts, ...] = ()
+    """Every plan that drafts, the largest budget first."""
 
     @property
     def ppl_ratio(self) -> float:
@@ -298,6 +320,8 @@ class Metrics(Record):
     """The methods that `auto` compared or skipped; empty if the method was given."""
     plans: tuple[PlanFigures, ...] = ()
     """Every plan, the largest budget first, to which all other figures belong; empty if there is only one."""
+    drafts: tuple[PlanDrafts, ...] = ()
+    """Every plan that drafts, the largest budget first."""
     protocol: Protocol
     """How the perplexities were measured."""
     sample: Sample | None

@@ -22,7 +22,7 @@ from coldpress.runtime.quantities import show_bytes
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.errors import ColdpressError, printable
 from coldpress.schemas.export import Export
-from coldpress.schemas.metrics import Metrics, PlanFigures, Protocol, Sample
+from coldpress.schemas.metrics import Metrics, PlanDrafts, PlanFigures, Protocol, Sample
 from coldpress.schemas.package import Package
 from coldpress.schemas.sparsity import Tried
 
@@ -110,6 +110,7 @@ def rows(metrics: Metrics) -> list[tuple[str, str]]:
         (f"on {metrics.device}", modelled_speed(metrics)),
         ("dense, same DRAM", dense(metrics)),
         *plans(metrics.plans),
+        *drafts(metrics.drafts),
         *tried(metrics.tried, metrics.budget_bytes),
     ]
 
@@ -123,6 +124,18 @@ def plans(found: Sequence[PlanFigures]) -> list[tuple[str, str]]:
             f"simulated; {_reads(plan)}; perplexity × {with_error(plan.ppl_ratio, plan.ppl_ratio_error, 4)}",
         )
         for plan in found
+    ]
+
+
+def drafts(found: Sequence[PlanDrafts]) -> list[tuple[str, str]]:
+    """Returns a row for each plan that drafts."""
+    return [
+        (
+            f"drafts, {each.plan}",
+            f"{each.draft}: {sum(each.accepted)} of {sum(each.drafted)} accepted, {each.tokens_per_pass:.2f} tokens "
+            f"per pass; the tokens are {'those' if each.same_tokens else 'not those'} without drafts",
+        )
+        for each in found
     ]
 
 

@@ -17,7 +17,7 @@ from coldpress.schemas.metrics import Sample
 from coldpress.schemas.model import Distillation, DistillationPoint
 from coldpress.schemas.placement import PinnedShare
 from coldpress.schemas.predictors import SizesTried
-from tests.support.records import Build, tiny_activations, tiny_figures, tiny_verification
+from tests.support.records import DRAFTS, Build, tiny_activations, tiny_figures, tiny_verification
 from tests.support.statistics import sparsity_of
 
 
@@ -110,6 +110,21 @@ def test_units_in_planes_are_shown_as_refined(tmp_path):
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", html))
     assert "units refined" in text
     assert "that a token refines, while the others compute with their coarse planes: as planned" in text
+    assert "neuron planned" in html
+    assert "neuron active" in html, "by layer, as calibration text has it"
+
+
+def test_accepted_drafts_are_shown_by_pass(build, tmp_path):
+    """In a chart, a sentence and metrics.json; a build without drafts has none of them."""
+    found = tiny_verification(build.plans, build.package().manifest_sha256).model_copy(update={"drafts": (DRAFTS,)})
+    metrics, html = report(build, tmp_path, verification=found)
+    assert metrics.drafts == (DRAFTS,)
+    said = "drafts accepted 6 of 8 of coarse under plan default, 2.50 tokens per pass in 4 passes; the tokens are those"
+    assert said in shown(html)
+    assert "Accepted drafts by pass" in html
+    other = found.model_copy(update={"drafts": (DRAFTS.model_copy(update={"same_tokens": False}),)})
+    assert "the tokens are not those without drafts" in report(build, tmp_path, verification=other)[1]
+    assert "drafts" not in shown(report(build, tmp_path)[1]).lower().replace("no drafts", "")
 
 
 def test_hot_units_by_hand():

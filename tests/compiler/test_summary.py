@@ -13,7 +13,7 @@ from coldpress.schemas.export import Export
 from coldpress.schemas.metrics import DenseRun, Metrics, Protocol, Sample
 from coldpress.schemas.package import Package
 from coldpress.schemas.sparsity import Tried
-from tests.support.records import tiny_figures
+from tests.support.records import DRAFTS, tiny_figures
 
 IDENTITY = "0123456789abcdef" * 4
 PROMPT = "It's a cat; $HOME"
@@ -202,6 +202,14 @@ def test_each_of_several_plans_has_a_line(folder: Path) -> None:
         "plan 2gb          topk at density 0.10, lfu: 7 tokens/s, simulated; the whole model fits; perplexity" in text
     )
     assert "plan 1gb          topk at density 0.10, lfu: 7 tokens/s, simulated; 90 kB in 9.0 reads, 20.0% hits" in text
+
+
+def test_accepted_drafts_have_a_line(folder: Path) -> None:
+    assert "drafts, " not in changed(folder)
+    said = "drafts, default   coarse: 6 of 8 accepted, 2.50 tokens per pass; the tokens are "
+    assert f"{said}those without drafts\n" in changed(folder, drafts=(DRAFTS,))
+    other = DRAFTS.model_copy(update={"same_tokens": False})
+    assert f"{said}not those without drafts\n" in changed(folder, drafts=(other,))
 
 
 def test_the_exported_file_is_named(folder: Path) -> None:

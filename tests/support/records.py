@@ -40,6 +40,7 @@ from coldpress.schemas.metrics import (
     Divergence,
     LadderStep,
     MeasuredBlock,
+    PlanDrafts,
     PlanFigures,
     Protocol,
     RunMetrics,
@@ -307,6 +308,9 @@ def tiny_figures(**figures: Any) -> PlanFigures:
     return PlanFigures(**(values | {"simulated_equals_real": True} | figures))
 
 
+DRAFTS = PlanDrafts(plan="default", draft="coarse", drafted=(2, 3, 0, 3), accepted=(2, 1, 0, 3), same_tokens=True)
+
+
 @dataclass
 class Build:
     """A build from weights to a packaged artifact, with each stage's record."""
@@ -329,6 +333,8 @@ class Build:
     """Layers that use all their units."""
     ladder: tuple[tuple[float, float], ...] = ()
     """(budget_share, density) of smaller plans, largest budget first."""
+    draft: str = "off"
+    """A file of runtime/drafts."""
     name: str = "tiny.coldpress"
 
     def __post_init__(self) -> None:
@@ -355,7 +361,7 @@ class Build:
         self.order = tuple(tiny_order(records, self.model, self.sparsity, chunk) for chunk in self.chunks())
         predictors = self.predictors if self.method == "predictor" else None
         records = self.model, self.sparsity, self.placement, self.device, predictors, self.order
-        laid = lay_out(*records, collapse=self.collapse)
+        laid = lay_out(*records, corpus=self.corpus, collapse=self.collapse, draft=self.draft)
         self.layout, self.plans = laid.layout, laid.made
 
     def _rung(self, budget_share: float, density: float) -> Sparsity:

@@ -37,19 +37,26 @@ def per_layer(label: str, series: Mapping[str, Mapping[int, float]], percent: bo
     return _svg(label, draw)
 
 
-def stacked(label: str, series: Mapping[str, Sequence[float]], layers: Sequence[int]) -> str:
-    """Draws stacked bars of shares over layer numbers: {name: share per layer}."""
+def stacked(
+    label: str,
+    series: Mapping[str, Sequence[float]],
+    places: Sequence[int],
+    across: str = "layer",
+    percent: bool = True,
+) -> str:
+    """Draws stacked bars over whole numbers: {name: share or count at each place}."""
 
     def draw(axes: Any) -> None:
-        below = np.zeros(len(layers))
+        below = np.zeros(len(places))
         for colour, (name, values) in zip(cycle(SERIES), series.items(), strict=False):
-            heights = 100 * np.asarray(values)
-            axes.bar(layers, heights, bottom=below, color=colour, width=0.7, label=name)
+            heights = (100 if percent else 1) * np.asarray(values)
+            axes.bar(places, heights, bottom=below, color=colour, width=0.7, label=name)
             below += heights
-        axes.set_xlabel("layer")
-        axes.set_ylabel(label + ", %")
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.set_ylim(0, 105)
+        axes.set_xlabel(across)
+        axes.set_ylabel(label + (", %" if percent else ""))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.get_major_locator().set_params(integer=True)
+        axes.set_ylim(0, 105 if percent else None)
 
     return _svg(label, draw)
 

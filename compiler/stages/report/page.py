@@ -29,7 +29,7 @@ from coldpress.schemas.errors import printable
 from coldpress.schemas.families import FamilyName, FormatName
 from coldpress.schemas.law import combined
 from coldpress.schemas.layout import Layout, Plan, placed_parts
-from coldpress.schemas.metrics import Metrics, PlanFigures, RunMetrics, Verification
+from coldpress.schemas.metrics import Metrics, PlanDrafts, PlanFigures, RunMetrics, Verification
 
 COLUMNS = ("DRAM", "flash per token", "reads per token", "tokens/s, simulated", "perplexity")
 """Columns of the table that answers whether the artifact pays."""
@@ -298,6 +298,7 @@ def _measured(metrics: Metrics, inputs: Inputs) -> list[tuple[str, str, str]]:
         ),
         ("decoding", f"{1000 * run.decode_s / run.num_tokens:.3f} ms", "per token, on the machine that built this"),
         ("evictions", f"{run.evictions / run.num_tokens:.1f}", "per token"),
+        *map(_drafts_row, found.drafts),
         (
             "DRAM in use",
             show_bytes(run.dram_used_bytes),
@@ -305,6 +306,16 @@ def _measured(metrics: Metrics, inputs: Inputs) -> list[tuple[str, str, str]]:
             "outside the budget",
         ),
     ]
+
+
+def _drafts_row(found: PlanDrafts) -> tuple[str, str, str]:
+    same = "those" if found.same_tokens else "not those"
+    return (
+        "drafts accepted",
+        f"{sum(found.accepted)} of {sum(found.drafted)}",
+        f"of {found.draft} under plan {found.plan}, {found.tokens_per_pass:.2f} tokens per pass in "
+        f"{len(found.drafted)} passes; the tokens are {same} without drafts",
+    )
 
 
 def _reads_note(run: RunMetrics) -> str:

@@ -15,7 +15,7 @@ from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.layout import Layout, Plan, placed_parts
-from coldpress.schemas.metrics import LadderStep, Verification
+from coldpress.schemas.metrics import LadderStep, PlanDrafts, Verification
 from coldpress.schemas.model import Distillation, Model
 from coldpress.schemas.order import Order
 from coldpress.schemas.package import Package
@@ -66,6 +66,8 @@ def charts_of(inputs: Inputs, curves: tuple[FrequencyCurve, ...]) -> Iterator[Ch
     """Yields the charts whose numbers exist, in the order of the stages."""
     if inputs.verification.ladder:
         yield _ladder_chart(inputs.verification.ladder)
+    for found in inputs.verification.drafts:
+        yield _drafts_chart(found)
     yield _density_chart(inputs)
     yield _share_chart(inputs.layout, inputs.plans.largest_plan)
     if inputs.model.relufication is not None:
@@ -96,6 +98,17 @@ def _ladder_chart(steps: Sequence[LadderStep]) -> Chart:
     )
     meanings = tuple(legend([step.name for step in steps]))
     return Chart("What each mechanism brings", charts.waterfall("tokens/s", bars), caption, meanings)
+
+
+def _drafts_chart(found: PlanDrafts) -> Chart:
+    rejected = [drafted - accepted for drafted, accepted in zip(found.drafted, found.accepted, strict=True)]
+    label, passes = f"drafts under plan {found.plan}", range(1, 1 + len(rejected))
+    svg = charts.stacked(label, {"accepted": found.accepted, "rejected": rejected}, passes, "pass", percent=False)
+    caption = (
+        f"Drafts of {found.draft} under plan {found.plan} that the model accepted, pass by pass, in a greedy "
+        "continuation of test text. A pass gives one token more than it accepts."
+    )
+    return Chart("Accepted drafts by pass", svg, caption)
 
 
 def _density_chart(inputs: Inputs) -> Chart:

@@ -2,7 +2,8 @@
 
 Checks every byte (hashes, pages, layout: the rules are in runtime/artifact/reader.py and
 runtime/artifact/integrity.py). Then decodes test text through selector, cache and flash, as in use, and measures
-perplexity, divergence from the source, and reads (decoded.py says which tokens share a pass). The source is the
+perplexity, divergence from the source, and reads (decoded.py says which tokens share a pass). Plans that draft also
+continue a text, so that accepted drafts are counted (drafts.py). The source is the
 checkpoint that the build began with, so the figures include the loss by `relufy` and `distill`; dense logits are
 compared with those of the packed weights. The record holds all figures, block by block, and a short text that the
 artifact writes; `publish` judges them.
@@ -22,10 +23,12 @@ from coldpress.compiler.publishing import standing
 from coldpress.compiler.stages.verify.decoded import LANES, MAX_TOKENS, SESSIONS, Decoded, decode
 from coldpress.compiler.stages.verify.dense import BUFFER_BYTES, Compared, DenseComparison
 from coldpress.compiler.stages.verify.divergence import SourceComparison
+from coldpress.compiler.stages.verify.drafts import NEW_TOKENS, drafts_of_all
 from coldpress.compiler.stages.verify.plans import figures_of_all
 from coldpress.compiler.stages.verify.source import SourceLogits
 from coldpress.runtime.artifact.integrity import verify_artifact
 from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.drafts import NO_DRAFT
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plan.budget import choose_plan
@@ -103,7 +106,7 @@ def run(
     much = blocks.size * model.num_parameters > WORK_ONE_BY_ONE
     decoded = decode(folder, model, blocks, watch, much, threads)
     compared = dense.result()
-    found = _quality(decoded.block_nll, compared)
+    found, sound = _quality(decoded.block_nll, compared), bool(np.isfinite(decoded.block_nll).all())
     top1_agreement, top1_error = watch.top1_agreement()
 
     def under(plan: Plan) -> tuple[Decoded, SourceComparison]:
@@ -124,11 +127,12 @@ def run(
         top1_agreement_error=top1_error,
         divergence=watch.divergence(),
         simulated_equals_real=decoded.simulated_equals_real,
-        sample=write_sample(folder, every_block[0]) if np.isfinite(decoded.block_nll).all() else None,
+        sample=write_sample(folder, every_block[0]) if sound else None,
         ladder=decoded.ladder,
         run=decoded.run,
         tokens_per_s_deviation=deviation(np.array(decoded.tokens_per_s)),
         plans=figures_of_all(artifact.manifest, (decoded, watch), under, compared.nll_source),
+        drafts=drafts_of_all(folder, artifact.manifest, every_block[0]) if sound else (),
     )
 
 
@@ -162,6 +166,8 @@ def _seconds(build: "Build") -> float:
         sparse_s = MAX_TOKENS * alone_s + tokens * alone_s / min(LANES, build.threads)
     else:
         sparse_s = MAX_TOKENS * alone_s + SPARSE_PASSES * build.forward_s(tokens)
+    if build.settings["plan"]["draft"] != NO_DRAFT:
+        sparse_s += 2 * NEW_TOKENS * alone_s
     return DENSE_PASSES * build.forward_s(tokens) + len(build.dram_budgets_bytes) * sparse_s
 
 

@@ -10,11 +10,11 @@
 
 namespace coldpress {
 
-// A plain format in two planes: the bytes of a block in each of them, and how to join two of them. The plain block has as
-// many bytes as both.
+// A plain format in two planes: the bytes of a block in each of them, and how to join consecutive blocks. The plain block
+// has as many bytes as both.
 struct Planes {
     int64_t coarse_bytes, refinement_bytes;
-    void (*join)(const uint8_t* coarse, const uint8_t* refinement, uint8_t* out);
+    void (*join)(const uint8_t* coarse, const uint8_t* refinement, int64_t blocks, uint8_t* out);
 };
 
 // Throws std::invalid_argument if the format has no planes.
