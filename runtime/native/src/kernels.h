@@ -60,6 +60,9 @@ struct Kernels {
     // out[t][i] = dot(row i, x[t])
     void (*dot_tokens)(Format, const uint8_t* const* rows, int64_t count, int64_t length, int tokens,
                        const float* const* x, float* const* out);
+    // y[t][j] += sum over i, in order, of coefficients[t][i] * row i [j]
+    void (*axpy_tokens)(Format, const uint8_t* const* rows, int64_t count, int64_t length, int tokens,
+                        const float* const* coefficients, float* const* y);
     // c[i][0..32) += sum over k, in order, of a[i][k] * b[k][0..32); rows of a are kDepthStride apart
     void (*multiply)(const float* a, int64_t count, const float* b, int64_t depth, float* c, int64_t c_stride);
     // out[b * stride .. + 32) = block b of the row; values behind the row's end are the format's padding

@@ -104,5 +104,5 @@ struct Isa {
 
 namespace coldpress {
 const Kernels kAvx2Kernels{"avx2", arrange, restore, dot, axpy, round_blocks, dot_rounded, decode, exp_sum, activate,
-                               dot_tokens, multiply, decode_panels};
+                               dot_tokens, axpy_tokens, multiply, decode_panels};
 }

@@ -161,6 +161,6 @@ void dot_rounded_packed(Format format, const uint8_t* const* rows, int64_t count
 }  // namespace
 
 const Kernels kAvx512VnniKernels{"avx512vnni", arrange, restore, dot, axpy, round_packed, dot_rounded_packed, decode, exp_sum,
-                                  activate, dot_tokens, multiply, decode_panels};
+                                  activate, dot_tokens, axpy_tokens, multiply, decode_panels};
 
 }  // namespace coldpress

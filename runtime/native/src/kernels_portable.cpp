@@ -103,5 +103,5 @@ struct Isa {
 
 namespace coldpress {
 const Kernels kPortableKernels{"portable", arrange, restore, dot, axpy, round_blocks, dot_rounded, decode, exp_sum, activate,
-                               dot_tokens, multiply, decode_panels};
+                               dot_tokens, axpy_tokens, multiply, decode_panels};
 }

@@ -52,5 +52,46 @@ void dot_tokens(Format format, const uint8_t* const* rows, int64_t count, int64_
     });
 }
 
+// y[t][j] += sum over r, in order, of coefficients[t][r] * rows[r][j], of T vectors
+template <Format F, int R, int T>
+inline void axpy_tile(const uint8_t* const* rows, int64_t length, const float* const* coefficients, int64_t first,
+                      float* const* y) {
+    over_chunks<F, R>(rows, length, [&](int64_t chunk, const auto& at) {
+        V outputs[T][Chunk<F>::kVectors], values[Chunk<F>::kVectors];
+        for (int t = 0; t < T; ++t) load_chunk<F>(y[t], chunk, outputs[t]);
+        for (int r = 0; r < R; ++r) {
+            Chunk<F>::unpack(at(r), values);
+            for (int t = 0; t < T; ++t) {
+                V coefficient = Isa::set1(coefficients[t][first + r]);
+                if constexpr (F != Format::fp16) coefficient = Isa::mul(coefficient, scale_of<F>(at(r)));
+                for (int i = 0; i < Chunk<F>::kVectors; ++i)
+                    outputs[t][i] = Isa::fma(coefficient, values[i], outputs[t][i]);
+            }
+        }
+        for (int t = 0; t < T; ++t)
+            for (int i = 0; i < Chunk<F>::kVectors; ++i)
+                Isa::store(y[t] + chunk * kChunkValues<F> + i * Isa::kWidth, outputs[t][i]);
+    });
+}
+
+template <Format F, int T>
+void axpy_tokens_format(const uint8_t* const* rows, int64_t count, int64_t length, const float* const* coefficients,
+                        float* const* y) {
+    over_rows<F>(rows, count, length, [&](auto taken, int64_t i) {
+        axpy_tile<F, decltype(taken)::value, T>(rows + i, length, coefficients, i, y);
+    });
+}
+
+void axpy_tokens(Format format, const uint8_t* const* rows, int64_t count, int64_t length, int tokens,
+                 const float* const* coefficients, float* const* y) {
+    with_format(format, [&](auto type) {
+        constexpr Format F = decltype(type)::value;
+        int t = 0;
+        for (; t + kTokens <= tokens; t += kTokens)
+            axpy_tokens_format<F, kTokens>(rows, count, length, coefficients + t, y + t);
+        for (; t < tokens; ++t) axpy_tokens_format<F, 1>(rows, count, length, coefficients + t, y + t);
+    });
+}
+
 }  // namespace
 }  // namespace coldpress

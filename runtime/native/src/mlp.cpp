@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <numeric>
 #include <vector>
 
 #include "cpu.h"
@@ -45,13 +46,9 @@ struct Active {
     }
 };
 
-void project(const Mlp& mlp, const Projection& projection, const Rows& units, int64_t shift, int64_t next_offset,
-             const Input& x, Active& active) {
-    if (active.index.empty()) return;
-    const auto at = active.rows(units, shift, projection.offset, active.index.front(), next_offset);
-    std::vector<float> values(active.index.size());
+// Multiplies the inner activations by those of a projection, whose products with the active units are `values`.
+void finish(const Mlp& mlp, const Projection& projection, std::vector<float>& values, Active& active) {
     const int64_t count = static_cast<int64_t>(values.size());
-    x.dot(at.data(), count, values.data());
     if (projection.bias)
         for (size_t i = 0; i < values.size(); ++i) values[i] += projection.bias[active.index[i]];
     if (projection.activated) kernels().activate(mlp.activation, mlp.threshold, values.data(), count);
@@ -59,21 +56,78 @@ void project(const Mlp& mlp, const Projection& projection, const Rows& units, in
     active.drop_zeros();
 }
 
-// Adds the units [first, last), which are in memory as `units`; units from `next` on follow, so they are prefetched.
-void add_part(const Mlp& mlp, const Rows& units, int64_t shift, const Input& x, const float* factors, int64_t first,
-              int64_t last, int64_t next, float* sums) {
+void project(const Mlp& mlp, const Projection& projection, const Rows& units, int64_t shift, int64_t next_offset,
+             const Input& x, Active& active) {
+    if (active.index.empty()) return;
+    const auto at = active.rows(units, shift, projection.offset, active.index.front(), next_offset);
+    std::vector<float> values(active.index.size());
+    x.dot(at.data(), static_cast<int64_t>(values.size()), values.data());
+    finish(mlp, projection, values, active);
+}
+
+bool same_units(const std::vector<Active>& active) {
+    return std::all_of(active.begin(), active.end(),
+                       [&](const Active& one) { return one.index == active[0].index; });
+}
+
+// Projects several tokens, each with the bits that it has alone: together where all use the same units and none is
+// rounded, so that a slice is unpacked for several of them at once.
+void project_each(const Mlp& mlp, const Projection& projection, const Rows& units, int64_t shift, int64_t next_offset,
+                  const std::deque<Input>& inputs, std::vector<Active>& active) {
+    if (!inputs[0].arranged() || active[0].index.empty() || !same_units(active)) {
+        for (size_t t = 0; t < active.size(); ++t)
+            project(mlp, projection, units, shift, next_offset, inputs[t], active[t]);
+        return;
+    }
+    const auto at = active[0].rows(units, shift, projection.offset, active[0].index.front(), next_offset);
+    std::vector<std::vector<float>> values(active.size(), std::vector<float>(active[0].index.size()));
+    std::vector<const float*> x;
+    std::vector<float*> out;
+    for (size_t t = 0; t < active.size(); ++t) {
+        x.push_back(inputs[t].arranged());
+        out.push_back(values[t].data());
+    }
+    kernels().dot_tokens(mlp.units.format, at.data(), static_cast<int64_t>(values[0].size()), mlp.units.length,
+                         static_cast<int>(active.size()), x.data(), out.data());
+    for (size_t t = 0; t < active.size(); ++t) finish(mlp, projection, values[t], active[t]);
+}
+
+Active all_of(int64_t first, int64_t last, const float* factors) {
     Active active{std::vector<int64_t>(static_cast<size_t>(last - first)),
                   std::vector<float>(static_cast<size_t>(last - first), 1.0f)};
-    for (int64_t i = first; i < last; ++i) active.index[static_cast<size_t>(i - first)] = i;
+    std::iota(active.index.begin(), active.index.end(), first);
     if (factors) std::copy(factors + first, factors + last, active.inner.begin());
     active.drop_zeros();
+    return active;
+}
+
+// Adds the units [first, last), which are in memory as `units`, to each token's sums; units from `next` on follow, so
+// they are prefetched.
+void add_part(const Mlp& mlp, const Rows& units, int64_t shift, const std::deque<Input>& inputs, int64_t first,
+              int64_t last, int64_t next, const std::vector<float*>& sums) {
+    std::vector<Active> active;
+    for (size_t t = 0; t < inputs.size(); ++t) {
+        const int64_t skipped = static_cast<int64_t>(t) * mlp.units.count;
+        active.push_back(all_of(first, last, mlp.factors ? mlp.factors + skipped : nullptr));
+    }
     const auto offset = [&mlp](int p) {
         return p < mlp.num_projections ? mlp.projections[p].offset : mlp.down_offset;
     };
-    for (int p = 0; p < mlp.num_projections; ++p) project(mlp, mlp.projections[p], units, shift, offset(p + 1), x, active);
-    const auto at = active.rows(units, shift, mlp.down_offset, next, offset(0));
-    kernels().axpy(mlp.units.format, at.data(), static_cast<int64_t>(active.index.size()), mlp.down_length,
-                   active.inner.data(), sums);
+    for (int p = 0; p < mlp.num_projections; ++p)
+        project_each(mlp, mlp.projections[p], units, shift, offset(p + 1), inputs, active);
+    if (same_units(active)) {
+        const auto at = active[0].rows(units, shift, mlp.down_offset, next, offset(0));
+        std::vector<const float*> inner;
+        for (const Active& one : active) inner.push_back(one.inner.data());
+        kernels().axpy_tokens(mlp.units.format, at.data(), static_cast<int64_t>(active[0].index.size()),
+                              mlp.down_length, static_cast<int>(active.size()), inner.data(), sums.data());
+        return;
+    }
+    for (size_t t = 0; t < active.size(); ++t) {
+        const auto at = active[t].rows(units, shift, mlp.down_offset, next, offset(0));
+        kernels().axpy(mlp.units.format, at.data(), static_cast<int64_t>(active[t].index.size()), mlp.down_length,
+                       active[t].inner.data(), sums[t]);
+    }
 }
 
 }  // namespace
@@ -90,15 +144,13 @@ void mlp(const Mlp& mlp, const float* x, int tokens, float* out, int threads) {
         inputs.emplace_back(units.format, x + t * units.length, units.length, mlp.activation_bits);
         sums.emplace_back(parts, mlp.down_length);
     }
-    const auto factors_of = [&](int t) { return mlp.factors ? mlp.factors + t * units.count : nullptr; };
     const int useful = threads_worth(bytes * tokens, kThreadBytes, threads);
     compute_pool().run_in_sight(parts, useful, [&](int64_t part, int64_t next) {
         const int64_t first = part * step, last = std::min(units.count, first + step);
         std::vector<float*> y;
         for (PartSums& one : sums) y.push_back(one.take());
         in_memory(units, first, last, tokens > 1, [&](const Rows& found, int64_t shift, int64_t from, int64_t to) {
-            for (int t = 0; t < tokens; ++t)
-                add_part(mlp, found, shift, inputs[t], factors_of(t), from, to, next * step, y[t]);
+            add_part(mlp, found, shift, inputs, from, to, next * step, y);
         });
         for (int t = 0; t < tokens; ++t) sums[t].give(part, y[t]);
     });

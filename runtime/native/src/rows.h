@@ -49,6 +49,9 @@ class Input {
     // out[i] = dot(at[i], x); the `count` rows are followed by kRowsAhead rows to be read next
     void dot(const uint8_t* const* at, int64_t count, float* out) const;
 
+    // x in the kernels' order; null if it is rounded
+    const float* arranged() const { return arranged_ ? arranged_->data() : nullptr; }
+
    private:
     Format format_;
     int64_t length_;
