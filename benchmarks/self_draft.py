@@ -1,6 +1,8 @@
 """Measures drafts from coarse planes: the same tokens, accepted drafts, and seconds of a 7B by the law of devices.
 
-Each model has its units in planes, and a quarter of the refinements in DRAM; every token uses all of them. It continues
+Each model has its units in planes, and a quarter of the refinements in DRAM; every token uses all of them. Codes are
+rounded to nearest (`rtn`), or chosen for both planes by calibration text (`nested`), which needs a text of the model's
+kind and no experts. It continues
 texts of the kind that it knows greedily, without drafts and with drafts from its own coarse planes. Acceptance is that
 of the real model; seconds are those of a 7B with that acceptance, against the fastest dense run of the plain format in
 the same DRAM. A pass reads once, and its tokens share the passing of weights (runtime/store/computing.py). A run makes
@@ -12,23 +14,32 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
+from benchmarks.shared.cases import case_of
+from benchmarks.shared.grams import gram_of
 from benchmarks.shared.published.cells import LLAMA_2_7B
 from benchmarks.speculative import source, texts
 from coldpress.compiler.cost_model import dense_footprint_bytes
 from coldpress.compiler.dense_run import dense_run, draft_costs
+from coldpress.compiler.rounding._matrix import NEAREST, Rounding
+from coldpress.compiler.rounding._weights import Algorithm
 from coldpress.runtime.drafts import Draft, Drafting
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.generate.statistics import drafted
 from coldpress.runtime.plugins import load, names
 from coldpress.runtime.profiles.devices import device_names, load_device
 from coldpress.runtime.quantization._planes import planes_of, whole_format
+from coldpress.schemas.families import WHOLE_MLP, slices
 from tests.support.artifacts import Recipe, build_artifact
 from tests.support.hf import load_hf, roles_of, spec_of
 
 MODELS = ("prose7m", "demo", "prose7m-relu", "tinystories-mixtral-8x", "tinystories656k", "stories260k")
 PLANES = tuple(name for name in names("coldpress.runtime.quantization") if planes_of(name))
-PROMPT_TOKENS, CONTEXT_LENGTH = 48, 1024
+CORRECTED = ("prose7m", "prose7m-relu", "tinystories656k")
+"""Models whose codes are chosen by calibration text, too."""
+PROMPT_TOKENS, CONTEXT_LENGTH, CALIBRATION_BLOCKS = 48, 1024, 32
 
 
 class AsMany:
@@ -46,6 +57,7 @@ class Options:
     planes: tuple[str, ...] = option(
         ("int4_2_2", "int4_3_1"), smoke=("int4_2_2",), full=PLANES, choices=PLANES, help="formats in planes"
     )
+    codes: tuple[str, ...] = option(("rtn", "nested"), choices=("rtn", "nested"), help="how codes are chosen")
     per_pass: tuple[int, ...] = option((2, 4, 8), smoke=(2,), help="drafted tokens per pass")
     dram_share: float = option(0.8, help="DRAM of the 7B, as a share of its weights and KV cache in the plain format")
     new_tokens: int = option(80, smoke=8, full=400, help="new tokens of each of two texts")
@@ -55,6 +67,7 @@ class Plugin(Benchmark[Options]):
     keys = {
         "rows[].model": "model",
         "rows[].planes": "format in planes",
+        "rows[].codes": "how codes are chosen",
         "rows[].per_pass": "drafted tokens per pass",
         "rows[].device": "profile whose law gives the seconds",
         "rows[].same": "whether both texts are those without drafts",
@@ -64,17 +77,19 @@ class Plugin(Benchmark[Options]):
         "alone exceed the DRAM",
         "identical": "share of runs with the tokens of runs without drafts",
         "tokens": "number of tokens that were written with drafts",
-        "gain.*?": "by device: gain of the first model by its best format and number of drafts; 1 where no drafts are "
-        "better",
+        "gain.*.*?": "by codes and device: gain of the first model by its best format and number of drafts; 1 where no "
+        "drafts are better",
     }
     needs_data = True
-    over = {"model": "models", "planes": "planes"}
+    over = {"model": "models", "planes": "planes", "codes": "codes"}
     full_minutes = 120
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """Yields a row per number of drafts and device."""
-        name, planes = cell["model"], cell["planes"]
-        path, prompts = built(self.folder, name, planes), texts(name, PROMPT_TOKENS)
+        name, planes, codes = cell["model"], cell["planes"], cell["codes"]
+        if codes != NEAREST.name and name not in CORRECTED:
+            return
+        path, prompts = built(self.folder, name, planes, codes), texts(name, PROMPT_TOKENS)
         off, coarse = (load("coldpress.runtime.drafts", Draft, draft) for draft in ("off", "coarse"))
 
         def runs(draft: Drafting, count: int = 1):
@@ -101,23 +116,45 @@ class Plugin(Benchmark[Options]):
 
     def figures(self, rows: Rows) -> Figures:
         first = [row for row in rows if row["model"] == self.options.models[0] and row["gain"] is not None]
-        runs = {(row["model"], row["planes"], row["per_pass"]): row["same"] for row in rows}
-        best = {device: [row["gain"] for row in first if row["device"] == device] for device in device_names()}
+        runs = {(row["model"], row["planes"], row["codes"], row["per_pass"]): row["same"] for row in rows}
+
+        def best(codes: str, device: str) -> float | None:
+            gains = [row["gain"] for row in first if (row["codes"], row["device"]) == (codes, device)]
+            return max(1.0, *gains) if gains else None
+
         return {
             "identical": sum(runs.values()) / max(1, len(runs)),
             "tokens": 2 * self.options.new_tokens * len(runs),
-            "gain": {device: max(1.0, *gains) if gains else None for device, gains in best.items()},
+            "gain": {codes: {device: best(codes, device) for device in device_names()} for codes in self.options.codes},
         }
 
 
-def built(folder: Path, name: str, planes: str) -> Path:
+def built(folder: Path, name: str, planes: str, codes: str) -> Path:
     """Builds a dense artifact in planes, a quarter of whose refinements fit in DRAM; returns its path."""
+    path = folder / f"{name}-{planes}-{codes}"
+    if path.exists():
+        return path
     model = load_hf(source(name))
     spec = spec_of(model.config)
     context_length = min(CONTEXT_LENGTH, spec.max_position_embeddings)
     recipe = Recipe(spec=spec, method="dense", density=1.0, format=planes, context_length=context_length)
-    path = folder / f"{name}-{planes}"
-    return path if path.exists() else build_artifact(path, recipe, roles_of(model, spec)).path
+    units = None if codes == NEAREST.name else units_by(folder / name, name, planes, codes)
+    return build_artifact(path, recipe, roles_of(model, spec), units).path
+
+
+def units_by(folder: Path, name: str, planes: str, codes: str) -> dict[tuple[int, str], np.ndarray]:
+    """Returns the codes of each layer's units, uint8 [num_units, bytes of both planes], chosen by calibration text."""
+    fit = "fit", slice(0, CALIBRATION_BLOCKS)
+    case = case_of(name, folder, dict.fromkeys(("calibration", "validation", "test"), fit))
+    rounding = Rounding(load("coldpress.compiler.rounding", Algorithm, codes), gram_of(case))
+    found: dict[tuple[int, str], np.ndarray] = {}
+    for layer in range(case.model.spec.num_hidden_layers):
+        parts = [
+            rounding.codes(case.model, f"layers.{layer}.{piece.role}.weight", piece.axis, planes)
+            for piece in slices(WHOLE_MLP, case.model.spec)
+        ]
+        found[layer, WHOLE_MLP] = np.concatenate(parts, axis=1)
+    return found
 
 
 @cache
