@@ -96,7 +96,7 @@ class Planted:
         """See `coldpress.runtime.drafts.Drafting`."""
         with load("coldpress.runtime.drafts", Draft, "coarse").drafting(context_length, checked) as computed:
 
-            def propose(ids: Sequence[int], count: int) -> list[int]:
+            def propose(ids: Sequence[int], count: int, least_chance: float = 0.0, /) -> list[int]:
                 computed(ids, count)
                 right = self._text[len(ids) : len(ids) + count]
                 wrong = self._random.random(len(right)) >= self._acceptance

@@ -2,14 +2,16 @@
 
 Each model has its units in planes, and a quarter of the refinements in DRAM; every token uses all of them. Codes are
 rounded to nearest (`rtn`), or chosen for both planes by calibration text (`nested`), which needs a text of the model's
-kind and no experts. It continues
-texts of the kind that it knows greedily, without drafts and with drafts from its own coarse planes. Acceptance is that
-of the real model; seconds are those of a 7B with that acceptance, against the fastest dense run of the plain format in
-the same DRAM. A pass reads once, and its tokens share the passing of weights (runtime/store/computing.py). A run makes
-as many drafts as its device's law finds best; here each number is measured.
+kind and no experts. It continues texts of the kind that it knows greedily, without drafts and with drafts from its own
+coarse planes. Acceptance is that of the real model; seconds are those of a 7B with that acceptance, against the fastest
+dense run of the plain format in the same DRAM. A pass reads once, and its tokens share the passing of weights
+(runtime/store/computing.py). A run stops drafting below the chance with which another draft pays by its device's law
+(`law_chance`); here several are measured.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,12 +24,12 @@ from benchmarks.shared.grams import gram_of
 from benchmarks.shared.published.cells import LLAMA_2_7B
 from benchmarks.speculative import source, texts
 from coldpress.compiler.cost_model import dense_footprint_bytes
-from coldpress.compiler.dense_run import dense_run, draft_costs
+from coldpress.compiler.dense_run import MOST_DRAFTS, dense_run, draft_costs
 from coldpress.compiler.rounding._matrix import NEAREST, Rounding
 from coldpress.compiler.rounding._weights import Algorithm
-from coldpress.runtime.drafts import Draft, Drafting
+from coldpress.runtime.drafts import Checked, Draft, Drafting, Propose
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.generate.statistics import drafted
+from coldpress.runtime.generate.speculation import Costs
 from coldpress.runtime.plugins import load, names
 from coldpress.runtime.profiles.devices import device_names, load_device
 from coldpress.runtime.quantization._planes import planes_of, whole_format
@@ -42,11 +44,17 @@ CORRECTED = ("prose7m", "prose7m-relu", "tinystories656k")
 PROMPT_TOKENS, CONTEXT_LENGTH, CALIBRATION_BLOCKS = 48, 1024, 32
 
 
-class AsMany:
-    """A draft that makes as many drafts per pass as it may, whatever they cost."""
+class Until:
+    """A draft that makes no further one once all that it has made are right with a lower chance, whatever they cost."""
 
-    def __init__(self, draft: Draft) -> None:
-        self.drafting = draft.drafting
+    def __init__(self, draft: Draft, least_chance: float) -> None:
+        self._draft, self._least_chance = draft, least_chance
+
+    @contextmanager
+    def drafting(self, context_length: int, checked: Checked | None = None) -> Generator[Propose]:
+        """See `coldpress.runtime.drafts.Drafting`."""
+        with self._draft.drafting(context_length, checked) as propose:
+            yield lambda ids, count, _=0.0, /: propose(ids, count, self._least_chance)
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,11 @@ class Options:
         ("int4_2_2", "int4_3_1"), smoke=("int4_2_2",), full=PLANES, choices=PLANES, help="formats in planes"
     )
     codes: tuple[str, ...] = option(("rtn", "nested"), choices=("rtn", "nested"), help="how codes are chosen")
-    per_pass: tuple[int, ...] = option((2, 4, 8), smoke=(2,), help="drafted tokens per pass")
+    least_chances: tuple[float, ...] = option(
+        (0.0, 0.2, 0.4, 0.6),
+        smoke=(0.4,),
+        help="chances below which no further draft is made; 0 makes as many as may be",
+    )
     dram_share: float = option(0.8, help="DRAM of the 7B, as a share of its weights and KV cache in the plain format")
     new_tokens: int = option(80, smoke=8, full=400, help="new tokens of each of two texts")
 
@@ -68,58 +80,70 @@ class Plugin(Benchmark[Options]):
         "rows[].model": "model",
         "rows[].planes": "format in planes",
         "rows[].codes": "how codes are chosen",
-        "rows[].per_pass": "drafted tokens per pass",
+        "rows[].least_chance": "chance below which no further draft is made",
         "rows[].device": "profile whose law gives the seconds",
         "rows[].same": "whether both texts are those without drafts",
-        "rows[].acceptance": "share of drafted tokens that the model accepts",
+        "rows[].acceptance": "share of drafts that the model accepts, of those before and at the first wrong one",
+        "rows[].drafts_per_pass": "drafts per pass",
         "rows[].tokens_per_pass": "new tokens per pass",
+        "rows[].law_chance?": "chance below which a 7B's run stops on this device; null where the coarse planes alone "
+        "exceed the DRAM",
         "rows[].gain?": "tokens per second of a 7B over its dense run in the same DRAM; null where the coarse planes "
         "alone exceed the DRAM",
         "identical": "share of runs with the tokens of runs without drafts",
         "tokens": "number of tokens that were written with drafts",
-        "gain.*.*?": "by codes and device: gain of the first model by its best format and number of drafts; 1 where no "
-        "drafts are better",
+        "gain.*.*?": "by codes and device: gain of the first model by its best format, with the chance nearest to the "
+        "law's; 1 where no drafts are better",
     }
     needs_data = True
     over = {"model": "models", "planes": "planes", "codes": "codes"}
     full_minutes = 120
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        """Yields a row per number of drafts and device."""
+        """Yields a row per chance and device."""
         name, planes, codes = cell["model"], cell["planes"], cell["codes"]
         if codes != NEAREST.name and name not in CORRECTED:
             return
         path, prompts = built(self.folder, name, planes, codes), texts(name, PROMPT_TOKENS)
         off, coarse = (load("coldpress.runtime.drafts", Draft, draft) for draft in ("off", "coarse"))
 
-        def runs(draft: Drafting, count: int = 1):
+        def runs(draft: Drafting):
             with Session(path) as session:
-                many = {"ignore_eos": True, "draft": draft, "draft_tokens": count}
+                many = {"ignore_eos": True, "draft": draft, "draft_tokens": MOST_DRAFTS}
                 return [session.generate(ids, self.options.new_tokens, **many) for ids in prompts]
 
         plain = runs(off)
-        for count in self.options.per_pass:
-            found = runs(AsMany(coarse), count)
-            counted = drafted([token for run in found for token in run.tokens[1:]])
-            assert counted is not None
-            same = all(one.token_ids == other.token_ids for one, other in zip(plain, found, strict=True))
+        for least_chance in self.options.least_chances:
+            found = runs(Until(coarse, least_chance))
+            tokens = [token for run in found for token in run.tokens[1:]]
+            counts = [token.drafted for token in tokens if token.leads]
+            num_accepted = sum(token.accepted for token in tokens)
+            accepted = Counter(token.pass_number for token in tokens if token.accepted)
+            ended = sum(accepted[token.pass_number] < token.drafted for token in tokens if token.leads)
+            acceptance = num_accepted / max(1, num_accepted + ended)
             for device in device_names():
-                gain = gain_of_7b(device, planes, self.options.dram_share, count, counted.tokens_per_pass)
+                law = Law.of(device, planes, self.options.dram_share)
                 yield {
-                    "per_pass": count,
+                    "least_chance": least_chance,
                     "device": device,
-                    "same": same,
-                    "acceptance": counted.acceptance,
-                    "tokens_per_pass": counted.tokens_per_pass,
-                    "gain": gain,
+                    "same": all(one.token_ids == other.token_ids for one, other in zip(plain, found, strict=True)),
+                    "acceptance": acceptance,
+                    "drafts_per_pass": sum(counts) / len(counts),
+                    "tokens_per_pass": len(tokens) / len(counts),
+                    "law_chance": law and law.least_chance(acceptance),
+                    "gain": law and law.gain(counts, len(tokens)),
                 }
 
     def figures(self, rows: Rows) -> Figures:
         first = [row for row in rows if row["model"] == self.options.models[0] and row["gain"] is not None]
-        runs = {(row["model"], row["planes"], row["codes"], row["per_pass"]): row["same"] for row in rows}
+        runs = {(row["model"], row["planes"], row["codes"], row["least_chance"]): row["same"] for row in rows}
 
         def best(codes: str, device: str) -> float | None:
-            gains = [row["gain"] for row in first if (row["codes"], row["device"]) == (codes, device)]
+            of_planes: dict[str, list[Row]] = {}
+            for row in first:
+                if (row["codes"], row["device"]) == (codes, device):
+                    of_planes.setdefault(row["planes"], []).append(row)
+            gains = [min(found, key=_from_law)["gain"] for found in of_planes.values()]
             return max(1.0, *gains) if gains else None
 
         return {
@@ -157,17 +181,35 @@ def units_by(folder: Path, name: str, planes: str, codes: str) -> dict[tuple[int
     return found
 
 
-@cache
-def gain_of_7b(device: str, planes: str, dram_share: float, count: int, tokens_per_pass: float) -> float | None:
-    """Returns the speed of a 7B that drafts, over that of its dense run in the same DRAM."""
-    profile, whole = load_device(device), whole_format(planes)
-    dram_bytes = round(dram_share * dense_footprint_bytes(LLAMA_2_7B, whole, CONTEXT_LENGTH))
-    plain = dense_run(LLAMA_2_7B, whole, CONTEXT_LENGTH, dram_bytes, profile)
-    costs = draft_costs(LLAMA_2_7B, planes, CONTEXT_LENGTH, dram_bytes, profile)
-    if not costs.pass_s:
-        return None
-    assert plain is not None
-    return plain.token_s * tokens_per_pass / (costs.pass_s[count] + count * costs.draft_s)
+def _from_law(row: Row) -> float:
+    """Returns how far a row's chance is from the law's."""
+    return abs(row["least_chance"] - row["law_chance"])
+
+
+@dataclass(frozen=True)
+class Law:
+    """Seconds of a 7B on a device: of its fastest dense run, and of drafts and passes in the same DRAM."""
+
+    dense_s: float
+    costs: Costs
+
+    @staticmethod
+    @cache
+    def of(device: str, planes: str, dram_share: float) -> "Law | None":
+        """Returns the law; None where the coarse planes do not fit."""
+        profile, whole = load_device(device), whole_format(planes)
+        dram_bytes = round(dram_share * dense_footprint_bytes(LLAMA_2_7B, whole, CONTEXT_LENGTH))
+        plain = dense_run(LLAMA_2_7B, whole, CONTEXT_LENGTH, dram_bytes, profile)
+        costs = draft_costs(LLAMA_2_7B, planes, CONTEXT_LENGTH, dram_bytes, profile)
+        return Law(plain.token_s, costs) if plain is not None and costs.pass_s else None
+
+    def least_chance(self, acceptance: float) -> float:
+        """Returns the chance below which a run stops drafting."""
+        return self.costs.least_chance(self.costs.best(MOST_DRAFTS, acceptance), acceptance)
+
+    def gain(self, counts: Sequence[int], num_tokens: int) -> float:
+        """Returns the speed of `num_tokens` in passes of so many drafts, over that of the dense run."""
+        return self.dense_s * num_tokens / sum(self.costs.pass_s[n] + n * self.costs.draft_s for n in counts)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ runtime/generate/draft_model.py drafts with a second artifact.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import ClassVar, Protocol
 
@@ -18,8 +18,21 @@ DRAFT_TOKENS = 4
 """Default number of drafts per pass, as in LLM in a flash 5.2."""
 NO_DRAFT = "off"
 """The file that proposes nothing."""
-Propose = Callable[[Sequence[int], int], list[int]]
-"""(all tokens so far, count) -> ids that may follow them, at most `count`, possibly none."""
+
+
+class Propose(Protocol):
+    """Proposes the next tokens of a sequence."""
+
+    def __call__(self, ids: Sequence[int], count: int, least_chance: float = 0.0, /) -> list[int]:
+        """Returns token ids that may follow, at most `count`, possibly none.
+
+        Args:
+            ids: All tokens so far.
+            count: The most tokens.
+            least_chance: A draft that computes probabilities makes no further one once all that it has made are right
+                with a lower one.
+        """
+        ...
 
 
 class Checked(Protocol):

@@ -30,7 +30,7 @@ class _Index:
         self._ids: list[int] = []
         self._behind: dict[tuple[int, ...], int] = {}
 
-    def propose(self, ids: Sequence[int], count: int) -> list[int]:
+    def propose(self, ids: Sequence[int], count: int, least_chance: float = 0.0, /) -> list[int]:
         """At most `count` tokens that followed; `ids` begin with the ids of the previous call."""
         for token in ids[len(self._ids) :]:
             # This token follows the runs that end before it, so they have a continuation from now on.

@@ -17,5 +17,5 @@ class Plugin(Draft):
         yield _nothing
 
 
-def _nothing(ids: Sequence[int], count: int) -> list[int]:
+def _nothing(ids: Sequence[int], count: int, least_chance: float = 0.0, /) -> list[int]:
     return []

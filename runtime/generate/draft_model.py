@@ -57,7 +57,7 @@ class _Sequence:
         self._agreed = 0
         """The number of leading ids that are known to equal the run's."""
 
-    def propose(self, ids: Sequence[int], count: int) -> list[int]:
+    def propose(self, ids: Sequence[int], count: int, least_chance: float = 0.0, /) -> list[int]:
         """Drafts the next `count` tokens greedily; `ids` extend the ids of the previous call."""
         agreed = self._agreed
         while agreed < min(len(self._ids), len(ids) - 1) and self._ids[agreed] == ids[agreed]:

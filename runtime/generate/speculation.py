@@ -9,8 +9,9 @@ drafts can change the choice just as another budget can.
 LLM in a flash 5.2 caches the units of accepted tokens only. The cache decides before acceptance is known. So of a pass
 of T tokens it admits the units of the first 1 + a (T - 1), where a is the share of drafts accepted so far.
 
-A draft that computes (runtime/drafts/coarse.py) makes as many drafts per pass as give the most tokens a second, by the
-share accepted so far and the law of the artifact's device; none where drafts lose. The numbers never change the tokens.
+A draft that computes (runtime/drafts/coarse.py) goes on while another draft pays, by its own probabilities and the law
+of the artifact's device; no draft is made where the best number of them, by the drafts accepted so far, is none. The
+numbers never change the tokens.
 """
 
 from collections.abc import Sequence
@@ -56,6 +57,12 @@ class Costs:
         """Returns the number of drafts, at most `most`, with the fewest seconds a token; the fewest of equal ones."""
         return min(range(most + 1), key=lambda count: self.token_s(count, acceptance))
 
+    def least_chance(self, count: int, acceptance: float) -> float:
+        """Returns the chance of being of use with which another draft pays: what it costs, in seconds of a token of
+        passes that check `count` drafts."""
+        further_s = (self.pass_s[-1] - self.pass_s[0]) / (len(self.pass_s) - 1)
+        return (self.draft_s + further_s) / self.token_s(count, acceptance)
+
 
 def tokens_of_pass(count: int, acceptance: float) -> float:
     """Returns the new tokens of a pass that checks `count` drafts.
@@ -91,7 +98,7 @@ class Passes:
         compute."""
         self._decoder, self._chooser = decoder, chooser
         self._propose, self._draft_tokens, self._costs = propose, draft_tokens, costs
-        self._drafted = self._accepted = 0
+        self._drafted = self._accepted = self._ended = 0
 
     def step(self, ids: Sequence[int], room: int) -> Pass:
         """Drafts, checks the drafts in one pass, and returns the tokens that it added.
@@ -100,10 +107,7 @@ class Passes:
             ids: All tokens so far, prompt included; the decoder has all but the last.
             room: Most new tokens that may follow, at least one.
         """
-        count = min(self._draft_tokens, room - 1)
-        if self._costs is not None:
-            count = self._costs.best(count, self._acceptance)
-        drafts = self._propose(ids, count) if count else []
+        drafts = self._drafts(ids, min(self._draft_tokens, room - 1))
         logits = self._decoder.decode_many(np.array([ids[-1], *drafts]), self._expected(len(drafts)))
         chosen: list[int] = []
         for row, draft in zip(logits, [*drafts, None], strict=True):
@@ -113,7 +117,17 @@ class Passes:
         self._decoder.accept(len(chosen), 1 + len(drafts))
         self._drafted += len(drafts)
         self._accepted += len(chosen) - 1
+        self._ended += len(chosen) - 1 < len(drafts)
         return Pass(tuple(chosen), len(drafts))
+
+    def _drafts(self, ids: Sequence[int], most: int) -> list[int]:
+        """Makes as many drafts as pay, at most `most`."""
+        if self._costs is None:
+            return self._propose(ids, most) if most else []
+        # of those that were looked at: after a wrong one none is
+        acceptance = (self._accepted + 1) / (self._accepted + self._ended + 2)
+        count = self._costs.best(most, acceptance)
+        return self._propose(ids, most, self._costs.least_chance(count, acceptance)) if count else []
 
     def _expected(self, num_drafts: int) -> int:
         """Estimates how many tokens of a pass will be accepted."""

@@ -337,6 +337,50 @@ def test_as_many_drafts_as_give_the_most_tokens_a_second(costs, acceptance, expe
     assert costs.best(8, acceptance) == expected
 
 
+class Doubting:
+    """A coarse model that holds the next number for four times as likely as any other token."""
+
+    has_coarse, length = True, 7
+
+    def decode_coarse(self, token):
+        logits = np.zeros(32, np.float32)
+        logits[token + 1] = np.log(4)
+        return logits
+
+    def roll_back(self, length):
+        assert length == self.length
+
+
+@pytest.mark.parametrize(("least_chance", "expected"), [(0.0, 8), (0.5, 4), (0.8, 2), (0.81, 1)])
+def test_drafts_end_where_the_coarse_model_doubts_them(least_chance, expected):
+    """A draft is right with a chance of 4 / 5: two with .64, three with .51, four with .41."""
+    with load("coldpress.runtime.drafts", Draft, "coarse").drafting(64, Doubting()) as propose:
+        assert propose([3], 8, least_chance) == list(range(4, 4 + expected))
+
+
+def test_another_draft_must_be_worth_what_it_costs():
+    """A draft of 1 second and 1 more of its pass, where passes of three tokens give one in 14 / 3 seconds."""
+    assert Costs(1, [10, 11, 12]).least_chance(2, 1.0) == pytest.approx(2 / (14 / 3))
+
+
+def test_a_run_drafts_down_to_that_chance_and_counts_wrong_drafts_once(drafting):
+    """Of passes whose first draft is wrong, the others were not looked at."""
+    told = []
+
+    def propose(ids, count, least_chance=0.0, /):
+        told.append((count, least_chance))
+        return [0] * count
+
+    with Session(drafting) as session:
+        passes = Passes(session.decoder, Chooser(Sampling(), PROMPT), propose, 4, Costs(1, range(100, 105)))
+        session.decoder.begin(32)
+        session.decoder.prefill(np.array(PROMPT[:-1]))
+        passes.step(PROMPT, 9)
+    (count, least_chance), costs = told[0], Costs(1, range(100, 105))
+    assert (count, least_chance) == (4, costs.least_chance(costs.best(4, 0.5), 0.5))
+    assert passes._accepted + passes._ended <= 1 + passes._accepted < 1 + passes._drafted
+
+
 def test_coarse_drafts_are_off_where_the_device_s_law_says_that_they_lose(tmp_path):
     """Reads that cost nothing save nothing."""
     recipe = Recipe(spec=small_spec(num_hidden_layers=11, intermediate_size=512), method="dense", format="int4_2_2")

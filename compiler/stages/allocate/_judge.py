@@ -188,7 +188,7 @@ class BudgetJudge:
         division, judged = self._divided(candidate), self(candidate)
         found = self._replays.tokens(division)
         if judged.draft_tokens:
-            tokens = tokens_of_pass(judged.draft_tokens, self._acceptance(candidate.format))
+            tokens = tokens_of_pass(self._drafting(division, 0.0)[1], self._acceptance(candidate.format))
             found = [
                 Token(judged.token_s, *(figure / tokens for figure in (one.flash_s, one.reads, one.read_bytes)), 0, 0)
                 for one in found
@@ -202,7 +202,8 @@ class BudgetJudge:
         budget = division.budget
         units, drafts = flash_bytes(division.families, self._inputs.model.spec, division.format), 0
         if load("coldpress.runtime.sparsity", Selector, candidate.method).is_whole and planes_of(candidate.format):
-            token_s, drafts = self._drafting(division, token_s)
+            token_s, count = self._drafting(division, token_s)
+            drafts = MOST_DRAFTS if count else 0  # a run stops where another one does not pay
         whole = units <= budget.cache_bytes + budget.buffer_bytes
         used = budget.dram_budget_bytes - (budget.cache_bytes + budget.buffer_bytes - units if whole else 0)
         ratio = self._ratio(candidate, density, held)
@@ -219,8 +220,8 @@ class BudgetJudge:
         )
 
     def _drafting(self, division: Sparsity, token_s: float) -> tuple[float, int]:
-        """Returns the seconds of a token of a dense run in planes, and its drafts a pass; those without drafts if the
-        user named the format and drafts lose.
+        """Returns the seconds of a token of a dense run in planes with the best fixed number of drafts a pass, and that
+        number; `token_s`, those without drafts, and 0 if the user named the format and drafts lose.
 
         Raises:
             ColdpressError: if drafts lose, and the plain format does as well.
