@@ -166,7 +166,8 @@ def _seconds(build: "Build") -> float:
         sparse_s = MAX_TOKENS * alone_s + tokens * alone_s / min(LANES, build.threads)
     else:
         sparse_s = MAX_TOKENS * alone_s + SPARSE_PASSES * build.forward_s(tokens)
-    if build.settings["plan"]["draft"] != NO_DRAFT:
+    named = build.settings["plan"].get("draft")
+    if named != NO_DRAFT and (named is not None or build.has("explore")):  # a search may draft, too
         sparse_s += 2 * NEW_TOKENS * alone_s
     return DENSE_PASSES * build.forward_s(tokens) + len(build.dram_budgets_bytes) * sparse_s
 
