@@ -118,7 +118,7 @@ class Artifacts:
         self._weights = random_weights(self._spec, random)
         own = random.standard_normal((VOCAB_SIZE, self._spec.hidden_size))
         in_common = random.standard_normal(self._spec.hidden_size)
-        # of magnitude 1, so that what layers add to it leaves successive tokens alike
+        # of magnitude 1, so that what layers add to it leaves successive tokens similar
         embeddings = shared**0.5 * in_common + (1 - shared) ** 0.5 * own
         self._weights["embed_tokens.weight"] = embeddings.astype(np.float32)
         self._units: dict[tuple[str, ...], Mapping[tuple[int, str], np.ndarray]] = {}

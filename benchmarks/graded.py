@@ -59,11 +59,7 @@ DEVICES = tuple(device_names())
 @dataclass(frozen=True)
 class Options:
     models: tuple[str, ...] = option(
-        ("prose7m", "prose7m-relu"),
-        smoke=("stories260k",),
-        full=tuple(AS_LARGE),
-        choices=tuple(AS_LARGE),
-        help="models",
+        ("prose7m",), smoke=("stories260k",), full=tuple(AS_LARGE), choices=tuple(AS_LARGE), help="models"
     )
     codes: tuple[str, ...] = option(CODES, smoke=CODES[1:], choices=CODES, help="how codes are chosen")
     devices: tuple[str, ...] = option(DEVICES, smoke=("pixel6",), choices=DEVICES, help="devices")

@@ -72,7 +72,7 @@ class Options:
         help="chances below which no further draft is made; 0 makes as many as may be",
     )
     dram_share: float = option(0.8, help="DRAM of the 7B, as a share of its weights and KV cache in the plain format")
-    new_tokens: int = option(80, smoke=8, full=400, help="new tokens of each of two texts")
+    new_tokens: int = option(108, smoke=8, full=400, help="new tokens of each of two texts")
 
 
 class Plugin(Benchmark[Options]):

@@ -54,8 +54,10 @@ class Costs:
         return (count * self.draft_s + self.pass_s[count]) / tokens_of_pass(count, acceptance)
 
     def best(self, most: int, acceptance: float) -> int:
-        """Returns the number of drafts, at most `most`, with the fewest seconds a token; the fewest of equal ones."""
-        return min(range(most + 1), key=lambda count: self.token_s(count, acceptance))
+        """Returns the number of drafts, at most `most`, with the fewest seconds a token; the fewest of equal ones, and
+        none where no pass fits."""
+        counts = range(min(most + 1, len(self.pass_s)))
+        return min(counts, key=lambda count: self.token_s(count, acceptance), default=0)
 
     def least_chance(self, count: int, acceptance: float) -> float:
         """Returns the chance of being of use with which another draft pays: what it costs, in seconds of a token of

@@ -211,7 +211,7 @@ def test_coarse_planes_alone_are_the_runtime_s_draft(kind: str, algorithm: str, 
     assert error.mean() < 0.2 * np.abs(whole - np.stack(expected)).mean(), "low bits show"
 
 
-def test_codes_do_not_hang_on_cores(tmp_path: Path) -> None:
+def test_codes_do_not_depend_on_cores(tmp_path: Path) -> None:
     """Products of matrices round otherwise on several, and a job of `quantize` has one."""
     write_model(tmp_path / "tiny", num_hidden_layers=1)
     model = ingest.run(IngestConfig(model=str(tmp_path / "tiny")), Workspace(tmp_path / "work", "test"))

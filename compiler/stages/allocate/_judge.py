@@ -226,10 +226,10 @@ class BudgetJudge:
         Raises:
             ColdpressError: if drafts lose, and the plain format does as well.
         """
-        acceptance, costs = self._acceptance(division.format), self._replays.drafting(division)
-        count = costs.best(MOST_DRAFTS, acceptance) if acceptance else 0
-        if count:
-            return costs.token_s(count, acceptance), count
+        if acceptance := self._acceptance(division.format):
+            costs = self._replays.drafting(division)
+            if count := costs.best(MOST_DRAFTS, acceptance):
+                return costs.token_s(count, acceptance), count
         if self._config.format == AUTO and self._config.draft != COARSE:
             raise ColdpressError(f"drafts from coarse planes lose, so that {division.format} gains nothing")
         return token_s, 0
