@@ -84,7 +84,7 @@ VARIANTS = {
 
 
 class Planted:
-    """Drafts with coarse planes, and proposes tokens of a text instead, each of which is right with a probability."""
+    """Drafts with coarse planes, but proposes tokens of a text: each one is right with a given probability."""
 
     def __init__(self, text: Sequence[int], acceptance: float, seed: int) -> None:
         """Takes the whole text, prompt included, that the run will write."""

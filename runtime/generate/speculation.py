@@ -60,7 +60,7 @@ class Costs:
         return min(counts, key=lambda count: self.token_s(count, acceptance), default=0)
 
     def least_chance(self, count: int, acceptance: float) -> float:
-        """Returns the chance of being of use with which another draft pays: what it costs, in seconds of a token of
+        """Returns the least chance of acceptance with which another draft pays: its seconds over those of a token, in
         passes that check `count` drafts."""
         further_s = (self.pass_s[-1] - self.pass_s[0]) / (len(self.pass_s) - 1)
         return (self.draft_s + further_s) / self.token_s(count, acceptance)
@@ -126,7 +126,7 @@ class Passes:
         """Makes as many drafts as pay, at most `most`."""
         if self._costs is None:
             return self._propose(ids, most) if most else []
-        # of those that were looked at: after a wrong one none is
+        # only drafts up to the first wrong one were checked
         acceptance = (self._accepted + 1) / (self._accepted + self._ended + 2)
         count = self._costs.best(most, acceptance)
         return self._propose(ids, most, self._costs.least_chance(count, acceptance)) if count else []

@@ -130,8 +130,8 @@ def test_a_gain_weighs_each_pass_with_its_own_seconds():
 
 
 def test_a_pass_pays_for_one_tokens_reads_and_for_a_share_of_each_further_tokens_computing(reading):
-    """Where computing costs next to nothing, a pass takes as long as a token; where reading does, as long as the
-    products of its tokens, of which each further one takes a share of the first."""
+    """Where computing costs next to nothing, a pass takes as long as a token. Where reading does, it takes as long as
+    its products, and each further token's take a share of the first one's."""
     setting = setting_of(reading, laid(*reading))
     one, two, three = seconds_of(setting)
     assert one < two < three < 3 * one
