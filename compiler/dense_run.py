@@ -2,33 +2,31 @@
 it if nothing is faster.
 
 It has the same weights in the same format, and uses all units on every token, or all units of the experts that a router
-picks, experts equally likely. Attention is resident. Whole layers are pinned until the DRAM is spent, since a partly
-read layer still waits for a first byte; the rest is streamed in the model's own order, in large sequential reads. The
-read buffer is the one of least time. A naive run pins nothing (LLM in a flash, Table 2). compiler/seconds.py gives
-reads and seconds.
+picks, experts equally likely. Attention is resident. Either whole layers are pinned until the DRAM is spent, since a
+partly read layer still waits for a first byte; or every layer has as many pinned units, and the next layer's others are
+read ahead while a layer computes. The rest is streamed in the model's own order, in large sequential reads. Buffers are
+those of least time. A naive run pins nothing and reads nothing ahead (LLM in a flash, Table 2).
+compiler/dense_stream.py gives reads and seconds.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
-
-import numpy as np
+from typing import NamedTuple
 
 from coldpress.compiler.cost_model import PEAK_READ_BYTES, kv_cache_bytes, read_buffer_bytes, resident_bytes, unit_bytes
-from coldpress.compiler.seconds import Reading, Reads, Setting
+from coldpress.compiler.dense_stream import Stream, Token
+from coldpress.compiler.seconds import Setting
 from coldpress.compiler.sections import dense_bookkeeping_bytes, make_sections
 from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.generate.speculation import Costs
 from coldpress.runtime.store import resident as besides
-from coldpress.runtime.store.computing import in_pass, request_work
-from coldpress.runtime.store.planner import Strided
-from coldpress.schemas.device import DeviceProfile, Flash
-from coldpress.schemas.families import WHOLE_MLP, FormatName, num_experts, num_units, used_share
+from coldpress.runtime.store.computing import in_pass
+from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.families import WHOLE_MLP, FormatName, used_share
 from coldpress.schemas.layout import KvCacheFormat, Plan
 from coldpress.schemas.manifest import Manifest
 from coldpress.schemas.metrics import DenseRun
-from coldpress.schemas.model import Model, ModelSpec
+from coldpress.schemas.model import Model
 from coldpress.schemas.sparsity import Sparsity
 
 MOST_DRAFTS = 8
@@ -45,6 +43,7 @@ def dense_run(
     *,
     room_bytes: int | None = None,
     naive: bool = False,
+    reads_ahead: bool = True,
 ) -> DenseRun | None:
     """Returns the fastest dense run within `budget_bytes` of DRAM on `device`; None where its buffers alone exceed it.
 
@@ -58,6 +57,7 @@ def dense_run(
         room_bytes: DRAM for units and the read buffer; None for that of a build of this run alone, with the default
             cache. A build that may take another method or cache keeps more beside them.
         naive: Pin no unit, regardless of room.
+        reads_ahead: Whether a run that reads ahead is considered, too.
     """
     spec = model.spec
     page_bytes = device.flash.page_bytes.value
@@ -65,32 +65,92 @@ def dense_run(
     kv_cache = kv_cache_bytes(spec, context_length, kv_cache_format)
     besides_units = resident + kv_cache + dense_bookkeeping_bytes(spec, format_name, page_bytes)
     room = budget_bytes - besides_units if room_bytes is None else room_bytes
-    stream = _Stream(spec, device, format_name, unit_bytes(WHOLE_MLP, spec, format_name))
-    sizes = list(_buffer_sizes(span_bytes(stream.unit_bytes, page_bytes), min(room, PEAK_READ_BYTES), page_bytes))
+    stream = Stream(spec, device, format_name, unit_bytes(WHOLE_MLP, spec, format_name))
+    span = span_bytes(stream.unit_bytes, page_bytes)
+    sizes = list(_buffer_sizes(span, min(room, PEAK_READ_BYTES), page_bytes))
     if not sizes:
         return None
-    total = spec.num_hidden_layers * stream.num_units
     plan = _plan(context_length, budget_bytes, resident, kv_cache, kv_cache_format, device)
     sections = make_sections(spec, (WHOLE_MLP,), format_name)
-    besides_s = besides.token_seconds(Setting(model, format_name, device, sections, plan).manifest, plan)
-    found: list[DenseRun] = []
-    for buffer_bytes in sizes:
+    runs = _Runs(stream, room, _Besides.of(Setting(model, format_name, device, sections, plan).manifest, plan))
+    whole = min((runs.in_whole_layers(size, pins=not naive) for size in sizes), key=_token_s)
+    # a router's choice is not known before its layer
+    if naive or spec.is_mixture or not reads_ahead or not whole.reads_per_token:
+        return whole
+    ahead = runs.best_ahead(whole.read_buffer_bytes, sizes, page_bytes)
+    return whole if ahead is None else min(whole, ahead, key=_token_s)
+
+
+class _Besides(NamedTuple):
+    """What a token computes beside its requests."""
+
+    token_s: float
+    seconds_before: tuple[float, ...]
+    """By layer, the part of it that precedes the layer's request."""
+
+    @classmethod
+    def of(cls, manifest: Manifest, plan: Plan) -> "_Besides":
+        before = besides.seconds_before(manifest, plan)
+        layers = range(manifest.model.num_hidden_layers)
+        return cls(besides.token_seconds(manifest, plan), tuple(before[layer, WHOLE_MLP] for layer in layers))
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """The dense runs that one budget allows."""
+
+    stream: Stream
+    room_bytes: int
+    """DRAM for pinned units and buffers."""
+    besides: _Besides
+
+    @property
+    def num_units(self) -> int:
+        """Units of all layers."""
+        return self.stream.spec.num_hidden_layers * self.stream.num_units
+
+    def in_whole_layers(self, buffer_bytes: int, *, pins: bool = True) -> DenseRun:
+        """Returns the run that pins whole layers."""
+        size = self.stream.unit_bytes
         # with room for everything nothing is read, so that the buffer's size does not matter
-        fits = total * stream.unit_bytes <= room
-        pinned = 0 if naive else total if fits else (room - buffer_bytes) // stream.unit_bytes
-        reads, read_bytes, flash_s, work_s, requests_s = stream.token(total - pinned, buffer_bytes)
-        found.append(
-            DenseRun(
-                reads_per_token=round(reads),
-                flash_bytes_per_token=round(read_bytes),
-                flash_s=flash_s,
-                dram_s=work_s + besides_s,
-                token_s=requests_s + besides_s,
-                read_buffer_bytes=buffer_bytes,
-                pinned_bytes=pinned * stream.unit_bytes,
-            )
+        fits = self.num_units * size <= self.room_bytes
+        pinned = 0 if not pins else self.num_units if fits else (self.room_bytes - buffer_bytes) // size
+        return self._run(self.stream.in_whole_layers(self.num_units - pinned, buffer_bytes), pinned, buffer_bytes, 0)
+
+    def best_ahead(self, buffer_bytes: int, buffer_sizes: Sequence[int], page_bytes: int) -> DenseRun | None:
+        """Returns the fastest run that reads ahead, None where no preload buffer fits: first the best preload buffer
+        beside the given read buffer, then the best read buffer beside that."""
+        room, least = self.room_bytes - buffer_bytes, span_bytes(self.stream.unit_bytes, page_bytes)
+        missing_bytes = (self.num_units * self.stream.unit_bytes - room) // self.stream.spec.num_hidden_layers
+        most = min(room, 2 * missing_bytes + least)  # the buffer takes DRAM, so that more than this is missing
+        found = [self.ahead(buffer_bytes, size) for size in _buffer_sizes(least, most, page_bytes)]
+        if not found:
+            return None
+        first = min(found, key=_token_s)
+        others = [size for size in buffer_sizes if size + first.preload_buffer_bytes <= self.room_bytes]
+        return min((self.ahead(size, first.preload_buffer_bytes) for size in others), key=_token_s, default=first)
+
+    def ahead(self, buffer_bytes: int, preload_bytes: int) -> DenseRun:
+        """Returns the run that pins as many units in each layer, and reads the next layer's ahead."""
+        pinned = min(self.num_units, (self.room_bytes - buffer_bytes - preload_bytes) // self.stream.unit_bytes)
+        token = self.stream.ahead(self.num_units - pinned, buffer_bytes, preload_bytes, self.besides.seconds_before)
+        return self._run(token, pinned, buffer_bytes, preload_bytes)
+
+    def _run(self, token: Token, pinned: int, buffer_bytes: int, preload_bytes: int) -> DenseRun:
+        return DenseRun(
+            reads_per_token=round(token.reads),
+            flash_bytes_per_token=round(token.read_bytes),
+            flash_s=token.flash_s,
+            dram_s=token.work_s + self.besides.token_s,
+            token_s=token.requests_s + self.besides.token_s,
+            read_buffer_bytes=buffer_bytes,
+            preload_buffer_bytes=preload_bytes,
+            pinned_bytes=pinned * self.stream.unit_bytes,
         )
-    return min(found, key=lambda run: run.token_s)
+
+
+def _token_s(run: DenseRun) -> float:
+    return run.token_s
 
 
 def draft_costs(
@@ -133,12 +193,20 @@ def dense_for(model: Model, manifest: Manifest, plan: Plan, *, naive: bool = Fal
     return dense_run(model, *shape, naive=naive)
 
 
-def buffer_of(model: Model, sparsity: Sparsity, free_bytes: int, device: DeviceProfile) -> int:
-    """Returns the bytes of a build's read buffer: the best dense run's if every neuron is used, else a share.
+class Buffers(NamedTuple):
+    """Bytes of a plan's buffers."""
+
+    read: int
+    preload: int
+    """0 where nothing is read ahead; else a dense run pins as many units in each layer."""
+
+
+def buffers_of(model: Model, sparsity: Sparsity, free_bytes: int, device: DeviceProfile) -> Buffers:
+    """Returns a build's usual buffers: the best dense run's if every neuron is used, else a share for reads alone.
 
     Args:
         model: The model's shape and tensors.
-        sparsity: Families, densities, format, context, KV cache and the DRAM budget count.
+        sparsity: Families, densities, format, context, KV cache, layer groups and the DRAM budget count.
         free_bytes: The DRAM that resident tensors, predictors, KV cache and bookkeeping leave.
         device: The device, for its pages, and for its law where the run is dense.
     """
@@ -146,11 +214,13 @@ def buffer_of(model: Model, sparsity: Sparsity, free_bytes: int, device: DeviceP
     densities = {family: tuple(sparsity.density(family, layer) for layer in layers) for family in sparsity.families}
     if densities == {WHOLE_MLP: (used_share(WHOLE_MLP, model.spec),) * len(layers)}:
         shape = (sparsity.format, sparsity.context_length, sparsity.budget.dram_budget_bytes, device)
-        run = dense_run(model, *shape, sparsity.kv_cache, room_bytes=free_bytes)
+        # in a group, one read brings a unit's parts of several layers
+        alone = sparsity.layers_per_group == 1 and sparsity.is_whole
+        run = dense_run(model, *shape, sparsity.kv_cache, room_bytes=free_bytes, reads_ahead=alone)
         if run is not None:
-            return run.read_buffer_bytes
+            return Buffers(run.read_buffer_bytes, run.preload_buffer_bytes)
     page_bytes = device.flash.page_bytes.value
-    return read_buffer_bytes(model.spec, sparsity.format, sparsity.families, free_bytes, page_bytes)
+    return Buffers(read_buffer_bytes(model.spec, sparsity.format, sparsity.families, free_bytes, page_bytes), 0)
 
 
 def _buffer_sizes(least: int, most: int, page_bytes: int) -> Iterator[int]:
@@ -185,72 +255,3 @@ def _plan(
         queue_depth=device.flash.queue_depth.value,
         parts=(),
     )
-
-
-@dataclass(frozen=True)
-class _Stream:
-    """The units of a dense run, which every token reads."""
-
-    spec: ModelSpec
-    device: DeviceProfile
-    format: FormatName
-    unit_bytes: int
-
-    @property
-    def num_units(self) -> int:
-        """The number of units of a layer."""
-        return num_units(WHOLE_MLP, self.spec)
-
-    def token(self, num_streamed: int, buffer_bytes: int) -> tuple[float, float, float, float, float]:
-        """Returns (reads, bytes, flash seconds, seconds of computing, seconds of all layers' requests) of a token that
-        reads `num_streamed` units.
-
-        It reads whole layers and the last units of one more; layers that read equally much take equally long.
-        """
-        layers = self.spec.num_hidden_layers
-        used_bytes = int(self.num_units * used_share(WHOLE_MLP, self.spec)) * self.unit_bytes
-        weights = besides.multiplied(self.format, used_bytes, uses_all=True)
-        shape = self.num_units, num_experts(WHOLE_MLP, self.spec), self.spec.num_experts_per_tok
-        whole, rest = divmod(num_streamed, self.num_units)
-        totals = np.zeros(5)
-        for times, count in ((whole, self.num_units), (int(rest > 0), rest), (layers - whole - (rest > 0), 0)):
-            flash: Any = self.device.flash  # records are frozen, thus hashable, which type checkers do not see
-            requests = _requests(flash, self.unit_bytes, buffer_bytes, count, shape) if times else ()
-            for read, num_read in requests:
-                read_bytes, portions = num_read * self.unit_bytes, read.arrival.num_portions
-                work = request_work(self.device, weights, used_bytes - read_bytes, read_bytes, 0, portions)
-                seconds = read.flash_s, work.seconds, work.with_reads(read.arrival)
-                totals += times / len(requests) * np.array([read.num_reads, read.num_bytes, *seconds])
-        reads, read_bytes, flash_s, work_s, requests_s = totals.tolist()
-        return reads, read_bytes, flash_s, work_s, requests_s
-
-
-@lru_cache(maxsize=4096)  # a search asks again for whole layers with every budget, selector and format
-def _requests(
-    flash: Flash, unit_bytes: int, buffer_bytes: int, count: int, shape: tuple[int, int, int]
-) -> tuple[tuple[Reads, int], ...]:
-    """Returns the reads of equally likely requests that read those of the last `count` units that a token uses, and
-    how many units these are.
-
-    Args:
-        flash: The device's flash.
-        unit_bytes: Bytes of a unit.
-        buffer_bytes: Bytes of the read buffer.
-        count: The units of the layer that are not in DRAM.
-        shape: Units and experts of a layer, and experts of a token.
-    """
-    reading, first = Reading(flash, Strided(0, unit_bytes, unit_bytes), 0, buffer_bytes), shape[0] - count
-    read = [np.flatnonzero(used[first:]) + first for used in _used_together(*shape)]
-    return tuple((reading.reads(positions), positions.size) for positions in read)
-
-
-def _used_together(units: int, experts: int, experts_per_token: int) -> list[np.ndarray]:
-    """Returns equally likely sets of a layer's units that one token uses, bool [num_units]: all units, or those of
-    experts spaced as far apart as possible, starting once from each expert."""
-    step = experts // experts_per_token
-    found = []
-    for first in range(experts):
-        used = np.zeros(experts, bool)
-        used[(first + step * np.arange(experts_per_token)) % experts] = True
-        found.append(np.repeat(used, units // experts))
-    return found

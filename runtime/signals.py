@@ -21,6 +21,7 @@ from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.decoder.selection import Selection
 from coldpress.runtime.simulate import by_signals, simulate_choices, times_traced, token_seconds_of
 from coldpress.runtime.sparsity import used_experts
+from coldpress.runtime.store.ahead_room import reads_on
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import Signal, activity_of, num_experts, num_units, signal_of
 from coldpress.schemas.layout import Plan
@@ -122,7 +123,7 @@ def decide(artifact: Artifact, plan: Plan, signals: Signals) -> Decided:
         ColdpressError: if the plan reads ahead, for which signals of all layers are needed, or its cache must know the
             requests to come.
     """
-    _check_plan(plan)
+    _check_plan(artifact, plan)
     spec, selection = artifact.manifest.model, Selection(artifact, plan)
     traced = plan.model_copy(update={"parts": tuple(part for part in plan.parts if part.layer in signals.layers)})
     keys = [(part.layer, part.family) for part in traced.parts]
@@ -146,8 +147,8 @@ def decide(artifact: Artifact, plan: Plan, signals: Signals) -> Decided:
     )
 
 
-def _check_plan(plan: Plan) -> None:
-    if plan.preload_buffer_bytes:
+def _check_plan(artifact: Artifact, plan: Plan) -> None:
+    if plan.preload_buffer_bytes and not reads_on(plan, artifact.manifest.flash.sections):
         raise ColdpressError(
             f"the {plan.title} reads ahead, and the artifact has signals of some layers only, from which no layer can "
             "guess for the next; add --preload off"

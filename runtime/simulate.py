@@ -19,6 +19,7 @@ from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.flash import simulated
 from coldpress.runtime.sparsity import Residency, Selector, select_of
 from coldpress.runtime.store import computing, resident
+from coldpress.runtime.store.ahead_room import following, reads_on
 from coldpress.runtime.store.clock import Clock
 from coldpress.runtime.store.computing import NOTHING, Arrival
 from coldpress.runtime.store.facts import Key, Observer, Purpose
@@ -81,6 +82,7 @@ def simulate_choices(
     """
     flash, clock = simulated.Plugin(artifact, plan.queue_depth), Clock(artifact.manifest, plan)
     store, keys = Store(artifact, plan, flash, clock), [(part.layer, part.family) for part in plan.parts]
+    ahead = units_following(artifact, plan)
     for key, ids in (fill or {}).items():
         deque(store.submit(key, ids), maxlen=0)
     store.end_tokens()
@@ -90,6 +92,7 @@ def simulate_choices(
                 store.start_counting()
             for key in keys:
                 deque(store.submit(key, choose(key, token, store.residency(key))), maxlen=0)
+                read_next(store, ahead.get(key))
             store.end_tokens()
         found = store.metrics(len(window) - num_warm, 0.0, 0.0, 0.0)
         yield found.model_copy(update={"decode_s": found.modelled_s})
@@ -142,18 +145,45 @@ def pass_seconds(artifact: Artifact, plan: Plan, most_tokens: int) -> list[float
     manifests = [on_device(artifact, computing.in_pass(device, count)).manifest for count in counts]
     clocks = [Clock(manifest, plan) for manifest in manifests]
     store = Store(artifact, plan, simulated.Plugin(artifact, plan.queue_depth), *clocks)
-    placed = placed_parts(plan, artifact.manifest.flash.sections)
+    units, ahead = all_units(artifact, plan), units_following(artifact, plan)
     for _ in ("the first pass fills caches", "the second one counts"):
         for clock in clocks:
             clock.start()
-        for part, section in placed:
-            deque(store.submit((part.layer, part.family), np.arange(section.num_units, dtype=np.int32)), maxlen=0)
+        for key, ids in units.items():
+            deque(store.submit(key, ids), maxlen=0)
+            read_next(store, ahead.get(key))
         store.end_tokens()
     times = times_traced(artifact.manifest, plan)
     return [
         times * clock.fetch_s + resident.token_seconds(manifest, plan)
         for clock, manifest in zip(clocks, manifests, strict=True)
     ]
+
+
+def all_units(artifact: Artifact, plan: Plan) -> dict[Key, np.ndarray]:
+    """Returns the ids of all units of each part of the plan, in the order of the parts."""
+    placed = placed_parts(plan, artifact.manifest.flash.sections)
+    return {(part.layer, part.family): np.arange(section.num_units, dtype=np.int32) for part, section in placed}
+
+
+def units_following(artifact: Artifact, plan: Plan) -> dict[Key, tuple[Key, np.ndarray]]:
+    """Returns what a dense run reads ahead after each part of the plan: the next one's units, which are no guess.
+
+    It is empty where the plan reads nothing ahead, and where units would have to be guessed.
+    """
+    placed = placed_parts(plan, artifact.manifest.flash.sections)
+    sections = [section for _, section in placed]
+    if not plan.preload_buffer_bytes or not reads_on(plan, sections):
+        return {}
+    units, after = all_units(artifact, plan), following(sections, wraps=True)
+    next_keys = {key: (section.first_layer, section.family) for key, (_, section) in after.items()}
+    return {key: (next_key, units[next_key]) for key, next_key in next_keys.items()}
+
+
+def read_next(store: Store, units: tuple[Key, np.ndarray] | None) -> None:
+    """Begins to read what `units_following` returns for a part."""
+    if units is not None:
+        store.read_ahead(*units)
 
 
 def on_device(artifact: Artifact, device: DeviceProfile | None) -> Artifact:

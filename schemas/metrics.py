@@ -102,6 +102,8 @@ class DenseRun(Record):
     token_s: float
     """Modelled seconds of a token: flash and computing, which overlap within a layer."""
     read_buffer_bytes: PositiveCount
+    preload_buffer_bytes: Count = 0
+    """Buffer for the next layer's units: every layer then has as many pinned units. 0 where whole layers are pinned."""
     pinned_bytes: Count
 
     @property

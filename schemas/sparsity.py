@@ -22,7 +22,7 @@ class Budget(Record):
     bookkeeping_bytes: Count
     """Tables, slot maps, objects and a token's working memory (runtime/plan/bookkeeping.py)."""
     buffer_bytes: Count
-    """The read buffer."""
+    """The read buffer, and the preload buffer of a dense run."""
     cache_bytes: Count
     """Pinned units and cache slots: the rest of the budget."""
 

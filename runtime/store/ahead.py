@@ -10,11 +10,11 @@ plan may read only the largest entries of the input, which are the most likely t
 The reads land in a separate buffer inside the DRAM budget: one region per family, or two used in turn if layers lie in
 groups, because a group is still in use while the next one is read. One read brings a unit's parts of all layers of a
 group. A request takes its units from the region and reads the rest; the store drops unused units when the next section
-takes the region, or when the token ends. A failed read ahead counts as not made: a request for its units reads them
-again, so damage is reported only if a token needs the damaged bytes.
+takes the region, or when the token ends. Where a token uses every unit nothing is guessed: the last layer reads ahead
+for the next token's first one, while the head computes and while drafts are made. A failed read ahead counts as not
+made: a request for its units reads them again, so damage is reported only if a token needs the damaged bytes.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,9 +27,9 @@ from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.flash import Ticket
 from coldpress.runtime.sparsity import Residency
 from coldpress.runtime.store import planner
-from coldpress.runtime.store.ahead_room import divided, guessed_families, rooms
+from coldpress.runtime.store.ahead_room import divided, first_batch, following, reads_on, rooms
 from coldpress.runtime.store.facts import AheadFacts, Key, Observers, Purpose
-from coldpress.runtime.store.reads import Half, longest_read_bytes
+from coldpress.runtime.store.reads import Half
 from coldpress.runtime.store.slots import Part
 from coldpress.schemas.errors import CorruptPageError
 from coldpress.schemas.families import FAMILIES, FamilyName
@@ -144,7 +144,8 @@ class ReadAhead:
         self._page_bytes, self._gap_bytes, self._guess = page_bytes, plan.collapse_gap_bytes, plan.preload_guess
         self._parts, self._begin_reads, self._observers = parts, begin, observers
         self._sections = {(layer, section.family): section for section in sections for layer in section.layers}
-        self._following = _following(sections) if self.enabled else {}
+        self._is_certain = self.enabled and reads_on(plan, sections)
+        self._following = following(sections, wraps=self._is_certain) if self.enabled else {}
         self._regions: list[_Region] = []
         self._region_of: dict[Key, _Region] = {}
         found = rooms(sections, plan.parts, page_bytes) if self.enabled else {}
@@ -212,10 +213,7 @@ class ReadAhead:
         units = planner.Strided(section.offset_bytes, section.unit_bytes, section.unit_bytes)
         if room < span_bytes(section.unit_bytes, self._page_bytes) or not places.size:
             return None
-        longest = longest_read_bytes(room, section.unit_bytes, self._page_bytes)
-        places = places[: room // section.unit_bytes + 1]  # more cannot fit, so planning them would waste time
-        planned = planner.plan_reads(units, places, self._page_bytes, self._gap_bytes, longest)
-        batch = planner.batches(planned, room)[0]
+        batch = first_batch(units, places, self._page_bytes, self._gap_bytes, room)
         start, region.used_bytes = region.used_bytes, region.used_bytes + batch.extents.num_bytes
         try:
             ticket = self._begin_reads(Purpose.AHEAD, batch, region.half.memory[start : region.used_bytes])
@@ -258,8 +256,9 @@ class ReadAhead:
             self._drop(region)
 
     def end_tokens(self) -> None:
-        """Drops the units that no request took; the seconds spent waiting for their reads count for these tokens."""
-        if self._regions:
+        """Drops the units that no request took, unless the next token's first layer will; the seconds spent waiting for
+        their reads count for these tokens."""
+        if self._regions and not self._is_certain:
             self._waited(sum(self._drop(region) for region in self._regions))
 
     def _drop(self, region: _Region) -> float:
@@ -272,16 +271,6 @@ class ReadAhead:
     def _waited(self, waited_s: float) -> None:
         for ended in self._observers.ended:
             ended(Purpose.AHEAD, 0, 0, waited_s)
-
-
-def _following(sections: Sequence[Section]) -> dict[Key, tuple[Section, Section]]:
-    """Maps (layer, family) to its section and the section to read ahead meanwhile, for families that can be guessed."""
-    found: dict[Key, tuple[Section, Section]] = {}
-    for family in guessed_families(dict.fromkeys(section.family for section in sections)):
-        of_family = [section for section in sections if section.family == family]
-        for section, following in itertools.pairwise(of_family):
-            found |= {(layer, family): (section, following) for layer in section.layers}
-    return found
 
 
 def most_certain(ids: np.ndarray, signal: np.ndarray, share: float) -> np.ndarray:

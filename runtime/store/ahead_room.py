@@ -9,6 +9,7 @@ part of a guess is read.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from coldpress.runtime.extents import Extents, span_bytes
 from coldpress.runtime.plan.budget import fixed_bytes
 from coldpress.runtime.store import planner
 from coldpress.runtime.store.reads import MAX_READ_BYTES, longest_read_bytes
-from coldpress.runtime.store.resident import seconds_before
+from coldpress.runtime.store.resident import seconds_before, uses_all
 from coldpress.schemas.device import Flash, flash_seconds
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import FAMILIES, FamilyName, Signal
@@ -66,6 +67,24 @@ def guessed_families(families: Iterable[FamilyName]) -> tuple[FamilyName, ...]:
     The other signals are products of a layer's own matrices, which say nothing about another layer.
     """
     return tuple(family for family in families if FAMILIES[family].signal in GUESSED)
+
+
+def reads_on(plan: Plan, sections: Sequence[Section]) -> bool:
+    """Tells whether the last layer reads ahead for the first one of the next token: its units are known, since a token
+    uses all, and no layer of a group still needs the buffer."""
+    return uses_all(plan) and all(len(section.layers) == 1 for section in sections)
+
+
+def following(sections: Iterable[Section], *, wraps: bool) -> dict[Key, tuple[Section, Section]]:
+    """Maps (layer, family) to its section and the section to read ahead meanwhile, for families that can be guessed;
+    with `wraps`, the last section to the first one."""
+    sections = tuple(sections)
+    found: dict[Key, tuple[Section, Section]] = {}
+    for family in guessed_families(dict.fromkeys(section.family for section in sections)):
+        of_family = [section for section in sections if section.family == family]
+        for section, after in pairwise([*of_family, *(of_family[:1] if wraps else ())]):
+            found |= {(layer, family): (section, after) for layer in section.layers}
+    return found
 
 
 @dataclass(frozen=True)
@@ -128,6 +147,15 @@ def divided(found: Mapping[FamilyName, Room], buffer_bytes: int, page_bytes: int
         family: min(room.section_bytes, room.section_bytes * buffer_bytes // wanted // page_bytes * page_bytes)
         for family, room in found.items()
     }
+
+
+def first_batch(
+    units: planner.Strided, positions: np.ndarray, page_bytes: int, gap_bytes: int, room_bytes: int
+) -> planner.ReadBatch:
+    """Returns the reads ahead for the first units at `positions`, int64 ascending, that fit `room_bytes` together."""
+    longest = longest_read_bytes(room_bytes, units.unit_bytes, page_bytes)
+    some = positions[: room_bytes // units.unit_bytes + 1]  # more cannot fit, so planning them would waste time
+    return planner.batches(planner.plan_reads(units, some, page_bytes, gap_bytes, longest), room_bytes)[0]
 
 
 def most_bytes(sections: Sequence[Section], parts: Iterable[PartPlan], page_bytes: int, free_bytes: int) -> int:

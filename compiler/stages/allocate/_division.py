@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, caches_for, own_cache_options
 from coldpress.compiler.cost_model import kv_cache_bytes, read_units, resident_bytes, unit_bytes, weight_bytes
-from coldpress.compiler.dense_run import buffer_of
+from coldpress.compiler.dense_run import buffers_of
 from coldpress.compiler.sections import asked_budget_bytes, bookkeeping_bytes, make_sections
 from coldpress.compiler.shared_settings import DEFAULT_CACHE
 from coldpress.compiler.stages.allocate import _densities
@@ -84,7 +84,7 @@ def divided(config: AllocateConfig, inputs: Inputs, densities: tuple[Densities, 
         cache_options=own_cache_options(cache, config.cache_options) if config.cache == AUTO else config.cache_options,
         layers_per_group=config.layers_per_group,
     )
-    buffers = buffer_of(model, sparsity, free - predictors, device)
+    buffers = sum(buffers_of(model, sparsity, free - predictors, device))
     left = _cache_bytes(config, budget, _Needs(resident, kv_cache, bookkeeping, predictors, buffers))
     division = sparsity.budget.model_copy(update={"buffer_bytes": buffers, "cache_bytes": left})
     return sparsity.model_copy(update={"budget": division})

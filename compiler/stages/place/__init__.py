@@ -19,6 +19,7 @@ from pydantic import Field
 from coldpress.compiler.activity.choice import REPLAYED_LAYERS
 from coldpress.compiler.activity.held_out import MAX_WINDOWS, WARM_TOKENS, WINDOW_TOKENS, split_tokens, traces_of
 from coldpress.compiler.cost_model import unit_bytes
+from coldpress.compiler.dense_run import buffers_of
 from coldpress.compiler.io import Workspace
 from coldpress.compiler.shared_settings import PinnedShareSetting
 from coldpress.compiler.stages.place import _solve
@@ -37,7 +38,7 @@ from coldpress.compiler.stages.place._problem import (
 from coldpress.compiler.stages.place._program import Solver
 from coldpress.compiler.stages.place._share import SHARES, choose_share, replay, whole_layers_seconds
 from coldpress.compiler.stages.place._tiers import accelerator_of, min_units, tiers_named, worth
-from coldpress.compiler.stages.place._whole import whole_layers
+from coldpress.compiler.stages.place._whole import evenly, whole_layers
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.plugins import load, load_class
 from coldpress.schemas.activations import Activations
@@ -103,7 +104,10 @@ def run(
     share, whole, tried = _pinned_share(config, model.spec, activations, sparsity, device)
     problem = _problem(config, model.spec, counts, sparsity, device, share)
     solver = load("coldpress.compiler.stages.place", Solver, config.place)
-    solution = whole_layers(problem) if whole else _solve.search(problem, solver, config.place_gap)
+    if whole:
+        solution = evenly(problem) if _reads_ahead(model, sparsity, device) else whole_layers(problem)
+    else:
+        solution = _solve.search(problem, solver, config.place_gap)
     pairs = list(zip(problem.groups, solution.choices, strict=True))
     placement = Placement(
         solver=config.place,
@@ -206,6 +210,12 @@ def _pinned_share(
         if seconds < next(entry.flash_s_per_token for entry in tried if entry.share == share):
             return 1.0, True, tuple(tried)
     return share, False, tuple(tried)
+
+
+def _reads_ahead(model: Model, sparsity: Sparsity, device: DeviceProfile) -> bool:
+    """Tells whether a run in which every token uses every unit reads the next layer's ahead."""
+    free_bytes = sparsity.budget.buffer_bytes + sparsity.budget.cache_bytes
+    return buffers_of(model, sparsity, free_bytes, device).preload > 0
 
 
 def _experts_are_whole(spec: ModelSpec, sparsity: Sparsity) -> bool:

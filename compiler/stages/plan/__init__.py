@@ -68,7 +68,8 @@ class PlanConfig(CacheSetting, PinnedShareSetting, DraftSetting):
     preload: Annotated[Literal["off", "on", "auto"], Key()] = Field(
         default="off",
         description="whether what later layers will probably use is read while earlier ones compute; auto: where the "
-        "device's law and the measured likeness of layers say that it pays",
+        "device's law and the measured likeness of layers say that it pays; a plan that uses every unit has nothing to "
+        "guess, and reads ahead wherever that is faster",
     )
 
 
@@ -152,7 +153,7 @@ def _settled(
         cache=sparsity.cache,
         cache_options=sparsity.cache_options,
         gap_bytes=collapse_gap_bytes(order, division.device.flash),
-        read_buffer_bytes=division.buffer_bytes,
+        read_buffer_bytes=division.buffers.read,
     )
     if (why_not := _why_not_searched(division.plan(start), division, known)) is not None:
         found = Found(start, reasons=[why_not])
@@ -215,6 +216,8 @@ def _no_hits(plan: Plan, division: Division) -> str:
 
 def _ahead(config: PlanConfig, division: Division, known: Known, settings: Settings) -> Ahead:
     """Returns the preload buffer, taken from DRAM that pinned units leave, and the share of a guess that is read."""
+    if division.buffers.preload:  # every token uses every unit, so that nothing is guessed
+        return Ahead(division.buffers.preload, 1.0)
     if config.preload == "off":
         return NOTHING
     run = preloading.Run(

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from coldpress.compiler.activity.choice import selector_arrays
 from coldpress.compiler.cost_model import kv_cache_bytes, predictor_bytes, resident_bytes
-from coldpress.compiler.dense_run import buffer_of
+from coldpress.compiler.dense_run import Buffers, buffers_of
+from coldpress.compiler.dense_stream import units_of_layer
 from coldpress.compiler.sections import bookkeeping_bytes
 from coldpress.runtime.plan.budget import Claim, cache_slots
 from coldpress.runtime.plugins import load
@@ -125,14 +126,14 @@ class Division:
         return self.free_bytes + self.spared_bytes.get(cache, 0)
 
     @cached_property
-    def buffer_bytes(self) -> int:
-        """The usual size of the read buffer."""
-        return buffer_of(self.model, self.sparsity, self.free_bytes, self.device)
+    def buffers(self) -> Buffers:
+        """The usual buffers."""
+        return buffers_of(self.model, self.sparsity, self.free_bytes, self.device)
 
     @property
     def room_bytes(self) -> int:
-        """Returns the DRAM for units beside the usual read buffer."""
-        return self.free_bytes - self.buffer_bytes
+        """Returns the DRAM for units beside the usual buffers."""
+        return self.free_bytes - sum(self.buffers)
 
     @cached_property
     def of_part(self) -> dict[Key, Section]:
@@ -152,7 +153,7 @@ class Division:
                 f"a DRAM budget of {self.budget_bytes} bytes was asked for, "
                 f"{self.budget_bytes - self.room_bytes + pinned_bytes} are needed: {self.fixed.resident} resident, "
                 f"{self.fixed.predictors} predictors, {self.fixed.kv_cache} KV cache, {self.fixed.bookkeeping} "
-                f"bookkeeping, {self.buffer_bytes} read buffer, {pinned_bytes} pinned units; raise dram_budget or "
+                f"bookkeeping, {sum(self.buffers)} buffers, {pinned_bytes} pinned units; raise dram_budget or "
                 "shorten context_length"
             )
 
@@ -248,7 +249,8 @@ def with_pins(
     """Returns a budget with the units that it pins, where the smallest one pins `pinned`.
 
     Every part gets the same multiple of its pins, of the same rank, up to all of its units. Where every token uses
-    every unit, layers are pinned whole, one after another, since a partly read layer still waits for a first byte.
+    every unit, layers are pinned whole, one after another, since a partly read layer still waits for a first byte; or
+    as many units in each, where the next layer's are read ahead (compiler/dense_run.py).
     `pinned_share` is the user's share of the units' DRAM, or None.
     """
     if division.budget_bytes == smallest.budget_bytes:
@@ -256,8 +258,17 @@ def with_pins(
     room, least = max(0, division.room_bytes), max(1, smallest.room_bytes)
     found: dict[Key, int] = {}
     left = room if pinned_share is None else int(pinned_share * room)
+    if division.buffers.preload:
+        return replace(division, pinned=_in_every_layer(division.of_part, left))
     for key, section in division.of_part.items():
         whole = division.sparsity.is_whole
         found[key] = min(section.num_units, left // section.unit_bytes if whole else pinned[key] * room // least)
         left -= found[key] * section.unit_bytes
     return replace(division, pinned=found)
+
+
+def _in_every_layer(of_part: Mapping[Key, Section], room_bytes: int) -> dict[Key, int]:
+    """Returns as many units for each part, which have equal units, as fit together."""
+    unit_bytes = next(iter(of_part.values())).unit_bytes
+    shares = (units_of_layer(room_bytes // unit_bytes, part, len(of_part)) for part in range(len(of_part)))
+    return {key: min(section.num_units, count) for (key, section), count in zip(of_part.items(), shares, strict=True)}

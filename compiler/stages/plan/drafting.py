@@ -118,8 +118,6 @@ def _why_not(setting: Setting) -> str | None:
         return "nothing is read once the model is loaded"
     if any(part.density < 1 for part in plan.parts):
         return "the tokens of a pass use other units each, which have to be read, too"
-    if plan.preload_buffer_bytes:
-        return "the plan reads ahead, and passes of several tokens are not modelled with that"
     return None
 
 
