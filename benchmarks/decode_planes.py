@@ -2,10 +2,11 @@
 
 Variants: `dense` in the plain format and in planes; `flash`, which leaves units out, in the plain format; `refine`; and
 dense runs in planes that draft, four tokens a pass. All have the same DRAM, a share of what the plain format's whole
-model takes: weights, coarse planes, KV cache, bookkeeping and buffers count. Reads bypass the page cache. Weights are
-random. Embeddings of tokens have a part in common, so that a unit which one token uses is likelier to be used by the
-next: `shared` is the cosine of two embeddings, and `hit_rate` what came of it. Selectors are fitted to the signals that
-such weights give, and to this machine's law of reads, which is measured first.
+model takes: weights, coarse planes, KV cache, bookkeeping and buffers count. Reads bypass the page cache. Dense runs
+pin as many units in each layer, and read the next layer ahead. Weights are random. Embeddings of tokens have a part in
+common, so that a unit which one token uses is likelier to be used by the next: `shared` is the cosine of two
+embeddings, and `hit_rate` what came of it. Selectors are fitted to the signals that such weights give, and to this
+machine's law of reads, which is measured first.
 
 Acceptance is planted: the coarse planes draft, so that their time counts, but what is proposed is the token that the
 model will choose, with the given probability, else another one; a round draws anew. The densities of `flash` bracket
@@ -243,7 +244,7 @@ class Options:
     )
     dram_share: float = option(0.8, help="DRAM, as a share of the plain format's whole model with its KV cache")
     shared: float = option(0.5, help="cosine of the embeddings of two tokens")
-    layers: int = option(2, smoke=1, full=4, help="layers of the model")
+    layers: int = option(2, full=4, help="layers of the model")
     tokens: int = option(16, smoke=6, help="tokens per round")
     rounds: int = option(5, smoke=2, full=9, help="timed rounds")
     assumed: bool = option(False, smoke=True, help="take round figures for this machine's law instead of measuring it")
@@ -297,9 +298,10 @@ def rounds_of(artifacts: Artifacts, names: Sequence[str], runs: Runs, rounds: in
     found: dict[str, list[Measured]] = {name: [] for name in names}
     with ExitStack() as opened:
         sessions: dict[Path, Session] = {}
-        for path in [artifacts.path(VARIANTS[name]) for name in names]:
+        for variant in [VARIANTS[name] for name in names]:
+            path = artifacts.path(variant)
             if path not in sessions:
-                sessions[path] = opened.enter_context(Session(path, dram_budget_bytes=artifacts.budget_bytes))
+                sessions[path] = opened.enter_context(session_of(artifacts, variant))
         for number in range(1 + rounds):
             for name in names:
                 one = runs.measured(VARIANTS[name], sessions[artifacts.path(VARIANTS[name])], number)
@@ -308,12 +310,19 @@ def rounds_of(artifacts: Artifacts, names: Sequence[str], runs: Runs, rounds: in
     return found
 
 
+def session_of(artifacts: Artifacts, variant: Variant, *, modelled: bool = False) -> Session:
+    """Opens a variant's artifact in the DRAM of all; runs that use every unit read the next layer ahead."""
+    preload = "on" if variant.method == "dense" else "off"
+    path, budget_bytes = artifacts.path(variant), artifacts.budget_bytes
+    return Session(path, dram_budget_bytes=budget_bytes, preload=preload, modelled=modelled)
+
+
 def modelled_s(artifacts: Artifacts, variant: Variant, runs: Runs) -> float | None:
     """Returns the modelled seconds per token of the same tokens in a run of its own, since the clock takes time; None
     for a variant that drafts."""
     if variant.acceptance is not None:
         return None
-    with Session(artifacts.path(variant), dram_budget_bytes=artifacts.budget_bytes, modelled=True) as session:
+    with session_of(artifacts, variant, modelled=True) as session:
         runs.measured(variant, session)  # fills the caches
         metrics = runs.measured(variant, session).metrics
     return metrics.modelled_s / metrics.num_tokens
