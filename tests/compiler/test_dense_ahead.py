@@ -156,6 +156,8 @@ def test_a_build_pins_as_many_units_in_each_layer_and_reads_ahead(
     found = laid(model, sparsity, placement, device, "static", order=(tiny_order(tmp_path, model, sparsity),))
     manifest = manifest_of(model, sparsity, placement, device, found)
     assert len(found.plans) == 2
+    for choice in found.made.choices:
+        assert any("bytes of the next layer's are read ahead" in reason for reason in choice.reasons)
     for plan, rung in zip(found.plans, sparsity.rungs, strict=True):
         room = rung.budget.buffer_bytes + rung.budget.cache_bytes
         expected = dense_run(model, FORMAT, CONTEXT, plan.dram_budget_bytes, device, room_bytes=room)

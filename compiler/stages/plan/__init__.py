@@ -163,9 +163,7 @@ def _settled(
     settings = replace(found.settings, ahead=_ahead(config, division, known, found.settings))
     plan = division.plan(settings)
     if settings.ahead.buffer_bytes:
-        found.reasons.append(
-            f"{settings.ahead.buffer_bytes} bytes are read ahead, {settings.ahead.guess:.0%} of a guess"
-        )
+        found.reasons.append(_in_words(settings.ahead, is_certain=division.buffers.preload > 0))
     if found.measured is not None and not found.measured.hit_rate:
         found.reasons.append(_no_hits(plan, division))
     if sparsity.draft_tokens:
@@ -186,6 +184,16 @@ def _settled(
         tried=tuple(found.tried),
         reasons=tuple(found.reasons),
     )
+
+
+def _in_words(ahead: Ahead, *, is_certain: bool) -> str:
+    """Says what is read ahead."""
+    if is_certain:
+        return (
+            f"every layer has as many pinned units, and up to {ahead.buffer_bytes} bytes of the next layer's are read "
+            "ahead while it computes"
+        )
+    return f"{ahead.buffer_bytes} bytes are read ahead, {ahead.guess:.0%} of a guess"
 
 
 def _why_not_searched(plan: Plan, division: Division, known: Known) -> str | None:
