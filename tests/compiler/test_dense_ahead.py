@@ -47,11 +47,13 @@ def device() -> DeviceProfile:
     return device_of(dram_bytes_per_s=1e9, latency_s=2e-5)
 
 
-def of_share(model: Model, device: DeviceProfile, share: float, **changes: bool) -> DenseRun:
+def of_share(
+    model: Model, device: DeviceProfile, share: float, *, naive: bool = False, reads_ahead: bool = True
+) -> DenseRun:
     """The dense run with room for a share of the units and buffers."""
     unit_bytes = make_sections(model.spec, ("neuron",), FORMAT)[0].unit_bytes
     room = round(share * LAYERS * UNITS * unit_bytes)
-    found = dense_run(model, FORMAT, CONTEXT, 1 << 40, device, room_bytes=room, **changes)
+    found = dense_run(model, FORMAT, CONTEXT, 1 << 40, device, room_bytes=room, naive=naive, reads_ahead=reads_ahead)
     assert found is not None
     return found
 
