@@ -35,6 +35,8 @@ Method = Annotated[str, Field(pattern=PLUGIN_NAME)]
 """A selector: the name of a file of runtime/sparsity; loading it checks that the file exists."""
 FormatName = Annotated[str, Field(pattern=PLUGIN_NAME)]
 """A format of codes: the name of a file of runtime/quantization; loading it checks that the file exists."""
+Formats = FormatName | tuple[FormatName, ...]
+"""The format of the units of all layers, or that of each layer: formats in planes of one plain format."""
 
 
 class Slice(Record):
@@ -105,6 +107,11 @@ def known_family(name: str) -> str:
 
 
 FamilyName = Annotated[str, AfterValidator(known_family)]
+
+
+def format_at(formats: Formats, layer: int) -> FormatName:
+    """Returns the format of a layer's units."""
+    return formats if isinstance(formats, str) else formats[layer]
 
 
 def slices(family: str, spec: ModelSpec) -> tuple[Slice, ...]:

@@ -8,7 +8,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from coldpress.schemas.base import Count, Many, Options, PositiveCount, Record, Share
 from coldpress.schemas.errors import clipped
-from coldpress.schemas.families import PLUGIN_NAME, FamilyName, Method
+from coldpress.schemas.families import PLUGIN_NAME, FamilyName, FormatName, Method
 
 SECTION_ALIGN_BYTES = 65536
 CacheName = Annotated[str, Field(pattern=PLUGIN_NAME)]
@@ -37,6 +37,14 @@ class Section(Record):
     """Bytes of one layer's part of a unit."""
     stride_bytes: PositiveCount
     """Bytes from one unit to the next: the parts of all layers."""
+    format: FormatName | None = None
+    """The format in planes of the layer's units, where it is not that of the family; else None, which is left out of
+    the file."""
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leaves out a format that is the family's, so that such a section reads as it always did."""
+        return {name: value for name, value in write(self).items() if value is not None}
 
     @property
     def layers(self) -> range:

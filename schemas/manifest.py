@@ -15,6 +15,8 @@ from coldpress.schemas.quantized import ResidentTensor
 FORMAT_NAME = "coldpress"
 FORMAT_MAJOR = 2
 FORMAT_MINOR = 0
+LAYER_FORMATS = "layer-formats"
+"""The feature of an artifact in which some sections have another format than their family."""
 PAGE_CHECKSUMS = "crc32c-pages"
 """The feature of every artifact of this version; families, formats, selectors and caches are features by name."""
 
@@ -60,6 +62,7 @@ class FamilyFormat(Record):
     format: FormatName
     slices: Many[Slice]
     unit_bytes: PositiveCount
+    """Of units in `format`; a section with a format of its own has other sizes."""
 
 
 class Source(Record):
@@ -110,18 +113,33 @@ class Manifest(Record):
     """Digests of the inputs of the build: config, corpus, calibration tokens."""
     byte_order: Literal["little"] = "little"
 
+    @property
+    def unit_formats(self) -> dict[tuple[int, FamilyName], FormatName]:
+        """Returns the format of the units of each layer and family."""
+        of_family = {entry.family: entry.format for entry in self.families}
+        return {
+            (layer, section.family): section.format or of_family[section.family]
+            for section in self.flash.sections
+            for layer in section.layers
+        }
+
 
 def features_of(
-    families: Iterable[FamilyFormat], resident: Iterable[ResidentTensor], plans: Iterable[Plan]
+    families: Iterable[FamilyFormat],
+    sections: Iterable[Section],
+    resident: Iterable[ResidentTensor],
+    plans: Iterable[Plan],
 ) -> Features:
     """Returns the features that an artifact must list.
 
-    Page checksums, families and formats are required; selectors, caches and drafts are optional, since a reader can
-    leave out the plans that name them.
+    Page checksums, families, formats, and formats by layer are required; selectors, caches and drafts are optional,
+    since a reader can leave out the plans that name them.
     """
     families, plans = tuple(families), tuple(plans)
     formats = {entry.format for entry in families} | {tensor.format for tensor in resident if tensor.format}
-    required = {f"family.{entry.family}" for entry in families} | {f"format.{name}" for name in formats}
+    named = {section.format for section in sections if section.format}
+    required = {f"family.{entry.family}" for entry in families} | {f"format.{name}" for name in formats | named}
+    required |= {LAYER_FORMATS} if named else set()
     optional = {f"selector.{plan.method}" for plan in plans} | {f"cache.{plan.cache}" for plan in plans}
     optional |= {f"draft.{plan.draft}" for plan in plans if plan.draft is not None}
     return Features(required=(PAGE_CHECKSUMS, *sorted(required)), optional=tuple(sorted(optional)))

@@ -90,7 +90,11 @@ def _opening(setting: Setting) -> Opening:
     for part in plan.parts:
         layers.setdefault(part.layer, []).append(part)
     first, *others = layers.values()
-    kinds = {tuple((part.family, part.num_pinned, part.cache_slots) for part in parts) for parts in layers.values()}
+    formats = setting.manifest.unit_formats
+    kinds = {
+        tuple((one.family, formats[one.layer, one.family], one.num_pinned, one.cache_slots) for one in parts)
+        for parts in layers.values()
+    }
     if len(kinds) > 1:
         return simulate_opening(setting.artifact, plan)
     sizes = {entry.family: entry.unit_bytes for entry in setting.manifest.families}

@@ -22,18 +22,20 @@ from coldpress.runtime.artifact.errors import short as _short
 from coldpress.runtime.quantization._planes import planes_of
 from coldpress.schemas import families as arithmetic
 from coldpress.schemas.errors import clipped
-from coldpress.schemas.families import FamilyName
+from coldpress.schemas.families import FamilyName, FormatName
 from coldpress.schemas.layout import SECTION_ALIGN_BYTES, Plan, Section
 from coldpress.schemas.manifest import (
     FLASH_FILE,
     FORMAT_MAJOR,
     FORMAT_MINOR,
     FORMAT_NAME,
+    LAYER_FORMATS,
     MANIFEST_FILE,
     PAGE_CHECKSUMS,
     PREDICTORS_FILE,
     RESIDENT_FILE,
     TABLES_FILE,
+    FamilyFormat,
     Manifest,
     features_of,
 )
@@ -83,7 +85,7 @@ def known_features() -> tuple[str, ...]:
     """Returns the names of all features that an artifact may require of this runtime."""
     families = [f"family.{name}" for name in arithmetic.FAMILIES]
     formats = [f"format.{name}" for name in plugins.names("coldpress.runtime.quantization")]
-    return (PAGE_CHECKSUMS, *families, *formats)
+    return (PAGE_CHECKSUMS, *families, *formats, LAYER_FORMATS)
 
 
 def servable_plans(manifest: Manifest) -> tuple[tuple[Plan, ...], tuple[str, ...]]:
@@ -156,7 +158,7 @@ def check_manifest(manifest: Manifest) -> None:
 
 def _check_listed_features(manifest: Manifest) -> None:
     """Requires that the manifest lists every feature that its parts need, so that an old runtime refuses at once."""
-    for name in features_of(manifest.families, manifest.resident, manifest.plans).required:
+    for name in features_of(manifest.families, manifest.flash.sections, manifest.resident, manifest.plans).required:
         if name not in manifest.features.required:
             raise FeatureError(MANIFEST_FILE, "features.required", f"a list without {name}", "all that plans need")
 
@@ -224,19 +226,20 @@ def _check_sections(manifest: Manifest) -> None:
     if spec.num_hidden_layers > len(manifest.resident):  # each layer has resident tensors; bounds the loops over layers
         expected = f"at most {len(manifest.resident)}, the number of resident tensors"
         raise SectionError(MANIFEST_FILE, "model.num_hidden_layers", str(spec.num_hidden_layers), expected)
-    unit_bytes = {entry.family: _checked_unit_bytes(manifest, index) for index, entry in enumerate(manifest.families)}
+    known = {entry.family: _checked_family(manifest, index) for index, entry in enumerate(manifest.families)}
     seen: set[tuple[int, FamilyName]] = set()
     end = 0
     for index, section in enumerate(flash.sections):
         field = f"flash.sections[{index}]"
-        inside = section.first_layer <= section.last_layer < spec.num_hidden_layers and section.family in unit_bytes
+        inside = section.first_layer <= section.last_layer < spec.num_hidden_layers and section.family in known
         layers = section.layers if inside else range(0)
         keys: set[tuple[int, FamilyName]] = {(layer, section.family) for layer in layers}
         if not keys or keys & seen:
             expected = f"each layer below {spec.num_hidden_layers} and family of {families} once"
             raise SectionError(MANIFEST_FILE, field, section.name, expected)
         seen |= keys
-        _check_section(section, field, end, unit_bytes[section.family], spec)
+        _check_format(section, field, known[section.family])
+        _check_section(section, field, end, known[section.family], spec)
         end = section.offset_bytes + section.length_bytes
     if len(seen) != spec.num_hidden_layers * len(families):
         expected = f"{spec.num_hidden_layers} layers of {len(families)} families"
@@ -247,8 +250,28 @@ def _check_sections(manifest: Manifest) -> None:
         raise SectionError(MANIFEST_FILE, "flash.size_bytes", str(flash.size_bytes), expected)
 
 
-def _check_section(section: Section, field: str, end: int, unit_bytes: int, spec: ModelSpec) -> None:
+def _check_format(section: Section, field: str, entry: FamilyFormat) -> None:
+    """Requires of a section's own format that it divides the bits of its family's plain format in another way."""
+    if section.format is None:
+        return
+    others = _in_planes_of(entry.format)
+    if section.format not in others:
+        names = ", ".join(others)
+        expected = f"one of {names}, which share a plain format with {entry.format}" if others else "none"
+        found = f"{_short(section.format)} with {entry.format} in families"
+        raise SectionError(MANIFEST_FILE, f"{field}.format", found, expected)
+
+
+def _in_planes_of(format_name: FormatName) -> list[FormatName]:
+    """Returns the other formats in planes with the same plain format; none for a format without planes."""
+    planes = planes_of(format_name)
+    found = {name: planes_of(name) for name in plugins.names("coldpress.runtime.quantization") if name != format_name}
+    return [name for name, other in found.items() if planes and other and other.WHOLE == planes.WHOLE]
+
+
+def _check_section(section: Section, field: str, end: int, entry: FamilyFormat, spec: ModelSpec) -> None:
     """Checks the place and sizes of one section; the section before it ends at byte `end`."""
+    unit_bytes = _unit_bytes(entry, section.format or entry.format, spec)
     expected = {
         "offset_bytes": -(-end // SECTION_ALIGN_BYTES) * SECTION_ALIGN_BYTES,
         "unit_bytes": unit_bytes,
@@ -270,7 +293,7 @@ def _check_page(manifest: Manifest) -> None:
         raise SectionError(MANIFEST_FILE, "flash.size_bytes", str(manifest.flash.size_bytes), f"{listed}, as in files")
 
 
-def _checked_unit_bytes(manifest: Manifest, index: int) -> int:
+def _checked_family(manifest: Manifest, index: int) -> FamilyFormat:
     entry, spec = manifest.families[index], manifest.model
     known = plugins.names("coldpress.runtime.quantization")
     if entry.format not in known:
@@ -283,10 +306,14 @@ def _checked_unit_bytes(manifest: Manifest, index: int) -> int:
         found = [f"{piece.role} {piece.axis}" for piece in entry.slices]
         expected = ", ".join(f"{piece.role} {piece.axis}" for piece in slices)
         raise SectionError(MANIFEST_FILE, f"families[{index}].slices", _short(found), expected)
-    size = sum(unit_nbytes(entry.format, arithmetic.slice_length(piece, spec)) for piece in slices)
+    size = _unit_bytes(entry, entry.format, spec)
     if entry.unit_bytes != size:
         raise SectionError(MANIFEST_FILE, f"families[{index}].unit_bytes", str(entry.unit_bytes), str(size))
-    return size
+    return entry
+
+
+def _unit_bytes(entry: FamilyFormat, format_name: FormatName, spec: ModelSpec) -> int:
+    return sum(unit_nbytes(format_name, arithmetic.slice_length(piece, spec)) for piece in entry.slices)
 
 
 def _check_predictors(manifest: Manifest) -> None:
@@ -308,8 +335,7 @@ def _check_resident(manifest: Manifest) -> None:
     """Requires each tensor that the model needs once and in its shape, and no tensor that the model cannot have."""
     required, optional = model_tensors(manifest)
     found = {tensor.role: tensor for tensor in manifest.resident}
-    layers = range(manifest.model.num_hidden_layers)
-    coarse = {coarse_role(layer, entry.family): entry.format for entry in manifest.families for layer in layers}
+    coarse = {coarse_role(*key): format_name for key, format_name in manifest.unit_formats.items()}
     if len(found) != len(manifest.resident):
         raise ModelError(MANIFEST_FILE, "resident", "a list with a role twice", "distinct roles")
     for role in required:

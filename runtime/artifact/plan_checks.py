@@ -64,7 +64,7 @@ def check_plan(facts: Facts, plan: Plan, field: str) -> None:
         expected = f"fp16, which takes as little for a head of {spec.head_dim} values"
         raise PlanError(MANIFEST_FILE, f"{field}.kv_cache", short(plan.kv_cache), expected) from None
     require(plan.kv_cache_bytes == kv_cache, "kv_cache_bytes", plan.kv_cache_bytes, kv_cache)
-    page_bytes, unit_bytes = manifest.flash.page_bytes, max(entry.unit_bytes for entry in manifest.families)
+    page_bytes, unit_bytes = manifest.flash.page_bytes, max(section.unit_bytes for section in manifest.flash.sections)
     least = span_bytes(unit_bytes, page_bytes)
     fits = plan.read_buffer_bytes >= least and plan.read_buffer_bytes % page_bytes == 0
     require(fits, "read_buffer_bytes", plan.read_buffer_bytes, f"whole pages, at least {least}")

@@ -1,6 +1,7 @@
 """Describes an artifact, as text and as data: model, source, files, families, plans. Reads only the manifest."""
 
 import os
+from collections import Counter
 from typing import Any
 
 from coldpress.runtime.artifact.contents import coarse_bytes
@@ -9,7 +10,7 @@ from coldpress.runtime.plan.bookkeeping import bookkeeping_bytes
 from coldpress.runtime.plan.budget import least_budget_bytes, used_bytes, whole_bytes
 from coldpress.runtime.quantities import show_bytes, table
 from coldpress.schemas.errors import clipped, printable
-from coldpress.schemas.layout import Plan
+from coldpress.schemas.layout import Plan, placed_parts
 from coldpress.schemas.manifest import MANIFEST_FILE, FamilyFormat, Manifest
 from coldpress.schemas.model import ModelSpec
 
@@ -41,6 +42,7 @@ def describe(artifact: Artifact) -> dict[str, Any]:
 
 def _family(manifest: Manifest, entry: FamilyFormat) -> dict[str, Any]:
     sections = [section for section in manifest.flash.sections if section.family == entry.family]
+    formats = {layer: name for (layer, family), name in sorted(manifest.unit_formats.items()) if family == entry.family}
     return {
         "family": entry.family,
         "format": entry.format,
@@ -50,12 +52,13 @@ def _family(manifest: Manifest, entry: FamilyFormat) -> dict[str, Any]:
         "layers_per_section": max(len(section.layers) for section in sections),
         "num_units": sum(section.num_units * len(section.layers) for section in sections),
         "total_bytes": sum(section.length_bytes for section in sections),
-        "coarse_bytes": manifest.model.num_hidden_layers * coarse_bytes(entry.family, manifest.model, entry.format),
+        "coarse_bytes": sum(coarse_bytes(entry.family, manifest.model, name) for name in formats.values()),
+        "other_formats": {str(layer): name for layer, name in formats.items() if name != entry.format},
     }
 
 
 def _plan(manifest: Manifest, plan: Plan) -> dict[str, Any]:
-    unit_bytes = {entry.family: entry.unit_bytes for entry in manifest.families}
+    placed = placed_parts(plan, manifest.flash.sections)
     names = "name method cache context_length dram_budget_bytes resident_bytes predictor_bytes kv_cache kv_cache_bytes"
     return {name: getattr(plan, name) for name in names.split()} | {
         "read_buffer_bytes": plan.read_buffer_bytes,
@@ -66,9 +69,9 @@ def _plan(manifest: Manifest, plan: Plan) -> dict[str, Any]:
         "least_budget_bytes": least_budget_bytes(manifest, plan),
         "whole_model_bytes": whole_bytes(manifest, plan),
         "used_bytes": used_bytes(manifest, plan),
-        "pinned_bytes": sum(part.num_pinned * unit_bytes[part.family] for part in plan.parts),
-        "cache_bytes": sum(part.cache_slots * unit_bytes[part.family] for part in plan.parts),
-        "density": {family: _mean_density(plan, family) for family in unit_bytes},
+        "pinned_bytes": sum(part.num_pinned * section.unit_bytes for part, section in placed),
+        "cache_bytes": sum(part.cache_slots * section.unit_bytes for part, section in placed),
+        "density": {family: _mean_density(plan, family) for family in (entry.family for entry in manifest.families)},
     }
 
 
@@ -111,7 +114,7 @@ def _family_rows(families: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     return [head] + [
         (
             entry["family"],
-            entry["format"],
+            _formats(entry),
             str(entry["num_units"]),
             str(entry["unit_bytes"]),
             str(entry["layers_per_section"]),
@@ -121,6 +124,12 @@ def _family_rows(families: list[dict[str, Any]]) -> list[tuple[str, ...]]:
         )
         for entry in families
     ]
+
+
+def _formats(entry: dict[str, Any]) -> str:
+    """Names a family's format, and how many layers have each other one."""
+    others: Counter[str] = Counter(entry["other_formats"].values())
+    return ", ".join([entry["format"], *(f"{count} layers {name}" for name, count in others.items())])
 
 
 def _plan_rows(plans: list[dict[str, Any]]) -> list[tuple[str, ...]]:

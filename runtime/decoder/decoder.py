@@ -477,13 +477,15 @@ def _coarse_planes(artifact: Artifact, activations: ActivationFormat) -> dict[Ke
     """Returns the coarse planes of every layer, by layer and family; empty for a format without planes."""
     found: dict[Key, CoarseUnits] = {}
     manifest = artifact.manifest
-    for entry in manifest.families:
-        if planes_of(entry.format) is None:
+    slices_of = {entry.family: entry.slices for entry in manifest.families}
+    units: dict[tuple[str, str], Units] = {}
+    for key, format_name in manifest.unit_formats.items():
+        if planes_of(format_name) is None:
             continue
-        units = units_of(entry.format, entry.slices, manifest.model, activations)
-        for layer in range(manifest.model.num_hidden_layers):
-            codes = artifact.resident[coarse_role(layer, entry.family)]
-            found[layer, entry.family] = CoarseUnits(codes, units)
+        kind = key[1], format_name
+        if kind not in units:
+            units[kind] = units_of(format_name, slices_of[key[1]], manifest.model, activations)
+        found[key] = CoarseUnits(artifact.resident[coarse_role(*key)], units[kind])
     return found
 
 

@@ -77,13 +77,17 @@ def counted_bytes(
 
 
 def joined_bytes(sections: Iterable[Section], format_name: FormatName) -> int:
-    """Returns the memory in which units in a format in planes are joined; 0 for a format without."""
-    planes = planes_of(format_name)
-    if planes is None:
-        return 0
-    share = planes.whole.nbytes(GROUP) / planes.unit_nbytes(GROUP)
-    largest = max((section.num_units * section.unit_bytes for section in sections), default=0)
-    return min(JOINED_BYTES, round(share * largest))
+    """Returns the memory in which units in a format in planes are joined; 0 for a format without.
+
+    `format_name` is that of sections without a format of their own.
+    """
+    largest = 0
+    for section in sections:
+        planes = planes_of(section.format or format_name)
+        if planes is not None:
+            share = planes.whole.nbytes(GROUP) / planes.unit_nbytes(GROUP)
+            largest = max(largest, round(share * section.num_units * section.unit_bytes))
+    return min(JOINED_BYTES, largest)
 
 
 def unit_bytes(section: Section, caches: Collection[str]) -> int:

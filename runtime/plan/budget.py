@@ -48,8 +48,8 @@ def least_budget_bytes(manifest: Manifest, plan: Plan) -> int:
 
 def used_bytes(manifest: Manifest, plan: Plan) -> int:
     """Returns the DRAM that a plan needs: the fixed part, and the slots of pinned and cached units."""
-    unit_bytes = {entry.family: entry.unit_bytes for entry in manifest.families}
-    slots = sum((part.num_pinned + part.cache_slots) * unit_bytes[part.family] for part in plan.parts)
+    placed = placed_parts(plan, manifest.flash.sections)
+    slots = sum((part.num_pinned + part.cache_slots) * section.unit_bytes for part, section in placed)
     return fixed_bytes(manifest, plan) + slots
 
 

@@ -29,7 +29,6 @@ from coldpress.runtime.sparsity import Residency
 from coldpress.runtime.store import planner
 from coldpress.runtime.store.ahead_room import divided, first_batch, following, reads_on, rooms
 from coldpress.runtime.store.facts import AheadFacts, Key, Observers, Purpose
-from coldpress.runtime.store.reads import Half
 from coldpress.runtime.store.slots import Part
 from coldpress.schemas.errors import CorruptPageError
 from coldpress.schemas.families import FAMILIES, FamilyName
@@ -74,7 +73,8 @@ class _Portion:
 class _Region:
     """Memory for one section at a time."""
 
-    half: Half
+    memory: np.ndarray
+    """uint8 [size]."""
     section: Section | None = None
     used_bytes: int = 0
     portions: list[_Portion] = field(default_factory=list[_Portion])
@@ -110,10 +110,6 @@ class EarlyUnits:
                 return
             self.num_read = stop
             yield self.ids[first:stop], (self._portion.start + self._offsets[first:stop]).astype(np.int32)
-
-
-def _region(memory: np.ndarray, unit_bytes: int) -> _Region:
-    return _Region(Half(memory, np.lib.stride_tricks.sliding_window_view(memory, unit_bytes)))
 
 
 class ReadAhead:
@@ -152,9 +148,9 @@ class ReadAhead:
         for family, granted in divided(found, plan.preload_buffer_bytes, page_bytes).items():
             granted, copies = min(granted, MAX_REGION_BYTES), found[family].copies
             of_family = [section for section in sections if section.family == family]
-            if granted < span_bytes(of_family[0].unit_bytes, page_bytes):
+            if granted < span_bytes(max(section.unit_bytes for section in of_family), page_bytes):
                 continue
-            regions = [_region(zeros(granted), of_family[0].unit_bytes) for _ in range(copies)]
+            regions = [_Region(zeros(granted)) for _ in range(copies)]
             self._regions += regions
             for index, section in enumerate(of_family):
                 self._region_of |= {(layer, family): regions[index % copies] for layer in section.layers}
@@ -209,14 +205,14 @@ class ReadAhead:
             self._waited(self._drop(region))
         region.section = section
         places = self._places(section, ids, region)
-        room = region.half.memory.size - region.used_bytes
+        room = region.memory.size - region.used_bytes
         units = planner.Strided(section.offset_bytes, section.unit_bytes, section.unit_bytes)
         if room < span_bytes(section.unit_bytes, self._page_bytes) or not places.size:
             return None
         batch = first_batch(units, places, self._page_bytes, self._gap_bytes, room)
         start, region.used_bytes = region.used_bytes, region.used_bytes + batch.extents.num_bytes
         try:
-            ticket = self._begin_reads(Purpose.AHEAD, batch, region.half.memory[start : region.used_bytes])
+            ticket = self._begin_reads(Purpose.AHEAD, batch, region.memory[start : region.used_bytes])
         except (CorruptPageError, DeviceError):  # flash/serial.py reads inside `submit`; a failed guess is no error
             return None
         region.portions.append(_Portion(batch, places[: batch.buffer_offset.size], start, ticket))
@@ -239,6 +235,7 @@ class ReadAhead:
         if region is None or region.section is not section:
             return []
         part = self._parts[key]
+        rows = np.lib.stride_tricks.sliding_window_view(region.memory, section.unit_bytes)
         index, wanted = key[0] - section.first_layer, np.zeros(part.order.size, bool)
         wanted[part.position[misses]] = True
         found: list[EarlyUnits] = []
@@ -247,7 +244,7 @@ class ReadAhead:
             chosen = np.flatnonzero((layer_index == index) & wanted[position])
             if chosen.size and not portion.failed:
                 units = part.units_at(position[chosen])
-                found.append(EarlyUnits(units, region.half.rows, portion.batch.buffer_offset[chosen], portion))
+                found.append(EarlyUnits(units, rows, portion.batch.buffer_offset[chosen], portion))
         return found
 
     def drop(self) -> None:

@@ -200,11 +200,15 @@ def buffer_bytes(reading: Reading, idle_s: float, guess: float, free_bytes: int)
 
 
 def _largest(sections: Sequence[Section], family: FamilyName) -> Section:
-    """Returns a family's section with the most layers, the first one if several have as many.
+    """Returns a family's section with the most layers, of several with as many the first one with the largest units.
 
     The family's first section is left out, because no section before it could guess it.
     """
-    return max([section for section in sections if section.family == family][1:], key=lambda found: len(found.layers))
+    return max([section for section in sections if section.family == family][1:], key=_by_size)
+
+
+def _by_size(section: Section) -> tuple[int, int]:
+    return len(section.layers), section.unit_bytes
 
 
 def _guessed_s(reading: Reading, section: Section, guess: float) -> float:

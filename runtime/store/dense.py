@@ -7,7 +7,7 @@ import numpy as np
 from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.store import planner
 from coldpress.runtime.store.facts import Purpose
-from coldpress.runtime.store.reads import FamilyMemory, Half, longest_read_bytes
+from coldpress.runtime.store.reads import Half, PoolMemory, longest_read_bytes
 from coldpress.runtime.store.request import Device, Incoming
 from coldpress.runtime.store.slots import Part
 from coldpress.schemas.device import Flash, flash_seconds
@@ -19,7 +19,7 @@ COPY_BYTES = 1 << 20
 class DensePass:
     """All units of a part on their way into memory; iterate over it once."""
 
-    def __init__(self, device: Device, part: Part, memory: FamilyMemory, batches: Iterable[planner.ReadBatch]) -> None:
+    def __init__(self, device: Device, part: Part, memory: PoolMemory, batches: Iterable[planner.ReadBatch]) -> None:
         """Begins the first reads of `batches`, which cover all units of the part."""
         self._part = part
         self._incoming = Incoming(device, Purpose.STREAM, batches, memory)

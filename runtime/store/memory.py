@@ -1,4 +1,4 @@
-"""The memory of a store: the slots of each family and the read buffer, within the budget of the plan in force.
+"""The memory of a store: the slots of each pool and the read buffer, within the budget of the plan in force.
 
 A plan that holds all units budgets no read buffer. It loads them through the unused budget and the memory that a
 decoded token will need later; afterwards it keeps room for one unit, in case a unit could not be loaded.
@@ -13,10 +13,9 @@ from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.plan.bookkeeping import token_bytes
 from coldpress.runtime.plan.budget import holds_everything, used_bytes
 from coldpress.runtime.plan.memory import check_fits, physical_bytes
-from coldpress.runtime.store.reads import FamilyMemory, Half, halves, longest_read_bytes, room_bytes
+from coldpress.runtime.store.reads import Half, PoolMemory, halves, longest_read_bytes, room_bytes
 from coldpress.runtime.store.slot_memory import SlotMemory, moved
-from coldpress.runtime.store.slots import num_slots
-from coldpress.schemas.families import FamilyName
+from coldpress.runtime.store.slots import Pool, num_slots
 from coldpress.schemas.layout import Plan
 from coldpress.schemas.manifest import Manifest
 
@@ -73,35 +72,35 @@ class Memory:
             DoesNotFitError: as `check`; nothing has changed.
         """
         self.take(plan)
-        self.families, self.buffer = {}, self.zeros(0)  # freed before the new memory exists
+        self.pools, self.buffer = {}, self.zeros(0)  # freed before the new memory exists
         self._allocate()
 
     def _allocate(self) -> None:
-        entries = self._manifest.families
         self.buffer = self.zeros(self._buffer_bytes(loading=True))
-        self.families = {entry.family: self._of_family(entry.family, entry.unit_bytes) for entry in entries}
+        wanted = num_slots(self._plan, self._manifest.flash.sections)
+        self.pools = {pool: PoolMemory(SlotMemory(wanted[pool], pool[1]), *self._read_into(pool[1])) for pool in wanted}
 
-    def move(self, moves: Mapping[FamilyName, tuple[np.ndarray, np.ndarray]]) -> None:
-        """Moves units from old slots to new ones: family -> int [m] each (`coldpress.runtime.store.slots.resized`)."""
-        growth = {family: num_slots(self._plan, family) - len(self.families[family].slots.rows) for family in moves}
-        # families that shrink come first, so that families that grow can use the memory they return
-        for family in sorted(moves, key=growth.__getitem__):
-            old, new = moves[family]
-            memory = self.families[family]
-            memory.slots = moved(memory.slots, num_slots(self._plan, family), old, new)
+    def move(self, moves: Mapping[Pool, tuple[np.ndarray, np.ndarray]]) -> None:
+        """Moves units from old slots to new ones: pool -> int [m] each (`coldpress.runtime.store.slots.resized`)."""
+        wanted = num_slots(self._plan, self._manifest.flash.sections)
+        growth = {pool: wanted[pool] - len(self.pools[pool].slots.rows) for pool in moves}
+        # pools that shrink come first, so that pools that grow can use the memory they return
+        for pool in sorted(moves, key=growth.__getitem__):
+            old, new = moves[pool]
+            memory = self.pools[pool]
+            memory.slots = moved(memory.slots, wanted[pool], old, new)
 
     def resize_buffer(self, *, loading: bool) -> None:
         """Reallocates the read buffer if its size changes."""
         size_bytes = self._buffer_bytes(loading=loading)
         if self.buffer.size == size_bytes:
             return
-        for memory in self.families.values():  # drop all views: the old buffer is freed before the new one exists
+        for memory in self.pools.values():  # drop all views: the old buffer is freed before the new one exists
             memory.halves = []
         self.buffer = self.zeros(0)
         self.buffer = self.zeros(size_bytes)
-        for entry in self._manifest.families:
-            memory = self.families[entry.family]
-            memory.halves, memory.room_bytes, memory.longest_read_bytes = self._read_into(entry.unit_bytes)
+        for (_, unit_bytes), memory in self.pools.items():
+            memory.halves, memory.room_bytes, memory.longest_read_bytes = self._read_into(unit_bytes)
 
     def zeros(self, size_bytes: int) -> np.ndarray:
         """Returns memory to read into, uint8 [size_bytes]; a simulation's takes no memory, since nothing is written."""
@@ -110,9 +109,6 @@ class Memory:
     def room_if_reading(self, unit_bytes: int) -> int:
         """Returns the bytes that one batch would have if the plan read anything."""
         return room_bytes(self._reading_bytes(), self._page_bytes, span_bytes(unit_bytes, self._page_bytes))
-
-    def _of_family(self, family: FamilyName, unit_bytes: int) -> FamilyMemory:
-        return FamilyMemory(SlotMemory(num_slots(self._plan, family), unit_bytes), *self._read_into(unit_bytes))
 
     def _read_into(self, unit_bytes: int) -> tuple[list[Half], int, int]:
         """Returns the halves of the read buffer for units of one size, the bytes of one half, and the longest read."""
@@ -130,7 +126,7 @@ class Memory:
         if not self.is_whole:
             return self._reading_bytes()
         page_bytes = self._page_bytes
-        least = max(span_bytes(entry.unit_bytes, page_bytes) for entry in self._manifest.families)
+        least = max(span_bytes(section.unit_bytes, page_bytes) for section in self._manifest.flash.sections)
         working_bytes = token_bytes(self._manifest.model, self._manifest.flash.sections)
         spare = working_bytes + self._plan.dram_budget_bytes - self.used_bytes
         return max(least, min(self._reading_bytes(), spare // page_bytes * page_bytes)) if loading else least

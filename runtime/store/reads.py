@@ -52,8 +52,8 @@ def halves(buffer: np.ndarray, unit_bytes: int, page_bytes: int) -> list[Half]:
 
 
 @dataclass
-class FamilyMemory:
-    """The memory of a family's units: slots for cached units, and the read buffer."""
+class PoolMemory:
+    """The memory of a family's units of one size: slots for cached units, and the read buffer."""
 
     slots: SlotMemory
     halves: list[Half]

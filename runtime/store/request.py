@@ -10,7 +10,7 @@ from coldpress.runtime.flash import Landing, Reader, Ticket
 from coldpress.runtime.store import planner
 from coldpress.runtime.store.ahead import EarlyUnits
 from coldpress.runtime.store.facts import Observers, Purpose
-from coldpress.runtime.store.reads import FamilyMemory, Half
+from coldpress.runtime.store.reads import Half, PoolMemory
 from coldpress.runtime.store.slot_memory import copy_rows
 from coldpress.runtime.store.slots import Part
 
@@ -70,7 +70,7 @@ class Incoming:
         device: Device,
         purpose: Purpose,
         batches: Iterable[planner.ReadBatch],
-        memory: FamilyMemory,
+        memory: PoolMemory,
         planned: PlannedUnits | None = None,
     ) -> None:
         """Begins the first reads of `batches`.
@@ -135,7 +135,7 @@ class Request:
         self,
         device: Device,
         part: Part,
-        memory: FamilyMemory,
+        memory: PoolMemory,
         resident: Batch,
         evicted_hits: Batch | None,
         planned: PlannedUnits,

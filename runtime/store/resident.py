@@ -120,10 +120,10 @@ def draft_seconds(manifest: Manifest, plan: Plan) -> float:
 
 def chosen_from(manifest: Manifest, plan: Plan) -> dict[tuple[int, FamilyName], computing.Weights]:
     """Returns the units that a request for a layer's family chooses from."""
-    formats = {entry.family: entry.format for entry in manifest.families}
+    formats = manifest.unit_formats
     return {
         (layer, section.family): multiplied(
-            formats[section.family],
+            formats[layer, section.family],
             round(used_share(section.family, manifest.model) * section.num_units * section.unit_bytes),
             uses_all=uses_all(plan),
         )

@@ -1,10 +1,12 @@
 """Records which unit is in which slot: the pinned and cached units of each part (PowerInfer 5.2). Bookkeeping only.
 
 A part is one family of one layer. Each part has its own cache, even if its units share a section with other layers.
-Slots of a family are numbered through all layers: each layer's pinned units in flash order, then its cached ones.
+Slots of one pool, a family's units of one size, are numbered through its layers: each layer's pinned units in flash
+order, then its cached ones.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +21,8 @@ from coldpress.schemas.layout import Plan, Section, placed_parts
 
 Requests = Mapping[tuple[int, str], Sequence[np.ndarray]]
 """The ids of each request in order, by layer and family."""
+Pool = tuple[FamilyName, int]
+"""Units that lie in one array in memory: a family, and the bytes of a unit, which differ where layers' formats do."""
 
 
 class FreeSlots:
@@ -60,11 +64,12 @@ class Part:
     slot: np.ndarray
     """[num_units], the slot of each pinned or cached unit, counted from `first_slot`; meaningless for other units."""
     first_slot: int
-    """The part's first slot in the memory of its family."""
+    """The part's first slot in the memory of its pool."""
     free: FreeSlots
+    pool: Pool
 
     def slots(self, ids: np.ndarray) -> np.ndarray:
-        """Returns the slots of pinned or cached units in the memory of the family, int32 [k]."""
+        """Returns the slots of pinned or cached units in the memory of the pool, int32 [k]."""
         return self.slot[ids].astype(np.int32) + np.int32(self.first_slot)
 
     def units_at(self, positions: np.ndarray | slice) -> np.ndarray:
@@ -135,45 +140,46 @@ def parts_of(artifact: Artifact, plan: Plan, requests: Requests | None = None) -
     Raises:
         ColdpressError: if the policy cannot be used, for example if it needs `requests` and they are None.
     """
-    next_slot = dict.fromkeys((part.family for part in plan.parts), 0)
+    next_slot: Counter[Pool] = Counter()
     positions = {section.offset_bytes: _positions(artifact, section) for section in artifact.manifest.flash.sections}
     parts: dict[Key, Part] = {}
     for wanted, section in placed_parts(plan, artifact.manifest.flash.sections):
         family: FamilyName = wanted.family
         pinned = artifact.rank(wanted.layer, family)[: wanted.num_pinned]
         order, position = positions[section.offset_bytes]
-        slot, first_slot = np.zeros_like(order), next_slot[family]
-        next_slot[family] += wanted.num_pinned + wanted.cache_slots
+        pool = pool_of(section)
+        slot, first_slot = np.zeros_like(order), next_slot[pool]
+        next_slot[pool] += wanted.num_pinned + wanted.cache_slots
         slot[pinned[np.argsort(position[pinned])]] = np.arange(wanted.num_pinned, dtype=slot.dtype)
         free = FreeSlots(wanted.num_pinned, slot.dtype)
         future = None if requests is None else requests.get((wanted.layer, family), ())
         known = Known(section.num_units, wanted.cache_slots, pinned, position, future)
         cache = make(plan.cache, plan.cache_options, known)
         units = Strided(section.part_offset_bytes(wanted.layer), section.unit_bytes, section.stride_bytes)
-        parts[wanted.layer, family] = Part(units, cache, order, position, slot, first_slot, free)
+        parts[wanted.layer, family] = Part(units, cache, order, position, slot, first_slot, free, pool)
     return parts
 
 
 def resized(
     artifact: Artifact, plan: Plan, parts: Mapping[Key, Part]
-) -> tuple[dict[FamilyName, tuple[np.ndarray, np.ndarray]], dict[Key, np.ndarray]]:
+) -> tuple[dict[Pool, tuple[np.ndarray, np.ndarray]], dict[Key, np.ndarray]]:
     """Resizes the parts of a run to another plan.
 
     Returns:
-        By family, the old and the new slots of units that stay in memory; and by layer and family, the ids of pinned
+        By pool, the old and the new slots of units that stay in memory; and by layer and family, the ids of pinned
         units that must be read.
     """
-    next_slot: dict[FamilyName, int] = {}
-    moves: dict[FamilyName, list[tuple[np.ndarray, np.ndarray]]] = {}
+    next_slot: Counter[Pool] = Counter()
+    moves: dict[Pool, list[tuple[np.ndarray, np.ndarray]]] = {}
     unread: dict[Key, np.ndarray] = {}
     for wanted in plan.parts:
-        family, first = wanted.family, next_slot.get(wanted.family, 0)
-        pinned = artifact.rank(wanted.layer, family)[: wanted.num_pinned]
-        old, new, unread[wanted.layer, family] = parts[wanted.layer, family].resize(wanted.cache_slots, pinned, first)
-        moves.setdefault(family, []).append((old, new))
-        next_slot[family] = first + wanted.num_pinned + wanted.cache_slots
-    joined = {family: tuple(map(np.concatenate, zip(*each, strict=True))) for family, each in moves.items()}
-    return {family: (old, new) for family, (old, new) in joined.items()}, unread
+        key, part = (wanted.layer, wanted.family), parts[wanted.layer, wanted.family]
+        pinned = artifact.rank(*key)[: wanted.num_pinned]
+        old, new, unread[key] = part.resize(wanted.cache_slots, pinned, next_slot[part.pool])
+        moves.setdefault(part.pool, []).append((old, new))
+        next_slot[part.pool] += wanted.num_pinned + wanted.cache_slots
+    joined = {pool: tuple(map(np.concatenate, zip(*each, strict=True))) for pool, each in moves.items()}
+    return {pool: (old, new) for pool, (old, new) in joined.items()}, unread
 
 
 def _positions(artifact: Artifact, section: Section) -> tuple[np.ndarray, np.ndarray]:
@@ -184,6 +190,14 @@ def _positions(artifact: Artifact, section: Section) -> tuple[np.ndarray, np.nda
     return order, position
 
 
-def num_slots(plan: Plan, family: FamilyName) -> int:
-    """Returns the number of a family's slots over all layers, pinned and cached."""
-    return sum(part.num_pinned + part.cache_slots for part in plan.parts if part.family == family)
+def pool_of(section: Section) -> Pool:
+    """Returns the pool of a section's units."""
+    return section.family, section.unit_bytes
+
+
+def num_slots(plan: Plan, sections: Iterable[Section]) -> dict[Pool, int]:
+    """Returns the number of each pool's slots over all layers, pinned and cached."""
+    found: Counter[Pool] = Counter()
+    for part, section in placed_parts(plan, sections):
+        found[pool_of(section)] += part.num_pinned + part.cache_slots
+    return found

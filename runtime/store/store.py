@@ -4,11 +4,11 @@
 reads and begins them. The request that it returns yields rows in batches, first the units in memory, then the others as
 they arrive. `stream` is the prefill's dense pass.
 
-A family's units in DRAM lie in one array for all layers, each layer's pinned units and then its cached ones. A unit
-keeps its slot as long as it is cached: kernels take slot numbers, so rows need not be compacted as in LLM in a flash
-3.3, and an evicted unit's slot is simply the next to be filled. Direct reads cover whole pages and units lie packed, so
-a unit cannot be read straight into its slot: the reading threads copy stored units to their slots, and kernels use the
-other units in the read buffer.
+A family's units in DRAM lie in one array for all layers, each layer's pinned units and then its cached ones; where
+formats of layers differ, in one array for each size of units. A unit keeps its slot as long as it is cached: kernels
+take slot numbers, so rows need not be compacted as in LLM in a flash 3.3, and an evicted unit's slot is simply the next
+to be filled. Direct reads cover whole pages and units lie packed, so a unit cannot be read straight into its slot: the
+reading threads copy stored units to their slots, and kernels use the other units in the read buffer.
 
 Counters, digests and clocks observe the store (runtime/store/facts.py).
 """
@@ -30,7 +30,7 @@ from coldpress.runtime.store.dense import DensePass, ResidentPass, dense_batches
 from coldpress.runtime.store.facts import Key, Observer, Observers, Purpose, RequestFacts
 from coldpress.runtime.store.gap import AdaptiveGap, gap_of
 from coldpress.runtime.store.memory import Memory
-from coldpress.runtime.store.reads import FamilyMemory
+from coldpress.runtime.store.reads import PoolMemory
 from coldpress.runtime.store.request import Batch, Device, Incoming, PlannedUnits, Request
 from coldpress.runtime.store.slots import Part, Requests, parts_of, resized
 from coldpress.schemas.layout import Plan
@@ -140,8 +140,9 @@ class Store:
             self._memory.resize_buffer(loading=False)
 
     def _load_pinned(self, key: Key, ids: np.ndarray) -> None:
-        memory = self._memory.families[key[1]]
-        planned = self._planned(self._parts[key], memory, ids)
+        part = self._parts[key]
+        memory = self._memory.pools[part.pool]
+        planned = self._planned(part, memory, ids)
         batches = planner.batches(planned.plan, memory.room_bytes)
         incoming = Incoming(self._device, Purpose.LOAD, batches, memory, planned)
         try:
@@ -204,7 +205,8 @@ class Store:
         """
         if self._under_way is not None:
             self._settle()
-        part, memory = self._parts[key], self._memory.families[key[1]]
+        part = self._parts[key]
+        memory = self._memory.pools[part.pool]
         present = part.cache.touch(ids)
         known = (key, ids, kept, part.units.unit_bytes, memory.room_bytes, self._memory.buffer.size)
         if not present.all():
@@ -216,7 +218,7 @@ class Store:
             request(facts)
         return (Batch(used, part.slots(used), memory.slots.rows),) if used.size else ()
 
-    def _submit_misses(self, part: Part, memory: FamilyMemory, present: np.ndarray, known: _Known) -> Request:
+    def _submit_misses(self, part: Part, memory: PoolMemory, present: np.ndarray, known: _Known) -> Request:
         """Submits a request some of whose units are missing; `present` is bool [k]."""
         key, ids, kept, *_ = known
         hits, misses = ids[present], ids[~present]
@@ -248,7 +250,7 @@ class Store:
         return self._under_way
 
     def _reads_for(
-        self, part: Part, memory: FamilyMemory, misses: np.ndarray, early: list[EarlyUnits]
+        self, part: Part, memory: PoolMemory, misses: np.ndarray, early: list[EarlyUnits]
     ) -> tuple[planner.ReadPlan, np.ndarray]:
         """Plans the reads for the units of `misses` that were not read `early`.
 
@@ -272,7 +274,7 @@ class Store:
             plan = planner.inside(part.units, positions, plan.extents)
         return plan, part.units_at(positions)
 
-    def _planned(self, part: Part, memory: FamilyMemory, ids: np.ndarray) -> PlannedUnits:
+    def _planned(self, part: Part, memory: PoolMemory, ids: np.ndarray) -> PlannedUnits:
         """Plans the reads for units of a part with the plan's gap, for loading and for failed reads ahead."""
         units = part.in_flash_order(ids)
         positions, gap_bytes = part.position[units], self.plan.collapse_gap_bytes
@@ -295,7 +297,8 @@ class Store:
         self._settle()
         for stream in self._observers.stream:
             stream(key)
-        part, memory, gap_bytes = self._parts[key], self._memory.families[key[1]], self.plan.collapse_gap_bytes
+        part, gap_bytes = self._parts[key], self.plan.collapse_gap_bytes
+        memory = self._memory.pools[part.pool]
         num_units, page_bytes = part.order.size, self._page_bytes
         in_slots = self._memory.is_whole and bool(part.cache.present.all())
         # the same batch sizes as if they were read: sums are made per batch, so their bits depend on its size

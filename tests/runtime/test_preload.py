@@ -332,7 +332,7 @@ def test_the_buffer_is_part_of_the_budget(built):
     plan, before = plan_of(artifact), artifact.manifest.plans[0]
     assert used_bytes(artifact.manifest, plan) == used_bytes(artifact.manifest, before) + plan.preload_buffer_bytes
     with Session(built["topk"].path, plan=plan) as session:
-        memory = sum(region.half.memory.size for region in session.store.ahead._regions)
+        memory = sum(region.memory.size for region in session.store.ahead._regions)
         assert memory <= plan.preload_buffer_bytes
         session.generate(PROMPT, 4)
         assert session.store.dram_used_bytes <= plan.dram_budget_bytes

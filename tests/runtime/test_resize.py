@@ -48,7 +48,7 @@ def test_tokens_stay_through_every_change(built):
         if len(found) in changes:
             session.resize(changes[len(found)])
             assert session.store.dram_used_bytes <= changes[len(found)] == session.plan.dram_budget_bytes
-            rows = sum(memory.slots.rows.nbytes for memory in session.store._memory.families.values())
+            rows = sum(memory.slots.rows.nbytes for memory in session.store._memory.pools.values())
             assert rows == session.store.dram_used_bytes - fixed_bytes(session.artifact.manifest, session.plan)
         hit_rates[len(found)] = token.hit_rate
     assert found == list(whole)

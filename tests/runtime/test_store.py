@@ -259,7 +259,7 @@ def test_memory_is_what_the_budget_says(relu_artifact, extra):
     store = open_store(relu_artifact, dram_budget_bytes=budget)
     plan = store.plan
     buffers = plan.read_buffer_bytes if extra < 10_000_000 else 0  # with everything in DRAM nothing is read
-    allocated = store._memory.families["up_down"].slots.rows.nbytes + buffers
+    allocated = sum(memory.slots.rows.nbytes for memory in store._memory.pools.values()) + buffers
     besides = bookkeeping_bytes(manifest)  # tests/runtime/test_bookkeeping.py
     assert store.dram_used_bytes == plan.resident_bytes + plan.kv_cache_bytes + allocated + besides
     assert store.dram_used_bytes <= budget

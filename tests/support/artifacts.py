@@ -48,6 +48,8 @@ class Recipe:
     """None: the families of the method."""
     format: str = "fp16"
     """A selector that refines gets a format in planes in its place."""
+    layer_formats: Mapping[int, str] = field(default_factory=dict)
+    """The formats of the layers whose units have another one."""
     cache: str = "lru"
     page_bytes: int = 4096
     pinned_share: float = 1 / 16
@@ -118,7 +120,8 @@ def build_artifact(
     order, rank = (given or some for given, some in zip((recipe.order, recipe.rank), drawn, strict=True))
     pinned = {key: ids[: round(recipe.pinned_share * ids.size)] for key, ids in rank.items()}
     order = {key: ids for key, ids in order.items() if key[0] % _group_size(recipe, key[1]) == 0}
-    sections = write_flash(path, {key: planes_in(codes, recipe)[1] for key, codes in units.items()}, order, recipe)
+    on_flash = {key: planes_in(codes, recipe, key[0])[1] for key, codes in units.items()}
+    sections = write_flash(path, on_flash, order, recipe)
     write_tables(path, order, rank, recipe)
     resident = write_resident(path, weights, recipe, families, units)
     predictors = write_predictors(path, recipe, random)
@@ -161,9 +164,9 @@ def encode_units(weights: Mapping[str, np.ndarray], recipe: Recipe, layer: int, 
     return np.concatenate(parts, axis=1)
 
 
-def planes_in(codes: np.ndarray, recipe: Recipe) -> tuple[np.ndarray | None, np.ndarray]:
-    """Returns the coarse planes of units, None in a format without, and what lies on flash."""
-    planes = planes_of(recipe.format)
+def planes_in(codes: np.ndarray, recipe: Recipe, layer: int) -> tuple[np.ndarray | None, np.ndarray]:
+    """Returns the coarse planes of a layer's units, None in a format without, and what lies on flash."""
+    planes = planes_of(recipe.layer_formats.get(layer, recipe.format))
     return (None, codes) if planes is None else planes.split(codes)
 
 
@@ -180,7 +183,9 @@ def write_flash(
         image += bytes(-len(image) % ALIGN)
         last = min(first + _group_size(recipe, family), recipe.spec.num_hidden_layers) - 1
         codes = np.concatenate([units[layer, family][ids] for layer in range(first, last + 1)], axis=1)
-        section = {"first_layer": first, "last_layer": last, "family": family, "offset_bytes": len(image)}
+        section: dict[str, Any] = {"first_layer": first, "last_layer": last, "family": family}
+        section |= {"offset_bytes": len(image)}
+        section |= {"format": recipe.layer_formats[first]} if first in recipe.layer_formats else {}
         unit_bytes = units[first, family].shape[1]
         sections.append(section | {"num_units": ids.size, "unit_bytes": unit_bytes, "stride_bytes": codes.shape[1]})
         image += codes.tobytes()
@@ -226,11 +231,12 @@ def write_resident(
             plugins.load("coldpress.runtime.quantization", Format, chosen).encode(values) if chosen else values
         )
     for (layer, family), codes in units.items():
-        coarse, _ = planes_in(codes, recipe)
+        coarse, _ = planes_in(codes, recipe, layer)
         if coarse is not None:
             values = sum(-(-slice_length(piece, recipe.spec) // 32) * 32 for piece in slices(family, recipe.spec))
             role = f"layers.{layer}.{family}.coarse"
-            entries.append({"role": role, "format": recipe.format, "shape": [len(coarse), values]})
+            stored = recipe.layer_formats.get(layer, recipe.format)
+            entries.append({"role": role, "format": stored, "shape": [len(coarse), values]})
             arrays[role] = coarse
     save_file(arrays, path / RESIDENT_FILE)
     return entries
@@ -278,7 +284,7 @@ def _manifest(
     predictors: list[dict[str, Any]],
     pinned: Mapping[tuple[int, str], np.ndarray],
 ) -> dict[str, Any]:
-    unit_bytes = {section["family"]: section["unit_bytes"] for section in sections}
+    codec = plugins.load("coldpress.runtime.quantization", Format, recipe.format)
     return {
         "format": {"name": "coldpress", "major": 2, "minor": 0},
         "features": _features(recipe, families, resident),
@@ -297,7 +303,9 @@ def _manifest(
                 "family": family,
                 "format": recipe.format,
                 "slices": [piece.model_dump() for piece in slices(family, recipe.spec)],
-                "unit_bytes": unit_bytes[family],
+                "unit_bytes": sum(
+                    codec.unit_nbytes(slice_length(piece, recipe.spec)) for piece in slices(family, recipe.spec)
+                ),
             }
             for family in families
         ],
@@ -312,6 +320,7 @@ def _manifest(
 def _features(recipe: Recipe, families: tuple[Any, ...], resident: list[dict[str, Any]]) -> dict[str, list[str]]:
     formats = sorted({recipe.format} | {entry["format"] for entry in resident if entry["format"]})
     required = [f"family.{family}" for family in families] + [f"format.{name}" for name in formats]
+    required += ["layer-formats"] if recipe.layer_formats else []
     optional = [f"cache.{recipe.cache}", f"selector.{recipe.method}"]
     return {"required": ["crc32c-pages", *required], "optional": optional}
 
@@ -323,7 +332,11 @@ def _plan(
     sections: list[dict[str, Any]],
     pinned: Mapping[tuple[int, str], np.ndarray],
 ) -> dict[str, Any]:
-    unit_bytes = {section["family"]: section["unit_bytes"] for section in sections}
+    unit_bytes = {
+        (layer, section["family"]): section["unit_bytes"]
+        for section in sections
+        for layer in range(section["first_layer"], section["last_layer"] + 1)
+    }
     predicted = predicted_layers(recipe) if recipe.method == "predictor" else range(recipe.spec.num_hidden_layers)
     parts = [
         {
@@ -357,7 +370,9 @@ def _plan(
         "queue_depth": 8,
         "parts": parts,
     }
-    slots = sum((part["num_pinned"] + part["cache_slots"]) * unit_bytes[part["family"]] for part in parts)
+    slots = sum(
+        (part["num_pinned"] + part["cache_slots"]) * unit_bytes[part["layer"], part["family"]] for part in parts
+    )
     fixed = sum(plan[name] for name in ("resident_bytes", "predictor_bytes", "kv_cache_bytes", "read_buffer_bytes"))
     layout, arrays = [Section(**section) for section in sections], [SelectorArray(**array) for array in plan["arrays"]]
     pages = (path / FLASH_FILE).stat().st_size // recipe.page_bytes

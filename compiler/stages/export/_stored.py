@@ -128,7 +128,7 @@ class StoredModel:
     def _whole(self, place: _Place, ids: np.ndarray, units: np.ndarray) -> np.ndarray:
         """Returns units in the plain format, uint8 [n, bytes]."""
         family = next(one for one in self.artifact.manifest.families if one.family == place.section.family)
-        planes = planes_of(family.format)
+        planes = planes_of(place.section.format or family.format)
         if planes is None:
             return units
         return planes.join(self._resident[contents.coarse_role(place.layer, family.family)][ids], units)
