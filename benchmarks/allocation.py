@@ -19,7 +19,7 @@ from benchmarks.shared.cases import MODELS, Case, case_of
 from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
 from coldpress.compiler.activity.layer_counts import Activity
 from coldpress.compiler.activity.unit_statistics import fit_all
-from coldpress.compiler.cost_model import read_units, unit_bytes
+from coldpress.compiler.cost_model import all_read_units, unit_bytes
 from coldpress.compiler.io import Workspace
 from coldpress.compiler.stages.allocate._rules import AllocationConfig, Inputs, Method, allocated
 from coldpress.runtime.plugins import load, names, options_of
@@ -39,7 +39,7 @@ def method_of(name: str, case: Case, inputs: Inputs) -> Method:
     selector, spec = load("coldpress.runtime.sparsity", Selector, name), case.model.spec
     options = options_of(selector, {})
     sizes = {family: unit_bytes(family, spec, FORMAT) for family in selector.families(spec, options)}
-    reads = {family: read_units(inputs.device.flash, size, 1) for family, size in sizes.items()}
+    reads = all_read_units(inputs.device.flash, spec, sizes, FORMAT, 1)
     return Method(name, selector, options, FORMAT, sizes, reads)
 
 

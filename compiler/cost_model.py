@@ -8,6 +8,7 @@ request, by the device profile's law (`coldpress.schemas.device.flash_seconds`).
 import functools
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Protocol
 
@@ -19,13 +20,15 @@ from coldpress.runtime.plan.kv_cache import kv_cache_bytes
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantities import parse_bytes
 from coldpress.runtime.quantization import Format
-from coldpress.runtime.quantization._planes import planes_of, whole_format
+from coldpress.runtime.quantization._planes import coarsest, planes_of, whole_format
 from coldpress.schemas.device import Flash
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import (
     WHOLE_MLP,
     FamilyName,
     FormatName,
+    Formats,
+    format_at,
     num_units,
     resident_roles,
     slice_length,
@@ -124,17 +127,17 @@ message."""
 
 
 @functools.lru_cache(maxsize=1 << 16)  # a search counts the same tensors for every candidate
-def stored_format(role: str, format_name: FormatName) -> FormatName | None:
-    """Returns how an artifact of `format_name` stores a tensor; None means float32.
+def stored_format(role: str, formats: Formats) -> FormatName | None:
+    """Returns how an artifact of `formats` stores a tensor; None means float32.
 
     Matrices of attention and MLP take the artifact's format along their input dimension, both planes if it has planes;
-    the coarse planes of units take it, too; token embeddings and head keep at least 8 bits; norms, biases, routers,
-    learned positions and rotary frequencies stay float32.
+    the coarse planes of units take their layer's; token embeddings and head keep at least 8 bits; norms, biases,
+    routers, learned positions and rotary frequencies stay float32.
     """
     name = role.rpartition("layers.")[2]
     if name.endswith(".coarse"):
-        return format_name
-    format_name = whole_format(format_name)
+        return format_at(formats, int(name.partition(".")[0]))
+    format_name = whole_format(coarsest(formats))
     if role in ("embed_tokens.weight", "lm_head.weight"):
         return "fp16" if format_name == "fp16" else "int8_group32"
     matrix = r"\d+\.(experts\.\d+\.)?(q|k|v|o|gate|up|down)_proj\.weight"
@@ -148,9 +151,9 @@ def stored_formats(format_name: FormatName) -> tuple[FormatName, ...]:
     return tuple(sorted(found))
 
 
-def tensor_bytes(role: str, shape: tuple[int, ...], format_name: FormatName) -> int:
-    """Returns the bytes of one resident tensor of `shape` in an artifact of `format_name`."""
-    stored = stored_format(role, format_name)
+def tensor_bytes(role: str, shape: tuple[int, ...], formats: Formats) -> int:
+    """Returns the bytes of one resident tensor of `shape` in an artifact of `formats`."""
+    stored = stored_format(role, formats)
     if stored is None:
         return 4 * math.prod(shape)
     return math.prod(shape[:-1]) * slice_bytes(shape[-1], stored)
@@ -164,6 +167,16 @@ def slice_bytes(length: int, format_name: FormatName) -> int:
 def unit_bytes(family: FamilyName, spec: ModelSpec, format_name: FormatName) -> int:
     """Returns the bytes of one unit on flash: the sum of its slices; in a format in planes, of their refinements."""
     return sum(unit_nbytes(format_name, slice_length(piece, spec)) for piece in slices(family, spec))
+
+
+def all_read_units(
+    flash: Flash, spec: ModelSpec, families: Iterable[FamilyName], formats: Formats, layers_per_group: int
+) -> dict[tuple[int, FamilyName], np.ndarray]:
+    """Returns the cost of reading besides units, by layer and family: see `read_units`."""
+    layers, families = range(spec.num_hidden_layers), tuple(families)
+    sizes = {(at, family): unit_bytes(family, spec, format_at(formats, at)) for at in layers for family in families}
+    known = {size: read_units(flash, size, layers_per_group) for size in set(sizes.values())}
+    return {key: known[size] for key, size in sizes.items()}
 
 
 def read_units(flash: Flash, unit_bytes: int, layers_per_group: int) -> np.ndarray:
@@ -190,14 +203,18 @@ def read_units_of(
     return np.array([*(np.array([gap_bytes, edge_bytes, least_bytes]) / stride_bytes), overlap])
 
 
-def flash_bytes(families: tuple[FamilyName, ...], spec: ModelSpec, format_name: FormatName) -> int:
+def flash_bytes(families: tuple[FamilyName, ...], spec: ModelSpec, formats: Formats) -> int:
     """Returns the bytes of all units of `families` in all layers, without the padding between sections."""
-    per_layer = sum(num_units(family, spec) * unit_bytes(family, spec, format_name) for family in families)
-    return spec.num_hidden_layers * per_layer
+    in_layers = Counter(format_at(formats, layer) for layer in range(spec.num_hidden_layers))
+    return sum(
+        count * num_units(family, spec) * unit_bytes(family, spec, name)
+        for name, count in in_layers.items()
+        for family in families
+    )
 
 
 def resident_tensors(
-    model: HasShapes, families: tuple[FamilyName, ...], format_name: FormatName
+    model: HasShapes, families: tuple[FamilyName, ...], formats: Formats
 ) -> tuple[ResidentTensor, ...]:
     """Lists the tensors that no family holds, rotary frequencies and coarse planes included; a tied head is its
     embedding."""
@@ -209,20 +226,19 @@ def resident_tensors(
         stored.pop("lm_head.weight", None)
     if spec.position == "rotary":
         stored["rotary.inv_freq"] = (spec.rotary_dim // 2,)
-    if planes_of(format_name):
+    if planes_of(coarsest(formats)):
         for family in families:
             shape = coarse_shape(family, spec)
             stored |= {coarse_role(layer, family): shape for layer in range(spec.num_hidden_layers)}
     return tuple(
-        ResidentTensor(role=role, format=stored_format(role, format_name), shape=shape)
-        for role, shape in stored.items()
+        ResidentTensor(role=role, format=stored_format(role, formats), shape=shape) for role, shape in stored.items()
     )
 
 
-def resident_bytes(model: HasShapes, families: tuple[FamilyName, ...], format_name: FormatName) -> int:
+def resident_bytes(model: HasShapes, families: tuple[FamilyName, ...], formats: Formats) -> int:
     """Returns the bytes of the resident tensors."""
-    found = resident_tensors(model, families, format_name)
-    return sum(tensor_bytes(tensor.role, tensor.shape, format_name) for tensor in found)
+    found = resident_tensors(model, families, formats)
+    return sum(tensor_bytes(tensor.role, tensor.shape, formats) for tensor in found)
 
 
 def weight_bytes(model: HasShapes, format_name: FormatName) -> int:

@@ -214,8 +214,8 @@ def buffers_of(model: Model, sparsity: Sparsity, free_bytes: int, device: Device
     densities = {family: tuple(sparsity.density(family, layer) for layer in layers) for family in sparsity.families}
     if densities == {WHOLE_MLP: (used_share(WHOLE_MLP, model.spec),) * len(layers)}:
         shape = (sparsity.format, sparsity.context_length, sparsity.budget.dram_budget_bytes, device)
-        # in a group, one read brings a unit's parts of several layers
-        alone = sparsity.layers_per_group == 1 and sparsity.is_whole
+        # in a group, one read brings a unit's parts of several layers; and units of several sizes are not modelled
+        alone = sparsity.layers_per_group == 1 and sparsity.is_whole and not sparsity.layer_formats
         run = dense_run(model, *shape, sparsity.kv_cache, room_bytes=free_bytes, reads_ahead=alone)
         if run is not None:
             return Buffers(run.read_buffer_bytes, run.preload_buffer_bytes)

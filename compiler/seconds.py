@@ -14,11 +14,12 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from coldpress.compiler.cost_model import HasShapes, resident_tensors
+from coldpress.compiler.cost_model import HasShapes, resident_tensors, unit_bytes
 from coldpress.compiler.sections import image_bytes
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.extents import span_bytes
+from coldpress.runtime.quantization._planes import coarsest
 from coldpress.runtime.simulate import Choose, simulate, simulate_choices, times_traced, token_seconds_of
 from coldpress.runtime.store import planner
 from coldpress.runtime.store.clock import arrival
@@ -28,7 +29,7 @@ from coldpress.runtime.trace import END, FETCH, NO_IDS, Event
 from coldpress.schemas import __version__
 from coldpress.schemas.compute import Overlap
 from coldpress.schemas.device import DeviceProfile, Flash
-from coldpress.schemas.families import FamilyName, FormatName, slices
+from coldpress.schemas.families import FamilyName, Formats, slices
 from coldpress.schemas.layout import Plan, Section
 from coldpress.schemas.manifest import (
     FORMAT_MAJOR,
@@ -56,7 +57,7 @@ class Setting:
     """The decisions that determine the time of requests."""
 
     model: HasShapes
-    format: FormatName
+    formats: Formats
     device: DeviceProfile
     sections: tuple[Section, ...]
     """All sections of flash.img (compiler/sections.py)."""
@@ -72,7 +73,7 @@ class Setting:
     def manifest(self) -> Manifest:
         """The manifest of an artifact without files."""
         spec = self.model.spec
-        unit_bytes = {section.family: section.unit_bytes for section in self.sections}
+        families, base = tuple(dict.fromkeys(section.family for section in self.sections)), coarsest(self.formats)
         return Manifest(
             format=Format(name=FORMAT_NAME, major=FORMAT_MAJOR, minor=FORMAT_MINOR),
             features=Features(required=(), optional=()),
@@ -87,10 +88,15 @@ class Setting:
                 sections=self.sections,
             ),
             families=tuple(
-                FamilyFormat(family=family, format=self.format, slices=slices(family, spec), unit_bytes=size)
-                for family, size in unit_bytes.items()
+                FamilyFormat(
+                    family=family,
+                    format=base,
+                    slices=slices(family, spec),
+                    unit_bytes=unit_bytes(family, spec, base),
+                )
+                for family in families
             ),
-            resident=resident_tensors(self.model, tuple(unit_bytes), self.format),
+            resident=resident_tensors(self.model, families, self.formats),
             predictors=(),
             plans=(self.plan,),
             inputs={},
@@ -186,7 +192,7 @@ def choices_tokens(
 
 def of_all_layers(setting: Setting, found: RunMetrics, overlap: Overlap = "request") -> float:
     """Returns modelled seconds of a token of a simulated run; the layers of the plan's parts stand for all."""
-    predicting_s = weight_seconds(setting.device, setting.format, setting.plan.predictor_bytes)
+    predicting_s = weight_seconds(setting.device, coarsest(setting.formats), setting.plan.predictor_bytes)
     return token_seconds_of(setting.manifest, setting.plan, found, overlap, predicting_s)
 
 

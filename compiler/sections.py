@@ -13,22 +13,34 @@ from coldpress.compiler.cost_model import HasShapes, budget_bytes, budgets_in, d
 from coldpress.compiler.shared_settings import DEFAULT_CACHE
 from coldpress.runtime.plan.bookkeeping import counted_bytes, joined_bytes
 from coldpress.runtime.plugins import load
+from coldpress.runtime.quantization._planes import coarsest
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import WHOLE_MLP, FamilyName, FormatName, num_units
+from coldpress.schemas.families import WHOLE_MLP, FamilyName, FormatName, Formats, format_at, num_units
 from coldpress.schemas.layout import SECTION_ALIGN_BYTES, KvCacheFormat, Section, SelectorArray, layer_groups
 from coldpress.schemas.model import ModelSpec
 
 
 def make_sections(
-    spec: ModelSpec, families: Sequence[FamilyName], format_name: FormatName, layers_per_group: int = 1
+    spec: ModelSpec, families: Sequence[FamilyName], formats: Formats, layers_per_group: int = 1
 ) -> tuple[Section, ...]:
-    """Returns one section per layer group and family, in that order, each at the next multiple of 64 KiB."""
+    """Returns one section per layer group and family, in that order, each at the next multiple of 64 KiB.
+
+    Raises:
+        ColdpressError: if the layers of a group have several formats.
+    """
     found: list[Section] = []
-    offset_bytes = 0
+    offset_bytes, base = 0, coarsest(formats)
     for layers in layer_groups(spec.num_hidden_layers, layers_per_group):
+        names = {format_at(formats, layer) for layer in layers}
+        if len(names) > 1:
+            raise ColdpressError(
+                f"layers {layers[0]} to {layers[-1]} are one group and have the formats {' and '.join(sorted(names))}, "
+                "expected one, since the units of a group have one size; use coarse_bits=uniform or layers_per_group=1"
+            )
+        (name,) = names
         for family in families:
-            part_bytes = unit_bytes(family, spec, format_name)
+            part_bytes = unit_bytes(family, spec, name)
             section = Section(
                 first_layer=layers[0],
                 last_layer=layers[-1],
@@ -37,6 +49,7 @@ def make_sections(
                 num_units=num_units(family, spec),
                 unit_bytes=part_bytes,
                 stride_bytes=len(layers) * part_bytes,
+                format=None if name == base else name,
             )
             found.append(section)
             offset_bytes = _round_up(offset_bytes + section.length_bytes)

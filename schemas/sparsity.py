@@ -3,10 +3,12 @@
 Arrays: `<layer>.<family>.<name>`, the fitted arrays of the selector for a family of a layer (runtime/sparsity).
 """
 
-from pydantic import Field
+from typing import Any
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from coldpress.schemas.base import ArrayFile, Count, Options, PositiveCount, Record, Share
-from coldpress.schemas.families import FamilyName, FormatName, Method, mlp_density, used_share
+from coldpress.schemas.families import FamilyName, FormatName, Formats, Method, mlp_density, used_share
 from coldpress.schemas.layout import CacheName, KvCacheFormat, layer_groups
 from coldpress.schemas.model import ModelSpec
 
@@ -104,10 +106,23 @@ class Sparsity(Rung):
     """The most bytes of all predictors together; `budget` has the expected bytes."""
     predictor_format: FormatName | None = None
     """The format of predictors; None if the method has none."""
+    layer_formats: tuple[FormatName, ...] = ()
+    """The format in planes of each layer's units, where they differ, `format` the coarsest; else empty, which is left
+    out of the file."""
     layers_per_group: PositiveCount = 1
     """Consecutive layers whose units lie together on flash (ActiveFlow 3, Fig. 9); the last group may be smaller."""
     ladder: tuple[Rung, ...] = ()
     """The further budgets, the largest first."""
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leaves out formats by layer where there are none, so that such a record reads as it always did."""
+        return {name: value for name, value in write(self).items() if value or name != "layer_formats"}
+
+    @property
+    def formats(self) -> Formats:
+        """Returns the format of all layers, or that of each."""
+        return self.layer_formats or self.format
 
     @property
     def rungs(self) -> tuple["Sparsity", ...]:

@@ -17,7 +17,7 @@ from coldpress.compiler.activity.rounded import Rounded
 from coldpress.compiler.rounding._matrix import NEAREST, Rounding
 from coldpress.runtime.quantization._planes import planes_of
 from coldpress.runtime.sparsity import Selector
-from coldpress.schemas.families import FAMILIES, FamilyName, FormatName, num_experts
+from coldpress.schemas.families import FAMILIES, FamilyName, Formats, num_experts
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -35,17 +35,15 @@ class InPlanes(Rounded):
     def __init__(
         self,
         source: LayerStream,
-        format_name: FormatName,
+        formats: Formats,
         families: Iterable[FamilyName],
         rounding: Rounding = NEAREST,
         *,
         coarse_alone: bool = False,
     ) -> None:
-        """`format_name` is a format in planes; `families` are those whose units have planes."""
-        planes = planes_of(format_name)
-        assert planes is not None
-        super().__init__(source, format_name, rounding, families)
-        self._planes, self._copies = planes, 1 if coarse_alone else 2
+        """`formats` are in planes; `families` are those whose units have planes."""
+        super().__init__(source, formats, rounding, families)
+        self._copies = 1 if coarse_alone else 2
 
     def _of_role(self, role: str) -> "Tensor":
         import torch
@@ -56,10 +54,11 @@ class InPlanes(Rounded):
         if role.endswith(".bias"):
             tensor = super()._of_role(role)
             return tensor.repeat(self._copies) if axis == "row" else tensor
-        codes = self._codes(role, axis)
-        kept = [self._in_format(self._format, self._planes.split(codes)[0], role, axis)]
+        codes, planes = self._codes(role, axis), planes_of(self._format_of(role))
+        assert planes is not None
+        kept = [self._in_format(planes.name(), planes.split(codes)[0], role, axis)]
         if self._copies > 1:
-            kept.append(self._in_format(self._planes.WHOLE, codes, role, axis))
+            kept.append(self._in_format(planes.WHOLE, codes, role, axis))
         units = torch.cat(kept)
         return units if axis == "row" else units.T.contiguous()
 
@@ -75,12 +74,12 @@ class InPlanes(Rounded):
 def model_for(
     selector: Selector[Any],
     source: LayerStream,
-    format_name: FormatName,
+    formats: Formats,
     families: Iterable[FamilyName],
     rounding: Rounding = NEAREST,
 ) -> LayerStream:
     """Returns the model in which a selector's loss shows: the source, or with units in planes where it refines."""
-    return InPlanes(source, format_name, families, rounding) if selector.IN_PLANES else source
+    return InPlanes(source, formats, families, rounding) if selector.IN_PLANES else source
 
 
 def in_model(choice: Choice) -> Choice:

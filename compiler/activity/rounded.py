@@ -12,8 +12,8 @@ from coldpress.compiler.rounding._weights import Axis
 from coldpress.runtime import plugins
 from coldpress.runtime.plan.kv_cache import STORED
 from coldpress.runtime.quantization import Format
-from coldpress.runtime.quantization._planes import whole_format
-from coldpress.schemas.families import FamilyName, FormatName, slices
+from coldpress.runtime.quantization._planes import coarsest, whole_format
+from coldpress.schemas.families import FamilyName, FormatName, Formats, format_at, slices
 from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.model import MatrixRole
 
@@ -35,22 +35,22 @@ class Rounded(_Like):
     def __init__(
         self,
         source: LayerStream,
-        format_name: FormatName,
+        formats: Formats,
         rounding: Rounding = NEAREST,
         families: Iterable[FamilyName] = (),
     ) -> None:
         """Matrices are rounded in slices: those of `families` in the slices of a unit, others row by row."""
         super().__init__(source)
-        self._format, self._rounding = format_name, rounding
+        self._formats, self._rounding = formats, rounding
         self._axes: Mapping[MatrixRole, Axis] = {
             piece.role: piece.axis for family in families for piece in slices(family, source.spec)
         }
 
     def _of_role(self, role: str) -> "Tensor":
-        if stored_format(role, self._format) is None:
+        if stored_format(role, self._formats) is None:
             return super()._of_role(role)
         axis = self._axis(role) or "row"
-        values = self._in_format(whole_format(self._format), self._codes(role, axis), role, axis)
+        values = self._in_format(whole_format(coarsest(self._formats)), self._codes(role, axis), role, axis)
         return values if axis == "row" else values.T.contiguous()
 
     def _axis(self, role: str) -> Axis | None:
@@ -60,8 +60,12 @@ class Rounded(_Like):
 
     def _codes(self, role: str, axis: Axis) -> np.ndarray:
         """Returns a matrix's codes; only units have planes, other matrices the plain format."""
-        name = whole_format(self._format) if self._axis(role) is None else self._format
+        name = whole_format(coarsest(self._formats)) if self._axis(role) is None else self._format_of(role)
         return self._rounding.codes(self.model, role, axis, name)
+
+    def _format_of(self, role: str) -> FormatName:
+        """Returns the format of the layer that a tensor belongs to."""
+        return format_at(self._formats, int(role.removeprefix("layers.").partition(".")[0]))
 
     def _in_format(self, name: FormatName, codes: np.ndarray, role: str, axis: Axis) -> "Tensor":
         """Returns the values of codes in a format, [n, length], a row for each slice."""

@@ -56,7 +56,7 @@ def all_statistics(
     model: Model,
     activations: Activations,
     families: Iterable[FamilyName],
-    read_units: Mapping[str, np.ndarray] | None = None,
+    read_units: Mapping[tuple[int, str], np.ndarray] | None = None,
     resident_share: float = 0.0,
     norms: Mapping[tuple[int, str], np.ndarray] | None = None,
 ) -> dict[tuple[int, str], UnitStatistics]:
@@ -66,7 +66,7 @@ def all_statistics(
         model: The source.
         activations: The statistics of `calibrate`; a family that it did not count has no magnitudes.
         families: The families to return.
-        read_units: Family -> what reads cost beyond their units' bytes, counted in units, float64 [4]
+        read_units: By layer and family, what reads cost beyond their units' bytes, counted in units, float64 [4]
             (compiler/cost_model.py); None without a device.
         resident_share: Share of each family that DRAM will hold.
         norms: By layer and family, `unit_norms` where they are known; others are computed from the source's weights.
@@ -79,7 +79,7 @@ def all_statistics(
             for name in BY_TOKEN:
                 counted.pop(name, None)
             if read_units is not None:
-                counted |= {"read_units": read_units[family], "resident_share": np.array([resident_share])}
+                counted |= {"read_units": read_units[entry.layer, family], "resident_share": np.array([resident_share])}
             if norms and (entry.layer, family) in norms:
                 counted[NORMS] = norms[entry.layer, family]
             found[entry.layer, family] = UnitStatistics(model, entry.layer, family, counted)

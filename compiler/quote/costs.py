@@ -33,7 +33,7 @@ def build_costs(
 ) -> dict[str, Figure]:
     """Returns the costs of a build with this division of one of `budgets_bytes`; for an artifact, the costs of copying
     it."""
-    units = flash_bytes(division.families, source.model.spec, division.format)
+    units = flash_bytes(division.families, source.model.spec, division.formats)
     written = units + division.budget.resident_bytes + division.budget.predictor_bytes
     if source.build is None:
         size = source.artifact_bytes or written

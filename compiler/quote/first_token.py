@@ -128,5 +128,5 @@ def _prompt_s(setting: Setting, opening: Opening, prompt_tokens: int, products: 
 
 def _head_s(setting: Setting) -> float:
     role = "embed_tokens.weight" if setting.model.spec.tie_word_embeddings else "lm_head.weight"
-    size = tensor_bytes(role, setting.model.tensors[role].shape, setting.format)
-    return weight_seconds(setting.device, stored_format(role, setting.format), size)
+    size = tensor_bytes(role, setting.model.tensors[role].shape, setting.formats)
+    return weight_seconds(setting.device, stored_format(role, setting.formats), size)

@@ -24,7 +24,7 @@ class LayoutConfig(Record):
 
 def run(config: LayoutConfig, model: Model, sparsity: Sparsity, device: DeviceProfile) -> Layout:
     """Returns all offsets."""
-    sections = make_sections(model.spec, sparsity.families, sparsity.format, sparsity.layers_per_group)
+    sections = make_sections(model.spec, sparsity.families, sparsity.formats, sparsity.layers_per_group)
     return Layout(page_bytes=device.flash.page_bytes.value, sections=sections, flash_bytes=image_bytes(sections))
 
 

@@ -17,7 +17,7 @@ from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.quantization._bits import pack, unpack
 from coldpress.runtime.quantization._groups import GROUP, SCALE_BYTES, GroupFormat, groups, inverse
-from coldpress.schemas.families import FormatName
+from coldpress.schemas.families import FormatName, Formats
 
 
 class PlanesFormat(GroupFormat):
@@ -106,6 +106,14 @@ def planes_of(format_name: FormatName) -> PlanesFormat | None:
     """Returns the format if it is one in planes."""
     found = load("coldpress.runtime.quantization", Format, format_name)
     return found if isinstance(found, PlanesFormat) else None
+
+
+def coarsest(formats: Formats) -> FormatName:
+    """Returns the format of all layers, or of several formats in planes the one whose units on flash have the most
+    bits: that of the artifact's families."""
+    if isinstance(formats, str):
+        return formats
+    return min(formats, key=lambda name: -1 if (planes := planes_of(name)) is None else planes.HIGH_BITS)
 
 
 def whole_format(format_name: FormatName) -> FormatName:

@@ -126,12 +126,12 @@ def test_a_token_by_hand() -> None:
     )
     parts = tuple(PartPlan(layer=layer, family=FAMILY, density=1, num_pinned=0, cache_slots=0) for layer in (0, 3))
     changes = {"resident_bytes": 10**7, "predictor_bytes": 10**6, "kv_cache_bytes": 2000}
-    found = seconds.Setting(model, setting.format, device, sections, plan_of(parts, device, **changes))
+    found = seconds.Setting(model, setting.formats, device, sections, plan_of(parts, device, **changes))
     ids = np.arange(20)
     trace = seconds.requests_of([{(0, FAMILY): ids, (3, FAMILY): ids}] * 2)
     read = Reading(device.flash, Strided(0, size, size), 0, 4 << 20).reads(ids)
     looked_up = 384 * 2 * 34  # 64 values of a row in groups of 32, each with a scale
-    computed = resident_bytes(model, (FAMILY,), setting.format) - looked_up + 1000
+    computed = resident_bytes(model, (FAMILY,), setting.formats) - looked_up + 1000
     computed += 4 * ids.size * size  # once they have been read
     expected = 4 * read.flash_s + (computed + 10**6) / device.dram_bytes_per_s.value
     assert read.num_reads == 1

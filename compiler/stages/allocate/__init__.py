@@ -193,9 +193,9 @@ def _why_shorter(model: Model) -> str:
 
 def _fitted(sparsity: Sparsity, inputs: Inputs, key: str) -> ArrayFile | None:
     """Saves the selector's arrays for each family of each layer; returns None if it needs none."""
-    method = method_of(sparsity.method, sparsity.options, sparsity.format, sparsity.layers_per_group, inputs)
+    method = method_of(sparsity.method, sparsity.options, sparsity.formats, sparsity.layers_per_group, inputs)
     densities = {entry.family: entry.per_layer for entry in sparsity.densities}
-    held = sparsity.budget.cache_bytes / flash_bytes(sparsity.families, inputs.model.spec, sparsity.format)
+    held = sparsity.budget.cache_bytes / flash_bytes(sparsity.families, inputs.model.spec, sparsity.formats)
     statistics = method.statistics(inputs, min(1.0, held))
     fitted = fit_all(method.selector, method.options, densities, inputs.model.spec, statistics)
     arrays = {

@@ -6,7 +6,7 @@ Resident tensors + predictors + KV cache + bookkeeping + buffers + cache = budge
 from dataclasses import dataclass
 
 from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, caches_for, own_cache_options
-from coldpress.compiler.cost_model import kv_cache_bytes, read_units, resident_bytes, unit_bytes, weight_bytes
+from coldpress.compiler.cost_model import all_read_units, kv_cache_bytes, resident_bytes, unit_bytes, weight_bytes
 from coldpress.compiler.dense_run import buffers_of
 from coldpress.compiler.sections import asked_budget_bytes, bookkeeping_bytes, make_sections
 from coldpress.compiler.shared_settings import DEFAULT_CACHE
@@ -16,11 +16,12 @@ from coldpress.compiler.stages.allocate._densities import Question
 from coldpress.compiler.stages.allocate._predictor_sizes import predictor_sizes
 from coldpress.compiler.stages.allocate._rules import Inputs, Method, allocated
 from coldpress.runtime.plugins import load, options_of
+from coldpress.runtime.quantization._planes import coarsest
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.base import Options
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import DoesNotFitError
-from coldpress.schemas.families import FamilyName
+from coldpress.schemas.families import FamilyName, Formats
 from coldpress.schemas.model import Model
 from coldpress.schemas.sparsity import Budget, Densities, Sparsity
 
@@ -134,13 +135,13 @@ def _shares(config: AllocateConfig, inputs: Inputs, method: Method, m_max: int) 
     return _densities.densities(question, method.selector.densities(activations.are_exact(question.families)))
 
 
-def method_of(name: str, options: Options, format_name: str, layers_per_group: int, inputs: Inputs) -> Method:
+def method_of(name: str, options: Options, formats: Formats, layers_per_group: int, inputs: Inputs) -> Method:
     """Returns a selector with its options and the cost of its units."""
     selector = load("coldpress.runtime.sparsity", Selector, name)
     own, spec = options_of(selector, options), inputs.model.spec
-    sizes = {family: unit_bytes(family, spec, format_name) for family in selector.families(spec, own)}
-    reads = {family: read_units(inputs.device.flash, size, layers_per_group) for family, size in sizes.items()}
-    return Method(name, selector, own, format_name, sizes, reads)
+    sizes = {family: unit_bytes(family, spec, coarsest(formats)) for family in selector.families(spec, own)}
+    reads = all_read_units(inputs.device.flash, spec, sizes, formats, layers_per_group)
+    return Method(name, selector, own, formats, sizes, reads)
 
 
 def _cache_bytes(config: AllocateConfig, budget: int, needs: _Needs) -> int:

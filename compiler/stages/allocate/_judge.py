@@ -200,7 +200,7 @@ class BudgetJudge:
         token_s, hit_rate = self._replays.of(division)
         density, held = division.mlp_density(self._inputs.model.spec), _held(division, self._inputs)
         budget = division.budget
-        units, drafts = flash_bytes(division.families, self._inputs.model.spec, division.format), 0
+        units, drafts = flash_bytes(division.families, self._inputs.model.spec, division.formats), 0
         if load("coldpress.runtime.sparsity", Selector, candidate.method).is_whole and planes_of(candidate.format):
             token_s, count = self._drafting(division, token_s)
             drafts = MOST_DRAFTS if count else 0  # a run stops where another one does not pay
@@ -260,5 +260,5 @@ class BudgetJudge:
 
 def _held(division: Sparsity, inputs: Inputs) -> float:
     """Returns the share of all units that DRAM holds."""
-    units = flash_bytes(division.families, inputs.model.spec, division.format)
+    units = flash_bytes(division.families, inputs.model.spec, division.formats)
     return min(1.0, division.budget.cache_bytes / units)

@@ -19,7 +19,7 @@ import numpy as np
 from coldpress.compiler import seconds
 from coldpress.compiler.activity.choice import Arrays, Choice, replayed_layers
 from coldpress.compiler.activity.unit_statistics import NORMS, all_statistics
-from coldpress.compiler.cost_model import read_units, unit_bytes
+from coldpress.compiler.cost_model import all_read_units, flash_bytes, unit_bytes
 from coldpress.compiler.dense_run import dense_run, draft_costs
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.seconds import Key, Setting
@@ -33,7 +33,7 @@ from coldpress.runtime.simulate import Choose, by_signals
 from coldpress.runtime.sparsity import Selector, used_experts
 from coldpress.schemas.activations import LayerStatistics
 from coldpress.schemas.device import DeviceProfile
-from coldpress.schemas.families import WHOLE_MLP, FamilyName, activity_of, num_experts, num_units
+from coldpress.schemas.families import WHOLE_MLP, FamilyName, activity_of, format_at, num_experts, num_units
 from coldpress.schemas.layout import PartPlan, Plan
 from coldpress.schemas.metrics import DenseRun
 from coldpress.schemas.model import Model
@@ -180,11 +180,8 @@ class Replays:
         own, curves = options_of(selector, sparsity.options), self._inputs.curves
         assert curves is not None
         activations = self._inputs.activations.of_layers(curves.trace_layers)
-        sizes = {family: unit_bytes(family, spec, sparsity.format) for family in sparsity.families}
-        reads = {
-            family: read_units(self._inputs.device.flash, size, sparsity.layers_per_group)
-            for family, size in sizes.items()
-        }
+        shape = sparsity.families, sparsity.formats, sparsity.layers_per_group
+        reads = all_read_units(self._inputs.device.flash, spec, *shape)
         held = _held_share(sparsity, self._inputs.model)
         statistics = all_statistics(self._inputs.model, activations, sparsity.families, reads, held, self._norms)
         return {
@@ -224,8 +221,8 @@ def setting_of(
 ) -> Setting:
     """Returns what a division decides about the requests of some layers; `rank` is that of `Setting`."""
     parts = _parts(sparsity, model, layers)
-    sections = make_sections(model.spec, sparsity.families, sparsity.format, sparsity.layers_per_group)
-    return Setting(model, sparsity.format, device, sections, _plan(sparsity, parts, device), rank=rank or {})
+    sections = make_sections(model.spec, sparsity.families, sparsity.formats, sparsity.layers_per_group)
+    return Setting(model, sparsity.formats, device, sections, _plan(sparsity, parts, device), rank=rank or {})
 
 
 def windows_of(num_tokens: int, num_warm: int) -> tuple[list[range], int]:
@@ -252,10 +249,7 @@ def _text(used: np.ndarray) -> Text:
 
 def _held_share(sparsity: Sparsity, model: Model) -> float:
     """Returns the share of all units that DRAM holds."""
-    sizes = [
-        num_units(family, model.spec) * unit_bytes(family, model.spec, sparsity.format) for family in sparsity.families
-    ]
-    return min(1.0, sparsity.budget.cache_bytes / (model.spec.num_hidden_layers * sum(sizes)))
+    return min(1.0, sparsity.budget.cache_bytes / flash_bytes(sparsity.families, model.spec, sparsity.formats))
 
 
 def _parts(sparsity: Sparsity, model: Model, layers: Sequence[int]) -> list[PartPlan]:
@@ -264,7 +258,12 @@ def _parts(sparsity: Sparsity, model: Model, layers: Sequence[int]) -> list[Part
     spec, policy = model.spec, load_class("coldpress.runtime.cache", CachePolicy, sparsity.cache)
     keys = [(layer, family) for layer in range(spec.num_hidden_layers) for family in sparsity.families]
     claims = [
-        Claim(sparsity.density(family, layer), num_units(family, spec), unit_bytes(family, spec, sparsity.format), 0)
+        Claim(
+            sparsity.density(family, layer),
+            num_units(family, spec),
+            unit_bytes(family, spec, format_at(sparsity.formats, layer)),
+            0,
+        )
         for layer, family in keys
     ]
     counts = dict(zip(keys, units_with_room(claims, sparsity.budget.cache_bytes), strict=True))

@@ -28,7 +28,7 @@ from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.curves import Curves
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import FormatName, mlp_shares, num_units, used_share
+from coldpress.schemas.families import Formats, mlp_shares, num_units, used_share
 from coldpress.schemas.layout import CacheName
 from coldpress.schemas.model import Model, ModelSpec
 
@@ -75,10 +75,10 @@ class Method:
     name: str
     selector: Selector[Any]
     options: Any
-    format: FormatName
+    formats: Formats
     unit_bytes: Mapping[str, int]
-    """By family, in the order of the selector's families."""
-    read_units: Mapping[str, np.ndarray]
+    """By family, in the order of the selector's families; of the coarsest format."""
+    read_units: Mapping[tuple[int, str], np.ndarray]
     """See compiler/cost_model.py."""
 
     def statistics(self, inputs: Inputs, resident_share: float = 0.0) -> dict[Key, UnitStatistics]:
@@ -176,5 +176,5 @@ class _Known:
         blocks = [load_arrays(inputs.corpus.split(name).arrays)["tokens"] for name in ("calibration", "validation")]
         count = max(1, self._config.allocation_tokens // blocks[0].shape[1])
         stream, _ = stream_of(self._config, inputs.model, inputs.threads)
-        model = model_for(selector, stream, self._method.format, self._method.unit_bytes)
+        model = model_for(selector, stream, self._method.formats, self._method.unit_bytes)
         return MeasuredLosses(stream, model, selector, fit, blocks[0][:count], blocks[1][:count], inputs.work)

@@ -113,7 +113,7 @@ def variants(
     selector, held = _selector(along.method), along.resident_share
     own, spec = options_of(selector, options), model.spec
     families = selector.families(spec, own)
-    reads = None if held is None else _reference_reads(families, as_large or spec, along.format or DEFAULT_FORMAT)
+    reads = None if held is None else _reference_reads(families, as_large or spec, spec, along.format or DEFAULT_FORMAT)
     statistics = all_statistics(model, activations, families, reads, held or 0.0)
     for density in reached(along, options, spec):
         shares = selector.divide(density, spec, own)
@@ -147,6 +147,10 @@ def _selector(method: Method) -> Selector[Any]:
     return load("coldpress.runtime.sparsity", Selector, method)
 
 
-def _reference_reads(families: Sequence[str], spec: ModelSpec, format_name: FormatName) -> dict[str, np.ndarray]:
-    """Returns what a read costs on the reference flash; see `all_statistics`."""
-    return {family: read_units_of(*REFERENCE_FLASH, unit_bytes(family, spec, format_name)) for family in families}
+def _reference_reads(
+    families: Sequence[str], as_large: ModelSpec, spec: ModelSpec, format_name: FormatName
+) -> dict[tuple[int, str], np.ndarray]:
+    """Returns what a read of units of `as_large`'s size costs on the reference flash; see `all_statistics`."""
+    layers, sizes = range(spec.num_hidden_layers), [unit_bytes(family, as_large, format_name) for family in families]
+    known = {family: read_units_of(*REFERENCE_FLASH, size) for family, size in zip(families, sizes, strict=True)}
+    return {(layer, family): known[family] for layer in layers for family in families}

@@ -33,7 +33,7 @@ from coldpress.schemas.base import PositiveCount
 from coldpress.schemas.config import Key
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import FamilyName, num_experts, num_units, used_share
+from coldpress.schemas.families import FamilyName, format_at, num_experts, num_units, used_share
 from coldpress.schemas.model import Model
 from coldpress.schemas.order import FamilyOrder, GapCost, Order
 from coldpress.schemas.placement import Placement
@@ -151,7 +151,7 @@ class OrderInputs:
             Claim(
                 density=self.sparsity.density(entry.family, entry.layer),
                 num_units=num_units(entry.family, self.model.spec),
-                unit_bytes=self.unit_bytes(entry.family),
+                unit_bytes=self.unit_bytes(entry.layer, entry.family),
                 num_pinned=entry.num_pinned,
             )
             for entry in entries
@@ -159,9 +159,9 @@ class OrderInputs:
         counts = cache_slots(self.sparsity.cache, claims, self.sparsity.budget.cache_bytes)
         return {(entry.layer, entry.family): count for entry, count in zip(entries, counts, strict=True)}
 
-    def unit_bytes(self, family: FamilyName) -> int:
-        """Returns the bytes of one layer's part of a unit."""
-        return unit_bytes(family, self.model.spec, self.sparsity.format)
+    def unit_bytes(self, layer: int, family: FamilyName) -> int:
+        """Returns the bytes of a layer's part of a unit."""
+        return unit_bytes(family, self.model.spec, format_at(self.sparsity.formats, layer))
 
     def pinned(self, group: range, family: FamilyName) -> np.ndarray:
         """Returns bool [num_layers, num_units]: the units that each layer of a group keeps in DRAM."""
@@ -181,7 +181,7 @@ class OrderInputs:
             cache_options=self.sparsity.cache_options,
             search_tokens=self.config.search_tokens,
         )
-        return Task(demand, size * self.unit_bytes(family), self.device.flash, self.config.seed + group[0])
+        return Task(demand, size * self.unit_bytes(group[0], family), self.device.flash, self.config.seed + group[0])
 
     def activity(self, group: range, family: FamilyName) -> Activity:
         """Returns the layers' bits side by side. If no layer has bits since all are used whole, one token uses all.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from coldpress.compiler.cost_model import unit_bytes
 from coldpress.compiler.publishing import point, publishing
 from coldpress.compiler.stages.package.documents import Inputs, input_digests, write_documents
 from coldpress.compiler.stages.package.flash import PageChecksums, write_flash
@@ -194,13 +195,12 @@ def _write_tensors(written: Written, inputs: Inputs) -> None:
 def make_manifest(inputs: Inputs, written: Written, digests: dict[str, str]) -> Manifest:
     """Builds the manifest of the written files."""
     model, layout, format_name = inputs.model, inputs.layout, inputs.sparsity.format
-    unit_bytes = {section.family: section.unit_bytes for section in layout.sections}
     families = tuple(
         FamilyFormat(
             family=family,
             format=format_name,
             slices=slices(family, model.spec),
-            unit_bytes=unit_bytes[family],
+            unit_bytes=unit_bytes(family, model.spec, format_name),
         )
         for family in inputs.sparsity.families
     )

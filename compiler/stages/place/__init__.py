@@ -46,7 +46,7 @@ from coldpress.schemas.base import PositiveCount
 from coldpress.schemas.config import Key
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import DoesNotFitError
-from coldpress.schemas.families import used_share
+from coldpress.schemas.families import format_at, used_share
 from coldpress.schemas.model import Model, ModelSpec
 from coldpress.schemas.placement import LayerPlacement, PinnedShare, Placement, Tier
 from coldpress.schemas.preflight import StageNeeds
@@ -165,7 +165,7 @@ def _problem(
     batch_units = config.batch_units or (1 if num_units <= SINGLE_UNIT_ITEMS else MAX_BATCH_UNITS)
     groups: list[Group] = []
     for (layer, family), values in sorted(counts.items()):
-        size = unit_bytes(family, spec, sparsity.format)
+        size = unit_bytes(family, spec, format_at(sparsity.formats, layer))
         least, weights = min_units(size, tiers, device), worth(size, tiers, device)
         groups.append(make_group(layer, family, values, size, least, batch_units, weights))
     room: dict[Tier, int] = {"dram": math.floor((1.0 if share is None else share) * sparsity.budget.cache_bytes)}

@@ -68,7 +68,7 @@ def fixed_bytes(
     layers = predictors.layers if predictors else ()
     page_bytes = device.flash.page_bytes.value
     return Fixed(
-        resident=resident_bytes(model, sparsity.families, sparsity.format),
+        resident=resident_bytes(model, sparsity.families, sparsity.formats),
         predictors=sum(predictor_bytes(model.spec, entry.rank, entry.format) for entry in layers),
         kv_cache=kv_cache_bytes(model.spec, sparsity.context_length, sparsity.kv_cache),
         bookkeeping=bookkeeping_bytes(

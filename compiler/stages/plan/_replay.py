@@ -56,7 +56,7 @@ class Known:
     def setting(self, plan: Plan) -> Setting:
         """Returns a plan on the build's device."""
         model, recorded = self.model, self.recorded
-        return Setting(model, recorded.format, self.device, self.sections, plan, self._orders, self._ranks)
+        return Setting(model, recorded.formats, self.device, self.sections, plan, self._orders, self._ranks)
 
     @cached_property
     def _orders(self) -> dict[Key, np.ndarray]:

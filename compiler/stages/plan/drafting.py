@@ -21,6 +21,7 @@ from coldpress.compiler.stages.plan._search import WORTH
 from coldpress.runtime.drafts import DRAFT_TOKENS, Draft
 from coldpress.runtime.plan.budget import holds_everything
 from coldpress.runtime.plugins import load
+from coldpress.runtime.quantization._planes import coarsest
 from coldpress.runtime.simulate import pass_seconds
 from coldpress.runtime.sparsity import sees_residency
 from coldpress.schemas.errors import ColdpressError
@@ -91,7 +92,7 @@ def with_draft(named: str, setting: Setting, blocks: Callable[[], np.ndarray]) -
         )
     if why_not and named == AUTO:
         return plan, f"no drafts: {why_not}"
-    check_draft(named, setting.format)
+    check_draft(named, coarsest(setting.formats))
     if named != AUTO and load("coldpress.runtime.drafts", Draft, named).NEEDS_PLANES:
         why_not = "the coarse model cannot be replayed without an artifact"
     if why_not:

@@ -25,6 +25,7 @@ from coldpress.runtime.artifact.contents import coarse_role
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization._planes import planes_of
 from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import format_at
 from coldpress.schemas.gram import GramMatrices
 from coldpress.schemas.importance import Importance
 from coldpress.schemas.model import Model
@@ -107,16 +108,16 @@ def _quantize_layer(
     work: Workspace,
     known_of: Callable[[int], Known],
 ) -> LayerCodes:
-    families, planes = sparsity.families, planes_of(sparsity.format)
-    matrices = layer_resident(model, layer, families, sparsity.format)
-    coarse = coarse_tensors(model, layer, families, sparsity.format) if planes else ()
+    families, format_name = sparsity.families, format_at(sparsity.formats, layer)
+    planes, matrices = planes_of(format_name), layer_resident(model, layer, families, format_name)
+    coarse = coarse_tensors(model, layer, families, format_name) if planes else ()
 
     def make() -> dict[str, np.ndarray]:
         logger.info("quantize: layer %d of %d", layer + 1, model.spec.num_hidden_layers)
         known = known_of(layer)
         arrays = _encode_resident(algorithm, model, matrices, f"layers.{layer}.", known)
         for family in families:
-            codes = encode_units(algorithm, model, layer, family, sparsity.format, known)
+            codes = encode_units(algorithm, model, layer, family, format_name, known)
             if planes is not None:
                 coarse, codes = planes.split(codes)
                 arrays[coarse_role(layer, family).removeprefix(f"layers.{layer}.")] = coarse

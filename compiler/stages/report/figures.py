@@ -121,7 +121,7 @@ def budget_parts(spec: ModelSpec, format_name: FormatName, layout: Layout, plans
     pinned = sum(part.num_pinned * section.unit_bytes for part, section in planned)
     slots = sum(part.cache_slots * section.unit_bytes for part, section in planned)
     reads = not holds_everything(plan, layout.sections)
-    coarse = sum(coarse_bytes(section.family, spec, format_name) for _, section in planned)
+    coarse = sum(coarse_bytes(section.family, spec, section.format or format_name) for _, section in planned)
     parts = {
         "resident weights": plan.resident_bytes - coarse,
         "coarse planes": coarse,
