@@ -119,7 +119,7 @@ class Plugin(Benchmark[Options]):
         dense = [one for one in (*found.judged, *swept) if one.is_whole and one.refusal is None]
         yield {
             "method": best.candidate.method,
-            "format": best.candidate.format,
+            "format": str(best.candidate.format),
             "cache": best.candidate.cache,
             "density": best.density,
             "token_s": best.token_s,

@@ -58,6 +58,15 @@ def go_together(method: str, format_name: str, has_reason: bool) -> bool:
     return in_planes == selector.IN_PLANES or (selector.is_whole and has_reason)
 
 
+def finer_of(format_name: str) -> str | None:
+    """Returns the format in planes of the same plain format that has the next more bits in DRAM; None if there is
+    none."""
+    planes = planes_of(format_name)
+    every = [planes_of(name) for name in plugins.names("coldpress.runtime.quantization")]
+    finer = [one for one in every if one and planes and one.WHOLE == planes.WHOLE and one.HIGH_BITS > planes.HIGH_BITS]
+    return min(finer, key=lambda one: (one.HIGH_BITS, one.name())).name() if finer else None
+
+
 def check_format(method: str, format_name: str) -> None:
     """Refuses a format in planes for a selector that leaves units out, and one without for a selector that refines.
 

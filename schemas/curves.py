@@ -71,6 +71,17 @@ class CoarseDraft(Loss):
     """Standard error over blocks; None for one block."""
 
 
+class LayerGains(Record):
+    """What each layer gains if its units keep more of their bits in DRAM."""
+
+    coarser: FormatName
+    finer: FormatName
+    """Formats in planes of one plain format."""
+    per_layer: tuple[float, ...]
+    """How much smaller the squared error of the layer's output is over the hidden state after it, by coarse planes
+    alone (compiler/stages/explore/gains.py)."""
+
+
 class Unexplored(Record):
     """A selector without a curve."""
 
@@ -90,6 +101,8 @@ class Curves(Record):
     """Of the formats that take fewer bytes than the default one, which is taken to lose nothing."""
     drafts: tuple[CoarseDraft, ...] = ()
     """By formats in planes; empty where drafts are off."""
+    layer_gains: tuple[LayerGains, ...] = ()
+    """By formats in planes; empty where no selector refines units."""
     unexplored: tuple[Unexplored, ...]
     trace: ArrayFile
     trace_layers: tuple[Count, ...]
@@ -101,6 +114,10 @@ class Curves(Record):
     def draft(self, name: FormatName) -> CoarseDraft | None:
         """Returns the coarse planes of a format as a draft; None if they were not measured."""
         return next((found for found in self.drafts if found.format == name), None)
+
+    def gains(self, coarser: FormatName) -> LayerGains | None:
+        """Returns what layers gain over a format in planes; None if it was not measured."""
+        return next((found for found in self.layer_gains if found.coarser == coarser), None)
 
     def format_loss(self, name: FormatName) -> FormatLoss | None:
         """Returns the loss of a format; None if it was not measured."""

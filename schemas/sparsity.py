@@ -43,6 +43,8 @@ class Tried(Record):
     format: FormatName | None = None
     cache: CacheName | None = None
     """Format and cache; None if the method was skipped in all of them."""
+    finer_layers: tuple[Count, ...] = ()
+    """The layers with the next finer format in planes; left out of the file where there are none."""
     kv_cache: KvCacheFormat | None = None
     """The format of keys and values; None if the method was skipped."""
     token_s: float | None = Field(default=None, ge=0)
@@ -64,6 +66,11 @@ class Tried(Record):
     """DRAM that it needs: the budget, or less if that holds everything; None if it was skipped."""
     needed_bytes: Count | None = None
     """DRAM that a skipped method needs before it caches any unit; None if that was not the reason."""
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leaves out finer layers where there are none, so that such a record reads as it always did."""
+        return {name: value for name, value in write(self).items() if value or name != "finer_layers"}
 
 
 class Rung(Record):

@@ -35,6 +35,7 @@ from coldpress.compiler.stages.allocate import (
 from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantities import show_bytes
+from coldpress.runtime.quantization._planes import coarsest
 from coldpress.runtime.sparsity import Selector
 from coldpress.runtime.store import computing
 from coldpress.schemas.device import OF_TOKENS, DeviceProfile
@@ -180,7 +181,7 @@ class _Quoting:
                 dram_budget_bytes=size,
                 tokens_per_s=1 / one.token_s,
                 method=one.candidate.method,
-                format=one.candidate.format,
+                format=coarsest(one.candidate.format),
                 ratio=1 / one.token_s / own if own else 0.0,
             )
             for size, one in sorted(best.items())
@@ -273,7 +274,7 @@ class _Quoting:
 
     def _quality(self, best: Judged, division: Sparsity) -> Figure:
         """Returns the perplexity ratio to expect, with the curve's largest standard error nearby."""
-        curves = self._floor.of(best.candidate.method, division.format)
+        curves = self._floor.of(best.candidate.method, division.formats)
         errors = [
             point.ppl_ratio_error or 0.0
             for curve in curves
@@ -320,7 +321,7 @@ def _choice(best: Judged, reason: str) -> Choice:
     one = best.candidate
     return Choice(
         method=one.method,
-        format=one.format,
+        format=coarsest(one.format),
         kv_cache=one.kv_cache,
         cache=one.cache,
         density=min(1.0, best.density),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
 from coldpress.runtime.plugins import PluginBase
-from coldpress.schemas.families import FormatName, Method
+from coldpress.schemas.families import Formats, Method
 from coldpress.schemas.layout import CacheName, KvCacheFormat
 
 MARGIN = 0.05
@@ -22,14 +22,14 @@ class Candidate:
     """One way to run a model, except what is settled once units are in order on flash."""
 
     method: Method
-    format: FormatName
+    format: Formats
     density: float | None
     """Share of the MLP's weights that a token uses; None where the selector or a measurement decides."""
     cache: CacheName
     kv_cache: KvCacheFormat = DEFAULT_KV_CACHE
 
     @property
-    def shared(self) -> tuple[Method, FormatName, KvCacheFormat]:
+    def shared(self) -> tuple[Method, Formats, KvCacheFormat]:
         """Returns what the plans of several budgets share: flash.img, which selector and format determine, and how keys
         and values are stored."""
         return self.method, self.format, self.kv_cache
@@ -71,9 +71,10 @@ class Space:
 
     methods: tuple[Method, ...]
     """The dense run first."""
-    formats: tuple[FormatName, ...]
+    formats: tuple[Formats, ...]
+    """Mixtures, which have a format for each layer, come last."""
     caches: tuple[CacheName, ...]
-    densities: Callable[[Method, FormatName], Sequence[float | None]]
+    densities: Callable[[Method, Formats], Sequence[float | None]]
     """The densities of a selector in a format that keep the quality, ascending; empty if none does."""
     kv_caches: tuple[KvCacheFormat, ...] = (DEFAULT_KV_CACHE,)
     """The formats of keys and values that keep the quality; the one that loses the least first."""

@@ -38,7 +38,8 @@ class Plugin(Search):
             if any(one.refusal is None for one in begun):
                 break
         built = sorted((one for one in begun if one.refusal is None), key=lambda one: one.token_s)
-        best = [one for one in built if not one.is_whole and one.token_s <= HOPELESS * built[0].token_s][:WIDTH]
+        hopeful = [one for one in built if not one.is_whole and one.token_s <= HOPELESS * built[0].token_s]
+        best = _fastest_mixtures(hopeful)[:WIDTH]
         followed = [
             judge(replace(one.candidate, cache=cache))
             for one in best
@@ -59,6 +60,16 @@ class Plugin(Search):
             if kv_cache != one.candidate.kv_cache
         ]
         return begun + followed + denser + with_other_keys
+
+
+def _fastest_mixtures(judged: list[Judged]) -> list[Judged]:
+    """Returns candidates in their order, of a selector's mixtures of formats the first alone: they are much alike, and
+    would fill the beam."""
+    first: dict[str, Judged] = {}
+    for one in judged:
+        if not isinstance(one.candidate.format, str):
+            first.setdefault(one.candidate.method, one)
+    return [one for one in judged if isinstance(one.candidate.format, str) or first[one.candidate.method] is one]
 
 
 def _best_of_each(judged: list[Judged], best: list[Judged]) -> list[Judged]:

@@ -27,6 +27,7 @@ from coldpress.compiler.candidates import (
     check_format,
     drafts_for,
     families_for,
+    finer_of,
     formats_for,
     methods_for,
 )
@@ -147,7 +148,8 @@ class BuildConfig:
             if self[key] == AUTO:  # those that a build cannot take are looked at, too
                 found[package] = _plugins.names(package)
         formats = "coldpress.runtime.quantization"
-        looked_at = _plugins.names(formats) if self["format"] == AUTO else (self["format"],)
+        finer = finer_of(self["format"]) if self["format"] != AUTO else None  # formats by layer
+        looked_at = _plugins.names(formats) if self["format"] == AUTO else (self["format"], *filter(None, (finer,)))
         return {
             **found,
             formats: (

@@ -33,13 +33,13 @@ def resident_values(artifact: Artifact) -> dict[str, np.ndarray]:
 def flash_values(session: Session) -> dict[str, np.ndarray]:
     """Reads every MLP matrix through the store; returns role -> float32 in Hugging Face's orientation."""
     manifest, values = session.artifact.manifest, {}
-    formats = {entry.family: entry.format for entry in manifest.families}
+    formats = manifest.unit_formats
     for part, section in placed_parts(session.plan, manifest.flash.sections):
         spec, family = manifest.model, part.family
         units = np.empty((num_units(family, spec), section.unit_bytes), np.uint8)
         for ids, rows in session.store.stream((part.layer, family)):
             units[ids] = rows
-        planes, stored_in = planes_of(formats[family]), whole_format(formats[family])
+        planes, stored_in = planes_of(formats[part.layer, family]), whole_format(formats[part.layer, family])
         if planes is not None:
             units = planes.join(session.artifact.resident[f"layers.{part.layer}.{family}.coarse"], units)
         start = 0

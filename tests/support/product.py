@@ -21,10 +21,12 @@ from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.candidates import families_for
 from coldpress.compiler.checkpoint.tensors import read_role
 from coldpress.compiler.cost_model import dense_footprint_bytes
-from coldpress.compiler.io import Workspace, save_arrays, save_record
+from coldpress.compiler.io import Workspace, load_record, save_arrays, save_record
 from coldpress.compiler.job import Job, run_job
 from coldpress.compiler.sections import bookkeeping_bytes, make_sections
-from coldpress.compiler.stages import ingest
+from coldpress.compiler.stages import allocate, ingest
+from coldpress.compiler.stages.allocate import AllocateConfig
+from coldpress.compiler.stages.allocate._budgets import BudgetChoice
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.compiler.workflow.settings import resolve
 from coldpress.runtime import plugins
@@ -33,7 +35,9 @@ from coldpress.runtime.quantization._planes import planes_of
 from coldpress.runtime.sparsity import Selector, uses_read_units
 from coldpress.runtime.store.planner import Strided
 from coldpress.runtime.store.reads import MAX_READ_BYTES
+from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import SPLITS, Corpus, TokenBlocks
+from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.families import FAMILIES, mlp_density
 from coldpress.schemas.layout import placed_parts
 from coldpress.schemas.model import Model
@@ -72,6 +76,8 @@ class Case:
     format: str
     attention: bool = False
     """Whether the selector chooses inputs of attention's matrices, too."""
+    layer_formats: tuple[str, ...] = ()
+    """The format in planes of each layer, where they differ."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -119,9 +125,9 @@ class Difference:
         return max(self.median, self.mean) < max(CLOSE, NORM_AFTER * self.left_out if self.norm_after else 0)
 
 
-def source_of(folder: Path, architecture: str, relu: bool, **overrides: Any) -> Source:
+def source_of(folder: Path, architecture: str, relu: bool, layers: int = LAYERS, **overrides: Any) -> Source:
     """Writes and ingests a tiny random model, and writes random text; `overrides` replace keys of config.json."""
-    write_model(folder / "tiny", architecture, num_hidden_layers=LAYERS, relu=relu, overrides=overrides)
+    write_model(folder / "tiny", architecture, num_hidden_layers=layers, relu=relu, overrides=overrides)
     model = ingest.run(IngestConfig(model=str(folder / "tiny")), Workspace(folder / "ingest", "test"))
     save_record(model, folder / "ingest.json")
     splits: list[TokenBlocks] = []
@@ -159,8 +165,22 @@ def compiled(source: Source, case: Case, folder: Path) -> Path:
             name: ((source.folder if found in SHARED else folder) / f"{found}.json",)
             for name, found in inputs[stage].items()
         }
-        run_job(Job(stage, settings, records, folder / f"{stage}.json", tuple(range(LAYERS))))
+        layers = tuple(range(source.model.spec.num_hidden_layers))
+        run_job(Job(stage, settings, records, folder / f"{stage}.json", layers))
+        if stage == "allocate" and case.layer_formats:
+            _divide_again(source, case, folder, AllocateConfig(**settings))
     return artifact
+
+
+def _divide_again(source: Source, case: Case, folder: Path, config: AllocateConfig) -> None:
+    """Replaces the record of `allocate` by its division with a format for each layer."""
+    activations = load_record(folder / "calibrate.json", Activations)
+    device, work = load_record(folder / "device.json", DeviceProfile), Workspace(folder / "again", "test")
+    inputs = allocate.Inputs(source.model, activations, device, work, None, 1)
+    (budget,) = allocate.budgets_bytes(config, source.model, device)
+    choice = BudgetChoice(config.model_copy(update={"dram_budget": budget}), case.layer_formats)
+    (found,) = allocate._rungs([choice], inputs)
+    save_record(found, folder / "allocate.json")
 
 
 def _budget_bytes(source: Source, case: Case, selector: Any) -> int:

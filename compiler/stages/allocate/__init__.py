@@ -157,9 +157,9 @@ def _rungs(taken: Sequence[BudgetChoice], inputs: Inputs) -> Iterator[Sparsity]:
         OverBudgetError: if one cannot hold what must be in DRAM.
     """
     known: dict[float, tuple[Densities, ...]] = {}
-    for number, (config, tried, front) in enumerate(taken):
+    for number, (config, formats, tried, front) in enumerate(taken):
         # a density that the user or the quality gives is divided among layers in the same way under all budgets
-        found = divided(config, inputs, None if config.density is None else known.get(config.density))
+        found = divided(config, inputs, None if config.density is None else known.get(config.density), formats)
         if config.density is not None:
             known[config.density] = found.densities
         arrays = _fitted(found, inputs, f"selector-{config.dram_budget}" if number else "selector")

@@ -19,13 +19,13 @@ from coldpress.compiler.stages.allocate._replay import Replays
 from coldpress.compiler.stages.allocate._rules import Inputs
 from coldpress.compiler.stages.allocate._searched import Searched, searched
 from coldpress.compiler.stages.allocate._words import front_of
-from coldpress.schemas.families import FormatName, Method
+from coldpress.schemas.families import Formats, Method
 from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.sparsity import Tried
 
 LOG = logging.getLogger(__name__)
-Shared = tuple[Method, FormatName, KvCacheFormat]
-"""Selector, format, and the format of keys and values."""
+Shared = tuple[Method, Formats, KvCacheFormat]
+"""Selector, format or formats by layer, and the format of keys and values."""
 
 
 class BudgetChoice(NamedTuple):
@@ -33,6 +33,8 @@ class BudgetChoice(NamedTuple):
 
     config: AllocateConfig
     """The settings that ask for it."""
+    formats: Formats | None = None
+    """The formats of layers; None if all have the format of `config`."""
     tried: tuple[Tried, ...] = ()
     front: tuple[Tried, ...] = ()
 
@@ -78,7 +80,7 @@ def _choice(found: Searched) -> BudgetChoice:
     best, judge, tried = found.best, found.judge, found.tried
     assert best is not None
     LOG.info("allocate: auto takes %s in %s bytes: %s", best.candidate.method, judge.dram_budget_bytes, tried[0].reason)
-    return BudgetChoice(judge.config_of(best.candidate), tried, front_of(judge.judged))
+    return BudgetChoice(judge.config_of(best.candidate), best.candidate.format, tried, front_of(judge.judged))
 
 
 def _shared(alone: Sequence[Searched]) -> list[Searched]:

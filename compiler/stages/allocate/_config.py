@@ -20,13 +20,15 @@ from coldpress.schemas.config import Key
 from coldpress.schemas.families import FormatName
 from coldpress.schemas.layout import KvCacheFormat
 
+UNIFORM_BITS = "uniform"
+
 
 class AllocateConfig(
     AllocationConfig, MethodSetting, CacheSetting, DraftSetting, OverpredictionSetting, QualitySetting
 ):
     """Settings of `allocate`."""
 
-    ONLY_FOR_AUTO: ClassVar = ("max_ppl_ratio", "search", "min_tokens_per_s")
+    ONLY_FOR_AUTO: ClassVar = ("max_ppl_ratio", "search", "min_tokens_per_s", "coarse_bits")
     """Settings that only the choice of `auto` depends on."""
 
     format: Annotated[
@@ -37,6 +39,11 @@ class AllocateConfig(
             default=f"`auto` with method=auto, else {DEFAULT_FORMAT}",
         ),
     ] = Field(default=DEFAULT_FORMAT, description="how weights are stored")
+    coarse_bits: Annotated[Literal["auto", "uniform"], Key()] = Field(
+        default="auto",
+        description="whether method=auto also compares units in planes with more bits in DRAM in those layers that "
+        "gain most by them (int4_2_2 with int4_3_1), which needs layers_per_group=1, or only equal bits in all layers",
+    )
     dram_budget: Annotated[DramBudget, Key(default="the device's")] = Field(
         description="bytes, 3GB, 1.5GiB, or a share such as 50% of weights and KV cache, plus fixed bookkeeping; with "
         f"format=auto the weights count as in {DEFAULT_FORMAT}; several as 1GB,2GB,4GB give one artifact with a plan "

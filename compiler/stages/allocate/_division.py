@@ -46,17 +46,24 @@ class _Needs:
     buffers: int
 
 
-def divided(config: AllocateConfig, inputs: Inputs, densities: tuple[Densities, ...] | None = None) -> Sparsity:
-    """Divides one budget with one method; `densities` are known already, or None."""
+def divided(
+    config: AllocateConfig,
+    inputs: Inputs,
+    densities: tuple[Densities, ...] | None = None,
+    formats: Formats | None = None,
+) -> Sparsity:
+    """Divides one budget with one method; `densities` are known already, or None. `formats` are those of layers, where
+    they are not all `config.format`, which is their coarsest."""
+    formats = formats or config.format
     model, device, spec = inputs.model, inputs.device, inputs.model.spec
     (budget,) = budgets_bytes(config, model, device)
-    method = method_of(config.method, config.options, config.format, config.layers_per_group, inputs)
-    bookkeeping = _bookkeeping_bytes(config, inputs, tuple(method.unit_bytes))
+    method = method_of(config.method, config.options, formats, config.layers_per_group, inputs)
+    bookkeeping = _bookkeeping_bytes(config, formats, inputs, tuple(method.unit_bytes))
     if densities is None:
         shares = _shares(config, inputs, method, budget - bookkeeping)
     else:
         shares = {entry.family: entry.per_layer for entry in densities}
-    resident = resident_bytes(model, tuple(shares), config.format)
+    resident = resident_bytes(model, tuple(shares), formats)
     kv_cache = kv_cache_bytes(spec, config.context_length, config.kv_cache_format)
     free = budget - resident - kv_cache - bookkeeping
     sizes = predictor_sizes(config, model, shares, free)
@@ -83,6 +90,7 @@ def divided(config: AllocateConfig, inputs: Inputs, densities: tuple[Densities, 
         ),
         cache=cache,
         cache_options=own_cache_options(cache, config.cache_options) if config.cache == AUTO else config.cache_options,
+        layer_formats=() if isinstance(formats, str) else formats,
         layers_per_group=config.layers_per_group,
     )
     buffers = sum(buffers_of(model, sparsity, free - predictors, device))
@@ -91,10 +99,12 @@ def divided(config: AllocateConfig, inputs: Inputs, densities: tuple[Densities, 
     return sparsity.model_copy(update={"budget": division})
 
 
-def _bookkeeping_bytes(config: AllocateConfig, inputs: Inputs, families: tuple[FamilyName, ...]) -> int:
+def _bookkeeping_bytes(
+    config: AllocateConfig, formats: Formats, inputs: Inputs, families: tuple[FamilyName, ...]
+) -> int:
     """Returns the bookkeeping of the plans, whichever cache of the build each will get."""
     spec, page_bytes = inputs.model.spec, inputs.device.flash.page_bytes.value
-    sections = make_sections(spec, families, config.format, config.layers_per_group)
+    sections = make_sections(spec, families, formats, config.layers_per_group)
     caches = inputs.caches or caches_for(config.cache)
     return bookkeeping_bytes(spec, sections, config.format, config.method, caches, page_bytes, inputs.num_plans)
 

@@ -1,7 +1,7 @@
 """Judges candidates for a search: divides the budget, replays held-out tokens, and reads the quality curves."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from coldpress.compiler.candidates import (
     AUTO,
@@ -16,8 +16,9 @@ from coldpress.compiler.cost_model import flash_bytes, llm_sparsity, weight_byte
 from coldpress.compiler.dense_run import MOST_DRAFTS
 from coldpress.compiler.search import Candidate, Judged, Space
 from coldpress.compiler.seconds import Token
-from coldpress.compiler.stages.allocate._config import AllocateConfig
+from coldpress.compiler.stages.allocate._config import UNIFORM_BITS, AllocateConfig
 from coldpress.compiler.stages.allocate._division import OverBudgetError, divided
+from coldpress.compiler.stages.allocate._mixtures import in_words, mixtures
 from coldpress.compiler.stages.allocate._quality import Floor
 from coldpress.compiler.stages.allocate._replay import Replays
 from coldpress.compiler.stages.allocate._rules import UNIFORM, Inputs
@@ -25,10 +26,10 @@ from coldpress.runtime.generate.speculation import tokens_of_pass
 from coldpress.runtime.kernels import NATIVE_FORMATS
 from coldpress.runtime.plan.kv_cache import KV_CACHE_FORMATS
 from coldpress.runtime.plugins import load
-from coldpress.runtime.quantization._planes import planes_of
+from coldpress.runtime.quantization._planes import coarsest, planes_of
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import FormatName, Method
+from coldpress.schemas.families import FormatName, Formats, Method
 from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.sparsity import Sparsity
 
@@ -64,12 +65,38 @@ class BudgetJudge:
         formats = self._floor.formats(self.formats)
         return Space(
             methods=candidates(model.spec, config.options),
-            formats=formats,
+            formats=(*formats, *self._mixtures(formats)),
             caches=caches_for(config.cache),
             densities=self.densities,
             kv_caches=self.kv_caches,
             budget_density=1 - llm_sparsity(self.dram_budget_bytes, weight_bytes(model, formats[0])),
         )
+
+    def _mixtures(self, formats: Sequence[FormatName]) -> Iterator[Formats]:
+        """Yields mixtures of each of `formats` with the next finer format, up to as many finer layers as fit: the room
+        for units holds their planes."""
+        config, curves = self._config, self._floor.curves
+        if config.coarse_bits == UNIFORM_BITS or config.layers_per_group > 1:
+            return
+        refining = next((name for name in candidates(self._inputs.model.spec, config.options) if _refines(name)), None)
+        for name in formats:
+            gains = curves.gains(name)
+            if (
+                gains is None
+                or refining is None
+                or not all(self._floor.of(refining, one) for one in (name, gains.finer))
+            ):
+                continue
+            try:
+                division = self._divided(
+                    Candidate(refining, name, DENSITIES[0], caches_for(config.cache)[0], self.kv_caches[0])
+                )
+            except ColdpressError:  # which the candidate's own judgement says
+                continue
+            shape = division.families, self._inputs.model.spec
+            saved = flash_bytes(*shape, name) - flash_bytes(*shape, gains.finer)
+            most = division.budget.cache_bytes * len(gains.per_layer) // saved
+            yield from mixtures(gains, most)
 
     @property
     def formats(self) -> tuple[FormatName, ...]:
@@ -107,7 +134,7 @@ class BudgetJudge:
             update={
                 "method": candidate.method,
                 "options": own_options(candidate.method, config.options),
-                "format": candidate.format,
+                "format": coarsest(candidate.format),
                 "density": candidate.density,
                 "cache": candidate.cache,
                 "kv_cache": candidate.kv_cache,
@@ -115,15 +142,19 @@ class BudgetJudge:
             }
         )
 
-    def densities(self, method: Method, format_name: FormatName) -> Sequence[float | None]:
-        """Returns the densities of a selector in a format that keep the quality; see `Space`."""
+    def densities(self, method: Method, formats: Formats) -> Sequence[float | None]:
+        """Returns the densities of a selector in a format that keep the quality; see `Space`. Mixtures are for
+        selectors that refine."""
+        format_name = coarsest(formats)
+        if not isinstance(formats, str) and not _refines(method):
+            return ()
         drafts, named = self._acceptance(format_name) > 0, self._config.draft == COARSE
         if not go_together(method, format_name, self._config.format != AUTO or drafts or named):
             return ()
         if named and not (load("coldpress.runtime.sparsity", Selector, method).is_whole and planes_of(format_name)):
             return ()  # only a dense run in planes drafts with them
         try:
-            return self._kept_densities(method, format_name)
+            return self._kept_densities(method, formats)
         except ColdpressError as error:
             self._refuse(method, error)
             return ()
@@ -140,7 +171,7 @@ class BudgetJudge:
         if isinstance(known, OverBudgetError) and isinstance(error, OverBudgetError):
             self.refusals[method] = min(known, error, key=lambda one: one.needed_bytes)
 
-    def _kept_densities(self, method: Method, format_name: FormatName) -> Sequence[float | None]:
+    def _kept_densities(self, method: Method, format_name: Formats) -> Sequence[float | None]:
         """Returns the densities that keep the quality.
 
         Raises:
@@ -166,11 +197,11 @@ class BudgetJudge:
         if least is None:
             raise ColdpressError(
                 f"loses more than {floor.max_ppl_ratio:g} times the perplexity at every density below 1; "
-                f"{format_name} alone takes {floor.format_ratio(format_name):.3f}"
+                f"{in_words(format_name)} alone takes {floor.format_ratio(format_name):.3f}"
             )
         return (least, *(density for density in DENSITIES if density > least))
 
-    def _resident_share(self, method: Method, format_name: FormatName) -> float:
+    def _resident_share(self, method: Method, format_name: Formats) -> float:
         """Returns the share of the units that DRAM holds, for a selector that sees residency; 0 for others."""
         if not load("coldpress.runtime.sparsity", Selector, method).SEES_RESIDENCY:
             return 0.0
@@ -180,7 +211,8 @@ class BudgetJudge:
 
     def _divided(self, candidate: Candidate) -> Sparsity:
         """Divides the budget with the same density in all layers: the rule runs for the chosen candidate alone."""
-        return divided(self.config_of(candidate).model_copy(update={"density_allocation": UNIFORM}), self._inputs)
+        config = self.config_of(candidate).model_copy(update={"density_allocation": UNIFORM})
+        return divided(config, self._inputs, formats=candidate.format)
 
     def tokens(self, candidate: Candidate) -> tuple[Sparsity, list[Token]]:
         """Returns a candidate's division of the budget, and the figures of each replayed token; of a run that drafts,
@@ -188,7 +220,7 @@ class BudgetJudge:
         division, judged = self._divided(candidate), self(candidate)
         found = self._replays.tokens(division)
         if judged.draft_tokens:
-            tokens = tokens_of_pass(self._drafting(division, 0.0)[1], self._acceptance(candidate.format))
+            tokens = tokens_of_pass(self._drafting(division, 0.0)[1], self._acceptance(coarsest(candidate.format)))
             found = [
                 Token(judged.token_s, *(figure / tokens for figure in (one.flash_s, one.reads, one.read_bytes)), 0, 0)
                 for one in found
@@ -201,7 +233,8 @@ class BudgetJudge:
         density, held = division.mlp_density(self._inputs.model.spec), _held(division, self._inputs)
         budget = division.budget
         units, drafts = flash_bytes(division.families, self._inputs.model.spec, division.formats), 0
-        if load("coldpress.runtime.sparsity", Selector, candidate.method).is_whole and planes_of(candidate.format):
+        is_whole = load("coldpress.runtime.sparsity", Selector, candidate.method).is_whole
+        if is_whole and planes_of(division.format):
             token_s, count = self._drafting(division, token_s)
             drafts = MOST_DRAFTS if count else 0  # a run stops where another one does not pay
         whole = units <= budget.cache_bytes + budget.buffer_bytes
@@ -214,7 +247,7 @@ class BudgetJudge:
             hit_rate,
             used,
             density,
-            load("coldpress.runtime.sparsity", Selector, candidate.method).is_whole,
+            is_whole,
             drafts,
             whole,
         )
@@ -256,6 +289,10 @@ class BudgetJudge:
                 f"source's, at most {floor.max_ppl_ratio:g} may be lost"
             )
         return of_keys * ratio
+
+
+def _refines(method: Method) -> bool:
+    return load("coldpress.runtime.sparsity", Selector, method).IN_PLANES
 
 
 def _held(division: Sparsity, inputs: Inputs) -> float:

@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from coldpress.compiler.stages.allocate._mixtures import finer_layers, in_words, mixed, saved_share
 from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
 from coldpress.runtime.plugins import load
-from coldpress.runtime.quantization._planes import whole_format
+from coldpress.runtime.quantization._planes import coarsest, whole_format
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.curves import Curve, Curves
-from coldpress.schemas.families import FormatName, Method
+from coldpress.schemas.families import FormatName, Formats, Method
 from coldpress.schemas.layout import KvCacheFormat
 
 STEP = 0.01
@@ -35,8 +36,12 @@ class Floor:
     curves: Curves
     max_ppl_ratio: float
 
-    def format_ratio(self, name: FormatName) -> float:
-        """Returns the perplexity ratio of a format, all units used; at least 1, since a lucky rounding is no credit."""
+    def format_ratio(self, formats: Formats) -> float:
+        """Returns the perplexity ratio of a format, all units used; at least 1, since a lucky rounding is no credit. Of
+        several formats, the largest."""
+        if not isinstance(formats, str):
+            return max(map(self.format_ratio, set(formats)))
+        name = formats
         loss = self.curves.draft(name) or self.curves.format_loss(whole_format(name))
         return 1.0 if loss is None else max(1.0, loss.ppl_ratio)
 
@@ -51,7 +56,7 @@ class Floor:
         most = max(self.max_ppl_ratio, min(map(self.format_ratio, names)))
         return tuple(name for name in names if self.format_ratio(name) <= most)
 
-    def least_density(self, method: Method, name: FormatName, resident_share: float = 0.0) -> float | None:
+    def least_density(self, method: Method, name: Formats, resident_share: float = 0.0) -> float | None:
         """Returns the lowest density at which a selector with curves keeps the floor in a format; None if none does.
 
         `resident_share` is the share of the units that DRAM holds, for a selector that sees residency.
@@ -63,7 +68,7 @@ class Floor:
         densities = [density for density in found if density is not None]
         return max(densities) if densities and len(densities) == len(found) else None
 
-    def ratio(self, method: Method, name: FormatName, density: float, resident_share: float = 0.0) -> float | None:
+    def ratio(self, method: Method, name: Formats, density: float, resident_share: float = 0.0) -> float | None:
         """Returns the artifact's perplexity ratio to expect; None if nobody knows: losses of selector and format
         multiply."""
         if curves := self._around(method, name, resident_share):
@@ -71,7 +76,7 @@ class Floor:
         selector = load("coldpress.runtime.sparsity", Selector, method)
         return self.format_ratio(name) if selector.EXACT or selector.NEEDS_PREDICTORS or selector.is_whole else None
 
-    def why_unexplored(self, method: Method, name: FormatName) -> str | None:
+    def why_unexplored(self, method: Method, name: Formats) -> str | None:
         """Returns why a selector that loses something has no curve in a format; None if it has one, or loses nothing.
 
         Curves of an older build may lack selectors and formats that came later.
@@ -80,17 +85,20 @@ class Floor:
         if self.of(method, name) or selector.EXACT or selector.NEEDS_PREDICTORS or selector.is_whole:
             return None
         reasons = (found.reason for found in self.curves.unexplored if found.method == method)
-        return next(reasons, f"these quality curves lack it in {name}; build again to measure it")
+        return next(reasons, f"these quality curves lack it in {in_words(name)}; build again to measure it")
 
-    def _besides(self, curve: Curve, name: FormatName) -> float:
+    def _besides(self, curve: Curve, name: Formats) -> float:
         """Returns the perplexity ratio of a format that a curve does not include."""
         return self.format_ratio(name) if curve.format is None else 1.0
 
-    def of(self, method: Method, name: FormatName) -> list[Curve]:
-        """Returns a selector's curves that hold in a format."""
+    def of(self, method: Method, name: Formats) -> list[Curve]:
+        """Returns a selector's curves that hold in a format; of a mixture, those between its two formats."""
+        if not isinstance(name, str):
+            coarser, finer = coarsest(name), next(name[layer] for layer in finer_layers(name))
+            return mixed(self.of(method, coarser), self.of(method, finer), saved_share(self.curves, name))
         return [curve for curve in self.curves.of(method) if curve.format in (None, name)]
 
-    def _around(self, method: Method, name: FormatName, resident_share: float) -> tuple[Curve, ...]:
+    def _around(self, method: Method, name: Formats, resident_share: float) -> tuple[Curve, ...]:
         """Returns the curves of the nearest measured resident shares: one below and one above. The worse one
         counts, since nothing is known between them."""
         curves = self.of(method, name)

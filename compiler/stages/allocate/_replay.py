@@ -9,7 +9,7 @@ for caches and orders. A dense run is known exactly (compiler/dense_run.py).
 """
 
 import functools
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -33,10 +33,10 @@ from coldpress.runtime.simulate import Choose, by_signals
 from coldpress.runtime.sparsity import Selector, used_experts
 from coldpress.schemas.activations import LayerStatistics
 from coldpress.schemas.device import DeviceProfile
-from coldpress.schemas.families import WHOLE_MLP, FamilyName, activity_of, format_at, num_experts, num_units
+from coldpress.schemas.families import WHOLE_MLP, FamilyName, FormatName, activity_of, format_at, num_experts, num_units
 from coldpress.schemas.layout import PartPlan, Plan
 from coldpress.schemas.metrics import DenseRun
-from coldpress.schemas.model import Model
+from coldpress.schemas.model import Model, ModelSpec
 from coldpress.schemas.sparsity import Sparsity
 
 NUM_WINDOWS, WINDOW_TOKENS = 3, 16
@@ -92,7 +92,14 @@ class Replays:
     def of(self, sparsity: Sparsity) -> Replayed:
         """Returns the modelled cost of a decoded token."""
         run = self._dense(sparsity)
-        return Replayed(*seconds.choices_seconds(*self._run(sparsity))) if run is None else Replayed(run.token_s, None)
+        if run is not None:
+            return Replayed(run.token_s, None)
+        found = [
+            (share, seconds.choices_seconds(*self._run(one)))
+            for share, one in in_one_format(sparsity, self._inputs.model.spec)
+        ]
+        token_s, hit_rate = (sum(share * figures[at] for share, figures in found) for at in range(2))
+        return Replayed(token_s, hit_rate)
 
     def drafting(self, sparsity: Sparsity) -> Costs:
         """Returns what drafts from coarse planes cost in a dense run, and the passes that check them."""
@@ -100,11 +107,19 @@ class Replays:
         room_bytes = sparsity.budget.buffer_bytes + sparsity.budget.cache_bytes
         return draft_costs(self._inputs.model, *shape, sparsity.kv_cache, room_bytes=room_bytes)
 
+    def _in_one_format(self, sparsity: Sparsity) -> list[tuple[float, Sparsity]]:
+        return in_one_format(sparsity, self._inputs.model.spec)
+
     def tokens(self, sparsity: Sparsity) -> list[seconds.Token]:
         """Returns the figures of each replayed token, whose means `of` returns; one stands for all of a dense run."""
         run = self._dense(sparsity)
         if run is None:
-            return seconds.choices_tokens(*self._run(sparsity))
+            parts = [
+                (share, seconds.choices_tokens(*self._run(one)))
+                for share, one in in_one_format(sparsity, self._inputs.model.spec)
+            ]
+            shares = [share for share, _ in parts]
+            return [_mean(shares, each) for each in zip(*(tokens for _, tokens in parts), strict=True)]
         return [seconds.Token(run.token_s, run.flash_s, run.reads_per_token, run.flash_bytes_per_token, 0, 0)]
 
     def _dense(self, sparsity: Sparsity) -> DenseRun | None:
@@ -210,6 +225,37 @@ class Replays:
         """Returns the arrays of the trace, which is decompressed as a whole: once."""
         assert self._inputs.curves is not None
         return load_arrays(self._inputs.curves.trace)
+
+
+def in_one_format(sparsity: Sparsity, spec: ModelSpec) -> list[tuple[float, Sparsity]]:
+    """Returns a division as if all layers had one format, for each format that layers have, with the share of layers
+    that have it; DRAM holds as many units.
+
+    The few layers that are replayed stand for all. Where formats differ by layer they would stand for the wrong ones:
+    instead they are replayed in each format, and the figures are averaged. That is exact for what a token computes
+    besides its requests, since the layers' coarse planes add up.
+    """
+    if not sparsity.layer_formats:
+        return [(1.0, sparsity)]
+    held = sparsity.budget.cache_bytes / flash_bytes(sparsity.families, spec, sparsity.formats)
+
+    def alone(name: FormatName) -> Sparsity:
+        cache_bytes = round(held * flash_bytes(sparsity.families, spec, name))
+        budget = sparsity.budget.model_copy(update={"cache_bytes": cache_bytes})
+        return sparsity.model_copy(update={"format": name, "layer_formats": (), "budget": budget})
+
+    counts = Counter(sparsity.layer_formats)
+    return [(count / spec.num_hidden_layers, alone(name)) for name, count in sorted(counts.items())]
+
+
+def _mean(shares: Sequence[float], tokens: Sequence[seconds.Token]) -> seconds.Token:
+    """Returns the mean of a token's figures, weighted by `shares`, which sum to 1; counts are rounded."""
+
+    def mean(name: str) -> float:
+        return sum(share * getattr(token, name) for share, token in zip(shares, tokens, strict=True))
+
+    counts = round(mean("hits")), round(mean("misses"))
+    return seconds.Token(mean("token_s"), mean("flash_s"), mean("reads"), mean("read_bytes"), *counts)
 
 
 def setting_of(

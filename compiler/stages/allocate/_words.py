@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from coldpress.compiler.search import Goal, Judged, fastest_dense
+from coldpress.compiler.stages.allocate._mixtures import finer_layers, in_words
 from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
+from coldpress.runtime.quantization._planes import coarsest
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import Method
 from coldpress.schemas.sparsity import Tried
@@ -26,7 +28,12 @@ def tried_of(
     for one in sorted(built, key=lambda one: one.token_s):
         of_method.setdefault(one.candidate.method, one)
     found = [
-        _entry(one, _why_best(one, dense, goal, alone) + _keys(one, judged) if one is best else _over_dense(one, dense))
+        _entry(
+            one,
+            _why_best(one, dense, goal, alone) + _layers(one, judged) + _keys(one, judged)
+            if one is best
+            else _over_dense(one, dense),
+        )
         for one in of_method.values()
     ]
     needed = {one.candidate.method: one.needed_bytes for one in judged if one.refusal is not None}
@@ -62,7 +69,8 @@ def _entry(one: Judged, reason: str) -> Tried:
     candidate = one.candidate
     return Tried(
         method=candidate.method,
-        format=candidate.format,
+        format=coarsest(candidate.format),
+        finer_layers=finer_layers(candidate.format),
         cache=candidate.cache,
         kv_cache=candidate.kv_cache,
         token_s=one.token_s,
@@ -90,7 +98,7 @@ def _why_best(one: Judged, dense: Judged | None, goal: Goal, alone: Judged | Non
 def _shared(one: Judged) -> str:
     method, format_name, kv_cache = one.candidate.shared
     of_keys = "" if kv_cache == DEFAULT_KV_CACHE else f" with keys and values in {kv_cache}"
-    return f"{method} in {format_name}{of_keys}"
+    return f"{method} in {in_words(format_name)}{of_keys}"
 
 
 def _keys(one: Judged, judged: Sequence[Judged]) -> str:
@@ -104,6 +112,28 @@ def _keys(one: Judged, judged: Sequence[Judged]) -> str:
         cost = f"takes {ratio:.2f} times as long" + (", which is no clear gain" if ratio < 1 else "")
         found += f"; keys and values in {own}: {kv_cache} {'cannot be built' if other.refusal else cost}"
     return found
+
+
+def _layers(one: Judged, judged: Sequence[Judged]) -> str:
+    """Compares formats by layer with the best of the same selector in one format; empty if there were none to
+    compare."""
+    others = [other for other in judged if other.candidate.method == one.candidate.method and other.refusal is None]
+    uniform, by_layer = (
+        [other for other in others if isinstance(other.candidate.format, kind)] for kind in (str, tuple)
+    )
+    layers = finer_layers(one.candidate.format)
+    if layers:
+        words = f"; {in_words(one.candidate.format)}, the layers that save the most loss"
+        best = min(uniform, key=lambda other: other.token_s, default=None)
+        return words if best is None else f"{words}: with one format in all layers, the best takes {_times(best, one)}"
+    if not by_layer:
+        return ""
+    best = min(by_layer, key=lambda other: other.token_s)
+    return f"; {in_words(best.candidate.format)}, the best by layer, takes {_times(best, one)}"
+
+
+def _times(other: Judged, one: Judged) -> str:
+    return f"{other.token_s / one.token_s:.2f} times as long"
 
 
 def _why_taken(one: Judged, dense: Judged | None, goal: Goal) -> str:

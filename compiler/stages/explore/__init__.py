@@ -12,8 +12,9 @@ One that refines has a curve for each format in planes, in that format's weights
 The pass of the whole model records a trace: the signals of a few layers, with which `allocate` replays each candidate's
 requests. Codes are those that the build's algorithm chooses, where it needs Gram matrices by those of the whole model,
 since nothing is left out yet. A format's loss is that of all matrices of the layers; a KV cache's, that of keys and
-values rounded head by head. A draft from coarse planes is accepted where its greedy choice is that of both planes. Each
-pass leaves a file, so that a run that was interrupted goes on with the next pass.
+values rounded head by head. Where a selector refines, one pass also measures what each layer gains by a finer coarse
+plane (gains.py). A draft from coarse planes is accepted where its greedy choice is that of both planes. Each pass
+leaves a file, so that a run that was interrupted goes on with the next pass.
 """
 
 import logging
@@ -33,11 +34,12 @@ from coldpress.compiler.activity.layer_counts import countable_families
 from coldpress.compiler.activity.rounded import Rounded, RoundedKeys
 from coldpress.compiler.activity.variants import Differences, compare, last_hidden
 from coldpress.compiler.block_statistics import perplexity, standard_error
-from coldpress.compiler.candidates import AUTO, candidates, families_for, formats_for, own_options
+from coldpress.compiler.candidates import AUTO, candidates, families_for, finer_of, formats_for, own_options
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.rounding._matrix import NEAREST, Rounding
 from coldpress.compiler.rounding._weights import Algorithm
 from coldpress.compiler.shared_settings import AlgorithmSetting, DraftSetting, GramSetting, MethodSetting
+from coldpress.compiler.stages.explore.gains import layer_gains
 from coldpress.compiler.stages.explore.trace import TRACE_TOKENS, whole_run
 from coldpress.compiler.stages.explore.variants import (
     DENSITIES,
@@ -52,11 +54,12 @@ from coldpress.compiler.steps import Steps
 from coldpress.runtime.plan.kv_cache import formats_of
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization._planes import planes_of, whole_format
+from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.base import PositiveCount
 from coldpress.schemas.config import Key
 from coldpress.schemas.corpus import Corpus
-from coldpress.schemas.curves import CoarseDraft, Curve, Curves, FormatLoss, KvCacheLoss, Point, Unexplored
+from coldpress.schemas.curves import CoarseDraft, Curve, Curves, FormatLoss, KvCacheLoss, LayerGains, Point, Unexplored
 from coldpress.schemas.families import WHOLE_MLP, FormatName, Method
 from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.model import Model, ModelSpec
@@ -120,8 +123,9 @@ def explored(
     options = {name: own_options(name, config.options) for name in methods}
     reasons, asked = _asked(options, model)
     kv_caches = formats_of(spec)[1:]
-    drafting = _drafting(config.draft, spec)
-    steps = Steps("explore", 1 + len(asked) + len(_formats()) + len(kv_caches) + len(drafting), "passes")
+    drafting, refining = _drafting(config.draft, spec), _refining(options)
+    num_passes = 1 + len(asked) + len(_formats()) + len(kv_caches) + len(drafting) + len(refining)
+    steps = Steps("explore", num_passes, "passes")
     trace, whole = whole_run(stream, tokens, trace_layers, work)
     steps.add()
     passes = _Passes(stream, tokens, whole, work, steps)
@@ -156,6 +160,7 @@ def explored(
         formats=tuple(FormatLoss(format=name, **loss) for name, loss in formats.items()),
         kv_caches=tuple(map(kv_cache_loss, kv_caches)),
         drafts=tuple(passes.draft(name, rounding) for name in drafting),
+        layer_gains=tuple(passes.gains(*pair, rounding) for pair in refining),
         unexplored=tuple(Unexplored(method=name, reason=reason) for name, reason in reasons.items()),
         trace=trace,
         trace_layers=trace_layers,
@@ -228,6 +233,18 @@ class _Passes:
         error = _finite(standard_error(same))
         return CoarseDraft(format=name, acceptance=float(same.mean()), acceptance_error=error, **_loss(found, 1))
 
+    def gains(self, coarser: FormatName, finer: FormatName, rounding: Rounding) -> LayerGains:
+        """Returns what each layer gains by the finer coarse planes of a dense run's units."""
+        families, formats = families_for(DENSE, {}, self.stream.spec), (coarser, finer)
+
+        def make() -> dict[str, np.ndarray]:
+            return {"gains": layer_gains(self.stream, self.tokens, formats, families, rounding)}
+
+        found = load_arrays(self.work.once(f"gains-{coarser}-{finer}-{rounding.name}", make))["gains"].tolist()
+        self.steps.add()
+        LOG.info("explore: %s instead of %s saves by layer %s", finer, coarser, " ".join(f"{one:.3g}" for one in found))
+        return LayerGains(coarser=coarser, finer=finer, per_layer=tuple(found))
+
 
 def needs(build: "Build") -> StageNeeds:
     """Returns what the passes take: a layer, coarse and whole where units are in planes, hidden states of all densities
@@ -241,8 +258,9 @@ def needs(build: "Build") -> StageNeeds:
     curves = [along for name in candidates(spec, build.options) for along in curves_of(name)]
     num_variants = sum(len(along.densities) for along in curves)
     num_drafting = 2 * len(_drafting(settings.get("draft"), spec))
+    num_gaining = 3 * len(_refining(candidates(spec, build.options)))
     figures = tokens * (20 * num_variants + 16 * len(curves))
-    num_rounded = len(_formats()) + num_drafting + sum(along.format is not None for along in curves)
+    num_rounded = len(_formats()) + num_drafting + num_gaining + sum(along.format is not None for along in curves)
     rounding = _rounding_needs(build, num_rounded)
     return StageNeeds(
         stage="explore",
@@ -256,7 +274,7 @@ def needs(build: "Build") -> StageNeeds:
         disk_bytes=trace + whole + figures + rounding.disk_bytes,
         runtime_s=build.TORCH_S
         + rounding.runtime_s
-        + (len(_formats()) + len(formats_of(spec)) + num_drafting) * build.forward_s(tokens)
+        + (len(_formats()) + len(formats_of(spec)) + num_drafting + num_gaining) * build.forward_s(tokens)
         + sum(len(along.densities) * _variant_s(along, tokens, build) for along in curves),
     )
 
@@ -300,6 +318,15 @@ def _drafting(draft: str | None, spec: ModelSpec) -> tuple[FormatName, ...]:
     if spec.is_mixture or draft not in (None, AUTO, COARSE):
         return ()
     return tuple(name for name in formats_for(AUTO) if planes_of(name))
+
+
+def _refining(methods: Iterable[Method]) -> list[tuple[FormatName, FormatName]]:
+    """Returns the formats in planes, each with the next finer one, whose difference is measured by layer: none without
+    a selector that refines units."""
+    if not any(load("coldpress.runtime.sparsity", Selector, name).IN_PLANES for name in methods):
+        return []
+    pairs = ((name, finer_of(name)) for name in formats_for(AUTO))
+    return [(name, finer) for name, finer in pairs if finer is not None]
 
 
 def _asked(options: dict[str, Any], model: Model) -> tuple[dict[str, str], list[Along]]:

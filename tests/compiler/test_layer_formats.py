@@ -1,0 +1,168 @@
+"""Layers with other formats in planes, from the choice of layers to the artifact that runs."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from coldpress.compiler.cost_model import all_read_units, flash_bytes, resident_bytes, unit_bytes
+from coldpress.compiler.io import load_record
+from coldpress.compiler.sections import make_sections
+from coldpress.compiler.stages import verify
+from coldpress.compiler.stages.allocate._mixtures import (
+    finer_layers,
+    in_words,
+    mixed,
+    mixture,
+    mixtures,
+    saved_share,
+)
+from coldpress.compiler.stages.export._stored import StoredModel
+from coldpress.compiler.stages.verify import VerifyConfig
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.schemas.corpus import Corpus
+from coldpress.schemas.curves import Curve, LayerGains, Point
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.package import Package
+from tests.support.curves import NO_LOSS, curves_of
+from tests.support.product import Case, Source, compiled, difference, source_of
+from tests.support.shapes import small_device
+from tests.support.statistics import model_of
+
+LAYERS = 12
+GAINS = (0.2, 3.0, 0.7, -0.1, 0.05, 1.1, 0.7, 0.0, 2.5, 0.3, 0.9, 0.4)
+BY_LAYER = ("int4_3_1", *["int4_2_2"] * 4, "int4_3_1", "int4_3_1", *["int4_2_2"] * 4)
+
+
+def gains(values=GAINS) -> LayerGains:
+    return LayerGains(coarser="int4_2_2", finer="int4_3_1", per_layer=values)
+
+
+# The choice
+
+
+@pytest.mark.parametrize("count", range(1, LAYERS))
+def test_the_layers_are_those_that_save_the_most_of_all_that_take_as_much(count: int) -> None:
+    """Against every other choice of as many layers, all of which take equal bytes."""
+    most = max(sum(GAINS[at] for at in chosen) for chosen in itertools.combinations(range(LAYERS), count))
+    assert sum(GAINS[at] for at in finer_layers(mixture(gains(), count))) == pytest.approx(most)
+
+
+def test_of_equal_gains_the_first_layers_come_first() -> None:
+    assert finer_layers(mixture(gains(), 5)) == (1, 2, 5, 8, 10)
+    assert finer_layers(mixture(gains((1.0,) * 12), 3)) == (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("most", "counts"), [(100, [3, 6, 9, 11]), (7, [3, 6, 7]), (3, [3]), (1, [1]), (0, []), (-4, [])]
+)
+def test_a_search_compares_a_few_and_as_many_as_fit(most: int, counts: list[int]) -> None:
+    assert [len(finer_layers(found)) for found in mixtures(gains(), most)] == counts
+
+
+def test_nothing_is_mixed_where_nothing_is_gained() -> None:
+    assert mixtures(gains((0.0, -0.1) * 6), 12) == []
+
+
+def test_a_mixture_saves_its_layers_share_of_the_loss(tmp_path: Path) -> None:
+    """Gains below nothing, which are noise, count as none."""
+    known = curves_of(model_of(LAYERS, 64, 96), tmp_path, {}).model_copy(update={"layer_gains": (gains(),)})
+    total = sum(gain for gain in GAINS if gain > 0)
+    assert saved_share(known, mixture(gains(), 2)) == pytest.approx((3.0 + 2.5) / total)
+    assert saved_share(known, mixture(gains(), 11)) == pytest.approx(1)
+    assert saved_share(known, "int4_2_2") == 0
+    assert saved_share(known.model_copy(update={"layer_gains": ()}), mixture(gains(), 2)) == 0
+
+
+def _curve(name: str, ratios: dict[float, float], share: float = 0.1) -> Curve:
+    points = tuple(Point(density=at, **(NO_LOSS | {"ppl_ratio": ratio})) for at, ratio in ratios.items())
+    return Curve(method="refine", resident_share=share, format=name, points=points)
+
+
+def test_a_mixture_s_curve_lies_between_those_of_its_formats() -> None:
+    coarser = _curve("int4_2_2", {0.05: 1.2, 0.1: 1.1, 0.4: 1.04, 1.0: 1.02})
+    finer = _curve("int4_3_1", {0.1: 1.06, 0.4: 1.03, 1.0: 1.02})
+    (found,) = mixed([coarser], [_curve("int4_3_1", {0.1: 9.0}, 0.6), finer], 0.75)
+    assert [(point.density, point.ppl_ratio) for point in found.points] == [
+        (0.1, pytest.approx(1.07)),
+        (0.4, pytest.approx(1.0325)),
+        (1.0, pytest.approx(1.02)),
+    ]
+    assert mixed([coarser], [], 0.5) == []
+
+
+def test_words_name_the_layers() -> None:
+    assert in_words(BY_LAYER) == "int4_2_2 with int4_3_1 in layers 0, 5 to 6"
+    assert in_words(mixture(gains(), 1)) == "int4_2_2 with int4_3_1 in layer 1"
+    assert in_words("int4_2_2") == "int4_2_2"
+
+
+# Bytes
+
+
+def test_bytes_are_those_of_each_layer_s_format() -> None:
+    """A neuron of three slices of 1024 values: 8 or 4 bytes a group of 32 on flash; 2 + 8 or 2 + 12 in DRAM."""
+    model = model_of(11, 1024, 64)
+    spec = model.spec
+    sections = make_sections(spec, ("neuron",), BY_LAYER)
+    assert [section.format for section in sections] == [None if name == "int4_2_2" else name for name in BY_LAYER]
+    sizes = [{"int4_2_2": 768, "int4_3_1": 384}[name] for name in BY_LAYER]
+    assert [section.unit_bytes for section in sections] == sizes
+    assert flash_bytes(("neuron",), spec, BY_LAYER) == 64 * sum(sizes)
+    more = resident_bytes(model, ("neuron",), BY_LAYER) - resident_bytes(model, ("neuron",), "int4_2_2")
+    assert more == 3 * 64 * 384
+    reads = all_read_units(small_device(4096).flash, spec, ("neuron",), BY_LAYER, 1)
+    for layer, size in enumerate(sizes):
+        assert reads[layer, "neuron"][0] == pytest.approx(reads[1, "neuron"][0] * 768 / size)
+    assert unit_bytes("neuron", spec, "int4_3_1") == 384
+
+
+def test_groups_of_layers_have_one_format() -> None:
+    spec = model_of(11, 64, 96).spec
+    with pytest.raises(
+        ColdpressError, match=r"layers 0 to 1 are one group .*coarse_bits=uniform or layers_per_group=1"
+    ):
+        make_sections(spec, ("neuron",), BY_LAYER, 2)
+    paired = ("int4_3_1", "int4_3_1", *["int4_2_2"] * 9)
+    assert make_sections(spec, ("neuron",), paired, 2)[0].format == "int4_3_1"
+
+
+# A build
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
+    return source_of(tmp_path_factory.mktemp("source"), "llama", relu=False, layers=11)
+
+
+def test_a_build_with_formats_by_layer_is_verified(tmp_path: Path, source: Source) -> None:
+    """Eleven layers through all stages, three of them with three bits: bytes, text and simulation are checked."""
+    path = compiled(source, Case("llama", "refine", "int4_2_2", layer_formats=BY_LAYER), tmp_path / "build")
+    artifact = open_artifact(path)
+    formats = artifact.manifest.unit_formats
+    assert [formats[layer, "neuron"] for layer in range(11)] == list(BY_LAYER)
+    assert "layer-formats" in artifact.manifest.features.required
+    corpus = load_record(source.folder / "tokenize.json", Corpus)
+    package = load_record(tmp_path / "build/package.json", Package)
+    found = verify.run(VerifyConfig(), source.model, source.model, corpus, package)
+    assert found.simulated_equals_real
+    assert found.run.misses > 0
+    assert found.ppl_artifact == pytest.approx(found.ppl_source, rel=0.2)
+    arrays = {layer: artifact.selector_arrays(artifact.manifest.plans[0], layer, "neuron") for layer in (0, 1)}
+    ratio = arrays[0]["read_units"][0] / arrays[1]["read_units"][0]
+    assert ratio == pytest.approx(2), "a read costs twice as many units of half the bytes"
+
+
+def test_its_whole_weights_are_those_of_one_format(tmp_path: Path, source: Source) -> None:
+    """A dense run computes the plain format's values, as the evaluation does; more bytes are in DRAM."""
+    case = Case("llama", "dense", "int4_2_2", layer_formats=BY_LAYER)
+    path = compiled(source, case, tmp_path / "build")
+    assert difference(path, source, tmp_path / "coded").equal
+    plain = compiled(source, Case("llama", "dense", "int4_2_2"), tmp_path / "plain")
+    sizes = [open_artifact(one).manifest.plans[0].resident_bytes for one in (path, plain)]
+    spec = source.model.spec
+    assert sizes[0] - sizes[1] == 3 * spec.intermediate_size * 3 * -(-spec.hidden_size // 32) * 4
+    values = [StoredModel(open_artifact(one)) for one in (path, plain)]
+    for role in ("layers.0.up_proj.weight", "layers.1.down_proj.weight", "layers.6.gate_proj.weight"):
+        assert (values[0].values(role) == values[1].values(role)).all()
+    assert "layer_formats" not in (tmp_path / "plain/allocate.json").read_text()
