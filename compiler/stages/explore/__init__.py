@@ -124,8 +124,7 @@ def explored(
     reasons, asked = _asked(options, model)
     kv_caches = formats_of(spec)[1:]
     drafting, refining = _drafting(config.draft, spec), _refining(options)
-    num_passes = 1 + len(asked) + len(_formats()) + len(kv_caches) + len(drafting) + len(refining)
-    steps = Steps("explore", num_passes, "passes")
+    steps = Steps("explore", 1 + sum(map(len, (asked, _formats(), kv_caches, drafting, refining))), "passes")
     trace, whole = whole_run(stream, tokens, trace_layers, work)
     steps.add()
     passes = _Passes(stream, tokens, whole, work, steps)
