@@ -5,7 +5,9 @@ the largest inner activation, computed from the coarse planes, times the norm of
 both planes in gate, up and down. The model runs as in `explore`, but attention stays as it is in the source, as
 embeddings and head do. Codes are rounded to nearest (`rtn`), chosen by GPTQ for both planes together (`gptq`), or for
 each of the two (`nested`); Gram matrices come from calibration text. Everything is compared with the source model on
-test text; errors are standard errors over blocks. Speed is not measured here.
+test text; errors are standard errors over blocks. Speed is not measured here. In `by_layer` half of the layers have
+the planes of int4_3_1 and half those of int4_2_2, so that DRAM holds as much as halfway between the two: the build's
+rule chooses the layers (compiler/stages/explore/gains.py), by the first blocks of calibration text.
 """
 
 import math
@@ -28,15 +30,20 @@ from coldpress.compiler.activity.variants import Variant, compare, last_hidden
 from coldpress.compiler.block_statistics import standard_error
 from coldpress.compiler.rounding._matrix import Rounding
 from coldpress.compiler.rounding._weights import Algorithm
+from coldpress.compiler.stages.allocate._mixtures import mixture
+from coldpress.compiler.stages.explore.gains import layer_gains
 from coldpress.runtime.plugins import load, names
 from coldpress.runtime.quantization._planes import planes_of
 from coldpress.runtime.sparsity import Selector
-from coldpress.schemas.families import WHOLE_MLP
+from coldpress.schemas.curves import LayerGains
+from coldpress.schemas.families import WHOLE_MLP, Formats, format_at
 from coldpress.schemas.gram import GramMatrices
 
 CODES = ("rtn", "gptq", "nested")
 PLANES = tuple(name for name in names("coldpress.runtime.quantization") if planes_of(name))
-CALIBRATION_BLOCKS = 32
+BY_LAYER = "by_layer"
+MIXED = ("int4_2_2", "int4_3_1")
+CALIBRATION_BLOCKS, GAIN_BLOCKS = 32, 8
 
 
 class MlpInPlanes(InPlanes):
@@ -87,7 +94,11 @@ class Options:
         ("prose7m", "prose7m-relu"), smoke=("stories260k",), full=tuple(MODELS), choices=MODELS, help="models"
     )
     planes: tuple[str, ...] = option(
-        ("int4_2_2", "int4_3_1"), smoke=("int4_2_2",), full=PLANES, choices=PLANES, help="formats in planes"
+        (*MIXED, BY_LAYER),
+        smoke=(*MIXED, BY_LAYER),
+        full=(*PLANES, BY_LAYER),
+        choices=(*PLANES, BY_LAYER),
+        help="formats in planes, and both by layer",
     )
     codes: tuple[str, ...] = option(CODES, choices=CODES, help="how codes are chosen")
     shares: tuple[float, ...] = option(
@@ -102,7 +113,8 @@ class Options:
 class Plugin(Benchmark[Options]):
     keys = {
         "rows[].model": "model",
-        "rows[].planes": "format in planes",
+        "rows[].planes": "format in planes; by_layer for int4_2_2 with int4_3_1 in half of the layers",
+        "rows[].finer_share?": "share of the layers with the planes of int4_3_1; null beside these two formats",
         "rows[].codes": "how codes are chosen",
         "rows[].share": "share of a layer's units that a token refines; 1 is the plain format",
         "rows[].kl": "KL divergence from the source, mean over tokens, nats",
@@ -111,6 +123,8 @@ class Plugin(Benchmark[Options]):
         "coarse_kl_over_rtn?": "kl of the coarse plane alone, nested over rtn, median over models and planes; null "
         "without both",
         "whole_kl_over_rtn?": "the same of both planes",
+        "by_layer_over_chord?": "kl by layer over that between its two formats in equal DRAM, median over models, "
+        "codes, and shares up to a half; null without all three",
     }
     needs_data = True
     over = {"model": "models", "planes": "planes", "codes": "codes"}
@@ -122,7 +136,9 @@ class Plugin(Benchmark[Options]):
         at = self.once(name, lambda: Prepared.of(name, self.folder / name, self.options.test_blocks))
         case, tokens, spec = at.case, at.case.splits["test"], at.case.model.spec
         rounding = Rounding(load("coldpress.compiler.rounding", Algorithm, cell["codes"]), at.gram)
-        running = MlpInPlanes(case.stream, planes, (WHOLE_MLP,), rounding)
+        formats = self._by_layer(case, rounding) if planes == BY_LAYER else planes
+        finer = sum(format_at(formats, layer) == MIXED[1] for layer in range(spec.num_hidden_layers))
+        running = MlpInPlanes(case.stream, formats, (WHOLE_MLP,), rounding)
         refine = load("coldpress.runtime.sparsity", Selector, "refine")
         norms = {
             (layer, WHOLE_MLP): {"norms": unit_norms(case.model, layer, "mlp_mid")}
@@ -135,11 +151,19 @@ class Plugin(Benchmark[Options]):
         for number, share in enumerate(self.options.shares):
             divergence = found.kld[number].mean(axis=1)
             yield {
+                "finer_share": None if planes not in (*MIXED, BY_LAYER) else finer / spec.num_hidden_layers,
                 "share": share,
                 "kl": float(divergence.mean()),
                 "kl_error": standard_error(divergence),
                 "ppl_ratio": math.exp((found.nll[number] - found.whole_nll).mean()),
             }
+
+    def _by_layer(self, case: Case, rounding: Rounding) -> Formats:
+        """Returns the finer planes in the half of the layers that gain the most by them."""
+        tokens = case.splits["validation"][:GAIN_BLOCKS]
+        per_layer = layer_gains(case.stream, tokens, MIXED, (WHOLE_MLP,), rounding).tolist()
+        gains = LayerGains(coarser=MIXED[0], finer=MIXED[1], per_layer=tuple(per_layer))
+        return mixture(gains, len(per_layer) // 2)
 
     def figures(self, rows: Rows) -> Figures:
         kl = {(row["model"], row["planes"], row["share"], row["codes"]): row["kl"] for row in rows}
@@ -149,7 +173,19 @@ class Plugin(Benchmark[Options]):
             ratios = [nested / plain for nested, plain in pairs if nested is not None]
             return statistics.median(ratios) if ratios else None
 
-        return {"coarse_kl_over_rtn": over_rtn(0.0), "whole_kl_over_rtn": over_rtn(1.0)}
+        def over_chord() -> float | None:
+            ratios: list[float] = []
+            for row in (row for row in rows if row["planes"] == BY_LAYER and row["share"] <= 0.5):
+                one, other = (kl.get((row["model"], name, row["share"], row["codes"])) for name in MIXED)
+                if one is not None and other is not None:
+                    ratios.append(row["kl"] / (one + row["finer_share"] * (other - one)))
+            return statistics.median(ratios) if ratios else None
+
+        return {
+            "coarse_kl_over_rtn": over_rtn(0.0),
+            "whole_kl_over_rtn": over_rtn(1.0),
+            "by_layer_over_chord": over_chord(),
+        }
 
 
 if __name__ == "__main__":

@@ -474,3 +474,62 @@ def test_curves_of_other_weights_are_refused(model: Model, activations: Activati
         allocate.run(config, model, activations, device_of(), Workspace(Path("nowhere"), "test"), curves=other)
     with pytest.raises(ColdpressError, match="give --curves, from explore"):
         allocate.run(config, model, activations, device_of(), Workspace(Path("nowhere"), "test"))
+
+
+# Layers
+
+
+def test_what_a_layer_gains_is_what_its_output_loses_less(
+    monkeypatch: pytest.MonkeyPatch, model: Model, corpus: Corpus, tmp_path: Path
+) -> None:
+    """Against transformers' own layers with weights that stand at the middles of what their low bits leave open."""
+    monkeypatch.setattr(explore, "candidates", lambda *_: ("refine", "dense"))
+    (found,) = explored(model, corpus, tmp_path).layer_gains
+    assert (found.coarser, found.finer) == ("int4_2_2", "int4_3_1")
+    tokens = torch.from_numpy(TOKENS["validation"][:2].astype(np.int64))
+    folder, states = Path(model.tensors["norm.weight"].file).parent, []
+    source = AutoModelForCausalLM.from_pretrained(folder).eval()
+    for layer in range(LAYERS):
+        errors = []
+        for name in (found.coarser, found.finer):
+            changed = AutoModelForCausalLM.from_pretrained(folder).eval()
+            _put_coarse(changed.model.layers[layer], name)
+            with torch.no_grad():
+                states = [run(tokens, output_hidden_states=True).hidden_states for run in (source, changed)]
+            if layer == LAYERS - 1:  # its last state is after the norm: take the layer's own output
+                states = [_before_norm(run, tokens) for run in (source, changed)]
+                after, other = (state.double() for state in states)
+            else:
+                after, other = (state[layer + 1].double() for state in states)
+            errors.append(float((((other - after) ** 2).sum(-1) / (after**2).sum(-1)).mean()))
+        assert found.per_layer[layer] == pytest.approx(errors[0] - errors[1], rel=1e-3, abs=1e-9)
+    assert min(found.per_layer) > 0
+
+
+def _put_coarse(layer: Any, name: str) -> None:
+    """Gives a layer the values of coarse planes in its MLP, and those of the plain format in its attention."""
+    planes, plain = (load("coldpress.runtime.quantization", Format, one) for one in (name, whole_format(name)))
+    parts = {part: (planes, part == "down_proj") for part in ("gate_proj", "up_proj", "down_proj")}
+    parts |= dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), (plain, False))
+    for part, (codec, by_column) in parts.items():
+        module = layer.mlp if hasattr(layer.mlp, part) else layer.self_attn
+        weight = getattr(module, part).weight
+        rows = np.ascontiguousarray((weight.T if by_column else weight).detach().numpy())
+        values = torch.from_numpy(codec.decode(codec.encode(rows), rows.shape[1]))
+        weight.data = (values.T if by_column else values).contiguous()
+
+
+def _before_norm(run: Any, tokens: torch.Tensor) -> torch.Tensor:
+    seen: list[torch.Tensor] = []
+    handle = run.model.norm.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    with torch.no_grad():
+        run(tokens)
+    handle.remove()
+    return seen[0]
+
+
+def test_gains_are_measured_for_selectors_that_refine(
+    monkeypatch: pytest.MonkeyPatch, model: Model, corpus: Corpus, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(explore, "candidates", lambda *_: ("topk", "dense"))
+    assert explored(model, corpus, tmp_path).layer_gains == ()
