@@ -5,10 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
+from coldpress.compiler.activity.layer_counts import Activity, countable_families, exact_families
 from coldpress.compiler.cost_model import all_read_units, flash_bytes, resident_bytes, unit_bytes
-from coldpress.compiler.io import load_record
+from coldpress.compiler.io import Workspace, load_record
 from coldpress.compiler.sections import make_sections
-from coldpress.compiler.stages import verify
+from coldpress.compiler.stages import allocate, verify
+from coldpress.compiler.stages.allocate import AllocateConfig, Inputs
+from coldpress.compiler.stages.allocate._division import divided
 from coldpress.compiler.stages.allocate._mixtures import (
     finer_layers,
     in_words,
@@ -20,14 +24,16 @@ from coldpress.compiler.stages.allocate._mixtures import (
 from coldpress.compiler.stages.export._stored import StoredModel
 from coldpress.compiler.stages.verify import VerifyConfig
 from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.curves import Curve, LayerGains, Point
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.package import Package
+from coldpress.schemas.sparsity import Densities, Sparsity, Tried
 from tests.support.curves import NO_LOSS, curves_of
 from tests.support.product import Case, Source, compiled, difference, source_of
 from tests.support.shapes import small_device
-from tests.support.statistics import model_of
+from tests.support.statistics import device_of, model_of
 
 LAYERS = 12
 GAINS = (0.2, 3.0, 0.7, -0.1, 0.05, 1.1, 0.7, 0.0, 2.5, 0.3, 0.9, 0.4)
@@ -127,12 +133,86 @@ def test_groups_of_layers_have_one_format() -> None:
     assert make_sections(spec, ("neuron",), paired, 2)[0].format == "int4_3_1"
 
 
-# A build
+# The search
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
     return source_of(tmp_path_factory.mktemp("source"), "llama", relu=False, layers=11)
+
+
+CONCENTRATED = (0.01, 0.02, 8.0, 0.01, 0.3, 0.02, 0.01, 0.01, 0.9, 0.02, 0.01)
+"""Three layers have nearly all of the gain."""
+SLOW = device_of(read_curve=((4096, 1e6), (65536, 1.2e6)), dram_bytes_per_s=4e10)
+"""Every byte takes long, and small reads little more than large ones."""
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Source:
+    """Units of two hundred bytes."""
+    shape = {"hidden_size": 256, "intermediate_size": 1024}
+    return source_of(tmp_path_factory.mktemp("wide"), "llama", relu=False, layers=11, **shape)
+
+
+def chosen(source: Source, folder: Path, **changes: object) -> tuple[AllocateConfig, Sparsity]:
+    """The choice where two bits need many refined units, and three bits in the right layers few."""
+    corpus = load_record(source.folder / "tokenize.json", Corpus)
+    families = countable_families(source.model.spec)
+    known, work = Activity(exact_families(families, source.model.spec)), Workspace(folder / "calibrate", "test")
+    activations = count_activity(PassConfig(), source.model, corpus, families, known, work, 1)
+    coarse = _curve("int4_2_2", {0.05: 1.5, 0.1: 1.45, 0.2: 1.4, 0.4: 1.3, 1.0: 1.0})
+    fine = _curve("int4_3_1", {0.05: 1.01, 0.1: 1.01, 0.2: 1.005, 0.4: 1.0, 1.0: 1.0})
+    curves = curves_of(source.model, folder / "curves", {}, {"int4_group32": 1.0})
+    found = {"curves": (coarse, fine), "layer_gains": (gains(CONCENTRATED),), "unexplored": ()}
+    values = {"method": "auto", "format": "int4_2_2", "cache": "static", "context_length": 32, "max_ppl_ratio": 1.1}
+    values |= {"density_allocation": "uniform", "dram_budget": "80%"}
+    config = AllocateConfig(**(values | changes))
+    inputs = source.model, activations, SLOW, Workspace(folder / "allocate", config.to_json())
+    return config, allocate.run(config, *inputs, curves=curves.model_copy(update=found))
+
+
+def refining(sparsity: Sparsity) -> Tried:
+    """The best candidate that refines; a dense run is faster than it with units as small as these."""
+    return next(entry for entry in sparsity.tried if entry.method == "refine")
+
+
+def test_a_search_compares_formats_by_layer(tmp_path: Path, wide: Source) -> None:
+    """Two bits in all layers need most units refined; the layers that gain, and then few refined units, read less."""
+    best = refining(chosen(wide, tmp_path / "a")[1])
+    alone = refining(chosen(wide, tmp_path / "b", coarse_bits="uniform")[1])
+    assert set(best.finer_layers) >= {2, 4, 8}
+    assert alone.finer_layers == ()
+    assert best.token_s is not None
+    assert alone.token_s is not None
+    assert best.token_s < alone.token_s
+    assert best.ppl_ratio is not None
+    assert best.ppl_ratio <= 1.1
+    assert "finer_layers" not in alone.model_dump()
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_division_by_layer_uses_the_budget_to_the_byte(tmp_path: Path, wide: Source, count: int) -> None:
+    config, _ = chosen(wide, tmp_path)
+    formats, model = mixture(gains(CONCENTRATED), count), wide.model
+    (budget,) = allocate.budgets_bytes(config, model, SLOW)
+    values = {"method": "refine", "density": 0.1, "dram_budget": budget}
+    inputs = Inputs(model, Activations.model_construct(layers=()), SLOW, Workspace(tmp_path, "x"), None, 1)
+    found = divided(config.model_copy(update=values), inputs, _uniform(0.1), formats)
+    assert (found.formats, found.format) == (formats, "int4_2_2")
+    assert found.budget.resident_bytes == resident_bytes(model, ("neuron",), formats)
+    assert sum(value for name, value in found.budget if name != "dram_budget_bytes") == budget
+    assert Sparsity.model_validate_json(found.model_dump_json()) == found
+
+
+def _uniform(density: float) -> tuple[Densities, ...]:
+    return (Densities(family="neuron", per_layer=(density,) * 11),)
+
+
+def test_layers_in_groups_keep_one_format(tmp_path: Path, wide: Source) -> None:
+    assert chosen(wide, tmp_path, layers_per_group=2)[1].layer_formats == ()
+
+
+# A build
 
 
 def test_a_build_with_formats_by_layer_is_verified(tmp_path: Path, source: Source) -> None:
