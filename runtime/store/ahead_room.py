@@ -71,8 +71,9 @@ def guessed_families(families: Iterable[FamilyName]) -> tuple[FamilyName, ...]:
 
 def reads_on(plan: Plan, sections: Sequence[Section]) -> bool:
     """Tells whether the last layer reads ahead for the first one of the next token: its units are known, since a token
-    uses all, and no layer of a group still needs the buffer."""
-    return uses_all(plan) and all(len(section.layers) == 1 for section in sections)
+    uses all and no router picks some, and no layer of a group still needs the buffer."""
+    every_unit = uses_all(plan) and all(part.density >= 1 for part in plan.parts)
+    return every_unit and all(len(section.layers) == 1 for section in sections)
 
 
 def following(sections: Iterable[Section], *, wraps: bool) -> dict[Key, tuple[Section, Section]]:

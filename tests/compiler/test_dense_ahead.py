@@ -181,7 +181,14 @@ def test_a_build_pins_as_many_units_in_each_layer_and_reads_ahead(
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """A dense artifact of eleven layers, a third of whose units are pinned in each."""
     recipe = Recipe(
-        spec=SPEC, method="dense", format=FORMAT, cache="static", pinned_share=0.3, slots_share=0.0, rank=IN_ORDER
+        spec=SPEC,
+        method="dense",
+        density=1.0,
+        format=FORMAT,
+        cache="static",
+        pinned_share=0.3,
+        slots_share=0.0,
+        rank=IN_ORDER,
     )
     weights = random_weights(SPEC, np.random.default_rng(0))
     return build_artifact(tmp_path_factory.mktemp("dense") / "artifact", recipe, weights)
