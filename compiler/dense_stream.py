@@ -159,7 +159,7 @@ def _request(flash: Flash, unit_bytes: int, buffer_bytes: int, units: int, count
 
 @lru_cache(maxsize=4096)
 def _ahead(flash: Flash, unit_bytes: int, preload_bytes: int, units: int, count: int) -> Ahead:
-    """Returns what is read ahead of the last `count` of a layer's `units`: the first of these that the buffer holds."""
+    """Returns the reads ahead for a layer whose last `count` units are on flash: the first that fit the buffer."""
     if not count:
         return NO_AHEAD
     positions, units_on_flash = np.arange(units - count, units), Strided(0, unit_bytes, unit_bytes)

@@ -114,7 +114,7 @@ def test_it_costs_what_the_simulator_says(model: Model, dram_bytes_per_s: float,
 
 
 def test_no_buffer_that_was_tried_is_faster(model: Model, device: DeviceProfile) -> None:
-    """And pinning whole layers, which is what is left without reading ahead, is slower."""
+    """Nor is pinning whole layers, the only other choice."""
     found = of_share(model, device, 0.7)
     assert found.token_s < 0.95 * of_share(model, device, 0.7, reads_ahead=False).token_s
     for times in (0.5, 2):
@@ -171,7 +171,7 @@ def test_a_build_pins_as_many_units_in_each_layer_and_reads_ahead(
         assert max(pinned) - min(pinned) <= 1
         for layer in range(LAYERS):
             first = ranks[f"rank.{layer}.neuron"][: pinned[layer]]
-            assert (first == np.arange(pinned[layer])).all(), "what is left is one run of units"
+            assert (first == np.arange(pinned[layer])).all(), "the units on flash are one run"
         assert used_bytes(manifest, plan) <= plan.dram_budget_bytes
         setting = Setting(model, FORMAT, device, found.sections, plan)
         assert token_seconds(setting, events(2), events(1)) == pytest.approx(expected.token_s, rel=0.02)

@@ -49,7 +49,7 @@ def gains(values=GAINS) -> LayerGains:
 
 @pytest.mark.parametrize("count", range(1, LAYERS))
 def test_the_layers_are_those_that_save_the_most_of_all_that_take_as_much(count: int) -> None:
-    """Against every other choice of as many layers, all of which take equal bytes."""
+    """No other choice of the same number of layers gains more; all choices take the same bytes."""
     most = max(sum(GAINS[at] for at in chosen) for chosen in itertools.combinations(range(LAYERS), count))
     assert sum(GAINS[at] for at in finer_layers(mixture(gains(), count))) == pytest.approx(most)
 

@@ -24,27 +24,18 @@ from coldpress.runtime.store.store import Store
 from coldpress.runtime.trace import Recorder
 from coldpress.schemas.errors import CorruptPageError
 from coldpress.schemas.manifest import RESIDENT_FILE
+from tests.runtime.test_refine import ALL_IN_DRAM, TOKENS, logits_of
 from tests.support.artifacts import Recipe, build_artifact, change_manifest, refuse, small_spec
 
 FINER = {0: "int4_3_1", 3: "int4_3_1", 4: "int4_3_1", 10: "int4_3_1"}
-TOKENS = np.array([3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26])
 PROMPT = [5, 17, 3, 60]
-ALL_IN_DRAM = {"pinned_share": 1.0, "slots_share": 0.0, "read_buffer_bytes": 1 << 20}
 SPEC = small_spec(num_hidden_layers=11, intermediate_size=96, hidden_act="silu")
 
 
 def mixed(folder, **changes):
-    """An artifact of eleven layers, four of which have three coarse bits and the others two."""
+    """An artifact of eleven layers: four have three coarse bits, the others two."""
     fields = {"spec": SPEC, "method": "dense", "density": 1.0, "format": "int4_2_2", "layer_formats": FINER}
     return build_artifact(folder, Recipe(**(fields | changes)))
-
-
-def logits_of(session):
-    """Logits of prefilled tokens, of tokens one by one, and of tokens together."""
-    session.decoder.begin(32)
-    prefilled = session.decoder.prefill(TOKENS[:4])
-    alone = [session.decoder.decode(token) for token in TOKENS[4:9].tolist()]
-    return np.concatenate([prefilled, alone, session.decoder.decode_many(TOKENS[9:])])
 
 
 @pytest.mark.parametrize("experts", [1, 4])

@@ -26,8 +26,9 @@ def mixture(gains: LayerGains, count: int) -> tuple[FormatName, ...]:
 
 
 def mixtures(gains: LayerGains, most: int) -> list[tuple[FormatName, ...]]:
-    """Returns the mixtures that a search compares, at most `most` layers of which are finer; none where nothing is
-    gained, since then no order of layers is better than another."""
+    """Returns the mixtures that a search compares; each gives at most `most` layers the finer format.
+
+    There are none if no layer gains anything: then no order of layers is better than another."""
     layers = len(gains.per_layer)
     if not any(gain > 0 for gain in gains.per_layer):
         return []

@@ -107,9 +107,6 @@ class Replays:
         room_bytes = sparsity.budget.buffer_bytes + sparsity.budget.cache_bytes
         return draft_costs(self._inputs.model, *shape, sparsity.kv_cache, room_bytes=room_bytes)
 
-    def _in_one_format(self, sparsity: Sparsity) -> list[tuple[float, Sparsity]]:
-        return in_one_format(sparsity, self._inputs.model.spec)
-
     def tokens(self, sparsity: Sparsity) -> list[seconds.Token]:
         """Returns the figures of each replayed token, whose means `of` returns; one stands for all of a dense run."""
         run = self._dense(sparsity)

@@ -187,7 +187,7 @@ def _settled(
 
 
 def _in_words(ahead: Ahead, *, is_certain: bool) -> str:
-    """Says what is read ahead."""
+    """Says how much a plan reads ahead, as a reason of its record."""
     if is_certain:
         return (
             f"every layer has as many pinned units, and up to {ahead.buffer_bytes} bytes of the next layer's are read "
