@@ -128,7 +128,8 @@ class Prepared:
 
 
 def _in_nats(curves: Curves) -> Curves:
-    """Returns curves whose ratio of perplexities is e to the divergence, so that a floor limits the divergence."""
+    """Returns curves whose ratio of perplexities is e to the divergence, so that a floor limits the divergence.
+    Runs that draft are not compared."""
 
     def changed(losses):
         return tuple(
@@ -141,6 +142,7 @@ def _in_nats(curves: Curves) -> Curves:
             "curves": tuple(one.model_copy(update={"points": changed(one.points)}) for one in curves.curves),
             "formats": changed(curves.formats),
             "kv_caches": (),
+            "drafts": (),
         }
     )
 

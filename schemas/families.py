@@ -114,6 +114,11 @@ def format_at(formats: Formats, layer: int) -> FormatName:
     return formats if isinstance(formats, str) else formats[layer]
 
 
+def layer_formats(formats: Formats) -> tuple[FormatName, ...]:
+    """Returns the format of each layer's units if they differ; else nothing, as in records."""
+    return () if isinstance(formats, str) else formats
+
+
 def slices(family: str, spec: ModelSpec) -> tuple[Slice, ...]:
     """Returns the slices of one unit of `family`, without those of gate_proj if the model has no gate."""
     return tuple(piece for piece in FAMILIES[family].slices if spec.gated_mlp or piece.role != "gate_proj")

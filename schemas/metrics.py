@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer
 from coldpress.schemas.base import Count, PositiveCount, Record, Sha256, Share
 from coldpress.schemas.compute import Overlap, overlapped_seconds
 from coldpress.schemas.layout import DraftName
-from coldpress.schemas.sparsity import Tried
+from coldpress.schemas.sparsity import ByLayer, Tried
 
 Measured = Annotated[
     float,
@@ -278,7 +278,7 @@ class Verification(Record):
         return self.ppl_artifact / self.ppl_source
 
 
-class Metrics(Record):
+class Metrics(ByLayer):
     """metrics.json: the figures of the report."""
 
     model: str

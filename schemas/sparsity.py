@@ -36,15 +36,26 @@ class Densities(Record):
     per_layer: tuple[Share, ...]
 
 
-class Tried(Record):
+class ByLayer(Record):
+    """A record with a format whose layers may have formats of their own."""
+
+    layer_formats: tuple[FormatName, ...] = ()
+    """The format in planes of each layer's units, where they differ, `format` the coarsest; else empty, which is left
+    out of the file."""
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leaves out formats by layer where there are none, so that such a record reads as it always did."""
+        return {name: value for name, value in write(self).items() if value or name != "layer_formats"}
+
+
+class Tried(ByLayer):
     """A candidate that `auto` considered: its modelled seconds, or why it was skipped."""
 
     method: Method
     format: FormatName | None = None
     cache: CacheName | None = None
     """Format and cache; None if the method was skipped in all of them."""
-    finer_layers: tuple[Count, ...] = ()
-    """The layers with the next finer format in planes; left out of the file where there are none."""
     kv_cache: KvCacheFormat | None = None
     """The format of keys and values; None if the method was skipped."""
     token_s: float | None = Field(default=None, ge=0)
@@ -66,11 +77,6 @@ class Tried(Record):
     """DRAM that it needs: the budget, or less if that holds everything; None if it was skipped."""
     needed_bytes: Count | None = None
     """DRAM that a skipped method needs before it caches any unit; None if that was not the reason."""
-
-    @model_serializer(mode="wrap")
-    def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leaves out finer layers where there are none, so that such a record reads as it always did."""
-        return {name: value for name, value in write(self).items() if value or name != "finer_layers"}
 
 
 class Rung(Record):
@@ -99,7 +105,7 @@ class Rung(Record):
         return self.tried[0].draft_tokens if self.tried else 0
 
 
-class Sparsity(Rung):
+class Sparsity(Rung, ByLayer):
     """The decision of `allocate` for the largest DRAM budget, whose plan runs by default; `ladder` has the others."""
 
     method: Method
@@ -113,18 +119,10 @@ class Sparsity(Rung):
     """The most bytes of all predictors together; `budget` has the expected bytes."""
     predictor_format: FormatName | None = None
     """The format of predictors; None if the method has none."""
-    layer_formats: tuple[FormatName, ...] = ()
-    """The format in planes of each layer's units, where they differ, `format` the coarsest; else empty, which is left
-    out of the file."""
     layers_per_group: PositiveCount = 1
     """Consecutive layers whose units lie together on flash (ActiveFlow 3, Fig. 9); the last group may be smaller."""
     ladder: tuple[Rung, ...] = ()
     """The further budgets, the largest first."""
-
-    @model_serializer(mode="wrap")
-    def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leaves out formats by layer where there are none, so that such a record reads as it always did."""
-        return {name: value for name, value in write(self).items() if value or name != "layer_formats"}
 
     @property
     def formats(self) -> Formats:

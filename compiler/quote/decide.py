@@ -40,6 +40,7 @@ from coldpress.runtime.sparsity import Selector
 from coldpress.runtime.store import computing
 from coldpress.schemas.device import OF_TOKENS, DeviceProfile
 from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import layer_formats
 from coldpress.schemas.sparsity import Sparsity
 
 WHY_WIDE = f"the law's median misfit on the device's points, and {OF_TOKENS:.0%} for whole tokens"
@@ -182,6 +183,7 @@ class _Quoting:
                 tokens_per_s=1 / one.token_s,
                 method=one.candidate.method,
                 format=coarsest(one.candidate.format),
+                layer_formats=layer_formats(one.candidate.format),
                 ratio=1 / one.token_s / own if own else 0.0,
             )
             for size, one in sorted(best.items())
@@ -322,6 +324,7 @@ def _choice(best: Judged, reason: str) -> Choice:
     return Choice(
         method=one.method,
         format=coarsest(one.format),
+        layer_formats=layer_formats(one.format),
         kv_cache=one.kv_cache,
         cache=one.cache,
         density=min(1.0, best.density),

@@ -5,7 +5,7 @@ from typing import Literal
 from coldpress.schemas.base import Count, PositiveCount, Record, Share
 from coldpress.schemas.families import FormatName, Method
 from coldpress.schemas.layout import CacheName, KvCacheFormat
-from coldpress.schemas.sparsity import Tried
+from coldpress.schemas.sparsity import ByLayer, Tried
 
 Basis = Literal["measured", "same kind of model", "none"]
 """Whose curves and signals a quote stands on: this model's, those of a model of the same kind, or nobody's."""
@@ -24,7 +24,7 @@ class Figure(Record):
     """The command that measures it; None if nothing has to be measured."""
 
 
-class Choice(Record):
+class Choice(ByLayer):
     """What a build would take."""
 
     method: Method
@@ -37,7 +37,7 @@ class Choice(Record):
     reason: str
 
 
-class Step(Record):
+class Step(ByLayer):
     """A DRAM budget, and the speed with it."""
 
     dram_budget_bytes: PositiveCount

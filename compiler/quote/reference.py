@@ -25,7 +25,7 @@ from coldpress.compiler.activity.layer_counts import countable_families
 from coldpress.compiler.activity.unit_statistics import NORMS
 from coldpress.compiler.io import Workspace, load_arrays, load_record, replacing
 from coldpress.schemas.base import Record, Share
-from coldpress.schemas.curves import Curve, Curves, FormatLoss, KvCacheLoss, Unexplored
+from coldpress.schemas.curves import CoarseDraft, Curve, Curves, FormatLoss, KvCacheLoss, LayerGains, Unexplored
 from coldpress.schemas.families import Signal, activity_of, num_experts, num_units
 from coldpress.schemas.model import ModelSpec
 
@@ -61,6 +61,8 @@ class Kind(Record):
     curves: tuple[Curve, ...]
     formats: tuple[FormatLoss, ...]
     kv_caches: tuple[KvCacheLoss, ...]
+    drafts: tuple[CoarseDraft, ...]
+    layer_gains: tuple[LayerGains, ...]
     unexplored: tuple[Unexplored, ...]
     signals: dict[Signal, SignalStatistics]
 
@@ -87,6 +89,14 @@ def kind_of(spec: ModelSpec) -> Kind | None:
     if spec.exact_zeros:
         return reference().exact_zeros
     return reference().smooth if spec.gated_mlp else None
+
+
+def gains_of(known: LayerGains, num_layers: int) -> LayerGains:
+    """Returns what the layers of another model gain: as much as those at the same depth, between which gains are
+    interpolated."""
+    depths, layers = ((np.arange(count) + 0.5) / count for count in (len(known.per_layer), num_layers))
+    per_layer = np.interp(layers, depths, known.per_layer)
+    return known.model_copy(update={"per_layer": tuple(per_layer.tolist())})
 
 
 def drawn_trace(spec: ModelSpec, kind: Kind, layers: tuple[int, ...], num_tokens: int) -> dict[str, np.ndarray]:
@@ -195,6 +205,8 @@ def kind_from(curves: Curves, num_parameters: int) -> Kind:
             "curves": curves.curves,
             "formats": curves.formats,
             "kv_caches": curves.kv_caches,
+            "drafts": curves.drafts,
+            "layer_gains": curves.layer_gains,
             "unexplored": curves.unexplored,
             "signals": signals,
         }

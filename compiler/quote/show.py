@@ -7,6 +7,7 @@ from rich.table import Column, Table
 
 from coldpress.compiler.quote.records import DeviceQuote, Figure, Quote
 from coldpress.runtime.quantities import show_bytes
+from coldpress.runtime.quantization._planes import in_words
 from coldpress.schemas.errors import printable
 
 WORDS = {
@@ -79,8 +80,9 @@ def _headline(quote: DeviceQuote, console: Console) -> None:
     if quote.choice is not None:
         one = quote.choice
         console.print(
-            f"{quote.device} with {budget} of DRAM: {one.method}, {one.format}, keys and values in {one.kv_cache}, "
-            f"cache {one.cache}, density {one.density:.2f}: {printable(one.reason)}; bound by {quote.bound}",
+            f"{quote.device} with {budget} of DRAM: {one.method}, {in_words(one.layer_formats or one.format)}, "
+            f"keys and values in {one.kv_cache}, cache {one.cache}, density {one.density:.2f}: "
+            f"{printable(one.reason)}; bound by {quote.bound}",
             soft_wrap=True,
         )
 
@@ -105,7 +107,7 @@ def _several(quotes: tuple[DeviceQuote, ...], console: Console) -> None:
             shown("tokens_per_s", speed.value) if speed else "does not fit",
             _interval("tokens_per_s", speed) if speed else "",
             quote.bound or "",
-            f"{one.method} {one.density:.2f} {one.format} {one.cache}" if one else "",
+            f"{one.method} {one.density:.2f} {in_words(one.layer_formats or one.format)} {one.cache}" if one else "",
         )
     console.print(table)
 

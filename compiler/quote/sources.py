@@ -17,7 +17,7 @@ from coldpress.compiler.checkpoint.hub import snapshot
 from coldpress.compiler.checkpoint.shapes import read_shapes
 from coldpress.compiler.io import load_record, save_arrays
 from coldpress.compiler.quote.records import Basis
-from coldpress.compiler.quote.reference import Kind, drawn_trace, kind_of
+from coldpress.compiler.quote.reference import Kind, drawn_trace, gains_of, kind_of
 from coldpress.compiler.quote.trace import activations_of
 from coldpress.compiler.seconds import NO_DIGEST
 from coldpress.compiler.workflow.settings import CONFIG_FILE, BuildConfig, resolve
@@ -184,6 +184,8 @@ def curves_like(kind: Kind | None, model: Model, folder: Path) -> Curves:
         curves=kind.curves if kind else (),
         formats=kind.formats if kind else (),
         kv_caches=tuple(loss for loss in kind.kv_caches if loss.kv_cache in formats_of(spec)) if kind else (),
+        drafts=kind.drafts if kind else (),
+        layer_gains=tuple(gains_of(found, spec.num_hidden_layers) for found in kind.layer_gains) if kind else (),
         unexplored=(kind.unexplored if kind else ())
         + tuple(
             Unexplored(method=name, reason="no model of this kind was measured with it; build to measure it")

@@ -19,6 +19,7 @@ from coldpress.compiler.stages.tokenize.text import PYDOC
 from coldpress.runtime.cli.summary import whole_model
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantities import show_bytes
+from coldpress.runtime.quantization._planes import in_words
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.errors import ColdpressError, printable
 from coldpress.schemas.export import Export
@@ -48,7 +49,8 @@ def show(folder: Path) -> str:
         ("report", str(_shown(folder / "report.html"))),
     ]
     return (
-        f"\n{metrics.model} on {metrics.device}: {metrics.method}, {metrics.format}\n\n{_written(metrics.sample)}"
+        f"\n{metrics.model} on {metrics.device}: {metrics.method}, "
+        f"{in_words(metrics.layer_formats or metrics.format)}\n\n{_written(metrics.sample)}"
         f"{_table(places)}\n\n{_table(rows(metrics))}\n\n  run it\n"
         f"  {run_command(_runtime(), str(artifact), metrics.sample)}"
     )
@@ -193,7 +195,7 @@ def _at(entry: Tried) -> list[str]:
     """Returns how a method was judged: format and cache, and density and perplexity where they are known."""
     sparse = entry.density is not None and entry.density < 1
     return [
-        *([str(entry.format)] if entry.format else []),
+        *([in_words(entry.layer_formats or entry.format)] if entry.format else []),
         *([str(entry.cache)] if entry.cache and sparse else []),
         *([f"density {entry.density:.2f}"] if sparse else []),
         *([f"perplexity × {entry.ppl_ratio:.3f}"] if entry.ppl_ratio is not None else []),

@@ -72,7 +72,7 @@ class SectionError(FieldError):
 
 
 class TableError(FieldError):
-    """A unit order or a rank that is not a permutation."""
+    """A unit order or a rank that is not a permutation, or what a selector keeps out of its bounds."""
 
 
 class PlanError(FieldError):

@@ -8,6 +8,7 @@ read here: every read of it checks the checksums of its pages, and `runtime/arti
 import hashlib
 import logging
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -26,6 +27,8 @@ from coldpress.runtime.artifact.errors import (
     TableError,
     short,
 )
+from coldpress.runtime.plugins import load
+from coldpress.runtime.sparsity import Selector
 from coldpress.runtime.unit_numbers import number_type
 from coldpress.schemas import sealed
 from coldpress.schemas.families import FamilyName, FormatName
@@ -193,12 +196,13 @@ def open_artifact(path: str | Path, identity: str | None = None) -> Artifact:
         tables = _load_tensors(folder, manifest, TABLES_FILE)
         _check_tables(manifest, tables)
         _check_finite(TABLES_FILE, tables)
+        numbers = {plan.name: number for number, plan in enumerate(manifest.plans)}
+        _check_selector_arrays([(numbers[plan.name], plan) for plan in plans], tables)
     except BaseException:
         folder.close()
         raise
     for sentence in skipped:
         logging.getLogger("coldpress").warning("%s: %s", path, sentence)
-    numbers = {plan.name: number for number, plan in enumerate(manifest.plans)}
     usable = manifest.model_copy(update={"plans": plans})
     # the tables of other plans are freed; `manifest` still has all plans, whose numbers are part of the names
     kept = contents.table_tensors(manifest, {plan.name for plan in plans})
@@ -283,6 +287,17 @@ def _check_tables(manifest: Manifest, tables: dict[str, np.ndarray]) -> None:
             if not distinct.all():
                 found = f"without unit {int(np.argmin(distinct))}"
                 raise TableError(TABLES_FILE, name, found, f"a permutation of {section.num_units} units")
+
+
+def _check_selector_arrays(numbered: Iterable[tuple[int, Plan]], tables: dict[str, np.ndarray]) -> None:
+    """Requires that what selectors keep is within its bounds, of plans with their places in the manifest."""
+    for number, plan in numbered:
+        kept = load("coldpress.runtime.sparsity", Selector, plan.method).KEPT
+        for array in plan.arrays:
+            name = contents.selector_tensor(number, array)
+            if not kept[array.name].holds(tables[name]):
+                expected = ", ".join(f"{low:g} to {high:g}" for low, high in kept[array.name].bounds)
+                raise TableError(TABLES_FILE, name, str(tables[name].tolist()), expected)
 
 
 def _narrowed(name: str, table: np.ndarray) -> np.ndarray:

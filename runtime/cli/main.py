@@ -166,7 +166,7 @@ def _simulate(arguments: argparse.Namespace) -> None:
         metrics, device = simulate(artifact, plan, sweep.trace_of(opened, source)), artifact.manifest.device
         data = {"device": device.name, "metrics": metrics.model_dump(mode="json")}
         title = "seconds are modelled: a request computes with units as they arrive"
-        text = f"{device.title}; {title}\n{_summary.render(metrics)}"
+        text = f"{printable(device.title)}; {title}\n{_summary.render(metrics)}"
     if arguments.json:
         _print_json(data | (drawn.as_data() if drawn else {}))
         return

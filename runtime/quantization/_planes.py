@@ -9,6 +9,7 @@ In an artifact the coarse planes of all units are resident, and units on flash h
 in planes encodes and decodes coarse planes; `join` gives the codes of the plain format.
 """
 
+from itertools import groupby
 from typing import ClassVar
 
 import numpy as np
@@ -114,6 +115,24 @@ def coarsest(formats: Formats) -> FormatName:
     if isinstance(formats, str):
         return formats
     return min(formats, key=lambda name: -1 if (planes := planes_of(name)) is None else planes.HIGH_BITS)
+
+
+def finer_layers(formats: Formats) -> tuple[int, ...]:
+    """Returns the layers whose format is not the coarsest one."""
+    base = coarsest(formats)
+    return () if isinstance(formats, str) else tuple(layer for layer, name in enumerate(formats) if name != base)
+
+
+def in_words(formats: Formats) -> str:
+    """Returns a format's name, and for a mixture which layers have the finer one."""
+    if isinstance(formats, str):
+        return formats
+    layers = finer_layers(formats)
+    (finer,) = {formats[layer] for layer in layers}
+    runs = [[layer for _, layer in run] for _, run in groupby(enumerate(layers), key=lambda one: one[1] - one[0])]
+    named = ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+    plural = "s" if len(layers) > 1 else ""
+    return f"{coarsest(formats)} with {finer} in layer{plural} {named}"
 
 
 def whole_format(format_name: FormatName) -> FormatName:

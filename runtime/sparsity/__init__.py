@@ -36,6 +36,12 @@ class Kept:
     dtype: str
     length: int | None = 1
     """Number of entries; None for one entry per unit."""
+    bounds: tuple[tuple[float, float], ...] = ()
+    """The least and the largest value of each entry; none means any."""
+
+    def holds(self, values: np.ndarray) -> bool:
+        """Tells whether all entries, [length], are within their bounds."""
+        return all(low <= value <= high for value, (low, high) in zip(values.tolist(), self.bounds, strict=False))
 
     def shape(self, num_units: int) -> tuple[int, ...]:
         """Returns the array's shape for a family of `num_units` units."""

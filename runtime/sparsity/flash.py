@@ -23,6 +23,7 @@ from coldpress.schemas.model import ModelSpec
 
 DRAWN_UNITS = 1 << 14
 """Units of the random tokens from which a density's price is found."""
+MOST = float(np.finfo(np.float32).max)
 STEPS = 14
 """Bisection steps on the logarithm of the price, which give it to 0.2 %."""
 
@@ -45,7 +46,7 @@ class Flash(Selector[OptionsT]):
 
     KEPT: ClassVar[Mapping[str, Kept]] = {
         "price": Kept("float32"),
-        "read_units": Kept("float32", 4),
+        "read_units": Kept("float32", 4, ((0, MOST), (-MOST, MOST), (0, MOST), (0, 1))),
         "unit_norms": Kept("float32", None),
     }
     SEES_RESIDENCY = True

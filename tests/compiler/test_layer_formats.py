@@ -14,8 +14,6 @@ from coldpress.compiler.stages import allocate, verify
 from coldpress.compiler.stages.allocate import AllocateConfig, Inputs
 from coldpress.compiler.stages.allocate._division import divided
 from coldpress.compiler.stages.allocate._mixtures import (
-    finer_layers,
-    in_words,
     mixed,
     mixture,
     mixtures,
@@ -24,6 +22,7 @@ from coldpress.compiler.stages.allocate._mixtures import (
 from coldpress.compiler.stages.export._stored import StoredModel
 from coldpress.compiler.stages.verify import VerifyConfig
 from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.quantization._planes import finer_layers, in_words
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.curves import Curve, LayerGains, Point
@@ -180,14 +179,14 @@ def test_a_search_compares_formats_by_layer(tmp_path: Path, wide: Source) -> Non
     """Two bits in all layers need most units refined; the layers that gain, and then few refined units, read less."""
     best = refining(chosen(wide, tmp_path / "a")[1])
     alone = refining(chosen(wide, tmp_path / "b", coarse_bits="uniform")[1])
-    assert set(best.finer_layers) >= {2, 4, 8}
-    assert alone.finer_layers == ()
+    assert set(finer_layers(best.layer_formats)) >= {2, 4, 8}
+    assert alone.layer_formats == ()
     assert best.token_s is not None
     assert alone.token_s is not None
     assert best.token_s < alone.token_s
     assert best.ppl_ratio is not None
     assert best.ppl_ratio <= 1.1
-    assert "finer_layers" not in alone.model_dump()
+    assert "layer_formats" not in alone.model_dump()
 
 
 @pytest.mark.parametrize("count", [1, 4])

@@ -26,6 +26,7 @@ from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.profiles.devices import load_device
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.compute import Compute, KernelRate
+from coldpress.schemas.curves import LayerGains
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.figure import Figure
 from coldpress.schemas.model import Model
@@ -361,6 +362,25 @@ def test_only_measured_kinds_have_curves() -> None:
     assert none is None
     assert relu is reference.reference().exact_zeros
     assert smooth is reference.reference().smooth
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"), [(3, (1.0, 2.0, 6.0)), (1, (2.0,)), (6, (1.0, 1.25, 1.75, 3.0, 5.0, 6.0))]
+)
+def test_a_layer_gains_what_the_measured_model_gains_at_its_depth(layers: int, expected: tuple[float, ...]) -> None:
+    known = LayerGains(coarser="int4_2_2", finer="int4_3_1", per_layer=(1.0, 2.0, 6.0))
+    found = reference.gains_of(known, layers)
+    assert found.per_layer == pytest.approx(expected)
+    assert (found.coarser, found.finer) == (known.coarser, known.finer)
+
+
+@pytest.mark.parametrize("name", ["smooth", "exact_zeros"])
+def test_a_model_alone_has_the_drafts_and_gains_of_its_kind(tmp_path: Path, name: str) -> None:
+    kind: reference.Kind = getattr(reference.reference(), name)
+    curves = sources.curves_like(kind, model_of(LAYERS), tmp_path)
+    assert {found.format for found in curves.drafts} == {"int4_2_2", "int4_3_1", "int8_4_4"}
+    assert all(0.5 < found.acceptance <= 1 for found in curves.drafts)
+    assert [len(found.per_layer) for found in curves.layer_gains] == [LAYERS] * len(kind.layer_gains) != []
 
 
 def test_a_build_folder_of_other_weights_is_refused(tmp_path: Path) -> None:

@@ -7,9 +7,12 @@ import pytest
 
 from coldpress.runtime.artifact import errors
 from tests.support.artifacts import (
+    Recipe,
+    build_artifact,
     change_arrays,
     change_manifest,
     refuse,
+    small_spec,
 )
 
 
@@ -89,3 +92,15 @@ def test_a_tensor_of_another_shape_or_type_is_refused(path):
 
     change_arrays(path, "resident.safetensors", reshape)
     refuse(path, errors.TensorFileError, "'norm.weight'", "float32 [8, 8]", "float32 [64]")
+
+
+@pytest.mark.parametrize(("entry", "value"), [(0, -1.0), (2, -1.0), (3, 5.0), (3, -0.5)])
+def test_what_a_selector_keeps_out_of_its_bounds_is_refused(tmp_path, entry, value):
+    spec = small_spec(num_hidden_layers=2, intermediate_size=64)
+    path = build_artifact(tmp_path / "a", Recipe(spec=spec, method="refine", format="int4_2_2")).path
+
+    def change(arrays):
+        arrays["selector.0.1.neuron.read_units"][entry] = value
+
+    change_arrays(path, "tables.safetensors", change)
+    refuse(path, errors.TableError, "selector.0.1.neuron.read_units", f"{value:g}", "0 to 1")

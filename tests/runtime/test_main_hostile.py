@@ -131,13 +131,16 @@ def test_no_name_moves_the_cursor_or_begins_a_line(spoken, capsys, tmp_path):
     def change(manifest):
         manifest["source"] |= {"name": evil, "source": evil, "license": evil}
         manifest["plans"][0]["name"] = evil
+        manifest["device"]["title"] = evil[:50]
 
     change_manifest(path, change)
-    assert main(["inspect", str(path)]) == 0
-    shown = capsys.readouterr().out
-    assert all(letter.isprintable() or letter == "\n" for letter in shown)
-    assert "\nerror" not in shown
-    assert len(shown) < 5000
+    trace = str(tmp_path / "trace")
+    for command in (["inspect"], [*GENERATE, "--prompt-ids", "1", "--trace", trace], ["simulate", "--trace", trace]):
+        assert main([command[0], str(path), *command[1:]]) == 0
+        shown = capsys.readouterr().out
+        assert all(letter.isprintable() or letter == "\n" for letter in shown)
+        assert "\nerror" not in shown
+        assert len(shown) < 5000
     assert "forged" in refused(capsys, *GENERATE, path, "--prompt-ids", "1", "--dram-budget", "1")
 
 

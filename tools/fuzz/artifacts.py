@@ -130,6 +130,21 @@ def generation(folder: Path, chance: random.Random) -> str:
     return f"bos {spec['bos_token_id']}, eos {str(spec['eos_token_ids'])[:40]}"
 
 
+def layer_format(folder: Path, chance: random.Random) -> str:
+    """Changes the format of a layer's units, a section's own or its family's."""
+    manifest = _manifest(folder)
+    try:
+        holder = chance.choice((*manifest["flash"]["sections"], *manifest["families"]))
+        holder["format"] = chance.choice(("int4_2_2", "int4_3_1", "int8_4_4", "int4_group32", "fp16", None, "dense"))
+        if chance.random() < 0.5:
+            features = set(manifest["features"]) ^ {"layer-formats"}
+            manifest["features"] = sorted(features)
+    except (TypeError, KeyError, IndexError) as error:
+        raise Unfit from error
+    _write_manifest(folder, manifest)
+    return f"units of {holder.get('family')} in {holder['format']}, features {str(manifest['features'])[:60]}"
+
+
 def device_figure(folder: Path, chance: random.Random) -> str:
     """Changes a figure of the device, which simulations use."""
     manifest = _manifest(folder)
@@ -165,6 +180,7 @@ EDITS: dict[str, tuple[Edit, int]] = {
     "listed_name": (listed_name, 1),
     "plan_figure": (plan_figure, 4),
     "generation": (generation, 1),
+    "layer_format": (layer_format, 2),
     "device_figure": (device_figure, 2),
     "repeated_key": (repeated_key, 1),
     "flip_bits": (file_edits.flip_bits, 4),
@@ -201,11 +217,17 @@ RECIPES = {
     ),
     "kv_int8": Recipe(spec=_spec(head_dim=32, rotary_dim=32), kv_cache="int8"),
     "experts": Recipe(spec=_spec(**_EXPERTS), method="dense", kv_cache="int8"),
+    "refine": Recipe(spec=_spec(), method="refine", format="int4_2_2", layer_formats={1: "int4_3_1"}),
+    "drafts": Recipe(spec=_spec(), method="dense", format="int4_2_2", density=1.0),
     "predicted_experts": Recipe(spec=_spec(**_EXPERTS), method="predictor", format="int4_group32"),
 }
 """Every format, methods with arrays, options and predictors, and experts; small, since six commands run on a mutant."""
 AHEAD = ("experts", "predictor")
 """Bases whose plans read units ahead of their layer."""
+DRAFTS = ("drafts",)
+"""Bases whose plans draft with coarse planes."""
+ONE_SEQUENCE = ("dip", "refine")
+"""Bases whose selectors see the cache, so that they serve one sequence at a time."""
 
 
 class Artifacts:
@@ -227,6 +249,8 @@ class Artifacts:
             add_files(path, recipe.spec.vocab_size)
             if name in AHEAD:
                 change_manifest(path, _read_ahead)
+            if name in DRAFTS:
+                change_manifest(path, _draft)
             scratch = folder / f"{name}-scratch"
             scratch.mkdir()
             for run in self._commands(name, path, scratch, True):
@@ -280,7 +304,7 @@ class Artifacts:
             "bench": ["--tokens", "2", "--runs", "1"],
             "simulate": ["--trace", str(trace)],
         }
-        if base == "dip":  # its selector sees the cache, so it serves one sequence at a time
+        if base in ONE_SEQUENCE:
             del commands["generate many"]
         for name, flags in commands.items():
             yield Run(name, run_limited(partial(main, [name.split()[0], str(folder), *flags]), scratch))
@@ -290,6 +314,11 @@ def _read_ahead(manifest: dict[str, Any]) -> None:
     for plan in manifest["plans"]:
         plan["preload_buffer_bytes"] = 2 * manifest["flash"]["page_bytes"]
         plan["dram_budget_bytes"] += plan["preload_buffer_bytes"]
+
+
+def _draft(manifest: dict[str, Any]) -> None:
+    for plan in manifest["plans"]:
+        plan["draft"], plan["draft_tokens"] = "coarse", 3
 
 
 def _said(ended: Ended) -> str:

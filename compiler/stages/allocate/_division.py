@@ -21,7 +21,7 @@ from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.base import Options
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import DoesNotFitError
-from coldpress.schemas.families import FamilyName, Formats
+from coldpress.schemas.families import FamilyName, Formats, layer_formats
 from coldpress.schemas.model import Model
 from coldpress.schemas.sparsity import Budget, Densities, Sparsity
 
@@ -90,7 +90,7 @@ def divided(
         ),
         cache=cache,
         cache_options=own_cache_options(cache, config.cache_options) if config.cache == AUTO else config.cache_options,
-        layer_formats=() if isinstance(formats, str) else formats,
+        layer_formats=layer_formats(formats),
         layers_per_group=config.layers_per_group,
     )
     buffers = sum(buffers_of(model, sparsity, free - predictors, device))

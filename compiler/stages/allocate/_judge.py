@@ -18,7 +18,7 @@ from coldpress.compiler.search import Candidate, Judged, Space
 from coldpress.compiler.seconds import Token
 from coldpress.compiler.stages.allocate._config import UNIFORM_BITS, AllocateConfig
 from coldpress.compiler.stages.allocate._division import OverBudgetError, divided
-from coldpress.compiler.stages.allocate._mixtures import in_words, mixtures
+from coldpress.compiler.stages.allocate._mixtures import mixtures
 from coldpress.compiler.stages.allocate._quality import Floor
 from coldpress.compiler.stages.allocate._replay import Replays
 from coldpress.compiler.stages.allocate._rules import UNIFORM, Inputs
@@ -26,7 +26,7 @@ from coldpress.runtime.generate.speculation import tokens_of_pass
 from coldpress.runtime.kernels import NATIVE_FORMATS
 from coldpress.runtime.plan.kv_cache import KV_CACHE_FORMATS
 from coldpress.runtime.plugins import load
-from coldpress.runtime.quantization._planes import coarsest, planes_of
+from coldpress.runtime.quantization._planes import coarsest, in_words, planes_of
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import FormatName, Formats, Method

@@ -6,11 +6,10 @@ a mixture saves that share of the loss between the two formats which its layers 
 """
 
 from collections.abc import Sequence
-from itertools import groupby
 
 import numpy as np
 
-from coldpress.runtime.quantization._planes import coarsest
+from coldpress.runtime.quantization._planes import coarsest, finer_layers
 from coldpress.schemas.curves import Curve, Curves, LayerGains, Loss, Point
 from coldpress.schemas.families import FormatName, Formats
 
@@ -34,12 +33,6 @@ def mixtures(gains: LayerGains, most: int) -> list[tuple[FormatName, ...]]:
         return []
     counts = {min(most, round(share * layers)) for share in SHARES} | {min(most, layers - 1)}
     return [mixture(gains, count) for count in sorted(counts) if 0 < count < layers]
-
-
-def finer_layers(formats: Formats) -> tuple[int, ...]:
-    """Returns the layers whose format is not the coarsest one."""
-    base = coarsest(formats)
-    return () if isinstance(formats, str) else tuple(layer for layer, name in enumerate(formats) if name != base)
 
 
 def saved_share(curves: Curves, formats: Formats) -> float:
@@ -69,15 +62,3 @@ def _between(coarser: Point, finer: Point, share: float) -> Point:
         return (1 - share) * (getattr(coarser, name) or 0.0) + share * (getattr(finer, name) or 0.0)
 
     return coarser.model_copy(update={name: mean(name) for name in Loss.model_fields})
-
-
-def in_words(formats: Formats) -> str:
-    """Returns a format's name, and for a mixture which layers have the finer one."""
-    if isinstance(formats, str):
-        return formats
-    layers = finer_layers(formats)
-    (finer,) = {formats[layer] for layer in layers}
-    runs = [[layer for _, layer in run] for _, run in groupby(enumerate(layers), key=lambda one: one[1] - one[0])]
-    named = ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
-    plural = "s" if len(layers) > 1 else ""
-    return f"{coarsest(formats)} with {finer} in layer{plural} {named}"

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from coldpress.compiler.stages.allocate._mixtures import finer_layers, in_words, mixed, saved_share
+from coldpress.compiler.stages.allocate._mixtures import mixed, saved_share
 from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
 from coldpress.runtime.plugins import load
-from coldpress.runtime.quantization._planes import coarsest, whole_format
+from coldpress.runtime.quantization._planes import coarsest, finer_layers, in_words, whole_format
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.curves import Curve, Curves
 from coldpress.schemas.families import FormatName, Formats, Method

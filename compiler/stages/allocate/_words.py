@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from coldpress.compiler.search import Goal, Judged, fastest_dense
-from coldpress.compiler.stages.allocate._mixtures import finer_layers, in_words
 from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
-from coldpress.runtime.quantization._planes import coarsest
+from coldpress.runtime.quantization._planes import coarsest, finer_layers, in_words
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import Method
+from coldpress.schemas.families import Method, layer_formats
 from coldpress.schemas.sparsity import Tried
 
 
@@ -70,7 +69,7 @@ def _entry(one: Judged, reason: str) -> Tried:
     return Tried(
         method=candidate.method,
         format=coarsest(candidate.format),
-        finer_layers=finer_layers(candidate.format),
+        layer_formats=layer_formats(candidate.format),
         cache=candidate.cache,
         kv_cache=candidate.kv_cache,
         token_s=one.token_s,

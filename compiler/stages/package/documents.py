@@ -17,6 +17,7 @@ from coldpress.compiler.checkpoint.private import record_of
 from coldpress.compiler.io import checked_file, checked_path, digest, load_arrays
 from coldpress.compiler.stages.package.hashing import Written
 from coldpress.compiler.stages.package.joined import Codes
+from coldpress.runtime.quantization._planes import in_words
 from coldpress.schemas import __version__
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.curves import Curves
@@ -165,6 +166,7 @@ def _card(written: Written, inputs: Inputs) -> str:
     return environment.get_template("card.md.j2").render(
         model=inputs.model,
         sparsity=inputs.sparsity,
+        formats=in_words(inputs.sparsity.formats),
         device=inputs.device,
         layout=inputs.layout,
         corpus=inputs.corpus,

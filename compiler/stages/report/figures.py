@@ -82,6 +82,7 @@ def make_metrics(
         device=device.name,
         method=sparsity.method,
         format=sparsity.format,
+        layer_formats=sparsity.layer_formats,
         artifact_bytes=package.artifact_bytes,
         flash_bytes=package.flash_bytes,
         resident_bytes=package.resident_bytes,

@@ -21,6 +21,7 @@ from coldpress.compiler.stages.report.page_charts import Inputs, charts_of, refi
 from coldpress.compiler.stages.report.predictors import predictor_part
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantities import show_bytes
+from coldpress.runtime.quantization._planes import in_words
 from coldpress.runtime.sparsity import Selector
 from coldpress.runtime.store.computing import basis
 from coldpress.schemas import __version__
@@ -58,6 +59,7 @@ def render(metrics: Metrics, inputs: Inputs) -> str:
         plan=inputs.plans.largest_plan,
         verification=inputs.verification,
         weight_bytes=weight_bytes(inputs.model, inputs.sparsity.format),
+        formats=in_words(inputs.sparsity.formats),
         cards=_cards(metrics, inputs.device),
         budget=budget_parts(inputs.model.spec, inputs.sparsity.format, inputs.layout, inputs.plans),
         charts=list(charts_of(inputs, curves)),

@@ -22,7 +22,7 @@ from coldpress.runtime.cli.emulation.caps import Caps
 from coldpress.runtime.cli.emulation.disk import Disk, Rates, disk_of
 from coldpress.runtime.cli.emulation.process import run_limited
 from coldpress.schemas.device import DeviceProfile
-from coldpress.schemas.errors import ColdpressError, clipped
+from coldpress.schemas.errors import ColdpressError, clipped, printable
 
 MECHANISMS = (systemd, cgroup_v1)
 HEADROOM = 0.8
@@ -49,7 +49,7 @@ class Emulation:
         """Returns a description of the device, the caps and the disk."""
         flash, caps = self.device.flash, self.caps
         return (
-            f"{self.device.title} on {self.disk.name}: {caps.reads_per_s} reads/s and "
+            f"{printable(self.device.title)} on {self.disk.name}: {caps.reads_per_s} reads/s and "
             f"{caps.bytes_per_s / 1e9:.3f} GB/s, {caps.scale:.3f} of the device's "
             f"{flash.iops:.0f} and {flash.bytes_per_s / 1e9:.3f}; memory {caps.memory_bytes / 1e9:.3f} GB; "
             f"computing as fast as this machine{self._slower_disk()}"
