@@ -3,8 +3,9 @@
 Seconds are those of a 7B by each device's law, with signals drawn with a small model's statistics (quotes draw the
 same). Under one DRAM budget it compares `refine` alone with its faster cache, `refine` with drafts, which needs the
 cache `static`, and the fastest dense run, with drafts or without. Drafts have the best fixed number per pass. A pass
-reads what any of its tokens chooses, and computes as if each used all of that. The share that is accepted is given.
-Tokens refine what they choose alone (`use_read_units=false`). A budget that the coarse planes exceed has no rows.
+reads what any of its tokens chooses, and computes as if each used all of that. The share of accepted drafts is given; a
+dense run accepts fewer, since it is farther from its coarse planes. Tokens refine what they choose alone
+(`use_read_units=false`). A budget that the coarse planes exceed has no rows.
 """
 
 import sys
@@ -54,13 +55,16 @@ class Options:
         (0.8, 0.9), smoke=(0.8,), help="DRAM, as a share of weights and KV cache in the plain format"
     )
     shares: tuple[float, ...] = option((0.05, 0.1, 0.2), smoke=(0.1,), help="shares of the units that tokens refine")
-    acceptances: tuple[float, ...] = option((0.7, 0.8, 0.9), smoke=(0.8,), help="shares of drafts that are accepted")
+    acceptances: tuple[float, ...] = option(
+        (0.7, 0.8, 0.9), smoke=(0.8,), help="shares of drafts that refine accepts, of those that are looked at"
+    )
+    dense_accepts_less: float = option(0.05, help="by how much the share that a dense run accepts is smaller")
 
 
 class Plugin(Benchmark[Options]):
     keys = {
         "rows[].share": "share of the units that a token refines",
-        "rows[].acceptance": "share of drafts that are accepted",
+        "rows[].acceptance": "share of drafts that refine accepts",
         "rows[].alone_s": "modelled seconds of a token of refine without drafts, with the faster cache",
         "rows[].drafts_s": "the same with drafts, one or more per pass",
         "rows[].draft_tokens": "the best number of drafts per pass, at least 1",
@@ -102,7 +106,8 @@ class Plugin(Benchmark[Options]):
             costs = costs_of(replays, static)
             for acceptance in self.options.acceptances:
                 count = min(range(1, MOST_DRAFTS + 1), key=lambda count: costs.token_s(count, acceptance))
-                drafted = dense.token_s(dense.best(MOST_DRAFTS, acceptance), acceptance)
+                accepted = acceptance - self.options.dense_accepts_less
+                drafted = dense.token_s(dense.best(MOST_DRAFTS, accepted), accepted)
                 yield {
                     "share": share,
                     "acceptance": acceptance,
