@@ -11,7 +11,7 @@ from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.plan.budget import used_bytes
 from coldpress.runtime.plan.kv_cache import kv_cache_bytes
-from coldpress.runtime.sparsity import Selector, sees_residency
+from coldpress.runtime.sparsity import Selector, sees_others
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import used_share
 from coldpress.schemas.layout import Plan
@@ -73,8 +73,8 @@ def check_plan(facts: Facts, plan: Plan, field: str) -> None:
     drafts = range(1, FEW_TOKENS) if plan.draft is not None else range(1)
     expected = f"{drafts[0]} to {drafts[-1]} with a draft" if plan.draft is not None else "0 without a draft"
     require(plan.draft_tokens in drafts, "draft_tokens", plan.draft_tokens, expected)
-    alone = plan.draft is None or not sees_residency(plan)
-    require(alone, "draft", plan.draft, f"none with this {plan.method}, which uses what is in DRAM")
+    alone = plan.draft is None or not sees_others(plan)
+    require(alone, "draft", plan.draft, f"none with this {plan.method}, which uses what earlier tokens left in DRAM")
     _check_parts(facts, plan, field)
 
 

@@ -263,10 +263,12 @@ class Decoder:
             float32 [T, V].
 
         Raises:
-            ColdpressError: as `prefill`; or if there are too many tokens, or several under a selector that sees which
-                units are in DRAM, and would pick other units for the tokens together than one after the other.
+            ColdpressError: as `prefill`; or if there are too many tokens, or several that would use other units
+                together than one after the other (`Selection.check_many`).
         """
         self._check_together(len(tokens), PREFILL_CHUNK_TOKENS)
+        if len(tokens) > 1:
+            self.check_many()
         spans = [Span(self._caches[0], len(tokens))]
         is_dense = self._selection.is_whole
         hidden_TN = self._forward(tokens, spans, self._decode_layer, num_kept=num_kept, is_dense=is_dense)
@@ -290,6 +292,8 @@ class Decoder:
             ColdpressError: as `decode_many`.
         """
         self._check_together(len(tokens), FEW_TOKENS)
+        if len(tokens) > 1:
+            self.check_batch()
         spans = [Span(self._caches[sequence], 1) for sequence in sequences]
         hidden_BN = self._forward(tokens, spans, self._decode_layer, is_dense=self._selection.is_whole)
         self._store.end_tokens(len(tokens))
@@ -327,15 +331,22 @@ class Decoder:
         """Whether the choice of units depends on which units are in DRAM."""
         return self._selection.sees_residency
 
+    @property
+    def sees_others(self) -> bool:
+        """Whether a token changes what the next ones use."""
+        return self._selection.sees_others
+
     def check_many(self) -> None:
-        """Refuses several tokens at once if that would change their units; see `Selection.check_many`."""
+        """Refuses several tokens of a sequence at once if that would change their units."""
         self._selection.check_many()
+
+    def check_batch(self) -> None:
+        """Refuses several sequences at once if that would change their units."""
+        self._selection.check_batch()
 
     def _check_together(self, num_tokens: int, most: int) -> None:
         if not 1 <= num_tokens <= most:
             raise ColdpressError(f"{num_tokens} tokens are to be decoded at once, expected 1 to {most}")
-        if num_tokens > 1:
-            self.check_many()
 
     def _prefill_chunks(
         self, prompts: Sequence[np.ndarray], sequences: Sequence[int]

@@ -12,7 +12,7 @@ import numpy as np
 from coldpress.runtime import plugins
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.quantization._planes import planes_of
-from coldpress.runtime.sparsity import Residency, Selector, sees_residency
+from coldpress.runtime.sparsity import Residency, Selector, sees_others, sees_residency
 from coldpress.runtime.store.facts import Key
 from coldpress.schemas.errors import ColdpressError, UnknownNameError
 from coldpress.schemas.layout import PartPlan, Plan, placed_parts
@@ -65,7 +65,7 @@ class Selection:
         """
         check_selector(plan.method, artifact.manifest)
         self.method, self._title = plugins.load(PACKAGE, Selector, plan.method), plan.method
-        self.sees_residency = sees_residency(plan)
+        self.sees_residency, self.sees_others = sees_residency(plan), sees_others(plan)
         self.arrays = {
             (part.layer, part.family): self._fitted(artifact, plan, part, section.num_units)
             for part, section in placed_parts(plan, artifact.manifest.flash.sections)
@@ -104,15 +104,29 @@ class Selection:
         return [self.method.select_among(signal, arrays, residency, experts) for signal, experts in pairs]
 
     def check_many(self) -> None:
-        """Refuses to choose for several tokens at once if the selector's choice depends on the cache.
+        """Refuses to choose for several tokens of a sequence at once if one changes what the next one uses.
 
         Raises:
             ColdpressError: if choosing one token after the other could give other units.
         """
+        if self.sees_others:
+            raise ColdpressError(
+                f"the selector '{self._title}' uses what is in DRAM, and what earlier tokens read changes that, so "
+                "that tokens decoded together would be computed with other units than one after the other; decode one "
+                "at a time, or choose use_read_units=false, and another selector or the cache 'static'"
+            )
+
+    def check_batch(self) -> None:
+        """Refuses to choose for several sequences at once if the choice depends on what is in DRAM: their keys and
+        values take room from pinned units.
+
+        Raises:
+            ColdpressError: if a sequence alone could get other units.
+        """
         if self.sees_residency:
             raise ColdpressError(
-                f"the selector '{self._title}' uses what is in DRAM, so that tokens decoded together would be computed "
-                "with other units than one after the other; decode one at a time, or choose a selector, or "
+                f"the selector '{self._title}' uses what is in DRAM, so that sequences decoded together would be "
+                "computed with other units than alone; decode one at a time, or choose a selector, or "
                 "use_read_units=false, that does not"
             )
 

@@ -274,4 +274,4 @@ def _check(session: Session, room: Room, max_new_tokens: int) -> None:
     if max_new_tokens < 1:
         raise ColdpressError(f"the number of new tokens is {max_new_tokens}, expected at least 1")
     if room.sequences > 1:
-        session.decoder.check_many()
+        session.decoder.check_batch()

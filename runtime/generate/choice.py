@@ -11,7 +11,7 @@ from coldpress.runtime.drafts import NO_DRAFT, Draft
 from coldpress.runtime.flash import Flash, Reader, simulated
 from coldpress.runtime.plan import budget
 from coldpress.runtime.plan.kv_cache import kv_cache_bytes, kv_cache_format
-from coldpress.runtime.sparsity import Selector
+from coldpress.runtime.sparsity import Selector, sees_others
 from coldpress.runtime.store.ahead_room import wanted
 from coldpress.schemas.layout import Collapse, KvCacheFormat, Plan, Preload
 from coldpress.schemas.manifest import Manifest
@@ -99,9 +99,10 @@ def _with_kv_cache(plan: Plan, manifest: Manifest, kind: KvCacheFormat | None) -
 
 def draft_of(plan: Plan, manifest: Manifest) -> tuple[Draft, int]:
     """Returns the draft of a plan, and how many tokens it proposes per pass; `off` where nothing is read from flash,
-    since drafts save reads alone."""
-    reads = not budget.holds_everything(plan, manifest.flash.sections)
-    name = plan.draft if reads and plan.draft is not None else NO_DRAFT
+    since drafts save reads alone, and where another cache than the plan's lets a token change what the next one
+    uses."""
+    pays = not (budget.holds_everything(plan, manifest.flash.sections) or sees_others(plan))
+    name = plan.draft if pays and plan.draft is not None else NO_DRAFT
     return plugins.load("coldpress.runtime.drafts", Draft, name), plan.draft_tokens
 
 

@@ -29,6 +29,7 @@ from coldpress.runtime.plan import budget
 from coldpress.runtime.plan.memory import give_back_heap
 from coldpress.runtime.simulate import on_device
 from coldpress.runtime.store.clock import Clock
+from coldpress.runtime.store.resident import uses_all
 from coldpress.runtime.store.store import Store
 from coldpress.runtime.trace import Recorder
 from coldpress.schemas.device import DeviceProfile
@@ -225,7 +226,7 @@ class Session:
 
         Raises:
             ColdpressError: for an empty prompt, an id outside the vocabulary, logits that are not finite, a session
-                that is closed or in use, or drafts under a selector that sees what is in DRAM.
+                that is closed or in use, or drafts under a plan where a token changes what the next one uses.
             DoesNotFitError: if prompt and new tokens exceed the plan's context.
             CorruptPageError: if a page of flash.img is damaged.
         """
@@ -281,7 +282,8 @@ class Session:
             prompt = token_array(prompt_ids)
             ids, tokens = prompt.tolist(), list[Token]()
             chooser = Chooser(sampling or Sampling(), ids)
-            computes = isinstance(draft, Draft) and draft.NEEDS_PLANES
+            # which units the tokens of a pass share is known beforehand only where each uses all
+            computes = isinstance(draft, Draft) and draft.NEEDS_PLANES and uses_all(self.plan)
             costs = self._costs(draft_tokens) if computes else None
             passes = Passes(self.decoder, chooser, propose, draft_tokens, costs)
             with self.step, timer.prefill():

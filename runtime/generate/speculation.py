@@ -123,7 +123,9 @@ class Passes:
         return Pass(tuple(chosen), len(drafts))
 
     def _drafts(self, ids: Sequence[int], most: int) -> list[int]:
-        """Makes as many drafts as pay, at most `most`."""
+        """Makes as many drafts as pay, at most `most`; none once the plan of another budget refuses several tokens."""
+        if self._decoder.sees_others:
+            return []
         if self._costs is None:
             return self._propose(ids, most) if most else []
         # only drafts up to the first wrong one were checked

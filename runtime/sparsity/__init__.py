@@ -15,6 +15,7 @@ from pydantic import Field
 from typing_extensions import TypeVar  # that of Python 3.13, which knows defaults
 
 from coldpress.runtime import plugins
+from coldpress.runtime.cache import CachePolicy
 from coldpress.schemas.base import Record
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import mlp_shares, resident_share
@@ -225,6 +226,15 @@ def used_experts(activity: np.ndarray, num_experts: int) -> np.ndarray:
 def sees_residency(plan: Plan) -> bool:
     """Whether the units of a token depend on what is in DRAM, under this plan."""
     return plugins.load("coldpress.runtime.sparsity", Selector, plan.method).SEES_RESIDENCY or uses_read_units(plan)
+
+
+def sees_others(plan: Plan) -> bool:
+    """Whether the units of a token depend on what other tokens read, under this plan.
+
+    A selector that sees residency chooses alike for each token where the cache admits nothing.
+    """
+    admits = plugins.load_class("coldpress.runtime.cache", CachePolicy, plan.cache).admits
+    return uses_read_units(plan) or (sees_residency(plan) and admits)
 
 
 def uses_read_units(plan: Plan) -> bool:

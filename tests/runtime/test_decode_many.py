@@ -21,6 +21,7 @@ TOKENS = np.array([3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26])
 NUM_PREFILLED = 4
 METHODS = plugins.names("coldpress.runtime.sparsity")
 BLIND = [name for name in METHODS if not plugins.load("coldpress.runtime.sparsity", Selector, name).SEES_RESIDENCY]
+SEEING = [name for name in METHODS if name not in BLIND]
 FORMATS = plugins.names("coldpress.runtime.quantization")
 ALL_IN_DRAM = {"pinned_share": 1.0, "slots_share": 0.0}
 
@@ -147,12 +148,40 @@ def test_tokens_taken_back_leave_nothing_behind(tmp_path):
         session.decoder.roll_back(13)
 
 
+@pytest.mark.parametrize("experts", [1, 4])
+@pytest.mark.parametrize("method", SEEING)
+def test_where_what_is_in_memory_never_changes_each_token_uses_its_own_units(method, experts, tmp_path):
+    """With pinned units alone, a selector that sees them chooses for tokens together as for one after the other."""
+    known = plugins.load("coldpress.runtime.sparsity", Selector, method).OPTIONS.model_fields
+    options = {"use_read_units": False} if "use_read_units" in known else {}
+    recipe = recipe_of(method, options=options, cache="static", slots_share=0.0)
+    shape = {"intermediate_size": 256, "num_experts": experts, "num_experts_per_tok": min(2, experts)}
+    built = build_artifact(tmp_path / "a", replace(recipe, spec=recipe.spec.model_copy(update=shape), density=0.7))
+    recorders = [Recorder(), Recorder()]
+    expected = apart(Session(built.path, recorder=recorders[0]))
+    session = Session(built.path, recorder=recorders[1])
+    assert_close(together(session, 1, 5, 2), expected)
+    assert session.store.counters.misses > 0
+    own, shared = ([event.ids for event in each.events if event.kind == FETCH] for each in recorders)
+    parts = len(session.plan.parts)
+    for part in range(parts):  # of the second pass, which has five tokens
+        of_part = [ids.tolist() for ids in own[part::parts][1:6]]
+        assert shared[parts + part].tolist() == sorted(set().union(*of_part))
+    assert any(ids.size < together.size for ids, together in zip(own[parts:], shared[parts:], strict=False))
+
+
 @pytest.mark.parametrize(
-    ("method", "options"),
-    [("dip_ca", {}), ("topk", {"use_read_units": True}), ("predictor", {"use_read_units": True})],
+    ("method", "options", "cache"),
+    [
+        ("dip_ca", {}, "lru"),
+        ("refine", {"use_read_units": False}, "lru"),
+        ("refine", {}, "static"),
+        ("topk", {"use_read_units": True}, "lru"),
+        ("predictor", {"use_read_units": True}, "lru"),
+    ],
 )
-def test_a_selector_that_sees_what_is_in_memory_decodes_one_token_at_a_time(method, options, tmp_path):
-    session = Session(build_artifact(tmp_path / "a", recipe_of(method, options=options)).path)
+def test_a_selector_that_sees_what_is_in_memory_decodes_one_token_at_a_time(method, options, cache, tmp_path):
+    session = Session(build_artifact(tmp_path / "a", recipe_of(method, options=options, cache=cache)).path)
     session.decoder.begin(32)
     session.decoder.prefill(TOKENS[:NUM_PREFILLED])
     with pytest.raises(ColdpressError, match=f"the selector '{method}' uses what is in DRAM, .* decode one at a time"):

@@ -10,6 +10,7 @@ import pytest
 
 from coldpress.runtime.artifact.errors import ArtifactError
 from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.decoder.selection import Selection
 from coldpress.runtime.drafts import Draft, lookup
 from coldpress.runtime.generate.choice import choose_plan as choose_among
 from coldpress.runtime.generate.draft_model import DraftModel, beside_draft
@@ -294,6 +295,55 @@ def test_coarse_drafts_change_no_token_and_read_no_more(tmp_path, quantization, 
         assert drafted.token_ids == alone.token_ids
     assert sum(token.drafted for token in drafted.tokens) > 0
     assert drafted.metrics.read_bytes <= alone.metrics.read_bytes
+
+
+@pytest.fixture(scope="module")
+def refining(tmp_path_factory):
+    """An artifact of eleven layers that refines a fifth of its units, and whose plan drafts with its coarse planes."""
+    spec = small_spec(num_hidden_layers=11, intermediate_size=96)
+    own = {"options": {"use_read_units": False}, "cache": "static", "slots_share": 0.0, "density": 0.2}
+    path = build_artifact(tmp_path_factory.mktemp("refining") / "a", Recipe(spec=spec, method="refine", **own)).path
+    change_manifest(path, lambda manifest: manifest["plans"][0].update(draft="coarse", draft_tokens=3))
+    return path
+
+
+@pytest.mark.parametrize("sampling", [None, Sampling(temperature=0.8, seed=5)])
+def test_coarse_drafts_of_a_run_that_refines_change_no_token(refining, sampling):
+    """Each token of a pass refines its own units; what several refine is read once."""
+    off = load("coldpress.runtime.drafts", Draft, "off")
+    alone, drafting = (
+        Session(refining).generate(PROMPT, 24, ignore_eos=True, draft=draft, sampling=sampling) for draft in (off, None)
+    )
+    assert drafting.token_ids == alone.token_ids
+    found = drafted(drafting.tokens[1:])
+    assert 0 < found.accepted < found.drafted
+    assert found.tokens_per_pass > 1
+    assert 0 < drafting.metrics.misses < alone.metrics.misses * found.drafted / found.accepted
+
+
+def test_a_plan_that_drafts_though_a_token_changes_what_the_next_one_uses_is_refused(tmp_path):
+    path = build_artifact(tmp_path / "a", Recipe(spec=small_spec(num_hidden_layers=2), method="refine")).path
+    change_manifest(path, lambda manifest: manifest["plans"][0].update(draft="coarse", draft_tokens=2))
+    with pytest.raises(ArtifactError, match="none with this refine, which uses what earlier tokens left in DRAM"):
+        open_artifact(path)
+
+
+def test_the_drafts_of_a_plan_stop_where_a_token_would_change_what_the_next_one_uses(refining):
+    with Session(refining, cache="lru") as session:
+        assert not any(token.drafted for token in session.generate(PROMPT, 12, ignore_eos=True).tokens)
+        refused(session, load("coldpress.runtime.drafts", Draft, "coarse"), "or the cache 'static'")
+
+
+def test_drafts_stop_once_a_change_of_budget_lets_tokens_change_others(refining):
+    """As the plan of another budget may, whose cache is another one."""
+    with Session(refining) as session:
+        steps = session.stream(PROMPT, 24, ignore_eos=True)
+        before = [next(steps) for _ in range(8)]
+        session.decoder.follow(Selection(session.artifact, session.plan.model_copy(update={"cache": "lru"})))
+        after = [token for token in steps if token.pass_number > before[-1].pass_number]
+    assert sum(token.drafted for token in before) > 0
+    assert len(after) > 4
+    assert not any(token.drafted for token in after)
 
 
 def test_the_coarse_model_is_the_one_whose_units_are_all_coarse(tmp_path):

@@ -58,7 +58,7 @@ class _Choice(Selection):
     """Selects by top-k without an artifact's tables."""
 
     def __init__(self, artifact: Artifact, plan: Plan) -> None:
-        self.method, self._title, self.sees_residency = topk.Plugin(), "topk", False
+        self.method, self._title, self.sees_residency, self.sees_others = topk.Plugin(), "topk", False, False
         self.arrays = {
             (part.layer, part.family): topk.Plugin().fit(section.num_units, part.density, {}, topk.Options())
             for part, section in placed_parts(plan, artifact.manifest.flash.sections)

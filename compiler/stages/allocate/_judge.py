@@ -152,7 +152,7 @@ class BudgetJudge:
         if not go_together(method, format_name, self._config.format != AUTO or drafts or named):
             return ()
         if named and not (load("coldpress.runtime.sparsity", Selector, method).is_whole and planes_of(format_name)):
-            return ()  # only a dense run in planes drafts with them
+            return ()  # a run that refines loses by them, or to a dense run with them (benchmarks.refined_drafts)
         try:
             return self._kept_densities(method, formats)
         except ColdpressError as error:

@@ -2,7 +2,8 @@
 
 A pass of several tokens reads what its tokens use together. Where every token uses every unit that is no more than one
 token reads, so that each right draft saves a token's reads, and each draft costs computing. Under other selectors
-drafts lose (`benchmarks.speculative`), and with the whole model in DRAM there is nothing to save.
+drafts lose (`benchmarks.speculative`, `benchmarks.refined_drafts`), and with the whole model in DRAM there is nothing
+to save.
 
 The drafts of runtime/drafts are replayed over validation text, a draft being right where it is the text's next token:
 as often as a perfect model that draws its tokens would take it. Each block gives one gain; their mean, less its
@@ -23,7 +24,7 @@ from coldpress.runtime.plan.budget import holds_everything
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization._planes import coarsest
 from coldpress.runtime.simulate import pass_seconds
-from coldpress.runtime.sparsity import sees_residency
+from coldpress.runtime.sparsity import sees_others
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.layout import Plan
 
@@ -85,10 +86,11 @@ def with_draft(named: str, setting: Setting, blocks: Callable[[], np.ndarray]) -
     """
     plan = setting.plan
     why_not = _why_not(setting)
-    if named != AUTO and sees_residency(plan):
+    if named != AUTO and sees_others(plan):
         raise ColdpressError(
             f"draft={named} was asked for, and {plan.method} uses what is in DRAM, so that a token of a pass would "
-            "change what the others use; leave draft=auto, or choose another method, or use_read_units=false"
+            "change what the others use; leave draft=auto, or choose use_read_units=false, and another method or "
+            "cache=static"
         )
     if why_not and named == AUTO:
         return plan, f"no drafts: {why_not}"
@@ -113,7 +115,7 @@ def _drafting(plan: Plan, draft: str, draft_tokens: int) -> Plan:
 def _why_not(setting: Setting) -> str | None:
     """Returns why drafts cannot be judged by this law, or save nothing; None if they may pay."""
     plan = setting.plan
-    if sees_residency(plan):
+    if sees_others(plan):
         return "a token of a pass would change what the others use, which depends on what is in DRAM"
     if holds_everything(plan, setting.sections):
         return "nothing is read once the model is loaded"
