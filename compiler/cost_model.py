@@ -36,7 +36,7 @@ from coldpress.schemas.families import (
 )
 from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.manifest import MAX_PLANS
-from coldpress.schemas.model import ModelSpec
+from coldpress.schemas.model import ModelSpec, role_shape
 from coldpress.schemas.predictors import matrix_shapes
 from coldpress.schemas.quantized import ResidentTensor
 
@@ -224,8 +224,7 @@ def resident_tensors(
     stored = {role: source.shape for role, source in model.tensors.items() if not role.endswith(on_flash)}
     if spec.tie_word_embeddings:
         stored.pop("lm_head.weight", None)
-    if spec.position == "rotary":
-        stored["rotary.inv_freq"] = (spec.rotary_dim // 2,)
+    stored |= {role: role_shape(spec, role) for role in spec.frequencies.values()}
     if planes_of(coarsest(formats)):
         for family in families:
             shape = coarse_shape(family, spec)

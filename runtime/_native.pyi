@@ -87,6 +87,7 @@ def attend(
     start: int,
     stop: int,
     scale: float,
+    softcap: float,
     out: np.ndarray,
     num_threads: int = 0,
 ) -> None: ...
@@ -97,6 +98,7 @@ def attend_int8(
     start: int,
     stop: int,
     scale: float,
+    softcap: float,
     out: np.ndarray,
     num_threads: int = 0,
 ) -> None: ...

@@ -2,16 +2,20 @@
 
 Tensors are named by role, with Hugging Face's module names and no prefix:
 `embed_tokens.weight`, `embed_positions.weight`, `norm.weight`, `norm.bias`, `lm_head.weight`, `rotary.inv_freq`, and
-per layer `layers.<i>.{input_layernorm,post_attention_layernorm,post_feedforward_layernorm,q_norm,k_norm,q_proj,k_proj,
-v_proj,o_proj,gate_proj,up_proj,down_proj}.{weight,bias}`. compiler/architectures/<model_type>.py translates the names
-of architectures that use other names or fuse matrices. A two-matrix MLP (OPT) has only `up_proj` and `down_proj`. In a
-mixture of experts the MLP's matrices are `layers.<i>.experts.<e>.{gate_proj,up_proj,down_proj}.weight`, and there is
-`layers.<i>.router.weight`. `norm_placement` determines which two norms a layer has, see `block_norms`.
+per layer `layers.<i>.{input_layernorm,post_attention_layernorm,pre_feedforward_layernorm,post_feedforward_layernorm,
+q_norm,k_norm,q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj}.{weight,bias}`. The head may have a bias.
+compiler/architectures/<model_type>.py translates the names of architectures that use other names or fuse matrices. A
+two-matrix MLP (OPT) has only `up_proj` and `down_proj`. In a mixture of experts the MLP's matrices are
+`layers.<i>.experts.<e>.{gate_proj,up_proj,down_proj}.weight`, and there is `layers.<i>.router.weight`.
+`norm_placement` and `residual` determine which norms a layer has, see `placed_norms`.
+Layers that rotate with frequencies of their own use `rotary_local.inv_freq`. If every head has its own norm, the roles
+are `layers.<i>.heads.<h>.{q_norm,k_norm}.weight`.
 """
 
-from typing import Literal, Self
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from coldpress.schemas.base import Count, Many, PositiveCount, Record, Sha256, Share
 
@@ -26,6 +30,10 @@ MatrixRole = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_pr
 AttentionKind = Literal["full_attention", "sliding_attention"]
 """The positions that a layer's attention sees: all up to the token's own, or the last `sliding_window` of them. Hugging
 Face's names (`layer_types`)."""
+RotaryKind = Literal["none", "main", "local"]
+"""How a layer rotates q and k: not at all, by the model's frequencies, or by a second set of them (Gemma 3)."""
+FREQUENCIES: Mapping[RotaryKind, str] = {"main": "rotary.inv_freq", "local": "rotary_local.inv_freq"}
+"""The tensors of frequencies, by kind."""
 ATTENTION_ROLES: tuple[MatrixRole, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP_ROLES: tuple[MatrixRole, ...] = ("gate_proj", "up_proj", "down_proj")
 
@@ -50,18 +58,39 @@ class ModelSpec(Record):
     """Experts of a layer, among which a router chooses; 1 without a router."""
     num_experts_per_tok: PositiveCount = 1
     """Experts that the router picks for a token: those with the largest logits, whose softmax weights their outputs."""
-    norm: Literal["rms_norm", "layer_norm", "layer_norm_1p"]
-    """With `layer_norm_1p` (Nemotron) a weight w stands for 1 + w."""
+    norm: Literal["rms_norm", "rms_norm_1p", "layer_norm", "layer_norm_1p"]
+    """The kind of all norms. With `rms_norm_1p` (Gemma) and `layer_norm_1p` (Nemotron) a weight w stands for 1 + w."""
     norm_eps: float = Field(gt=0)
-    norm_placement: Literal["before", "after"] = "before"
-    """Position of the norms of attention and MLP: x + f(norm(x)), or x + norm(f(x)) (OLMo 2)."""
-    qk_norm: Literal["head", "width"] = "head"
-    """If a layer has `q_norm` and `k_norm`: over each head separately (Qwen3), or over all heads together (OLMo 2)."""
+    norm_placement: Literal["before", "after", "around"] = "before"
+    """Position of the norms of attention and MLP: x + f(norm(x)), x + norm(f(x)) (OLMo 2), or x + norm(f(norm(x)))
+    (Gemma 2)."""
+    residual: Literal["sequential", "parallel", "parallel_shared"] = "sequential"
+    """What the MLP sees: the hidden states after attention, or the layer's input, like attention. `parallel_shared`
+    has one norm for both (Phi)."""
+    qk_norm: Literal["head", "width", "heads"] = "head"
+    """If a layer has norms of q and k: over each head separately (Qwen3), over all heads together (OLMo 2), or over
+    each head separately with weights of its own (StableLM)."""
+    attention_scale: float | None = Field(default=None, gt=0)
+    """Factor on attention scores; None: 1 / sqrt(head_dim)."""
+    attention_softcap: float | None = Field(default=None, gt=0)
+    """Attention scores s become c tanh(s / c) (Gemma 2); None: they stay as they are."""
+    logits_softcap: float | None = Field(default=None, gt=0)
+    """The same for logits."""
+    embedding_multiplier: float = 1.0
+    """Factor on token embeddings (Gemma, Granite)."""
+    residual_multiplier: float = 1.0
+    """Factor on what attention and the MLP add to the hidden states (Granite)."""
+    logits_scaling: float = Field(default=1.0, gt=0)
+    """Logits are divided by it (Granite)."""
     position: Literal["rotary", "learned"]
     rotary_dim: Count
     """Leading dimensions of each head that are rotated; 0 with learned positions."""
     rotary_scaling: float = 1.0
-    """Factor on cos and sin (transformers' attention_scaling, YaRN and longrope)."""
+    """Factor on cos and sin (transformers' attention_scaling, YaRN and longrope) of the kind `main`."""
+    rotary_pairs: Literal["halves", "neighbours"] = "halves"
+    """The dimensions of a head that are rotated together: i and i + rotary_dim / 2, or 2 i and 2 i + 1 (GLM-4)."""
+    layer_rotary: Many[RotaryKind] = ()
+    """How each layer rotates; empty if all layers rotate by the kind `main`."""
     position_offset: Count = 0
     """Added to a position before the learned table is read (OPT: 2)."""
     sliding_window: PositiveCount | None = None
@@ -80,7 +109,37 @@ class ModelSpec(Record):
                 f"layer_types has {count} entries and sliding_window is {self.sliding_window}, expected one entry for "
                 f"each of {self.num_hidden_layers} layers, and a window"
             )
+        if self.layer_rotary and len(self.layer_rotary) != self.num_hidden_layers:
+            raise ValueError(
+                f"layer_rotary has {len(self.layer_rotary)} entries, expected one for each of "
+                f"{self.num_hidden_layers} layers"
+            )
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_unused(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leaves out the fields of EXTENSIONS that have their defaults, so that such a record reads as it always
+        did."""
+        values = write(self)
+        unused = {name for name in EXTENSIONS if getattr(self, name) == type(self).model_fields[name].default}
+        return {name: value for name, value in values.items() if name not in unused}
+
+    def first_layers(self, count: int) -> Self:
+        """Returns the spec of the model's first `count` layers."""
+        cut = {"layer_types": self.layer_types[:count], "layer_rotary": self.layer_rotary[:count]}
+        return self.model_copy(update={"num_hidden_layers": count, **cut})
+
+    def rotary_of(self, layer: int) -> RotaryKind:
+        """Returns how a layer rotates q and k."""
+        if self.position != "rotary":
+            return "none"
+        return self.layer_rotary[layer] if self.layer_rotary else "main"
+
+    @property
+    def frequencies(self) -> dict[RotaryKind, str]:
+        """Returns the roles of the rotary frequencies that the layers use, by kind."""
+        used = (self.layer_rotary or ("main",)) if self.position == "rotary" else ()
+        return {kind: role for kind, role in FREQUENCIES.items() if kind in used}
 
     def window_of(self, layer: int) -> int | None:
         """Returns the most positions that a layer's attention sees, including the token's own; None for all."""
@@ -103,6 +162,38 @@ class ModelSpec(Record):
         return self.hidden_act == "drelu"
 
 
+EXTENSIONS = (
+    "residual",
+    "attention_scale",
+    "attention_softcap",
+    "logits_softcap",
+    "embedding_multiplier",
+    "residual_multiplier",
+    "logits_scaling",
+    "rotary_pairs",
+    "layer_rotary",
+)
+"""Fields of a ModelSpec that only some artifacts have; such an artifact requires the feature `model.<field>`."""
+EXTENDED_VALUES: Mapping[str, tuple[str, ...]] = {
+    "norm": ("rms_norm_1p",),
+    "norm_placement": ("around",),
+    "qk_norm": ("heads",),
+}
+"""Values of older fields that require the feature `model.<field>.<value>`."""
+MODEL_FEATURES = (
+    *(f"model.{name}" for name in EXTENSIONS),
+    *(f"model.{name}.{value}" for name, values in EXTENDED_VALUES.items() for value in values),
+)
+"""All features that a ModelSpec may require."""
+
+
+def features_of_model(spec: ModelSpec) -> set[str]:
+    """Returns the features that a reader needs to compute such a model."""
+    kept = spec.model_dump()
+    found = {f"model.{name}" for name in EXTENSIONS if name in kept}
+    return found | {f"model.{name}.{kept[name]}" for name, values in EXTENDED_VALUES.items() if kept[name] in values}
+
+
 def role_shape(spec: ModelSpec, role: str) -> tuple[int, ...]:
     """Returns the shape of the tensor `role`, with a layer (`layers.3.q_proj.weight`) or without (`q_proj.weight`)."""
     *_, module, kind = role.split(".")
@@ -113,6 +204,7 @@ def role_shape(spec: ModelSpec, role: str) -> tuple[int, ...]:
         "embed_positions": (spec.max_position_embeddings + spec.position_offset, hidden),
         "lm_head": (spec.vocab_size, hidden),
         "rotary": (spec.rotary_dim // 2,),
+        "rotary_local": (spec.rotary_dim // 2,),
         "q_proj": (queries, hidden),
         "k_proj": (keys, hidden),
         "v_proj": (keys, hidden),
@@ -128,14 +220,36 @@ def role_shape(spec: ModelSpec, role: str) -> tuple[int, ...]:
     return shape[:1] if kind == "bias" else shape
 
 
-def block_norms(spec: ModelSpec) -> tuple[str, str]:
-    """Returns Hugging Face's names of a layer's two norms: attention's, and the MLP's.
+def placed_norms(spec: ModelSpec) -> tuple[tuple[str | None, str | None], tuple[str | None, str | None]]:
+    """Returns Hugging Face's names of the norms (before, after) attention and (before, after) the MLP; None: no norm.
 
-    `post_attention_layernorm` comes after attention in both placements: before the MLP, or on attention's output.
+    `post_attention_layernorm` comes after attention wherever it is: before the MLP, or on attention's output.
     """
-    if spec.norm_placement == "before":
-        return "input_layernorm", "post_attention_layernorm"
-    return "post_attention_layernorm", "post_feedforward_layernorm"
+    if spec.norm_placement == "after":
+        return (None, "post_attention_layernorm"), (None, "post_feedforward_layernorm")
+    if spec.norm_placement == "around":
+        before_mlp = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
+        return ("input_layernorm", "post_attention_layernorm"), before_mlp
+    shared = spec.residual == "parallel_shared"
+    return ("input_layernorm", None), ("input_layernorm" if shared else "post_attention_layernorm", None)
+
+
+def block_norms(spec: ModelSpec) -> tuple[str, ...]:
+    """Returns Hugging Face's names of a layer's norms of attention and MLP, each once, in the order of their use."""
+    return tuple(dict.fromkeys(name for pair in placed_norms(spec) for name in pair if name is not None))
+
+
+def norm_parts(spec: ModelSpec) -> tuple[str, ...]:
+    """Returns the tensors of one norm."""
+    return ("weight",) if spec.norm in ("rms_norm", "rms_norm_1p") else ("weight", "bias")
+
+
+def qk_norms(spec: ModelSpec) -> dict[str, tuple[str, ...]]:
+    """Returns the names of a layer's norms of q and of k, if it has them: one, or one for each head."""
+    if spec.qk_norm != "heads":
+        return {"q_norm": ("q_norm",), "k_norm": ("k_norm",)}
+    heads = {"q_norm": spec.num_attention_heads, "k_norm": spec.num_key_value_heads}
+    return {name: tuple(f"heads.{head}.{name}" for head in range(count)) for name, count in heads.items()}
 
 
 def matrices(role: MatrixRole, spec: ModelSpec) -> tuple[str, ...]:
@@ -146,15 +260,31 @@ def matrices(role: MatrixRole, spec: ModelSpec) -> tuple[str, ...]:
 
 
 class TensorSource(Record):
-    """Where a role's values are stored: a tensor of a safetensors file, or consecutive rows of a fused tensor."""
+    """Where a role's values are stored: a tensor of a safetensors file, or rows of a fused tensor.
+
+    The rows are consecutive, or in equal parts at equal distances (the heads of q, k and v in turn, GPT-NeoX).
+    """
 
     file: str
     """Path of the safetensors file; absolute in memory."""
     tensor: str
     row_start: Count
     row_stop: Count
+    """End of the first part."""
+    num_parts: PositiveCount = 1
+    stride_rows: Count = 0
+    """Rows from the start of a part to that of the next."""
     shape: tuple[PositiveCount, ...]
     """Shape of the role's tensor (after taking the rows)."""
+
+    def runs(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, int]]:
+        """Yields (first, last + 1) of the consecutive rows of the file's tensor that are rows `start` to `stop` of the
+        role's; all by default."""
+        size = self.row_stop - self.row_start
+        stop = self.num_parts * size if stop is None else stop
+        for part in range(start // size, -(-stop // size)):
+            moved = self.row_start + part * (self.stride_rows - size)
+            yield moved + max(start, part * size), moved + min(stop, (part + 1) * size)
 
 
 class SourceFile(Record):

@@ -18,6 +18,7 @@ import numpy as np
 
 from coldpress.compiler.activity import taps
 from coldpress.compiler.architectures import _common
+from coldpress.compiler.checkpoint.fused import fused
 from coldpress.compiler.checkpoint.private import private_folder
 from coldpress.compiler.checkpoint.source_json import read_object
 from coldpress.compiler.checkpoint.tensors import MAX_CONFIG_BYTES, read_role, read_rows, read_stored, stored_dtype
@@ -112,7 +113,8 @@ class LoadedLayer:
     def run(self, hidden: "Tensor", hooks: Hooks) -> "Tensor":
         """Returns hidden states after the layer, [num_blocks, T, hidden_size] on the CPU, from those before it."""
         self.running.hooks = hooks
-        return self.module(hidden.to(self.device), attention_mask=self.mask, **self.keywords).cpu()
+        found = self.module(hidden.to(self.device), attention_mask=self.mask, **self.keywords)
+        return (found[0] if isinstance(found, tuple) else found).cpu()
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,9 @@ class LayerStream:
             positions = read_role(self.model, "embed_positions.weight")[self.spec.position_offset :]
             hidden = hidden + positions[: tokens.shape[1]]
         # torch's own memory: aligned, hence repeatable
-        return torch.from_numpy(np.ascontiguousarray(hidden)).to(self.dtype, copy=True)
+        found = torch.from_numpy(np.ascontiguousarray(hidden)).to(self.dtype, copy=True)
+        multiplier = self.spec.embedding_multiplier
+        return found if multiplier == 1 else found * torch.tensor(multiplier, dtype=self.dtype)
 
     def run_layer(self, layer: int, hidden: "Tensor", hooks: BlockHooks | None = None) -> "Tensor":
         """Returns hidden states after `layer`, from those before it.
@@ -197,9 +201,9 @@ class LayerStream:
 
     def load_layer(self, layer: int, block_tokens: int) -> LoadedLayer:
         """Returns a layer with its weights, for blocks of `block_tokens` tokens."""
-        base = self._architecture.MODULES.base
-        layers: Any = self._skeleton.get_submodule(base).layers
-        module = self._loaded(layers[layer], f"{base}.layers.{layer}")
+        modules = self._architecture.MODULES
+        path = f"{modules.base}.{modules.layers}.{layer}"
+        module = self._loaded(self._skeleton.get_submodule(path), path)
         running = threading.local()
         self._attach(module, running)
         return LoadedLayer(module, *self._context(layer, block_tokens), running, self.device)
@@ -216,7 +220,7 @@ class LayerStream:
         start = 0
         for weight in self.head_weights() if weights is None else weights:
             part = logits[:, :, start : start + len(weight)]
-            product = self._product(weight)
+            product = self._head_product(weight, start)
 
             def run(block: int, product: "Callable[[Tensor], Tensor]" = product, part: "Tensor" = part) -> None:
                 part[block] = product(normed[block].to(self.device)).cpu()
@@ -265,7 +269,7 @@ class LayerStream:
         chosen = torch.zeros_like(log_sums)
         start = 0
         for weight in self.head_weights():
-            product = self._product(weight)
+            product = self._head_product(weight, start)
 
             def run(block: int, product: "Callable[[Tensor], Tensor]" = product, start: int = start) -> None:
                 logits = product(normed[block].to(self.device)).cpu().double()
@@ -297,10 +301,7 @@ class LayerStream:
 
     def _tensor(self, name: str) -> "Tensor":
         """Returns a parameter of transformers' module, in torch's own aligned memory."""
-        import torch
-
-        parts = [self._of_role(role) for role in self._parameters[name]]
-        return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(self.device)
+        return fused(self._parameters[name], self._of_role).to(self.device)
 
     def _of_role(self, role: str) -> "Tensor":
         """Returns a tensor in `dtype`; reads the stored bytes straight into torch's memory."""
@@ -330,9 +331,27 @@ class LayerStream:
         """Whether products are float32 on a CPU; see `_multiply_with_onednn`."""
         return self.device.type == "cpu" and self.dtype.itemsize == 4 and _has_onednn()
 
-    def _product(self, weight: "Tensor") -> Callable[["Tensor"], "Tensor"]:
-        """Returns what multiplies [T, n] by the transpose of `weight` [m, n]."""
-        return _onednn_product(weight) if self._multiplies_with_onednn else lambda x: x @ weight.T
+    def _head_product(self, weight: "Tensor", start: int) -> Callable[["Tensor"], "Tensor"]:
+        """Returns what computes logits [T, m] from normed hidden states [T, n]; `weight` [m, n] are the head's rows
+        from `start` on."""
+        import torch
+
+        bias, spec = None, self.spec
+        if "lm_head.bias" in self.model.tensors:
+            bias = self._of_role("lm_head.bias")[start : start + len(weight)].to(self.device)
+        product = (
+            _onednn_product(weight, bias)
+            if self._multiplies_with_onednn
+            else lambda x: torch.nn.functional.linear(x, weight, bias)
+        )
+
+        def logits(x: "Tensor") -> "Tensor":
+            found, cap = product(x), spec.logits_softcap
+            if spec.logits_scaling != 1:
+                found = found / spec.logits_scaling
+            return found if cap is None else torch.tanh(found / cap) * cap
+
+        return logits
 
     def _final_norm(self, hidden: "Tensor") -> "Tensor":
         import torch
@@ -372,10 +391,12 @@ class LayerStream:
             past_key_values=None,
             position_ids=positions,
         )
-        keywords: dict[str, Any] = {"position_ids": positions}
+        modules = self._architecture.MODULES
+        keywords: dict[str, Any] = {"position_ids": positions, **modules.layer_arguments}
         if self.spec.position == "rotary":
-            rotary = _common.rotary_module(self._architecture.MODULES, self._config).to(self.device)
-            keywords["position_embeddings"] = rotary(sample, positions)
+            rotary, of_kind = _common.rotary_module(modules, self._config).to(self.device), modules.rotary
+            kinds = [of_kind[kind] for kind in (self.spec.rotary_of(layer),) if of_kind.get(kind)]
+            keywords["position_embeddings"] = rotary(sample, positions, *kinds)
         return mask, keywords
 
     def _attach(self, layer: "nn.Module", running: threading.local) -> None:

@@ -1,6 +1,7 @@
 """Runs a model with the values that its layers' matrices have in a format, or with rounded keys and values."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -81,22 +82,23 @@ class RoundedKeys(_Like):
     """A model whose attention sees keys and values as a KV cache in a format holds them, each head for itself."""
 
     def __init__(self, source: LayerStream, kind: KvCacheFormat) -> None:
-        from transformers import AttentionInterface, AttentionMaskInterface
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
-        from transformers.masking_utils import sdpa_mask
-
         super().__init__(source)
-        codec, name = STORED[kind], f"keys-in-{kind}"
+        self._cache = _RoundingCache(STORED[kind])
 
-        def attend(
-            module: Any, query: "Tensor", key: "Tensor", value: "Tensor", *arguments: Any, **keywords: Any
-        ) -> tuple["Tensor", None]:
-            rounded = rounded_rows(key, codec), rounded_rows(value, codec)
-            return sdpa_attention_forward(module, query, *rounded, *arguments, **keywords)
+    def _context(self, layer: int, length: int) -> tuple[Any, dict[str, Any]]:
+        mask, keywords = super()._context(layer, length)
+        return mask, {**keywords, self._architecture.MODULES.cache_argument: self._cache}
 
-        AttentionInterface.register(name, attend)
-        AttentionMaskInterface.register(name, sdpa_mask)
-        self._config._attn_implementation = name
+
+@dataclass(frozen=True)
+class _RoundingCache:
+    """Stands for transformers' KV cache: attention reads keys and values back from it as it has written them."""
+
+    codec: Format
+
+    def update(self, key: "Tensor", value: "Tensor", *_: Any, **__: Any) -> "tuple[Tensor, Tensor]":
+        """Returns keys and values as a cache of the codec stores them; keeps none, as a block is a whole text."""
+        return rounded_rows(key, self.codec), rounded_rows(value, self.codec)
 
 
 def rounded_rows(tensor: "Tensor", codec: Format) -> "Tensor":

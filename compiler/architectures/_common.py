@@ -8,7 +8,7 @@ checkpoint's tensors can be checked before any of them is read.
 import importlib
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
@@ -17,7 +17,15 @@ import numpy as np
 from coldpress.runtime.plugins import PluginBase
 from coldpress.schemas.errors import CheckpointError
 from coldpress.schemas.families import Signal
-from coldpress.schemas.model import Activation, AttentionKind, ModelSpec, block_norms
+from coldpress.schemas.model import (
+    Activation,
+    AttentionKind,
+    ModelSpec,
+    RotaryKind,
+    block_norms,
+    norm_parts,
+    qk_norms,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -102,6 +110,18 @@ class Modules:
     """Whether the MLP has several experts, among which a router picks."""
     own_code: str | None = None
     """Prefix of class names in the code that such checkpoints ship, if it differs from `prefix`."""
+    package: str | None = None
+    """The package of transformers that has its classes, if its name is not the `model_type`."""
+    layers: str = "layers"
+    """The list of layers, below `base`."""
+    rotary: Mapping[RotaryKind, str] = field(default_factory=lambda: {"main": ""})
+    """The kinds of rotation, and the kind of layer (`layer_types`) that transformers has each for; empty: all."""
+    attention: Literal["sdpa", "eager"] = "sdpa"
+    """The implementation of attention in transformers; torch's own, sdpa, has no soft cap."""
+    cache_argument: str = "past_key_values"
+    """A layer's argument for the KV cache."""
+    layer_arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Further arguments that a layer needs."""
 
 
 class Architecture(PluginBase):
@@ -115,6 +135,11 @@ class Architecture(PluginBase):
     MODULES: ClassVar[Modules]
     """The paths of its parts in transformers."""
 
+    def complete(self, config: Any) -> None:
+        """Adds to `config`, from `filled`, what transformers derives from other keys; most architectures have nothing
+        to add."""
+        return
+
     @abstractmethod
     def spec(self, config: Any) -> ModelSpec:
         """Returns the model's shape and arithmetic; `config` has all defaults: transformers' own object, or one from
@@ -126,7 +151,10 @@ class Architecture(PluginBase):
 
     @abstractmethod
     def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
-        """Returns tensor name -> the roles that it holds; several roles are stacked rows."""
+        """Returns tensor name -> the roles that it holds; several roles are stacked rows.
+
+        A role that appears n times has its rows in n equal parts, at these places (the heads of q, k and v in turn).
+        """
 
 
 def llama_defaults(**own: Any) -> Mapping[str, Any]:
@@ -216,17 +244,27 @@ class Filled(SimpleNamespace):
 def filled(architecture: Architecture, raw: Mapping[str, Any]) -> Filled | None:
     """Returns a configuration that `Architecture.spec` takes, without transformers; None where only transformers knows
     all of it: it has the factors of some rotary embeddings."""
-    kind = (raw.get("rope_parameters") or {}).get("rope_type", UNSCALED_ROPE_TYPES[0])
-    if architecture.DEFAULTS is None or kind not in UNSCALED_ROPE_TYPES:
+    given = raw.get("rope_parameters") or {}
+    each = [given.get(key) or {} if key else given for key in architecture.MODULES.rotary.values()]
+    if architecture.DEFAULTS is None or any(
+        one.get("rope_type", UNSCALED_ROPE_TYPES[0]) not in UNSCALED_ROPE_TYPES for one in each
+    ):
         return None
     found = Filled(**{"head_dim": None, **architecture.DEFAULTS, **raw})
-    if not getattr(found, "use_sliding_window", True):
-        found.sliding_window = None
-    if getattr(found, "layer_types", ()) is None:
-        first = found.num_hidden_layers if found.sliding_window is None else found.max_window_layers
-        kinds = ("full_attention", "sliding_attention")
-        found.layer_types = [kinds[layer >= first] for layer in range(found.num_hidden_layers)]
+    if "max_window_layers" in architecture.DEFAULTS:
+        _fill_windows(found)
+    architecture.complete(found)
     return found
+
+
+def _fill_windows(config: Filled) -> None:
+    """Adds what transformers derives from the keys of Qwen's windows."""
+    if not config.use_sliding_window:
+        config.sliding_window = None
+    if config.layer_types is None:
+        first = config.num_hidden_layers if config.sliding_window is None else config.max_window_layers
+        kinds = ("full_attention", "sliding_attention")
+        config.layer_types = [kinds[layer >= first] for layer in range(config.num_hidden_layers)]
 
 
 def causal_lm(modules: Modules, config: Any) -> "nn.Module":
@@ -235,8 +273,9 @@ def causal_lm(modules: Modules, config: Any) -> "nn.Module":
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa").eval()
-        for layer in model.get_submodule(modules.base).layers:
+        how = modules.attention
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=how).eval()
+        for layer in model.get_submodule(f"{modules.base}.{modules.layers}"):
             if modules.adapt:
                 modules.adapt(layer)
             if getattr(config, THRESHOLD_KEY, 0):
@@ -282,39 +321,71 @@ def activation_fields(modules: Modules, config: Any) -> dict[str, Any]:
     return {"hidden_act": "fatrelu", "activation_threshold": float(threshold)}
 
 
-def rope(modules: Modules, config: Any) -> tuple[np.ndarray, float]:
-    """Returns (frequencies float32 [rotary_dim / 2], factor on cos and sin) as transformers initializes them.
+def rope(modules: Modules, config: Any) -> dict[RotaryKind, tuple[np.ndarray, float]]:
+    """Returns (frequencies float32 [rotary_dim / 2], factor on cos and sin) of each kind of rotation, as transformers
+    initializes them; only of those that some layer may use.
 
     For longrope these are the short factors: contexts are limited to the original length.
 
     Raises:
         CheckpointError: if the kind of scaling depends on the length of the text or is unknown.
     """
-    kind = config.rope_parameters["rope_type"]
-    if kind not in ROPE_TYPES:
-        raise CheckpointError(f"config.json: the rope type {kind!r} is not supported; known: {', '.join(ROPE_TYPES)}")
-    module = rotary_module(modules, config)
-    frequencies = module.inv_freq.detach().cpu().numpy().astype(np.float32)
-    if not np.isfinite(frequencies).all() or not np.isfinite(module.attention_scaling):
-        raise CheckpointError("config.json: rope_parameters give frequencies that are not finite")
-    return frequencies, float(module.attention_scaling)
+    for kind in modules.rotary:
+        scaling = rope_parameters(modules, config, kind)["rope_type"]
+        if scaling not in ROPE_TYPES:
+            known = ", ".join(ROPE_TYPES)
+            raise CheckpointError(f"config.json: the rope type {scaling!r} is not supported; known: {known}")
+    module, found = rotary_module(modules, config), dict[RotaryKind, tuple[np.ndarray, float]]()
+    for kind, layers in modules.rotary.items():
+        prefix = f"{layers}_" if layers else ""
+        if not hasattr(module, f"{prefix}inv_freq"):
+            continue  # no layer is of that kind
+        frequencies = getattr(module, f"{prefix}inv_freq").detach().cpu().numpy().astype(np.float32)
+        factor = float(getattr(module, f"{prefix}attention_scaling"))
+        if not np.isfinite(frequencies).all() or not np.isfinite(factor):
+            raise CheckpointError("config.json: rope_parameters give frequencies that are not finite")
+        found[kind] = frequencies, factor
+    return found
+
+
+def rope_parameters(modules: Modules, config: Any, kind: RotaryKind) -> Mapping[str, Any]:
+    """Returns the part of `rope_parameters` that describes a kind of rotation."""
+    layers = modules.rotary[kind]
+    return config.rope_parameters[layers] if layers else config.rope_parameters
 
 
 def _rotation(modules: Modules, config: Any) -> tuple[int, float]:
-    """Returns (rotary dimensions of a head, factor on cos and sin)."""
+    """Returns (rotary dimensions of a head, factor on cos and sin of the main kind).
+
+    Raises:
+        CheckpointError: if another kind has a factor, too.
+    """
     if not isinstance(config, Filled):
-        frequencies, scaling = rope(modules, config)
-        return 2 * len(frequencies), scaling
-    share = config.rope_parameters.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", 1.0))
+        found = rope(modules, config)
+        for kind, (_, factor) in found.items():
+            if kind != "main" and factor != 1:
+                raise CheckpointError(
+                    f"config.json: rope_parameters.{modules.rotary[kind]} multiplies cos and sin by {factor:g}, which "
+                    "is supported for layers of full attention only"
+                )
+        (frequencies, _), *_ = found.values()
+        return 2 * len(frequencies), found["main"][1] if "main" in found else 1.0
+    given = rope_parameters(modules, config, "main")
+    share = given.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", 1.0))
     rotated = int((config.head_dim or config.hidden_size // config.num_attention_heads) * share)
     return 2 * -(-rotated // 2), 1.0
 
 
 def rotary_module(modules: Modules, config: Any) -> Any:
     """Returns transformers' rotary embedding of the architecture, on the CPU."""
-    kind = config.model_type
+    kind = modules.package or config.model_type
     module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
     return getattr(module, f"{modules.prefix}RotaryEmbedding")(config)
+
+
+def qkv(num_groups: int) -> tuple[str, ...]:
+    """Returns the roles of a fused tensor that has rows of q, k and v in turn, for one group of heads after another."""
+    return ("q_proj", "k_proj", "v_proj") * num_groups
 
 
 def eos_ids(value: Any) -> tuple[int, ...]:
@@ -339,11 +410,13 @@ def llama_spec(
     """
     rotary_dim, scaling = _rotation(modules, config)
     context, heads = config.max_position_embeddings, config.num_attention_heads
-    if config.rope_parameters["rope_type"] == "longrope":
-        context = min(context, config.rope_parameters["original_max_position_embeddings"])
+    for kind in modules.rotary:
+        given = rope_parameters(modules, config, kind)
+        if given["rope_type"] == "longrope":
+            context = min(context, given["original_max_position_embeddings"])
     window = sliding_window if sliding_window and sliding_window < context else None
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    key_value_heads = config.num_key_value_heads or heads
+    key_value_heads = own.pop("num_key_value_heads", None) or getattr(config, "num_key_value_heads", None) or heads
     if heads % key_value_heads:
         raise CheckpointError(f"config.json: {heads} attention heads are no multiple of {key_value_heads} key heads")
     if rotary_dim > head_dim:
@@ -352,7 +425,7 @@ def llama_spec(
         "model_type": config.model_type,
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
+        "intermediate_size": getattr(config, "intermediate_size", None),
         "num_hidden_layers": config.num_hidden_layers,
         "num_attention_heads": heads,
         "num_key_value_heads": key_value_heads,
@@ -389,13 +462,19 @@ def windows(config: Any) -> dict[str, Any]:
         )
     if "sliding_attention" not in types:
         return {}
+    if config.sliding_window is None:
+        raise CheckpointError("config.json: sliding_window is null, but layer_types names layers with a window")
     return {"sliding_window": config.sliding_window, "layer_types": types if len(set(types)) > 1 else ()}
 
 
 def llama_biases(config: Any, spec: ModelSpec) -> tuple[str, ...]:
     """Returns the projections with a bias; one key covers all of attention's, and one all of the MLP's."""
-    attention = ("q_proj", "k_proj", "v_proj", "o_proj") if config.attention_bias else ()
-    return attention + (mlp_projections(spec) if config.mlp_bias else ())
+    return attention_biases(config) + (mlp_projections(spec) if config.mlp_bias else ())
+
+
+def attention_biases(config: Any) -> tuple[str, ...]:
+    """Returns the projections of attention with a bias: all or none."""
+    return ("q_proj", "k_proj", "v_proj", "o_proj") if config.attention_bias else ()
 
 
 def mlp_projections(spec: ModelSpec) -> tuple[str, ...]:
@@ -414,13 +493,17 @@ def llama_parameters(
     names |= {f"{'self_attn' if name in attention else 'mlp'}.{name}.bias": f"{name}.bias" for name in biased}
     names |= {f"{name}.{part}": f"{name}.{part}" for name in block_norms(spec) for part in norm_parts(spec)}
     if qk_norm:
-        names |= {f"self_attn.{name}.weight": f"{name}.weight" for name in ("q_norm", "k_norm")}
+        norms = [name for each in qk_norms(spec).values() for name in each]
+        names |= {f"self_attn.{name}.{part}": f"{name}.{part}" for name in norms for part in norm_parts(spec)}
     return llama_outer(spec) | all_layers(spec, "model", {name: (role,) for name, role in names.items()})
 
 
-def norm_parts(spec: ModelSpec) -> tuple[str, ...]:
-    """Returns the tensors of one norm."""
-    return ("weight",) if spec.norm == "rms_norm" else ("weight", "bias")
+def in_parts(names: Mapping[str, tuple[str, ...]], parts: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """Returns tensor names -> roles, from names of modules -> names of roles and the modules' tensors, `weight` or
+    `bias`."""
+    return {
+        f"{name}.{part}": tuple(f"{role}.{part}" for role in roles) for name, roles in names.items() for part in parts
+    }
 
 
 def llama_outer(spec: ModelSpec) -> dict[str, tuple[str, ...]]:
@@ -430,10 +513,12 @@ def llama_outer(spec: ModelSpec) -> dict[str, tuple[str, ...]]:
     return outer if spec.tie_word_embeddings else outer | {"lm_head.weight": ("lm_head.weight",)}
 
 
-def all_layers(spec: ModelSpec, base: str, names: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """Returns one layer's names and roles, for every layer below the module `base`."""
+def all_layers(
+    spec: ModelSpec, base: str, names: Mapping[str, tuple[str, ...]], layers: str = "layers"
+) -> dict[str, tuple[str, ...]]:
+    """Returns one layer's names and roles, for every layer of the list `layers` below the module `base`."""
     return {
-        f"{base}.layers.{layer}.{name}": tuple(f"layers.{layer}.{role}" for role in roles)
+        f"{base}.{layers}.{layer}.{name}": tuple(f"layers.{layer}.{role}" for role in roles)
         for layer in range(spec.num_hidden_layers)
         for name, roles in names.items()
     }

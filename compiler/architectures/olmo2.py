@@ -19,5 +19,4 @@ class Plugin(_common.Llama):
 
     def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
         """Returns Llama's names, and the norms of q and k."""
-        biased = ("q_proj", "k_proj", "v_proj", "o_proj") if config.attention_bias else ()
-        return _common.llama_parameters(spec, biased, qk_norm=True)
+        return _common.llama_parameters(spec, _common.attention_biases(config), qk_norm=True)

@@ -34,8 +34,11 @@ HARMLESS_KEYS = frozenset(
         "attention_dropout",
         "auto_map",
         "dropout",
+        "cache_implementation",
+        "classifier_dropout",
         "dtype",
         "embd_pdrop",
+        "hidden_dropout",
         "init_std",
         "initializer_range",
         "layerdrop",
@@ -46,6 +49,9 @@ HARMLESS_KEYS = frozenset(
         "rope_scaling",
         "rope_theta",
         "partial_rotary_factor",
+        "rope_local_base_freq",
+        "rotary_emb_base",
+        "rotary_pct",
         "router_aux_loss_coef",
         "router_jitter_noise",
         "torch_dtype",
@@ -66,14 +72,28 @@ BOUNDS: dict[str, tuple[int, int]] = {
     "max_position_embeddings": (1, 1 << 27),
     "original_max_position_embeddings": (1, 1 << 27),
     "word_embed_proj_dim": (1, 1 << 17),
+    "ffn_hidden_size": (1, 1 << 20),
+    "num_kv_heads": (1, 1 << 12),
+    "num_ln_in_parallel_attn": (1, 2),
     "num_local_experts": (2, 1 << 12),
     "num_experts_per_tok": (1, 1 << 12),
     "sliding_window": (1, 1 << 27),
     "max_window_layers": (0, 1 << 27),
+    "sliding_window_pattern": (1, 999),
+    "no_rope_layer_interval": (1, 999),
     "bos_token_id": (0, 1 << 22),
     "pad_token_id": (-1, 1 << 22),
 }
 """Least and greatest value; file names have three digits for num_hidden_layers."""
+CLASSES = (
+    "Config",
+    "Model",
+    "ForCausalLM",
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+)
+"""Classes of an architecture that transformers has taken over, by the ends of their names."""
 REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
 MAY_BE_NULL = frozenset(
     [
@@ -88,6 +108,13 @@ MAY_BE_NULL = frozenset(
         "rope_parameters",
         "architectures",
         "max_window_layers",
+        "no_rope_layers",
+        "attn_logit_softcapping",
+        "final_logit_softcapping",
+        "use_bidirectional_attention",
+        "ffn_hidden_size",
+        "num_kv_heads",
+        "num_ln_in_parallel_attn",
     ]
 )
 FLAGS = frozenset(
@@ -100,9 +127,38 @@ FLAGS = frozenset(
         "_remove_final_layer_norm",
         "enable_bias",
         "layer_norm_elementwise_affine",
+        "use_bidirectional_attention",
+        "alibi",
+        "bias",
+        "multi_query",
+        "new_decoder_architecture",
+        "parallel_attn",
+        "qk_layernorm",
+        "use_parallel_residual",
+        "use_qkv_bias",
     ]
 )
-TEXTS = frozenset(("model_type", "hidden_act", "activation_function"))
+NUMBERS = frozenset(
+    [
+        "attention_multiplier",
+        "attn_logit_softcapping",
+        "embedding_multiplier",
+        "final_logit_softcapping",
+        "logits_scaling",
+        "query_pre_attn_scalar",
+        "residual_multiplier",
+    ]
+)
+MAX_NUMBER = 1 << 20
+TEXTS = frozenset(("model_type", "hidden_act", "hidden_activation", "activation", "activation_function"))
+EPSILONS = frozenset(("rms_norm_eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon"))
+OUTSIDE = {
+    "rope_theta": "rope_theta",
+    "partial_rotary_factor": "partial_rotary_factor",
+    "rotary_emb_base": "rope_theta",
+    "rotary_pct": "partial_rotary_factor",
+}
+"""Keys of config.json, old ones included, that are rotary settings, and their names among these."""
 ROPE_NUMBERS = frozenset(
     [
         "rope_theta",
@@ -139,7 +195,9 @@ def checked_config(raw: Mapping[str, Any]) -> tuple[_common.Architecture, dict[s
     if raw.get("quantization_config") is not None:
         raise CheckpointError("config.json: the checkpoint is quantized already; give the one in F16, BF16 or F32")
     keys = _common.KEYS | architecture.KEYS
-    config = {key: raw[key] for key in sorted(keys & raw.keys())}
+    defaults = architecture.DEFAULTS or {}
+    config = {key: defaults[key] for key in REQUIRED if key in defaults}
+    config |= {key: raw[key] for key in sorted(keys & raw.keys())}
     if "rope_parameters" in keys:
         config["rope_parameters"] = _rope(raw, architecture)
     dropped = sorted(set(raw) - keys - HARMLESS_KEYS)
@@ -165,7 +223,7 @@ def _refuse_code(raw: Mapping[str, Any], architecture: _common.Architecture) -> 
     # model. Bamboo's carry the only implementation; our architecture's file has its one difference from Mistral.
     prefix = architecture.MODULES.own_code or architecture.MODULES.prefix
     values = list(auto_map.values()) if isinstance(auto_map, dict) else [auto_map]
-    taken_over = [f"{prefix}Config", f"{prefix}Model", f"{prefix}ForCausalLM"]
+    taken_over = [f"{prefix}{name}" for name in CLASSES]
     if not all(isinstance(value, str) and value.rpartition(".")[2] in taken_over for value in values):
         raise CheckpointError("config.json: the key auto_map names the checkpoint's own code, which is never loaded")
     log.info("config.json: auto_map names code of a known architecture; the checkpoint's copy is not loaded")
@@ -189,8 +247,12 @@ def check_value(key: str, value: Any, file: str = "config.json") -> None:
         raise _wrong(file, key, value, "a text")
     elif key == _common.THRESHOLD_KEY and not _is_between(value, 1 << 10):
         raise _wrong(file, key, value, "a number above 0 and below 1024")
-    elif key in ("rms_norm_eps", "norm_eps") and not _is_between(value, 1):
+    elif key in EPSILONS and not _is_between(value, 1):
         raise _wrong(file, key, value, "a number between 0 and 1")
+    elif key in NUMBERS and not _is_between(value, MAX_NUMBER):
+        raise _wrong(file, key, value, f"a number above 0 and below {MAX_NUMBER}")
+    elif key == "no_rope_layers" and not _is_flags(value):
+        raise _wrong(file, key, value, "a list of 0 and 1")
     elif key == "eos_token_id":
         ids = value if isinstance(value, list) else [value]
         if not all(type(token) is int and 0 <= token <= BOUNDS["bos_token_id"][1] for token in ids) or len(ids) > 64:
@@ -201,6 +263,12 @@ def check_value(key: str, value: Any, file: str = "config.json") -> None:
 
 def _is_between(value: Any, limit: int) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < limit
+
+
+def _is_flags(value: Any) -> bool:
+    return (
+        isinstance(value, list) and len(value) <= 999 and all(type(entry) is int and entry in (0, 1) for entry in value)
+    )
 
 
 def _is_texts(value: Any) -> bool:
@@ -217,24 +285,34 @@ def _check_heads(config: Mapping[str, Any]) -> None:
         raise CheckpointError(f"config.json: hidden_size {hidden_size} is no multiple of {heads} attention heads")
 
 
-def _rope(raw: Mapping[str, Any], architecture: _common.Architecture) -> dict[str, Any] | None:
-    """Returns `rope_parameters` from either spelling."""
-    given = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
-    if not isinstance(given, dict):
-        raise _wrong("config.json", "rope_scaling", given, "an object")
+def _rope(raw: Mapping[str, Any], architecture: _common.Architecture) -> dict[str, Any]:
+    """Returns `rope_parameters` from any spelling."""
+    old, new = ({} if raw.get(key) is None else raw[key] for key in ("rope_scaling", "rope_parameters"))
+    for key, given in (("rope_scaling", old), ("rope_parameters", new)):
+        if not isinstance(given, dict):
+            raise _wrong("config.json", key, given, "an object")
+    outside = {key: raw[old_key] for old_key, key in OUTSIDE.items() if raw.get(old_key) is not None}
+    if "main" not in architecture.MODULES.rotary or not architecture.MODULES.rotary["main"]:
+        return _rotation(old or new, outside, raw["model_type"], architecture.MODULES.partial_rotary)
+    main, *others = architecture.MODULES.rotary.values()
+    unknown = sorted(set(new) - {main, *others})
+    if unknown:
+        raise _wrong("config.json", "rope_parameters", new, f"an entry for each of {main}, {', '.join(others)} only")
+    local = {"rope_theta": raw["rope_local_base_freq"]} if raw.get("rope_local_base_freq") is not None else {}
+    found = {main: _rotation({**(new.get(main) or {}), **old}, outside, raw["model_type"], False)}
+    return found | {kind: _rotation(new.get(kind) or {}, local, raw["model_type"], False) for kind in others}
+
+
+def _rotation(given: Mapping[str, Any], outside: Mapping[str, Any], model_type: str, partial: bool) -> dict[str, Any]:
+    """Returns the checked settings of one kind of rotation; `outside` are those that config.json has beside them."""
     rope = dict(given)
     old_name = rope.pop("type", None)
     rope.setdefault("rope_type", old_name or "default")
-    for key in ("rope_theta", "partial_rotary_factor"):
-        if raw.get(key) is not None:
-            rope.setdefault(key, raw[key])
-    rope = {key: value for key, value in rope.items() if value is not None}
+    rope = {**outside, **{key: value for key, value in rope.items() if value is not None}}
     for key, value in rope.items():
         _check_rope(key, value)
-    if not architecture.MODULES.partial_rotary and rope.pop("partial_rotary_factor", 1) != 1:
-        raise CheckpointError(
-            f"config.json: partial_rotary_factor is not supported for models of type {raw['model_type']}"
-        )
+    if not partial and rope.pop("partial_rotary_factor", 1) != 1:
+        raise CheckpointError(f"config.json: partial_rotary_factor is not supported for models of type {model_type}")
     return rope
 
 

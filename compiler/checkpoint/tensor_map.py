@@ -5,6 +5,7 @@ embeddings, block by block. Tensors that no role uses are refused: they show tha
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 
 import numpy as np
@@ -14,15 +15,18 @@ from coldpress.compiler.checkpoint.weight_files import Located
 from coldpress.schemas.errors import CheckpointError
 from coldpress.schemas.model import ModelSpec, TensorSource, role_shape
 
-IGNORED = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|masked_bias|attn\.bias)")
+IGNORED = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|masked_bias|(attn|attention)\.bias)")
 """Buffers that old versions saved; nothing reads them."""
 HEAD = "lm_head.weight"
+OLD_NAMES = {HEAD: "embed_out.weight"}
+"""Names before transformers 5 (GPT-NeoX)."""
 COMPARED_ROWS = 4096
 
 
 def _find(located: Mapping[str, Located], name: str) -> Located | None:
-    """Returns a tensor by its full name, or without the prefix, which models saved without their head lack."""
-    return located.get(name) or located.get(name.removeprefix("model."))
+    """Returns a tensor by its full name, without the prefix, which models saved without their head lack, or by the name
+    that it once had."""
+    return located.get(name) or located.get(name.partition(".")[2]) or located.get(OLD_NAMES.get(name, name))
 
 
 def match_tensors(
@@ -47,23 +51,34 @@ def match_tensors(
         if found is None:
             raise CheckpointError(f"tensor {name} is missing in the checkpoint, but config.json asks for it")
         used.add(found.entry.name)
-        shapes = [role_shape(spec, role) for role in roles]
-        _check_tensor(found, (sum(shape[0] for shape in shapes), *shapes[0][1:]))
-        row = 0
-        for role, shape in zip(roles, shapes, strict=True):
-            tensors[role] = TensorSource(
-                file=str(found.path.resolve()),
-                tensor=found.entry.name,
-                row_start=row,
-                row_stop=row + shape[0],
-                shape=shape,
-            )
-            row += shape[0]
+        tensors |= _sources(spec, found, roles)
     if spec.tie_word_embeddings and HEAD in located and HEAD not in used:
         _check_tied(located[HEAD], tensors["embed_tokens.weight"], located)
         used.add(HEAD)
     _check_unused(spec, set(located) - used)
     return dict(sorted(tensors.items()))
+
+
+def _sources(spec: ModelSpec, found: Located, roles: tuple[str, ...]) -> dict[str, TensorSource]:
+    """Returns the place of each role in one tensor, whose rows they share as `roles` says."""
+    counts = Counter(roles)
+    shapes = {role: role_shape(spec, role) for role in counts}
+    num_rows = sum(shape[0] for shape in shapes.values())
+    _check_tensor(found, (num_rows, *shapes[roles[0]][1:]))
+    sources, row = dict[str, TensorSource](), 0
+    for role in dict.fromkeys(roles):
+        size = shapes[role][0] // counts[role]
+        sources[role] = TensorSource(
+            file=str(found.path.resolve()),
+            tensor=found.entry.name,
+            row_start=row,
+            row_stop=row + size,
+            num_parts=counts[role],
+            stride_rows=num_rows // counts[role] if counts[role] > 1 else 0,
+            shape=shapes[role],
+        )
+        row += size
+    return sources
 
 
 def _check_tensor(found: Located, expected: tuple[int, ...]) -> None:

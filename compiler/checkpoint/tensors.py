@@ -6,6 +6,7 @@ tensor (Phi-3's qkv_proj) is read through the rows that the record gives.
 
 import math
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from coldpress.compiler.checkpoint.private import checked_weights, private_folde
 from coldpress.compiler.checkpoint.source_json import read_object
 from coldpress.runtime.artifact.tensor_header import ITEM_BYTES, TensorEntry
 from coldpress.schemas.errors import CheckpointError
-from coldpress.schemas.model import Model, TensorSource
+from coldpress.schemas.model import Model, RotaryKind, TensorSource
 
 FLOAT_DTYPES = ("F32", "F16", "BF16")
 MAX_CONFIG_BYTES = 1 << 20
@@ -28,7 +29,7 @@ def read_role(model: Model, role: str) -> np.ndarray:
         CheckpointError: if the model has no such tensor, or its file has changed since `ingest`.
     """
     source, entry = _locate(model, role)
-    return read_entry(Path(source.file), entry, source.row_start, source.row_stop)
+    return _read_runs(source, entry, source.runs())
 
 
 def stored_dtype(model: Model, role: str) -> str:
@@ -47,8 +48,11 @@ def read_stored(model: Model, role: str, into: np.ndarray) -> None:
         CheckpointError: as `read_role`.
     """
     source, entry = _locate(model, role)
-    row_bytes = math.prod(entry.shape[1:]) * ITEM_BYTES[entry.dtype]
-    _read_bytes(Path(source.file), entry.start_bytes + source.row_start * row_bytes, into)
+    row_bytes, done = math.prod(entry.shape[1:]) * ITEM_BYTES[entry.dtype], 0
+    for start, stop in source.runs():
+        size = (stop - start) * row_bytes
+        _read_bytes(Path(source.file), entry.start_bytes + start * row_bytes, into[done : done + size])
+        done += size
 
 
 def read_rows(model: Model, role: str, start: int, stop: int) -> np.ndarray:
@@ -58,24 +62,24 @@ def read_rows(model: Model, role: str, start: int, stop: int) -> np.ndarray:
         CheckpointError: as `read_role`.
     """
     source, entry = _locate(model, role)
-    return read_entry(Path(source.file), entry, source.row_start + start, source.row_start + stop)
+    return _read_runs(source, entry, source.runs(start, stop))
 
 
-def rotary_inv_freq(model: Model) -> np.ndarray:
-    """Returns the rotary frequencies, float32 [rotary_dim / 2], as transformers initializes them from the model's
-    config.json.
+def rotary_inv_freq(model: Model, kind: RotaryKind = "main") -> np.ndarray:
+    """Returns the frequencies of a kind of rotation, float32 [rotary_dim / 2], as transformers initializes them from
+    the model's config.json.
 
     Raises:
-        CheckpointError: if the model has no rotary positions.
+        CheckpointError: if no layer of the model rotates that way.
     """
     from coldpress.compiler.architectures import _common
     from coldpress.runtime.plugins import load
 
-    if model.spec.position != "rotary":
-        raise CheckpointError(f"model {model.name} has learned positions, hence no rotary frequencies")
+    if kind not in model.spec.frequencies:
+        raise CheckpointError(f"no layer of model {model.name} has rotary frequencies of the kind {kind}")
     modules = load("coldpress.compiler.architectures", _common.Architecture, model.spec.model_type).MODULES
     raw = read_object(private_folder(model) / "config.json", MAX_CONFIG_BYTES)
-    return _common.rope(modules, _common.source_config(modules, raw))[0]
+    return _common.rope(modules, _common.source_config(modules, raw))[kind][0]
 
 
 def decode_floats(data: np.ndarray, dtype: str) -> np.ndarray:
@@ -92,17 +96,23 @@ def _locate(model: Model, role: str) -> tuple[TensorSource, TensorEntry]:
         raise CheckpointError(f"model {model.name} has no tensor with the role {role}")
     source = model.tensors[role]
     entry = read_header(checked_weights(model, Path(source.file))).get(source.tensor)
-    rows = source.row_stop - source.row_start
+    size = source.row_stop - source.row_start
+    rows, stop = source.num_parts * size, source.row_stop + (source.num_parts - 1) * source.stride_rows
     if (
         entry is None
         or entry.dtype not in FLOAT_DTYPES
-        or not 0 <= source.row_start < source.row_stop <= entry.shape[0]
+        or not 0 <= source.row_start < source.row_stop <= stop <= entry.shape[0]
         or (rows, *entry.shape[1:]) != source.shape
     ):
         raise CheckpointError(
             f"{Path(source.file).name}: tensor {source.tensor} is no longer what ingest found; rebuild from ingest on"
         )
     return source, entry
+
+
+def _read_runs(source: TensorSource, entry: TensorEntry, runs: Iterable[tuple[int, int]]) -> np.ndarray:
+    found = [read_entry(Path(source.file), entry, start, stop) for start, stop in runs]
+    return found[0] if len(found) == 1 else np.concatenate(found)
 
 
 def read_entry(path: Path, entry: TensorEntry, start: int, stop: int) -> np.ndarray:

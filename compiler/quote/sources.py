@@ -29,7 +29,7 @@ from coldpress.schemas.curves import Curves, Unexplored
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import slices
 from coldpress.schemas.manifest import CURVES_FILE, MANIFEST_FILE, TRACE_FILE, Manifest
-from coldpress.schemas.model import Model, ModelSpec, TensorSource, matrices, role_shape
+from coldpress.schemas.model import FREQUENCIES, Model, ModelSpec, TensorSource, matrices, role_shape
 
 DRAWN_TOKENS = 128
 MAX_CURVES_BYTES = 16 << 20
@@ -225,7 +225,7 @@ def _without_files(spec: ModelSpec, name: str, shapes: Mapping[str, tuple[int, .
 def _shapes(manifest: Manifest) -> dict[str, tuple[int, ...]]:
     """Returns role -> shape of all tensors of an artifact: resident ones, and those whose slices are units."""
     spec = manifest.model
-    found = {tensor.role: tensor.shape for tensor in manifest.resident if tensor.role != "rotary.inv_freq"}
+    found = {tensor.role: tensor.shape for tensor in manifest.resident if tensor.role not in FREQUENCIES.values()}
     for entry in manifest.families:
         for layer in range(spec.num_hidden_layers):
             for piece in slices(entry.family, spec):

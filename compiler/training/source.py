@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from coldpress.compiler.architectures import _common
+from coldpress.compiler.checkpoint.fused import fused
 from coldpress.compiler.checkpoint.headers import read_header
 from coldpress.compiler.checkpoint.private import private_folder
 from coldpress.compiler.checkpoint.source_json import read_object
@@ -72,6 +73,9 @@ class Source:
         if self.model.spec.position == "rotary":
             rotary = _common.rotary_module(self.modules, built.config).to(device)
             built.get_submodule(self.modules.base).rotary_emb = rotary
+        embedding = built.get_input_embeddings()
+        if hasattr(embedding, "scalar_embed_scale"):  # Gemma's factor on embeddings is no parameter
+            embedding.embed_scale = torch.tensor(embedding.scalar_embed_scale, device=device)
         left = [name for name, part in (*built.named_parameters(), *built.named_buffers()) if part.is_meta]
         if left:
             raise AssertionError(f"no weights for {', '.join(left)}")  # ingest checked that all tensors exist
@@ -81,8 +85,7 @@ class Source:
 
     def tensor(self, roles: tuple[str, ...]) -> Tensor:
         """Returns one of transformers' tensors, on the CPU, in its stored dtype."""
-        parts = [self._of_role(role) for role in roles]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return fused(roles, self._of_role)
 
     def _of_role(self, role: str) -> Tensor:
         kept = torch.empty(self.model.tensors[role].shape, dtype=KINDS[stored_dtype(self.model, role)])
@@ -145,7 +148,7 @@ class Source:
 
 def layers_of(model: nn.Module, modules: _common.Modules) -> Iterator[nn.Module]:
     """Yields the layers in their order."""
-    layers: Any = model.get_submodule(modules.base).layers
+    layers: Any = model.get_submodule(f"{modules.base}.{modules.layers}")
     yield from layers
 
 
@@ -157,7 +160,7 @@ def recompute_layers(model: nn.Module, modules: _common.Modules) -> None:
 
 def _widen_when_used(model: nn.Module) -> None:
     for part in model.modules():
-        if type(part) is nn.Linear:
+        if isinstance(part, nn.Linear):
             setattr(part, "forward", _product(part.weight, part.bias))  # noqa: B010
         elif isinstance(part, nn.Embedding):
             part.register_forward_hook(lambda _module, _inputs, output: output.float())

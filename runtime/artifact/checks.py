@@ -39,7 +39,7 @@ from coldpress.schemas.manifest import (
     Manifest,
     features_of,
 )
-from coldpress.schemas.model import MLP_ROLES, ModelSpec
+from coldpress.schemas.model import MLP_ROLES, MODEL_FEATURES, ModelSpec
 
 NEWER = "use a newer runtime, or rebuild the artifact without it"
 
@@ -85,7 +85,7 @@ def known_features() -> tuple[str, ...]:
     """Returns the names of all features that an artifact may require of this runtime."""
     families = [f"family.{name}" for name in arithmetic.FAMILIES]
     formats = [f"format.{name}" for name in plugins.names("coldpress.runtime.quantization")]
-    return (PAGE_CHECKSUMS, *families, *formats, LAYER_FORMATS)
+    return (PAGE_CHECKSUMS, *families, *formats, LAYER_FORMATS, *MODEL_FEATURES)
 
 
 def servable_plans(manifest: Manifest) -> tuple[tuple[Plan, ...], tuple[str, ...]]:
@@ -142,6 +142,7 @@ def check_manifest(manifest: Manifest) -> None:
     plans, _ = servable_plans(manifest)
     _check_file_list(manifest)
     _check_experts(manifest)
+    _check_head_norms(manifest)
     _check_sections(manifest)
     _check_families(manifest)
     _check_model(manifest.model)
@@ -158,7 +159,8 @@ def check_manifest(manifest: Manifest) -> None:
 
 def _check_listed_features(manifest: Manifest) -> None:
     """Requires that the manifest lists every feature that its parts need, so that an old runtime refuses at once."""
-    for name in features_of(manifest.families, manifest.flash.sections, manifest.resident, manifest.plans).required:
+    parts = manifest.model, manifest.families, manifest.flash.sections, manifest.resident, manifest.plans
+    for name in features_of(*parts).required:
         if name not in manifest.features.required:
             raise FeatureError(MANIFEST_FILE, "features.required", f"a list without {name}", "all that plans need")
 
@@ -187,6 +189,8 @@ def _check_model(spec: ModelSpec) -> None:
     )
     require(spec.num_experts_per_tok <= spec.num_experts, "num_experts_per_tok", f"at most {spec.num_experts} experts")
     require(spec.rotary_scaling > 0, "rotary_scaling", "positive")
+    shared, before = spec.residual == "parallel_shared", spec.norm_placement == "before"
+    require(before or not shared, "residual", f"another value with norms {spec.norm_placement} the blocks")
     for token in (spec.bos_token_id, *spec.eos_token_ids):
         field = "bos_token_id" if token == spec.bos_token_id else "eos_token_ids"
         require(token is None or token < spec.vocab_size, field, f"below vocab_size, {spec.vocab_size}")
@@ -206,6 +210,17 @@ def _check_experts(manifest: Manifest) -> None:
     if num_kept > len(manifest.resident):  # bounds the loops over experts
         expected = f"at most {len(manifest.resident)}, the number of resident tensors, of all layers and roles"
         raise SectionError(MANIFEST_FILE, "model.num_experts", str(spec.num_experts), expected)
+
+
+def _check_head_norms(manifest: Manifest) -> None:
+    """Requires that norms of single heads can all be listed; bounds the loops over heads."""
+    spec = manifest.model
+    if spec.qk_norm != "heads":
+        return
+    num_norms = (spec.num_attention_heads + spec.num_key_value_heads) * spec.num_hidden_layers
+    if num_norms > len(manifest.resident):
+        expected = f"at most {len(manifest.resident)}, the number of resident tensors, of all layers and keys"
+        raise SectionError(MANIFEST_FILE, "model.num_attention_heads", str(spec.num_attention_heads), expected)
 
 
 def _check_families(manifest: Manifest) -> None:

@@ -16,7 +16,15 @@ from coldpress.runtime.quantization._planes import planes_of
 from coldpress.schemas.families import FamilyName, num_units, resident_roles, slice_length, slices
 from coldpress.schemas.layout import SelectorArray
 from coldpress.schemas.manifest import Manifest
-from coldpress.schemas.model import ATTENTION_ROLES, ModelSpec, block_norms, matrices, role_shape
+from coldpress.schemas.model import (
+    ATTENTION_ROLES,
+    ModelSpec,
+    block_norms,
+    matrices,
+    norm_parts,
+    qk_norms,
+    role_shape,
+)
 from coldpress.schemas.predictors import matrix_shapes
 
 Layout = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
@@ -104,6 +112,7 @@ def model_tensors(manifest: Manifest) -> tuple[Shapes, Shapes]:
     """Returns the shapes of the resident tensors that the model must have, and of those that it may have."""
     spec = manifest.model
     required, optional = _shared_shapes(spec), Shapes()
+    optional["lm_head.bias"] = role_shape(spec, "lm_head.bias")
     families = [entry.family for entry in manifest.families]
     for layer in range(spec.num_hidden_layers):
         prefix = f"layers.{layer}."
@@ -117,20 +126,20 @@ def model_tensors(manifest: Manifest) -> tuple[Shapes, Shapes]:
                 required[coarse_role(layer, entry.family)] = coarse_shape(entry.family, spec)
         biased = ATTENTION_ROLES if spec.is_mixture else resident_roles((), spec)
         optional |= {f"{prefix}{role}.bias": role_shape(spec, f"{role}.bias") for role in biased}
-        optional |= {f"{prefix}{norm}.weight": role_shape(spec, f"{norm}.weight") for norm in ("q_norm", "k_norm")}
+        for norm in [norm for norms in qk_norms(spec).values() for norm in norms]:
+            optional |= {f"{prefix}{norm}.{part}": role_shape(spec, f"{norm}.{part}") for part in norm_parts(spec)}
     return required, optional
 
 
 def _shared_shapes(spec: ModelSpec) -> Shapes:
     roles = ["embed_tokens.weight"]
     roles += [] if spec.tie_word_embeddings else ["lm_head.weight"]
-    roles += ["rotary.inv_freq"] if spec.position == "rotary" else ["embed_positions.weight"]
+    roles += spec.frequencies.values() if spec.position == "rotary" else ["embed_positions.weight"]
     required = {role: role_shape(spec, role) for role in roles}
     _add_norm(required, "norm", spec)
     return required
 
 
 def _add_norm(shapes: Shapes, name: str, spec: ModelSpec) -> None:
-    shapes[f"{name}.weight"] = (spec.hidden_size,)
-    if spec.norm != "rms_norm":
-        shapes[f"{name}.bias"] = (spec.hidden_size,)
+    for part in norm_parts(spec):
+        shapes[f"{name}.{part}"] = (spec.hidden_size,)

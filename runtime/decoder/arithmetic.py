@@ -35,10 +35,12 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
     return x / np.sqrt(mean_square + np.float32(eps)) * weight
 
 
-def layer_norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, eps: float) -> np.ndarray:
-    """Normalizes `x` [..., n] by its mean and standard deviation, multiplies by `weight` [n] and adds `bias` [n]."""
+def layer_norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, eps: float) -> np.ndarray:
+    """Normalizes `x` [..., n] by its mean and standard deviation, multiplies by `weight` [n] and adds `bias` [n], if
+    there is one."""
     centred = x - np.mean(x, axis=-1, keepdims=True, dtype=np.float32)
-    return rms_norm(centred, weight, eps) + bias
+    normed = rms_norm(centred, weight, eps)
+    return normed if bias is None else normed + bias
 
 
 def _silu(x: np.ndarray) -> np.ndarray:
@@ -94,8 +96,16 @@ def rotary_tables(positions: np.ndarray, inv_freq: np.ndarray, scaling: float) -
     return np.cos(angles) * np.float32(scaling), np.sin(angles) * np.float32(scaling)
 
 
-def rotate(x_THD: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
-    """Rotates the leading R dimensions of each head by its position; dimensions i and i + R / 2 form a pair."""
+def rotate(x_THD: np.ndarray, cos: np.ndarray, sin: np.ndarray, neighbours: bool = False) -> np.ndarray:
+    """Rotates the leading R dimensions of each head by its position; dimensions i and i + R / 2 form a pair.
+
+    With `neighbours`, dimensions 2 i and 2 i + 1 do. The result then has all first members of pairs, then all second
+    ones: queries and keys change alike, so that their products stay the same.
+    """
     half = cos.shape[-1]
-    first, second, rest = x_THD[..., :half], x_THD[..., half : 2 * half], x_THD[..., 2 * half :]
+    rotated, rest = x_THD[..., : 2 * half], x_THD[..., 2 * half :]
+    if neighbours:
+        first, second = rotated[..., ::2], rotated[..., 1::2]
+    else:
+        first, second = rotated[..., :half], rotated[..., half:]
     return np.concatenate((first * cos - second * sin, second * cos + first * sin, rest), axis=-1)

@@ -1,19 +1,21 @@
 """Attention of a decoder layer, for one token or a chunk of consecutive tokens of each sequence.
 
 Covers the differences among the supported architectures: grouped queries, biases, norms of q and k before rotation
-(over each head as in Qwen3, or over all heads together as in OLMo 2), rotary or no positions, sliding windows in all
-layers or only in some. Like the MLP it knows roles and slices only: products with matrices whose columns are units of a
-family are summed from blocks (ActiveFlow 2.1, TEAL); the other matrices are resident. Shape letters: T tokens, N
-hidden_size, H heads, D head_dim.
+(over each head as in Qwen3, or over all heads together as in OLMo 2), rotary or no positions, frequencies that differ
+between layers, a scale or a soft cap of scores, sliding windows in all layers or only in some. Like the MLP it knows
+roles and slices only: products with matrices whose columns are units of a family are summed from blocks (ActiveFlow
+2.1, TEAL); the other matrices are resident. Shape letters: T tokens, N hidden_size, H heads, D head_dim.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from coldpress.runtime.decoder.arithmetic import rms_norm, rotate
+from coldpress.runtime.decoder.arithmetic import rotate
 from coldpress.runtime.decoder.blocks import Block, ColumnSums, widths_of
 from coldpress.runtime.decoder.matrix import Resident
+from coldpress.runtime.decoder.norms import Norm, qk_norm_of
 from coldpress.runtime.decoder.tokens import Span, Tokens
 from coldpress.runtime.kernels import FEW_TOKENS, attention
 from coldpress.runtime.kernels.encode import encode_heads
@@ -39,6 +41,11 @@ class Attention:
         """
         prefix = f"layers.{layer}."
         self._layer, self._spec = layer, spec
+        self._scores: dict[str, Any] = {
+            "window": spec.window_of(layer),
+            "scale": spec.attention_scale,
+            "softcap": spec.attention_softcap,
+        }
         found = [FAMILIES[name] for name in families if set(FAMILIES[name].roles) & set(ATTENTION_ROLES)]
         # o_proj takes the mixed heads, so its family is requested after those of q, k and v
         found.sort(key=lambda family: family.roles == OUTPUT)
@@ -58,7 +65,7 @@ class Attention:
         self.requests = tuple((layer, family.name) for family in found)
         """The parts whose units each token requests, in order."""
         self._biases = {role: resident.optional_vector(f"{prefix}{role}.bias") for role in ATTENTION_ROLES}
-        self._q_norm, self._k_norm = (resident.optional_vector(f"{prefix}{name}_norm.weight") for name in "qk")
+        self._q_norm, self._k_norm = (qk_norm_of(layer, f"{name}_norm", spec, resident) for name in "qk")
 
     def begin(self, x_TN: np.ndarray, tokens: Tokens) -> "AttentionWork":
         """Begins work on the normed input, float32 [T, hidden_size]; the work appends to the tokens' KV caches."""
@@ -66,8 +73,9 @@ class Attention:
 
     def mix(self, projected: dict[MatrixRole, np.ndarray], tokens: Tokens) -> np.ndarray:
         """Computes the mixed heads, float32 [T, H * D], from the outputs of q, k and v, and fills the KV caches."""
-        queries = self._heads(projected["q_proj"], self._q_norm, tokens.rotary)
-        keys = self._heads(projected["k_proj"], self._k_norm, tokens.rotary)
+        rotary = tokens.rotary.get(self._spec.rotary_of(self._layer))
+        queries = self._heads(projected["q_proj"], self._q_norm, rotary)
+        keys = self._heads(projected["k_proj"], self._k_norm, rotary)
         values = self._heads(projected["v_proj"], None, None)
         mixed, first = np.empty_like(queries), 0
         for span in tokens.spans:
@@ -111,10 +119,10 @@ class Attention:
         Few tokens are computed one by one, so that each has the bits that it has alone.
         """
         keys, values = span.cache.keys[self._layer], span.cache.values[self._layer]
-        length, window = span.cache.length, self._spec.window_of(self._layer)
+        length = span.cache.length
         if span.num_tokens > FEW_TOKENS:
-            return attention.attend_prefill(queries, keys, values, length + span.num_tokens, window)
-        each = (attention.attend(q, keys, values, length + 1 + at, window) for at, q in enumerate(queries))
+            return attention.attend_prefill(queries, keys, values, length + span.num_tokens, **self._scores)
+        each = (attention.attend(q, keys, values, length + 1 + at, **self._scores) for at, q in enumerate(queries))
         return np.stack(list(each))
 
     def with_bias(self, role: MatrixRole, values: np.ndarray) -> np.ndarray:
@@ -122,16 +130,15 @@ class Attention:
         bias = self._biases[role]
         return values if bias is None else values + bias
 
-    def _heads(
-        self, x: np.ndarray, norm: np.ndarray | None, rotary: tuple[np.ndarray, np.ndarray] | None
-    ) -> np.ndarray:
+    def _heads(self, x: np.ndarray, norm: Norm | None, rotary: tuple[np.ndarray, np.ndarray] | None) -> np.ndarray:
         """Splits [T, H * D] into heads [T, H, D], normed and rotated, contiguous."""
-        if norm is not None and self._spec.qk_norm == "width":
-            x = rms_norm(x, norm, self._spec.norm_eps)
+        by_head = self._spec.qk_norm != "width"
+        if norm is not None and not by_head:
+            x = norm.apply(x)
         x_THD = x.reshape(len(x), -1, self._spec.head_dim)
-        if norm is not None and self._spec.qk_norm == "head":
-            x_THD = rms_norm(x_THD, norm, self._spec.norm_eps)
-        return x_THD if rotary is None else rotate(x_THD, *rotary)
+        if norm is not None and by_head:
+            x_THD = norm.apply(x_THD)
+        return x_THD if rotary is None else rotate(x_THD, *rotary, self._spec.rotary_pairs == "neighbours")
 
 
 class AttentionWork:

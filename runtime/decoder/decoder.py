@@ -8,22 +8,24 @@ tokens, N hidden_size, V vocab_size.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from coldpress.runtime.artifact.contents import coarse_role
 from coldpress.runtime.artifact.reader import Artifact
-from coldpress.runtime.decoder.arithmetic import layer_norm, rms_norm, rotary_tables
+from coldpress.runtime.decoder.arithmetic import rotary_tables
 from coldpress.runtime.decoder.attention import Attention
 from coldpress.runtime.decoder.blocks import CoarseUnits, StreamedBlock, Sublayer, Units, chosen_blocks, units_of
 from coldpress.runtime.decoder.experts import Experts
 from coldpress.runtime.decoder.matrix import Resident
 from coldpress.runtime.decoder.mlp import Mlp
+from coldpress.runtime.decoder.norms import Norm, norm_of
 from coldpress.runtime.decoder.selection import Selection, union
 from coldpress.runtime.decoder.tokens import KvCache, Span, Tokens, new_cache
 from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.kernels.activations import ActivationFormat
+from coldpress.runtime.kernels.attention import soft_cap
 from coldpress.runtime.plan.kv_cache import kv_cache_bytes
 from coldpress.runtime.plan.memory import give_back_heap
 from coldpress.runtime.quantization._planes import planes_of, whole_format
@@ -34,24 +36,10 @@ from coldpress.runtime.trace import NO_IDS
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
 from coldpress.schemas.families import FAMILIES, FamilyName
 from coldpress.schemas.layout import KvCacheFormat
-from coldpress.schemas.model import ModelSpec, block_norms
+from coldpress.schemas.model import ModelSpec, RotaryKind, placed_norms
 
 PREFILL_CHUNK_TOKENS = 256
 """Tokens that share one pass over flash; bounds the memory of the prefill's activations for prompts of any length."""
-
-
-@dataclass(frozen=True)
-class _Norm:
-    """A norm with its tensors; `bias` is None for RMSNorm."""
-
-    weight: np.ndarray
-    bias: np.ndarray | None
-    eps: float
-
-    def apply(self, x_TN: np.ndarray) -> np.ndarray:
-        if self.bias is None:
-            return rms_norm(x_TN, self.weight, self.eps)
-        return layer_norm(x_TN, self.weight, self.bias, self.eps)
 
 
 @dataclass(frozen=True)
@@ -64,11 +52,35 @@ class PromptChunk:
 
 
 @dataclass(frozen=True)
+class _Block:
+    """Attention or the MLP of a layer, with its norms."""
+
+    sublayer: Sublayer
+    before: Norm | None
+    """Norms the hidden states for the sublayer."""
+    after: Norm | None
+    """Norms what the sublayer adds (OLMo 2, Gemma 2)."""
+    multiplier: float
+    """Factor on what the sublayer adds."""
+
+    def into(self, x_TN: np.ndarray) -> np.ndarray:
+        """Returns the sublayer's input, from hidden states."""
+        return x_TN if self.before is None else self.before.apply(x_TN)
+
+    def out_of(self, y_TN: np.ndarray) -> np.ndarray:
+        """Returns what is added to the hidden states, from the sublayer's result."""
+        added = y_TN if self.after is None else self.after.apply(y_TN)
+        return added if self.multiplier == 1 else added * np.float32(self.multiplier)
+
+
+@dataclass(frozen=True)
 class _Layer:
     number: int
     mlp: Mlp | Experts
-    sublayers: tuple[tuple[_Norm, Sublayer], ...]
-    """Attention, then the MLP, each with its norm."""
+    blocks: tuple[_Block, ...]
+    """Attention, then the MLP."""
+    parallel: bool
+    """Whether the MLP sees the layer's input, like attention, and not the hidden states after attention."""
 
 
 class Decoder:
@@ -101,10 +113,13 @@ class Decoder:
         self._coarse = _coarse_planes(artifact, activations)
         resident = Resident(artifact.resident, artifact.manifest.resident, activations)
         self._embedding = resident.matrix("embed_tokens")
-        self._head = self._embedding if self.spec.tie_word_embeddings else resident.matrix("lm_head")
+        head = self._embedding if self.spec.tie_word_embeddings else resident.matrix("lm_head")
+        self._head = replace(head, bias=resident.optional_vector("lm_head.bias"))
         self._positions = resident.matrix("embed_positions") if self.spec.position == "learned" else None
-        self._inv_freq = resident.vector("rotary.inv_freq") if self.spec.position == "rotary" else None
-        self._norm = self._make_norm("norm", resident)
+        self._inv_freq: dict[RotaryKind, np.ndarray] = {
+            kind: resident.vector(role) for kind, role in self.spec.frequencies.items()
+        }
+        self._norm = norm_of("norm", self.spec, resident)
         self._layers = [self._make_layer(layer, resident) for layer in range(self.spec.num_hidden_layers)]
         self._kv_cache: KvCacheFormat = store.plan.kv_cache
         self._caches: list[KvCache] = [self._new_cache(0)]
@@ -120,13 +135,11 @@ class Decoder:
         attention = Attention(layer, self.spec, tuple(self._units), resident)
         coarse = {family: planes for (of_layer, family), planes in self._coarse.items() if of_layer == layer}
         mlp = (Experts if self.spec.is_mixture else Mlp)(layer, self.spec, tuple(self._units), resident, coarse)
-        norms = (self._make_norm(f"layers.{layer}.{name}", resident) for name in block_norms(self.spec))
-        return _Layer(layer, mlp, tuple(zip(norms, (attention, mlp), strict=True)))
-
-    def _make_norm(self, name: str, resident: Resident) -> _Norm:
-        bias = None if self.spec.norm == "rms_norm" else resident.vector(f"{name}.bias")
-        weight = resident.vector(f"{name}.weight")
-        return _Norm(weight + 1 if self.spec.norm == "layer_norm_1p" else weight, bias, self.spec.norm_eps)
+        blocks = list[_Block]()
+        for sublayer, names in zip((attention, mlp), placed_norms(self.spec), strict=True):
+            before, after = (norm_of(f"layers.{layer}.{n}", self.spec, resident) if n else None for n in names)
+            blocks.append(_Block(sublayer, before, after, self.spec.residual_multiplier))
+        return _Layer(layer, mlp, tuple(blocks), self.spec.residual != "sequential")
 
     @property
     def length(self) -> int:
@@ -212,7 +225,7 @@ class Decoder:
         Raises:
             ColdpressError: if a token is outside the vocabulary, or the context is full.
         """
-        chunks = [self._head.apply(hidden_TN) for _, hidden_TN in self._prefill_chunks([tokens], [0])]
+        chunks = [self._logits(hidden_TN) for _, hidden_TN in self._prefill_chunks([tokens], [0])]
         return np.concatenate(chunks)
 
     def prefill_last(self, tokens: np.ndarray, sequence: int = 0) -> np.ndarray:
@@ -240,7 +253,7 @@ class Decoder:
             ends = np.cumsum([piece.stop - piece.start for piece in pieces]) - 1
             last_BN[[piece.prompt for piece in pieces]] = hidden_TN[ends]  # a later chunk of the prompt replaces it
         give_back_heap()  # the prefill's activations: a decoded token needs far less memory
-        return self._head.apply(last_BN)
+        return self._logits(last_BN)
 
     def decode(self, token: int) -> np.ndarray:
         """Appends one token sparsely and returns its logits, float32 [V]. Raises as `prefill`."""
@@ -274,7 +287,7 @@ class Decoder:
         hidden_TN = self._forward(tokens, spans, self._decode_layer, num_kept=num_kept, is_dense=is_dense)
         if num_kept is None:
             self._store.end_tokens(len(tokens))
-        return self._head.apply(hidden_TN)
+        return self._logits(hidden_TN)
 
     def decode_each(self, tokens: np.ndarray, sequences: Sequence[int]) -> np.ndarray:
         """Appends one token to each of several sequences, in one pass through the layers.
@@ -297,7 +310,7 @@ class Decoder:
         spans = [Span(self._caches[sequence], 1) for sequence in sequences]
         hidden_BN = self._forward(tokens, spans, self._decode_layer, is_dense=self._selection.is_whole)
         self._store.end_tokens(len(tokens))
-        return self._head.apply(hidden_BN)
+        return self._logits(hidden_BN)
 
     def accept(self, num_standing: int, num_tokens: int) -> None:
         """Ends a pass of `num_tokens` with drafts: accepts the first `num_standing` and takes back the others."""
@@ -324,7 +337,7 @@ class Decoder:
             ColdpressError: as `prefill`.
         """
         spans = [Span(self._caches[0], 1)]
-        return self._head.apply(self._forward(np.array([token]), spans, self._coarse_layer))[0]
+        return self._logits(self._forward(np.array([token]), spans, self._coarse_layer))[0]
 
     @property
     def sees_residency(self) -> bool:
@@ -384,11 +397,14 @@ class Decoder:
         self._check_space(spans)
         positions = np.concatenate([span.cache.length + np.arange(span.num_tokens) for span in spans])
         x_TN = self._embedding.rows(tokens)
+        if self.spec.embedding_multiplier != 1:
+            x_TN = x_TN * np.float32(self.spec.embedding_multiplier)
         if self._positions is not None:
             x_TN = x_TN + self._positions.rows(positions + self.spec.position_offset)
-        rotary = None
-        if self._inv_freq is not None:
-            rotary = rotary_tables(positions, self._inv_freq, self.spec.rotary_scaling)
+        rotary = {
+            kind: rotary_tables(positions, frequencies, self.spec.rotary_scaling if kind == "main" else 1.0)
+            for kind, frequencies in self._inv_freq.items()
+        }
         together = Tokens(spans, rotary, parts, num_kept, is_dense)
         for layer in self._layers:
             x_TN = through(layer, x_TN, together)
@@ -399,59 +415,61 @@ class Decoder:
     def _decode_layer(self, layer: _Layer, x_TN: np.ndarray, tokens: Tokens) -> np.ndarray:
         """Takes hidden states through a layer: the selector picks units, the store brings them, kernels use them."""
         inputs: dict[FamilyName, np.ndarray] = {}
-        for norm, sublayer in layer.sublayers:
-            h_TN = self._into(norm, x_TN)
-            work = sublayer.begin(h_TN, tokens)
-            for key in sublayer.requests:
+        entering_TN = x_TN
+        for block in layer.blocks:
+            h_TN = block.into(entering_TN if layer.parallel else x_TN)
+            work = block.sublayer.begin(h_TN, tokens)
+            for key in block.sublayer.requests:
                 signal, residency = work.signal(key), self._store.residency(key)
                 chosen = self._selection.select(key, signal, residency, work.experts)
                 ids, used_TU = union(chosen, residency.present.size)
                 # units in memory come first, so the kernels run while the rest is read
                 batches = self._store.submit(key, ids, _kept(ids, used_TU, tokens.num_kept))
                 coarse, came = self._coarse.get(key), list[np.ndarray]()
-                for block in chosen_blocks(batches, self._units[key[1]], used_TU, coarse):
-                    work.add(key, block)
+                for units in chosen_blocks(batches, self._units[key[1]], used_TU, coarse):
+                    work.add(key, units)
                     if used_TU is None:
-                        came.append(block.ids)
+                        came.append(units.ids)
                 if coarse and not tokens.is_dense:  # a single token also refines what its reads bring
                     refined = chosen if used_TU is not None else [np.concatenate([NO_IDS, *came])]
                     work.add(key, coarse.rest(refined, work.experts, tokens.parts))
                 inputs[key[1]] = h_TN
-            x_TN = x_TN + self._out_of(norm, work.result())
+            x_TN = x_TN + block.out_of(work.result())
         if self._store.ahead.enabled:  # only now, so that guessed reads do not delay this layer's own
             self._store.ahead.layer_done(layer.number, inputs, self._choose)
         return x_TN
 
     def _coarse_layer(self, layer: _Layer, x_TN: np.ndarray, tokens: Tokens) -> np.ndarray:
         """Takes hidden states through a layer whose units are all coarse."""
-        for norm, sublayer in layer.sublayers:
-            work = sublayer.begin(self._into(norm, x_TN), tokens)
-            for key in sublayer.requests:
+        entering_TN = x_TN
+        for block in layer.blocks:
+            work = block.sublayer.begin(block.into(entering_TN if layer.parallel else x_TN), tokens)
+            for key in block.sublayer.requests:
                 work.signal(key)
                 work.add(key, self._coarse[key].rest([NO_IDS] * len(x_TN), work.experts, tokens.parts))
-            x_TN = x_TN + self._out_of(norm, work.result())
+            x_TN = x_TN + block.out_of(work.result())
         return x_TN
 
     def _prefill_layer(self, layer: _Layer, x_TN: np.ndarray, tokens: Tokens) -> np.ndarray:
         """Takes hidden states through a layer densely: with all units of all experts, in flash order."""
-        for norm, sublayer in layer.sublayers:
-            work = sublayer.begin(self._into(norm, x_TN), tokens)
-            for key in sublayer.requests:
+        entering_TN = x_TN
+        for block in layer.blocks:
+            work = block.sublayer.begin(block.into(entering_TN if layer.parallel else x_TN), tokens)
+            for key in block.sublayer.requests:
                 work.signal(key)  # prepares the sums; the dense pass makes no choice from the signal
                 coarse = self._coarse.get(key)
                 for ids, stored in self._store.stream(key):
                     codes = coarse.joined(ids, stored) if coarse else stored
                     work.add(key, StreamedBlock(ids, codes, self._units[key[1]], tokens.parts))
-            x_TN = x_TN + self._out_of(norm, work.result())
+            x_TN = x_TN + block.out_of(work.result())
         return x_TN
 
-    def _into(self, norm: _Norm, x_TN: np.ndarray) -> np.ndarray:
-        """Returns a sublayer's input: the hidden states, normed if the norm comes before the sublayer."""
-        return norm.apply(x_TN) if self.spec.norm_placement == "before" else x_TN
-
-    def _out_of(self, norm: _Norm, y_TN: np.ndarray) -> np.ndarray:
-        """Returns what is added to the hidden states: the sublayer's result, normed if the norm follows it (OLMo 2)."""
-        return y_TN if self.spec.norm_placement == "before" else norm.apply(y_TN)
+    def _logits(self, hidden_TN: np.ndarray) -> np.ndarray:
+        """Returns logits float32 [T, V], from hidden states after the last norm."""
+        logits_TV = self._head.apply(hidden_TN)
+        if self.spec.logits_scaling != 1:
+            logits_TV /= np.float32(self.spec.logits_scaling)
+        return soft_cap(logits_TV, self.spec.logits_softcap)
 
     def _choose(self, key: Key, signal_TN: np.ndarray, residency: Residency) -> tuple[list[np.ndarray], np.ndarray]:
         """Chooses a layer's units from another layer's input; see `coldpress.runtime.store.ahead.Choose`."""

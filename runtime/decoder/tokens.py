@@ -1,13 +1,13 @@
 """The tokens of one pass through the layers, the sequences they belong to, and the KV caches."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE, head_bytes
 from coldpress.schemas.layout import KvCacheFormat
-from coldpress.schemas.model import ModelSpec
+from coldpress.schemas.model import ModelSpec, RotaryKind
 
 
 @dataclass
@@ -49,8 +49,8 @@ class Tokens:
     """Consecutive tokens of one or more sequences, which go through the layers together."""
 
     spans: Sequence[Span]
-    rotary: tuple[np.ndarray, np.ndarray] | None
-    """cos and sin of their positions; None with learned positions."""
+    rotary: Mapping[RotaryKind, tuple[np.ndarray, np.ndarray]]
+    """cos and sin of their positions, by the kinds of rotation that layers use."""
     parts: Sequence[slice] = ()
     """Token ranges that must give the same bits alone and together (more than FEW_TOKENS tokens only)."""
     num_kept: int | None = None

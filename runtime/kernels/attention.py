@@ -26,6 +26,7 @@ def attend(
     length: int,
     window: int | None = None,
     scale: float | None = None,
+    softcap: float | None = None,
     num_threads: int = 0,
 ) -> np.ndarray:
     """Computes attention of the query at position length - 1: float32[heads, head_dim].
@@ -37,6 +38,7 @@ def attend(
         length: number of positions, including the query's.
         window: most positions that a query sees, including its own; None for all.
         scale: factor of the scores; None for 1 / sqrt(head_dim).
+        softcap: scaled scores s become softcap * tanh(s / softcap) (Gemma 2, section 2); None: they stay as they are.
         num_threads: 0 for the process's default; no bit of the result depends on it.
 
     Raises:
@@ -46,10 +48,10 @@ def attend(
     out = np.empty(q.shape, np.float32)
     start = _first_seen(length - 1, window)
     if keys.dtype == np.uint8:
-        _native.attend_int8(q, keys, values, start, length, _scale(q, scale), out, num_threads)
+        _native.attend_int8(q, keys, values, start, length, _scale(q, scale), softcap or 0.0, out, num_threads)
         return out
     bits = keys.view(np.uint16), values.view(np.uint16)
-    _native.attend(q, *bits, start, length, _scale(q, scale), out, num_threads)
+    _native.attend(q, *bits, start, length, _scale(q, scale), softcap or 0.0, out, num_threads)
     return out
 
 
@@ -60,12 +62,13 @@ def attend_prefill(
     length: int,
     window: int | None = None,
     scale: float | None = None,
+    softcap: float | None = None,
 ) -> np.ndarray:
     """Computes attention of the last `tokens` of `length` positions: float32[tokens, heads, head_dim].
 
     Args:
         q: float32[tokens, heads, head_dim], after rotation; query t is at position length - tokens + t.
-        keys, values, length, window, scale: as in `attend`.
+        keys, values, length, window, scale, softcap: as in `attend`.
 
     Memory besides arguments and result: the scores of a block of queries (SCORES_BYTES, or one query's scores) and the
     float32 keys and values of one key head over the positions that the block sees.
@@ -88,7 +91,7 @@ def attend_prefill(
             # [queries of the block, group, head_dim] -> rows, so that each of the two products is one BLAS call
             rows = np.ascontiguousarray(q[block, share]).reshape(-1, head_dim) * np.float32(_scale(q, scale))
             k, v = (_floats(cache[seen, head], head_dim) for cache in (keys, values))
-            mixed = _softmax_times(rows, k, v, np.repeat(hidden, group, axis=0))
+            mixed = _softmax_times(soft_cap(rows @ k.T, softcap), v, np.repeat(hidden, group, axis=0))
             out[block, share] = mixed.reshape(-1, group, head_dim)
     return out
 
@@ -100,12 +103,14 @@ def reference_attend(
     length: int,
     window: int | None = None,
     scale: float | None = None,
+    softcap: float | None = None,
 ) -> np.ndarray:
     """Computes `attend` in numpy."""
     group = q.shape[0] // keys.shape[1]
     seen = slice(_first_seen(length - 1, window), length)
     k, v = (np.repeat(_reference_floats(cache[seen], q.shape[1]), group, axis=1) for cache in (keys, values))
     scores = np.einsum("hd,thd->ht", q, k) * np.float32(_scale(q, scale))
+    scores = scores if softcap is None else softcap * np.tanh(scores / softcap)
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
     return np.einsum("ht,thd->hd", weights / weights.sum(axis=1, keepdims=True), v)
 
@@ -123,12 +128,20 @@ def _reference_floats(cache: np.ndarray, head_dim: int) -> np.ndarray:
     return INT8.decode(rows, head_dim).reshape(*cache.shape[:2], head_dim)
 
 
-def _softmax_times(rows: np.ndarray, keys: np.ndarray, values: np.ndarray, hidden: np.ndarray) -> np.ndarray:
-    scores = rows @ keys.T
+def _softmax_times(scores: np.ndarray, values: np.ndarray, hidden: np.ndarray) -> np.ndarray:
     scores[hidden] = -np.inf
     scores -= scores.max(axis=1, keepdims=True)
     np.exp(scores, out=scores)
     return (scores @ values) / scores.sum(axis=1, keepdims=True)
+
+
+def soft_cap(values: np.ndarray, cap: float | None) -> np.ndarray:
+    """Replaces `values`, float32, by cap * tanh(values / cap), in place; leaves them as they are without a cap."""
+    if cap is not None:
+        values /= np.float32(cap)
+        np.tanh(values, out=values)
+        values *= np.float32(cap)
+    return values
 
 
 def _hidden(queries: np.ndarray, positions: np.ndarray, window: int | None) -> np.ndarray:

@@ -95,5 +95,5 @@ def test_frequencies_are_the_plain_formula_by_default(tmp_path: Path) -> None:
 
 def test_learned_positions_have_no_frequencies(tmp_path: Path) -> None:
     model = ingested(write_model(tmp_path / "tiny", "opt", num_hidden_layers=1))
-    with pytest.raises(CheckpointError, match="has learned positions"):
+    with pytest.raises(CheckpointError, match="no layer of model tiny has rotary frequencies of the kind main"):
         rotary_inv_freq(model)

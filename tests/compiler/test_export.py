@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 from gguf.quants import dequantize
 
-from coldpress.compiler.stages import export
+from coldpress.compiler.checkpoint.tensors import read_role, rotary_inv_freq
+from coldpress.compiler.io import Workspace
+from coldpress.compiler.stages import export, ingest
 from coldpress.compiler.stages.export import ExportConfig, _llama_cpp
 from coldpress.compiler.stages.export import gguf as gguf_target
+from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.runtime.generate.session import Session
 from coldpress.schemas.errors import ArtifactError, ColdpressError, UnknownNameError
 from coldpress.schemas.package import Package
@@ -78,6 +81,12 @@ def expected_values(built: Built) -> dict[str, np.ndarray]:
 
 MIXTURE: dict[str, Any] = SPEC | {"model_type": "mixtral", "num_experts": 11, "num_experts_per_tok": 2}
 """More experts than digits, so that their numbers are no texts."""
+GEMMA: dict[str, Any] = {
+    "model_type": "gemma2",
+    "hidden_act": "gelu",
+    "norm": "rms_norm_1p",
+    "norm_placement": "around",
+}
 CASES = {
     "fp16": (Recipe(small_spec(**SPEC), method="dense"), "F16", set()),
     "int8_group32": (Recipe(small_spec(**SPEC), method="dense", format="int8_group32"), "Q8_0", {"ffn_down"}),
@@ -262,6 +271,45 @@ def test_llama_cpp_computes_the_same_from_a_mixture_s_file(tmp_path):
     engine.close()
 
 
+WITH_MORE: dict[str, tuple[str, dict[str, Any]]] = {
+    "granite": ("granite", {"attention_bias": True}),
+    "granite plain": ("granite", {"attention_multiplier": 0.25, "embedding_multiplier": 1.0}),
+    "smollm3": ("smollm3", {"tie_word_embeddings": True}),
+    "gemma2": ("gemma2", {"query_pre_attn_scalar": 32, "tie_word_embeddings": True, "attn_logit_softcapping": 4.0}),
+    "gemma3": ("gemma3_text", {"query_pre_attn_scalar": 32}),
+    "gemma3 every third": ("gemma3_text", {"query_pre_attn_scalar": 32, "sliding_window_pattern": 3}),
+    "phi": ("phi", {"hidden_act": "gelu_new"}),
+    "gpt_neox": ("gpt_neox", {}),
+    "gpt_neox one after the other": ("gpt_neox", {"use_parallel_residual": False}),
+    "falcon": ("falcon", {"tie_word_embeddings": True}),
+    "falcon new": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "stablelm": ("stablelm", {"use_qkv_bias": True}),
+    "stablelm parallel": ("stablelm", {"use_parallel_residual": True}),
+    "glm4": ("glm4", {}),
+}
+
+
+@pytest.mark.parametrize("name", WITH_MORE)
+def test_llama_cpp_computes_what_transformers_does(tmp_path, name):
+    """Of architectures with more than a plain model has, past their windows."""
+    pytest.importorskip("xllamacpp")
+    kind, overrides = WITH_MORE[name]
+    write_model(tmp_path / "m", kind, num_hidden_layers=12, dtype="float16", overrides=overrides)
+    model = ingest.run(IngestConfig(model=str(tmp_path / "m")), Workspace(tmp_path / "w", "test"))
+    roles = {role: read_role(model, role) for role in model.tensors}
+    roles |= {role: rotary_inv_freq(model, kind) for kind, role in model.spec.frequencies.items()}
+    built = build_artifact(tmp_path / "a", Recipe(model.spec, method="dense"), roles)
+    run(built, tmp_path / "a.gguf")
+    ids = np.random.default_rng(0).integers(0, model.spec.vocab_size, 48)
+    expected = all_logits(load_hf(tmp_path / "m"), ids.tolist())
+    engine = LlamaLibrary(tmp_path / "a.gguf", 64, model.spec.vocab_size)
+    for count in (1, 7, 48):
+        engine.begin()
+        found = engine.next_logits(ids[:count].tolist())
+        np.testing.assert_allclose(found, expected[count - 1], atol=1e-2 * np.abs(expected).max(), rtol=0)
+    engine.close()
+
+
 def test_no_more_than_an_expert_is_in_memory(tmp_path):
     """A layer of Mixtral 8x7B is 1.4 billion values; a matrix is 1 MB in float32 here, a tensor's 17 MB in int8."""
     shape = {"hidden_size": 256, "intermediate_size": 1024, "num_experts": 64, "num_hidden_layers": 1}
@@ -322,13 +370,27 @@ def test_frequencies_that_no_base_gives_become_factors(tmp_path):
     ("changes", "sentence"),
     [
         ({"hidden_act": "relu"}, "the model's activation is relu, and llama.cpp computes silu"),
-        ({"model_type": "opt"}, "cannot hold the architecture 'opt', expected one of arcee, llama"),
+        ({"model_type": "opt"}, "cannot hold the architecture 'opt', expected one of arcee, falcon"),
         ({"rotary_scaling": 1.2}, "rotates whole heads without a factor"),
         (
             {"model_type": "nemotron", "hidden_act": "relu2", "gated_mlp": False},
             "the model's head is its embedding, and llama.cpp's architecture 'nemotron' wants one of its own",
         ),
         ({"rotary_dim": 8}, "this model rotates 8 of 16 dimensions"),
+        ({"attention_scale": 0.5}, "'llama' does not compute this model's attention_scale; it would write other text"),
+        ({"model_type": "granite", "logits_softcap": 9.0}, "does not compute this model's logits_softcap"),
+        ({"model_type": "smollm3", "layer_rotary": ("none", "main")}, "does not compute this model's layer_rotary"),
+        (GEMMA | {"attention_softcap": 9.0}, "'gemma2' does not compute this model's lack of logits_softcap"),
+        (GEMMA | {"attention_scale": 0.5}, "'gemma2' does not compute this model's attention_scale"),
+        (GEMMA | {"sliding_window": 9}, "'gemma2' does not compute this model's windows in other layers"),
+        (
+            {"model_type": "stablelm", "norm": "layer_norm", "qk_norm": "heads", "tie_word_embeddings": False},
+            "this model's qk_norm.heads",
+        ),
+        (
+            {"model_type": "gpt_neox", "norm": "layer_norm", "gated_mlp": False, "hidden_act": "gelu"},
+            "llama.cpp's architecture 'gptneox' wants one of its own",
+        ),
         (MIXTURE | {"model_type": "qwen2"}, "llama.cpp's architecture 'qwen2' has no tensor for layers.0.experts.0"),
         (
             MIXTURE | {"num_experts": 1025, "intermediate_size": 16},

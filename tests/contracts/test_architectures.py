@@ -9,7 +9,7 @@ import pytest
 
 from coldpress.compiler.activity.forward import Hooks, LayerStream
 from coldpress.compiler.activity.layer_counts import exact_families
-from coldpress.compiler.architectures import Architecture, _common
+from coldpress.compiler.architectures import Architecture, _common, granite
 from coldpress.compiler.checkpoint.source_config import checked_config
 from coldpress.compiler.checkpoint.tensors import read_role, rotary_inv_freq
 from coldpress.compiler.io import Workspace
@@ -17,10 +17,12 @@ from coldpress.compiler.stages import ingest
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.compiler.workflow import settings
 from coldpress.runtime.decoder.arithmetic import rms_norm
+from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plugins import load, names
 from coldpress.schemas.errors import CheckpointError
 from coldpress.schemas.model import Model, block_norms, role_shape
-from tests.support.hf import load_hf
+from tests.support.artifacts import Recipe, build_artifact
+from tests.support.hf import greedy, load_hf
 from tests.support.models import MODEL_TYPES, write_model
 
 ARCHITECTURES = names("coldpress.compiler.architectures")
@@ -62,9 +64,105 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "longrope": ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 128}),
     "no biases": ("opt", {"enable_bias": False}),
     "arcee biases": ("arcee", {"attention_bias": True, "mlp_bias": True}),
+    "gemma2 without caps and windows": (
+        "gemma2",
+        {
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "layer_types": ["full_attention"] * 12,
+            "attention_bias": True,
+        },
+    ),
+    "gemma2 hard caps": (
+        "gemma2",
+        {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 50.0, "rope_parameters": LLAMA3, "head_dim": 16},
+    ),
+    "gemma2 usual scale": ("gemma2", {"query_pre_attn_scalar": 32, "num_key_value_heads": 1}),
+    "gemma3 own layers": (
+        "gemma3_text",
+        {
+            "layer_types": [("full_attention", "sliding_attention")[layer in (0, 2, 10)] for layer in range(12)],
+            "rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_theta": 500.0}},
+            "final_logit_softcapping": 40.0,
+            "attention_bias": True,
+        },
+    ),
+    "gemma3 old spelling": (
+        "gemma3_text",
+        {
+            "rope_parameters": ...,
+            "rope_theta": 30000.0,
+            "rope_local_base_freq": 700.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+            "sliding_window_pattern": 3,
+        },
+    ),
+    "gemma3 all windows": ("gemma3_text", {"layer_types": ["sliding_attention"] * 12}),
+    "gemma3 one kind of llama3": (
+        "gemma3_text",
+        {
+            "layer_types": ["full_attention"] * 12,
+            "rope_parameters": {"full_attention": LLAMA3, "sliding_attention": LLAMA3},
+        },
+    ),
+    "granite biases": ("granite", {"attention_bias": True, "mlp_bias": True, "rope_parameters": LLAMA3}),
+    "granite wide heads": ("granite", {"head_dim": 24, "attention_multiplier": 1}),
+    "granite without factors": ("granite", dict.fromkeys(granite.MULTIPLIERS, ...)),
+    "smollm3 own layers": (
+        "smollm3",
+        {"no_rope_layers": [int(layer not in (0, 3, 4, 10)) for layer in range(13)], "rope_parameters": YARN},
+    ),
+    "smollm3 windows": (
+        "smollm3",
+        {"use_sliding_window": True, "sliding_window": 20, "no_rope_layer_interval": 3, "mlp_bias": True},
+    ),
+    "smollm3 windows of other layers": (
+        "smollm3",
+        {
+            "sliding_window": 20,
+            "layer_types": [("full_attention", "sliding_attention")[layer in (1, 3, 11)] for layer in range(12)],
+            "attention_bias": True,
+        },
+    ),
+    "smollm3 no positions": ("smollm3", {"no_rope_layers": [0] * 12}),
+    "olmo2 biases": ("olmo2", {"attention_bias": True, "rope_parameters": YARN, "num_key_value_heads": 1}),
+    "phi norms of q and k": ("phi", {"qk_layernorm": True, "num_key_value_heads": 1}),
+    "phi rotates more": (
+        "phi",
+        {"hidden_act": "gelu_new", "rope_parameters": {**LLAMA3, "partial_rotary_factor": 0.75}},
+    ),
+    "gpt_neox one after the other": ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
+    "gpt_neox old spelling": (
+        "gpt_neox",
+        {"rope_parameters": ..., "rotary_pct": 1.0, "rotary_emb_base": 500.0, "hidden_act": "gelu_fast"},
+    ),
+    "gpt_neox linear": ("gpt_neox", {"rope_parameters": {"rope_type": "linear", "rope_theta": 900.0, "factor": 2.0}}),
+    "stablelm norms of heads": ("stablelm", {"qk_layernorm": True, "use_parallel_residual": True}),
+    "stablelm biases": (
+        "stablelm",
+        {"use_qkv_bias": True, "num_key_value_heads": 1, "rope_parameters": {**YARN, "partial_rotary_factor": 0.5}},
+    ),
+    "stablelm parallel": ("stablelm", {"use_parallel_residual": True}),
+    "falcon new": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
+    "falcon new, one norm": (
+        "falcon",
+        {"new_decoder_architecture": True, "num_kv_heads": 1, "num_ln_in_parallel_attn": 1},
+    ),
+    "falcon one after the other": ("falcon", {"parallel_attn": False, "multi_query": False, "bias": True}),
+    "falcon all key heads": (
+        "falcon",
+        {"multi_query": False, "rope_parameters": LLAMA3, "max_position_embeddings": ...},
+    ),
+    "glm4 without biases": ("glm4", {"attention_bias": False, "head_dim": 24}),
+    "glm4 rotates whole heads": (
+        "glm4",
+        {"rope_parameters": {**LLAMA3, "partial_rotary_factor": 1.0}, "num_key_value_heads": 1},
+    ),
     "nemotron biases": ("nemotron", {"attention_bias": True, "mlp_bias": True}),
     "nemotron's own share": ("nemotron", {"rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.25}}),
 }
+LAYERS = dict.fromkeys(("gemma2", "gemma3_text", "smollm3"), 12)
+"""Layers of models whose layers differ; others have two."""
 CASES = {
     **{f"{kind}{' relu' * relu}{' tied' * tie}": (kind, {}, relu, tie) for kind in ARCHITECTURES
        for relu, tie in ((False, False), (True, True))},
@@ -80,10 +178,10 @@ def test_every_architecture_has_a_test_model() -> None:
 def test_shapes_are_read_without_transformers_as_with_it(tmp_path: Path, case: str) -> None:
     """Only where it alone knows the factors of a rotary embedding it is asked."""
     kind, changes, relu, tie = CASES[case]
-    write_model(tmp_path, kind, num_hidden_layers=2, relu=relu, tie=tie, overrides=changes)
+    write_model(tmp_path, kind, num_hidden_layers=LAYERS.get(kind, 2), relu=relu, tie=tie, overrides=changes)
     architecture, believed = checked_config(json.loads((tmp_path / "config.json").read_text()))
     ours = _common.filled(architecture, believed)
-    assert (ours is None) == (case in ("yarn", "longrope"))
+    assert (ours is None) == any(scaling in str(changes.values()) for scaling in ("yarn", "longrope"))
     if ours is not None:
         assert_same(architecture, believed)
 
@@ -109,7 +207,10 @@ def assert_same(architecture: Architecture, believed: dict[str, Any]) -> None:
 
 
 def made(folder: Path, kind: str, changes: dict[str, Any], relu: bool, tie: bool) -> Model:
-    write_model(folder, kind, num_hidden_layers=2, relu=relu, tie=tie, num_shards=2, overrides=changes)
+    """Writes and ingests a model whose weights fp16 holds exactly."""
+    layers = LAYERS.get(kind, 2)
+    options: dict[str, Any] = {"relu": relu, "tie": tie, "num_shards": 2, "dtype": "float16"}
+    write_model(folder, kind, num_hidden_layers=layers, overrides=changes, **options)
     return ingest.run(IngestConfig(model=str(folder)), Workspace(folder / "work", "test"))
 
 
@@ -134,10 +235,29 @@ def test_logits_equal_those_of_transformers(case: Model, tmp_path: Path) -> None
     assert total / count == pytest.approx(expected.loss.item(), abs=1e-4)
 
 
+def test_decoded_tokens_and_logits_equal_those_of_transformers(case: Model, tmp_path: Path) -> None:
+    """The runtime computes from the spec and the roles, past windows and the original length of scaled positions."""
+    roles = {role: read_role(case, role) for role in case.tensors}
+    roles |= {role: rotary_inv_freq(case, kind) for kind, role in case.spec.frequencies.items()}
+    recipe = Recipe(spec=case.spec, method="dense", context_length=80)
+    session = Session(build_artifact(tmp_path / "a.coldpress", recipe, roles).path)
+    prompt = [0, 5, 9, 100, 200, 33]
+    expected, step_logits = greedy(load_hf(tmp_path / "tiny"), prompt, 64)
+    assert list(session.generate(prompt, 64, ignore_eos=True).token_ids) == expected
+    token_ids = np.array(prompt + expected[:-1])
+    session.decoder.begin(len(token_ids))
+    whole = session.decoder.prefill(token_ids)[len(prompt) - 1 :]
+    session.decoder.begin(len(token_ids))
+    session.decoder.prefill(token_ids[: len(prompt)])
+    one_by_one = np.stack([session.decoder.decode(int(token)) for token in token_ids[len(prompt) :]])
+    for found, wanted in ((whole, step_logits), (one_by_one, step_logits[1:])):
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-3 * np.abs(step_logits).max())
+
+
 def test_roles_have_the_shapes_that_the_spec_gives(case: Model) -> None:
     for role, source in case.tensors.items():
         assert source.shape == role_shape(case.spec, role)
-        assert source.row_stop - source.row_start == source.shape[0]
+        assert sum(stop - start for start, stop in source.runs()) == source.shape[0]
     modules = {role.split(".")[-2] for role in case.tensors if role.startswith("layers.1.")}
     assert {*block_norms(case.spec), "q_proj", "k_proj", "v_proj", "o_proj"} <= modules
     assert ("gate_proj" in modules) == case.spec.gated_mlp
@@ -149,10 +269,17 @@ def test_frequencies_equal_those_of_transformers(case: Model, tmp_path: Path) ->
         assert (case.spec.rotary_dim, case.spec.position_offset) == (0, 2)
         return
     whole = load_hf(tmp_path / "tiny")
-    module: Any = whole.get_submodule("model.rotary_emb")
-    assert np.array_equal(rotary_inv_freq(case), module.inv_freq.numpy())
-    assert case.spec.rotary_scaling == module.attention_scaling
-    assert case.spec.rotary_dim == 2 * len(module.inv_freq)
+    modules = load("coldpress.compiler.architectures", Architecture, case.spec.model_type).MODULES
+    module: Any = whole.get_submodule(f"{modules.base}.rotary_emb")
+    prefixes = {"main": "", "local": ""}
+    if case.spec.model_type == "gemma3_text":
+        prefixes = {"main": "full_attention_", "local": "sliding_attention_"}
+    for kind in case.spec.frequencies:
+        frequencies = getattr(module, f"{prefixes[kind]}inv_freq").numpy()
+        assert np.array_equal(rotary_inv_freq(case, kind), frequencies)
+        assert case.spec.rotary_dim == 2 * len(frequencies)
+        if kind == "main":
+            assert case.spec.rotary_scaling == getattr(module, f"{prefixes[kind]}attention_scaling")
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ARCHITECTURES if kind != "mixtral"])
@@ -192,10 +319,11 @@ def test_hooks_see_the_parts_of_the_mlp(kind: str, tmp_path: Path) -> None:
         assert not model.spec.gated_mlp or np.allclose(seen["up"][block], up, atol=1e-5)
         assert 0 < np.mean(inner == 0) < 1
         added, given = after[block].numpy() - without[block], linear("down", inner, bias=False)
-        if model.spec.norm_placement == "after":
-            weight = read_role(model, f"layers.0.{block_norms(model.spec)[1]}.weight")
+        if model.spec.norm_placement != "before":
+            weight = read_role(model, f"layers.0.{block_norms(model.spec)[-1]}.weight")
+            weight = weight + np.float32(1) if model.spec.norm == "rms_norm_1p" else weight
             given = rms_norm(given.astype(np.float32), weight, model.spec.norm_eps)
-        assert np.allclose(added, given, atol=1e-5)
+        assert np.allclose(added, given * np.float32(model.spec.residual_multiplier), atol=1e-5)
         assert np.abs(added).max() > 0.01
 
 
@@ -244,13 +372,14 @@ def test_hooks_see_the_parts_of_every_expert(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_an_activation_that_is_not_named_is_that_of_transformers(kind: str, tmp_path: Path) -> None:
     """The DAG, which does without transformers, knows of exact zeros what the record of `ingest` says."""
-    key = "activation_function" if kind == "opt" else "hidden_act"
+    key = load("coldpress.compiler.architectures", Architecture, kind).MODULES.activation_key
     if kind == "bamboo":  # whose default is refused
         with pytest.raises(CheckpointError, match="hidden_act is 'silu' in a model of type bamboo, expected 'relu'"):
             made(tmp_path / "tiny", kind, {key: ...}, relu=True, tie=False)
         return
     model = made(tmp_path / "tiny", kind, {key: ...}, relu=True, tie=False)
-    assert model.spec.hidden_act == load("coldpress.compiler.architectures", Architecture, kind).MODULES.activation
+    modules = load("coldpress.compiler.architectures", Architecture, kind).MODULES
+    assert model.spec.hidden_act == _common.activation(modules.activation)
     assert settings.resolve({"model": str(tmp_path / "tiny")}).model.exact_zeros == model.spec.exact_zeros
 
 

@@ -1,5 +1,6 @@
 """Every native kernel equals its numpy reference: each format and instruction set of this machine, awkward lengths."""
 
+import math
 import os
 import subprocess
 import sys
@@ -200,27 +201,46 @@ SHAPES = [(8, 2, 64, 300, None), (8, 8, 20, 300, 17), (4, 1, 128, 1, None), (6, 
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "length", "window"), SHAPES)
-def test_attention_of_one_step(rng, heads, kv_heads, head_dim, length, window):
+@pytest.mark.parametrize("scores", [{}, {"scale": 0.7, "softcap": 3.0}, {"softcap": 0.01}])
+def test_attention_of_one_step(rng, heads, kv_heads, head_dim, length, window, scores):
     q = 3 * floats(rng, heads, head_dim)
     keys, values = (floats(rng, length + 5, kv_heads, head_dim).astype(np.float16) for _ in range(2))
     keys[length:], values[length:] = np.nan, np.nan  # not filled yet
-    found = attention.attend(q, keys, values, length, window)
-    expected = attention.reference_attend(np.float64(q), keys, values, length, window)
+    found = attention.attend(q, keys, values, length, window, **scores)
+    expected = attention.reference_attend(np.float64(q), keys, values, length, window, **scores)
     np.testing.assert_allclose(found, expected, atol=3e-6)
 
 
+def test_soft_caps_of_scores_by_their_formula(rng):
+    """Scores far below the cap, at it, and far beyond it, of both signs (Gemma 2, section 2)."""
+    cap, products = 5.0, np.array([-400, -6, -1, -1e-3, 0, 1e-3, 2, 5, 9, 3000], np.float32)
+    keys = np.zeros((10, 1, 16), np.float16)
+    keys[:, 0, 0] = products / 100
+    values = floats(rng, 10, 1, 16).astype(np.float16)
+    q = np.zeros((1, 16), np.float32)
+    q[0, 0] = 200
+    scores = 0.5 * 200 * keys[:, 0, 0].astype(np.float64)
+    weights = np.exp([cap * math.tanh(score / cap) for score in scores])
+    expected = weights / weights.sum() @ values[:, 0].astype(np.float64)
+    one = attention.attend(q, keys, values, 10, scale=0.5, softcap=cap)
+    many = attention.attend_prefill(q[None], keys, values, 10, scale=0.5, softcap=cap)[0]
+    for found in (one, many):
+        np.testing.assert_allclose(found[0], expected, atol=2e-6)
+
+
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "length", "window"), SHAPES)
-def test_prefill_equals_single_steps(rng, monkeypatch, heads, kv_heads, head_dim, length, window):
+@pytest.mark.parametrize("softcap", [None, 0.4])
+def test_prefill_equals_single_steps(rng, monkeypatch, heads, kv_heads, head_dim, length, window, softcap):
     monkeypatch.setattr(attention, "SCORES_BYTES", 4 * heads * 7 * length)  # blocks of a few queries
     tokens = (length + 1) // 2
     q = floats(rng, tokens, heads, head_dim)
     keys, values = (floats(rng, length + 5, kv_heads, head_dim).astype(np.float16) for _ in range(2))
     keys[length:], values[length:] = np.nan, np.nan
-    found = attention.attend_prefill(q, keys, values, length, window, scale=0.3)
+    found = attention.attend_prefill(q, keys, values, length, window, scale=0.3, softcap=softcap)
     assert found.dtype == np.float32
     for t in range(tokens):
         expected = attention.reference_attend(
-            np.float64(q[t]), keys, values, length - tokens + t + 1, window, scale=0.3
+            np.float64(q[t]), keys, values, length - tokens + t + 1, window, scale=0.3, softcap=softcap
         )
         np.testing.assert_allclose(found[t], expected, atol=5e-6)
 

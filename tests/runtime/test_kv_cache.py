@@ -31,11 +31,12 @@ def cached(rng, positions, heads, head_dim):
     return codes.reshape(positions, heads, -1), floats
 
 
-def softmax_attention(q, keys, values, first, last):
+def softmax_attention(q, keys, values, first, last, scale=None, softcap=None):
     """float64 [heads, head_dim], written out."""
     group, out = len(q) // keys.shape[1], []
     for head, query in enumerate(q.astype(np.float64)):
-        scores = keys[first:last, head // group] @ query / np.sqrt(q.shape[1])
+        scores = keys[first:last, head // group] @ query * (scale or 1 / np.sqrt(q.shape[1]))
+        scores = scores if softcap is None else softcap * np.tanh(scores / softcap)
         weights = np.exp(scores - scores.max())
         out.append(weights / weights.sum() @ values[first:last, head // group])
     return np.stack(out)
@@ -43,16 +44,17 @@ def softmax_attention(q, keys, values, first, last):
 
 @pytest.mark.parametrize("head_dim", [16, 64, 80])
 @pytest.mark.parametrize("window", [None, 5])
-def test_attention_over_codes_is_that_over_what_they_say(rng, cpu, head_dim, window):
+@pytest.mark.parametrize("scores", [{}, {"scale": 0.4, "softcap": 1.5}])
+def test_attention_over_codes_is_that_over_what_they_say(rng, cpu, head_dim, window, scores):
     (keys, k), (values, v) = (cached(rng, 40, 2, head_dim) for _ in "kv")
     q = rng.standard_normal((6, 4, head_dim)).astype(np.float32)
-    many = attention.attend_prefill(q, keys, values, 37, window)
+    many = attention.attend_prefill(q, keys, values, 37, window, **scores)
     for at, query in enumerate(q):
         length = 32 + at
         first = 0 if window is None else length - window
-        expected = softmax_attention(query, k.astype(np.float64), v.astype(np.float64), first, length)
-        one = attention.attend(query, keys, values, length, window, num_threads=2)
-        reference = attention.reference_attend(query, keys, values, length, window)
+        expected = softmax_attention(query, k.astype(np.float64), v.astype(np.float64), first, length, **scores)
+        one = attention.attend(query, keys, values, length, window, num_threads=2, **scores)
+        reference = attention.reference_attend(query, keys, values, length, window, **scores)
         for found in (one, reference, many[at]):
             np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
@@ -221,7 +223,7 @@ def test_batches_and_resizing_count_what_it_takes(artifact):
 def test_a_value_that_no_scale_holds_is_refused_in_a_sentence(artifact):
     session = Session(artifact.path, kv_cache="int8")
     for layer in session.decoder._layers:
-        attention = layer.sublayers[0][1]
+        attention = layer.blocks[0].sublayer
         attention._matrices["v_proj"] = _Biased(attention._matrices["v_proj"])
     with pytest.raises(ColdpressError, match="int8_group32"):
         session.generate(PROMPT, 2)

@@ -30,7 +30,7 @@ from coldpress.schemas.errors import ArtifactError
 from coldpress.schemas.families import num_units, slice_length, slices, used_share
 from coldpress.schemas.layout import KvCacheFormat, Section, SelectorArray
 from coldpress.schemas.manifest import FLASH_FILE, MANIFEST_FILE, PREDICTORS_FILE, RESIDENT_FILE, TABLES_FILE, Manifest
-from coldpress.schemas.model import ModelSpec, matrices
+from coldpress.schemas.model import ModelSpec, features_of_model, matrices
 from tests.support.methods import families_of, kept
 from tests.support.shapes import small_device, small_spec
 
@@ -138,16 +138,17 @@ def random_weights(spec: ModelSpec, random: np.random.Generator) -> dict[str, np
     """Returns random tensors of a model by role, scaled to keep activations near 1."""
     nothing_on_flash = Manifest.model_construct(model=spec, families=())
     required, optional = model_tensors(nothing_on_flash)
-    biases = {} if spec.norm == "rms_norm" else {role: shape for role, shape in optional.items() if "bias" in role}
+    has_biases = not spec.norm.startswith("rms_norm")
+    biases = {role: shape for role, shape in optional.items() if has_biases and role.endswith("_proj.bias")}
     weights: dict[str, np.ndarray] = {}
     for role, shape in sorted((required | biases).items()):
         scale = 1 / np.sqrt(shape[-1]) if len(shape) == 2 else 0.1
         weights[role] = random.normal(0, scale, shape).astype(np.float32)
         if role.endswith("norm.weight"):
             weights[role] += 1
-    if spec.position == "rotary":
-        half = np.arange(spec.rotary_dim // 2) * 2 / spec.rotary_dim
-        weights["rotary.inv_freq"] = (1 / 10000**half).astype(np.float32)
+    for role, base in (("rotary.inv_freq", 10000), ("rotary_local.inv_freq", 100)):
+        if role in required:
+            weights[role] = (1 / base ** (np.arange(spec.rotary_dim // 2) * 2 / spec.rotary_dim)).astype(np.float32)
     return weights
 
 
@@ -321,6 +322,7 @@ def _features(recipe: Recipe, families: tuple[Any, ...], resident: list[dict[str
     formats = sorted({recipe.format} | {entry["format"] for entry in resident if entry["format"]})
     required = [f"family.{family}" for family in families] + [f"format.{name}" for name in formats]
     required += ["layer-formats"] if recipe.layer_formats else []
+    required += sorted(features_of_model(recipe.spec))
     optional = [f"cache.{recipe.cache}", f"selector.{recipe.method}"]
     return {"required": ["crc32c-pages", *required], "optional": optional}
 

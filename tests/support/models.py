@@ -10,14 +10,32 @@ from typing import Any
 
 import numpy as np
 
-MODEL_TYPES = ("arcee", "bamboo", "llama", "mistral", "mixtral", "nemotron", "olmo2", "opt", "phi3", "qwen2", "qwen3")
-BY_HAND = tuple(kind for kind in MODEL_TYPES if kind != "olmo2")
+BY_HAND = ("arcee", "bamboo", "llama", "mistral", "mixtral", "nemotron", "opt", "phi3", "qwen2", "qwen3")
 """Models whose tensors are listed here, so that writing them needs no torch; transformers lists those of the others."""
+BY_TRANSFORMERS = (
+    "falcon",
+    "gemma2",
+    "gemma3_text",
+    "glm4",
+    "gpt_neox",
+    "granite",
+    "olmo2",
+    "phi",
+    "smollm3",
+    "stablelm",
+)
+MODEL_TYPES = tuple(sorted((*BY_HAND, *BY_TRANSFORMERS)))
 MIXTURES = ("mixtral",)
 """Models with several experts, in which only the router chooses units."""
 UNGATED = ("arcee", "nemotron")
+FROM_ONE = ("gemma2", "gemma3_text", "nemotron")
+"""Models that store the difference of a norm's weights from 1."""
+NORMS_AROUND = ("gemma2", "gemma3_text", "glm4")
+"""Models with a norm before and after each block."""
 RELU_TYPES = ("arcee", "bamboo", "nemotron")
 """Models whose activation is always of the ReLU family, whatever `relu` says."""
+OUTPUTS = ("o_proj", "out_proj", "down_proj", "fc2", "w2", "dense_4h_to_h", "attention.dense", "self_attn.dense")
+"""Parts of the names of matrices whose results are added to the hidden states."""
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
@@ -183,6 +201,23 @@ def _config(
     }
     if model_type == "nemotron":
         config["rope_parameters"]["partial_rotary_factor"] = 0.5
+    if model_type in ("falcon", "gpt_neox", "phi", "stablelm"):
+        del config["rms_norm_eps"]
+        config["layer_norm_epsilon" if model_type == "falcon" else "layer_norm_eps"] = 1e-5
+    if model_type in ("falcon", "gpt_neox", "phi"):
+        del config["num_key_value_heads"], config["hidden_act"]
+        config["activation" if model_type == "falcon" else "hidden_act"] = "relu" if relu else "gelu"
+    if model_type == "falcon":
+        config["ffn_hidden_size"] = config.pop("intermediate_size")
+    if model_type in ("gemma2", "gemma3_text"):
+        del config["hidden_act"]
+        config |= {"hidden_activation": "relu" if relu else "gelu_pytorch_tanh", "head_dim": 32}
+        config |= {"query_pre_attn_scalar": 24, "sliding_window": 20}
+    if model_type == "gemma3_text":
+        config["rope_parameters"] = {"full_attention": {"rope_theta": 50000.0}}
+    if model_type == "granite":
+        config |= {"embedding_multiplier": 3.0, "attention_multiplier": 0.2}
+        config |= {"residual_multiplier": 0.6, "logits_scaling": 2.0}
     if model_type == "qwen3":
         config |= {"head_dim": 32, "attention_bias": False}  # wider than hidden_size / heads, as in real checkpoints
     if model_type in ("mistral", "bamboo", "mixtral"):
@@ -203,10 +238,13 @@ def random_weights(config: Mapping[str, Any], seed: int = 0) -> dict[str, np.nda
     gain = 1.0 if config["tie_word_embeddings"] else 0.6
     weights: dict[str, np.ndarray] = {}
     for name, shape in shapes.items():
-        if name.endswith("norm.weight"):
-            values = rng.uniform(0.7, 1.3, shape) - (config["model_type"] == "nemotron")
+        if len(shape) == 1 and name.endswith(".weight"):
+            values = rng.uniform(0.7, 1.3, shape)
             if ".layers." not in name and config["tie_word_embeddings"]:  # else every token's successor is itself
                 values *= rng.choice([-1.0, 1.0], shape)
+            if "post_" in name and kind in NORMS_AROUND:  # else the blocks outweigh the embedding
+                values *= 0.3
+            values -= kind in FROM_ONE
         elif name.endswith(".bias"):
             values = rng.normal(0, 0.1, shape)
         elif "embed" in name or name == "lm_head.weight":
@@ -217,11 +255,11 @@ def random_weights(config: Mapping[str, Any], seed: int = 0) -> dict[str, np.nda
             values += 2 * shared
         else:
             values = rng.normal(0, 1 / np.sqrt(shape[1]), shape)
-            if any(part in name for part in ("o_proj", "out_proj", "down_proj", "fc2", "w2")):
+            if any(part in name for part in OUTPUTS):
                 values = (values - values.mean(axis=1, keepdims=True)) * gain / np.sqrt(2 * layers)
             else:  # only the gates may see the shared direction, else all positions become similar
                 values -= np.outer(values @ shared, shared)
-            if any(part in name for part in _deciding(config["model_type"])):
+            if any(part in name for part in _deciding(kind)):
                 values[: config.get("intermediate_size", shape[0])] -= 0.2 * shared
         weights[name] = values.astype(np.float32)
     return weights
@@ -231,7 +269,7 @@ def _deciding(model_type: str) -> tuple[str, ...]:
     """Returns parts of the names of the matrices whose sign decides which neurons fire."""
     if model_type == "mixtral":  # it calls its gates w1 and its router gate
         return ("w1",)
-    return ("up_proj",) if model_type in UNGATED else ("gate", "fc1")
+    return ("up_proj",) if model_type in UNGATED else ("gate", "fc1", "dense_h_to_4h")
 
 
 def _llama_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

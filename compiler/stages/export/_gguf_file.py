@@ -30,17 +30,14 @@ class Planned:
 
     name: str
     roles: tuple[str, ...]
-    """Roles of the matrices it holds; of a mixture those of all experts."""
+    """Roles of the matrices it holds: one, those of all experts, or those whose rows it joins."""
     stored: StoredTensor
     """How the first role is stored; all others are stored the same way."""
     type: TypeName
     rotated_heads: int
     """Heads whose rows llama.cpp expects in another order; 0 for most tensors."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Rows and columns; several matrices have their number in front."""
-        return self.stored.shape if len(self.roles) == 1 else (len(self.roles), *self.stored.shape)
+    shape: tuple[int, ...]
+    """Rows and columns; the matrices of several experts have their number in front."""
 
     @property
     def copied(self) -> bool:
@@ -65,10 +62,11 @@ def write(model: StoredModel, options: Options, path: Path) -> list[str]:
         ColdpressError: if llama.cpp has no such architecture or tokenizer, or GGUF no type for the weights.
     """
     architecture = _llama_cpp.architecture_of(model.spec)
+    _llama_cpp.check_biases(model, architecture)
     writer = gguf.GGUFWriter(path, architecture.name)
     try:
         _llama_cpp.add_shape(writer, model)
-        planned = [_planned(model, architecture, roles, options) for roles in _llama_cpp.roles(model)]
+        planned = [_planned(model, architecture, roles, options) for roles in _llama_cpp.roles(model, architecture)]
         rounded = [tensor.name for tensor in planned if not tensor.exact]
         _add_facts(writer, model, planned, rounded)
         if options.gguf_tokenizer:
@@ -95,7 +93,11 @@ def write(model: StoredModel, options: Options, path: Path) -> list[str]:
 def _planned(model: StoredModel, architecture: Architecture, roles: tuple[str, ...], options: Options) -> Planned:
     stored = model.tensors[roles[0]]
     heads = architecture.rotated_heads(model.spec, roles[0])
-    return Planned(_llama_cpp.tensor_name(architecture, roles[0]), roles, stored, _type_of(stored, options), heads)
+    name, kind = _llama_cpp.tensor_name(architecture, roles[0]), _type_of(stored, options)
+    if ".experts." in roles[0]:
+        return Planned(name, roles, stored, kind, heads, (len(roles), *stored.shape))
+    num_rows = sum(model.tensors[role].shape[0] for role in roles)
+    return Planned(name, roles, stored, kind, heads, (num_rows, *stored.shape[1:]))
 
 
 def _type_of(stored: StoredTensor, options: Options) -> TypeName:

@@ -5,15 +5,15 @@ Names come from the tables of the package `gguf`. The arithmetic is not in a GGU
 load, and write other text.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import gguf
 import numpy as np
 
 from coldpress.compiler.stages.export._stored import StoredModel
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.model import Activation, ModelSpec
+from coldpress.schemas.model import FREQUENCIES, Activation, ModelSpec, RotaryKind, features_of_model
 
 TENSOR = gguf.MODEL_TENSOR
 MODULES = {
@@ -28,6 +28,7 @@ MODULES = {
     "q_norm": TENSOR.ATTN_Q_NORM,
     "k_norm": TENSOR.ATTN_K_NORM,
     "post_attention_layernorm": TENSOR.FFN_NORM,
+    "qkv_proj": TENSOR.ATTN_QKV,
     "gate_proj": TENSOR.FFN_GATE,
     "up_proj": TENSOR.FFN_UP,
     "down_proj": TENSOR.FFN_DOWN,
@@ -42,8 +43,16 @@ STACKED = {
 """Modules of experts: their matrices are stacked in one tensor."""
 MAX_EXPERTS = 1024
 """llama.cpp aborts if a file has more (LLAMA_MAX_EXPERTS of src/llama-hparams.h)."""
-FREQUENCIES = "rotary.inv_freq"
-NORMS = ("norm", "input_layernorm", "post_attention_layernorm")
+AROUND = {
+    "post_attention_layernorm": TENSOR.ATTN_POST_NORM,
+    "pre_feedforward_layernorm": TENSOR.FFN_NORM,
+    "post_feedforward_layernorm": TENSOR.FFN_POST_NORM,
+}
+"""Modules of models with norms before and after the blocks."""
+SAME_NAME = {TENSOR.FFN_NORM: TENSOR.FFN_PRE_NORM}
+"""Tensors with one name, of which the tables of `gguf` give an architecture one or the other."""
+NORMS = ("norm", "input_layernorm", *AROUND)
+QK_NORMS = ("q_norm", "k_norm")
 PRECISION = 4e-7
 """Relative precision with which a float32 frequency determines the base that it was computed from."""
 
@@ -53,7 +62,8 @@ class Architecture:
     """An architecture of llama.cpp."""
 
     name: str
-    activation: Activation
+    activations: tuple[Activation, ...]
+    """Those that it computes; its gelu is a table of fp16 values, as near to either form of gelu."""
     gated: bool
     neighbours: bool
     """Whether dimensions 2i and 2i + 1 of a head are rotated together, instead of i and i + head_dim / 2."""
@@ -63,6 +73,20 @@ class Architecture:
     """Whether it reads a factor for each frequency."""
     own_head: bool = False
     """Whether it needs a separate head and cannot reuse the embedding."""
+    layer_norm: bool = False
+    """Whether norms have a bias."""
+    extensions: frozenset[str] = frozenset()
+    """What it computes beyond a plain model: features of a ModelSpec, without `model.`."""
+    residuals: tuple[str, ...] = ("sequential",)
+    """The kinds of `ModelSpec.residual` that it computes."""
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """Modules whose rows stand in one tensor, one after the other, by a name of MODULES."""
+    required: frozenset[str] = frozenset()
+    """Modules that must have a bias."""
+    modules: Mapping[str, TENSOR] = field(default_factory=dict[str, TENSOR])
+    """Modules that have another tensor than in MODULES."""
+    windows: bool = False
+    """Whether it computes windows in some layers; others see all positions, so that the context ends at a window."""
 
     def rotated_heads(self, spec: ModelSpec, role: str) -> int:
         """Returns the number of heads of a tensor whose rows are to be reordered; 0 for none."""
@@ -73,14 +97,95 @@ class Architecture:
 QKV = frozenset(("q_proj", "k_proj", "v_proj"))
 ATTENTION = QKV | {"o_proj"}
 MLP = frozenset(("gate_proj", "up_proj", "down_proj"))
+TWO = frozenset(("up_proj", "down_proj"))
+SILU: tuple[Activation, ...] = ("silu",)
+GELU: tuple[Activation, ...] = ("gelu", "gelu_tanh")
+RELU2: tuple[Activation, ...] = ("relu2",)
+FUSED_QKV = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
+FACTORS = frozenset(("embedding_multiplier", "residual_multiplier", "attention_scale", "logits_scaling"))
+GEMMA = frozenset(("norm.rms_norm_1p", "norm_placement.around", "embedding_multiplier", "attention_scale"))
+LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}
+"""Layers of the models of 27 billion weights, whose scores llama.cpp divides by the root of hidden_size / heads."""
+FALCON_TWO_NORMS = {"input_layernorm": TENSOR.ATTN_NORM_2, "post_attention_layernorm": TENSOR.ATTN_NORM}
 ARCHITECTURES = {
-    "llama": Architecture("llama", "silu", gated=True, neighbours=True, biases=ATTENTION | MLP, scaled=True),
-    "mistral": Architecture("llama", "silu", gated=True, neighbours=True, scaled=True),
-    "mixtral": Architecture("llama", "silu", gated=True, neighbours=True, scaled=True),
-    "qwen2": Architecture("qwen2", "silu", gated=True, neighbours=False, biases=QKV),
-    "qwen3": Architecture("qwen3", "silu", gated=True, neighbours=False),
-    "arcee": Architecture("arcee", "relu2", gated=False, neighbours=True),
-    "nemotron": Architecture("nemotron", "relu2", gated=False, neighbours=False, own_head=True),
+    "llama": Architecture("llama", SILU, gated=True, neighbours=True, biases=ATTENTION | MLP, scaled=True),
+    "mistral": Architecture("llama", SILU, gated=True, neighbours=True, scaled=True),
+    "mixtral": Architecture("llama", SILU, gated=True, neighbours=True, scaled=True),
+    "qwen2": Architecture("qwen2", SILU, gated=True, neighbours=False, biases=QKV),
+    "qwen3": Architecture("qwen3", SILU, gated=True, neighbours=False),
+    "arcee": Architecture("arcee", RELU2, gated=False, neighbours=True),
+    "nemotron": Architecture("nemotron", RELU2, gated=False, neighbours=False, own_head=True, layer_norm=True),
+    "granite": Architecture(
+        "granite", SILU, gated=True, neighbours=True, biases=ATTENTION | MLP, scaled=True, extensions=FACTORS
+    ),
+    "smollm3": Architecture(
+        "smollm3", SILU, gated=True, neighbours=True, scaled=True, extensions=frozenset(("layer_rotary",))
+    ),
+    "gemma2": Architecture(
+        "gemma2",
+        GELU,
+        gated=True,
+        neighbours=False,
+        extensions=GEMMA | {"attention_softcap", "logits_softcap"},
+        windows=True,
+    ),
+    "gemma3_text": Architecture(
+        "gemma3", GELU, gated=True, neighbours=False, extensions=GEMMA | {"layer_rotary"}, windows=True
+    ),
+    "phi": Architecture(
+        "phi2",
+        GELU,
+        gated=False,
+        neighbours=False,
+        biases=ATTENTION | TWO | {"lm_head"},
+        own_head=True,
+        layer_norm=True,
+        extensions=frozenset(("residual",)),
+        residuals=("parallel_shared",),
+    ),
+    "gpt_neox": Architecture(
+        "gptneox",
+        GELU,
+        gated=False,
+        neighbours=False,
+        biases=TWO | {"qkv_proj", "o_proj"},
+        required=frozenset(("q_proj", "o_proj")),
+        own_head=True,
+        layer_norm=True,
+        extensions=frozenset(("residual",)),
+        residuals=("parallel", "sequential"),
+        fused=FUSED_QKV,
+    ),
+    "falcon": Architecture(
+        "falcon",
+        GELU,
+        gated=False,
+        neighbours=False,
+        layer_norm=True,
+        extensions=frozenset(("residual",)),
+        residuals=("parallel", "parallel_shared"),
+        fused=FUSED_QKV,
+    ),
+    "stablelm": Architecture(
+        "stablelm",
+        SILU,
+        gated=True,
+        neighbours=False,
+        biases=QKV,
+        own_head=True,
+        layer_norm=True,
+        extensions=frozenset(("residual",)),
+        residuals=("sequential", "parallel_shared"),
+    ),
+    "glm4": Architecture(
+        "glm4",
+        SILU,
+        gated=True,
+        neighbours=False,
+        biases=QKV,
+        extensions=frozenset(("norm_placement.around", "rotary_pairs")),
+        fused={"up_proj": ("gate_proj", "up_proj")},
+    ),
 }
 """By Hugging Face's model_type."""
 
@@ -95,10 +200,10 @@ def architecture_of(spec: ModelSpec) -> Architecture:
     if found is None:
         known = ", ".join(sorted(ARCHITECTURES))
         raise ColdpressError(f"a GGUF file cannot hold the architecture '{spec.model_type}', expected one of {known}")
-    if spec.hidden_act != found.activation or spec.gated_mlp != found.gated:
+    if spec.hidden_act not in found.activations or spec.gated_mlp != found.gated:
         raise ColdpressError(
-            f"the model's activation is {spec.hidden_act}, and llama.cpp computes {found.activation} in every model of "
-            f"the architecture '{found.name}': it would write other text; leave export out"
+            f"the model's activation is {spec.hidden_act}, and llama.cpp computes {found.activations[-1]} in every "
+            f"model of the architecture '{found.name}': it would write other text; leave export out"
         )
     if spec.tie_word_embeddings and found.own_head:
         raise ColdpressError(
@@ -111,23 +216,89 @@ def architecture_of(spec: ModelSpec) -> Architecture:
             f"{spec.rotary_dim} of {spec.head_dim} dimensions with the factor {spec.rotary_scaling}; it cannot be "
             "exported"
         )
+    _check_extensions(found, spec)
     if spec.num_experts > MAX_EXPERTS:
         raise ColdpressError(
             f"a layer of the model has {spec.num_experts} experts, and llama.cpp takes at most {MAX_EXPERTS}; it "
             "cannot be exported"
         )
-    return found
+    two_norms = found.name == "falcon" and spec.residual == "parallel"
+    return replace(found, modules=FALCON_TWO_NORMS) if two_norms else found
 
 
-def roles(model: StoredModel) -> list[tuple[str, ...]]:
-    """Lists the roles of each tensor (one, or those of all experts) in the file's order: outside the layers, then by
-    layer."""
-    tensors: dict[tuple[int, str], list[str]] = {}
-    for role in model.tensors:
-        if role != FREQUENCIES:
+def check_biases(model: StoredModel, architecture: Architecture) -> None:
+    """Refuses a model without a bias that llama.cpp wants.
+
+    Raises:
+        ColdpressError: naming it.
+    """
+    for module in sorted(architecture.required):
+        if f"layers.0.{module}.bias" not in model.tensors:
+            raise ColdpressError(
+                f"the model has no biases of {module}, and llama.cpp's architecture '{architecture.name}' wants them; "
+                "it cannot be exported"
+            )
+
+
+def _check_extensions(found: Architecture, spec: ModelSpec) -> None:
+    """Refuses arithmetic that the architecture does not have, or has for other values.
+
+    Raises:
+        ColdpressError: naming the field of the model.
+    """
+    lacking = sorted({name.removeprefix("model.") for name in features_of_model(spec)} - found.extensions)
+    lacking += [f"residual {spec.residual}"] * (spec.residual not in found.residuals)
+    lacking += ["layer_rotary"] * (bool(spec.layer_rotary) and spec.layer_rotary != _rotations(found, spec))
+    lacking += ["windows in other layers"] * (found.windows and _window_pattern(found, spec) is None)
+    if found.windows and not np.isclose(spec.attention_scale or spec.head_dim**-0.5, _gemma_scale(found, spec)):
+        lacking.append("attention_scale")
+    if found.name == "gemma2":
+        caps = {"attention_softcap": spec.attention_softcap, "logits_softcap": spec.logits_softcap}
+        lacking += [f"lack of {name}" for name, value in caps.items() if value is None]
+    if lacking:
+        raise ColdpressError(
+            f"llama.cpp's architecture '{found.name}' does not compute this model's {lacking[0]}; it would write other "
+            "text, so the model cannot be exported"
+        )
+
+
+def _gemma_scale(found: Architecture, spec: ModelSpec) -> float:
+    """Returns llama.cpp's factor on the attention scores of Gemma."""
+    is_largest = spec.num_hidden_layers == LARGEST_GEMMA[found.name]
+    return (spec.hidden_size // spec.num_attention_heads if is_largest else spec.head_dim) ** -0.5
+
+
+def _rotations(found: Architecture, spec: ModelSpec) -> tuple[str, ...]:
+    """Returns how the layers rotate in llama.cpp: SmolLM3's every fourth not at all, Gemma's by their windows."""
+    layers = range(spec.num_hidden_layers)
+    if found.windows:
+        return tuple("local" if spec.window_of(layer) else "main" for layer in layers)
+    return tuple("main" if (layer + 1) % 4 else "none" for layer in layers)
+
+
+def _window_pattern(found: Architecture, spec: ModelSpec) -> int | None:
+    """Returns every how many layers llama.cpp is to leave out the window; 1 for a model without windows, and None if
+    no number describes them."""
+    has_window = [spec.window_of(layer) is not None for layer in range(spec.num_hidden_layers)]
+    if not any(has_window):
+        return 1
+    patterns = (2,) if found.name == "gemma2" else range(2, spec.num_hidden_layers + 1)
+    fits = (n for n in patterns if all(has == ((at + 1) % n > 0) for at, has in enumerate(has_window)))
+    return next(fits, None)
+
+
+def roles(model: StoredModel, architecture: Architecture) -> list[tuple[str, ...]]:
+    """Lists the roles of each tensor (one, those of all experts, or those whose rows it joins) in the file's order:
+    outside the layers, then by layer."""
+    joined = {member: (name, at) for name, members in architecture.fused.items() for at, member in enumerate(members)}
+    tensors: dict[tuple[int, str], list[tuple[int, str]]] = {}
+    for number, role in enumerate(model.tensors):
+        if role not in FREQUENCIES.values():
             layer, *module = role.split(".")[1:] if role.startswith("layers.") else ("-1", role)
-            tensors.setdefault((int(layer), ".".join(_without_expert(module))), []).append(role)
-    return [tuple(tensors[key]) for key in sorted(tensors)]
+            *before, name, kind = _without_expert(module) if layer != "-1" else role.split(".")
+            name, place = joined.get(name, (name, number))
+            tensors.setdefault((int(layer), ".".join((*before, name, kind))), []).append((place, role))
+    return [tuple(role for _, role in sorted(tensors[key])) for key in sorted(tensors)]
 
 
 def _without_expert(module: list[str]) -> list[str]:
@@ -141,9 +312,13 @@ def tensor_name(architecture: Architecture, role: str) -> str:
         ColdpressError: if the architecture has no such tensor.
     """
     *before, module, kind = role.split(".")
-    tensor = (STACKED if "experts" in before else MODULES).get(module)
+    module = next((name for name, members in architecture.fused.items() if module in members), module)
+    own = (AROUND if "norm_placement.around" in architecture.extensions else {}) | {**architecture.modules}
+    tensor = (STACKED if "experts" in before else MODULES | own).get(module)
     known = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture.name)
-    has_bias = module in architecture.biases or (module in NORMS and architecture.name == "nemotron")
+    if tensor not in gguf.MODEL_TENSORS[known]:
+        tensor = SAME_NAME.get(tensor) if tensor else None
+    has_bias = module in architecture.biases or (module in NORMS and architecture.layer_norm)
     if tensor is None or tensor not in gguf.MODEL_TENSORS[known] or (kind == "bias" and not has_bias):
         raise ColdpressError(
             f"llama.cpp's architecture '{architecture.name}' has no tensor for {role}; this model cannot be exported"
@@ -160,16 +335,18 @@ def neighbours(rows: np.ndarray, heads: int) -> np.ndarray:
 
 
 def norm_weights(spec: ModelSpec, role: str, values: np.ndarray) -> np.ndarray:
-    """Returns a norm's weights for llama.cpp: plus 1 for `layer_norm_1p`, which stores the difference from 1."""
-    counts_from_one = spec.norm == "layer_norm_1p" and role.split(".")[-2] in NORMS and role.endswith("weight")
+    """Returns a norm's weights for llama.cpp: plus 1 where the model stores the difference from 1."""
+    is_norm = role.split(".")[-2] in (*NORMS, *QK_NORMS) and role.endswith("weight")
+    counts_from_one = spec.norm.endswith("_1p") and is_norm
     return values + np.float32(1) if counts_from_one else values
 
 
 def add_shape(writer: gguf.GGUFWriter, model: StoredModel) -> None:
-    """Adds the sizes and constants that llama.cpp reads; the context ends at a sliding window, which it ignores."""
-    spec = model.spec
+    """Adds the sizes and constants that llama.cpp reads; the context ends at a sliding window where it ignores it."""
+    spec, architecture = model.spec, architecture_of(model.spec)
+    ignored = None if architecture.windows else spec.sliding_window
     writer.add_vocab_size(spec.vocab_size)
-    writer.add_context_length(min(spec.max_position_embeddings, spec.sliding_window or spec.max_position_embeddings))
+    writer.add_context_length(min(spec.max_position_embeddings, ignored or spec.max_position_embeddings))
     writer.add_embedding_length(spec.hidden_size)
     writer.add_block_count(spec.num_hidden_layers)
     writer.add_feed_forward_length(spec.intermediate_size)
@@ -180,7 +357,7 @@ def add_shape(writer: gguf.GGUFWriter, model: StoredModel) -> None:
     writer.add_head_count_kv(spec.num_key_value_heads)
     writer.add_key_length(spec.head_dim)
     writer.add_value_length(spec.head_dim)
-    if spec.norm == "rms_norm":
+    if not architecture.layer_norm:
         writer.add_layer_norm_rms_eps(spec.norm_eps)
     else:
         writer.add_layer_norm_eps(spec.norm_eps)
@@ -190,6 +367,34 @@ def add_shape(writer: gguf.GGUFWriter, model: StoredModel) -> None:
     if scale != 1:
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(1 / scale)
+    _add_extensions(writer, model, architecture)
+
+
+def _add_extensions(writer: gguf.GGUFWriter, model: StoredModel, architecture: Architecture) -> None:
+    """Adds the constants of the architectures that have more than a plain model."""
+    spec = model.spec
+    if architecture.name == "granite":
+        writer.add_embedding_scale(spec.embedding_multiplier)
+        writer.add_residual_scale(spec.residual_multiplier)
+        writer.add_attention_scale(spec.attention_scale or spec.head_dim**-0.5)
+        writer.add_logit_scale(spec.logits_scaling)
+    if architecture.name == "gptneox":
+        writer.add_parallel_residual(spec.residual == "parallel")
+    if spec.attention_softcap is not None:
+        writer.add_attn_logit_softcapping(spec.attention_softcap)
+    if spec.logits_softcap is not None:
+        writer.add_final_logit_softcapping(spec.logits_softcap)
+    if architecture.windows:
+        writer.add_sliding_window(spec.sliding_window or spec.max_position_embeddings)
+        writer.add_sliding_window_pattern(_window_pattern(architecture, spec) or 1)
+    if "local" in spec.layer_rotary:
+        base, scale = _rope(model, "local")
+        if scale != 1:
+            raise ColdpressError(
+                "llama.cpp does not scale the rotary frequencies of layers with a window, and this model does; it "
+                "cannot be exported"
+            )
+        writer.add_rope_freq_base_swa(base)
 
 
 def rope_factors(model: StoredModel) -> dict[str, np.ndarray]:
@@ -198,7 +403,7 @@ def rope_factors(model: StoredModel) -> dict[str, np.ndarray]:
     Raises:
         ColdpressError: if the architecture reads no factors.
     """
-    frequencies = _frequencies(model)
+    frequencies = _frequencies(model, "main")
     base, scale = _rope(model)
     expected = _geometric(base, scale, frequencies.size)
     if np.allclose(expected, frequencies, rtol=PRECISION, atol=0):
@@ -212,13 +417,13 @@ def rope_factors(model: StoredModel) -> dict[str, np.ndarray]:
     return {f"{gguf.TENSOR_NAMES[TENSOR.ROPE_FREQS]}.weight": (expected / frequencies).astype(np.float32)}
 
 
-def _frequencies(model: StoredModel) -> np.ndarray:
-    return model.values(FREQUENCIES).astype(np.float64)
+def _frequencies(model: StoredModel, kind: RotaryKind) -> np.ndarray:
+    return model.values(FREQUENCIES[kind]).astype(np.float64)
 
 
-def _rope(model: StoredModel) -> tuple[float, float]:
+def _rope(model: StoredModel, kind: RotaryKind = "main") -> tuple[float, float]:
     """Returns (base, factor on all frequencies) of a geometric sequence; of others, the base that its beginning has."""
-    frequencies = _frequencies(model)
+    frequencies = _frequencies(model, kind)
     count, scale = frequencies.size, float(frequencies[0])
     if count == 1:
         return 10000.0, scale

@@ -48,7 +48,7 @@ SHORTENED = {
 """Settings that shorten slow stages without hiding their errors, and that skip checks of quality, which two layers
 cannot have."""
 CONFIG = "config.json"
-LAYERED_KEYS = ("layer_types",)
+LAYERED_KEYS = ("layer_types", "no_rope_layers")
 """Lists in config.json with one entry per layer."""
 
 
@@ -99,7 +99,7 @@ def slice_model(model: Model, folder: Path) -> Model:
     kept = {role: source for role, source in model.tensors.items() if _is_kept(role, layers)}
     return model.model_copy(
         update={
-            "spec": model.spec.model_copy(update={"num_hidden_layers": layers}),
+            "spec": model.spec.first_layers(layers),
             "folder": str(folder.resolve()),
             "private_files": tuple(
                 SourceFile(name=path.name, size_bytes=path.stat().st_size, sha256=sha256_of(path))

@@ -7,7 +7,7 @@ to the embeddings is not stored twice; rotary frequencies, which checkpoints do 
 from coldpress.compiler.cost_model import stored_format
 from coldpress.runtime.artifact.contents import coarse_role, coarse_shape
 from coldpress.schemas.families import FamilyName, FormatName, slices
-from coldpress.schemas.model import MatrixRole, Model, matrices
+from coldpress.schemas.model import MatrixRole, Model, matrices, role_shape
 from coldpress.schemas.quantized import ResidentTensor
 
 
@@ -37,8 +37,7 @@ def shared_resident(model: Model, format_name: FormatName) -> tuple[ResidentTens
     shapes = {role: source.shape for role, source in model.tensors.items() if not role.startswith("layers.")}
     if model.spec.tie_word_embeddings:
         shapes.pop("lm_head.weight", None)
-    if model.spec.position == "rotary":
-        shapes["rotary.inv_freq"] = (model.spec.rotary_dim // 2,)
+    shapes |= {role: role_shape(model.spec, role) for role in model.spec.frequencies.values()}
     return tuple(_tensor(role, shapes[role], format_name) for role in sorted(shapes))
 
 

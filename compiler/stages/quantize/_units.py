@@ -15,7 +15,7 @@ from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.quantization._planes import whole_format
 from coldpress.schemas.families import FamilyName, FormatName, num_units, slice_length, slices
-from coldpress.schemas.model import Model, matrices
+from coldpress.schemas.model import FREQUENCIES, Model, matrices
 from coldpress.schemas.quantized import ResidentTensor
 
 LOG = logging.getLogger(__name__)
@@ -53,8 +53,9 @@ def encode_resident(algorithm: Algorithm, model: Model, tensor: ResidentTensor, 
     Raises:
         CheckpointError: if a value is beyond the format's range.
     """
-    if tensor.role == "rotary.inv_freq":  # computed from the configuration, not stored in checkpoints
-        return np.asarray(rotary_inv_freq(model), np.float32)
+    for kind, role in FREQUENCIES.items():  # computed from the configuration, not stored in checkpoints
+        if tensor.role == role:
+            return np.asarray(rotary_inv_freq(model, kind), np.float32)
     if tensor.format is None:
         return read_role(model, tensor.role)
     return _encode(algorithm, known.weights(model, tensor.role, "row"), tensor.role, tensor.format)

@@ -1,6 +1,7 @@
 #include "attention.h"
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "cpu.h"
@@ -10,6 +11,14 @@
 
 namespace coldpress {
 namespace {
+
+// Replaces scores s by cap * tanh(s / cap): tanh(x) is (1 - e) / (1 + e) with e = exp(-2 |x|), and has the sign of x.
+void soft_cap(std::vector<float>& scores, float cap) {
+    std::vector<float> e(scores.size());
+    std::transform(scores.begin(), scores.end(), e.begin(), [cap](float s) { return -2.0f * std::abs(s) / cap; });
+    kernels().exp_sum(e.data(), static_cast<int64_t>(e.size()), 0.0f);
+    for (size_t i = 0; i < e.size(); ++i) scores[i] = std::copysign(cap * (1.0f - e[i]) / (1.0f + e[i]), scores[i]);
+}
 
 void attend_head(const Attention& a, int64_t head, float* out) {
     const int64_t kv_head = head / (a.heads / a.kv_heads), arranged = arranged_values(a.head_dim);
@@ -27,6 +36,8 @@ void attend_head(const Attention& a, int64_t head, float* out) {
                    [&a](float value) { return a.scale * value; });
     kernels().arrange(a.format, values.data(), a.head_dim, query.data());
     kernels().dot(a.format, rows.data(), a.positions, a.head_dim, query.data(), scores.data());
+
+    if (a.softcap > 0.0f) soft_cap(scores, a.softcap);
 
     const float peak = *std::max_element(scores.begin(), scores.end());
     const float total = kernels().exp_sum(scores.data(), a.positions, peak);

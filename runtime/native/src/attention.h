@@ -14,6 +14,7 @@ struct Attention {
     Format format;
     int64_t heads, kv_heads, head_dim, positions;
     float scale;
+    float softcap;  // scaled scores s become softcap * tanh(s / softcap); 0: they stay as they are
 };
 
 // out[heads, head_dim] = softmax(scale * queries . keys) . values; query heads share key heads in consecutive groups.

@@ -234,7 +234,7 @@ uint64_t stream_words(const Words& words, int num_threads) {
 // Checks and computes attention over a cache whose last axis has `width` elements.
 template <typename Cache>
 void attend_in(Format format, int64_t width, const Floats2& queries, const Cache& keys, const Cache& values,
-               int64_t start, int64_t stop, float scale, const Out2& out, int num_threads) {
+               int64_t start, int64_t stop, float scale, float softcap, const Out2& out, int num_threads) {
     const int64_t context = static_cast<int64_t>(keys.shape(0)), kv_heads = static_cast<int64_t>(keys.shape(1));
     const int64_t heads = static_cast<int64_t>(queries.shape(0)), head_dim = static_cast<int64_t>(queries.shape(1));
     expect(kv_heads > 0 && heads % kv_heads == 0,
@@ -256,22 +256,23 @@ void attend_in(Format format, int64_t width, const Floats2& queries, const Cache
                       kv_heads,
                       head_dim,
                       stop - start,
-                      scale};
+                      scale,
+                      softcap};
     const int threads = threads_of(num_threads);
     const nb::gil_scoped_release release;
     attend(a, out.data(), threads);
 }
 
 void attend_rows(const Floats2& queries, const Halves3& keys, const Halves3& values, int64_t start, int64_t stop,
-                 float scale, const Out2& out, int num_threads) {
+                 float scale, float softcap, const Out2& out, int num_threads) {
     const int64_t width = static_cast<int64_t>(queries.shape(1));
-    attend_in(Format::fp16, width, queries, keys, values, start, stop, scale, out, num_threads);
+    attend_in(Format::fp16, width, queries, keys, values, start, stop, scale, softcap, out, num_threads);
 }
 
 void attend_int8(const Floats2& queries, const Bytes3& keys, const Bytes3& values, int64_t start, int64_t stop,
-                 float scale, const Out2& out, int num_threads) {
+                 float scale, float softcap, const Out2& out, int num_threads) {
     const int64_t width = row_bytes(Format::int8_group32, static_cast<int64_t>(queries.shape(1)));
-    attend_in(Format::int8_group32, width, queries, keys, values, start, stop, scale, out, num_threads);
+    attend_in(Format::int8_group32, width, queries, keys, values, start, stop, scale, softcap, out, num_threads);
 }
 
 float encode_heads(const Floats3& values, const OutBytes3& out) {
@@ -336,11 +337,12 @@ void bind_products(nb::module_& m) {
           "Reads memory from beginning to end, to measure how fast that is; the words' exclusive or.");
     m.def(
         "attend", &attend_rows, nb::arg("queries").noconvert(), nb::arg("keys").noconvert(),
-        nb::arg("values").noconvert(), "start"_a, "stop"_a, "scale"_a, nb::arg("out").noconvert(), "num_threads"_a = 0,
-        "out[heads, head_dim] = softmax(scale * queries . keys[start:stop]) . values[start:stop]; keys and values are "
-        "the bits of float16");
+        nb::arg("values").noconvert(), "start"_a, "stop"_a, "scale"_a, "softcap"_a, nb::arg("out").noconvert(),
+        "num_threads"_a = 0,
+        "out[heads, head_dim] = softmax(scale * queries . keys[start:stop]) . values[start:stop]; a positive softcap c "
+        "makes c * tanh(s / c) of each score s; keys and values are the bits of float16");
     m.def("attend_int8", &attend_int8, nb::arg("queries").noconvert(), nb::arg("keys").noconvert(),
-          nb::arg("values").noconvert(), "start"_a, "stop"_a, "scale"_a, nb::arg("out").noconvert(),
+          nb::arg("values").noconvert(), "start"_a, "stop"_a, "scale"_a, "softcap"_a, nb::arg("out").noconvert(),
           "num_threads"_a = 0, "attend with keys and values in int8_group32, [context, kv_heads, bytes]");
     m.def("encode_int8", &encode_heads, nb::arg("values").noconvert(), nb::arg("out").noconvert(),
           "out[token, head] = values[token, head] in int8_group32; the largest scale, with which out is whole if it is "

@@ -1,0 +1,90 @@
+"""Gemma 2: norms before and after each block, soft caps, windows in every second layer, scaled embeddings (Gemma Team
+2024, section 2).
+
+RMS norms have 1 added to their weights. Attention scores are divided by the root of `query_pre_attn_scalar`.
+"""
+
+from typing import Any
+
+from coldpress.compiler.architectures import _common
+from coldpress.schemas.errors import CheckpointError
+from coldpress.schemas.model import ModelSpec
+
+KEYS = (_common.LLAMA_KEYS - {"hidden_act"}) | {
+    "hidden_activation",
+    "head_dim",
+    "attention_bias",
+    "query_pre_attn_scalar",
+    "sliding_window",
+    "layer_types",
+    "final_logit_softcapping",
+    "attn_logit_softcapping",
+    "use_bidirectional_attention",
+}
+
+
+def gemma_defaults(**own: Any) -> Any:
+    """Returns what transformers takes for keys that a config.json may leave out."""
+    shared: dict[str, Any] = {
+        "intermediate_size": 9216,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "tie_word_embeddings": True,
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "layer_types": None,
+        "use_bidirectional_attention": None,
+    }
+    return _common.llama_defaults(**{**shared, **own})
+
+
+def gemma_modules(prefix: str, **own: Any) -> _common.Modules:
+    """Returns the paths of Gemma's parts."""
+    keys = {"activation": "gelu_pytorch_tanh", "activation_key": "hidden_activation"}
+    return _common.llama_modules(prefix, **keys, **own)
+
+
+def gemma_spec(modules: _common.Modules, config: Any, **own: Any) -> ModelSpec:
+    """Returns the spec of a Gemma from the second generation on.
+
+    Raises:
+        CheckpointError: if attention is bidirectional.
+    """
+    if config.use_bidirectional_attention:
+        raise CheckpointError("config.json: use_bidirectional_attention is not supported, expected false")
+    scalar, softcap = config.query_pre_attn_scalar, config.final_logit_softcapping
+    head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
+    fields: dict[str, Any] = {
+        "norm": "rms_norm_1p",
+        "norm_placement": "around",
+        "attention_scale": None if scalar == head_dim else scalar**-0.5,
+        "logits_softcap": None if softcap is None else float(softcap),
+        "embedding_multiplier": config.hidden_size**0.5,
+    }
+    return _common.llama_spec(modules, config, **_common.windows(config), **{**fields, **own})
+
+
+class Plugin(_common.Llama):
+    """Llama with more norms, soft caps and windows."""
+
+    KEYS = KEYS
+    DEFAULTS = gemma_defaults(final_logit_softcapping=30.0, attn_logit_softcapping=50.0)
+    MODULES = gemma_modules("Gemma2", attention="eager")
+
+    def complete(self, config: Any) -> None:
+        """Adds the windows of every second layer, from the first on."""
+        if config.layer_types is None:
+            kinds = ("sliding_attention", "full_attention")
+            config.layer_types = [kinds[layer % 2] for layer in range(config.num_hidden_layers)]
+
+    def spec(self, config: Any) -> ModelSpec:
+        """Returns a spec with soft caps of scores and logits."""
+        softcap = config.attn_logit_softcapping
+        return gemma_spec(self.MODULES, config, attention_softcap=None if softcap is None else float(softcap))
+
+    def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
+        """Returns the projections that the configuration gives a bias."""
+        return _common.attention_biases(config)

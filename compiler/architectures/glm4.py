@@ -1,0 +1,59 @@
+"""GLM-4 (0414): Llama with norms before and after each block, partial rotary of neighbouring dimensions, gate and up in
+one tensor, biases on q, k and v."""
+
+from typing import Any
+
+from coldpress.compiler.architectures import _common
+from coldpress.schemas.model import ModelSpec
+
+NAMES = {
+    "self_attn.q_proj": ("q_proj",),
+    "self_attn.k_proj": ("k_proj",),
+    "self_attn.v_proj": ("v_proj",),
+    "self_attn.o_proj": ("o_proj",),
+    "mlp.gate_up_proj": ("gate_proj", "up_proj"),
+    "mlp.down_proj": ("down_proj",),
+    "input_layernorm": ("input_layernorm",),
+    "post_self_attn_layernorm": ("post_attention_layernorm",),
+    "post_attention_layernorm": ("pre_feedforward_layernorm",),
+    "post_mlp_layernorm": ("post_feedforward_layernorm",),
+}
+BIASED = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+DEFAULT_EOS = [151329, 151336, 151338]
+
+
+class Plugin(_common.Architecture):
+    """Llama with more norms and another rotation."""
+
+    KEYS = _common.LLAMA_KEYS | {"head_dim", "attention_bias"}
+    DEFAULTS = _common.llama_defaults(
+        intermediate_size=13696,
+        num_key_value_heads=2,
+        head_dim=128,
+        rms_norm_eps=1.5625e-07,
+        bos_token_id=None,
+        eos_token_id=None,
+        attention_bias=True,
+        partial_rotary_factor=0.5,
+    )
+    MODULES = _common.llama_modules(
+        "Glm4",
+        "mlp.activation_fn",
+        up=_common.Tap("mlp.gate_up_proj", "output", part=1, num_parts=2),
+        partial_rotary=True,
+    )
+
+    def complete(self, config: Any) -> None:
+        """Adds the tokens that end a text."""
+        config.eos_token_id = DEFAULT_EOS if config.eos_token_id is None else config.eos_token_id
+
+    def spec(self, config: Any) -> ModelSpec:
+        """Returns a spec with norms around the blocks, in which neighbouring dimensions rotate together."""
+        return _common.llama_spec(self.MODULES, config, norm_placement="around", rotary_pairs="neighbours")
+
+    def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
+        """Returns tensor names and the roles they hold."""
+        layer = _common.in_parts(NAMES, ("weight",))
+        if config.attention_bias:
+            layer |= _common.in_parts({name: NAMES[name] for name in BIASED}, ("bias",))
+        return _common.llama_outer(spec) | _common.all_layers(spec, "model", layer)

@@ -1,0 +1,35 @@
+"""Granite: Llama with factors on embeddings, attention scores, what each block adds, and logits."""
+
+from typing import Any
+
+from coldpress.compiler.architectures import _common
+from coldpress.schemas.model import ModelSpec
+
+MULTIPLIERS = frozenset(("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"))
+MULTIPLIER_DEFAULTS: dict[str, Any] = dict.fromkeys(MULTIPLIERS, 1.0)
+
+
+def granite_fields(config: Any) -> dict[str, Any]:
+    """Returns the fields of a spec that hold Granite's factors."""
+    return {
+        "embedding_multiplier": float(config.embedding_multiplier),
+        "attention_scale": float(config.attention_multiplier),
+        "residual_multiplier": float(config.residual_multiplier),
+        "logits_scaling": float(config.logits_scaling),
+    }
+
+
+class Plugin(_common.Llama):
+    """Llama with factors."""
+
+    KEYS = _common.LLAMA_KEYS | {"head_dim", "attention_bias", "mlp_bias"} | MULTIPLIERS
+    DEFAULTS = _common.llama_defaults(**MULTIPLIER_DEFAULTS)
+    MODULES = _common.llama_modules("Granite")
+
+    def spec(self, config: Any) -> ModelSpec:
+        """Returns a spec with the configuration's factors."""
+        return _common.llama_spec(self.MODULES, config, **granite_fields(config))
+
+    def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
+        """Returns the projections that the configuration gives a bias."""
+        return _common.llama_biases(config, spec)

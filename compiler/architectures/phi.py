@@ -1,0 +1,57 @@
+"""Phi 1, 1.5 and 2: attention and an MLP of two matrices side by side behind one LayerNorm, biases, partial rotary."""
+
+from typing import Any
+
+from coldpress.compiler.architectures import _common
+from coldpress.schemas.model import ModelSpec, block_norms, norm_parts
+
+LINEARS = {
+    "self_attn.q_proj": ("q_proj",),
+    "self_attn.k_proj": ("k_proj",),
+    "self_attn.v_proj": ("v_proj",),
+    "self_attn.dense": ("o_proj",),
+    "mlp.fc1": ("up_proj",),
+    "mlp.fc2": ("down_proj",),
+}
+QK_NORMS = {"self_attn.q_layernorm": ("q_norm",), "self_attn.k_layernorm": ("k_norm",)}
+
+
+class Plugin(_common.Architecture):
+    """LayerNorm, biases everywhere, the head's included."""
+
+    KEYS = (_common.LLAMA_KEYS - {"rms_norm_eps"}) | {"layer_norm_eps", "qk_layernorm"}
+    DEFAULTS = _common.llama_defaults(
+        intermediate_size=8192,
+        hidden_act="gelu_new",
+        layer_norm_eps=1e-5,
+        qk_layernorm=False,
+        partial_rotary_factor=0.5,
+    )
+    MODULES = _common.Modules(
+        prefix="Phi",
+        base="model",
+        norm="final_layernorm",
+        taps={
+            "attention_input": _common.Tap("self_attn"),
+            "attention_mixed": _common.Tap("self_attn.dense"),
+            "mlp_input": _common.Tap("mlp"),
+            "mlp_activation": _common.Tap("mlp.activation_fn", "output"),
+            "mlp_inner": _common.Tap("mlp.fc2"),
+        },
+        activation="gelu_new",
+        partial_rotary=True,
+    )
+
+    def spec(self, config: Any) -> ModelSpec:
+        """Returns a spec in which attention and MLP see the same normed input."""
+        own = {"gated_mlp": False, "norm": "layer_norm", "norm_eps": config.layer_norm_eps}
+        return _common.llama_spec(self.MODULES, config, residual="parallel_shared", **own)
+
+    def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
+        """Returns tensor names and the roles they hold."""
+        modules = LINEARS | {name: (name,) for name in block_norms(spec)} | (QK_NORMS if config.qk_layernorm else {})
+        outer = {"model.embed_tokens.weight": ("embed_tokens.weight",), "lm_head.bias": ("lm_head.bias",)}
+        outer |= _common.in_parts({"model.final_layernorm": ("norm",)}, norm_parts(spec))
+        if not spec.tie_word_embeddings:
+            outer["lm_head.weight"] = ("lm_head.weight",)
+        return outer | _common.all_layers(spec, "model", _common.in_parts(modules, ("weight", "bias")))

@@ -1,0 +1,64 @@
+"""SmolLM3: Llama in which every fourth layer, or those that `no_rope_layers` names, has no positions."""
+
+from typing import Any
+
+from coldpress.compiler.architectures import _common
+from coldpress.schemas.errors import CheckpointError
+from coldpress.schemas.model import ModelSpec, RotaryKind
+
+
+class Plugin(_common.Llama):
+    """Llama with layers that do not rotate, and windows."""
+
+    KEYS = _common.LLAMA_KEYS | {
+        "head_dim",
+        "attention_bias",
+        "mlp_bias",
+        "no_rope_layers",
+        "no_rope_layer_interval",
+        "sliding_window",
+        "use_sliding_window",
+        "layer_types",
+    }
+    DEFAULTS = _common.llama_defaults(
+        num_key_value_heads=4,
+        tie_word_embeddings=True,
+        bos_token_id=128000,
+        eos_token_id=128001,
+        use_sliding_window=False,
+        sliding_window=None,
+        no_rope_layers=None,
+        no_rope_layer_interval=4,
+        layer_types=None,
+    )
+    MODULES = _common.llama_modules("SmolLM3")
+
+    def complete(self, config: Any) -> None:
+        """Adds the layers that rotate, and the windows of the others."""
+        count, interval = config.num_hidden_layers, config.no_rope_layer_interval
+        if config.no_rope_layers is None:
+            config.no_rope_layers = [int((layer + 1) % interval != 0) for layer in range(count)]
+        if config.layer_types is None:
+            windowed = config.use_sliding_window and config.sliding_window is not None
+            kinds = ("full_attention", "sliding_attention")
+            config.layer_types = [kinds[windowed and not rotates] for rotates in config.no_rope_layers[:count]]
+
+    def spec(self, config: Any) -> ModelSpec:
+        """Returns a spec in which some layers do not rotate.
+
+        Raises:
+            CheckpointError: if `no_rope_layers` has too few entries.
+        """
+        flags = config.no_rope_layers
+        if len(flags) < config.num_hidden_layers:
+            raise CheckpointError(
+                f"config.json: no_rope_layers has {len(flags)} entries, expected one for each of "
+                f"{config.num_hidden_layers} layers"
+            )
+        kinds = tuple[RotaryKind, ...]("main" if rotates else "none" for rotates in flags[: config.num_hidden_layers])
+        own: dict[str, Any] = {"layer_rotary": kinds if "none" in kinds else ()}
+        return _common.llama_spec(self.MODULES, config, **_common.windows(config), **own)
+
+    def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
+        """Returns the projections that the configuration gives a bias."""
+        return _common.llama_biases(config, spec)

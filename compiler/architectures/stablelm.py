@@ -1,0 +1,53 @@
+"""StableLM: Llama with LayerNorm and partial rotary; StableLM 2 12B has a norm for each head of q and k, and attention
+and MLP side by side behind one norm."""
+
+from typing import Any
+
+from coldpress.compiler.architectures import _common
+from coldpress.schemas.model import ModelSpec, qk_norms
+
+
+class Plugin(_common.Llama):
+    """Llama with other norms."""
+
+    KEYS = (_common.LLAMA_KEYS - {"rms_norm_eps"}) | {
+        "layer_norm_eps",
+        "use_qkv_bias",
+        "qk_layernorm",
+        "use_parallel_residual",
+    }
+    DEFAULTS = _common.llama_defaults(
+        intermediate_size=6912,
+        num_key_value_heads=32,
+        layer_norm_eps=1e-5,
+        bos_token_id=0,
+        eos_token_id=0,
+        use_qkv_bias=False,
+        qk_layernorm=False,
+        use_parallel_residual=False,
+        partial_rotary_factor=0.25,
+    )
+    MODULES = _common.llama_modules("StableLm", partial_rotary=True)
+
+    def spec(self, config: Any) -> ModelSpec:
+        """Returns a spec with LayerNorm."""
+        own: dict[str, Any] = {
+            "norm": "layer_norm",
+            "norm_eps": config.layer_norm_eps,
+            "residual": "parallel_shared" if config.use_parallel_residual else "sequential",
+            "qk_norm": "heads" if config.qk_layernorm else "head",
+        }
+        return _common.llama_spec(self.MODULES, config, **own)
+
+    def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
+        """Returns Llama's names, and the norms of the heads of q and k, which have no bias."""
+        biased = ("q_proj", "k_proj", "v_proj") if config.use_qkv_bias else ()
+        names = _common.llama_parameters(spec, biased)
+        if not config.qk_layernorm:
+            return names
+        norms = {
+            f"self_attn.{name[0]}_layernorm.norms.{head}.weight": (f"{role}.weight",)
+            for name, roles in qk_norms(spec).items()
+            for head, role in enumerate(roles)
+        }
+        return names | _common.all_layers(spec, "model", norms)
