@@ -231,7 +231,7 @@ def sees_residency(plan: Plan) -> bool:
 def sees_others(plan: Plan) -> bool:
     """Whether the units of a token depend on what other tokens read, under this plan.
 
-    A selector that sees residency chooses alike for each token where the cache admits nothing.
+    Where the cache admits nothing, a selector that sees residency chooses for each token what it would choose alone.
     """
     admits = plugins.load_class("coldpress.runtime.cache", CachePolicy, plan.cache).admits
     return uses_read_units(plan) or (sees_residency(plan) and admits)
