@@ -125,6 +125,7 @@ class Manifest(Record):
 
 
 def features_of(
+    model: ModelSpec,
     families: Iterable[FamilyFormat],
     sections: Iterable[Section],
     resident: Iterable[ResidentTensor],
@@ -132,14 +133,15 @@ def features_of(
 ) -> Features:
     """Returns the features that an artifact must list.
 
-    Page checksums, families, formats, and formats by layer are required; selectors, caches and drafts are optional,
-    since a reader can leave out the plans that name them.
+    Page checksums, families, formats, formats by layer, and later fields of the model are required; selectors, caches
+    and drafts are optional, since a reader can leave out the plans that name them.
     """
     families, plans = tuple(families), tuple(plans)
     formats = {entry.format for entry in families} | {tensor.format for tensor in resident if tensor.format}
     named = {section.format for section in sections if section.format}
     required = {f"family.{entry.family}" for entry in families} | {f"format.{name}" for name in formats | named}
     required |= {LAYER_FORMATS} if named else set()
+    required |= {f"model.{name}" for name in model.later_fields}
     optional = {f"selector.{plan.method}" for plan in plans} | {f"cache.{plan.cache}" for plan in plans}
     optional |= {f"draft.{plan.draft}" for plan in plans if plan.draft is not None}
     return Features(required=(PAGE_CHECKSUMS, *sorted(required)), optional=tuple(sorted(optional)))

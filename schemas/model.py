@@ -6,12 +6,13 @@ per layer `layers.<i>.{input_layernorm,post_attention_layernorm,post_feedforward
 v_proj,o_proj,gate_proj,up_proj,down_proj}.{weight,bias}`. compiler/architectures/<model_type>.py translates the names
 of architectures that use other names or fuse matrices. A two-matrix MLP (OPT) has only `up_proj` and `down_proj`. In a
 mixture of experts the MLP's matrices are `layers.<i>.experts.<e>.{gate_proj,up_proj,down_proj}.weight`, and there is
-`layers.<i>.router.weight`. `norm_placement` determines which two norms a layer has, see `block_norms`.
+`layers.<i>.router.{weight,bias,correction}`. `norm_placement` determines which two norms a layer has, see
+`block_norms`.
 """
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from coldpress.schemas.base import Count, Many, PositiveCount, Record, Sha256, Share
 
@@ -28,6 +29,15 @@ AttentionKind = Literal["full_attention", "sliding_attention"]
 Face's names (`layer_types`)."""
 ATTENTION_ROLES: tuple[MatrixRole, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP_ROLES: tuple[MatrixRole, ...] = ("gate_proj", "up_proj", "down_proj")
+LATER_FIELDS = (
+    "router_scores",
+    "router_normed",
+    "router_scaling",
+    "num_expert_groups",
+    "num_expert_groups_per_tok",
+)
+"""Fields of ModelSpec that came after the first runtimes of this format: each is left out of the file where it has its
+default, and otherwise an artifact requires the feature `model.<field>`, so that a runtime without it refuses."""
 
 
 class ModelSpec(Record):
@@ -49,7 +59,18 @@ class ModelSpec(Record):
     num_experts: PositiveCount = 1
     """Experts of a layer, among which a router chooses; 1 without a router."""
     num_experts_per_tok: PositiveCount = 1
-    """Experts that the router picks for a token: those with the largest logits, whose softmax weights their outputs."""
+    """Experts that the router picks for a token: those with the largest scores."""
+    router_scores: Literal["softmax", "sigmoid"] = "softmax"
+    """What the router makes of its logits; it chooses by these scores, and a tensor `router.correction` is added to
+    them for the choice alone."""
+    router_normed: bool = True
+    """Whether the scores of the picked experts are divided by their sum before they weight the outputs."""
+    router_scaling: float = Field(default=1.0, gt=0)
+    """Factor on the experts' weights."""
+    num_expert_groups: PositiveCount = 1
+    """Groups of consecutive experts; a token's experts are all in a few of them."""
+    num_expert_groups_per_tok: PositiveCount = 1
+    """Groups that a token's experts are in: those whose two best scores have the largest sums."""
     norm: Literal["rms_norm", "layer_norm", "layer_norm_1p"]
     """With `layer_norm_1p` (Nemotron) a weight w stands for 1 + w."""
     norm_eps: float = Field(gt=0)
@@ -71,6 +92,18 @@ class ModelSpec(Record):
     tie_word_embeddings: bool
     bos_token_id: Count | None = None
     eos_token_ids: Many[Count] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leaves out later fields that have their default, so that such a model reads as it always did."""
+        later = set(LATER_FIELDS) - set(self.later_fields)
+        return {name: value for name, value in write(self).items() if name not in later}
+
+    @property
+    def later_fields(self) -> tuple[str, ...]:
+        """The fields among `LATER_FIELDS` that do not have their default: an artifact requires a feature for each."""
+        kinds = type(self).model_fields
+        return tuple(name for name in LATER_FIELDS if getattr(self, name) != kinds[name].default)
 
     @model_validator(mode="after")
     def _one_type_per_layer(self) -> Self:
@@ -125,7 +158,7 @@ def role_shape(spec: ModelSpec, role: str) -> tuple[int, ...]:
         "router": (spec.num_experts, hidden),
     }
     shape = shapes.get(module, (hidden,))
-    return shape[:1] if kind == "bias" else shape
+    return shape[:1] if kind in ("bias", "correction") else shape
 
 
 def block_norms(spec: ModelSpec) -> tuple[str, str]:

@@ -4,6 +4,7 @@ Each function refuses with an error that names the field. The order of `check_ma
 counts that earlier ones have bounded (a manifest may claim 10^9 layers).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from coldpress.runtime import plugins
@@ -39,7 +40,7 @@ from coldpress.schemas.manifest import (
     Manifest,
     features_of,
 )
-from coldpress.schemas.model import MLP_ROLES, ModelSpec
+from coldpress.schemas.model import LATER_FIELDS, MLP_ROLES, ModelSpec
 
 NEWER = "use a newer runtime, or rebuild the artifact without it"
 
@@ -85,7 +86,8 @@ def known_features() -> tuple[str, ...]:
     """Returns the names of all features that an artifact may require of this runtime."""
     families = [f"family.{name}" for name in arithmetic.FAMILIES]
     formats = [f"format.{name}" for name in plugins.names("coldpress.runtime.quantization")]
-    return (PAGE_CHECKSUMS, *families, *formats, LAYER_FORMATS)
+    fields = [f"model.{name}" for name in LATER_FIELDS]
+    return (PAGE_CHECKSUMS, *families, *formats, LAYER_FORMATS, *fields)
 
 
 def servable_plans(manifest: Manifest) -> tuple[tuple[Plan, ...], tuple[str, ...]]:
@@ -158,7 +160,8 @@ def check_manifest(manifest: Manifest) -> None:
 
 def _check_listed_features(manifest: Manifest) -> None:
     """Requires that the manifest lists every feature that its parts need, so that an old runtime refuses at once."""
-    for name in features_of(manifest.families, manifest.flash.sections, manifest.resident, manifest.plans).required:
+    parts = manifest.families, manifest.flash.sections, manifest.resident, manifest.plans
+    for name in features_of(manifest.model, *parts).required:
         if name not in manifest.features.required:
             raise FeatureError(MANIFEST_FILE, "features.required", f"a list without {name}", "all that plans need")
 
@@ -186,10 +189,25 @@ def _check_model(spec: ModelSpec) -> None:
         (spec.rotary_dim > 0) == rotary, "rotary_dim", f"{'positive' if rotary else '0'} with {spec.position} positions"
     )
     require(spec.num_experts_per_tok <= spec.num_experts, "num_experts_per_tok", f"at most {spec.num_experts} experts")
+    _check_expert_groups(spec, require)
     require(spec.rotary_scaling > 0, "rotary_scaling", "positive")
     for token in (spec.bos_token_id, *spec.eos_token_ids):
         field = "bos_token_id" if token == spec.bos_token_id else "eos_token_ids"
         require(token is None or token < spec.vocab_size, field, f"below vocab_size, {spec.vocab_size}")
+
+
+def _check_expert_groups(spec: ModelSpec, require: Callable[[bool, str, str], None]) -> None:
+    """Requires groups of equally many experts, two or more, from which a token can take its experts."""
+    groups = spec.num_expert_groups
+    if groups == 1:
+        require(spec.num_expert_groups_per_tok == 1, "num_expert_groups_per_tok", "1 without groups")
+        return
+    require(spec.router_scores == "sigmoid", "router_scores", "sigmoid with groups of experts")
+    require(spec.num_experts % groups == 0, "num_expert_groups", f"a divisor of {spec.num_experts} experts")
+    require(2 * groups <= spec.num_experts, "num_expert_groups", "groups of at least two experts")
+    require(spec.num_expert_groups_per_tok <= groups, "num_expert_groups_per_tok", f"at most {groups} groups")
+    within = spec.num_expert_groups_per_tok * (spec.num_experts // groups)
+    require(spec.num_experts_per_tok <= within, "num_experts_per_tok", f"at most {within}, the experts of its groups")
 
 
 def _check_experts(manifest: Manifest) -> None:

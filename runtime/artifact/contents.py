@@ -118,6 +118,8 @@ def model_tensors(manifest: Manifest) -> tuple[Shapes, Shapes]:
         biased = ATTENTION_ROLES if spec.is_mixture else resident_roles((), spec)
         optional |= {f"{prefix}{role}.bias": role_shape(spec, f"{role}.bias") for role in biased}
         optional |= {f"{prefix}{norm}.weight": role_shape(spec, f"{norm}.weight") for norm in ("q_norm", "k_norm")}
+        routing = ("router.bias", "router.correction") if spec.is_mixture else ()
+        optional |= {f"{prefix}{role}": role_shape(spec, role) for role in routing}
     return required, optional
 
 

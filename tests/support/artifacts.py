@@ -321,6 +321,7 @@ def _features(recipe: Recipe, families: tuple[Any, ...], resident: list[dict[str
     formats = sorted({recipe.format} | {entry["format"] for entry in resident if entry["format"]})
     required = [f"family.{family}" for family in families] + [f"format.{name}" for name in formats]
     required += ["layer-formats"] if recipe.layer_formats else []
+    required += [f"model.{name}" for name in recipe.spec.later_fields]
     optional = [f"cache.{recipe.cache}", f"selector.{recipe.method}"]
     return {"required": ["crc32c-pages", *required], "optional": optional}
 

@@ -206,7 +206,7 @@ def make_manifest(inputs: Inputs, written: Written, digests: dict[str, str]) -> 
     )
     return Manifest(
         format=Format(name=FORMAT_NAME, major=FORMAT_MAJOR, minor=FORMAT_MINOR),
-        features=features_of(families, layout.sections, inputs.codes.resident, inputs.plans.plans),
+        features=features_of(model.spec, families, layout.sections, inputs.codes.resident, inputs.plans.plans),
         compiler_version=__version__,
         model=model.spec,
         source=Source(
