@@ -93,7 +93,7 @@ def known_features() -> tuple[str, ...]:
 def servable_plans(manifest: Manifest) -> tuple[tuple[Plan, ...], tuple[str, ...]]:
     """Returns the plans that this runtime can serve, and one sentence about each plan that it cannot.
 
-    A plan can be served if this runtime has its selector, its cache, their options, and its draft.
+    A plan can be served if this runtime has its selector, its cache, their options, its draft and its routing.
 
     Raises:
         FeatureError: if no plan can be served; the text has the unknown names and the known ones.
@@ -115,8 +115,8 @@ def servable_plans(manifest: Manifest) -> tuple[tuple[Plan, ...], tuple[str, ...
 def _lacking(plan: Plan) -> list[str]:
     """Names what a plan needs and this runtime does not have."""
     wanted = [("selector", plan.method, "sparsity"), ("cache", plan.cache, "cache")]
-    if plan.draft is not None:
-        wanted.append(("draft", plan.draft, "drafts"))
+    optional = ("draft", plan.draft, "drafts"), ("routing", plan.routing, "routing")
+    wanted += [(kind, name, folder) for kind, name, folder in optional if name is not None]
     found = [
         f"the {kind} {_short(name)}"
         for kind, name, folder in wanted

@@ -21,7 +21,7 @@ from coldpress.runtime.decoder.experts import Experts
 from coldpress.runtime.decoder.matrix import Resident
 from coldpress.runtime.decoder.mlp import Mlp
 from coldpress.runtime.decoder.selection import Selection, union
-from coldpress.runtime.decoder.tokens import KvCache, Span, Tokens, new_cache
+from coldpress.runtime.decoder.tokens import KvCache, Prior, Span, Tokens, new_cache
 from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.kernels.activations import ActivationFormat
 from coldpress.runtime.plan.kv_cache import kv_cache_bytes
@@ -378,7 +378,8 @@ class Decoder:
         rotary = None
         if self._inv_freq is not None:
             rotary = rotary_tables(positions, self._inv_freq, self.spec.rotary_scaling)
-        together = Tokens(spans, rotary, parts, num_kept, is_dense)
+        prior = self._prior if through == self._decode_layer else None
+        together = Tokens(spans, rotary, parts, num_kept, is_dense, prior)
         for layer in self._layers:
             x_TN = through(layer, x_TN, together)
         for span in spans:  # only now: a pass that fails leaves the sequences as they were
@@ -448,8 +449,22 @@ class Decoder:
         experts_TE = None
         if FAMILIES[family].signal == "mlp_input":
             is_dense = self._selection.is_whole
-            signal_TN, experts_TE = self._layers[layer].mlp.input_signal(family, signal_TN, is_dense)
+            signal_TN, experts_TE = self._layers[layer].mlp.input_signal(family, signal_TN, is_dense, self._prior)
         return self._selection.select(key, signal_TN, residency, experts_TE), signal_TN
+
+    @property
+    def _prior(self) -> Prior | None:
+        """What changes the scores of routers while tokens are decoded; None if they choose as the model was trained."""
+        return self._prefer_present if self._selection.routing is not None else None
+
+    def _prefer_present(self, layer: int, scores_TE: np.ndarray) -> np.ndarray:
+        routing = self._selection.routing
+        assert routing is not None
+        shares = [
+            self._store.residency(key).present.reshape(scores_TE.shape[1], -1).mean(axis=1, dtype=np.float32)
+            for key in self._layers[layer].mlp.requests
+        ]
+        return routing.scores(scores_TE, np.mean(shares, axis=0), self._selection.routing_strengths[layer])
 
     def check_tokens(self, tokens: np.ndarray) -> None:
         """Refuses ids outside the vocabulary.

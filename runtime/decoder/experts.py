@@ -17,7 +17,7 @@ from coldpress.runtime.decoder.blocks import Block, CoarseUnits, Terms
 from coldpress.runtime.decoder.matrix import Matrix, Resident
 from coldpress.runtime.decoder.mlp import checked_families, held_roles, inner_of
 from coldpress.runtime.decoder.router import Router
-from coldpress.runtime.decoder.tokens import Tokens
+from coldpress.runtime.decoder.tokens import Prior, Tokens
 from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.store.facts import Key
 from coldpress.schemas.families import slices
@@ -44,7 +44,7 @@ class Experts:
             ArtifactError: if there is no way to compute experts from these families.
         """
         inputs, inner = checked_families(families, spec)
-        self._spec, (self.inner,) = spec, inner
+        self._layer, self._spec, (self.inner,) = layer, spec, inner
         self._router = Router(spec, resident.optional_vector(f"layers.{layer}.router.correction"))
         self.form = inner_of(self.inner.signal, spec)
         self._coarse = (coarse or {}).get(self.inner.name)
@@ -67,16 +67,21 @@ class Experts:
         """Begins work on the normed input, float32 [T, hidden_size], with the resident matrices."""
         return ExpertsWork(self, x_TN, tokens)
 
-    def route(self, x_TN: np.ndarray, parts: Sequence[slice] = ()) -> tuple[np.ndarray, np.ndarray]:
+    def route(
+        self, x_TN: np.ndarray, parts: Sequence[slice] = (), prior: Prior | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the experts that each token uses, bool [T, E], and their weights, float32 [T, E]."""
         logits_TE = self._routing.apply(x_TN, parts)
-        chosen_TE = self._router.choose(self._router.scores(logits_TE))
+        scores_TE = self._router.scores(logits_TE)
+        chosen_TE = self._router.choose(scores_TE if prior is None else prior(self._layer, scores_TE))
         return chosen_TE, self._router.weights(logits_TE, chosen_TE)
 
-    def input_signal(self, family: str, x_TN: np.ndarray, is_dense: bool) -> tuple[np.ndarray, np.ndarray]:
+    def input_signal(
+        self, family: str, x_TN: np.ndarray, is_dense: bool, prior: Prior | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the signal of a family that is chosen by the input, float32 [T, n], as `Mlp.input_signal`, and each
         token's experts, bool [T, E]."""
-        chosen_TE, weights_TE = self.route(x_TN)
+        chosen_TE, weights_TE = self.route(x_TN, prior=prior)
         if family in self.inputs:
             return per_expert(x_TN, chosen_TE), chosen_TE
         return (x_TN if is_dense else self.inner_signal(x_TN, {}, weights_TE)), chosen_TE
@@ -146,7 +151,7 @@ class ExpertsWork:
     def __init__(self, layer: Experts, x_TN: np.ndarray, tokens: Tokens) -> None:
         """Routes the tokens, and computes the outputs of resident matrices."""
         self._layer, self._x_TN, self._is_dense = layer, x_TN, tokens.is_dense
-        self.experts, self._weights_TE = layer.route(x_TN, tokens.parts)
+        self.experts, self._weights_TE = layer.route(x_TN, tokens.parts, tokens.prior)
         self._known = layer.known(x_TN, self.experts, tokens.parts)
         self._signal, self._y_TN = x_TN, np.zeros_like(x_TN)
 
