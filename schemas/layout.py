@@ -15,6 +15,8 @@ CacheName = Annotated[str, Field(pattern=PLUGIN_NAME)]
 """The name of a file of runtime/cache; a name that a runtime does not have is not an error (FORMAT.md, section 7)."""
 DraftName = Annotated[str, Field(pattern=PLUGIN_NAME)]
 """The name of a file of runtime/drafts; a name that a runtime does not have is not an error (FORMAT.md, section 7)."""
+RoutingName = Annotated[str, Field(pattern=PLUGIN_NAME)]
+"""The name of a file of runtime/routing; a name that a runtime does not have is not an error (FORMAT.md, section 7)."""
 
 Collapse = Literal["static", "adaptive"]
 Preload = Literal["on", "off"]
@@ -132,14 +134,20 @@ class Plan(Record):
     None, which is left out of the file, for nothing."""
     draft_tokens: Count = 0
     """Most tokens that it proposes per pass; 0, which is left out, without a draft."""
+    routing: RoutingName | None = None
+    """How a mixture's routers choose experts; None, which is left out of the file, for the choice that the model was
+    trained with."""
+    routing_strengths: Many[float] = ()
+    """By layer, how much its router prefers experts in DRAM (runtime/routing); empty, which is left out, without
+    `routing`."""
     parts: Many[PartPlan]
     """One per layer and family: by layer, then in the order of the manifest's families."""
 
     @model_serializer(mode="wrap")
     def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leaves out fields of drafts where there is none, so that such a plan reads as it always did."""
-        found = write(self)
-        return {name: value for name, value in found.items() if value or name not in ("draft", "draft_tokens")}
+        """Leaves out fields of drafts and routing where there are none, so that such a plan reads as it always did."""
+        absent = ("draft", "draft_tokens", "routing", "routing_strengths")
+        return {name: value for name, value in write(self).items() if value or name not in absent}
 
     @property
     def title(self) -> str:

@@ -6,7 +6,8 @@ per layer `layers.<i>.{input_layernorm,post_attention_layernorm,pre_feedforward_
 q_norm,k_norm,q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj}.{weight,bias}`. The head may have a bias.
 compiler/architectures/<model_type>.py translates the names of architectures that use other names or fuse matrices. A
 two-matrix MLP (OPT) has only `up_proj` and `down_proj`. In a mixture of experts the MLP's matrices are
-`layers.<i>.experts.<e>.{gate_proj,up_proj,down_proj}.weight`, and there is `layers.<i>.router.weight`.
+`layers.<i>.experts.<e>.{gate_proj,up_proj,down_proj}.weight`, and there is
+`layers.<i>.router.{weight,bias,correction}`.
 `norm_placement` and `residual` determine which norms a layer has, see `placed_norms`.
 Layers that rotate with frequencies of their own use `rotary_local.inv_freq`. If every head has its own norm, the roles
 are `layers.<i>.heads.<h>.{q_norm,k_norm}.weight`.
@@ -57,7 +58,18 @@ class ModelSpec(Record):
     num_experts: PositiveCount = 1
     """Experts of a layer, among which a router chooses; 1 without a router."""
     num_experts_per_tok: PositiveCount = 1
-    """Experts that the router picks for a token: those with the largest logits, whose softmax weights their outputs."""
+    """Experts that the router picks for a token: those with the largest scores."""
+    router_scores: Literal["softmax", "sigmoid"] = "softmax"
+    """What the router makes of its logits; it chooses by these scores, and a tensor `router.correction` is added to
+    them for the choice alone."""
+    router_normed: bool = True
+    """Whether the scores of the picked experts are divided by their sum before they weight the outputs."""
+    router_scaling: float = Field(default=1.0, gt=0)
+    """Factor on the experts' weights."""
+    num_expert_groups: PositiveCount = 1
+    """Groups of consecutive experts; a token's experts are all in a few of them."""
+    num_expert_groups_per_tok: PositiveCount = 1
+    """Groups that a token's experts are in: those whose two best scores have the largest sums."""
     norm: Literal["rms_norm", "rms_norm_1p", "layer_norm", "layer_norm_1p"]
     """The kind of all norms. With `rms_norm_1p` (Gemma) and `layer_norm_1p` (Nemotron) a weight w stands for 1 + w."""
     norm_eps: float = Field(gt=0)
@@ -163,6 +175,11 @@ class ModelSpec(Record):
 
 
 EXTENSIONS = (
+    "router_scores",
+    "router_normed",
+    "router_scaling",
+    "num_expert_groups",
+    "num_expert_groups_per_tok",
     "residual",
     "attention_scale",
     "attention_softcap",
@@ -217,7 +234,7 @@ def role_shape(spec: ModelSpec, role: str) -> tuple[int, ...]:
         "router": (spec.num_experts, hidden),
     }
     shape = shapes.get(module, (hidden,))
-    return shape[:1] if kind == "bias" else shape
+    return shape[:1] if kind in ("bias", "correction") else shape
 
 
 def placed_norms(spec: ModelSpec) -> tuple[tuple[str | None, str | None], tuple[str | None, str | None]]:

@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 HEAD_ROWS = 16384
 """Rows of the head that are in memory at once."""
+CORRECTION = ".router.correction"
+"""End of the roles that stay float32 in every pass: a token's experts follow from small differences of scores."""
 NATIVE_BFLOAT16 = ("avx512_bf16", "amx_bf16", "sve_bf16")
 """Capabilities of processors that multiply bfloat16; on others torch is slower with it than with float32."""
 
@@ -69,7 +71,7 @@ def choose_dtype(model: Model, device: str) -> ComputeDtype:
     """
     import torch
 
-    stored = {stored_dtype(model, role) for role in model.tensors}
+    stored = {stored_dtype(model, role) for role in model.tensors if not role.endswith(CORRECTION)}
     native = device != "cpu" or any(torch.cpu.get_capabilities().get(name) for name in NATIVE_BFLOAT16)
     return "bfloat16" if stored == {"BF16"} and native else "float32"
 
@@ -160,7 +162,7 @@ class LayerStream:
         raw = read_object(private_folder(model) / "config.json", MAX_CONFIG_BYTES)
         self._config = _common.source_config(self._architecture.MODULES, raw)
         self._parameters = self._architecture.parameters(self._config, model.spec)
-        self._skeleton: Any = _common.causal_lm(self._architecture.MODULES, self._config)
+        self._skeleton: Any = _common.causal_lm(self._architecture.MODULES, self._config, model.spec)
         self._config = self._skeleton.config  # masks need its attention implementation
 
     def embed(self, tokens: np.ndarray) -> "Tensor":
@@ -311,7 +313,7 @@ class LayerStream:
         shape = self.model.tensors[role].shape
         stored = torch.empty(shape, dtype=kinds[stored_dtype(self.model, role)])
         read_stored(self.model, role, stored.view(torch.uint8).numpy().reshape(-1))
-        return stored.to(self.dtype)
+        return stored.to(torch.float32 if role.endswith(CORRECTION) else self.dtype)
 
     def _loaded(self, module: "nn.Module", prefix: str) -> "nn.Module":
         """Returns a copy of a module of the skeleton with its weights."""

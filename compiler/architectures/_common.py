@@ -7,7 +7,7 @@ checkpoint's tensors can be checked before any of them is read.
 
 import importlib
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
@@ -18,6 +18,7 @@ from coldpress.runtime.plugins import PluginBase
 from coldpress.schemas.errors import CheckpointError
 from coldpress.schemas.families import Signal
 from coldpress.schemas.model import (
+    ATTENTION_ROLES,
     Activation,
     AttentionKind,
     ModelSpec,
@@ -104,7 +105,7 @@ class Modules:
     """Whether the rotation may cover only part of each head's dimensions."""
     built_of: str | None = None
     """The `model_type` whose classes transformers uses for it, if it has none of its own."""
-    adapt: Callable[[Any], None] | None = None
+    adapt: Callable[[Any, ModelSpec], None] | None = None
     """Turns a layer of those classes, on torch's meta device, into one of this architecture."""
     is_mixture: bool = False
     """Whether the MLP has several experts, among which a router picks."""
@@ -267,7 +268,7 @@ def _fill_windows(config: Filled) -> None:
         config.layer_types = [kinds[layer >= first] for layer in range(config.num_hidden_layers)]
 
 
-def causal_lm(modules: Modules, config: Any) -> "nn.Module":
+def causal_lm(modules: Modules, config: Any, spec: ModelSpec) -> "nn.Module":
     """Builds the whole model in float32 as transformers does, on torch's meta device, without memory."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -277,7 +278,7 @@ def causal_lm(modules: Modules, config: Any) -> "nn.Module":
         model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=how).eval()
         for layer in model.get_submodule(f"{modules.base}.{modules.layers}"):
             if modules.adapt:
-                modules.adapt(layer)
+                modules.adapt(layer, spec)
             if getattr(config, THRESHOLD_KEY, 0):
                 layer.set_submodule(modules.taps["mlp_activation"].path, _fatrelu(getattr(config, THRESHOLD_KEY)))
     return model
@@ -487,15 +488,25 @@ def llama_parameters(
 ) -> dict[str, tuple[str, ...]]:
     """Returns the tensor names of a Llama-like model and the role of each; `biased` lists the projections with a
     bias."""
-    attention = ("q_proj", "k_proj", "v_proj", "o_proj")
-    names = {f"self_attn.{name}.weight": f"{name}.weight" for name in attention}
-    names |= {f"mlp.{name}.weight": f"{name}.weight" for name in mlp_projections(spec)}
-    names |= {f"{'self_attn' if name in attention else 'mlp'}.{name}.bias": f"{name}.bias" for name in biased}
+    names = attention_parameters(spec, biased, qk_norm) | mlp_parameters(spec, biased)
+    return llama_outer(spec) | all_layers(spec, "model", {name: (role,) for name, role in names.items()})
+
+
+def attention_parameters(spec: ModelSpec, biased: Collection[str] = (), qk_norm: bool = False) -> dict[str, str]:
+    """Returns the names and roles of attention's tensors and of both norms in a layer of a Llama-like model."""
+    names = {f"self_attn.{name}.weight": f"{name}.weight" for name in ATTENTION_ROLES}
+    names |= {f"self_attn.{name}.bias": f"{name}.bias" for name in ATTENTION_ROLES if name in biased}
     names |= {f"{name}.{part}": f"{name}.{part}" for name in block_norms(spec) for part in norm_parts(spec)}
     if qk_norm:
         norms = [name for each in qk_norms(spec).values() for name in each]
         names |= {f"self_attn.{name}.{part}": f"{name}.{part}" for name in norms for part in norm_parts(spec)}
-    return llama_outer(spec) | all_layers(spec, "model", {name: (role,) for name, role in names.items()})
+    return names
+
+
+def mlp_parameters(spec: ModelSpec, biased: Collection[str] = ()) -> dict[str, str]:
+    """Returns the names and roles of the MLP's tensors in a layer of a Llama-like model."""
+    names = {f"mlp.{name}.weight": f"{name}.weight" for name in mlp_projections(spec)}
+    return names | {f"mlp.{name}.bias": f"{name}.bias" for name in mlp_projections(spec) if name in biased}
 
 
 def in_parts(names: Mapping[str, tuple[str, ...]], parts: tuple[str, ...]) -> dict[str, tuple[str, ...]]:

@@ -1,93 +1,97 @@
-"""A mixture of experts as a module whose signals hooks can see: Mixtral's block, its experts one matrix at a time.
+"""What the architectures with experts share: the names of their parts, and where signals of experts are.
 
-transformers stores all experts' matrices in one tensor and gives no access to the values between them. Here a signal
-has one entry for every unit of every expert, unit i of expert e at e * intermediate_size + i (design, section 1). It is
-zero for the experts that a token does not use; so is each expert's input. An expert's output is weighted by the softmax
-of the chosen logits (Jiang et al. 2024, section 2.1). The output is a sum over units, so the weight goes to each unit:
-its signal then says what it adds. Shape letters: T tokens, N hidden_size, E experts, F intermediate_size, K experts per
-token, I entries of a signal.
+transformers stores all experts' matrices in one tensor and gives no access to the values between them, so its block is
+replaced by one that has a matrix per expert (`_expert_block.py`), under the names of the published checkpoints.
 """
 
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from coldpress.compiler.architectures import _common
+from coldpress.schemas.errors import CheckpointError
 from coldpress.schemas.families import Signal
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-BLOCK = "block_sparse_moe"
-"""Path of the experts in a layer of the checkpoint."""
-TAPS: dict[Signal, _common.Tap] = {
-    "attention_input": _common.Tap("self_attn"),
-    "attention_mixed": _common.Tap("self_attn.o_proj"),
-    "router_logits": _common.Tap(f"{BLOCK}.gate", "output"),
-    "mlp_input": _common.Tap(BLOCK),
-    "expert_inputs": _common.Tap(f"{BLOCK}.given"),
-    "mlp_activation": _common.Tap(f"{BLOCK}.activated"),
-    "mlp_up": _common.Tap(f"{BLOCK}.up"),
-    "mlp_inner": _common.Tap(f"{BLOCK}.inner"),
-}
+from coldpress.schemas.model import MLP_ROLES, MatrixRole, ModelSpec, matrices
 
 
-def adapt(layer: Any) -> None:
-    """Replaces transformers' own block by this one, under the checkpoint's name."""
+@dataclass(frozen=True)
+class Names:
+    """The names of a mixture's parts in the checkpoint, below a layer."""
+
+    block: str = "mlp"
+    """Path of the experts and their router."""
+    router: str = "gate"
+    correction: str | None = None
+    """What the router adds to the scores that it chooses by; below the router."""
+    matrices: Mapping[MatrixRole, str] = field(default_factory=lambda: {role: role for role in MLP_ROLES})
+    """The matrices of an expert."""
+
+
+def modules(prefix: str, names: Names) -> _common.Modules:
+    """Returns the paths of a mixture that has Llama's names outside its experts."""
+    taps: dict[Signal, _common.Tap] = {
+        "attention_input": _common.Tap("self_attn"),
+        "attention_mixed": _common.Tap("self_attn.o_proj"),
+        "router_logits": _common.Tap(f"{names.block}.{names.router}", "output"),
+        "mlp_input": _common.Tap(names.block),
+        "expert_inputs": _common.Tap(f"{names.block}.given"),
+        "mlp_activation": _common.Tap(f"{names.block}.activated"),
+        "mlp_up": _common.Tap(f"{names.block}.up"),
+        "mlp_inner": _common.Tap(f"{names.block}.inner"),
+    }
+    return _common.Modules(
+        prefix=prefix,
+        base="model",
+        norm="norm",
+        taps=taps,
+        adapt=functools.partial(_adapt, names),
+        is_mixture=True,
+    )
+
+
+class Mixture(_common.Llama):
+    """Llama's arithmetic and names with experts in place of the MLP; subclasses change what differs."""
+
+    NAMES: ClassVar[Names]
+    QK_NORM: ClassVar[bool] = False
+    """Whether q and k have norms."""
+
+    def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
+        """Returns Llama's names of attention and norms, and the names of routers and experts."""
+        layer = _common.attention_parameters(spec, self.biases(config, spec), self.QK_NORM) | self._of_experts(spec)
+        return _common.llama_outer(spec) | _common.all_layers(spec, "model", {name: (layer[name],) for name in layer})
+
+    def _of_experts(self, spec: ModelSpec) -> dict[str, str]:
+        names = self.NAMES
+        found = {f"{names.block}.{names.router}.weight": "router.weight"}
+        if names.correction:
+            found[f"{names.block}.{names.router}.{names.correction}"] = "router.correction"
+        for role, name in names.matrices.items():
+            for expert, held in enumerate(matrices(role, spec)):
+                found[f"{names.block}.experts.{expert}.{name}.weight"] = f"{held}.weight"
+        return found
+
+
+def counts(config: Any, key: str = "num_experts") -> dict[str, Any]:
+    """Returns the fields of a spec that say how many experts there are and how many a token uses; `key` is the one of
+    config.json with the number.
+
+    Raises:
+        CheckpointError: if a token uses more experts than there are.
+    """
+    experts, chosen = getattr(config, key), config.num_experts_per_tok
+    if chosen > experts:
+        raise CheckpointError(f"config.json: num_experts_per_tok is {chosen}, expected at most {key}, {experts}")
+    return {"num_experts": experts, "num_experts_per_tok": chosen}
+
+
+def _adapt(names: Names, layer: Any, spec: ModelSpec) -> None:
+    """Replaces transformers' own block by ours, under the checkpoint's name."""
+    from coldpress.compiler.architectures._expert_block import Block  # torch takes seconds to import
+
     own = layer.mlp
-    sizes = (own.experts.hidden_dim, own.experts.intermediate_dim, own.experts.num_experts, own.top_k)
-    layer.register_module(BLOCK, _block_class()(*sizes, own.experts.act_fn))
     del layer.mlp
-    layer.mlp = layer.get_submodule(BLOCK).__call__  # transformers calls this name
-
-
-@functools.cache
-def _block_class() -> "type[nn.Module]":
-    import torch
-
-    class Expert(torch.nn.Module):
-        """Gate w1, down w2 and up w3."""
-
-        def __init__(self, hidden_size: int, intermediate_size: int) -> None:
-            super().__init__()
-            self.w1 = torch.nn.Linear(hidden_size, intermediate_size, bias=False)
-            self.w2 = torch.nn.Linear(intermediate_size, hidden_size, bias=False)
-            self.w3 = torch.nn.Linear(hidden_size, intermediate_size, bias=False)
-
-    class Block(torch.nn.Module):
-        def __init__(self, hidden_size: int, intermediate_size: int, num_experts: int, top_k: int, act: Any) -> None:
-            super().__init__()
-            self.gate = torch.nn.Linear(hidden_size, num_experts, bias=False)
-            self.experts = torch.nn.ModuleList(Expert(hidden_size, intermediate_size) for _ in range(num_experts))
-            self.act, self.top_k = act, top_k
-            # modules that change nothing: hooks on them see the signals
-            self.given, self.activated, self.up, self.inner = (torch.nn.Identity() for _ in range(4))
-
-        def forward(self, hidden: "Tensor") -> "Tensor":
-            """[..., N] -> [..., N]."""
-            x_TN = hidden.reshape(-1, hidden.shape[-1])
-            top_TK, chosen_TK = self.gate(x_TN).float().topk(self.top_k, dim=-1)
-            uses = [(chosen_TK == expert).any(dim=1).nonzero()[:, 0] for expert in range(len(self.experts))]
-            weights_TE = torch.zeros(len(x_TN), len(uses), dtype=x_TN.dtype)
-            weights_TE = weights_TE.to(x_TN.device).scatter(1, chosen_TK, top_TK.softmax(dim=-1).to(x_TN.dtype))
-            used_TE = torch.zeros_like(weights_TE).scatter(1, chosen_TK, 1)
-            given_TEN = self._seen(self.given, used_TE[..., None] * x_TN[:, None])
-            gate_TEF, up_TEF = (self._first(given_TEN, uses, name) for name in ("w1", "w3"))
-            inner_TEF = self._seen(self.activated, self.act(gate_TEF)) * self._seen(self.up, up_TEF)
-            inner_TEF = self._seen(self.inner, inner_TEF * weights_TE[..., None])
-            y_TN = torch.zeros_like(x_TN)
-            for number, (tokens, expert) in enumerate(zip(uses, self.experts, strict=True)):
-                y_TN.index_add_(0, tokens, expert.get_submodule("w2")(inner_TEF[tokens, number]))
-            return y_TN.reshape(hidden.shape)
-
-        def _first(self, given_TEN: "Tensor", uses: "list[Tensor]", name: str) -> "Tensor":
-            """Returns each expert's products with the tokens that use it, [T, E, F]; 0 for the others."""
-            matrices: list[Any] = [expert.get_submodule(name) for expert in self.experts]
-            y_TEF = given_TEN.new_zeros(*given_TEN.shape[:2], matrices[0].weight.shape[0])
-            for number, (tokens, matrix) in enumerate(zip(uses, matrices, strict=True)):
-                y_TEF[tokens, number] = matrix(given_TEN[tokens, number])
-            return y_TEF
-
-        def _seen(self, signal: "nn.Module", values_TEI: "Tensor") -> "Tensor":
-            return signal(values_TEI.flatten(1)).unflatten(1, (values_TEI.shape[1], -1))
-
-    return Block
+    layer.register_module(names.block, Block(names, own, spec))
+    if names.block != "mlp":
+        layer.mlp = layer.get_submodule(names.block).__call__  # transformers calls this name

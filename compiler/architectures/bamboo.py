@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-def adapt(layer: Any) -> None:
+def adapt(layer: Any, _: ModelSpec) -> None:
     """Replaces Mistral's MLP by one with two activations."""
     layer.mlp = _mlp_class()(layer.mlp.config)
 

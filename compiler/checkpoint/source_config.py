@@ -75,12 +75,15 @@ BOUNDS: dict[str, tuple[int, int]] = {
     "ffn_hidden_size": (1, 1 << 20),
     "num_kv_heads": (1, 1 << 12),
     "num_ln_in_parallel_attn": (1, 2),
+    "moe_intermediate_size": (1, 1 << 20),
+    "num_experts": (2, 1 << 12),
     "num_local_experts": (2, 1 << 12),
     "num_experts_per_tok": (1, 1 << 12),
     "sliding_window": (1, 1 << 27),
     "max_window_layers": (0, 1 << 27),
     "sliding_window_pattern": (1, 999),
     "no_rope_layer_interval": (1, 999),
+    "decoder_sparse_step": (1, 999),
     "bos_token_id": (0, 1 << 22),
     "pad_token_id": (-1, 1 << 22),
 }
@@ -115,6 +118,8 @@ MAY_BE_NULL = frozenset(
         "ffn_hidden_size",
         "num_kv_heads",
         "num_ln_in_parallel_attn",
+        "clip_qkv",
+        "mlp_only_layers",
     ]
 )
 FLAGS = frozenset(
@@ -122,6 +127,7 @@ FLAGS = frozenset(
         "tie_word_embeddings",
         "attention_bias",
         "mlp_bias",
+        "norm_topk_prob",
         "use_sliding_window",
         "do_layer_norm_before",
         "_remove_final_layer_norm",
@@ -257,6 +263,8 @@ def check_value(key: str, value: Any, file: str = "config.json") -> None:
         ids = value if isinstance(value, list) else [value]
         if not all(type(token) is int and 0 <= token <= BOUNDS["bos_token_id"][1] for token in ids) or len(ids) > 64:
             raise _wrong(file, key, value, "a token id or a list of them")
+    elif key == "mlp_only_layers" and not _is_layers(value):
+        raise _wrong(file, key, value, "a list of layers' numbers")
     elif key in ("layer_types", "architectures") and not _is_texts(value):
         raise _wrong(file, key, value, "a list of texts")
 
@@ -266,9 +274,11 @@ def _is_between(value: Any, limit: int) -> bool:
 
 
 def _is_flags(value: Any) -> bool:
-    return (
-        isinstance(value, list) and len(value) <= 999 and all(type(entry) is int and entry in (0, 1) for entry in value)
-    )
+    return _is_layers(value) and all(entry in (0, 1) for entry in value)
+
+
+def _is_layers(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= 999 and all(type(entry) is int and entry >= 0 for entry in value)
 
 
 def _is_texts(value: Any) -> bool:

@@ -201,7 +201,7 @@ def _with_either(model: "nn.Module", student: "Source") -> Callable[[bool], None
             return self.own(x) if self.has_own else self.other(x)
 
     path, found = student.modules.taps["mlp_activation"].path, list[Either]()
-    others = layers_of(_common.causal_lm(student.modules, student.config), student.modules)
+    others = layers_of(_common.causal_lm(student.modules, student.config, student.model.spec), student.modules)
     for layer, other in zip(layers_of(model, student.modules), others, strict=True):
         found.append(Either(layer.get_submodule(path), other.get_submodule(path)))
         layer.set_submodule(path, found[-1])

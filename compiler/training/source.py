@@ -62,7 +62,7 @@ class Source:
             device: torch's name of the device.
             stored: Whether matrices keep their stored dtype; then they cannot train, and each is widened at every use.
         """
-        built: Any = _common.causal_lm(self.modules, self.config)
+        built: Any = _common.causal_lm(self.modules, self.config, self.model.spec)
         for name, roles in self.names.items():
             values = self.tensor(roles)
             kept = values if stored and values.ndim > 1 else values.float()

@@ -4,6 +4,7 @@ Each function refuses with an error that names the field. The order of `check_ma
 counts that earlier ones have bounded (a manifest may claim 10^9 layers).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from coldpress.runtime import plugins
@@ -91,7 +92,7 @@ def known_features() -> tuple[str, ...]:
 def servable_plans(manifest: Manifest) -> tuple[tuple[Plan, ...], tuple[str, ...]]:
     """Returns the plans that this runtime can serve, and one sentence about each plan that it cannot.
 
-    A plan can be served if this runtime has its selector, its cache, their options, and its draft.
+    A plan can be served if this runtime has its selector, its cache, their options, its draft and its routing.
 
     Raises:
         FeatureError: if no plan can be served; the text has the unknown names and the known ones.
@@ -113,8 +114,8 @@ def servable_plans(manifest: Manifest) -> tuple[tuple[Plan, ...], tuple[str, ...
 def _lacking(plan: Plan) -> list[str]:
     """Names what a plan needs and this runtime does not have."""
     wanted = [("selector", plan.method, "sparsity"), ("cache", plan.cache, "cache")]
-    if plan.draft is not None:
-        wanted.append(("draft", plan.draft, "drafts"))
+    optional = ("draft", plan.draft, "drafts"), ("routing", plan.routing, "routing")
+    wanted += [(kind, name, folder) for kind, name, folder in optional if name is not None]
     found = [
         f"the {kind} {_short(name)}"
         for kind, name, folder in wanted
@@ -188,12 +189,27 @@ def _check_model(spec: ModelSpec) -> None:
         (spec.rotary_dim > 0) == rotary, "rotary_dim", f"{'positive' if rotary else '0'} with {spec.position} positions"
     )
     require(spec.num_experts_per_tok <= spec.num_experts, "num_experts_per_tok", f"at most {spec.num_experts} experts")
+    _check_expert_groups(spec, require)
     require(spec.rotary_scaling > 0, "rotary_scaling", "positive")
     shared, before = spec.residual == "parallel_shared", spec.norm_placement == "before"
     require(before or not shared, "residual", f"another value with norms {spec.norm_placement} the blocks")
     for token in (spec.bos_token_id, *spec.eos_token_ids):
         field = "bos_token_id" if token == spec.bos_token_id else "eos_token_ids"
         require(token is None or token < spec.vocab_size, field, f"below vocab_size, {spec.vocab_size}")
+
+
+def _check_expert_groups(spec: ModelSpec, require: Callable[[bool, str, str], None]) -> None:
+    """Requires groups of equally many experts, two or more, from which a token can take its experts."""
+    groups = spec.num_expert_groups
+    if groups == 1:
+        require(spec.num_expert_groups_per_tok == 1, "num_expert_groups_per_tok", "1 without groups")
+        return
+    require(spec.router_scores == "sigmoid", "router_scores", "sigmoid with groups of experts")
+    require(spec.num_experts % groups == 0, "num_expert_groups", f"a divisor of {spec.num_experts} experts")
+    require(2 * groups <= spec.num_experts, "num_expert_groups", "groups of at least two experts")
+    require(spec.num_expert_groups_per_tok <= groups, "num_expert_groups_per_tok", f"at most {groups} groups")
+    within = spec.num_expert_groups_per_tok * (spec.num_experts // groups)
+    require(spec.num_experts_per_tok <= within, "num_experts_per_tok", f"at most {within}, the experts of its groups")
 
 
 def _check_experts(manifest: Manifest) -> None:

@@ -128,6 +128,8 @@ def model_tensors(manifest: Manifest) -> tuple[Shapes, Shapes]:
         optional |= {f"{prefix}{role}.bias": role_shape(spec, f"{role}.bias") for role in biased}
         for norm in [norm for norms in qk_norms(spec).values() for norm in norms]:
             optional |= {f"{prefix}{norm}.{part}": role_shape(spec, f"{norm}.{part}") for part in norm_parts(spec)}
+        routing = ("router.bias", "router.correction") if spec.is_mixture else ()
+        optional |= {f"{prefix}{role}": role_shape(spec, role) for role in routing}
     return required, optional
 
 

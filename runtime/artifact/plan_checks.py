@@ -73,6 +73,11 @@ def check_plan(facts: Facts, plan: Plan, field: str) -> None:
     drafts = range(1, FEW_TOKENS) if plan.draft is not None else range(1)
     expected = f"{drafts[0]} to {drafts[-1]} with a draft" if plan.draft is not None else "0 without a draft"
     require(plan.draft_tokens in drafts, "draft_tokens", plan.draft_tokens, expected)
+    layers = 0 if plan.routing is None else spec.num_hidden_layers
+    suits = len(plan.routing_strengths) == layers and all(0 <= one < float("inf") for one in plan.routing_strengths)
+    expected = f"{layers} numbers of at least 0"
+    require(suits, "routing_strengths", f"a list of {len(plan.routing_strengths)}", expected)
+    require(plan.routing is None or spec.is_mixture, "routing", plan.routing, "none, since there are no experts")
     alone = plan.draft is None or not sees_others(plan)
     require(alone, "draft", plan.draft, f"none with this {plan.method}, which uses what earlier tokens left in DRAM")
     _check_parts(facts, plan, field)

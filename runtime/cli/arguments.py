@@ -349,6 +349,15 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_routing(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--routing",
+        metavar="NAME[:STRENGTH]",
+        help="how a mixture chooses experts: top_k, as it was trained, or cache_prior:0.2, which prefers experts in "
+        "DRAM and changes the text (default: as the plan says)",
+    )
+
+
 def _add_prompts(parser: argparse.ArgumentParser) -> None:
     group = parser.add_mutually_exclusive_group(required=True)
     several = f"up to {FEW_TOKENS} times, to continue several texts at once"
@@ -381,6 +390,7 @@ def _add_run(parser: argparse.ArgumentParser, selector_help: str, cache_help: st
     parser.add_argument("--selector", metavar="NAME", help=f"{selector_help} (known: {', '.join(selectors)})")
     parser.add_argument("--cache", metavar="NAME", help=f"{cache_help} (known: {', '.join(caches)}; {OPTIONS_HELP})")
     _add_reading(parser)
+    _add_routing(parser)
     parser.add_argument(
         "--flash",
         default=DEFAULT_FLASH,

@@ -36,6 +36,7 @@ def open_session(
         kv_cache=arguments.kv_cache,
         collapse=arguments.collapse,
         preload=arguments.preload,
+        routing=arguments.routing,
         device=device_of(arguments),
         recorder=recorder,
         modelled=getattr(arguments, "modelled", False),

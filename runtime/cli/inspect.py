@@ -63,6 +63,7 @@ def _plan(manifest: Manifest, plan: Plan) -> dict[str, Any]:
     return {name: getattr(plan, name) for name in names.split()} | {
         "read_buffer_bytes": plan.read_buffer_bytes,
         "preload_buffer_bytes": plan.preload_buffer_bytes,
+        "routing": plan.routing,
         "draft": plan.draft,
         "draft_tokens": plan.draft_tokens,
         "bookkeeping_bytes": bookkeeping_bytes(manifest),

@@ -22,7 +22,7 @@ from coldpress.runtime.decoder.matrix import Resident
 from coldpress.runtime.decoder.mlp import Mlp
 from coldpress.runtime.decoder.norms import Norm, norm_of
 from coldpress.runtime.decoder.selection import Selection, union
-from coldpress.runtime.decoder.tokens import KvCache, Span, Tokens, new_cache
+from coldpress.runtime.decoder.tokens import KvCache, Prior, Span, Tokens, new_cache
 from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.kernels.activations import ActivationFormat
 from coldpress.runtime.kernels.attention import soft_cap
@@ -401,11 +401,12 @@ class Decoder:
             x_TN = x_TN * np.float32(self.spec.embedding_multiplier)
         if self._positions is not None:
             x_TN = x_TN + self._positions.rows(positions + self.spec.position_offset)
-        rotary = {
+        rotary: dict[RotaryKind, tuple[np.ndarray, np.ndarray]] = {
             kind: rotary_tables(positions, frequencies, self.spec.rotary_scaling if kind == "main" else 1.0)
             for kind, frequencies in self._inv_freq.items()
         }
-        together = Tokens(spans, rotary, parts, num_kept, is_dense)
+        prior = self._prior if through == self._decode_layer else None
+        together = Tokens(spans, rotary, parts, num_kept, is_dense, prior)
         for layer in self._layers:
             x_TN = through(layer, x_TN, together)
         for span in spans:  # only now: a pass that fails leaves the sequences as they were
@@ -477,8 +478,22 @@ class Decoder:
         experts_TE = None
         if FAMILIES[family].signal == "mlp_input":
             is_dense = self._selection.is_whole
-            signal_TN, experts_TE = self._layers[layer].mlp.input_signal(family, signal_TN, is_dense)
+            signal_TN, experts_TE = self._layers[layer].mlp.input_signal(family, signal_TN, is_dense, self._prior)
         return self._selection.select(key, signal_TN, residency, experts_TE), signal_TN
+
+    @property
+    def _prior(self) -> Prior | None:
+        """What changes the scores of routers while tokens are decoded; None if they choose as the model was trained."""
+        return self._prefer_present if self._selection.routing is not None else None
+
+    def _prefer_present(self, layer: int, scores_TE: np.ndarray) -> np.ndarray:
+        routing = self._selection.routing
+        assert routing is not None
+        shares = [
+            self._store.residency(key).present.reshape(scores_TE.shape[1], -1).mean(axis=1, dtype=np.float32)
+            for key in self._layers[layer].mlp.requests
+        ]
+        return routing.scores(scores_TE, np.mean(shares, axis=0), self._selection.routing_strengths[layer])
 
     def check_tokens(self, tokens: np.ndarray) -> None:
         """Refuses ids outside the vocabulary.

@@ -1,7 +1,7 @@
 """The MLP of a layer that is a mixture of experts, over blocks of units of all experts.
 
-A resident router chooses a few experts for each token. A token uses only units of these experts, and weights each
-expert's output by the softmax of the chosen logits (Jiang et al. 2024, section 2.1). Gate and up may be resident, with
+A resident router chooses a few experts for each token (runtime/decoder/router.py). A token uses only units of these
+experts, and multiplies each expert's output by its weight. Gate and up may be resident, with
 one matrix per expert; down is on flash. A selector chooses each expert's inputs separately; each entry of the inner
 activation is multiplied by its expert's weight. Shape letters: T tokens, N hidden_size, F intermediate_size, K units of
 a block, E experts, U units of a family, the units of one expert after those of another.
@@ -16,7 +16,8 @@ from coldpress.runtime.decoder.arithmetic import activation
 from coldpress.runtime.decoder.blocks import Block, CoarseUnits, Terms
 from coldpress.runtime.decoder.matrix import Matrix, Resident
 from coldpress.runtime.decoder.mlp import checked_families, held_roles, inner_of
-from coldpress.runtime.decoder.tokens import Tokens
+from coldpress.runtime.decoder.router import Router
+from coldpress.runtime.decoder.tokens import Prior, Tokens
 from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.store.facts import Key
 from coldpress.schemas.families import slices
@@ -43,12 +44,13 @@ class Experts:
             ArtifactError: if there is no way to compute experts from these families.
         """
         inputs, inner = checked_families(families, spec)
-        self._spec, (self.inner,) = spec, inner
+        self._layer, self._spec, (self.inner,) = layer, spec, inner
+        self._router = Router(spec, resident.optional_vector(f"layers.{layer}.router.correction"))
         self.form = inner_of(self.inner.signal, spec)
         self._coarse = (coarse or {}).get(self.inner.name)
         self._down_only = replace(self.form, gate=None, up=None)
         self.intermediate_size = spec.intermediate_size
-        self._router = resident.matrix(f"layers.{layer}.router")
+        self._routing = resident.matrix(f"layers.{layer}.router")
         self._matrices: dict[MatrixRole, list[Matrix]] = {
             role: [resident.matrix(f"layers.{layer}.{name}") for name in matrices(role, spec)]
             for role in held_roles(families, spec)
@@ -65,14 +67,21 @@ class Experts:
         """Begins work on the normed input, float32 [T, hidden_size], with the resident matrices."""
         return ExpertsWork(self, x_TN, tokens)
 
-    def route(self, x_TN: np.ndarray, parts: Sequence[slice] = ()) -> tuple[np.ndarray, np.ndarray]:
+    def route(
+        self, x_TN: np.ndarray, parts: Sequence[slice] = (), prior: Prior | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the experts that each token uses, bool [T, E], and their weights, float32 [T, E]."""
-        return routed(self._router.apply(x_TN, parts), self._spec.num_experts_per_tok)
+        logits_TE = self._routing.apply(x_TN, parts)
+        scores_TE = self._router.scores(logits_TE)
+        chosen_TE = self._router.choose(scores_TE if prior is None else prior(self._layer, scores_TE))
+        return chosen_TE, self._router.weights(logits_TE, chosen_TE)
 
-    def input_signal(self, family: str, x_TN: np.ndarray, is_dense: bool) -> tuple[np.ndarray, np.ndarray]:
+    def input_signal(
+        self, family: str, x_TN: np.ndarray, is_dense: bool, prior: Prior | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the signal of a family that is chosen by the input, float32 [T, n], as `Mlp.input_signal`, and each
         token's experts, bool [T, E]."""
-        chosen_TE, weights_TE = self.route(x_TN)
+        chosen_TE, weights_TE = self.route(x_TN, prior=prior)
         if family in self.inputs:
             return per_expert(x_TN, chosen_TE), chosen_TE
         return (x_TN if is_dense else self.inner_signal(x_TN, {}, weights_TE)), chosen_TE
@@ -142,7 +151,7 @@ class ExpertsWork:
     def __init__(self, layer: Experts, x_TN: np.ndarray, tokens: Tokens) -> None:
         """Routes the tokens, and computes the outputs of resident matrices."""
         self._layer, self._x_TN, self._is_dense = layer, x_TN, tokens.is_dense
-        self.experts, self._weights_TE = layer.route(x_TN, tokens.parts)
+        self.experts, self._weights_TE = layer.route(x_TN, tokens.parts, tokens.prior)
         self._known = layer.known(x_TN, self.experts, tokens.parts)
         self._signal, self._y_TN = x_TN, np.zeros_like(x_TN)
 
@@ -177,18 +186,3 @@ class ExpertsWork:
 def per_expert(x_TN: np.ndarray, chosen_TE: np.ndarray) -> np.ndarray:
     """Repeats the input for each expert, with 0 for experts that a token does not use: float32 [T, E * N]."""
     return (x_TN[:, None] * chosen_TE[..., None]).reshape(len(x_TN), -1)
-
-
-def routed(logits_TE: np.ndarray, num_chosen: int) -> tuple[np.ndarray, np.ndarray]:
-    """Chooses the experts with the largest logits and computes their softmax (Jiang et al. 2024, section 2.1).
-
-    Returns:
-        The chosen experts, bool [T, E], where ties go to the lower number; and their weights, float32 [T, E], 0 for the
-        other experts.
-    """
-    order = np.argsort(-logits_TE, axis=1, kind="stable")[:, :num_chosen]
-    chosen_TE = np.zeros(logits_TE.shape, bool)
-    np.put_along_axis(chosen_TE, order, True, axis=1)
-    largest = logits_TE.max(axis=1, keepdims=True)
-    weights_TE = np.where(chosen_TE, np.exp(logits_TE - largest), np.float32(0))
-    return chosen_TE, weights_TE / weights_TE.sum(axis=1, keepdims=True)

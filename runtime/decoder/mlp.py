@@ -14,7 +14,7 @@ import numpy as np
 from coldpress.runtime.decoder.arithmetic import activation
 from coldpress.runtime.decoder.blocks import Block, CoarseUnits, ColumnSums, Inner, Terms, widths_of
 from coldpress.runtime.decoder.matrix import Matrix, Resident
-from coldpress.runtime.decoder.tokens import Tokens
+from coldpress.runtime.decoder.tokens import Prior, Tokens
 from coldpress.runtime.store.facts import Key
 from coldpress.schemas.errors import ArtifactError
 from coldpress.schemas.families import KNOWN_BEFORE, Family, Signal, missing_for_decoder, mlp_families, resident_roles
@@ -67,7 +67,9 @@ class Mlp:
         """Begins work on the normed input, float32 [T, hidden_size], with the resident matrices."""
         return MlpWork(self, x_TN, tokens)
 
-    def input_signal(self, family: str, x_TN: np.ndarray, is_dense: bool) -> tuple[np.ndarray, None]:
+    def input_signal(
+        self, family: str, x_TN: np.ndarray, is_dense: bool, prior: Prior | None = None
+    ) -> tuple[np.ndarray, None]:
         """Returns the signal of a family that is chosen by the input, float32 [T, n]; there are no experts. The input
         itself if `is_dense`: no selector needs a signal."""
         return (x_TN if is_dense or family in self.widths else self.inner_signal(x_TN, {})), None

@@ -12,6 +12,8 @@ import numpy as np
 from coldpress.runtime import plugins
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.quantization._planes import planes_of
+from coldpress.runtime.routing import PACKAGE as ROUTING
+from coldpress.runtime.routing import Routing
 from coldpress.runtime.sparsity import Residency, Selector, sees_others, sees_residency
 from coldpress.runtime.store.facts import Key
 from coldpress.schemas.errors import ColdpressError, UnknownNameError
@@ -64,8 +66,13 @@ class Selection:
             ColdpressError: as `check_selector`, or if the method cannot be fitted without calibration.
         """
         check_selector(plan.method, artifact.manifest)
-        self.method, self._title = plugins.load(PACKAGE, Selector, plan.method), plan.method
+        self.method = plugins.load(PACKAGE, Selector, plan.method)
+        self._title = f"the selector '{plan.method}'" if plan.routing is None else f"the routing '{plan.routing}'"
         self.sees_residency, self.sees_others = sees_residency(plan), sees_others(plan)
+        self.routing = None if plan.routing is None else plugins.load(ROUTING, Routing, plan.routing)
+        """What changes the choice of experts; None for the choice that the model was trained with."""
+        self.routing_strengths = plan.routing_strengths
+        """By layer, how much its router prefers experts in DRAM; empty without `routing`."""
         self.arrays = {
             (part.layer, part.family): self._fitted(artifact, plan, part, section.num_units)
             for part, section in placed_parts(plan, artifact.manifest.flash.sections)
@@ -125,9 +132,9 @@ class Selection:
         """
         if self.sees_residency:
             raise ColdpressError(
-                f"the selector '{self._title}' uses what is in DRAM, so that sequences decoded together would be "
+                f"{self._title} uses what is in DRAM, so that sequences decoded together would be "
                 "computed with other units than alone; decode one at a time, or choose a selector, or "
-                "use_read_units=false, that does not"
+                "use_read_units=false, or the routing top_k, that does not"
             )
 
 

@@ -1,6 +1,6 @@
 """The tokens of one pass through the layers, the sequences they belong to, and the KV caches."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,6 +44,10 @@ def new_cache(spec: ModelSpec, context_length: int, kind: KvCacheFormat = DEFAUL
     return KvCache(np.zeros(shape, dtype), np.zeros(shape, dtype))
 
 
+Prior = Callable[[int, np.ndarray], np.ndarray]
+"""Layer, and its router's scores, float32 [T, E] -> those that it chooses experts by (runtime/routing)."""
+
+
 @dataclass(frozen=True)
 class Tokens:
     """Consecutive tokens of one or more sequences, which go through the layers together."""
@@ -57,3 +61,5 @@ class Tokens:
     """The cache admits only units of the first `num_kept` tokens; None for all tokens."""
     is_dense: bool = False
     """Whether all tokens use all units, so that no selector needs a signal."""
+    prior: Prior | None = None
+    """Changes the scores by which a layer's router chooses experts; None for the router's own choice."""

@@ -11,8 +11,11 @@ from coldpress.runtime.drafts import NO_DRAFT, Draft
 from coldpress.runtime.flash import Flash, Reader, simulated
 from coldpress.runtime.plan import budget
 from coldpress.runtime.plan.kv_cache import kv_cache_bytes, kv_cache_format
+from coldpress.runtime.routing import EXACT
+from coldpress.runtime.routing import read_choice as read_routing
 from coldpress.runtime.sparsity import Selector, sees_others
 from coldpress.runtime.store.ahead_room import wanted
+from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.layout import Collapse, KvCacheFormat, Plan, Preload
 from coldpress.schemas.manifest import Manifest
 
@@ -30,6 +33,7 @@ def choose_plan(
     collapse: Collapse | None = None,
     preload: Preload | None = None,
     kv_cache: KvCacheFormat | None = None,
+    routing: str | None = None,
     among: Sequence[Plan] | None = None,
 ) -> Plan:
     """Chooses the plan to run with: the largest of `among` that fits, changed by each setting that is not None.
@@ -38,8 +42,8 @@ def choose_plan(
 
     Raises:
         DoesNotFitError: if the budget cannot hold what must stay in DRAM.
-        ColdpressError: for an unknown name, a selector that the artifact cannot serve, or if nothing can be read
-            ahead.
+        ColdpressError: for an unknown name, a selector or a routing that the artifact cannot serve, or if nothing can
+            be read ahead.
     """
     if selector is not None:
         check_selector(selector, manifest)
@@ -49,7 +53,7 @@ def choose_plan(
     plans = tuple(_with_kv_cache(plan, manifest, kv_cache) for plan in fitting or offered)
     plan = budget.choose_plan(manifest, dram_budget_bytes, plans)
     listed = next(one for one in manifest.plans if one.name == plan.name)
-    plan = plan.model_copy(update={"collapse": collapse or plan.collapse})
+    plan = plan.model_copy(update={"collapse": collapse or plan.collapse, **_routed(manifest, routing)})
     policy, options = chosen or (plan.cache, plan.cache_options)
     changes: dict[str, object] = {"cache": policy, "cache_options": options}
     if preload is not None:
@@ -74,6 +78,7 @@ def choices(
     collapse: Collapse | None,
     preload: Preload | None,
     kv_cache: str | None,
+    routing: str | None = None,
 ) -> tuple[Plan, Callable[[int], Plan]]:
     """Returns the plan to run with, and what chooses the plan for another budget while the run goes on: among those of
     the same selector, context and KV cache.
@@ -82,11 +87,28 @@ def choices(
         DoesNotFitError, ColdpressError: as `choose_plan`; so does the second.
     """
     kind = None if kv_cache is None else kv_cache_format(kv_cache)
-    settings = selector, cache, collapse, preload, kind
+    settings = selector, cache, collapse, preload, kind, routing
     plan = choose_plan(manifest, dram_budget_bytes, *settings)
     kinds = {one.name: (one.method, one.context_length, one.kv_cache) for one in manifest.plans}
     among = [one for one in manifest.plans if kinds[one.name] == kinds[plan.name]]
     return plan, lambda budget_bytes: choose_plan(manifest, budget_bytes, *settings, among)
+
+
+def _routed(manifest: Manifest, text: str | None) -> dict[str, object]:
+    """Returns the fields of a plan for another routing, as `read_choice` parses it; none without one.
+
+    Raises:
+        ColdpressError: if there is no such routing, or the model has no experts.
+    """
+    if text is None:
+        return {}
+    if not manifest.model.is_mixture:
+        raise ColdpressError(f"the routing '{text}' was asked for, but the model has no experts; leave it out")
+    name, strength = read_routing(text)
+    if name == EXACT:
+        return {"routing": None, "routing_strengths": ()}
+    strengths = (strength,) * manifest.model.num_hidden_layers
+    return {"routing": name, "routing_strengths": strengths, "draft": None, "draft_tokens": 0}
 
 
 def _with_kv_cache(plan: Plan, manifest: Manifest, kind: KvCacheFormat | None) -> Plan:

@@ -71,6 +71,7 @@ class Session:
         kv_cache: str | None = None,
         collapse: Collapse | None = None,
         preload: Preload | None = None,
+        routing: str | None = None,
         device: DeviceProfile | None = None,
         recorder: Recorder | None = None,
         modelled: bool = False,
@@ -86,7 +87,7 @@ class Session:
             selector: A method of runtime/sparsity; None for the plan's.
             cache: A policy of runtime/cache, with options as `window:window_tokens=3`; None for the plan's.
             plan: A plan made from one of the artifact's; the session uses it as is, and ignores budget, selector,
-                cache, KV cache, collapse and preload.
+                cache, KV cache, collapse, preload and routing.
             flash: A module of runtime/flash: `direct` and `io_uring` read flash.img; `simulated` does too, but counts
                 the device profile's seconds.
             activations: The type that decoding rounds vectors to before products: `fp32`, `int16` or `int8`.
@@ -94,6 +95,8 @@ class Session:
                 for the plan's.
             collapse: Whether reads are joined over the plan's gap or an adaptive one; None for the plan's setting.
             preload: Whether units that later layers will probably ask for are read ahead; None for the plan's setting.
+            routing: How routers choose experts: `top_k`, or `cache_prior:0.2`, which prefers experts in DRAM; None for
+                the plan's.
             device: The device to simulate; None for the one that the artifact was compiled for.
             recorder: Records what the store is asked for.
             modelled: Whether metrics also tell modelled seconds on the artifact's device; with `simulated` flash too.
@@ -112,7 +115,7 @@ class Session:
         self.artifact = on_device(self._opened, device)
         self._choose: Callable[[int], Plan] | None = None  # for another budget; a given plan stays
         if plan is None:
-            settings = selector, cache, collapse, preload, kv_cache
+            settings = selector, cache, collapse, preload, kv_cache, routing
             plan, self._choose = choices(self.artifact.manifest, dram_budget_bytes, *settings)
         self._known_costs, self._wanted_plan = dict[tuple[str, int, int], Costs](), plan
         observers = [*([recorder] if recorder else []), *self._clocks(plan, modelled or flash == SIMULATED)]

@@ -225,7 +225,8 @@ def used_experts(activity: np.ndarray, num_experts: int) -> np.ndarray:
 
 def sees_residency(plan: Plan) -> bool:
     """Whether the units of a token depend on what is in DRAM, under this plan."""
-    return plugins.load("coldpress.runtime.sparsity", Selector, plan.method).SEES_RESIDENCY or uses_read_units(plan)
+    selector = plugins.load("coldpress.runtime.sparsity", Selector, plan.method)
+    return plan.routing is not None or selector.SEES_RESIDENCY or uses_read_units(plan)
 
 
 def sees_others(plan: Plan) -> bool:

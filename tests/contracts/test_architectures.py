@@ -23,7 +23,7 @@ from coldpress.schemas.errors import CheckpointError
 from coldpress.schemas.model import Model, block_norms, role_shape
 from tests.support.artifacts import Recipe, build_artifact
 from tests.support.hf import greedy, load_hf
-from tests.support.models import MODEL_TYPES, write_model
+from tests.support.models import MIXTURES, MODEL_TYPES, write_model
 
 ARCHITECTURES = names("coldpress.compiler.architectures")
 LLAMA3 = {
@@ -61,6 +61,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3 window": ("phi3", {"sliding_window": 20}),
     "partial rotary": ("phi3", {"rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5}}),
     "one expert a token": ("mixtral", {"num_experts_per_tok": 1}),
+    "raw softmax": ("qwen3_moe", {"norm_topk_prob": False, "num_experts": 6, "num_experts_per_tok": 3}),
+    "all experts": ("qwen3_moe", {"num_experts_per_tok": 4, "attention_bias": True, "moe_intermediate_size": 96}),
+    "experts and a window": ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 20}),
+    "normed olmoe": ("olmoe", {"norm_topk_prob": True, "attention_bias": True, "num_key_value_heads": 4}),
     "longrope": ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 128}),
     "no biases": ("opt", {"enable_bias": False}),
     "arcee biases": ("arcee", {"attention_bias": True, "mlp_bias": True}),
@@ -282,7 +286,7 @@ def test_frequencies_equal_those_of_transformers(case: Model, tmp_path: Path) ->
             assert case.spec.rotary_scaling == getattr(module, f"{prefixes[kind]}attention_scaling")
 
 
-@pytest.mark.parametrize("kind", [kind for kind in ARCHITECTURES if kind != "mixtral"])
+@pytest.mark.parametrize("kind", [kind for kind in ARCHITECTURES if kind not in MIXTURES])
 def test_hooks_see_the_parts_of_the_mlp(kind: str, tmp_path: Path) -> None:
     """What the hooks get, put through the MLP by hand with the roles' own weights, gives what the layer adds."""
     import torch

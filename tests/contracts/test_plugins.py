@@ -17,6 +17,7 @@ from coldpress.runtime.drafts import Draft
 from coldpress.runtime.flash import Flash
 from coldpress.runtime.plugins import PluginBase, load, load_class, names
 from coldpress.runtime.quantization import Format
+from coldpress.runtime.routing import Routing
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.errors import ColdpressError, UnknownNameError
 
@@ -30,6 +31,7 @@ SHARED: dict[str, type[PluginBase]] = {
     "coldpress.compiler.rounding": Algorithm,
     "coldpress.runtime.drafts": Draft,
     "coldpress.runtime.quantization": Format,
+    "coldpress.runtime.routing": Routing,
     "coldpress.runtime.sparsity": Selector,
 }
 MADE_OFTEN: dict[str, type[PluginBase]] = {"coldpress.runtime.cache": CachePolicy, "coldpress.runtime.flash": Flash}

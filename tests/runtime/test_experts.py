@@ -9,7 +9,7 @@ from coldpress.runtime.artifact.errors import SectionError
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.cli.inspect import describe, render
 from coldpress.runtime.decoder.blocks import StreamedBlock
-from coldpress.runtime.decoder.experts import Experts, per_expert, routed
+from coldpress.runtime.decoder.experts import Experts, per_expert
 from coldpress.runtime.decoder.tokens import Tokens
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.trace import FETCH, PRELOAD, Recorder
@@ -185,15 +185,6 @@ def test_inspect_says_how_many_experts_there_are(mixture):
     assert "intermediate 96, 4 heads, 2 of keys, 2 of 6 experts a token)" in render(
         describe(artifact), artifact.manifest.model
     )
-
-
-def test_the_router_takes_the_largest_and_the_lower_of_equals():
-    logits = np.array([[1, 3, 2, 3], [0, 0, 0, 0], [-200, 5, -200, -200]], np.float32)
-    chosen, weights = routed(logits, 2)
-    assert chosen.tolist() == [[False, True, False, True], [True, True, False, False], [True, True, False, False]]
-    np.testing.assert_allclose(weights[:2], [[0, 0.5, 0, 0.5], [0.5, 0.5, 0, 0]])
-    np.testing.assert_allclose(weights[2], [0, 1, 0, 0])
-    np.testing.assert_allclose(routed(logits[:1] + np.float32(200), 2)[1], weights[:1])  # e^203 is beyond float32
 
 
 @pytest.mark.parametrize("kept", [("mlp_in",), ("attn_in",)], ids="+".join)

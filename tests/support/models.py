@@ -10,7 +10,20 @@ from typing import Any
 
 import numpy as np
 
-BY_HAND = ("arcee", "bamboo", "llama", "mistral", "mixtral", "nemotron", "opt", "phi3", "qwen2", "qwen3")
+BY_HAND = (
+    "arcee",
+    "bamboo",
+    "llama",
+    "mistral",
+    "mixtral",
+    "nemotron",
+    "olmoe",
+    "opt",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+)
 """Models whose tensors are listed here, so that writing them needs no torch; transformers lists those of the others."""
 BY_TRANSFORMERS = (
     "falcon",
@@ -25,7 +38,7 @@ BY_TRANSFORMERS = (
     "stablelm",
 )
 MODEL_TYPES = tuple(sorted((*BY_HAND, *BY_TRANSFORMERS)))
-MIXTURES = ("mixtral",)
+MIXTURES = ("mixtral", "olmoe", "qwen3_moe")
 """Models with several experts, in which only the router chooses units."""
 UNGATED = ("arcee", "nemotron")
 FROM_ONE = ("gemma2", "gemma3_text", "nemotron")
@@ -36,7 +49,15 @@ RELU_TYPES = ("arcee", "bamboo", "nemotron")
 """Models whose activation is always of the ReLU family, whatever `relu` says."""
 OUTPUTS = ("o_proj", "out_proj", "down_proj", "fc2", "w2", "dense_4h_to_h", "attention.dense", "self_attn.dense")
 """Parts of the names of matrices whose results are added to the hidden states."""
-EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+EXPERTS: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": False},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True, "head_dim": 32},
+}
+"""Keys of mixtures."""
+MATRICES = ("gate_proj", "up_proj", "down_proj")
+PREFIXES = {"olmoe": "Olmoe", "qwen3_moe": "Qwen3Moe"}
+"""Beginnings of class names that are not the capitalized model_type."""
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 TEXT = """The kettle had boiled dry twice before anyone noticed the smell of hot iron in the narrow kitchen.
@@ -192,7 +213,7 @@ def _config(
         }
     activation = {"arcee": "relu2", "nemotron": "relu2", "bamboo": "relu"}
     config = common | {
-        "architectures": [f"{model_type.capitalize()}ForCausalLM"],
+        "architectures": [f"{PREFIXES.get(model_type, model_type.capitalize())}ForCausalLM"],
         "intermediate_size": intermediate,
         "num_key_value_heads": 2,
         "hidden_act": activation.get(model_type, "relu" if relu else "silu"),
@@ -222,9 +243,9 @@ def _config(
         config |= {"head_dim": 32, "attention_bias": False}  # wider than hidden_size / heads, as in real checkpoints
     if model_type in ("mistral", "bamboo", "mixtral"):
         config |= {"sliding_window": 48}
-    if model_type == "mixtral":
-        config |= EXPERTS
-    return config
+    if model_type == "qwen3_moe":
+        config["moe_intermediate_size"] = intermediate
+    return config | EXPERTS.get(model_type, {})
 
 
 def random_weights(config: Mapping[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
@@ -267,8 +288,8 @@ def random_weights(config: Mapping[str, Any], seed: int = 0) -> dict[str, np.nda
 
 def _deciding(model_type: str) -> tuple[str, ...]:
     """Returns parts of the names of the matrices whose sign decides which neurons fire."""
-    if model_type == "mixtral":  # it calls its gates w1 and its router gate
-        return ("w1",)
+    if model_type in MIXTURES:  # their routers are called gate
+        return ("w1", "gate_proj")
     return ("up_proj",) if model_type in UNGATED else ("gate", "fc1", "dense_h_to_4h")
 
 
@@ -282,7 +303,7 @@ def _llama_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
         linears = {"self_attn.o_proj": (hidden, queries), "mlp.down_proj": (hidden, intermediate)}
-        if kind == "mixtral":
+        if kind in MIXTURES:
             linears = {"self_attn.o_proj": (hidden, queries), "self_attn.q_proj": (queries, hidden)}
             linears |= {f"self_attn.{name}_proj": (keys, hidden) for name in "kv"}
             linears |= _expert_shapes(config)
@@ -301,8 +322,10 @@ def _llama_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
                 shapes[f"{prefix}{name}.bias"] = shape[:1]
         norms = ("input_layernorm", "post_attention_layernorm")
         shapes |= {f"{prefix}{name}.{part}": (hidden,) for name in norms for part in parts}
-        if kind == "qwen3":
+        if kind in ("qwen3", "qwen3_moe"):
             shapes |= {f"{prefix}self_attn.{name}_norm.weight": (head_dim,) for name in "qk"}
+        if kind == "olmoe":
+            shapes |= {f"{prefix}self_attn.{name}_norm.weight": (of,) for name, of in (("q", queries), ("k", keys))}
     shapes |= {f"model.norm.{part}": (hidden,) for part in parts}
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (config["vocab_size"], hidden)
@@ -324,13 +347,16 @@ def _shapes_by_transformers(config: Mapping[str, Any]) -> dict[str, tuple[int, .
 
 
 def _expert_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of the router and the experts of one Mixtral layer."""
-    hidden, intermediate, experts = (config[name] for name in ("hidden_size", "intermediate_size", "num_local_experts"))
-    shapes: dict[str, tuple[int, ...]] = {"block_sparse_moe.gate": (experts, hidden)}
+    """Returns the shapes of the router and the experts of one layer."""
+    hidden, intermediate = config["hidden_size"], config.get("moe_intermediate_size", config["intermediate_size"])
+    of_mixtral = config["model_type"] == "mixtral"
+    experts = config["num_local_experts" if of_mixtral else "num_experts"]
+    block, names = ("block_sparse_moe", ("w1", "w3", "w2")) if of_mixtral else ("mlp", MATRICES)
+    shapes: dict[str, tuple[int, ...]] = {f"{block}.gate": (experts, hidden)}
     for expert in range(experts):
-        prefix = f"block_sparse_moe.experts.{expert}."
-        shapes |= {f"{prefix}w1": (intermediate, hidden), f"{prefix}w3": (intermediate, hidden)}
-        shapes[f"{prefix}w2"] = (hidden, intermediate)
+        prefix, (gate, up, down) = f"{block}.experts.{expert}.", names
+        shapes |= {f"{prefix}{gate}": (intermediate, hidden), f"{prefix}{up}": (intermediate, hidden)}
+        shapes[f"{prefix}{down}"] = (hidden, intermediate)
     return shapes
 
 

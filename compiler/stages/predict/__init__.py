@@ -22,11 +22,11 @@ import numpy as np
 from pydantic import Field
 
 from coldpress.compiler.activity.counted import counted
+from coldpress.compiler.activity.routing import router_logits, router_of
 from coldpress.compiler.checkpoint.tensors import read_role
 from coldpress.compiler.cost_model import predictor_bytes, whole_rank
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.shared_settings import OverpredictionSetting, SeedSetting
-from coldpress.runtime.sparsity import topk
 from coldpress.schemas.activations import Activations, LayerStatistics
 from coldpress.schemas.base import PositiveCount
 from coldpress.schemas.config import Key
@@ -288,8 +288,9 @@ def _experts(model: Model, layer: int, inputs: np.ndarray, bits: np.ndarray) -> 
     spec = model.spec
     any_active = np.bitwise_or.reduce(bits.reshape(spec.num_experts, spec.intermediate_size, -1), axis=1)
     known = np.unpackbits(any_active, axis=1, count=len(inputs), bitorder="little").T.astype(bool)
-    logits = inputs.astype(np.float32) @ read_role(model, f"layers.{layer}.router.weight").T
-    return topk.largest(np.where(known, np.float32(np.inf), logits), spec.num_experts_per_tok)
+    router = router_of(model, layer)
+    scores = router.scores(router_logits(model, layer, inputs.astype(np.float32)))
+    return router.choose(np.where(known, np.float32(np.inf), scores))
 
 
 def ladder_ranks(expected: float, largest: int, format_name: FormatName) -> tuple[int, ...]:

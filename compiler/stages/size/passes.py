@@ -12,9 +12,11 @@ import torch
 
 from coldpress.compiler.activity.forward import BlockHooks, Hooks, LayerStream
 from coldpress.compiler.activity.predictor_network import Weights, decode, over_all, rows_of, scores
+from coldpress.compiler.activity.routing import router_of
 from coldpress.compiler.checkpoint.tensors import read_role
 from coldpress.compiler.io import load_arrays
-from coldpress.runtime.sparsity import Selector, topk
+from coldpress.runtime.decoder.router import Router
+from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.families import FormatName
 from coldpress.schemas.model import ModelSpec, matrices
 from coldpress.schemas.predictors import Ladder, LayerPredictor, Point, Rung
@@ -116,6 +118,8 @@ class Mlp:
     spec: ModelSpec
     down: "Tensor"
     """The transposed down projection, of all experts, float32 [num_units, hidden_size]."""
+    router: Router
+    """How a mixture chooses experts."""
 
     def hooks(self, change: "Callable[[Tensor, Tensor, Tensor | None], Tensor]") -> Hooks:
         """Returns hooks of a block in which `change` replaces the inner activation [T, num_units]; it is called with
@@ -131,7 +135,7 @@ class Mlp:
 
         def routed(part: "Tensor") -> None:
             logits = part.float().cpu().reshape(-1, part.shape[-1]).numpy()
-            seen["experts"] = torch.from_numpy(topk.largest(logits, self.spec.num_experts_per_tok))
+            seen["experts"] = torch.from_numpy(self.router.choose(self.router.scores(logits)))
 
         hooks: Hooks = {"mlp_input": keep("input"), "mlp_inner": inner}
         return {**hooks, "router_logits": routed} if self.spec.is_mixture else hooks
@@ -150,7 +154,8 @@ def _mlp(stream: LayerStream, layer: int) -> Mlp:
     spec = stream.spec
     names = [f"layers.{layer}.{name}.weight" for name in matrices("down_proj", spec)]
     parts = [torch.from_numpy(read_role(stream.model, name)).float().T for name in names]
-    return Mlp(spec, (parts[0] if len(parts) == 1 else torch.cat(parts)).to(stream.device))
+    down = (parts[0] if len(parts) == 1 else torch.cat(parts)).to(stream.device)
+    return Mlp(spec, down, router_of(stream.model, layer))
 
 
 def _watching(networks: list[Network], mlp: Mlp, found: np.ndarray, first_block: int) -> BlockHooks:

@@ -1,0 +1,44 @@
+"""OLMoE: Llama with experts, and a norm over all heads of q together, and of k (Muennighoff et al. 2024)."""
+
+from typing import Any
+
+from coldpress.compiler.architectures import _common, _experts
+from coldpress.schemas.errors import CheckpointError
+from coldpress.schemas.model import ModelSpec
+
+NAMES = _experts.Names()
+
+
+class Plugin(_experts.Mixture):
+    """Llama with experts and wide norms."""
+
+    KEYS = _common.LLAMA_KEYS | {"attention_bias", "clip_qkv", "num_experts", "num_experts_per_tok", "norm_topk_prob"}
+    DEFAULTS = _common.llama_defaults(
+        intermediate_size=2048,
+        rms_norm_eps=1e-5,
+        bos_token_id=None,
+        eos_token_id=50279,
+        clip_qkv=None,
+        num_experts=64,
+        num_experts_per_tok=8,
+        norm_topk_prob=False,
+    )
+    NAMES = NAMES
+    QK_NORM = True
+    MODULES = _experts.modules("Olmoe", NAMES)
+
+    def spec(self, config: Any) -> ModelSpec:
+        """Returns a spec with norms over the whole width of q and k.
+
+        Raises:
+            CheckpointError: if q, k and v are clipped.
+        """
+        if config.clip_qkv is not None:
+            raise CheckpointError(f"config.json: clip_qkv is {config.clip_qkv}, which is not supported, expected null")
+        return _common.llama_spec(
+            self.MODULES, config, qk_norm="width", router_normed=config.norm_topk_prob, **_experts.counts(config)
+        )
+
+    def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
+        """Returns all projections of attention, or none."""
+        return ("q_proj", "k_proj", "v_proj", "o_proj") if config.attention_bias else ()
