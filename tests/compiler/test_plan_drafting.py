@@ -8,7 +8,7 @@ import pytest
 from coldpress.compiler.io import save_arrays
 from coldpress.compiler.seconds import Setting, requests_of, token_seconds
 from coldpress.compiler.stages.plan.drafting import Replayed, gains, replayed
-from coldpress.runtime.drafts import Draft, lookup
+from coldpress.runtime.drafts import DRAFT_TOKENS, Draft, lookup
 from coldpress.runtime.plugins import load
 from coldpress.runtime.simulate import pass_seconds
 from coldpress.runtime.store.computing import FURTHER_SHARE
@@ -108,6 +108,18 @@ def test_a_selector_that_sees_the_cache_refuses_a_named_draft(tmp_path):
     given = records(tmp_path, "dip_ca", num_hidden_layers=11)
     with pytest.raises(ColdpressError, match="draft=lookup was asked for, and dip_ca uses what is in DRAM"):
         laid(*given, draft="lookup")
+
+
+def test_a_selector_that_refines_keeps_a_named_draft_where_no_token_changes_what_the_next_one_uses(tmp_path):
+    model, sparsity, *rest = records(tmp_path, "refine", "int4_2_2", num_hidden_layers=11)
+    settled = (model, sparsity.model_copy(update={"options": {"use_read_units": False}}), *rest)
+    found = laid(*settled, cache="static", draft="coarse")
+    assert (found.plans[0].draft, found.plans[0].draft_tokens) == ("coarse", DRAFT_TOKENS)
+    assert "as given, not compared" in found.made.choices[0].reasons[-1]
+    assert laid(*settled, cache="static", draft="auto").plans[0].draft is None
+    for given, cache in ((settled, "lru"), ((model, sparsity, *rest), "static")):
+        with pytest.raises(ColdpressError, match=r"refine uses what is in DRAM, .* or cache=static"):
+            laid(*given, cache=cache, draft="coarse")
 
 
 def test_passes_are_those_of_a_run_that_is_followed_by_hand():

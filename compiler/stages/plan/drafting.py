@@ -82,14 +82,14 @@ def with_draft(named: str, setting: Setting, blocks: Callable[[], np.ndarray]) -
         blocks: Gives validation text, int [num_blocks, block_tokens]; called only where drafts may pay.
 
     Raises:
-        ColdpressError: if a draft is named, and tokens use what is in DRAM.
+        ColdpressError: if a draft is named, and a token changes what the next one uses.
     """
     plan = setting.plan
     why_not = _why_not(setting)
     if named != AUTO and sees_others(plan):
         raise ColdpressError(
             f"draft={named} was asked for, and {plan.method} uses what is in DRAM, so that a token of a pass would "
-            "change what the others use; leave draft=auto, or choose use_read_units=false, and another method or "
+            "change what the others use; leave draft=auto, or choose use_read_units=false, with another method or "
             "cache=static"
         )
     if why_not and named == AUTO:
