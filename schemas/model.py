@@ -6,15 +6,19 @@ per layer `layers.<i>.{input_layernorm,post_attention_layernorm,post_feedforward
 v_proj,o_proj,gate_proj,up_proj,down_proj}.{weight,bias}`. compiler/architectures/<model_type>.py translates the names
 of architectures that use other names or fuse matrices. A two-matrix MLP (OPT) has only `up_proj` and `down_proj`. In a
 mixture of experts the MLP's matrices are `layers.<i>.experts.<e>.{gate_proj,up_proj,down_proj}.weight`, and there is
-`layers.<i>.router.{weight,bias,correction}`. `norm_placement` determines which two norms a layer has, see
+`layers.<i>.router.{weight,bias,correction}`. An expert that every token uses is
+`layers.<i>.shared_expert.{gate_proj,up_proj,down_proj}.weight`, with `layers.<i>.shared_expert_gate.weight` if a gate
+weights it. `norm_placement` determines which two norms a layer has, see
 `block_norms`.
 """
 
+from bisect import bisect_left
 from typing import Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from coldpress.schemas.base import Count, Many, PositiveCount, Record, Sha256, Share
+from coldpress.schemas.errors import clipped
 
 Activation = Literal["relu", "relu2", "drelu", "fatrelu", "silu", "gelu", "gelu_tanh"]
 """The activation of the gate, or of up in an MLP without a gate. `relu2` is relu(x)**2 (So et al. 2021); `drelu`
@@ -35,6 +39,9 @@ LATER_FIELDS = (
     "router_scaling",
     "num_expert_groups",
     "num_expert_groups_per_tok",
+    "shared_intermediate_size",
+    "dense_layers",
+    "dense_intermediate_size",
 )
 """Fields of ModelSpec that came after the first runtimes of this format: each is left out of the file where it has its
 default, and otherwise an artifact requires the feature `model.<field>`, so that a runtime without it refuses."""
@@ -71,6 +78,12 @@ class ModelSpec(Record):
     """Groups of consecutive experts; a token's experts are all in a few of them."""
     num_expert_groups_per_tok: PositiveCount = 1
     """Groups that a token's experts are in: those whose two best scores have the largest sums."""
+    shared_intermediate_size: Count = 0
+    """Width of an MLP beside the experts that every token uses; 0 for none."""
+    dense_layers: Many[Count] = ()
+    """In a mixture, the layers with one MLP instead of experts, ascending."""
+    dense_intermediate_size: Count = 0
+    """Width of the MLP of these layers; 0 without any."""
     norm: Literal["rms_norm", "layer_norm", "layer_norm_1p"]
     """With `layer_norm_1p` (Nemotron) a weight w stands for 1 + w."""
     norm_eps: float = Field(gt=0)
@@ -115,6 +128,44 @@ class ModelSpec(Record):
             )
         return self
 
+    @model_validator(mode="after")
+    def _dense_layers_in_order(self) -> Self:
+        found = self.dense_layers
+        fits = list(found) == sorted({layer for layer in found if layer < self.num_hidden_layers})
+        if not fits or len(found) >= self.num_hidden_layers or (len(found) > 0) != (self.dense_intermediate_size > 0):
+            raise ValueError(
+                f"dense_layers is {clipped(str(list(found)))} and dense_intermediate_size is "
+                f"{self.dense_intermediate_size}, expected some of {self.num_hidden_layers} layers in order, not all "
+                "of them, and a width, or neither"
+            )
+        if not self.is_mixture and (found or self.shared_intermediate_size):
+            raise ValueError(
+                f"shared_intermediate_size is {self.shared_intermediate_size} and dense_layers has {len(found)} "
+                "entries, expected 0 and none in a model without experts"
+            )
+        return self
+
+    def is_dense(self, layer: int) -> bool:
+        """Whether a layer of a mixture has one MLP instead of experts."""
+        place = bisect_left(self.dense_layers, layer)
+        return place < len(self.dense_layers) and self.dense_layers[place] == layer
+
+    def of_layer(self, layer: int) -> "ModelSpec":
+        """Returns the spec of a model all of whose layers are like `layer`: without experts, if it has none."""
+        return self._of_one_mlp(self.dense_intermediate_size) if self.is_dense(layer) else self
+
+    @property
+    def of_shared_expert(self) -> "ModelSpec":
+        """Returns the spec of a model whose only MLP is the shared expert."""
+        return self._of_one_mlp(self.shared_intermediate_size)
+
+    def _of_one_mlp(self, intermediate_size: int) -> "ModelSpec":
+        kinds = type(self).model_fields
+        names = ("num_experts", "num_experts_per_tok", *LATER_FIELDS)
+        return self.model_copy(
+            update={name: kinds[name].default for name in names} | {"intermediate_size": intermediate_size}
+        )
+
     def window_of(self, layer: int) -> int | None:
         """Returns the most positions that a layer's attention sees, including the token's own; None for all."""
         is_full = bool(self.layer_types) and self.layer_types[layer] == "full_attention"
@@ -138,7 +189,11 @@ class ModelSpec(Record):
 
 def role_shape(spec: ModelSpec, role: str) -> tuple[int, ...]:
     """Returns the shape of the tensor `role`, with a layer (`layers.3.q_proj.weight`) or without (`q_proj.weight`)."""
-    *_, module, kind = role.split(".")
+    *above, module, kind = role.split(".")
+    if "shared_expert" in above:
+        spec = spec.of_shared_expert
+    elif above[:1] == ["layers"] and "experts" not in above:
+        spec = spec.of_layer(int(above[1]))
     hidden, inner = spec.hidden_size, spec.intermediate_size
     queries, keys = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
     shapes: dict[str, tuple[int, ...]] = {
@@ -156,6 +211,7 @@ def role_shape(spec: ModelSpec, role: str) -> tuple[int, ...]:
         "q_norm": (queries if spec.qk_norm == "width" else spec.head_dim,),
         "k_norm": (keys if spec.qk_norm == "width" else spec.head_dim,),
         "router": (spec.num_experts, hidden),
+        "shared_expert_gate": (1, hidden),
     }
     shape = shapes.get(module, (hidden,))
     return shape[:1] if kind in ("bias", "correction") else shape
