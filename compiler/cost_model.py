@@ -30,9 +30,10 @@ from coldpress.schemas.families import (
     Formats,
     format_at,
     num_units,
-    resident_roles,
     slice_length,
     slices,
+    unit_keys,
+    unit_role,
 )
 from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.manifest import MAX_PLANS
@@ -140,7 +141,7 @@ def stored_format(role: str, formats: Formats) -> FormatName | None:
     format_name = whole_format(coarsest(formats))
     if role in ("embed_tokens.weight", "lm_head.weight"):
         return "fp16" if format_name == "fp16" else "int8_group32"
-    matrix = r"\d+\.(experts\.\d+\.)?(q|k|v|o|gate|up|down)_proj\.weight"
+    matrix = r"\d+\.(experts\.\d+\.|shared_expert\.)?(q|k|v|o|gate|up|down)_proj\.weight"
     return format_name if re.fullmatch(matrix, name) else None
 
 
@@ -205,11 +206,9 @@ def read_units_of(
 
 def flash_bytes(families: tuple[FamilyName, ...], spec: ModelSpec, formats: Formats) -> int:
     """Returns the bytes of all units of `families` in all layers, without the padding between sections."""
-    in_layers = Counter(format_at(formats, layer) for layer in range(spec.num_hidden_layers))
+    in_layers = Counter((family, format_at(formats, layer)) for layer, family in unit_keys(families, spec))
     return sum(
-        count * num_units(family, spec) * unit_bytes(family, spec, name)
-        for name, count in in_layers.items()
-        for family in families
+        count * num_units(family, spec) * unit_bytes(family, spec, name) for (family, name), count in in_layers.items()
     )
 
 
@@ -219,16 +218,17 @@ def resident_tensors(
     """Lists the tensors that no family holds, rotary frequencies and coarse planes included; a tied head is its
     embedding."""
     spec = model.spec
-    in_dram = resident_roles(families, spec)
-    on_flash = tuple(f".{role}.weight" for role in resident_roles((), spec) if role not in in_dram)
-    stored = {role: source.shape for role, source in model.tensors.items() if not role.endswith(on_flash)}
+    on_flash = {piece.role for family in families for piece in slices(family, spec)}
+    stored = {
+        role: source.shape
+        for role, source in model.tensors.items()
+        if role.endswith(".bias") or unit_role(role, spec) not in on_flash
+    }
     if spec.tie_word_embeddings:
         stored.pop("lm_head.weight", None)
     stored |= {role: role_shape(spec, role) for role in spec.frequencies.values()}
     if planes_of(coarsest(formats)):
-        for family in families:
-            shape = coarse_shape(family, spec)
-            stored |= {coarse_role(layer, family): shape for layer in range(spec.num_hidden_layers)}
+        stored |= {coarse_role(*key): coarse_shape(key[1], spec) for key in unit_keys(families, spec)}
     return tuple(
         ResidentTensor(role=role, format=stored_format(role, formats), shape=shape) for role, shape in stored.items()
     )

@@ -22,7 +22,7 @@ from coldpress.runtime.generate.speculation import Costs
 from coldpress.runtime.store import resident as besides
 from coldpress.runtime.store.computing import in_pass
 from coldpress.schemas.device import DeviceProfile
-from coldpress.schemas.families import WHOLE_MLP, FormatName, used_share
+from coldpress.schemas.families import WHOLE_MLP, FormatName, layers_of, used_share
 from coldpress.schemas.layout import KvCacheFormat, Plan
 from coldpress.schemas.manifest import Manifest
 from coldpress.schemas.metrics import DenseRun
@@ -86,12 +86,12 @@ class _Besides(NamedTuple):
 
     token_s: float
     seconds_before: tuple[float, ...]
-    """By layer, the part of it that precedes the layer's request."""
+    """By layer with units, the part of it that precedes the layer's request."""
 
     @classmethod
     def of(cls, manifest: Manifest, plan: Plan) -> "_Besides":
         before = besides.seconds_before(manifest, plan)
-        layers = range(manifest.model.num_hidden_layers)
+        layers = layers_of(WHOLE_MLP, manifest.model)
         return cls(besides.token_seconds(manifest, plan), tuple(before[layer, WHOLE_MLP] for layer in layers))
 
 
@@ -107,7 +107,7 @@ class _Runs:
     @property
     def num_units(self) -> int:
         """Units of all layers."""
-        return self.stream.spec.num_hidden_layers * self.stream.num_units
+        return self.stream.num_layers * self.stream.num_units
 
     def in_whole_layers(self, buffer_bytes: int, *, pins: bool = True) -> DenseRun:
         """Returns the run that pins whole layers."""
@@ -121,7 +121,7 @@ class _Runs:
         """Returns the fastest run that reads ahead, None where no preload buffer fits: first the best preload buffer
         beside the given read buffer, then the best read buffer beside that."""
         room, least = self.room_bytes - buffer_bytes, span_bytes(self.stream.unit_bytes, page_bytes)
-        missing_bytes = (self.num_units * self.stream.unit_bytes - room) // self.stream.spec.num_hidden_layers
+        missing_bytes = (self.num_units * self.stream.unit_bytes - room) // self.stream.num_layers
         most = min(room, 2 * missing_bytes + least)  # the buffer takes DRAM, so that more than this is missing
         found = [self.ahead(buffer_bytes, size) for size in _buffer_sizes(least, most, page_bytes)]
         if not found:

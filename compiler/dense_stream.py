@@ -20,7 +20,7 @@ from coldpress.runtime.store.clock import FlashQueue
 from coldpress.runtime.store.computing import Early, Weights, Work, deciding_seconds, request_work
 from coldpress.runtime.store.planner import Strided, num_portions
 from coldpress.schemas.device import DeviceProfile, Flash, flash_seconds
-from coldpress.schemas.families import WHOLE_MLP, FormatName, num_experts, num_units, used_share
+from coldpress.schemas.families import WHOLE_MLP, FormatName, layers_of, num_experts, num_units, used_share
 from coldpress.schemas.model import ModelSpec
 
 
@@ -59,6 +59,11 @@ class Stream:
     unit_bytes: int
 
     @property
+    def num_layers(self) -> int:
+        """The number of layers with units."""
+        return len(layers_of(WHOLE_MLP, self.spec))
+
+    @property
     def num_units(self) -> int:
         """The number of units of a layer."""
         return num_units(WHOLE_MLP, self.spec)
@@ -76,7 +81,7 @@ class Stream:
     def in_whole_layers(self, num_streamed: int, buffer_bytes: int) -> Token:
         """Returns the figures of a token that reads `num_streamed` units of all layers: whole layers, and the last
         units of one more. Layers that read equally much take equally long."""
-        layers = self.spec.num_hidden_layers
+        layers = self.num_layers
         shape = self.num_units, num_experts(WHOLE_MLP, self.spec), self.spec.num_experts_per_tok
         whole, rest = divmod(num_streamed, self.num_units)
         totals = np.zeros(5)
@@ -97,9 +102,9 @@ class Stream:
             num_streamed: Units of all layers that are not in DRAM.
             buffer_bytes: Bytes of the read buffer.
             preload_bytes: Bytes of the preload buffer.
-            seconds_before: For each layer, the seconds in which it computes before its request.
+            seconds_before: For each layer with units, the seconds in which it computes before its request.
         """
-        layers = self.spec.num_hidden_layers
+        layers = self.num_layers
         flash: Any = self.device.flash
         counts = [units_of_layer(num_streamed, layer, layers) for layer in range(layers)]
         aheads = [_ahead(flash, self.unit_bytes, preload_bytes, self.num_units, count) for count in counts]

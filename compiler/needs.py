@@ -23,7 +23,7 @@ from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import DensitySource, Selector
 from coldpress.schemas.base import Options
 from coldpress.schemas.device import DeviceProfile
-from coldpress.schemas.families import FamilyName, FormatName, Method, num_units
+from coldpress.schemas.families import WHOLE_MLP, FamilyName, FormatName, Method, layers_of, num_units
 from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.model import Model
 from coldpress.schemas.predictors import matrix_shapes
@@ -196,8 +196,13 @@ class Build:
 
     @property
     def layer_shapes(self) -> list[tuple[int, ...]]:
-        """Shapes of a layer's tensors; all layers have the same shapes."""
-        return [tensor.shape for role, tensor in self.model.tensors.items() if role.startswith("layers.0.")]
+        """Shapes of a layer's tensors; all layers whose MLP has units have the same shapes."""
+        return [tensor.shape for role, tensor in self.model.tensors.items() if role.startswith(self._of_layer)]
+
+    @property
+    def _of_layer(self) -> str:
+        """The beginning of the roles of the first layer whose MLP has units; a mixture's others are smaller."""
+        return f"layers.{layers_of(WHOLE_MLP, self.model.spec)[0]}."
 
     @property
     def largest_of_layer(self) -> int:
@@ -324,9 +329,9 @@ class Build:
         return num_bytes / DISK_BYTES_PER_S
 
     def _codes(self) -> Iterator[tuple[str, int]]:
-        """Yields (role, bytes in the widest format) of the first layer's tensors and of those outside the layers."""
+        """Yields (role, bytes in the widest format) of one layer's tensors and of those outside the layers."""
         for role, tensor in self.model.tensors.items():
-            if role.startswith("layers.0.") or not role.startswith("layers."):
+            if role.startswith(self._of_layer) or not role.startswith("layers."):
                 yield role, max(tensor_bytes(role, tensor.shape, name) for name in self.formats)
 
 

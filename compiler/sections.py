@@ -16,7 +16,7 @@ from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization._planes import coarsest
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import WHOLE_MLP, FamilyName, FormatName, Formats, format_at, num_units
+from coldpress.schemas.families import WHOLE_MLP, FamilyName, FormatName, Formats, format_at, num_units, unit_keys
 from coldpress.schemas.layout import SECTION_ALIGN_BYTES, KvCacheFormat, Section, SelectorArray, layer_groups
 from coldpress.schemas.model import ModelSpec
 
@@ -27,8 +27,14 @@ def make_sections(
     """Returns one section per layer group and family, in that order, each at the next multiple of 64 KiB.
 
     Raises:
-        ColdpressError: if the layers of a group have several formats.
+        ColdpressError: if the layers of a group have several formats, or groups would have layers without units.
     """
+    if layers_per_group > 1 and spec.dense_layers:
+        raise ColdpressError(
+            f"layers_per_group={layers_per_group} was asked for, and layers {', '.join(map(str, spec.dense_layers))} "
+            "have no experts, so that their MLP has no units to lie beside others; use layers_per_group=1"
+        )
+    having = set(unit_keys(families, spec))
     found: list[Section] = []
     offset_bytes, base = 0, coarsest(formats)
     for layers in layer_groups(spec.num_hidden_layers, layers_per_group):
@@ -39,7 +45,7 @@ def make_sections(
                 "expected one, since the units of a group have one size; use coarse_bits=uniform or layers_per_group=1"
             )
         (name,) = names
-        for family in families:
+        for family in (family for family in families if (layers[0], family) in having):
             part_bytes = unit_bytes(family, spec, name)
             section = Section(
                 first_layer=layers[0],

@@ -28,6 +28,7 @@ from coldpress.runtime.trace import END, FETCH, PRELOAD, RESET, STREAM, Event
 from coldpress.schemas.compute import Overlap, overlapped_seconds
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import unit_keys
 from coldpress.schemas.layout import Plan, placed_parts
 from coldpress.schemas.manifest import Manifest
 from coldpress.schemas.metrics import RunMetrics
@@ -197,8 +198,10 @@ def on_device(artifact: Artifact, device: DeviceProfile | None) -> Artifact:
 
 
 def times_traced(manifest: Manifest, plan: Plan) -> float:
-    """Returns how many layers each layer of the plan's parts stands for."""
-    return manifest.model.num_hidden_layers / len({part.layer for part in plan.parts})
+    """Returns how many layers with units each layer of the plan's parts stands for."""
+    families = [entry.family for entry in manifest.families]
+    having = {layer for layer, _ in unit_keys(families, manifest.model)}
+    return len(having) / len({part.layer for part in plan.parts})
 
 
 @dataclass

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 
 from coldpress.schemas.base import Record
 from coldpress.schemas.errors import UnknownNameError
-from coldpress.schemas.model import ATTENTION_ROLES, MLP_ROLES, MatrixRole, ModelSpec, role_shape
+from coldpress.schemas.model import ATTENTION_ROLES, MLP_ROLES, MatrixRole, ModelSpec, matrices, role_shape
 
 Signal = Literal[
     "attention_input",
@@ -137,6 +137,34 @@ def num_units(family: str, spec: ModelSpec) -> int:
     return sizes[FAMILIES[family].axis] * num_experts(family, spec)
 
 
+def layers_of(family: str, spec: ModelSpec) -> tuple[int, ...]:
+    """Returns the layers that have units of `family`: all, but none without experts for the MLP's families of a
+    mixture, whose other layers keep their MLP in DRAM."""
+    without = frozenset(spec.dense_layers if any(role in MLP_ROLES for role in FAMILIES[family].roles) else ())
+    return tuple(layer for layer in range(spec.num_hidden_layers) if layer not in without)
+
+
+def unit_keys(families: Sequence[FamilyName], spec: ModelSpec) -> list[tuple[int, FamilyName]]:
+    """Lists the layers and families that have units: by layer, then in the order of `families`."""
+    having = {family: frozenset(layers_of(family, spec)) for family in families}
+    layers = range(spec.num_hidden_layers)
+    return [(layer, family) for layer in layers for family in families if layer in having[family]]
+
+
+def unit_role(role: str, spec: ModelSpec) -> MatrixRole | None:
+    """Returns the matrix that a layer's tensor belongs to (`layers.3.experts.1.up_proj.weight`), if its slices may be
+    those of units; None for an MLP that has no units on flash, for other tensors, and outside the layers."""
+    outer, *inner = role.split(".")
+    if outer != "layers":
+        return None
+    layer, *above, module, _ = inner
+    if module in ATTENTION_ROLES and not above:
+        return module
+    expected = ["experts"] if spec.is_mixture else []
+    has_units = module in MLP_ROLES and above[:1] == expected and not spec.is_dense(int(layer))
+    return module if has_units else None
+
+
 def num_experts(family: str, spec: ModelSpec) -> int:
     """Returns over how many experts the units of `family` run; 1 for attention, and for models without experts."""
     return spec.num_experts if any(role in MLP_ROLES for role in FAMILIES[family].roles) else 1
@@ -173,13 +201,26 @@ def resident_roles(families: Iterable[str], spec: ModelSpec) -> tuple[MatrixRole
     return tuple(role for role in present if role not in on_flash)
 
 
+def resident_names(layer: int, families: Sequence[str], spec: ModelSpec) -> tuple[str, ...]:
+    """Returns the names of the matrices that a layer must keep in DRAM: those that no family holds, routers and shared
+    experts."""
+    if spec.is_dense(layer):
+        others = [name for name in families if not any(role in MLP_ROLES for role in FAMILIES[name].roles)]
+        return resident_roles(others, spec.of_layer(layer))
+    held = [name for role in resident_roles(families, spec) for name in matrices(role, spec)]
+    held += ["router"] * spec.is_mixture
+    if spec.shared_intermediate_size:
+        held += [f"shared_expert.{role}" for role in MLP_ROLES if spec.gated_mlp or role != "gate_proj"]
+    return tuple(held)
+
+
 def mlp_shares(families: Iterable[str], spec: ModelSpec) -> dict[str, float]:
     """Returns the share of the MLP's weights that each family holds; 0 for attention's.
 
     All matrices of the MLP have equally many weights.
     """
-    matrices = 3 if spec.gated_mlp else 2
-    return {family: sum(piece.role in MLP_ROLES for piece in slices(family, spec)) / matrices for family in families}
+    count = 3 if spec.gated_mlp else 2
+    return {family: sum(piece.role in MLP_ROLES for piece in slices(family, spec)) / count for family in families}
 
 
 def resident_share(families: Iterable[str], spec: ModelSpec) -> float:

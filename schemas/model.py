@@ -7,18 +7,21 @@ q_norm,k_norm,q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj}.{weight,b
 compiler/architectures/<model_type>.py translates the names of architectures that use other names or fuse matrices. A
 two-matrix MLP (OPT) has only `up_proj` and `down_proj`. In a mixture of experts the MLP's matrices are
 `layers.<i>.experts.<e>.{gate_proj,up_proj,down_proj}.weight`, and there is
-`layers.<i>.router.{weight,bias,correction}`.
-`norm_placement` and `residual` determine which norms a layer has, see `placed_norms`.
+`layers.<i>.router.{weight,bias,correction}`. An expert that every token uses is
+`layers.<i>.shared_expert.{gate_proj,up_proj,down_proj}.weight`, with `layers.<i>.shared_expert_gate.weight` if a gate
+weights it. `norm_placement` and `residual` determine which norms a layer has, see `placed_norms`.
 Layers that rotate with frequencies of their own use `rotary_local.inv_freq`. If every head has its own norm, the roles
 are `layers.<i>.heads.<h>.{q_norm,k_norm}.weight`.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from coldpress.schemas.base import Count, Many, PositiveCount, Record, Sha256, Share
+from coldpress.schemas.errors import clipped
 
 Activation = Literal["relu", "relu2", "drelu", "fatrelu", "silu", "gelu", "gelu_tanh"]
 """The activation of the gate, or of up in an MLP without a gate. `relu2` is relu(x)**2 (So et al. 2021); `drelu`
@@ -70,6 +73,12 @@ class ModelSpec(Record):
     """Groups of consecutive experts; a token's experts are all in a few of them."""
     num_expert_groups_per_tok: PositiveCount = 1
     """Groups that a token's experts are in: those whose two best scores have the largest sums."""
+    shared_intermediate_size: Count = 0
+    """Width of an MLP beside the experts that every token uses; 0 for none."""
+    dense_layers: Many[Count] = ()
+    """In a mixture, the layers with one MLP instead of experts, ascending."""
+    dense_intermediate_size: Count = 0
+    """Width of the MLP of these layers; 0 without any."""
     norm: Literal["rms_norm", "rms_norm_1p", "layer_norm", "layer_norm_1p"]
     """The kind of all norms. With `rms_norm_1p` (Gemma) and `layer_norm_1p` (Nemotron) a weight w stands for 1 + w."""
     norm_eps: float = Field(gt=0)
@@ -139,6 +148,8 @@ class ModelSpec(Record):
     def first_layers(self, count: int) -> Self:
         """Returns the spec of the model's first `count` layers."""
         cut = {"layer_types": self.layer_types[:count], "layer_rotary": self.layer_rotary[:count]}
+        dense = tuple(layer for layer in self.dense_layers if layer < count)
+        cut |= {"dense_layers": dense, "dense_intermediate_size": self.dense_intermediate_size if dense else 0}
         return self.model_copy(update={"num_hidden_layers": count, **cut})
 
     def rotary_of(self, layer: int) -> RotaryKind:
@@ -152,6 +163,44 @@ class ModelSpec(Record):
         """Returns the roles of the rotary frequencies that the layers use, by kind."""
         used = (self.layer_rotary or ("main",)) if self.position == "rotary" else ()
         return {kind: role for kind, role in FREQUENCIES.items() if kind in used}
+
+    @model_validator(mode="after")
+    def _dense_layers_in_order(self) -> Self:
+        found = self.dense_layers
+        fits = list(found) == sorted({layer for layer in found if layer < self.num_hidden_layers})
+        if not fits or len(found) >= self.num_hidden_layers or (len(found) > 0) != (self.dense_intermediate_size > 0):
+            raise ValueError(
+                f"dense_layers is {clipped(str(list(found)))} and dense_intermediate_size is "
+                f"{self.dense_intermediate_size}, expected some of {self.num_hidden_layers} layers in order, not all "
+                "of them, and a width, or neither"
+            )
+        if not self.is_mixture and (found or self.shared_intermediate_size):
+            raise ValueError(
+                f"shared_intermediate_size is {self.shared_intermediate_size} and dense_layers has {len(found)} "
+                "entries, expected 0 and none in a model without experts"
+            )
+        return self
+
+    def is_dense(self, layer: int) -> bool:
+        """Whether a layer of a mixture has one MLP instead of experts."""
+        place = bisect_left(self.dense_layers, layer)
+        return place < len(self.dense_layers) and self.dense_layers[place] == layer
+
+    def of_layer(self, layer: int) -> "ModelSpec":
+        """Returns the spec of a model all of whose layers are like `layer`: without experts, if it has none."""
+        return self._of_one_mlp(self.dense_intermediate_size) if self.is_dense(layer) else self
+
+    @property
+    def of_shared_expert(self) -> "ModelSpec":
+        """Returns the spec of a model whose only MLP is the shared expert."""
+        return self._of_one_mlp(self.shared_intermediate_size)
+
+    def _of_one_mlp(self, intermediate_size: int) -> "ModelSpec":
+        kinds = type(self).model_fields
+        names = ("num_experts", "num_experts_per_tok", *MIXTURE_FIELDS)
+        return self.model_copy(
+            update={name: kinds[name].default for name in names} | {"intermediate_size": intermediate_size}
+        )
 
     def window_of(self, layer: int) -> int | None:
         """Returns the most positions that a layer's attention sees, including the token's own; None for all."""
@@ -174,12 +223,19 @@ class ModelSpec(Record):
         return self.hidden_act == "drelu"
 
 
-EXTENSIONS = (
+MIXTURE_FIELDS = (
     "router_scores",
     "router_normed",
     "router_scaling",
     "num_expert_groups",
     "num_expert_groups_per_tok",
+    "shared_intermediate_size",
+    "dense_layers",
+    "dense_intermediate_size",
+)
+"""Fields that only mixtures have, beside the numbers of experts."""
+EXTENSIONS = (
+    *MIXTURE_FIELDS,
     "residual",
     "attention_scale",
     "attention_softcap",
@@ -213,7 +269,11 @@ def features_of_model(spec: ModelSpec) -> set[str]:
 
 def role_shape(spec: ModelSpec, role: str) -> tuple[int, ...]:
     """Returns the shape of the tensor `role`, with a layer (`layers.3.q_proj.weight`) or without (`q_proj.weight`)."""
-    *_, module, kind = role.split(".")
+    *above, module, kind = role.split(".")
+    if "shared_expert" in above:
+        spec = spec.of_shared_expert
+    elif above[:1] == ["layers"] and "experts" not in above:
+        spec = spec.of_layer(int(above[1]))
     hidden, inner = spec.hidden_size, spec.intermediate_size
     queries, keys = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
     shapes: dict[str, tuple[int, ...]] = {
@@ -232,6 +292,7 @@ def role_shape(spec: ModelSpec, role: str) -> tuple[int, ...]:
         "q_norm": (queries if spec.qk_norm == "width" else spec.head_dim,),
         "k_norm": (keys if spec.qk_norm == "width" else spec.head_dim,),
         "router": (spec.num_experts, hidden),
+        "shared_expert_gate": (1, hidden),
     }
     shape = shapes.get(module, (hidden,))
     return shape[:1] if kind in ("bias", "correction") else shape

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from coldpress.schemas.base import ArrayFile, Count, Options, PositiveCount, Record, Share
-from coldpress.schemas.families import FamilyName, FormatName, Formats, Method, mlp_density, used_share
+from coldpress.schemas.families import FamilyName, FormatName, Formats, Method, layers_of, mlp_density, used_share
 from coldpress.schemas.layout import CacheName, KvCacheFormat, layer_groups
 from coldpress.schemas.model import ModelSpec
 
@@ -163,10 +163,11 @@ class Sparsity(Rung, ByLayer):
     def mlp_density(self, spec: ModelSpec) -> float:
         """Returns the share of the MLP's weights that a token uses, on average over layers; in a mixture, of the
         experts that the router picks."""
-        shares = {
-            entry.family: sum(entry.per_layer) / len(entry.per_layer) / used_share(entry.family, spec)
-            for entry in self.densities
-        }
+        shares: dict[str, float] = {}
+        for entry in self.densities:
+            having = layers_of(entry.family, spec)
+            mean = sum(entry.per_layer[layer] for layer in having) / len(having)
+            shares[entry.family] = mean / used_share(entry.family, spec)
         return min(1.0, mlp_density(shares, spec))
 
     @property

@@ -25,6 +25,7 @@ from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import (
     Signal,
     activity_of,
+    layers_of,
     mlp_shares,
     num_experts,
     num_units,
@@ -173,16 +174,17 @@ class Masks:
 
     def layer(self, layer: int) -> BlockHooks:
         """Returns the hooks of a layer's blocks (compiler/activity/forward.py); its caches begin empty."""
-        chosen = {family: self._chooser(layer, family) for family in self.sparse.families}
+        having = [family for family in self.sparse.families if layer in layers_of(family, self.spec)]
+        chosen = {family: self._chooser(layer, family) for family in having}
         return lambda block: self._hooks(layer, block, chosen)
 
     def used_share(self, num_tokens: int) -> dict[str, float]:
         """Returns the mean share of each family's units that scored tokens use."""
-        layers = self.spec.num_hidden_layers
+        layers = {family: layers_of(family, self.spec) for family in self.sparse.families}
         return {
-            family: sum(sum(self.used[layer, family].values()) for layer in range(layers))
-            / (layers * num_tokens * num_units(family, self.spec))
-            for family in self.sparse.families
+            family: sum(sum(self.used[layer, family].values()) for layer in having)
+            / (len(having) * num_tokens * num_units(family, self.spec))
+            for family, having in layers.items()
         }
 
     def _hooks(self, layer: int, block: int, chosen: Mapping[str, "_Chooser"]) -> Hooks:

@@ -15,7 +15,7 @@ from coldpress.compiler.shared_settings import DEFAULT_CACHE
 from coldpress.runtime.cache import Known, make
 from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Residency, Selector, select_of, used_experts
-from coldpress.schemas.families import Signal, activity_of, num_experts
+from coldpress.schemas.families import WHOLE_MLP, Signal, activity_of, layers_of, num_experts
 from coldpress.schemas.model import ModelSpec
 from coldpress.schemas.sparsity import Sparsity
 
@@ -31,11 +31,12 @@ Arrays = Mapping[tuple[int, str], Mapping[str, np.ndarray]]
 REPLAYED_LAYERS = 4
 
 
-def replayed_layers(num_layers: int) -> tuple[int, ...]:
-    """Returns the layers whose requests stand for those of all layers, from the first to the last: `explore` traces
-    them, and `allocate` replays them."""
-    picked = np.unique(np.linspace(0, num_layers - 1, min(REPLAYED_LAYERS, num_layers)).round().astype(int))
-    return tuple(picked.tolist())
+def replayed_layers(spec: ModelSpec) -> tuple[int, ...]:
+    """Returns the layers whose requests stand for those of all layers, from the first to the last whose MLP has units:
+    `explore` traces them, and `allocate` replays them."""
+    having = layers_of(WHOLE_MLP, spec)
+    picked = np.unique(np.linspace(0, len(having) - 1, min(REPLAYED_LAYERS, len(having))).round().astype(int))
+    return tuple(having[place] for place in picked.tolist())
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,9 @@ log = logging.getLogger(__name__)
 
 HEAD_ROWS = 16384
 """Rows of the head that are in memory at once."""
+OF_ANY_LAYER: frozenset[Signal] = frozenset(("attention_input", "attention_mixed", "mlp_input"))
+"""Signals that a layer of a mixture has even if it has no experts: its MLP has no units, so that nobody asks for
+others."""
 CORRECTION = ".router.correction"
 """End of the roles that stay float32 in every pass: a token's experts follow from small differences of scores."""
 NATIVE_BFLOAT16 = ("avx512_bf16", "amx_bf16", "sve_bf16")
@@ -207,7 +210,7 @@ class LayerStream:
         path = f"{modules.base}.{modules.layers}.{layer}"
         module = self._loaded(self._skeleton.get_submodule(path), path)
         running = threading.local()
-        self._attach(module, running)
+        self._attach(layer, module, running)
         return LoadedLayer(module, *self._context(layer, block_tokens), running, self.device)
 
     def head(self, hidden: "Tensor", weights: "Iterable[Tensor] | None" = None) -> "Tensor":
@@ -401,7 +404,7 @@ class LayerStream:
             keywords["position_embeddings"] = rotary(sample, positions, *kinds)
         return mask, keywords
 
-    def _attach(self, layer: "nn.Module", running: threading.local) -> None:
+    def _attach(self, number: int, layer: "nn.Module", running: threading.local) -> None:
         """Passes the layer's signals to the hooks of the block that the current thread runs."""
 
         def change_of(signal: Signal) -> taps.Change:
@@ -413,4 +416,5 @@ class LayerStream:
             return change
 
         modules = self._architecture.MODULES
-        taps.attach(layer, modules, [(signal, change_of(signal)) for signal in modules.taps])
+        signals = (signal for signal in modules.taps if signal in OF_ANY_LAYER or not self.spec.is_dense(number))
+        taps.attach(layer, modules, [(signal, change_of(signal)) for signal in signals])

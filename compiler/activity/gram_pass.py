@@ -16,8 +16,7 @@ from coldpress.compiler.activity.forward import Hooks, LayerStream
 from coldpress.compiler.io import Workspace, array_file, load_arrays
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.families import Signal, activity_of
-from coldpress.schemas.gram import INPUT_OF, GramMatrices, LayerGram
-from coldpress.schemas.model import ATTENTION_ROLES
+from coldpress.schemas.gram import INPUT_OF, GramMatrices, LayerGram, measured_roles
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,9 +49,8 @@ def add_grams(
     blocks = load_arrays(corpus.split("calibration").arrays)["tokens"]
     tokens = blocks[: max(1, gram_tokens // blocks.shape[1])]
     model = stream.model
-    # each expert sees few tokens, so experts are rounded without Gram matrices (compiler/rounding/gptq.py)
-    roles = ATTENTION_ROLES if model.spec.is_mixture else tuple(INPUT_OF)
-    signals: tuple[Signal, ...] = tuple(dict.fromkeys(INPUT_OF[role] for role in roles))
+    roles = measured_roles(model.spec)
+    signals: tuple[Signal, ...] = tuple(dict.fromkeys(INPUT_OF[role] for role in INPUT_OF if role in roles))
     masks = _Masks(tuple(families), signals, choice)
     hidden, found = stream.embed(tokens), []
     for layer in range(model.spec.num_hidden_layers):

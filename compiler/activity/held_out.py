@@ -14,7 +14,7 @@ from coldpress.compiler.activity.counted import counted
 from coldpress.compiler.io import load_arrays
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import FamilyName, num_units
+from coldpress.schemas.families import FamilyName, num_units, unit_keys
 from coldpress.schemas.model import ModelSpec
 from coldpress.schemas.sparsity import Sparsity
 
@@ -88,10 +88,10 @@ def traces_of(
     layers: Iterable[int] | None = None,
 ) -> tuple[Trace, ...]:
     """Returns the traces of all families of some layers, ordered by layer; None takes the layers that stand for all."""
-    picked = replayed_layers(len(activations.layers)) if layers is None else layers
+    picked = replayed_layers(spec) if layers is None else tuple(layers)
     found: list[Trace] = []
-    for layer in picked:
-        for family in sparsity.families:
+    for layer, family in unit_keys(sparsity.families, spec):
+        if layer in picked:
             bits = None if always_used(sparsity, layer, family) else activity(activations, layer, family, "bits")
             contexts = tuple(_context(part, bits, num_units(family, spec)) for part in windows)
             found.append(Trace(layer, family, contexts))

@@ -14,7 +14,7 @@ from coldpress.runtime import plugins
 from coldpress.runtime.plan.kv_cache import STORED
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.quantization._planes import coarsest, whole_format
-from coldpress.schemas.families import FamilyName, FormatName, Formats, format_at, slices
+from coldpress.schemas.families import FamilyName, FormatName, Formats, format_at, slices, unit_role
 from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.model import MatrixRole
 
@@ -56,8 +56,8 @@ class Rounded(_Like):
 
     def _axis(self, role: str) -> Axis | None:
         """Returns what a unit's slice of a matrix, or of its bias, is; None if no family has it."""
-        matrix = role.rpartition(".")[0]
-        return next((axis for name, axis in self._axes.items() if matrix.endswith(f".{name}")), None)
+        matrix = unit_role(role, self.spec)
+        return None if matrix is None else self._axes.get(matrix)
 
     def _codes(self, role: str, axis: Axis) -> np.ndarray:
         """Returns a matrix's codes; only units have planes, other matrices the plain format."""

@@ -31,7 +31,7 @@ from coldpress.compiler.io import Workspace, checked_path, load_arrays
 from coldpress.schemas.activations import FamilyStatistics, LayerStatistics, TopPrecision
 from coldpress.schemas.base import ArrayFile
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import FAMILIES, FamilyName, Signal, activity_of, num_units
+from coldpress.schemas.families import FAMILIES, FamilyName, Signal, activity_of, layers_of, num_units
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -146,12 +146,14 @@ class _Collector:
         if files is None:
             raise ColdpressError(f"{self._work.folder}: the arrays of layer {layer} vanished while they were written")
         *arrays, inputs = files
-        file_of = dict(zip(self._counted, arrays, strict=True))
+        spec, file_of = self._stream.spec, dict(zip(self._counted_in(layer), arrays, strict=True))
         families = {
-            family: (num_units(family, self._stream.spec), file_of[source]) for family, source in self._source.items()
+            family: (num_units(family, spec), file_of[source])
+            for family, source in self._source.items()
+            if layer in layers_of(family, spec)
         }
         earlier = [self._work.current(key) for key in self._family_keys(layer - 1)] if layer else []
-        before = {name: file for name, file in zip(self._counted, earlier, strict=False) if file}
+        before = {name: file for name, file in zip(self._counted_in(layer - 1), earlier, strict=False) if file}
         return layer_record(layer, families, before, inputs, self._text.tokens.size)
 
     def _present(self, layer: int) -> list[ArrayFile] | None:
@@ -160,8 +162,12 @@ class _Collector:
         present = [file for file in found if file is not None]
         return present if len(present) == len(found) else None
 
+    def _counted_in(self, layer: int) -> list[FamilyName]:
+        """Returns the families that are counted in a layer: those that have units there."""
+        return [family for family in self._counted if layer in layers_of(family, self._stream.spec)]
+
     def _family_keys(self, layer: int) -> list[str]:
-        return [f"{layer:03d}.{family}" for family in self._counted]
+        return [f"{layer:03d}.{family}" for family in self._counted_in(layer)]
 
     def _compute(self, layer: int) -> None:
         """Writes the layer's files: the next hidden states first, since `_present` takes the other files as proof of
@@ -179,7 +185,7 @@ class _Collector:
         inputs = writing_rows(self._work.begin(_inputs_key(layer)), specs)
         with previous as before, inputs as writer:
             run = self._run(layer, writer, before)
-            for family, key in zip(self._counted, self._family_keys(layer), strict=True):
+            for family, key in zip(self._counted_in(layer), self._family_keys(layer), strict=True):
                 self._work.save(key, run.arrays(family))
             if layer:
                 writer.write("block_similarity", 0, run.similarity)
@@ -194,7 +200,8 @@ class _Collector:
 
     def _run(self, layer: int, inputs: RowWriter | None, previous: RowReader | None) -> LayerCounts:
         """Runs the layer over all blocks, and writes the hidden states after it to a file, unless it is the last."""
-        signals: dict[str, Signal] = {family: activity_of(family, self._stream.spec) for family in self._counted}
+        spec, counted = self._stream.spec, self._counted_in(layer)
+        signals: dict[str, Signal] = {family: activity_of(family, spec) for family in counted}
         run = LayerCounts(layer, self._text, signals, self._activity, inputs, previous)
         num_blocks, block_tokens = self._text.tokens.shape
         step = 1 if self._stream.device.type == "cpu" else max(1, ACCELERATOR_TOKENS // block_tokens)

@@ -13,7 +13,7 @@ from coldpress.compiler.checkpoint.tensors import read_rows
 from coldpress.compiler.io import load_arrays
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.activations import Activations
-from coldpress.schemas.families import FamilyName, num_units, slices
+from coldpress.schemas.families import FamilyName, num_units, slices, unit_keys
 from coldpress.schemas.model import Model, ModelSpec, matrices, role_shape
 
 NORMS = "unit_norms"
@@ -72,17 +72,19 @@ def all_statistics(
         norms: By layer and family, `unit_norms` where they are known; others are computed from the source's weights.
     """
     found: dict[tuple[int, str], UnitStatistics] = {}
-    for entry in activations.layers:
-        for family in families:
-            known = entry.family(family)
-            counted = load_arrays(known.arrays) if known else {}
-            for name in BY_TOKEN:
-                counted.pop(name, None)
-            if read_units is not None:
-                counted |= {"read_units": read_units[entry.layer, family], "resident_share": np.array([resident_share])}
-            if norms and (entry.layer, family) in norms:
-                counted[NORMS] = norms[entry.layer, family]
-            found[entry.layer, family] = UnitStatistics(model, entry.layer, family, counted)
+    having, families = {entry.layer: entry for entry in activations.layers}, tuple(families)
+    for layer, family in unit_keys(families, model.spec):
+        if layer not in having:
+            continue
+        known = having[layer].family(family)
+        counted = load_arrays(known.arrays) if known else {}
+        for name in BY_TOKEN:
+            counted.pop(name, None)
+        if read_units is not None:
+            counted |= {"read_units": read_units[layer, family], "resident_share": np.array([resident_share])}
+        if norms and (layer, family) in norms:
+            counted[NORMS] = norms[layer, family]
+        found[layer, family] = UnitStatistics(model, layer, family, counted)
     return found
 
 

@@ -7,7 +7,7 @@ checkpoint's tensors can be checked before any of them is read.
 
 import importlib
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
@@ -149,6 +149,10 @@ class Architecture(PluginBase):
         Raises:
             CheckpointError: if the runtime cannot compute such a model.
         """
+
+    def ignored(self, config: Any, spec: ModelSpec) -> str:
+        """Returns a pattern of the names of tensors that a checkpoint may have beside the model's; empty for none."""
+        return ""
 
     @abstractmethod
     def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
@@ -447,14 +451,14 @@ def llama_spec(
     return ModelSpec(**{**fields, "norm_eps": getattr(config, "rms_norm_eps", None), **own})
 
 
-def windows(config: Any) -> dict[str, Any]:
-    """Returns the fields of a spec that say which layers have a sliding window, if the configuration names layers
-    (Qwen).
+def windows(config: Any, layer_types: Sequence[str] | None = None) -> dict[str, Any]:
+    """Returns the fields of a spec that say which layers have a sliding window, if the configuration or `layer_types`
+    names layers (Qwen).
 
     Raises:
         CheckpointError: if it names another kind of attention.
     """
-    types = tuple(config.layer_types or ())
+    types = tuple(layer_types or config.layer_types or ())
     unknown = sorted(set(types) - {*get_args(AttentionKind)})
     if unknown:
         raise CheckpointError(

@@ -43,13 +43,15 @@ class Block(nn.Module):
     """A layer's router and experts."""
 
     def __init__(self, names: Names, own: Any, spec: ModelSpec) -> None:
-        """Takes the activation of transformers' `own` block."""
+        """Takes the activation and the shared expert of transformers' `own` block."""
         super().__init__()
         self._names, self._spec, self.act = names, spec, own.experts.act_fn
         gate = Gate(spec.hidden_size, spec.num_experts, bias=False)
         if names.correction:
             gate.register_parameter(names.correction, nn.Parameter(torch.zeros(spec.num_experts)))
         self.register_module(names.router, gate)
+        for name in filter(None, (names.shared, names.shared_gate)):
+            self.register_module(name, own.get_submodule(name))
         self.experts = nn.ModuleList(Expert(names, spec) for _ in range(spec.num_experts))
         # modules that change nothing: hooks on them see the signals
         self.given, self.activated, self.up, self.inner = (nn.Identity() for _ in range(4))
@@ -66,7 +68,16 @@ class Block(nn.Module):
         y_TN = torch.zeros_like(x_TN)
         for number, (tokens, down) in enumerate(zip(uses, self._all("down_proj"), strict=True)):
             y_TN.index_add_(0, tokens, down(inner_TEF[tokens, number]))
+        if self._names.shared:
+            y_TN = y_TN + self._shared(x_TN)
         return y_TN.reshape(hidden.shape)
+
+    def _shared(self, x_TN: Tensor) -> Tensor:
+        """Returns what the expert that every token uses adds, [T, N]."""
+        assert self._names.shared is not None
+        y_TN = self.get_submodule(self._names.shared)(x_TN)
+        gate = self._names.shared_gate
+        return y_TN if gate is None else y_TN * self.get_submodule(gate)(x_TN).sigmoid()
 
     def _routed(self, x_TN: Tensor) -> tuple[Tensor, Tensor]:
         """Returns 1 for each token's experts, 0 for the others, and the experts' weights, both [T, E]."""

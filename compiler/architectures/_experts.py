@@ -5,7 +5,7 @@ replaced by one that has a matrix per expert (`_expert_block.py`), under the nam
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -26,10 +26,15 @@ class Names:
     """What the router adds to the scores that it chooses by; below the router."""
     matrices: Mapping[MatrixRole, str] = field(default_factory=lambda: {role: role for role in MLP_ROLES})
     """The matrices of an expert."""
+    shared: str | None = None
+    """The expert that every token uses, below the block."""
+    shared_gate: str | None = None
+    """The matrix whose output weights it, below the block."""
 
 
-def modules(prefix: str, names: Names) -> _common.Modules:
-    """Returns the paths of a mixture that has Llama's names outside its experts."""
+def modules(prefix: str, names: Names, **own: Any) -> _common.Modules:
+    """Returns the paths of a mixture that has Llama's names outside its experts; `own` are the architecture's other
+    fields."""
     taps: dict[Signal, _common.Tap] = {
         "attention_input": _common.Tap("self_attn"),
         "attention_mixed": _common.Tap("self_attn.o_proj"),
@@ -47,6 +52,7 @@ def modules(prefix: str, names: Names) -> _common.Modules:
         taps=taps,
         adapt=functools.partial(_adapt, names),
         is_mixture=True,
+        **own,
     )
 
 
@@ -54,13 +60,21 @@ class Mixture(_common.Llama):
     """Llama's arithmetic and names with experts in place of the MLP; subclasses change what differs."""
 
     NAMES: ClassVar[Names]
-    QK_NORM: ClassVar[bool] = False
-    """Whether q and k have norms."""
 
     def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
-        """Returns Llama's names of attention and norms, and the names of routers and experts."""
-        layer = _common.attention_parameters(spec, self.biases(config, spec), self.QK_NORM) | self._of_experts(spec)
-        return _common.llama_outer(spec) | _common.all_layers(spec, "model", {name: (layer[name],) for name in layer})
+        """Returns Llama's names of attention and norms, and the names of routers and experts; in layers without
+        experts those of the MLP."""
+        attention = _common.attention_parameters(spec, self.biases(config, spec), self.qk_norm(config))
+        dense, experts = (attention | own for own in (_common.mlp_parameters(spec), self._of_experts(spec)))
+        found = _common.llama_outer(spec)
+        for layer in range(spec.num_hidden_layers):
+            names = dense if spec.is_dense(layer) else experts
+            found |= {f"model.layers.{layer}.{name}": (f"layers.{layer}.{role}",) for name, role in names.items()}
+        return found
+
+    def qk_norm(self, config: Any) -> bool:
+        """Returns whether q and k have norms."""
+        return False
 
     def _of_experts(self, spec: ModelSpec) -> dict[str, str]:
         names = self.NAMES
@@ -70,6 +84,11 @@ class Mixture(_common.Llama):
         for role, name in names.matrices.items():
             for expert, held in enumerate(matrices(role, spec)):
                 found[f"{names.block}.experts.{expert}.{name}.weight"] = f"{held}.weight"
+        if names.shared:
+            prefix = f"{names.block}.{names.shared}."
+            found |= {f"{prefix}{role}.weight": f"shared_expert.{role}.weight" for role in MLP_ROLES}
+        if names.shared_gate:
+            found[f"{names.block}.{names.shared_gate}.weight"] = "shared_expert_gate.weight"
         return found
 
 
@@ -86,11 +105,39 @@ def counts(config: Any, key: str = "num_experts") -> dict[str, Any]:
     return {"num_experts": experts, "num_experts_per_tok": chosen}
 
 
+def layers_without(config: Any, dense: Collection[int]) -> dict[str, Any]:
+    """Returns the fields of a spec that say which layers have an MLP instead of experts.
+
+    Raises:
+        CheckpointError: if all layers do.
+    """
+    found = tuple(layer for layer in range(config.num_hidden_layers) if layer in dense)
+    if len(found) == config.num_hidden_layers:
+        raise CheckpointError(
+            f"config.json: none of {len(found)} layers has experts, expected one that has; a model without any has "
+            "another model_type"
+        )
+    return {"dense_layers": found, "dense_intermediate_size": config.intermediate_size} if found else {}
+
+
+def stepped_layers(config: Any) -> dict[str, Any]:
+    """Returns the same fields for Qwen's mixtures: every `decoder_sparse_step`th layer has experts, except for those in
+    `mlp_only_layers`.
+
+    Raises:
+        CheckpointError: as `layers_without`.
+    """
+    layers, listed = range(config.num_hidden_layers), set(config.mlp_only_layers or ())
+    return layers_without(config, {at for at in layers if at in listed or (at + 1) % config.decoder_sparse_step})
+
+
 def _adapt(names: Names, layer: Any, spec: ModelSpec) -> None:
     """Replaces transformers' own block by ours, under the checkpoint's name."""
     from coldpress.compiler.architectures._expert_block import Block  # torch takes seconds to import
 
     own = layer.mlp
+    if not hasattr(own, "experts"):  # a layer without experts keeps transformers' MLP
+        return
     del layer.mlp
     layer.register_module(names.block, Block(names, own, spec))
     if names.block != "mlp":

@@ -24,7 +24,6 @@ class Plugin(_experts.Mixture):
         norm_topk_prob=False,
     )
     NAMES = NAMES
-    QK_NORM = True
     MODULES = _experts.modules("Olmoe", NAMES)
 
     def spec(self, config: Any) -> ModelSpec:
@@ -38,6 +37,10 @@ class Plugin(_experts.Mixture):
         return _common.llama_spec(
             self.MODULES, config, qk_norm="width", router_normed=config.norm_topk_prob, **_experts.counts(config)
         )
+
+    def qk_norm(self, config: Any) -> bool:
+        """Returns true."""
+        return True
 
     def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
         """Returns all projections of attention, or none."""

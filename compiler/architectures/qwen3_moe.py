@@ -3,7 +3,6 @@
 from typing import Any
 
 from coldpress.compiler.architectures import _common, _experts
-from coldpress.schemas.errors import CheckpointError
 from coldpress.schemas.model import ModelSpec
 
 NAMES = _experts.Names()
@@ -39,17 +38,14 @@ class Plugin(_experts.Mixture):
         norm_topk_prob=False,
     )
     NAMES = NAMES
-    QK_NORM = True
     MODULES = _experts.modules("Qwen3Moe", NAMES)
 
     def spec(self, config: Any) -> ModelSpec:
         """Returns a spec with one window for all layers, if the configuration asks for it.
 
         Raises:
-            CheckpointError: if some layers have no experts.
+            CheckpointError: if no layer has experts.
         """
-        if config.mlp_only_layers or config.decoder_sparse_step != 1:
-            raise CheckpointError("config.json: layers without experts are not supported, expected experts in all")
         return _common.llama_spec(
             self.MODULES,
             config,
@@ -57,7 +53,12 @@ class Plugin(_experts.Mixture):
             intermediate_size=config.moe_intermediate_size,
             router_normed=config.norm_topk_prob,
             **_experts.counts(config),
+            **_experts.stepped_layers(config),
         )
+
+    def qk_norm(self, config: Any) -> bool:
+        """Returns true."""
+        return True
 
     def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
         """Returns all projections of attention, or none."""

@@ -76,6 +76,13 @@ BOUNDS: dict[str, tuple[int, int]] = {
     "num_kv_heads": (1, 1 << 12),
     "num_ln_in_parallel_attn": (1, 2),
     "moe_intermediate_size": (1, 1 << 20),
+    "shared_expert_intermediate_size": (1, 1 << 20),
+    "n_routed_experts": (2, 1 << 12),
+    "n_shared_experts": (1, 1 << 6),
+    "n_group": (1, 1 << 12),
+    "topk_group": (1, 1 << 12),
+    "first_k_dense_replace": (0, 999),
+    "num_nextn_predict_layers": (0, 99),
     "num_experts": (2, 1 << 12),
     "num_local_experts": (2, 1 << 12),
     "num_experts_per_tok": (1, 1 << 12),
@@ -128,6 +135,8 @@ FLAGS = frozenset(
         "attention_bias",
         "mlp_bias",
         "norm_topk_prob",
+        "qkv_bias",
+        "use_qk_norm",
         "use_sliding_window",
         "do_layer_norm_before",
         "_remove_final_layer_norm",
@@ -263,6 +272,8 @@ def check_value(key: str, value: Any, file: str = "config.json") -> None:
         ids = value if isinstance(value, list) else [value]
         if not all(type(token) is int and 0 <= token <= BOUNDS["bos_token_id"][1] for token in ids) or len(ids) > 64:
             raise _wrong(file, key, value, "a token id or a list of them")
+    elif key == "routed_scaling_factor" and not _is_between(value, 1 << 10):
+        raise _wrong(file, key, value, "a number above 0 and below 1024")
     elif key == "mlp_only_layers" and not _is_layers(value):
         raise _wrong(file, key, value, "a list of layers' numbers")
     elif key in ("layer_types", "architectures") and not _is_texts(value):

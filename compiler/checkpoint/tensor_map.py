@@ -30,7 +30,7 @@ def _find(located: Mapping[str, Located], name: str) -> Located | None:
 
 
 def match_tensors(
-    spec: ModelSpec, names: Mapping[str, tuple[str, ...]], located: Mapping[str, Located]
+    spec: ModelSpec, names: Mapping[str, tuple[str, ...]], located: Mapping[str, Located], ignored: str = ""
 ) -> dict[str, TensorSource]:
     """Returns the place of every role's tensor.
 
@@ -38,6 +38,7 @@ def match_tensors(
         spec: The model's shape.
         names: Tensor names and their roles, several roles being stacked rows (compiler/architectures).
         located: The checkpoint's tensors.
+        ignored: A pattern of further names that the architecture leaves out.
 
     Raises:
         CheckpointError: if a tensor is missing, foreign, of another shape or dtype, or tied but different.
@@ -55,7 +56,7 @@ def match_tensors(
     if spec.tie_word_embeddings and HEAD in located and HEAD not in used:
         _check_tied(located[HEAD], tensors["embed_tokens.weight"], located)
         used.add(HEAD)
-    _check_unused(spec, set(located) - used)
+    _check_unused(spec, {name for name in set(located) - used if not re.fullmatch(ignored, name)})
     return dict(sorted(tensors.items()))
 
 

@@ -27,7 +27,7 @@ from coldpress.schemas.activations import Activations
 from coldpress.schemas.base import ArrayFile
 from coldpress.schemas.curves import Curves, Unexplored
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import slices
+from coldpress.schemas.families import WHOLE_MLP, layers_of, slices, unit_keys
 from coldpress.schemas.manifest import CURVES_FILE, MANIFEST_FILE, TRACE_FILE, Manifest
 from coldpress.schemas.model import FREQUENCIES, Model, ModelSpec, TensorSource, matrices, role_shape
 
@@ -174,7 +174,8 @@ def curves_like(kind: Kind | None, model: Model, folder: Path) -> Curves:
     """Returns another model's curves for a model, with a trace drawn with that one's statistics, which is written into
     `folder`; None: for a dense run alone."""
     spec = model.spec
-    layers = (spec.num_hidden_layers // 2,)
+    having = layers_of(WHOLE_MLP, spec)
+    layers = (having[len(having) // 2],)
     trace = drawn_trace(spec, kind, layers, DRAWN_TOKENS) if kind else {f"{layers[0]}.none": _NOTHING}
     known = {curve.method for curve in kind.curves} | {one.method for one in kind.unexplored} if kind else {"dense"}
     return Curves(
@@ -226,10 +227,9 @@ def _shapes(manifest: Manifest) -> dict[str, tuple[int, ...]]:
     """Returns role -> shape of all tensors of an artifact: resident ones, and those whose slices are units."""
     spec = manifest.model
     found = {tensor.role: tensor.shape for tensor in manifest.resident if tensor.role not in FREQUENCIES.values()}
-    for entry in manifest.families:
-        for layer in range(spec.num_hidden_layers):
-            for piece in slices(entry.family, spec):
-                for name in matrices(piece.role, spec):
-                    role = f"layers.{layer}.{name}.weight"
-                    found[role] = role_shape(spec, role)
+    for layer, family in unit_keys([entry.family for entry in manifest.families], spec):
+        for piece in slices(family, spec):
+            for name in matrices(piece.role, spec):
+                role = f"layers.{layer}.{name}.weight"
+                found[role] = role_shape(spec, role)
     return found

@@ -12,7 +12,7 @@ from coldpress.compiler.io import load_arrays, save_arrays
 from coldpress.schemas.activations import Activations, FamilyStatistics, LayerStatistics
 from coldpress.schemas.base import ArrayFile
 from coldpress.schemas.curves import Curves
-from coldpress.schemas.families import activity_of, num_units
+from coldpress.schemas.families import activity_of, layers_of, num_units
 from coldpress.schemas.model import ModelSpec
 
 
@@ -31,7 +31,11 @@ def activations_of(curves: Curves, spec: ModelSpec, folder: Path) -> Activations
         layers=tuple(
             LayerStatistics(
                 layer=layer,
-                families=traced[min(traced, key=lambda known: (abs(known - layer), known))],
+                families=tuple(
+                    found
+                    for found in traced[min(traced, key=lambda known: (abs(known - layer), known))]
+                    if layer in layers_of(found.family, spec)
+                ),
                 inputs=curves.trace,
                 input_similarity=None,
             )

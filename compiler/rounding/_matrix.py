@@ -10,7 +10,7 @@ from coldpress.compiler.rounding import rtn
 from coldpress.compiler.rounding._weights import Algorithm, Axis, Weights, weights_of
 from coldpress.schemas.errors import CheckpointError, ColdpressError
 from coldpress.schemas.families import FormatName
-from coldpress.schemas.gram import INPUT_OF, GramMatrices
+from coldpress.schemas.gram import INPUT_OF, GramMatrices, measured_roles
 from coldpress.schemas.model import Model
 
 
@@ -52,7 +52,8 @@ class Rounding:
         from threadpoolctl import threadpool_limits
 
         layer = int(role.split(".")[1])
-        weights = Known(grams_of(self.gram, layer, (matrix_of(role),))).weights(model, role, axis)
+        names = measured_roles(model.spec) & {matrix_of(role)}
+        weights = Known(grams_of(self.gram, layer, names)).weights(model, role, axis)
         with threadpool_limits(1):  # on several cores products round otherwise; a job of `quantize` has one
             return choose_codes(self.algorithm, weights, role, format_name)
 

@@ -222,7 +222,7 @@ def _check_experts(manifest: Manifest) -> None:
     if "down_proj" in kept:
         expected = "one that holds down_proj: a mixture has it on flash"
         raise SectionError(MANIFEST_FILE, "families", _short(families), expected)
-    num_kept = len(kept) * spec.num_experts * spec.num_hidden_layers
+    num_kept = len(kept) * spec.num_experts * (spec.num_hidden_layers - len(spec.dense_layers))
     if num_kept > len(manifest.resident):  # bounds the loops over experts
         expected = f"at most {len(manifest.resident)}, the number of resident tensors, of all layers and roles"
         raise SectionError(MANIFEST_FILE, "model.num_experts", str(spec.num_experts), expected)
@@ -258,6 +258,7 @@ def _check_sections(manifest: Manifest) -> None:
         expected = f"at most {len(manifest.resident)}, the number of resident tensors"
         raise SectionError(MANIFEST_FILE, "model.num_hidden_layers", str(spec.num_hidden_layers), expected)
     known = {entry.family: _checked_family(manifest, index) for index, entry in enumerate(manifest.families)}
+    having = set(arithmetic.unit_keys(families, spec))
     seen: set[tuple[int, FamilyName]] = set()
     end = 0
     for index, section in enumerate(flash.sections):
@@ -265,15 +266,15 @@ def _check_sections(manifest: Manifest) -> None:
         inside = section.first_layer <= section.last_layer < spec.num_hidden_layers and section.family in known
         layers = section.layers if inside else range(0)
         keys: set[tuple[int, FamilyName]] = {(layer, section.family) for layer in layers}
-        if not keys or keys & seen:
-            expected = f"each layer below {spec.num_hidden_layers} and family of {families} once"
+        if not keys or keys & seen or not keys <= having:
+            expected = f"each layer below {spec.num_hidden_layers} that has units, and family of {families} once"
             raise SectionError(MANIFEST_FILE, field, section.name, expected)
         seen |= keys
         _check_format(section, field, known[section.family])
         _check_section(section, field, end, known[section.family], spec)
         end = section.offset_bytes + section.length_bytes
-    if len(seen) != spec.num_hidden_layers * len(families):
-        expected = f"{spec.num_hidden_layers} layers of {len(families)} families"
+    if len(seen) != len(having):
+        expected = f"{len(having)} layers with units of {len(families)} families"
         raise SectionError(MANIFEST_FILE, "flash.sections", f"a list that covers {len(seen)} of them", expected)
     last = -(-end // SECTION_ALIGN_BYTES) * SECTION_ALIGN_BYTES
     if not end <= flash.size_bytes <= last or flash.size_bytes % flash.page_bytes:

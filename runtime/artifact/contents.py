@@ -13,14 +13,21 @@ from coldpress.runtime import plugins
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.quantization._groups import GROUP, groups
 from coldpress.runtime.quantization._planes import planes_of
-from coldpress.schemas.families import FamilyName, num_units, resident_roles, slice_length, slices
+from coldpress.schemas.families import (
+    FamilyName,
+    layers_of,
+    num_units,
+    resident_names,
+    resident_roles,
+    slice_length,
+    slices,
+)
 from coldpress.schemas.layout import SelectorArray
 from coldpress.schemas.manifest import Manifest
 from coldpress.schemas.model import (
     ATTENTION_ROLES,
     ModelSpec,
     block_norms,
-    matrices,
     norm_parts,
     qk_norms,
     role_shape,
@@ -118,17 +125,18 @@ def model_tensors(manifest: Manifest) -> tuple[Shapes, Shapes]:
         prefix = f"layers.{layer}."
         for norm in block_norms(spec):
             _add_norm(required, f"{prefix}{norm}", spec)
-        held = [name for role in resident_roles(families, spec) for name in matrices(role, spec)]
-        for name in [*held, *["router"] * spec.is_mixture]:
-            required[f"{prefix}{name}.weight"] = role_shape(spec, f"{name}.weight")
+        for name in resident_names(layer, families, spec):
+            required[f"{prefix}{name}.weight"] = role_shape(spec, f"{prefix}{name}.weight")
         for entry in manifest.families:
-            if planes_of(entry.format):
+            if planes_of(entry.format) and layer in layers_of(entry.family, spec):
                 required[coarse_role(layer, entry.family)] = coarse_shape(entry.family, spec)
+        has_experts = spec.of_layer(layer).is_mixture
         biased = ATTENTION_ROLES if spec.is_mixture else resident_roles((), spec)
         optional |= {f"{prefix}{role}.bias": role_shape(spec, f"{role}.bias") for role in biased}
         for norm in [norm for norms in qk_norms(spec).values() for norm in norms]:
             optional |= {f"{prefix}{norm}.{part}": role_shape(spec, f"{norm}.{part}") for part in norm_parts(spec)}
-        routing = ("router.bias", "router.correction") if spec.is_mixture else ()
+        routing = ("router.bias", "router.correction") if has_experts else ()
+        routing += ("shared_expert_gate.weight",) if has_experts and spec.shared_intermediate_size else ()
         optional |= {f"{prefix}{role}": role_shape(spec, role) for role in routing}
     return required, optional
 

@@ -13,7 +13,7 @@ from coldpress.runtime.plan.budget import used_bytes
 from coldpress.runtime.plan.kv_cache import kv_cache_bytes
 from coldpress.runtime.sparsity import Selector, sees_others
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import used_share
+from coldpress.schemas.families import unit_keys, used_share
 from coldpress.schemas.layout import Plan
 from coldpress.schemas.manifest import MANIFEST_FILE, Manifest
 
@@ -27,7 +27,7 @@ class Facts:
         self.resident_bytes = layout_bytes(resident_tensors(manifest))
         self.predictor_bytes = layout_bytes(predictor_tensors(manifest))
         self.predicted = {entry.layer for entry in manifest.predictors}
-        self.keys = [(layer, name) for layer in range(manifest.model.num_hidden_layers) for name in self.families]
+        self.keys = unit_keys(self.families, manifest.model)
         sections = manifest.flash.sections
         self.num_units = {
             (layer, section.family): section.num_units for section in sections for layer in section.layers

@@ -48,6 +48,12 @@ def _silu(x: np.ndarray) -> np.ndarray:
         return x / (1 + np.exp(-x))
 
 
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    """Returns 1 / (1 + exp(-x)), float32 [...]."""
+    with np.errstate(over="ignore"):  # exp(-x) = inf gives the right limit, 0
+        return 1 / (1 + np.exp(-x))
+
+
 def erf(x: np.ndarray) -> np.ndarray:
     """Returns the error function of `x`, float32 [...]."""
     x = np.clip(x, -4, 4)

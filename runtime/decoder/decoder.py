@@ -34,7 +34,7 @@ from coldpress.runtime.store.facts import Key
 from coldpress.runtime.store.store import Store
 from coldpress.runtime.trace import NO_IDS
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
-from coldpress.schemas.families import FAMILIES, FamilyName
+from coldpress.schemas.families import FAMILIES, FamilyName, layers_of
 from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.model import ModelSpec, RotaryKind, placed_norms
 
@@ -134,7 +134,9 @@ class Decoder:
     def _make_layer(self, layer: int, resident: Resident) -> _Layer:
         attention = Attention(layer, self.spec, tuple(self._units), resident)
         coarse = {family: planes for (of_layer, family), planes in self._coarse.items() if of_layer == layer}
-        mlp = (Experts if self.spec.is_mixture else Mlp)(layer, self.spec, tuple(self._units), resident, coarse)
+        own, families = self.spec.of_layer(layer), tuple(self._units)
+        having = tuple(family for family in families if layer in layers_of(family, self.spec))
+        mlp = (Experts if own.is_mixture else Mlp)(layer, own, having, resident, coarse)
         blocks = list[_Block]()
         for sublayer, names in zip((attention, mlp), placed_norms(self.spec), strict=True):
             before, after = (norm_of(f"layers.{layer}.{n}", self.spec, resident) if n else None for n in names)

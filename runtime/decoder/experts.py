@@ -1,21 +1,21 @@
 """The MLP of a layer that is a mixture of experts, over blocks of units of all experts.
 
 A resident router chooses a few experts for each token (runtime/decoder/router.py). A token uses only units of these
-experts, and multiplies each expert's output by its weight. Gate and up may be resident, with
-one matrix per expert; down is on flash. A selector chooses each expert's inputs separately; each entry of the inner
-activation is multiplied by its expert's weight. Shape letters: T tokens, N hidden_size, F intermediate_size, K units of
-a block, E experts, U units of a family, the units of one expert after those of another.
+experts, and multiplies each expert's output by its weight. Gate and up may be resident, with one matrix per expert;
+down is on flash. An expert that every token uses is resident. A selector chooses each expert's inputs separately; each
+entry of the inner activation is multiplied by its expert's weight. Shape letters: T tokens, N hidden_size, F
+intermediate_size, K units of a block, E experts, U units of a family, the units of one expert after those of another.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from coldpress.runtime.decoder.arithmetic import activation
+from coldpress.runtime.decoder.arithmetic import activation, sigmoid
 from coldpress.runtime.decoder.blocks import Block, CoarseUnits, Terms
 from coldpress.runtime.decoder.matrix import Matrix, Resident
-from coldpress.runtime.decoder.mlp import checked_families, held_roles, inner_of
+from coldpress.runtime.decoder.mlp import Mlp, checked_families, held_roles, inner_of
 from coldpress.runtime.decoder.router import Router
 from coldpress.runtime.decoder.tokens import Prior, Tokens
 from coldpress.runtime.kernels import FEW_TOKENS
@@ -56,12 +56,18 @@ class Experts:
             for role in held_roles(families, spec)
         }
         self._act = activation(spec.hidden_act, spec.activation_threshold)
+        self.shared = self._shared_expert(layer, resident) if spec.shared_intermediate_size else None
         self.inputs: dict[str, tuple[MatrixRole, ...]] = {
             family.name: tuple(piece.role for piece in slices(family.name, spec)) for family in inputs
         }
         """The roles of each family over the inputs."""
         self.requests = tuple((layer, family.name) for family in (*inputs, *inner))
         """The parts whose units each token requests, in order."""
+
+    def _shared_expert(self, layer: int, resident: Resident) -> "SharedExpert":
+        mlp = Mlp(layer, self._spec.of_shared_expert, (), resident, name="shared_expert.")
+        gate = f"layers.{layer}.shared_expert_gate"
+        return SharedExpert(mlp, resident.matrix(gate) if resident.has(f"{gate}.weight") else None)
 
     def begin(self, x_TN: np.ndarray, tokens: Tokens) -> "ExpertsWork":
         """Begins work on the normed input, float32 [T, hidden_size], with the resident matrices."""
@@ -145,12 +151,26 @@ class Experts:
         return signal[:, ids] if self.inner.signal == "mlp_inner" else signal[:, ids] * weights_TK
 
 
+@dataclass(frozen=True)
+class SharedExpert:
+    """An MLP in DRAM that every token uses beside its experts (DeepSeek-AI 2024, section 2.1.2)."""
+
+    mlp: Mlp
+    gate: Matrix | None
+    """[1, hidden_size]: the sigmoid of its product weights the output (Qwen1.5-MoE); None for a weight of 1."""
+
+    def output(self, x_TN: np.ndarray, tokens: Tokens) -> np.ndarray:
+        """Returns what it adds, float32 [T, N]."""
+        y_TN = self.mlp.begin(x_TN, tokens).result()
+        return y_TN if self.gate is None else y_TN * sigmoid(self.gate.apply(x_TN, tokens.parts))
+
+
 class ExpertsWork:
     """Experts at work on one input; see `coldpress.runtime.decoder.blocks.Work`."""
 
     def __init__(self, layer: Experts, x_TN: np.ndarray, tokens: Tokens) -> None:
         """Routes the tokens, and computes the outputs of resident matrices."""
-        self._layer, self._x_TN, self._is_dense = layer, x_TN, tokens.is_dense
+        self._layer, self._x_TN, self._tokens, self._is_dense = layer, x_TN, tokens, tokens.is_dense
         self.experts, self._weights_TE = layer.route(x_TN, tokens.parts, tokens.prior)
         self._known = layer.known(x_TN, self.experts, tokens.parts)
         self._signal, self._y_TN = x_TN, np.zeros_like(x_TN)
@@ -180,7 +200,8 @@ class ExpertsWork:
 
     def result(self) -> np.ndarray:
         """See `Work`."""
-        return self._y_TN
+        shared = self._layer.shared
+        return self._y_TN if shared is None else self._y_TN + shared.output(self._x_TN, self._tokens)
 
 
 def per_expert(x_TN: np.ndarray, chosen_TE: np.ndarray) -> np.ndarray:

@@ -89,6 +89,10 @@ class Resident:
         """Returns the vector as `vector`; None if the model has none."""
         return self._arrays.get(role)
 
+    def has(self, role: str) -> bool:
+        """Returns whether the model has a tensor."""
+        return role in self._tensors
+
     def matrix(self, name: str) -> Matrix:
         """Returns `<name>.weight` with `<name>.bias`, if there is one."""
         tensor = self._tensors[f"{name}.weight"]

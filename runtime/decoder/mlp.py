@@ -31,8 +31,10 @@ class Mlp:
         families: tuple[str, ...],
         resident: Resident,
         coarse: Mapping[str, CoarseUnits] | None = None,
+        name: str = "",
     ) -> None:
-        """Takes the resident matrices, the biases of `layer`, and the coarse planes of families whose units have them.
+        """Takes the resident matrices, the biases of `layer`, and the coarse planes of families whose units have them;
+        `name` ends in a dot if the tensors are not the layer's own but those of a part of it.
 
         Raises:
             ArtifactError: if there is no way to compute an MLP from these families.
@@ -42,7 +44,7 @@ class Mlp:
         """The family over the inner activation."""
         self._act = activation(spec.hidden_act, spec.activation_threshold)
         self._act_up = self._act if spec.activated_up else _as_it_is
-        prefix = f"layers.{layer}."
+        prefix = f"layers.{layer}.{name}"
         matrices: dict[MatrixRole, Matrix] = {
             role: resident.matrix(prefix + role) for role in held_roles(families, spec)
         }

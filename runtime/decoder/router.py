@@ -9,6 +9,7 @@ tokens, E experts, G groups of experts.
 
 import numpy as np
 
+from coldpress.runtime.decoder.arithmetic import sigmoid
 from coldpress.runtime.sparsity import topk
 from coldpress.schemas.model import ModelSpec
 
@@ -26,7 +27,7 @@ class Router:
     def scores(self, logits_TE: np.ndarray) -> np.ndarray:
         """Returns what experts are chosen by, float32 [T, E], from float32 logits: the sigmoid, or the logit itself,
         which has the order of the softmax; plus the correction."""
-        scores_TE = _sigmoid(logits_TE) if self._spec.router_scores == "sigmoid" else logits_TE
+        scores_TE = sigmoid(logits_TE) if self._spec.router_scores == "sigmoid" else logits_TE
         return scores_TE if self._correction is None else scores_TE + self._correction
 
     def choose(self, scores_TE: np.ndarray) -> np.ndarray:
@@ -41,7 +42,7 @@ class Router:
         """
         spec = self._spec
         if spec.router_scores == "sigmoid":
-            weights_TE = np.where(chosen_TE, _sigmoid(logits_TE), np.float32(0))
+            weights_TE = np.where(chosen_TE, sigmoid(logits_TE), np.float32(0))
             if spec.router_normed:
                 weights_TE /= weights_TE.sum(axis=1, keepdims=True) + LEAST_SUM
         else:
@@ -65,8 +66,3 @@ def _softmax(logits_TE: np.ndarray, among_TE: np.ndarray) -> np.ndarray:
     most_T1 = np.where(among_TE, logits_TE, np.float32(-np.inf)).max(axis=1, keepdims=True)
     powers_TE = np.where(among_TE, np.exp(np.minimum(logits_TE - most_T1, 0)), np.float32(0))
     return powers_TE / powers_TE.sum(axis=1, keepdims=True)
-
-
-def _sigmoid(x: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore"):  # exp(-x) = inf gives the right limit, 0
-        return 1 / (1 + np.exp(-x))

@@ -14,7 +14,7 @@ from coldpress.runtime.quantization._groups import GROUP
 from coldpress.runtime.quantization._planes import planes_of
 from coldpress.runtime.sparsity import Selector
 from coldpress.runtime.store import computing
-from coldpress.schemas.families import FAMILIES, WHOLE_MLP, FamilyName, FormatName, used_share
+from coldpress.schemas.families import FAMILIES, WHOLE_MLP, FamilyName, FormatName, layers_of, used_share
 from coldpress.schemas.layout import Plan
 from coldpress.schemas.manifest import Manifest
 from coldpress.schemas.model import ATTENTION_ROLES, MLP_ROLES, MatrixRole, ModelSpec, matrices
@@ -48,7 +48,7 @@ def looked_up_roles(spec: ModelSpec) -> tuple[str, ...]:
 def computed_bytes(manifest: Manifest, plan: Plan) -> Bytes:
     """Returns the bytes of DRAM that a token reads besides units: resident weights, predictors, half the KV cache."""
     spec, sizes = manifest.model, _sizes(manifest)
-    layers = range(spec.num_hidden_layers)
+    layers = layers_of(WHOLE_MLP, spec)
     mlp = {name for layer in layers for role in MLP_ROLES for name in _named(layer, role, spec)}
     found: Bytes = Counter()
     for role, (format_name, size) in sizes.items():
@@ -77,7 +77,8 @@ def bytes_before(manifest: Manifest, plan: Plan) -> dict[tuple[int, FamilyName],
     shared[None] += plan.kv_cache_bytes // 2
     of_layer: Bytes = Counter({format_name: size // num_layers for format_name, size in shared.items()})
     return {
-        (layer, first): _multiplied_bytes(sizes, manifest.model, layer, early) + of_layer for layer in range(num_layers)
+        (layer, first): _multiplied_bytes(sizes, manifest.model, layer, early) + of_layer
+        for layer in layers_of(first, manifest.model)
     }
 
 

@@ -63,6 +63,25 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "one expert a token": ("mixtral", {"num_experts_per_tok": 1}),
     "raw softmax": ("qwen3_moe", {"norm_topk_prob": False, "num_experts": 6, "num_experts_per_tok": 3}),
     "all experts": ("qwen3_moe", {"num_experts_per_tok": 4, "attention_bias": True, "moe_intermediate_size": 96}),
+    "layers without experts": ("qwen3_moe", {"mlp_only_layers": [0], "num_key_value_heads": 1}),
+    "experts in every other layer": ("qwen2_moe", {"decoder_sparse_step": 2, "norm_topk_prob": True}),
+    "every other window": (
+        "qwen2_moe",
+        {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 2, "qkv_bias": False},
+    ),
+    "named windows of experts": (
+        "qwen2_moe",
+        {"use_sliding_window": True, "sliding_window": 20, "layer_types": ["full_attention", "sliding_attention"]},
+    ),
+    "groups of experts": (
+        "glm4_moe",
+        {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3, "norm_topk_prob": False},
+    ),
+    "two shared experts": (
+        "glm4_moe",
+        {"n_shared_experts": 2, "use_qk_norm": False, "attention_bias": True, "first_k_dense_replace": 0},
+    ),
+    "whole rotary glm": ("glm4_moe", {"partial_rotary_factor": 1.0, "head_dim": 24}),
     "experts and a window": ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 20}),
     "normed olmoe": ("olmoe", {"norm_topk_prob": True, "attention_bias": True, "num_key_value_heads": 4}),
     "longrope": ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 128}),

@@ -24,5 +24,5 @@ def test_the_mean_over_bytes_is_what_was_asked_for(rule: str, density: float) ->
     assert all(0 < share <= 1 for share in found.values())
     whole = used_bytes(task, dict.fromkeys(task.keys, 1.0))
     assert abs(used_bytes(task, found) - density * whole) <= max(task.unit_bytes.values()) / 2 + 1e-6
-    assert losses.at_once <= plugin.num_variants(task.num_layers, len(task.num_units))
+    assert losses.at_once <= plugin.num_variants(len(task.layers), len(task.num_units))
     assert found == plugin.densities(task)

@@ -19,7 +19,8 @@ def magnitudes_of(values: np.ndarray, bins: int = 4000) -> Magnitudes:
 
 
 def task_of(density: float, num_units: dict[str, int], unit_bytes: dict[str, int], **known: Any) -> Task:
-    values: dict[str, Any] = {"num_layers": 2, "own": dict.fromkeys(num_units, density)}
+    known["layers"] = tuple(range(known.pop("num_layers", 2)))
+    values: dict[str, Any] = {"own": dict.fromkeys(num_units, density)}
     values |= {"magnitudes": None, "losses": None} | known
     return Task(density=density, num_units=num_units, unit_bytes=unit_bytes, **values)
 

@@ -27,7 +27,7 @@ from coldpress.runtime.quantization import Format
 from coldpress.runtime.quantization._planes import planes_of, whole_format
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.errors import ArtifactError
-from coldpress.schemas.families import num_units, slice_length, slices, used_share
+from coldpress.schemas.families import num_units, slice_length, slices, unit_keys, unit_role, used_share
 from coldpress.schemas.layout import KvCacheFormat, Section, SelectorArray
 from coldpress.schemas.manifest import FLASH_FILE, MANIFEST_FILE, PREDICTORS_FILE, RESIDENT_FILE, TABLES_FILE, Manifest
 from coldpress.schemas.model import ModelSpec, features_of_model, matrices
@@ -113,8 +113,7 @@ def build_artifact(
     families = recipe.families or families_of(recipe.method, recipe.spec)
     units = units or {
         (layer, family): encode_units(weights, recipe, layer, family)
-        for layer in range(recipe.spec.num_hidden_layers)
-        for family in families
+        for layer, family in unit_keys(families, recipe.spec)
     }
     drawn = [{key: random.permutation(len(codes)).astype(np.int32) for key, codes in units.items()} for _ in range(2)]
     order, rank = (given or some for given, some in zip((recipe.order, recipe.rank), drawn, strict=True))
@@ -224,7 +223,7 @@ def write_resident(
     entries: list[dict[str, Any]] = []
     arrays: dict[str, np.ndarray] = {}
     for role, values in weights.items():
-        if role.startswith("layers.") and role.split(".")[-2] in on_flash and role.endswith(".weight"):
+        if role.endswith(".weight") and unit_role(role, recipe.spec) in on_flash:
             continue
         chosen = resident_format(role, recipe.format) if values.ndim == 2 else None
         entries.append({"role": role, "format": chosen, "shape": list(values.shape)})
@@ -245,7 +244,7 @@ def write_resident(
 
 def resident_format(role: str, artifact_format: str) -> str | None:
     """Returns the format of a resident matrix, None if it stays float32."""
-    if role == "embed_positions.weight" or role.endswith(".router.weight"):
+    if role == "embed_positions.weight" or role.endswith((".router.weight", ".shared_expert_gate.weight")):
         return None
     if role in ("embed_tokens.weight", "lm_head.weight"):
         return "fp16" if artifact_format == "fp16" else "int8_group32"
@@ -348,8 +347,7 @@ def _plan(
             "num_pinned": int(pinned[layer, family].size),
             "cache_slots": round(recipe.slots_share * num_units(family, recipe.spec)),
         }
-        for layer in range(recipe.spec.num_hidden_layers)
-        for family in families
+        for layer, family in unit_keys(families, recipe.spec)
     ]
     plan = {
         "name": "test",

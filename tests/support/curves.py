@@ -24,7 +24,7 @@ def curves_of(
 ) -> Curves:
     """Returns curves: method -> density -> perplexity ratio; all other candidates are unexplored."""
     spec, random = model.spec, np.random.default_rng(2)
-    layers = replayed_layers(spec.num_hidden_layers)
+    layers = replayed_layers(spec)
     width = {activity_of(family, spec): num_units(family, spec) for family in FAMILIES}
     trace = {
         f"{layer}.{signal}": random.standard_normal((num_tokens, size)).astype(np.float16)

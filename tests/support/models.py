@@ -13,6 +13,7 @@ import numpy as np
 BY_HAND = (
     "arcee",
     "bamboo",
+    "glm4_moe",
     "llama",
     "mistral",
     "mixtral",
@@ -21,6 +22,7 @@ BY_HAND = (
     "opt",
     "phi3",
     "qwen2",
+    "qwen2_moe",
     "qwen3",
     "qwen3_moe",
 )
@@ -38,7 +40,7 @@ BY_TRANSFORMERS = (
     "stablelm",
 )
 MODEL_TYPES = tuple(sorted((*BY_HAND, *BY_TRANSFORMERS)))
-MIXTURES = ("mixtral", "olmoe", "qwen3_moe")
+MIXTURES = ("glm4_moe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
 """Models with several experts, in which only the router chooses units."""
 UNGATED = ("arcee", "nemotron")
 FROM_ONE = ("gemma2", "gemma3_text", "nemotron")
@@ -50,13 +52,24 @@ RELU_TYPES = ("arcee", "bamboo", "nemotron")
 OUTPUTS = ("o_proj", "out_proj", "down_proj", "fc2", "w2", "dense_4h_to_h", "attention.dense", "self_attn.dense")
 """Parts of the names of matrices whose results are added to the hidden states."""
 EXPERTS: dict[str, dict[str, Any]] = {
+    "glm4_moe": {
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "routed_scaling_factor": 1.5,
+        "first_k_dense_replace": 1,
+        "use_qk_norm": True,
+        "num_nextn_predict_layers": 0,
+        "partial_rotary_factor": 0.5,
+    },
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": False},
+    "qwen2_moe": {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": False},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True, "head_dim": 32},
 }
 """Keys of mixtures."""
 MATRICES = ("gate_proj", "up_proj", "down_proj")
-PREFIXES = {"olmoe": "Olmoe", "qwen3_moe": "Qwen3Moe"}
+PREFIXES = {"glm4_moe": "Glm4Moe", "qwen2_moe": "Qwen2Moe", "olmoe": "Olmoe", "qwen3_moe": "Qwen3Moe"}
 """Beginnings of class names that are not the capitalized model_type."""
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
@@ -243,8 +256,10 @@ def _config(
         config |= {"head_dim": 32, "attention_bias": False}  # wider than hidden_size / heads, as in real checkpoints
     if model_type in ("mistral", "bamboo", "mixtral"):
         config |= {"sliding_window": 48}
-    if model_type == "qwen3_moe":
-        config["moe_intermediate_size"] = intermediate
+    if model_type in ("glm4_moe", "qwen2_moe", "qwen3_moe"):  # layers without experts are wider
+        config |= {"moe_intermediate_size": intermediate, "intermediate_size": 2 * intermediate}
+    if model_type == "qwen2_moe":
+        config["shared_expert_intermediate_size"] = intermediate + 32
     return config | EXPERTS.get(model_type, {})
 
 
@@ -266,7 +281,7 @@ def random_weights(config: Mapping[str, Any], seed: int = 0) -> dict[str, np.nda
             if "post_" in name and kind in NORMS_AROUND:  # else the blocks outweigh the embedding
                 values *= 0.3
             values -= kind in FROM_ONE
-        elif name.endswith(".bias"):
+        elif name.endswith("bias"):
             values = rng.normal(0, 0.1, shape)
         elif "embed" in name or name == "lm_head.weight":
             values = rng.normal(0, 2 / np.sqrt(hidden), shape)
@@ -306,7 +321,7 @@ def _llama_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         if kind in MIXTURES:
             linears = {"self_attn.o_proj": (hidden, queries), "self_attn.q_proj": (queries, hidden)}
             linears |= {f"self_attn.{name}_proj": (keys, hidden) for name in "kv"}
-            linears |= _expert_shapes(config)
+            linears |= _expert_shapes(config, layer)
         elif kind == "phi3":
             linears["self_attn.qkv_proj"] = (queries + 2 * keys, hidden)
             linears["mlp.gate_up_proj"] = (2 * intermediate, hidden)
@@ -315,14 +330,18 @@ def _llama_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
             linears["self_attn.q_proj"] = (queries, hidden)
             inner = ("up",) if kind in UNGATED else ("gate", "up")
             linears |= {f"mlp.{name}_proj": (intermediate, hidden) for name in inner}
-        biased = "qkv" if kind == "qwen2" else "qkvo" if config.get("attention_bias") else ""
+        biased = "qkv" if kind == "qwen2" or config.get("qkv_bias", kind == "qwen2_moe") else ""
+        if config.get("attention_bias"):
+            biased = "qkv" if kind == "glm4_moe" else "qkvo"
         for name, shape in linears.items():
             shapes[f"{prefix}{name}.weight"] = shape
             if (name.startswith("mlp.") and config.get("mlp_bias")) or (name[:9] == "self_attn" and name[10] in biased):
                 shapes[f"{prefix}{name}.bias"] = shape[:1]
         norms = ("input_layernorm", "post_attention_layernorm")
         shapes |= {f"{prefix}{name}.{part}": (hidden,) for name in norms for part in parts}
-        if kind in ("qwen3", "qwen3_moe"):
+        if kind == "glm4_moe" and "mlp.gate" in linears:
+            shapes[f"{prefix}mlp.gate.e_score_correction_bias"] = linears["mlp.gate"][:1]
+        if kind in ("qwen3", "qwen3_moe") or config.get("use_qk_norm"):
             shapes |= {f"{prefix}self_attn.{name}_norm.weight": (head_dim,) for name in "qk"}
         if kind == "olmoe":
             shapes |= {f"{prefix}self_attn.{name}_norm.weight": (of,) for name, of in (("q", queries), ("k", keys))}
@@ -346,18 +365,30 @@ def _shapes_by_transformers(config: Mapping[str, Any]) -> dict[str, tuple[int, .
     }
 
 
-def _expert_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of the router and the experts of one layer."""
-    hidden, intermediate = config["hidden_size"], config.get("moe_intermediate_size", config["intermediate_size"])
-    of_mixtral = config["model_type"] == "mixtral"
-    experts = config["num_local_experts" if of_mixtral else "num_experts"]
-    block, names = ("block_sparse_moe", ("w1", "w3", "w2")) if of_mixtral else ("mlp", MATRICES)
+def _expert_shapes(config: Mapping[str, Any], layer: int) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of the router and the experts of a layer, or of its MLP if it has no experts."""
+    kind, hidden = config["model_type"], config["hidden_size"]
+    if layer < config.get("first_k_dense_replace", 0) or layer in config.get("mlp_only_layers", ()):
+        return _mlp_shapes("mlp.", MATRICES, hidden, config["intermediate_size"])
+    if (layer + 1) % config.get("decoder_sparse_step", 1):
+        return _mlp_shapes("mlp.", MATRICES, hidden, config["intermediate_size"])
+    intermediate = config.get("moe_intermediate_size", config["intermediate_size"])
+    experts = config[{"mixtral": "num_local_experts", "glm4_moe": "n_routed_experts"}.get(kind, "num_experts")]
+    block, names = ("block_sparse_moe", ("w1", "w3", "w2")) if kind == "mixtral" else ("mlp", MATRICES)
     shapes: dict[str, tuple[int, ...]] = {f"{block}.gate": (experts, hidden)}
     for expert in range(experts):
-        prefix, (gate, up, down) = f"{block}.experts.{expert}.", names
-        shapes |= {f"{prefix}{gate}": (intermediate, hidden), f"{prefix}{up}": (intermediate, hidden)}
-        shapes[f"{prefix}{down}"] = (hidden, intermediate)
+        shapes |= _mlp_shapes(f"{block}.experts.{expert}.", names, hidden, intermediate)
+    if kind == "qwen2_moe":
+        shapes |= _mlp_shapes("mlp.shared_expert.", MATRICES, hidden, config["shared_expert_intermediate_size"])
+        shapes["mlp.shared_expert_gate"] = (1, hidden)
+    if kind == "glm4_moe":
+        shapes |= _mlp_shapes("mlp.shared_experts.", MATRICES, hidden, intermediate * config["n_shared_experts"])
     return shapes
+
+
+def _mlp_shapes(prefix: str, names: tuple[str, ...], hidden: int, inner: int) -> dict[str, tuple[int, ...]]:
+    gate, up, down = (f"{prefix}{name}" for name in names)
+    return {gate: (inner, hidden), up: (inner, hidden), down: (hidden, inner)}
 
 
 def _opt_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -12,7 +12,7 @@ from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import DensitySource, Selector
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import resident_share, used_share
+from coldpress.schemas.families import layers_of, resident_share, used_share
 from coldpress.schemas.model import ModelSpec
 
 MIN_DENSITY = 0.05
@@ -118,5 +118,11 @@ def _need_exact_zeros(question: Question) -> None:
 
 
 def _measured_family(question: Question, family: str) -> tuple[float, ...]:
-    found = (counted(question.activations, layer, family).density for layer in range(question.spec.num_hidden_layers))
-    return tuple(density for density in found if density is not None)
+    found = {layer: counted(question.activations, layer, family).density for layer in layers_of(family, question.spec)}
+    return over_layers(family, question.spec, {layer: share for layer, share in found.items() if share is not None})
+
+
+def over_layers(family: str, spec: ModelSpec, having: Mapping[int, float]) -> tuple[float, ...]:
+    """Returns the density of every layer; a layer without units of the family counts as one that uses all."""
+    whole = used_share(family, spec)
+    return tuple(having.get(layer, whole) for layer in range(spec.num_hidden_layers))

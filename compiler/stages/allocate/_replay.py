@@ -33,7 +33,16 @@ from coldpress.runtime.simulate import Choose, by_signals
 from coldpress.runtime.sparsity import Selector, used_experts
 from coldpress.schemas.activations import LayerStatistics
 from coldpress.schemas.device import DeviceProfile
-from coldpress.schemas.families import WHOLE_MLP, FamilyName, FormatName, activity_of, format_at, num_experts, num_units
+from coldpress.schemas.families import (
+    WHOLE_MLP,
+    FamilyName,
+    FormatName,
+    activity_of,
+    format_at,
+    num_experts,
+    num_units,
+    unit_keys,
+)
 from coldpress.schemas.layout import PartPlan, Plan
 from coldpress.schemas.metrics import DenseRun
 from coldpress.schemas.model import Model, ModelSpec
@@ -176,7 +185,7 @@ class Replays:
             selector = load("coldpress.runtime.sparsity", Selector, sparsity.method)
             choice = Choice(selector, self._arrays(sparsity), spec)
             return Chosen({key: _text(choice.mask(*key, self._signal(key))) for key in choice.arrays}, choice.arrays)
-        entries = [activations.layers[number] for number in replayed_layers(len(activations.layers))]
+        entries = [activations.layers[number] for number in replayed_layers(spec)]
         texts = {
             (entry.layer, family): calibrated(
                 sparsity, entry, family, num_units(family, spec), activations.num_tokens, self._overprediction
@@ -299,7 +308,7 @@ def _parts(sparsity: Sparsity, model: Model, layers: Sequence[int]) -> list[Part
     """Returns the parts of some layers: pinned units for a cache that admits nothing, else slots; shares follow demand
     (runtime/plan/budget.py)."""
     spec, policy = model.spec, load_class("coldpress.runtime.cache", CachePolicy, sparsity.cache)
-    keys = [(layer, family) for layer in range(spec.num_hidden_layers) for family in sparsity.families]
+    keys = unit_keys(sparsity.families, spec)
     claims = [
         Claim(
             sparsity.density(family, layer),

@@ -16,6 +16,7 @@ from coldpress.compiler.activity.calibration_pass import ComputeConfig, stream_o
 from coldpress.compiler.activity.in_planes import model_for
 from coldpress.compiler.activity.unit_statistics import UnitStatistics, all_statistics
 from coldpress.compiler.io import Workspace, load_arrays
+from coldpress.compiler.stages.allocate._densities import over_layers
 from coldpress.compiler.stages.allocate._losses import MeasuredLosses
 from coldpress.compiler.stages.allocate._magnitudes import Magnitudes
 from coldpress.compiler.stages.allocate._task import Key, Rule, Task
@@ -28,7 +29,7 @@ from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.curves import Curves
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import Formats, mlp_shares, num_units, used_share
+from coldpress.schemas.families import Formats, layers_of, mlp_shares, num_units, used_share
 from coldpress.schemas.layout import CacheName
 from coldpress.schemas.model import Model, ModelSpec
 
@@ -111,10 +112,10 @@ def allocated(config: AllocationConfig, inputs: Inputs, method: Method, density:
         shares |= rule.densities(known.task(method.selector.flash_density(density, spec, method.options), mlp))
     if attention:
         shares |= rule.densities(known.task(density, attention))
-    return {
-        family: tuple(used_share(family, spec) * shares[layer, family] for layer in range(spec.num_hidden_layers))
-        for family in method.unit_bytes
-    }
+    found: dict[str, dict[int, float]] = {family: {} for family in method.unit_bytes}
+    for (layer, family), share in shares.items():
+        found[family][layer] = used_share(family, spec) * share
+    return {family: over_layers(family, spec, having) for family, having in found.items()}
 
 
 def _options_divide(method: Method, density: float, spec: ModelSpec) -> bool:
@@ -136,7 +137,7 @@ class _Known:
         spec = self._inputs.model.spec
         return Task(
             density=density,
-            num_layers=spec.num_hidden_layers,
+            layers=layers_of(next(iter(own)), spec),
             num_units={family: round(used_share(family, spec) * num_units(family, spec)) for family in own},
             unit_bytes={family: self._method.unit_bytes[family] for family in own},
             own=own,

@@ -36,7 +36,8 @@ class Task:
 
     density: float
     """Share of these families' bytes that a token uses, below 1."""
-    num_layers: int
+    layers: tuple[int, ...]
+    """Those that have units of these families."""
     num_units: Mapping[str, int]
     """Family -> units of a layer; keys are in the order of families."""
     unit_bytes: Mapping[str, int]
@@ -48,7 +49,7 @@ class Task:
     @property
     def keys(self) -> list[Key]:
         """Returns every layer and family, layer by layer."""
-        return [(layer, family) for layer in range(self.num_layers) for family in self.num_units]
+        return [(layer, family) for layer in self.layers for family in self.num_units]
 
     def same(self, by_family: Mapping[str, float]) -> dict[Key, float]:
         """Returns shares that are the same in all layers."""

@@ -54,10 +54,10 @@ class Plugin(Rule):
 
 def parts_of(task: Task) -> list[list[Key]]:
     """Returns the parts that are pruned together: a family in one layer or in a few neighbours."""
-    size = _group_size(task.num_layers)
+    size, count = _group_size(len(task.layers)), len(task.layers)
     return [
-        [(layer, family) for layer in range(first, min(first + size, task.num_layers))]
-        for first in range(0, task.num_layers, size)
+        [(layer, family) for layer in task.layers[first : first + size]]
+        for first in range(0, count, size)
         for family in task.num_units
     ]
 

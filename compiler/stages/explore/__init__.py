@@ -119,7 +119,7 @@ def explored(
     blocks = load_arrays(corpus.split("validation").arrays, "tokens")["tokens"]
     tokens = blocks[: max(1, config.explore_tokens // blocks.shape[1])]
     stream, _ = stream_of(config, model, threads)
-    trace_layers, spec = replayed_layers(model.spec.num_hidden_layers), model.spec
+    trace_layers, spec = replayed_layers(model.spec), model.spec
     options = {name: own_options(name, config.options) for name in methods}
     reasons, asked = _asked(options, model)
     kv_caches = formats_of(spec)[1:]

@@ -33,7 +33,7 @@ from coldpress.schemas.base import PositiveCount
 from coldpress.schemas.config import Key
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import FamilyName, format_at, num_experts, num_units, used_share
+from coldpress.schemas.families import FamilyName, format_at, num_experts, num_units, unit_keys, used_share
 from coldpress.schemas.model import Model
 from coldpress.schemas.order import FamilyOrder, GapCost, Order
 from coldpress.schemas.placement import Placement
@@ -94,7 +94,10 @@ def run(
     sparsity = sparsity.smallest
     inputs = OrderInputs(config, model, activations, sparsity, placement, device)
     groups = groups_of(sparsity, model, layers)
-    wanted: list[tuple[range, FamilyName]] = [(group, family) for group in groups for family in sparsity.families]
+    having = set(unit_keys(sparsity.families, model.spec))
+    wanted: list[tuple[range, FamilyName]] = [
+        (group, family) for group in groups for family in sparsity.families if (group[0], family) in having
+    ]
     with ThreadPoolExecutor(threads) as pool:
         done = [pool.submit(_order_family, inputs, heuristic, group, family, work) for group, family in wanted]
         return Order(entries=tuple(entry.result() for entry in done))

@@ -137,7 +137,7 @@ def _token(run: Run, setting: Setting, ahead: Ahead, token: int, number: int) ->
     """Lists the requests of a token, the `number`th of the run, and what each layer reads ahead after its own units."""
     found: list[Event] = []
     for layer in range(run.known.model.spec.num_hidden_layers):
-        for family in run.sparsity.families:
+        for family in (family for family in run.sparsity.families if (layer, family) in run.used):
             ids = np.flatnonzero(run.used[layer, family][:, token]).astype(np.int32)
             found.append(Event(FETCH, number, layer, family, ids))
         for family in run.sparsity.families if ahead.buffer_bytes else ():

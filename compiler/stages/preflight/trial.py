@@ -30,8 +30,8 @@ from coldpress.compiler.stages import relufy
 from coldpress.schemas.corpus import Corpus, TokenBlocks
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import FormatName
-from coldpress.schemas.model import Model, SourceFile
+from coldpress.schemas.families import WHOLE_MLP, FormatName, layers_of
+from coldpress.schemas.model import Model, ModelSpec, SourceFile
 
 LOG = logging.getLogger(__name__)
 LAYERS = 2
@@ -89,9 +89,9 @@ def compiled(model: Model | Shapes, settings: Mapping[str, Mapping[str, Any]]) -
 
 
 def slice_model(model: Model, folder: Path) -> Model:
-    """Returns the model's first `LAYERS` layers; writes their configuration into `folder`; weights stay in their
+    """Returns the model's first layers; writes their configuration into `folder`; weights stay in their
     files."""
-    layers = min(LAYERS, model.spec.num_hidden_layers)
+    layers = sliced_layers(model.spec)
     shutil.copytree(private_folder(model), folder, ignore=shutil.ignore_patterns("*.safetensors", "*.index.json"))
     config: dict[str, Any] = {**read_object(folder / CONFIG, MAX_CONFIG_BYTES), "num_hidden_layers": layers}
     config |= {key: config[key][:layers] for key in LAYERED_KEYS if isinstance(config.get(key), list)}
@@ -115,12 +115,18 @@ def slice_model(model: Model, folder: Path) -> Model:
 
 def slice_build(build: Build) -> Build:
     """Returns the build of the slice, as far as its needs depend on it; its DRAM can hold the whole slice."""
-    layers = min(LAYERS, build.model.spec.num_hidden_layers)
+    layers = sliced_layers(build.model.spec)
     shapes = {role: Shape(tensor.shape) for role, tensor in build.model.tensors.items() if _is_kept(role, layers)}
-    few = Shapes(build.model.spec.model_copy(update={"num_hidden_layers": layers}), shapes)
+    few = Shapes(build.model.spec.first_layers(layers), shapes)
     settings = {**build.settings, "allocate": {**build.settings["allocate"], "dram_budget": "100%"}}
     length = min(BLOCK_TOKENS, build.block_tokens)
     return replace(build, model=few, settings=settings, num_tokens=TOKENS, block_tokens=length, layers_per_job=layers)
+
+
+def sliced_layers(spec: ModelSpec) -> int:
+    """Returns the number of layers of the slice: those up to the `LAYERS`th whose MLP has units."""
+    having = layers_of(WHOLE_MLP, spec)
+    return having[min(LAYERS, len(having)) - 1] + 1
 
 
 def _is_kept(role: str, layers: int) -> bool:

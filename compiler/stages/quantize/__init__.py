@@ -25,8 +25,8 @@ from coldpress.runtime.artifact.contents import coarse_role
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization._planes import planes_of
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import format_at
-from coldpress.schemas.gram import GramMatrices
+from coldpress.schemas.families import format_at, layers_of
+from coldpress.schemas.gram import GramMatrices, measured_roles
 from coldpress.schemas.importance import Importance
 from coldpress.schemas.model import Model
 from coldpress.schemas.preflight import StageNeeds
@@ -108,7 +108,8 @@ def _quantize_layer(
     work: Workspace,
     known_of: Callable[[int], Known],
 ) -> LayerCodes:
-    families, format_name = sparsity.families, format_at(sparsity.formats, layer)
+    families = tuple(family for family in sparsity.families if layer in layers_of(family, model.spec))
+    format_name = format_at(sparsity.formats, layer)
     planes, matrices = planes_of(format_name), layer_resident(model, layer, families, format_name)
     coarse = coarse_tensors(model, layer, families, format_name) if planes else ()
 
@@ -137,4 +138,5 @@ def _encode_resident(
 def _known(model: Model, gram: GramMatrices | None, importance: Importance | None, layer: int) -> Known:
     """Collects the measurements of a layer's inputs."""
     names = {matrix_of(role) for role in model.tensors if role.startswith(f"layers.{layer}.")}
+    names &= measured_roles(model.spec)
     return Known(grams_of(gram, layer, names), load_arrays(importance.layers[layer].arrays) if importance else {})

@@ -6,8 +6,8 @@ to the embeddings is not stored twice; rotary frequencies, which checkpoints do 
 
 from coldpress.compiler.cost_model import stored_format
 from coldpress.runtime.artifact.contents import coarse_role, coarse_shape
-from coldpress.schemas.families import FamilyName, FormatName, slices
-from coldpress.schemas.model import MatrixRole, Model, matrices, role_shape
+from coldpress.schemas.families import FamilyName, FormatName, slices, unit_role
+from coldpress.schemas.model import Model, role_shape
 from coldpress.schemas.quantized import ResidentTensor
 
 
@@ -16,9 +16,12 @@ def layer_resident(
 ) -> tuple[ResidentTensor, ...]:
     """Lists the tensors that one layer keeps in DRAM, sorted by role."""
     prefix = f"layers.{layer}."
-    held: set[MatrixRole] = {piece.role for family in families for piece in slices(family, model.spec)}
-    on_flash = {f"{prefix}{name}.weight" for role in held for name in matrices(role, model.spec)}
-    roles = (role for role in sorted(model.tensors) if role.startswith(prefix) and role not in on_flash)
+    on_flash = {piece.role for family in families for piece in slices(family, model.spec)}
+    roles = (
+        role
+        for role in sorted(model.tensors)
+        if role.startswith(prefix) and (role.endswith(".bias") or unit_role(role, model.spec) not in on_flash)
+    )
     return tuple(_tensor(role, model.tensors[role].shape, format_name) for role in roles)
 
 

@@ -1,0 +1,99 @@
+"""GLM-4.5: sigmoid routers with a correction, an expert that every token uses, and layers without experts at the start.
+
+Its router is DeepSeek-V3's. The layers behind the last one, which predict further tokens, are left out, as transformers
+leaves them out.
+"""
+
+from typing import Any
+
+from coldpress.compiler.architectures import _common, _experts
+from coldpress.schemas.errors import CheckpointError
+from coldpress.schemas.model import ModelSpec
+
+NAMES = _experts.Names(correction="e_score_correction_bias", shared="shared_experts")
+
+
+class Plugin(_experts.Mixture):
+    """Llama with experts and partial rotary positions."""
+
+    KEYS = _common.LLAMA_KEYS | {
+        "head_dim",
+        "attention_bias",
+        "use_qk_norm",
+        "moe_intermediate_size",
+        "num_experts_per_tok",
+        "n_routed_experts",
+        "n_shared_experts",
+        "routed_scaling_factor",
+        "n_group",
+        "topk_group",
+        "first_k_dense_replace",
+        "norm_topk_prob",
+        "num_nextn_predict_layers",
+    }
+    DEFAULTS = _common.llama_defaults(
+        intermediate_size=10944,
+        num_key_value_heads=8,
+        rms_norm_eps=1e-5,
+        bos_token_id=None,
+        eos_token_id=None,
+        partial_rotary_factor=0.5,
+        use_qk_norm=False,
+        moe_intermediate_size=1408,
+        num_experts_per_tok=8,
+        n_routed_experts=128,
+        n_shared_experts=1,
+        routed_scaling_factor=1.0,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=1,
+        norm_topk_prob=True,
+        num_nextn_predict_layers=1,
+    )
+    NAMES = NAMES
+    MODULES = _experts.modules("Glm4Moe", NAMES, partial_rotary=True)
+
+    def spec(self, config: Any) -> ModelSpec:
+        """Returns the model's shape.
+
+        Raises:
+            CheckpointError: if no layer has experts, or groups of experts make no sense.
+        """
+        return _common.llama_spec(
+            self.MODULES,
+            config,
+            intermediate_size=config.moe_intermediate_size,
+            router_scores="sigmoid",
+            router_normed=config.norm_topk_prob,
+            router_scaling=float(config.routed_scaling_factor),
+            shared_intermediate_size=config.moe_intermediate_size * config.n_shared_experts,
+            **_experts.counts(config, "n_routed_experts"),
+            **_groups(config),
+            **_experts.layers_without(config, range(config.first_k_dense_replace)),
+        )
+
+    def qk_norm(self, config: Any) -> bool:
+        """Returns what the configuration says."""
+        return config.use_qk_norm
+
+    def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
+        """Returns q, k and v, or nothing."""
+        return ("q_proj", "k_proj", "v_proj") if config.attention_bias else ()
+
+    def ignored(self, config: Any, spec: ModelSpec) -> str:
+        """Returns the layers that predict further tokens."""
+        first = spec.num_hidden_layers
+        numbers = "|".join(str(first + at) for at in range(config.num_nextn_predict_layers))
+        return rf"model\.layers\.({numbers})\..*" if numbers else ""
+
+
+def _groups(config: Any) -> dict[str, Any]:
+    """Returns the fields of a spec about groups of experts."""
+    experts, groups, chosen = config.n_routed_experts, config.n_group, config.topk_group
+    size = experts // groups
+    if experts % groups or size < 2 or chosen > groups or config.num_experts_per_tok > chosen * size:
+        raise CheckpointError(
+            f"config.json: n_group is {groups} and topk_group {chosen} with {experts} experts, expected groups of "
+            f"equally many experts, at least two, of which topk_group hold the {config.num_experts_per_tok} of a token"
+        )
+    return {"num_expert_groups": groups, "num_expert_groups_per_tok": chosen}

@@ -1,0 +1,82 @@
+"""Qwen2-MoE and Qwen1.5-MoE: experts, and one beside them that every token uses, weighted by a gate of its own."""
+
+from typing import Any
+
+from coldpress.compiler.architectures import _common, _experts
+from coldpress.schemas.errors import CheckpointError
+from coldpress.schemas.model import ModelSpec
+
+NAMES = _experts.Names(shared="shared_expert", shared_gate="shared_expert_gate")
+
+
+class Plugin(_experts.Mixture):
+    """Qwen2 with experts."""
+
+    KEYS = _common.LLAMA_KEYS | {
+        "head_dim",
+        "qkv_bias",
+        "sliding_window",
+        "use_sliding_window",
+        "max_window_layers",
+        "layer_types",
+        "decoder_sparse_step",
+        "mlp_only_layers",
+        "moe_intermediate_size",
+        "shared_expert_intermediate_size",
+        "num_experts",
+        "num_experts_per_tok",
+        "norm_topk_prob",
+    }
+    DEFAULTS = _common.llama_defaults(
+        intermediate_size=5632,
+        num_key_value_heads=16,
+        bos_token_id=None,
+        eos_token_id=None,
+        qkv_bias=True,
+        use_sliding_window=False,
+        sliding_window=4096,
+        max_window_layers=28,
+        decoder_sparse_step=1,
+        mlp_only_layers=None,
+        moe_intermediate_size=1408,
+        shared_expert_intermediate_size=5632,
+        num_experts=60,
+        num_experts_per_tok=4,
+        norm_topk_prob=False,
+    )
+    NAMES = NAMES
+    MODULES = _experts.modules("Qwen2Moe", NAMES)
+
+    def spec(self, config: Any) -> ModelSpec:
+        """Returns a spec with windows for the layers that the configuration names, or for every other one.
+
+        Raises:
+            CheckpointError: if no layer has experts, or layers have a window that is switched off.
+        """
+        types = getattr(config, "layer_types", None) or _usual_types(config)
+        if "sliding_attention" in types and not config.use_sliding_window:
+            raise CheckpointError(
+                "config.json: layer_types names sliding_attention and use_sliding_window is false, expected true"
+            )
+        return _common.llama_spec(
+            self.MODULES,
+            config,
+            intermediate_size=config.moe_intermediate_size,
+            router_normed=config.norm_topk_prob,
+            shared_intermediate_size=config.shared_expert_intermediate_size,
+            **_common.windows(config, types),
+            **_experts.counts(config),
+            **_experts.stepped_layers(config),
+        )
+
+    def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
+        """Returns q, k and v, or nothing."""
+        return ("q_proj", "k_proj", "v_proj") if config.qkv_bias else ()
+
+
+def _usual_types(config: Any) -> list[str]:
+    """Returns the attention of each layer if the configuration names none: transformers gives every other of the first
+    layers a window."""
+    kinds = ("full_attention", "sliding_attention")
+    limit = config.max_window_layers if config.use_sliding_window else 0
+    return [kinds[layer < limit and layer % 2 == 0] for layer in range(config.num_hidden_layers)]
