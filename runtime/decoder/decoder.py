@@ -390,10 +390,9 @@ class Decoder:
             x_TN = x_TN * np.float32(self.spec.embedding_multiplier)
         if self._positions is not None:
             x_TN = x_TN + self._positions.rows(positions + self.spec.position_offset)
-        rotary = {
-            kind: rotary_tables(positions, frequencies, self.spec.rotary_scaling if kind == "main" else 1.0)
-            for kind, frequencies in self._inv_freq.items()
-        }
+        rotary = dict[RotaryKind, tuple[np.ndarray, np.ndarray]]()
+        for kind, frequencies in self._inv_freq.items():
+            rotary[kind] = rotary_tables(positions, frequencies, self.spec.rotary_scaling if kind == "main" else 1.0)
         together = Tokens(spans, rotary, parts, num_kept, is_dense)
         for layer in self._layers:
             x_TN = through(layer, x_TN, together)
