@@ -1,4 +1,5 @@
-"""Compares the artifact with `transformers` on every small real model: same tokens, same logits, same perplexity.
+"""Compares the artifact with `transformers` on every small real model, and on a random one of every architecture: same
+tokens, same logits, same perplexity.
 
 Each model is compiled with the dense selector, so that only formats and our arithmetic can differ. In fp16 the figures
 are greedy tokens read from flash, and the largest difference of logits on the test text over the largest logit (at most
@@ -23,9 +24,14 @@ from coldpress.schemas.metrics import Verification
 from coldpress.schemas.model import Model
 from tests.support import warm
 from tests.support.dense_codes import perplexity, with_codes
+from tests.support.hf import load_hf
+from tests.support.models import MODEL_TYPES, write_model
 
 FORMATS = ("fp16", "int8_group32", "int4_group32")
 PROMPT_TOKENS, BLOCK_TOKENS = 16, 128
+RANDOM = {f"random-{kind}": kind for kind in MODEL_TYPES}
+"""Tiny random models, one of each architecture, with as many layers as it takes for all their kinds."""
+RANDOM_LAYERS = 12
 
 
 @dataclass(frozen=True)
@@ -33,8 +39,8 @@ class Options:
     models: tuple[str, ...] = option(
         ("stories260k", "tinystories656k-relu", "prose7m"),
         smoke=("stories260k",),
-        full=tuple(MODELS),
-        choices=MODELS,
+        full=(*MODELS, *RANDOM),
+        choices=(*MODELS, *RANDOM),
         help="models to build",
     )
     formats: tuple[str, ...] = option(FORMATS, smoke=(FORMATS[0], FORMATS[2]), choices=FORMATS, help="weight formats")
@@ -60,10 +66,18 @@ class Plugin(Benchmark[Options]):
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         model, form = cell["model"], cell["format"]
-        config: dict[str, Any] = settings(model, short=self.options.short)
+        config = self._settings(model)
         config |= {"method": "dense", "format": form, "label": form}
         top = build(self.folder / model, "--until", "verify" if form == "fp16" else "package", **config)
         yield apart(self, "compared", str(top), form, run=warm.run)
+
+    def _settings(self, model: str) -> dict[str, Any]:
+        """Returns the snakemake settings of a model; writes it if it is random."""
+        if model not in RANDOM:
+            return settings(model, short=self.options.short)
+        folder = self.folder / "sources" / model
+        write_model(folder, RANDOM[model], num_hidden_layers=RANDOM_LAYERS, dtype="float16")
+        return settings("stories260k", short=self.options.short) | {"model": folder, "dram_budget": "100%"}
 
     def figures(self, rows: Rows) -> Figures:
         ratios = [row["over_codes"] for row in rows if "over_codes" in row]
@@ -75,15 +89,12 @@ class Plugin(Benchmark[Options]):
 
     def compared(self, folder: str, form: str) -> Row:
         """Returns the figures of the artifact in a build folder."""
-        import torch
-        from transformers import AutoModelForCausalLM
-
         top = Path(folder)
         record = load_record(top.parent / "ingest.json", Model)
         blocks = load_arrays(load_record(top.parent / "tokenize.json", Corpus).split("test").arrays)["tokens"]
         blocks = blocks[: self.options.test_tokens // BLOCK_TOKENS, :BLOCK_TOKENS]
         weights = next(iter(record.tensors.values())).file.rpartition("/")[0]
-        source = AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32).eval()
+        source = load_hf(Path(weights))
         ppl_source = perplexity(source, blocks)
         with Session(artifact_in(top)) as session:
             if form == "fp16":

@@ -3,7 +3,6 @@
 from typing import Any
 
 from coldpress.compiler.architectures import _common
-from coldpress.schemas.errors import CheckpointError
 from coldpress.schemas.model import ModelSpec, RotaryKind
 
 
@@ -44,18 +43,9 @@ class Plugin(_common.Llama):
             config.layer_types = [kinds[windowed and not rotates] for rotates in config.no_rope_layers[:count]]
 
     def spec(self, config: Any) -> ModelSpec:
-        """Returns a spec in which some layers do not rotate.
-
-        Raises:
-            CheckpointError: if `no_rope_layers` has too few entries.
-        """
-        flags = config.no_rope_layers
-        if len(flags) < config.num_hidden_layers:
-            raise CheckpointError(
-                f"config.json: no_rope_layers has {len(flags)} entries, expected one for each of "
-                f"{config.num_hidden_layers} layers"
-            )
-        kinds = tuple[RotaryKind, ...]("main" if rotates else "none" for rotates in flags[: config.num_hidden_layers])
+        """Returns a spec in which some layers do not rotate."""
+        flags = config.no_rope_layers[: config.num_hidden_layers]
+        kinds = tuple[RotaryKind, ...]("main" if rotates else "none" for rotates in flags)
         own: dict[str, Any] = {"layer_rotary": kinds if "none" in kinds else ()}
         return _common.llama_spec(self.MODULES, config, **_common.windows(config), **own)
 

@@ -224,6 +224,7 @@ def checked_config(raw: Mapping[str, Any]) -> tuple[_common.Architecture, dict[s
     if missing:
         raise CheckpointError(f"config.json: {missing[0]} is missing, expected it for a model of type {kind}")
     _check_heads(config)
+    _check_layers(config)
     return architecture, config
 
 
@@ -304,6 +305,14 @@ def _check_heads(config: Mapping[str, Any]) -> None:
     hidden_size, heads = config["hidden_size"], config["num_attention_heads"]
     if config.get("head_dim") is None and hidden_size % heads:
         raise CheckpointError(f"config.json: hidden_size {hidden_size} is no multiple of {heads} attention heads")
+
+
+def _check_layers(config: Mapping[str, Any]) -> None:
+    layers, flags = config["num_hidden_layers"], config.get("no_rope_layers")
+    if flags is not None and len(flags) < layers:
+        raise CheckpointError(
+            f"config.json: no_rope_layers has {len(flags)} entries, expected one for each of {layers} layers"
+        )
 
 
 def _rope(raw: Mapping[str, Any], architecture: _common.Architecture) -> dict[str, Any]:

@@ -403,10 +403,9 @@ class Decoder:
             x_TN = x_TN * np.float32(self.spec.embedding_multiplier)
         if self._positions is not None:
             x_TN = x_TN + self._positions.rows(positions + self.spec.position_offset)
-        rotary: dict[RotaryKind, tuple[np.ndarray, np.ndarray]] = {
-            kind: rotary_tables(positions, frequencies, self.spec.rotary_scaling if kind == "main" else 1.0)
-            for kind, frequencies in self._inv_freq.items()
-        }
+        rotary = dict[RotaryKind, tuple[np.ndarray, np.ndarray]]()
+        for kind, frequencies in self._inv_freq.items():
+            rotary[kind] = rotary_tables(positions, frequencies, self.spec.rotary_scaling if kind == "main" else 1.0)
         prior = self._prior if through == self._decode_layer else None
         together = Tokens(spans, rotary, parts, num_kept, is_dense, prior)
         for layer in self._layers:

@@ -9,6 +9,7 @@ import pytest
 
 from coldpress.compiler.activity.forward import Hooks, LayerStream
 from coldpress.compiler.activity.layer_counts import exact_families
+from coldpress.compiler.activity.rounded import RoundedKeys
 from coldpress.compiler.architectures import Architecture, _common, granite
 from coldpress.compiler.checkpoint.source_config import checked_config
 from coldpress.compiler.checkpoint.tensors import read_role, rotary_inv_freq
@@ -184,7 +185,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron biases": ("nemotron", {"attention_bias": True, "mlp_bias": True}),
     "nemotron's own share": ("nemotron", {"rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.25}}),
 }
-LAYERS = dict.fromkeys(("gemma2", "gemma3_text", "smollm3"), 12)
+LAYERS: dict[str, int] = dict.fromkeys(("gemma2", "gemma3_text", "smollm3"), 12)
 """Layers of models whose layers differ; others have two."""
 CASES = {
     **{f"{kind}{' relu' * relu}{' tied' * tie}": (kind, {}, relu, tie) for kind in ARCHITECTURES
@@ -426,3 +427,76 @@ def test_windows_and_contexts(tmp_path: Path) -> None:
     assert made(tmp_path / "a", "mistral", {}, False, False).spec.sliding_window == 48
     assert made(tmp_path / "b", "mistral", {"sliding_window": 256}, False, False).spec.sliding_window is None
     assert made(tmp_path / "c", "qwen3", {}, False, False).spec.head_dim == 32
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "alibi": ("falcon", {"alibi": True}, "alibi is true, and positions other than rotary ones are not supported"),
+    "falcon new, one after the other": (
+        "falcon",
+        {"new_decoder_architecture": True, "parallel_attn": False},
+        "parallel_attn is false, expected true with new_decoder_architecture",
+    ),
+    "falcon old, two norms": ("falcon", {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn is 2, expected 1"),
+    "falcon half the key heads": (
+        "falcon",
+        {"multi_query": False, "num_kv_heads": 2},
+        "num_kv_heads is 2, expected 4, the number of heads",
+    ),
+    "both directions": (
+        "gemma2",
+        {"use_bidirectional_attention": True},
+        "use_bidirectional_attention is not supported",
+    ),
+    "a cap that is ignored": (
+        "gemma3_text",
+        {"attn_logit_softcapping": 50.0},
+        "expected null: transformers ignores it",
+    ),
+    "rotation of a third kind": (
+        "gemma3_text",
+        {"rope_parameters": {"chunked_attention": {"rope_theta": 10.0}}},
+        "expected an entry for each of full_attention, sliding_attention only",
+    ),
+    "a factor for windows": (
+        "gemma3_text",
+        {"rope_parameters": {"sliding_attention": YARN}},
+        "sliding_attention multiplies cos and sin by 1.13",
+    ),
+    "windows without a length": (
+        "smollm3",
+        {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": None},
+        "sliding_window is null, but layer_types names layers with a window",
+    ),
+    "too few flags": ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers has 1 entries, expected one for each of 2"),
+    "flags that are none": (
+        "smollm3",
+        {"no_rope_layers": [2, 0]},
+        r"no_rope_layers is \[2, 0\], expected a list of 0 and 1",
+    ),
+    "no factor": ("granite", {"residual_multiplier": 0}, "residual_multiplier is 0, expected a number above 0"),
+    "frequencies by length": (
+        "phi",
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
+        "rope_parameters.rope_type is 'dynamic', expected one of default",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_supported_is_refused_in_a_sentence(name: str, tmp_path: Path) -> None:
+    kind, changes, sentence = REFUSED[name]
+    write_model(tmp_path / "tiny", kind, num_hidden_layers=2)
+    config = json.loads((tmp_path / "tiny" / "config.json").read_text()) | changes
+    (tmp_path / "tiny" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=sentence):
+        ingest.run(IngestConfig(model=str(tmp_path / "tiny")), Workspace(tmp_path / "work", "test"))
+
+
+def test_a_cache_in_int8_rounds_the_keys_of_every_architecture(tmp_path: Path) -> None:
+    """Whatever a layer calls its cache; sums over 32 codes of 8 bits stay near, and are not equal."""
+    for kind in ("llama", "gemma2", "gpt_neox", "falcon"):
+        model = made(tmp_path / kind, kind, {}, False, False)
+        tokens = np.arange(40, dtype=np.int32)[None]
+        stream = LayerStream(model)
+        exact, rounded = stream.logits(tokens), RoundedKeys(stream, "int8").logits(tokens)
+        assert 0 < np.abs(exact - rounded).max() < 0.1 * np.abs(exact).max(), kind

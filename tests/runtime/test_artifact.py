@@ -1,6 +1,7 @@
 """The reader believes nothing: every way in which an artifact can be wrong has its error, which names the place."""
 
 import dataclasses
+import json
 import shutil
 
 import numpy as np
@@ -424,3 +425,33 @@ def test_a_swapped_flash_image_is_not_taken_for_this_one(path, tmp_path):
     shutil.copy(other / "tables.safetensors", path / "tables.safetensors")
     refuse(path, errors.DigestError, "tables.safetensors")
     assert {entry["path"] for entry in files_of(path)} == {"flash.img", "resident.safetensors", "tables.safetensors"}
+
+
+EXTENDED = {
+    "residual": {"residual": "parallel"},
+    "attention_scale": {"attention_scale": 0.5},
+    "attention_softcap": {"attention_softcap": 50.0},
+    "logits_softcap": {"logits_softcap": 30.0},
+    "embedding_multiplier": {"embedding_multiplier": 8.0},
+    "residual_multiplier": {"residual_multiplier": 0.5},
+    "logits_scaling": {"logits_scaling": 4.0},
+    "rotary_pairs": {"rotary_pairs": "neighbours"},
+    "layer_rotary": {"layer_rotary": ("none", "main")},
+    "norm.rms_norm_1p": {"norm": "rms_norm_1p"},
+    "norm_placement.around": {"norm_placement": "around"},
+}
+
+
+@pytest.mark.parametrize("name", EXTENDED)
+def test_an_older_runtime_refuses_what_it_cannot_compute(tmp_path, name):
+    """A model's extension is a required feature; a plain model has none, and none of the fields."""
+    plain = build_artifact(tmp_path / "plain", Recipe(small_spec(num_hidden_layers=2), method="dense"))
+    kept = json.loads((plain.path / "manifest.json").read_text())
+    assert not [feature for feature in kept["features"]["required"] if feature.startswith("model.")]
+    assert name not in kept["model"]
+    built = build_artifact(tmp_path / "a", Recipe(small_spec(num_hidden_layers=2, **EXTENDED[name]), method="dense"))
+    required = json.loads((built.path / "manifest.json").read_text())["features"]["required"]
+    assert [feature for feature in required if feature.startswith("model.")] == [f"model.{name}"]
+    open_artifact(built.path)
+    change_manifest(built.path, lambda manifest: manifest["features"]["required"].remove(f"model.{name}"))
+    refuse(built.path, errors.FeatureError, f"a list without model.{name}")

@@ -64,8 +64,10 @@ def with_codes(session: Session, model: Model) -> Any:
     with torch.no_grad():
         for role, place in model.tensors.items():
             if role in values:  # a tied head is not stored again
-                target = source.get_parameter(place.tensor)[place.row_start : place.row_stop]
-                target.copy_(torch.from_numpy(np.ascontiguousarray(values[role])).view(target.shape))
+                rows = [row for start, stop in place.runs() for row in range(start, stop)]
+                source.get_parameter(place.tensor)[rows] = torch.from_numpy(
+                    np.ascontiguousarray(values[role], np.float32)
+                ).view(place.shape)
     return source
 
 

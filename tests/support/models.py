@@ -233,6 +233,11 @@ def _config(
         "norm_eps" if model_type == "nemotron" else "rms_norm_eps": 1e-5,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     }
+    return _with_own_keys(model_type, config, relu)
+
+
+def _with_own_keys(model_type: str, config: dict[str, Any], relu: bool) -> dict[str, Any]:
+    """Returns Llama's configuration with the keys of another architecture."""
     if model_type == "nemotron":
         config["rope_parameters"]["partial_rotary_factor"] = 0.5
     if model_type in ("falcon", "gpt_neox", "phi", "stablelm"):

@@ -233,12 +233,13 @@ def reading_of(session: Session) -> Reading:
 def with_codes(session: Session, model: Model, folder: Path) -> Model:
     """Writes the model as a float32 checkpoint whose weights are the values of the artifact's codes."""
     values = resident_values(session.artifact) | flash_values(session)
-    tensors: dict[str, list[np.ndarray]] = {}
-    for role, place in sorted(model.tensors.items(), key=lambda item: item[1].row_start):
+    rows: dict[str, dict[int, np.ndarray]] = {}
+    for role, place in model.tensors.items():
         found = values[role] if role in values else read_role(model, role)  # a tied head is not stored again
-        tensors.setdefault(place.tensor, []).append(found.reshape(place.shape))
+        places = (row for start, stop in place.runs() for row in range(start, stop))
+        rows.setdefault(place.tensor, {}).update(zip(places, found.reshape(place.shape), strict=True))
     shutil.copytree(model.folder, folder)
-    joined = {name: np.concatenate(parts) for name, parts in tensors.items()}
+    joined = {name: np.stack([own[row] for row in range(len(own))]) for name, own in rows.items()}
     coded = {name: ("F32", array.shape, encode(array, "float32")) for name, array in joined.items()}
     write_safetensors(folder / "model.safetensors", coded)
     return ingest.run(IngestConfig(model=str(folder)), Workspace(folder / "work", "test"))
@@ -265,7 +266,7 @@ def difference(artifact: Path, source: Source, folder: Path) -> Difference:
         mean=float(errors.mean() / largest),
         left_out=float(np.abs(found - dense).max() / largest),
         ways_on=selector.SEES_RESIDENCY + any(FAMILIES[name].activity in ATTENTION for name in families),
-        norm_after=model.spec.norm_placement == "after",
+        norm_after=model.spec.norm_placement != "before",
     )
 
 
