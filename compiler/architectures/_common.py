@@ -266,7 +266,7 @@ def _fill_windows(config: Filled) -> None:
     """Adds what transformers derives from the keys of Qwen's windows."""
     if not config.use_sliding_window:
         config.sliding_window = None
-    if config.layer_types is None:
+    if getattr(config, "layer_types", ()) is None:
         first = config.num_hidden_layers if config.sliding_window is None else config.max_window_layers
         kinds = ("full_attention", "sliding_attention")
         config.layer_types = [kinds[layer >= first] for layer in range(config.num_hidden_layers)]

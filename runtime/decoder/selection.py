@@ -118,9 +118,9 @@ class Selection:
         """
         if self.sees_others:
             raise ColdpressError(
-                f"the selector '{self._title}' uses what is in DRAM, and what earlier tokens read changes that, so "
-                "that tokens decoded together would be computed with other units than one after the other; decode one "
-                "at a time, or choose use_read_units=false, with another selector or the cache 'static'"
+                f"{self._title} uses what is in DRAM, and what earlier tokens read changes that, so that tokens "
+                "decoded together would be computed with other units than one after the other; decode one at a time, "
+                "or choose use_read_units=false, and another selector, another routing or the cache 'static'"
             )
 
     def check_batch(self) -> None:

@@ -262,9 +262,9 @@ def _with_own_keys(model_type: str, config: dict[str, Any], relu: bool) -> dict[
     if model_type in ("mistral", "bamboo", "mixtral"):
         config |= {"sliding_window": 48}
     if model_type in ("glm4_moe", "qwen2_moe", "qwen3_moe"):  # layers without experts are wider
-        config |= {"moe_intermediate_size": intermediate, "intermediate_size": 2 * intermediate}
-    if model_type == "qwen2_moe":
-        config["shared_expert_intermediate_size"] = intermediate + 32
+        width = config["intermediate_size"]
+        config |= {"moe_intermediate_size": width, "intermediate_size": 2 * width}
+        config |= {"shared_expert_intermediate_size": width + 32} if model_type == "qwen2_moe" else {}
     return config | EXPERTS.get(model_type, {})
 
 
