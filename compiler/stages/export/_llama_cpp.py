@@ -32,6 +32,7 @@ MODULES = {
     "up_proj": TENSOR.FFN_UP,
     "down_proj": TENSOR.FFN_DOWN,
     "router": TENSOR.FFN_GATE_INP,
+    "shared_expert_gate": TENSOR.FFN_GATE_INP_SHEXP,
 }
 """Our names of modules, without the layer."""
 STACKED = {
@@ -40,6 +41,12 @@ STACKED = {
     "down_proj": TENSOR.FFN_DOWN_EXP,
 }
 """Modules of experts: their matrices are stacked in one tensor."""
+OF_SHARED = {
+    "gate_proj": TENSOR.FFN_GATE_SHEXP,
+    "up_proj": TENSOR.FFN_UP_SHEXP,
+    "down_proj": TENSOR.FFN_DOWN_SHEXP,
+}
+"""Modules of the expert that every token uses."""
 MAX_EXPERTS = 1024
 """llama.cpp aborts if a file has more (LLAMA_MAX_EXPERTS of src/llama-hparams.h)."""
 FREQUENCIES = "rotary.inv_freq"
@@ -63,6 +70,8 @@ class Architecture:
     """Whether it reads a factor for each frequency."""
     own_head: bool = False
     """Whether it needs a separate head and cannot reuse the embedding."""
+    normed: bool = True
+    """Whether it divides the weights of a token's experts by their sum."""
 
     def rotated_heads(self, spec: ModelSpec, role: str) -> int:
         """Returns the number of heads of a tensor whose rows are to be reordered; 0 for none."""
@@ -77,8 +86,13 @@ ARCHITECTURES = {
     "llama": Architecture("llama", "silu", gated=True, neighbours=True, biases=ATTENTION | MLP, scaled=True),
     "mistral": Architecture("llama", "silu", gated=True, neighbours=True, scaled=True),
     "mixtral": Architecture("llama", "silu", gated=True, neighbours=True, scaled=True),
+    "olmoe": Architecture("olmoe", "silu", gated=True, neighbours=False, own_head=True, normed=False),
     "qwen2": Architecture("qwen2", "silu", gated=True, neighbours=False, biases=QKV),
+    "qwen2_moe": Architecture(
+        "qwen2moe", "silu", gated=True, neighbours=False, biases=QKV, own_head=True, normed=False
+    ),
     "qwen3": Architecture("qwen3", "silu", gated=True, neighbours=False),
+    "qwen3_moe": Architecture("qwen3moe", "silu", gated=True, neighbours=False),
     "arcee": Architecture("arcee", "relu2", gated=False, neighbours=True),
     "nemotron": Architecture("nemotron", "relu2", gated=False, neighbours=False, own_head=True),
 }
@@ -111,12 +125,34 @@ def architecture_of(spec: ModelSpec) -> Architecture:
             f"{spec.rotary_dim} of {spec.head_dim} dimensions with the factor {spec.rotary_scaling}; it cannot be "
             "exported"
         )
+    if spec.is_mixture:
+        _check_experts(spec, found)
     if spec.num_experts > MAX_EXPERTS:
         raise ColdpressError(
             f"a layer of the model has {spec.num_experts} experts, and llama.cpp takes at most {MAX_EXPERTS}; it "
             "cannot be exported"
         )
     return found
+
+
+def _check_experts(spec: ModelSpec, found: Architecture) -> None:
+    """Refuses routers and layers that llama.cpp computes otherwise."""
+    if spec.router_normed != found.normed:
+        says = {True: "divides the weights of a token's experts by their sum", False: "leaves them as they are"}
+        raise ColdpressError(
+            f"llama.cpp's architecture '{found.name}' {says[found.normed]}, and this model {says[spec.router_normed]}; "
+            "it cannot be exported"
+        )
+    if spec.qk_norm == "width" and spec.num_key_value_heads != spec.num_attention_heads:
+        raise ColdpressError(
+            f"llama.cpp's architecture '{found.name}' has as many key heads as attention heads, and this model has "
+            f"{spec.num_key_value_heads} of {spec.num_attention_heads}; it cannot be exported"
+        )
+    if spec.dense_layers:
+        raise ColdpressError(
+            f"llama.cpp's architecture '{found.name}' has experts in every layer, and {len(spec.dense_layers)} layers "
+            "of this model have none; it cannot be exported"
+        )
 
 
 def roles(model: StoredModel) -> list[tuple[str, ...]]:
@@ -141,7 +177,8 @@ def tensor_name(architecture: Architecture, role: str) -> str:
         ColdpressError: if the architecture has no such tensor.
     """
     *before, module, kind = role.split(".")
-    tensor = (STACKED if "experts" in before else MODULES).get(module)
+    of_part = {"experts": STACKED, "shared_expert": OF_SHARED}
+    tensor = next((names for part, names in of_part.items() if part in before), MODULES).get(module)
     known = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture.name)
     has_bias = module in architecture.biases or (module in NORMS and architecture.name == "nemotron")
     if tensor is None or tensor not in gguf.MODEL_TENSORS[known] or (kind == "bias" and not has_bias):
@@ -176,6 +213,10 @@ def add_shape(writer: gguf.GGUFWriter, model: StoredModel) -> None:
     if spec.is_mixture:
         writer.add_expert_count(spec.num_experts)
         writer.add_expert_used_count(spec.num_experts_per_tok)
+        if architecture_of(spec).name != "llama":
+            writer.add_expert_feed_forward_length(spec.intermediate_size)
+        if spec.shared_intermediate_size:
+            writer.add_expert_shared_feed_forward_length(spec.shared_intermediate_size)
     writer.add_head_count(spec.num_attention_heads)
     writer.add_head_count_kv(spec.num_key_value_heads)
     writer.add_key_length(spec.head_dim)
