@@ -161,8 +161,9 @@ def unit_role(role: str, spec: ModelSpec) -> MatrixRole | None:
     if module in ATTENTION_ROLES and not above:
         return module
     expected = ["experts"] if spec.is_mixture else []
-    has_units = module in MLP_ROLES and above[:1] == expected and not spec.is_dense(int(layer))
-    return module if has_units else None
+    if module in MLP_ROLES and above[:1] == expected and not spec.is_dense(int(layer)):
+        return module
+    return None
 
 
 def num_experts(family: str, spec: ModelSpec) -> int:

@@ -416,5 +416,6 @@ class LayerStream:
             return change
 
         modules = self._architecture.MODULES
-        signals = (signal for signal in modules.taps if signal in OF_ANY_LAYER or not self.spec.is_dense(number))
+        is_dense = self.spec.is_dense(number)
+        signals: list[Signal] = [signal for signal in modules.taps if not is_dense or signal in OF_ANY_LAYER]
         taps.attach(layer, modules, [(signal, change_of(signal)) for signal in signals])

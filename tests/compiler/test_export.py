@@ -17,6 +17,7 @@ from coldpress.compiler.stages.export import gguf as gguf_target
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.runtime.generate.session import Session
 from coldpress.schemas.errors import ArtifactError, ColdpressError, UnknownNameError
+from coldpress.schemas.model import role_shape
 from coldpress.schemas.package import Package
 from tests.support.artifacts import Built, Recipe, build_artifact, change_manifest, random_weights, small_spec
 from tests.support.dense_codes import flash_values, resident_values
@@ -255,11 +256,36 @@ def test_transformers_computes_the_same_from_the_file(tmp_path, model_type, over
         assert facts_of(tmp_path / "a.gguf")["llama.context_length"] == 32
 
 
-def test_llama_cpp_computes_the_same_from_a_mixture_s_file(tmp_path):
+OLMOE = {"router_normed": False, "qk_norm": "width", "num_key_value_heads": 4, "tie_word_embeddings": False}
+SHARED = {"shared_intermediate_size": 64, "router_normed": False, "tie_word_embeddings": False}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "changes"),
+    [
+        ("mixtral", "llama", {}),
+        ("qwen3_moe", "qwen3moe", {}),
+        (
+            "olmoe",
+            "olmoe",
+            {"router_normed": False, "qk_norm": "width", "num_key_value_heads": 4, "tie_word_embeddings": False},
+        ),
+        ("qwen2_moe", "qwen2moe", SHARED),
+    ],
+)
+def test_llama_cpp_computes_the_same_from_a_mixture_s_file(tmp_path, kind, name, changes):
     """transformers reads no such file; rotated heads, the router's softmax and each expert are llama.cpp's own here."""
-    built = build_artifact(tmp_path / "a", Recipe(small_spec(**MIXTURE), method="dense"))
+    spec, random = small_spec(**MIXTURE | {"model_type": kind} | changes), np.random.default_rng(0)
+    weights = random_weights(spec, random)
+    more = {"qwen2_moe": ["shared_expert_gate"], "olmoe": ["q_norm", "k_norm"], "qwen3_moe": ["q_norm", "k_norm"]}
+    for layer in range(spec.num_hidden_layers):
+        for role in (f"layers.{layer}.{module}.weight" for module in more.get(kind, ())):
+            weights[role] = random.normal(1, 0.1, role_shape(spec, role)).astype(np.float32)
+        for role in (f"layers.{layer}.{module}_proj.bias" for module in "qkv" if kind == "qwen2_moe"):
+            weights[role] = random.normal(0, 0.1, role_shape(spec, role)).astype(np.float32)
+    built = build_artifact(tmp_path / "a", Recipe(spec, method="dense"), weights)
     facts = facts_of(run(built, tmp_path / "a.gguf").file)
-    assert (facts["llama.expert_count"], facts["llama.expert_used_count"]) == (11, 2)
+    assert (facts[f"{name}.expert_count"], facts[f"{name}.expert_used_count"]) == (11, 2)
     pytest.importorskip("xllamacpp")
     ids = np.random.default_rng(0).integers(0, 64, 24)
     engine, decoder = LlamaLibrary(tmp_path / "a.gguf", 32, 64), Session(built.path).decoder
@@ -267,7 +293,8 @@ def test_llama_cpp_computes_the_same_from_a_mixture_s_file(tmp_path):
     expected = decoder.prefill(ids)
     for count in (1, 7, 24):
         engine.begin()
-        np.testing.assert_allclose(engine.next_logits(ids[:count].tolist()), expected[count - 1], atol=3e-3, rtol=0)
+        found, largest = engine.next_logits(ids[:count].tolist()), np.abs(expected).max()
+        np.testing.assert_allclose(found, expected[count - 1], atol=2e-3 * largest, rtol=0)
     engine.close()
 
 
@@ -376,6 +403,23 @@ def test_frequencies_that_no_base_gives_become_factors(tmp_path):
             {"model_type": "nemotron", "hidden_act": "relu2", "gated_mlp": False},
             "the model's head is its embedding, and llama.cpp's architecture 'nemotron' wants one of its own",
         ),
+        (
+            MIXTURE | {"model_type": "qwen3_moe", "router_normed": False},
+            "'qwen3moe' divides the weights of a token's experts by their sum, and this model leaves them as they are",
+        ),
+        (
+            MIXTURE | {"model_type": "qwen2_moe", "tie_word_embeddings": False},
+            "'qwen2moe' leaves them as they are, and this model divides the weights of a token's experts by their sum",
+        ),
+        (
+            MIXTURE | {"model_type": "qwen3_moe", "dense_layers": (0,), "dense_intermediate_size": 32},
+            "'qwen3moe' has experts in every layer, and 1 layers of this model have none",
+        ),
+        (
+            MIXTURE | {"model_type": "olmoe", "tie_word_embeddings": False, "qk_norm": "width", "router_normed": False},
+            "'olmoe' has as many key heads as attention heads, and this model has 2 of 4",
+        ),
+        (MIXTURE | {"model_type": "glm4_moe"}, "cannot hold the architecture 'glm4_moe', expected one of arcee"),
         ({"rotary_dim": 8}, "this model rotates 8 of 16 dimensions"),
         ({"attention_scale": 0.5}, "'llama' does not compute this model's attention_scale; it would write other text"),
         ({"model_type": "granite", "logits_softcap": 9.0}, "does not compute this model's logits_softcap"),

@@ -33,6 +33,7 @@ MODULES = {
     "up_proj": TENSOR.FFN_UP,
     "down_proj": TENSOR.FFN_DOWN,
     "router": TENSOR.FFN_GATE_INP,
+    "shared_expert_gate": TENSOR.FFN_GATE_INP_SHEXP,
 }
 """Our names of modules, without the layer."""
 STACKED = {
@@ -41,6 +42,12 @@ STACKED = {
     "down_proj": TENSOR.FFN_DOWN_EXP,
 }
 """Modules of experts: their matrices are stacked in one tensor."""
+OF_SHARED = {
+    "gate_proj": TENSOR.FFN_GATE_SHEXP,
+    "up_proj": TENSOR.FFN_UP_SHEXP,
+    "down_proj": TENSOR.FFN_DOWN_SHEXP,
+}
+"""Modules of the expert that every token uses."""
 MAX_EXPERTS = 1024
 """llama.cpp aborts if a file has more (LLAMA_MAX_EXPERTS of src/llama-hparams.h)."""
 AROUND = {
@@ -87,6 +94,8 @@ class Architecture:
     """Modules that have another tensor than in MODULES."""
     windows: bool = False
     """Whether it computes windows in some layers; others see all positions, so that the context ends at a window."""
+    normed: bool = True
+    """Whether it divides the weights of a token's experts by their sum."""
 
     def rotated_heads(self, spec: ModelSpec, role: str) -> int:
         """Returns the number of heads of a tensor whose rows are to be reordered; 0 for none."""
@@ -103,6 +112,8 @@ GELU: tuple[Activation, ...] = ("gelu", "gelu_tanh")
 RELU2: tuple[Activation, ...] = ("relu2",)
 FUSED_QKV = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
 FACTORS = frozenset(("embedding_multiplier", "residual_multiplier", "attention_scale", "logits_scaling"))
+EXPERTS = frozenset(("router_normed", "dense_layers", "dense_intermediate_size"))
+"""Fields that `_check_experts` judges."""
 GEMMA = frozenset(("norm.rms_norm_1p", "norm_placement.around", "embedding_multiplier", "attention_scale"))
 LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}
 """Layers of the models of 27 billion weights, whose scores llama.cpp divides by the root of hidden_size / heads."""
@@ -111,8 +122,20 @@ ARCHITECTURES = {
     "llama": Architecture("llama", SILU, gated=True, neighbours=True, biases=ATTENTION | MLP, scaled=True),
     "mistral": Architecture("llama", SILU, gated=True, neighbours=True, scaled=True),
     "mixtral": Architecture("llama", SILU, gated=True, neighbours=True, scaled=True),
+    "olmoe": Architecture("olmoe", SILU, gated=True, neighbours=False, own_head=True, normed=False, extensions=EXPERTS),
     "qwen2": Architecture("qwen2", SILU, gated=True, neighbours=False, biases=QKV),
     "qwen3": Architecture("qwen3", SILU, gated=True, neighbours=False),
+    "qwen2_moe": Architecture(
+        "qwen2moe",
+        SILU,
+        gated=True,
+        neighbours=False,
+        biases=QKV,
+        own_head=True,
+        normed=False,
+        extensions=EXPERTS | {"shared_intermediate_size"},
+    ),
+    "qwen3_moe": Architecture("qwen3moe", SILU, gated=True, neighbours=False, extensions=EXPERTS),
     "arcee": Architecture("arcee", RELU2, gated=False, neighbours=True),
     "nemotron": Architecture("nemotron", RELU2, gated=False, neighbours=False, own_head=True, layer_norm=True),
     "granite": Architecture(
@@ -217,6 +240,8 @@ def architecture_of(spec: ModelSpec) -> Architecture:
             "exported"
         )
     _check_extensions(found, spec)
+    if spec.is_mixture:
+        _check_experts(spec, found)
     if spec.num_experts > MAX_EXPERTS:
         raise ColdpressError(
             f"a layer of the model has {spec.num_experts} experts, and llama.cpp takes at most {MAX_EXPERTS}; it "
@@ -287,6 +312,26 @@ def _window_pattern(found: Architecture, spec: ModelSpec) -> int | None:
     return next(fits, None)
 
 
+def _check_experts(spec: ModelSpec, found: Architecture) -> None:
+    """Refuses routers and layers that llama.cpp computes otherwise."""
+    if spec.router_normed != found.normed:
+        says = {True: "divides the weights of a token's experts by their sum", False: "leaves them as they are"}
+        raise ColdpressError(
+            f"llama.cpp's architecture '{found.name}' {says[found.normed]}, and this model {says[spec.router_normed]}; "
+            "it cannot be exported"
+        )
+    if spec.qk_norm == "width" and spec.num_key_value_heads != spec.num_attention_heads:
+        raise ColdpressError(
+            f"llama.cpp's architecture '{found.name}' has as many key heads as attention heads, and this model has "
+            f"{spec.num_key_value_heads} of {spec.num_attention_heads}; it cannot be exported"
+        )
+    if spec.dense_layers:
+        raise ColdpressError(
+            f"llama.cpp's architecture '{found.name}' has experts in every layer, and {len(spec.dense_layers)} layers "
+            "of this model have none; it cannot be exported"
+        )
+
+
 def roles(model: StoredModel, architecture: Architecture) -> list[tuple[str, ...]]:
     """Lists the roles of each tensor (one, those of all experts, or those whose rows it joins) in the file's order:
     outside the layers, then by layer."""
@@ -314,7 +359,8 @@ def tensor_name(architecture: Architecture, role: str) -> str:
     *before, module, kind = role.split(".")
     module = next((name for name, members in architecture.fused.items() if module in members), module)
     own = (AROUND if "norm_placement.around" in architecture.extensions else {}) | {**architecture.modules}
-    tensor = (STACKED if "experts" in before else MODULES | own).get(module)
+    of_part = {"experts": STACKED, "shared_expert": OF_SHARED}
+    tensor = next((names for part, names in of_part.items() if part in before), MODULES | own).get(module)
     known = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture.name)
     if tensor not in gguf.MODEL_TENSORS[known]:
         tensor = SAME_NAME.get(tensor) if tensor else None
@@ -353,6 +399,10 @@ def add_shape(writer: gguf.GGUFWriter, model: StoredModel) -> None:
     if spec.is_mixture:
         writer.add_expert_count(spec.num_experts)
         writer.add_expert_used_count(spec.num_experts_per_tok)
+        if architecture_of(spec).name != "llama":
+            writer.add_expert_feed_forward_length(spec.intermediate_size)
+        if spec.shared_intermediate_size:
+            writer.add_expert_shared_feed_forward_length(spec.shared_intermediate_size)
     writer.add_head_count(spec.num_attention_heads)
     writer.add_head_count_kv(spec.num_key_value_heads)
     writer.add_key_length(spec.head_dim)
