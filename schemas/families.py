@@ -158,12 +158,9 @@ def unit_role(role: str, spec: ModelSpec) -> MatrixRole | None:
     if outer != "layers":
         return None
     layer, *above, module, _ = inner
-    if module in ATTENTION_ROLES and not above:
-        return module
-    expected = ["experts"] if spec.is_mixture else []
-    if module in MLP_ROLES and above[:1] == expected and not spec.is_dense(int(layer)):
-        return module
-    return None
+    in_units = above[:1] == (["experts"] if spec.is_mixture else []) and not spec.is_dense(int(layer))
+    known = (*(() if above else ATTENTION_ROLES), *(MLP_ROLES if in_units else ()))
+    return next((name for name in known if name == module), None)
 
 
 def num_experts(family: str, spec: ModelSpec) -> int:
