@@ -26,7 +26,18 @@ def test_a_few_steps_bring_the_sparse_model_closer_to_the_dense_one(tmp_path: Pa
     assert after < 0.8 * before
 
 
-@pytest.mark.parametrize(("model_type", "tie"), [("llama", True), ("phi3", False), ("opt", False)])
+@pytest.mark.parametrize(
+    ("model_type", "tie"),
+    [
+        ("llama", True),
+        ("phi3", False),
+        ("opt", False),
+        ("gemma2", True),
+        ("gpt_neox", False),
+        ("falcon", True),
+        ("phi", True),
+    ],
+)
 def test_record_and_folder_describe_the_same_model(tmp_path: Path, model_type: str, tie: bool) -> None:
     model, corpus = model_at(tmp_path, model_type, tie=tie), corpus_at(tmp_path)
     config = QUICK.model_copy(update={"distill_steps": 1})

@@ -51,7 +51,10 @@ def zeros(model: Model) -> float:
     return float(np.mean(seen))
 
 
-@pytest.mark.parametrize(("kind", "activation"), [("llama", "relu"), ("phi3", "relu2"), ("opt", "relu")])
+@pytest.mark.parametrize(
+    ("kind", "activation"),
+    [("llama", "relu"), ("phi3", "relu2"), ("opt", "relu"), ("gemma2", "relu"), ("falcon", "relu")],
+)
 def test_transformers_loads_what_is_written(kind: str, activation: str, tmp_path: Path) -> None:
     source = model_at(tmp_path, kind)
     found = made(QUICK.model_copy(update={"relufy": activation, "relufy_steps": 2}), source, tmp_path)
@@ -185,7 +188,13 @@ ADAPTED = QUICK.model_copy(update={"relufy_rank": 4, "relufy_rate": 5e-3})
 
 
 @pytest.mark.parametrize(
-    ("kind", "activation", "rate"), [("llama", "fatrelu", 5e-3), ("phi3", "relu2", 5e-3), ("opt", "relu", 5e-4)]
+    ("kind", "activation", "rate"),
+    [
+        ("llama", "fatrelu", 5e-3),
+        ("phi3", "relu2", 5e-3),
+        ("opt", "relu", 5e-4),
+        ("gemma3_text", "relu", 5e-3),
+    ],
 )
 def test_adapters_learn_in_place_of_weights(kind: str, activation: str, rate: float, tmp_path: Path) -> None:
     """The source is its teacher with its own activation, and what is written is the student that was judged."""
