@@ -256,7 +256,7 @@ def filled(architecture: Architecture, raw: Mapping[str, Any]) -> Filled | None:
     ):
         return None
     found = Filled(**{"head_dim": None, **architecture.DEFAULTS, **raw})
-    if "use_sliding_window" in architecture.DEFAULTS:
+    if "max_window_layers" in architecture.DEFAULTS:
         _fill_windows(found)
     architecture.complete(found)
     return found

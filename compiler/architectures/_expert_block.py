@@ -93,8 +93,9 @@ class Block(nn.Module):
 
     def _first(self, given_TEN: Tensor, uses: list[Tensor], role: MatrixRole) -> Tensor:
         """Returns each expert's products with the tokens that use it, [T, E, F]; 0 for the others."""
-        y_TEF = given_TEN.new_zeros(*given_TEN.shape[:2], self._spec.intermediate_size)
-        for number, (tokens, matrix) in enumerate(zip(uses, self._all(role), strict=True)):
+        matrices: list[Any] = self._all(role)  # wider than the model's own where each unit stands twice (in_planes.py)
+        y_TEF = given_TEN.new_zeros(*given_TEN.shape[:2], len(matrices[0].weight))
+        for number, (tokens, matrix) in enumerate(zip(uses, matrices, strict=True)):
             y_TEF[tokens, number] = matrix(given_TEN[tokens, number])
         return y_TEF
 

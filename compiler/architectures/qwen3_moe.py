@@ -40,6 +40,11 @@ class Plugin(_experts.Mixture):
     NAMES = NAMES
     MODULES = _experts.modules("Qwen3Moe", NAMES)
 
+    def complete(self, config: Any) -> None:
+        """Takes the window away where it is switched off."""
+        if not config.use_sliding_window:
+            config.sliding_window = None
+
     def spec(self, config: Any) -> ModelSpec:
         """Returns a spec with one window for all layers, if the configuration asks for it.
 

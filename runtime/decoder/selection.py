@@ -59,6 +59,11 @@ def _lacks(method: Selector[Any], manifest: Manifest) -> str | None:
 class Selection:
     """A method with its arrays for every layer and family of an artifact."""
 
+    routing: Routing | None = None
+    """What changes the choice of experts; None for the choice that the model was trained with."""
+    routing_strengths: Sequence[float] = ()
+    """By layer, how much its router prefers experts in DRAM; empty without `routing`."""
+
     def __init__(self, artifact: Artifact, plan: Plan) -> None:
         """Takes the arrays fitted for the plan; a method without arrays in the artifact is fitted to densities only.
 
@@ -70,9 +75,7 @@ class Selection:
         self._title = f"the selector '{plan.method}'" if plan.routing is None else f"the routing '{plan.routing}'"
         self.sees_residency, self.sees_others = sees_residency(plan), sees_others(plan)
         self.routing = None if plan.routing is None else plugins.load(ROUTING, Routing, plan.routing)
-        """What changes the choice of experts; None for the choice that the model was trained with."""
         self.routing_strengths = plan.routing_strengths
-        """By layer, how much its router prefers experts in DRAM; empty without `routing`."""
         self.arrays = {
             (part.layer, part.family): self._fitted(artifact, plan, part, section.num_units)
             for part, section in placed_parts(plan, artifact.manifest.flash.sections)

@@ -82,8 +82,7 @@ class Session:
 
         Args:
             path: The artifact's folder.
-            dram_budget_bytes: None takes the artifact's largest plan. With room for the whole model, all of it is
-                loaded and nothing is read afterwards.
+            dram_budget_bytes: None takes the artifact's largest plan; with room for all, nothing is read later.
             selector: A method of runtime/sparsity; None for the plan's.
             cache: A policy of runtime/cache, with options as `window:window_tokens=3`; None for the plan's.
             plan: A plan made from one of the artifact's; the session uses it as is, and ignores budget, selector,
@@ -91,12 +90,10 @@ class Session:
             flash: A module of runtime/flash: `direct` and `io_uring` read flash.img; `simulated` does too, but counts
                 the device profile's seconds.
             activations: The type that decoding rounds vectors to before products: `fp32`, `int16` or `int8`.
-            kv_cache: The format of keys and values: `fp16`, or `int8`, which leaves more of the budget to units; None
-                for the plan's.
+            kv_cache: The format of keys and values, `fp16` or `int8`; None for the plan's.
             collapse: Whether reads are joined over the plan's gap or an adaptive one; None for the plan's setting.
             preload: Whether units that later layers will probably ask for are read ahead; None for the plan's setting.
-            routing: How routers choose experts: `top_k`, or `cache_prior:0.2`, which prefers experts in DRAM; None for
-                the plan's.
+            routing: How routers choose experts, `top_k` or as `cache_prior:0.2`; None for the plan's.
             device: The device to simulate; None for the one that the artifact was compiled for.
             recorder: Records what the store is asked for.
             modelled: Whether metrics also tell modelled seconds on the artifact's device; with `simulated` flash too.
