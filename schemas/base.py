@@ -5,9 +5,9 @@ A record is written as JSON with sorted keys. Arrays never live inside a record:
 """
 
 import json
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field, SerializerFunctionWrapHandler, model_serializer
 
 T = TypeVar("T")
 
@@ -32,6 +32,21 @@ class Record(BaseModel):
     def to_json(self) -> str:
         """Returns canonical JSON: sorted keys, two-space indent, one trailing newline."""
         return json.dumps(self.model_dump(mode="json"), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+class Extended(Record):
+    """A record with fields that came later.
+
+    Each is left out of the file where it has its default, so that a record without them reads as it always did.
+    """
+
+    LATER: ClassVar[tuple[str, ...]] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        kinds = type(self).model_fields
+        unused = {name for name in self.LATER if getattr(self, name) == kinds[name].default}
+        return {name: value for name, value in write(self).items() if name not in unused}
 
 
 class ArrayFile(Record):

@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
-from coldpress.schemas.base import Count, Many, Options, PositiveCount, Record, Share
+from coldpress.schemas.base import Count, Extended, Many, Options, PositiveCount, Record, Share
 from coldpress.schemas.errors import clipped
 from coldpress.schemas.families import PLUGIN_NAME, FamilyName, FormatName, Method
 
@@ -23,12 +23,14 @@ Preload = Literal["on", "off"]
 KvCacheFormat = Literal["fp16", "int8"]
 
 
-class Section(Record):
+class Section(Extended):
     """One family of consecutive layers on flash: `num_units` units, `stride_bytes` apart, starting at `offset_bytes`.
 
     A unit holds one part of `unit_bytes` per layer, one after another, so that a section is `[unit][layer][slice]`
     (ActiveFlow 3, Fig. 9). With one layer the stride equals `unit_bytes`.
     """
+
+    LATER = ("format",)
 
     first_layer: Count
     last_layer: Count
@@ -42,11 +44,6 @@ class Section(Record):
     format: FormatName | None = None
     """The format in planes of the layer's units, where it is not that of the family; else None, which is left out of
     the file."""
-
-    @model_serializer(mode="wrap")
-    def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leaves out a format that is the family's, so that such a section reads as it always did."""
-        return {name: value for name, value in write(self).items() if value is not None}
 
     @property
     def layers(self) -> range:
@@ -98,8 +95,10 @@ class SelectorArray(Record):
         return ITEM_BYTES[self.dtype] * math.prod(self.shape)
 
 
-class Plan(Record):
+class Plan(Extended):
     """One way to run the artifact under one DRAM budget."""
+
+    LATER = ("draft", "draft_tokens", "routing", "routing_strengths")
 
     name: str
     method: Method
@@ -142,12 +141,6 @@ class Plan(Record):
     `routing`."""
     parts: Many[PartPlan]
     """One per layer and family: by layer, then in the order of the manifest's families."""
-
-    @model_serializer(mode="wrap")
-    def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leaves out fields of drafts and routing where there are none, so that such a plan reads as it always did."""
-        absent = ("draft", "draft_tokens", "routing", "routing_strengths")
-        return {name: value for name, value in write(self).items() if value or name not in absent}
 
     @property
     def title(self) -> str:

@@ -16,11 +16,11 @@ are `layers.<i>.heads.<h>.{q_norm,k_norm}.weight`.
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
-from coldpress.schemas.base import Count, Many, PositiveCount, Record, Sha256, Share
+from coldpress.schemas.base import Count, Extended, Many, PositiveCount, Record, Sha256, Share
 from coldpress.schemas.errors import clipped
 
 Activation = Literal["relu", "relu2", "drelu", "fatrelu", "silu", "gelu", "gelu_tanh"]
@@ -40,10 +40,36 @@ FREQUENCIES: Mapping[RotaryKind, str] = {"main": "rotary.inv_freq", "local": "ro
 """The tensors of frequencies, by kind."""
 ATTENTION_ROLES: tuple[MatrixRole, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP_ROLES: tuple[MatrixRole, ...] = ("gate_proj", "up_proj", "down_proj")
+MIXTURE_FIELDS = (
+    "router_scores",
+    "router_normed",
+    "router_scaling",
+    "num_expert_groups",
+    "num_expert_groups_per_tok",
+    "shared_intermediate_size",
+    "dense_layers",
+    "dense_intermediate_size",
+)
+"""Fields that only mixtures have, beside the numbers of experts."""
+EXTENSIONS = (
+    *MIXTURE_FIELDS,
+    "residual",
+    "attention_scale",
+    "attention_softcap",
+    "logits_softcap",
+    "embedding_multiplier",
+    "residual_multiplier",
+    "logits_scaling",
+    "rotary_pairs",
+    "layer_rotary",
+)
+"""Fields of a ModelSpec that only some artifacts have; such an artifact requires the feature `model.<field>`."""
 
 
-class ModelSpec(Record):
+class ModelSpec(Extended):
     """Shape and arithmetic of a decoder-only transformer; all that the runtime's decoder needs besides tensors."""
+
+    LATER = EXTENSIONS
 
     model_type: str
     vocab_size: PositiveCount
@@ -137,14 +163,6 @@ class ModelSpec(Record):
             )
         return self
 
-    @model_serializer(mode="wrap")
-    def _without_unused(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leaves out the fields of EXTENSIONS that have their defaults, so that such a record reads as it always
-        did."""
-        values = write(self)
-        unused = {name for name in EXTENSIONS if getattr(self, name) == type(self).model_fields[name].default}
-        return {name: value for name, value in values.items() if name not in unused}
-
     def first_layers(self, count: int) -> Self:
         """Returns the spec of the model's first `count` layers."""
         cut = {"layer_types": self.layer_types[:count], "layer_rotary": self.layer_rotary[:count]}
@@ -223,30 +241,6 @@ class ModelSpec(Record):
         return self.hidden_act == "drelu"
 
 
-MIXTURE_FIELDS = (
-    "router_scores",
-    "router_normed",
-    "router_scaling",
-    "num_expert_groups",
-    "num_expert_groups_per_tok",
-    "shared_intermediate_size",
-    "dense_layers",
-    "dense_intermediate_size",
-)
-"""Fields that only mixtures have, beside the numbers of experts."""
-EXTENSIONS = (
-    *MIXTURE_FIELDS,
-    "residual",
-    "attention_scale",
-    "attention_softcap",
-    "logits_softcap",
-    "embedding_multiplier",
-    "residual_multiplier",
-    "logits_scaling",
-    "rotary_pairs",
-    "layer_rotary",
-)
-"""Fields of a ModelSpec that only some artifacts have; such an artifact requires the feature `model.<field>`."""
 EXTENDED_VALUES: Mapping[str, tuple[str, ...]] = {
     "norm": ("rms_norm_1p",),
     "norm_placement": ("around",),

@@ -3,11 +3,9 @@
 Arrays: `<layer>.<family>.<name>`, the fitted arrays of the selector for a family of a layer (runtime/sparsity).
 """
 
-from typing import Any
+from pydantic import Field
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
-
-from coldpress.schemas.base import ArrayFile, Count, Options, PositiveCount, Record, Share
+from coldpress.schemas.base import ArrayFile, Count, Extended, Options, PositiveCount, Record, Share
 from coldpress.schemas.families import FamilyName, FormatName, Formats, Method, layers_of, mlp_density, used_share
 from coldpress.schemas.layout import CacheName, KvCacheFormat, layer_groups
 from coldpress.schemas.model import ModelSpec
@@ -36,17 +34,14 @@ class Densities(Record):
     per_layer: tuple[Share, ...]
 
 
-class ByLayer(Record):
+class ByLayer(Extended):
     """A record with a format whose layers may have formats of their own."""
+
+    LATER = ("layer_formats",)
 
     layer_formats: tuple[FormatName, ...] = ()
     """The format in planes of each layer's units, where they differ, `format` the coarsest; else empty, which is left
     out of the file."""
-
-    @model_serializer(mode="wrap")
-    def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leaves out formats by layer where there are none, so that such a record reads as it always did."""
-        return {name: value for name, value in write(self).items() if value or name != "layer_formats"}
 
 
 class Tried(ByLayer):
