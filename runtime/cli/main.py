@@ -122,9 +122,8 @@ def _notes(rows: list[bench.Row], arguments: argparse.Namespace, caps: Caps | No
 def _check_ladder(arguments: argparse.Namespace) -> None:
     """Refuses flags that a ladder would ignore, since its steps choose these settings."""
     defaults = {"batch": 1, "activations": DEFAULT_ACTIVATIONS, "flash": DEFAULT_FLASH}
-    for name, default in (
-        defaults | dict.fromkeys(("kv_cache", "collapse", "preload", "routing", "device", "draft"))
-    ).items():
+    unset = "kv_cache", "collapse", "preload", "routing", "device", "draft"
+    for name, default in (defaults | dict.fromkeys(unset)).items():
         if (given := getattr(arguments, name)) != default:
             flag = name.replace("_", "-")
             raise ColdpressError(

@@ -105,8 +105,9 @@ def rotary_tables(positions: np.ndarray, inv_freq: np.ndarray, scaling: float) -
 def rotate(x_THD: np.ndarray, cos: np.ndarray, sin: np.ndarray, neighbours: bool = False) -> np.ndarray:
     """Rotates the leading R dimensions of each head by its position; dimensions i and i + R / 2 form a pair.
 
-    With `neighbours`, dimensions 2 i and 2 i + 1 do. The result then has all first members of pairs, then all second
-    ones: queries and keys change alike, so that their products stay the same.
+    With `neighbours`, dimensions 2 i and 2 i + 1 form a pair instead. The result then holds the first dimension of each
+    pair, followed by the second of each pair. Queries and keys are reordered in the same way, so their products stay
+    the same.
     """
     half = cos.shape[-1]
     rotated, rest = x_THD[..., : 2 * half], x_THD[..., 2 * half :]

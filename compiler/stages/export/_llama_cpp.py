@@ -57,7 +57,7 @@ AROUND = {
 }
 """Modules of models with norms before and after the blocks."""
 SAME_NAME = {TENSOR.FFN_NORM: TENSOR.FFN_PRE_NORM}
-"""Tensors with one name, of which the tables of `gguf` give an architecture one or the other."""
+"""Two tensors with the same name: the tables of `gguf` list the one for some architectures, the other for others."""
 NORMS = ("norm", "input_layernorm", *AROUND)
 QK_NORMS = ("q_norm", "k_norm")
 PRECISION = 4e-7
