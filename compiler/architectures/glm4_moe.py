@@ -93,7 +93,7 @@ def _groups(config: Any) -> dict[str, Any]:
     size = experts // groups
     if experts % groups or size < 2 or chosen > groups or config.num_experts_per_tok > chosen * size:
         raise CheckpointError(
-            f"config.json: n_group is {groups} and topk_group {chosen} with {experts} experts, expected equal groups "
-            f"of at least two experts, and topk_group of them must hold a token's {config.num_experts_per_tok} experts"
+            f"config.json: n_group is {groups} and topk_group {chosen} with {experts} experts, expected groups of "
+            f"equal size, at least two experts; topk_group of them must hold a token's {config.num_experts_per_tok} experts"
         )
     return {"num_expert_groups": groups, "num_expert_groups_per_tok": chosen}
