@@ -94,6 +94,6 @@ def _groups(config: Any) -> dict[str, Any]:
     if experts % groups or size < 2 or chosen > groups or config.num_experts_per_tok > chosen * size:
         raise CheckpointError(
             f"config.json: n_group is {groups} and topk_group {chosen} with {experts} experts, expected groups of "
-            f"equal size, at least two experts; topk_group of them must hold the {config.num_experts_per_tok} of a token"
+            f"equal size, two experts or more; topk_group of them must hold {config.num_experts_per_tok} for a token"
         )
     return {"num_expert_groups": groups, "num_expert_groups_per_tok": chosen}
