@@ -19,6 +19,7 @@ STAGES = (
     "quantize",
     "layout",
     "plan",
+    "route",
     "package",
     "verify",
     "publish",

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from coldpress.compiler.cost_model import HasShapes, resident_tensors, unit_bytes
+from coldpress.compiler.io import load_arrays
 from coldpress.compiler.sections import image_bytes
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.cache import CachePolicy
@@ -43,6 +44,8 @@ from coldpress.schemas.manifest import (
     Source,
 )
 from coldpress.schemas.metrics import RunMetrics
+from coldpress.schemas.order import Order
+from coldpress.schemas.placement import Placement
 
 Key = tuple[int, FamilyName]
 """Layer and family."""
@@ -113,6 +116,19 @@ class Setting:
             for layer in section.layers:
                 tables[f"rank.{layer}.{section.family}"] = self.rank.get((layer, section.family), natural)
         return Artifact("", NO_DIGEST, self.manifest, {}, (), cast(Any, None), tables)
+
+
+def built_orders(order: Iterable[Order]) -> dict[Key, np.ndarray]:
+    """Returns the orders that a build found, as `Setting.order`."""
+    entries = (entry for part in order for entry in part.entries)
+    return {(entry.layer, entry.family): load_arrays(entry.arrays, "order")["order"] for entry in entries}
+
+
+def built_ranks(placement: Placement, sections: Iterable[Section]) -> dict[Key, np.ndarray]:
+    """Returns the ranks that a build found, as `Setting.rank`."""
+    found = load_arrays(placement.arrays)
+    keys = ((layer, section.family) for section in sections for layer in section.layers)
+    return {(layer, family): found[f"rank.{layer}.{family}"] for layer, family in keys}
 
 
 def requests_of(tokens: Iterable[Mapping[Key, np.ndarray]], first: int = 1) -> list[Event]:

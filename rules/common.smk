@@ -27,6 +27,8 @@ CHUNKS = settings.chunks(CONFIG)
 PREDICTORS = [f"{DEVICE}/size.json"] if settings.needs_predictors(CONFIG) else []
 CURVES = ["explore.json"] if CONFIG["method"] == "auto" else []
 GRAM = [f"{DEVICE}/gram.json"] if settings.needs_gram(CONFIG) else []
+# The plans: those whose routing is settled, or exact.
+PLANS = f"{DEVICE}/route.json" if settings.needs_routing(CONFIG) else f"{DEVICE}/plan.json"
 IMPORTANCE = [f"{DEVICE}/importance.json"] if CONFIG["imatrix"] else []
 EXPORT = [f"{DEVICE}/export.json"] if CONFIG["export"] else []
 # Files that this build, or an earlier one with another format, may have exported.

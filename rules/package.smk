@@ -8,7 +8,7 @@ rule package:
         sparsity=f"{DEVICE}/allocate.json",
         device=f"{DEVICE}/device.json",
         layout=f"{DEVICE}/layout.json",
-        plans=f"{DEVICE}/plan.json",
+        plans=PLANS,
         order=per_chunk("order"),
         placement=f"{DEVICE}/place.json",
         quantized=per_chunk("quantize"),

@@ -9,7 +9,7 @@ rule report:
         order=per_chunk("order"),
         predictors=PREDICTORS,
         layout=f"{DEVICE}/layout.json",
-        plans=f"{DEVICE}/plan.json",
+        plans=PLANS,
         package=f"{DEVICE}/publish.json",
         verification=f"{DEVICE}/verify.json",
     output:

@@ -16,6 +16,17 @@ class TriedSetting(Record):
     kept: bool
 
 
+class RoutingChoice(Record):
+    """What routers that prefer experts in DRAM cost and saved on validation text, over the model's own routing."""
+
+    mean_kld: float
+    """Mean Kullback-Leibler divergence of next-token distributions, nats per token."""
+    mean_kld_error: float
+    """Standard error over blocks; 0 for one block."""
+    miss_ratio: float = Field(ge=0)
+    """Units that tokens used and DRAM did not hold, over those of the model's own routing with the same caches."""
+
+
 class PlanChoice(Record):
     """How a plan came about."""
 
@@ -28,6 +39,8 @@ class PlanChoice(Record):
     hit_rate: Share | None = None
     """Requested units that were in DRAM, pinned or cached, over all, under the plan."""
     tried: tuple[TriedSetting, ...] = ()
+    routing: RoutingChoice | None = None
+    """What the plan's routing cost and saved; None if routers choose as the model was trained."""
     reasons: tuple[str, ...]
     """One sentence per decision."""
 

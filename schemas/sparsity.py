@@ -65,7 +65,7 @@ class Tried(ByLayer):
     ppl_ratio: float | None = None
     """The perplexity ratio to expect there (stage `explore`); None if nobody knows."""
     hit_rate: Share | None = None
-    """Share of the used units that the cache held; None for a dense run, and if it was skipped."""
+    """Share of the used units that the cache held; None where every token uses every unit, and if it was skipped."""
     draft_tokens: Count = 0
     """Most drafts from its coarse planes that a pass checks; 0 for none."""
     dram_bytes: Count | None = None

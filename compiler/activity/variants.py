@@ -109,6 +109,13 @@ def compare(stream: LayerStream, tokens: np.ndarray, whole: "Tensor", hidden: "T
     return Differences(kld, kld_sums, nll, whole_nll, greedy)
 
 
+def state_error(found: "Tensor", expected: "Tensor") -> float:
+    """Returns the mean over tokens of the squared error over the squared state, both [num_blocks, T, hidden_size]."""
+    both = (part.float().numpy().astype(np.float64) for part in (found - expected, expected))
+    error, state = ((part**2).sum(axis=-1) for part in both)
+    return float((error / np.maximum(state, np.finfo(np.float64).tiny)).mean())
+
+
 def _hooks(running: Sequence[Variant], layer: int, num_blocks: int) -> Callable[[int], Hooks]:
     """Returns the hooks of each block; every running variant has `num_blocks` blocks."""
 

@@ -54,7 +54,7 @@ class Block(nn.Module):
             self.register_module(name, own.get_submodule(name))
         self.experts = nn.ModuleList(Expert(names, spec) for _ in range(spec.num_experts))
         # modules that change nothing: hooks on them see the signals
-        self.given, self.activated, self.up, self.inner = (nn.Identity() for _ in range(4))
+        self.scored, self.given, self.activated, self.up, self.inner = (nn.Identity() for _ in range(5))
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., N] -> [..., N]."""
@@ -86,7 +86,8 @@ class Block(nn.Module):
         if self._names.correction:
             correction = gate.get_parameter(self._names.correction).detach().float().cpu().numpy()
         router, logits_TE = Router(self._spec, correction), gate(x_TN).detach().cpu().numpy()
-        chosen_TE = router.choose(router.scores(logits_TE))
+        scores_TE = self.scored(torch.from_numpy(router.scores(logits_TE)))
+        chosen_TE = router.choose(scores_TE.numpy())
         found = chosen_TE, router.weights(logits_TE, chosen_TE)
         used_TE, weights_TE = (torch.from_numpy(part).to(x_TN.device, x_TN.dtype) for part in found)
         return used_TE, weights_TE

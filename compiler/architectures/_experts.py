@@ -39,6 +39,7 @@ def modules(prefix: str, names: Names, **own: Any) -> _common.Modules:
         "attention_input": _common.Tap("self_attn"),
         "attention_mixed": _common.Tap("self_attn.o_proj"),
         "router_logits": _common.Tap(f"{names.block}.{names.router}", "output"),
+        "router_scores": _common.Tap(f"{names.block}.scored"),
         "mlp_input": _common.Tap(names.block),
         "expert_inputs": _common.Tap(f"{names.block}.given"),
         "mlp_activation": _common.Tap(f"{names.block}.activated"),

@@ -45,7 +45,7 @@ class Judged:
     ppl_ratio: float | None = None
     """The perplexity ratio to expect; None if nobody knows."""
     hit_rate: float | None = None
-    """Share of the used units that were in DRAM; None where that is not counted."""
+    """Share of the used units that were in DRAM; None where every token uses every unit."""
     dram_bytes: int = 0
     """DRAM that it needs; less than the budget only if it holds everything."""
     density: float = 1.0

@@ -38,7 +38,7 @@ class Plugin(Search):
             if any(one.refusal is None for one in begun):
                 break
         built = sorted((one for one in begun if one.refusal is None), key=lambda one: one.token_s)
-        hopeful = [one for one in built if not one.is_whole and one.token_s <= HOPELESS * built[0].token_s]
+        hopeful = [one for one in built if one.hit_rate is not None and one.token_s <= HOPELESS * built[0].token_s]
         best = _fastest_mixtures(hopeful)[:WIDTH]
         followed = [
             judge(replace(one.candidate, cache=cache))

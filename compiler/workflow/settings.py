@@ -55,8 +55,10 @@ from coldpress.compiler.workflow.keys import (
 from coldpress.compiler.workflow.named_paths import check_artifact_name, check_paths
 from coldpress.runtime import plugins as _plugins
 from coldpress.runtime.cache import CachePolicy
+from coldpress.runtime.drafts import NO_DRAFT
 from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
 from coldpress.runtime.profiles.devices import read_device
+from coldpress.runtime.routing import EXACT
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.base import PositiveCount, Record
 from coldpress.schemas.config import NAME_PATTERN, REVISION_PATTERN
@@ -203,6 +205,7 @@ def resolve(raw: Mapping[str, Any]) -> BuildConfig:
     values |= _left_open(values, {*said, *(profile.settings if profile else ())})
     check_format(values["method"], values["format"])
     _check_cache(values["cache"])
+    _check_routing(values, reference)
     chosen = _chosen(values, reference)
     options = _profile_options(profile, chosen) if profile else {}
     options |= {key: value for key, value in raw.items() if key not in keys}
@@ -263,6 +266,35 @@ def needs_predictors(config: BuildConfig) -> bool:
 def needs_gram(config: BuildConfig) -> bool:
     """Tells whether the build has Gram matrices."""
     return _plugins.load("coldpress.compiler.rounding", Algorithm, config["algorithm"]).NEEDS_GRAM
+
+
+def needs_routing(config: BuildConfig) -> bool:
+    """Tells whether routers of the build may choose otherwise than the model was trained."""
+    return config["routing"] != EXACT
+
+
+def _check_routing(values: Mapping[str, Any], model: ModelReference) -> None:
+    """Refuses a routing that is not exact where routers have nothing to choose by, or where nothing may change a
+    token's units.
+
+    Raises:
+        ColdpressError: naming both settings.
+    """
+    named, draft, method = values["routing"], values["draft"], values["method"]
+    if named == EXACT:
+        return
+    if not model.is_mixture:
+        raise ColdpressError(f"routing={named} chooses among experts, and {model.name} has none; leave it out")
+    if draft not in (None, NO_DRAFT):
+        raise ColdpressError(
+            f"routing={named} lets DRAM decide which experts a token uses, and draft={draft} needs tokens that do not "
+            "change each other; leave one of them out"
+        )
+    if method != AUTO and not _plugins.load("coldpress.runtime.sparsity", Selector, method).is_whole:
+        raise ColdpressError(
+            f"routing={named} prefers whole experts in DRAM, and method={method} leaves out units of experts; use "
+            "method=dense"
+        )
 
 
 def _of_profile(profile: ModelProfile) -> dict[str, Any]:

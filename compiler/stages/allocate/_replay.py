@@ -5,7 +5,8 @@ known, else those of the trace of `explore`, from whose signals the selector cho
 chooses while the run goes on. Units lie in the model's own order. With the cache `static` DRAM holds the hottest units
 that fit; another policy starts with these units and then decides, with nothing pinned. Placement and order can only
 make it faster. A predictor's extra units are drawn at random, and so are all units if there is no trace: the worst case
-for caches and orders. A dense run is known exactly (compiler/dense_run.py).
+for caches and orders. A dense run is known exactly (compiler/dense_run.py), but for a mixture's: the experts of its
+tokens are replayed, too.
 """
 
 import functools
@@ -129,12 +130,18 @@ class Replays:
         return [seconds.Token(run.token_s, run.flash_s, run.reads_per_token, run.flash_bytes_per_token, 0, 0)]
 
     def _dense(self, sparsity: Sparsity) -> DenseRun | None:
-        """Returns the fastest run of a dense MLP in the room that the division leaves; None for other divisions."""
-        if sparsity.method != "dense" or sparsity.families != (WHOLE_MLP,):
+        """Returns the fastest run of a dense MLP in the room that the division leaves; None for other divisions, and
+        for a mixture with a trace, whose tokens use a few experts of which a cache holds some."""
+        if sparsity.method != "dense" or sparsity.families != (WHOLE_MLP,) or self._traces_experts(sparsity):
             return None
         budget, device = sparsity.budget, self._inputs.device
         shape = (sparsity.format, sparsity.context_length, budget.dram_budget_bytes, device, sparsity.kv_cache)
         return dense_run(self._inputs.model, *shape, room_bytes=budget.buffer_bytes + budget.cache_bytes)
+
+    def _traces_experts(self, sparsity: Sparsity) -> bool:
+        """Returns whether the trace says which experts a dense run's tokens use."""
+        inputs = self._inputs
+        return sparsity.method == "dense" and inputs.model.spec.is_mixture and inputs.curves is not None
 
     def _run(self, sparsity: Sparsity) -> tuple[Setting, Choose, list[range], int, dict[Key, np.ndarray]]:
         """Returns the arguments of `seconds.choices_seconds`."""
@@ -181,7 +188,7 @@ class Replays:
     def _choose(self, sparsity: Sparsity) -> Chosen:
         """Chooses the units of each token: of the trace for a selector with curves, else of calibration."""
         activations, curves, spec = self._inputs.activations, self._inputs.curves, self._inputs.model.spec
-        if curves is not None and curves.of(sparsity.method):
+        if curves is not None and (curves.of(sparsity.method) or self._traces_experts(sparsity)):
             selector = load("coldpress.runtime.sparsity", Selector, sparsity.method)
             choice = Choice(selector, self._arrays(sparsity), spec)
             return Chosen({key: _text(choice.mask(*key, self._signal(key))) for key in choice.arrays}, choice.arrays)

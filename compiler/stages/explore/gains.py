@@ -8,17 +8,14 @@ is. Gains of single layers nearly add up, and rank them as well as passes over t
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.in_planes import InPlanes
+from coldpress.compiler.activity.variants import state_error
 from coldpress.compiler.rounding._matrix import Rounding
 from coldpress.schemas.families import FamilyName, FormatName
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def layer_gains(
@@ -41,13 +38,7 @@ def layer_gains(
     hidden, gains = stream.embed(tokens), np.zeros(stream.spec.num_hidden_layers)
     for layer in range(gains.size):
         after = stream.run_layer(layer, hidden)
-        gains[layer] = _error(coarse.run_layer(layer, hidden), after) - _error(fine.run_layer(layer, hidden), after)
+        errors = [state_error(model.run_layer(layer, hidden), after) for model in (coarse, fine)]
+        gains[layer] = errors[0] - errors[1]
         hidden = after
     return gains
-
-
-def _error(found: "Tensor", expected: "Tensor") -> float:
-    """Returns the mean over tokens of the squared error over the squared state, both [num_blocks, T, hidden_size]."""
-    both = (part.float().numpy().astype(np.float64) for part in (found - expected, expected))
-    error, state = ((part**2).sum(axis=-1) for part in both)
-    return float((error / np.maximum(state, np.finfo(np.float64).tiny)).mean())

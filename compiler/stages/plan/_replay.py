@@ -13,7 +13,6 @@ import numpy as np
 
 from coldpress.compiler import seconds
 from coldpress.compiler.activity.held_out import Context, Trace, Window, split_tokens, traces_of
-from coldpress.compiler.io import load_arrays
 from coldpress.compiler.seconds import Key, Setting
 from coldpress.runtime.store.ahead_room import scattered
 from coldpress.runtime.trace import END, FETCH, NO_IDS, RESET, Event
@@ -60,17 +59,11 @@ class Known:
 
     @cached_property
     def _orders(self) -> dict[Key, np.ndarray]:
-        entries = (entry for part in self.order for entry in part.entries)
-        return {(entry.layer, entry.family): load_arrays(entry.arrays, "order")["order"] for entry in entries}
+        return seconds.built_orders(self.order)
 
     @cached_property
     def _ranks(self) -> dict[Key, np.ndarray]:
-        found = load_arrays(self.placement.arrays)
-        return {
-            (layer, section.family): found[f"rank.{layer}.{section.family}"]
-            for section in self.sections
-            for layer in section.layers
-        }
+        return seconds.built_ranks(self.placement, self.sections)
 
     def traces(
         self, sparsity: Sparsity, windows: tuple[Window, ...], layers: Iterable[int] | None = None

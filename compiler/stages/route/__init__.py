@@ -1,0 +1,249 @@
+"""route: settles how much each layer's router prefers experts in DRAM, for the fewest reads that a quality allows.
+
+A router that prefers experts in DRAM (runtime/routing) reads less and is no longer the model's own. This stage gives
+every layer of every plan a strength, such that the divergence from the model's own routing stays within `routing_kl` on
+validation text, token by token, with the plan's caches in the loop. First each layer runs alone with each strength:
+what it saves and how far it errs. Errors nearly add up, so that these figures give divisions among layers
+(_division.py); equal strengths are candidates, too. Whole models run with both, in rounds, the later ones between the
+best that kept the budget and the next. A build has this stage only if its routing is not exact.
+"""
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+from pydantic import Field
+
+from coldpress.compiler.activity.cached_routing import CachedRouting
+from coldpress.compiler.activity.calibration_pass import ComputeConfig, stream_of
+from coldpress.compiler.activity.variants import compare, state_error
+from coldpress.compiler.block_statistics import standard_error
+from coldpress.compiler.io import load_arrays
+from coldpress.compiler.seconds import Setting, built_orders, built_ranks
+from coldpress.compiler.shared_settings import PositiveFloat
+from coldpress.compiler.stages.route._caches import full_cache
+from coldpress.compiler.stages.route._division import Effects
+from coldpress.compiler.steps import Steps
+from coldpress.runtime.plan.budget import holds_everything
+from coldpress.runtime.plugins import load
+from coldpress.runtime.routing import PACKAGE, Routing
+from coldpress.runtime.sparsity import Selector
+from coldpress.schemas.base import PositiveCount
+from coldpress.schemas.config import Key
+from coldpress.schemas.corpus import Corpus
+from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.layout import Layout, Plan, RoutingName
+from coldpress.schemas.model import Model
+from coldpress.schemas.order import Order
+from coldpress.schemas.placement import Placement
+from coldpress.schemas.plans import PlanChoice, Plans, RoutingChoice
+from coldpress.schemas.preflight import StageNeeds
+from coldpress.schemas.sparsity import Sparsity
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from coldpress.compiler.needs import Build
+
+LOG = logging.getLogger(__name__)
+STRENGTHS = (0.0, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1.2)
+"""The strengths that a layer may have; more than 1.2 of the scores' range changes nothing but ties."""
+WAYS, DIVISIONS, ROUNDS = 2, 6, 2
+"""Ways to divide, the divisions that a round measures together, and the rounds of each way."""
+SMALLEST = 1e-2
+"""The lowest level of the first round."""
+WORTH = 0.985
+"""A routing must miss less than this share of the exact one's units: other text differs."""
+CHOICE_S, CHOICE_UNIT_S = 2e-4, 1e-8
+"""Seconds of one token's choice in a layer, and of each unit of the layer."""
+
+
+class RouteConfig(ComputeConfig):
+    """Settings of `route`."""
+
+    routing: Annotated[RoutingName, Key(plugins=PACKAGE)] = Field(
+        default="top_k",
+        description="how a mixture's routers choose experts: top_k as the model was trained; cache_prior prefers those "
+        "in DRAM, as far as routing_kl allows",
+    )
+    routing_kl: Annotated[PositiveFloat, Key()] = Field(
+        default=0.01,
+        description="largest divergence from the model's own routing on validation text, in nats per token, that "
+        "routing=cache_prior may cost",
+    )
+    routing_tokens: Annotated[PositiveCount, Key()] = Field(
+        default=1024, description="validation tokens that routing=cache_prior is settled on; whole blocks, at least one"
+    )
+
+
+def run(
+    config: RouteConfig,
+    model: Model,
+    sparsity: Sparsity,
+    plans: Plans,
+    layout: Layout,
+    order: tuple[Order, ...],
+    placement: Placement,
+    device: DeviceProfile,
+    corpus: Corpus,
+    threads: int,
+) -> Plans:
+    """Returns the plans with the strengths of their routers; a plan for which routing saves nothing stays as it is."""
+    stream, _ = stream_of(config, model, threads)
+    blocks = load_arrays(corpus.split("validation").arrays, "tokens")["tokens"]
+    tokens = blocks[: max(1, config.routing_tokens // blocks.shape[1])]
+    orders, ranks = built_orders(order), built_ranks(placement, layout.sections)
+    way, found = load(PACKAGE, Routing, config.routing), list[tuple[Plan, PlanChoice]]()
+    for plan, choice, rung in zip(plans.plans, plans.choices, sparsity.rungs, strict=True):
+        if (why_not := _why_not(plan, rung, layout)) is not None:
+            found.append((plan, _because(choice, why_not)))
+            continue
+        setting = Setting(model, rung.formats, device, layout.sections, plan, orders, ranks)
+        (family,) = rung.families
+        caches = functools.partial(full_cache, setting, family=family)
+        search = _Search(CachedRouting(stream, way, caches), tokens, config.routing_kl)
+        found.append(_settled(plan, choice, config.routing, search))
+        LOG.info("route: %s: %s", plan.name, found[-1][1].reasons[-1])
+    return Plans(plans=tuple(plan for plan, _ in found), choices=tuple(choice for _, choice in found))
+
+
+def needs(build: "Build") -> StageNeeds:
+    """Counts a layer's weights, the hidden states of all variants twice, logits of a block, and the choices."""
+    settings, spec = build.settings["route"], build.model.spec
+    tokens = max(settings["routing_tokens"], build.block_tokens)
+    variants = max(len(STRENGTHS), DIVISIONS)
+    hidden = (2 * variants + 2) * 4 * tokens * spec.hidden_size
+    logits = 4 * 4 * 4 * build.block_tokens * spec.vocab_size
+    num_passes = (len(STRENGTHS) + 1 + WAYS * ROUNDS * DIVISIONS) * len(build.dram_budgets_bytes)
+    choice_s = CHOICE_S + CHOICE_UNIT_S * build.layer_units(build.families) / spec.num_hidden_layers
+    return StageNeeds(
+        stage="route",
+        ram_bytes=build.TORCH_BYTES + build.layer_weights_bytes + build.running_bytes(8) + hidden + logits,
+        disk_bytes=0,
+        runtime_s=build.TORCH_S
+        + num_passes * (build.forward_s(tokens) + tokens * spec.num_hidden_layers * choice_s / build.threads),
+    )
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """One division among layers, in whole models."""
+
+    level: float
+    """How much of its way of dividing it uses, from 0 to 1."""
+    strengths: np.ndarray
+    """float64 [num_layers]."""
+    kld: float
+    kld_error: float
+    """Mean divergence over tokens, and its standard error over blocks; 0 for one block."""
+    misses: int
+
+
+@dataclass(frozen=True)
+class _Search:
+    """Looks for the division that misses the fewest units within the budget."""
+
+    routing: CachedRouting
+    tokens: np.ndarray
+    """Validation text, int [num_blocks, T]."""
+    most_kld: float
+
+    def best(self) -> tuple[_Measured | None, int]:
+        """Returns the division that misses the fewest units, None if none keeps the budget; and the misses of the
+        model's own routing."""
+        layers = self.routing.stream.spec.num_hidden_layers
+        steps = Steps("route", layers + WAYS * ROUNDS, "layers and rounds")
+        effects, whole = self._effects(steps)
+        errors = effects.largest_error
+        found = [
+            *self._along(lambda level: np.full(layers, level * STRENGTHS[-1]), whole, steps),
+            *self._along(lambda level: effects.divided(level * errors), whole, steps),
+        ]
+        kept = [one for one in found if self._within(one)]
+        return min(kept, key=lambda one: (one.misses, one.kld), default=None), int(effects.misses[:, 0].sum())
+
+    def _effects(self, steps: Steps) -> tuple[Effects, "Tensor"]:
+        """Runs each layer alone with each strength; returns what they do, and the model's own last hidden states."""
+        import torch
+
+        stream, count = self.routing.stream, len(STRENGTHS)
+        errors, misses = (np.zeros((stream.spec.num_hidden_layers, count), kind) for kind in (np.float64, np.int64))
+        hidden = stream.embed(self.tokens)
+        for layer in range(len(errors)):
+            after, misses[layer] = self.routing.run_layer(layer, torch.cat([hidden] * count), np.array(STRENGTHS))
+            each = after.reshape(count, *hidden.shape)
+            hidden = each[0].clone()
+            errors[layer] = [state_error(one, hidden) for one in each]
+            steps.add()
+        return Effects(np.array(STRENGTHS), errors, misses), hidden
+
+    def _along(self, divided: Callable[[float], np.ndarray], whole: "Tensor", steps: Steps) -> list[_Measured]:
+        """Measures divisions at levels of one way to divide, the later ones between the highest that kept the budget
+        and the next."""
+        found: list[_Measured] = []
+        levels = np.geomspace(SMALLEST, 1.0, DIVISIONS)
+        for _ in range(ROUNDS):
+            found += self._measured(levels, [divided(level) for level in levels.tolist()], whole)
+            steps.add()
+            low = max((one.level for one in found if self._within(one)), default=0.0)
+            levels = np.linspace(low, min((one.level for one in found if one.level > low), default=low), DIVISIONS + 2)
+            levels = levels[1:-1]
+        return found
+
+    def _measured(self, levels: np.ndarray, strengths: Sequence[np.ndarray], whole: "Tensor") -> list[_Measured]:
+        """Runs whole models with these strengths."""
+        found = self.routing.run(self.tokens, np.array(strengths))
+        differences = compare(self.routing.stream, self.tokens, whole, found.hidden)
+        by_block = differences.kld_sums / self.tokens.shape[1]
+        return [
+            _Measured(
+                level,
+                strengths[number],
+                float(by_block[number].mean()),
+                float(np.nan_to_num(standard_error(by_block[number]))),
+                int(found.misses[number].sum()),
+            )
+            for number, level in enumerate(levels.tolist())
+        ]
+
+    def _within(self, one: _Measured) -> bool:
+        """Tells whether a division keeps the budget with one standard error added: the artifact is judged on other
+        text."""
+        return one.kld + one.kld_error <= self.most_kld
+
+
+def _settled(plan: Plan, choice: PlanChoice, routing: RoutingName, search: _Search) -> tuple[Plan, PlanChoice]:
+    """Returns a plan with the best strengths, and how it came about."""
+    best, exact = search.best()
+    most = f"within {search.most_kld:g} nats a token"
+    if best is None or best.misses >= WORTH * exact:
+        return plan, _because(choice, f"routers choose as the model was trained: {routing} saves nothing {most}")
+    ratio = best.misses / exact
+    reason = (
+        f"{routing} reads {ratio:.2f} of the units that the model's own routing would, and diverges from it by "
+        f"{best.kld:.4f} nats a token, {most}"
+    )
+    strengths = tuple(best.strengths.tolist())
+    found = RoutingChoice(mean_kld=best.kld, mean_kld_error=best.kld_error, miss_ratio=ratio)
+    return (
+        plan.model_copy(update={"routing": routing, "routing_strengths": strengths}),
+        _because(choice, reason).model_copy(update={"routing": found}),
+    )
+
+
+def _why_not(plan: Plan, rung: Sparsity, layout: Layout) -> str | None:
+    """Returns why routers of a plan stay exact; None if they may change."""
+    if holds_everything(plan, layout.sections):
+        return "routers choose as the model was trained: DRAM holds every expert"
+    if not load("coldpress.runtime.sparsity", Selector, plan.method).is_whole:
+        return f"routers choose as the model was trained: {rung.method} already leaves out units of experts"
+    if plan.draft is not None:
+        return f"routers choose as the model was trained: what is in DRAM must not change drafts of {plan.draft}"
+    return None
+
+
+def _because(choice: PlanChoice, reason: str) -> PlanChoice:
+    return choice.model_copy(update={"reasons": (*choice.reasons, reason)})

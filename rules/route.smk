@@ -1,0 +1,26 @@
+rule route:
+    input:
+        model=SOURCE,
+        sparsity=f"{DEVICE}/allocate.json",
+        plans=f"{DEVICE}/plan.json",
+        layout=f"{DEVICE}/layout.json",
+        order=per_chunk("order"),
+        placement=f"{DEVICE}/place.json",
+        device=f"{DEVICE}/device.json",
+        corpus="tokenize.json",
+    output:
+        f"{DEVICE}/route.json",
+    log:
+        f"{DEVICE}/logs/route.log",
+    benchmark:
+        f"{DEVICE}/benchmarks/route.tsv"
+    threads: 8
+    resources:
+        mem_mb=mem_mb("route"),
+        runtime=runtime("route"),
+    params:
+        code=commands.code(CONFIG, "route"),
+        settings=commands.settings(CONFIG, "route"),
+        records=commands.records,
+    shell:
+        commands.job("route")
