@@ -98,7 +98,7 @@ def native_calls(given: Operands, threads: int) -> Iterator[tuple[str, Call]]:
 def layout_of(name: str) -> mlp.Layout:
     """Returns the layout of bundles of three in a format."""
     size = load("coldpress.runtime.quantization", Format, name).nbytes(LENGTH)
-    return mlp.Layout(0, size, 2 * size, LENGTH, name, "silu", 0.0, False)
+    return mlp.Layout(0, size, 2 * size, LENGTH, name, "silu", 0.0)
 
 
 def some_units(rng: np.random.Generator, density: float) -> np.ndarray:

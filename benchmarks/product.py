@@ -19,7 +19,7 @@ from coldpress.runtime import plugins
 from coldpress.schemas.errors import ColdpressError
 from tests.support.methods import plain_formats, suits
 from tests.support.models import MODEL_TYPES
-from tests.support.product import Case, Source, compiled, difference, has_attention, source_of
+from tests.support.product import Case, Source, compiled, difference, has_attention, has_zeros_for, source_of
 
 METHODS, FORMATS = (
     [name for name in plugins.names("coldpress.runtime.sparsity") if suits(name, "fp16")],
@@ -60,7 +60,7 @@ class Plugin(Benchmark[Options]):
     def cells(self) -> Iterator[Cell]:
         """Yields a cell per model."""
         for architecture in self.options.architectures:
-            for relu in sorted({Case(architecture, method, "").relu for method in self.options.methods}):
+            for relu in sorted({case.relu for case in self._cases(architecture)}):
                 yield {"architecture": architecture, "relu": relu}
 
     def measure(self, cell: Cell) -> Iterator[Row]:
@@ -78,7 +78,7 @@ class Plugin(Benchmark[Options]):
             raise
 
     def _cases(self, architecture: str) -> Iterator[Case]:
-        for method in self.options.methods:
+        for method in (name for name in self.options.methods if has_zeros_for(architecture, name)):
             for attention, form in product((False, True) if has_attention(method) else (False,), self.options.formats):
                 yield Case(architecture, method, form, attention)
 

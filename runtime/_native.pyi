@@ -37,7 +37,6 @@ def mlp_rows(
     format: str,
     activation: str,
     threshold: float,
-    activated_up: bool,
     x: np.ndarray,
     gate_bias: np.ndarray | None,
     up_bias: np.ndarray | None,
@@ -88,6 +87,7 @@ def attend(
     stop: int,
     scale: float,
     softcap: float,
+    sinks: np.ndarray | None,
     out: np.ndarray,
     num_threads: int = 0,
 ) -> None: ...
@@ -99,6 +99,7 @@ def attend_int8(
     stop: int,
     scale: float,
     softcap: float,
+    sinks: np.ndarray | None,
     out: np.ndarray,
     num_threads: int = 0,
 ) -> None: ...

@@ -6,12 +6,12 @@ per layer `layers.<i>.{input_layernorm,post_attention_layernorm,pre_feedforward_
 q_norm,k_norm,q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj}.{weight,bias}`. The head may have a bias.
 compiler/architectures/<model_type>.py translates the names of architectures that use other names or fuse matrices. A
 two-matrix MLP (OPT) has only `up_proj` and `down_proj`. In a mixture of experts the MLP's matrices are
-`layers.<i>.experts.<e>.{gate_proj,up_proj,down_proj}.weight`, and there is
+`layers.<i>.experts.<e>.{gate_proj,up_proj,down_proj}.{weight,bias}`, and there is
 `layers.<i>.router.{weight,bias,correction}`. An expert that every token uses is
 `layers.<i>.shared_expert.{gate_proj,up_proj,down_proj}.weight`, with `layers.<i>.shared_expert_gate.weight` if a gate
 weights it. `norm_placement` and `residual` determine which norms a layer has, see `placed_norms`.
 Layers that rotate with frequencies of their own use `rotary_local.inv_freq`. If every head has its own norm, the roles
-are `layers.<i>.heads.<h>.{q_norm,k_norm}.weight`.
+are `layers.<i>.heads.<h>.{q_norm,k_norm}.weight`. Heads' sinks are `layers.<i>.attention.sinks`.
 """
 
 from bisect import bisect_left
@@ -23,10 +23,11 @@ from pydantic import Field, model_validator
 from coldpress.schemas.base import Count, Extended, Many, PositiveCount, Record, Sha256, Share
 from coldpress.schemas.errors import clipped
 
-Activation = Literal["relu", "relu2", "drelu", "fatrelu", "silu", "gelu", "gelu_tanh"]
+Activation = Literal["relu", "relu2", "drelu", "fatrelu", "silu", "gelu", "gelu_tanh", "swiglu_oai"]
 """The activation of the gate, or of up in an MLP without a gate. `relu2` is relu(x)**2 (So et al. 2021); `drelu`
 applies relu to both, relu(gate) * relu(up) (Bamboo, TurboSparse); `fatrelu` is x at or above a threshold and 0 below
-(Kurtz et al. 2020)."""
+(Kurtz et al. 2020); `swiglu_oai` is g sigmoid(1.702 g) for the gate, g = min(gate, c), times clip(up, -c, c) + 1, where
+c is the threshold (gpt-oss)."""
 EXACT_ZEROS: frozenset[Activation] = frozenset(("relu", "relu2", "drelu", "fatrelu"))
 """Activations that are exactly zero for part of their inputs, so that units can be left out without any error."""
 MatrixRole = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -56,6 +57,7 @@ EXTENSIONS = (
     "residual",
     "attention_scale",
     "attention_softcap",
+    "attention_sinks",
     "logits_softcap",
     "embedding_multiplier",
     "residual_multiplier",
@@ -82,7 +84,7 @@ class ModelSpec(Extended):
     max_position_embeddings: PositiveCount
     hidden_act: Activation
     activation_threshold: float = Field(default=0.0, ge=0)
-    """The threshold of `fatrelu`; 0 for other activations."""
+    """The threshold of `fatrelu`, and what `swiglu_oai` clamps to; 0 for other activations."""
     gated_mlp: bool
     num_experts: PositiveCount = 1
     """Experts of a layer, among which a router chooses; 1 without a router."""
@@ -121,6 +123,8 @@ class ModelSpec(Extended):
     """Factor on attention scores; None: 1 / sqrt(head_dim)."""
     attention_softcap: float | None = Field(default=None, gt=0)
     """Attention scores s become c tanh(s / c) (Gemma 2); None: they stay as they are."""
+    attention_sinks: bool = False
+    """Whether each head of a layer has a logit that counts in the softmax of its scores and adds no value (gpt-oss)."""
     logits_softcap: float | None = Field(default=None, gt=0)
     """The same for logits."""
     embedding_multiplier: float = 1.0
@@ -237,11 +241,12 @@ class ModelSpec(Extended):
 
     @property
     def activated_up(self) -> bool:
-        """Whether the activation is applied to up as well as to the gate."""
-        return self.hidden_act == "drelu"
+        """Whether up goes through an activation, too."""
+        return self.hidden_act in ("drelu", "swiglu_oai")
 
 
 EXTENDED_VALUES: Mapping[str, tuple[str, ...]] = {
+    "hidden_act": ("swiglu_oai",),
     "norm": ("rms_norm_1p",),
     "norm_placement": ("around",),
     "qk_norm": ("heads",),
@@ -287,6 +292,7 @@ def role_shape(spec: ModelSpec, role: str) -> tuple[int, ...]:
         "k_norm": (keys if spec.qk_norm == "width" else spec.head_dim,),
         "router": (spec.num_experts, hidden),
         "shared_expert_gate": (1, hidden),
+        "attention": (spec.num_attention_heads,),
     }
     shape = shapes.get(module, (hidden,))
     return shape[:1] if kind in ("bias", "correction") else shape
@@ -331,11 +337,21 @@ def matrices(role: MatrixRole, spec: ModelSpec) -> tuple[str, ...]:
     return tuple(f"experts.{expert}.{role}" for expert in range(spec.num_experts))
 
 
-class TensorSource(Record):
+class StoredTensor(Record):
+    """A whole tensor of a safetensors file."""
+
+    file: str
+    """Path of the safetensors file; absolute in memory."""
+    tensor: str
+
+
+class TensorSource(Extended):
     """Where a role's values are stored: a tensor of a safetensors file, or rows of a fused tensor.
 
     The rows are consecutive, or in equal parts at equal distances (the heads of q, k and v in turn, GPT-NeoX).
     """
+
+    LATER = ("index", "transposed", "scales")
 
     file: str
     """Path of the safetensors file; absolute in memory."""
@@ -348,6 +364,12 @@ class TensorSource(Record):
     """Rows from the start of a part to that of the next."""
     shape: tuple[PositiveCount, ...]
     """Shape of the role's tensor (after taking the rows)."""
+    index: Count | None = None
+    """The entry of the file's tensor that has the rows, if there is one for each expert (gpt-oss, Granite)."""
+    transposed: bool = False
+    """Whether the rows are columns of that entry."""
+    scales: StoredTensor | None = None
+    """The scales, if the file's tensor has the blocks of MXFP4 (compiler/checkpoint/mxfp4.py)."""
 
     def runs(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, int]]:
         """Yields (first, last + 1) of the consecutive rows of the file's tensor that are rows `start` to `stop` of the

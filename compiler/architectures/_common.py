@@ -125,6 +125,24 @@ class Modules:
     """Further arguments that a layer needs."""
 
 
+@dataclass(frozen=True)
+class Place:
+    """A part of a checkpoint's tensor that has the rows of one role."""
+
+    tensor: str
+    index: int | None = None
+    """The expert whose entry of the tensor it is; None if the tensor has no such entries."""
+    part: int = 0
+    num_parts: int = 1
+    """The rows are one of so many equal parts of the entry's rows."""
+    interleaved: bool = False
+    """Whether the parts' rows are stored in turn, instead of one part after the other."""
+    transposed: bool = False
+    """Whether rows are stored as columns."""
+    packed: bool = False
+    """Whether a checkpoint may pack the tensor in `Architecture.PACKED`, row by row."""
+
+
 class Architecture(PluginBase):
     """A kind of decoder: its keys, the place of its tensors, its arithmetic. The base class of all architectures."""
 
@@ -135,6 +153,8 @@ class Architecture(PluginBase):
     takes seconds to import; None asks it."""
     MODULES: ClassVar[Modules]
     """The paths of its parts in transformers."""
+    PACKED: ClassVar[str | None] = None
+    """The only `quant_method` that a checkpoint may have; None: it may not be quantized."""
 
     def complete(self, config: Any) -> None:
         """Adds to `config`, from `filled`, what transformers derives from other keys; most architectures have nothing
@@ -160,6 +180,10 @@ class Architecture(PluginBase):
 
         A role that appears n times has its rows in n equal parts, at these places (the heads of q, k and v in turn).
         """
+
+    def places(self, spec: ModelSpec) -> Mapping[str, Place]:
+        """Returns where a checkpoint has what it does not store under the names of `parameters`; mostly nothing."""
+        return {}
 
 
 def llama_defaults(**own: Any) -> Mapping[str, Any]:
@@ -501,6 +525,7 @@ def attention_parameters(spec: ModelSpec, biased: Collection[str] = (), qk_norm:
     names = {f"self_attn.{name}.weight": f"{name}.weight" for name in ATTENTION_ROLES}
     names |= {f"self_attn.{name}.bias": f"{name}.bias" for name in ATTENTION_ROLES if name in biased}
     names |= {f"{name}.{part}": f"{name}.{part}" for name in block_norms(spec) for part in norm_parts(spec)}
+    names |= {"self_attn.sinks": "attention.sinks"} if spec.attention_sinks else {}
     if qk_norm:
         norms = [name for each in qk_norms(spec).values() for name in each]
         names |= {f"self_attn.{name}.{part}": f"{name}.{part}" for name in norms for part in norm_parts(spec)}

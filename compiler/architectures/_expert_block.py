@@ -7,12 +7,14 @@ unit: its signal then says what it adds. Shape letters: T tokens, N hidden_size,
 entries of a signal.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from coldpress.compiler.architectures._experts import Names
+from coldpress.compiler.architectures._experts import DOWN_BIAS, Names
+from coldpress.runtime.decoder.arithmetic import SWIGLU_ALPHA
 from coldpress.runtime.decoder.router import Router
 from coldpress.schemas.model import MatrixRole, ModelSpec
 
@@ -28,7 +30,7 @@ class Gate(nn.Linear):
 
 
 class Expert(nn.Module):
-    """Gate, up and down."""
+    """Gate, up and down, and the bias of down, which its caller weights and adds."""
 
     def __init__(self, names: Names, spec: ModelSpec) -> None:
         """Makes the matrices under their names."""
@@ -36,7 +38,26 @@ class Expert(nn.Module):
         for role, name in names.matrices.items():
             sizes = spec.hidden_size, spec.intermediate_size
             inputs, outputs = reversed(sizes) if role == "down_proj" else sizes
-            self.register_module(name, nn.Linear(inputs, outputs, bias=False))
+            has_bias = names.biases and role != "down_proj"
+            self.register_module(name, nn.Linear(inputs, outputs, bias=has_bias))
+        if names.biases:
+            self.register_parameter(DOWN_BIAS, nn.Parameter(torch.zeros(spec.hidden_size)))
+
+
+Function = Callable[[Tensor], Tensor]
+
+
+def _activations(own: Any, spec: ModelSpec) -> tuple[Function, Function | None]:
+    """Returns what the products of gate and of up go through, by transformers' `own` block; None: nothing."""
+    if spec.hidden_act != "swiglu_oai":
+        return own.experts.act_fn, None
+    limit = spec.activation_threshold
+
+    def of_gate(x: Tensor) -> Tensor:
+        clamped = x.clamp(max=limit)
+        return clamped * torch.sigmoid(SWIGLU_ALPHA * clamped)
+
+    return of_gate, lambda x: x.clamp(-limit, limit) + 1
 
 
 class Block(nn.Module):
@@ -45,8 +66,9 @@ class Block(nn.Module):
     def __init__(self, names: Names, own: Any, spec: ModelSpec) -> None:
         """Takes the activation and the shared expert of transformers' `own` block."""
         super().__init__()
-        self._names, self._spec, self.act = names, spec, own.experts.act_fn
-        gate = Gate(spec.hidden_size, spec.num_experts, bias=False)
+        self._names, self._spec = names, spec
+        self.act, self.act_up = _activations(own, spec)
+        gate = Gate(spec.hidden_size, spec.num_experts, bias=names.biases)
         if names.correction:
             gate.register_parameter(names.correction, nn.Parameter(torch.zeros(spec.num_experts)))
         self.register_module(names.router, gate)
@@ -63,11 +85,16 @@ class Block(nn.Module):
         uses = [used_E.nonzero()[:, 0] for used_E in used_TE.T]
         given_TEN = self._seen(self.given, used_TE[..., None] * x_TN[:, None])
         gate_TEF, up_TEF = (self._first(given_TEN, uses, role) for role in ("gate_proj", "up_proj"))
+        if self.act_up is not None:  # of 0 it may make another number
+            up_TEF = self.act_up(up_TEF) * used_TE[..., None]
         inner_TEF = self._seen(self.activated, self.act(gate_TEF)) * self._seen(self.up, up_TEF)
         inner_TEF = self._seen(self.inner, inner_TEF * weights_TE[..., None])
         y_TN = torch.zeros_like(x_TN)
         for number, (tokens, down) in enumerate(zip(uses, self._all("down_proj"), strict=True)):
             y_TN.index_add_(0, tokens, down(inner_TEF[tokens, number]))
+            if self._names.biases:
+                bias_N = self.experts[number].get_parameter(DOWN_BIAS)
+                y_TN.index_add_(0, tokens, weights_TE[tokens, number, None] * bias_N)
         if self._names.shared:
             y_TN = y_TN + self._shared(x_TN)
         return y_TN.reshape(hidden.shape)

@@ -6,7 +6,8 @@ replaced by one that has a matrix per expert (`_expert_block.py`), under the nam
 
 import functools
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from coldpress.compiler.architectures import _common
@@ -30,6 +31,12 @@ class Names:
     """The expert that every token uses, below the block."""
     shared_gate: str | None = None
     """The matrix whose output weights it, below the block."""
+    biases: bool = False
+    """Whether router and experts have biases."""
+
+
+DOWN_BIAS = "down_proj_bias"
+"""The bias of an expert's output, below the expert: no part of a module, as it is weighted like the output."""
 
 
 def modules(prefix: str, names: Names, **own: Any) -> _common.Modules:
@@ -46,21 +53,17 @@ def modules(prefix: str, names: Names, **own: Any) -> _common.Modules:
         "mlp_up": _common.Tap(f"{names.block}.up"),
         "mlp_inner": _common.Tap(f"{names.block}.inner"),
     }
-    return _common.Modules(
-        prefix=prefix,
-        base="model",
-        norm="norm",
-        taps=taps,
-        adapt=functools.partial(_adapt, names),
-        is_mixture=True,
-        **own,
-    )
+    own = {"adapt": functools.partial(adapt, names)} | own
+    return _common.Modules(prefix=prefix, base="model", norm="norm", taps=taps, is_mixture=True, **own)
 
 
 class Mixture(_common.Llama):
     """Llama's arithmetic and names with experts in place of the MLP; subclasses change what differs."""
 
     NAMES: ClassVar[Names]
+    STACKED: ClassVar[Mapping[str, _common.Place]] = MappingProxyType({})
+    """Tensors of an expert -> their places in tensors of all experts, which are named below a layer; empty if each has
+    tensors of its own."""
 
     def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
         """Returns Llama's names of attention and norms, and the names of routers and experts; in layers without
@@ -73,6 +76,18 @@ class Mixture(_common.Llama):
             found |= {f"model.layers.{layer}.{name}": (f"layers.{layer}.{role}",) for name, role in names.items()}
         return found
 
+    def places(self, spec: ModelSpec) -> dict[str, _common.Place]:
+        """Returns the experts' places in the tensors that hold all of a layer."""
+        experts = f"{self.NAMES.block}.experts"
+        return {
+            f"model.layers.{layer}.{experts}.{expert}.{name}": replace(
+                place, tensor=f"model.layers.{layer}.{place.tensor}", index=expert
+            )
+            for layer in range(spec.num_hidden_layers)
+            for expert in range(spec.num_experts)
+            for name, place in self.STACKED.items()
+        }
+
     def qk_norm(self, config: Any) -> bool:
         """Returns whether q and k have norms."""
         return False
@@ -82,9 +97,14 @@ class Mixture(_common.Llama):
         found = {f"{names.block}.{names.router}.weight": "router.weight"}
         if names.correction:
             found[f"{names.block}.{names.router}.{names.correction}"] = "router.correction"
+        if names.biases:
+            found[f"{names.block}.{names.router}.bias"] = "router.bias"
         for role, name in names.matrices.items():
+            bias = DOWN_BIAS if role == "down_proj" else f"{name}.bias"
             for expert, held in enumerate(matrices(role, spec)):
-                found[f"{names.block}.experts.{expert}.{name}.weight"] = f"{held}.weight"
+                own = f"{names.block}.experts.{expert}"
+                found[f"{own}.{name}.weight"] = f"{held}.weight"
+                found |= {f"{own}.{bias}": f"{held}.bias"} if names.biases else {}
         if names.shared:
             prefix = f"{names.block}.{names.shared}."
             found |= {f"{prefix}{role}.weight": f"shared_expert.{role}.weight" for role in MLP_ROLES}
@@ -132,14 +152,15 @@ def stepped_layers(config: Any) -> dict[str, Any]:
     return layers_without(config, {at for at in layers if at in listed or (at + 1) % config.decoder_sparse_step})
 
 
-def _adapt(names: Names, layer: Any, spec: ModelSpec) -> None:
+def adapt(names: Names, layer: Any, spec: ModelSpec) -> None:
     """Replaces transformers' own block by ours, under the checkpoint's name."""
     from coldpress.compiler.architectures._expert_block import Block  # torch takes seconds to import
 
-    own = layer.mlp
+    called = "mlp" if hasattr(layer, "mlp") else names.block  # the name that transformers calls
+    own = layer.get_submodule(called)
     if not hasattr(own, "experts"):  # a layer without experts keeps transformers' MLP
         return
-    del layer.mlp
+    delattr(layer, called)
     layer.register_module(names.block, Block(names, own, spec))
-    if names.block != "mlp":
-        layer.mlp = layer.get_submodule(names.block).__call__  # transformers calls this name
+    if names.block != called:
+        setattr(layer, called, layer.get_submodule(names.block).__call__)

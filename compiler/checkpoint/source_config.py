@@ -45,6 +45,7 @@ HARMLESS_KEYS = frozenset(
         "output_router_logits",
         "prefix",
         "pretraining_tp",
+        "quantization_config",
         "resid_pdrop",
         "rope_scaling",
         "rope_theta",
@@ -162,6 +163,8 @@ NUMBERS = frozenset(
         "logits_scaling",
         "query_pre_attn_scalar",
         "residual_multiplier",
+        "swiglu_alpha",
+        "swiglu_limit",
     ]
 )
 MAX_NUMBER = 1 << 20
@@ -207,7 +210,9 @@ def checked_config(raw: Mapping[str, Any]) -> tuple[_common.Architecture, dict[s
         )
     architecture = load(ARCHITECTURES, _common.Architecture, kind)
     _refuse_code(raw, architecture)
-    if raw.get("quantization_config") is not None:
+    quantized = raw.get("quantization_config")
+    method = quantized.get("quant_method") if isinstance(quantized, dict) else None
+    if quantized is not None and (method is None or method != architecture.PACKED):
         raise CheckpointError("config.json: the checkpoint is quantized already; give the one in F16, BF16 or F32")
     keys = _common.KEYS | architecture.KEYS
     defaults = architecture.DEFAULTS or {}
@@ -323,7 +328,8 @@ def _rope(raw: Mapping[str, Any], architecture: _common.Architecture) -> dict[st
             raise _wrong("config.json", key, given, "an object")
     outside = {key: raw[old_key] for old_key, key in OUTSIDE.items() if raw.get(old_key) is not None}
     if "main" not in architecture.MODULES.rotary or not architecture.MODULES.rotary["main"]:
-        return _rotation(old or new, outside, raw["model_type"], architecture.MODULES.partial_rotary)
+        given = old or new or (architecture.DEFAULTS or {}).get("rope_parameters", {})
+        return _rotation(given, outside, raw["model_type"], architecture.MODULES.partial_rotary)
     main, *others = architecture.MODULES.rotary.values()
     unknown = sorted(set(new) - {main, *others})
     if unknown:

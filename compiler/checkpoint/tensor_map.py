@@ -7,13 +7,16 @@ embeddings, block by block. Tensors that no role uses are refused: they show tha
 import re
 from collections import Counter
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 
-from coldpress.compiler.checkpoint.tensors import FLOAT_DTYPES, read_entry
+from coldpress.compiler.architectures._common import Place
+from coldpress.compiler.checkpoint.mxfp4 import BLOCKS, GROUP, GROUP_BYTES, SCALES
+from coldpress.compiler.checkpoint.tensors import FLOAT_DTYPES, PACKED_DTYPE, read_entry
 from coldpress.compiler.checkpoint.weight_files import Located
 from coldpress.schemas.errors import CheckpointError
-from coldpress.schemas.model import ModelSpec, TensorSource, role_shape
+from coldpress.schemas.model import ModelSpec, StoredTensor, TensorSource, role_shape
 
 IGNORED = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|masked_bias|(attn|attention)\.bias)")
 """Buffers that old versions saved; nothing reads them."""
@@ -30,7 +33,11 @@ def _find(located: Mapping[str, Located], name: str) -> Located | None:
 
 
 def match_tensors(
-    spec: ModelSpec, names: Mapping[str, tuple[str, ...]], located: Mapping[str, Located], ignored: str = ""
+    spec: ModelSpec,
+    names: Mapping[str, tuple[str, ...]],
+    located: Mapping[str, Located],
+    ignored: str = "",
+    places: Mapping[str, Place] = MappingProxyType({}),
 ) -> dict[str, TensorSource]:
     """Returns the place of every role's tensor.
 
@@ -39,6 +46,7 @@ def match_tensors(
         names: Tensor names and their roles, several roles being stacked rows (compiler/architectures).
         located: The checkpoint's tensors.
         ignored: A pattern of further names that the architecture leaves out.
+        places: Names of `names` that are parts of other tensors of the checkpoint.
 
     Raises:
         CheckpointError: if a tensor is missing, foreign, of another shape or dtype, or tied but different.
@@ -46,11 +54,14 @@ def match_tensors(
     tensors: dict[str, TensorSource] = {}
     used: set[str] = set()
     for name, roles in names.items():
+        if name in places:
+            tensors[roles[0]] = _placed(spec, places[name], located, roles[0], used)
+            continue
         found = _find(located, name)
         if found is None and spec.tie_word_embeddings and roles == ("embed_tokens.weight",):
             found = located.get(HEAD)  # a checkpoint may store either of two tied tensors
         if found is None:
-            raise CheckpointError(f"tensor {name} is missing in the checkpoint, but config.json asks for it")
+            raise _missing(name)
         used.add(found.entry.name)
         tensors |= _sources(spec, found, roles)
     if spec.tie_word_embeddings and HEAD in located and HEAD not in used:
@@ -82,15 +93,50 @@ def _sources(spec: ModelSpec, found: Located, roles: tuple[str, ...]) -> dict[st
     return sources
 
 
-def _check_tensor(found: Located, expected: tuple[int, ...]) -> None:
+def _placed(spec: ModelSpec, place: Place, located: Mapping[str, Located], role: str, used: set[str]) -> TensorSource:
+    """Returns the place of a role in a tensor that holds other roles, too; adds what it reads to `used`."""
+    rows, *rest = shape = role_shape(spec, role)
+    whole, experts = (place.num_parts * rows, *rest), () if place.index is None else (spec.num_experts,)
+    is_packed = place.packed and _find(located, f"{place.tensor}{BLOCKS}") is not None
+    groups = (*experts, *whole[:-1], -(-whole[-1] // GROUP))
+    stored = (*experts, *(reversed(whole) if place.transposed else whole))
+    expected = {BLOCKS: (*groups, GROUP_BYTES), SCALES: groups} if is_packed else {"": stored}
+    found = list[StoredTensor]()
+    for end, wanted in expected.items():
+        part = _find(located, f"{place.tensor}{end}")
+        if part is None:
+            raise _missing(f"{place.tensor}{end}")
+        _check_tensor(part, wanted, (PACKED_DTYPE,) if is_packed else FLOAT_DTYPES)
+        used.add(part.entry.name)
+        found.append(StoredTensor(file=str(part.path.resolve()), tensor=part.entry.name))
+    start, size = (place.part, 1) if place.interleaved else (place.part * rows, rows)
+    return TensorSource(
+        file=found[0].file,
+        tensor=found[0].tensor,
+        row_start=start,
+        row_stop=start + size,
+        num_parts=rows // size,
+        stride_rows=place.num_parts if place.interleaved else 0,
+        shape=shape,
+        index=place.index,
+        transposed=place.transposed and not is_packed,
+        scales=found[1] if is_packed else None,
+    )
+
+
+def _missing(name: str) -> CheckpointError:
+    return CheckpointError(f"tensor {name} is missing in the checkpoint, but config.json asks for it")
+
+
+def _check_tensor(found: Located, expected: tuple[int, ...], dtypes: tuple[str, ...] = FLOAT_DTYPES) -> None:
     entry, file = found.entry, found.path.name
     if entry.shape != expected:
         raise CheckpointError(
             f"{file}: tensor {entry.name} has the shape {list(entry.shape)}, expected {list(expected)} by config.json"
         )
-    if entry.dtype not in FLOAT_DTYPES:
+    if entry.dtype not in dtypes:
         raise CheckpointError(
-            f"{file}: tensor {entry.name} has the unsupported dtype {entry.dtype}, expected {', '.join(FLOAT_DTYPES)}"
+            f"{file}: tensor {entry.name} has the unsupported dtype {entry.dtype}, expected {', '.join(dtypes)}"
         )
 
 

@@ -1,16 +1,20 @@
 """Reads a checkpoint's tensors by role, as float32, one tensor in memory at a time.
 
 Reads only the wanted rows of the safetensors files that a `Model` record names, stored as F32, F16 or BF16; a fused
-tensor (Phi-3's qkv_proj) is read through the rows that the record gives.
+tensor (Phi-3's qkv_proj) is read through the rows that the record gives. Of a tensor of all experts it reads the entry
+of one, and keeps it until it reads another, as callers ask for it in parts. MXFP4 is read as BF16, without loss.
 """
 
+import functools
 import math
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from coldpress.compiler.checkpoint import mxfp4
 from coldpress.compiler.checkpoint.headers import read_header
 from coldpress.compiler.checkpoint.private import checked_weights, private_folder
 from coldpress.compiler.checkpoint.source_json import read_object
@@ -19,7 +23,23 @@ from coldpress.schemas.errors import CheckpointError
 from coldpress.schemas.model import Model, RotaryKind, TensorSource
 
 FLOAT_DTYPES = ("F32", "F16", "BF16")
+PACKED_DTYPE = "U8"
+"""The dtype of the blocks and the scales of MXFP4."""
 MAX_CONFIG_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A role's source, and what the headers of its files say about it."""
+
+    source: TensorSource
+    entry: TensorEntry
+    scales: TensorEntry | None
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the values, one of `FLOAT_DTYPES`."""
+        return self.entry.dtype if self.scales is None else "BF16"
 
 
 def read_role(model: Model, role: str) -> np.ndarray:
@@ -28,26 +48,30 @@ def read_role(model: Model, role: str) -> np.ndarray:
     Raises:
         CheckpointError: if the model has no such tensor, or its file has changed since `ingest`.
     """
-    source, entry = _locate(model, role)
-    return _read_runs(source, entry, source.runs())
+    place = _locate(model, role)
+    return _read_runs(place, place.source.runs())
 
 
 def stored_dtype(model: Model, role: str) -> str:
-    """Returns the stored dtype of a role's tensor, one of `FLOAT_DTYPES`.
+    """Returns the stored dtype of a role's tensor, one of `FLOAT_DTYPES`; BF16 for MXFP4.
 
     Raises:
         CheckpointError: as `read_role`.
     """
-    return _locate(model, role)[1].dtype
+    return _locate(model, role).dtype
 
 
 def read_stored(model: Model, role: str, into: np.ndarray) -> None:
-    """Fills contiguous uint8 `into` with a tensor's stored bytes.
+    """Fills contiguous uint8 `into` with a tensor's values in its `stored_dtype`.
 
     Raises:
         CheckpointError: as `read_role`.
     """
-    source, entry = _locate(model, role)
+    place = _locate(model, role)
+    source, entry = place.source, place.entry
+    if source.index is not None:
+        into[:] = _rows_of_expert(place, source.runs()).reshape(-1).view(np.uint8)
+        return
     row_bytes, done = math.prod(entry.shape[1:]) * ITEM_BYTES[entry.dtype], 0
     for start, stop in source.runs():
         size = (stop - start) * row_bytes
@@ -61,8 +85,8 @@ def read_rows(model: Model, role: str, start: int, stop: int) -> np.ndarray:
     Raises:
         CheckpointError: as `read_role`.
     """
-    source, entry = _locate(model, role)
-    return _read_runs(source, entry, source.runs(start, stop))
+    place = _locate(model, role)
+    return _read_runs(place, place.source.runs(start, stop))
 
 
 def rotary_inv_freq(model: Model, kind: RotaryKind = "main") -> np.ndarray:
@@ -91,28 +115,72 @@ def decode_floats(data: np.ndarray, dtype: str) -> np.ndarray:
     return data.view("<f2" if dtype == "F16" else "<f4").astype(np.float32)
 
 
-def _locate(model: Model, role: str) -> tuple[TensorSource, TensorEntry]:
+def _locate(model: Model, role: str) -> _Place:
     if role not in model.tensors:
         raise CheckpointError(f"model {model.name} has no tensor with the role {role}")
     source = model.tensors[role]
     entry = read_header(checked_weights(model, Path(source.file))).get(source.tensor)
+    scales = None if source.scales is None else read_header(Path(source.scales.file)).get(source.scales.tensor)
+    shape = () if entry is None else _whole_shape(source, entry, scales)
     size = source.row_stop - source.row_start
     rows, stop = source.num_parts * size, source.row_stop + (source.num_parts - 1) * source.stride_rows
     if (
         entry is None
-        or entry.dtype not in FLOAT_DTYPES
-        or not 0 <= source.row_start < source.row_stop <= stop <= entry.shape[0]
-        or (rows, *entry.shape[1:]) != source.shape
+        or not shape
+        or not 0 <= source.row_start < source.row_stop <= stop <= shape[0]
+        or (rows, *shape[1:]) != source.shape
     ):
         raise CheckpointError(
             f"{Path(source.file).name}: tensor {source.tensor} is no longer what ingest found; rebuild from ingest on"
         )
-    return source, entry
+    return _Place(source, entry, scales)
 
 
-def _read_runs(source: TensorSource, entry: TensorEntry, runs: Iterable[tuple[int, int]]) -> np.ndarray:
-    found = [read_entry(Path(source.file), entry, start, stop) for start, stop in runs]
+def _whole_shape(source: TensorSource, entry: TensorEntry, scales: TensorEntry | None) -> tuple[int, ...]:
+    """Returns the shape of the matrix or vector that a role's rows are taken from; empty if the file has none."""
+    if entry.dtype not in (FLOAT_DTYPES if source.scales is None else (PACKED_DTYPE,)):
+        return ()
+    if source.index is None:
+        return entry.shape
+    shape = entry.shape[1:] if source.index < (entry.shape or (0,))[0] else ()
+    if source.scales is not None:
+        fits = scales is not None and scales.dtype == PACKED_DTYPE and entry.shape == (*scales.shape, mxfp4.GROUP_BYTES)
+        shape = (shape[0], mxfp4.GROUP * shape[1]) if fits and len(shape) == 3 else ()
+    return shape[::-1] if source.transposed else shape
+
+
+def _read_runs(place: _Place, runs: Iterable[tuple[int, int]]) -> np.ndarray:
+    if place.source.index is not None:
+        rows = _rows_of_expert(place, runs)
+        return decode_floats(rows.reshape(-1).view(np.uint8), place.dtype).reshape(rows.shape)
+    found = [read_entry(Path(place.source.file), place.entry, start, stop) for start, stop in runs]
     return found[0] if len(found) == 1 else np.concatenate(found)
+
+
+def _rows_of_expert(place: _Place, runs: Iterable[tuple[int, int]]) -> np.ndarray:
+    """Returns rows of a tensor of all experts as stored, unsigned integers [rows, …], contiguous."""
+    source = place.source
+    files = tuple(Path(one.file) for one in (source, source.scales) if one is not None)
+    changed_ns = tuple(file.stat().st_mtime_ns for file in files)
+    stored = _of_expert(files, changed_ns, place.entry, place.scales, source.index or 0)
+    chosen = np.concatenate([np.arange(start, stop) for start, stop in runs])
+    return np.ascontiguousarray(stored[:, chosen].T if source.transposed else stored[chosen])
+
+
+@functools.lru_cache(maxsize=1)
+def _of_expert(
+    files: tuple[Path, ...], changed_ns: tuple[int, ...], entry: TensorEntry, scales: TensorEntry | None, index: int
+) -> np.ndarray:
+    """Returns an expert's entry as stored, unsigned integers; BF16 of MXFP4, whose scales are in the second file."""
+    stored = _stored_entry(files[0], entry, index)
+    return stored if scales is None else mxfp4.decode_bfloat16(stored, _stored_entry(files[1], scales, index))
+
+
+def _stored_entry(path: Path, entry: TensorEntry, index: int) -> np.ndarray:
+    item = ITEM_BYTES[entry.dtype]
+    data = np.empty(math.prod(entry.shape[1:]) * item, np.uint8)
+    _read_bytes(path, entry.start_bytes + index * data.size, data)
+    return data.view(f"<u{item}").reshape(entry.shape[1:])
 
 
 def read_entry(path: Path, entry: TensorEntry, start: int, stop: int) -> np.ndarray:

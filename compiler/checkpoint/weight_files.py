@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from coldpress.compiler.checkpoint.headers import read_header
+from coldpress.compiler.checkpoint.mxfp4 import LARGEST_SCALE, SCALES
 from coldpress.compiler.checkpoint.source_json import read_object
 from coldpress.compiler.io import sha256_of
 from coldpress.runtime.artifact.tensor_header import TensorEntry
@@ -31,11 +32,12 @@ LARGEST = {
     "F32": (np.uint32, 0x7FFFFFFF, 0x477FE000),
     "F16": (np.uint16, 0x7FFF, 0x7BFF),
     "BF16": (np.uint16, 0x7FFF, 0x477F),
+    SCALES: (np.uint8, 0xFF, LARGEST_SCALE),
 }
 """dtype -> (unsigned type to read values as, mask of all bits but the sign, bits of the largest allowed value).
 
 That value is fp16's largest, 65504, or the next one below it in the dtype: resident tensors are stored in fp16. Larger
-values, infinity and NaN have larger bits.
+values, infinity and NaN have larger bits; so have the scales of MXFP4 that lead to such values.
 """
 
 
@@ -102,7 +104,7 @@ def scan(path: Path, entries: list[TensorEntry]) -> SourceFile:
     with path.open("rb") as file:
         hasher.update(file.read(entries[0].start_bytes if entries else -1))
         for entry in entries:
-            count = 0
+            count, kind = 0, SCALES if entry.name.endswith(SCALES) and entry.dtype == "U8" else entry.dtype
             remaining = entry.stop_bytes - entry.start_bytes
             while remaining:
                 block = file.read(min(BLOCK_BYTES, remaining))
@@ -110,7 +112,7 @@ def scan(path: Path, entries: list[TensorEntry]) -> SourceFile:
                     raise CheckpointError(f"{path.name}: truncated while it was read; download it again")
                 hasher.update(block)
                 remaining -= len(block)
-                count += _out_of_range(block, entry.dtype)
+                count += _out_of_range(block, kind)
             if count:
                 raise CheckpointError(
                     f"{path.name}: tensor {entry.name} holds {count} values that are NaN, infinite or beyond 65504, "

@@ -68,7 +68,7 @@ def _units(name: FormatName, rng: np.random.Generator) -> tuple[np.ndarray, mlp.
     block = plugin.encode(rng.standard_normal((ROLES * ENCODED_UNITS, LENGTH)).astype(np.float32) / 64)
     num_units = max(1, WEIGHT_BYTES // (ROLES * size))
     units = np.resize(block.reshape(ENCODED_UNITS, ROLES * size), (num_units, ROLES * size))
-    return units, mlp.Layout(0, size, 2 * size, LENGTH, name, "silu", 0.0, False)
+    return units, mlp.Layout(0, size, 2 * size, LENGTH, name, "silu", 0.0)
 
 
 def copy_rate(unit_bytes: int = ROLES * LENGTH) -> Rounds:

@@ -189,7 +189,8 @@ def _check(folder: Path) -> _Checkpoint:
     source = _common.source_config(architecture.MODULES, believed)
     spec = _with_tokens(architecture.spec(source), settings[GENERATION])
     located = locate(folder)
-    tensors = match_tensors(spec, architecture.parameters(source, spec), located, architecture.ignored(source, spec))
+    names, ignored = architecture.parameters(source, spec), architecture.ignored(source, spec)
+    tensors = match_tensors(spec, names, located, ignored, architecture.places(spec))
     return _Checkpoint(
         folder=folder,
         config=believed,

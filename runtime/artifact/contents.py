@@ -26,8 +26,10 @@ from coldpress.schemas.layout import SelectorArray
 from coldpress.schemas.manifest import Manifest
 from coldpress.schemas.model import (
     ATTENTION_ROLES,
+    MLP_ROLES,
     ModelSpec,
     block_norms,
+    matrices,
     norm_parts,
     qk_norms,
     role_shape,
@@ -127,10 +129,14 @@ def model_tensors(manifest: Manifest) -> tuple[Shapes, Shapes]:
             _add_norm(required, f"{prefix}{norm}", spec)
         for name in resident_names(layer, families, spec):
             required[f"{prefix}{name}.weight"] = role_shape(spec, f"{prefix}{name}.weight")
+        if spec.attention_sinks:
+            required[f"{prefix}attention.sinks"] = role_shape(spec, f"{prefix}attention.sinks")
         for entry in manifest.families:
             if planes_of(entry.format) and layer in layers_of(entry.family, spec):
                 required[coarse_role(layer, entry.family)] = coarse_shape(entry.family, spec)
         has_experts = spec.of_layer(layer).is_mixture
+        of_experts = [f"{prefix}{name}.bias" for role in MLP_ROLES * has_experts for name in matrices(role, spec)]
+        optional |= {role: role_shape(spec, role) for role in of_experts}
         biased = ATTENTION_ROLES if spec.is_mixture else resident_roles((), spec)
         optional |= {f"{prefix}{role}.bias": role_shape(spec, f"{role}.bias") for role in biased}
         for norm in [norm for norms in qk_norms(spec).values() for norm in norms]:

@@ -29,6 +29,10 @@ ERF_DENOMINATOR = (
 )
 
 
+SWIGLU_ALPHA = 1.702
+"""The factor of the sigmoid's input in `swiglu_oai`."""
+
+
 def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
     """Divides `x` [..., n] by the root of its mean square and multiplies by `weight` [n]."""
     mean_square = np.add.reduce(x * x, axis=-1, keepdims=True) / np.float32(x.shape[-1])
@@ -78,12 +82,17 @@ def _gelu_tanh(x: np.ndarray) -> np.ndarray:
     return np.float32(0.5) * x * (1 + np.tanh(inner))
 
 
+def _clamped_swish(x: np.ndarray) -> np.ndarray:
+    return x * sigmoid(np.float32(SWIGLU_ALPHA) * x)
+
+
 def _relu(x: np.ndarray) -> np.ndarray:
     return np.maximum(x, np.float32(0))
 
 
 def activation(name: Activation, threshold: float = 0.0) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns the activation function `name`, float32 [...] -> float32 [...]; only `fatrelu` uses `threshold`."""
+    """Returns the activation function `name` of the gate, float32 [...] -> float32 [...]; only `fatrelu` and
+    `swiglu_oai` use `threshold`."""
     functions: dict[Activation, Callable[[np.ndarray], np.ndarray]] = {
         "relu": _relu,
         "relu2": lambda x: np.square(_relu(x)),
@@ -92,8 +101,19 @@ def activation(name: Activation, threshold: float = 0.0) -> Callable[[np.ndarray
         "silu": _silu,
         "gelu": _gelu,
         "gelu_tanh": _gelu_tanh,
+        "swiglu_oai": lambda x: _clamped_swish(np.minimum(x, np.float32(threshold))),
     }
     return functions[name]
+
+
+def up_activation(name: Activation, threshold: float = 0.0) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns what an MLP with a gate and the activation `name` applies to up, float32 [...] -> float32 [...]."""
+    if name == "drelu":
+        return _relu
+    if name == "swiglu_oai":
+        limit = np.float32(threshold)
+        return lambda x: np.clip(x, -limit, limit) + np.float32(1)
+    return lambda x: x
 
 
 def rotary_tables(positions: np.ndarray, inv_freq: np.ndarray, scaling: float) -> tuple[np.ndarray, np.ndarray]:

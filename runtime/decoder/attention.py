@@ -2,9 +2,10 @@
 
 Covers the differences among the supported architectures: grouped queries, biases, norms of q and k before rotation
 (over each head as in Qwen3, or over all heads together as in OLMo 2), rotary or no positions, frequencies that differ
-between layers, a scale or a soft cap of scores, sliding windows in all layers or only in some. Like the MLP it knows
-roles and slices only: products with matrices whose columns are units of a family are summed from blocks (ActiveFlow
-2.1, TEAL); the other matrices are resident. Shape letters: T tokens, N hidden_size, H heads, D head_dim.
+between layers, a scale or a soft cap of scores, sinks (gpt-oss), sliding windows in all layers or only in some. Like
+the MLP it knows roles and slices only: products with matrices whose columns are units of a family are summed from
+blocks (ActiveFlow 2.1, TEAL); the other matrices are resident. Shape letters: T tokens, N hidden_size, H heads, D
+head_dim.
 """
 
 from collections.abc import Sequence
@@ -45,6 +46,7 @@ class Attention:
             "window": spec.window_of(layer),
             "scale": spec.attention_scale,
             "softcap": spec.attention_softcap,
+            "sinks": resident.vector(f"{prefix}attention.sinks") if spec.attention_sinks else None,
         }
         found = [FAMILIES[name] for name in families if set(FAMILIES[name].roles) & set(ATTENTION_ROLES)]
         # o_proj takes the mixed heads, so its family is requested after those of q, k and v

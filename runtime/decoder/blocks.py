@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from coldpress.runtime import plugins
-from coldpress.runtime.decoder.arithmetic import activation
+from coldpress.runtime.decoder.arithmetic import activation, up_activation
 from coldpress.runtime.decoder.tokens import Tokens
 from coldpress.runtime.kernels import FEW_TOKENS, NATIVE_FORMATS, matmul, mlp, rows
 from coldpress.runtime.kernels.activations import ActivationFormat
@@ -70,7 +70,6 @@ class Units:
             fmt=self.format,
             activation=inner.activation,
             threshold=inner.threshold,
-            activated_up=inner.activated_up,
         )
 
 
@@ -164,12 +163,10 @@ class Inner:
     gate: MatrixRole | None
     """The row whose product goes through the activation."""
     up: MatrixRole | None
-    """The row whose product multiplies the gate's."""
+    """The row whose product multiplies the gate's; some activations change it, too."""
     activation: Activation
     threshold: float
-    """Used by `fatrelu` only."""
-    activated_up: bool
-    """Whether `up` goes through the activation, too."""
+    """`ModelSpec.activation_threshold`."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +186,7 @@ def step_by_step(block: Block, inner: Inner, x_TN: np.ndarray, terms: Terms) -> 
         values_TK = values_TK * act(_with_bias(block.dot(inner.gate, x_TN), terms.gate_bias_K))
     if inner.up is not None:
         up_TK = _with_bias(block.dot(inner.up, x_TN), terms.up_bias_K)
-        values_TK = values_TK * (act(up_TK) if inner.activated_up else up_TK)
+        values_TK = values_TK * up_activation(inner.activation, inner.threshold)(up_TK)
     return block.axpy("down_proj", values_TK)
 
 

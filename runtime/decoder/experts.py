@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from coldpress.runtime.decoder.arithmetic import activation, sigmoid
+from coldpress.runtime.decoder.arithmetic import activation, sigmoid, up_activation
 from coldpress.runtime.decoder.blocks import Block, CoarseUnits, Terms
 from coldpress.runtime.decoder.matrix import Matrix, Resident
 from coldpress.runtime.decoder.mlp import Mlp, checked_families, held_roles, inner_of
@@ -21,7 +21,7 @@ from coldpress.runtime.decoder.tokens import Prior, Tokens
 from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.store.facts import Key
 from coldpress.schemas.families import slices
-from coldpress.schemas.model import MatrixRole, ModelSpec, matrices
+from coldpress.schemas.model import MLP_ROLES, MatrixRole, ModelSpec, matrices
 
 OF_ALL = dict[MatrixRole, np.ndarray]
 """The outputs of gate and up, float32 [T, E, F], 0 for experts that a token does not use."""
@@ -56,6 +56,8 @@ class Experts:
             for role in held_roles(families, spec)
         }
         self._act = activation(spec.hidden_act, spec.activation_threshold)
+        self._act_up = up_activation(spec.hidden_act, spec.activation_threshold)
+        self.biases = {role: _biases(layer, role, spec, resident) for role in MLP_ROLES}
         self.shared = self._shared_expert(layer, resident) if spec.shared_intermediate_size else None
         self.inputs: dict[str, tuple[MatrixRole, ...]] = {
             family.name: tuple(piece.role for piece in slices(family.name, spec)) for family in inputs
@@ -119,8 +121,10 @@ class Experts:
         if kind != "mlp_up":
             values_TEF = values_TEF * self._act(known["gate_proj"])
         if kind != "mlp_activation":
-            up_TEF = known["up_proj"]
-            values_TEF = values_TEF * (self._act(up_TEF) if self._spec.activated_up else up_TEF)
+            up_TEF = self._act_up(known["up_proj"])
+            if self._spec.activated_up:  # of 0 it may make another number
+                up_TEF = np.where((weights_TE > 0)[..., None], up_TEF, np.float32(0))
+            values_TEF = values_TEF * up_TEF
         if kind == "mlp_inner":
             values_TEF = values_TEF * weights_TE[..., None]
         return values_TEF.reshape(len(x_TN), -1)
@@ -128,19 +132,40 @@ class Experts:
     def _coarse_outputs(self, x_TN: np.ndarray, chosen_TE: np.ndarray) -> OF_ALL:
         """Returns the outputs of gate and up by coarse planes, for the experts that tokens use."""
         assert self._coarse is not None
-        shape, size = (*chosen_TE.shape, self.intermediate_size), self.intermediate_size
-        found: OF_ALL = {role: np.zeros(shape, np.float32) for role in self._coarse.units.inner_roles}
+        size = self.intermediate_size
+        found: OF_ALL = {role: self.beginning(role, chosen_TE) for role in self._coarse.units.inner_roles}
         for expert in np.flatnonzero(chosen_TE.any(axis=0)).tolist():
             units, own = np.arange(expert * size, (expert + 1) * size, dtype=np.int32), chosen_TE[:, expert]
             for role, outputs in found.items():
-                outputs[own, expert] = self._coarse.block(units).dot(role, np.ascontiguousarray(x_TN[own]))
+                outputs[own, expert] += self._coarse.block(units).dot(role, np.ascontiguousarray(x_TN[own]))
         return found
+
+    def beginning(self, role: MatrixRole, chosen_TE: np.ndarray) -> np.ndarray:
+        """Returns the biases of gate or up for the experts that tokens use, float32 [T, E, F], 0 for others."""
+        found_TEF = np.zeros((*chosen_TE.shape, self.intermediate_size), np.float32)
+        for expert, bias in self.biases[role].items():
+            found_TEF[chosen_TE[:, expert], expert] = bias
+        return found_TEF
 
     def part(self, x_TN: np.ndarray, signal: np.ndarray, weights_TE: np.ndarray, block: Block) -> np.ndarray:
         """Computes what units of the inner family contribute to the output, float32 [T, N]."""
         if block.is_coarse and self.inner.signal == "mlp_input":  # gate and up have been multiplied for the signal
             return block.mlp(self._down_only, x_TN, Terms(None, None, signal[:, block.ids]))
-        return block.mlp(self.form, x_TN, Terms(None, None, self.factors(signal, weights_TE, block.ids)))
+        ids = block.ids
+        biases = self._bias_of(self.form.gate, ids), self._bias_of(self.form.up, ids)
+        return block.mlp(self.form, x_TN, Terms(*biases, self.factors(signal, weights_TE, ids)))
+
+    def _bias_of(self, role: MatrixRole | None, ids: np.ndarray) -> np.ndarray | None:
+        """Returns the biases of units of gate or up, float32 [K]; None if they have none."""
+        if role is None or not self.biases[role]:
+            return None
+        experts_K, units_K = np.divmod(ids, self.intermediate_size)
+        found = np.zeros(ids.size, np.float32)
+        for expert in np.unique(experts_K).tolist():
+            own_K, bias = experts_K == expert, self.biases[role].get(expert)
+            if bias is not None:
+                found[own_K] = bias[units_K[own_K]]
+        return found
 
     def factors(self, signal: np.ndarray, weights_TE: np.ndarray, ids: np.ndarray) -> np.ndarray:
         """Returns the factors of the units' products, float32 [T, K]: the rest of the inner activation, times the
@@ -178,8 +203,8 @@ class ExpertsWork:
     def signal(self, key: Key) -> np.ndarray:
         """See `Work`."""
         if key[1] in self._layer.inputs:
-            shape = (*self.experts.shape, self._layer.intermediate_size)
-            self._known |= {role: np.zeros(shape, np.float32) for role in self._layer.inputs[key[1]]}
+            roles = self._layer.inputs[key[1]]
+            self._known |= {role: self._layer.beginning(role, self.experts) for role in roles}
             self._signal = per_expert(self._x_TN, self.experts)
         elif not self._is_dense or self._layer.inner.signal != "mlp_input":
             self._signal = self._layer.inner_signal(self._x_TN, self._known, self._weights_TE)
@@ -200,8 +225,17 @@ class ExpertsWork:
 
     def result(self) -> np.ndarray:
         """See `Work`."""
+        for expert, bias in self._layer.biases["down_proj"].items():
+            own = self.experts[:, expert]
+            self._y_TN[own] += self._weights_TE[own, expert, None] * bias
         shared = self._layer.shared
         return self._y_TN if shared is None else self._y_TN + shared.output(self._x_TN, self._tokens)
+
+
+def _biases(layer: int, role: MatrixRole, spec: ModelSpec, resident: Resident) -> dict[int, np.ndarray]:
+    """Returns the biases of the experts that have one, float32 [F], or [N] of down."""
+    names = {expert: f"layers.{layer}.{name}.bias" for expert, name in enumerate(matrices(role, spec))}
+    return {expert: resident.vector(name) for expert, name in names.items() if resident.has(name)}
 
 
 def per_expert(x_TN: np.ndarray, chosen_TE: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from coldpress.runtime.decoder.arithmetic import activation
+from coldpress.runtime.decoder.arithmetic import activation, up_activation
 from coldpress.runtime.decoder.blocks import Block, CoarseUnits, ColumnSums, Inner, Terms, widths_of
 from coldpress.runtime.decoder.matrix import Matrix, Resident
 from coldpress.runtime.decoder.tokens import Prior, Tokens
@@ -43,7 +43,7 @@ class Mlp:
         self.inner = inner[0] if inner else None
         """The family over the inner activation."""
         self._act = activation(spec.hidden_act, spec.activation_threshold)
-        self._act_up = self._act if spec.activated_up else _as_it_is
+        self._act_up = up_activation(spec.hidden_act, spec.activation_threshold)
         prefix = f"layers.{layer}.{name}"
         matrices: dict[MatrixRole, Matrix] = {
             role: resident.matrix(prefix + role) for role in held_roles(families, spec)
@@ -204,9 +204,4 @@ def inner_of(signal: Signal, spec: ModelSpec) -> Inner:
         up=None if "up_proj" in known or not spec.gated_mlp else "up_proj",
         activation=spec.hidden_act,
         threshold=spec.activation_threshold,
-        activated_up=spec.activated_up,
     )
-
-
-def _as_it_is(values: np.ndarray) -> np.ndarray:
-    return values

@@ -27,6 +27,7 @@ def attend(
     window: int | None = None,
     scale: float | None = None,
     softcap: float | None = None,
+    sinks: np.ndarray | None = None,
     num_threads: int = 0,
 ) -> np.ndarray:
     """Computes attention of the query at position length - 1: float32[heads, head_dim].
@@ -39,6 +40,7 @@ def attend(
         window: most positions that a query sees, including its own; None for all.
         scale: factor of the scores; None for 1 / sqrt(head_dim).
         softcap: scaled scores s become softcap * tanh(s / softcap) (Gemma 2, section 2); None: they stay as they are.
+        sinks: float32[heads], a score of each head that counts in its softmax and adds nothing; None for none.
         num_threads: 0 for the process's default; no bit of the result depends on it.
 
     Raises:
@@ -46,12 +48,11 @@ def attend(
         TypeError: if an array has another dtype or is not contiguous.
     """
     out = np.empty(q.shape, np.float32)
-    start = _first_seen(length - 1, window)
+    scores = _first_seen(length - 1, window), length, _scale(q, scale), softcap or 0.0, sinks
     if keys.dtype == np.uint8:
-        _native.attend_int8(q, keys, values, start, length, _scale(q, scale), softcap or 0.0, out, num_threads)
-        return out
-    bits = keys.view(np.uint16), values.view(np.uint16)
-    _native.attend(q, *bits, start, length, _scale(q, scale), softcap or 0.0, out, num_threads)
+        _native.attend_int8(q, keys, values, *scores, out, num_threads)
+    else:
+        _native.attend(q, keys.view(np.uint16), values.view(np.uint16), *scores, out, num_threads)
     return out
 
 
@@ -63,12 +64,13 @@ def attend_prefill(
     window: int | None = None,
     scale: float | None = None,
     softcap: float | None = None,
+    sinks: np.ndarray | None = None,
 ) -> np.ndarray:
     """Computes attention of the last `tokens` of `length` positions: float32[tokens, heads, head_dim].
 
     Args:
         q: float32[tokens, heads, head_dim], after rotation; query t is at position length - tokens + t.
-        keys, values, length, window, scale, softcap: as in `attend`.
+        keys, values, length, window, scale, softcap, sinks: as in `attend`.
 
     Memory besides arguments and result: the scores of a block of queries (SCORES_BYTES, or one query's scores) and the
     float32 keys and values of one key head over the positions that the block sees.
@@ -91,7 +93,8 @@ def attend_prefill(
             # [queries of the block, group, head_dim] -> rows, so that each of the two products is one BLAS call
             rows = np.ascontiguousarray(q[block, share]).reshape(-1, head_dim) * np.float32(_scale(q, scale))
             k, v = (_floats(cache[seen, head], head_dim) for cache in (keys, values))
-            mixed = _softmax_times(soft_cap(rows @ k.T, softcap), v, np.repeat(hidden, group, axis=0))
+            of_rows = None if sinks is None else np.tile(sinks[share], stop - start)
+            mixed = _softmax_times(soft_cap(rows @ k.T, softcap), v, np.repeat(hidden, group, axis=0), of_rows)
             out[block, share] = mixed.reshape(-1, group, head_dim)
     return out
 
@@ -104,6 +107,7 @@ def reference_attend(
     window: int | None = None,
     scale: float | None = None,
     softcap: float | None = None,
+    sinks: np.ndarray | None = None,
 ) -> np.ndarray:
     """Computes `attend` in numpy."""
     group = q.shape[0] // keys.shape[1]
@@ -111,8 +115,9 @@ def reference_attend(
     k, v = (np.repeat(_reference_floats(cache[seen], q.shape[1]), group, axis=1) for cache in (keys, values))
     scores = np.einsum("hd,thd->ht", q, k) * np.float32(_scale(q, scale))
     scores = scores if softcap is None else softcap * np.tanh(scores / softcap)
+    scores = scores if sinks is None else np.concatenate([scores, sinks[:, None]], axis=1)
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return np.einsum("ht,thd->hd", weights / weights.sum(axis=1, keepdims=True), v)
+    return np.einsum("ht,thd->hd", (weights / weights.sum(axis=1, keepdims=True))[:, : len(v)], v)
 
 
 def _floats(cache: np.ndarray, head_dim: int) -> np.ndarray:
@@ -128,11 +133,17 @@ def _reference_floats(cache: np.ndarray, head_dim: int) -> np.ndarray:
     return INT8.decode(rows, head_dim).reshape(*cache.shape[:2], head_dim)
 
 
-def _softmax_times(scores: np.ndarray, values: np.ndarray, hidden: np.ndarray) -> np.ndarray:
+def _softmax_times(scores: np.ndarray, values: np.ndarray, hidden: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:
     scores[hidden] = -np.inf
-    scores -= scores.max(axis=1, keepdims=True)
+    peaks = scores.max(axis=1, keepdims=True)
+    if sinks is not None:
+        peaks = np.maximum(peaks, sinks[:, None])
+    scores -= peaks
     np.exp(scores, out=scores)
-    return (scores @ values) / scores.sum(axis=1, keepdims=True)
+    totals = scores.sum(axis=1, keepdims=True)
+    if sinks is not None:
+        totals += np.exp(sinks[:, None] - peaks)
+    return (scores @ values) / totals
 
 
 def soft_cap(values: np.ndarray, cap: float | None) -> np.ndarray:

@@ -24,16 +24,15 @@ class Layout:
     gate_offset: int | None
     """First byte of the gate's slice, whose product goes through the activation; None if units have none."""
     up_offset: int | None
-    """First byte of the slice whose product multiplies the gate's; None if units have none."""
+    """First byte of the slice whose product multiplies the gate's, after what the activation does to it; None if units
+    have none."""
     down_offset: int
     length: int
     """Values in a slice."""
     fmt: str
     activation: Activation
     threshold: float
-    """Used by `fatrelu` only."""
-    activated_up: bool
-    """Whether the product of the slice at `up_offset` also goes through the activation."""
+    """`ModelSpec.activation_threshold`."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,6 @@ def mlp_rows_each(
         layout.fmt,
         layout.activation,
         layout.threshold,
-        layout.activated_up,
         x,
         terms.gate_bias,
         terms.up_bias,
@@ -128,18 +126,19 @@ def reference_mlp_rows(
     terms: Terms,
     act: Callable[[np.ndarray], np.ndarray],
     activations: ActivationFormat = "fp32",
+    act_up: Callable[[np.ndarray], np.ndarray] = lambda values: values,
 ) -> np.ndarray:
-    """Computes `mlp_rows` in numpy: float64[length]; `act` is the function of `layout.activation`."""
+    """Computes `mlp_rows` in numpy: float64[length]; `act` and `act_up` are what `layout.activation` does to the
+    products of gate and up."""
     rounded = reference_rounded(x, layout.fmt, activations)
 
-    def projected(offset: int, bias: np.ndarray | None, activated: bool) -> np.ndarray:
+    def projected(offset: int, bias: np.ndarray | None) -> np.ndarray:
         values = reference_rows(store, slots, offset, layout.length, layout.fmt) @ rounded
-        values = values if bias is None else values + bias
-        return act(values) if activated else values
+        return values if bias is None else values + bias
 
     inner = np.ones(slots.size) if terms.factors is None else terms.factors.astype(np.float64)
     if layout.gate_offset is not None:
-        inner = inner * projected(layout.gate_offset, terms.gate_bias, True)
+        inner = inner * act(projected(layout.gate_offset, terms.gate_bias))
     if layout.up_offset is not None:
-        inner = inner * projected(layout.up_offset, terms.up_bias, layout.activated_up)
+        inner = inner * act_up(projected(layout.up_offset, terms.up_bias))
     return reference_axpy_rows(store, slots, layout.down_offset, layout.length, layout.fmt, inner)

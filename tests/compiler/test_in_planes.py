@@ -118,6 +118,7 @@ def rounding_by(algorithm: str, model: Model, folder: Path) -> Rounding:
         ("opt", "int4_2_2", "rtn"),
         ("phi3", "int4_2_2", "nested"),
         ("mixtral", "int4_2_2", "nested"),
+        ("gpt_oss", "int4_2_2", "nested"),
         ("bamboo", "int4_2_2", "rtn"),
     ],
 )

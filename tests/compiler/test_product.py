@@ -17,7 +17,7 @@ from coldpress.schemas.package import Package
 from coldpress.schemas.predictors import Predictors
 from tests.support.methods import plain_formats, suits
 from tests.support.models import MIXTURES, MODEL_TYPES
-from tests.support.product import Case, Source, compiled, difference, has_attention, source_of
+from tests.support.product import Case, Source, compiled, difference, has_attention, has_zeros_for, source_of
 
 METHODS = [name for name in plugins.names("coldpress.runtime.sparsity") if suits(name, "fp16")]
 """A selector that refines is in tests/runtime/test_refine.py: the evaluation masks units, and none is missing."""
@@ -32,6 +32,7 @@ CASES += [
     Case(name, method, "int4_group32")
     for name in MIXTURES
     for method in ("dense", "topk", "relu", "flash", "predictor")
+    if has_zeros_for(name, method)
 ]
 CASES += [Case("llama", method, "int8_group32", attention=True) for method in METHODS if has_attention(method)]
 

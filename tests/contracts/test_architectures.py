@@ -83,6 +83,40 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"n_shared_experts": 2, "use_qk_norm": False, "attention_bias": True, "first_k_dense_replace": 0},
     ),
     "whole rotary glm": ("glm4_moe", {"partial_rotary_factor": 1.0, "head_dim": 24}),
+    "gpt_oss as published": (
+        "gpt_oss",
+        {
+            "rope_parameters": ...,
+            "rope_theta": 150000,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 64,
+            },
+            "swiglu_limit": 7.0,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 4,
+        },
+    ),
+    "gpt_oss without biases, its yarn by default": (
+        "gpt_oss",
+        {"attention_bias": False, "rope_parameters": ..., "num_key_value_heads": 4, "head_dim": 64},
+    ),
+    "gpt_oss own layers": (
+        "gpt_oss",
+        {
+            "layer_types": [("sliding_attention", "full_attention")[layer in (0, 1, 7)] for layer in range(12)],
+            "intermediate_size": 96,
+            "swiglu_limit": 0.1,
+            "num_experts_per_tok": 1,
+        },
+    ),
+    "gpt_oss no windows": ("gpt_oss", {"layer_types": ["full_attention"] * 12}),
+    "granitemoe biases": ("granitemoe", {"attention_bias": True, "num_experts_per_tok": 4, "rope_parameters": LLAMA3}),
+    "granitemoe without factors": ("granitemoe", dict.fromkeys(granite.MULTIPLIERS, ...) | {"num_local_experts": 7}),
     "experts and a window": ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 20}),
     "normed olmoe": ("olmoe", {"norm_topk_prob": True, "attention_bias": True, "num_key_value_heads": 4}),
     "longrope": ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 128}),
@@ -185,7 +219,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron biases": ("nemotron", {"attention_bias": True, "mlp_bias": True}),
     "nemotron's own share": ("nemotron", {"rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.25}}),
 }
-LAYERS: dict[str, int] = dict.fromkeys(("gemma2", "gemma3_text", "smollm3"), 12)
+LAYERS: dict[str, int] = dict.fromkeys(("gemma2", "gemma3_text", "gpt_oss", "smollm3"), 12)
 """Layers of models whose layers differ; others have two."""
 CASES = {
     **{f"{kind}{' relu' * relu}{' tied' * tie}": (kind, {}, relu, tie) for kind in ARCHITECTURES
@@ -205,7 +239,7 @@ def test_shapes_are_read_without_transformers_as_with_it(tmp_path: Path, case: s
     write_model(tmp_path, kind, num_hidden_layers=LAYERS.get(kind, 2), relu=relu, tie=tie, overrides=changes)
     architecture, believed = checked_config(json.loads((tmp_path / "config.json").read_text()))
     ours = _common.filled(architecture, believed)
-    assert (ours is None) == any(scaling in str(changes.values()) for scaling in ("yarn", "longrope"))
+    assert (ours is None) == any(scaling in f"{case} {changes}" for scaling in ("yarn", "longrope"))
     if ours is not None:
         assert_same(architecture, believed)
 
@@ -219,6 +253,8 @@ def test_defaults_are_those_of_transformers(kind: str, more: dict[str, Any]) -> 
     """Of a config.json that has no key but the required ones."""
     sizes: dict[str, Any] = {"vocab_size": 999, "hidden_size": 4096, "num_hidden_layers": 12, "num_attention_heads": 32}
     sizes |= {"max_position_embeddings": 8192} | ({"hidden_act": "relu"} if kind == "bamboo" else {})
+    if kind == "gpt_oss":  # whose own rotation is YaRN, which only transformers knows
+        sizes["rope_parameters"] = {"rope_type": "default"}
     architecture, believed = checked_config({"model_type": kind, **sizes, **more})
     assert_same(architecture, believed)
 
@@ -403,7 +439,8 @@ def test_an_activation_that_is_not_named_is_that_of_transformers(kind: str, tmp_
         return
     model = made(tmp_path / "tiny", kind, {key: ...}, relu=True, tie=False)
     modules = load("coldpress.compiler.architectures", Architecture, kind).MODULES
-    assert model.spec.hidden_act == _common.activation(modules.activation)
+    named = "swiglu_oai" if kind == "gpt_oss" else _common.activation(modules.activation)
+    assert model.spec.hidden_act == named
     assert settings.resolve({"model": str(tmp_path / "tiny")}).model.exact_zeros == model.spec.exact_zeros
 
 
@@ -472,6 +509,23 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "smollm3",
         {"no_rope_layers": [2, 0]},
         r"no_rope_layers is \[2, 0\], expected a list of 0 and 1",
+    ),
+    "another activation": (
+        "gpt_oss",
+        {"hidden_act": "relu"},
+        "hidden_act is 'relu' in a model of type gpt_oss, expected",
+    ),
+    "another slope": (
+        "gpt_oss",
+        {"swiglu_alpha": 1.5},
+        "swiglu_alpha is 1.5 in a model of type gpt_oss, expected 1.702",
+    ),
+    "a negative limit": ("gpt_oss", {"swiglu_limit": -7.0}, "swiglu_limit is -7.0, expected a number above 0"),
+    "packed in another way": ("gpt_oss", {"quantization_config": {"quant_method": "awq"}}, "is quantized already"),
+    "packed where nothing is": (
+        "granitemoe",
+        {"quantization_config": {"quant_method": "mxfp4"}},
+        "the checkpoint is quantized already",
     ),
     "no factor": ("granite", {"residual_multiplier": 0}, "residual_multiplier is 0, expected a number above 0"),
     "frequencies by length": (

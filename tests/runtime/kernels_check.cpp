@@ -165,8 +165,9 @@ void check_functions(const Kernels& kernels) {
     exponentials.note(total, expected, expected);
     for (size_t i = 0; i < ours.size(); ++i) exponentials.note(ours[i], theirs[i], theirs[i]);
     exponentials.print("exp_sum", Format::fp16);
-    for (Activation kind : {Activation::relu, Activation::relu2, Activation::fatrelu, Activation::silu,
-                            Activation::gelu, Activation::gelu_tanh}) {
+    for (Activation kind : {Activation::none, Activation::relu, Activation::relu2, Activation::fatrelu, Activation::silu,
+                            Activation::gelu, Activation::gelu_tanh, Activation::clamped_swish,
+                            Activation::clamped_up}) {
         std::vector<float> mine(values), reference(values);
         for (size_t i = 0; i < mine.size(); i += 2) mine[i] = reference[i] = -values[i];
         kernels.activate(kind, 0.5f, mine.data(), static_cast<int64_t>(mine.size()));

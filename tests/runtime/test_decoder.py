@@ -394,6 +394,23 @@ def test_activations_agree_with_transformers(name):
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=5e-6)
 
 
+@pytest.mark.parametrize("limit", [7.0, 0.3])
+def test_the_activation_of_gpt_oss_agrees_with_transformers(limit):
+    from types import SimpleNamespace
+
+    import torch
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+
+    random = np.random.default_rng(0)
+    gate, up = (np.concatenate([random.normal(0, 4, 2000), [-200, 200, 0, limit, -limit]]) for _ in range(2))
+    gate, up = random.permutation(gate).astype(np.float32), up.astype(np.float32)
+    both = torch.from_numpy(np.stack([gate, up], axis=1).reshape(-1))
+    expected = GptOssExperts._apply_gate(SimpleNamespace(alpha=1.702, limit=limit), both).numpy()
+    found = arithmetic.activation("swiglu_oai", limit)(gate) * arithmetic.up_activation("swiglu_oai", limit)(up)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, rtol=2e-6, atol=5e-6)
+
+
 def test_norms_agree_with_torch():
     import torch
 

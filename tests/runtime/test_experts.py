@@ -15,15 +15,33 @@ from coldpress.runtime.generate.session import Session
 from coldpress.runtime.trace import FETCH, PRELOAD, Recorder
 from coldpress.schemas.errors import ArtifactError, ColdpressError
 from coldpress.schemas.families import num_units
-from tests.support.artifacts import Recipe, build_artifact, change_manifest, small_spec
+from coldpress.schemas.model import MLP_ROLES, matrices, role_shape
+from tests.support.artifacts import Recipe, build_artifact, change_manifest, random_weights, small_spec
 
 EXPERTS, CHOSEN, WIDTH, LAYERS = 6, 2, 96, 3
 TOKENS = [3, 14, 15, 92, 65, 35, 89, 79]
 
 
+KINDS = {
+    "silu": {},
+    "gpt_oss": {"hidden_act": "swiglu_oai", "activation_threshold": 0.5, "attention_sinks": True},
+}
+"""The latter with biases of the experts, too."""
+
+
 def spec_of(**changes):
-    mixture = {"num_experts": EXPERTS, "num_experts_per_tok": CHOSEN, "intermediate_size": WIDTH}
-    return small_spec(num_hidden_layers=LAYERS, hidden_act="silu", **(mixture | changes))
+    mixture = {"num_experts": EXPERTS, "num_experts_per_tok": CHOSEN, "intermediate_size": WIDTH, "hidden_act": "silu"}
+    return small_spec(num_hidden_layers=LAYERS, **(mixture | changes))
+
+
+def weights_of(spec):
+    random = np.random.default_rng(7)
+    weights = random_weights(spec, random)
+    if spec.attention_sinks:
+        biased = [name for role in MLP_ROLES for name in matrices(role, spec)]
+        for role in (f"layers.{layer}.{name}.bias" for layer in range(LAYERS) for name in biased):
+            weights[role] = random.normal(0, 0.3, role_shape(spec, role)).astype(np.float32)
+    return weights
 
 
 FAMILIES = [("neuron",), ("mlp_in", "mlp_mid"), ("up_down",), ("gate_down",), ("mlp_mid",)]
@@ -34,17 +52,22 @@ def families(request):
     return request.param
 
 
-@pytest.fixture(scope="module")
-def mixture(families, tmp_path_factory):
-    recipe = Recipe(spec=spec_of(), method="dense", context_length=64, families=families)
-    return build_artifact(tmp_path_factory.mktemp("mixture") / "a.coldpress", recipe)
+@pytest.fixture(scope="module", params=KINDS)
+def spec(request):
+    return spec_of(**KINDS[request.param])
 
 
 @pytest.fixture(scope="module")
-def in_dram(families, tmp_path_factory):
+def mixture(families, spec, tmp_path_factory):
+    recipe = Recipe(spec=spec, method="dense", context_length=64, families=families)
+    return build_artifact(tmp_path_factory.mktemp("mixture") / "a.coldpress", recipe, weights_of(spec))
+
+
+@pytest.fixture(scope="module")
+def in_dram(families, spec, tmp_path_factory):
     """The same with all units in DRAM, so that sums have one order."""
-    recipe = Recipe(spec=spec_of(), method="dense", context_length=64, pinned_share=1, slots_share=0, families=families)
-    return build_artifact(tmp_path_factory.mktemp("mixture") / "b.coldpress", recipe)
+    recipe = Recipe(spec=spec, method="dense", context_length=64, pinned_share=1, slots_share=0, families=families)
+    return build_artifact(tmp_path_factory.mktemp("mixture") / "b.coldpress", recipe, weights_of(spec))
 
 
 def decoded(session, tokens):
@@ -100,8 +123,14 @@ def test_a_layer_gives_what_its_experts_give_weighed(mixture):
             gate, up, down = (
                 weights[f"layers.{layer}.experts.{expert}.{name}_proj.weight"] for name in ("gate", "up", "down")
             )
-            inner = gate @ x[token]
-            expected[token] += share * (down @ (inner / (1 + np.exp(-inner)) * (up @ x[token])))
+            biases = [
+                weights.get(f"layers.{layer}.experts.{expert}.{name}_proj.bias", 0) for name in ("gate", "up", "down")
+            ]
+            of_gate, of_up, slope = gate @ x[token] + biases[0], up @ x[token] + biases[1], 1.0
+            if spec.attention_sinks:
+                of_gate, of_up, slope = np.minimum(of_gate, 0.5), np.clip(of_up, -0.5, 0.5) + 1, 1.702
+            inner = of_gate / (1 + np.exp(-slope * of_gate)) * of_up
+            expected[token] += share * (down @ inner + biases[2])
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-3 * np.abs(expected).max())
 
 

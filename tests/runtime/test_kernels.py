@@ -201,9 +201,11 @@ SHAPES = [(8, 2, 64, 300, None), (8, 8, 20, 300, 17), (4, 1, 128, 1, None), (6, 
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "length", "window"), SHAPES)
-@pytest.mark.parametrize("scores", [{}, {"scale": 0.7, "softcap": 3.0}, {"softcap": 0.01}])
+@pytest.mark.parametrize("scores", [{}, {"scale": 0.7, "softcap": 3.0}, {"softcap": 0.01}, {"sinks": True}])
 def test_attention_of_one_step(rng, heads, kv_heads, head_dim, length, window, scores):
     q = 3 * floats(rng, heads, head_dim)
+    if "sinks" in scores:
+        scores = {"sinks": 9 * floats(rng, heads)}
     keys, values = (floats(rng, length + 5, kv_heads, head_dim).astype(np.float16) for _ in range(2))
     keys[length:], values[length:] = np.nan, np.nan  # not filled yet
     found = attention.attend(q, keys, values, length, window, **scores)
@@ -228,20 +230,42 @@ def test_soft_caps_of_scores_by_their_formula(rng):
         np.testing.assert_allclose(found[0], expected, atol=2e-6)
 
 
+def test_sinks_by_their_formula(rng):
+    """Of every size beside the scores: nothing, a part of the weights, or nearly all of them; each head has its own."""
+    keys, values = (floats(rng, 6, 2, 16).astype(np.float16) for _ in "kv")
+    q, sinks = floats(rng, 4, 16), np.array([-300, 0.5, 4, 300], np.float32)
+    expected = np.empty((4, 16))
+    for head, (query, sink) in enumerate(zip(q.astype(np.float64), sinks.astype(np.float64), strict=True)):
+        scores = keys[:, head // 2].astype(np.float64) @ query / 4
+        peak = max(*scores, sink)
+        total = np.exp(scores - peak).sum() + math.exp(sink - peak)
+        expected[head] = np.exp(scores - peak) / total @ values[:, head // 2].astype(np.float64)
+    one = attention.attend(q, keys, values, 6, sinks=sinks)
+    many = attention.attend_prefill(q[None], keys, values, 6, sinks=sinks)[0]
+    for found in (one, many):
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert not np.abs(expected[3]).any() or np.abs(expected[3]).max() < 1e-30
+    without = attention.attend(q, keys, values, 6)
+    assert np.abs(without[0] - one[0]).max() < 1e-6 < np.abs(without[1] - one[1]).max()
+    with pytest.raises(ValueError, match="sinks has 3 values, expected 4"):
+        attention.attend(q, keys, values, 6, sinks=sinks[:3])
+
+
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "length", "window"), SHAPES)
 @pytest.mark.parametrize("softcap", [None, 0.4])
-def test_prefill_equals_single_steps(rng, monkeypatch, heads, kv_heads, head_dim, length, window, softcap):
+@pytest.mark.parametrize("with_sinks", [False, True])
+def test_prefill_equals_single_steps(rng, monkeypatch, heads, kv_heads, head_dim, length, window, softcap, with_sinks):
     monkeypatch.setattr(attention, "SCORES_BYTES", 4 * heads * 7 * length)  # blocks of a few queries
     tokens = (length + 1) // 2
     q = floats(rng, tokens, heads, head_dim)
     keys, values = (floats(rng, length + 5, kv_heads, head_dim).astype(np.float16) for _ in range(2))
     keys[length:], values[length:] = np.nan, np.nan
-    found = attention.attend_prefill(q, keys, values, length, window, scale=0.3, softcap=softcap)
+    scores = {"scale": 0.3, "softcap": softcap, "sinks": 3 * floats(rng, heads) if with_sinks else None}
+    found = attention.attend_prefill(q, keys, values, length, window, **scores)
     assert found.dtype == np.float32
     for t in range(tokens):
-        expected = attention.reference_attend(
-            np.float64(q[t]), keys, values, length - tokens + t + 1, window, scale=0.3, softcap=softcap
-        )
+        seen = length - tokens + t + 1
+        expected = attention.reference_attend(np.float64(q[t]), keys, values, seen, window, **scores)
         np.testing.assert_allclose(found[t], expected, atol=5e-6)
 
 

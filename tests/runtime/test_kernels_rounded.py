@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from coldpress.runtime.decoder.arithmetic import activation
+from coldpress.runtime.decoder.arithmetic import activation, up_activation
 from coldpress.runtime.kernels import NATIVE_FORMATS, activations, gemv, mlp, rows
 from coldpress.runtime.kernels.planes import Coarse
 from coldpress.runtime.plugins import load
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("cpu")
 
 ROUNDED = ("int16", "int8")
 PLANES = [name for name in NATIVE_FORMATS if planes_of(name)]
-FUNCTIONS: tuple[Activation, ...] = ("relu", "relu2", "drelu", "fatrelu", "silu", "gelu", "gelu_tanh")
+FUNCTIONS: tuple[Activation, ...] = ("relu", "relu2", "drelu", "fatrelu", "silu", "gelu", "gelu_tanh", "swiglu_oai")
 
 
 @pytest.mark.parametrize("fmt", activations.ROUNDED_FORMATS)
@@ -78,11 +78,11 @@ def test_fp16_rows_take_float32(rng):
     assert np.array_equal(rows.dot_rows(*place, activations="int8"), rows.dot_rows(*place))
 
 
-def layout_of(fmt: str, length: int, gate: bool, up: bool, function: Activation = "silu", both: bool = False):
+def layout_of(fmt: str, length: int, gate: bool, up: bool, function: Activation = "silu"):
     size = load("coldpress.runtime.quantization", Format, fmt).nbytes(length)
     offsets = iter(range(OFFSET, OFFSET + 3 * size, size))
     first, second = next(offsets) if gate else None, next(offsets) if up else None
-    return mlp.Layout(first, second, next(offsets), length, fmt, function, 0.5, both)
+    return mlp.Layout(first, second, next(offsets), length, fmt, function, 0.5)
 
 
 @pytest.mark.parametrize("fmt", NATIVE_FORMATS)
@@ -121,7 +121,7 @@ def test_units_in_planes_have_the_bits_of_the_plain_format(rng, name, kind):
     codes = planes.whole.encode(floats(rng, 3 * 301, 512)).reshape(301, -1)
     coarse, refinements = planes.split(codes)
     size, x, slots = planes.whole.nbytes(512), floats(rng, 2, 512), rng.permutation(301).astype(np.int32)
-    layout = mlp.Layout(0, size, 2 * size, 512, planes.WHOLE, "silu", 0.0, False)
+    layout = mlp.Layout(0, size, 2 * size, 512, planes.WHOLE, "silu", 0.0)
     stored = np.empty_like(refinements)
     stored[slots] = refinements
     given = Coarse(coarse, np.arange(301, dtype=np.int32), name)
@@ -145,25 +145,25 @@ def test_activation_functions(function):
     gate[:, 0], up[:, 0] = values, 1
     store = np.concatenate([part.view(np.uint8) for part in (gate, up, np.eye(length, dtype=np.float16))], axis=1)
     x, slots = np.eye(1, length, dtype=np.float32)[0], np.arange(length, dtype=np.int32)
-    layout = mlp.Layout(0, 2 * length, 4 * length, length, "fp16", function, 0.5, False)
-    expected = activation(function, 0.5)(values.astype(np.float64))
+    layout = mlp.Layout(0, 2 * length, 4 * length, length, "fp16", function, 0.5)
+    expected = activation(function, 0.5)(values.astype(np.float64)) * up_activation(function, 0.5)(np.float32(1))
     found = mlp.mlp_rows(store, slots, layout, x, mlp.Terms())
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=2e-6)
     assert np.isnan(mlp.mlp_rows(store, slots, layout, x * np.float32(np.nan), mlp.Terms())).any()
 
 
-def test_both_projections_are_activated(rng):
+@pytest.mark.parametrize("function", ["drelu", "swiglu_oai"])
+def test_both_projections_are_activated(rng, function):
     store, x, slots = unit_store(rng, "fp16", 64, slices=3), floats(rng, 64), np.arange(SLOTS, dtype=np.int32)
-    place = store, slots, layout_of("fp16", 64, True, True, "drelu", both=True), x, mlp.Terms()
-    np.testing.assert_allclose(
-        mlp.mlp_rows(*place), mlp.reference_mlp_rows(*place, activation("drelu")), rtol=1e-5, atol=1e-4
-    )
+    place = store, slots, layout_of("fp16", 64, True, True, function), x, mlp.Terms()
+    expected = mlp.reference_mlp_rows(*place, activation(function, 0.5), act_up=up_activation(function, 0.5))
+    np.testing.assert_allclose(mlp.mlp_rows(*place), expected, rtol=1e-5, atol=1e-4)
 
 
 def test_a_unit_that_is_zero_is_not_read_further():
     store = np.full((2, 3, 32), np.nan, np.float16)
     store[:, 0], store[1, 1:] = np.array([[-1], [1]]), 2  # the first unit is left by ReLU with nothing
-    layout = mlp.Layout(0, 64, 128, 32, "fp16", "relu", 0.0, False)
+    layout = mlp.Layout(0, 64, 128, 32, "fp16", "relu", 0.0)
     x, slots = np.full(32, 1 / 32, np.float32), np.array([0, 1], np.int32)
     assert np.array_equal(mlp.mlp_rows(store.view(np.uint8).reshape(2, -1), slots, layout, x, mlp.Terms()), [4] * 32)
 
@@ -200,7 +200,7 @@ def test_bad_arguments(change, message):
         return {name: change[name] for name in names if name in change}
 
     layout = mlp.Layout(**({"gate_offset": 0, "up_offset": 0, "down_offset": 0, "length": 32, "fmt": "fp16",
-                            "activation": "relu", "threshold": 0.0, "activated_up": False}
+                            "activation": "relu", "threshold": 0.0}
                            | pick("gate_offset", "down_offset", "activation")))  # fmt: skip
     slots, x = change.get("slots", np.array([0, 1], np.int32)), change.get("x", np.zeros(32, np.float32))
     with pytest.raises(ValueError, match=message):

@@ -31,20 +31,21 @@ def cached(rng, positions, heads, head_dim):
     return codes.reshape(positions, heads, -1), floats
 
 
-def softmax_attention(q, keys, values, first, last, scale=None, softcap=None):
+def softmax_attention(q, keys, values, first, last, scale=None, softcap=None, sinks=None):
     """float64 [heads, head_dim], written out."""
     group, out = len(q) // keys.shape[1], []
     for head, query in enumerate(q.astype(np.float64)):
         scores = keys[first:last, head // group] @ query * (scale or 1 / np.sqrt(q.shape[1]))
         scores = scores if softcap is None else softcap * np.tanh(scores / softcap)
-        weights = np.exp(scores - scores.max())
-        out.append(weights / weights.sum() @ values[first:last, head // group])
+        peak = scores.max() if sinks is None else max(scores.max(), sinks[head])
+        weights, rest = np.exp(scores - peak), 0 if sinks is None else np.exp(sinks[head] - peak)
+        out.append(weights / (weights.sum() + rest) @ values[first:last, head // group])
     return np.stack(out)
 
 
 @pytest.mark.parametrize("head_dim", [16, 64, 80])
 @pytest.mark.parametrize("window", [None, 5])
-@pytest.mark.parametrize("scores", [{}, {"scale": 0.4, "softcap": 1.5}])
+@pytest.mark.parametrize("scores", [{}, {"scale": 0.4, "softcap": 1.5}, {"sinks": np.float32([-1, 0, 2, 5])}])
 def test_attention_over_codes_is_that_over_what_they_say(rng, cpu, head_dim, window, scores):
     (keys, k), (values, v) = (cached(rng, 40, 2, head_dim) for _ in "kv")
     q = rng.standard_normal((6, 4, head_dim)).astype(np.float32)

@@ -1,9 +1,14 @@
 """Gives the source model the values of an artifact's codes as weights, to measure the loss of quantization alone."""
 
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from coldpress.compiler.checkpoint.tensors import read_role
 from coldpress.runtime import plugins
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.generate.session import Session
@@ -12,6 +17,8 @@ from coldpress.runtime.quantization._planes import planes_of, whole_format
 from coldpress.schemas.families import num_units, slice_length, slices
 from coldpress.schemas.layout import placed_parts
 from coldpress.schemas.model import Model, matrices
+from tests.support.hf import load_hf
+from tests.support.models import encode, write_safetensors
 
 
 def decode(codes: np.ndarray, format_name: str, length: int) -> np.ndarray:
@@ -54,25 +61,38 @@ def flash_values(session: Session) -> dict[str, np.ndarray]:
     return values
 
 
+def as_stored(model: Model, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the tensors of a checkpoint whose roles have these values, by the checkpoint's names."""
+    entries: dict[str, dict[int, dict[int, np.ndarray]]] = {}
+    turned = {place.tensor for place in model.tensors.values() if place.transposed}
+    stacked = {place.tensor for place in model.tensors.values() if place.index is not None}
+    for role, place in model.tensors.items():
+        found = values[role] if role in values else read_role(model, role)  # a tied head is not stored again
+        rows = (row for start, stop in place.runs() for row in range(start, stop))
+        entry = entries.setdefault(place.tensor, {}).setdefault(place.index or 0, {})
+        entry.update(zip(rows, found.reshape(place.shape), strict=True))
+    tensors: dict[str, np.ndarray] = {}
+    for name, each in entries.items():
+        whole = [np.stack([rows[row] for row in range(len(rows))]) for _, rows in sorted(each.items())]
+        whole = [matrix.T for matrix in whole] if name in turned else whole
+        tensors[name] = np.stack(whole) if name in stacked else whole[0]
+    return tensors
+
+
+def write_as_stored(model: Model, values: Mapping[str, np.ndarray], path: Path) -> None:
+    """Writes these tensors to a safetensors file, in float32."""
+    tensors = as_stored(model, values)
+    coded = {name: ("F32", array.shape, encode(array, "float32")) for name, array in tensors.items()}
+    write_safetensors(path, coded)
+
+
 def with_codes(session: Session, model: Model) -> Any:
     """Returns transformers' model of the checkpoint in float32, with the artifact's values as weights."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    source = AutoModelForCausalLM.from_pretrained(_weights_folder(model), dtype=torch.float32).eval()
     values = resident_values(session.artifact) | flash_values(session)
-    with torch.no_grad():
-        for role, place in model.tensors.items():
-            if role in values:  # a tied head is not stored again
-                rows = [row for start, stop in place.runs() for row in range(start, stop)]
-                source.get_parameter(place.tensor)[rows] = torch.from_numpy(
-                    np.ascontiguousarray(values[role], np.float32)
-                ).view(place.shape)
-    return source
-
-
-def _weights_folder(model: Model) -> str:
-    return next(iter(model.tensors.values())).file.rpartition("/")[0]
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(Path(next(iter(model.tensors.values())).file).parent / "config.json", folder)
+        write_as_stored(model, values, Path(folder) / "model.safetensors")
+        return load_hf(Path(folder))
 
 
 def perplexity(source: Any, token_blocks: np.ndarray) -> float:

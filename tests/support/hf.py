@@ -68,6 +68,8 @@ def spec_of(config: Any) -> ModelSpec:
         head_dim=head_dim,
         max_position_embeddings=config.max_position_embeddings,
         hidden_act=_activation(config),
+        activation_threshold=getattr(config, "swiglu_limit", 0.0),
+        attention_sinks=config.model_type == "gpt_oss",
         num_experts=getattr(config, "num_local_experts", 1),
         num_experts_per_tok=getattr(config, "num_experts_per_tok", 1),
         gated_mlp=config.model_type not in ("opt", "arcee", "nemotron"),
@@ -88,8 +90,8 @@ def spec_of(config: Any) -> ModelSpec:
 
 
 def _activation(config: Any) -> Any:
-    if config.model_type == "bamboo":
-        return "drelu"
+    if config.model_type in ("bamboo", "gpt_oss"):
+        return {"bamboo": "drelu", "gpt_oss": "swiglu_oai"}[config.model_type]
     return config.activation_function if config.model_type == "opt" else config.hidden_act
 
 
@@ -126,8 +128,10 @@ def _split(parts: list[str], values: np.ndarray, spec: ModelSpec) -> dict[str, n
     queries, keys = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
     if parts[2:3] == ["gate"]:
         return {".".join([*parts[:2], "router", *parts[3:]]): values}
+    if parts[2:3] == ["sinks"]:
+        return {".".join([*parts[:2], "attention.sinks"]): values}
     if parts[2:3] == ["experts"]:
-        return _of_experts(parts, values)
+        return (_of_gpt_oss if spec.attention_sinks else _of_experts)(parts, values)
     fused = {
         "qkv_proj": (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)),
         "gate_up_proj": (("gate_proj", spec.intermediate_size), ("up_proj", spec.intermediate_size)),
@@ -152,6 +156,18 @@ def _of_experts(parts: list[str], values: np.ndarray) -> dict[str, np.ndarray]:
             gate, up = np.split(matrix, 2)
             found |= {f"{prefix}.gate_proj.weight": np.ascontiguousarray(gate)}
             found |= {f"{prefix}.up_proj.weight": np.ascontiguousarray(up)}
+    return found
+
+
+def _of_gpt_oss(parts: list[str], values: np.ndarray) -> dict[str, np.ndarray]:
+    """Splits the same of gpt-oss: gate and up are [E, N, 2F], column by column in turn, down is [E, F, N]; and biases,
+    [E, 2F] and [E, N]."""
+    found: dict[str, np.ndarray] = {}
+    name, kind = parts[3].removesuffix("_bias"), "bias" if parts[3].endswith("_bias") else "weight"
+    for expert, entry in enumerate(values):
+        rows, prefix = entry.T, ".".join([*parts[:3], str(expert)])
+        own = {"down_proj": rows} if name == "down_proj" else {"gate_proj": rows[::2], "up_proj": rows[1::2]}
+        found |= {f"{prefix}.{role}.{kind}": np.ascontiguousarray(one) for role, one in own.items()}
     return found
 
 

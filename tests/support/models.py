@@ -14,6 +14,8 @@ BY_HAND = (
     "arcee",
     "bamboo",
     "glm4_moe",
+    "gpt_oss",
+    "granitemoe",
     "llama",
     "mistral",
     "mixtral",
@@ -40,7 +42,7 @@ BY_TRANSFORMERS = (
     "stablelm",
 )
 MODEL_TYPES = tuple(sorted((*BY_HAND, *BY_TRANSFORMERS)))
-MIXTURES = ("glm4_moe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
+MIXTURES = ("glm4_moe", "gpt_oss", "granitemoe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
 """Models with several experts, in which only the router chooses units."""
 UNGATED = ("arcee", "nemotron")
 FROM_ONE = ("gemma2", "gemma3_text", "nemotron")
@@ -49,7 +51,19 @@ NORMS_AROUND = ("gemma2", "gemma3_text", "glm4")
 """Models with a norm before and after each block."""
 RELU_TYPES = ("arcee", "bamboo", "nemotron")
 """Models whose activation is always of the ReLU family, whatever `relu` says."""
-OUTPUTS = ("o_proj", "out_proj", "down_proj", "fc2", "w2", "dense_4h_to_h", "attention.dense", "self_attn.dense")
+SMOOTH_TYPES = ("gpt_oss",)
+"""Models whose activation is never of the ReLU family."""
+OUTPUTS = (
+    "o_proj",
+    "out_proj",
+    "down_proj",
+    "output_linear",
+    "fc2",
+    "w2",
+    "dense_4h_to_h",
+    "attention.dense",
+    "self_attn.dense",
+)
 """Parts of the names of matrices whose results are added to the hidden states."""
 EXPERTS: dict[str, dict[str, Any]] = {
     "glm4_moe": {
@@ -62,14 +76,25 @@ EXPERTS: dict[str, dict[str, Any]] = {
         "num_nextn_predict_layers": 0,
         "partial_rotary_factor": 0.5,
     },
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32, "sliding_window": 20},
+    "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": False},
     "qwen2_moe": {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": False},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True, "head_dim": 32},
 }
 """Keys of mixtures."""
+COUNTED = {"glm4_moe": "n_routed_experts", "granitemoe": "num_local_experts", "mixtral": "num_local_experts"}
+"""Keys with the number of experts, where it is not `num_experts`."""
 MATRICES = ("gate_proj", "up_proj", "down_proj")
-PREFIXES = {"glm4_moe": "Glm4Moe", "qwen2_moe": "Qwen2Moe", "olmoe": "Olmoe", "qwen3_moe": "Qwen3Moe"}
+PREFIXES = {
+    "glm4_moe": "Glm4Moe",
+    "gpt_oss": "GptOss",
+    "granitemoe": "GraniteMoe",
+    "qwen2_moe": "Qwen2Moe",
+    "olmoe": "Olmoe",
+    "qwen3_moe": "Qwen3Moe",
+}
 """Beginnings of class names that are not the capitalized model_type."""
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
@@ -224,7 +249,7 @@ def _config(
             "dropout": 0.0,
             "pad_token_id": 1,
         }
-    activation = {"arcee": "relu2", "nemotron": "relu2", "bamboo": "relu"}
+    activation = {"arcee": "relu2", "nemotron": "relu2", "bamboo": "relu", "gpt_oss": "silu"}
     config = common | {
         "architectures": [f"{PREFIXES.get(model_type, model_type.capitalize())}ForCausalLM"],
         "intermediate_size": intermediate,
@@ -254,7 +279,9 @@ def _with_own_keys(model_type: str, config: dict[str, Any], relu: bool) -> dict[
         config |= {"query_pre_attn_scalar": 24, "sliding_window": 20}
     if model_type == "gemma3_text":
         config["rope_parameters"] = {"full_attention": {"rope_theta": 50000.0}}
-    if model_type == "granite":
+    if model_type == "gpt_oss":
+        config |= {"attention_bias": True, "swiglu_limit": 0.75}
+    if model_type in ("granite", "granitemoe"):
         config |= {"embedding_multiplier": 3.0, "attention_multiplier": 0.2}
         config |= {"residual_multiplier": 0.6, "logits_scaling": 2.0}
     if model_type == "qwen3":
@@ -288,6 +315,8 @@ def random_weights(config: Mapping[str, Any], seed: int = 0) -> dict[str, np.nda
             values -= kind in FROM_ONE
         elif name.endswith("bias"):
             values = rng.normal(0, 0.1, shape)
+        elif name.endswith("sinks"):
+            values = rng.normal(0, 1.0, shape)
         elif "embed" in name or name == "lm_head.weight":
             values = rng.normal(0, 2 / np.sqrt(hidden), shape)
             if name == "lm_head.weight":  # tokens follow a random cycle, so that text does not repeat soon
@@ -295,21 +324,31 @@ def random_weights(config: Mapping[str, Any], seed: int = 0) -> dict[str, np.nda
                 values[cycle] += 2 * next(iter(weights.values()))[np.roll(cycle, 1)]
             values += 2 * shared
         else:
-            values = rng.normal(0, 1 / np.sqrt(shape[1]), shape)
-            if any(part in name for part in OUTPUTS):
-                values = (values - values.mean(axis=1, keepdims=True)) * gain / np.sqrt(2 * layers)
-            else:  # only the gates may see the shared direction, else all positions become similar
-                values -= np.outer(values @ shared, shared)
+            width = config.get("intermediate_size", shape[0])
+            turned = kind == "gpt_oss" and len(shape) == 3
+            *experts, rows, columns = (shape[0], shape[2], shape[1]) if turned else shape
+            each = [_matrix(rng, (rows, columns), name, (gain, layers), shared) for _ in range(*experts or [1])]
             if any(part in name for part in _deciding(kind)):
-                values[: config.get("intermediate_size", shape[0])] -= 0.2 * shared
+                for matrix in each:
+                    matrix[:width] -= 0.2 * shared
+            values = np.stack([matrix.T if turned else matrix for matrix in each]) if experts else each[0]
         weights[name] = values.astype(np.float32)
     return weights
+
+
+def _matrix(
+    rng: np.random.Generator, shape: tuple[int, int], name: str, gain: tuple[float, int], shared: np.ndarray
+) -> np.ndarray:
+    values = rng.normal(0, 1 / np.sqrt(shape[1]), shape)
+    if any(part in name for part in OUTPUTS):
+        return (values - values.mean(axis=1, keepdims=True)) * gain[0] / np.sqrt(2 * gain[1])
+    return values - np.outer(values @ shared, shared)  # only the gates may see it, else all positions become similar
 
 
 def _deciding(model_type: str) -> tuple[str, ...]:
     """Returns parts of the names of the matrices whose sign decides which neurons fire."""
     if model_type in MIXTURES:  # their routers are called gate
-        return ("w1", "gate_proj")
+        return ("w1", "gate_proj", "input_linear")
     return ("up_proj",) if model_type in UNGATED else ("gate", "fc1", "dense_h_to_4h")
 
 
@@ -322,9 +361,13 @@ def _llama_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config["vocab_size"], hidden)}
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
+        linears: dict[str, tuple[int, ...]]
         linears = {"self_attn.o_proj": (hidden, queries), "mlp.down_proj": (hidden, intermediate)}
         if kind in MIXTURES:
-            linears = {"self_attn.o_proj": (hidden, queries), "self_attn.q_proj": (queries, hidden)}
+            linears: dict[str, tuple[int, ...]] = {
+                "self_attn.o_proj": (hidden, queries),
+                "self_attn.q_proj": (queries, hidden),
+            }
             linears |= {f"self_attn.{name}_proj": (keys, hidden) for name in "kv"}
             linears |= _expert_shapes(config, layer)
         elif kind == "phi3":
@@ -348,6 +391,9 @@ def _llama_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
             shapes[f"{prefix}mlp.gate.e_score_correction_bias"] = linears["mlp.gate"][:1]
         if kind in ("qwen3", "qwen3_moe") or config.get("use_qk_norm"):
             shapes |= {f"{prefix}self_attn.{name}_norm.weight": (head_dim,) for name in "qk"}
+        if kind == "gpt_oss":
+            shapes[f"{prefix}self_attn.sinks"] = (config["num_attention_heads"],)
+            shapes |= {f"{prefix}{name}": shape for name, shape in _gpt_oss_shapes(config).items()}
         if kind == "olmoe":
             shapes |= {f"{prefix}self_attn.{name}_norm.weight": (of,) for name, of in (("q", queries), ("k", keys))}
     shapes |= {f"model.norm.{part}": (hidden,) for part in parts}
@@ -373,12 +419,21 @@ def _shapes_by_transformers(config: Mapping[str, Any]) -> dict[str, tuple[int, .
 def _expert_shapes(config: Mapping[str, Any], layer: int) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of the router and the experts of a layer, or of its MLP if it has no experts."""
     kind, hidden = config["model_type"], config["hidden_size"]
+    if kind == "gpt_oss":
+        return {}
     if layer < config.get("first_k_dense_replace", 0) or layer in config.get("mlp_only_layers", ()):
         return _mlp_shapes("mlp.", MATRICES, hidden, config["intermediate_size"])
     if (layer + 1) % config.get("decoder_sparse_step", 1):
         return _mlp_shapes("mlp.", MATRICES, hidden, config["intermediate_size"])
     intermediate = config.get("moe_intermediate_size", config["intermediate_size"])
-    experts = config[{"mixtral": "num_local_experts", "glm4_moe": "n_routed_experts"}.get(kind, "num_experts")]
+    experts = config[COUNTED.get(kind, "num_experts")]
+    if kind == "granitemoe":
+        block = "block_sparse_moe"
+        shapes = {f"{block}.input_linear": (experts, 2 * intermediate, hidden)}
+        return shapes | {
+            f"{block}.output_linear": (experts, hidden, intermediate),
+            f"{block}.router.layer": (experts, hidden),
+        }
     block, names = ("block_sparse_moe", ("w1", "w3", "w2")) if kind == "mixtral" else ("mlp", MATRICES)
     shapes: dict[str, tuple[int, ...]] = {f"{block}.gate": (experts, hidden)}
     for expert in range(experts):
@@ -389,6 +444,19 @@ def _expert_shapes(config: Mapping[str, Any], layer: int) -> dict[str, tuple[int
     if kind == "glm4_moe":
         shapes |= _mlp_shapes("mlp.shared_experts.", MATRICES, hidden, intermediate * config["n_shared_experts"])
     return shapes
+
+
+def _gpt_oss_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of the router's and the experts' tensors, whose names do not all end in `weight`."""
+    hidden, width, experts = config["hidden_size"], config["intermediate_size"], config["num_local_experts"]
+    return {
+        "mlp.router.weight": (experts, hidden),
+        "mlp.router.bias": (experts,),
+        "mlp.experts.gate_up_proj": (experts, hidden, 2 * width),
+        "mlp.experts.gate_up_proj_bias": (experts, 2 * width),
+        "mlp.experts.down_proj": (experts, width, hidden),
+        "mlp.experts.down_proj_bias": (experts, hidden),
+    }
 
 
 def _mlp_shapes(prefix: str, names: tuple[str, ...], hidden: int, inner: int) -> dict[str, tuple[int, ...]]:

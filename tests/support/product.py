@@ -19,7 +19,6 @@ from benchmarks.evaluation.reads import Placed, Reading
 from coldpress.compiler.activity.choice import Arrays
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.candidates import families_for
-from coldpress.compiler.checkpoint.tensors import read_role
 from coldpress.compiler.cost_model import dense_footprint_bytes
 from coldpress.compiler.io import Workspace, load_record, save_arrays, save_record
 from coldpress.compiler.job import Job, run_job
@@ -42,8 +41,8 @@ from coldpress.schemas.families import FAMILIES, mlp_density
 from coldpress.schemas.layout import placed_parts
 from coldpress.schemas.model import Model
 from tests.support.dag import inputs_for
-from tests.support.dense_codes import flash_values, resident_values
-from tests.support.models import RELU_TYPES, encode, write_model, write_safetensors
+from tests.support.dense_codes import flash_values, resident_values, write_as_stored
+from tests.support.models import RELU_TYPES, SMOOTH_TYPES, write_model
 from tests.support.stages import between
 
 LAYERS, BLOCK_TOKENS = 2, 32
@@ -193,6 +192,12 @@ def _budget_bytes(source: Source, case: Case, selector: Any) -> int:
     return int(share * dense_footprint_bytes(model, case.format, BLOCK_TOKENS)) + besides
 
 
+def has_zeros_for(architecture: str, method: str) -> bool:
+    """Returns whether an architecture can have the exact zeros that a selector may need."""
+    selector = plugins.load("coldpress.runtime.sparsity", Selector, method)
+    return architecture not in SMOOTH_TYPES or not selector.NEEDS_EXACT_ZEROS
+
+
 def has_attention(method: str) -> bool:
     """Returns whether a selector can choose inputs of attention's matrices."""
     selector = plugins.load("coldpress.runtime.sparsity", Selector, method)
@@ -232,16 +237,9 @@ def reading_of(session: Session) -> Reading:
 
 def with_codes(session: Session, model: Model, folder: Path) -> Model:
     """Writes the model as a float32 checkpoint whose weights are the values of the artifact's codes."""
-    values = resident_values(session.artifact) | flash_values(session)
-    rows: dict[str, dict[int, np.ndarray]] = {}
-    for role, place in model.tensors.items():
-        found = values[role] if role in values else read_role(model, role)  # a tied head is not stored again
-        places = (row for start, stop in place.runs() for row in range(start, stop))
-        rows.setdefault(place.tensor, {}).update(zip(places, found.reshape(place.shape), strict=True))
     shutil.copytree(model.folder, folder)
-    joined = {name: np.stack([own[row] for row in range(len(own))]) for name, own in rows.items()}
-    coded = {name: ("F32", array.shape, encode(array, "float32")) for name, array in joined.items()}
-    write_safetensors(folder / "model.safetensors", coded)
+    values = resident_values(session.artifact) | flash_values(session)
+    write_as_stored(model, values, folder / "model.safetensors")
     return ingest.run(IngestConfig(model=str(folder)), Workspace(folder / "work", "test"))
 
 

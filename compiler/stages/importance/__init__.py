@@ -91,7 +91,8 @@ def _layer(found: Imatrix, model: Model, layer: int) -> dict[str, np.ndarray]:
     }
     fused: dict[str, tuple[str, ...]] = {}
     for role, source in matrices.items():
-        fused[source.tensor] = (*fused.get(source.tensor, ()), role)
+        name = source.tensor if source.index is None else role  # llama.cpp has gate and up of experts in two tensors
+        fused[name] = (*fused.get(name, ()), role)
     read: dict[str, np.ndarray] = {}
     values: dict[str, np.ndarray] = {}
     for roles in fused.values():

@@ -39,8 +39,13 @@ void attend_head(const Attention& a, int64_t head, float* out) {
 
     if (a.softcap > 0.0f) soft_cap(scores, a.softcap);
 
-    const float peak = *std::max_element(scores.begin(), scores.end());
-    const float total = kernels().exp_sum(scores.data(), a.positions, peak);
+    float peak = *std::max_element(scores.begin(), scores.end());
+    if (a.sinks) peak = std::max(peak, a.sinks[head]);
+    float total = kernels().exp_sum(scores.data(), a.positions, peak);
+    if (a.sinks) {
+        float sink = a.sinks[head];
+        total += kernels().exp_sum(&sink, 1, peak);
+    }
 
     for (int64_t t = 0; t < a.positions; ++t) rows[static_cast<size_t>(t)] = rows_of(a.values, t);
     kernels().axpy(a.format, rows.data(), a.positions, a.head_dim, scores.data(), sums.data());

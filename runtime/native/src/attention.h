@@ -15,6 +15,7 @@ struct Attention {
     int64_t heads, kv_heads, head_dim, positions;
     float scale;
     float softcap;  // scaled scores s become softcap * tanh(s / softcap); 0: they stay as they are
+    const float* sinks;  // [heads], or null: scores that count in the softmax and add nothing
 };
 
 // out[heads, head_dim] = softmax(scale * queries . keys) . values; query heads share key heads in consecutive groups.

@@ -120,7 +120,7 @@ const float* data_of(const char* name, const std::optional<Floats1>& found, int6
 
 void mlp_rows(const Bytes2& store, const Ids& slots, const std::optional<int64_t>& gate_offset,
               const std::optional<int64_t>& up_offset, int64_t down_offset, int64_t length, const std::string& format,
-              const std::string& activation, float threshold, bool activated_up, const Floats2& x,
+              const std::string& activation, float threshold, const Floats2& x,
               const std::optional<Floats1>& gate_bias, const std::optional<Floats1>& up_bias,
               const std::optional<Floats2>& factors, const Out2& out, int num_threads, int activation_bits,
               const std::optional<Coarse>& coarse) {
@@ -135,12 +135,13 @@ void mlp_rows(const Bytes2& store, const Ids& slots, const std::optional<int64_t
     const Rows units{store.data(), down.stride, down.slots, down.count, length, down.format, down.units};
     expect_slots(slots, store.shape(0));
     const auto checked = [&](int64_t offset) { return rows_at(offset), offset; };
+    const Activation of_gate = activation_of(activation.c_str()), of_up = up_activation_of(activation.c_str());
     Projection projections[2];
     int num_projections = 0;
     if (gate_offset)
-        projections[num_projections++] = {checked(*gate_offset), data_of("gate_bias", gate_bias, down.count), true};
+        projections[num_projections++] = {checked(*gate_offset), data_of("gate_bias", gate_bias, down.count), of_gate};
     if (up_offset)
-        projections[num_projections++] = {checked(*up_offset), data_of("up_bias", up_bias, down.count), activated_up};
+        projections[num_projections++] = {checked(*up_offset), data_of("up_bias", up_bias, down.count), of_up};
     const int64_t tokens = static_cast<int64_t>(x.shape(0));
     expect(tokens >= 1 && tokens <= 1024, text(tokens) + " vectors are to be multiplied with, expected 1 to 1024");
     expect_length("a row of x", x.shape(1), length);
@@ -151,8 +152,7 @@ void mlp_rows(const Bytes2& store, const Ids& slots, const std::optional<int64_t
         expect_length("a row of factors", factors->shape(1), down.count);
     }
     const Mlp wanted{units,       projections, num_projections, factors ? factors->data() : nullptr,
-                     down_offset, length,      activation_of(activation.c_str()),
-                     threshold,   activation_bits};
+                     down_offset, length,      threshold, activation_bits};
     const int threads = threads_of(num_threads);
     const nb::gil_scoped_release release;
     mlp(wanted, x.data(), static_cast<int>(tokens), out.data(), threads);
@@ -234,7 +234,8 @@ uint64_t stream_words(const Words& words, int num_threads) {
 // Checks and computes attention over a cache whose last axis has `width` elements.
 template <typename Cache>
 void attend_in(Format format, int64_t width, const Floats2& queries, const Cache& keys, const Cache& values,
-               int64_t start, int64_t stop, float scale, float softcap, const Out2& out, int num_threads) {
+               int64_t start, int64_t stop, float scale, float softcap, const std::optional<Floats1>& sinks,
+               const Out2& out, int num_threads) {
     const int64_t context = static_cast<int64_t>(keys.shape(0)), kv_heads = static_cast<int64_t>(keys.shape(1));
     const int64_t heads = static_cast<int64_t>(queries.shape(0)), head_dim = static_cast<int64_t>(queries.shape(1));
     expect(kv_heads > 0 && heads % kv_heads == 0,
@@ -257,22 +258,23 @@ void attend_in(Format format, int64_t width, const Floats2& queries, const Cache
                       head_dim,
                       stop - start,
                       scale,
-                      softcap};
+                      softcap,
+                      data_of("sinks", sinks, heads)};
     const int threads = threads_of(num_threads);
     const nb::gil_scoped_release release;
     attend(a, out.data(), threads);
 }
 
 void attend_rows(const Floats2& queries, const Halves3& keys, const Halves3& values, int64_t start, int64_t stop,
-                 float scale, float softcap, const Out2& out, int num_threads) {
+                 float scale, float softcap, const std::optional<Floats1>& sinks, const Out2& out, int num_threads) {
     const int64_t width = static_cast<int64_t>(queries.shape(1));
-    attend_in(Format::fp16, width, queries, keys, values, start, stop, scale, softcap, out, num_threads);
+    attend_in(Format::fp16, width, queries, keys, values, start, stop, scale, softcap, sinks, out, num_threads);
 }
 
 void attend_int8(const Floats2& queries, const Bytes3& keys, const Bytes3& values, int64_t start, int64_t stop,
-                 float scale, float softcap, const Out2& out, int num_threads) {
+                 float scale, float softcap, const std::optional<Floats1>& sinks, const Out2& out, int num_threads) {
     const int64_t width = row_bytes(Format::int8_group32, static_cast<int64_t>(queries.shape(1)));
-    attend_in(Format::int8_group32, width, queries, keys, values, start, stop, scale, softcap, out, num_threads);
+    attend_in(Format::int8_group32, width, queries, keys, values, start, stop, scale, softcap, sinks, out, num_threads);
 }
 
 float encode_heads(const Floats3& values, const OutBytes3& out) {
@@ -311,11 +313,11 @@ void bind_products(nb::module_& m) {
           "join_units, of the joined units");
     m.def("mlp_rows", &mlp_rows, nb::arg("store").noconvert(), nb::arg("slots").noconvert(),
           nb::arg("gate_offset").none(), nb::arg("up_offset").none(), "down_offset"_a, "length"_a, "format"_a,
-          "activation"_a, "threshold"_a, "activated_up"_a, nb::arg("x").noconvert(),
+          "activation"_a, "threshold"_a, nb::arg("x").noconvert(),
           nb::arg("gate_bias").noconvert().none(), nb::arg("up_bias").noconvert().none(),
           nb::arg("factors").noconvert().none(), nb::arg("out").noconvert(), "num_threads"_a = 0,
           "activation_bits"_a = 0, nb::arg("coarse").noconvert().none() = nb::none(),
-          "out[t, length] = sum over i of factors[t, i] * act(gate row i . x[t]) * up row i . x[t] * down row i; with "
+          "out[t, length] = sum over i of factors[t, i] * act(gate row i . x[t]) * act_up(up row i . x[t]) * down row i; with "
           "`coarse` as in join_units, of the joined units");
     m.def("join_units", &joined, nb::arg("coarse").noconvert(), nb::arg("store").noconvert(),
           nb::arg("slots").noconvert(), nb::arg("out").noconvert(), "num_threads"_a = 0,
@@ -337,13 +339,14 @@ void bind_products(nb::module_& m) {
           "Reads memory from beginning to end, to measure how fast that is; the words' exclusive or.");
     m.def(
         "attend", &attend_rows, nb::arg("queries").noconvert(), nb::arg("keys").noconvert(),
-        nb::arg("values").noconvert(), "start"_a, "stop"_a, "scale"_a, "softcap"_a, nb::arg("out").noconvert(),
-        "num_threads"_a = 0,
+        nb::arg("values").noconvert(), "start"_a, "stop"_a, "scale"_a, "softcap"_a, nb::arg("sinks").noconvert().none(),
+        nb::arg("out").noconvert(), "num_threads"_a = 0,
         "out[heads, head_dim] = softmax(scale * queries . keys[start:stop]) . values[start:stop]; a positive softcap c "
-        "makes c * tanh(s / c) of each score s; keys and values are the bits of float16");
+        "makes c * tanh(s / c) of each score s; sinks[heads] count in the softmax and add nothing; keys and values are the "
+        "bits of float16");
     m.def("attend_int8", &attend_int8, nb::arg("queries").noconvert(), nb::arg("keys").noconvert(),
-          nb::arg("values").noconvert(), "start"_a, "stop"_a, "scale"_a, "softcap"_a, nb::arg("out").noconvert(),
-          "num_threads"_a = 0, "attend with keys and values in int8_group32, [context, kv_heads, bytes]");
+          nb::arg("values").noconvert(), "start"_a, "stop"_a, "scale"_a, "softcap"_a,
+          nb::arg("sinks").noconvert().none(), nb::arg("out").noconvert(), "num_threads"_a = 0, "attend with keys and values in int8_group32, [context, kv_heads, bytes]");
     m.def("encode_int8", &encode_heads, nb::arg("values").noconvert(), nb::arg("out").noconvert(),
           "out[token, head] = values[token, head] in int8_group32; the largest scale, with which out is whole if it is "
           "below 65520");

@@ -32,11 +32,16 @@ Activation activation_of(const char* name) {
         Activation function;
     } known[] = {{"relu", Activation::relu},       {"drelu", Activation::relu}, {"relu2", Activation::relu2},
                  {"fatrelu", Activation::fatrelu}, {"silu", Activation::silu},  {"gelu", Activation::gelu},
-                 {"gelu_tanh", Activation::gelu_tanh}};
+                 {"gelu_tanh", Activation::gelu_tanh}, {"swiglu_oai", Activation::clamped_swish}};
     for (const auto& entry : known)
         if (std::strcmp(name, entry.name) == 0) return entry.function;
     throw std::invalid_argument("no native kernel computes the activation '" + std::string(name) +
-                                "'; there are kernels for relu, drelu, relu2, fatrelu, silu, gelu, gelu_tanh");
+                                "'; there are kernels for relu, drelu, relu2, fatrelu, silu, gelu, gelu_tanh, swiglu_oai");
+}
+
+Activation up_activation_of(const char* name) {
+    if (std::strcmp(name, "drelu") == 0) return Activation::relu;
+    return std::strcmp(name, "swiglu_oai") == 0 ? Activation::clamped_up : Activation::none;
 }
 
 }  // namespace coldpress

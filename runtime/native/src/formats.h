@@ -53,9 +53,12 @@ constexpr int64_t row_bytes(Format format, int64_t length) {
 Format format_of(const char* name);
 
 // The functions of schemas/model.py's activations; activations with the same function share one name here.
-enum class Activation { relu, relu2, fatrelu, silu, gelu, gelu_tanh };
+enum class Activation { none, relu, relu2, fatrelu, silu, gelu, gelu_tanh, clamped_swish, clamped_up };
 
-// Throws std::invalid_argument naming the known functions.
+// The function of the gate's products. Throws std::invalid_argument naming the known functions.
 Activation activation_of(const char* name);
+
+// The function of up's products in an MLP with this activation of the gate; none for most.
+Activation up_activation_of(const char* name);
 
 }  // namespace coldpress

@@ -55,7 +55,7 @@ struct Kernels {
     void (*decode)(Format, const uint8_t* row, int64_t length, float* out);
     // values[i] = exp(values[i] - peak); returns their sum. With the maximum as peak this gives a stable softmax.
     float (*exp_sum)(float* values, int64_t count, float peak);
-    // values[i] = the activation function of values[i]; `threshold` is fatrelu's
+    // values[i] = the activation function of values[i]; `threshold` is fatrelu's, or what values are clamped to
     void (*activate)(Activation, float threshold, float* values, int64_t count);
     // out[t][i] = dot(row i, x[t])
     void (*dot_tokens)(Format, const uint8_t* const* rows, int64_t count, int64_t length, int tokens,

@@ -38,6 +38,8 @@ inline void each(float* values, int64_t count, Function function) {
 
 void activate(Activation kind, float threshold, float* values, int64_t count) {
     switch (kind) {
+        case Activation::none:
+            return;
         case Activation::relu:
             return each(values, count, relu_of);
         case Activation::relu2:
@@ -51,6 +53,15 @@ void activate(Activation kind, float threshold, float* values, int64_t count) {
         case Activation::gelu_tanh:  // 1 + tanh(u) = 2 sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3)
             return each(values, count, [](float x) {
                 return x * sigmoid(1.59576912f * (x + 0.044715f * x * x * x));
+            });
+        case Activation::clamped_swish:
+            return each(values, count, [threshold](float x) {
+                const float clamped = x > threshold ? threshold : x;
+                return clamped * sigmoid(1.702f * clamped);
+            });
+        case Activation::clamped_up:
+            return each(values, count, [threshold](float x) {
+                return 1.0f + (x > threshold ? threshold : x < -threshold ? -threshold : x);
             });
     }
 }

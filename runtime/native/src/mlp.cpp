@@ -51,7 +51,7 @@ void finish(const Mlp& mlp, const Projection& projection, std::vector<float>& va
     const int64_t count = static_cast<int64_t>(values.size());
     if (projection.bias)
         for (size_t i = 0; i < values.size(); ++i) values[i] += projection.bias[active.index[i]];
-    if (projection.activated) kernels().activate(mlp.activation, mlp.threshold, values.data(), count);
+    kernels().activate(projection.activation, mlp.threshold, values.data(), count);
     for (size_t i = 0; i < values.size(); ++i) active.inner[i] *= values[i];
     active.drop_zeros();
 }

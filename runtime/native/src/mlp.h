@@ -9,12 +9,12 @@
 
 namespace coldpress {
 
-// A projection whose rows are in the units: the row's offset in a unit, a bias per unit or null, and whether the
-// product goes through the activation.
+// A projection whose rows are in the units: the row's offset in a unit, a bias per unit or null, and what the product
+// goes through.
 struct Projection {
     int64_t offset;
     const float* bias;  // [count], in the order of the units
-    bool activated;
+    Activation activation;
 };
 
 struct Mlp {
@@ -23,8 +23,7 @@ struct Mlp {
     int num_projections;
     const float* factors;  // [tokens, count], or null: the known factors of the inner activation
     int64_t down_offset, down_length;
-    Activation activation;
-    float threshold;
+    float threshold;  // of the projections' activations
     int activation_bits;
 };
 
