@@ -11,12 +11,17 @@ activations are not exact zeros.
 Arrays of a layer: `mlp_inputs` float16 [num_tokens, hidden_size], the MLP's input after its norm; after the first
 layer, `block_similarity` float64 [num_blocks], each block's mean cosine with the previous layer, and `top_shared` int64
 [num_blocks, num_densities], the channels that are among the largest in both layers, summed over the block's tokens.
+
+Arrays of a layer's experts: `used` uint8 [num_experts, ceil(num_tokens / 8)], packed like `bits`, which tokens use each
+expert; after the first layer, `guessed` int64 [num_blocks], a block's uses whose expert the router already chooses from
+the MLP input of the layer before; `task_counts` int64 [num_tasks, num_experts], absent if the corpus names no task.
 """
 
 from collections.abc import Collection
 from typing import Literal
 
-from coldpress.schemas.base import ArrayFile, Count, PositiveCount, Record, Sha256, Share
+from coldpress.schemas.base import ArrayFile, Count, Extended, PositiveCount, Record, Sha256, Share
+from coldpress.schemas.experts import ExpertCurve
 from coldpress.schemas.families import FamilyName
 
 
@@ -42,8 +47,20 @@ class TopPrecision(Record):
     """Mean share of the largest channels of this layer's MLP input that are also largest in the previous layer's."""
 
 
-class LayerStatistics(Record):
+class ExpertUses(Record):
+    """Which experts of a layer the tokens use."""
+
+    num_experts: PositiveCount
+    predictability: Share | None
+    """Share of the uses whose expert the router already chooses from the MLP input of the layer before; None for
+    layer 0."""
+    arrays: ArrayFile
+
+
+class LayerStatistics(Extended):
     """Statistics of one layer."""
+
+    LATER = ("experts",)
 
     layer: Count
     families: tuple[FamilyStatistics, ...]
@@ -52,6 +69,8 @@ class LayerStatistics(Record):
     """Mean cosine between this layer's MLP input and the previous layer's (ActiveFlow 2.2); None for layer 0."""
     top_precision: tuple[TopPrecision, ...] = ()
     """By ascending density; empty for layer 0."""
+    experts: ExpertUses | None = None
+    """None, which is left out of the file, for a layer without experts."""
 
     def family(self, name: FamilyName) -> FamilyStatistics | None:
         """Returns the statistics of one family, with or without bits and counts; None if it was not measured."""
@@ -65,8 +84,10 @@ class TaskTokens(Record):
     num_tokens: Count
 
 
-class Activations(Record):
+class Activations(Extended):
     """The result of `calibrate`: one entry per layer, in the order of layer numbers."""
+
+    LATER = ("experts",)
 
     num_tokens: PositiveCount
     block_tokens: PositiveCount | None = None
@@ -82,6 +103,8 @@ class Activations(Record):
     weights_sha256: Sha256 | None = None
     """Digest of the weights that ran (`Model.weights_sha256`); None in records made by hand."""
     layers: tuple[LayerStatistics, ...]
+    experts: ExpertCurve | None = None
+    """Of the layers with experts together; None, which is left out of the file, if there are none."""
 
     def are_exact(self, families: Collection[FamilyName]) -> bool:
         """Whether the zeros of these families are exact, so that their activity is known without a density."""

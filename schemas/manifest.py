@@ -30,6 +30,8 @@ TABLES_FILE = "tables.safetensors"
 PREDICTORS_FILE = "predictors.safetensors"
 CURVES_FILE, TRACE_FILE = "curves.json", "trace.safetensors.zst"
 """What `explore` found, for quotes on other devices; no run reads them."""
+EXPERTS_FILE = "experts.json"
+"""How well DRAM serves a mixture's experts (schemas/experts.py), for `inspect`; no run reads it."""
 
 
 class Format(Record):

@@ -27,7 +27,8 @@ class FamilyOrder(Record):
     """Consecutive layers that share the order."""
     family: FamilyName
     heuristic: str
-    """The file of compiler/stages/order that gave the order; with `auto`, the winner."""
+    """The file of compiler/stages/order that gave the order; with `auto`, the winner, of several experts that of
+    most."""
     arrays: ArrayFile
     adjacent_coactivation: float
     """Share of activations whose flash neighbour is active on the same token; 0 if nothing was counted."""

@@ -2,7 +2,8 @@
 
 from pydantic import Field
 
-from coldpress.schemas.base import Many, Record, Share
+from coldpress.schemas.base import Extended, Many, Record, Share
+from coldpress.schemas.experts import ExpertCurve
 from coldpress.schemas.layout import Plan, by_budget
 
 
@@ -45,13 +46,17 @@ class PlanChoice(Record):
     """One sentence per decision."""
 
 
-class Plans(Record):
+class Plans(Extended):
     """The plans of an artifact, over one image."""
+
+    LATER = ("experts",)
 
     plans: Many[Plan] = Field(min_length=1)
     """The largest budget first."""
     choices: tuple[PlanChoice, ...]
     """One per plan, in the same order."""
+    experts: ExpertCurve | None = None
+    """What calibration found about experts, for the artifact; None, which is left out of the file, without experts."""
 
     @property
     def largest_plan(self) -> Plan:

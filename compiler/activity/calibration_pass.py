@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
+from coldpress.compiler.activity.expert_counts import curve_of
 from coldpress.compiler.activity.forward import ComputeDtype, LayerStream, choose_device, choose_dtype
 from coldpress.compiler.activity.layer_counts import Activity, leaders
 from coldpress.compiler.activity.shards import shard_text, task_tokens
@@ -101,4 +102,5 @@ def count_activity(
         tasks=task_tokens(corpus, text),
         weights_sha256=model.weights_sha256,
         layers=layers,
+        experts=curve_of(layers, text.tokens.size, text.tokens.shape[1]),
     )

@@ -11,6 +11,7 @@ import numpy as np
 
 from coldpress.compiler.activity.choice import replayed_layers
 from coldpress.compiler.activity.counted import counted
+from coldpress.compiler.activity.tail import num_before
 from coldpress.compiler.io import load_arrays
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.errors import ColdpressError
@@ -18,8 +19,6 @@ from coldpress.schemas.families import FamilyName, num_units, unit_keys
 from coldpress.schemas.model import ModelSpec
 from coldpress.schemas.sparsity import Sparsity
 
-TAIL_SHARE = 0.25
-"""Share of the tokens that is held out."""
 MAX_WINDOWS, WINDOW_TOKENS, WARM_TOKENS = 8, 32, 64
 """Limits of a replay: evenly spaced windows of the held-out tokens, because text directly after the tokens already seen
 is very similar to them. The tokens before each window only fill the cache."""
@@ -69,7 +68,7 @@ def split_tokens(num_tokens: int) -> tuple[int, tuple[Window, ...]]:
             f"{num_tokens} calibration tokens: expected at least 2 to choose what is pinned on tokens that the "
             "placement was not made from; raise calibration_tokens or set pinned_share"
         )
-    head = num_tokens - max(1, int(num_tokens * TAIL_SHARE))
+    head = num_before(num_tokens)
     num_windows = max(1, min(MAX_WINDOWS, (num_tokens - head) // WINDOW_TOKENS))
     starts = np.linspace(head, max(head, num_tokens - WINDOW_TOKENS), num_windows).astype(int).tolist()
     ends = [min(num_tokens, start + WINDOW_TOKENS) for start in starts]

@@ -5,15 +5,16 @@ schemas/activations.py describes, the same for any number of threads. If a selec
 signals, so that later layers see what the pruned layers produce (ActiveFlow 4.1, DIP 3.2).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from coldpress.compiler.activity.array_rows import RowReader, RowWriter
+from coldpress.compiler.activity.expert_counts import ExpertCounts
 from coldpress.compiler.activity.forward import Hooks
-from coldpress.compiler.activity.packed_bits import population
+from coldpress.compiler.activity.packed_bits import joined, population
 from coldpress.compiler.activity.signals import magnitude_edges, magnitude_histogram, pack_nonzero, shared_top
 from coldpress.compiler.architectures import Architecture
 from coldpress.runtime.plugins import load
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from coldpress.compiler.activity.choice import Choice
     from coldpress.compiler.activity.taps import Change
 
-CHUNK_ROWS = 1024
 TOP_DENSITIES = (0.1, 0.2, 0.3, 0.5)
 """Densities at which the precision of the previous layer's largest inputs is measured."""
 
@@ -118,7 +118,15 @@ class SignalCounter:
             keep(self._start, part)
             return see(part)
 
+        if self._run.experts is not None:
+            found["router_logits"] = self._count_experts
         return {**found, "mlp_input": on_input}
+
+    def _count_experts(self, logits: "Tensor") -> None:
+        experts = self._run.experts
+        assert experts is not None
+        for offset, part in enumerate(logits.chunk(self._count)):
+            experts.count(self._start + offset, part)
 
     def _see(self, families: list[str]) -> "Change":
         """Returns a hook that counts a signal for some families; it returns the masked signal if a selector chooses."""
@@ -158,9 +166,11 @@ class LayerCounts:
         activity: Activity,
         inputs: RowWriter | None,
         previous: RowReader | None,
+        experts: ExpertCounts | None = None,
     ) -> None:
-        """`families`: each with the signal that has one entry for each of its units."""
-        self.families = families
+        """`families`: each with the signal that has one entry for each of its units; `experts` counts those of a layer
+        that has experts."""
+        self.families, self.experts = families, experts
         self._layer, self._text, self._activity, self._inputs, self._previous = layer, text, activity, inputs, previous
         self.in_planes = activity.choice is not None and activity.choice.selector.IN_PLANES
         """Whether units that are not chosen are only coarser: they are not masked."""
@@ -184,6 +194,8 @@ class LayerCounts:
                 continue
             before = torch.empty_like(rows)
             self._previous.read("mlp_inputs", block * block_tokens, before.numpy())
+            if self.experts is not None:
+                self.experts.guess(block, before)
             cosines = torch.nn.functional.cosine_similarity(rows.float(), before.float(), dim=1)
             self.similarity[block] = cosines.double().mean().item()
             self.shared[block] = shared_top(keys_of(rows), keys_of(before), top_selected(rows.shape[1]))
@@ -234,24 +246,3 @@ def _task_counts(bits: np.ndarray, tasks: np.ndarray) -> dict[int, np.ndarray]:
         for task in np.unique(tasks)
         if task >= 0
     }
-
-
-def joined(parts: Sequence[np.ndarray], tokens: Sequence[int]) -> np.ndarray:
-    """Joins packed bits uint8 [num_units, ceil(T / 8)] of consecutive texts, without padding in between.
-
-    Args:
-        parts: The bits of each text.
-        tokens: The length T of each text.
-    """
-    if all(count % 8 == 0 for count in tokens[:-1]):
-        return np.concatenate(parts, axis=1)
-    units = len(parts[0])
-    found = np.empty((units, -(-sum(tokens) // 8)), np.uint8)
-    for start in range(0, units, CHUNK_ROWS):
-        rows = slice(start, start + CHUNK_ROWS)
-        active = [
-            np.unpackbits(part[rows], axis=1, count=count, bitorder="little")
-            for part, count in zip(parts, tokens, strict=True)
-        ]
-        found[rows] = np.packbits(np.concatenate(active, axis=1), axis=1, bitorder="little")
-    return found

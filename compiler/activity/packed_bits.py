@@ -1,11 +1,38 @@
 """Statistics of packed activation bits (schemas/activations.py), computed with numpy only."""
 
+from collections.abc import Sequence
+
 import numpy as np
+
+CHUNK_ROWS = 1024
 
 
 def population(packed: np.ndarray) -> np.ndarray:
     """Counts the set bits of each row of uint8 [n, num_bytes]: int64 [n]."""
     return np.bitwise_count(packed).sum(axis=1, dtype=np.int64)
+
+
+def unpacked(packed: np.ndarray, num_tokens: int) -> np.ndarray:
+    """Returns bool [n, num_tokens] from packed bits uint8 [n, ceil(num_tokens / 8)]."""
+    return np.unpackbits(packed, axis=1, count=num_tokens, bitorder="little").view(bool)
+
+
+def joined(parts: Sequence[np.ndarray], tokens: Sequence[int]) -> np.ndarray:
+    """Joins packed bits uint8 [num_units, ceil(T / 8)] of consecutive texts, without padding in between.
+
+    Args:
+        parts: The bits of each text.
+        tokens: The length T of each text.
+    """
+    if all(count % 8 == 0 for count in tokens[:-1]):
+        return np.concatenate(parts, axis=1)
+    units = len(parts[0])
+    found = np.empty((units, -(-sum(tokens) // 8)), np.uint8)
+    for start in range(0, units, CHUNK_ROWS):
+        rows = slice(start, start + CHUNK_ROWS)
+        active = [unpacked(part[rows], count) for part, count in zip(parts, tokens, strict=True)]
+        found[rows] = np.packbits(np.concatenate(active, axis=1), axis=1, bitorder="little")
+    return found
 
 
 def adjacent_share(packed: np.ndarray) -> float:

@@ -11,8 +11,10 @@ from contextlib import ExitStack
 import numpy as np
 
 from coldpress.compiler.activity.array_rows import RowReader, RowWriter, writing_rows
-from coldpress.compiler.activity.layer_counts import Text, joined
-from coldpress.compiler.activity.statistics import layer_record
+from coldpress.compiler.activity.expert_counts import curve_of, merged
+from coldpress.compiler.activity.layer_counts import Text
+from coldpress.compiler.activity.packed_bits import joined
+from coldpress.compiler.activity.statistics import experts_key, layer_record
 from coldpress.compiler.io import Workspace, checked_path, load_arrays
 from coldpress.schemas.activations import Activations, LayerStatistics, TaskTokens
 from coldpress.schemas.base import ArrayFile
@@ -67,13 +69,10 @@ def merge(parts: Sequence[Activations], work: Workspace) -> Activations:
         TaskTokens(name=task.name, num_tokens=sum(part.tasks[index].num_tokens for part in parts))
         for index, task in enumerate(first.tasks)
     )
-    return first.model_copy(
-        update={
-            "num_tokens": sum(part.num_tokens for part in parts),
-            "tasks": tasks,
-            "layers": tuple(_layer(number, parts, work) for number in range(len(first.layers))),
-        }
-    )
+    num_tokens = sum(part.num_tokens for part in parts)
+    layers = tuple(_layer(number, parts, work) for number in range(len(first.layers)))
+    experts = curve_of(layers, num_tokens, first.block_tokens or num_tokens)
+    return first.model_copy(update={"num_tokens": num_tokens, "tasks": tasks, "layers": layers, "experts": experts})
 
 
 def _check(parts: Sequence[Activations]) -> None:
@@ -112,7 +111,15 @@ def _layer(number: int, parts: Sequence[Activations], work: Workspace) -> LayerS
     inputs = work.current(key) or _inputs([layer.inputs for layer in layers], key, work)
     earlier = ((family, work.current(f"{number - 1:03d}.{family}")) for family in families if number)
     before = {family: file for family, file in earlier if file}
-    return layer_record(number, families, before, inputs, sum(tokens))
+    return layer_record(number, families, before, inputs, sum(tokens), _experts(number, layers, tokens, work))
+
+
+def _experts(
+    number: int, layers: Sequence[LayerStatistics], tokens: Sequence[int], work: Workspace
+) -> ArrayFile | None:
+    """Writes the arrays of a layer's experts over all shards, if it has experts."""
+    files = [layer.experts.arrays for layer in layers if layer.experts is not None]
+    return work.once(experts_key(number), functools.partial(merged, files, tokens)) if files else None
 
 
 def _merged(files: Sequence[ArrayFile], tokens: Sequence[int]) -> dict[str, np.ndarray]:

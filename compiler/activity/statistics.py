@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from coldpress.compiler.activity.array_rows import RowReader, RowWriter, row_checksums, writing_rows
+from coldpress.compiler.activity.expert_counts import ExpertCounts, uses_of
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.layer_counts import (
     TOP_DENSITIES,
@@ -69,6 +70,7 @@ def layer_record(
     before: Mapping[FamilyName, ArrayFile],
     inputs: ArrayFile,
     num_tokens: int,
+    experts: ArrayFile | None = None,
 ) -> LayerStatistics:
     """Returns the record of one layer's array files.
 
@@ -78,6 +80,7 @@ def layer_record(
         before: Arrays of each family in the layer before; empty for layer 0.
         inputs: The layer's own arrays.
         num_tokens: Tokens that the arrays are about.
+        experts: The arrays of its experts, if it has experts.
     """
     found = []
     for family, (units, arrays) in families.items():
@@ -89,7 +92,12 @@ def layer_record(
         )
     similarity, precision = _across_layers(inputs, num_tokens) if layer else (None, ())
     return LayerStatistics(
-        layer=layer, families=tuple(found), inputs=inputs, input_similarity=similarity, top_precision=precision
+        layer=layer,
+        families=tuple(found),
+        inputs=inputs,
+        input_similarity=similarity,
+        top_precision=precision,
+        experts=experts and uses_of(experts),
     )
 
 
@@ -146,6 +154,7 @@ class _Collector:
         if files is None:
             raise ColdpressError(f"{self._work.folder}: the arrays of layer {layer} vanished while they were written")
         *arrays, inputs = files
+        experts = arrays.pop() if self._has_experts(layer) else None
         spec, file_of = self._stream.spec, dict(zip(self._counted_in(layer), arrays, strict=True))
         families = {
             family: (num_units(family, spec), file_of[source])
@@ -154,13 +163,17 @@ class _Collector:
         }
         earlier = [self._work.current(key) for key in self._family_keys(layer - 1)] if layer else []
         before = {name: file for name, file in zip(self._counted_in(layer - 1), earlier, strict=False) if file}
-        return layer_record(layer, families, before, inputs, self._text.tokens.size)
+        return layer_record(layer, families, before, inputs, self._text.tokens.size, experts)
 
     def _present(self, layer: int) -> list[ArrayFile] | None:
-        """Returns the layer's files, inputs last, if all exist."""
-        found = [self._work.current(key) for key in (*self._family_keys(layer), _inputs_key(layer))]
+        """Returns the layer's files if all exist: those of its families, of its experts if it has some, its inputs."""
+        own = [experts_key(layer)] if self._has_experts(layer) else []
+        found = [self._work.current(key) for key in (*self._family_keys(layer), *own, _inputs_key(layer))]
         present = [file for file in found if file is not None]
         return present if len(present) == len(found) else None
+
+    def _has_experts(self, layer: int) -> bool:
+        return self._stream.spec.is_mixture and not self._stream.spec.is_dense(layer)
 
     def _counted_in(self, layer: int) -> list[FamilyName]:
         """Returns the families that are counted in a layer: those that have units there."""
@@ -187,6 +200,8 @@ class _Collector:
             run = self._run(layer, writer, before)
             for family, key in zip(self._counted_in(layer), self._family_keys(layer), strict=True):
                 self._work.save(key, run.arrays(family))
+            if run.experts is not None:
+                self._work.save(experts_key(layer), run.experts.arrays(self._text.tasks, self._text.num_tasks))
             if layer:
                 writer.write("block_similarity", 0, run.similarity)
                 writer.write("top_shared", 0, run.shared)
@@ -202,8 +217,9 @@ class _Collector:
         """Runs the layer over all blocks, and writes the hidden states after it to a file, unless it is the last."""
         spec, counted = self._stream.spec, self._counted_in(layer)
         signals: dict[str, Signal] = {family: activity_of(family, spec) for family in counted}
-        run = LayerCounts(layer, self._text, signals, self._activity, inputs, previous)
         num_blocks, block_tokens = self._text.tokens.shape
+        experts = ExpertCounts(self._stream.model, layer, num_blocks) if self._has_experts(layer) else None
+        run = LayerCounts(layer, self._text, signals, self._activity, inputs, previous, experts)
         step = 1 if self._stream.device.type == "cpu" else max(1, ACCELERATOR_TOKENS // block_tokens)
         loaded = self._stream.load_layer(layer, block_tokens)
         with self._hidden(layer) as read, self._following(layer) as writer:
@@ -254,6 +270,11 @@ class _Collector:
         with writing_rows(self._work.begin(_hidden_key(layer + 1)), specs) as writer:
             yield writer
         self._work.finish_checked_rows(_hidden_key(layer + 1))
+
+
+def experts_key(layer: int) -> str:
+    """Returns the name of the file of a layer's experts."""
+    return f"{layer:03d}.experts"
 
 
 def _inputs_key(layer: int) -> str:

@@ -6,9 +6,11 @@ is known now. For other models only magnitudes are known until `allocate` has ch
 again.
 """
 
+import logging
 from typing import TYPE_CHECKING
 
 from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity, pass_needs
+from coldpress.compiler.activity.expert_counts import in_words
 from coldpress.compiler.activity.layer_counts import Activity, countable_families, exact_families
 from coldpress.compiler.activity.shards import merge
 from coldpress.compiler.io import Workspace
@@ -19,6 +21,8 @@ from coldpress.schemas.preflight import StageNeeds
 
 if TYPE_CHECKING:
     from coldpress.compiler.needs import Build
+
+log = logging.getLogger(__name__)
 
 
 class CalibrateConfig(PassConfig):
@@ -40,12 +44,12 @@ def run(
     Raises:
         ColdpressError: if the shards do not belong to the text.
     """
-    if shards:
-        return merge(shards, work)
     families = countable_families(model.spec)
-    return count_activity(
-        config, model, corpus, families, Activity(exact_families(families, model.spec)), work, threads
-    )
+    activity = Activity(exact_families(families, model.spec))
+    found = merge(shards, work) if shards else count_activity(config, model, corpus, families, activity, work, threads)
+    if found.experts is not None:
+        log.info("calibrate: %s", in_words(found.experts))
+    return found
 
 
 def needs(build: "Build") -> StageNeeds:

@@ -28,7 +28,7 @@ from coldpress.compiler.stages.distill import DistillConfig
 from coldpress.compiler.stages.distill import run as distill
 from coldpress.compiler.stages.gram import GramConfig
 from coldpress.compiler.stages.ingest import IngestConfig
-from coldpress.compiler.stages.order import OrderConfig
+from coldpress.compiler.stages.order import OrderConfig, _task
 from coldpress.compiler.stages.recalibrate import RecalibrateConfig
 from coldpress.compiler.stages.relufy import relufied
 from coldpress.compiler.workflow import settings
@@ -276,11 +276,47 @@ def needs(stage: str, method: str, model: Model) -> int:
     return needs_of(stage, build).ram_bytes
 
 
-def test_preflight_counts_units_in_pairs_where_a_selector_chooses_within_experts() -> None:
+def test_preflight_counts_one_expert_s_units_in_pairs_where_a_selector_chooses_within_experts() -> None:
     """Of experts that are used whole, experts are."""
     mixture = model_of(num_experts=EXPERTS, num_experts_per_tok=CHOSEN, hidden_act="silu")
-    units = EXPERTS * max(mixture.spec.hidden_size, mixture.spec.intermediate_size)
+    units = max(mixture.spec.hidden_size, mixture.spec.intermediate_size)
     assert needs("order", "topk", mixture) - needs("order", "dense", mixture) == 2 * (units**2 - EXPERTS**2)
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
+def test_units_are_paired_within_their_expert_alone(
+    cache_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token uses two of 12 experts, and of their 8 units the even ones or the odd ones: an order of all 96 units
+    would place units of different experts side by side."""
+    experts, width, random = 12, 8, np.random.default_rng(1)
+    mixture = model_of(
+        num_hidden_layers=1, intermediate_size=width, num_experts=experts, num_experts_per_tok=CHOSEN, hidden_act="silu"
+    )
+    active = np.zeros((experts, width, 512), bool)
+    for token in range(512):
+        active[random.choice(experts, CHOSEN, replace=False), token % 2 :: 2, token] = True
+    sizes: list[int] = []
+    counted = _task.pair_counts
+    monkeypatch.setattr(_task, "pair_counts", lambda bits, *rest: sizes.append(len(bits)) or counted(bits, *rest))
+    layers: list[Mapping[FamilyName, np.ndarray]] = [{"neuron": active.reshape(-1, 512)}]
+    found = order.run(
+        OrderConfig(order="ripple"),
+        mixture,
+        activations_of(tmp_path, layers),
+        sparsity_of("topk", {"neuron": (CHOSEN / experts / 2,)}, cache_bytes=cache_bytes),
+        placement_of(tmp_path, layers, pinned=(3, 4)),
+        device_of(),
+        (0,),
+        Workspace(tmp_path / "order", "test"),
+    )
+    ids = load_arrays(found.entries[0].arrays)["order"].reshape(experts, width)
+    assert (ids // width == np.arange(experts)[:, None]).all()
+    halves = ids % 2
+    assert (halves[:, :4] == halves[:, :1]).all()
+    assert (halves[:, 4:] != halves[:, :1]).all()
+    assert sizes == [width] * experts
+    assert found.entries[0].heuristic == "ripple"
 
 
 def test_preflight_counts_predictors_of_all_experts_and_labels_of_a_token_s() -> None:

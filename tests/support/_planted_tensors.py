@@ -6,6 +6,7 @@ from tests.support.planted import TOPIC_LOGIT, Plant, Shape
 
 ROLES = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj")
 """Matrices of noise; a role's index in this list gives its seed."""
+LAYER_NORMS = ("input_layernorm", "post_attention_layernorm")
 FIRST_SEED = 10
 QUERY_KEY_GAIN = 0.1
 ALWAYS_POSITIVE = 4.0
@@ -64,22 +65,30 @@ def _llama_layer(plant: Plant, layer: int) -> dict[str, Any]:
     mlp = {"mlp.gate_proj.weight": _gate(plant, layer), "mlp.up_proj.weight": up}
     if shape.model_type in ("arcee", "nemotron"):
         mlp = {"mlp.up_proj.weight": _gate(plant, layer)}
-    found = {f"self_attn.{role}.weight": _noise(plant, layer, role) for role in ROLES[:4]} | {
-        **mlp,
-        "mlp.down_proj.weight": _noise(plant, layer, "down_proj", 0.05),
-        "input_layernorm.weight": torch.ones(shape.hidden_size),
-        "post_attention_layernorm.weight": torch.ones(shape.hidden_size),
-    }
-    if shape.model_type == "qwen2":
+    found = attention_tensors(plant, layer) | mlp
+    found["mlp.down_proj.weight"] = _noise(plant, layer, "down_proj", 0.05)
+    if shape.model_type == "nemotron":
+        found |= {
+            f"{name}.{part}": torch.zeros(shape.hidden_size) for name in LAYER_NORMS for part in ("weight", "bias")
+        }
+    return {prefix + name: tensor for name, tensor in found.items()}
+
+
+def attention_tensors(plant: Plant, layer: int) -> dict[str, Any]:
+    """Returns a layer's attention and norms by Llama's names below the layer, with biases and norms of q and k where
+    the architecture has them."""
+    import torch
+
+    shape = plant.shape
+    found = {f"self_attn.{role}.weight": _noise(plant, layer, role) for role in ROLES[:4]}
+    found |= {f"{name}.weight": torch.ones(shape.hidden_size) for name in LAYER_NORMS}
+    if shape.model_type in ("qwen2", "glm4_moe"):
         sizes = {"q_proj": shape.query_size, "k_proj": shape.key_size, "v_proj": shape.key_size}
         found |= {f"self_attn.{role}.bias": torch.zeros(size) for role, size in sizes.items()}
-    if shape.model_type == "nemotron":
-        norms = ("input_layernorm", "post_attention_layernorm")
-        found |= {f"{name}.{part}": torch.zeros(shape.hidden_size) for name in norms for part in ("weight", "bias")}
-    if shape.model_type == "qwen3":
+    if shape.model_type in ("qwen3", "qwen3_moe"):
         size = shape.query_size // shape.num_attention_heads
         found |= {f"self_attn.{role}.weight": torch.ones(size) for role in ("q_norm", "k_norm")}
-    return {prefix + name: tensor for name, tensor in found.items()}
+    return found
 
 
 def _phi3_layer(plant: Plant, layer: int) -> dict[str, Any]:
@@ -137,10 +146,9 @@ def shared_tensors(plant: Plant) -> dict[str, Any]:
     }
 
 
-def config(shape: Shape) -> dict[str, Any]:
-    """Returns config.json of the checkpoint."""
-    common = {
-        "architectures": [CLASSES[shape.model_type]],
+def common_config(shape: Shape) -> dict[str, Any]:
+    """Returns the keys of config.json that all architectures have."""
+    return {
         "model_type": shape.model_type,
         "hidden_size": shape.hidden_size,
         "num_hidden_layers": shape.num_hidden_layers,
@@ -152,6 +160,22 @@ def config(shape: Shape) -> dict[str, Any]:
         "bos_token_id": 0,
         "eos_token_id": 1,
     }
+
+
+def llama_config(shape: Shape) -> dict[str, Any]:
+    """Returns the keys of config.json that Llama has beside the common ones."""
+    return {
+        "intermediate_size": shape.intermediate_size,
+        "num_key_value_heads": shape.num_key_value_heads,
+        "hidden_act": shape.hidden_act,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+    }
+
+
+def config(shape: Shape) -> dict[str, Any]:
+    """Returns config.json of the checkpoint."""
+    common = common_config(shape) | {"architectures": [CLASSES[shape.model_type]]}
     if shape.model_type == "opt":
         extra = {"ffn_dim": shape.intermediate_size, "activation_function": shape.hidden_act}
         return (
@@ -167,11 +191,4 @@ def config(shape: Shape) -> dict[str, Any]:
         "arcee": {"attention_bias": False, "mlp_bias": False, "hidden_act": "relu2"},
         "nemotron": {"norm_eps": 1e-5, "partial_rotary_factor": 0.5, "hidden_act": "relu2"},
     }[shape.model_type]
-    llama = {
-        "intermediate_size": shape.intermediate_size,
-        "num_key_value_heads": shape.num_key_value_heads,
-        "hidden_act": shape.hidden_act,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-    }
-    return common | llama | own
+    return common | llama_config(shape) | own

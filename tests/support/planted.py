@@ -12,11 +12,13 @@ has a home topic; its gate (or OPT's up) pre-activation is
 where theta_j makes P(z_j > 0) equal a planted frequency. Frequencies follow a power law whose hottest 26 % of neurons
 make 80 % of all activations (PowerInfer Fig. 4) with the layer's density as mean: hot neurons fire by token noise, cold
 ones by topic. Documents keep to one topic, which ties activations to the text (ActiveFlow Fig. 6).
+
+`python -m tests.support.planted_mixtures` does the same for mixtures of experts.
 """
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,8 @@ TOPIC_LOGIT = 5.3
 """How much a token adds to the logits of its topic's words: close to the corpus, so that perplexity is realistic."""
 COMMON_WORDS_SHARE = 0.2
 """Share of a document's words that belong to other topics."""
+CORRECTION = "e_score_correction_bias"
+"""End of the names of tensors that published checkpoints store as float32."""
 
 
 @dataclass(frozen=True)
@@ -161,21 +165,36 @@ class Plant:
 
         return torch.randn(rows, columns, generator=self.generator(layer, role)) * (gain / columns**0.5)
 
+    def shards(self) -> list[Callable[[], Iterable[tuple[str, Any]]]]:
+        """Returns what makes the names and float32 tensors of each shard: one for each layer."""
+        from tests.support._planted_tensors import layer_tensors, shared_tensors
+
+        found: list[Callable[[], Iterable[tuple[str, Any]]]] = [lambda: shared_tensors(self).items()]
+        layers = range(self.shape.num_hidden_layers)
+        return found + [lambda layer=layer: layer_tensors(self, layer).items() for layer in layers]
+
+    def config(self) -> dict[str, Any]:
+        """Returns config.json."""
+        from tests.support._planted_tensors import config
+
+        return config(self.shape)
+
 
 def write_weights(plant: Plant, folder: Path) -> None:
-    """Writes sharded bfloat16 safetensors, one shard in memory at a time."""
+    """Writes sharded bfloat16 safetensors, one shard in memory at a time; corrections of routers stay float32."""
     import torch
     from safetensors.torch import save_file
 
-    from tests.support._planted_tensors import layer_tensors, shared_tensors
+    def stored(name: str, tensor: Any) -> Any:
+        kind = torch.float32 if name.endswith(CORRECTION) else torch.bfloat16
+        return tensor.to(kind).contiguous()
 
-    makers: list[Callable[[], dict[str, Any]]] = [lambda: shared_tensors(plant)]
-    makers += [lambda layer=layer: layer_tensors(plant, layer) for layer in range(plant.shape.num_hidden_layers)]
+    makers = plant.shards()
     weight_map: dict[str, str] = {}
     total_bytes = 0
     for number, make in enumerate(makers, start=1):
         name = f"model-{number:05d}-of-{len(makers):05d}.safetensors"
-        tensors = {key: value.to(torch.bfloat16).contiguous() for key, value in make().items()}
+        tensors = {key: stored(key, value) for key, value in make()}
         save_file(tensors, folder / name, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(tensors, name)
         total_bytes += sum(tensor.nbytes for tensor in tensors.values())
@@ -214,10 +233,8 @@ def write_corpus(shape: Shape, folder: Path, num_tokens: int, seed: int, documen
 
 def write(plant: Plant, folder: Path, corpus_tokens: int) -> Path:
     """Writes the whole checkpoint and its corpus; returns the folder."""
-    from tests.support._planted_tensors import config
-
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config(plant.shape), indent=2))
+    (folder / "config.json").write_text(json.dumps(plant.config(), indent=2))
     write_weights(plant, folder)
     write_tokenizer(plant.shape, folder)
     write_corpus(plant.shape, folder, corpus_tokens, plant.seed)

@@ -3,7 +3,8 @@
 Reads packed activation bits, which units `place` pinned, and the device's flash. Returns a permutation per layer and
 family, the share of activations whose flash neighbour is active too, and the modelled flash time on the last
 calibration tokens for each collapse gap, from which `layout` takes the plan's. A family that is always used whole gains
-nothing and keeps the model's order; if whole experts are used, experts are ordered and their units stay together.
+nothing and keeps the model's order. In a mixture, experts stay together: experts that are used whole are ordered as
+such; else the units of each expert are ordered, one expert after another, and only units of one expert are paired.
 Layers that lie together on flash (`sparsity.layers_per_group`, ActiveFlow 3) share one permutation: their activity is
 counted together, and the cost of an order is the sum over the layers.
 
@@ -11,6 +12,7 @@ A heuristic is a file of this package whose class `Plugin` extends `Heuristic` (
 """
 
 import logging
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,7 +27,7 @@ from coldpress.compiler.cost_model import unit_bytes
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.shared_settings import SeedSetting
 from coldpress.compiler.stages.order import structural
-from coldpress.compiler.stages.order._task import Activity, Demand, Heuristic, Task
+from coldpress.compiler.stages.order._task import Activity, Arranged, Demand, Heuristic, Task
 from coldpress.runtime.plan.budget import Claim, cache_slots
 from coldpress.runtime.plugins import load
 from coldpress.schemas.activations import Activations, FamilyStatistics
@@ -104,17 +106,22 @@ def run(
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Counts the heuristic's squares of pair counts, one run of sorted pairs, and the bits of a family."""
+    """Counts the heuristic's squares of pair counts, one run of sorted pairs, and the bits of a family.
+
+    Pairs are those of experts that are used whole, else those of one expert's units at a time.
+    """
     spec, families = build.model.spec, build.families
     whole = build.density_sources == {"whole"}  # then experts are ordered, not units
     counted = [(num_experts(family, spec), num_units(family, spec)) for family in families]
-    paired = max(experts if whole and experts > 1 else units for experts, units in counted)
+    paired, times = max(
+        (experts, 1) if whole and experts > 1 else (units // experts, experts) for experts, units in counted
+    )
     squares = load("coldpress.compiler.stages.order", Heuristic, build.settings["order"]["order"]).COUNT_SQUARES
     counts = (2 if build.num_tokens < 1 << 16 else 4) * paired**2 * squares
     bits = build.num_tokens * max(units for _, units in counted) // 4
     ram_bytes = build.PYTHON_BYTES + counts + SORTED_PAIRS_BYTES + bits
     disk_bytes = 4 * spec.num_hidden_layers * build.layer_units(families)
-    seconds = build.PYTHON_S + build.layers_per_job * len(families) * (1 + PAIR_S * paired**2)
+    seconds = build.PYTHON_S + build.layers_per_job * len(families) * (1 + PAIR_S * times * paired**2)
     return StageNeeds(stage="order", ram_bytes=ram_bytes, disk_bytes=disk_bytes, runtime_s=seconds)
 
 
@@ -172,15 +179,19 @@ class OrderInputs:
         tiers = load_arrays(self.placement.arrays, *names)
         return np.stack([tiers[name] for name in names]) != self.placement.tiers.index("flash")
 
-    def task(self, group: range, family: FamilyName, activity: Activity, size: int = 1) -> Task:
-        """Returns the ordering task of one family of a group; `size` consecutive units count as one."""
-        some = replace(activity, bits=np.ascontiguousarray(activity.bits[::size]))
-        pinned = self.pinned(group, family)
+    def task(
+        self, group: range, family: FamilyName, activity: Activity, size: int = 1, units: slice = slice(None)
+    ) -> Task:
+        """Returns the ordering task of one family of a group, or of some `units`, which get their part of the cache's
+        slots; `size` consecutive units count as one."""
+        some = replace(activity, bits=np.ascontiguousarray(activity.bits[units][::size]))
+        pinned = self.pinned(group, family)[:, units]
+        parts = len(activity.bits) // pinned.shape[1] * size
         demand = Demand(
             activity=thinned(some, self.config.order_tokens or activity.num_tokens),
             pinned=np.logical_and.reduce(pinned.reshape(len(pinned), -1, size), axis=2),
             cache=self.sparsity.cache,
-            cache_slots=tuple(self.slots[layer, family] // size for layer in group),
+            cache_slots=tuple(self.slots[layer, family] // parts for layer in group),
             cache_options=self.sparsity.cache_options,
             search_tokens=self.config.search_tokens,
         )
@@ -263,11 +274,15 @@ def _arrange(
 ) -> FamilyOrder:
     activity = inputs.activity(group, family)
     size = inputs.used_together(group, family)
-    task = inputs.task(group, family, activity, size)
-    arranged = heuristic.arrange(task)
+    of_units = inputs.task(group, family, activity)
+    if size > 1:
+        arranged = heuristic.arrange(inputs.task(group, family, activity, size))
+    elif num_experts(family, inputs.model.spec) > 1:
+        arranged = _by_expert(inputs, heuristic, group, family, activity)
+    else:
+        arranged = heuristic.arrange(of_units)
     # Experts stay whole. There are far fewer of them than units, so the heuristic's pair counts shrink as much.
     order = (arranged.order[:, None] * size + np.arange(size)).reshape(-1).astype(np.int32)
-    of_units = task if size == 1 else inputs.task(group, family, activity)
     costs = of_units.judge_gaps(order)
     return FamilyOrder(
         layer=group[0],
@@ -278,6 +293,22 @@ def _arrange(
         adjacent_coactivation=adjacent_share(activity.bits[order]),
         gap_costs=tuple(GapCost(gap_bytes=cost.gap_bytes, flash_s_per_token=cost.seconds) for cost in costs),
     )
+
+
+def _by_expert(
+    inputs: OrderInputs, heuristic: Heuristic, group: range, family: FamilyName, activity: Activity
+) -> Arranged:
+    """Orders the units of one expert after another, so that only one expert's pairs are counted at a time; the named
+    heuristic is that of most experts."""
+    count = num_experts(family, inputs.model.spec)
+    width = len(activity.bits) // count
+    orders: list[np.ndarray] = []
+    names: Counter[str] = Counter()
+    for start in range(0, count * width, width):
+        found = heuristic.arrange(inputs.task(group, family, activity, units=slice(start, start + width)))
+        orders.append(start + found.order)
+        names[found.heuristic] += 1
+    return Arranged(np.concatenate(orders), max(sorted(names), key=lambda name: names[name]))
 
 
 def _where(group: range) -> str:

@@ -24,7 +24,7 @@ from coldpress.schemas.curves import Curves
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import printable
 from coldpress.schemas.layout import Layout
-from coldpress.schemas.manifest import CURVES_FILE, FLASH_FILE, RESIDENT_FILE, TRACE_FILE
+from coldpress.schemas.manifest import CURVES_FILE, EXPERTS_FILE, FLASH_FILE, RESIDENT_FILE, TRACE_FILE
 from coldpress.schemas.model import Model, SourceFile
 from coldpress.schemas.order import Order
 from coldpress.schemas.placement import Placement
@@ -89,10 +89,12 @@ def _without_paths(sparsity: Sparsity) -> dict[str, Any]:
 
 
 def write_documents(written: Written, inputs: Inputs, digests: dict[str, str]) -> None:
-    """Writes tokenizer, licences, curves, provenance, README.md; flash.img and resident.safetensors exist already."""
+    """Writes tokenizer, licences, curves, experts, provenance, README.md; flash.img and resident.safetensors exist."""
     _copy_from_model(written, inputs.model)
     if inputs.curves is not None:
         _write_curves(written, inputs.curves)
+    if inputs.plans.experts is not None:
+        written.add(EXPERTS_FILE, inputs.plans.experts.to_json().encode())
     provenance = json.dumps(_provenance(inputs, digests), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     written.add(PROVENANCE_FILE, provenance.encode())
     written.add("README.md", _card(written, inputs).encode())

@@ -29,6 +29,7 @@ from coldpress.compiler.stages.plan._names import plan_names
 from coldpress.compiler.stages.plan._replay import Known, replays
 from coldpress.compiler.stages.plan._search import Found, Given, gap_costs, search
 from coldpress.runtime.drafts import NO_DRAFT
+from coldpress.runtime.plan import experts
 from coldpress.runtime.plan.budget import holds_everything
 from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Selector
@@ -102,7 +103,7 @@ def run(
         choices.append(choice)
         for reason in choice.reasons:
             LOG.info("plan: %s: %s", plan.name, reason)
-    return Plans(plans=tuple(plans), choices=tuple(choices))
+    return Plans(plans=tuple(plans), choices=tuple(choices), experts=activations and activations.experts)
 
 
 def needs(build: "Build") -> StageNeeds:
@@ -166,6 +167,9 @@ def _settled(
         found.reasons.append(_in_words(settings.ahead, is_certain=division.buffers.preload > 0))
     if found.measured is not None and not found.measured.hit_rate:
         found.reasons.append(_no_hits(plan, division))
+    elif (curve := known.activations and known.activations.experts) is not None:
+        badly = experts.warning(curve, plan, known.model.spec, known.sections)
+        found.reasons += [badly] if badly else []
     if sparsity.draft_tokens:
         plan = drafting.with_coarse(plan, sparsity.draft_tokens)
     elif config.draft not in (None, NO_DRAFT):
