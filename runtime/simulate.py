@@ -28,7 +28,7 @@ from coldpress.runtime.trace import END, FETCH, PRELOAD, RESET, STREAM, Event
 from coldpress.schemas.compute import Overlap, overlapped_seconds
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import unit_keys
+from coldpress.schemas.families import num_experts, unit_keys
 from coldpress.schemas.layout import Plan, placed_parts
 from coldpress.schemas.manifest import Manifest
 from coldpress.schemas.metrics import RunMetrics
@@ -211,10 +211,10 @@ class Opening(Observer):
     load_s: float = 0.0
     """Of the pinned units."""
     passes: dict[Key, Arrival] = field(default_factory=dict[Key, Arrival])
-    """Of one dense pass over each part; NOTHING where all units are in DRAM."""
+    """Of one dense pass over units of each part; NOTHING where all units are in DRAM."""
     _under_way: Key | None = None
 
-    def stream(self, key: Key) -> None:
+    def stream(self, key: Key, ids: np.ndarray | None) -> None:
         """See `Observer`."""
         self._under_way = key
         self.passes[key] = NOTHING
@@ -228,13 +228,18 @@ class Opening(Observer):
             self.passes[self._under_way] = Arrival(known.flash_s + waited_s, known.num_portions + 1, reads_on=True)
 
 
-def simulate_opening(artifact: Artifact, plan: Plan) -> Opening:
+def simulate_opening(artifact: Artifact, plan: Plan, experts_read: int | None = None) -> Opening:
     """Returns the seconds of the reads that a store makes when it opens, and in one dense pass over every part of the
-    plan, in the order of the parts."""
+    plan, in the order of the parts; of a mixture over so many experts, spread evenly, or over all."""
     found = Opening()
     store = Store(artifact, plan, simulated.Plugin(artifact, plan.queue_depth), found)
-    for part in plan.parts:
-        deque(store.stream((part.layer, part.family)), maxlen=0)
+    for key, ids in all_units(artifact, plan).items():
+        experts = num_experts(key[1], artifact.manifest.model)
+        if experts_read is None or experts_read >= experts:
+            deque(store.stream(key), maxlen=0)
+            continue
+        read = np.arange(experts_read) * experts // experts_read
+        deque(store.stream(key, ids.reshape(experts, -1)[read].ravel()), maxlen=0)
     return found
 
 
@@ -257,7 +262,7 @@ def replay(store: Store, trace: Iterable[Event]) -> None:
             store.end_tokens(event.token - num_tokens)
             num_tokens = event.token
         elif event.kind == STREAM:
-            deque(store.stream((event.layer, event.family)), maxlen=0)
+            deque(store.stream((event.layer, event.family), event.ids if event.ids.size else None), maxlen=0)
         elif event.kind == PRELOAD:
             store.read_ahead((event.layer, event.family), event.ids)
         else:

@@ -2,13 +2,14 @@
 
 On disk a trace is one safetensors file without metadata, with n events in the order in which they happened:
 
-- `kind` uint8 [n]: 0 a whole family was streamed, 1 units were fetched, 2 a new context began, 3 the tokens of the
+- `kind` uint8 [n]: 0 a family was streamed, 1 units were fetched, 2 a new context began, 3 the tokens of the
   fetches since the last such event are decoded, 4 units were read ahead.
 - `token` int32 [n]: 0 for the prefill and for a new context; for fetched or preloaded units, the first token that they
   are for, counted from 1; for the end of tokens, the number of tokens decoded so far.
 - `layer` int32 [n]; `family` uint8 [n], an index into the names.
 - `names` uint8: families in ASCII, joined by spaces.
-- `start` int64 [n + 1]: event e has the units `ids[start[e] : start[e + 1]]`, ascending; only kinds 1 and 4 have units.
+- `start` int64 [n + 1]: event e has the units `ids[start[e] : start[e + 1]]`, ascending; only kinds 0, 1 and 4 have
+  units. A streamed family without units was streamed whole.
 - `ids` int32 [m + 1]: unit ids, and a 0 at the end, so that it is never empty.
 - `kept` uint8 [m + 1]: 1 if the unit may stay in the cache, 0 if it is used once and dropped.
 """
@@ -42,7 +43,7 @@ class Event:
     layer: int
     family: str
     ids: np.ndarray
-    """int32 ascending; empty unless units were fetched or read ahead."""
+    """int32 ascending; empty unless units were fetched or read ahead, or some of a family were streamed."""
     kept: np.ndarray | None = None
     """The ids that may stay in the cache, int32 ascending; None for all."""
 
@@ -70,9 +71,9 @@ class Recorder(Observer):
         """See `Observer`."""
         self.preload(*facts.key, facts.ids)
 
-    def stream(self, key: Key) -> None:
+    def stream(self, key: Key, ids: np.ndarray | None) -> None:
         """See `Observer`."""
-        self._add(Event(STREAM, 0, *key, NO_IDS))
+        self._add(Event(STREAM, 0, *key, NO_IDS if ids is None else ids.copy()))
 
     def reset(self) -> None:
         """See `Observer`."""

@@ -19,6 +19,7 @@ from coldpress.compiler.quote.costs import build_costs
 from coldpress.compiler.quote.first_token import first_token
 from coldpress.compiler.quote.records import Choice, DeviceQuote, Figure, Step
 from coldpress.compiler.quote.sources import Source
+from coldpress.compiler.quote.trace import expert_shares
 from coldpress.compiler.search import Judged, Space
 from coldpress.compiler.seconds import Token
 from coldpress.compiler.stages.allocate import (
@@ -260,7 +261,8 @@ class _Quoting:
     def _cold(self, division: Sparsity) -> Figure:
         model, tokens, wide = self._source.model, self._asked.prompt_tokens, self._device.modelled_error
         layers = range(model.spec.num_hidden_layers)
-        found = first_token(setting_of(division, model, self._device, layers), tokens)
+        shares = expert_shares(self._source.curves, model.spec) if self._source.basis == "measured" else None
+        found = first_token(setting_of(division, model, self._device, layers), tokens, shares)
         words = (
             f"modelled, a prompt of {tokens} tokens: {found.load_s:.3g} s to load what stays in DRAM, then dense "
             f"passes over flash that compute meanwhile ({computing.basis(self._device)}); from as fast as {FEW_TOKENS} "

@@ -9,10 +9,11 @@ import numpy as np
 from coldpress.compiler.activity.layer_counts import countable_families, exact_families, leaders
 from coldpress.compiler.activity.signals import magnitude_edges, magnitude_histogram, pack_nonzero
 from coldpress.compiler.io import load_arrays, save_arrays
+from coldpress.runtime.sparsity import used_experts
 from coldpress.schemas.activations import Activations, FamilyStatistics, LayerStatistics
 from coldpress.schemas.base import ArrayFile
 from coldpress.schemas.curves import Curves
-from coldpress.schemas.families import activity_of, layers_of, num_units
+from coldpress.schemas.families import WHOLE_MLP, activity_of, layers_of, num_units
 from coldpress.schemas.model import ModelSpec
 
 
@@ -42,6 +43,15 @@ def activations_of(curves: Curves, spec: ModelSpec, folder: Path) -> Activations
             for layer in range(spec.num_hidden_layers)
         ),
     )
+
+
+def expert_shares(curves: Curves, spec: ModelSpec) -> np.ndarray | None:
+    """Returns the share of a trace's tokens that use each expert, float64 [traced layers, E]; None for a model without
+    experts, or a trace without the signal that shows them."""
+    trace = load_arrays(curves.trace) if spec.is_mixture else {}
+    names = [f"{layer}.{activity_of(WHOLE_MLP, spec)}" for layer in curves.trace_layers]
+    found = [used_experts(trace[name], spec.num_experts).mean(axis=0) for name in names if name in trace]
+    return np.stack(found) if found else None
 
 
 def _families(

@@ -6,6 +6,7 @@ begins `Work` on its input, which requests the units of one family after the oth
 a slice, K units of a block, M rows of a matrix.
 """
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -20,6 +21,7 @@ from coldpress.runtime.kernels.activations import ActivationFormat
 from coldpress.runtime.kernels.planes import Coarse, join_units
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.quantization._planes import planes_of
+from coldpress.runtime.store.dense import in_range
 from coldpress.runtime.store.facts import Key
 from coldpress.runtime.store.request import Batch
 from coldpress.schemas.families import FormatName, Slice, slice_length, slices
@@ -215,8 +217,16 @@ class StreamedBlock:
         """See `Block`."""
         if chosen_K.all():
             return self
-        own_TK = None if self.own_TK is None else self.own_TK[:, chosen_K]
-        return replace(self, ids=self.ids[chosen_K], codes=self.codes[chosen_K], own_TK=own_TK)
+        places = in_range(np.flatnonzero(chosen_K))
+        own_TK = None if self.own_TK is None else self.own_TK[:, places]
+        return replace(self, ids=self.ids[places], codes=self.codes[places], own_TK=own_TK)
+
+    def of(self, tokens: np.ndarray) -> "StreamedBlock":
+        """Returns the block for some of the tokens, int [n] ascending, at least one."""
+        ends: list[int | None] = [part.stop for part in self.parts]
+        stops = [tokens.size if end is None else int(tokens.searchsorted(end)) for end in ends]
+        parts = [slice(start, stop) for start, stop in itertools.pairwise([0, *stops]) if start < stop]
+        return replace(self, parts=parts, own_TK=None if self.own_TK is None else self.own_TK[tokens])
 
     def dot(self, role: MatrixRole, x_TN: np.ndarray) -> np.ndarray:
         """See `Block`."""

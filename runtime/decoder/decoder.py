@@ -1,10 +1,10 @@
 """One decoder for every supported architecture, driven by the manifest's ModelSpec. numpy and the kernels, no torch.
 
-`prefill` is dense: layer after layer, units stream from flash in sequential blocks, and each block serves a whole chunk
-of tokens. `decode` is sparse: for each layer and family the selector picks units and the store brings them (design,
-section 5), for one token or for several at once, which share the reads. Both run the same layers with units from
-different sources: `_prefill_layer`, and `_decode_layer`, the loop that runtime/README.md explains. Shape letters: T
-tokens, N hidden_size, V vocab_size.
+`prefill` is dense: layer after layer, units stream from flash in sequential blocks, and each block serves all tokens of
+a chunk that use its expert. `decode` is sparse: for each layer and family the selector picks units and the store brings
+them (design, section 5), for one token or for several at once, which share the reads. Both run the same layers with
+units from different sources: `_prefill_layer`, and `_decode_layer`, the loop that runtime/README.md explains. Shape
+letters: T tokens, N hidden_size, V vocab_size.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +34,7 @@ from coldpress.runtime.store.facts import Key
 from coldpress.runtime.store.store import Store
 from coldpress.runtime.trace import NO_IDS
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
-from coldpress.schemas.families import FAMILIES, FamilyName, layers_of
+from coldpress.schemas.families import FAMILIES, FamilyName, layers_of, num_units
 from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.model import ModelSpec, RotaryKind, placed_norms
 
@@ -453,18 +453,25 @@ class Decoder:
         return x_TN
 
     def _prefill_layer(self, layer: _Layer, x_TN: np.ndarray, tokens: Tokens) -> np.ndarray:
-        """Takes hidden states through a layer densely: with all units of all experts, in flash order."""
+        """Takes hidden states through a layer densely: with all units, of experts those that any token uses, in flash
+        order."""
         entering_TN = x_TN
         for block in layer.blocks:
             work = block.sublayer.begin(block.into(entering_TN if layer.parallel else x_TN), tokens)
             for key in block.sublayer.requests:
                 work.signal(key)  # prepares the sums; the dense pass makes no choice from the signal
                 coarse = self._coarse.get(key)
-                for ids, stored in self._store.stream(key):
+                for ids, stored in self._store.stream(key, self._used(key, work.experts)):
                     codes = coarse.joined(ids, stored) if coarse else stored
                     work.add(key, StreamedBlock(ids, codes, self._units[key[1]], tokens.parts))
             x_TN = x_TN + block.out_of(work.result())
         return x_TN
+
+    def _used(self, key: Key, experts_TE: np.ndarray | None) -> np.ndarray | None:
+        """Returns the units of the experts that any token uses, int32 ascending; None for all units."""
+        if experts_TE is None or (used_E := experts_TE.any(axis=0)).all():
+            return None
+        return np.flatnonzero(np.repeat(used_E, num_units(key[1], self.spec) // used_E.size)).astype(np.int32)
 
     def _logits(self, hidden_TN: np.ndarray) -> np.ndarray:
         """Returns logits float32 [T, V], from hidden states after the last norm."""

@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from coldpress.runtime.decoder.arithmetic import activation, sigmoid, up_activation
-from coldpress.runtime.decoder.blocks import Block, CoarseUnits, Terms
+from coldpress.runtime.decoder.blocks import WHOLE, Block, CoarseUnits, StreamedBlock, Terms
 from coldpress.runtime.decoder.matrix import Matrix, Resident
 from coldpress.runtime.decoder.mlp import Mlp, checked_families, held_roles, inner_of
 from coldpress.runtime.decoder.router import Router
 from coldpress.runtime.decoder.tokens import Prior, Tokens
-from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.store.facts import Key
 from coldpress.schemas.families import slices
 from coldpress.schemas.model import MLP_ROLES, MatrixRole, ModelSpec, matrices
@@ -95,20 +94,14 @@ class Experts:
         return (x_TN if is_dense else self.inner_signal(x_TN, {}, weights_TE)), chosen_TE
 
     def known(self, x_TN: np.ndarray, chosen_TE: np.ndarray, parts: Sequence[slice]) -> OF_ALL:
-        """Returns the outputs of resident matrices.
-
-        Each of few tokens has the same bits as alone, so an expert multiplies only the tokens that use it. With more
-        tokens, bits depend on which tokens are multiplied together, so an expert multiplies all of them.
-        """
+        """Returns the outputs of resident matrices; an expert multiplies only the tokens that use it."""
         known: OF_ALL = {}
         for role, each in self._matrices.items():
             known[role] = np.zeros((*chosen_TE.shape, self._spec.intermediate_size), np.float32)
             for expert, matrix in enumerate(each):
-                own = chosen_TE[:, expert]
-                if len(x_TN) > FEW_TOKENS:
-                    known[role][own, expert] = matrix.apply(x_TN, parts)[own]
-                elif own.any():
-                    known[role][own, expert] = matrix.apply(np.ascontiguousarray(x_TN[own]))
+                own = np.flatnonzero(chosen_TE[:, expert])
+                if own.size:
+                    known[role][own, expert] = matrix.apply(x_TN, parts, own)
         return known
 
     def inner_signal(self, x_TN: np.ndarray, known: OF_ALL, weights_TE: np.ndarray) -> np.ndarray:
@@ -147,13 +140,15 @@ class Experts:
             found_TEF[chosen_TE[:, expert], expert] = bias
         return found_TEF
 
-    def part(self, x_TN: np.ndarray, signal: np.ndarray, weights_TE: np.ndarray, block: Block) -> np.ndarray:
-        """Computes what units of the inner family contribute to the output, float32 [T, N]."""
+    def part(
+        self, x_TN: np.ndarray, signal: np.ndarray, weights_TE: np.ndarray, block: Block, own: np.ndarray | slice
+    ) -> np.ndarray:
+        """Computes what units of the inner family contribute to the output of the tokens `own`, float32 [n, N]."""
+        x_TN, ids = np.ascontiguousarray(x_TN[own]), block.ids
         if block.is_coarse and self.inner.signal == "mlp_input":  # gate and up have been multiplied for the signal
-            return block.mlp(self._down_only, x_TN, Terms(None, None, signal[:, block.ids]))
-        ids = block.ids
+            return block.mlp(self._down_only, x_TN, Terms(None, None, _some(signal, own, ids)))
         biases = self._bias_of(self.form.gate, ids), self._bias_of(self.form.up, ids)
-        return block.mlp(self.form, x_TN, Terms(*biases, self.factors(signal, weights_TE, ids)))
+        return block.mlp(self.form, x_TN, Terms(*biases, self.factors(signal, weights_TE, ids, own)))
 
     def _bias_of(self, role: MatrixRole | None, ids: np.ndarray) -> np.ndarray | None:
         """Returns the biases of units of gate or up, float32 [K]; None if they have none."""
@@ -167,13 +162,16 @@ class Experts:
                 found[own_K] = bias[units_K[own_K]]
         return found
 
-    def factors(self, signal: np.ndarray, weights_TE: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """Returns the factors of the units' products, float32 [T, K]: the rest of the inner activation, times the
-        expert's weight, which is 0 if a token does not use the expert."""
-        weights_TK = weights_TE[:, ids // self._spec.intermediate_size]
+    def factors(
+        self, signal: np.ndarray, weights_TE: np.ndarray, ids: np.ndarray, own: np.ndarray | slice
+    ) -> np.ndarray:
+        """Returns the factors of the units' products for the tokens `own`, float32 [n, K]: the rest of the inner
+        activation, times the expert's weight, which is 0 if a token does not use the expert."""
+        weights_TK = _some(weights_TE, own, ids // self._spec.intermediate_size)
         if self.inner.signal == "mlp_input":
             return weights_TK
-        return signal[:, ids] if self.inner.signal == "mlp_inner" else signal[:, ids] * weights_TK
+        rest_TK = _some(signal, own, ids)
+        return rest_TK if self.inner.signal == "mlp_inner" else rest_TK * weights_TK
 
 
 @dataclass(frozen=True)
@@ -205,23 +203,32 @@ class ExpertsWork:
         if key[1] in self._layer.inputs:
             roles = self._layer.inputs[key[1]]
             self._known |= {role: self._layer.beginning(role, self.experts) for role in roles}
-            self._signal = per_expert(self._x_TN, self.experts)
+            self._signal = self._x_TN if self._is_dense else per_expert(self._x_TN, self.experts)
         elif not self._is_dense or self._layer.inner.signal != "mlp_input":
             self._signal = self._layer.inner_signal(self._x_TN, self._known, self._weights_TE)
         return self._signal
 
     def add(self, key: Key, block: Block) -> None:
-        """See `Work`."""
-        roles = self._layer.inputs.get(key[1])
-        if roles is None:
-            self._y_TN += self._layer.part(self._x_TN, self._signal, self._weights_TE, block)
+        """See `Work`; with many tokens, an expert multiplies its own."""
+        layer, is_inner, is_many = self._layer, key[1] not in self._layer.inputs, isinstance(block, StreamedBlock)
+        if is_inner and not is_many:
+            self._y_TN += layer.part(self._x_TN, self._signal, self._weights_TE, block, WHOLE)
             return
-        experts_K = block.ids // self._x_TN.shape[1]
-        for expert in np.unique(experts_K):
-            of_expert = block.some(experts_K == expert)
-            inputs_TK = np.ascontiguousarray(self._signal[:, of_expert.ids])
-            for role in roles:
-                self._known[role][:, expert] += of_expert.axpy(role, inputs_TK)
+        num_together = layer.intermediate_size if is_inner else self._x_TN.shape[1]
+        experts_K = block.ids // num_together
+        for expert in np.unique(experts_K).tolist():
+            own, of_expert = WHOLE, block.some(experts_K == expert)
+            if isinstance(of_expert, StreamedBlock):
+                own = np.flatnonzero(self.experts[:, expert])
+                if not own.size:
+                    continue
+                of_expert = of_expert.of(own)
+            if is_inner:
+                self._y_TN[own] += layer.part(self._x_TN, self._signal, self._weights_TE, of_expert, own)
+                continue
+            inputs_TK = _some(self._x_TN, own, of_expert.ids % num_together)
+            for role in layer.inputs[key[1]]:
+                self._known[role][own, expert] += of_expert.axpy(role, inputs_TK)
 
     def result(self) -> np.ndarray:
         """See `Work`."""
@@ -236,6 +243,11 @@ def _biases(layer: int, role: MatrixRole, spec: ModelSpec, resident: Resident) -
     """Returns the biases of the experts that have one, float32 [F], or [N] of down."""
     names = {expert: f"layers.{layer}.{name}.bias" for expert, name in enumerate(matrices(role, spec))}
     return {expert: resident.vector(name) for expert, name in names.items() if resident.has(name)}
+
+
+def _some(values: np.ndarray, rows: np.ndarray | slice, columns: np.ndarray) -> np.ndarray:
+    """Returns some rows and columns, contiguous."""
+    return np.ascontiguousarray(values[:, columns] if isinstance(rows, slice) else values[np.ix_(rows, columns)])
 
 
 def per_expert(x_TN: np.ndarray, chosen_TE: np.ndarray) -> np.ndarray:

@@ -29,28 +29,31 @@ class Matrix:
     activations: ActivationFormat = "fp32"
     """The format that a decoded token's input is rounded to."""
 
-    def apply(self, x_TN: np.ndarray, parts: Sequence[slice] = ()) -> np.ndarray:
+    def apply(self, x_TN: np.ndarray, parts: Sequence[slice] = (), own: np.ndarray | None = None) -> np.ndarray:
         """Multiplies `x` by the transposed matrix and adds the bias: float32 [T, N] -> float32 [T, M].
 
         Each of up to FEW_TOKENS tokens has the same bits as alone. With `parts`, which cover the tokens, each range is
-        bit-identical to computing it alone.
+        bit-identical to computing it alone. With `own`, ascending tokens, only these are multiplied, as float32 [n, M];
+        the length of their range still decides how.
         """
-        if len(parts) < 2:
-            return self._product(x_TN)
-        y_TM = np.empty((len(x_TN), len(self.codes)), np.float32)
-        few = [part for part in parts if part.stop - part.start <= FEW_TOKENS]
-        for part in parts:
-            if part not in few:
-                y_TM[part] = self._product(x_TN[part])
+        if len(parts) < 2 and own is None:
+            return self._product(x_TN, few=len(x_TN) <= FEW_TOKENS)
+        own = np.arange(len(x_TN)) if own is None else own
+        y_nM = np.empty((own.size, len(self.codes)), np.float32)
+        few = list[int]()
+        for part in parts or [slice(0, len(x_TN))]:
+            first, stop = np.searchsorted(own, (part.start, part.stop)).tolist()
+            if part.stop - part.start <= FEW_TOKENS:
+                few += range(first, stop)
+            elif stop > first:
+                y_nM[first:stop] = self._product(x_TN[own[first:stop]], few=False)
         # short ranges are computed together, in groups of at most FEW_TOKENS: their tokens' bits do not depend on that
-        places = np.concatenate([np.arange(int(part.start), int(part.stop)) for part in few] or [np.arange(0)])
-        for start in range(0, places.size, FEW_TOKENS):
-            of_few = places[start : start + FEW_TOKENS]
-            y_TM[of_few] = self._product(x_TN[of_few])
-        return y_TM
+        for start in range(0, len(few), FEW_TOKENS):
+            of_few = few[start : start + FEW_TOKENS]
+            y_nM[of_few] = self._product(x_TN[own[of_few]], few=True)
+        return y_nM
 
-    def _product(self, x_TN: np.ndarray) -> np.ndarray:
-        few = len(x_TN) <= FEW_TOKENS
+    def _product(self, x_TN: np.ndarray, *, few: bool) -> np.ndarray:
         if self.format is None:
             y_TM = np.stack([self.codes @ x for x in x_TN]) if few else x_TN @ self.codes.T
         elif few:

@@ -156,7 +156,7 @@ def deciding_seconds(device: DeviceProfile, reads: bool) -> float:
     return _stated(compute and compute.request_s) + (_stated(compute and compute.reading_s) if reads else 0.0)
 
 
-def products_of(device: DeviceProfile, num_tokens: int) -> float:
+def products_of(device: DeviceProfile, num_tokens: float) -> float:
     """Returns how many products with one token take as long as that of a few tokens, which share the passing of
     weights."""
     stated = device.compute and device.compute.further_share

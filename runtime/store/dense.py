@@ -1,6 +1,14 @@
-"""The prefill's dense pass: all units of a part in flash order, as many at a time as the buffer or half of it holds."""
+"""The prefill's dense pass: all units of a part in flash order, or those of some experts, as many at a time as the
+buffer or half of it holds.
 
-from collections.abc import Iterable, Iterator
+A layer adds up one block of units after the other, so the bits of its sums depend on where blocks end. Without experts
+a block is what a batch of reads brings. With experts it is as many units as one expert has, or as many of them as fit:
+which other experts are read changes no block.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,18 +24,32 @@ COPY_BYTES = 1 << 20
 """Bytes of units that are moved at a time inside a read buffer."""
 
 
-class DensePass:
-    """All units of a part on their way into memory; iterate over it once."""
+@dataclass(frozen=True)
+class DenseBatch(planner.ReadBatch):
+    """Reads that are used together; `first_unit` counts the units that the pass has read before."""
 
-    def __init__(self, device: Device, part: Part, memory: PoolMemory, batches: Iterable[planner.ReadBatch]) -> None:
-        """Begins the first reads of `batches`, which cover all units of the part."""
+    positions: np.ndarray
+    """int64 [m]: the units' flash positions, ascending."""
+    stops: Sequence[int]
+    """Where each block of units ends among them."""
+
+    def blocks(self) -> Iterator[slice]:
+        """Yields the places of each block's units among those of the batch."""
+        return map(slice, (0, *self.stops), self.stops)
+
+
+class DensePass:
+    """Units of a part on their way into memory; iterate over it once."""
+
+    def __init__(self, device: Device, part: Part, memory: PoolMemory, batches: Iterable[DenseBatch]) -> None:
+        """Begins the first reads of `batches`."""
         self._part = part
         self._incoming = Incoming(device, Purpose.STREAM, batches, memory)
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields (unit ids int32 [m], rows uint8 [m, unit_bytes]), as many as half of the read buffer holds, while
-        reads fill the other half. A buffer that is not halved gives all its units at once. The rows are views of the
-        buffer; the next step overwrites them.
+        """Yields a block's (unit ids int32 [m], rows uint8 [m, unit_bytes]), as much as half of the read buffer holds,
+        while reads fill the other half. A buffer that is not halved is filled when all its units have been used. The
+        rows are views of the buffer; the next step overwrites them.
 
         Raises:
             CorruptPageError: if a page read is damaged.
@@ -35,8 +57,9 @@ class DensePass:
         try:
             for batch, ticket, half in self._incoming:
                 ticket.wait(len(batch.extents))
-                ids = self._part.units_at(slice(batch.first_unit, batch.first_unit + batch.buffer_offset.size))
-                yield ids, in_buffer(half, batch.buffer_offset, self._part.units)
+                for block in batch.blocks():
+                    rows = in_buffer(half, batch.buffer_offset[block], self._part.units)
+                    yield self._part.units_at(batch.positions[block]), rows
         finally:
             self.close()
 
@@ -46,61 +69,132 @@ class DensePass:
 
 
 class ResidentPass:
-    """All units of a part that holds every unit in its slots; iterate over it as over a `DensePass`."""
+    """Units of a part that holds every unit in its slots; iterate over it as over a `DensePass`."""
 
-    def __init__(self, part: Part, rows: np.ndarray, batches: Iterable[planner.ReadBatch]) -> None:
-        """Takes units from `rows`, uint8 [slots, unit_bytes], in the sizes of `batches`; reads nothing."""
+    def __init__(self, part: Part, rows: np.ndarray, batches: Iterable[DenseBatch]) -> None:
+        """Takes units from `rows`, uint8 [slots, unit_bytes], in the blocks of `batches`; reads nothing."""
         self._part, self._rows, self._batches = part, rows, batches
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """See `DensePass`; the rows are views of the slots, where pinned units lie in flash order."""
+        """See `DensePass`; pinned units lie in flash order in the slots, so most rows are views of them."""
         first_slot = self._part.first_slot
         for batch in self._batches:
-            units = slice(batch.first_unit, batch.first_unit + batch.buffer_offset.size)
-            yield self._part.units_at(units), self._rows[first_slot + units.start : first_slot + units.stop]
+            for block in batch.blocks():
+                positions = batch.positions[block]
+                yield self._part.units_at(positions), self._rows[in_range(first_slot + positions)]
 
     def close(self) -> None:
         """Does nothing: there are no reads."""
 
 
-def dense_batches(
-    units: planner.Strided, num_units: int, room: int, page_bytes: int, gap_bytes: int, flash: Flash
-) -> Iterable[planner.ReadBatch]:
-    """Plans a pass over all units of a part: straight through, or skipping the other layers of its group, whichever
-    takes the device less time.
+@dataclass(frozen=True)
+class DensePlan:
+    """Plans passes over a part: straight through, or around the other layers of its group, whichever takes the device
+    less time."""
 
-    Args:
-        units: Where the units lie.
-        num_units: Number of units.
-        room: Bytes that a batch may take.
-        page_bytes: Size of a page.
-        gap_bytes: Reads at most this far apart become one.
-        flash: The device's law.
-    """
-    max_bytes = longest_read_bytes(room, units.unit_bytes, page_bytes)
-    whole = planner.sequential_batches(units, num_units, page_bytes, room, max_bytes)
-    if units.stride_bytes == units.unit_bytes:
-        return whole
-    apart = planner.plan_reads(units, np.arange(num_units), page_bytes, gap_bytes, max_bytes)
-    if room < span_bytes(units.stride_bytes, page_bytes):
-        return planner.batches(apart, room)  # no room for the bytes between two units
-    length = units.stride_bytes * num_units
-    around_s = flash_seconds(flash, len(apart.extents), apart.extents.num_bytes)
-    through_s = flash_seconds(flash, -(-length // max_bytes), length)
-    return whole if through_s <= around_s else planner.batches(apart, room)
+    units: planner.Strided
+    """Where the units lie."""
+    num_units: int
+    num_together: int
+    """Units of an expert; all units where there are no experts."""
+    room: int
+    """Bytes that a batch may take."""
+    page_bytes: int
+    gap_bytes: int
+    """Reads at most this far apart become one."""
+    flash: Flash
+    """The device's law."""
+
+    def batches(self, positions: np.ndarray | None = None) -> Iterator[DenseBatch]:
+        """Yields the batches of a pass over the units at `positions`, int64 ascending; None for all units."""
+        around = self._around()
+        if self.num_together < self.num_units or positions is not None:
+            wanted = np.arange(self.num_units) if positions is None else positions
+            yield from self._in_blocks(wanted, is_through=around is None)
+            return
+        place = self.units, self.num_units, self.page_bytes, self.room, self._max_bytes
+        for batch in planner.sequential_batches(*place) if around is None else planner.batches(around, self.room):
+            count = batch.buffer_offset.size
+            within = np.arange(batch.first_unit, batch.first_unit + count)
+            yield DenseBatch(batch.extents, batch.first_unit, batch.buffer_offset, within, (count,))
+
+    @property
+    def _max_bytes(self) -> int:
+        return longest_read_bytes(self.room, self.units.unit_bytes, self.page_bytes)
+
+    def _around(self) -> planner.ReadPlan | None:
+        """Returns the reads of all units around those of other layers; None if they are read through."""
+        units, page_bytes = self.units, self.page_bytes
+        if units.stride_bytes == units.unit_bytes:
+            return None
+        apart = planner.plan_reads(units, np.arange(self.num_units), page_bytes, self.gap_bytes, self._max_bytes)
+        if self.room < span_bytes(units.stride_bytes, page_bytes):
+            return apart  # no room for the bytes between two units
+        length = units.stride_bytes * self.num_units
+        around_s = flash_seconds(self.flash, len(apart.extents), apart.extents.num_bytes)
+        through_s = flash_seconds(self.flash, -(-length // self._max_bytes), length)
+        return None if through_s <= around_s else apart
+
+    def _in_blocks(self, positions: np.ndarray, is_through: bool) -> Iterator[DenseBatch]:
+        """Yields batches of whole blocks, as many as surely fit."""
+        span = span_bytes(self.units.unit_bytes, self.page_bytes)
+        places = np.searchsorted(positions, self._edges(is_through)).tolist()
+        first, stops, num_bytes = 0, list[int](), 0
+        for start, stop in itertools.pairwise(places):
+            if start == stop:
+                continue
+            low, high = self.units.starts(positions[[start, stop - 1]]).tolist()
+            pages = -(-(high + self.units.unit_bytes) // self.page_bytes) - low // self.page_bytes
+            needed = min(pages * self.page_bytes, (stop - start) * span)
+            if stops and num_bytes + needed > self.room:
+                yield self._batch(positions[first : stops[-1]], first, stops, is_through)
+                first, stops, num_bytes = start, [], 0
+            stops.append(stop)
+            num_bytes += needed
+        if stops:
+            yield self._batch(positions[first : stops[-1]], first, stops, is_through)
+
+    def _edges(self, is_through: bool) -> np.ndarray:
+        """Returns the flash positions between blocks, with the first and the last: an expert's units, or equal parts
+        of them that fit."""
+        stride, tail = self.units.stride_bytes, self.units.stride_bytes - self.units.unit_bytes
+        fitting = self.room // span_bytes(self.units.unit_bytes, self.page_bytes)
+        if is_through:
+            fitting = (self.room - self.page_bytes + tail) // stride
+        num_parts = -(-self.num_together // max(1, fitting))
+        parts = np.arange(0, self.num_together, -(-self.num_together // num_parts))
+        experts = np.arange(0, self.num_units, self.num_together)
+        return np.append(experts[:, None] + parts, self.num_units)
+
+    def _batch(self, positions: np.ndarray, first: int, stops: list[int], is_through: bool) -> DenseBatch:
+        """Plans the reads of a batch; they leave out whole experts that nobody wants, and fit if units are close."""
+        stride = self.units.stride_bytes
+        gap_bytes = max(self.gap_bytes, stride - self.units.unit_bytes) if is_through else self.gap_bytes
+        gap_bytes = min(gap_bytes, max(0, self.num_together * stride - 2 * self.page_bytes))
+        place = self.units, positions, self.page_bytes
+        extents, offsets = planner.adjoining_reads(*place, gap_bytes, self._max_bytes)
+        if extents.num_bytes > self.room:
+            extents, offsets = planner.adjoining_reads(*place, 0, self._max_bytes)
+        return DenseBatch(extents, first, offsets, positions, [stop - first for stop in stops])
 
 
 def in_buffer(half: Half, offsets: np.ndarray, units: planner.Strided) -> np.ndarray:
     """Returns the units at ascending `offsets` of a half, uint8 [m, unit_bytes], as a view of the half.
 
-    Units at regular offsets stay where they are. Other units are moved together at the half's front.
+    Units at regular offsets stay where they are. Other units are moved together, to where the first one lies.
     """
     size, stride = units.unit_bytes, units.stride_bytes
     first, last = int(offsets[0]), int(offsets[-1])
     if last - first == (offsets.size - 1) * stride:
         return half.rows[first : last + 1 : stride]
-    rows = half.memory[: offsets.size * size].reshape(-1, size)
+    rows = half.memory[first : first + offsets.size * size].reshape(-1, size)
     step = max(1, COPY_BYTES // size)
     for start in range(0, offsets.size, step):  # ascending, so a unit only overwrites gaps and units already moved
         rows[start : start + step] = half.rows[offsets[start : start + step]]
     return rows
+
+
+def in_range(numbers: np.ndarray) -> np.ndarray | slice:
+    """Returns ascending integers as a slice if none is left out, since a slice of an array is no copy."""
+    first, stop = int(numbers[0]), int(numbers[-1]) + 1
+    return slice(first, stop) if stop - first == numbers.size else numbers

@@ -85,8 +85,8 @@ class Observer:
     def read_ahead(self, facts: AheadFacts) -> None:
         """Units were guessed; their reads, if any, have begun."""
 
-    def stream(self, key: Key) -> None:
-        """A dense pass over all units of a part begins."""
+    def stream(self, key: Key, ids: np.ndarray | None) -> None:
+        """A dense pass begins over units of a part, int32 ascending, or over all units."""
 
     def began(self, purpose: Purpose, batch: ReadBatch) -> None:
         """The reads of a batch are about to begin."""

@@ -192,13 +192,37 @@ def sequential_batches(
     room = (buffer_bytes - page_bytes + tail) // stride  # the first unit may begin up to a page behind the read's start
     per_batch = max(1, room)
     for first in range(0, num_units, per_batch):
-        num_read = min(per_batch, num_units - first)
-        start = units.offset_bytes + first * stride
-        stop = start + num_read * stride - tail
-        low, high = start // page_bytes * page_bytes, -(-stop // page_bytes) * page_bytes
-        if high - low > buffer_bytes:
+        positions = np.arange(first, min(first + per_batch, num_units))
+        extents, offsets = adjoining_reads(units, positions, page_bytes, tail, max_bytes)
+        if extents.num_bytes > buffer_bytes:
             needed = span_bytes(units.unit_bytes, page_bytes)
             raise ValueError(f"buffer_bytes is {buffer_bytes}, one unit may need {needed}")
-        offsets = np.arange(low, high, max_bytes, dtype=np.int64)
-        lengths = np.minimum(max_bytes, high - offsets)
-        yield ReadBatch(Extents(offsets, lengths), first, start - low + np.arange(num_read, dtype=np.int64) * stride)
+        yield ReadBatch(extents, first, offsets)
+
+
+def adjoining_reads(
+    units: Strided, positions: np.ndarray, page_bytes: int, gap_bytes: int, max_bytes: int
+) -> tuple[Extents, np.ndarray]:
+    """Plans reads that are used together, once all of them are in memory: no page is read twice, and a unit may lie
+    across two reads, which adjoin in the buffer.
+
+    Args:
+        units, positions, page_bytes, gap_bytes: as in `plan_reads`; at least one unit.
+        max_bytes: Longest read, whole pages.
+
+    Returns:
+        The reads, and int64 [k], bytes from the start of the buffer to each unit.
+    """
+    starts = units.starts(positions)
+    lows = starts // page_bytes * page_bytes
+    highs = -(-(starts + units.unit_bytes) // page_bytes) * page_bytes
+    begins = np.concatenate([[True], lows[1:] > highs[:-1] + gap_bytes])
+    firsts = begins.nonzero()[0]
+    low, high = lows[firsts], highs[np.append(firsts[1:], starts.size) - 1]
+    stretch = begins.cumsum() - 1
+    places = (high - low).cumsum() - (high - low)
+    counts = -(-(high - low) // max_bytes)
+    number = np.arange(int(counts.sum())) - np.repeat(counts.cumsum() - counts, counts)
+    offsets = np.repeat(low, counts) + number * max_bytes
+    lengths = np.minimum(max_bytes, np.repeat(high, counts) - offsets)
+    return Extents(offsets, lengths), places[stretch] + starts - low[stretch]

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from coldpress.runtime.store.facts import Observers, Purpose
 from coldpress.runtime.store.reads import Half, PoolMemory
 from coldpress.runtime.store.slot_memory import copy_rows
 from coldpress.runtime.store.slots import Part
+
+Reads = TypeVar("Reads", bound=planner.ReadBatch)
 
 
 @dataclass(frozen=True)
@@ -62,14 +65,14 @@ class Device:
         return self.flash.submit(batch.extents, into, landing)
 
 
-class Incoming:
+class Incoming(Generic[Reads]):
     """Batches of reads in order: one in flight in each half of the buffer, the others follow."""
 
     def __init__(
         self,
         device: Device,
         purpose: Purpose,
-        batches: Iterable[planner.ReadBatch],
+        batches: Iterable[Reads],
         memory: PoolMemory,
         planned: PlannedUnits | None = None,
     ) -> None:
@@ -84,7 +87,7 @@ class Incoming:
         """
         self._device, self._purpose, self._batches = device, purpose, iter(batches)
         self._planned, self._rows = planned if device.flash.moves_data else None, memory.slots.rows
-        self._under_way: deque[tuple[planner.ReadBatch, Ticket, Half]] = deque()
+        self._under_way: deque[tuple[Reads, Ticket, Half]] = deque()
         try:
             for half in memory.halves:
                 self._begin_next(half)
@@ -92,7 +95,7 @@ class Incoming:
             self.close()
             raise
 
-    def __iter__(self) -> Iterator[tuple[planner.ReadBatch, Ticket, Half]]:
+    def __iter__(self) -> Iterator[tuple[Reads, Ticket, Half]]:
         """Yields each batch, its reads, and the half they land in; the next step waits for the rest of these reads, and
         begins to overwrite that half."""
         while self._under_way:
@@ -157,7 +160,7 @@ class Request:
         """
         self._device, self._part, self._memory, self._replan = device, part, memory, replan
         self._resident, self._evicted_hits, self._planned, self._early = resident, evicted_hits, planned, early
-        self._incoming: Incoming | None = None
+        self._incoming: Incoming[planner.ReadBatch] | None = None
         if evicted_hits is None:
             self._begin(planned)
 

@@ -26,13 +26,14 @@ from coldpress.runtime.store import planner
 from coldpress.runtime.store.ahead import EarlyUnits, ReadAhead
 from coldpress.runtime.store.clock import Clock
 from coldpress.runtime.store.counters import Counters
-from coldpress.runtime.store.dense import DensePass, ResidentPass, dense_batches
+from coldpress.runtime.store.dense import DensePass, DensePlan, ResidentPass
 from coldpress.runtime.store.facts import Key, Observer, Observers, Purpose, RequestFacts
 from coldpress.runtime.store.gap import AdaptiveGap, gap_of
 from coldpress.runtime.store.memory import Memory
 from coldpress.runtime.store.reads import PoolMemory
 from coldpress.runtime.store.request import Batch, Device, Incoming, PlannedUnits, Request
 from coldpress.runtime.store.slots import Part, Requests, parts_of, resized
+from coldpress.schemas.families import num_experts
 from coldpress.schemas.layout import Plan
 from coldpress.schemas.metrics import RunMetrics
 
@@ -287,23 +288,29 @@ class Store:
             self._under_way.close()
             self._under_way = None
 
-    def stream(self, key: Key) -> DensePass | ResidentPass:
-        """Begins the prefill's dense pass: reads all units of a layer's family in flash order, or takes them from their
+    def stream(self, key: Key, ids: np.ndarray | None = None) -> DensePass | ResidentPass:
+        """Begins the prefill's dense pass: reads units of a layer's family in flash order, or takes them from their
         slots if the plan holds everything.
 
         In a layer group, the bytes between two units of the layer are read or skipped, whichever takes the artifact's
         device less time. The pass ends when the next one begins, or when a request is submitted.
+
+        Args:
+            key: Layer number and family on flash.
+            ids: All units of the experts that a prompt's tokens use, int32 ascending; None for all units.
         """
         self._settle()
         for stream in self._observers.stream:
-            stream(key)
+            stream(key, ids)
         part, gap_bytes = self._parts[key], self.plan.collapse_gap_bytes
         memory = self._memory.pools[part.pool]
         num_units, page_bytes = part.order.size, self._page_bytes
         in_slots = self._memory.is_whole and bool(part.cache.present.all())
-        # the same batch sizes as if they were read: sums are made per batch, so their bits depend on its size
+        # the same blocks as if they were read: sums are made per block, so their bits depend on its size
         room = self._memory.room_if_reading(part.units.unit_bytes) if in_slots else memory.room_bytes
-        batches = dense_batches(part.units, num_units, room, page_bytes, gap_bytes, self._law)
+        of_expert = num_units // num_experts(key[1], self._manifest.model)
+        plan = DensePlan(part.units, num_units, of_expert, room, page_bytes, gap_bytes, self._law)
+        batches = plan.batches(None if ids is None else np.sort(part.position[ids]).astype(np.int64))
         if in_slots:
             return ResidentPass(part, memory.slots.rows, batches)
         found = self._under_way = DensePass(self._device, part, memory, batches)

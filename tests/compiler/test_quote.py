@@ -17,7 +17,7 @@ from coldpress.compiler.quote.decide import CLEARLY, NEARLY
 from coldpress.compiler.quote.records import Quote
 from coldpress.compiler.quote.show import WORDS
 from coldpress.compiler.quote.sources import find
-from coldpress.compiler.quote.trace import activations_of
+from coldpress.compiler.quote.trace import activations_of, expert_shares
 from coldpress.compiler.stages.allocate import AllocateConfig, Inputs
 from coldpress.compiler.stages.allocate._division import divided
 from coldpress.compiler.stages.allocate._replay import Replays
@@ -331,6 +331,18 @@ def test_activations_counted_in_a_trace_are_those_of_its_signals(tmp_path: Path)
         bits = np.unpackbits(arrays["bits"], axis=1, count=len(active), bitorder="little").astype(bool)
         assert np.array_equal(bits.T, active)
         assert arrays["magnitude_histogram"].sum() == active.size
+
+
+def test_a_trace_shows_how_often_experts_are_used(tmp_path: Path) -> None:
+    spec = model_of(LAYERS, 64, 32, num_experts=4, num_experts_per_tok=2).spec
+    used = np.array([[1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 0]], bool)
+    values = (np.repeat(used, 32, axis=1) * np.random.default_rng(0).uniform(1, 2, (3, 128))).astype(np.float16)
+    curves = curves_of(model_of(LAYERS, 256, 640), tmp_path, {})
+    trace = save_arrays(tmp_path / "t.safetensors", {"3.mlp_inner": values, "7.mlp_inner": values[:2]})
+    found = expert_shares(curves.model_copy(update={"trace": trace, "trace_layers": (3, 7)}), spec)
+    assert found is not None
+    assert found.tolist() == [pytest.approx([1, 2 / 3, 1 / 3, 0]), [1, 0.5, 0.5, 0]]
+    assert expert_shares(curves, model_of(LAYERS, 256, 640).spec) is None
 
 
 @pytest.mark.parametrize("name", ["smooth", "exact_zeros"])

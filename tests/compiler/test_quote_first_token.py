@@ -1,12 +1,14 @@
 """The first token of a quote: every byte that is loaded and read, and the products of the prompt's tokens, by hand."""
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 
 from coldpress.compiler.cost_model import kv_cache_bytes
-from coldpress.compiler.quote.first_token import Products, first_token, products_of_chunk
+from coldpress.compiler.quote.first_token import Products, expected_experts, first_token, products_of_chunk
 from coldpress.compiler.seconds import Setting
 from coldpress.compiler.sections import make_sections
 from coldpress.runtime.kernels import FEW_TOKENS
@@ -27,9 +29,12 @@ RATE = 1e6
 COSTS = {"request_s": 3e-4, "reading_s": 5e-4, "layer_s": 7e-4, "token_s": 2e-3, "further_share": 1.0}
 
 
-def setting(device: DeviceProfile, num_pinned: int = 0, **changes: Any) -> Setting:
-    """All layers of a small model in int8, so many units of each pinned."""
-    model = model_of(LAYERS, HIDDEN, INTERMEDIATE)
+def setting(
+    device: DeviceProfile, num_pinned: int = 0, experts: tuple[int, int] | None = None, **changes: Any
+) -> Setting:
+    """All layers of a small model in int8, so many units of each pinned; `experts`: how many, and of them a token's."""
+    of_experts = dict(zip(("num_experts", "num_experts_per_tok"), experts or (), strict=False))
+    model = model_of(LAYERS, HIDDEN, INTERMEDIATE // (experts or [1])[0], **of_experts)
     part = {"family": WHOLE_MLP, "density": 1.0, "num_pinned": num_pinned, "cache_slots": 0}
     parts = tuple(PartPlan(layer=layer, **part) for layer in range(LAYERS))
     values = {"resident_bytes": RESIDENT_BYTES, "predictor_bytes": 0, "read_buffer_bytes": 1 << 20} | changes
@@ -146,3 +151,54 @@ def test_a_plan_with_room_for_all_units_loads_them() -> None:
     found, held = (first_token(one, 1) for one in (roomy, setting(device, INTERMEDIATE)))
     assert found.load_s >= (RESIDENT_BYTES + units) / device.flash.bytes_per_s
     assert found.expected_s - found.load_s == pytest.approx(held.expected_s - held.load_s)
+
+
+# Mixtures
+
+
+@pytest.mark.parametrize(("count", "chosen", "tokens"), [(4, 2, 1), (4, 2, 3), (5, 1, 4), (3, 3, 2)])
+def test_the_experts_to_expect_are_the_mean_over_all_choices(count: int, chosen: int, tokens: int) -> None:
+    subsets = [picked for picked in product((0, 1), repeat=count) if sum(picked) == chosen]
+    unions = [np.any(each, axis=0).sum() for each in product(subsets, repeat=tokens)]
+    shares = np.full((2, count), chosen / count)
+    assert expected_experts(shares, tokens) == pytest.approx(np.mean(unions))
+
+
+def test_layers_that_prefer_some_experts_use_fewer() -> None:
+    shares = np.array([[1, 1, 0, 0], [0.5, 0.5, 0.5, 0.5]])
+    assert expected_experts(shares, 1) == 2
+    assert expected_experts(shares, 2) == pytest.approx((2 + 3) / 2)
+    assert expected_experts(shares, 256) == pytest.approx(3)
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 32])
+def test_each_expert_multiplies_its_own_tokens(tokens: int) -> None:
+    """With everything in DRAM; further tokens of an expert cost half of its first."""
+    device = with_compute(device_of(), [("int8_group32", 1.0, RATE)], further_share=0.5)
+    of_expert = INTERMEDIATE // 8 * UNIT_BYTES
+    used = 8 * (1 - 0.75**tokens)
+    units_s = LAYERS * used * of_expert * (1 + 0.5 * (2 * tokens / used - 1)) / RATE
+    found = first_token(setting(device, INTERMEDIATE, (8, 2)), tokens)
+    layers_s, head_s = products_s(1)
+    attention_s = (layers_s - LAYERS * INTERMEDIATE * UNIT_BYTES / RATE) * (1 + 0.5 * (tokens - 1))
+    assert found.expected_s - found.load_s == pytest.approx(units_s + attention_s + head_s, rel=1e-4)
+
+
+@pytest.mark.parametrize(("tokens", "read"), [(1, 2), (4, 5), (256, 8)])
+def test_a_prompt_reads_as_many_experts_as_it_is_expected_to_use(tokens: int, read: int) -> None:
+    """Where computing takes no time, a pass takes as long as the reads of these experts."""
+    device = with_compute(device_of(dram_bytes_per_s=1e14), [("int8_group32", 1.0, 1e14)])
+    found = first_token(setting(device, experts=(8, 2), collapse_gap_bytes=0), tokens)
+    num_bytes = LAYERS * read * INTERMEDIATE // 8 * UNIT_BYTES
+    least_s = num_bytes / device.flash.bytes_per_s
+    most_s = (num_bytes + LAYERS * read * 2 * 4096) / device.flash.bytes_per_s + LAYERS * read / device.flash.iops
+    assert least_s <= found.expected_s - found.load_s <= 1.05 * most_s + LAYERS * device.flash.latency_s.value
+
+
+def test_a_prompt_reads_the_experts_that_a_trace_shows() -> None:
+    device = with_compute(device_of(dram_bytes_per_s=1e14), [("int8_group32", 1.0, 1e14)])
+    of = setting(device, experts=(8, 2))
+    shares = np.array([[1, 1, 0, 0, 0, 0, 0, 0]] * 3)
+    same_two, one_token, all_experts = first_token(of, 256, shares), first_token(of, 1), first_token(of, 256)
+    assert same_two.expected_s == pytest.approx(one_token.expected_s, rel=1e-2)
+    assert same_two.expected_s < 0.8 * all_experts.expected_s
