@@ -1,0 +1,214 @@
+"""Compares ways to run a mixture of experts of which DRAM holds a part: bytes, reads, hits, seconds and divergence.
+
+A model is built once with everything in DRAM. The units that its tokens use on test text are recorded, and replayed on
+the simulated device under less DRAM with each cache policy alone, with the best possible one (Belady), and with pinned
+units. `chosen` is a build under the same budget whose cache, pinned units and reading ahead the product chooses.
+`inside` leaves out units of experts, `planes` reads the low bits of the experts that weigh most in a token, and `prior`
+prefers experts in DRAM as far as a divergence on validation text allows; each is a build of its own. What is not exact
+diverges from the exact run of the same codes on the same text. Reading of `prior` is compared with exact routing of the
+same artifact, with the same cache and DRAM. The share of DRAM is that of the experts' bytes; everything else is in DRAM
+besides. A way that a budget does not hold has no row.
+"""
+
+import statistics
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
+from benchmarks.shared.builds import SHORT, artifact_in, build, settings
+from coldpress.compiler.io import load_arrays, load_record
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.generate.session import Session
+from coldpress.runtime.plan.budget import least_budget_bytes, refit
+from coldpress.runtime.routing import EXACT
+from coldpress.runtime.simulate import simulate
+from coldpress.runtime.trace import Event, Recorder
+from coldpress.schemas.corpus import Corpus
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.layout import Plan
+from coldpress.schemas.metrics import RunMetrics
+
+FORMAT, PLANES, CONTEXT_LENGTH = "int8_group32", "int8_4_4", 256
+POLICIES = ("lru", "lfu", "s3fifo", "static", "belady")
+EXACT_POLICIES = POLICIES[:-1]
+"""Those that a run can follow."""
+CHOSEN, INSIDE, REFINED, PRIOR = "chosen", "inside", "planes", "prior"
+RIGHT = 1.05
+"""A choice is right if it takes at most this times the seconds of the best policy."""
+ONLY: dict[str, dict[str, Any]] = {
+    CHOSEN: {"preload": "auto"},
+    INSIDE: {"method": "topk", "density": 0.8},
+    REFINED: {"method": "refine", "format": PLANES, "density": 0.5},
+    PRIOR: {"cache": "lru", "pinned_share": 0, "routing": "cache_prior"},
+}
+"""Settings of builds, beside those that all have."""
+
+
+class Run(NamedTuple):
+    """A text, token by token."""
+
+    log_probabilities: np.ndarray
+    """float64 [num_tokens, vocab_size]."""
+    metrics: RunMetrics
+
+
+@dataclass(frozen=True)
+class Options:
+    models: tuple[str, ...] = option(("tinystories-mixtral-8x",), choices=("tinystories-mixtral-8x",), help="models")
+    device: str = option("pixel6", help="device profile whose law gives seconds")
+    shares: tuple[float, ...] = option(
+        (0.25, 0.5), smoke=(0.5,), full=(0.12, 0.25, 0.5, 0.75), help="shares of the experts' bytes in DRAM"
+    )
+    limits: tuple[float, ...] = option(
+        (0.003, 0.01, 0.03), smoke=(0.03,), help="divergences that preferring experts in DRAM may cost, nats a token"
+    )
+    tokens: int = option(512, smoke=64, help="most test tokens to run")
+    short: bool = option(False, smoke=True, help="calibrate on less text")
+
+
+class Plugin(Benchmark[Options]):
+    keys = {
+        "rows[].way": f"a cache policy, {CHOSEN}, {INSIDE}, {REFINED}, or {PRIOR}",
+        "rows[].limit?": f"{PRIOR}: the divergence allowed on validation text, nats a token",
+        "rows[].budget_bytes": "DRAM budget",
+        "rows[].read_bytes": "bytes read from flash per token",
+        "rows[].reads": "reads from flash per token",
+        "rows[].hit_rate": "share of the used units that were in DRAM",
+        "rows[].token_s": "seconds of a token by the device's law",
+        "rows[].mean_kld": "divergence from the exact run on test text, nats a token; 0 for exact ways",
+        "rows[].fewer_bytes?": f"{PRIOR}: bytes of exact routing over its bytes, same artifact, cache and DRAM",
+        "gain_of_prior_at_kl": "allowed divergence -> median of fewer_bytes over shares of DRAM",
+        "chosen_right": f"share of budgets under which {CHOSEN} takes at most {RIGHT} times the best policy's seconds",
+        "best_policy": "share of DRAM -> the policy with the fewest seconds",
+    }
+    needs_data = True
+    over = {"model": "models", "share": "shares"}
+    full_minutes = 40
+
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        """Yields a row per way."""
+        model, share = cell["model"], cell["share"]
+        folder = self.folder / model
+        whole = artifact_in(self.once(model, lambda: self._built(model, "whole", "100%")))
+        tokens = self._tokens(folder, whole)
+        trace = self.once((model, "trace"), lambda: recorded(whole, tokens))
+        opened = open_artifact(whole)
+        budget_bytes = share_budget_bytes(whole, share)
+        for policy in POLICIES:
+            plan = refit(opened.manifest, unpinned(opened.manifest.plans[0], policy), budget_bytes)
+            yield {"way": policy, "budget_bytes": budget_bytes, **figures_of(simulate(opened, plan, trace)), **EXACTLY}
+        exact = self.once((model, "exact"), lambda: run(whole, tokens))
+        for way in (CHOSEN, INSIDE, REFINED):
+            try:
+                path = artifact_in(self._built(model, f"{way}-{share:g}", budget_bytes, **ONLY[way]))
+            except ColdpressError as error:
+                if "are needed before any unit is cached" not in str(error):
+                    raise
+                print(f"{way}, {share:.0%} of the experts: {error}", file=sys.stderr)
+                continue
+            found = run(path, tokens)
+            lost = {"limit": None, "mean_kld": divergence(exact, found), "fewer_bytes": None}
+            yield {"way": way, "budget_bytes": budget_bytes, **figures_of(found.metrics), **lost}
+        for limit in self.options.limits:
+            named = f"{PRIOR}-{limit:g}-{share:g}"
+            path = artifact_in(self._built(model, named, budget_bytes, **ONLY[PRIOR], routing_kl=limit))
+            own, found = run(path, tokens, routing=EXACT), run(path, tokens)
+            fewer = own.metrics.read_bytes / found.metrics.read_bytes
+            lost = {"limit": limit, "mean_kld": divergence(own, found), "fewer_bytes": fewer}
+            yield {"way": PRIOR, "budget_bytes": budget_bytes, **figures_of(found.metrics), **lost}
+
+    def figures(self, rows: Rows) -> Figures:
+        by_share: dict[tuple[str, float], dict[str, float]] = {}
+        for row in rows:
+            by_share.setdefault((row["model"], row["share"]), {})[row["way"]] = row["token_s"]
+        best = {f"{share:g}": min(EXACT_POLICIES, key=of.__getitem__) for (_, share), of in by_share.items()}
+        right = [of[CHOSEN] <= RIGHT * min(of[name] for name in EXACT_POLICIES) for of in by_share.values()]
+        gains: dict[float, list[float]] = {}
+        for row in rows:
+            if row["way"] == PRIOR:
+                gains.setdefault(row["limit"], []).append(row["fewer_bytes"])
+        return {
+            "gain_of_prior_at_kl": {f"{limit:g}": statistics.median(found) for limit, found in gains.items()},
+            "chosen_right": sum(right) / len(right),
+            "best_policy": best,
+        }
+
+    def _built(self, model: str, label: str, budget: str | int, **more: Any) -> Path:
+        """Builds an artifact; returns its device's build folder."""
+        given: dict[str, Any] = {"method": "dense", "format": FORMAT, "max_ppl_ratio": "off", **more}
+        common = settings(model, self.options.device) | (SHORT if self.options.short else {"preflight": "off"})
+        text: dict[str, Any] = {"context_length": CONTEXT_LENGTH, "label": label.replace(".", "_")}
+        config = common | {"dram_budget": budget, **text, **given}
+        return build(self.folder / model, **config)
+
+    def _tokens(self, folder: Path, artifact: Path) -> np.ndarray:
+        """Returns test text, int [num_blocks, T]."""
+        corpus = load_record(next(folder.rglob("tokenize.json")), Corpus)
+        blocks = load_arrays(corpus.split("test").arrays, "tokens")["tokens"]
+        return blocks[: max(1, self.options.tokens // blocks.shape[1])]
+
+
+EXACTLY: Row = {"limit": None, "mean_kld": 0.0, "fewer_bytes": None}
+
+
+def share_budget_bytes(artifact: Path, share: float) -> int:
+    """Returns the DRAM budget under which a share of the experts' bytes is in DRAM."""
+    manifest = open_artifact(artifact).manifest
+    units = sum(section.num_units * section.unit_bytes for section in manifest.flash.sections)
+    return least_budget_bytes(manifest, manifest.plans[0]) + round(share * units)
+
+
+def unpinned(plan: Plan, cache: str) -> Plan:
+    """Returns a plan with another cache policy and nothing pinned."""
+    parts = tuple(part.model_copy(update={"num_pinned": 0}) for part in plan.parts)
+    return plan.model_copy(update={"cache": cache, "cache_options": {}, "parts": parts})
+
+
+def recorded(artifact: Path, tokens: np.ndarray) -> list[Event]:
+    """Returns the trace of a text, token by token."""
+    recorder = Recorder()
+    with Session(artifact, recorder=recorder) as session:
+        for block in tokens:
+            session.decoder.begin(len(block))
+            for token in block:
+                session.decoder.decode(int(token))
+    return list(recorder.events)
+
+
+def run(artifact: Path, tokens: np.ndarray, routing: str | None = None) -> Run:
+    """Decodes a text token by token."""
+    found: list[np.ndarray] = []
+    with Session(artifact, routing=routing) as session:
+        for block in tokens:
+            session.decoder.begin(len(block))
+            found += [session.decoder.decode(int(token)) for token in block]
+        metrics = session.store.metrics(tokens.size, 0.0, 0.0, 0.0)
+    logits = np.stack(found).astype(np.float64)
+    logits -= logits.max(axis=1, keepdims=True)
+    return Run(logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)), metrics)
+
+
+def divergence(expected: Run, found: Run) -> float:
+    """Returns the mean Kullback-Leibler divergence of next-token distributions, nats a token."""
+    differences = expected.log_probabilities - found.log_probabilities
+    return float((np.exp(expected.log_probabilities) * differences).sum(axis=1).mean())
+
+
+def figures_of(metrics: RunMetrics) -> Row:
+    """Returns a run's figures of a token."""
+    count = metrics.num_tokens
+    return {
+        "read_bytes": metrics.read_bytes / count,
+        "reads": metrics.reads / count,
+        "hit_rate": metrics.hits / max(1, metrics.hits + metrics.misses),
+        "token_s": metrics.modelled_s / count,
+    }
+
+
+if __name__ == "__main__":
+    main("moe")
