@@ -8,7 +8,6 @@ of one, and keeps it until it reads another, as callers ask for it in parts. MXF
 import functools
 import math
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +48,7 @@ def read_role(model: Model, role: str) -> np.ndarray:
         CheckpointError: if the model has no such tensor, or its file has changed since `ingest`.
     """
     place = _locate(model, role)
-    return _read_runs(place, place.source.runs())
+    return _read(place, 0, place.source.shape[0])
 
 
 def stored_dtype(model: Model, role: str) -> str:
@@ -70,7 +69,7 @@ def read_stored(model: Model, role: str, into: np.ndarray) -> None:
     place = _locate(model, role)
     source, entry = place.source, place.entry
     if source.index is not None:
-        into[:] = _rows_of_expert(place, source.runs()).reshape(-1).view(np.uint8)
+        into[:] = _rows_of_expert(place, 0, source.shape[0]).reshape(-1).view(np.uint8)
         return
     row_bytes, done = math.prod(entry.shape[1:]) * ITEM_BYTES[entry.dtype], 0
     for start, stop in source.runs():
@@ -86,7 +85,7 @@ def read_rows(model: Model, role: str, start: int, stop: int) -> np.ndarray:
         CheckpointError: as `read_role`.
     """
     place = _locate(model, role)
-    return _read_runs(place, place.source.runs(start, stop))
+    return _read(place, start, stop)
 
 
 def rotary_inv_freq(model: Model, kind: RotaryKind = "main") -> np.ndarray:
@@ -149,21 +148,25 @@ def _whole_shape(source: TensorSource, entry: TensorEntry, scales: TensorEntry |
     return shape[::-1] if source.transposed else shape
 
 
-def _read_runs(place: _Place, runs: Iterable[tuple[int, int]]) -> np.ndarray:
-    if place.source.index is not None:
-        rows = _rows_of_expert(place, runs)
+def _read(place: _Place, start: int, stop: int) -> np.ndarray:
+    """Returns rows `start` to `stop` of a role, float32."""
+    source = place.source
+    if source.index is not None:
+        rows = _rows_of_expert(place, start, stop)
         return decode_floats(rows.reshape(-1).view(np.uint8), place.dtype).reshape(rows.shape)
-    found = [read_entry(Path(place.source.file), place.entry, start, stop) for start, stop in runs]
+    found = [read_entry(Path(source.file), place.entry, *run) for run in source.runs(start, stop)]
     return found[0] if len(found) == 1 else np.concatenate(found)
 
 
-def _rows_of_expert(place: _Place, runs: Iterable[tuple[int, int]]) -> np.ndarray:
-    """Returns rows of a tensor of all experts as stored, unsigned integers [rows, …], contiguous."""
+def _rows_of_expert(place: _Place, start: int, stop: int) -> np.ndarray:
+    """Returns rows of a role in a tensor of all experts as stored, unsigned integers [stop - start, …], contiguous."""
     source = place.source
     files = tuple(Path(one.file) for one in (source, source.scales) if one is not None)
     changed_ns = tuple(file.stat().st_mtime_ns for file in files)
-    stored = _of_expert(files, changed_ns, place.entry, place.scales, source.index or 0)
-    chosen = np.concatenate([np.arange(start, stop) for start, stop in runs])
+    of_expert = _of_expert if len(source.shape) > 1 else _of_expert.__wrapped__  # a bias takes no matrix's place
+    stored = of_expert(files, changed_ns, place.entry, place.scales, source.index or 0)
+    parts, rows = np.divmod(np.arange(start, stop), source.row_stop - source.row_start)
+    chosen = source.row_start + parts * source.stride_rows + rows
     return np.ascontiguousarray(stored[:, chosen].T if source.transposed else stored[chosen])
 
 

@@ -301,6 +301,22 @@ def test_llama_cpp_computes_the_same_from_a_mixture_s_file(tmp_path, kind, name,
 WITH_MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("granite", {"attention_bias": True}),
     "granite plain": ("granite", {"attention_multiplier": 0.25, "embedding_multiplier": 1.0}),
+    "granitemoe": ("granitemoe", {"num_local_experts": 11, "num_experts_per_tok": 3}),
+    "granitemoe biases": (
+        "granitemoe",
+        {
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
     "smollm3": ("smollm3", {"tie_word_embeddings": True}),
     "gemma2": ("gemma2", {"query_pre_attn_scalar": 32, "tie_word_embeddings": True, "attn_logit_softcapping": 4.0}),
     "gemma3": ("gemma3_text", {"query_pre_attn_scalar": 32}),
@@ -420,6 +436,10 @@ def test_frequencies_that_no_base_gives_become_factors(tmp_path):
             "'olmoe' has as many key heads as attention heads, and this model has 2 of 4",
         ),
         (MIXTURE | {"model_type": "glm4_moe"}, "cannot hold the architecture 'glm4_moe', expected one of arcee"),
+        (
+            MIXTURE | {"model_type": "gpt_oss", "hidden_act": "swiglu_oai"},
+            "llama.cpp computes the architecture 'gpt_oss' otherwise: it rounds the bounds of the dimensions",
+        ),
         ({"rotary_dim": 8}, "this model rotates 8 of 16 dimensions"),
         ({"attention_scale": 0.5}, "'llama' does not compute this model's attention_scale; it would write other text"),
         ({"model_type": "granite", "logits_softcap": 9.0}, "does not compute this model's logits_softcap"),

@@ -120,11 +120,20 @@ def experts(tmp_path: Path) -> tuple[Model, dict[str, np.ndarray]]:
     return describe(spec, shapes, tmp_path / "none"), means
 
 
-def test_each_expert_has_its_part(tmp_path: Path, write) -> None:
+@pytest.mark.parametrize("stacked", [False, True])
+def test_each_expert_has_its_part(tmp_path: Path, write, stacked: bool) -> None:
+    """Also of a checkpoint that has all experts' gate and up in one tensor: llama.cpp has them in two."""
     model, means = experts(tmp_path)
+    if stacked:
+        of_experts = {role: source for role, source in model.tensors.items() if ".experts." in role}
+        places = {
+            role: source.model_copy(update={"tensor": "down" if "down" in role else "both", "index": int(role[17])})
+            for role, source in of_experts.items()
+        }
+        model = model.model_copy(update={"tensors": model.tensors | places})
     arrays = load_arrays(read(model, write(tmp_path / "imatrix", means)).layers[0].arrays)
     for expert in range(3):
-        for role in ("gate_proj", "down_proj"):
+        for role in ("gate_proj", "up_proj", "down_proj"):
             expected = means[f"blk.0.{NAMES[role]}_exps.weight"][expert]
             np.testing.assert_allclose(arrays[f"experts.{expert}.{role}"], expected, rtol=1e-6)
 

@@ -141,6 +141,9 @@ ARCHITECTURES = {
     "granite": Architecture(
         "granite", SILU, gated=True, neighbours=True, biases=ATTENTION | MLP, scaled=True, extensions=FACTORS
     ),
+    "granitemoe": Architecture(
+        "granitemoe", SILU, gated=True, neighbours=True, biases=ATTENTION, scaled=True, extensions=FACTORS | EXPERTS
+    ),
     "smollm3": Architecture(
         "smollm3", SILU, gated=True, neighbours=True, scaled=True, extensions=frozenset(("layer_rotary",))
     ),
@@ -211,6 +214,10 @@ ARCHITECTURES = {
     ),
 }
 """By Hugging Face's model_type."""
+REFUSED = {
+    "gpt_oss": "it rounds the bounds of the dimensions whose frequencies YaRN mixes, and gpt-oss does not round them",
+}
+"""What llama.cpp computes otherwise in every model of an architecture that it has."""
 
 
 def architecture_of(spec: ModelSpec) -> Architecture:
@@ -220,6 +227,11 @@ def architecture_of(spec: ModelSpec) -> Architecture:
         ColdpressError: if there is none.
     """
     found = ARCHITECTURES.get(spec.model_type)
+    if spec.model_type in REFUSED:
+        raise ColdpressError(
+            f"llama.cpp computes the architecture '{spec.model_type}' otherwise: {REFUSED[spec.model_type]}; it would "
+            "write other text, so the model cannot be exported"
+        )
     if found is None:
         known = ", ".join(sorted(ARCHITECTURES))
         raise ColdpressError(f"a GGUF file cannot hold the architecture '{spec.model_type}', expected one of {known}")
@@ -423,7 +435,7 @@ def add_shape(writer: gguf.GGUFWriter, model: StoredModel) -> None:
 def _add_extensions(writer: gguf.GGUFWriter, model: StoredModel, architecture: Architecture) -> None:
     """Adds the constants of the architectures that have more than a plain model."""
     spec = model.spec
-    if architecture.name == "granite":
+    if architecture.name in ("granite", "granitemoe"):
         writer.add_embedding_scale(spec.embedding_multiplier)
         writer.add_residual_scale(spec.residual_multiplier)
         writer.add_attention_scale(spec.attention_scale or spec.head_dim**-0.5)
