@@ -31,7 +31,7 @@ PROMPT = [1, 3, 14, 15, 9, 26, 5, 35]
 class Options:
     models: tuple[str, ...] = option(
         ("prose7m", "tinystories-mixtral-8x"),
-        smoke=("stories260k", "tinystories-mixtral-8x"),
+        smoke=("tinystories-mixtral-8x",),
         choices=[name for name in MODELS if name != "demo"],
         help="models to build",
     )
