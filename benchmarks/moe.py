@@ -55,6 +55,7 @@ class Run(NamedTuple):
     log_probabilities: np.ndarray
     """float64 [num_tokens, vocab_size]."""
     metrics: RunMetrics
+    """Those of the simulated run, which reads what the run read."""
 
 
 @dataclass(frozen=True)
@@ -182,12 +183,13 @@ def recorded(artifact: Path, tokens: np.ndarray) -> list[Event]:
 
 def run(artifact: Path, tokens: np.ndarray, routing: str | None = None) -> Run:
     """Decodes a text token by token."""
-    found: list[np.ndarray] = []
-    with Session(artifact, routing=routing) as session:
+    found, recorder = list[np.ndarray](), Recorder()
+    with Session(artifact, routing=routing, recorder=recorder) as session:
         for block in tokens:
             session.decoder.begin(len(block))
             found += [session.decoder.decode(int(token)) for token in block]
-        metrics = session.store.metrics(tokens.size, 0.0, 0.0, 0.0)
+        metrics = simulate(session.artifact, session.plan, recorder.events)
+        assert metrics.read_bytes == session.store.counters.read_bytes, "a simulation reads what a run reads"
     logits = np.stack(found).astype(np.float64)
     logits -= logits.max(axis=1, keepdims=True)
     return Run(logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)), metrics)

@@ -34,6 +34,7 @@ from coldpress.compiler.stages.allocate import (
     setting_of,
 )
 from coldpress.runtime.kernels import FEW_TOKENS
+from coldpress.runtime.plan import experts
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantities import show_bytes
 from coldpress.runtime.quantization._planes import coarsest
@@ -132,7 +133,7 @@ class _Quoting:
         tried = found.tried
         return DeviceQuote(
             fits=True,
-            choice=_choice(found.best, tried[0].reason or ""),
+            choice=_choice(found.best, "; ".join(filter(None, (tried[0].reason, self._of_experts(division))))),
             bound="flash" if _flash_share(tokens) >= 0.5 else "DRAM" if self._device.compute is None else "computing",
             figures={**figures, **self._figures(found.best, division, tokens)},
             next_budget=_next(steps, budget_bytes),
@@ -257,6 +258,14 @@ class _Quoting:
         if self._source.basis == "measured":
             return WHY_WIDE
         return f"{WHY_WIDE}, and {SAME_KIND:.0%} for another model's signals"
+
+    def _of_experts(self, division: Sparsity) -> str | None:
+        """Returns a sentence if the budget serves a mixture's experts badly, by what calibration measured."""
+        model, curve = self._source.model, self._source.activations.experts
+        if curve is None:
+            return None
+        setting = setting_of(division, model, self._device, range(model.spec.num_hidden_layers))
+        return experts.warning(curve, setting.plan, model.spec, setting.sections)
 
     def _cold(self, division: Sparsity) -> Figure:
         model, tokens, wide = self._source.model, self._asked.prompt_tokens, self._device.modelled_error

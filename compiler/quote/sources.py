@@ -21,6 +21,7 @@ from coldpress.compiler.quote.reference import Kind, drawn_trace, gains_of, kind
 from coldpress.compiler.quote.trace import activations_of
 from coldpress.compiler.seconds import NO_DIGEST
 from coldpress.compiler.workflow.settings import CONFIG_FILE, BuildConfig, resolve
+from coldpress.runtime.artifact.experts import load_curve
 from coldpress.runtime.artifact.reader import Artifact, open_artifact
 from coldpress.runtime.plan.kv_cache import formats_of
 from coldpress.schemas.activations import Activations
@@ -133,7 +134,7 @@ def _of_artifact(path: Path, folder: Path) -> Source:
     # the curves may be those of the model before it was distilled
     curves = curves.model_copy(update={"weights_sha256": model.weights_sha256})
     words = f"curves that the artifact carries, {curves.num_tokens} tokens of validation text (stage explore)"
-    activations = activations_of(curves, model.spec, folder)
+    activations = activations_of(curves, model.spec, folder).model_copy(update={"experts": load_curve(artifact)})
     return Source(
         "artifact", name, model, activations, curves, "measured", words, context_length, given, folder, None, size
     )

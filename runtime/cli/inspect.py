@@ -7,10 +7,8 @@ import os
 from collections import Counter
 from typing import Any
 
-from pydantic import ValidationError
-
 from coldpress.runtime.artifact.contents import coarse_bytes
-from coldpress.runtime.artifact.errors import SchemaError, short
+from coldpress.runtime.artifact.experts import load_curve
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.plan.bookkeeping import bookkeeping_bytes
 from coldpress.runtime.plan.budget import least_budget_bytes, used_bytes, whole_bytes
@@ -19,16 +17,14 @@ from coldpress.runtime.quantities import show_bytes, table
 from coldpress.schemas.errors import clipped, printable
 from coldpress.schemas.experts import ExpertCurve
 from coldpress.schemas.layout import Plan, placed_parts
-from coldpress.schemas.manifest import EXPERTS_FILE, MANIFEST_FILE, FamilyFormat, Manifest
+from coldpress.schemas.manifest import MANIFEST_FILE, FamilyFormat, Manifest
 from coldpress.schemas.model import ModelSpec
-
-MAX_EXPERTS_BYTES = 1 << 20
 
 
 def describe(artifact: Artifact) -> dict[str, Any]:
     """Returns a summary as JSON-ready data; byte counts are exact."""
     manifest = artifact.manifest
-    curve = _curve(artifact)
+    curve = load_curve(artifact)
     files = {entry.path: entry.size_bytes for entry in manifest.files}
     files[MANIFEST_FILE] = os.stat(MANIFEST_FILE, dir_fd=artifact.folder.descriptor).st_size
     return {
@@ -51,28 +47,6 @@ def describe(artifact: Artifact) -> dict[str, Any]:
         "skipped_plans": list(artifact.skipped_plans),
         "inputs": manifest.inputs,
     }
-
-
-def _curve(artifact: Artifact) -> ExpertCurve | None:
-    """Returns what an artifact says of its experts; None if it says nothing.
-
-    Raises:
-        ArtifactError: if the file is damaged, or is not about the model's experts.
-    """
-    spec = artifact.manifest.model
-    if all(entry.path != EXPERTS_FILE for entry in artifact.manifest.files):
-        return None
-    try:
-        curve = ExpertCurve.model_validate_json(artifact.read_bytes(EXPERTS_FILE, MAX_EXPERTS_BYTES))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(map(str, first["loc"])) or "the content"
-        raise SchemaError(EXPERTS_FILE, short(field), short(first["msg"]), "a record of schemas/experts.py") from error
-    found = (len(curve.lru_misses), len(curve.static_misses), curve.num_experts_per_tok)
-    expected = (spec.num_experts, spec.num_experts, spec.num_experts_per_tok)
-    if found != expected:
-        raise SchemaError(EXPERTS_FILE, "lengths of both curves, and experts of a token", f"{found}", f"{expected}")
-    return curve
 
 
 def _warnings(manifest: Manifest, curve: ExpertCurve | None) -> list[str]:

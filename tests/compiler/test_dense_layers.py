@@ -6,11 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coldpress.compiler.io import Workspace
+from coldpress.compiler.io import Workspace, load_record
 from coldpress.compiler.sections import make_sections
 from coldpress.compiler.stages import ingest
 from coldpress.compiler.stages.ingest import IngestConfig
+from coldpress.runtime.artifact.experts import load_curve
 from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.schemas.activations import Activations
 from coldpress.schemas.errors import CheckpointError, ColdpressError
 from coldpress.schemas.model import Model
 from tests.support.models import random_weights, write_model, write_weights
@@ -49,6 +51,10 @@ def test_the_runtime_computes_what_is_evaluated(case: Case, source: Source, tmp_
     if case.method != "refine":  # the evaluation leaves units out, and does not make them coarser
         found = difference(artifact, source, tmp_path / "codes")
         assert found.equal, found
+    curve = load_record(tmp_path / "build/calibrate.json", Activations).experts
+    assert curve is not None
+    assert (len(curve.lru_misses), curve.num_experts_per_tok) == (8, 3)
+    assert load_curve(open_artifact(artifact)) == curve
     assert (case.method == "topk") == any(section.family == "attn_in" for section in manifest.flash.sections)
 
 

@@ -18,9 +18,12 @@ from coldpress.compiler.quote.records import Quote
 from coldpress.compiler.quote.show import WORDS
 from coldpress.compiler.quote.sources import find
 from coldpress.compiler.quote.trace import activations_of, expert_shares
+from coldpress.compiler.stages import calibrate, ingest
 from coldpress.compiler.stages.allocate import AllocateConfig, Inputs
 from coldpress.compiler.stages.allocate._division import divided
 from coldpress.compiler.stages.allocate._replay import Replays
+from coldpress.compiler.stages.calibrate import CalibrateConfig
+from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.runtime.artifact.integrity import verify_artifact
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.profiles.devices import load_device
@@ -33,7 +36,7 @@ from coldpress.schemas.model import Model
 from tests.support.curves import curves_of
 from tests.support.models import write_model
 from tests.support.records import Build
-from tests.support.statistics import device_of, model_of
+from tests.support.statistics import device_of, few_blocks, model_of
 from tests.support.tiny import tiny_spec
 
 LAYERS = 11
@@ -273,6 +276,29 @@ def test_an_artifact_without_curves_is_quoted_by_those_of_its_kind(
     build.package()
     found = quoted(capsys, build.artifact, "--dram-budget", "90%")
     assert (found["source"], found["basis"]) == ("artifact", "same kind of model")
+
+
+@pytest.mark.parametrize(("budget", "said"), [("least", True), ("100%", False)])
+def test_a_budget_that_serves_experts_badly_is_named(
+    budget: str, said: bool, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """In a build folder, by the curve of its calibration."""
+    folder = tmp_path / "build"
+    write_model(tmp_path / "made", "mixtral", num_hidden_layers=LAYERS)
+    model = ingest.run(IngestConfig(model=str(tmp_path / "made")), Workspace(folder / "ingest", "test"))
+    corpus = few_blocks(tmp_path / "corpus")
+    activations = calibrate.run(CalibrateConfig(), model, corpus, Workspace(folder / "calibrate", "test"), 1)
+    for record, name in (
+        (model, "ingest"),
+        (activations, "calibrate"),
+        (curves_of(model, folder / "explore", {}), "explore"),
+    ):
+        save_record(record, folder / f"{name}.json")
+    if budget == "least":
+        figures = quoted(capsys, folder, "--dram-budget", "100%")["devices"][0]["figures"]
+        budget = str(int(figures["least_dram_bytes"]["value"]) + 4096)
+    found = quoted(capsys, folder, "--dram-budget", budget)
+    assert ("fewer than the 2 of one token" in found["devices"][0]["choice"]["reason"]) == said
 
 
 def test_what_cannot_be_quoted_is_refused_in_one_sentence(

@@ -18,7 +18,8 @@ import numpy as np
 from coldpress import runtime
 from coldpress.runtime import _native
 from coldpress.runtime.cli.main import main
-from coldpress.schemas.manifest import FLASH_FILE, MANIFEST_FILE, TABLES_FILE
+from coldpress.schemas.experts import ExpertCurve
+from coldpress.schemas.manifest import EXPERTS_FILE, FLASH_FILE, MANIFEST_FILE, TABLES_FILE
 from tests.support.artifacts import Recipe, build_artifact, change_manifest, small_spec
 from tests.support.models import write_tokenizer
 from tests.support.tiny import word_tokenizer
@@ -161,6 +162,20 @@ def device_figure(folder: Path, chance: random.Random) -> str:
     return f"device: {name} has {str(holder[key])[:40]}"
 
 
+def curve_value(folder: Path, chance: random.Random) -> str:
+    """Edits a random value, key or entry of what the artifact says of its experts."""
+    path = regular(folder / EXPERTS_FILE)
+    try:
+        curve = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise Unfit from error
+    if not isinstance(curve, dict):
+        raise Unfit
+    done = edit_value(curve, chance)
+    path.write_bytes(dump(curve, 1))
+    return f"{EXPERTS_FILE}: {done}"
+
+
 def repeated_key(folder: Path, chance: random.Random) -> str:
     """Writes a key at a random depth twice, the first time with another value."""
     manifest = _manifest(folder)
@@ -182,6 +197,7 @@ EDITS: dict[str, tuple[Edit, int]] = {
     "generation": (generation, 1),
     "layer_format": (layer_format, 2),
     "device_figure": (device_figure, 2),
+    "curve_value": (curve_value, 1),
     "repeated_key": (repeated_key, 1),
     "flip_bits": (file_edits.flip_bits, 4),
     "cut_or_extend": (file_edits.cut_or_extend, 2),
@@ -222,6 +238,15 @@ RECIPES = {
     "predicted_experts": Recipe(spec=_spec(**_EXPERTS), method="predictor", format="int4_group32"),
 }
 """Every format, methods with arrays, options and predictors, and experts; small, since six commands run on a mutant."""
+CURVES = ("experts", "predicted_experts")
+"""Bases that say how well DRAM serves their experts."""
+CURVE = ExpertCurve(
+    num_experts_per_tok=2,
+    lru_misses=(1.0, 0.6, 0.3, 0.0),
+    static_misses=(0.7, 0.5, 0.2, 0.0),
+    persistence=0.4,
+    predictability=0.8,
+)
 AHEAD = ("experts", "predictor")
 """Bases whose plans read units ahead of their layer."""
 DRAFTS = ("drafts",)
@@ -246,6 +271,8 @@ class Artifacts:
         self._said: dict[str, str] = {}
         for name, recipe in RECIPES.items():
             path = build_artifact(folder / name, recipe).path
+            if name in CURVES:
+                (path / EXPERTS_FILE).write_text(CURVE.to_json())
             add_files(path, recipe.spec.vocab_size)
             if name in AHEAD:
                 change_manifest(path, _read_ahead)

@@ -107,7 +107,8 @@ def run(
         search = _Search(CachedRouting(stream, way, caches), tokens, config.routing_kl)
         found.append(_settled(plan, choice, config.routing, search))
         LOG.info("route: %s: %s", plan.name, found[-1][1].reasons[-1])
-    return Plans(plans=tuple(plan for plan, _ in found), choices=tuple(choice for _, choice in found))
+    settled = {"plans": tuple(plan for plan, _ in found), "choices": tuple(choice for _, choice in found)}
+    return plans.model_copy(update=settled)
 
 
 def needs(build: "Build") -> StageNeeds:
