@@ -1,8 +1,8 @@
 """Compares ways to run a mixture of experts of which DRAM holds a part: bytes, reads, hits, seconds and divergence.
 
-A model is built once with everything in DRAM. The units that its tokens use on test text are recorded, and replayed on
-the simulated device under less DRAM with each cache policy alone, with the best possible one (Belady), and with pinned
-units. `chosen` is a build under the same budget whose cache, pinned units and reading ahead the product chooses.
+`chosen` is a build whose cache, pinned units and reading ahead the product chooses. The units that its tokens use on
+test text are recorded, and replayed on the simulated device with the same buffers and DRAM under each cache policy
+alone, under the best possible one (Belady), and with pinned units alone.
 `inside` leaves out units of experts, `planes` reads the low bits of the experts that weigh most in a token, and `prior`
 prefers experts in DRAM as far as a divergence on validation text allows; each is a build of its own. What is not exact
 diverges from the exact run of the same codes on the same text. Reading of `prior` is compared with exact routing of the
@@ -38,6 +38,7 @@ POLICIES = ("lru", "lfu", "s3fifo", "static", "belady")
 EXACT_POLICIES = POLICIES[:-1]
 """Those that a run can follow."""
 CHOSEN, INSIDE, REFINED, PRIOR = "chosen", "inside", "planes", "prior"
+LIMITS = (0.003, 0.01, 0.03)
 RIGHT = 1.05
 """A choice is right if it takes at most this times the seconds of the best policy."""
 ONLY: dict[str, dict[str, Any]] = {
@@ -56,6 +57,7 @@ class Run(NamedTuple):
     """float64 [num_tokens, vocab_size]."""
     metrics: RunMetrics
     """Those of the simulated run, which reads what the run read."""
+    trace: list[Event]
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Options:
         (0.25, 0.5), smoke=(0.5,), full=(0.12, 0.25, 0.5, 0.75), help="shares of the experts' bytes in DRAM"
     )
     limits: tuple[float, ...] = option(
-        (0.003, 0.01, 0.03), smoke=(0.03,), help="divergences that preferring experts in DRAM may cost, nats a token"
+        LIMITS, smoke=(0.03,), choices=LIMITS, help="divergences that preferring experts in DRAM may cost, nats a token"
     )
     tokens: int = option(512, smoke=64, help="most test tokens to run")
     short: bool = option(False, smoke=True, help="calibrate on less text")
@@ -83,9 +85,11 @@ class Plugin(Benchmark[Options]):
         "rows[].token_s": "seconds of a token by the device's law",
         "rows[].mean_kld": "divergence from the exact run on test text, nats a token; 0 for exact ways",
         "rows[].fewer_bytes?": f"{PRIOR}: bytes of exact routing over its bytes, same artifact, cache and DRAM",
-        "gain_of_prior_at_kl": "allowed divergence -> median of fewer_bytes over shares of DRAM",
+        **{
+            f"gain_of_prior_at_kl.{limit:g}?": f"median of fewer_bytes at a limit of {limit:g}, over shares of DRAM"
+            for limit in LIMITS
+        },
         "chosen_right": f"share of budgets under which {CHOSEN} takes at most {RIGHT} times the best policy's seconds",
-        "best_policy": "share of DRAM -> the policy with the fewest seconds",
     }
     needs_data = True
     over = {"model": "models", "share": "shares"}
@@ -97,14 +101,15 @@ class Plugin(Benchmark[Options]):
         folder = self.folder / model
         whole = artifact_in(self.once(model, lambda: self._built(model, "whole", "100%")))
         tokens = self._tokens(folder, whole)
-        trace = self.once((model, "trace"), lambda: recorded(whole, tokens))
-        opened = open_artifact(whole)
         budget_bytes = share_budget_bytes(whole, share)
+        path = artifact_in(self._built(model, f"{CHOSEN}-{share:g}", budget_bytes, **ONLY[CHOSEN]))
+        opened, exact = open_artifact(path), run(path, tokens)
+        yield {"way": CHOSEN, "budget_bytes": budget_bytes, **figures_of(exact.metrics), **EXACTLY}
         for policy in POLICIES:
             plan = refit(opened.manifest, unpinned(opened.manifest.plans[0], policy), budget_bytes)
-            yield {"way": policy, "budget_bytes": budget_bytes, **figures_of(simulate(opened, plan, trace)), **EXACTLY}
-        exact = self.once((model, "exact"), lambda: run(whole, tokens))
-        for way in (CHOSEN, INSIDE, REFINED):
+            found = simulate(opened, plan, exact.trace)
+            yield {"way": policy, "budget_bytes": budget_bytes, **figures_of(found), **EXACTLY}
+        for way in (INSIDE, REFINED):
             try:
                 path = artifact_in(self._built(model, f"{way}-{share:g}", budget_bytes, **ONLY[way]))
             except ColdpressError as error:
@@ -127,7 +132,6 @@ class Plugin(Benchmark[Options]):
         by_share: dict[tuple[str, float], dict[str, float]] = {}
         for row in rows:
             by_share.setdefault((row["model"], row["share"]), {})[row["way"]] = row["token_s"]
-        best = {f"{share:g}": min(EXACT_POLICIES, key=of.__getitem__) for (_, share), of in by_share.items()}
         right = [of[CHOSEN] <= RIGHT * min(of[name] for name in EXACT_POLICIES) for of in by_share.values()]
         gains: dict[float, list[float]] = {}
         for row in rows:
@@ -136,7 +140,6 @@ class Plugin(Benchmark[Options]):
         return {
             "gain_of_prior_at_kl": {f"{limit:g}": statistics.median(found) for limit, found in gains.items()},
             "chosen_right": sum(right) / len(right),
-            "best_policy": best,
         }
 
     def _built(self, model: str, label: str, budget: str | int, **more: Any) -> Path:
@@ -144,7 +147,7 @@ class Plugin(Benchmark[Options]):
         given: dict[str, Any] = {"method": "dense", "format": FORMAT, "max_ppl_ratio": "off", **more}
         common = settings(model, self.options.device) | (SHORT if self.options.short else {"preflight": "off"})
         text: dict[str, Any] = {"context_length": CONTEXT_LENGTH, "label": label.replace(".", "_")}
-        config = common | {"dram_budget": budget, **text, **given}
+        config: dict[str, Any] = common | {"dram_budget": budget, **text, **given}
         return build(self.folder / model, **config)
 
     def _tokens(self, folder: Path, artifact: Path) -> np.ndarray:
@@ -170,17 +173,6 @@ def unpinned(plan: Plan, cache: str) -> Plan:
     return plan.model_copy(update={"cache": cache, "cache_options": {}, "parts": parts})
 
 
-def recorded(artifact: Path, tokens: np.ndarray) -> list[Event]:
-    """Returns the trace of a text, token by token."""
-    recorder = Recorder()
-    with Session(artifact, recorder=recorder) as session:
-        for block in tokens:
-            session.decoder.begin(len(block))
-            for token in block:
-                session.decoder.decode(int(token))
-    return list(recorder.events)
-
-
 def run(artifact: Path, tokens: np.ndarray, routing: str | None = None) -> Run:
     """Decodes a text token by token."""
     found, recorder = list[np.ndarray](), Recorder()
@@ -192,7 +184,7 @@ def run(artifact: Path, tokens: np.ndarray, routing: str | None = None) -> Run:
         assert metrics.read_bytes == session.store.counters.read_bytes, "a simulation reads what a run reads"
     logits = np.stack(found).astype(np.float64)
     logits -= logits.max(axis=1, keepdims=True)
-    return Run(logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)), metrics)
+    return Run(logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)), metrics, recorder.events)
 
 
 def divergence(expected: Run, found: Run) -> float:
