@@ -155,6 +155,37 @@ class Plugin(_common.Llama):
     def parameters(self, config, spec):
         return _common.llama_parameters(spec, qk_norm=True)
 ''',
+    "compiler/architectures/dots1.py": '''
+"""dots.llm1 without windows: sigmoid routers with a correction, an expert that every token uses, and layers without
+experts at the start."""
+
+from coldpress.compiler.architectures import _common, _experts
+
+NAMES = _experts.Names(correction="e_score_correction_bias", shared="shared_experts")
+SIZES = {"moe_intermediate_size", "n_routed_experts", "n_shared_experts", "num_experts_per_tok"}
+
+
+class Plugin(_experts.Mixture):
+    KEYS = _common.LLAMA_KEYS | SIZES | {"head_dim", "first_k_dense_replace", "norm_topk_prob", "routed_scaling_factor"}
+    NAMES = NAMES
+    MODULES = _experts.modules("Dots1", NAMES)
+
+    def spec(self, config):
+        return _common.llama_spec(
+            self.MODULES,
+            config,
+            intermediate_size=config.moe_intermediate_size,
+            router_scores="sigmoid",
+            router_normed=config.norm_topk_prob,
+            router_scaling=float(config.routed_scaling_factor),
+            shared_intermediate_size=config.moe_intermediate_size * config.n_shared_experts,
+            **_experts.counts(config, "n_routed_experts"),
+            **_experts.layers_without(config, range(config.first_k_dense_replace)),
+        )
+
+    def qk_norm(self, config):
+        return True
+''',
 }
 DEVICE = "profiles/devices/gadget.yaml"
 CHOSEN = {
@@ -228,5 +259,31 @@ def test_a_build_of_nothing_but_new_files(workflow: Workflow, started_anew: Serv
     verified = json.loads((folder / "verify.json").read_text())
     assert verified["simulated_equals_real"]
     assert verified["top1_agreement"] > 0.9, "almost nothing is left out, and bfloat is exact for these weights"
+    assert verified["max_logit_error"] < 0.1
+    assert verified["run"]["reads"] > 0
+
+
+@pytest.mark.slow
+def test_a_mixture_with_a_shared_expert_and_dense_layers(
+    workflow: Workflow, started_anew: Server, tmp_path: Path
+) -> None:
+    """Its tensors have the names of GLM-4.5's; `verify` and `publish` as above."""
+    model = write_model(tmp_path / "dots", "glm4_moe", num_hidden_layers=4, dtype="bfloat16")
+    config = json.loads((model / "config.json").read_text())
+    for key in ("partial_rotary_factor", "use_qk_norm", "num_nextn_predict_layers"):
+        del config[key]
+    config |= {"model_type": "dots1", "architectures": ["Dots1ForCausalLM"]}
+    (model / "config.json").write_text(json.dumps(config))
+    other = replace(workflow, server=started_anew).at(
+        tmp_path / "work", model=model, method="dense", cache="lru", format="bfloat", dram_budget="90%"
+    )
+    other.build()
+    folder = other.folder / "build" / "dots" / "pixel6"
+    spec = json.loads((folder / "dots-pixel6.coldpress" / "manifest.json").read_text())["model"]
+    assert spec["model_type"] == "dots1"
+    assert spec["dense_layers"] == [0]
+    assert spec["shared_intermediate_size"] > 0
+    verified = json.loads((folder / "verify.json").read_text())
+    assert verified["simulated_equals_real"]
     assert verified["max_logit_error"] < 0.1
     assert verified["run"]["reads"] > 0

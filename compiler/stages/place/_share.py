@@ -58,7 +58,7 @@ def replay(
         cache = make(
             sparsity.cache, sparsity.cache_options, Known(size, slots[number], pinned[number], np.arange(size))
         )
-        reading = _reading(group, sparsity, len(problem.groups) // len(sparsity.families), device)
+        reading = _reading(group, sparsity, device)
         total += _flash_seconds(cache, reading, trace) / trace.num_measured
     return total * len(problem.groups) / len(traces)
 
@@ -79,7 +79,7 @@ def whole_layers_seconds(
             group = groups[trace.layer, family]
             size = group.units.size
             nothing = make("static", {}, Known(size, 0, np.zeros(0, np.int64), np.arange(size)))
-            reading = _reading(group, sparsity, len(problem.groups) // len(sparsity.families), device)
+            reading = _reading(group, sparsity, device)
             seconds = _flash_seconds(nothing, reading, trace) / trace.num_measured
             total += seconds * read[family] / len(of_family)
     return total
@@ -89,8 +89,9 @@ def _pairs(problem: Problem, choices: tuple[Choice, ...]) -> list[tuple[Group, C
     return list(zip(problem.groups, choices, strict=True))
 
 
-def _reading(group: Group, sparsity: Sparsity, num_layers: int, device: DeviceProfile) -> Reading:
+def _reading(group: Group, sparsity: Sparsity, device: DeviceProfile) -> Reading:
     """Describes reads of units in natural order; a unit's stride is the parts of all layers of its group."""
+    num_layers = len(sparsity.densities[0].per_layer)  # some may have no units
     layers = next(found for found in sparsity.groups(num_layers) if group.layer in found)
     units = Strided(0, group.unit_bytes, len(layers) * group.unit_bytes)
     page_bytes = device.flash.page_bytes.value
