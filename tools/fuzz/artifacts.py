@@ -220,6 +220,17 @@ EDITS: dict[str, tuple[Edit, int]] = {
 
 _spec = partial(small_spec, num_hidden_layers=2, intermediate_size=64)
 _EXPERTS = {"intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 32, "rotary_dim": 32}
+_SHARED: dict[str, Any] = {
+    "shared_intermediate_size": 32,
+    "dense_layers": (0,),
+    "dense_intermediate_size": 64,
+    "router_scores": "sigmoid",
+    "num_expert_groups": 2,
+    "num_expert_groups_per_tok": 1,
+    "hidden_act": "swiglu_oai",
+    "activation_threshold": 7.0,
+    "attention_sinks": True,
+}
 RECIPES = {
     "relu": Recipe(spec=_spec(vocab_size=384, bos_token_id=0, eos_token_ids=(1,))),
     "topk": Recipe(spec=_spec(), method="topk", format="int4_group32", cache="lfu", layers_per_group=2),
@@ -233,6 +244,8 @@ RECIPES = {
     ),
     "kv_int8": Recipe(spec=_spec(head_dim=32, rotary_dim=32), kv_cache="int8"),
     "experts": Recipe(spec=_spec(**_EXPERTS), method="dense", kv_cache="int8"),
+    "routed": Recipe(spec=_spec(**_EXPERTS), method="dense", pinned_share=0.0, slots_share=0.6),
+    "shared": Recipe(spec=_spec(**_EXPERTS, **_SHARED), method="dense"),
     "refine": Recipe(spec=_spec(), method="refine", format="int4_2_2", layer_formats={1: "int4_3_1"}),
     "drafts": Recipe(spec=_spec(), method="dense", format="int4_2_2", density=1.0),
     "predicted_experts": Recipe(spec=_spec(**_EXPERTS), method="predictor", format="int4_group32"),
@@ -249,10 +262,12 @@ CURVE = ExpertCurve(
 )
 AHEAD = ("experts", "predictor")
 """Bases whose plans read units ahead of their layer."""
+ROUTED = ("routed",)
+"""Bases whose routers prefer experts in DRAM."""
 DRAFTS = ("drafts",)
 """Bases whose plans draft with coarse planes."""
-ONE_SEQUENCE = ("dip", "refine")
-"""Bases whose selectors see the cache, so that they serve one sequence at a time."""
+ONE_SEQUENCE = ("dip", "refine", "routed")
+"""Bases whose tokens use what is in the cache, so that they serve one sequence at a time."""
 
 
 class Artifacts:
@@ -278,6 +293,8 @@ class Artifacts:
                 change_manifest(path, _read_ahead)
             if name in DRAFTS:
                 change_manifest(path, _draft)
+            if name in ROUTED:
+                change_manifest(path, _route)
             scratch = folder / f"{name}-scratch"
             scratch.mkdir()
             for run in self._commands(name, path, scratch, True):
@@ -346,6 +363,11 @@ def _read_ahead(manifest: dict[str, Any]) -> None:
 def _draft(manifest: dict[str, Any]) -> None:
     for plan in manifest["plans"]:
         plan["draft"], plan["draft_tokens"] = "coarse", 3
+
+
+def _route(manifest: dict[str, Any]) -> None:
+    for plan in manifest["plans"]:
+        plan["routing"], plan["routing_strengths"] = "cache_prior", [0.4] * manifest["model"]["num_hidden_layers"]
 
 
 def _said(ended: Ended) -> str:

@@ -152,6 +152,16 @@ KNOWN: dict[str, tuple[Any, ...]] = {
     "attention_bias": (True,),
     "mlp_bias": (True,),
     "sliding_window": (1, 2, None),
+    "num_experts_per_tok": (0, 1, 4, 5, None),
+    "n_routed_experts": (0, 1, 3, 4, 1 << 20),
+    "num_local_experts": (0, 1, 3, 4, 1 << 20),
+    "moe_intermediate_size": (0, 1, 95, 97),
+    "n_shared_experts": (0, 2, None),
+    "first_k_dense_replace": (0, 1, 2, 3),
+    "n_group": (0, 2, 3, 4),
+    "topk_group": (0, 2, 5),
+    "routed_scaling_factor": (0, -1.0, 1e300),
+    "swiglu_limit": (0, -7.0, 1e-30, 1e300),
     "bos_token_id": (None, 383, 384),
     "eos_token_id": (None, [], [1] * 64, [1] * 65, [[1]]),
     "rope_theta": (1e-300, 1e11, 10000.0),
@@ -200,7 +210,7 @@ EDITS: dict[str, tuple[Edit, int]] = {
 
 
 class Checkpoints:
-    """The target: checkpoints of three architectures, and commands of the compiler."""
+    """The target: checkpoints of several architectures, and commands of the compiler."""
 
     EDITS = EDITS
     MENDINGS = ("none",)
@@ -215,8 +225,10 @@ class Checkpoints:
         write_model(folder / "llama", "llama", relu=True, **small)
         write_model(folder / "shards", "qwen2", num_shards=2, dtype="bfloat16", **small)
         write_model(folder / "opt", "opt", relu=True, dtype="float16", **small)
+        write_model(folder / "shared", "glm4_moe", **small)
+        write_model(folder / "stacked", "gpt_oss", dtype="bfloat16", **small)
         (folder / "llama" / "LICENSE").write_text("Do with it what you like.\n")
-        self.bases = ("llama", "shards", "opt")
+        self.bases = ("llama", "shards", "opt", "shared", "stacked")
         write_corpus(self._corpus, 400)
         save_record(read_device(device_file(DEVICE, folder)), self._device)
         for base in self.bases:
