@@ -10,7 +10,7 @@ tokens, E experts, G groups of experts.
 import numpy as np
 
 from coldpress.runtime.decoder.arithmetic import sigmoid
-from coldpress.runtime.sparsity import topk
+from coldpress.runtime.largest import largest
 from coldpress.schemas.model import ModelSpec
 
 LEAST_SUM = np.float32(1e-20)
@@ -33,7 +33,7 @@ class Router:
     def choose(self, scores_TE: np.ndarray) -> np.ndarray:
         """Returns the experts that each token uses, bool [T, E]: those with the largest scores within the chosen
         groups; of equal ones the lower number."""
-        return topk.largest(self._within_groups(scores_TE), self._spec.num_experts_per_tok)
+        return largest(self._within_groups(scores_TE), self._spec.num_experts_per_tok)
 
     def weights(self, logits_TE: np.ndarray, chosen_TE: np.ndarray) -> np.ndarray:
         """Returns the factors of the experts' outputs, float32 [T, E]: 0 for experts that a token does not use.
@@ -57,7 +57,7 @@ class Router:
             return scores_TE
         scores_TGE = scores_TE.reshape(len(scores_TE), spec.num_expert_groups, -1)
         best_TG = np.sort(scores_TGE, axis=2)[..., -2:].sum(axis=2)
-        chosen_TG = topk.largest(best_TG, spec.num_expert_groups_per_tok)
+        chosen_TG = largest(best_TG, spec.num_expert_groups_per_tok)
         return np.where(chosen_TG[..., None], scores_TGE, np.float32(-np.inf)).reshape(scores_TE.shape)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from coldpress.runtime.kernels import gemv
+from coldpress.runtime.largest import largest
 from coldpress.runtime.sparsity import DensitySource, Kept, ReadingOptions, Residency, Selector, topk
 from coldpress.schemas.model import ModelSpec
 
@@ -94,7 +95,7 @@ class Plugin(Selector[Options]):
 
     def select_many(self, activity: np.ndarray, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns the training target, non-zero units or the `aim` largest: float32 [T, num_units] -> bool."""
-        return topk.largest(np.abs(activity), int(arrays["aim"][0])) if "aim" in arrays else activity != 0
+        return largest(np.abs(activity), int(arrays["aim"][0])) if "aim" in arrays else activity != 0
 
     def by_scores(self, scores: np.ndarray, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
         """Chooses units by scores: float32 [T, n] -> bool [T, n].
@@ -104,7 +105,7 @@ class Plugin(Selector[Options]):
         """
         count = int(arrays["num_selected"][0])
         if count > 0:
-            return topk.largest(scores, count)
+            return largest(scores, count)
         chosen = scores >= float(arrays["threshold"])
         none = np.flatnonzero(~chosen.any(axis=1))
         chosen[none, np.argmax(scores[none], axis=1)] = True

@@ -205,6 +205,7 @@ class Judge:
             candidate,
             token_s,
             1.05 - 0.05 * density,
+            hit_rate=None if candidate.method == "dense" else 0.5,
             density=density,
             is_whole=candidate.method == "dense",
             holds_everything=self.holds_everything,

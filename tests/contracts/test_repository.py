@@ -130,7 +130,7 @@ def test_functions_are_short(top: str) -> None:
 
 def test_the_snakefile_has_no_logic() -> None:
     lines = (ROOT / "Snakefile").read_text().splitlines()
-    assert len(lines) <= 45
+    assert len(lines) <= 50
     assert not [line for line in lines if re.match(r"(def|if|for|import) ", line)]
 
 

@@ -8,6 +8,7 @@ from hypothesis.extra.numpy import arrays
 
 from coldpress.runtime import plugins
 from coldpress.runtime.kernels import gemv
+from coldpress.runtime.largest import largest
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.sparsity import (
     Residency,
@@ -59,14 +60,14 @@ def test_topk_takes_the_largest_magnitudes():
 
 @given(arrays(np.float32, (5, 9), elements=st.sampled_from([0.0, -0.0, 0.5, 1.0, 2.0])), st.integers(1, 9))
 def test_largest_is_a_stable_sort_whatever_the_zeros(values, k):
-    chosen = topk.largest(values, k)
+    chosen = largest(values, k)
     for row, found in zip(values, chosen, strict=True):
         assert np.flatnonzero(found).tolist() == sorted(np.argsort(-row, kind="stable")[:k].tolist())
 
 
 @given(arrays(np.float32, (3, 7), elements=st.sampled_from([-2.0, -1.0, 0.0, 1.0])), st.integers(1, 7))
 def test_largest_takes_negative_values_last(values, k):
-    chosen = topk.largest(values, k)
+    chosen = largest(values, k)
     for row, found in zip(values, chosen, strict=True):
         assert np.flatnonzero(found).tolist() == sorted(np.argsort(-row, kind="stable")[:k].tolist())
 

@@ -26,6 +26,7 @@ from coldpress.compiler.stages.plan._search import Found
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.decoder.selection import Selection
 from coldpress.runtime.flash import simulated
+from coldpress.runtime.largest import largest
 from coldpress.runtime.plan.budget import refit
 from coldpress.runtime.sparsity import Residency, topk
 from coldpress.runtime.store.clock import Clock
@@ -202,7 +203,7 @@ class SimilarLayers:
             families = []
             for family in FAMILIES_READ:
                 k = topk.num_selected(tokens[0][family].shape[1], self.density)
-                used = topk.largest(np.abs(np.stack([token[family][layer] for token in tokens])), k)
+                used = largest(np.abs(np.stack([token[family][layer] for token in tokens])), k)
                 shared = None
                 if family == "mlp_in":
                     shared = None if before is None else float((used & before).sum() / used.sum())

@@ -20,6 +20,7 @@ from coldpress.compiler.workflow.settings import BuildConfig, of_all_stages, res
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.model import Model
 from tests.support.dag import inputs_in
+from tests.support.models import write_model
 from tests.support.stages import DEFAULT, OPTIONAL
 from tests.support.workflow import NUM_LAYERS, Workflow
 
@@ -198,7 +199,8 @@ def test_every_rule_takes_the_records_of_its_stages(jobs: dict[str, list[Planned
 def test_without_distillation_or_predictors_there_are_no_such_records(workflow: Workflow, tmp_path: Path) -> None:
     found = planned(workflow, tmp_path, layers_per_job=2, method="relu")
     expected = expected_records("ingest.json", "ingest.json")
-    absent = OPTIONAL | {"calibrate_shard", "recalibrate_shard", "predict", "size"}
+    absent = (OPTIONAL - {"route"}) | {"calibrate_shard", "recalibrate_shard", "predict", "size"}
+    assert "route" not in found
     for rule in absent:
         assert rule not in found
         del expected[rule]
@@ -206,6 +208,16 @@ def test_without_distillation_or_predictors_there_are_no_such_records(workflow: 
         for job in found[rule]:
             left_out = ("shards", "predictors", "gram", "importance", "curves")
             check_records(job, {name: paths for name, paths in records.items() if name not in left_out})
+
+
+def test_routers_are_settled_between_plan_and_package(workflow: Workflow, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model" / "tiny", "mixtral", num_hidden_layers=4)
+    found = planned(workflow, tmp_path, model=model, method="dense", routing="cache_prior", layers_per_job=2)
+    expected = expected_records("ingest.json", "ingest.json")
+    ((route,), (package,), (report,)) = (found[rule] for rule in ("route", "package", "report"))
+    names = ("model", "sparsity", "order", "placement", "device", "corpus", "layout", "plans")
+    check_records(route, {name: (expected["package"] | {"model": ("ingest.json",)})[name] for name in names})
+    assert package.flags["--plans"] == report.flags["--plans"] == (f"{DEVICE}/route.json",)
 
 
 def test_every_rule_writes_where_the_next_one_reads(jobs: dict[str, list[Planned]]) -> None:
