@@ -1,4 +1,4 @@
-"""Compares ways to run a mixture of experts of which DRAM holds a part: bytes, reads, hits, seconds and divergence.
+"""Compares ways to run a mixture of experts that does not fit in DRAM: bytes, reads, hits, seconds and divergence.
 
 `chosen` is a build whose cache, pinned units and reading ahead the product chooses. The units that its tokens use on
 test text are recorded, and replayed on the simulated device with the same buffers and DRAM under each cache policy

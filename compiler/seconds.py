@@ -50,6 +50,8 @@ from coldpress.schemas.placement import Placement
 Key = tuple[int, FamilyName]
 """Layer and family."""
 NO_DIGEST = "0" * 64
+FILLING = 8
+"""Requests that fill the caches before a run is counted."""
 
 
 # A run before there are weights
@@ -129,6 +131,14 @@ def built_ranks(placement: Placement, sections: Iterable[Section]) -> dict[Key, 
     found = load_arrays(placement.arrays)
     keys = ((layer, section.family) for section in sections for layer in section.layers)
     return {(layer, family): found[f"rank.{layer}.{family}"] for layer, family in keys}
+
+
+def filling_requests(rank: np.ndarray) -> list[np.ndarray]:
+    """Returns requests that together bring every unit once, int32 ids ascending each, the units most worth DRAM last.
+
+    `rank` is that of `Setting`, int32 [num_units].
+    """
+    return [np.sort(ids).astype(np.int32) for ids in np.array_split(rank[::-1], FILLING)]
 
 
 def requests_of(tokens: Iterable[Mapping[Key, np.ndarray]], first: int = 1) -> list[Event]:

@@ -17,7 +17,7 @@ from coldpress.compiler.activity.forward import Hooks, LayerStream
 from coldpress.compiler.activity.routing import router_of
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.decoder.router import Router
-from coldpress.runtime.routing import Routing
+from coldpress.runtime.routing import Routing, held_shares
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,7 +91,7 @@ class CachedRouting:
             found_TE, missed = np.empty_like(own_TE), 0
             for token, scores_E in enumerate(own_TE):
                 present = cache.present
-                shares_E = present.reshape(own_TE.shape[1], -1).mean(axis=1, dtype=np.float32)
+                shares_E = held_shares(present, own_TE.shape[1])
                 found_TE[token] = self.way.scores(scores_E[None], shares_E, strength)[0]
                 used = of_experts(router.choose(found_TE[token : token + 1]), present.size)[0]
                 ids = np.flatnonzero(used).astype(np.int32)

@@ -29,6 +29,7 @@ from coldpress.runtime.kernels.attention import soft_cap
 from coldpress.runtime.plan.kv_cache import kv_cache_bytes
 from coldpress.runtime.plan.memory import give_back_heap
 from coldpress.runtime.quantization._planes import planes_of, whole_format
+from coldpress.runtime.routing import held_shares
 from coldpress.runtime.sparsity import Residency
 from coldpress.runtime.store.facts import Key
 from coldpress.runtime.store.store import Store
@@ -498,7 +499,7 @@ class Decoder:
         routing = self._selection.routing
         assert routing is not None
         shares = [
-            self._store.residency(key).present.reshape(scores_TE.shape[1], -1).mean(axis=1, dtype=np.float32)
+            held_shares(self._store.residency(key).present, scores_TE.shape[1])
             for key in self._layers[layer].mlp.requests
         ]
         return routing.scores(scores_TE, np.mean(shares, axis=0), self._selection.routing_strengths[layer])

@@ -33,6 +33,11 @@ class Routing(plugins.PluginBase):
         """
 
 
+def held_shares(present: np.ndarray, num_experts: int) -> np.ndarray:
+    """Returns the share of each expert's units that is in DRAM, float32 [E], from bool [num_units]."""
+    return present.reshape(num_experts, -1).mean(axis=1, dtype=np.float32)
+
+
 def read_choice(text: str) -> tuple[str, float]:
     """Parses `NAME` or `NAME:STRENGTH`, for example `cache_prior:0.2`, into a way and its strength; 0 without one.
 

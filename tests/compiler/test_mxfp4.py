@@ -1,4 +1,4 @@
-"""Experts that are stored together, and packed in MXFP4: what is read from them, and what is refused."""
+"""Checkpoints that store all experts of a layer in one tensor, also packed in MXFP4: what is read, what is refused."""
 
 import json
 from collections.abc import Callable

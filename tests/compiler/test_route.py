@@ -11,10 +11,10 @@ import pytest
 from coldpress.compiler.activity.cached_routing import CachedRouting
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.io import load_arrays, load_record
-from coldpress.compiler.seconds import Setting
+from coldpress.compiler.seconds import FILLING, Setting
 from coldpress.compiler.stages import route
 from coldpress.compiler.stages.route import RouteConfig
-from coldpress.compiler.stages.route._caches import FILLING, full_cache
+from coldpress.compiler.stages.route._caches import full_cache
 from coldpress.compiler.stages.route._division import Effects
 from coldpress.compiler.workflow.settings import resolve
 from coldpress.runtime.artifact.reader import open_artifact

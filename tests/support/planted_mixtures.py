@@ -14,7 +14,7 @@ Three statistics follow from it; `expected` samples them with numpy alone:
   as its sum, and `hot_mass` is the share of the hottest quarter. A token uses about as many experts as have positive
   logits, so that expert e is used with frequency f_e but for the spread of that number;
 - persistence, the share of a token's experts that the token before it used: from A against S. Documents keep to one
-  topic, as in planted.py, so that A makes tokens of a document use the same experts and S others;
+  topic, as in planted.py, so that a large A makes its tokens share experts, and a large S makes them differ;
 - predictability, the share of a layer's experts that its router already chooses from the MLP input of the layer
   before: from layer to layer the noise of a token becomes c n + sqrt(1 - c**2) m with a new m ~ N(0, 1); c is `carry`.
 

@@ -131,7 +131,7 @@ class Replays:
 
     def _dense(self, sparsity: Sparsity) -> DenseRun | None:
         """Returns the fastest run of a dense MLP in the room that the division leaves; None for other divisions, and
-        for a mixture with a trace, whose tokens use a few experts of which a cache holds some."""
+        for a mixture with a trace: a cache may hold some of the experts that its tokens use."""
         if sparsity.method != "dense" or sparsity.families != (WHOLE_MLP,) or self._traces_experts(sparsity):
             return None
         budget, device = sparsity.budget, self._inputs.device

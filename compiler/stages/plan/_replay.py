@@ -13,7 +13,7 @@ import numpy as np
 
 from coldpress.compiler import seconds
 from coldpress.compiler.activity.held_out import Context, Trace, Window, split_tokens, traces_of
-from coldpress.compiler.seconds import Key, Setting
+from coldpress.compiler.seconds import FILLING, Key, Setting, filling_requests
 from coldpress.runtime.store.ahead_room import scattered
 from coldpress.runtime.trace import END, FETCH, NO_IDS, RESET, Event
 from coldpress.schemas.activations import Activations
@@ -25,8 +25,6 @@ from coldpress.schemas.order import Order
 from coldpress.schemas.placement import Placement
 from coldpress.schemas.sparsity import Sparsity
 
-FILLING = 8
-"""Requests that together bring every unit of a part once, to fill the caches; the units most worth DRAM come last."""
 WARM_TOKENS = 32
 """Tokens before each window that are not counted: fewer than `place` has, since caches are full before them."""
 
@@ -113,11 +111,11 @@ def filling(setting: Setting) -> list[Event]:
     """Requests all units of a plan's parts once, as tokens from 1 on, and then begins a new context."""
     found: list[Event] = []
     family = setting.sections[0].family
+    parts = setting.plan.parts
+    requests = [filling_requests(setting.artifact.rank(part.layer, part.family)) for part in parts]
     for number in range(FILLING):
-        for part in setting.plan.parts:
-            rank = setting.artifact.rank(part.layer, part.family)[::-1]
-            ids = np.sort(np.array_split(rank, FILLING)[number]).astype(np.int32)
-            found.append(Event(FETCH, number + 1, part.layer, part.family, ids))
+        for part, ids in zip(parts, requests, strict=True):
+            found.append(Event(FETCH, number + 1, part.layer, part.family, ids[number]))
         found.append(Event(END, number + 1, 0, family, NO_IDS))
     return [*found, Event(RESET, 0, 0, family, NO_IDS)]
 

@@ -98,7 +98,7 @@ def run(
     orders, ranks = built_orders(order), built_ranks(placement, layout.sections)
     way, found = load(PACKAGE, Routing, config.routing), list[tuple[Plan, PlanChoice]]()
     for plan, choice, rung in zip(plans.plans, plans.choices, sparsity.rungs, strict=True):
-        if (why_not := _why_not(plan, rung, layout)) is not None:
+        if (why_not := _why_not(plan, layout)) is not None:
             found.append((plan, _because(choice, why_not)))
             continue
         setting = Setting(model, rung.formats, device, layout.sections, plan, orders, ranks)
@@ -235,12 +235,12 @@ def _settled(plan: Plan, choice: PlanChoice, routing: RoutingName, search: _Sear
     )
 
 
-def _why_not(plan: Plan, rung: Sparsity, layout: Layout) -> str | None:
+def _why_not(plan: Plan, layout: Layout) -> str | None:
     """Returns why routers of a plan stay exact; None if they may change."""
     if holds_everything(plan, layout.sections):
         return "routers choose as the model was trained: DRAM holds every expert"
     if not load("coldpress.runtime.sparsity", Selector, plan.method).is_whole:
-        return f"routers choose as the model was trained: {rung.method} already leaves out units of experts"
+        return f"routers choose as the model was trained: {plan.method} already leaves out units of experts"
     if plan.draft is not None:
         return f"routers choose as the model was trained: what is in DRAM must not change drafts of {plan.draft}"
     return None

@@ -1,14 +1,9 @@
 """Makes the caches of a plan as a long run leaves them: full."""
 
-import numpy as np
-
-from coldpress.compiler.seconds import Setting
+from coldpress.compiler.seconds import Setting, filling_requests
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.store.slots import parts_of
 from coldpress.schemas.families import FamilyName
-
-FILLING = 8
-"""Requests that together bring every unit of a layer once, to fill its cache."""
 
 
 def full_cache(setting: Setting, layer: int, family: FamilyName) -> CachePolicy:
@@ -16,7 +11,7 @@ def full_cache(setting: Setting, layer: int, family: FamilyName) -> CachePolicy:
     artifact, plan = setting.artifact, setting.plan
     alone = plan.model_copy(update={"parts": tuple(part for part in plan.parts if part.layer == layer)})
     cache = parts_of(artifact, alone)[layer, family].cache
-    for ids in np.array_split(artifact.rank(layer, family)[::-1], FILLING):
-        cache.serve(np.sort(ids).astype(np.int32))
+    for ids in filling_requests(artifact.rank(layer, family)):
+        cache.serve(ids)
     cache.reset()
     return cache
