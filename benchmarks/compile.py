@@ -1,4 +1,4 @@
-"""Measures the whole pipeline at 7B scale: time, memory and bound of every stage, extrapolated to 32 layers.
+"""Measures the whole pipeline at real shapes: time, memory and bound of every stage, extrapolated to all layers.
 
 Snakemake builds a planted checkpoint with this repository's rules on two cores; every job notes its costs
 (tests/support/usage_hook). wall_s of a stage is the sum over its jobs, imports included. bound names the resource that
@@ -6,9 +6,9 @@ took most of that time: `cpu` (processor seconds over the cores the job may use)
 from the disk over the rates measured here). It is `waiting` if neither explains half of it: other work on the machine
 had its turn. least_s is the time that processor or disk alone needs, whichever is more.
 
-The extrapolation to 32 layers counts the stages of SHARED once and all others 32 / layers times; a stage whose jobs run
-on one core each counts by half, since two run at a time. It assumes as many calibration tokens as were used here, and
-starts from wall_s or, for a machine that does nothing else, from least_s.
+The extrapolation to the shape's own number of layers counts the stages of SHARED once and all others as many times as
+it has more layers; a stage whose jobs run on one core each counts by half, since two run at a time. It assumes as many
+calibration tokens as were used here, and starts from wall_s or, for a machine that does nothing else, from least_s.
 
 `--smoke` builds a small model, and forks its jobs from a process that has imported the libraries.
 """
@@ -27,20 +27,19 @@ from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.harness.apart import run_likewise
 from benchmarks.package import plain_bytes_per_s
 from coldpress.schemas.errors import ColdpressError
-from tests.support import pipeline
+from tests.support import pipeline, planted, planted_mixtures
 from tests.support import warm as warm_builds
 from tests.support.data import ROOT
-from tests.support.planted import SHAPES
 
 CORES = 2
 CONTEXT_LENGTH = 512
-TARGET_LAYERS = 32
 SHARED = ("tokenize", "preflight", "device")
 """Stages whose work does not grow with the number of layers; preflight's trial always has two."""
 BOTH_CORES = ("preflight", "calibrate", "recalibrate", "size", "package")
 IN_CHUNKS = ("predict", "order", "quantize")
 """Stages that run one job per chunk of layers, each on one core."""
 BLOCK_BYTES = 4 << 20
+SHAPES = planted_mixtures.SHAPES | planted.SHAPES
 HOOK = ROOT / "tests" / "support" / "usage_hook"
 
 
@@ -69,8 +68,10 @@ class Plugin(Benchmark[Options]):
         "rows[].stages.*.least_s": "what processor and disk alone need",
         "rows[].stages.*.bound": "cpu, disk or waiting",
         "rows[].stages.*.peak_rss_bytes": "the largest memory of a job",
-        "extrapolated_32_layers_s": "seconds of 32 layers, from wall_s",
-        "extrapolated_32_layers_least_s": "the same from least_s",
+        "extrapolated_layers": "the shape's own number of layers",
+        "extrapolated_s": "seconds of so many layers, from wall_s",
+        "extrapolated_least_s": "the same from least_s",
+        "peak_rss_bytes": "the largest memory of any job",
         "calibration_tokens": "calibration tokens",
     }
     is_timing = True
@@ -95,13 +96,18 @@ class Plugin(Benchmark[Options]):
         }
 
     def figures(self, rows: Rows) -> Figures:
-        found = rows[0]["stages"]
-        return {
-            f"extrapolated_32_layers{kind}_s": extrapolated_s(
-                {name: stage[seconds] for name, stage in found.items()}, self.options.layers
+        found, layers = rows[0]["stages"], SHAPES[self.options.shape].num_hidden_layers
+        extrapolated = {
+            f"extrapolated{kind}_s": extrapolated_s(
+                {name: stage[seconds] for name, stage in found.items()}, layers / self.options.layers
             )
             for kind, seconds in (("", "wall_s"), ("_least", "least_s"))
-        } | {"calibration_tokens": self.options.tokens}
+        }
+        return extrapolated | {
+            "extrapolated_layers": layers,
+            "peak_rss_bytes": max(stage["peak_rss_bytes"] for stage in found.values()),
+            "calibration_tokens": self.options.tokens,
+        }
 
 
 def built(
@@ -120,7 +126,8 @@ def built(
 
 def plant(model: Path, shape: str, layers: int, corpus_tokens: int) -> None:
     """Writes a checkpoint and its text in another process, since this one does not import torch."""
-    command = [sys.executable, "-m", "tests.support.planted", "--shape", shape, "--output", str(model)]
+    writer = "planted" if shape in planted.SHAPES else "planted_mixtures"
+    command = [sys.executable, "-m", f"tests.support.{writer}", "--shape", shape, "--output", str(model)]
     command += ["--layers", str(layers), "--corpus-tokens", str(corpus_tokens)]
     if run_likewise(command):
         raise ColdpressError("the checkpoint could not be planted")
@@ -211,10 +218,11 @@ def stages(folder: Path, disk: Disk) -> dict[str, Stage]:
     return found
 
 
-def extrapolated_s(seconds: Mapping[str, float], layers: int) -> float:
-    """Returns the seconds for TARGET_LAYERS layers, from those of each stage, by the rule in the module's docstring."""
+def extrapolated_s(seconds: Mapping[str, float], times: float) -> float:
+    """Returns the seconds for so many times the layers, from those of each stage, by the rule in the module's
+    docstring."""
     return sum(
-        stage_s * (1 if name in SHARED else TARGET_LAYERS / layers) / (CORES if name in IN_CHUNKS else 1)
+        stage_s * (1 if name in SHARED else times) / (CORES if name in IN_CHUNKS else 1)
         for name, stage_s in seconds.items()
     )
 

@@ -13,6 +13,7 @@ from math import ceil, prod
 from typing import Any, ClassVar
 
 from coldpress.compiler.activity.forward import HEAD_ROWS
+from coldpress.compiler.activity.lent_experts import blocks_at_once, waiting_bytes
 from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, caches_for, candidates, families_for, formats_for
 from coldpress.compiler.cost_model import HasShapes, flash_bytes, resident_bytes, tensor_bytes, unit_bytes
 from coldpress.compiler.pipeline import STAGES
@@ -33,6 +34,8 @@ FLOPS_PER_CORE = 100e9
 """Speed of a core in float32: products of matrices on an AMD EPYC with AVX-512."""
 DISK_BYTES_PER_S = 500e6
 """Rate of a local disk with checksums."""
+SIGNAL_COPIES = 4
+"""Copies of a mixture's signal, over all experts, while a selector chooses among its units."""
 LIMIT_START_S, LIMIT_TIMES = 600, 10
 """A job has surely ended after so many seconds, to start and to wait for a busy file system, and so many times its
 estimate: on cores and disks a tenth as fast."""
@@ -197,7 +200,12 @@ class Build:
     @property
     def layer_shapes(self) -> list[tuple[int, ...]]:
         """Shapes of a layer's tensors; all layers whose MLP has units have the same shapes."""
-        return [tensor.shape for role, tensor in self.model.tensors.items() if role.startswith(self._of_layer)]
+        return self._shapes("")
+
+    def _shapes(self, within: str) -> list[tuple[int, ...]]:
+        """Returns shapes of that layer's tensors whose roles have a part."""
+        tensors = self.model.tensors.items()
+        return [tensor.shape for role, tensor in tensors if role.startswith(self._of_layer) and within in role]
 
     @property
     def _of_layer(self) -> str:
@@ -211,8 +219,17 @@ class Build:
 
     @property
     def layer_weights_bytes(self) -> int:
-        """Bytes of a layer's weights in float32, while its largest matrix is read."""
-        return 4 * (sum(map(prod, self.layer_shapes)) + self.largest_of_layer)
+        """Bytes of a layer's weights in float32, while its largest matrix is read; of a mixture's experts one is in
+        memory, and what the blocks keep that wait for the others."""
+        spec = self.model.spec
+        weights = sum(map(prod, self.layer_shapes)) + self.largest_of_layer
+        if not spec.is_mixture:
+            return 4 * weights
+        others = 4 * (weights - sum(map(prod, self._shapes(".experts."))) * (spec.num_experts - 1) // spec.num_experts)
+        at_once = min(
+            ceil(self.num_tokens / self.block_tokens), blocks_at_once(spec, self.block_tokens, 4, self.threads)
+        )
+        return others + at_once * waiting_bytes(spec, self.block_tokens, 4)
 
     @property
     def layer_code_bytes(self) -> int:
@@ -292,8 +309,16 @@ class Build:
         return self.forward_s(tokens) + self.compute_s(products / self.threads)
 
     def running_bytes(self, inner_copies: int, hidden_copies: int = 0) -> int:
-        """Returns the bytes of float32 activations of one MLP on the running blocks, by copies of its two sizes."""
-        values = inner_copies * self.inner_size + hidden_copies * self.model.spec.hidden_size
+        """Returns the bytes of float32 activations of one MLP on the running blocks, by copies of its two sizes.
+
+        A mixture's signals are written out for all experts one after another; the experts' inputs only for passes that
+        see them, which name hidden copies.
+        """
+        spec = self.model.spec
+        values = inner_copies * self.inner_size + hidden_copies * spec.hidden_size
+        if spec.is_mixture:
+            widest = max(spec.intermediate_size, spec.hidden_size * (hidden_copies > 0))
+            values = SIGNAL_COPIES * spec.num_experts * widest
         return 4 * self.threads * self.block_tokens * values
 
     def layer_units(self, families: Iterable[FamilyName]) -> int:

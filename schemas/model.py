@@ -208,6 +208,10 @@ class ModelSpec(Extended):
         place = bisect_left(self.dense_layers, layer)
         return place < len(self.dense_layers) and self.dense_layers[place] == layer
 
+    def has_experts(self, layer: int) -> bool:
+        """Whether a layer's MLP consists of experts."""
+        return self.is_mixture and not self.is_dense(layer)
+
     def of_layer(self, layer: int) -> "ModelSpec":
         """Returns the spec of a model all of whose layers are like `layer`: without experts, if it has none."""
         return self._of_one_mlp(self.dense_intermediate_size) if self.is_dense(layer) else self

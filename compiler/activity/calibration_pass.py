@@ -57,7 +57,7 @@ def pass_needs(
     """
     spec = build.model.spec
     bits = [family for family in leaders(families, spec) if family in with_bits]
-    running = build.running_bytes(6, 8 * spec.num_experts)
+    running = build.running_bytes(6, 8)
     ram_bytes = (
         build.TORCH_BYTES + build.layer_weights_bytes + running + build.layer_units(bits) * build.num_tokens // 4
     )

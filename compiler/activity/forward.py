@@ -1,6 +1,7 @@
 """The source model's forward pass, one layer at a time, with transformers' own modules.
 
-The model is built without memory (on torch's meta device); a layer's weights are read when it runs and dropped after.
+The model is built without memory (on torch's meta device); a layer's weights are read when it runs and dropped after,
+those of its experts one expert at a time (lent_experts.py).
 Blocks of tokens are independent, so threads share them: each block runs on one core, and the number of threads changes
 no bit of the result. Hooks see, and may replace, the signals of a layer. Arithmetic is float32, or bfloat16 if the
 weights are stored in it.
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from coldpress.compiler.activity import taps
+from coldpress.compiler.activity.lent_experts import Lender, blocks_at_once
 from coldpress.compiler.architectures import _common
 from coldpress.compiler.checkpoint.fused import fused
 from coldpress.compiler.checkpoint.private import private_folder
@@ -107,13 +109,15 @@ def _onednn_product(weight: "Tensor", bias: "Tensor | None" = None) -> Callable[
 
 @dataclass(frozen=True)
 class LoadedLayer:
-    """One layer with its weights, for blocks of one length; several threads may run it at once."""
+    """One layer with its weights, for blocks of one length; `LayerStream.each_block` runs it in several threads."""
 
     module: "nn.Module"
     mask: Any
     keywords: dict[str, Any]
     running: threading.local
     device: "torch.device"
+    lender: Lender | None
+    """What lends its experts; None if it has none."""
 
     def run(self, hidden: "Tensor", hooks: Hooks) -> "Tensor":
         """Returns hidden states after the layer, [num_blocks, T, hidden_size] on the CPU, from those before it."""
@@ -130,6 +134,18 @@ class TokenScores:
     """float64 [num_blocks, T - 1], nats."""
     likeliest: np.ndarray
     """bool [num_blocks, T - 1]: whether no token had a larger logit."""
+
+
+def _on_one_core(work: Callable[[int], None]) -> Callable[[int], None]:
+    """Returns a function that computes without gradients, on one core."""
+    import torch
+
+    def one(index: int) -> None:
+        torch.set_num_threads(1)  # set per thread; else the number of threads would change the order of sums
+        with torch.inference_mode():
+            work(index)
+
+    return one
 
 
 class LayerStream:
@@ -196,7 +212,7 @@ class LayerStream:
         def run(block: int) -> None:
             out[block] = loaded.run(hidden[block : block + 1], hooks(block) if hooks else {})[0]
 
-        self.each(run, len(hidden))
+        self.each_block(loaded, run, len(hidden))
         if not torch.isfinite(out).all():
             raise CheckpointError(
                 f"layer {layer} of {self.model.name} gives hidden states that are NaN or infinite on ordinary text, in "
@@ -208,10 +224,13 @@ class LayerStream:
         """Returns a layer with its weights, for blocks of `block_tokens` tokens."""
         modules = self._architecture.MODULES
         path = f"{modules.base}.{modules.layers}.{layer}"
-        module = self._loaded(self._skeleton.get_submodule(path), path)
-        running = threading.local()
+        skeleton = copy.deepcopy(self._skeleton.get_submodule(path))
+        running, lender = threading.local(), None
+        if self.spec.has_experts(layer):
+            lender = self._lender(skeleton, path, running, block_tokens)
+        module = self._filled(skeleton, path)
         self._attach(layer, module, running)
-        return LoadedLayer(module, *self._context(layer, block_tokens), running, self.device)
+        return LoadedLayer(module, *self._context(layer, block_tokens), running, self.device, lender)
 
     def head(self, hidden: "Tensor", weights: "Iterable[Tensor] | None" = None) -> "Tensor":
         """Returns logits [num_blocks, T, vocab_size] in `dtype`, from the hidden states after the last layer.
@@ -291,15 +310,15 @@ class LayerStream:
 
     def each(self, work: Callable[[int], None], count: int) -> None:
         """Calls `work` with 0 … count - 1, without gradients, in threads of one core each."""
-        import torch
-
-        def one(index: int) -> None:
-            torch.set_num_threads(1)  # set per thread; else the number of threads would change the order of sums
-            with torch.inference_mode():
-                work(index)
-
         with ThreadPoolExecutor(self.threads) as pool:
-            list(pool.map(one, range(count)))
+            list(pool.map(_on_one_core(work), range(count)))
+
+    def each_block(self, loaded: LoadedLayer, work: Callable[[int], None], count: int) -> None:
+        """Calls `work` as `each` does; each call runs the layer once. Its experts are read once for many calls."""
+        if loaded.lender is None:
+            self.each(work, count)
+        else:
+            loaded.lender.each(_on_one_core(work), count)
 
     def _rows_of(self, role: str, ids: np.ndarray) -> np.ndarray:
         return np.concatenate([read_rows(self.model, role, int(row), int(row) + 1) for row in ids])
@@ -318,14 +337,36 @@ class LayerStream:
         read_stored(self.model, role, stored.view(torch.uint8).numpy().reshape(-1))
         return stored.to(torch.float32 if role.endswith(CORRECTION) else self.dtype)
 
-    def _loaded(self, module: "nn.Module", prefix: str) -> "nn.Module":
+    def _loaded(self, path: str) -> "nn.Module":
         """Returns a copy of a module of the skeleton with its weights."""
-        loaded = copy.deepcopy(module)
-        state = {name: self._tensor(f"{prefix}.{name}") for name in loaded.state_dict()}
-        self._fill(loaded, state)
+        return self._filled(copy.deepcopy(self._skeleton.get_submodule(path)), path)
+
+    def _filled(self, module: "nn.Module", path: str) -> "nn.Module":
+        """Gives a module, which the skeleton has at `path`, its weights; returns it."""
+        self._fill(module, {name: self._tensor(f"{path}.{name}") for name in module.state_dict()})
         if self._multiplies_with_onednn:
-            _multiply_with_onednn(loaded)
-        return loaded.requires_grad_(False)
+            _multiply_with_onednn(module)
+        return module.requires_grad_(False)
+
+    def _lender(self, layer: "nn.Module", path: str, running: threading.local, block_tokens: int) -> Lender:
+        """Takes the experts out of an empty layer; returns what lends them to it."""
+        from torch import nn
+
+        from coldpress.compiler.architectures._expert_block import Block
+
+        ((below, block),) = ((name, part) for name, part in layer.named_modules() if isinstance(part, Block))
+        experts = f"{path}.{below}.experts"
+        at_once = blocks_at_once(self.spec, block_tokens, self.dtype.itemsize, self.threads)
+        lender = Lender(lambda number, name: self._loaded(f"{experts}.{number}.{name}"), self.threads, at_once)
+        seen = {
+            tap.path.rpartition(".")[2]: signal
+            for signal, tap in self._architecture.MODULES.taps.items()
+            if tap.path.rpartition(".")[0] == below
+        }
+        block.experts = nn.ModuleList()
+        block.lend = lender.lend
+        block.is_seen = lambda name: seen[name] in running.hooks
+        return lender
 
     def _fill(self, module: "nn.Module", state: "dict[str, Tensor]") -> None:
         """Gives a module its weights."""
@@ -363,7 +404,7 @@ class LayerStream:
 
         modules = self._architecture.MODULES
         path = f"{modules.base}.{modules.norm}"
-        norm = self._loaded(self._skeleton.get_submodule(path), path)
+        norm = self._loaded(path)
         out = torch.empty_like(hidden)
 
         def run(block: int) -> None:

@@ -102,22 +102,23 @@ def _through(
 ) -> "tuple[Tensor, dict[str, np.ndarray]]":
     """Returns (hidden states after the layer, its Gram matrices by signal), from the hidden states before it.
 
-    As many blocks run at a time as there are cores; then their signals are added to the sums, block after block, a
-    tile of rows on each core.
+    As many blocks run at a time as there are cores, or as share the reading of experts; then their signals are added
+    to the sums, block after block, a tile of rows on each core.
     """
     import torch
 
     loaded = stream.load_layer(layer, hidden.shape[1])
     out, sums = torch.empty_like(hidden), dict[Signal, "Tensor"]()
-    for start in range(0, len(hidden), stream.threads):
-        wave = range(start, min(start + stream.threads, len(hidden)))
+    step = stream.threads if loaded.lender is None else loaded.lender.at_once
+    for start in range(0, len(hidden), step):
+        wave = range(start, min(start + step, len(hidden)))
         seen: list[dict[Signal, Tensor]] = [{} for _ in wave]
 
         def forward(index: int, wave: range = wave, seen: "list[dict[Signal, Tensor]]" = seen) -> None:
             block = wave[index]
             out[block] = loaded.run(hidden[block : block + 1], masks.hooks(layer, seen[index]))[0]
 
-        stream.each(forward, len(wave))
+        stream.each_block(loaded, forward, len(wave))
         for signal, first in seen[0].items():
             total = sums.setdefault(signal, torch.zeros(first.shape[1], first.shape[1]))
             _add(stream, total, [block[signal] for block in seen])

@@ -173,7 +173,7 @@ class _Collector:
         return present if len(present) == len(found) else None
 
     def _has_experts(self, layer: int) -> bool:
-        return self._stream.spec.is_mixture and not self._stream.spec.is_dense(layer)
+        return self._stream.spec.has_experts(layer)
 
     def _counted_in(self, layer: int) -> list[FamilyName]:
         """Returns the families that are counted in a layer: those that have units there."""
@@ -232,7 +232,7 @@ class _Collector:
                     writer.write("hidden", start, rows)
                     writer.write("crc32c", start, row_checksums(rows))
 
-            self._stream.each(batch, -(-num_blocks // step))
+            self._stream.each_block(loaded, batch, -(-num_blocks // step))
         return run
 
     @contextmanager

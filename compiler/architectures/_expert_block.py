@@ -7,7 +7,7 @@ unit: its signal then says what it adds. Shape letters: T tokens, N hidden_size,
 entries of a signal.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ class Gate(nn.Linear):
 
 
 class Expert(nn.Module):
-    """Gate, up and down, and the bias of down, which its caller weights and adds."""
+    """Gate, up and down; down has the bias that its caller weights and adds."""
 
     def __init__(self, names: Names, spec: ModelSpec) -> None:
         """Makes the matrices under their names."""
@@ -39,11 +39,20 @@ class Expert(nn.Module):
             sizes = spec.hidden_size, spec.intermediate_size
             inputs, outputs = reversed(sizes) if role == "down_proj" else sizes
             has_bias = names.biases and role != "down_proj"
-            self.register_module(name, nn.Linear(inputs, outputs, bias=has_bias))
-        if names.biases:
-            self.register_parameter(DOWN_BIAS, nn.Parameter(torch.zeros(spec.hidden_size)))
+            matrix = nn.Linear(inputs, outputs, bias=has_bias)
+            if names.biases and role == "down_proj":
+                matrix.register_parameter(DOWN_BIAS, nn.Parameter(torch.zeros(spec.hidden_size)))
+            self.register_module(name, matrix)
 
 
+Lend = Callable[[Sequence[int], Sequence[str]], Iterator[tuple[int, Sequence[nn.Module]]]]
+"""Yields (number, matrices of these names) of the experts with these numbers; the matrices may be gone when the next
+one is asked for."""
+
+Tokens = dict[int, Tensor]
+"""Expert -> the tokens of the block that use it, int64 [n]; without those that no token uses."""
+Values = dict[int, Tensor]
+"""Expert -> a row for each of those tokens, [n, I / E]."""
 Function = Callable[[Tensor], Tensor]
 
 
@@ -75,6 +84,10 @@ class Block(nn.Module):
         for name in filter(None, (names.shared, names.shared_gate)):
             self.register_module(name, own.get_submodule(name))
         self.experts = nn.ModuleList(Expert(names, spec) for _ in range(spec.num_experts))
+        self.lend: Lend | None = None
+        """Where experts come from; None: from the block itself, which then holds all of them."""
+        self.is_seen: Callable[[str], bool] = lambda _name: True
+        """Whether anyone looks at a signal, by its module; one that nobody sees is not written out."""
         # modules that change nothing: hooks on them see the signals
         self.scored, self.given, self.activated, self.up, self.inner = (nn.Identity() for _ in range(5))
 
@@ -82,22 +95,40 @@ class Block(nn.Module):
         """[..., N] -> [..., N]."""
         x_TN = hidden.reshape(-1, hidden.shape[-1])
         used_TE, weights_TE = self._routed(x_TN)
-        uses = [used_E.nonzero()[:, 0] for used_E in used_TE.T]
-        given_TEN = self._seen(self.given, used_TE[..., None] * x_TN[:, None])
-        gate_TEF, up_TEF = (self._first(given_TEN, uses, role) for role in ("gate_proj", "up_proj"))
-        if self.act_up is not None:  # of 0 it may make another number
-            up_TEF = self.act_up(up_TEF) * used_TE[..., None]
-        inner_TEF = self._seen(self.activated, self.act(gate_TEF)) * self._seen(self.up, up_TEF)
-        inner_TEF = self._seen(self.inner, inner_TEF * weights_TE[..., None])
-        y_TN = torch.zeros_like(x_TN)
-        for number, (tokens, down) in enumerate(zip(uses, self._all("down_proj"), strict=True)):
-            y_TN.index_add_(0, tokens, down(inner_TEF[tokens, number]))
-            if self._names.biases:
-                bias_N = self.experts[number].get_parameter(DOWN_BIAS)
-                y_TN.index_add_(0, tokens, weights_TE[tokens, number, None] * bias_N)
+        tokens = {e: at for e, used_T in enumerate(used_TE.T) if len(at := used_T.nonzero()[:, 0])}
+        given = self._seen("given", tokens, {e: x_TN[at] for e, at in tokens.items()}, len(x_TN))
+        gate, up = self._first(given)
+        activated = self._seen("activated", tokens, {e: self.act(part) for e, part in gate.items()}, len(x_TN))
+        up = self._seen("up", tokens, up if self.act_up is None else {e: self.act_up(up[e]) for e in up}, len(x_TN))
+        inner = {e: activated[e] * up[e] * weights_TE[at, e, None] for e, at in tokens.items()}
+        y_TN = self._last(tokens, self._seen("inner", tokens, inner, len(x_TN)), torch.zeros_like(x_TN), weights_TE)
         if self._names.shared:
             y_TN = y_TN + self._shared(x_TN)
         return y_TN.reshape(hidden.shape)
+
+    def _first(self, given: Values) -> tuple[Values, Values]:
+        """Returns each expert's products of gate and of up with the tokens that use it."""
+        gate, up = Values(), Values()
+        for expert, lent in (self.lend or self._own)(list(given), self._names_of("gate_proj", "up_proj")):
+            gate[expert], up[expert] = lent[0](given[expert]), lent[1](given[expert])
+        return gate, up
+
+    def _last(self, tokens: Tokens, inner: Values, y_TN: Tensor, weights_TE: Tensor) -> Tensor:
+        """Adds what the experts put out to y."""
+        for expert, lent in (self.lend or self._own)(list(tokens), self._names_of("down_proj")):
+            at = tokens[expert]
+            y_TN.index_add_(0, at, lent[0](inner[expert]))
+            if self._names.biases:
+                y_TN.index_add_(0, at, weights_TE[at, expert, None] * lent[0].get_parameter(DOWN_BIAS))
+        return y_TN
+
+    def _names_of(self, *roles: MatrixRole) -> list[str]:
+        return [self._names.matrices[role] for role in roles]
+
+    def _own(self, used: Sequence[int], names: Sequence[str]) -> Iterator[tuple[int, Sequence[nn.Module]]]:
+        """Lends the block's own experts."""
+        for expert in used:
+            yield expert, [self.experts[expert].get_submodule(name) for name in names]
 
     def _shared(self, x_TN: Tensor) -> Tensor:
         """Returns what the expert that every token uses adds, [T, N]."""
@@ -119,17 +150,13 @@ class Block(nn.Module):
         used_TE, weights_TE = (torch.from_numpy(part).to(x_TN.device, x_TN.dtype) for part in found)
         return used_TE, weights_TE
 
-    def _first(self, given_TEN: Tensor, uses: list[Tensor], role: MatrixRole) -> Tensor:
-        """Returns each expert's products with the tokens that use it, [T, E, F]; 0 for the others."""
-        matrices: list[Any] = self._all(role)  # wider than the model's own where each unit stands twice (in_planes.py)
-        y_TEF = given_TEN.new_zeros(*given_TEN.shape[:2], len(matrices[0].weight))
-        for number, (tokens, matrix) in enumerate(zip(uses, matrices, strict=True)):
-            y_TEF[tokens, number] = matrix(given_TEN[tokens, number])
-        return y_TEF
-
-    def _all(self, role: MatrixRole) -> list[nn.Module]:
-        """Returns each expert's matrix with a role."""
-        return [expert.get_submodule(self._names.matrices[role]) for expert in self.experts]
-
-    def _seen(self, signal: nn.Module, values_TEI: Tensor) -> Tensor:
-        return signal(values_TEI.flatten(1)).unflatten(1, (values_TEI.shape[1], -1))
+    def _seen(self, signal: str, tokens: Tokens, values: Values, num_tokens: int) -> Values:
+        """Shows a signal of all experts, [T, I], 0 where a token does not use them; returns what hooks make of it."""
+        if not self.is_seen(signal) or not values:
+            return values
+        some = next(iter(values.values()))
+        whole_TEI = some.new_zeros(num_tokens, self._spec.num_experts, some.shape[1])
+        for expert, part in values.items():
+            whole_TEI[tokens[expert], expert] = part
+        found_TEI = self.get_submodule(signal)(whole_TEI.flatten(1)).unflatten(1, (*whole_TEI.shape[1:2], -1))
+        return {expert: found_TEI[at, expert] for expert, at in tokens.items()}

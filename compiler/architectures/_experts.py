@@ -35,8 +35,8 @@ class Names:
     """Whether router and experts have biases."""
 
 
-DOWN_BIAS = "down_proj_bias"
-"""The bias of an expert's output, below the expert: no part of a module, as it is weighted like the output."""
+DOWN_BIAS = "output_bias"
+"""The bias of an expert's output, below its down matrix: no `bias`, as it is weighted like the output."""
 
 
 def modules(prefix: str, names: Names, **own: Any) -> _common.Modules:
@@ -100,11 +100,11 @@ class Mixture(_common.Llama):
         if names.biases:
             found[f"{names.block}.{names.router}.bias"] = "router.bias"
         for role, name in names.matrices.items():
-            bias = DOWN_BIAS if role == "down_proj" else f"{name}.bias"
+            bias = DOWN_BIAS if role == "down_proj" else "bias"
             for expert, held in enumerate(matrices(role, spec)):
                 own = f"{names.block}.experts.{expert}"
                 found[f"{own}.{name}.weight"] = f"{held}.weight"
-                found |= {f"{own}.{bias}": f"{held}.bias"} if names.biases else {}
+                found |= {f"{own}.{name}.{bias}": f"{held}.bias"} if names.biases else {}
         if names.shared:
             prefix = f"{names.block}.{names.shared}."
             found |= {f"{prefix}{role}.weight": f"shared_expert.{role}.weight" for role in MLP_ROLES}

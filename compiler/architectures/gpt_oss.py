@@ -70,7 +70,7 @@ class Plugin(_experts.Mixture):
             "down_proj.weight": _common.Place(DOWN, transposed=True, packed=True),
             "gate_proj.bias": _common.Place(f"{BOTH}_bias", num_parts=2, interleaved=True),
             "up_proj.bias": _common.Place(f"{BOTH}_bias", part=1, num_parts=2, interleaved=True),
-            _experts.DOWN_BIAS: _common.Place(f"{DOWN}_bias"),
+            f"down_proj.{_experts.DOWN_BIAS}": _common.Place(f"{DOWN}_bias"),
         }
     )
     MODULES = _experts.modules("GptOss", NAMES, adapt=adapt, attention="eager")

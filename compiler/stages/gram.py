@@ -49,7 +49,7 @@ def needs(build: "Build") -> StageNeeds:
     """Counts a layer's weights and Gram matrices, the text's hidden states twice, and the blocks that run."""
     spec = build.model.spec
     tokens = min(build.settings["gram"]["gram_tokens"], build.num_tokens)
-    running = build.running_bytes(8, 12 * spec.num_experts)
+    running = build.running_bytes(8, 12)
     hidden, grams = 2 * 4 * tokens * spec.hidden_size, sum(build.gram_bytes)
     ram_bytes = build.TORCH_BYTES + build.layer_weights_bytes + running + hidden + grams
     return StageNeeds(

@@ -285,7 +285,7 @@ def _rounding_needs(build: "Build", num_passes: int) -> StageNeeds:
         return StageNeeds(stage="explore", ram_bytes=0, disk_bytes=0, runtime_s=0)
     spec = build.model.spec
     tokens = min(build.settings["explore"]["gram_tokens"], build.num_tokens)
-    running = build.running_bytes(8, 12 * spec.num_experts) + 2 * 4 * tokens * spec.hidden_size
+    running = build.running_bytes(8, 12) + 2 * 4 * tokens * spec.hidden_size
     return StageNeeds(
         stage="explore",
         ram_bytes=max(running + sum(build.gram_bytes), 3 * max(build.gram_bytes) + 4 * 4 * build.largest_of_layer),

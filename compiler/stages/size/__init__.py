@@ -107,7 +107,7 @@ def needs(build: "Build") -> StageNeeds:
     """Returns what the search takes: a layer, all sizes of a predictor, and hidden states of a model variant per layer,
     twice."""
     spec = build.model.spec
-    running = build.running_bytes(8, 8 * spec.num_experts if spec.is_mixture else 0)
+    running = build.running_bytes(8, 8 if spec.is_mixture else 0)
     hidden = 2 * 4 * (spec.num_hidden_layers + 1) * EFFECT_TOKENS * spec.hidden_size
     networks = 4 * build.LADDER_SHARE * build.largest_predictor
     down = 4 * spec.hidden_size * build.inner_size

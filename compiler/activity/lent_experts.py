@@ -1,0 +1,120 @@
+"""Lends the matrices of a layer's experts to the blocks that run side by side, one expert at a time.
+
+All experts of a layer take gigabytes (gpt-oss-120b: 13 GB in float32), one of them megabytes. So blocks of tokens run
+in waves: each block runs up to its experts and waits there; an expert's matrices are read, all blocks of the wave that
+use it compute with it, and it makes room for the next. Every wave reads the experts again, so a wave has as many blocks
+as WAITING_BYTES hold. A block computes what it would compute alone, in the same order.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from coldpress.schemas.model import ModelSpec
+
+if TYPE_CHECKING:
+    from torch import nn
+
+WAITING_BYTES = 1 << 30
+"""What the blocks of a wave keep while they wait."""
+HIDDEN_COPIES = 8
+"""Copies of its hidden states that a waiting block keeps, those of its experts' inputs aside."""
+
+Load = Callable[[int, str], "nn.Module"]
+"""Reads a matrix of an expert, by the expert's number and the matrix's name below it."""
+
+
+def blocks_at_once(spec: ModelSpec, block_tokens: int, item_bytes: int, threads: int) -> int:
+    """Returns the number of blocks of a wave, at least one for every core."""
+    return max(threads, WAITING_BYTES // waiting_bytes(spec, block_tokens, item_bytes))
+
+
+def waiting_bytes(spec: ModelSpec, block_tokens: int, item_bytes: int) -> int:
+    """Returns what a block keeps while it waits: inputs, gate and up of the experts that its tokens use."""
+    used = spec.num_experts_per_tok * (spec.hidden_size + 2 * spec.intermediate_size)
+    return block_tokens * item_bytes * (used + HIDDEN_COPIES * spec.hidden_size)
+
+
+class Lender:
+    """Lends the experts of one layer; outside of `each` to one block at a time."""
+
+    def __init__(self, load: Load, cores: int, at_once: int) -> None:
+        """`at_once` blocks are in memory at a time, and `cores` of them run."""
+        self._load, self._num_cores, self.at_once = load, cores, at_once
+        self._lock = threading.Lock()
+        self._begin(1)
+
+    def _begin(self, num_blocks: int) -> None:
+        self._blocks = threading.Barrier(num_blocks)
+        self._cores = threading.Semaphore(self._num_cores)
+        self._wanted: set[int] = set()
+        self._lent: list[nn.Module] = []
+
+    def each(self, work: Callable[[int], None], count: int) -> None:
+        """Calls `work` with 0 … count - 1, in waves; each call runs the layer once.
+
+        Raises:
+            Exception: the first one that a call raised.
+        """
+        for start in range(0, count, self.at_once):
+            wave = range(start, min(start + self.at_once, count))
+            self._begin(len(wave))
+            with ThreadPoolExecutor(len(wave)) as pool:
+                calls = [pool.submit(self._one, work, index) for index in wave]
+            self._begin(1)
+            _raise_first(calls)
+
+    def lend(self, used: Sequence[int], names: Sequence[str]) -> Iterator[tuple[int, "list[nn.Module]"]]:
+        """Yields (an expert, its matrices of these names) for each of the experts that a block uses, ascending.
+
+        Every block of a wave comes here equally often, and with the same names. The list of matrices is emptied when
+        the next expert is asked for; callers keep none of them, so that memory holds one expert.
+        """
+        with self._lock:
+            self._wanted.update(used)
+        agreed = self._agreed()
+        for number in agreed:
+            self._together(lambda number=number: self._take(number, names))
+            if number in used:
+                yield number, self._lent
+        self._together(self._lent.clear)
+
+    def _agreed(self) -> list[int]:
+        """Returns the experts that any block of the wave uses."""
+        self._together(lambda: None)
+        found = sorted(self._wanted)
+        self._together(self._wanted.clear)
+        return found
+
+    def _take(self, number: int, names: Sequence[str]) -> None:
+        self._lent.clear()  # before the next is read, so that memory holds one
+        self._lent.extend(self._load(number, name) for name in names)
+
+    def _together(self, do: Callable[[], object]) -> None:
+        """Waits for all blocks of the wave; then one of them calls `do`."""
+        self._cores.release()
+        try:
+            if self._blocks.wait() == 0:
+                do()
+            self._blocks.wait()
+        finally:
+            self._cores.acquire()
+
+    def _one(self, work: Callable[[int], None], index: int) -> None:
+        with self._cores:
+            try:
+                work(index)
+            except BaseException:
+                self._blocks.abort()  # the others would wait for ever
+                raise
+
+
+def _raise_first(calls: "Sequence[Future[None]]") -> None:
+    """Raises what a block raised, rather than that another one waited for it in vain."""
+    errors = [error for call in calls if (error := call.exception())]
+    for error in errors:
+        if not isinstance(error, threading.BrokenBarrierError):
+            raise error
+    if errors:
+        raise errors[0]
