@@ -21,10 +21,11 @@ import numpy as np
 
 from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.shared.builds import SHORT, artifact_in, build, settings
+from benchmarks.shared.mixtures import share_budget_bytes
 from coldpress.compiler.io import load_arrays, load_record
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.plan.budget import least_budget_bytes, refit
+from coldpress.runtime.plan.budget import refit
 from coldpress.runtime.routing import EXACT
 from coldpress.runtime.simulate import simulate
 from coldpress.runtime.trace import Event, Recorder
@@ -158,13 +159,6 @@ class Plugin(Benchmark[Options]):
 
 
 EXACTLY: Row = {"limit": None, "mean_kld": 0.0, "fewer_bytes": None}
-
-
-def share_budget_bytes(artifact: Path, share: float) -> int:
-    """Returns the DRAM budget under which a share of the experts' bytes is in DRAM."""
-    manifest = open_artifact(artifact).manifest
-    units = sum(section.num_units * section.unit_bytes for section in manifest.flash.sections)
-    return least_budget_bytes(manifest, manifest.plans[0]) + round(share * units)
 
 
 def unpinned(plan: Plan, cache: str) -> Plan:
