@@ -1,12 +1,13 @@
 """Runs a dense model and a mixture under budgets of 20 to 100 % of what the whole model takes in DRAM: equal tokens,
 memory below the budget.
 
-Each artifact is built by the rules with the dense selector, so that every token uses all units, or all units of the
-experts that its router picks. For each budget another process generates the same text greedily. It has run a tiny
-artifact before, so that interpreter and libraries hold their memory already; from then on the kernel counts the
-process's memory, with the page cache that its files take, in a control group (benchmarks/shared/memory_group.py). The
-kernel's count is up to two megabytes above its own statistics (memory.stat), so that smaller budgets cannot be judged.
-Where a share is less than the least budget that the plan can be run with, the least one takes its place.
+Each artifact of a real model is built by the rules with the dense selector, so that every token uses all units, or all
+units of the experts that its router picks. The random ones are larger: 12 layers with 150 million weights in int8. For
+each budget another process generates the same text greedily. It has run a tiny artifact before, so that interpreter and
+libraries hold their memory already; from then on the kernel counts the process's memory, with the page cache that its
+files take, in a control group (benchmarks/shared/memory_group.py). The kernel's count is up to two megabytes above its
+own statistics (memory.stat), so that smaller budgets cannot be judged. Where a share is less than the least budget that
+the plan can be run with, the least one takes its place.
 """
 
 from collections.abc import Iterator
@@ -22,7 +23,20 @@ from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plan.budget import choose_plan, least_budget_bytes, whole_bytes
 from tests.support.artifacts import Recipe, build_artifact
+from tests.support.shapes import small_spec
 
+RANDOM: dict[str, dict[str, Any]] = {
+    "random-dense": {"intermediate_size": 4096},
+    "random-mixture": {"intermediate_size": 256, "num_experts": 16, "num_experts_per_tok": 2, "hidden_act": "silu"},
+}
+"""Model -> fields of its spec, beside those that all have."""
+WIDE = {
+    "hidden_size": 1024,
+    "num_attention_heads": 16,
+    "head_dim": 64,
+    "rotary_dim": 64,
+    "max_position_embeddings": 512,
+}
 SHARES = (0.2, 0.4, 0.6, 0.8, 1.0)
 PROMPT = [1, 3, 14, 15, 9, 26, 5, 35]
 
@@ -30,10 +44,10 @@ PROMPT = [1, 3, 14, 15, 9, 26, 5, 35]
 @dataclass(frozen=True)
 class Options:
     models: tuple[str, ...] = option(
-        ("prose7m", "tinystories-mixtral-8x"),
+        ("prose7m", "tinystories-mixtral-8x", *RANDOM),
         smoke=("tinystories-mixtral-8x",),
-        choices=[name for name in MODELS if name != "demo"],
-        help="models to build",
+        choices=[*(name for name in MODELS if name != "demo"), *RANDOM],
+        help="models",
     )
     tokens: int = option(96, smoke=16, full=112, help="new tokens of the text")
     short: bool = option(True, full=False, help="calibrate and score on less text")
@@ -60,8 +74,7 @@ class Plugin(Benchmark[Options]):
     def measure(self, cell: Cell) -> Iterator[Row]:
         """Yields a row per budget."""
         model = cell["model"]
-        config: dict[str, Any] = settings(model, short=self.options.short) | {"method": "dense", "cache": "lru"}
-        path = artifact_in(build(self.folder / model, **config))
+        path = self._random(model) if model in RANDOM else self._built(model)
         manifest = open_artifact(path).manifest
         plan = choose_plan(manifest)
         whole, least = whole_bytes(manifest, plan), least_budget_bytes(manifest, plan)
@@ -85,6 +98,15 @@ class Plugin(Benchmark[Options]):
                 "read_bytes": found["read_bytes"],
                 "tokens_equal": found["tokens"] == told,
             }
+
+    def _built(self, model: str) -> Path:
+        config: dict[str, Any] = settings(model, short=self.options.short) | {"method": "dense", "cache": "lru"}
+        return artifact_in(build(self.folder / model, **config))
+
+    def _random(self, model: str) -> Path:
+        spec = small_spec(vocab_size=512, **WIDE, **RANDOM[model])
+        recipe = Recipe(spec=spec, method="dense", format="int8_group32", context_length=256, read_buffer_bytes=1 << 20)
+        return build_artifact(self.folder / model, recipe).path
 
     def generated(self, tiny: str, path: str, budget: int, group: str) -> dict[str, Any]:
         """Returns the text under a budget, and the process's memory before it; runs in the process that is counted."""

@@ -1,11 +1,15 @@
 """A tensor file that breaks its format, or has other tensors than the manifest says, is refused."""
 
+import ctypes
 import json
+import mmap
+import os
 
 import numpy as np
 import pytest
 
-from coldpress.runtime.artifact import errors
+from coldpress.runtime.artifact import errors, tensor_files
+from coldpress.runtime.artifact.reader import open_artifact
 from tests.support.artifacts import (
     Recipe,
     build_artifact,
@@ -104,3 +108,33 @@ def test_what_a_selector_keeps_out_of_its_bounds_is_refused(tmp_path, entry, val
 
     change_arrays(path, "tables.safetensors", change)
     refuse(path, errors.TableError, "selector.0.1.neuron.read_units", f"{value:g}", "0 to 1")
+
+
+def cached_pages(path):
+    """Returns how many of a file's pages are in the page cache."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE) as pages:
+        found = (ctypes.c_ubyte * -(-len(pages) // mmap.PAGESIZE))()
+        held = ctypes.c_char.from_buffer(pages)
+        try:
+            address = ctypes.c_void_p(ctypes.addressof(held))
+            assert libc.mincore(address, ctypes.c_size_t(len(pages)), found) == 0, os.strerror(ctypes.get_errno())
+        finally:
+            del held
+    return sum(byte & 1 for byte in found)
+
+
+def test_memory_holds_weights_once(tmp_path, monkeypatch):
+    """Not in the page cache besides, where they would be outside the DRAM budget; in portions, whatever their sizes."""
+    path = build_artifact(tmp_path / "a", Recipe(spec=small_spec(vocab_size=4096))).path
+    file = path / "resident.safetensors"
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())  # pages that are not on disk stay
+        opened.read()
+    assert cached_pages(file) > 100
+    expected = open_artifact(path).resident
+    assert cached_pages(file) == 0
+    monkeypatch.setattr(tensor_files, "PORTION_BYTES", 1000)
+    found = open_artifact(path).resident
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(found[role], values) for role, values in expected.items())
