@@ -112,11 +112,8 @@ def test_a_run_diverges_and_misses_as_the_record_says(built: Built, cache: str) 
     assert record.miss_ratio < route.WORTH
 
 
-def test_a_larger_budget_misses_less_and_none_keeps_the_models_routing(built: Built) -> None:
+def test_a_budget_that_nothing_keeps_leaves_the_models_routing(built: Built) -> None:
     plan = built.plan("static")
-    loose, tight = (built.routed(plan, routing_kl=most).choices[0].routing for most in (0.05, 0.01))
-    assert loose is not None
-    assert tight is None or loose.miss_ratio < tight.miss_ratio
     none = built.routed(plan, routing_kl=1e-12)
     assert none.plans == (plan,)
     assert none.choices[0].routing is None
