@@ -3,9 +3,10 @@
 The checkpoint has a few layers of a published shape with planted routing (tests/support/planted_mixtures.py) and a
 small vocabulary, so that nearly all of it are experts. The product builds an artifact with the dense selector for each
 share of the experts' bytes in DRAM, and chooses cache, pinned units and reading ahead; routing is exact. llama.cpp maps
-its GGUF export in Q4_0 (benchmarks/shared/llama_mmap.py), which takes the same bytes. Both continue the same prompts
-greedily, in turn, each in a process of its own under the kernel's caps of the device; memory beside the budget is
-measured for llama.cpp and added to its cap. The first prompt fills the caches and is not counted.
+its GGUF export in Q4_0 (benchmarks/shared/llama_mmap.py), which takes the same bytes. Both compute the same texts
+token by token, in turn, each in a process of its own under the kernel's caps of the device; memory beside the budget is
+measured for llama.cpp and added to its cap. The first text fills the caches and is not counted. Texts are drawn, each
+of one topic: what such a model writes by itself soon repeats one token.
 """
 
 import json
@@ -13,8 +14,9 @@ import os
 import re
 import statistics
 import string
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +39,10 @@ SMALL_VOCABULARY: Mapping[str, Any] = {"vocab_size": 4096, "max_position_embeddi
 CORPUS_TOKENS = 40960
 OTHER_TOKENS = 5 * 64
 """Words that make room for bytes; a multiple of every shape's number of topics."""
+WORDS = SMALL_VOCABULARY["vocab_size"] - OTHER_TOKENS
 LETTERS = string.ascii_lowercase
-PROMPT_TOKENS, FIRST_TOKEN, SAME_TOPIC = 2, 3, 64
-TEXTS = 3
+FIRST_TOKEN, SAME_TOPIC = 3, 64
+TEXTS = 4
 """Texts of a process; the first one fills the caches."""
 UNCAPPED_BYTES = 4 << 30
 """More than the weights of a budget take: what llama.cpp keeps beside them is measured under it."""
@@ -56,7 +59,7 @@ class Options:
     )
     device: str = option("pixel6", help="device profile whose caps hold")
     scale: float = option(0.0, smoke=0.3, help="share of the device's rates; 0: as much as the disk gives")
-    tokens: int = option(16, smoke=4, full=32, help="new tokens of a text")
+    tokens: int = option(32, smoke=4, full=60, help="tokens of a text")
     rounds: int = option(3, smoke=1, full=5, help="rounds in which both decode")
     llama: bool = option(True, smoke=False, help="compare with llama.cpp")
 
@@ -86,7 +89,7 @@ class Plugin(Benchmark[Options]):
         ours, theirs, limit_bytes = list[dict[str, float]](), list[float](), 0
         if self.options.llama:
             llama_mmap.export(path, self._file(shape))
-            own_bytes = self._mapped(shape, scale, UNCAPPED_BYTES, 2)["own_bytes"]
+            own_bytes = self._mapped(shape, scale, UNCAPPED_BYTES)["own_bytes"]
             limit_bytes = int(budget_bytes + own_bytes + llama_mmap.SLACK_BYTES)
         for _ in range(self.options.rounds):
             asked = (self.options.device, scale, budget_bytes + OTHER_BYTES, str(path))
@@ -94,7 +97,7 @@ class Plugin(Benchmark[Options]):
             ours.append(found)
             scale = caps.scale  # another look at the disk may find another scale
             if self.options.llama:
-                theirs.append(1 / self._mapped(shape, scale, limit_bytes, self.options.tokens)["tokens_per_s"])
+                theirs.append(self._mapped(shape, scale, limit_bytes)["token_s"])
         yield {
             "budget_bytes": budget_bytes,
             "scale": scale,
@@ -110,22 +113,42 @@ class Plugin(Benchmark[Options]):
     def decoded(self, path: str) -> dict[str, float]:
         """Decodes the texts, in a process under the caps; returns figures of a token, the first text aside."""
         _native.set_num_threads(os.cpu_count() or 1)
+        first, *texts = self._texts().tolist()
         with Session(path) as session:
-            texts = [session.generate(prompt.tolist(), self.options.tokens, ignore_eos=True) for prompt in prompts()]
-        counted = [text.metrics for text in texts[1:]]
+            self._follow(session, first)
+            before = asdict(session.store.counters)
+            seconds = [found for text in texts for found in self._follow(session, text)]
+            after = asdict(session.store.counters)
+        count = len(texts) * len(first)
+        read_bytes, hits, misses = (after[name] - before[name] for name in ("read_bytes", "hits", "misses"))
         return {
-            "token_s": statistics.median(metrics.decode_s / metrics.num_tokens for metrics in counted),
-            "read_bytes": statistics.mean(metrics.read_bytes / metrics.num_tokens for metrics in counted),
-            "hit_rate": statistics.mean(metrics.hit_rate for metrics in counted),
+            "token_s": statistics.mean(seconds),
+            "read_bytes": read_bytes / count,
+            "hit_rate": hits / max(1, hits + misses),
         }
 
-    def mapped(self, file: str, tokens: int) -> dict[str, float]:
-        """Decodes the texts by llama.cpp, in a process under the caps; returns its speed and its own memory."""
-        return llama_mmap.measure(Path(file), prompts(), tokens)
+    def mapped(self, file: str) -> dict[str, float]:
+        """Computes the texts by llama.cpp, in a process under the caps; returns its speed and its own memory."""
+        return llama_mmap.follow(Path(file), self._texts())
 
-    def _mapped(self, shape: str, scale: float, memory_bytes: int, tokens: int) -> dict[str, float]:
-        asked = (self.options.device, scale, memory_bytes, str(self._file(shape)), tokens)
+    def _mapped(self, shape: str, scale: float, memory_bytes: int) -> dict[str, float]:
+        asked = (self.options.device, scale, memory_bytes, str(self._file(shape)))
         return apart_under_caps(self, "mapped", *asked)[0]
+
+    def _texts(self) -> np.ndarray:
+        """Returns texts, int [TEXTS, T], each of the words of one topic."""
+        words = np.random.default_rng(0).integers(1, WORDS // SAME_TOPIC, (TEXTS, self.options.tokens))
+        return FIRST_TOKEN + np.arange(TEXTS)[:, None] + SAME_TOPIC * words
+
+    def _follow(self, session: Session, text: Sequence[int]) -> list[float]:
+        """Decodes a text; returns the seconds of each token but the first."""
+        session.decoder.begin(len(text))
+        seconds = list[float]()
+        for token in text:
+            started = time.perf_counter()
+            session.decoder.decode(token)
+            seconds.append(time.perf_counter() - started)
+        return seconds[1:]
 
     def _built(self, shape: str, label: str, budget: str | int, **more: Any) -> Path:
         """Builds an artifact; returns its device's build folder."""
@@ -146,8 +169,7 @@ def spell(checkpoint: Path) -> None:
     """Spells the planted words in letters, so that llama.cpp has a tokenizer for which each is one token: byte-level
     BPE. The last words become its bytes and a merge, without which llama.cpp reads none; other words of their topics
     take their places in the corpus."""
-    size = SMALL_VOCABULARY["vocab_size"]
-    kept = size - OTHER_TOKENS
+    size, kept = SMALL_VOCABULARY["vocab_size"], WORDS
     letters = ["".join(LETTERS[number // 26**place % 26] for place in range(3)) for number in range(size)]
     vocabulary = {"<s>": 0, "</s>": 1, "<unk>": 2} | {f"Ġ{letters[word]}": word for word in range(3, kept)}
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -169,11 +191,6 @@ def spell(checkpoint: Path) -> None:
     texts = [" " + re.sub(r"w(\d+)", spelled, document["text"]) for document in documents]
     lines = [json.dumps(document | {"text": text}) for document, text in zip(documents, texts, strict=True)]
     corpus.write_text("\n".join(lines) + "\n")
-
-
-def prompts() -> np.ndarray:
-    """Returns the beginnings of texts of one topic, int [TEXTS, PROMPT_TOKENS]."""
-    return FIRST_TOKEN + SAME_TOPIC * np.arange(TEXTS * PROMPT_TOKENS).reshape(TEXTS, PROMPT_TOKENS)
 
 
 if __name__ == "__main__":

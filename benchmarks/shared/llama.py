@@ -43,6 +43,14 @@ class LlamaCpp:
         """Returns the tokens of a prompt, with the special ones that llama.cpp adds."""
         return self._ask("tokenize", {"content": text, "add_special": True, "parse_special": False})["tokens"]
 
+    def follow(self, tokens: Sequence[int]) -> list[float]:
+        """Returns the seconds of each token of a given text but the first; each is computed by itself."""
+        limits = {"n_predict": 1, "cache_prompt": True, "temperature": 0}
+        asked = [{"prompt": list(tokens[:stop]), **limits} for stop in range(1, len(tokens) + 1)]
+        found = [self._ask("completion", question)["timings"] for question in asked]
+        assert all(timings["prompt_n"] == 1 for timings in found), "tokens before are kept"
+        return [timings["prompt_ms"] / 1000 for timings in found[1:]]
+
     def generate(self, prompt: Sequence[int], num_tokens: int, ignore_eos: bool = False) -> tuple[list[int], float]:
         """Returns (greedy continuation, tokens decoded per second)."""
         greedy = {"temperature": 0, "repeat_penalty": 1.0, "cache_prompt": False, "return_tokens": True}

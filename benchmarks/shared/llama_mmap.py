@@ -45,6 +45,16 @@ def measure(file: Path, passages: np.ndarray, num_tokens: int) -> dict[str, floa
     return {"tokens_per_s": float(np.median(speeds[1:])), "own_bytes": own_bytes(file)}
 
 
+def follow(file: Path, passages: np.ndarray) -> dict[str, float]:
+    """Computes given texts token by token, int [num_texts, T]; returns the mean over tokens of all texts but the
+    first, and memory outside the file."""
+    from benchmarks.shared.llama import LlamaCpp
+
+    engine = LlamaCpp(str(file), CONTEXT_LENGTH, os.cpu_count() or 1, mapped_alone=True)
+    seconds = [engine.follow(passage.tolist()) for passage in passages]
+    return {"token_s": float(np.mean(seconds[1:])), "own_bytes": own_bytes(file)}
+
+
 def own_bytes(file: Path) -> int:
     """Returns the resident bytes of this process without those of a mapped file."""
     total, name = 0, ""
