@@ -313,12 +313,14 @@ class LayerStream:
         with ThreadPoolExecutor(self.threads) as pool:
             list(pool.map(_on_one_core(work), range(count)))
 
-    def each_block(self, loaded: LoadedLayer, work: Callable[[int], None], count: int) -> None:
+    def each_block(
+        self, loaded: LoadedLayer, work: Callable[[int], None], count: int, blocks_per_call: int = 1
+    ) -> None:
         """Calls `work` as `each` does; each call runs the layer once. Its experts are read once for many calls."""
         if loaded.lender is None:
             self.each(work, count)
         else:
-            loaded.lender.each(_on_one_core(work), count)
+            loaded.lender.each(_on_one_core(work), count, blocks_per_call)
 
     def _rows_of(self, role: str, ids: np.ndarray) -> np.ndarray:
         return np.concatenate([read_rows(self.model, role, int(row), int(row) + 1) for row in ids])

@@ -51,14 +51,15 @@ class Lender:
         self._wanted: set[int] = set()
         self._lent: list[nn.Module] = []
 
-    def each(self, work: Callable[[int], None], count: int) -> None:
-        """Calls `work` with 0 … count - 1, in waves; each call runs the layer once.
+    def each(self, work: Callable[[int], None], count: int, blocks_per_call: int = 1) -> None:
+        """Calls `work` with 0 … count - 1, in waves; each call runs the layer once, on so many blocks.
 
         Raises:
             Exception: the first one that a call raised.
         """
-        for start in range(0, count, self.at_once):
-            wave = range(start, min(start + self.at_once, count))
+        calls_at_once = max(1, self.at_once // blocks_per_call)
+        for start in range(0, count, calls_at_once):
+            wave = range(start, min(start + calls_at_once, count))
             self._begin(len(wave))
             with ThreadPoolExecutor(len(wave)) as pool:
                 calls = [pool.submit(self._one, work, index) for index in wave]

@@ -154,7 +154,7 @@ class _Collector:
         if files is None:
             raise ColdpressError(f"{self._work.folder}: the arrays of layer {layer} vanished while they were written")
         *arrays, inputs = files
-        experts = arrays.pop() if self._has_experts(layer) else None
+        experts = arrays.pop() if self._stream.spec.has_experts(layer) else None
         spec, file_of = self._stream.spec, dict(zip(self._counted_in(layer), arrays, strict=True))
         families = {
             family: (num_units(family, spec), file_of[source])
@@ -167,13 +167,10 @@ class _Collector:
 
     def _present(self, layer: int) -> list[ArrayFile] | None:
         """Returns the layer's files if all exist: those of its families, of its experts if it has some, its inputs."""
-        own = [experts_key(layer)] if self._has_experts(layer) else []
+        own = [experts_key(layer)] if self._stream.spec.has_experts(layer) else []
         found = [self._work.current(key) for key in (*self._family_keys(layer), *own, _inputs_key(layer))]
         present = [file for file in found if file is not None]
         return present if len(present) == len(found) else None
-
-    def _has_experts(self, layer: int) -> bool:
-        return self._stream.spec.has_experts(layer)
 
     def _counted_in(self, layer: int) -> list[FamilyName]:
         """Returns the families that are counted in a layer: those that have units there."""
@@ -218,7 +215,7 @@ class _Collector:
         spec, counted = self._stream.spec, self._counted_in(layer)
         signals: dict[str, Signal] = {family: activity_of(family, spec) for family in counted}
         num_blocks, block_tokens = self._text.tokens.shape
-        experts = ExpertCounts(self._stream.model, layer, num_blocks) if self._has_experts(layer) else None
+        experts = ExpertCounts(self._stream.model, layer, num_blocks) if self._stream.spec.has_experts(layer) else None
         run = LayerCounts(layer, self._text, signals, self._activity, inputs, previous, experts)
         step = 1 if self._stream.device.type == "cpu" else max(1, ACCELERATOR_TOKENS // block_tokens)
         loaded = self._stream.load_layer(layer, block_tokens)
@@ -232,7 +229,7 @@ class _Collector:
                     writer.write("hidden", start, rows)
                     writer.write("crc32c", start, row_checksums(rows))
 
-            self._stream.each_block(loaded, batch, -(-num_blocks // step))
+            self._stream.each_block(loaded, batch, -(-num_blocks // step), step)
         return run
 
     @contextmanager

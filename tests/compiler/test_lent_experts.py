@@ -151,6 +151,22 @@ def test_no_more_blocks_run_than_there_are_cores() -> None:
     assert most == 2
 
 
+@pytest.mark.parametrize(("blocks_per_call", "reads"), [(1, 1), (3, 2), (8, 4)])
+def test_a_call_of_several_blocks_takes_their_places_in_a_wave(blocks_per_call: int, reads: int) -> None:
+    found: list[int] = []
+
+    def load(number: int, name: str) -> Any:
+        found.append(number)
+
+    def work(_: int) -> None:
+        for _lent in lender.lend([5], ["gate"]):
+            pass
+
+    lender = Lender(load, 2, 6)
+    lender.each(work, 4, blocks_per_call)
+    assert found == [5] * reads
+
+
 def test_waves_are_as_large_as_memory_allows(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     one = waiting_bytes(model.spec, TOKENS, 4)
     wide = 2 * (model.spec.hidden_size + 2 * model.spec.intermediate_size)  # two experts a token
