@@ -26,8 +26,11 @@ Load = Callable[[int, str], "nn.Module"]
 
 
 def blocks_at_once(spec: ModelSpec, block_tokens: int, item_bytes: int, threads: int) -> int:
-    """Returns the number of blocks of a wave, at least one for every core."""
-    return max(threads, WAITING_BYTES // waiting_bytes(spec, block_tokens, item_bytes))
+    """Returns the number of blocks of a wave, at least one for every core.
+
+    On one core blocks run one after another, in their order: callers that run caches along with the text rely on it.
+    """
+    return 1 if threads == 1 else max(threads, WAITING_BYTES // waiting_bytes(spec, block_tokens, item_bytes))
 
 
 def waiting_bytes(spec: ModelSpec, block_tokens: int, item_bytes: int) -> int:

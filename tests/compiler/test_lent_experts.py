@@ -104,6 +104,13 @@ def test_memory_holds_one_expert(model: Model, tokens: np.ndarray, monkeypatch: 
     assert (most, left) == (2, 0)  # gate and up
 
 
+def test_on_one_core_blocks_run_in_their_order(model: Model, tokens: np.ndarray) -> None:
+    stream, found = LayerStream(model), list[int]()
+    hooks = [{"mlp_inner": lambda _part, block=block: found.append(block)} for block in range(BLOCKS)]
+    stream.run_layer(0, stream.embed(tokens), lambda block: hooks[block])
+    assert found == list(range(BLOCKS))
+
+
 def test_an_error_in_one_block_ends_the_others(model: Model, tokens: np.ndarray) -> None:
     """What went wrong is raised, not that the others waited for it; the layer can run again."""
     stream = LayerStream(model, 2)
@@ -114,9 +121,12 @@ def test_an_error_in_one_block_ends_the_others(model: Model, tokens: np.ndarray)
             raise ArithmeticError("block 2")
         loaded.run(hidden[block : block + 1], {})
 
+    before = threading.active_count()
+    before = threading.active_count()
     with pytest.raises(ArithmeticError, match="block 2"):
         stream.each_block(loaded, work, BLOCKS)
-    assert threading.active_count() == 1
+    assert threading.active_count() == before
+    assert threading.active_count() == before
     assert np.array_equal(loaded.run(hidden[:1], {}).numpy(), stream.run_layer(0, hidden)[:1].numpy())
 
 
@@ -173,5 +183,6 @@ def test_waves_are_as_large_as_memory_allows(model: Model, monkeypatch: pytest.M
     assert one == TOKENS * 4 * (wide + 8 * model.spec.hidden_size)
     monkeypatch.setattr(lent_experts, "WAITING_BYTES", 5 * one)
     assert blocks_at_once(model.spec, TOKENS, 4, 2) == 5
+    assert blocks_at_once(model.spec, TOKENS, 4, 1) == 1
     monkeypatch.setattr(lent_experts, "WAITING_BYTES", one)
     assert blocks_at_once(model.spec, TOKENS, 4, 2) == 2
