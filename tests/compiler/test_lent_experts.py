@@ -106,8 +106,14 @@ def test_memory_holds_one_expert(model: Model, tokens: np.ndarray, monkeypatch: 
 
 def test_on_one_core_blocks_run_in_their_order(model: Model, tokens: np.ndarray) -> None:
     stream, found = LayerStream(model), list[int]()
-    hooks = [{"mlp_inner": lambda _part, block=block: found.append(block)} for block in range(BLOCKS)]
-    stream.run_layer(0, stream.embed(tokens), lambda block: hooks[block])
+
+    def hooks(block: int) -> forward.Hooks:
+        def change(_: Any) -> None:
+            found.append(block)
+
+        return {"mlp_inner": change}
+
+    stream.run_layer(0, stream.embed(tokens), hooks)
     assert found == list(range(BLOCKS))
 
 
