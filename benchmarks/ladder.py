@@ -161,8 +161,8 @@ class Plugin(Benchmark[Options]):
         row |= {"scale": caps.scale, "artifact_over_budget": (fixed + manifest.flash.size_bytes) / room}
         if self.options.llama:
             scale = caps.scale  # another look at the disk may find another scale
-            own_bytes = apart_under_caps(self, "llama", device, scale, room + (4 << 30), case, 2)[0]["own_bytes"]
-            memory_bytes = room + own_bytes + llama_mmap.SLACK_BYTES
+            alone = apart_under_caps(self, "llama", device, scale, room + llama_mmap.UNCAPPED_BYTES, case, 2)[0]
+            memory_bytes = llama_mmap.limit_bytes(room, alone)
             theirs = apart_under_caps(self, "llama", device, scale, memory_bytes, case, LLAMA_TOKENS)[0]["tokens_per_s"]
             best = [step for step in row["steps"] if step["kept"]][-1]
             row |= {"llama_tokens_per_s": theirs, "over_llama": best["tokens_per_s"] / theirs}

@@ -44,8 +44,6 @@ LETTERS = string.ascii_lowercase
 FIRST_TOKEN, SAME_TOPIC = 3, 64
 TEXTS = 4
 """Texts of a process; the first one fills the caches."""
-UNCAPPED_BYTES = 4 << 30
-"""More than the weights of a budget take: what llama.cpp keeps beside them is measured under it."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +87,8 @@ class Plugin(Benchmark[Options]):
         ours, theirs, limit_bytes = list[dict[str, float]](), list[float](), 0
         if self.options.llama:
             llama_mmap.export(path, self._file(shape))
-            own_bytes = self._mapped(shape, scale, UNCAPPED_BYTES)["own_bytes"]
-            limit_bytes = int(budget_bytes + own_bytes + llama_mmap.SLACK_BYTES)
+            alone = self._mapped(shape, scale, budget_bytes + llama_mmap.UNCAPPED_BYTES)
+            limit_bytes = llama_mmap.limit_bytes(budget_bytes, alone)
         for _ in range(self.options.rounds):
             asked = (self.options.device, scale, budget_bytes + OTHER_BYTES, str(path))
             found, caps = apart_under_caps(self, "decoded", *asked)

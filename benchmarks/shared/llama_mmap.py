@@ -8,16 +8,20 @@ the budget plus the rest of this process's memory, which is measured before; so 
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.shared.llama import LlamaCpp
 from coldpress.runtime.artifact.reader import open_artifact
 
 CONTEXT_LENGTH = 64
 SLACK_BYTES = 16 << 20
 """Memory that the kernel keeps for a process beside its pages."""
+UNCAPPED_BYTES = 4 << 30
+"""Enough memory, beside the budget, to measure what llama.cpp keeps beside its weights."""
 
 
 def export(artifact: Path, file: Path) -> None:
@@ -38,9 +42,7 @@ def export(artifact: Path, file: Path) -> None:
 
 def measure(file: Path, passages: np.ndarray, num_tokens: int) -> dict[str, float]:
     """Decodes some tokens after the beginning of each passage; returns median speed and memory outside the file."""
-    from benchmarks.shared.llama import LlamaCpp
-
-    engine = LlamaCpp(str(file), CONTEXT_LENGTH, os.cpu_count() or 1, mapped_alone=True)
+    engine = _mapped(file)
     speeds = [engine.generate(passage[:2].tolist(), num_tokens, ignore_eos=True)[1] for passage in passages]
     return {"tokens_per_s": float(np.median(speeds[1:])), "own_bytes": own_bytes(file)}
 
@@ -48,11 +50,18 @@ def measure(file: Path, passages: np.ndarray, num_tokens: int) -> dict[str, floa
 def follow(file: Path, passages: np.ndarray) -> dict[str, float]:
     """Computes given texts token by token, int [num_texts, T]; returns the mean over tokens of all texts but the
     first, and memory outside the file."""
-    from benchmarks.shared.llama import LlamaCpp
-
-    engine = LlamaCpp(str(file), CONTEXT_LENGTH, os.cpu_count() or 1, mapped_alone=True)
+    engine = _mapped(file)
     seconds = [engine.follow(passage.tolist()) for passage in passages]
     return {"token_s": float(np.mean(seconds[1:])), "own_bytes": own_bytes(file)}
+
+
+def _mapped(file: Path) -> LlamaCpp:
+    return LlamaCpp(str(file), CONTEXT_LENGTH, os.cpu_count() or 1, mapped_alone=True)
+
+
+def limit_bytes(budget_bytes: int, measured: Mapping[str, float]) -> int:
+    """Returns the cap on memory under which weights get a budget; `measured` is from a run without it."""
+    return int(budget_bytes + measured["own_bytes"]) + SLACK_BYTES
 
 
 def own_bytes(file: Path) -> int:

@@ -95,7 +95,7 @@ def read_arrays(opened: int, layout: TensorFile) -> tuple[dict[str, np.ndarray],
             digest.update(portion)
             os.posix_fadvise(opened, 0, tensor.start_bytes + start + len(portion), os.POSIX_FADV_DONTNEED)
         arrays[tensor.name] = array
-    os.posix_fadvise(opened, 0, 0, os.POSIX_FADV_DONTNEED)  # what was read ahead, too
+    os.posix_fadvise(opened, 0, 0, os.POSIX_FADV_DONTNEED)  # the kernel may have read beyond the last tensor
     return arrays, digest.hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints that store all experts of a layer in one tensor, also packed in MXFP4: what is read, what is refused."""
+"""Reads checkpoints that store all experts of a layer in one tensor, plain or packed in MXFP4, and refuses bad ones."""
 
 import json
 from collections.abc import Callable
