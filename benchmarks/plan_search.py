@@ -2,7 +2,8 @@
 
 A case is a model on a device under a DRAM budget and a quality floor. Real models are calibrated and explored. Shapes
 of large models borrow quality curves of a small model of the same kind, and signals drawn with its statistics
-(compiler/quote/reference.py), so they measure speed, not quality. All searches have the same candidates, law, curves
+(compiler/quote/reference.py), so they measure speed, not quality. A mixture's shape takes its experts, and what other
+routing costs, from the largest real mixture. All searches have the same candidates, law, curves
 and tokens (compiler/search); the sweep judges every selector, format and cache at the `--densities` lowest densities
 that keep the floor. Seconds are modelled. Some budgets of tiny models hold only what is always in DRAM: such a cell has
 no row.
@@ -14,17 +15,23 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.shared.builds import SHORT, build, settings
-from coldpress.compiler.io import Workspace
+from coldpress.compiler.io import Workspace, load_arrays, save_arrays
 from coldpress.compiler.quote.sources import Source, find
 from coldpress.compiler.search import Goal, Judged, Search, Space
 from coldpress.compiler.stages.allocate import AllocateConfig, Floor, Inputs, searched
+from coldpress.runtime.decoder.router import Router
 from coldpress.runtime.plugins import load
 from coldpress.runtime.profiles.devices import load_device
+from coldpress.runtime.sparsity import used_experts
+from coldpress.schemas.families import WHOLE_MLP, activity_of, num_units
 from tests.support import planted
 from tests.support._planted_tensors import config
 
@@ -33,6 +40,7 @@ SHAPE_CONTEXT, REAL_CONTEXT = 512, 128
 REAL = ("prose7m", "prose7m-relu", "stories260k", "tinystories656k", "tinystories656k-relu", "tinystories-mixtral-8x")
 UNTIED = {"tie_word_embeddings": False, "torch_dtype": "float16"}
 LLAMA_7B = config(planted.SHAPES["llama-2-7b"]) | UNTIED
+MIXTURE_MODEL = "tinystories-mixtral-8x"
 MIXTURE = {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2, "hidden_act": "silu"}
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     "llama-7b-shape": LLAMA_7B | {"hidden_act": "silu"},
@@ -72,6 +80,7 @@ class Plugin(Benchmark[Options]):
         "rows[].method": "selector that the default search takes",
         "rows[].format": "format that the default search takes",
         "rows[].cache": "cache policy that the default search takes",
+        "rows[].routing?": "routing that the default search takes; null: the model's own",
         "rows[].density": "density that the default search takes",
         "rows[].token_s": "modelled seconds per token of the search's choice",
         "rows[].ratio_to_sweep": "token_s over the least of all candidates that sweep or search judged; at least 1",
@@ -100,6 +109,7 @@ class Plugin(Benchmark[Options]):
             method="auto",
             format=cell["formats"],
             cache="auto",
+            routing="auto",
             dram_budget=cell["budget"],
             context_length=min(REAL_CONTEXT if cell["model"] in REAL else SHAPE_CONTEXT, source.context_length),
         )
@@ -117,10 +127,12 @@ class Plugin(Benchmark[Options]):
             for name in ("exhaustive", "activeflow")
         )
         dense = [one for one in (*found.judged, *swept) if one.is_whole and one.refusal is None]
+        routing = best.candidate.routing
         yield {
             "method": best.candidate.method,
             "format": str(best.candidate.format),
             "cache": best.candidate.cache,
+            "routing": routing and f"{routing.routing}:{routing.strength:g}",
             "density": best.density,
             "token_s": best.token_s,
             "ratio_to_sweep": best.token_s / seconds_of(goal, [*swept, *found.judged]),
@@ -135,8 +147,12 @@ class Plugin(Benchmark[Options]):
         return replace(space, caches=tuple(cache for cache in space.caches if cache in self.options.caches))
 
     def _lowest(self, space: Space) -> Space:
-        """Returns the sweep's space: the lowest densities of each selector."""
-        lowest = replace(space, densities=lambda *of: space.densities(*of)[: self.options.densities])
+        """Returns the sweep's space: the lowest densities of each selector, and the strongest routing."""
+        lowest = replace(
+            space,
+            densities=lambda *of: space.densities(*of)[: self.options.densities],
+            routings=lambda *of: space.routings(*of)[:1],
+        )
         return self._of_options(lowest)
 
     def figures(self, rows: Rows) -> Figures:
@@ -166,9 +182,28 @@ def source_of(model: str, folder: Path) -> Source:
     if model in SHAPES:
         (folder / model).mkdir(exist_ok=True)
         (folder / model / "config.json").write_text(json.dumps(SHAPES[model]), encoding="utf-8")
-        return find(str(folder / model), None, scratch)
+        shape = find(str(folder / model), None, scratch)
+        return routed_as(source_of(MIXTURE_MODEL, folder), shape, scratch) if shape.model.spec.is_mixture else shape
     asked = settings(model) | {"method": "auto", "preflight": "off", "evaluation_tokens": SHORT["evaluation_tokens"]}
     return find(str(build(folder / model, "explore", "device", **asked).parent), None, scratch)
+
+
+def routed_as(real: Source, shape: Source, folder: Path) -> Source:
+    """Returns a shape's source whose tokens use the experts, and have the router's scores, of a real mixture's traced
+    layers in turn; the units of a token's experts keep their activity."""
+    spec, (ours, theirs) = shape.model.spec, (load_arrays(one.curves.trace) for one in (shape, real))
+    trace, router = dict(ours), Router(spec)
+    signal = activity_of(WHOLE_MLP, spec)
+    for layer, donor in zip(shape.curves.trace_layers, cycle(real.curves.trace_layers)):
+        activity = ours[f"{layer}.{signal}"].reshape(
+            -1, spec.num_experts, num_units(WHOLE_MLP, spec) // spec.num_experts
+        )
+        scores = theirs[f"{donor}.router_scores"][: len(activity)]
+        chosen, moved = router.choose(scores.astype(np.float32)), np.zeros_like(activity)
+        moved[chosen] = activity[used_experts(ours[f"{layer}.{signal}"], spec.num_experts)]
+        trace |= {f"{layer}.{signal}": moved.reshape(len(activity), -1), f"{layer}.router_scores": scores}
+    kept = {"trace": save_arrays(folder / "routed.safetensors", trace), "routings": real.curves.routings}
+    return replace(shape, curves=shape.curves.model_copy(update=kept))
 
 
 if __name__ == "__main__":

@@ -132,7 +132,7 @@ class Plugin(Benchmark[Options]):
 def costs_of(replays: Replays, division: Sparsity) -> Costs:
     """Returns the costs of drafts from coarse planes, and of passes of 1, 2, ... tokens that each choose their units,
     where the cache admits nothing."""
-    setting, choose, windows, num_warm, _ = replays._run(division)
+    setting, choose, windows, num_warm, _ = replays._run(division, None)
     artifact, plan = setting.artifact, setting.plan
     keys, pass_s = [(part.layer, part.family) for part in plan.parts], list[float]()
     for num_tokens in range(1, MOST_DRAFTS + 2):

@@ -12,6 +12,7 @@ from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.drafts import Draft
 from coldpress.runtime.plugins import load, options_of
 from coldpress.runtime.quantization._planes import planes_of
+from coldpress.runtime.routing import PACKAGE, Routing
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.base import Options
 from coldpress.schemas.errors import ColdpressError
@@ -110,6 +111,13 @@ def caches_for(named: str) -> tuple[str, ...]:
     package = "coldpress.runtime.cache"
     found = plugins.names(package)
     return tuple(name for name in found if not plugins.load_class(package, CachePolicy, name).looks_ahead)
+
+
+def routings_for(named: str, is_mixture: bool) -> tuple[str, ...]:
+    """Returns the ways of routing that a search may take besides the model's own: the one that the user named, or with
+    `auto` all; none for a model without experts."""
+    names = plugins.names(PACKAGE) if named == AUTO else (named,)
+    return tuple(name for name in names if is_mixture and load(PACKAGE, Routing, name).SEES_RESIDENCY)
 
 
 def drafts_for(named: str | None) -> tuple[str, ...]:

@@ -224,11 +224,13 @@ def buffers_of(model: Model, sparsity: Sparsity, free_bytes: int, device: Device
 
 
 def _buffer_sizes(least: int, most: int, page_bytes: int) -> Iterator[int]:
-    """Yields sizes worth trying, in whole pages, each half as large again as the one before."""
-    size = least
-    while size <= most:
+    """Yields sizes worth trying, in whole pages: each half as large again as the one before, and the largest."""
+    size, largest = least, most // page_bytes * page_bytes
+    while size < largest:
         yield size
         size = -(-3 * size // 2 // page_bytes) * page_bytes
+    if largest >= least:
+        yield largest
 
 
 def _plan(

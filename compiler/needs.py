@@ -58,6 +58,9 @@ class Build:
     """Seconds until such a process begins to work."""
     CHOICE_S: ClassVar[float] = 2e-8
     """Seconds of a core per unit that a selector chooses among, for one of many tokens at once."""
+    ROUTED_S: ClassVar[float] = 2e-4
+    ROUTED_UNIT_S: ClassVar[float] = 1e-8
+    """Seconds of a token's choice of experts in a layer, with a cache in the loop, and of each unit of the layer."""
     LADDER_SHARE: ClassVar[int] = 3
     """All sizes of a predictor over its largest size: they grow by a third or a half (compiler/stages/predict)."""
     OVERHEAD_BYTES: ClassVar[int] = 64 << 20
@@ -344,6 +347,11 @@ class Build:
         """Returns the seconds to choose the units of tokens in every layer, on all cores."""
         units = self.model.spec.num_hidden_layers * self.layer_units(families)
         return self.CHOICE_S * tokens * units / self.threads
+
+    def routed_s(self, tokens: int) -> float:
+        """Returns the seconds to run tokens, one after another, through the whole model with routers that see DRAM."""
+        each_s = self.ROUTED_S + self.ROUTED_UNIT_S * self.layer_units((WHOLE_MLP,))
+        return self.forward_s(tokens) + tokens * self.model.spec.num_hidden_layers * each_s / self.threads
 
     def compute_s(self, operations: float) -> float:
         """Returns the seconds of multiplications and additions on one core."""

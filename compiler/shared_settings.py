@@ -7,9 +7,11 @@ from pydantic import Field
 from coldpress.schemas.base import Options, PositiveCount, Record, Share
 from coldpress.schemas.config import Key, OptionsOf
 from coldpress.schemas.families import Method
-from coldpress.schemas.layout import DraftName
+from coldpress.schemas.layout import DraftName, RoutingName
 
-DEFAULT_CACHE = "lfu"
+DEFAULT_CACHE, EXACT_ROUTING = "lfu", "top_k"
+PositiveFloat = Annotated[float, Field(gt=0)]
+Off = Literal["off"]
 
 
 class MethodSetting(Record):
@@ -82,16 +84,39 @@ class DraftSetting(Record):
     )
 
 
+class RoutingSetting(Record):
+    """For stages that depend on how a mixture's routers choose experts."""
+
+    routing: Annotated[
+        RoutingName,
+        Key(
+            plugins="coldpress.runtime.routing",
+            auto=True,
+            default=f"`auto` with method=auto and experts, else {EXACT_ROUTING}",
+        ),
+    ] = Field(
+        default=EXACT_ROUTING,
+        description="how a mixture's routers choose experts: top_k as the model was trained; cache_prior prefers those "
+        "in DRAM, as far as routing_kl allows; auto: as far as max_ppl_ratio allows, where that is clearly faster",
+    )
+
+
+class RoutingLimitSetting(RoutingSetting):
+    """For stages that decide how far routers may go."""
+
+    routing_kl: Annotated[PositiveFloat, Key()] = Field(
+        default=0.01,
+        description="largest divergence from the model's own routing on validation text, in nats per token, that a "
+        "named routing such as cache_prior may cost",
+    )
+
+
 class PinnedShareSetting(Record):
     """For stages that decide what is pinned."""
 
     pinned_share: Annotated[
         Share | None, Key(default="the least with nearly the least modelled flash time; 1 where the cache is `static`")
     ] = Field(default=None, description="share of the units' DRAM that is pinned")
-
-
-PositiveFloat = Annotated[float, Field(gt=0)]
-Off = Literal["off"]
 
 
 class QualitySetting(Record):

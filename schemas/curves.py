@@ -2,15 +2,16 @@
 
 Arrays of the trace: `<layer>.<signal>` float16 [num_tokens, n], the signal of each token of consecutive blocks in the
 whole model (schemas/families.py), rounded to five bits of mantissa: two units change places only if their magnitudes
-differ by less than 3 %, and one chosen unit in 300 is another one; and `<layer>.<family>.unit_norms` float32
-[num_units], the norms of units' weights. The file is compressed (runtime/artifact/byte_planes.py).
+differ by less than 3 %, and one chosen unit in 300 is another one; `<layer>.router_scores` of a mixture, in all bits
+of float16; and `<layer>.<family>.unit_norms` float32 [num_units], the norms of units' weights. The file is compressed
+(runtime/artifact/byte_planes.py).
 """
 
 from pydantic import Field
 
 from coldpress.schemas.base import ArrayFile, Count, PositiveCount, Record, Sha256, Share
 from coldpress.schemas.families import FormatName, Method
-from coldpress.schemas.layout import KvCacheFormat
+from coldpress.schemas.layout import KvCacheFormat, RoutingName
 
 
 class Loss(Record):
@@ -61,6 +62,23 @@ class KvCacheLoss(Loss):
     kv_cache: KvCacheFormat
 
 
+class RoutedPoint(Loss):
+    """Routers that prefer experts in DRAM with one strength in all layers, and every unit of their experts used."""
+
+    strength: float = Field(gt=0)
+    """How much they prefer them (runtime/routing)."""
+
+
+class RoutingCurve(Record):
+    """A way of routing at several strengths."""
+
+    routing: RoutingName
+    resident_share: Share
+    """Share of the experts' units that an LFU cache held."""
+    points: tuple[RoutedPoint, ...]
+    """By ascending strength."""
+
+
 class CoarseDraft(Loss):
     """The coarse planes of all units as a draft of the model with both planes, whose loss it has."""
 
@@ -103,6 +121,8 @@ class Curves(Record):
     """By formats in planes; empty where drafts are off."""
     layer_gains: tuple[LayerGains, ...] = ()
     """By formats in planes; empty where no selector refines units."""
+    routings: tuple[RoutingCurve, ...] = ()
+    """Of a mixture's ways of routing that see residency; empty where no search may take one."""
     unexplored: tuple[Unexplored, ...]
     trace: ArrayFile
     trace_layers: tuple[Count, ...]

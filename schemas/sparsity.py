@@ -7,7 +7,7 @@ from pydantic import Field
 
 from coldpress.schemas.base import ArrayFile, Count, Extended, Options, PositiveCount, Record, Share
 from coldpress.schemas.families import FamilyName, FormatName, Formats, Method, layers_of, mlp_density, used_share
-from coldpress.schemas.layout import CacheName, KvCacheFormat, layer_groups
+from coldpress.schemas.layout import CacheName, KvCacheFormat, RoutingName, layer_groups
 from coldpress.schemas.model import ModelSpec
 
 
@@ -44,8 +44,20 @@ class ByLayer(Extended):
     out of the file."""
 
 
+class SearchedRouting(Record):
+    """Routers that prefer experts in DRAM (runtime/routing), as a search judged them: equally in all layers."""
+
+    routing: RoutingName
+    strength: float = Field(gt=0)
+    """How much they prefer them."""
+    mean_kld: float = Field(gt=0)
+    """Divergence from the model's own routing there, its error added: what stage `route` divides among layers."""
+
+
 class Tried(ByLayer):
     """A candidate that `auto` considered: its modelled seconds, or why it was skipped."""
+
+    LATER = ("layer_formats", "routing")
 
     method: Method
     format: FormatName | None = None
@@ -68,6 +80,8 @@ class Tried(ByLayer):
     """Share of the used units that the cache held; None where every token uses every unit, and if it was skipped."""
     draft_tokens: Count = 0
     """Most drafts from its coarse planes that a pass checks; 0 for none."""
+    routing: SearchedRouting | None = None
+    """None, which is left out of the file, if routers choose as the model was trained."""
     dram_bytes: Count | None = None
     """DRAM that it needs: the budget, or less if that holds everything; None if it was skipped."""
     needed_bytes: Count | None = None
@@ -98,6 +112,11 @@ class Rung(Record):
     def draft_tokens(self) -> int:
         """Returns the most drafts from coarse planes that a pass checks, if a search found that they pay; else 0."""
         return self.tried[0].draft_tokens if self.tried else 0
+
+    @property
+    def routing(self) -> SearchedRouting | None:
+        """Returns the routing that a search took; None if routers choose as the model was trained."""
+        return self.tried[0].routing if self.tried else None
 
 
 class Sparsity(Rung, ByLayer):

@@ -25,6 +25,26 @@ if TYPE_CHECKING:
     from coldpress.compiler.activity.taps import Change
 
 
+def routed(
+    way: Routing, router: Router, scores_E: np.ndarray, present: np.ndarray, strength: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Routes one token.
+
+    Args:
+        way: How the choice depends on what is in DRAM.
+        router: The layer's rules.
+        scores_E: The router's own scores, float32 [E].
+        present: The units that are in DRAM, bool [num_units].
+        strength: How much the layer prefers experts in DRAM.
+
+    Returns:
+        The scores that experts are chosen by, float32 [E], and the units of the chosen ones, int32 ascending.
+    """
+    found_1E = way.scores(scores_E[None], held_shares(present, scores_E.size), strength)
+    used = of_experts(router.choose(found_1E), present.size)[0]
+    return found_1E[0], np.flatnonzero(used).astype(np.int32)
+
+
 @dataclass(frozen=True)
 class Routed:
     """A pass of several variants."""
@@ -90,11 +110,7 @@ class CachedRouting:
             own_TE = scores_TE.numpy()
             found_TE, missed = np.empty_like(own_TE), 0
             for token, scores_E in enumerate(own_TE):
-                present = cache.present
-                shares_E = held_shares(present, own_TE.shape[1])
-                found_TE[token] = self.way.scores(scores_E[None], shares_E, strength)[0]
-                used = of_experts(router.choose(found_TE[token : token + 1]), present.size)[0]
-                ids = np.flatnonzero(used).astype(np.int32)
+                found_TE[token], ids = routed(self.way, router, scores_E, cache.present, strength)
                 missed += int(np.count_nonzero(~cache.serve(ids)))
             seen(missed)
             return torch.from_numpy(found_TE)

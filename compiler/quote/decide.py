@@ -101,6 +101,7 @@ class _Quoting:
             method=AUTO,
             format=AUTO,
             kv_cache=AUTO,
+            routing=AUTO,
             cache=AUTO,
             dram_budget=asked.dram_budget or device.dram_budget_bytes.value,
             context_length=asked.context_length,

@@ -12,6 +12,7 @@ from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
 from coldpress.runtime.plugins import PluginBase
 from coldpress.schemas.families import Formats, Method
 from coldpress.schemas.layout import CacheName, KvCacheFormat
+from coldpress.schemas.sparsity import SearchedRouting
 
 MARGIN = 0.05
 """Share of the dense run's time that another method must save; less may be noise, or beyond the estimate's accuracy."""
@@ -27,6 +28,8 @@ class Candidate:
     """Share of the MLP's weights that a token uses; None where the selector or a measurement decides."""
     cache: CacheName
     kv_cache: KvCacheFormat = DEFAULT_KV_CACHE
+    routing: SearchedRouting | None = None
+    """None if routers choose as the model was trained."""
 
     @property
     def shared(self) -> tuple[Method, Formats, KvCacheFormat]:
@@ -51,7 +54,7 @@ class Judged:
     density: float = 1.0
     """Share of the MLP's weights that a token uses, as divided."""
     is_whole: bool = False
-    """Whether every token uses every unit."""
+    """Whether every token uses every unit, in a mixture of the experts that the model itself would choose."""
     draft_tokens: int = 0
     """Most drafts from its coarse planes that a pass checks; 0 for none."""
     holds_everything: bool = False
@@ -78,6 +81,8 @@ class Space:
     """The densities of a selector in a format that keep the quality, ascending; empty if none does."""
     kv_caches: tuple[KvCacheFormat, ...] = (DEFAULT_KV_CACHE,)
     """The formats of keys and values that keep the quality; the one that loses the least first."""
+    routings: Callable[[Method, Formats], Sequence[SearchedRouting]] = lambda method, formats: ()
+    """The routings of a selector in a format that keep the quality, the fastest first."""
     budget_density: float = 1.0
     """1 - sp with sp = 1 - M_max / S_m: the density whose active weights fit the budget (ActiveFlow 4.1)."""
 

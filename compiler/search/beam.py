@@ -5,6 +5,9 @@ alone (the cache `static`, or the only one allowed) its seconds rank it well: an
 of percent, a format or selector by factors. Where the goal is quality at a given speed, the best few are judged at
 higher densities, too; there they are also judged for the front of quality and speed that the record keeps.
 
+Routers that prefer experts in DRAM save some of a run's reads; so of a mixture's candidates the best few are judged
+with each strength that keeps the quality.
+
 The format of keys and values only changes how much DRAM remains for units. So every candidate starts with the first
 format, or with the next one if nothing fits. The dense runs and the fastest other candidate are then judged with each.
 """
@@ -52,14 +55,20 @@ class Plugin(Search):
             for one in _best_of_each(begun + followed, best)
             for density in space.densities(one.candidate.method, one.candidate.format)[1:]
         ]
-        others = sorted((one for one in followed + best if one.refusal is None), key=lambda one: one.token_s)
+        routed = [
+            judge(replace(one.candidate, routing=routing))
+            for one in _best_of_each(begun + followed, best)
+            if not one.holds_everything
+            for routing in space.routings(one.candidate.method, one.candidate.format)
+        ]
+        others = sorted((one for one in followed + routed + best if one.refusal is None), key=lambda one: one.token_s)
         with_other_keys = [
             judge(replace(one.candidate, kv_cache=kv_cache))
             for one in [*(one for one in built if one.is_whole), *others[:1]]
             for kv_cache in space.kv_caches
             if kv_cache != one.candidate.kv_cache
         ]
-        return begun + followed + denser + with_other_keys
+        return begun + followed + denser + routed + with_other_keys
 
 
 def _fastest_mixtures(judged: list[Judged]) -> list[Judged]:

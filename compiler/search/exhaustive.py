@@ -1,4 +1,7 @@
-"""Judges every candidate: each selector, format, density, cache and KV cache. What faster searches are held to."""
+"""Judges every candidate: all selectors, formats, densities, caches, KV caches and routings.
+
+Faster searches are compared with it.
+"""
 
 import itertools
 
@@ -11,9 +14,10 @@ class Plugin(Search):
     def judged(self, space: Space, judge: Judge, goal: Goal) -> list[Judged]:
         """See `Search`."""
         return [
-            judge(Candidate(method, format_name, density, cache, kv_cache))
+            judge(Candidate(method, format_name, density, cache, kv_cache, routing))
             for method, format_name in itertools.product(space.methods, space.formats)
             for density in space.densities(method, format_name)
             for cache in space.caches
             for kv_cache in space.kv_caches
+            for routing in (None, *space.routings(method, format_name))
         ]

@@ -30,6 +30,7 @@ from coldpress.compiler.candidates import (
     finer_of,
     formats_for,
     methods_for,
+    routings_for,
 )
 from coldpress.compiler.checkpoint.hub import HUB_ID, check_dataset, snapshot
 from coldpress.compiler.checkpoint.source_config import checked_config
@@ -202,7 +203,8 @@ def resolve(raw: Mapping[str, Any]) -> BuildConfig:
     check_dataset(values["corpus"], values["corpus_revision"])
     values["layers_per_job"] = values["layers_per_job"] or _whole_groups(reference, values["layers_per_group"])
     values["method"] = _method(values["method"], reference)
-    values |= _left_open(values, {*said, *(profile.settings if profile else ())})
+    named = {*said, *(profile.settings if profile else ())}
+    values |= _left_open(values, named, is_mixture=reference.is_mixture)
     check_format(values["method"], values["format"])
     _check_cache(values["cache"])
     _check_routing(values, reference)
@@ -285,6 +287,8 @@ def _check_routing(values: Mapping[str, Any], model: ModelReference) -> None:
         return
     if not model.is_mixture:
         raise ColdpressError(f"routing={named} chooses among experts, and {model.name} has none; leave it out")
+    if named == AUTO:
+        return
     if draft not in (None, NO_DRAFT):
         raise ColdpressError(
             f"routing={named} lets DRAM decide which experts a token uses, and draft={draft} needs tokens that do not "
@@ -330,6 +334,7 @@ def _chosen(values: Mapping[str, Any], model: ModelReference) -> dict[str, tuple
         "coldpress.runtime.sparsity": methods_for(values["method"], model.exact_zeros, model.is_mixture),
         "coldpress.runtime.cache": caches_for(values["cache"]),
         "coldpress.runtime.drafts": drafts_for(values["draft"]),
+        "coldpress.runtime.routing": routings_for(values["routing"], model.is_mixture) or (EXACT,),
         "coldpress.runtime.quantization": formats_for(values["format"]),
     }
 
@@ -364,9 +369,9 @@ def _method(requested: str, model: ModelReference) -> str:
     return requested
 
 
-def _left_open(values: Mapping[str, Any], named: Collection[str]) -> dict[str, str]:
-    """Returns the formats of weights, and of keys and values: `auto`, for the search, where the method is open and
-    nobody names one.
+def _left_open(values: Mapping[str, Any], named: Collection[str], *, is_mixture: bool) -> dict[str, str]:
+    """Returns the formats of weights, and of keys and values, and the routing of a mixture: `auto`, for the search,
+    where the method is open and nobody names one.
 
     Raises:
         ColdpressError: if one is `auto` and the method is given.
@@ -375,13 +380,14 @@ def _left_open(values: Mapping[str, Any], named: Collection[str]) -> dict[str, s
     method = values["method"]
     refines = method != AUTO and _plugins.load("coldpress.runtime.sparsity", Selector, method).IN_PLANES
     usual = DEFAULT_PLANES if refines else DEFAULT_FORMAT
-    for name, default in (("format", usual), ("kv_cache", DEFAULT_KV_CACHE)):
+    is_searched = {"format": True, "kv_cache": True, "routing": is_mixture}
+    for name, default in (("format", usual), ("kv_cache", DEFAULT_KV_CACHE), ("routing", EXACT)):
         if name not in named:
-            found[name] = AUTO if values["method"] == AUTO else default
-        elif values[name] == AUTO and values["method"] != AUTO:
+            found[name] = AUTO if method == AUTO and is_searched[name] else default
+        elif values[name] == AUTO and method != AUTO:
             raise ColdpressError(
-                f"{name}=auto was asked for, and method={values['method']}: a format is searched together with a "
-                f"method; leave {name} out, or use method=auto"
+                f"{name}=auto was asked for, and method={method}: the search that would choose it is that of "
+                f"method=auto; leave {name} out, or use method=auto"
             )
     return found
 

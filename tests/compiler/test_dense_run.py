@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from coldpress.compiler.cost_model import flash_bytes, kv_cache_bytes, resident_bytes, unit_bytes
-from coldpress.compiler.dense_run import dense_run
+from coldpress.compiler.dense_run import _buffer_sizes, dense_run
 from coldpress.compiler.io import Workspace
 from coldpress.compiler.quote.trace import activations_of
 from coldpress.compiler.sections import dense_bookkeeping_bytes
@@ -84,6 +84,20 @@ def test_more_dram_is_never_slower_and_enough_reads_nothing():
     assert enough.flash_bytes_per_token == 0  # where nothing is read, no buffer counts
     assert short is not None
     assert short.flash_bytes_per_token > 0
+
+
+@pytest.mark.parametrize(
+    ("most", "sizes"),
+    [
+        (30_000, [8192, 12288, 20480, 28672]),
+        (32_768, [8192, 12288, 20480, 32768]),
+        (8192, [8192]),
+        (8191, []),
+    ],
+)
+def test_the_largest_buffer_is_tried(most, sizes):
+    """A room just below a further size may hide a latency that the size before it shows twice."""
+    assert list(_buffer_sizes(8192, most, 4096)) == sizes
 
 
 def test_a_candidate_has_the_room_that_the_build_leaves(tmp_path):

@@ -29,7 +29,7 @@ from coldpress.schemas.layout import Layout, PartPlan, Plan
 from coldpress.schemas.order import Order
 from coldpress.schemas.placement import Placement
 from coldpress.schemas.plans import Plans
-from coldpress.schemas.sparsity import Sparsity
+from coldpress.schemas.sparsity import SearchedRouting, Sparsity, Tried
 from tests.support.artifacts import change_manifest
 from tests.support.product import Case, Source, compiled, source_of
 
@@ -70,9 +70,8 @@ class Built:
     def routed(self, plan: Plan, **settings: Any) -> Plans:
         """Runs the stage."""
         plans = self.plans.model_copy(update={"plans": (plan,)})
-        config = RouteConfig(
-            routing="cache_prior", compute_dtype="float32", routing_tokens=self.tokens.size, **settings
-        )
+        asked = {"routing": "cache_prior", "compute_dtype": "float32", "routing_tokens": self.tokens.size}
+        config = RouteConfig(**asked | settings)
         shared = (self.layout, self.order, self.placement, self.device, self.corpus)
         return route.run(config, self.source.model, self.sparsity, plans, *shared, threads=2)
 
@@ -118,6 +117,17 @@ def test_a_budget_that_nothing_keeps_leaves_the_models_routing(built: Built) -> 
     assert none.plans == (plan,)
     assert none.choices[0].routing is None
     assert "saves nothing within 1e-12" in none.choices[0].reasons[-1]
+
+
+def test_an_open_routing_goes_as_far_as_the_search_left(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = built.plan("static")
+    exact = built.routed(plan, routing="auto")
+    assert exact.plans == (plan,)
+    assert "no candidate that prefers experts in DRAM" in exact.choices[0].reasons[-1]
+    left = SearchedRouting(routing="cache_prior", strength=0.1, mean_kld=0.02)
+    searched = built.sparsity.model_copy(update={"tried": (Tried(method="dense", routing=left),)})
+    monkeypatch.setattr(built, "sparsity", searched)
+    assert built.routed(plan, routing="auto", routing_kl=1e-12) == built.routed(plan, routing_kl=0.02)
 
 
 def test_a_plan_that_reads_nothing_or_drafts_keeps_the_models_routing(built: Built) -> None:

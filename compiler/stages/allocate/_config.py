@@ -12,6 +12,7 @@ from coldpress.compiler.shared_settings import (
     MethodSetting,
     OverpredictionSetting,
     QualitySetting,
+    RoutingLimitSetting,
 )
 from coldpress.compiler.stages.allocate._rules import AllocationConfig
 from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
@@ -24,11 +25,24 @@ UNIFORM_BITS = "uniform"
 
 
 class AllocateConfig(
-    AllocationConfig, MethodSetting, CacheSetting, DraftSetting, OverpredictionSetting, QualitySetting
+    AllocationConfig,
+    MethodSetting,
+    CacheSetting,
+    DraftSetting,
+    RoutingLimitSetting,
+    OverpredictionSetting,
+    QualitySetting,
 ):
     """Settings of `allocate`."""
 
-    ONLY_FOR_AUTO: ClassVar = ("max_ppl_ratio", "search", "min_tokens_per_s", "coarse_bits")
+    ONLY_FOR_AUTO: ClassVar = (
+        "max_ppl_ratio",
+        "search",
+        "min_tokens_per_s",
+        "coarse_bits",
+        "routing",
+        "routing_kl",
+    )
     """Settings that only the choice of `auto` depends on."""
 
     format: Annotated[

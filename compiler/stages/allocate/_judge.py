@@ -11,6 +11,7 @@ from coldpress.compiler.candidates import (
     go_together,
     own_cache_options,
     own_options,
+    routings_for,
 )
 from coldpress.compiler.cost_model import flash_bytes, llm_sparsity, weight_bytes
 from coldpress.compiler.dense_run import MOST_DRAFTS
@@ -22,6 +23,7 @@ from coldpress.compiler.stages.allocate._mixtures import mixtures
 from coldpress.compiler.stages.allocate._quality import Floor
 from coldpress.compiler.stages.allocate._replay import Replays
 from coldpress.compiler.stages.allocate._rules import UNIFORM, Inputs
+from coldpress.runtime.drafts import NO_DRAFT
 from coldpress.runtime.generate.speculation import tokens_of_pass
 from coldpress.runtime.kernels import NATIVE_FORMATS
 from coldpress.runtime.plan.kv_cache import KV_CACHE_FORMATS
@@ -31,7 +33,7 @@ from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import FormatName, Formats, Method
 from coldpress.schemas.layout import KvCacheFormat
-from coldpress.schemas.sparsity import Sparsity
+from coldpress.schemas.sparsity import SearchedRouting, Sparsity
 
 COARSE = "coarse"
 DENSITIES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -69,6 +71,7 @@ class BudgetJudge:
             caches=caches_for(config.cache),
             densities=self.densities,
             kv_caches=self.kv_caches,
+            routings=self.routings,
             budget_density=1 - llm_sparsity(self.dram_budget_bytes, weight_bytes(model, formats[0])),
         )
 
@@ -159,6 +162,22 @@ class BudgetJudge:
             self._refuse(method, error)
             return ()
 
+    def routings(self, method: Method, formats: Formats) -> Sequence[SearchedRouting]:
+        """Returns the routings of a selector in a format that keep the quality; see `Space`. None for a selector that
+        leaves out units of experts, and none for a build that drafts: drafts must not change what is in DRAM."""
+        config, spec = self._config, self._inputs.model.spec
+        names = routings_for(config.routing, spec.is_mixture)
+        is_whole = load("coldpress.runtime.sparsity", Selector, method).is_whole
+        if not names or not is_whole or config.draft not in (None, AUTO, NO_DRAFT):
+            return ()
+        cache = caches_for(config.cache)[0]
+        try:
+            held = _held(self._divided(Candidate(method, formats, None, cache, self.kv_caches[0])), self._inputs)
+        except ColdpressError:  # which the judgement of the plain candidate says
+            return ()
+        most_kld = math.inf if config.routing == AUTO else config.routing_kl
+        return [one for name in names for one in self._floor.routings(name, formats, held, most_kld)]
+
     def up_to_all(self, method: Method, known: Sequence[float | None]) -> Sequence[float | None]:
         """Returns the known densities of a selector, and a density of 1 where density is a choice: it keeps the
         format's own quality, whatever a selector that sees residency loses with this much DRAM."""
@@ -218,7 +237,7 @@ class BudgetJudge:
         """Returns a candidate's division of the budget, and the figures of each replayed token; of a run that drafts,
         those of a pass divided by its tokens."""
         division, judged = self._divided(candidate), self(candidate)
-        found = self._replays.tokens(division)
+        found = self._replays.tokens(division, candidate.routing)
         if judged.draft_tokens:
             tokens = tokens_of_pass(self._drafting(division, 0.0)[1], self._acceptance(coarsest(candidate.format)))
             found = [
@@ -229,7 +248,7 @@ class BudgetJudge:
 
     def _cost(self, candidate: Candidate) -> Judged:
         division = self._divided(candidate)
-        token_s, hit_rate = self._replays.of(division)
+        token_s, hit_rate = self._replays.of(division, candidate.routing)
         density, held = division.mlp_density(self._inputs.model.spec), _held(division, self._inputs)
         budget = division.budget
         units, drafts = flash_bytes(division.families, self._inputs.model.spec, division.formats), 0
@@ -247,7 +266,7 @@ class BudgetJudge:
             hit_rate,
             used,
             density,
-            is_whole,
+            is_whole and candidate.routing is None,
             drafts,
             whole,
         )
@@ -283,6 +302,7 @@ class BudgetJudge:
         ratio, of_keys = floor.ratio(candidate.method, candidate.format, density, held), floor.kv_cache_ratio(kv_cache)
         if ratio is None or of_keys is None:
             return None
+        ratio *= 1.0 if candidate.routing is None else floor.routing_ratio(candidate.routing, held)
         if of_keys * ratio > floor.max_ppl_ratio >= ratio:
             raise ColdpressError(
                 f"keys and values in {kv_cache} take perplexity from {ratio:.3f} to {of_keys * ratio:.3f} times the "

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,12 +19,17 @@ from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization._planes import coarsest, finer_layers, in_words, whole_format
 from coldpress.runtime.sparsity import Selector
-from coldpress.schemas.curves import Curve, Curves
+from coldpress.schemas.curves import Curve, Curves, RoutingCurve
 from coldpress.schemas.families import FormatName, Formats, Method
-from coldpress.schemas.layout import KvCacheFormat
+from coldpress.schemas.layout import KvCacheFormat, RoutingName
+from coldpress.schemas.sparsity import SearchedRouting
 
 STEP = 0.01
-"""Densities are rounded up to multiples of this; finer ones would pretend to an accuracy that curves do not have."""
+"""Densities are rounded up to multiples of this, and strengths of routing down; finer ones would pretend to an accuracy
+that curves do not have."""
+STRENGTHS = 3
+"""Strengths of a routing that a search compares: the largest that keeps the floor, and its halves, which lose less."""
+AnyCurve = TypeVar("AnyCurve", Curve, RoutingCurve)
 LEAST_ERROR = 1e-3
 """Smallest error of a ratio that counts: a point of one lucky text would outweigh all others."""
 
@@ -76,6 +81,32 @@ class Floor:
         selector = load("coldpress.runtime.sparsity", Selector, method)
         return self.format_ratio(name) if selector.EXACT or selector.NEEDS_PREDICTORS or selector.is_whole else None
 
+    def routings(
+        self, name: RoutingName, formats: Formats, resident_share: float, most_kld: float
+    ) -> list[SearchedRouting]:
+        """Returns the largest strength of a routing that keeps the floor in a format and diverges by at most
+        `most_kld`, and its halves, which read more. None where the floor is open, or if the routing was not
+        measured."""
+        curves = self._routing_curves(name, resident_share)
+        if not curves or math.isinf(self.max_ppl_ratio):
+            return []
+        room = self.max_ppl_ratio / self.format_ratio(formats)
+        largest = min(largest_strength(curve, room, most_kld) for curve in curves)
+        strengths = {round(largest / 2**halved, 6) for halved in range(STRENGTHS)} - {0.0}
+        return [
+            SearchedRouting(routing=name, strength=strength, mean_kld=max(kld_at(curve, strength) for curve in curves))
+            for strength in sorted(strengths, reverse=True)
+        ]
+
+    def routing_ratio(self, routing: SearchedRouting, resident_share: float) -> float:
+        """Returns the perplexity ratio to expect of a routing."""
+        curves = self._routing_curves(routing.routing, resident_share)
+        return max(routed_ratio_at(curve, routing.strength) for curve in curves)
+
+    def _routing_curves(self, name: RoutingName, resident_share: float) -> tuple[RoutingCurve, ...]:
+        """Returns the curves of the nearest measured resident shares, one below and one above, as `_around`."""
+        return _nearest([curve for curve in self.curves.routings if curve.routing == name], resident_share)
+
     def why_unexplored(self, method: Method, name: Formats) -> str | None:
         """Returns why a selector that loses something has no curve in a format; None if it has one, or loses nothing.
 
@@ -101,10 +132,13 @@ class Floor:
     def _around(self, method: Method, name: Formats, resident_share: float) -> tuple[Curve, ...]:
         """Returns the curves of the nearest measured resident shares: one below and one above. The worse one
         counts, since nothing is known between them."""
-        curves = self.of(method, name)
-        below = [curve for curve in curves if (curve.resident_share or 0.0) <= resident_share]
-        above = [curve for curve in curves if (curve.resident_share or 0.0) > resident_share]
-        return (*below[-1:], *above[:1])
+        return _nearest(self.of(method, name), resident_share)
+
+
+def _nearest(curves: Sequence[AnyCurve], resident_share: float) -> tuple[AnyCurve, ...]:
+    below = [curve for curve in curves if (curve.resident_share or 0.0) <= resident_share]
+    above = [curve for curve in curves if (curve.resident_share or 0.0) > resident_share]
+    return (*below[-1:], *above[:1])
 
 
 def ratio_at(curve: Curve, density: float) -> float:
@@ -122,6 +156,49 @@ def least_density(curve: Curve, max_ratio: float) -> float | None:
     return round(float(good[0]), 6) if good.size else None
 
 
+def largest_strength(curve: RoutingCurve, max_ratio: float, max_kld: float) -> float:
+    """Returns the largest measured or interpolated strength whose ratio of perplexity is at most `max_ratio` and whose
+    divergence is at most `max_kld`, their errors added; 0 if none is."""
+    strengths, ratios, errors, klds = _fit_routing(curve)
+    candidates = np.arange(1, round(strengths[-1] / STEP) + 1) * STEP
+    good = (np.interp(candidates, strengths, ratios + errors) <= max_ratio) & (
+        np.interp(candidates, strengths, klds) <= max_kld
+    )
+    return round(float(candidates[good][-1]), 6) if good.any() else 0.0
+
+
+def routed_ratio_at(curve: RoutingCurve, strength: float) -> float:
+    """Returns the perplexity ratio at a strength, which may lie between the measured ones."""
+    strengths, ratios, _, _ = _fit_routing(curve)
+    return float(np.interp(strength, strengths, ratios))
+
+
+def kld_at(curve: RoutingCurve, strength: float) -> float:
+    """Returns the divergence at a strength, its error added."""
+    strengths, _, _, klds = _fit_routing(curve)
+    return float(np.interp(strength, strengths, klds))
+
+
+def _fit_routing(curve: RoutingCurve) -> tuple[np.ndarray, ...]:
+    """Returns strengths from 0, ratios that never fall, their errors, and divergences with theirs, float64 [n] each."""
+    fitted = _monotone([point.ppl_ratio for point in curve.points], [point.ppl_ratio_error for point in curve.points])
+    found = np.array(
+        [
+            (point.strength, ratio, point.ppl_ratio_error or 0.0, point.mean_kld + (point.mean_kld_error or 0.0))
+            for point, ratio in zip(curve.points, fitted, strict=True)
+        ]
+    )
+    return tuple(np.vstack([(0.0, 1.0, 0.0, 0.0), found]).T)
+
+
+def _monotone(ratios: Sequence[float], errors: Sequence[float | None], *, increasing: bool = True) -> np.ndarray:
+    """Returns ratios that never fall, or never rise, at least 1, float64 [n]: the nearest to those measured."""
+    from scipy.optimize import isotonic_regression  # what scikit-learn's class calls, without half a second of imports
+
+    weights = 1 / np.maximum([error or 0.0 for error in errors], LEAST_ERROR) ** 2
+    return np.maximum(isotonic_regression(ratios, weights=weights, increasing=increasing).x, 1.0)
+
+
 def _fitted(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     known: Any = curve  # records are frozen, thus hashable, which type checkers do not see
     return _fit(known)
@@ -131,13 +208,10 @@ def _fitted(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def _fit(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns densities, ratios that never rise, and their errors, float64 [n] each, up to a density of 1: without
     loss, where it was not measured."""
-    from scipy.optimize import isotonic_regression  # what scikit-learn's class calls, without half a second of imports
-
     densities = np.array([point.density for point in curve.points])
     known = np.array([point.ppl_ratio_error or 0.0 for point in curve.points])
-    weights = 1 / np.maximum(known, LEAST_ERROR) ** 2
-    fitted = isotonic_regression([point.ppl_ratio for point in curve.points], weights=weights, increasing=False)
-    ratios = np.maximum(fitted.x, 1.0)
+    measured = [point.ppl_ratio for point in curve.points]
+    ratios = _monotone(measured, [point.ppl_ratio_error for point in curve.points], increasing=False)
     if densities[-1] == 1:
         return densities, ratios, known
     return np.append(densities, 1.0), np.append(ratios, 1.0), np.append(known, 0.0)

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from coldpress.compiler import seconds
+from coldpress.compiler.activity.cached_routing import routed
 from coldpress.compiler.activity.choice import Arrays, Choice, replayed_layers
 from coldpress.compiler.activity.unit_statistics import NORMS, all_statistics
 from coldpress.compiler.cost_model import all_read_units, flash_bytes, unit_bytes
@@ -27,11 +28,13 @@ from coldpress.compiler.seconds import Key, Setting
 from coldpress.compiler.sections import make_sections
 from coldpress.compiler.stages.allocate._rules import Inputs
 from coldpress.runtime.cache import CachePolicy
+from coldpress.runtime.decoder.router import Router
 from coldpress.runtime.generate.speculation import Costs
 from coldpress.runtime.plan.budget import Claim, units_with_room
 from coldpress.runtime.plugins import load, load_class, options_of
+from coldpress.runtime.routing import PACKAGE, Routing
 from coldpress.runtime.simulate import Choose, by_signals
-from coldpress.runtime.sparsity import Selector, used_experts
+from coldpress.runtime.sparsity import Residency, Selector, used_experts
 from coldpress.schemas.activations import LayerStatistics
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.families import (
@@ -47,7 +50,7 @@ from coldpress.schemas.families import (
 from coldpress.schemas.layout import PartPlan, Plan
 from coldpress.schemas.metrics import DenseRun
 from coldpress.schemas.model import Model, ModelSpec
-from coldpress.schemas.sparsity import Sparsity
+from coldpress.schemas.sparsity import SearchedRouting, Sparsity
 
 NUM_WINDOWS, WINDOW_TOKENS = 3, 16
 """The tokens that are counted: windows of consecutive tokens, spread over the held-out part of the text."""
@@ -99,13 +102,13 @@ class Replays:
         self._inputs, self._overprediction = inputs, overprediction
         self._chosen: OrderedDict[object, Chosen] = OrderedDict()
 
-    def of(self, sparsity: Sparsity) -> Replayed:
-        """Returns the modelled cost of a decoded token."""
+    def of(self, sparsity: Sparsity, routing: SearchedRouting | None = None) -> Replayed:
+        """Returns the modelled cost of a decoded token, its experts chosen by `routing`; None: by the model's own."""
         run = self._dense(sparsity)
         if run is not None:
             return Replayed(run.token_s, None)
         found = [
-            (share, seconds.choices_seconds(*self._run(one)))
+            (share, seconds.choices_seconds(*self._run(one, routing)))
             for share, one in in_one_format(sparsity, self._inputs.model.spec)
         ]
         token_s, hit_rate = (sum(share * figures[at] for share, figures in found) for at in range(2))
@@ -117,12 +120,12 @@ class Replays:
         room_bytes = sparsity.budget.buffer_bytes + sparsity.budget.cache_bytes
         return draft_costs(self._inputs.model, *shape, sparsity.kv_cache, room_bytes=room_bytes)
 
-    def tokens(self, sparsity: Sparsity) -> list[seconds.Token]:
+    def tokens(self, sparsity: Sparsity, routing: SearchedRouting | None = None) -> list[seconds.Token]:
         """Returns the figures of each replayed token, whose means `of` returns; one stands for all of a dense run."""
         run = self._dense(sparsity)
         if run is None:
             parts = [
-                (share, seconds.choices_tokens(*self._run(one)))
+                (share, seconds.choices_tokens(*self._run(one, routing)))
                 for share, one in in_one_format(sparsity, self._inputs.model.spec)
             ]
             shares = [share for share, _ in parts]
@@ -143,7 +146,9 @@ class Replays:
         inputs = self._inputs
         return sparsity.method == "dense" and inputs.model.spec.is_mixture and inputs.curves is not None
 
-    def _run(self, sparsity: Sparsity) -> tuple[Setting, Choose, list[range], int, dict[Key, np.ndarray]]:
+    def _run(
+        self, sparsity: Sparsity, routing: SearchedRouting | None
+    ) -> tuple[Setting, Choose, list[range], int, dict[Key, np.ndarray]]:
         """Returns the arguments of `seconds.choices_seconds`."""
         model, device = self._inputs.model, self._inputs.device
         chosen = self._choices(sparsity)
@@ -159,7 +164,18 @@ class Replays:
             if part.cache_slots
         }
         windows, warm = windows_of(num_tokens, warm)
-        return setting, self._chooser(sparsity, chosen), windows, warm, fill
+        choose = self._chooser(sparsity, chosen) if routing is None else self._router(routing)
+        return setting, choose, windows, warm, fill
+
+    def _router(self, routing: SearchedRouting) -> Choose:
+        """Returns what a router that sees residency chooses for the trace's tokens: all units of its experts."""
+        way, router = load(PACKAGE, Routing, routing.routing), Router(self._inputs.model.spec)
+
+        def choose(key: Key, token: int, residency: Residency) -> np.ndarray:
+            scores_E = self._trace[f"{key[0]}.router_scores"][token].astype(np.float32)
+            return routed(way, router, scores_E, residency.present, routing.strength)[1]
+
+        return choose
 
     def _chooser(self, sparsity: Sparsity, chosen: Chosen) -> Choose:
         """Returns the selector's choice, made in the run where it depends on residency."""

@@ -78,6 +78,7 @@ def _entry(one: Judged, reason: str) -> Tried:
         ppl_ratio=one.ppl_ratio,
         hit_rate=one.hit_rate,
         draft_tokens=one.draft_tokens,
+        routing=candidate.routing,
         dram_bytes=one.dram_bytes,
     )
 
@@ -156,5 +157,8 @@ def _over_dense(one: Judged, dense: Judged | None) -> str:
     if one.draft_tokens:
         drafts = f"by up to {one.draft_tokens} drafts a pass from its coarse planes"
         return f"{dense.token_s / one.token_s:.2f} times as fast as a dense run, {drafts}"
+    if (routing := one.candidate.routing) is not None:
+        gain = f"{dense.token_s / one.token_s:.2f} times as fast as a dense run"
+        return f"{gain}, with routers that prefer experts in DRAM ({routing.routing}:{routing.strength:g})"
     missed = ", with a cache in which no unit stays until it is used again" if one.hit_rate == 0 else ""
     return f"{dense.token_s / one.token_s:.2f} times as fast as a dense run{missed}"

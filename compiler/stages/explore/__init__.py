@@ -13,8 +13,9 @@ The pass of the whole model records a trace: the signals of a few layers, with w
 requests. Codes are those that the build's algorithm chooses, where it needs Gram matrices by those of the whole model,
 since nothing is left out yet. A format's loss is that of all matrices of the layers; a KV cache's, that of keys and
 values rounded head by head. Where a selector refines, one pass also measures what each layer gains by a finer coarse
-plane (gains.py). A draft from coarse planes is accepted where its greedy choice is that of both planes. Each pass
-leaves a file, so that a run that was interrupted goes on with the next pass.
+plane (gains.py). In a mixture, routers that prefer experts in DRAM are measured with an LFU cache in the loop, too, at
+several strengths (routings.py). A draft from coarse planes is accepted where its greedy choice is that of both planes.
+Each pass leaves a file, so that a run that was interrupted goes on with the next pass.
 """
 
 import logging
@@ -38,8 +39,16 @@ from coldpress.compiler.candidates import AUTO, candidates, families_for, finer_
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.rounding._matrix import NEAREST, Rounding
 from coldpress.compiler.rounding._weights import Algorithm
-from coldpress.compiler.shared_settings import AlgorithmSetting, DraftSetting, GramSetting, MethodSetting
+from coldpress.compiler.shared_settings import (
+    EXACT_ROUTING,
+    AlgorithmSetting,
+    DraftSetting,
+    GramSetting,
+    MethodSetting,
+    RoutingSetting,
+)
 from coldpress.compiler.stages.explore.gains import layer_gains
+from coldpress.compiler.stages.explore.routings import STRENGTHS, AlongStrengths, routing_curves
 from coldpress.compiler.stages.explore.trace import TRACE_TOKENS, whole_run
 from coldpress.compiler.stages.explore.variants import (
     DENSITIES,
@@ -59,7 +68,18 @@ from coldpress.schemas.activations import Activations
 from coldpress.schemas.base import PositiveCount
 from coldpress.schemas.config import Key
 from coldpress.schemas.corpus import Corpus
-from coldpress.schemas.curves import CoarseDraft, Curve, Curves, FormatLoss, KvCacheLoss, LayerGains, Point, Unexplored
+from coldpress.schemas.curves import (
+    CoarseDraft,
+    Curve,
+    Curves,
+    FormatLoss,
+    KvCacheLoss,
+    LayerGains,
+    Point,
+    RoutedPoint,
+    RoutingCurve,
+    Unexplored,
+)
 from coldpress.schemas.families import WHOLE_MLP, FormatName, Method
 from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.model import Model, ModelSpec
@@ -80,7 +100,7 @@ RARE = 99.9
 """Percentile of the divergence that stands for the worst tokens."""
 
 
-class ExploreConfig(ComputeConfig, MethodSetting, DraftSetting, AlgorithmSetting, GramSetting):
+class ExploreConfig(ComputeConfig, MethodSetting, DraftSetting, RoutingSetting, AlgorithmSetting, GramSetting):
     """Settings of `explore`."""
 
     explore_tokens: Annotated[PositiveCount, Key()] = Field(
@@ -124,7 +144,8 @@ def explored(
     reasons, asked = _asked(options, model)
     kv_caches = formats_of(spec)[1:]
     drafting, refining = _drafting(config.draft, spec), _refining(options)
-    steps = Steps("explore", 1 + sum(map(len, (asked, _formats(), kv_caches, drafting, refining))), "passes")
+    routing = routing_curves(config.routing, spec)
+    steps = Steps("explore", 1 + sum(map(len, (asked, _formats(), kv_caches, drafting, refining, routing))), "passes")
     trace, whole = whole_run(stream, tokens, trace_layers, work)
     steps.add()
     passes = _Passes(stream, tokens, whole, work, steps)
@@ -148,18 +169,16 @@ def explored(
         LOG.info("explore: %s: %s", along.title, ", ".join(f"{p.density:g} {p.ppl_ratio:.3f}" for p in points))
         return Curve(**along._asdict(), points=points)
 
-    def kv_cache_loss(kind: KvCacheFormat) -> KvCacheLoss:
-        return KvCacheLoss(kv_cache=kind, **passes.loss(f"kv-cache-{kind}", lambda: RoundedKeys(stream, kind)))
-
     return Curves(
         weights_sha256=model.weights_sha256,
         num_tokens=tokens.size,
         block_tokens=tokens.shape[1],
         curves=tuple(map(curve, asked)),
         formats=tuple(FormatLoss(format=name, **loss) for name, loss in formats.items()),
-        kv_caches=tuple(map(kv_cache_loss, kv_caches)),
+        kv_caches=tuple(map(passes.kv_cache, kv_caches)),
         drafts=tuple(passes.draft(name, rounding) for name in drafting),
         layer_gains=tuple(passes.gains(*pair, rounding) for pair in refining),
+        routings=tuple(map(passes.routing, routing)),
         unexplored=tuple(Unexplored(method=name, reason=reason) for name, reason in reasons.items()),
         trace=trace,
         trace_layers=trace_layers,
@@ -215,6 +234,10 @@ class _Passes:
         LOG.info("explore: %s: perplexity ratio %.4f", title, loss["ppl_ratio"])
         return loss
 
+    def kv_cache(self, kind: KvCacheFormat) -> KvCacheLoss:
+        """Returns the loss of keys and values in a format."""
+        return KvCacheLoss(kv_cache=kind, **self.loss(f"kv-cache-{kind}", lambda: RoundedKeys(self.stream, kind)))
+
     def draft(self, name: FormatName, rounding: Rounding) -> CoarseDraft:
         """Returns a format's coarse planes as a draft of a dense run with both planes, and that run's loss."""
 
@@ -231,6 +254,13 @@ class _Passes:
         LOG.info("explore: drafts from the coarse planes of %s: %.3f accepted", name, same.mean())
         error = _finite(standard_error(same))
         return CoarseDraft(format=name, acceptance=float(same.mean()), acceptance_error=error, **_loss(found, 1))
+
+    def routing(self, along: AlongStrengths) -> RoutingCurve:
+        """Returns what routers that prefer experts in DRAM lose."""
+        found = self.differences(f"routing-{along.title}", lambda: along.last_hidden(self.stream, self.tokens))
+        points = tuple(RoutedPoint(strength=at, **_loss(found, number)) for number, at in enumerate(STRENGTHS))
+        LOG.info("explore: %s: %s", along.title, ", ".join(f"{p.strength:g} {p.ppl_ratio:.3f}" for p in points))
+        return RoutingCurve(**along._asdict(), points=points)
 
     def gains(self, coarser: FormatName, finer: FormatName, rounding: Rounding) -> LayerGains:
         """Returns what each layer gains by the finer coarse planes of a dense run's units."""
@@ -258,7 +288,8 @@ def needs(build: "Build") -> StageNeeds:
     num_variants = sum(len(along.densities) for along in curves)
     num_drafting = 2 * len(_drafting(settings.get("draft"), spec))
     num_gaining = 3 * len(_refining(candidates(spec, build.options)))
-    figures = tokens * (20 * num_variants + 16 * len(curves))
+    num_routed = len(STRENGTHS) * len(routing_curves(settings.get("routing", EXACT_ROUTING), spec))
+    figures = tokens * (20 * (num_variants + num_routed) + 16 * len(curves))
     num_rounded = len(_formats()) + num_drafting + num_gaining + sum(along.format is not None for along in curves)
     rounding = _rounding_needs(build, num_rounded)
     return StageNeeds(
@@ -274,6 +305,7 @@ def needs(build: "Build") -> StageNeeds:
         runtime_s=build.TORCH_S
         + rounding.runtime_s
         + (len(_formats()) + len(formats_of(spec)) + num_drafting + num_gaining) * build.forward_s(tokens)
+        + num_routed * build.routed_s(tokens)
         + sum(len(along.densities) * _variant_s(along, tokens, build) for along in curves),
     )
 

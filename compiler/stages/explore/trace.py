@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 TRACE_TOKENS = 256
 TRACE = f"trace{PACKED}"
+SCORES: Signal = "router_scores"
 TRACE_BITS = 5
 """Bits of a signal's mantissa that the trace keeps, of float16's ten: it is smaller by a third, and one chosen unit in
 300 is another one (EXPERIMENTS.md)."""
@@ -47,6 +48,7 @@ def _traced(stream: LayerStream, tokens: np.ndarray, layers: tuple[int, ...]) ->
     """Runs the whole model; returns the trace, and the hidden states after the last layer."""
     families = countable_families(stream.spec)
     signals: tuple[Signal, ...] = tuple(dict.fromkeys(activity_of(family, stream.spec) for family in families))
+    signals += (SCORES,) if stream.spec.is_mixture else ()
     num_blocks = min(len(tokens), max(1, TRACE_TOKENS // tokens.shape[1]))
     seen: dict[tuple[int, Signal, int], np.ndarray] = {}
 
@@ -54,7 +56,8 @@ def _traced(stream: LayerStream, tokens: np.ndarray, layers: tuple[int, ...]) ->
         def of_block(block: int) -> Hooks:
             def record(signal: Signal) -> Any:
                 def change(values: "Tensor") -> None:
-                    seen[layer, signal, block] = rounded(values.float().cpu().numpy().astype(np.float16))
+                    found = values.float().cpu().numpy().astype(np.float16)
+                    seen[layer, signal, block] = found if signal == SCORES else rounded(found)
 
                 return change
 

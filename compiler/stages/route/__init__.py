@@ -1,18 +1,19 @@
 """route: settles how much each layer's router prefers experts in DRAM, for the fewest reads that a quality allows.
 
 A router that prefers experts in DRAM (runtime/routing) reads less and is no longer the model's own. This stage gives
-every layer of every plan a strength, such that the divergence from the model's own routing stays within `routing_kl` on
-validation text, token by token, with the plan's caches in the loop. First each layer runs alone with each strength:
-what it saves and how far it errs. Errors nearly add up, so that these figures give divisions among layers
-(_division.py); equal strengths are candidates, too. Whole models run with both, in rounds, the later ones between the
-best that kept the budget and the next. A build has this stage only if its routing is not exact.
+every layer of every plan a strength, such that the divergence from the model's own routing stays within `routing_kl`,
+or with `routing=auto` within what the search of `allocate` took with one strength for all layers, on validation text,
+token by token, with the plan's caches in the loop. First each layer runs alone with each strength: what it saves and
+how far it errs. Errors nearly add up, so that these figures give divisions among layers (_division.py); equal strengths
+are candidates, too. Whole models run with both, in rounds, the later ones between the best that kept the budget and the
+next. A build has this stage only if its routing may be another than the model's own.
 """
 
 import functools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -21,15 +22,16 @@ from coldpress.compiler.activity.cached_routing import CachedRouting
 from coldpress.compiler.activity.calibration_pass import ComputeConfig, stream_of
 from coldpress.compiler.activity.variants import compare, state_error
 from coldpress.compiler.block_statistics import standard_error
+from coldpress.compiler.candidates import AUTO
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.seconds import Setting, built_orders, built_ranks
-from coldpress.compiler.shared_settings import PositiveFloat
+from coldpress.compiler.shared_settings import RoutingLimitSetting
 from coldpress.compiler.stages.route._caches import full_cache
 from coldpress.compiler.stages.route._division import Effects
 from coldpress.compiler.steps import Steps
 from coldpress.runtime.plan.budget import holds_everything
 from coldpress.runtime.plugins import load
-from coldpress.runtime.routing import PACKAGE, Routing
+from coldpress.runtime.routing import EXACT, PACKAGE, Routing
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.base import PositiveCount
 from coldpress.schemas.config import Key
@@ -57,25 +59,13 @@ SMALLEST = 1e-2
 """The lowest level of the first round."""
 WORTH = 0.985
 """A routing must miss less than this share of the exact one's units: other text differs."""
-CHOICE_S, CHOICE_UNIT_S = 2e-4, 1e-8
-"""Seconds of one token's choice in a layer, and of each unit of the layer."""
 
 
-class RouteConfig(ComputeConfig):
+class RouteConfig(ComputeConfig, RoutingLimitSetting):
     """Settings of `route`."""
 
-    routing: Annotated[RoutingName, Key(plugins=PACKAGE)] = Field(
-        default="top_k",
-        description="how a mixture's routers choose experts: top_k as the model was trained; cache_prior prefers those "
-        "in DRAM, as far as routing_kl allows",
-    )
-    routing_kl: Annotated[PositiveFloat, Key()] = Field(
-        default=0.01,
-        description="largest divergence from the model's own routing on validation text, in nats per token, that "
-        "routing=cache_prior may cost",
-    )
     routing_tokens: Annotated[PositiveCount, Key()] = Field(
-        default=1024, description="validation tokens that routing=cache_prior is settled on; whole blocks, at least one"
+        default=1024, description="validation tokens that a routing is settled on; whole blocks, at least one"
     )
 
 
@@ -96,16 +86,17 @@ def run(
     blocks = load_arrays(corpus.split("validation").arrays, "tokens")["tokens"]
     tokens = blocks[: max(1, config.routing_tokens // blocks.shape[1])]
     orders, ranks = built_orders(order), built_ranks(placement, layout.sections)
-    way, found = load(PACKAGE, Routing, config.routing), list[tuple[Plan, PlanChoice]]()
+    found: list[tuple[Plan, PlanChoice]] = []
     for plan, choice, rung in zip(plans.plans, plans.choices, sparsity.rungs, strict=True):
-        if (why_not := _why_not(plan, layout)) is not None:
+        limit = _limit(config, rung)
+        if (why_not := _why_not(plan, layout, limit)) is not None:
             found.append((plan, _because(choice, why_not)))
             continue
         setting = Setting(model, rung.formats, device, layout.sections, plan, orders, ranks)
         (family,) = rung.families
         caches = functools.partial(full_cache, setting, family=family)
-        search = _Search(CachedRouting(stream, way, caches), tokens, config.routing_kl)
-        found.append(_settled(plan, choice, config.routing, search))
+        search = _Search(CachedRouting(stream, load(PACKAGE, Routing, limit.routing), caches), tokens, limit.most_kld)
+        found.append(_settled(plan, choice, limit.routing, search))
         LOG.info("route: %s: %s", plan.name, found[-1][1].reasons[-1])
     settled = {"plans": tuple(plan for plan, _ in found), "choices": tuple(choice for _, choice in found)}
     return plans.model_copy(update=settled)
@@ -119,13 +110,11 @@ def needs(build: "Build") -> StageNeeds:
     hidden = (2 * variants + 2) * 4 * tokens * spec.hidden_size
     logits = 4 * 4 * 4 * build.block_tokens * spec.vocab_size
     num_passes = (len(STRENGTHS) + 1 + WAYS * ROUNDS * DIVISIONS) * len(build.dram_budgets_bytes)
-    choice_s = CHOICE_S + CHOICE_UNIT_S * build.layer_units(build.families) / spec.num_hidden_layers
     return StageNeeds(
         stage="route",
         ram_bytes=build.TORCH_BYTES + build.layer_weights_bytes + build.running_bytes(8) + hidden + logits,
         disk_bytes=0,
-        runtime_s=build.TORCH_S
-        + num_passes * (build.forward_s(tokens) + tokens * spec.num_hidden_layers * choice_s / build.threads),
+        runtime_s=build.TORCH_S + num_passes * build.routed_s(tokens),
     )
 
 
@@ -216,6 +205,21 @@ class _Search:
         return one.kld + one.kld_error <= self.most_kld
 
 
+class _Limit(NamedTuple):
+    """How far the routers of a plan may go."""
+
+    routing: RoutingName
+    most_kld: float
+    """Nats per token; 0 if routers choose as the model was trained."""
+
+
+def _limit(config: RouteConfig, rung: Sparsity) -> _Limit:
+    """Returns the limit that the user gave, or with `auto` the one that the search left."""
+    if config.routing != AUTO:
+        return _Limit(config.routing, config.routing_kl)
+    return _Limit(EXACT, 0.0) if rung.routing is None else _Limit(rung.routing.routing, rung.routing.mean_kld)
+
+
 def _settled(plan: Plan, choice: PlanChoice, routing: RoutingName, search: _Search) -> tuple[Plan, PlanChoice]:
     """Returns a plan with the best strengths, and how it came about."""
     best, exact = search.best()
@@ -235,8 +239,10 @@ def _settled(plan: Plan, choice: PlanChoice, routing: RoutingName, search: _Sear
     )
 
 
-def _why_not(plan: Plan, layout: Layout) -> str | None:
+def _why_not(plan: Plan, layout: Layout, limit: _Limit) -> str | None:
     """Returns why routers of a plan stay exact; None if they may change."""
+    if limit.routing == EXACT:
+        return "routers choose as the model was trained: no candidate that prefers experts in DRAM was clearly faster"
     if holds_everything(plan, layout.sections):
         return "routers choose as the model was trained: DRAM holds every expert"
     if not load("coldpress.runtime.sparsity", Selector, plan.method).is_whole:
