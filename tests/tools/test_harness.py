@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from coldpress.schemas.manifest import EXPERTS_FILE
 from tests.support.artifacts import build_artifact
 from tools.fuzz import artifacts, checkpoints, file_edits, limited
-from tools.fuzz.artifacts import EDITS, RECIPES, add_files
+from tools.fuzz.artifacts import CURVE, EDITS, RECIPES, add_files
 from tools.fuzz.campaign import Mutant, Run, draw, remove, smallest, try_out
 from tools.fuzz.json_edits import Unfit
 from tools.fuzz.limited import Ended, run_limited
@@ -146,7 +147,9 @@ def contents(folder):
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     recipe = RECIPES["predictor"]
-    return add_files(build_artifact(tmp_path_factory.mktemp("base") / "a", recipe).path, recipe.spec.vocab_size)
+    path = build_artifact(tmp_path_factory.mktemp("base") / "a", recipe).path
+    (path / EXPERTS_FILE).write_text(CURVE.to_json())
+    return add_files(path, recipe.spec.vocab_size)
 
 
 @pytest.fixture
