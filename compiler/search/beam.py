@@ -43,6 +43,7 @@ class Plugin(Search):
         built = sorted((one for one in begun if one.refusal is None), key=lambda one: one.token_s)
         hopeful = [one for one in built if one.hit_rate is not None and one.token_s <= HOPELESS * built[0].token_s]
         best = _fastest_mixtures(hopeful)[:WIDTH]
+        best += [one for one in hopeful if one.is_whole and one not in best][:1]  # a mixture's, which may be routed
         followed = [
             judge(replace(one.candidate, cache=cache))
             for one in best

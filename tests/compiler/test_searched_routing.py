@@ -13,7 +13,7 @@ from coldpress.compiler.activity.calibration_pass import PassConfig, count_activ
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.layer_counts import Activity, countable_families, exact_families
 from coldpress.compiler.io import Workspace, load_arrays
-from coldpress.compiler.search import Candidate, Goal, Judged, fastest_dense
+from coldpress.compiler.search import Candidate, Goal, Judged, Search, Space, fastest_dense
 from coldpress.compiler.stages import allocate, explore, ingest
 from coldpress.compiler.stages.allocate import AllocateConfig
 from coldpress.compiler.stages.allocate._quality import Floor, largest_strength
@@ -23,6 +23,7 @@ from coldpress.compiler.stages.explore.variants import RESIDENT_SHARES
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.compiler.workflow.settings import needs_routing, resolve
 from coldpress.runtime.largest import largest
+from coldpress.runtime.plugins import load, names
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import SPLITS, Corpus, Split
 from coldpress.schemas.curves import Curves, RoutedPoint, RoutingCurve
@@ -227,6 +228,28 @@ def test_a_routed_run_is_not_the_dense_run_that_others_are_compared_with() -> No
     routed = Judged(Candidate("dense", "fp16", None, "lru", routing=routing), token_s=0.97, ppl_ratio=1.01)
     assert fastest_dense([routed, plain]) is plain
     assert Goal().best([routed, plain]) is plain, "a gain within the margin is none"
+
+
+@pytest.mark.parametrize("name", sorted({*names("coldpress.compiler.search")} - {"activeflow"}))
+def test_a_dense_run_is_routed_though_other_selectors_are_faster_without(name: str) -> None:
+    """ActiveFlow's choice has no routing."""
+    routing = SearchedRouting(routing="cache_prior", strength=0.1, mean_kld=0.01)
+    seconds = {"dense": 2.0, "topk": 1.0, "wina": 1.1, "dip": 1.2, "gate": 1.3, "up": 1.4}
+    space = Space(
+        methods=tuple(seconds),
+        formats=("fp16",),
+        caches=("lru",),
+        densities=lambda method, _: (None,) if method == "dense" else (0.5,),
+        routings=lambda method, _: (routing,) if method == "dense" else (),
+    )
+
+    def judge(one: Candidate) -> Judged:
+        token_s = 0.5 if one.routing else seconds[one.method]
+        return Judged(one, token_s, 1.0, hit_rate=0.1, is_whole=one.method == "dense" and not one.routing)
+
+    best = Goal().best(load("coldpress.compiler.search", Search, name).judged(space, judge, Goal()))
+    assert best is not None
+    assert best.candidate.routing == routing
 
 
 @pytest.mark.parametrize(
