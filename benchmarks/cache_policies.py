@@ -120,7 +120,7 @@ class Options:
         POLICIES,
         smoke=("none", "lru", "lfu", "s3fifo", "static", "belady"),
         full=ALL_POLICIES,
-        help="cache policies, with options as coldpress-run takes them; none: no cache",
+        help="cache policies, with options as coldpress takes them; none: no cache",
     )
     slots: tuple[float, ...] = option((0.1, 0.3, 0.5), smoke=(0.3,), help="shares of a family's units that have slots")
     devices: tuple[str, ...] = option(("pixel6", "iphone-a18"), smoke=("pixel6",), help="device profiles")

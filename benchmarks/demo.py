@@ -1,6 +1,6 @@
 """Produces the texts that README shows of the demo: the build's last screen, its Python example, a token's costs.
 
-The demo is built for a phone, as `make demo` does. README's example in Python runs on that artifact; `coldpress-run
+The demo is built for a phone, as `make demo` does. README's example in Python runs on that artifact; `coldpress
 generate` gives the table of a token. Python's documentation is the text, so another version of Python gives another
 identity and slightly other figures.
 """
@@ -27,7 +27,7 @@ from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.metrics import Metrics
 
 ARTIFACT = "build/demo/pixel6/demo-pixel6.coldpress"
-GENERATE = ("-m", "coldpress.runtime", "generate", ARTIFACT, "--prompt", "Dictionary displays")
+GENERATE = ("-m", "coldpress", "generate", ARTIFACT, "--prompt", "Dictionary displays")
 TOKEN = re.compile(r"^.*: p5, median, p95 .*$", re.MULTILINE)
 PLAIN = ("method", "format", "artifact_bytes", "resident_bytes", "budget_bytes", "flash_bytes_per_token")
 RATES = ("reads_per_token", "hit_rate", "ppl_artifact", "ppl_source", "tokens_per_s", "modelled_tokens_per_s")
@@ -42,7 +42,7 @@ class Plugin(Benchmark[Options]):
     keys = {
         "screen": "last screen of the build",
         "session": "output of README's example in Python",
-        "token": "lines of coldpress-run generate about the costs of a token",
+        "token": "lines of coldpress generate about the costs of a token",
         "python": "version of Python, whose documentation is the text",
         **{f"rows[].{name}": "figure of this name in the build's metrics.json" for name in (*PLAIN, *RATES)},
         "rows[].gain_over_dense": "simulated tokens per second over those of a dense build in the same DRAM",

@@ -1,6 +1,6 @@
 """Measures how well a build and a quote predict this machine's speed, on its disk and under the caps of other devices.
 
-This machine is measured first, as `python -m coldpress.compiler.device measure` does, once as it is and once under the
+This machine is measured first, as `coldpress device measure` does, once as it is and once under the
 kernel's caps of each device (benchmarks/shared/emulated.py). Each model is built for each disk with one plan per DRAM
 budget, by its validation text. Then come rounds. A round measures the machine anew and decodes test text right after,
 in one process under the caps; seconds of single tokens count after the first ones, which fill the caches. The text is

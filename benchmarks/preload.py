@@ -3,7 +3,7 @@
 Layers of a 7B's proportions, `width` wide, in int4, have MLP inputs with the planted cosine from layer to layer
 (tests/support/similar.py); `cached` of the units are in DRAM. Each artifact decodes the same tokens with and without
 reading ahead, in turn, from this machine's disk. Both have the same DRAM budget, which includes the buffer for reading
-ahead. The benchmark first measures this machine as `python -m coldpress.compiler.device measure` does. That law gives
+ahead. The benchmark first measures this machine as `coldpress device measure` does. That law gives
 the size of the buffer, and decides whether `preload=auto` would read ahead. Only `mlp_in`,
 the family that is read ahead, lies in groups; the other one lies layer by layer.
 """

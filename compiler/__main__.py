@@ -1,7 +1,4 @@
-"""`python -m coldpress.compiler <stage>`: runs one stage as a job (compiler/job.py).
-
-`python -m coldpress.compiler quote` says what a build will give (compiler/quote).
-"""
+"""`python -m coldpress.compiler <stage>`: runs one stage as a job (compiler/job.py), as the rules do."""
 
 import errno
 import logging
@@ -13,7 +10,6 @@ from coldpress.compiler.pipeline import STAGES
 from coldpress.schemas import __version__
 from coldpress.schemas.errors import NO_THREAD, ColdpressError, UnknownNameError, is_refused_thread
 
-QUOTE = "quote"
 REMEDY = "pip install 'coldpress[compiler]', or make env in a checkout"
 REMEDIES = {
     errno.ENOSPC: "free some room or choose another build_dir",
@@ -35,21 +31,16 @@ def main(argv: list[str] | None = None) -> int:
         print(
             __doc__,
             "\nStages, in order:\n  " + "\n  ".join(STAGES),
-            "\n\n`python -m coldpress.compiler <stage> --help`; `python -m coldpress.compiler quote --help`",
+            "\n\n`python -m coldpress.compiler <stage> --help`",
         )
         return 0 if argv else 2
     if argv[0] == "--version":
         print(f"coldpress {__version__}")
         return 0
     try:
-        if argv[0] == QUOTE:
-            from coldpress.compiler.quote import command  # no stage needs its imports
-
-            command.main(argv[1:])
-        elif argv[0] in STAGES:
-            execute(argv[0], argv[1:])
-        else:
-            raise UnknownNameError("stage", argv[0], (*STAGES, QUOTE))
+        if argv[0] not in STAGES:
+            raise UnknownNameError("stage", argv[0], STAGES)
+        execute(argv[0], argv[1:])
     except ColdpressError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

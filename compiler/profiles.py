@@ -14,7 +14,7 @@ from coldpress.schemas.profiles import ModelProfile
 
 PROFILES = Path(coldpress.__file__).parent / "profiles"
 MEASURED_HOST = "host.yaml"
-"""Name in the build folder: the profile of this machine, as compiler/device/__main__.py measured it."""
+"""Name in the build folder: the profile of this machine, as compiler/device/command.py measured it."""
 
 
 def model_names() -> list[str]:
@@ -25,7 +25,7 @@ def model_names() -> list[str]:
 def device_file(name_or_path: str, build_dir: Path) -> Path:
     """Finds a device's profile: see `coldpress.runtime.profiles.devices.device_path`.
 
-    `host` is the measured profile `<build_dir>/host.yaml` where one exists (compiler/device/__main__.py writes it).
+    `host` is the measured profile `<build_dir>/host.yaml` where one exists (compiler/device/command.py writes it).
 
     Raises:
         UnknownNameError: if the argument is neither a path nor a known name.

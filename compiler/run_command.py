@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from coldpress.schemas.metrics import Sample
 
-PROGRAM = "coldpress-run"
+PROGRAM = "coldpress"
 
 
 def run_command(program: Sequence[str], artifact: str, sample: Sample | None) -> str:

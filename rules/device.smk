@@ -15,7 +15,7 @@ rule device:
         mem_mb=200,
         runtime=10,
     params:
-        code=commands.code(CONFIG, "device.__main__"),
+        code=commands.code(CONFIG, "device.command"),
         files=inputs.stamps(CONFIG, DEVICE_FILES),
     shell:
-        "{sys.executable:q} -m coldpress.compiler.device resolve {CONFIG.device_file:q} --output {output:q} 2> {log:q}"
+        "{sys.executable:q} -m coldpress device resolve {CONFIG.device_file:q} --output {output:q} 2> {log:q}"

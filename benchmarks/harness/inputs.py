@@ -103,7 +103,7 @@ def changed(recorded: Mapping[str, str]) -> list[str]:
 
 def code_now() -> str:
     """Returns a digest of the product, the benchmarks and their support; while it is equal, kept rows hold."""
-    folders = ("runtime", "compiler", "schemas", "profiles", "benchmarks", "demo", "tests/support")
+    folders = ("runtime", "compiler", "schemas", "coldpress/cli", "profiles", "benchmarks", "demo", "tests/support")
     files = sorted(
         file
         for folder in folders

@@ -20,7 +20,7 @@ from benchmarks.harness.places import BENCHMARKS, ROOT
 
 JOURNAL = ROOT / "EXPERIMENTS.md"
 HEADING = re.compile(r"^## (?P<title>\d{4}-\d\d-\d\d · .*?)(?P<commit> · [0-9a-f]{7,40})?$", re.MULTILINE)
-COMMAND = re.compile(r"(?:python -m|snakemake|coldpress-run|pytest) |No command")
+COMMAND = re.compile(r"(?:python -m|snakemake|coldpress|pytest) |No command")
 CALL = re.compile(r"python -m benchmarks\.(?P<name>[a-z]\w*)(?P<words>[^`|\n]*)")
 FLAG = re.compile(r"--(?:no-)?(?P<name>[a-z][a-z-]*)")
 OPTION = re.compile(r"^    (\w+): .* = option\(", re.MULTILINE)

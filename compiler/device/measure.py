@@ -17,7 +17,7 @@ from coldpress.schemas.device import DeviceProfile, Flash, ReadPoint
 from coldpress.schemas.figure import Figure
 from coldpress.schemas.law import Grid, fit
 
-MEASURED = "measured: python -m coldpress.compiler.device measure"
+MEASURED = "measured: coldpress device measure"
 LARGE_SPREAD = 0.25
 """A measurement is doubtful if the rounds of half of its points differ by more than this share."""
 LARGE_ERROR = 0.15

@@ -1,9 +1,9 @@
 """Says, before any build, what a model will do on a device: whether it fits, how fast it decodes, with what quality.
 
-    python -m coldpress.compiler quote mistral-7b --device pixel6
-    python -m coldpress.compiler quote build/prose7m --device all --json
-    python -m coldpress.compiler quote prose7m-pixel6.coldpress --device oneplus12 --dram-budget 2GB
-    python -m coldpress.compiler quote mistral-7b --device pixel6 --dram-budget 2GB,3GB,4GB
+    coldpress quote mistral-7b --device pixel6
+    coldpress quote build/prose7m --device all --json
+    coldpress quote prose7m-pixel6.coldpress --device oneplus12 --dram-budget 2GB
+    coldpress quote mistral-7b --device pixel6 --dram-budget 2GB,3GB,4GB
 
 The model is a name or folder as for `model=`, and only its config.json is read; a build folder, with measured curves
 and activations; or an artifact, which carries them. No weight is read. Several budgets are those of one build.
@@ -26,18 +26,16 @@ from coldpress.compiler.quote.records import DeviceQuote, Quote
 from coldpress.compiler.quote.show import show
 from coldpress.compiler.quote.sources import Source, find
 from coldpress.compiler.stages.allocate import MAX_PPL_RATIO
-from coldpress.runtime.cli.command_line import Parser
 from coldpress.runtime.profiles.devices import DEVICE_HELP, named_devices, read_device
 from coldpress.schemas.errors import ColdpressError
 
 
-def main(argv: list[str]) -> None:
-    """Runs the command line: a table, or one JSON object (compiler/quote/records.py), on standard output.
+def run(arguments: argparse.Namespace) -> None:
+    """Prints a table, or one JSON object (compiler/quote/records.py).
 
     Raises:
         ColdpressError: if the model, a device or a setting is refused.
     """
-    arguments = _build_parser().parse_args(argv)
     if not 1 <= arguments.max_ppl_ratio <= 100:
         raise ColdpressError(f"--max-ppl-ratio {arguments.max_ppl_ratio:g} was given, expected a number from 1 to 100")
     files = [device_file(name, Path("build")) for name in named_devices(arguments.device)]
@@ -114,12 +112,9 @@ def _on_device(asked: Asked, file: Path) -> tuple[DeviceQuote, ...]:
     return device_quotes(_SOURCES[0], read_device(file), asked)
 
 
-def _build_parser() -> Parser:
-    parser = Parser(
-        prog="python -m coldpress.compiler quote",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of `coldpress quote`."""
+    parser.description = __doc__
     parser.add_argument("model", help="what model= takes, a build folder such as build/<model>, or an artifact")
     parser.add_argument("--revision", help="commit of a hub model, 40 hexadecimal digits")
     parser.add_argument("--device", required=True, metavar="NAME[,NAME…]|all", help=DEVICE_HELP)
@@ -149,4 +144,3 @@ def _build_parser() -> Parser:
         help=f"tokens of the prompt whose first token is timed (default: {PROMPT_TOKENS})",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    return parser

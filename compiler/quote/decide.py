@@ -313,7 +313,7 @@ class _Quoting:
         name, device = self._source.name, self._device.name
         artifact = f"build/{name}/{device}/{name}-{device}.coldpress"
         plan = f" --dram-budget {division.budget.dram_budget_bytes}" if self._is_ladder else ""
-        return f"{self._build_command(division)} && coldpress-run {command} {artifact}{plan} {options}"
+        return f"{self._build_command(division)} && coldpress {command} {artifact}{plan} {options}"
 
 
 def _quick(space: Space) -> Space:

@@ -99,24 +99,25 @@ def shown(running: Running) -> Generator[Callable[[str], None]]:
         yield lambda line: console.print(Text(line), soft_wrap=True)
 
 
-def main() -> int:
-    """Filters standard input; the exit code is that of the build."""
+def follow(lines: Iterable[str]) -> int:
+    """Prints snakemake's output as it comes, shortened; returns the exit code of the build."""
     start, running = time.monotonic(), Running()
     clock = iter(lambda: time.monotonic() - start, None)
 
     def seen() -> Iterator[str]:
-        for line in sys.stdin:
+        for line in lines:
             running.see(line.rstrip("\n"), time.monotonic())
             yield line.rstrip("\n")
 
-    lines = shorten(seen(), clock)
+    shortened = shorten(seen(), clock)
     with shown(running) as show:
         while True:
             try:
-                show(next(lines))
+                line = next(shortened)
+                show(line) if not line.startswith(REFUSAL) else print(line, file=sys.stderr)
             except StopIteration as ended:
                 return ended.value
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(follow(sys.stdin))

@@ -423,7 +423,7 @@ def _check_cache(cache: str) -> None:
     if cache != AUTO and _plugins.load_class("coldpress.runtime.cache", CachePolicy, cache).looks_ahead:
         raise ColdpressError(
             f"cache={cache} has to know all requests to come, which no run does; it is for "
-            f"`coldpress-run simulate --cache {cache}`: use cache=lfu or another"
+            f"`coldpress simulate --cache {cache}`: use cache=lfu or another"
         )
 
 

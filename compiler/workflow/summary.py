@@ -212,7 +212,7 @@ def _runtime() -> list[str]:
     """Returns the words that call the runtime here: its name where the environment is active, else its path."""
     beside = Path(sys.executable).with_name(PROGRAM)
     if not beside.is_file():
-        return [str(_shown(Path(sys.executable))), "-m", "coldpress.runtime"]
+        return [str(_shown(Path(sys.executable))), "-m", "coldpress"]
     return [PROGRAM] if os.environ.get("VIRTUAL_ENV") == sys.prefix else [str(_shown(beside))]
 
 

@@ -29,7 +29,7 @@ class Plugin(CachePolicy):
         if known.requests is None:
             raise ColdpressError(
                 "the cache 'belady' has to know all requests to come, which a run does not; replay a trace with "
-                "`coldpress-run simulate`, or choose another cache"
+                "`coldpress simulate`, or choose another cache"
             )
         self._following = np.full(known.num_units, NEVER)
         """Number of the next request for each unit, counted from 0."""

@@ -1,1 +1,1 @@
-"""The command `coldpress-run`."""
+"""The command `coldpress`."""

@@ -1,13 +1,12 @@
-"""Declares the command line of `coldpress-run`: commands, flags and help. It only parses."""
+"""Declares the flags and the help of the runtime's commands. It only parses."""
 
 import argparse
 import re
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import get_args
 
 from coldpress.runtime import plugins
-from coldpress.runtime.cli.command_line import Parser
+from coldpress.runtime.cli.command_line import examples_of
 from coldpress.runtime.drafts import DRAFT_TOKENS
 from coldpress.runtime.generate.choice import DEFAULT_FLASH
 from coldpress.runtime.kernels import FEW_TOKENS
@@ -15,30 +14,28 @@ from coldpress.runtime.kernels.activations import ACTIVATIONS, DEFAULT_ACTIVATIO
 from coldpress.runtime.plan.kv_cache import KV_CACHE_FORMATS
 from coldpress.runtime.profiles.devices import DEVICE_HELP
 from coldpress.runtime.synthetic.statistics import Statistics
-from coldpress.schemas import __version__
 from coldpress.schemas.errors import clipped
 from coldpress.schemas.layout import Collapse, Preload
-from coldpress.schemas.manifest import FORMAT_MAJOR, FORMAT_MINOR
 
-EXAMPLES = """examples:
-  coldpress-run generate demo.coldpress --prompt "The quick brown" --max-new-tokens 40
-  coldpress-run generate demo.coldpress --prompt-ids 1,403,407 --dram-budget 3MB --selector dense --json
-  coldpress-run generate demo.coldpress --prompt "Once" --temperature 0.8 --top-k 40 --min-p 0.05 --stop "The end"
-  coldpress-run generate demo.coldpress --prompt "Once" --draft lookup --draft-tokens 4
-  coldpress-run generate demo.coldpress --prompt "Once" --prompt "The map was" --temperature 0.8
-  coldpress-run generate demo.coldpress --prompts prompts.jsonl --max-new-tokens 64 > results.jsonl
-  coldpress-run inspect demo.coldpress
-  coldpress-run verify demo.coldpress
-  coldpress-run bench demo.coldpress --selector dense,predictor --cache lru,static --tokens 32
-  coldpress-run generate demo.coldpress --prompt "Once" --trace run.trace
-  coldpress-run bench demo.coldpress --batch 8
-  coldpress-run bench demo.coldpress --emulate pixel6 --scale 0.3
-  coldpress-run bench demo.coldpress --ladder --dram-budget 3MB
-  coldpress-run emulate oneplus12 --scale 0.3 --memory 2GB -- llama-cli -m model.gguf
-  coldpress-run simulate demo.coldpress --trace run.trace --device oneplus12 --dram-budget 2MB
-  coldpress-run simulate demo.coldpress --trace run.trace --device all --dram-budget 2MB,3MB --cache lfu,belady
-  coldpress-run simulate demo.coldpress --signals --dram-budget 2MB,3MB --cache lfu,lru
-  coldpress-run simulate demo.coldpress --synthetic density=0.1:repeated=0.6:tokens=500 --cache lru,lfu
+EXAMPLES = """
+  coldpress generate demo.coldpress --prompt "The quick brown" --max-new-tokens 40
+  coldpress generate demo.coldpress --prompt-ids 1,403,407 --dram-budget 3MB --selector dense --json
+  coldpress generate demo.coldpress --prompt "Once" --temperature 0.8 --top-k 40 --min-p 0.05 --stop "The end"
+  coldpress generate demo.coldpress --prompt "Once" --draft lookup --draft-tokens 4
+  coldpress generate demo.coldpress --prompt "Once" --prompt "The map was" --temperature 0.8
+  coldpress generate demo.coldpress --prompts prompts.jsonl --max-new-tokens 64 > results.jsonl
+  coldpress inspect demo.coldpress
+  coldpress verify demo.coldpress
+  coldpress bench demo.coldpress --selector dense,predictor --cache lru,static --tokens 32
+  coldpress generate demo.coldpress --prompt "Once" --trace run.trace
+  coldpress bench demo.coldpress --batch 8
+  coldpress bench demo.coldpress --emulate pixel6 --scale 0.3
+  coldpress bench demo.coldpress --ladder --dram-budget 3MB
+  coldpress emulate oneplus12 --scale 0.3 --memory 2GB -- llama-cli -m model.gguf
+  coldpress simulate demo.coldpress --trace run.trace --device oneplus12 --dram-budget 2MB
+  coldpress simulate demo.coldpress --trace run.trace --device all --dram-budget 2MB,3MB --cache lfu,belady
+  coldpress simulate demo.coldpress --signals --dram-budget 2MB,3MB --cache lfu,lru
+  coldpress simulate demo.coldpress --synthetic density=0.1:repeated=0.6:tokens=500 --cache lru,lfu
 """
 LADDER_STEPS = """steps of --ladder, each under the same DRAM budget:
   naive                read every weight for every token, keep nothing
@@ -106,53 +103,38 @@ class _Once(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-def build_parser(commands: Mapping[str, Callable[[argparse.Namespace], int | None]]) -> argparse.ArgumentParser:
-    """Builds the parser; its namespace has `run`, the function of the chosen command."""
-    parser = Parser(
-        prog="coldpress-run",
-        description="Runs compiled language models from flash.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    version = f"coldpress {__version__}, artifact format {FORMAT_MAJOR}.{FORMAT_MINOR}"
-    parser.add_argument("--version", action="version", version=version)
-    parsers = parser.add_subparsers(metavar="COMMAND", required=True)
+HELP = {
+    "generate": "continue a prompt, reading weights from flash",
+    "inspect": "show what an artifact is: model, files, families, plans",
+    "verify": "check every byte of an artifact: digests, page checksums, weights",
+    "bench": "measure decoding for selectors and caches; the last line is JSON",
+    "simulate": "replay a trace on a modelled device, without weights",
+    "emulate": "run any command with the reads and the memory of a device",
+}
+"""The commands of the runtime, each with what it does."""
 
-    def command(name: str, text: str) -> argparse.ArgumentParser:
-        example = "\n".join(line for line in EXAMPLES.splitlines() if f" {name} " in line)
-        made = parsers.add_parser(
-            name,
-            help=text,
-            description=f"{text[0].upper()}{text[1:]}.",
-            epilog=f"example:\n{example}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        made.set_defaults(run=commands[name])
-        return made
 
-    def of_artifact(name: str, text: str) -> argparse.ArgumentParser:
-        made = command(name, text)
-        made.add_argument("artifact", metavar="ARTIFACT", help="folder of an artifact (NAME.coldpress)")
-        return made
-
-    generating = of_artifact("generate", "continue a prompt, reading weights from flash")
-    _add_generate(generating)
-    inspecting = of_artifact("inspect", "show what an artifact is: model, files, families, plans")
-    verifying = of_artifact("verify", "check every byte of an artifact: digests, page checksums, weights")
-    measuring = of_artifact("bench", "measure decoding for selectors and caches; the last line is JSON")
-    measuring.epilog = f"{LADDER_STEPS}\n{measuring.epilog}"
-    _add_bench(measuring)
-    simulating = of_artifact("simulate", "replay a trace on a modelled device, without weights")
-    simulating.epilog = f"{STATISTICS}\n\n{simulating.epilog}"
-    _add_simulate(simulating)
-    _add_emulate(command("emulate", "run any command with the reads and the memory of a device"))
-    for made in (generating, verifying):
-        made.add_argument(
+def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of one of the runtime's commands, and its examples."""
+    parser.epilog = examples_of(name, EXAMPLES)
+    if name == "emulate":
+        _add_emulate(parser)
+        return
+    parser.add_argument("artifact", metavar="ARTIFACT", help="folder of an artifact (NAME.coldpress)")
+    if name == "generate":
+        _add_generate(parser)
+    elif name == "bench":
+        parser.epilog = f"{LADDER_STEPS}\n{parser.epilog}"
+        _add_bench(parser)
+    elif name == "simulate":
+        parser.epilog = f"{STATISTICS}\n\n{parser.epilog}"
+        _add_simulate(parser)
+    if name in ("generate", "verify"):
+        parser.add_argument(
             "--identity", type=_sha256, metavar="SHA256", help="refuse any other artifact (see `inspect`)"
         )
-    for made in (inspecting, verifying, simulating):
-        made.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    return parser
+    if name in ("inspect", "verify", "simulate"):
+        parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:

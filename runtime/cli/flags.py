@@ -1,4 +1,4 @@
-"""Turns the flags of `coldpress-run` into arguments of the runtime's modules."""
+"""Turns the flags of `coldpress` into arguments of the runtime's modules."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""`coldpress-run generate`: runs a session as the flags say, and prints the text token by token, or one JSON object.
+"""`coldpress generate`: runs a session as the flags say, and prints the text token by token, or one JSON object.
 
 Several prompts are continued at once (runtime/generate/batch.py), and printed in order when all have ended.
 runtime/cli/generate_file.py handles the prompts of a file.

@@ -1,4 +1,4 @@
-"""`coldpress-run generate --prompts FILE`: continues the prompts of a file of any length, in bounded memory.
+"""`coldpress generate --prompts FILE`: continues the prompts of a file of any length, in bounded memory.
 
 Results are JSON lines in the order of the prompts; a line is printed as soon as its prompt and all earlier ones have
 ended. Figures go to standard error.

@@ -2,7 +2,7 @@
 
 Run `python -m coldpress.runtime.cli.harness run --model coldpress --tasks …` (extra `eval`): it takes the harness's
 command line. `--model_args artifact=FOLDER` names the artifact, and `dram_budget=…`, `selector=…`, `cache=…` change its
-plan as they do for `coldpress-run`. Scores are those of normal use: the prompt is computed densely, the rest token by
+plan as they do for `coldpress`. Scores are those of normal use: the prompt is computed densely, the rest token by
 token through selector and cache. With `sparse_prompt=true` the prompt goes through the selector, too, as papers on
 sparsity measure.
 """
@@ -89,7 +89,7 @@ class ArtifactModel(TemplateLM):
         names: dict[str, object] = {"selector": selector, "cache": cache, "activations": activations}
         for name, value in names.items():
             if not isinstance(value, str | None):
-                raise ColdpressError(f"model_args has {name}={value!r}, expected a name; see `coldpress-run bench -h`")
+                raise ColdpressError(f"model_args has {name}={value!r}, expected a name; see `coldpress bench -h`")
         budget_bytes = None if dram_budget is None else parse_bytes(str(dram_budget))
         self._sparse_prompt = _truth("sparse_prompt", sparse_prompt)
         self._session = Session(

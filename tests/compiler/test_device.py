@@ -1,4 +1,4 @@
-"""compiler/device/__main__.py: profiles measured, imported from fio and resolved; every figure says where it comes
+"""compiler/device/command.py: profiles measured, imported from fio and resolved; every figure says where it comes
 from."""
 
 import configparser
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from coldpress.compiler.device import __main__ as command
-from coldpress.compiler.device import calls, host, kernels, portions
+from coldpress.cli.main import main
+from coldpress.compiler.device import calls, command, host, kernels, portions
 from coldpress.compiler.device import measure as measuring
 from coldpress.compiler.device.fio import JOBS, Stated, import_fio
 from coldpress.compiler.device.host import Point, Rounds, depth_of
@@ -26,6 +26,11 @@ from coldpress.schemas.errors import ColdpressError
 from tests.support.data import ROOT
 from tests.support.devices import with_compute
 from tests.support.statistics import device_of
+
+
+def run_device(words: list[str]) -> int:
+    """Runs `coldpress device`; returns its exit code."""
+    return main(["device", *words])
 
 
 def fio_report(*jobs: tuple[str, int, float, float]) -> dict[str, object]:
@@ -143,21 +148,21 @@ def test_import_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     report, profile = tmp_path / "fio.json", tmp_path / "phone.yaml"
     report.write_text(json.dumps(fio_report(("4k", 1, 4e7, 1e5), ("128k", 8, 2e9, 5e5))))
     arguments = ["import-fio", str(report), "--base", "oneplus12", "--name", "phone", "--output", str(profile)]
-    assert command.main(arguments) == 0
+    assert run_device(arguments) == 0
     assert read_device(profile).flash.queue_depth.value == 8
     told = capsys.readouterr().err
     assert (
         "warning: dram_bytes, dram_bytes_per_s, num_cores are assumed as in the profile oneplus12, not the device's own"
     ) in told
     stated = ("--dram-bytes", "12GB", "--dram-bytes-per-s", "5e10", "--num-cores", "8")
-    assert command.main([*arguments, *stated]) == 0
+    assert run_device([*arguments, *stated]) == 0
     assert "warning" not in capsys.readouterr().err
     found = read_device(profile)
     assert (found.dram_bytes.value, found.dram_budget_bytes.value) == (12 * 10**9, 6 * 10**9)
     assert (found.dram_bytes_per_s.value, found.num_cores.value) == (5e10, 8)
     assert found.dram_bytes.source == "stated: --dram-bytes"
     report.write_text("[]")
-    assert command.main(arguments) == 2
+    assert run_device(arguments) == 2
     assert "holds no fio report" in capsys.readouterr().err
 
 
@@ -168,23 +173,23 @@ def test_an_import_names_its_base_and_warns_of_one_read_size(
     report, profile = tmp_path / "fio.json", tmp_path / "phone.yaml"
     report.write_text(json.dumps(fio_report(("4k", 1, 4e7, 1e5))))
     arguments = ["import-fio", str(report), "--name", "phone", "--output", str(profile)]
-    assert command.main(arguments) == 2
+    assert run_device(arguments) == 2
     assert "--base, the profile that its DRAM, cores and accelerator are assumed from" in capsys.readouterr().err
     assert not profile.exists()
-    assert command.main([*arguments, "--base", "oneplus12"]) == 0
+    assert run_device([*arguments, "--base", "oneplus12"]) == 0
     assert "warning: the report has one read size, 4096 bytes, whose bandwidth" in capsys.readouterr().err
     assert read_device(profile).dram_bytes.source.startswith("assumption: as the profile oneplus12 (")
 
 
 def test_the_job_file_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["fio-jobs"]) == 0
+    assert run_device(["fio-jobs"]) == 0
     assert capsys.readouterr().out == JOBS.read_text()
 
 
 def test_a_profile_is_shown_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """macbook-m1-max: 2.25 GB/s in reads of 16 KiB (LLM in a flash, Table 2)."""
     chart = tmp_path / "chart.svg"
-    assert command.main(["show", "macbook-m1-max", "--chart", str(chart)]) == 0
+    assert run_device(["show", "macbook-m1-max", "--chart", str(chart)]) == 0
     shown = capsys.readouterr().out
     (row,) = [line.split() for line in shown.splitlines() if line.startswith("16 KiB")]
     assert row[2:5] == ["32", "2.25", "2.26"]
@@ -193,14 +198,14 @@ def test_a_profile_is_shown_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixt
     drawn = chart.read_text()
     assert "32 in flight" in drawn
     first = chart.read_bytes()
-    assert command.main(["show", "macbook-m1-max", "--chart", str(chart)]) == 0
+    assert run_device(["show", "macbook-m1-max", "--chart", str(chart)]) == 0
     assert chart.read_bytes() == first
-    assert command.main(["show", "pixel6", "--chart", str(tmp_path / "chart.png")]) == 2
+    assert run_device(["show", "pixel6", "--chart", str(tmp_path / "chart.png")]) == 2
     assert "a chart is an SVG" in capsys.readouterr().err
 
 
 def test_two_profiles_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["compare", "oneplus12", "oneplus-ace2"]) == 0
+    assert run_device(["compare", "oneplus12", "oneplus-ace2"]) == 0
     shown = capsys.readouterr().out
     (row,) = [line.split() for line in shown.splitlines() if line.startswith("256 x 64 KiB")]
     assert float(row[-1]) == pytest.approx(2.0, abs=0.01), "half of the bandwidth"
@@ -213,16 +218,16 @@ def test_names_are_checked_before_anything_is_measured(
     monkeypatch.setattr(command, "measure", lambda *_: pytest.fail("it was measured"))
     (tmp_path / "fio.json").write_text(json.dumps(fio_report(("4k", 1, 4e7, 1e5))))
     for given in (["measure"], ["import-fio", str(tmp_path / "fio.json"), "--base", "pixel6"]):
-        assert command.main([*given, "--name", name, "--output", str(tmp_path / "phone.yaml")]) == 2
+        assert run_device([*given, "--name", name, "--output", str(tmp_path / "phone.yaml")]) == 2
         told = capsys.readouterr().err
         assert "is no name of a device; use small letters and digits, with single hyphens between them" in told
     assert not (tmp_path / "phone.yaml").exists()
 
 
 def test_resolve_writes_the_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["resolve", "pixel6", "--output", str(tmp_path / "device.json")]) == 0
+    assert run_device(["resolve", "pixel6", "--output", str(tmp_path / "device.json")]) == 0
     assert load_record(tmp_path / "device.json", DeviceProfile).name == "pixel6"
-    assert command.main(["resolve", "pixel", "--output", str(tmp_path / "none.json")]) == 2
+    assert run_device(["resolve", "pixel", "--output", str(tmp_path / "none.json")]) == 2
     assert "Did you mean 'pixel6'?" in capsys.readouterr().err
     assert not (tmp_path / "none.json").exists()
 
@@ -243,7 +248,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_measure_this_machine(tmp_path: Path, quick: None, capsys: pytest.CaptureFixture[str], name: str) -> None:
     """A short measurement gives a profile that loads, shows its steps, and leaves no file but it."""
     path = tmp_path / name
-    done = command.main(["measure", "--output", str(path), "--file-size", "8MiB"])
+    done = run_device(["measure", "--output", str(path), "--file-size", "8MiB"])
     told = capsys.readouterr().err
     if done == 2 and "refuses reads that bypass" in told:
         pytest.skip("the file system of the temporary folder has no O_DIRECT")
@@ -320,11 +325,11 @@ def test_measuring_needs_only_the_runtime(tmp_path: Path) -> None:
     blocked = ("psutil", "yaml", "torch", "transformers", "pyarrow", "numba", "huggingface_hub", "snakemake")
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({blocked}))\n"
-        "from coldpress.compiler.device import __main__ as command\n"
+        "from coldpress.cli.main import main\n"
         "from coldpress.compiler.device import calls, host, kernels\n"
         "kernels.WEIGHT_BYTES, calls.TOKENS = 1 << 20, 1\n"
         "host.READ_SIZES, host.DEPTHS, host.DRAM_BYTES = (4096,), (1,), 1 << 20\n"
-        "host.ROUND_BYTES = 1 << 16; sys.exit(command.main(sys.argv[1:]))"
+        "host.ROUND_BYTES = 1 << 16; sys.exit(main(['device', *sys.argv[1:]]))"
     )
 
     def run(*given: str) -> subprocess.CompletedProcess[str]:
@@ -344,7 +349,9 @@ def test_measuring_needs_only_the_runtime(tmp_path: Path) -> None:
         )
     refused = run("resolve", "pixel6", "--output", str(tmp_path / "device.json"))
     assert refused.returncode == 2
-    assert refused.stderr == "error: this needs yaml, which is not installed; install coldpress[compiler]\n"
+    assert refused.stderr == (
+        "error: coldpress device needs yaml, which is not installed; pip install 'coldpress[compiler]'\n"
+    )
 
 
 def test_a_file_too_small_to_measure(tmp_path: Path) -> None:

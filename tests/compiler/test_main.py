@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from coldpress.cli.main import main as front_door
 from coldpress.compiler import __main__, job
 from coldpress.compiler.__main__ import main
-from coldpress.compiler.device.__main__ import main as device_main
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.job import execute
 from coldpress.compiler.stages import tokenize
@@ -144,8 +144,8 @@ def test_other_errors_of_the_runtime_are_defects(monkeypatch: pytest.MonkeyPatch
     [
         (main, ["layout", "--nope"], "required: --model, --sparsity"),
         (main, ["tokenize"], "required: "),
-        (device_main, ["resolve"], "required: device, --output"),
-        (device_main, ["fly"], "invalid choice: 'fly'"),
+        (front_door, ["device", "resolve"], "required: device, --output"),
+        (front_door, ["device", "fly"], "invalid choice: 'fly'"),
     ],
 )
 def test_a_wrong_command_line_is_one_sentence(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.stats import kurtosis
 
-from coldpress.compiler.__main__ import main
+from coldpress.cli.main import main
 from coldpress.compiler.io import Workspace, load_arrays, save_arrays, save_record
 from coldpress.compiler.quote import costs, reference, sources
 from coldpress.compiler.quote.decide import CLEARLY, NEARLY
@@ -166,7 +166,7 @@ def test_this_machine_has_a_speed() -> None:
 def test_config_json_alone_needs_no_transformers(config_alone: Path) -> None:
     """It takes seconds to import, of the five that a quote may take."""
     script = (
-        "import sys; from coldpress.compiler.__main__ import main; status = main(sys.argv[1:]); "
+        "import sys; from coldpress.cli.main import main; status = main(sys.argv[1:]); "
         "sys.exit(status or 10 * bool({'torch', 'transformers', 'datasets', 'pandas'} & {*sys.modules}))"
     )
     asked = ("quote", str(config_alone), "--device", "pixel6", "--dram-budget", "60%", "--json")
@@ -247,7 +247,7 @@ def test_an_artifact_is_quoted_for_another_device_without_torch(tmp_path: Path) 
     build.package(curves=curves)
     verify_artifact(open_artifact(build.artifact))
     script = (
-        "import sys; from coldpress.compiler.__main__ import main; status = main(sys.argv[1:]); "
+        "import sys; from coldpress.cli.main import main; status = main(sys.argv[1:]); "
         "sys.exit(status or 10 * ('torch' in sys.modules))"
     )
     asked = ("quote", str(build.artifact), "--device", "oneplus12", "--dram-budget", "90%", "--json")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from coldpress.compiler.__main__ import main
+from coldpress.cli.main import main
 from coldpress.compiler.io import Workspace, save_record
 from coldpress.compiler.quote.decide import Asked, device_quotes
 from coldpress.compiler.quote.records import DeviceQuote

@@ -212,7 +212,7 @@ def test_the_page_shows_the_figures(build, tmp_path):
         "8.00 ± 0.64",
         "Its perplexity is 1.0250 ± 0.0020 times the original's, on 2 of 8 blocks of test text",
         "A cat's paw &lt;b&gt;",
-        "coldpress-run generate tiny.coldpress --prompt='A cat'\"'\"'s' --max-new-tokens 3".replace('"', "&#34;"),
+        "coldpress generate tiny.coldpress --prompt='A cat'\"'\"'s' --max-new-tokens 3".replace('"', "&#34;"),
         "recall",
         build.package().manifest_sha256,
         "DRAM in use",

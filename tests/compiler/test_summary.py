@@ -117,11 +117,11 @@ def test_the_command_names_a_program_that_is_there(folder: Path, monkeypatch: py
     monkeypatch.setattr(sys, "prefix", str(folder / "env"))
     monkeypatch.delenv("VIRTUAL_ENV", raising=False)
     end = " generate 'my demo.coldpress' --prompt="
-    assert f"\n  env/bin/python -m coldpress.runtime{end}" in summary.show(folder)
-    beside.with_name("coldpress-run").touch()
-    assert f"\n  env/bin/coldpress-run{end}" in summary.show(folder)
+    assert f"\n  env/bin/python -m coldpress{end}" in summary.show(folder)
+    beside.with_name("coldpress").touch()
+    assert f"\n  env/bin/coldpress{end}" in summary.show(folder)
     monkeypatch.setenv("VIRTUAL_ENV", str(folder / "env"))
-    assert f"\n  coldpress-run{end}" in summary.show(folder)
+    assert f"\n  coldpress{end}" in summary.show(folder)
 
 
 def test_figures_of_another_artifact_are_not_shown(folder: Path) -> None:

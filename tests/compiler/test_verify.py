@@ -199,7 +199,7 @@ def test_the_sample_is_what_a_user_gets(build):
     """The same prompt and options on the command line give the same text."""
     sample = run(CONFIG, build.model, build.model, build.corpus, build.package()).sample
     assert sample is not None
-    command = run_command([sys.executable, "-m", "coldpress.runtime"], str(build.artifact), sample) + " --json"
+    command = run_command([sys.executable, "-m", "coldpress"], str(build.artifact), sample) + " --json"
     done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["text"] == sample.text
 

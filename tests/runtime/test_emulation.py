@@ -11,12 +11,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from coldpress.cli.main import main
+from coldpress.runtime.cli import commands as command_line
 from coldpress.runtime.cli import emulation
-from coldpress.runtime.cli import main as command_line
 from coldpress.runtime.cli.emulation import Caps, cgroup_v1, systemd
 from coldpress.runtime.cli.emulation import disk as disks
 from coldpress.runtime.cli.emulation.disk import Disk, Rates, disk_of
-from coldpress.runtime.cli.main import main
 from coldpress.runtime.profiles.devices import load_device
 from coldpress.schemas.errors import ColdpressError
 from tests.support.artifacts import small_device
@@ -40,7 +40,7 @@ def capped(tmp_path):
 
 
 def run(*arguments, **options):
-    command = [sys.executable, "-m", "coldpress.runtime", *map(str, arguments)]
+    command = [sys.executable, "-m", "coldpress", *map(str, arguments)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=ROOT, **pipes, **options) as process:
         stdout, stderr = process.communicate()
@@ -106,7 +106,7 @@ def test_a_signal_ends_the_command_and_leaves_nothing(capped):
     command = [
         sys.executable,
         "-m",
-        "coldpress.runtime",
+        "coldpress",
         "emulate",
         "pixel6",
         "--scale",
@@ -150,7 +150,7 @@ def test_what_a_killed_emulation_left_goes_when_the_next_begins(capped):
     command = [
         sys.executable,
         "-m",
-        "coldpress.runtime",
+        "coldpress",
         "emulate",
         "pixel6",
         *flags,

@@ -159,10 +159,10 @@ code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step 
 program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(steps), ctypes.addressof(code)))
 libc = ctypes.CDLL(None)
 assert libc.prctl(38, 1, 0, 0, 0) == libc.prctl(22, 2, program, 0, 0) == 0
-from coldpress.runtime.cli.main import main
+from coldpress.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
-"""coldpress-run behind a filter such as containers have: the system call io_uring_setup, 425, gives EPERM."""
+"""coldpress behind a filter such as containers have: the system call io_uring_setup, 425, gives EPERM."""
 
 
 def test_a_kernel_that_refuses_io_uring_is_told_in_a_sentence(relu_artifact):

@@ -7,9 +7,9 @@ import shutil
 
 import pytest
 
+from coldpress.cli.main import main
 from coldpress.runtime.artifact import errors
 from coldpress.runtime.artifact.reader import open_artifact
-from coldpress.runtime.cli.main import main
 from coldpress.runtime.generate.session import Session
 from tests.support.artifacts import Recipe, build_artifact, refuse, small_spec
 

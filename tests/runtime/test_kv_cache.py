@@ -7,9 +7,9 @@ from shutil import copytree
 import numpy as np
 import pytest
 
+from coldpress.cli.main import main
 from coldpress.compiler.stages.verify.decoded import decode
 from coldpress.runtime.artifact.reader import open_artifact
-from coldpress.runtime.cli.main import main
 from coldpress.runtime.generate.batch import generate_batch
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.kernels import attention

@@ -1,4 +1,4 @@
-"""`coldpress-run` as a user meets it: what it prints, what it refuses and how."""
+"""`coldpress` as a user meets it: what it prints, what it refuses and how."""
 
 import json
 import re
@@ -11,10 +11,10 @@ import tomllib
 import pytest
 from safetensors.numpy import load_file
 
+from coldpress.cli.main import main
 from coldpress.compiler.__main__ import main as compiler_main
 from coldpress.compiler.workflow import settings
 from coldpress.runtime.artifact.reader import open_artifact
-from coldpress.runtime.cli.main import main
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plan.budget import whole_bytes
 from coldpress.runtime.profiles.devices import load_device
@@ -34,7 +34,7 @@ def artifact(tmp_path_factory):
 
 
 def command(*arguments):
-    return [sys.executable, "-m", "coldpress.runtime", *map(str, arguments)]
+    return [sys.executable, "-m", "coldpress", *map(str, arguments)]
 
 
 # generate
@@ -382,7 +382,7 @@ def test_a_wrong_command_line_is_one_sentence(capsys, arguments):
         main(arguments)
     assert ended.value.code == 2
     (sentence,) = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(r"error: .+; see `coldpress-run( generate| simulate)? --help`", sentence)
+    assert re.fullmatch(r"error: .+; see `coldpress( generate| simulate)? --help`", sentence)
 
 
 @pytest.mark.parametrize("name", ["generate", "inspect", "verify", "bench", "simulate"])
@@ -390,7 +390,7 @@ def test_every_help_has_an_example(capsys, name):
     with pytest.raises(SystemExit) as ended:
         main([name, "--help"])
     assert ended.value.code == 0
-    assert f"coldpress-run {name} demo.coldpress" in capsys.readouterr().out
+    assert f"coldpress {name} demo.coldpress" in capsys.readouterr().out
 
 
 def test_version(capsys):

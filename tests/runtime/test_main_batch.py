@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from coldpress.runtime.cli.main import main
+from coldpress.cli.main import main
 from tests.support.artifacts import Recipe, build_artifact, change_manifest, small_spec
 from tests.support.models import write_tokenizer
 

@@ -1,4 +1,4 @@
-"""Whatever `coldpress-run` is given: one sentence of printable characters and exit code 2, never a traceback."""
+"""Whatever `coldpress` is given: one sentence of printable characters and exit code 2, never a traceback."""
 
 import errno
 import json
@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from coldpress.runtime.cli.main import main
+from coldpress.cli.main import main
 from coldpress.runtime.generate.sampling import Sampling, candidates
 from tests.support.artifacts import change_manifest, small_device
 from tests.support.command_line import speaking_artifact
@@ -76,7 +76,7 @@ def test_caps_without_a_device_are_refused(spoken, capsys, flags):
     ],
 )
 def test_an_output_that_takes_nothing(spoken, redirected, words):
-    command = f'"$0" -m coldpress.runtime generate "$1" --prompt-ids 1 --max-new-tokens 2 {redirected}'
+    command = f'"$0" -m coldpress generate "$1" --prompt-ids 1 --max-new-tokens 2 {redirected}'
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     shell = ["/bin/sh", "-c", command, sys.executable, spoken]
     done = subprocess.run(shell, capture_output=True, text=True, cwd=ROOT, env=buffered)

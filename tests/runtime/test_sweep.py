@@ -1,4 +1,4 @@
-"""A sweep of `coldpress-run simulate` gives what each simulation gives alone."""
+"""A sweep of `coldpress simulate` gives what each simulation gives alone."""
 
 import itertools
 import json
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from coldpress.cli.main import main
 from coldpress.runtime.artifact.reader import open_artifact
-from coldpress.runtime.cli.main import main
 from tests.support.command_line import run, speaking_artifact
 
 DEVICES, CACHES = ("oneplus12", "pixel6"), ("belady", "lru")

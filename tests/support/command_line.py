@@ -1,11 +1,11 @@
-"""Runs `coldpress-run` inside a test, and writes an artifact with a tokenizer."""
+"""Runs `coldpress` inside a test, and writes an artifact with a tokenizer."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from coldpress.runtime.cli.main import main
+from coldpress.cli.main import main
 from tests.support.artifacts import Built, Recipe, build_artifact, change_manifest, small_spec
 from tests.support.models import write_tokenizer
 
@@ -13,7 +13,7 @@ VOCAB_SIZE = 384
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    """Runs `coldpress-run`; returns its exit code, standard output and standard error."""
+    """Runs `coldpress`; returns its exit code, standard output and standard error."""
     code = main([str(argument) for argument in arguments])
     captured = capsys.readouterr()
     return code, captured.out, captured.err

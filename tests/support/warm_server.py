@@ -39,7 +39,8 @@ HEAVY = (
     "mpl_toolkits.mplot3d",
     "pulp",
     "highspy",
-    "coldpress.runtime.cli.main",
+    "coldpress.cli.main",
+    "coldpress.runtime.cli.commands",
 )
 
 

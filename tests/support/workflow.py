@@ -53,7 +53,7 @@ class Server:
         client = Path(self._commands.name, "python")
         client.write_text(CLIENT.format(python=sys.executable, name=self._socket))
         client.chmod(0o755)
-        client.with_name("coldpress-run").symlink_to(Path(sys.executable).with_name("coldpress-run"))
+        client.with_name("coldpress").symlink_to(Path(sys.executable).with_name("coldpress"))
 
     def run(self, arguments: list[str], folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
         """Runs snakemake in `folder` to its end."""

@@ -1,4 +1,4 @@
-"""Makes hostile and damaged artifacts, mends their digests, and runs every command of `coldpress-run` on them."""
+"""Makes hostile and damaged artifacts, mends their digests, and runs every command of `coldpress` on them."""
 
 import hashlib
 import importlib
@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from coldpress import runtime
+from coldpress.cli.main import main
 from coldpress.runtime import _native
-from coldpress.runtime.cli.main import main
 from coldpress.schemas.experts import ExpertCurve
 from coldpress.schemas.manifest import EXPERTS_FILE, FLASH_FILE, MANIFEST_FILE, TABLES_FILE
 from tests.support.artifacts import Recipe, build_artifact, change_manifest, small_spec
@@ -271,7 +271,7 @@ ONE_SEQUENCE = ("dip", "refine", "routed")
 
 
 class Artifacts:
-    """The target: artifacts of every kind, and the commands of `coldpress-run`."""
+    """The target: artifacts of every kind, and the commands of `coldpress`."""
 
     EDITS = EDITS
     MENDINGS = ("none", "seal", "all", "all")

@@ -16,7 +16,7 @@ from coldpress.compiler.io import replacing, sha256_of
 from coldpress.compiler.publishing import standing
 from coldpress.compiler.stages.export._stored import StoredModel
 from coldpress.compiler.stages.export._target import Target
-from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.artifact.reader import Artifact, open_artifact
 from coldpress.runtime.plugins import load, options_of
 from coldpress.schemas.base import Options, Record
 from coldpress.schemas.config import Key, OptionsOf
@@ -51,10 +51,14 @@ def run(config: ExportConfig, package: Package) -> Export:
         ColdpressError: if the format cannot describe the model, or the artifact has changed.
         ArtifactError: if the reader refuses the artifact.
     """
-    target = load(TARGETS, Target, config.export or "")
-    options = options_of(target, config.options)
     artifact = open_artifact(standing(package), package.manifest_sha256)
-    path = Path(config.file).absolute()
+    return exported(artifact, config.export or "", config.options, Path(config.file).absolute())
+
+
+def exported(artifact: Artifact, named: str, given: Options, path: Path) -> Export:
+    """Writes an artifact's weights as the target `named`; see `run`."""
+    target = load(TARGETS, Target, named)
+    options = options_of(target, given)
     with replacing(path) as temporary:
         rounded = target.write(StoredModel(artifact), options, temporary)
         size_bytes = temporary.stat().st_size
@@ -65,7 +69,7 @@ def run(config: ExportConfig, package: Package) -> Export:
         file=str(path),
         sha256=sha256_of(path),
         size_bytes=size_bytes,
-        artifact_sha256=package.manifest_sha256,
+        artifact_sha256=artifact.sha256,
         rounded=tuple(rounded),
     )
 

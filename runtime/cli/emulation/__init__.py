@@ -149,7 +149,7 @@ def emulated() -> Caps | None:
         return Caps(**json.loads(found))
     except (ValueError, TypeError, RecursionError) as error:
         raise ColdpressError(
-            f"the environment variable {ENVIRONMENT} is {clipped(found)!r}, expected caps as `coldpress-run emulate` "
+            f"the environment variable {ENVIRONMENT} is {clipped(found)!r}, expected caps as `coldpress emulate` "
             "writes them; unset it"
         ) from error
 
@@ -168,5 +168,5 @@ def drop_caches() -> None:
 
 
 def our_command(arguments: Sequence[str]) -> list[str]:
-    """Returns the command that runs `coldpress-run` with these arguments in a new process."""
-    return [sys.executable, "-m", "coldpress.runtime", *arguments]
+    """Returns the command that runs `coldpress` with these arguments in a new process."""
+    return [sys.executable, "-m", "coldpress", *arguments]

@@ -6,6 +6,7 @@ job file whose report `import-fio` takes; coldpress/compiler/device/README.md ha
 """
 
 import argparse
+import json
 import re
 import sys
 from pathlib import Path
@@ -13,7 +14,6 @@ from pathlib import Path
 from coldpress.compiler.device.fio import JOBS, Stated, import_fio, read_report
 from coldpress.compiler.device.measure import fit_sentence, measure
 from coldpress.compiler.io import replacing, save_record
-from coldpress.runtime.cli.command_line import Parser
 from coldpress.runtime.profiles.devices import DEVICE_HELP, read_device
 from coldpress.runtime.quantities import parse_bytes
 from coldpress.schemas.device import MAX_NAME_CHARS, NAME_PATTERN, DeviceProfile
@@ -62,13 +62,10 @@ def _save_profile(profile: DeviceProfile, path: Path) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def _build_parser() -> Parser:
-    parser = Parser(
-        prog="python -m coldpress.compiler.device",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the commands of `coldpress device`."""
+    parser.description = __doc__
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     resolve = commands.add_parser("resolve", help="check a profile and write its record")
     resolve.add_argument("device", help=DEVICE_HELP)
     measured = commands.add_parser(
@@ -92,10 +89,16 @@ def _build_parser() -> Parser:
     shown.add_argument("--chart", type=Path, metavar="FILE.svg", help="also draw the points and the law")
     compared = commands.add_parser("compare", help="print the figures of two profiles side by side")
     compared.add_argument("device", nargs=2, help=DEVICE_HELP)
-    return parser
+    for command in (shown, compared):
+        command.add_argument("--json", action="store_true", help="print the profile, or both, as one JSON object")
 
 
-def _execute(arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> None:
+    """Runs the command.
+
+    Raises:
+        ColdpressError: if a profile, a report or a flag is refused.
+    """
     if arguments.command == "resolve":
         save_record(_load(arguments.device), arguments.output)
         return
@@ -156,28 +159,15 @@ def _show(arguments: argparse.Namespace) -> None:
     console = Console(highlight=False)
     if arguments.command == "compare":
         one, other = map(_load, arguments.device)
-        compare(one, other, console)
+        if arguments.json:
+            print(json.dumps([profile.model_dump(mode="json") for profile in (one, other)]))
+        else:
+            compare(one, other, console)
         return
     profile = _load(arguments.device)
     if arguments.chart is not None:
         plot(profile, arguments.chart)
-    show(profile, console)
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Runs the command; bad input ends in one sentence and exit code 2."""
-    try:
-        _execute(_build_parser().parse_args(argv))
-    except ColdpressError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] == "coldpress":
-            raise
-        print(f"error: this needs {error.name}, which is not installed; install coldpress[compiler]", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    if arguments.json:
+        print(json.dumps(profile.model_dump(mode="json")))
+    else:
+        show(profile, console)

@@ -1,28 +1,19 @@
-"""`coldpress-run`: generates text from an artifact, shows, checks and measures it, replays a trace, emulates a device.
+"""The runtime's commands: generate text from an artifact, show, check and measure it, replay a trace, emulate a device.
 
-This module parses the command line and prints; the modules that it calls do the rest. Bad input ends in one sentence on
-stderr and exit code 2.
+Each takes the parsed command line and prints; the modules that it calls do the rest.
 """
 
 import argparse
-import errno
-import io
 import json
-import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeGuard
-
-import numpy as np
 
 from coldpress.runtime.artifact.integrity import verify_artifact
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.cli import bench, inspect, ladder, sweep
 from coldpress.runtime.cli import summary as _summary
-from coldpress.runtime.cli.arguments import build_parser
-from coldpress.runtime.cli.command_line import EXIT_BAD_INPUT
 from coldpress.runtime.cli.emulation import Caps, Emulation, disk_of, emulate, emulated, exceeded, our_command
 from coldpress.runtime.cli.flags import budget_of, draft_plugin, names_of, open_session, prompt_ids_of
 from coldpress.runtime.cli.generate import generate
@@ -33,10 +24,7 @@ from coldpress.runtime.kernels.activations import DEFAULT_ACTIVATIONS
 from coldpress.runtime.profiles.devices import load_device
 from coldpress.runtime.quantities import parse_bytes
 from coldpress.runtime.simulate import simulate
-from coldpress.schemas.errors import NO_THREAD, ColdpressError, is_refused_thread, printable
-
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 130, 141
+from coldpress.schemas.errors import ColdpressError, printable
 
 
 def _inspect_artifact(arguments: argparse.Namespace) -> None:
@@ -188,7 +176,7 @@ def _print_json(data: object) -> None:
     print(json.dumps(data))
 
 
-COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
+RUN: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "generate": generate,
     "inspect": _inspect_artifact,
     "verify": _verify,
@@ -196,57 +184,3 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "simulate": _simulate,
     "emulate": _emulate,
 }
-
-
-def _is_text_file(stream: object) -> TypeGuard["io.TextIOWrapper[Any]"]:
-    return isinstance(stream, io.TextIOWrapper)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs `coldpress-run`, and returns its exit code."""
-    if sys.stdout is None:
-        return _fail("standard output is closed, but this command prints to it; redirect it to a file")
-    if _is_text_file(sys.stdout):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character must not end the run
-    arguments = build_parser(COMMANDS).parse_args(argv)
-    arguments.argv = sys.argv[1:] if argv is None else list(argv)
-    subject = getattr(arguments, "artifact", "emulate")
-    try:
-        with np.errstate(all="ignore"):  # no warnings: results are checked for overflow, and refused in one sentence
-            code = arguments.run(arguments)
-        sys.stdout.flush()
-    except ColdpressError as error:
-        return _fail(str(error))
-    except BrokenPipeError:  # the reader of our output has gone, so that there is nobody to tell
-        _drop_output()
-        return EXIT_BROKEN_PIPE
-    except OSError as error:
-        place = subject
-        if error.errno in DISK_FULL and not error.filename:
-            # only standard output has no file name, so that the full disk is the one behind it
-            _drop_output()
-            place = "standard output"
-        return _fail(f"{error.filename or place}: {error.strerror or error}")
-    except RuntimeError as error:
-        if not is_refused_thread(error):
-            raise
-        return _fail(f"{subject}: this process {NO_THREAD}")
-    except MemoryError:
-        return _fail(f"{subject}: this process needs more memory than it may have; give a smaller --dram-budget")
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    return code or 0
-
-
-def _drop_output() -> None:
-    """Redirects unwritten output to nowhere; else Python would try to flush it at exit, and print a traceback."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _fail(sentence: str) -> int:
-    print(f"error: {printable(sentence)}", file=sys.stderr)
-    return EXIT_BAD_INPUT
-
-
-if __name__ == "__main__":
-    sys.exit(main())

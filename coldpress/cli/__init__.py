@@ -1,0 +1,1 @@
+"""The command `coldpress`: one front door to the compiler and the runtime."""

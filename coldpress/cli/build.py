@@ -1,0 +1,158 @@
+"""Compiles a model for a device: runs `snakemake --config …` with the rules of this checkout, and shows its progress.
+
+Every key of a build is a flag, in small letters with hyphens; an option of a chosen plug-in is one, too, and is not in
+this list (`--window-tokens 3` with `--cache window`). What is built already is not built again.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from coldpress.runtime.cli.command_line import examples_of
+from coldpress.schemas.errors import ColdpressError
+
+EXAMPLES = """
+  coldpress build mistral-7b --device pixel6 --max-ppl-ratio 1.02
+  coldpress build ./my-checkpoint --device build/host.yaml --dram-budget 1GB,2GB
+  coldpress build demo --device pixel6 --dry-run
+"""
+KEY = "key_"
+"""Before the name of a key, so that it is no other flag's."""
+GIVEN_OTHERWISE = ("model",)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of `coldpress build`: how to run it, then all keys."""
+    parser.description, parser.epilog = __doc__, examples_of("build", EXAMPLES)
+    parser.usage = "coldpress build MODEL --device DEVICE [--KEY VALUE ...]"
+    parser.add_argument("model", help="a profile's name, a folder with a checkpoint, or a model of the hub")
+    parser.add_argument(
+        "--cores", default="all", metavar="N", help="cores of this machine that jobs share (default: all)"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
+    parser.add_argument(
+        "--profile", metavar="FOLDER", help="snakemake's profile, for a cluster (default: profiles/default)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object; progress goes to standard error")
+    parser.set_defaults(takes_more=True)
+    keys = parser.add_argument_group("keys")
+    for name, declared in known_keys().items():
+        if name not in GIVEN_OTHERWISE:
+            keys.add_argument(f"--{_flag(name)}", dest=f"{KEY}{name}", metavar="VALUE", help=_help(declared))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Builds; returns the exit code of the build.
+
+    Raises:
+        ColdpressError: if a flag has no value, or there are no rules.
+    """
+    config = {"model": arguments.model} | {
+        name.removeprefix(KEY): value
+        for name, value in vars(arguments).items()
+        if name.startswith(KEY) and value is not None
+    }
+    config |= options_of(arguments.more)
+    told = ["--dry-run"] if arguments.dry_run else []
+    told += ["--workflow-profile", arguments.profile] if arguments.profile else []
+    command = [*snakemake(arguments.cores), *told, "--config", *(f"{key}={value}" for key, value in config.items())]
+    with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
+        code = followed(command)
+    if arguments.json:
+        print(json.dumps({"exit_code": code, **({} if code or arguments.dry_run else built(config))}))
+    return code
+
+
+def followed(command: Sequence[str]) -> int:
+    """Runs snakemake, and shows its progress; returns the exit code of the build."""
+    from coldpress.compiler.workflow.progress import follow  # the help needs none of it
+
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8", errors="replace"
+    ) as process:
+        assert process.stdout is not None
+        try:
+            return follow(process.stdout)
+        except KeyboardInterrupt:  # the terminal has interrupted snakemake, too, which ends its jobs first
+            process.wait()
+            raise
+
+
+def snakemake(cores: str) -> list[str]:
+    """Returns the words that run the rules of this checkout.
+
+    Raises:
+        ColdpressError: if this installation has no rules.
+    """
+    import snakemake as installed  # says what to install, if it is not there
+
+    import coldpress
+
+    rules = Path(coldpress.__file__).resolve().parents[1] / "Snakefile"
+    if not rules.exists():
+        raise ColdpressError(
+            f"coldpress build runs the rules of a checkout, and {rules.parent} has no Snakefile; clone the repository, "
+            "and install it with make env, or pip install --editable '.[compiler]'"
+        )
+    return [sys.executable, "-m", installed.__name__, "--snakefile", str(rules), "--cores", cores]
+
+
+def options_of(words: Sequence[str]) -> dict[str, str]:
+    """Returns plug-ins' options by name, from flags that the parser does not know: `--name value` or `--name=value`.
+
+    Raises:
+        ColdpressError: if a word is no such flag, or has no value.
+    """
+    found: dict[str, str] = {}
+    left = list(words)
+    while left:
+        name, is_one, value = left.pop(0).partition("=")
+        if not name.startswith("--") or not (is_one or left):
+            raise ColdpressError(f"'{name}' was given, expected --KEY VALUE; see `coldpress build --help`")
+        found[name.removeprefix("--").replace("-", "_")] = value if is_one else left.pop(0)
+    return found
+
+
+def built(config: Mapping[str, str]) -> dict[str, Any]:
+    """Returns what a finished build made, as JSON-ready data."""
+    from coldpress.compiler.io import load_record
+    from coldpress.compiler.workflow.settings import resolve
+    from coldpress.schemas.metrics import Metrics
+
+    resolved = resolve(config)
+    folder = resolved.folder / resolved.target
+    metrics = load_record(folder / "metrics.json", Metrics)
+    return {
+        "artifact": _here(folder / f"{resolved.model.name}-{resolved.target}.coldpress"),
+        "manifest_sha256": metrics.artifact_sha256,
+        "report": _here(folder / "report.html"),
+        "metrics": metrics.model_dump(mode="json"),
+    }
+
+
+def known_keys() -> dict[str, dict[str, Any]]:
+    """Returns the keys of a build from their JSON schema: name -> what the schema says of it."""
+    text = resources.files("coldpress.schemas").joinpath("json/config.schema.json").read_text(encoding="utf-8")
+    return json.loads(text)["properties"]
+
+
+def _here(path: Path) -> str:
+    """Returns a path as seen from the current folder."""
+    return os.path.relpath(path)
+
+
+def _flag(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _help(declared: Mapping[str, Any]) -> str:
+    default = declared.get("default")
+    text = declared["description"] + ("" if default is None else f" (default: {default})")
+    return text.replace("%", "%%")

@@ -1,0 +1,136 @@
+"""Compares two artifacts, or two builds: inputs, settings, plans, quality, speed and sizes.
+
+A and B are artifacts, or folders of builds such as build/demo/pixel6, whose measured figures are compared, too. Only
+what differs is shown; `--all` shows everything.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from coldpress.compiler.io import load_record
+from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.cli import inspect
+from coldpress.runtime.cli.command_line import examples_of
+from coldpress.schemas.errors import ColdpressError, clipped, printable
+from coldpress.schemas.manifest import MANIFEST_FILE
+from coldpress.schemas.metrics import Metrics
+
+EXAMPLES = """
+  coldpress diff build/demo/pixel6 build/demo/oneplus12
+  coldpress diff old.coldpress new.coldpress --json
+"""
+PROVENANCE, METRICS = "provenance/build.json", "metrics.json"
+MEASURED = (
+    "ppl_ratio",
+    "modelled_tokens_per_s",
+    "tokens_per_s",
+    "flash_bytes_per_token",
+    "reads_per_token",
+    "hit_rate",
+    "whole_model_bytes",
+)
+"""The figures of a build that are compared."""
+PATHS = ("artifact", "warnings", "skipped_plans", "experts")
+"""What `inspect` says that is no fact of its own."""
+CANDIDATES = ("build.sparsity.tried.", "build.sparsity.front.")
+"""What the search compared: each build's report shows it."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of `coldpress diff`."""
+    parser.description, parser.epilog = __doc__, examples_of("diff", EXAMPLES)
+    for name in ("a", "b"):
+        parser.add_argument(name, metavar=name.upper(), type=Path, help="an artifact, or the folder of a build")
+    parser.add_argument("--all", action="store_true", help="also show what is equal")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Prints what differs.
+
+    Raises:
+        ColdpressError: if a path is neither an artifact nor a build.
+        ArtifactError: if an artifact is damaged.
+    """
+    one, other = (facts_of(path) for path in (arguments.a, arguments.b))
+    names = [name for name in one | other if arguments.all or one.get(name) != other.get(name)]
+    if arguments.json:
+        print(json.dumps({"rows": [{"name": name, "a": one.get(name), "b": other.get(name)} for name in names]}))
+        return
+    if not names:
+        print(
+            "the two are equal, byte for byte"
+            if one["manifest_sha256"] == other["manifest_sha256"]
+            else "no fact differs"
+        )
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    for title in (str(arguments.a), str(arguments.b), ""):
+        table.add_column(title, overflow="fold")
+    for name in names:
+        table.add_row(name, *(_shown(each.get(name)) for each in (one, other)), _change(one.get(name), other.get(name)))
+    Console(highlight=False, markup=False).print(table)
+
+
+def facts_of(path: Path) -> dict[str, Any]:
+    """Returns what an artifact is, how it was built, and what the build measured, by dotted names."""
+    folder, build = _artifact_in(path)
+    artifact = open_artifact(folder)
+    described = inspect.describe(artifact)
+    found = {name: value for name, value in flat(described) if name.partition(".")[0] not in PATHS}
+    if (folder / PROVENANCE).is_file():
+        built = flat(json.loads((folder / PROVENANCE).read_bytes()), "build.")
+        found |= {name: value for name, value in built if not name.startswith(CANDIDATES)}
+    if (build / METRICS).is_file():
+        metrics = load_record(build / METRICS, Metrics)
+        if metrics.artifact_sha256 == artifact.sha256:
+            found |= {f"measured.{name}": getattr(metrics, name) for name in MEASURED}
+    return found
+
+
+def _artifact_in(path: Path) -> tuple[Path, Path]:
+    """Returns an artifact's folder, and the folder that holds it, which may be that of its build.
+
+    Raises:
+        ColdpressError: if `path` is neither, or a build with several artifacts.
+    """
+    found = sorted(each for each in path.glob("*.coldpress") if (each / MANIFEST_FILE).is_file())
+    if not found and (path / MANIFEST_FILE).is_file():
+        return path, path.resolve().parent
+    if len(found) != 1:
+        raise ColdpressError(
+            f"{path} holds {len(found)} artifacts, expected an artifact, or the folder of a finished build such as "
+            "build/demo/pixel6"
+        )
+    return found[0], path
+
+
+def flat(data: object, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the values inside JSON-ready data by dotted names; entries of lists by their numbers."""
+    inside = data.items() if isinstance(data, Mapping) else enumerate(data) if isinstance(data, list | tuple) else None
+    if inside is None:
+        yield prefix.removesuffix("."), data
+        return
+    for name, value in inside:
+        yield from flat(value, f"{prefix}{name}.")
+
+
+def _shown(value: object) -> str:
+    text = f"{value:.6g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
+    return "" if value is None else printable(clipped(text, 80))
+
+
+def _change(one: object, other: object) -> str:
+    """Returns how many times as large the second value is; empty for what is no measure."""
+    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in (one, other)):
+        return ""
+    assert isinstance(one, int | float)
+    assert isinstance(other, int | float)
+    return f"× {other / one:.3f}" if one > 0 and other != one else ""

@@ -1,0 +1,186 @@
+"""Says what works on this machine: kernels, direct reads, io_uring, emulation, memory, disk, extras, the hub.
+
+Each line is `ok`, `limited` (something is slower or missing, nothing breaks) or `bad` (the runtime cannot work), with
+what to do. The exit code is 2 if a line is bad.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+from rich.table import Table
+
+from coldpress.runtime import _native
+from coldpress.runtime.cli.command_line import EXIT_BAD_INPUT, examples_of
+from coldpress.runtime.cli.emulation import MECHANISMS
+from coldpress.runtime.cli.emulation.disk import disk_of
+from coldpress.runtime.plan.memory import physical_bytes
+from coldpress.runtime.quantities import show_bytes
+from coldpress.schemas.errors import ColdpressError
+
+EXAMPLES = """
+  coldpress doctor
+  coldpress doctor --folder /mnt/models --json
+"""
+PAGE_BYTES = 4096
+FASTEST = ("avx512vnni", "neon")
+EXTRAS = {
+    "compiler": ("torch", "transformers", "snakemake", "ortools", "pulp"),
+    "serve": ("starlette", "uvicorn"),
+    "eval": ("lm_eval",),
+    "llama": ("xllamacpp",),
+}
+"""Extra -> packages that it installs, which are looked for, not imported."""
+HUB_S = 3
+SMALL_BYTES = 2 << 30
+"""Free disk or memory below this is enough for the demonstration model alone."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report."""
+
+    name: str
+    state: Literal["ok", "limited", "bad"]
+    found: str
+    remedy: str = ""
+    """What to do; empty if all is well."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of `coldpress doctor`."""
+    parser.description, parser.epilog = __doc__, examples_of("doctor", EXAMPLES)
+    parser.add_argument(
+        "--folder", type=Path, default=Path(), help="where artifacts will lie (default: the current folder)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the findings.
+
+    Raises:
+        ColdpressError: if there is no such folder.
+    """
+    if not arguments.folder.is_dir():
+        raise ColdpressError(f"--folder {arguments.folder} is no folder; name the one where artifacts will lie")
+    found = list(findings(arguments.folder))
+    if arguments.json:
+        print(json.dumps({"findings": [asdict(one) for one in found]}))
+    else:
+        table = Table("", "", "found", "what to do", box=None, padding=(0, 2, 0, 0))
+        for one in found:
+            table.add_row(one.state, one.name, one.found, one.remedy)
+        Console(highlight=False, markup=False).print(table)
+    return EXIT_BAD_INPUT if any(one.state == "bad" for one in found) else 0
+
+
+def findings(folder: Path) -> Iterator[Finding]:
+    """Yields what works for artifacts in `folder`."""
+    yield Finding("python", "ok", ".".join(map(str, sys.version_info[:3])))
+    yield _processor()
+    yield _memory()
+    yield _disk(folder)
+    yield _direct_reads(folder)
+    error = _native.ring_error()
+    yield (
+        Finding("io_uring", "limited", f"the kernel refuses it: {os.strerror(error)}", "nothing: threads read instead")
+        if error
+        else Finding("io_uring", "ok", "--flash io_uring works")
+    )
+    yield _emulation(folder)
+    yield from map(_extra, EXTRAS)
+    yield _hub()
+
+
+def _processor() -> Finding:
+    best, cores = _native.cpu(), len(os.sched_getaffinity(0))
+    found = f"{cores} cores; kernels for {best}, of {', '.join(_native.cpus())}"
+    if best in FASTEST:
+        return Finding("processor", "ok", found)
+    return Finding("processor", "limited", found, "nothing: the text is the same, decoding takes longer")
+
+
+def _memory() -> Finding:
+    num_bytes = physical_bytes()
+    found = f"{show_bytes(num_bytes)} for this process, control groups counted"
+    if num_bytes >= SMALL_BYTES:
+        return Finding("memory", "ok", found)
+    return Finding("memory", "limited", found, "give --dram-budget; build on a larger machine")
+
+
+def _disk(folder: Path) -> Finding:
+    free = shutil.disk_usage(folder).free
+    found = f"{show_bytes(free)} free in {folder}"
+    if not os.access(folder, os.W_OK):
+        return Finding("disk", "limited", f"{found}, not writable", "build elsewhere: --build-dir FOLDER")
+    if free >= SMALL_BYTES:
+        return Finding("disk", "ok", found)
+    return Finding("disk", "limited", found, "free some room, or build elsewhere: --build-dir FOLDER")
+
+
+def _direct_reads(folder: Path) -> Finding:
+    """Writes a page and reads it past the page cache, as the runtime reads weights."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".coldpress-") as file:
+            file.write(bytes(PAGE_BYTES))
+            file.flush()
+            opened = os.open(file.name, os.O_RDONLY | os.O_DIRECT)
+            try:
+                os.preadv(opened, [_native.aligned_buffer(PAGE_BYTES).data], 0)
+            finally:
+                os.close(opened)
+    except OSError as error:
+        remedy = "put artifacts on another file system: here weights also fill the page cache, outside the budget"
+        return Finding("O_DIRECT", "limited", f"{folder}: {error.strerror}", remedy)
+    return Finding("O_DIRECT", "ok", f"{folder} can be read past the page cache")
+
+
+def _emulation(folder: Path) -> Finding:
+    """Asks each mechanism that caps a process (runtime/cli/emulation)."""
+    try:
+        disk = disk_of(folder.resolve())
+    except ColdpressError as error:
+        return Finding("emulation", "limited", str(error), "emulate with --place on a disk")
+    reasons = {mechanism.__name__.rpartition(".")[2]: mechanism.why_not(disk) for mechanism in MECHANISMS}
+    if works := [name for name, reason in reasons.items() if reason is None]:
+        return Finding("emulation", "ok", f"devices' disks and memory can be emulated: {works[0]}")
+    found = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+    return Finding("emulation", "limited", found, "become root, or leave out --emulate")
+
+
+def _extra(extra: str) -> Finding:
+    missing = [name for name in EXTRAS[extra] if importlib.util.find_spec(name) is None]
+    if not missing:
+        return Finding(extra, "ok", "installed")
+    return Finding(extra, "limited", f"not installed: {', '.join(missing)}", f"pip install 'coldpress[{extra}]'")
+
+
+def _hub() -> Finding:
+    """Asks the hub of models for its front page, unless it is switched off."""
+    if os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE"):
+        return Finding("hub", "limited", "HF_HUB_OFFLINE is set", "unset it, or build from a local folder")
+    from urllib.error import HTTPError, URLError
+    from urllib.request import Request, urlopen
+
+    url = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    try:
+        with urlopen(Request(url, method="HEAD"), timeout=HUB_S):
+            pass
+    except HTTPError as error:
+        return Finding("hub", "ok", f"{url} answers ({error.code})")
+    except (URLError, OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        return Finding(
+            "hub", "limited", f"{url} is out of reach: {reason}", "build from a local folder: coldpress build FOLDER"
+        )
+    return Finding("hub", "ok", f"{url} answers")

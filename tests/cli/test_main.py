@@ -1,0 +1,153 @@
+"""`coldpress`: what each command says, what it refuses and how, and what it needs."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coldpress.cli import doctor
+from coldpress.cli.build import known_keys, options_of
+from coldpress.cli.main import COMMANDS, build_parser, main
+from coldpress.compiler.workflow.keys import config_keys
+from coldpress.runtime import _native
+from coldpress.schemas.errors import ColdpressError
+from tests.support.artifacts import Recipe, build_artifact, change_manifest, small_spec
+from tests.support.data import ROOT
+from tests.support.models import write_corpus, write_model
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself_with_an_example(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert f"coldpress {name} " in said
+    assert said.startswith("Usage: coldpress ")
+
+
+def test_a_word_that_is_no_command_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["bild", "demo"])
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "invalid choice: 'bild' (choose from 'build'" in line
+
+
+def test_a_flag_that_no_command_knows_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["inspect", "a.coldpress", "--loud"])
+    assert ended.value.code == 2
+    assert "unrecognized arguments: --loud" in capsys.readouterr().err
+
+
+def test_the_help_needs_no_compiler() -> None:
+    code = "import sys; from coldpress.cli.main import build_parser; build_parser(None); print(sorted(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    for heavy in ("torch", "snakemake", "transformers", "scipy", "pandas"):
+        assert f"'{heavy}'" not in found
+
+
+@pytest.mark.parametrize(
+    ("words", "package"),
+    [
+        (["build", "demo", "--device", "pixel6"], "snakemake"),
+        (["quote", "demo", "--device", "pixel6"], "yaml"),
+    ],
+)
+def test_without_the_compiler_its_commands_say_what_to_install(words: list[str], package: str) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; from coldpress.cli.main import main; sys.exit(main({words}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == (
+        f"error: coldpress {words[0]} needs {package}, which is not installed; pip install 'coldpress[compiler]'"
+    )
+
+
+def test_the_shell_completes_commands_and_flags() -> None:
+    def completed(line: str) -> set[str]:
+        """What the command offers when a shell asks it, which takes the answer from file 8."""
+        asking = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "\n"}
+        shell = ["/bin/sh", "-c", '"$0" -m coldpress 8>&1 9>/dev/null >/dev/null', sys.executable]
+        done = subprocess.run(shell, capture_output=True, text=True, cwd=ROOT, env=os.environ | asking)
+        return {word.strip() for word in done.stdout.splitlines()}
+
+    assert {"build", "bench"} == completed("coldpress b")
+    assert "--max-ppl-ratio" in completed("coldpress build --max")
+    assert "--max-new-tokens" in completed("coldpress generate --max")
+
+
+def test_a_build_has_a_flag_for_every_key() -> None:
+    parser = build_parser("build")
+    assert known_keys().keys() == config_keys().keys()
+    for name in set(known_keys()) - {"model"}:
+        flag = f"--{name.replace('_', '-')}"
+        parsed, unknown = parser.parse_known_args(["build", "demo", flag, "some"])
+        assert vars(parsed)[f"key_{name}"] == "some"
+        assert unknown == []
+
+
+def test_options_of_plug_ins_are_flags_too() -> None:
+    assert options_of(["--window-tokens", "3", "--families=neuron"]) == {"window_tokens": "3", "families": "neuron"}
+    with pytest.raises(ColdpressError, match="'--window-tokens' was given, expected --KEY VALUE"):
+        options_of(["--window-tokens"])
+    with pytest.raises(ColdpressError, match="'fast' was given"):
+        options_of(["fast", "4"])
+
+
+def test_a_build_is_the_workflow_s_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A dry run lists the workflow's steps; a refusal is its one sentence, with its exit code."""
+    write_model(tmp_path / "tiny", num_hidden_layers=2, relu=True)
+    write_corpus(tmp_path / "corpus.txt", 200)
+    monkeypatch.chdir(tmp_path)
+    told = ["build", "tiny", "--device", "pixel6", "--corpus", "corpus.txt", "--cores", "1"]
+    assert main([*told, "--dry-run"]) == 0
+    listed = capfd.readouterr().out
+    assert "rule quantize:" in listed
+    assert not list(tmp_path.rglob("*.coldpress"))
+    assert main([*told, "--method", "nope"]) == 2
+    assert "error: unknown method 'nope'" in capfd.readouterr().err
+    assert main([*told, "--no-such-key", "3", "--json"]) == 2
+    captured = capfd.readouterr()
+    assert json.loads(captured.out) == {"exit_code": 2}
+    assert "no_such_key" in captured.err
+
+
+def test_a_difference_is_shown_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = build_artifact(tmp_path / "a.coldpress", Recipe(spec=small_spec())).path
+    other = build_artifact(tmp_path / "b.coldpress", Recipe(spec=small_spec(), cache="lfu")).path
+    assert main(["diff", str(one), str(one)]) == 0
+    assert capsys.readouterr().out == "the two are equal, byte for byte\n"
+    assert main(["diff", str(one), str(other), "--json"]) == 0
+    rows = {row["name"]: (row["a"], row["b"]) for row in json.loads(capsys.readouterr().out)["rows"]}
+    assert rows["plans.0.cache"] == ("lru", "lfu")
+    assert "model.hidden_size" not in rows
+    assert main(["diff", str(one), str(other), "--all"]) == 0
+    assert "model.hidden_size" in capsys.readouterr().out
+    change_manifest(other, lambda manifest: manifest["device"].update(name="other"))
+    assert main(["diff", str(one), str(other)]) == 0
+    assert "device" in capsys.readouterr().out
+    assert main(["diff", str(one), str(tmp_path)]) == 2
+    assert "holds 2 artifacts, expected an artifact, or the folder of a finished build" in capsys.readouterr().err
+
+
+def test_the_doctor_says_what_lacks_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(_native, "ring_error", lambda: 1)
+    monkeypatch.setitem(doctor.EXTRAS, "eval", ("a_package_that_nobody_has",))
+    assert main(["doctor", "--folder", str(tmp_path), "--json"]) == 0
+    found = {one["name"]: one for one in json.loads(capsys.readouterr().out)["findings"]}
+    assert found["io_uring"]["state"] == found["hub"]["state"] == found["eval"]["state"] == "limited"
+    assert found["eval"]["remedy"] == "pip install 'coldpress[eval]'"
+    assert "HF_HUB_OFFLINE" in found["hub"]["found"]
+    assert found["python"]["state"] == "ok"
+    assert main(["doctor", "--folder", str(tmp_path)]) == 0
+    assert "limited  eval " in capsys.readouterr().out
+    assert main(["doctor", "--folder", str(tmp_path / "none")]) == 2
