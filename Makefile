@@ -7,7 +7,11 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 BIN := $(CURDIR)/.venv/bin
+# What a build needs, and what tests need in addition.
+BUILDS := .venv/.builds
 STAMP := .venv/.installed
+EXTRAS := compiler,dev,eval,slurm,kubernetes
+SOURCES := pyproject.toml constraints.txt runtime/native/CMakeLists.txt $(wildcard runtime/native/src/*)
 export PATH := $(BIN):$(PATH)
 # Else each of the many short processes would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -21,18 +25,35 @@ help:
 
 env: $(STAMP)
 
-# The native core is built while installing, so its sources count.
-$(STAMP): pyproject.toml constraints.txt runtime/native/CMakeLists.txt $(wildcard runtime/native/src/*)
+# uv installs in a third of pip's time, and takes pip's mirror and its folder of wheels, if pip has them.
+define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name one with make PYTHON=...")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@echo "Installing into .venv, once: torch, transformers, snakemake and others from the package index, then the C++ core."
-	@echo "It takes 2.4 GB with torch for CPUs, more with the CUDA build that some indexes serve, and 2 to 5 minutes on a fast line."
-	@$(BIN)/python -m pip install --disable-pip-version-check --editable '.[compiler,dev,eval,slurm,kubernetes]' --constraint constraints.txt
+	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --disable-pip-version-check uv --constraint constraints.txt
+	@pip_says() { $(BIN)/python -m pip config list | sed -n "s/^[^=]*\.$$1='\(.*\)'$$/\1/p" | tail -1; }; \
+	links="$$(pip_says find-links)"; mirror="$$(pip_says index-url)"; \
+	export UV_FIND_LINKS="$${UV_FIND_LINKS:-$$links}" UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$${mirror:-https://pypi.org/simple}}"; \
+	export UV_SYSTEM_CERTS="$${UV_SYSTEM_CERTS:-true}"; \
+	$(BIN)/uv pip install --python $(BIN)/python --editable '.[$(1)]' --constraint constraints.txt || { \
+		echo "uv could not install; pip tries it now, which takes a few minutes"; \
+		$(BIN)/python -m pip install --disable-pip-version-check --editable '.[$(1)]' --constraint constraints.txt; }
 	@touch $@
+endef
 
-demo: $(STAMP)
-	@echo "Compiling the demonstration model for a phone: about 20 steps, 1 to 4 minutes on two cores."
-	@snakemake --config model=demo device=pixel6 2>&1 | python -m coldpress.compiler.workflow.progress
+# The native core is built while installing, so its sources count.
+$(BUILDS): $(SOURCES)
+	@echo "Installing what a build needs into .venv, once: torch, transformers, snakemake and others from the package index, then the C++ core."
+	@echo "It takes 1.8 GB with torch for CPUs (UV_TORCH_BACKEND=cpu asks for it where an index serves CUDA), and a minute or two on a fast line."
+	$(call install,compiler)
+
+$(STAMP): $(SOURCES)
+	@echo "Installing what builds, tests and checks need into .venv, once."
+	$(call install,$(EXTRAS))
+	@touch $(BUILDS)
+
+demo: $(BUILDS)
+	@echo "Compiling the demonstration model for a phone: about 20 steps, 1 to 2 minutes on two cores."
+	@coldpress build demo --device pixel6
 
 test: $(STAMP)
 	@pytest -n 2 -m "not slow"
