@@ -29,7 +29,7 @@ env: $(STAMP)
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name one with make PYTHON=...")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --disable-pip-version-check uv --constraint constraints.txt
+	@test -x $(BIN)/uv || $(BIN)/python -m pip install --disable-pip-version-check uv --constraint constraints.txt
 	@pip_says() { $(BIN)/python -m pip config list | sed -n "s/^[^=]*\.$$1='\(.*\)'$$/\1/p" | tail -1; }; \
 	links="$$(pip_says find-links)"; mirror="$$(pip_says index-url)"; \
 	export UV_FIND_LINKS="$${UV_FIND_LINKS:-$$links}" UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$${mirror:-https://pypi.org/simple}}"; \
@@ -43,7 +43,7 @@ endef
 # The native core is built while installing, so its sources count.
 $(BUILDS): $(SOURCES)
 	@echo "Installing what a build needs into .venv, once: torch, transformers, snakemake and others from the package index, then the C++ core."
-	@echo "It takes 1.8 GB with torch for CPUs (UV_TORCH_BACKEND=cpu asks for it where an index serves CUDA), and a minute or two on a fast line."
+	@echo "It takes 1.8 GB with torch for CPUs (UV_TORCH_BACKEND=cpu asks for it where an index serves CUDA), and 1 to 3 minutes on a fast line."
 	$(call install,compiler)
 
 $(STAMP): $(SOURCES)

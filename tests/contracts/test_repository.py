@@ -79,7 +79,7 @@ def test_make_says_what_it_installs_and_shows_it() -> None:
     done = subprocess.run(
         ["make", "-n", "-B", "demo"], cwd=ROOT, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL
     )
-    install = next(line for line in done.stdout.splitlines() if " pip install " in line)
+    install = next(line for line in done.stdout.splitlines() if "uv pip install " in line)
     assert "--quiet" not in install
     before = done.stdout[: done.stdout.index(install)]
     assert "torch" in before
