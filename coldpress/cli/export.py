@@ -9,9 +9,11 @@ from pathlib import Path
 
 from coldpress.cli.build import options_of
 from coldpress.compiler.stages.export import TARGETS, exported
+from coldpress.compiler.stages.export._target import Target
 from coldpress.runtime import plugins
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.cli.command_line import examples_of
+from coldpress.runtime.plugins import load
 from coldpress.runtime.quantities import show_bytes
 from coldpress.schemas.base import Options
 
@@ -37,7 +39,9 @@ def run(arguments: argparse.Namespace) -> None:
         ColdpressError: if the other engine would compute another model, or there is no such format.
     """
     options: Options = {**options_of(arguments.more)}
-    found = exported(open_artifact(arguments.artifact), arguments.to, options, arguments.output.absolute())
+    found = exported(
+        open_artifact(arguments.artifact), load(TARGETS, Target, arguments.to), options, arguments.output.absolute()
+    )
     if arguments.json:
         print(json.dumps(found.model_dump(mode="json")))
         return

@@ -51,13 +51,13 @@ def run(config: ExportConfig, package: Package) -> Export:
         ColdpressError: if the format cannot describe the model, or the artifact has changed.
         ArtifactError: if the reader refuses the artifact.
     """
+    target = load(TARGETS, Target, config.export or "")
     artifact = open_artifact(standing(package), package.manifest_sha256)
-    return exported(artifact, config.export or "", config.options, Path(config.file).absolute())
+    return exported(artifact, target, config.options, Path(config.file).absolute())
 
 
-def exported(artifact: Artifact, named: str, given: Options, path: Path) -> Export:
-    """Writes an artifact's weights as the target `named`; see `run`."""
-    target = load(TARGETS, Target, named)
+def exported(artifact: Artifact, target: Target, given: Options, path: Path) -> Export:
+    """Writes an artifact's weights in a target's format; see `run`."""
     options = options_of(target, given)
     with replacing(path) as temporary:
         rounded = target.write(StoredModel(artifact), options, temporary)

@@ -127,8 +127,15 @@ class Division:
 
     @cached_property
     def buffers(self) -> Buffers:
-        """The usual buffers."""
-        return buffers_of(self.model, self.sparsity, self.free_bytes, self.device)
+        """The usual buffers; smaller ones where pinned units, those of the smallest budget, leave less."""
+        shape, left = (self.model, self.sparsity), self.free_bytes - self.pinned_bytes
+        found = buffers_of(*shape, self.free_bytes, self.device)
+        return found if sum(found) <= left else buffers_of(*shape, left, self.device)
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Returns the bytes of the units that are pinned by `place`."""
+        return sum(count * self.of_part[key].unit_bytes for key, count in self.pinned.items())
 
     @property
     def room_bytes(self) -> int:
@@ -147,13 +154,12 @@ class Division:
         Raises:
             DoesNotFitError: naming all uses of the budget.
         """
-        pinned_bytes = sum(count * self.of_part[key].unit_bytes for key, count in self.pinned.items())
-        if pinned_bytes > self.room_bytes:
+        needed = self.budget_bytes - self.room_bytes + self.pinned_bytes
+        if needed > self.budget_bytes:
             raise DoesNotFitError(
-                f"a DRAM budget of {self.budget_bytes} bytes was asked for, "
-                f"{self.budget_bytes - self.room_bytes + pinned_bytes} are needed: {self.fixed.resident} resident, "
+                f"a DRAM budget of {self.budget_bytes} bytes was asked for, {needed} are needed: {self.fixed.resident} resident, "
                 f"{self.fixed.predictors} predictors, {self.fixed.kv_cache} KV cache, {self.fixed.bookkeeping} "
-                f"bookkeeping, {sum(self.buffers)} buffers, {pinned_bytes} pinned units; raise dram_budget or "
+                f"bookkeeping, {sum(self.buffers)} buffers, {self.pinned_bytes} pinned units; raise dram_budget or "
                 "shorten context_length"
             )
 
