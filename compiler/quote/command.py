@@ -26,6 +26,7 @@ from coldpress.compiler.quote.records import DeviceQuote, Quote
 from coldpress.compiler.quote.show import show
 from coldpress.compiler.quote.sources import Source, find
 from coldpress.compiler.stages.allocate import MAX_PPL_RATIO
+from coldpress.runtime.cli.command_line import Parser
 from coldpress.runtime.profiles.devices import DEVICE_HELP, named_devices, read_device
 from coldpress.schemas.errors import ColdpressError
 
@@ -36,15 +37,26 @@ def run(arguments: argparse.Namespace) -> None:
     Raises:
         ColdpressError: if the model, a device or a setting is refused.
     """
-    if not 1 <= arguments.max_ppl_ratio <= 100:
-        raise ColdpressError(f"--max-ppl-ratio {arguments.max_ppl_ratio:g} was given, expected a number from 1 to 100")
-    files = [device_file(name, Path("build")) for name in named_devices(arguments.device)]
-    with tempfile.TemporaryDirectory(prefix="coldpress-quote-") as folder:
-        quote = quoted(arguments, files, Path(folder))
+    quote = _answered(arguments)
     if arguments.json:
         print(quote.to_json(), end="")
     else:
         show(quote, Console(highlight=False, markup=False))
+
+
+def answer(argv: list[str]) -> Quote:
+    """Returns the quote of a command line. Raises as `run`."""
+    parser = Parser(prog="coldpress quote")
+    add_arguments(parser)
+    return _answered(parser.parse_args(argv))
+
+
+def _answered(arguments: argparse.Namespace) -> Quote:
+    if not 1 <= arguments.max_ppl_ratio <= 100:
+        raise ColdpressError(f"--max-ppl-ratio {arguments.max_ppl_ratio:g} was given, expected a number from 1 to 100")
+    files = [device_file(name, Path("build")) for name in named_devices(arguments.device)]
+    with tempfile.TemporaryDirectory(prefix="coldpress-quote-") as folder:
+        return quoted(arguments, files, Path(folder))
 
 
 def quoted(arguments: argparse.Namespace, files: list[Path], folder: Path) -> Quote:

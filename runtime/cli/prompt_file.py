@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 
 from coldpress.runtime.artifact import strict_json
 from coldpress.runtime.artifact.errors import short
-from coldpress.runtime.generate.batch import Room
+from coldpress.runtime.generate.batch import Room, room_of
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.generate.token_ids import token_array
 from coldpress.runtime.text.tokenizer import TextCodec
@@ -47,9 +47,7 @@ class PromptFile:
         longest = heapq.nlargest(most, (len(ids) + self._max_new_tokens for ids in self._checked()))
         if not longest:
             raise ColdpressError(f"{self._path}: has no prompts, expected JSON lines such as {EXPECTED}")
-        while len(longest) > 1 and not self._session.has_kv_room(sum(longest)):
-            longest.pop()
-        return Room(len(longest), longest[0], sum(longest))
+        return room_of(self._session, longest, most)
 
     def ids(self) -> Iterator[list[int]]:
         """Returns the token ids of each prompt, in order."""

@@ -7,7 +7,7 @@ units from different sources: `_prefill_layer`, and `_decode_layer`, the loop th
 letters: T tokens, N hidden_size, V vocab_size.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -235,7 +235,12 @@ class Decoder:
         """Appends `tokens` densely and returns the last one's logits, float32 [V]. Raises as `prefill`."""
         return self.prefill_each([tokens], [sequence])[0]
 
-    def prefill_each(self, prompts: Sequence[np.ndarray], sequences: Sequence[int]) -> np.ndarray:
+    def prefill_each(
+        self,
+        prompts: Sequence[np.ndarray],
+        sequences: Sequence[int],
+        watched: Mapping[int, Callable[[int, np.ndarray], None]] | None = None,
+    ) -> np.ndarray:
         """Appends a prompt to each of several sequences densely.
 
         Prompts that fit into one chunk of tokens share a pass over flash; each has the same logits as alone, bit for
@@ -244,6 +249,9 @@ class Decoder:
         Args:
             prompts: int [T] each, at least one token.
             sequences: The B sequences of the prompts, distinct.
+            watched: Place of a prompt in `prompts` -> called with the position of a token in that prompt, and the
+                logits of this token and the next ones, float32 [n, V], n <= FEW_TOKENS; in order, until all the
+                prompt's tokens have been told.
 
         Returns:
             Logits of each prompt's last token, float32 [B, V].
@@ -255,8 +263,16 @@ class Decoder:
         for pieces, hidden_TN in self._prefill_chunks(prompts, sequences):
             ends = np.cumsum([piece.stop - piece.start for piece in pieces]) - 1
             last_BN[[piece.prompt for piece in pieces]] = hidden_TN[ends]  # a later chunk of the prompt replaces it
+            for piece, end in zip(pieces, ends.tolist(), strict=True):
+                if watched and piece.prompt in watched:
+                    self._tell(watched[piece.prompt], piece, hidden_TN[end + 1 - (piece.stop - piece.start) : end + 1])
         give_back_heap()  # the prefill's activations: a decoded token needs far less memory
         return self._logits(last_BN)
+
+    def _tell(self, told: Callable[[int, np.ndarray], None], piece: "PromptChunk", hidden_TN: np.ndarray) -> None:
+        """Tells the logits of a chunk of a prompt, few tokens at a time: a vocabulary's logits are large."""
+        for start in range(0, len(hidden_TN), FEW_TOKENS):
+            told(piece.start + start, self._logits(hidden_TN[start : start + FEW_TOKENS]))
 
     def decode(self, token: int) -> np.ndarray:
         """Appends one token sparsely and returns its logits, float32 [V]. Raises as `prefill`."""

@@ -41,3 +41,27 @@ class Admission:
     def pays(self, num_tokens: int) -> bool:
         """Returns whether prompts of `num_tokens` tokens in total should begin now rather than wait for more."""
         return self._idle_s >= self._dense_s * (1 - num_tokens / self._chunk_tokens)
+
+
+class AtOnce:
+    """Begins waiting prompts as soon as a pass has decoded tokens since the last prefill.
+
+    For people who wait for their first token. The pass between two prefills keeps prompts that come all the time from
+    stopping the sequences that run.
+    """
+
+    def __init__(self) -> None:
+        """Has decoded nothing."""
+        self._has_decoded = False
+
+    def prefilled(self, num_passes: int, seconds: float) -> None:
+        """Notes a prefill."""
+        self._has_decoded = False
+
+    def decoded(self, num_tokens: int, seconds: float, *, idle: bool) -> None:
+        """Notes a pass that decoded tokens."""
+        self._has_decoded = True
+
+    def pays(self, num_tokens: int) -> bool:
+        """Returns whether waiting prompts begin now."""
+        return self._has_decoded

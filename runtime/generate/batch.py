@@ -8,16 +8,18 @@ pass over flash.
 
 There may be any number of prompts. The next ones begin when slots of the batch are free (as in Orca, Yu et al. 2022),
 their keys and values have room, and waiting for more prompts to share a dense pass costs more than the pass
-(runtime/generate/admission.py).
+(runtime/generate/admission.py). A source of prompts that come while others run, such as a server's queue, yields None
+when none waits; it is asked again before the next pass.
 """
 
+import heapq
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from coldpress.runtime.decoder.decoder import PREFILL_CHUNK_TOKENS, Decoder, packed
-from coldpress.runtime.generate.admission import Admission
+from coldpress.runtime.generate.admission import Admission, AtOnce
 from coldpress.runtime.generate.sampling import Chooser, Sampling
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.generate.statistics import Token
@@ -28,6 +30,9 @@ from coldpress.schemas.metrics import RunMetrics
 
 OnToken = Callable[[int, Token], bool | None]
 """(number of the prompt, its new token) -> whether the sequence ends after this token."""
+OnLogits = Callable[[int, np.ndarray], None]
+"""(position, logits float32 [n, vocab_size]): the logits that follow the tokens at `position` and the n - 1 after it;
+position 0 is the prompt's first token. They are valid during the call."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,12 @@ class Prompt:
     ids: Sequence[int]
     """At least one token id."""
     sampling: Sampling = field(default_factory=Sampling)
+    max_new_tokens: int | None = None
+    """None for the run's."""
+    on_logits: OnLogits | None = None
+    """Called with the logits that each new token is chosen from; its time counts as the token's."""
+    scores_prompt: bool = False
+    """Whether `on_logits` is also called with the logits that follow each of the prompt's tokens."""
 
 
 @dataclass(frozen=True)
@@ -109,24 +120,43 @@ def generate_batch(
             return Batch(tuple(found), done.value)
 
 
+def room_of(session: Session, lengths: Iterable[int], most: int = FEW_TOKENS) -> Room:
+    """Returns the limits with which `session` can run sequences of these lengths, in tokens, at most `most` at once.
+
+    The number of sequences is such that the DRAM budget holds the KV caches of the longest ones together.
+
+    Raises:
+        ColdpressError: if there is no sequence.
+    """
+    longest = heapq.nlargest(most, lengths)
+    if not longest:
+        raise ColdpressError("there are no prompts to continue, expected at least one; give a prompt")
+    while len(longest) > 1 and not session.has_kv_room(sum(longest)):
+        longest.pop()
+    return Room(len(longest), longest[0], sum(longest))
+
+
 def generate_each(
     session: Session,
-    prompts: Iterable[Prompt],
+    prompts: Iterable[Prompt | None],
     max_new_tokens: int,
     room: Room,
     *,
     ignore_eos: bool = False,
     on_token: OnToken | None = None,
+    at_once: bool = False,
 ) -> Generator[tuple[Token, ...], None, RunMetrics]:
     """Continues any number of prompts, as many at once as have room, in bounded memory.
 
     Args:
         session: Must be free at the start; it is in use until the last sequence has ended or the generator is closed.
-        prompts: Taken one by one as slots of the batch become free; the iterator may call `session.resize`.
+        prompts: Taken one by one as slots of the batch become free; the iterator may call `session.resize`. None
+            stands for no prompt at present, and has no number; it ends the run if no sequence runs.
         max_new_tokens: New tokens of each sequence, at least 1.
         room: Limits on the sequences that run at the same time.
         ignore_eos: As of `generate_batch`.
         on_token: As of `generate_batch`; prompts are numbered from 0.
+        at_once: Whether waiting prompts begin before the next pass but one, whatever that costs those that run.
 
     Yields:
         The new tokens of each prompt, in the order of the prompts, as soon as they and those before them have ended.
@@ -140,7 +170,8 @@ def generate_each(
     _check(session, room, max_new_tokens)
     stop_ids = frozenset(() if ignore_eos else session.decoder.spec.eos_token_ids)
     with session.batch(room.longest, room.num_tokens) as timer:
-        run = _Run(session, prompts, max_new_tokens, room, stop_ids, on_token)
+        admission = AtOnce() if at_once else Admission(PREFILL_CHUNK_TOKENS)
+        run = _Run(session, prompts, max_new_tokens, room, stop_ids, on_token, admission)
         while True:
             begun = run.admit()
             if begun:
@@ -164,6 +195,9 @@ class _Sequence:
     prompt: np.ndarray
     """int64 [n]."""
     chooser: Chooser
+    max_new_tokens: int
+    on_logits: OnLogits | None
+    scores_prompt: bool
     tokens: list[Token] = field(default_factory=list[Token])
 
 
@@ -173,27 +207,33 @@ class _Run:
     def __init__(
         self,
         session: Session,
-        prompts: Iterable[Prompt],
+        prompts: Iterable[Prompt | None],
         max_new_tokens: int,
         room: Room,
         stop_ids: frozenset[int],
         on_token: OnToken | None,
+        admission: Admission | AtOnce,
     ) -> None:
         self.active: dict[int, _Sequence] = {}
         self._ended: dict[int, _Sequence] = {}
         self._num_given = 0
+        self._max_new_tokens, self._stop_ids = max_new_tokens, stop_ids
         self._waiting = self._prepared(prompts)
         self._next = next(self._waiting, None)
         self._decoder: Decoder = session.decoder
         self._step, self._room, self._on_token = session.step, room, on_token
-        self._admission = Admission(PREFILL_CHUNK_TOKENS)
-        self._max_new_tokens, self._stop_ids = max_new_tokens, stop_ids
+        self._admission = admission
 
-    @staticmethod
-    def _prepared(prompts: Iterable[Prompt]) -> Iterator[_Sequence]:
-        for number, prompt in enumerate(prompts):
-            ids = token_array(prompt.ids)
-            yield _Sequence(number, ids, Chooser(prompt.sampling, ids.tolist()))
+    def _prepared(self, prompts: Iterable[Prompt | None]) -> Iterator[_Sequence | None]:
+        number = 0
+        for prompt in prompts:
+            if prompt is None:
+                yield None
+                continue
+            ids, most = token_array(prompt.ids), prompt.max_new_tokens or self._max_new_tokens
+            chooser = Chooser(prompt.sampling, ids.tolist())
+            yield _Sequence(number, ids, chooser, most, prompt.on_logits, prompt.scores_prompt)
+            number += 1
 
     def admit(self) -> list[int]:
         """Begins the next sequences if they have room, and returns their places in the decoder.
@@ -202,6 +242,8 @@ class _Run:
         may block, or call `session.resize`, which takes `step`.
         """
         free, begun = [place for place in range(self._room.sequences) if place not in self.active], list[int]()
+        if free and self._next is None:
+            self._next = next(self._waiting, None)  # there may be one by now
         if self._next is None or not free:
             return begun
         if self.active and not self._admission.pays(len(free) * len(self._next.prompt)):
@@ -224,12 +266,17 @@ class _Run:
 
     def _num_tokens(self, sequence: _Sequence) -> int:
         """Returns the most tokens that a sequence can have."""
-        return len(sequence.prompt) + self._max_new_tokens
+        return len(sequence.prompt) + sequence.max_new_tokens
 
     def prefill(self, places: Sequence[int]) -> list[int]:
         """Prefills the sequences at `places`, and returns the first token of each."""
         prompts = [self.active[place].prompt for place in places]
-        return self._chosen(places, self._decoder.prefill_each(prompts, places))
+        watched = {
+            number: on_logits
+            for number, place in enumerate(places)
+            if (on_logits := self.active[place].on_logits) and self.active[place].scores_prompt
+        }
+        return self._chosen(places, self._decoder.prefill_each(prompts, places, watched))
 
     def step(self) -> list[int]:
         """Decodes one token of each active sequence, and returns these tokens."""
@@ -238,7 +285,13 @@ class _Run:
         return self._chosen(places, self._decoder.decode_each(last, places))
 
     def _chosen(self, places: Sequence[int], logits: np.ndarray) -> list[int]:
-        return [self.active[place].chooser.choose(row) for place, row in zip(places, logits, strict=True)]
+        chosen = list[int]()
+        for place, row in zip(places, logits, strict=True):
+            sequence = self.active[place]
+            if sequence.on_logits and not (sequence.scores_prompt and not sequence.tokens):
+                sequence.on_logits(len(sequence.prompt) + len(sequence.tokens) - 1, row[None])
+            chosen.append(sequence.chooser.choose(row))
+        return chosen
 
     def take(self, places: Sequence[int], tokens: Sequence[Token]) -> None:
         """Adds a token to each sequence at `places`; a sequence that ends frees its place and its KV cache."""
@@ -247,7 +300,7 @@ class _Run:
             sequence = self.active[place]
             sequence.tokens.append(token)
             told = self._on_token(sequence.number, token) if self._on_token else None
-            if told or token.id in self._stop_ids or len(sequence.tokens) == self._max_new_tokens:
+            if told or token.id in self._stop_ids or len(sequence.tokens) == sequence.max_new_tokens:
                 self._ended[sequence.number] = self.active.pop(place)
                 self._decoder.end(place)
 

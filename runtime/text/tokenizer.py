@@ -41,8 +41,10 @@ class TextCodec:
         """Opens the artifact's tokenizer; returns None if it has none."""
         return cls(artifact) if any(entry.path == TOKENIZER_FILE for entry in artifact.manifest.files) else None
 
-    def encode(self, text: str) -> list[int]:
-        """Returns the token ids of a prompt, special tokens included.
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Returns the token ids of a prompt.
+
+        `special`: whether to add the prompt's special tokens; a rendered chat has its own (runtime/text/chat.py).
 
         Raises:
             ArtifactError: if the tokenizer fails, or exceeds its limits.
@@ -50,7 +52,9 @@ class TextCodec:
         """
         if not strict_json.is_encodable(text):
             raise ColdpressError(f"the text {short(text)} is not UTF-8; write it in UTF-8, or give token ids")
-        ids = self._engine.encode(text)
+        ids = self._engine.encode(text, special)
+        if not special:
+            return ids
         return [self._bos, *ids] if self._bos is not None and ids[:1] != [self._bos] else ids
 
     def decode(self, ids: Sequence[int]) -> str:

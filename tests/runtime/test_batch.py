@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from coldpress.runtime.decoder import decoder as decoder_module
-from coldpress.runtime.generate.admission import Admission
+from coldpress.runtime.generate.admission import Admission, AtOnce
 from coldpress.runtime.generate.batch import Prompt, Room, generate_batch, generate_each
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
@@ -337,3 +337,63 @@ def test_prompts_share_a_pass_over_flash_up_to_its_chunk(tmp_path, monkeypatch, 
         assert read == passes * whole
     with pytest.raises(ColdpressError, match="the prompt has no tokens"):
         session.decoder.prefill_each([prompts[0], prompts[0][:0]], [0, 1])
+
+
+def test_prompts_come_while_others_run_and_each_has_its_number_of_tokens(tmp_path):
+    """A source that says None for nothing at present is asked again before the next pass."""
+    session = open_session(tmp_path, **ALL_IN_DRAM)
+    expected = [
+        session.generate(ids, most, ignore_eos=True).token_ids for ids, most in zip(PROMPTS, (9, 3, 4, 2), strict=True)
+    ]
+    passes, given = [], []
+
+    def source():
+        for number, (ids, most) in enumerate(zip(PROMPTS, (9, 3, 4, 2), strict=True)):
+            while given and max(passes, default=0) < 2 * number:
+                yield None
+            given.append(number)
+            yield Prompt(ids, max_new_tokens=most)
+        while True:
+            yield None
+
+    def note(number, token):
+        passes.append(token.pass_number)
+
+    steps = generate_each(session, source(), 1, Room(4, 16, 64), ignore_eos=True, on_token=note, at_once=True)
+    assert [tuple(token.id for token in tokens) for tokens in steps] == expected
+    assert given == [0, 1, 2, 3]
+
+
+def test_at_once_begins_after_the_next_pass():
+    admission = AtOnce()
+    assert not admission.pays(1)
+    admission.decoded(1, 0.5, idle=True)
+    assert admission.pays(1)
+    admission.prefilled(1, 0.5)
+    assert not admission.pays(1)
+
+
+def test_logits_of_prompts_and_tokens_are_told_in_order(tmp_path, monkeypatch):
+    """Those that a prefill and decoding one by one give; of a prompt longer than a chunk, too."""
+    monkeypatch.setattr(decoder_module, "PREFILL_CHUNK_TOKENS", 35)
+    session = open_session(tmp_path, **ALL_IN_DRAM)
+    prompts = [[3, 14, 15], list(range(1, 45))]
+    told = [{}, {}]
+
+    def watch(number):
+        def see(position, logits):
+            for place, row in enumerate(logits):
+                assert position + place not in told[number]
+                told[number][position + place] = row.copy()
+
+        return see
+
+    each = [Prompt(ids, on_logits=watch(n), scores_prompt=n == 1) for n, ids in enumerate(prompts)]
+    found = list(generate_each(session, each, 4, Room(2, 50, 60), ignore_eos=True))
+    for ids, rows, tokens, first in zip(prompts, told, found, (2, 0), strict=True):
+        assert list(rows) == list(range(first, len(ids) + 3))
+        session.decoder.begin(len(ids) + 4)
+        logits = session.decoder.prefill(np.array(ids))
+        decoded = [session.decoder.decode(token.id) for token in tokens[:-1]]
+        expected = np.concatenate([logits, np.array(decoded)])
+        assert np.array(list(rows.values())) == pytest.approx(expected[first:], abs=1e-4)

@@ -1,0 +1,102 @@
+"""`coldpress.build` and `coldpress.quote`: the compiler as two functions of Python."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import repeat
+from pathlib import Path
+
+from coldpress.compiler.quote import command
+from coldpress.compiler.quote.records import Quote
+from coldpress.compiler.workflow import settings
+from coldpress.compiler.workflow.progress import shorten
+from coldpress.schemas.errors import ColdpressError
+
+
+def build(
+    model: str | Path,
+    device: str,
+    *,
+    progress: Callable[[str], object] | None = None,
+    **config: str | int | float | bool,
+) -> Path:
+    """Compiles a model for a device, and returns the artifact's folder.
+
+    It runs `snakemake --config model=… device=… …` in another process, as on the command line: steps whose results are
+    there are skipped, and an interrupted build goes on.
+
+    Args:
+        model: A name of profiles/models, a folder with a checkpoint, or owner/name of a hub model.
+        device: A name of profiles/devices, or a file.
+        progress: Called with one line for each finished step.
+        config: Other keys of `--config`, such as dram_budget="3GB".
+
+    Raises:
+        ColdpressError: for an unknown key or value, before anything runs; or with the sentence of the step that failed.
+    """
+    given = {"model": str(model), "device": device, **{key: str(value) for key, value in config.items()}}
+    resolved = settings.resolve(given)
+    snakefile = settings.ROOT / "Snakefile"
+    if not snakefile.is_file():
+        raise ColdpressError(
+            f"there is no Snakefile in {settings.ROOT}, because only the package is installed; build in a checkout "
+            "of coldpress (make env)"
+        )
+    words = [f"{key}={value}" for key, value in given.items()]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "snakemake", "--snakefile", str(snakefile), "--config", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    with process:
+        assert process.stdout
+        lines = shorten((line.rstrip("\n") for line in process.stdout), repeat(0.0))
+        last, code = "", 0
+        while True:
+            try:
+                last = next(lines)
+            except StopIteration as ended:
+                code = ended.value
+                break
+            if progress:
+                progress(last)
+    if code or process.returncode:
+        raise ColdpressError(last.removeprefix("error: ") or f"snakemake ended with code {process.returncode}")
+    return resolved.folder / resolved.target / f"{resolved.model.name}-{resolved.target}.coldpress"
+
+
+def quote(
+    model: str | Path,
+    device: str,
+    *,
+    dram_budget: str | int | None = None,
+    revision: str | None = None,
+    max_ppl_ratio: float | None = None,
+    context_length: int | None = None,
+    prompt_tokens: int | None = None,
+) -> Quote:
+    """Says what a model will do on devices, without building it: the records of `coldpress quote`.
+
+    Args:
+        model: What `build` takes, a build folder, or an artifact.
+        device: One name or file, several with commas between them, or `all`.
+        dram_budget: One budget, or several with commas between them; None for each device's.
+        revision: Commit of a hub model.
+        max_ppl_ratio: Largest allowed perplexity over the source's.
+        context_length: Tokens that the KV cache holds.
+        prompt_tokens: Tokens of the prompt whose first token is timed.
+
+    Raises:
+        ColdpressError: if the model, a device or a setting is refused.
+    """
+    flags = {
+        "--dram-budget": dram_budget,
+        "--revision": revision,
+        "--max-ppl-ratio": max_ppl_ratio,
+        "--context-length": context_length,
+        "--prompt-tokens": prompt_tokens,
+    }
+    given = [f"{flag}={value}" for flag, value in flags.items() if value is not None]
+    return command.answer([f"--device={device}", *given, "--", str(model)])

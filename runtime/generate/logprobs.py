@@ -1,0 +1,35 @@
+"""Turns logits into the log-probabilities of a token and of the likeliest ones, before temperature and penalties."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """How likely a token was, and which ones were the likeliest in its place; natural logarithms."""
+
+    id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    """(id, log-probability) of the likeliest tokens, likeliest first, the lower id first among equals."""
+
+
+def logprobs_of(logits: np.ndarray, token_id: int, num_top: int) -> TokenLogprobs:
+    """Returns the log-probabilities of `token_id` and of the `num_top` likeliest tokens.
+
+    Args:
+        logits: Floats [vocab_size] that the token was chosen from.
+        token_id: An id of the vocabulary.
+        num_top: At least 0.
+    """
+    below = logits.astype(np.float64) - logits.max()  # so that exp cannot overflow
+    logprobs = below - np.log(np.exp(below).sum())
+    num_top = min(num_top, logprobs.size)
+    likeliest = np.argpartition(-logprobs, num_top - 1)[:num_top] if num_top else np.empty(0, np.int64)
+    if num_top:  # of several that are as likely as the last one, those with the lowest ids
+        likeliest = np.flatnonzero(logprobs >= logprobs[likeliest].min())
+    likeliest = likeliest[np.argsort(-logprobs[likeliest], kind="stable")][:num_top]
+    return TokenLogprobs(
+        token_id, float(logprobs[token_id]), tuple((int(token), float(logprobs[token])) for token in likeliest)
+    )
