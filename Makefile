@@ -10,7 +10,7 @@ BIN := $(CURDIR)/.venv/bin
 # What a build needs, and what tests need in addition.
 BUILDS := .venv/.builds
 STAMP := .venv/.installed
-EXTRAS := compiler,dev,eval,slurm,kubernetes
+EXTRAS := compiler,dev,eval,serve,slurm,kubernetes
 SOURCES := pyproject.toml constraints.txt runtime/native/CMakeLists.txt $(wildcard runtime/native/src/*)
 export PATH := $(BIN):$(PATH)
 # Else each of the many short processes would compile all modules again.

@@ -38,17 +38,8 @@ class ChatTemplate:
             ColdpressError: if the artifact has none.
             ArtifactError: if it cannot be read.
         """
-        names = {entry.path for entry in artifact.manifest.files}
-        found: Any = None
-        settings = dict[str, Any]()
-        if SETTINGS_FILE in names:
-            data = artifact.read_bytes(SETTINGS_FILE, strict_json.FOREIGN.size_bytes)
-            values = strict_json.parse(data, partial(JsonError, SETTINGS_FILE, "the text"), strict_json.FOREIGN)
-            settings = values if strict_json.is_object(values) else settings
-            found = _default(settings.get("chat_template"))
-        if TEMPLATE_FILE in names:
-            found = artifact.read_bytes(TEMPLATE_FILE, MAX_TEMPLATE_BYTES).decode(errors="replace")
-        if not isinstance(found, str):
+        found, settings = _read(artifact)
+        if found is None:
             raise ColdpressError(
                 "the artifact has no chat template, because its checkpoint had none; give a prompt as text, or put "
                 "chat_template.jinja into the checkpoint's folder and build again"
@@ -57,6 +48,11 @@ class ChatTemplate:
         tokens = {name: text for name, text in texts.items() if text is not None}
         self._first = json.dumps([found, tokens]).encode()
         self._limited: LimitedProcess | None = None
+
+    @classmethod
+    def of(cls, artifact: Artifact) -> "ChatTemplate | None":
+        """Opens the artifact's template; returns None if it has none."""
+        return None if _read(artifact)[0] is None else cls(artifact)
 
     def render(self, messages: Sequence[Message]) -> str:
         """Returns the text of a chat, up to where the assistant's next message begins.
@@ -82,6 +78,20 @@ class ChatTemplate:
         except LimitError as error:
             self._limited = None  # the next chat starts another process
             raise ColdpressError(f"the artifact's chat template took more than {error} for this chat") from error
+
+
+def _read(artifact: Artifact) -> tuple[str | None, dict[str, Any]]:
+    """Returns the template, None without one, and the settings of the tokenizer."""
+    names = {entry.path for entry in artifact.manifest.files}
+    settings = dict[str, Any]()
+    if SETTINGS_FILE in names:
+        data = artifact.read_bytes(SETTINGS_FILE, strict_json.FOREIGN.size_bytes)
+        values = strict_json.parse(data, partial(JsonError, SETTINGS_FILE, "the text"), strict_json.FOREIGN)
+        settings = values if strict_json.is_object(values) else settings
+    if TEMPLATE_FILE in names:
+        return artifact.read_bytes(TEMPLATE_FILE, MAX_TEMPLATE_BYTES).decode(errors="replace"), settings
+    found = _default(settings.get("chat_template"))
+    return (found if isinstance(found, str) else None), settings
 
 
 def _default(found: Any) -> Any:

@@ -48,7 +48,7 @@ def test_a_stage_is_a_module_a_rule_and_a_test(stage: str) -> None:
     assert list((ROOT / "tests" / "compiler").glob(f"test_{stage}*.py"))
 
 
-PRODUCT = ("compiler", "runtime", "schemas", "coldpress/cli")
+PRODUCT = ("compiler", "runtime", "schemas", "coldpress/cli", "coldpress/server")
 """The folders of what is installed."""
 UNNAMED = {"highspy": "pulp's solver HiGHS, which the solver pulp_highs of `place` asks for by name"}
 """Declared packages that no module imports, and what needs them."""
@@ -56,7 +56,12 @@ UNNAMED = {"highspy": "pulp's solver HiGHS, which the solver pulp_highs of `plac
 
 @pytest.mark.parametrize(
     ("extra", "folders"),
-    [("", ("runtime", "schemas", "coldpress/cli")), ("compiler", ("compiler",)), ("eval", ("runtime",))],
+    [
+        ("", ("runtime", "schemas", "coldpress/cli")),
+        ("compiler", ("compiler",)),
+        ("eval", ("runtime",)),
+        ("serve", ("coldpress/server",)),
+    ],
 )
 def test_what_the_product_declares_it_imports(extra: str, folders: tuple[str, ...]) -> None:
     """A package that is imported nowhere is a download for nothing."""

@@ -1,0 +1,178 @@
+"""`/v1/chat/completions`: answers a chat (OpenAI's interface)."""
+
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from coldpress.runtime.generate.logprobs import TokenLogprobs
+from coldpress.server.answers import DONE, KEEP_ALIVE, EventStream, body_of, event, openai_event
+from coldpress.server.completions import StreamOptions
+from coldpress.server.fields import MAX_CHOICES, MAX_TOP, Body, OpenDrawing, Stop, Text, read, stops_of
+from coldpress.server.refusals import RefusalError
+from coldpress.server.run import Run, joined
+from coldpress.server.sequences import Piece, Wanted
+from coldpress.server.served import Served
+
+
+class TextPart(Body):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class ChatMessage(Body):
+    """A message of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text | list[TextPart]
+    name: None = None
+    refusal: None = None
+    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
+
+    def message(self) -> dict[str, str]:
+        """Returns the message as a chat template sees it."""
+        role = "system" if self.role == "developer" else self.role
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": role, "content": text}
+
+
+class ResponseFormat(Body):
+    """The form of the answer."""
+
+    type: Literal["text"]
+
+
+class ChatRequest(OpenDrawing):
+    """The body of a request."""
+
+    model: str
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
+    stop: Stop = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    frequency_penalty: Literal[0] | None = None
+    presence_penalty: Literal[0] | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    tools: Annotated[list[Any], Field(max_length=0)] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
+    """Without tools it changes nothing."""
+    modalities: list[Literal["text"]] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    store: Literal[False] | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=0)] | None = None
+    user: None = None
+
+
+def check_stream(asked: ChatRequest) -> None:
+    """Refuses fields that need another one."""
+    if asked.stream_options is not None and not asked.stream:
+        raise RefusalError(400, "stream_options needs stream=true; leave it out", "stream_options")
+    if asked.top_logprobs is not None and not asked.logprobs:
+        raise RefusalError(400, "top_logprobs needs logprobs=true; leave it out", "top_logprobs")
+    if asked.max_tokens is not None and asked.max_completion_tokens is not None:
+        raise RefusalError(400, "max_tokens and max_completion_tokens are the same; give one of them", "max_tokens")
+
+
+async def chat_completions(request: Request, served: Served) -> Response:
+    """Answers a request."""
+    asked = read(ChatRequest, await body_of(request, served.settings.max_body_bytes))
+    served.check_name(asked.model)
+    check_stream(asked)
+    sampling, count = served.sampling(asked), asked.n or 1
+    with served.worker.places(count) as places:
+        ids = await served.chat_ids([message.message() for message in asked.messages])
+        served.check_ids(ids, "messages")
+        most = served.num_new(asked.max_tokens or asked.max_completion_tokens, len(ids))
+        num_top = (asked.top_logprobs or 0) if asked.logprobs else None
+        wanted = served.choices(Wanted(tuple(ids), sampling, most, stops_of(asked.stop), num_top), count)
+        run = served.run(wanted)
+        served.worker.submit(places, run.sequences)
+    answer = _Answer(served, asked, len(ids))
+    if asked.stream:
+        return answer.stream(run)
+    return JSONResponse(answer.whole(await run.all(served.worker, request.receive)))
+
+
+class _Answer:
+    """The shapes of one answer, whole and streamed."""
+
+    def __init__(self, served: Served, asked: ChatRequest, num_prompt: int) -> None:
+        self._served, self._asked, self._num_prompt = served, asked, num_prompt
+        self._id = f"chatcmpl-{secrets.token_hex(12)}"
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self._id, "object": kind, "created": self._served.created_s, "model": self._served.name}
+
+    def whole(self, found: list[list[Piece]]) -> dict[str, Any]:
+        """Returns the answer of ended sequences."""
+        choices = [
+            {
+                "index": number,
+                "message": {"role": "assistant", "content": joined(pieces), "refusal": None},
+                "logprobs": self._logprobs([one for piece in pieces for one in piece.tokens]),
+                "finish_reason": pieces[-1].finish,
+            }
+            for number, pieces in enumerate(found)
+        ]
+        usage = self._usage(sum(pieces[-1].num_new for pieces in found))
+        return {**self._head("chat.completion"), "choices": choices, "usage": usage}
+
+    def stream(self, run: Run) -> Response:
+        """Returns the answer as a stream."""
+        served = self._served
+        return EventStream(run, served.worker, served.settings.keep_alive_s, self._events, openai_event)
+
+    async def _events(self, pieces: AsyncIterator[tuple[int, Piece] | None]) -> AsyncIterator[str]:
+        num_new = dict[int, int]()
+        for number in range(self._asked.n or 1):
+            yield self._chunk(number, {"role": "assistant", "content": ""})
+        async for each in pieces:
+            if each is None:
+                yield KEEP_ALIVE
+                continue
+            number, piece = each
+            num_new[number] = piece.num_new
+            if piece.text or piece.tokens:
+                yield self._chunk(number, {"content": piece.text}, piece.tokens)
+            if piece.finish:
+                yield self._chunk(number, {}, finish=piece.finish)
+        if self._asked.stream_options and self._asked.stream_options.include_usage:
+            usage = self._usage(sum(num_new.values()))
+            yield event({**self._head("chat.completion.chunk"), "choices": [], "usage": usage})
+        yield DONE
+
+    def _chunk(
+        self, number: int, delta: dict[str, str], tokens: Sequence[TokenLogprobs] = (), finish: str | None = None
+    ) -> str:
+        logprobs = self._logprobs(tokens) if tokens else None
+        choice = {"index": number, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        return event({**self._head("chat.completion.chunk"), "choices": [choice]})
+
+    def _usage(self, num_new: int) -> dict[str, int]:
+        total = self._num_prompt + num_new
+        return {"prompt_tokens": self._num_prompt, "completion_tokens": num_new, "total_tokens": total}
+
+    def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
+        if not self._asked.logprobs:
+            return None
+        content = [
+            {**self._one(told.id, told.logprob), "top_logprobs": [self._one(*each) for each in told.top]}
+            for told in tokens
+        ]
+        return {"content": content, "refusal": None}
+
+    def _one(self, token_id: int, logprob: float) -> dict[str, Any]:
+        text = self._served.text_of(token_id)
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}

@@ -1,0 +1,192 @@
+"""Starts the server: loads the artifact, opens the port, and stops when it is told to.
+
+SIGTERM and SIGINT end it in order: it refuses new requests, finishes those that it has accepted, and closes the
+artifact. A second SIGINT ends it at once.
+"""
+
+import argparse
+import logging
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from coldpress.runtime.cli.command_line import Parser
+from coldpress.runtime.generate.session import Session
+from coldpress.runtime.kernels import FEW_TOKENS
+from coldpress.runtime.quantities import parse_bytes, show_bytes
+from coldpress.runtime.text.chat import ChatTemplate
+from coldpress.runtime.text.tokenizer import TextCodec
+from coldpress.schemas.errors import ColdpressError, printable
+from coldpress.server.app import make_app
+from coldpress.server.served import Served
+from coldpress.server.settings import Settings
+from coldpress.server.worker import Worker
+
+EXIT_BAD_INPUT = 2
+BACKLOG = 128
+"""Connections that the system accepts before the server does."""
+
+
+def serve(
+    artifact: str,
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    dram: str | int | None = None,
+    key: str | None = None,
+    *,
+    name: str | None = None,
+    max_queue: int = 64,
+    max_batch: int = FEW_TOKENS,
+    batch_tokens: int | None = None,
+    max_tokens: int = 512,
+    max_body_bytes: int = 4 << 20,
+    keep_alive_s: float = 10.0,
+) -> None:
+    """Serves an artifact until SIGTERM or SIGINT.
+
+    Args:
+        artifact: The artifact's folder.
+        host: Where to listen; other machines reach it only if it is not the loopback address.
+        port: 0 takes any free one; the address is printed.
+        dram: The DRAM budget, as text such as "3GB" or in bytes; None for the artifact's largest plan.
+        key: What clients must send; None asks for nothing.
+        name, max_queue, max_batch, batch_tokens, max_tokens, max_body_bytes, keep_alive_s: See `Settings`.
+
+    Raises:
+        ColdpressError: if the artifact cannot be loaded, a setting is outside its limits, or the port is taken.
+    """
+    settings = Settings(
+        artifact=str(artifact),
+        host=host,
+        port=port,
+        dram_budget_bytes=None if dram is None else parse_bytes(dram),
+        key=key,
+        name=name,
+        max_queue=max_queue,
+        max_batch=max_batch,
+        batch_tokens=batch_tokens,
+        max_tokens=max_tokens,
+        max_body_bytes=max_body_bytes,
+        keep_alive_s=keep_alive_s,
+    )
+    served = open_served(settings)
+    listening = listen(host, port)
+    config = uvicorn_config(served)
+    served.worker.start()
+    with listening:
+        address = listening.getsockname()
+        shown = f"[{address[0]}]" if ":" in address[0] else address[0]
+        budget = show_bytes(served.worker.memory()[0])
+        print(f"serving {served.name} at http://{shown}:{address[1]} with {budget} of DRAM", flush=True)
+        try:
+            StoppingServer(config, served.worker).run(sockets=[listening])
+        finally:
+            served.worker.stop()
+
+
+def open_served(settings: Settings) -> Served:
+    """Loads the artifact; the worker's thread is not started yet."""
+    session = Session(settings.artifact, dram_budget_bytes=settings.dram_budget_bytes)
+    manifest = session.artifact.manifest
+    most = max(settings.batch_tokens or 0, session.plan.context_length)
+    if not session.has_kv_room(most):
+        raise ColdpressError(
+            f"batch_tokens is {most}, but the DRAM budget of {session.plan.dram_budget_bytes} bytes has no room for "
+            "their keys and values; give fewer, or a larger budget"
+        )
+    return Served(
+        name=settings.name or Path(settings.artifact).resolve().name.removesuffix(".coldpress"),
+        created_s=int(time.time()),
+        settings=settings,
+        worker=Worker(session, settings),
+        codec=TextCodec.of(session.artifact),
+        template=ChatTemplate.of(session.artifact),
+        eos_ids=frozenset(manifest.model.eos_token_ids),
+        vocab_size=manifest.model.vocab_size,
+    )
+
+
+def uvicorn_config(served: Served) -> uvicorn.Config:
+    """Returns how uvicorn runs the application; what goes wrong in a request, the application itself logs."""
+    return uvicorn.Config(
+        make_app(served), log_level="critical", access_log=False, server_header=False, lifespan="off", ws="none"
+    )
+
+
+class StoppingServer(uvicorn.Server):
+    """Refuses new requests as soon as it is told to stop, and hands no signal on."""
+
+    def __init__(self, config: uvicorn.Config, worker: Worker) -> None:
+        """`worker` is told first."""
+        super().__init__(config)
+        self._worker = worker
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Handles a signal."""
+        self._worker.refuse_more()
+        super().handle_exit(sig, frame)
+        self._captured_signals.clear()  # it would raise the signal again when all is done, and end with its code
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Opens the port.
+
+    Raises:
+        ColdpressError: if it is taken, or the host is not this machine's.
+    """
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with ExitStack() as on_failure:
+            opened = on_failure.enter_context(socket.socket(family, kind))
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            opened.bind(address)
+            opened.listen(BACKLOG)
+            on_failure.pop_all()
+            return opened
+    except OSError as error:
+        raise ColdpressError(
+            f"cannot listen on {host}, port {port} ({error.strerror}); give another port or host"
+        ) from error
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs `python -m coldpress.server`, and returns its exit code."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
+    arguments = vars(_build_parser().parse_args(argv))
+    try:
+        serve(**{name: value for name, value in arguments.items() if value is not None})
+    except ColdpressError as error:
+        print(f"error: {printable(str(error))}", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    return 0
+
+
+def _build_parser() -> Parser:
+    parser = Parser(
+        prog="python -m coldpress.server", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("artifact", help="the artifact's folder")
+    parser.add_argument("--host", help="where to listen (default: 127.0.0.1, which only this machine reaches)")
+    parser.add_argument("--port", type=int, help="default: 8080; 0 takes any free one")
+    parser.add_argument("--dram", metavar="BYTES", help="budget, such as 3GB (default: the artifact's largest plan)")
+    parser.add_argument("--key", help="what clients must send as a bearer token or x-api-key")
+    parser.add_argument("--name", help="the model's name in requests (default: the artifact's)")
+    parser.add_argument("--max-queue", type=int, metavar="N", help="sequences that may wait (default: 64)")
+    parser.add_argument("--max-batch", type=int, metavar="N", help=f"most that run at once (default: {FEW_TOKENS})")
+    parser.add_argument(
+        "--batch-tokens", type=int, metavar="N", help="tokens of all running sequences (default: the plan's context)"
+    )
+    parser.add_argument(
+        "--max-tokens", type=int, metavar="N", help="new tokens where a request does not say how many (default: 512)"
+    )
+    parser.add_argument("--max-body-bytes", type=int, metavar="N", help="longest body of a request (default: 4 MiB)")
+    parser.add_argument(
+        "--keep-alive-s", type=float, metavar="S", help="seconds after which a silent stream says so (default: 10)"
+    )
+    return parser

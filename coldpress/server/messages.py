@@ -1,0 +1,157 @@
+"""`/v1/messages` and `/v1/messages/count_tokens`: answers a chat (Anthropic's interface)."""
+
+import secrets
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from coldpress.server.answers import KEEP_ALIVE, EventStream, anthropic_event, body_of, event
+from coldpress.server.fields import Body, Drawing, Text, read
+from coldpress.server.refusals import RefusalError
+from coldpress.server.run import Run, joined
+from coldpress.server.sequences import Piece, Wanted
+from coldpress.server.served import Served
+
+
+class TextBlock(Body):
+    """A block of a message."""
+
+    type: Literal["text"]
+    text: Text
+    cache_control: None = None
+
+
+class InputMessage(Body):
+    """A message of a chat."""
+
+    role: Literal["user", "assistant"]
+    content: Text | list[TextBlock]
+
+
+class Thinking(Body):
+    """Whether the model thinks first."""
+
+    type: Literal["disabled"]
+
+
+class ToolChoice(Body):
+    """Which tools the model may call."""
+
+    type: Literal["none", "auto"]
+
+
+class CountRequest(Body):
+    """The body of a request for the number of tokens."""
+
+    model: str
+    messages: Annotated[list[InputMessage], Field(min_length=1)]
+    system: Text | list[TextBlock] | None = None
+    thinking: Thinking | None = None
+    tools: Annotated[list[Any], Field(max_length=0)] | None = None
+    tool_choice: ToolChoice | None = None
+
+    def chat(self) -> list[dict[str, str]]:
+        """Returns the chat as a template sees it."""
+        if self.messages[-1].role != "user":
+            raise RefusalError(400, "the last message is the assistant's, expected the user's; add one", "messages")
+        before = [] if self.system is None else [{"role": "system", "content": _text(self.system)}]
+        return before + [{"role": each.role, "content": _text(each.content)} for each in self.messages]
+
+
+class MessagesRequest(CountRequest, Drawing):
+    """The body of a request."""
+
+    max_tokens: Annotated[int, Field(ge=1)]
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    stop_sequences: Annotated[list[Text], Field(max_length=16)] | None = None
+    stream: bool | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=0)] | None = None
+
+
+def _text(content: str | list[TextBlock]) -> str:
+    return content if isinstance(content, str) else "".join(block.text for block in content)
+
+
+async def count_tokens(request: Request, served: Served) -> Response:
+    """Says how many tokens a chat has."""
+    asked = read(CountRequest, await body_of(request, served.settings.max_body_bytes))
+    served.check_name(asked.model)
+    return JSONResponse({"input_tokens": len(await served.chat_ids(asked.chat()))})
+
+
+async def messages(request: Request, served: Served) -> Response:
+    """Answers a request."""
+    asked = read(MessagesRequest, await body_of(request, served.settings.max_body_bytes))
+    served.check_name(asked.model)
+    sampling = served.sampling(asked, top_k=asked.top_k)
+    chat = asked.chat()
+    with served.worker.places(1) as places:
+        ids = await served.chat_ids(chat)
+        served.check_ids(ids, "messages")
+        most = served.num_new(asked.max_tokens, len(ids))
+        run = served.run([Wanted(tuple(ids), sampling, most, tuple(asked.stop_sequences or ()))])
+        served.worker.submit(places, run.sequences)
+    answer = _Answer(served, len(ids))
+    if asked.stream:
+        return answer.stream(run)
+    (pieces,) = await run.all(served.worker, request.receive)
+    return JSONResponse(answer.whole(pieces))
+
+
+class _Answer:
+    """The shapes of one answer, whole and streamed."""
+
+    def __init__(self, served: Served, num_prompt: int) -> None:
+        self._served, self._num_prompt = served, num_prompt
+        self._id = f"msg_{secrets.token_hex(12)}"
+
+    def _message(self, content: list[dict[str, str]], end: dict[str, str | None], num_new: int) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._served.name,
+            "content": content,
+            **end,
+            "usage": {"input_tokens": self._num_prompt, "output_tokens": num_new},
+        }
+
+    def whole(self, pieces: list[Piece]) -> dict[str, Any]:
+        """Returns the answer of an ended sequence."""
+        content = [{"type": "text", "text": joined(pieces)}]
+        return self._message(content, _end(pieces[-1]), pieces[-1].num_new)
+
+    def stream(self, run: Run) -> Response:
+        """Returns the answer as a stream."""
+        served = self._served
+        return EventStream(run, served.worker, served.settings.keep_alive_s, self._events, anthropic_event)
+
+    async def _events(self, pieces: AsyncIterator[tuple[int, Piece] | None]) -> AsyncIterator[str]:
+        begun = self._message([], {"stop_reason": None, "stop_sequence": None}, 0)
+        yield _named({"type": "message_start", "message": begun})
+        yield _named({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}})
+        last = Piece()
+        async for each in pieces:
+            if each is None:
+                yield KEEP_ALIVE
+                continue
+            last = each[1]
+            if last.text:
+                delta = {"type": "text_delta", "text": last.text}
+                yield _named({"type": "content_block_delta", "index": 0, "delta": delta})
+        yield _named({"type": "content_block_stop", "index": 0})
+        yield _named({"type": "message_delta", "delta": _end(last), "usage": {"output_tokens": last.num_new}})
+        yield _named({"type": "message_stop"})
+
+
+def _named(data: dict[str, Any]) -> str:
+    return event(data, data["type"])
+
+
+def _end(piece: Piece) -> dict[str, str | None]:
+    reason = "max_tokens" if piece.finish == "length" else "stop_sequence" if piece.stop is not None else "end_turn"
+    return {"stop_reason": reason, "stop_sequence": piece.stop}

@@ -1,0 +1,198 @@
+"""`/v1/responses`: answers a text or a chat (OpenAI's newer interface); nothing is stored."""
+
+import secrets
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from coldpress.server.answers import KEEP_ALIVE, EventStream, body_of, event
+from coldpress.server.fields import Body, Drawing, Text, read
+from coldpress.server.refusals import RefusalError
+from coldpress.server.run import Run, joined
+from coldpress.server.sequences import Piece, Wanted
+from coldpress.server.served import Served
+
+
+class TextPart(Body):
+    """A part of a message; one of an earlier answer comes with empty lists."""
+
+    type: Literal["input_text", "output_text"]
+    text: Text
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    logprobs: Annotated[list[Any], Field(max_length=0)] | None = None
+
+
+class InputItem(Body):
+    """A message of a chat; one of an earlier answer comes with its id."""
+
+    type: Literal["message"] | None = None
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text | list[TextPart]
+    id: str | None = None
+    status: str | None = None
+
+    def message(self) -> dict[str, str]:
+        """Returns the message as a chat template sees it."""
+        role = "system" if self.role == "developer" else self.role
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": role, "content": text}
+
+
+class Format(Body):
+    """The form of the text."""
+
+    type: Literal["text"]
+
+
+class TextSettings(Body):
+    """How the text is written."""
+
+    format: Format | None = None
+
+
+class StreamOptions(Body):
+    """What a stream tells besides the text."""
+
+    include_obfuscation: Literal[False] | None = None
+
+
+class ResponsesRequest(Drawing):
+    """The body of a request."""
+
+    model: str
+    input: Text | Annotated[list[InputItem], Field(min_length=1)]
+    instructions: Text | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    store: bool | None = None
+    """Nothing is stored, so that the answer says false; a later request for it finds nothing."""
+    text: TextSettings | None = None
+    truncation: Literal["disabled"] | None = None
+    background: Literal[False] | None = None
+    include: Annotated[list[str], Field(max_length=0)] | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=0)] | None = None
+    parallel_tool_calls: bool | None = None
+    """Without tools it changes nothing."""
+    previous_response_id: None = None
+    service_tier: Literal["auto", "default"] | None = None
+    tools: Annotated[list[Any], Field(max_length=0)] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    top_logprobs: Literal[0] | None = None
+    user: None = None
+
+    def chat(self) -> list[dict[str, str]]:
+        """Returns the chat as a template sees it."""
+        before = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+        if isinstance(self.input, str):
+            return [*before, {"role": "user", "content": self.input}]
+        return before + [item.message() for item in self.input]
+
+
+async def responses(request: Request, served: Served) -> Response:
+    """Answers a request."""
+    asked = read(ResponsesRequest, await body_of(request, served.settings.max_body_bytes))
+    served.check_name(asked.model)
+    if asked.store:
+        raise RefusalError(400, "store is true, but this server stores nothing; leave it out or give false", "store")
+    sampling = served.sampling(asked)
+    with served.worker.places(1) as places:
+        ids = await served.chat_ids(asked.chat())
+        served.check_ids(ids, "input")
+        most = served.num_new(asked.max_output_tokens, len(ids), "max_output_tokens")
+        run = served.run([Wanted(tuple(ids), sampling, most)])
+        served.worker.submit(places, run.sequences)
+    answer = _Answer(served, asked, len(ids))
+    if asked.stream:
+        return answer.stream(run)
+    (pieces,) = await run.all(served.worker, request.receive)
+    return JSONResponse(answer.response(joined(pieces), pieces[-1]))
+
+
+class _Answer:
+    """The shapes of one answer, whole and streamed."""
+
+    def __init__(self, served: Served, asked: ResponsesRequest, num_prompt: int) -> None:
+        self._served, self._asked, self._num_prompt = served, asked, num_prompt
+        self._id, self._item_id = f"resp_{secrets.token_hex(12)}", f"msg_{secrets.token_hex(12)}"
+        self._num_events = 0
+
+    def response(self, text: str, last: Piece | None) -> dict[str, Any]:
+        """Returns the answer; `last` is None as long as the sequence runs."""
+        asked, num_new = self._asked, last.num_new if last else 0
+        is_cut = last is not None and last.finish == "length"
+        usage = {
+            "input_tokens": self._num_prompt,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": num_new,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": self._num_prompt + num_new,
+        }
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._served.created_s,
+            "status": "in_progress" if last is None else "incomplete" if is_cut else "completed",
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "instructions": asked.instructions,
+            "max_output_tokens": asked.max_output_tokens,
+            "model": self._served.name,
+            "output": [] if last is None else [self._item(text, "incomplete" if is_cut else "completed")],
+            "parallel_tool_calls": asked.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "store": False,
+            "temperature": 1.0 if asked.temperature is None else asked.temperature,
+            "text": {"format": {"type": "text"}},
+            "tool_choice": asked.tool_choice or "auto",
+            "tools": [],
+            "top_p": 1.0 if asked.top_p is None else asked.top_p,
+            "truncation": "disabled",
+            "usage": None if last is None else usage,
+            "metadata": {},
+        }
+
+    def _item(self, text: str | None, status: str) -> dict[str, Any]:
+        content = [] if text is None else [_part(text)]
+        return {"id": self._item_id, "type": "message", "role": "assistant", "status": status, "content": content}
+
+    def stream(self, run: Run) -> Response:
+        """Returns the answer as a stream."""
+        served = self._served
+        return EventStream(run, served.worker, served.settings.keep_alive_s, self._events, self._failed)
+
+    def _failed(self, status: int, text: str) -> str:
+        return self._event("error", code="server_error", message=text, param=None)
+
+    def _event(self, kind: str, **fields: Any) -> str:
+        found = event({"type": kind, "sequence_number": self._num_events, **fields}, kind)
+        self._num_events += 1
+        return found
+
+    async def _events(self, pieces: AsyncIterator[tuple[int, Piece] | None]) -> AsyncIterator[str]:
+        place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+        yield self._event("response.created", response=self.response("", None))
+        yield self._event("response.in_progress", response=self.response("", None))
+        yield self._event("response.output_item.added", output_index=0, item=self._item(None, "in_progress"))
+        yield self._event("response.content_part.added", **place, part=_part(""))
+        text, last = "", Piece()
+        async for each in pieces:
+            if each is None:
+                yield KEEP_ALIVE
+                continue
+            last = each[1]
+            text += last.text
+            if last.text:
+                yield self._event("response.output_text.delta", **place, delta=last.text, logprobs=[])
+        response = self.response(text, last)
+        yield self._event("response.output_text.done", **place, text=text, logprobs=[])
+        yield self._event("response.content_part.done", **place, part=_part(text))
+        yield self._event("response.output_item.done", output_index=0, item=response["output"][0])
+        yield self._event(f"response.{response['status']}", response=response)
+
+
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

@@ -1,0 +1,136 @@
+"""The served artifact as requests see it: names, tokens, limits, and sequences for its worker."""
+
+import asyncio
+import secrets
+from collections.abc import Sequence as Several
+from dataclasses import dataclass, replace
+
+from coldpress.runtime.generate.sampling import Sampling
+from coldpress.runtime.text.chat import ChatTemplate, Message
+from coldpress.runtime.text.tokenizer import TextCodec
+from coldpress.server.fields import Drawing, OpenDrawing
+from coldpress.server.refusals import RefusalError
+from coldpress.server.run import Run
+from coldpress.server.sequences import Piece, Sequence, Wanted
+from coldpress.server.settings import Settings
+from coldpress.server.worker import Worker
+
+MAX_CHARS_PER_TOKEN = 64
+"""A text with more characters for each token of the context is refused before it is tokenized: no text but long runs
+of spaces has so few tokens."""
+
+NO_TEXT = "token_id:"
+"""Begins what stands for a token without text of its own, such as a special one."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """An artifact behind the interfaces."""
+
+    name: str
+    created_s: int
+    """When its server began, in seconds since 1970."""
+    settings: Settings
+    worker: Worker
+    codec: TextCodec | None
+    template: ChatTemplate | None
+    """None if the artifact has none, which a chat is told."""
+    eos_ids: frozenset[int]
+    vocab_size: int
+
+    def check_name(self, name: str) -> None:
+        """Refuses another model's name."""
+        if name != self.name:
+            raise RefusalError(404, f"there is no model '{name}', expected '{self.name}'; see /v1/models", "model")
+
+    async def encoded(self, text: str, special: bool = True) -> list[int]:
+        """Returns the token ids of a text.
+
+        Raises:
+            RefusalError: 413 if the text is too long to fit the context.
+            ColdpressError: if the artifact has no tokenizer, or it refuses the text.
+        """
+        if self.codec is None:
+            raise RefusalError(400, "the artifact has no tokenizer; give token ids to /v1/completions")
+        most = MAX_CHARS_PER_TOKEN * self.worker.context_length
+        if len(text) > most:
+            raise RefusalError(413, f"a text has {len(text)} characters, expected at most {most}; shorten it")
+        return await asyncio.to_thread(self.codec.encode, text, special)
+
+    async def chat_ids(self, messages: Several[Message]) -> list[int]:
+        """Returns the token ids of a chat.
+
+        Raises:
+            RefusalError, ColdpressError: as `encoded`; or if there is no template, or it refuses the chat.
+        """
+        if self.template is None:
+            raise RefusalError(
+                400, "the artifact has no chat template, because its checkpoint had none; use /v1/completions"
+            )
+        if sum(len(message["content"]) for message in messages) > MAX_CHARS_PER_TOKEN * self.worker.context_length:
+            raise RefusalError(413, "the chat has more characters than the context holds; shorten it", "messages")
+        return await self.encoded(await asyncio.to_thread(self.template.render, messages), special=False)
+
+    def check_ids(self, ids: Several[int], field: str) -> None:
+        """Refuses a prompt that the model cannot take, before anything is computed."""
+        if not ids:
+            raise RefusalError(400, "a prompt has no tokens, expected at least one; give a prompt", field)
+        if len(ids) >= self.worker.context_length:
+            raise RefusalError(
+                413,
+                f"a prompt has {len(ids)} tokens, expected at most {self.worker.context_length - 1} of a context of "
+                f"{self.worker.context_length}; shorten it",
+                field,
+            )
+        if unknown := [token for token in ids if not 0 <= token < self.vocab_size]:
+            raise RefusalError(
+                400, f"token id {unknown[0]} is outside the vocabulary, expected 0 to {self.vocab_size - 1}", field
+            )
+
+    def num_new(self, asked: int | None, num_prompt: int, field: str = "max_tokens") -> int:
+        """Returns the number of new tokens of a sequence; refuses one that the context does not hold."""
+        room = self.worker.context_length - num_prompt
+        if asked is None:
+            return min(self.settings.max_tokens, room)
+        if asked > room:
+            raise RefusalError(
+                413,
+                f"{num_prompt} tokens of a prompt and {asked} new ones were asked for, expected at most "
+                f"{self.worker.context_length} together; give a smaller {field}",
+                field,
+            )
+        return asked
+
+    def sampling(self, drawing: Drawing, top_k: int | None = None) -> Sampling:
+        """Returns how tokens are drawn; without a seed, anew each time."""
+        temperature = 1.0 if drawing.temperature is None else drawing.temperature
+        found = Sampling(
+            temperature=temperature, top_p=drawing.top_p or 1.0, seed=secrets.randbits(62), top_k=top_k or 0
+        )
+        if isinstance(drawing, OpenDrawing):
+            given = {name: getattr(drawing, name) for name in ("top_k", "min_p", "repetition_penalty", "seed")}
+            found = replace(found, **{name: value for name, value in given.items() if value is not None})
+        return found
+
+    def run(self, several: Several[Wanted]) -> Run:
+        """Returns a run of sequences, not submitted yet."""
+        loop = asyncio.get_running_loop()
+        pieces = asyncio.Queue[tuple[int, Piece]]()
+
+        def made(number: int, wanted: Wanted) -> Sequence:
+            def tell(piece: Piece) -> None:
+                loop.call_soon_threadsafe(pieces.put_nowait, (number, piece))
+
+            return Sequence(wanted, self.codec, self.eos_ids, tell)
+
+        return Run([made(number, wanted) for number, wanted in enumerate(several)], pieces)
+
+    def choices(self, wanted: Wanted, count: int) -> list[Wanted]:
+        """Returns `count` sequences of one prompt; each has the next seed."""
+        sampling = wanted.sampling
+        return [replace(wanted, sampling=replace(sampling, seed=sampling.seed + place)) for place in range(count)]
+
+    def text_of(self, token_id: int) -> str:
+        """Returns a token's own text, for lists of log-probabilities; `token_id:N` where it has none."""
+        text = "" if self.codec is None else self.codec.decode([token_id])
+        return text or f"{NO_TEXT}{token_id}"

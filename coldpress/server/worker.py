@@ -1,0 +1,238 @@
+"""The one thread that owns the session: it runs waiting sequences together, and counts what that costs.
+
+Sequences wait in the order in which they came. Those that wait when a pass ends begin together, if there is room for
+their keys and values (runtime/generate/batch.py), so that they share the prefill's pass over flash and every later
+read. A sequence whose client has left ends at its next token, or never begins.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Generator, Iterator
+from collections.abc import Sequence as Several
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from coldpress.runtime.generate.batch import Prompt, Room, generate_each
+from coldpress.runtime.generate.session import Session
+from coldpress.runtime.generate.statistics import Token
+from coldpress.schemas.errors import ColdpressError
+from coldpress.server.refusals import RefusalError
+from coldpress.server.sequences import Sequence
+from coldpress.server.settings import Settings
+
+LOG = logging.getLogger("coldpress.server")
+
+
+@dataclass
+class Totals:
+    """What the worker has done since it started."""
+
+    sequences: int = 0
+    """Sequences that ended, whoever ended them."""
+    cancelled: int = 0
+    """The part of `sequences` whose client left."""
+    failed: int = 0
+    prompt_tokens: int = 0
+    """Tokens of prompts that were prefilled."""
+    new_tokens: int = 0
+    prefills: int = 0
+    passes: int = 0
+    """Passes that decoded tokens."""
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    flash_s: float = 0.0
+    reads: int = 0
+    read_bytes: int = 0
+    hits: int = 0
+    misses: int = 0
+
+    def add(self, token: Token) -> None:
+        """Adds a token and its cost."""
+        self.new_tokens += 1
+        if token.leads:
+            self.prefills += not token.pass_number
+            self.passes += token.pass_number > 0
+        if token.pass_number:
+            self.decode_s += token.seconds
+        else:
+            self.prefill_s += token.seconds
+        self.flash_s += token.flash_s
+        self.reads += token.reads
+        self.read_bytes += token.read_bytes
+        self.hits += token.hits
+        self.misses += token.misses
+
+
+class Places:
+    """Places in the queue, held while a request's prompts are turned into tokens."""
+
+    def __init__(self, count: int) -> None:
+        """Holds `count` places."""
+        self.count = count
+
+
+class Worker:
+    """Runs sequences on a session, in a thread of its own."""
+
+    def __init__(self, session: Session, settings: Settings) -> None:
+        """Takes the session over; `start` starts the thread."""
+        self._session, self._settings = session, settings
+        self._changed = threading.Condition()
+        self._queue = deque[Sequence]()
+        self._running: dict[int, Sequence] = {}
+        self._held, self._stopping, self._num_taken = 0, False, 0
+        self.totals = Totals()
+        self._thread = threading.Thread(target=self._work, name="coldpress-worker", daemon=True)
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of one sequence, prompt and new tokens together."""
+        return self._session.plan.context_length
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether new sequences are refused."""
+        return self._stopping
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def refuse_more(self) -> None:
+        """Refuses new sequences from now on; those that were accepted go on."""
+        self._stopping = True
+
+    def stop(self) -> None:
+        """Ends the thread when all accepted sequences have ended, and closes the session."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._thread.join()
+        self._session.close()
+
+    def counts(self) -> tuple[int, int, Totals]:
+        """Returns (sequences that wait, sequences that run, the totals)."""
+        with self._changed:
+            return len(self._queue), len(self._running), replace(self.totals)
+
+    def memory(self) -> tuple[int, int]:
+        """Returns (the DRAM budget, the DRAM in use), in bytes."""
+        return self._session.plan.dram_budget_bytes, self._session.store.dram_used_bytes
+
+    def resize(self, dram_budget_bytes: int) -> None:
+        """Changes the DRAM budget between two passes. Raises as `Session.resize`."""
+        self._session.resize(dram_budget_bytes)
+
+    @contextmanager
+    def places(self, count: int) -> Generator[Places]:
+        """Reserves places in the queue; those that `submit` has not used by the end are free again.
+
+        Raises:
+            RefusalError: 503 while the server stops, 429 if there are too few places.
+        """
+        most = self._settings.max_queue
+        if count > most:
+            raise RefusalError(
+                413, f"the request has {count} sequences, expected at most {most}; send several requests"
+            )
+        with self._changed:
+            if self._stopping:
+                raise RefusalError(503, "the server is stopping, and takes no more requests; ask another one")
+            if len(self._queue) + self._held + count > most:
+                raise RefusalError(429, f"{most} sequences wait already, expected fewer; ask again later")
+            self._held += count
+        places = Places(count)
+        try:
+            yield places
+        finally:
+            with self._changed:
+                self._held -= places.count
+
+    def submit(self, places: Places, sequences: Several[Sequence]) -> None:
+        """Puts sequences into their places."""
+        with self._changed:
+            self._held -= places.count
+            places.count = 0
+            self._queue.extend(sequences)
+            self._changed.notify_all()
+
+    def cancel(self, sequences: Several[Sequence]) -> None:
+        """Ends sequences that nobody waits for: at once if they wait, else at their next token."""
+        with self._changed:
+            for sequence in sequences:
+                sequence.cancel()
+            waiting = [sequence for sequence in self._queue if not sequence.cancelled]
+            self._count_cancelled(len(self._queue) - len(waiting))
+            self._queue = deque(waiting)
+
+    def _count_cancelled(self, count: int) -> None:
+        self.totals.sequences += count
+        self.totals.cancelled += count
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._queue and not self._stopping:
+                    self._changed.wait()
+                if not self._queue and not self._held:
+                    return
+                if not self._queue:  # a request that was accepted is being turned into tokens
+                    self._changed.wait(0.1)
+                    continue
+            try:
+                self._run()
+            except ColdpressError as error:
+                self._fail(error)
+            except Exception:
+                LOG.exception("a pass failed")
+                self._fail(ColdpressError("the server failed at this request; its log says why"))
+
+    def _run(self) -> None:
+        """Runs sequences until none waits."""
+        session, settings, longest = self._session, self._settings, self.context_length
+        with self._changed:
+            self._running.clear()
+            self._num_taken = 0
+        sequences = 1 if session.decoder.sees_residency else settings.max_batch
+        num_tokens = max(settings.batch_tokens or 0, longest)
+        if not session.has_kv_room(num_tokens):  # of a budget that has shrunk
+            num_tokens = longest
+        room = Room(sequences, longest, num_tokens)
+        for _ in generate_each(session, self._prompts(), 1, room, on_token=self._add, at_once=True):
+            pass
+
+    def _prompts(self) -> Iterator[Prompt | None]:
+        """Yields the next sequence's prompt, or None while none waits."""
+        while True:
+            with self._changed:
+                taken = self._queue.popleft() if self._queue else None
+                if taken is not None:
+                    self._running[self._num_taken] = taken
+                    self._num_taken += 1
+            yield None if taken is None else taken.prompt()
+
+    def _add(self, number: int, token: Token) -> bool:
+        sequence = self._running[number]
+        if not token.pass_number:
+            self.totals.prompt_tokens += len(sequence.wanted.ids)
+        self.totals.add(token)
+        piece = sequence.add(token)
+        if sequence.ended:  # counted before its client knows, who may ask for the numbers next
+            with self._changed:
+                del self._running[number]
+                self.totals.sequences += 1
+                self.totals.cancelled += sequence.was_left
+                self.totals.failed += piece is not None and piece.error is not None
+        if piece is not None:
+            sequence.tell(piece)
+        return sequence.ended
+
+    def _fail(self, error: ColdpressError) -> None:
+        """Ends all sequences that run; those that wait have their turn."""
+        with self._changed:
+            running, self._running = list(self._running.values()), {}
+            self.totals.sequences += len(running)
+            self.totals.failed += len(running)
+        for sequence in running:
+            sequence.tell(sequence.failed(error))

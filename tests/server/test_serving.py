@@ -1,0 +1,188 @@
+"""Requests side by side: they share passes, leave, wait, are refused, and end in order."""
+
+import contextlib
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import threading
+
+import pytest
+
+from tests.support.serving import WAIT_S, serving, serving_here
+
+LONG = {"prompt": "The map was", "max_tokens": 480, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def here(artifact):
+    with serving_here(artifact.path, dram_budget_bytes=10**9, max_queue=4, max_batch=2, keep_alive_s=0.05) as server:
+        yield server
+
+
+def begin(server, **fields):
+    """Sends a request to /v1/completions, and returns its connection without waiting."""
+    connection = server.connection()
+    body = json.dumps({"model": server.name, **fields})
+    connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+    return connection
+
+
+def end(connection):
+    """Returns the text of a whole answer."""
+    answer = connection.getresponse()
+    assert answer.status == 200
+    text = json.loads(answer.read())["choices"][0]["text"]
+    connection.close()
+    return text
+
+
+def test_requests_that_arrive_together_share_passes(here, model):
+    before = here.metrics()
+    with here.held():
+        opened = [begin(here, prompt=prompt, max_tokens=9, temperature=0) for prompt in ("Once", "The map", "A")]
+        here.wait_for(lambda now: now["waiting"] + now["running"] == 3)
+    texts = sorted(map(end, opened))
+    assert texts == sorted(model.generate(prompt, 9).text for prompt in ("Once", "The map", "A"))
+    after = here.metrics()
+    # the first may begin alone; of three with two places, the last begins as soon as one is free
+    assert after["passes_total"] - before["passes_total"] < 3 * 8
+    assert after["new_tokens_total"] - before["new_tokens_total"] == 3 * 9
+
+
+def test_a_full_queue_is_a_429_and_empties_again(here):
+    with here.held():
+        opened = [begin(here, **LONG)]
+        here.wait_for(lambda now: now["running"] == 1)
+        for number in range(4):
+            opened.append(begin(here, **LONG))
+            here.wait_for(lambda now, number=number: now["waiting"] + now["running"] == number + 2)
+        before = here.metrics()
+        found = [here.post("/v1/completions", **LONG) for _ in range(2)]
+        assert {answer.status for answer in found} == {429}
+        assert found[0].json["error"]["message"] == "4 sequences wait already, expected fewer; ask again later"
+        assert "retry-after" in found[0].headers
+        assert here.metrics() == before
+        for connection in opened:
+            connection.close()
+        here.wait_for(lambda now: now["waiting"] == 0)
+    here.wait_for(lambda now: now["running"] == 0)
+    assert here.post("/v1/completions", prompt="Once", max_tokens=2).status == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_frees_its_place(here, stream):
+    before = here.metrics()
+    with here.held():
+        opened = [begin(here, stream=stream, **LONG) for _ in range(3)]
+        here.wait_for(lambda now: now["waiting"] + now["running"] == 3)
+        for connection in opened:
+            connection.close()
+        here.wait_for(lambda now: now["waiting"] == 0)
+    after = here.wait_for(lambda now: now["running"] == 0)
+    assert after["cancelled_total"] - before["cancelled_total"] == 3
+    assert after["new_tokens_total"] - before["new_tokens_total"] < 20  # of 1440
+    assert here.post("/v1/completions", prompt="Once", max_tokens=2).status == 200
+
+
+def test_a_long_prefill_is_kept_alive_by_comments(here, model):
+    with here.held():
+        connection = begin(here, stream=True, prompt="Once", max_tokens=3, temperature=0)
+        answer = connection.getresponse()
+        assert answer.readline() == b": the model is working\n"
+    events = [line for line in answer.read().decode().splitlines() if line.startswith("data: {")]
+    answer.close()
+    connection.close()
+    text = "".join(json.loads(line.removeprefix("data: "))["choices"][0]["text"] for line in events)
+    assert text == model.generate("Once", 3).text
+
+
+def test_the_budget_changes_while_it_runs(artifact, model):
+    expected = model.generate("The map was", 480).text
+    with serving_here(artifact.path) as server:
+        small = server.metrics()
+        with server.streamed(**LONG) as answer:
+            answer.readline()
+            assert server.post("/admin/dram", dram="1GB").json["dram_budget_bytes"] == 10**9
+            assert answer.read().endswith(b"data: [DONE]\n\n")
+        large = server.metrics()
+        assert large["dram_budget_bytes"] == 10**9 > small["dram_budget_bytes"]
+        assert large["dram_used_bytes"] > small["dram_used_bytes"]
+        found = [server.post("/v1/completions", **LONG).json["choices"][0]["text"] for _ in range(2)]
+        assert found == [expected] * 2
+        assert server.post("/admin/dram", dram=5).status == 413
+        assert server.metrics()["dram_budget_bytes"] == 10**9
+        back = server.post("/admin/dram", dram=int(small["dram_budget_bytes"])).json
+        assert back["dram_budget_bytes"] == small["dram_budget_bytes"]
+        assert server.post("/v1/completions", prompt="Once", max_tokens=4).status == 200
+
+
+def test_while_it_stops_it_finishes_and_refuses(artifact, model):
+    """A request that runs is answered whole; one that comes on an open connection is a 503, a new one has no port."""
+    expected = model.generate("The map was", 30).text
+    with serving_here(artifact.path, dram_budget_bytes=10**9) as server:
+        with server.held():
+            running = begin(server, prompt="The map was", max_tokens=30, temperature=0)
+            server.wait_for(lambda now: now["running"] == 1)
+            server.served.worker.refuse_more()
+            answer = server.post("/v1/completions", prompt="Once")
+            assert (answer.status, "the server is stopping" in answer.json["error"]["message"]) == (503, True)
+            assert server.send("GET", "/health").status == 503
+            server.uvicorn.handle_exit(signal.SIGTERM, None)
+        assert end(running) == expected
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_process_in_order(artifact, sent):
+    with serving(artifact.path) as server:
+        with server.streamed(**LONG) as answer:
+            assert answer.readline().startswith(b"data: ")
+            server.process.send_signal(sent)
+            assert answer.read().endswith(b"data: [DONE]\n\n")
+        assert server.process.wait(WAIT_S) == 0
+        with pytest.raises(ConnectionRefusedError):
+            server.send("GET", "/health")
+
+
+def test_a_second_interrupt_ends_it_at_once(artifact):
+    with serving(artifact.path, "--batch-tokens", 16000, "--dram", "1GB") as server:
+        with server.streamed(n=32, **LONG) as answer:
+            answer.readline()
+            server.process.send_signal(signal.SIGINT)
+            while server.process.poll() is None:
+                server.process.send_signal(signal.SIGINT)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    server.process.wait(0.2)
+            with contextlib.suppress(http.client.IncompleteRead):
+                assert not answer.read().endswith(b"data: [DONE]\n\n")
+        assert server.process.returncode == 0
+
+
+def test_many_clients_at_once_have_their_own_texts(artifact, model):
+    prompts = [[number, number + 1, 5] for number in range(24)]
+    expected = [model.generate(prompt, 12).text for prompt in prompts]
+    found = {}
+    with serving_here(artifact.path, dram_budget_bytes=10**9) as server:
+
+        def ask(number):
+            answer = server.post("/v1/completions", prompt=prompts[number], max_tokens=12, temperature=0)
+            found[number] = answer.json["choices"][0]["text"]
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(24)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        numbers = server.metrics()
+    assert [found[number] for number in range(24)] == expected
+    assert (numbers["sequences_total"], numbers["failed_total"]) == (24, 0)
+
+
+def test_a_half_sent_request_takes_no_place(here):
+    before = here.metrics()
+    with socket.create_connection((here.host, here.port)) as opened:
+        opened.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n")
+        opened.sendall(b"content-length: 500\r\n\r\n{")
+    assert here.post("/v1/completions", prompt="Once", max_tokens=2).status == 200
+    assert here.metrics()["sequences_total"] == before["sequences_total"] + 1
