@@ -20,7 +20,7 @@ def artifact(tmp_path_factory):
     """A small model with a chat template and room for 512 tokens."""
     shape = {"num_hidden_layers": 4, "max_position_embeddings": 512}
     built = speaking_artifact(tmp_path_factory.mktemp("served"), context_length=512, template=TEMPLATE, **shape)
-    (built.path / "tokenizer" / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "</s>"}}))
+    (built.path / "tokenizer" / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
     change_manifest(built.path, lambda manifest: None, relist=True)
     return built
 
