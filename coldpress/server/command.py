@@ -47,6 +47,8 @@ def serve(
     max_tokens: int = 512,
     max_body_bytes: int = 4 << 20,
     keep_alive_s: float = 10.0,
+    prefixes: str | None = None,
+    prefix_bytes: str | int = 1 << 30,
 ) -> None:
     """Serves an artifact until SIGTERM or SIGINT.
 
@@ -56,7 +58,8 @@ def serve(
         port: 0 takes any free one; the address is printed.
         dram: The DRAM budget, as text such as "3GB" or in bytes; None for the artifact's largest plan.
         key: What clients must send; None asks for nothing.
-        name, max_queue, max_batch, batch_tokens, max_tokens, max_body_bytes, keep_alive_s: See `Settings`.
+        name, max_queue, max_batch, batch_tokens, max_tokens, max_body_bytes, keep_alive_s, prefixes: See `Settings`.
+        prefix_bytes: Most bytes of the folder `prefixes`, also as text.
 
     Raises:
         ColdpressError: if the artifact cannot be loaded, a setting is outside its limits, or the port is taken.
@@ -74,6 +77,8 @@ def serve(
         max_tokens=max_tokens,
         max_body_bytes=max_body_bytes,
         keep_alive_s=keep_alive_s,
+        prefixes=prefixes,
+        prefix_bytes=parse_bytes(prefix_bytes),
     )
     served = open_served(settings)
     listening = listen(host, port)
@@ -189,4 +194,6 @@ def _build_parser() -> Parser:
     parser.add_argument(
         "--keep-alive-s", type=float, metavar="S", help="seconds after which a silent stream says so (default: 10)"
     )
+    parser.add_argument("--prefixes", metavar="FOLDER", help="keep prompts' keys and values there (default: nowhere)")
+    parser.add_argument("--prefix-bytes", metavar="BYTES", help="most bytes of that folder (default: 1 GiB)")
     return parser

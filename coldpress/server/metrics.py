@@ -24,6 +24,12 @@ COUNTERS = {
     "hits": "Units that decoding used and that were in DRAM.",
     "misses": "Units that decoding used and that had to be read.",
 }
+PREFIX_COUNTERS = {
+    "restored_tokens": "Tokens of prompts that were read instead of computed.",
+    "read_bytes": "Bytes of kept prompts that were read.",
+    "written_bytes": "Bytes of prompts that were written.",
+    "damaged": "Files of kept prompts that were damaged, and removed.",
+}
 UNITS = {"_s": "_seconds", "_bytes": "_bytes"}
 """Ends of our names -> Prometheus's."""
 
@@ -38,6 +44,11 @@ class _Numbers(Collector):
         for name, text in COUNTERS.items():
             ends = next((name.removesuffix(end) + unit for end, unit in UNITS.items() if name.endswith(end)), name)
             yield CounterMetricFamily(f"coldpress_{ends}", text, value=getattr(totals, name))
+        if prefixes := self._worker.prefixes:
+            for name, text in PREFIX_COUNTERS.items():
+                yield CounterMetricFamily(f"coldpress_prefix_{name}", text, value=getattr(prefixes.totals, name))
+            kept_bytes = prefixes.kept_bytes()
+            yield GaugeMetricFamily("coldpress_prefix_kept_bytes", "Bytes of kept prompts.", value=kept_bytes)
         budget_bytes, used_bytes = self._worker.memory()
         lookups = totals.hits + totals.misses
         for name, text, value in (

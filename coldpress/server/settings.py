@@ -34,6 +34,12 @@ class Settings:
     keep_alive_s: float = 10.0
     """Seconds without a piece of text after which a stream gets a comment, so that nobody takes it for dead."""
 
+    prefixes: str | None = None
+    """A folder for the keys and values of prompts, so that prompts with the same beginning start sooner; None keeps
+    nothing."""
+    prefix_bytes: int = 1 << 30
+    """Most bytes of that folder."""
+
     def __post_init__(self) -> None:
         for name, holds, expected in (
             ("port", 0 <= self.port < 1 << 16, "0 to 65535"),
@@ -42,6 +48,7 @@ class Settings:
             ("batch_tokens", self.batch_tokens is None or self.batch_tokens >= 1, "at least 1"),
             ("max_tokens", self.max_tokens >= 1, "at least 1"),
             ("max_body_bytes", self.max_body_bytes >= 1, "at least 1"),
+            ("prefix_bytes", self.prefix_bytes >= 1, "at least 1"),
             ("keep_alive_s", self.keep_alive_s > 0, "more than 0 s"),
             ("key", self.key is None or bool(self.key), "at least one character"),
         ):

@@ -12,8 +12,10 @@ from collections.abc import Generator, Iterator
 from collections.abc import Sequence as Several
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from coldpress.runtime.generate.batch import Prompt, Room, generate_each
+from coldpress.runtime.generate.prefixes import Prefixes
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.generate.statistics import Token
 from coldpress.schemas.errors import ColdpressError
@@ -78,6 +80,9 @@ class Worker:
     def __init__(self, session: Session, settings: Settings) -> None:
         """Takes the session over; `start` starts the thread."""
         self._session, self._settings = session, settings
+        folder = None if settings.prefixes is None else Path(settings.prefixes)
+        self.prefixes = folder and Prefixes(folder, session.artifact.sha256, settings.prefix_bytes)
+        """None if nothing is kept."""
         self._changed = threading.Condition()
         self._queue = deque[Sequence]()
         self._running: dict[int, Sequence] = {}
@@ -199,7 +204,10 @@ class Worker:
         if not session.has_kv_room(num_tokens):  # of a budget that has shrunk
             num_tokens = longest
         room = Room(sequences, longest, num_tokens)
-        for _ in generate_each(session, self._prompts(), 1, room, on_token=self._add, at_once=True):
+        each = generate_each(
+            session, self._prompts(), 1, room, on_token=self._add, at_once=True, prefixes=self.prefixes
+        )
+        for _ in each:
             pass
 
     def _prompts(self) -> Iterator[Prompt | None]:

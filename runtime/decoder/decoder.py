@@ -212,6 +212,10 @@ class Decoder:
                 f"KV cache for {plan.context_length}; ask for fewer tokens, or build for a longer context_length"
             )
 
+    def kv_cache(self, sequence: int) -> KvCache:
+        """Returns the keys and values of a sequence."""
+        return self._caches[sequence]
+
     def end(self, sequence: int) -> None:
         """Frees the KV cache of a sequence; no token can be appended to it afterwards."""
         self._caches[sequence] = self._new_cache(0)

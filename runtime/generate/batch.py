@@ -20,6 +20,7 @@ import numpy as np
 
 from coldpress.runtime.decoder.decoder import PREFILL_CHUNK_TOKENS, Decoder, packed
 from coldpress.runtime.generate.admission import Admission, AtOnce
+from coldpress.runtime.generate.prefixes import Prefixes
 from coldpress.runtime.generate.sampling import Chooser, Sampling
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.generate.statistics import Token
@@ -145,6 +146,7 @@ def generate_each(
     ignore_eos: bool = False,
     on_token: OnToken | None = None,
     at_once: bool = False,
+    prefixes: Prefixes | None = None,
 ) -> Generator[tuple[Token, ...], None, RunMetrics]:
     """Continues any number of prompts, as many at once as have room, in bounded memory.
 
@@ -157,6 +159,7 @@ def generate_each(
         ignore_eos: As of `generate_batch`.
         on_token: As of `generate_batch`; prompts are numbered from 0.
         at_once: Whether waiting prompts begin before the next pass but one, whatever that costs those that run.
+        prefixes: Where the keys and values of prompts are kept and found; None for nowhere.
 
     Yields:
         The new tokens of each prompt, in the order of the prompts, as soon as they and those before them have ended.
@@ -171,7 +174,7 @@ def generate_each(
     stop_ids = frozenset(() if ignore_eos else session.decoder.spec.eos_token_ids)
     with session.batch(room.longest, room.num_tokens) as timer:
         admission = AtOnce() if at_once else Admission(PREFILL_CHUNK_TOKENS)
-        run = _Run(session, prompts, max_new_tokens, room, stop_ids, on_token, admission)
+        run = _Run(session, prompts, max_new_tokens, room, stop_ids, on_token, admission, prefixes)
         while True:
             begun = run.admit()
             if begun:
@@ -199,6 +202,8 @@ class _Sequence:
     on_logits: OnLogits | None
     scores_prompt: bool
     tokens: list[Token] = field(default_factory=list[Token])
+    restored: int = 0
+    """Tokens of the prompt that were not computed."""
 
 
 class _Run:
@@ -213,6 +218,7 @@ class _Run:
         stop_ids: frozenset[int],
         on_token: OnToken | None,
         admission: Admission | AtOnce,
+        prefixes: Prefixes | None,
     ) -> None:
         self.active: dict[int, _Sequence] = {}
         self._ended: dict[int, _Sequence] = {}
@@ -222,7 +228,7 @@ class _Run:
         self._next = next(self._waiting, None)
         self._decoder: Decoder = session.decoder
         self._step, self._room, self._on_token = session.step, room, on_token
-        self._admission = admission
+        self._admission, self._prefixes = admission, prefixes
 
     def _prepared(self, prompts: Iterable[Prompt | None]) -> Iterator[_Sequence | None]:
         number = 0
@@ -270,13 +276,21 @@ class _Run:
 
     def prefill(self, places: Sequence[int]) -> list[int]:
         """Prefills the sequences at `places`, and returns the first token of each."""
-        prompts = [self.active[place].prompt for place in places]
+        for place in places:
+            self._restore(place)
+        prompts = [self.active[place].prompt[self.active[place].restored :] for place in places]
         watched = {
             number: on_logits
             for number, place in enumerate(places)
             if (on_logits := self.active[place].on_logits) and self.active[place].scores_prompt
         }
         return self._chosen(places, self._decoder.prefill_each(prompts, places, watched))
+
+    def _restore(self, place: int) -> None:
+        """Finds the beginning of a prompt; a prompt that is scored needs the logits of all its tokens."""
+        sequence = self.active[place]
+        if self._prefixes and not sequence.scores_prompt:
+            sequence.restored = self._prefixes.restore(self._decoder.kv_cache(place), sequence.prompt)
 
     def step(self) -> list[int]:
         """Decodes one token of each active sequence, and returns these tokens."""
@@ -302,13 +316,15 @@ class _Run:
             told = self._on_token(sequence.number, token) if self._on_token else None
             if told or token.id in self._stop_ids or len(sequence.tokens) == sequence.max_new_tokens:
                 self._ended[sequence.number] = self.active.pop(place)
+                if self._prefixes:  # only now: nobody waits for a token of this sequence
+                    self._prefixes.save(self._decoder.kv_cache(place), sequence.prompt)
                 self._decoder.end(place)
 
     def _note(self, places: Sequence[int], first: Token) -> None:
         """Notes the seconds of the step that gave each sequence at `places` a token; `first` carries them."""
         if first.pass_number:
             return self._admission.decoded(len(places), first.seconds, idle=len(places) < self._room.sequences)
-        lengths = [len(self.active[place].prompt) for place in places]
+        lengths = [len(self.active[place].prompt) - self.active[place].restored for place in places]
         self._admission.prefilled(sum(1 for _ in packed(lengths)), first.seconds)
 
     def ended(self) -> Iterator[tuple[Token, ...]]:

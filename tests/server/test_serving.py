@@ -186,3 +186,18 @@ def test_a_half_sent_request_takes_no_place(here):
         opened.sendall(b"content-length: 500\r\n\r\n{")
     assert here.post("/v1/completions", prompt="Once", max_tokens=2).status == 200
     assert here.metrics()["sequences_total"] == before["sequences_total"] + 1
+
+
+def test_a_prompt_with_a_known_beginning_starts_warm_after_a_restart_too(artifact, model, tmp_path):
+    """Whole chunks of 256 tokens are kept; the tokens are those of a cold prefill."""
+    prompt = [(5 * place) % 300 + 3 for place in range(300)]
+    expected = model.generate([*prompt, 7], 12).text
+    fields = {"max_tokens": 12, "temperature": 0}
+    for restored in (0, 256):
+        with serving_here(artifact.path, dram_budget_bytes=10**9, prefixes=str(tmp_path / "kept")) as server:
+            server.post("/v1/completions", prompt=prompt, **fields)
+            answer = server.post("/v1/completions", prompt=[*prompt, 7], **fields)
+            assert answer.json["choices"][0]["text"] == expected
+            numbers = server.metrics()
+            assert numbers["prefix_restored_tokens_total"] == restored + 256
+            assert numbers["prefix_kept_bytes"] > 0
