@@ -18,6 +18,8 @@ from coldpress.runtime.text.process import LimitedEngine
 from coldpress.schemas.errors import ArtifactError, ColdpressError
 
 SETTINGS_FILE = "tokenizer/tokenizer_config.json"
+UNFINISHED = "\ufffd"
+"""Stands for bytes that are no whole character."""
 
 
 class TextCodec:
@@ -64,16 +66,29 @@ class TextCodec:
     def continuation(self, prompt_ids: Sequence[int], new_ids: Sequence[int]) -> str:
         """Returns the text that `new_ids` add to the prompt's, with the space between them, if there is one."""
         before, whole = self.decode(prompt_ids), self.decode([*prompt_ids, *new_ids])
-        return whole[len(before) :] if whole.startswith(before) else self.decode(new_ids)
+        for known in (before, before.rstrip(UNFINISHED)):  # the new tokens may finish the prompt's last character
+            if whole.startswith(known):
+                return whole[len(known) :]
+        return self.decode(new_ids)
 
     def streamer(self, prompt_ids: Sequence[int]) -> Callable[[int], str]:
         """Returns a function that takes one new id at a time and returns the text that has become certain.
 
         A character that several tokens make up appears with the last of them.
         """
-        step = self._engine.stream()
-        step(prompt_ids)  # some decoders strip a space at the start of a text: it must not be the space at the seam
-        return lambda token_id: step([token_id])
+        step, before = self._engine.stream(), self.decode(prompt_ids)
+        # some decoders strip a space at the start of a text: it must not be the space at the seam
+        known = step(prompt_ids)
+        held = before[len(known) :] if before.startswith(known) else ""  # of a prompt that ends inside a character
+
+        def add(token_id: int) -> str:
+            nonlocal held
+            piece = step([token_id])
+            if piece:
+                piece, held = piece.removeprefix(held), ""
+            return piece
+
+        return add
 
 
 def _engine(data: bytes) -> Engine | LimitedEngine:

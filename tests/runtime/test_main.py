@@ -11,6 +11,7 @@ import tomllib
 import pytest
 from safetensors.numpy import load_file
 
+import coldpress
 from coldpress.cli.main import main
 from coldpress.compiler.__main__ import main as compiler_main
 from coldpress.compiler.workflow import settings
@@ -468,10 +469,15 @@ def test_tables_align():
 
 def test_the_readmes_python_runs(capsys, artifact):
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    model, session = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     path, budget = "build/demo/pixel6/demo-pixel6.coldpress", "6_000_000"
-    assert path in code
-    assert budget in code
     least = artifact.manifest.plans[0].dram_budget_bytes
-    exec(code.replace(path, str(artifact.path)).replace(budget, str(least)), {})
+    assert path in session
+    assert budget in session
+    exec(session.replace(path, str(artifact.path)).replace(budget, str(least)), {})
     assert re.search(r"^\d+ hits, \d+ misses, \d+ bytes of DRAM$", capsys.readouterr().out, re.MULTILINE)
+    assert path in model
+    assert '"6MB"' in model
+    exec(model.replace(path, str(artifact.path)).replace('"6MB"', str(least)), {})
+    with coldpress.load(artifact.path) as loaded:
+        assert capsys.readouterr().out == loaded.generate("The for statement", 16).text

@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coldpress.runtime.text.stream import StopFinder, TextStream
@@ -82,3 +82,12 @@ def test_text_without_stop_strings_ends_with_what_is_not_certain(codec):
 def test_what_is_no_text_is_refused(stop):
     with pytest.raises(ColdpressError, match="is not text, expected at least one character"):
         StopFinder(["x", stop])
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(prompt=st.lists(st.integers(2, 383), min_size=1, max_size=12), new=st.lists(st.integers(2, 383), max_size=12))
+def test_pieces_and_the_remainder_are_the_text_even_inside_characters(codec, prompt, new):
+    """Of any ids: half a character at the end of the prompt, in the middle, or at the end of the text."""
+    stream = TextStream(codec, prompt)
+    pieces = [stream.add(token_id) for token_id in new]
+    assert "".join(pieces) + stream.remainder() == stream.text()
