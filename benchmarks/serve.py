@@ -43,6 +43,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/tokenize": {"content": "The map", "with_pieces": True},
     "/admin/dram": {"dram": "8GB"},
 }
+NAMES = ("tools", "logit_bias", "stream", "n", "beam", "model", "temperature", "prompt", "content")
 VALUES: tuple[Any, ...] = (None, True, -1, 0, 2**70, 1e308, "", "x" * 3000, "\ud800", [], [[]], {}, [None], {"role": 5})
 
 
@@ -143,9 +144,11 @@ def edited(body: dict[str, Any], drawn: random.Random) -> dict[str, Any]:
             if edit == 0:
                 del at[key]
             elif edit == 1 and isinstance(at, dict):
-                at[drawn.choice(("tools", "logit_bias", "stream", "n", "beam", "model", "temperature"))] = at[key]
+                at[drawn.choice(("tools", "logit_bias", "stream", "n", "beam", "model", "temperature"))] = (
+                    copy.deepcopy(at[key])
+                )
             else:
-                at[key] = drawn.choice(VALUES)
+                at[key] = copy.deepcopy(drawn.choice(VALUES))
             break
     return found
 
@@ -211,8 +214,8 @@ class Options:
     clients: tuple[int, ...] = option((1, 4, 16), smoke=(1, 2), full=(1, 2, 4, 8, 16, 32), help="clients at once")
     prompts: int = option(16, smoke=3, help="prompts whose texts are compared")
     tokens: int = option(48, smoke=6, help="new tokens of a text")
-    rounds: int = option(5, smoke=2, full=9, help="rounds of each client, and pairs of cold and warm prompts")
-    vanished: int = option(200, smoke=5, full=1000, help="streams that are left")
+    rounds: int = option(3, smoke=2, full=9, help="rounds of each client, and pairs of cold and warm prompts")
+    vanished: int = option(100, smoke=5, full=1000, help="streams that are left")
     bodies: int = option(2000, smoke=60, full=10_000, help="broken bodies")
     prefix: int = option(1024, smoke=256, help="tokens of the beginning that is kept")
     width: int = option(256, smoke=64, full=512, help="hidden_size of the model")

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from coldpress.schemas.errors import ColdpressError, DoesNotFitError
+from coldpress.schemas.errors import ColdpressError
 from coldpress.server import small
 from coldpress.server.chat import chat_completions
 from coldpress.server.completions import completions
@@ -74,8 +74,6 @@ def _answered(handler: Handler, served: Served, guarded: bool) -> Callable[[Requ
             return await handler(request, served)
         except RefusalError as error:
             return refused(request, error.status, str(error), error.field)
-        except DoesNotFitError as error:
-            return refused(request, 413, str(error))
         except ClientLeftError:
             return Response(status_code=499)  # nobody reads it
         except ColdpressError as error:

@@ -7,6 +7,7 @@ from contextlib import aclosing, suppress
 
 from starlette.types import Receive
 
+from coldpress.server.refusals import RefusalError
 from coldpress.server.sequences import Piece, Sequence
 from coldpress.server.worker import Worker
 
@@ -36,7 +37,7 @@ class Run:
 
         Raises:
             ClientLeftError: as soon as the client has left.
-            ColdpressError: if a sequence fails.
+            RefusalError: 500 if a sequence fails.
         """
         left = asyncio.ensure_future(_left(receive))
         coming = asyncio.ensure_future(self._pieces.get())
@@ -46,8 +47,8 @@ class Run:
                 await asyncio.wait({left, coming}, timeout=keep_alive_s, return_when=asyncio.FIRST_COMPLETED)
                 if coming.done():
                     number, piece = coming.result()
-                    if piece.error:
-                        raise piece.error
+                    if piece.error:  # not the client's fault, such as a damaged page of the artifact
+                        raise RefusalError(500, str(piece.error)) from piece.error
                     num_open -= piece.finish is not None
                     if num_open:
                         coming = asyncio.ensure_future(self._pieces.get())

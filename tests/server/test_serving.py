@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -111,7 +112,7 @@ def test_the_budget_changes_while_it_runs(artifact, model):
         assert large["dram_used_bytes"] > small["dram_used_bytes"]
         found = [server.post("/v1/completions", **LONG).json["choices"][0]["text"] for _ in range(2)]
         assert found == [expected] * 2
-        assert server.post("/admin/dram", dram=5).status == 413
+        assert server.post("/admin/dram", dram=5).status == 400
         assert server.metrics()["dram_budget_bytes"] == 10**9
         back = server.post("/admin/dram", dram=int(small["dram_budget_bytes"])).json
         assert back["dram_budget_bytes"] == small["dram_budget_bytes"]
@@ -201,3 +202,21 @@ def test_a_prompt_with_a_known_beginning_starts_warm_after_a_restart_too(artifac
             numbers = server.metrics()
             assert numbers["prefix_restored_tokens_total"] == restored + 256
             assert numbers["prefix_kept_bytes"] > 0
+
+
+def test_a_damaged_page_fails_what_reads_it_and_the_server_goes_on(artifact, tmp_path):
+    path = shutil.copytree(artifact.path, tmp_path / "a.coldpress")
+    image = (path / "flash.img").read_bytes()
+    with serving_here(path) as server:
+        expected = server.post("/v1/completions", prompt="Once", max_tokens=9, temperature=0).json["choices"]
+        (path / "flash.img").write_bytes(bytes(255 - byte for byte in image))
+        answer = server.post("/v1/completions", prompt="The map was wrong", max_tokens=9, temperature=0)
+        assert answer.status == 500
+        assert "checksum" in answer.json["error"]["message"]
+        stream = server.post("/v1/completions", prompt="The map was wrong", max_tokens=9, stream=True)
+        assert stream.status == 200  # which had been sent by then
+        assert "checksum" in stream.events[-1]["error"]["message"]
+        (path / "flash.img").write_bytes(image)
+        again = server.post("/v1/completions", prompt="Once", max_tokens=9, temperature=0)
+        assert (again.status, again.json["choices"]) == (200, expected)
+        assert server.metrics()["failed_total"] == 2
