@@ -200,21 +200,22 @@ def test_metrics_count_tokens_and_shared_passes(server):
 
 def test_an_end_of_sequence_token_ends_the_text_in_every_interface(artifact, model, tmp_path):
     """The artifact is told that a token which the greedy text has is such a token."""
-    ids = model.chat(CHAT, 12).token_ids
+    chat = [CHAT[0], {"role": "user", "content": "Hi"}]
+    ids = model.chat(chat, 12).token_ids
     last = next(place for place in range(1, 12) if ids[place] not in ids[:place])
     path = shutil.copytree(artifact.path, tmp_path / "a.coldpress")
     change_manifest(path, lambda manifest: manifest["model"].update(eos_token_ids=[ids[last]]), relist=True)
     with coldpress.load(path) as ending:
-        expected = ending.chat(CHAT, 12)
+        expected = ending.chat(chat, 12)
     assert (expected.token_ids, expected.finish_reason) == (ids[: last + 1], "stop")
     with serving_here(path) as server:
-        fields = {"messages": CHAT[1:], "max_tokens": 12, "temperature": 0}
-        chat = server.post("/v1/chat/completions", **fields | {"messages": CHAT}).json
-        assert (chat["choices"][0]["finish_reason"], chat["usage"]["completion_tokens"]) == ("stop", last + 1)
-        assert chat["choices"][0]["message"]["content"] == expected.text
+        fields = {"messages": chat[1:], "max_tokens": 12, "temperature": 0}
+        whole = server.post("/v1/chat/completions", **fields | {"messages": chat}).json
+        assert (whole["choices"][0]["finish_reason"], whole["usage"]["completion_tokens"]) == ("stop", last + 1)
+        assert whole["choices"][0]["message"]["content"] == expected.text
         told = server.post("/v1/messages", system="Be brief.", **fields).json
         assert (told["stop_reason"], told["stop_sequence"]) == ("end_turn", None)
-        asked = {"instructions": "Be brief.", "input": CHAT[1]["content"], "max_output_tokens": 12, "temperature": 0}
+        asked = {"instructions": "Be brief.", "input": "Hi", "max_output_tokens": 12, "temperature": 0}
         assert server.post("/v1/responses", **asked).json["status"] == "completed"
         events = server.post("/v1/responses", stream=True, **asked).events
         assert events[-1]["type"] == "response.completed"
