@@ -1,6 +1,6 @@
 """Serves a small model over HTTP: the same texts, shared rows, clients that vanish, broken requests, and warm prompts.
 
-The server runs in a process of its own (`python -m coldpress.server`), and clients talk to it over sockets.
+The server runs in a process of its own (`coldpress serve`), and clients talk to it over sockets.
 
 - parity: greedy texts of the server against the Python interface's, one client at a time and all at once, whole and
   streamed, with everything in DRAM, where sums are in one order.

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
 from pathlib import Path
 
@@ -18,6 +18,7 @@ def build(
     device: str,
     *,
     progress: Callable[[str], object] | None = None,
+    cores: int | str | None = None,
     **config: str | int | float | bool,
 ) -> Path:
     """Compiles a model for a device, and returns the artifact's folder.
@@ -29,6 +30,7 @@ def build(
         model: A name of profiles/models, a folder with a checkpoint, or owner/name of a hub model.
         device: A name of profiles/devices, or a file.
         progress: Called with one line for each finished step.
+        cores: Cores of this machine that jobs share; None for snakemake's own choice.
         config: Other keys of `--config`, such as dram_budget="3GB".
 
     Raises:
@@ -36,21 +38,8 @@ def build(
     """
     given = {"model": str(model), "device": device, **{key: str(value) for key, value in config.items()}}
     resolved = settings.resolve(given)
-    snakefile = settings.ROOT / "Snakefile"
-    if not snakefile.is_file():
-        raise ColdpressError(
-            f"there is no Snakefile in {settings.ROOT}, because only the package is installed; build in a checkout "
-            "of coldpress (make env)"
-        )
-    words = [f"{key}={value}" for key, value in given.items()]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "snakemake", "--snakefile", str(snakefile), "--config", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
-    with process:
+    told = [] if cores is None else ["--cores", str(cores)]
+    with started(given, told) as process:
         assert process.stdout
         lines = shorten((line.rstrip("\n") for line in process.stdout), repeat(0.0))
         last, code = "", 0
@@ -65,6 +54,33 @@ def build(
     if code or process.returncode:
         raise ColdpressError(last.removeprefix("error: ") or f"snakemake ended with code {process.returncode}")
     return resolved.folder / resolved.target / f"{resolved.model.name}-{resolved.target}.coldpress"
+
+
+def started(config: Mapping[str, str], told: Sequence[str] = ()) -> subprocess.Popen[str]:
+    """Starts snakemake with the rules of this checkout; all that it says is on the process's standard output.
+
+    Args:
+        config: The keys of `--config`.
+        told: Further words of its command line.
+
+    Raises:
+        ColdpressError: if this installation has no rules.
+    """
+    snakefile = settings.ROOT / "Snakefile"
+    if not snakefile.is_file():
+        raise ColdpressError(
+            f"there is no Snakefile in {settings.ROOT}, because only the package is installed; build in a checkout "
+            "of coldpress (make env)"
+        )
+    words = [f"{key}={value}" for key, value in config.items()]
+    return subprocess.Popen(
+        [sys.executable, "-m", "snakemake", "--snakefile", str(snakefile), *told, "--config", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+    )
 
 
 def quote(

@@ -8,7 +8,6 @@ import argparse
 import contextlib
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -22,6 +21,7 @@ EXAMPLES = """
   coldpress build mistral-7b --device pixel6 --max-ppl-ratio 1.02
   coldpress build ./my-checkpoint --device build/host.yaml --dram-budget 1GB,2GB
   coldpress build demo --device pixel6 --dry-run
+  coldpress build --matrix builds.yaml --accepted accepted.json
 """
 KEY = "key_"
 """Before the name of a key, so that it is no other flag's."""
@@ -32,7 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of `coldpress build`: how to run it, then all keys."""
     parser.description, parser.epilog = __doc__, examples_of("build", EXAMPLES)
     parser.usage = "coldpress build MODEL --device DEVICE [--KEY VALUE ...]"
-    parser.add_argument("model", help="a profile's name, a folder with a checkpoint, or a model of the hub")
+    parser.add_argument("model", nargs="?", help="a profile's name, a folder with a checkpoint, or a model of the hub")
+    _add_matrix(parser)
     parser.add_argument(
         "--cores", default="all", metavar="N", help="cores of this machine that jobs share (default: all)"
     )
@@ -48,60 +49,86 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             keys.add_argument(f"--{_flag(name)}", dest=f"{KEY}{name}", metavar="VALUE", help=_help(declared))
 
 
+def _add_matrix(parser: argparse.ArgumentParser) -> None:
+    matrix = parser.add_argument_group("many builds")
+    matrix.add_argument("--matrix", type=Path, metavar="FILE", help="build models x devices x floors of a YAML file")
+    matrix.add_argument(
+        "--output",
+        type=Path,
+        default=Path("build/matrix"),
+        metavar="FOLDER",
+        help="index.html, summary.json, junit.xml and changes.md of a matrix (default: build/matrix)",
+    )
+    matrix.add_argument(
+        "--accepted",
+        type=Path,
+        metavar="FILE",
+        help="what a matrix was accepted with: a build that is worse in quality, speed, size or determinism fails",
+    )
+    matrix.add_argument("--accept", action="store_true", help="write this matrix into --accepted")
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Builds; returns the exit code of the build.
 
     Raises:
-        ColdpressError: if a flag has no value, or there are no rules.
+        ColdpressError: if a flag has no value or does not go with another, or there are no rules.
     """
-    config = {"model": arguments.model} | {
+    config = {
         name.removeprefix(KEY): value
         for name, value in vars(arguments).items()
         if name.startswith(KEY) and value is not None
     }
     config |= options_of(arguments.more)
-    told = ["--dry-run"] if arguments.dry_run else []
+    if arguments.matrix is not None:
+        return _run_matrix(arguments, config)
+    if arguments.model is None:
+        raise ColdpressError("no model was given; name one, or a file of builds with --matrix")
+    config = {"model": arguments.model} | config
+    told = ["--cores", arguments.cores, *(["--dry-run"] if arguments.dry_run else [])]
     told += ["--workflow-profile", arguments.profile] if arguments.profile else []
-    command = [*snakemake(arguments.cores), *told, "--config", *(f"{key}={value}" for key, value in config.items())]
     with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
-        code = followed(command)
+        code = followed(config, told)
     if arguments.json:
         print(json.dumps({"exit_code": code, **({} if code or arguments.dry_run else built(config))}))
     return code
 
 
-def followed(command: Sequence[str]) -> int:
-    """Runs snakemake, and shows its progress; returns the exit code of the build."""
-    from coldpress.compiler.workflow.progress import follow  # the help needs none of it
+def _run_matrix(arguments: argparse.Namespace, config: Mapping[str, str]) -> int:
+    """Builds a matrix; returns its exit code."""
+    if arguments.model is not None or config or arguments.dry_run:
+        given = arguments.model or next((f"--{_flag(key)}" for key in config), "--dry-run")
+        raise ColdpressError(
+            f"'{given}' was given with --matrix, whose file names models and keys; leave one of them out"
+        )
+    if arguments.accept and arguments.accepted is None:
+        raise ColdpressError("--accept writes a file; name it with --accepted")
+    from coldpress.cli.matrix import run as matrix
 
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8", errors="replace"
-    ) as process:
+    def tell(line: str) -> None:
+        print(line, file=sys.stderr if arguments.json else sys.stdout, flush=True)
+
+    shared = (arguments.matrix, arguments.output, arguments.accepted, arguments.cores)
+    code, results = matrix.run(*shared, accept=arguments.accept, tell=tell)
+    if arguments.json:
+        print(json.dumps({"exit_code": code, **results.model_dump(mode="json")}))
+    return code
+
+
+def followed(config: Mapping[str, str], told: Sequence[str]) -> int:
+    """Runs snakemake, and shows its progress; returns the exit code of the build."""
+    import snakemake  # noqa: F401  says what to install, before anything else is missing
+
+    from coldpress.compiler.python_api import started  # the help needs none of it
+    from coldpress.compiler.workflow.progress import follow
+
+    with started(config, told) as process:
         assert process.stdout is not None
         try:
             return follow(process.stdout)
         except KeyboardInterrupt:  # the terminal has interrupted snakemake, too, which ends its jobs first
             process.wait()
             raise
-
-
-def snakemake(cores: str) -> list[str]:
-    """Returns the words that run the rules of this checkout.
-
-    Raises:
-        ColdpressError: if this installation has no rules.
-    """
-    import snakemake as installed  # says what to install, if it is not there
-
-    import coldpress
-
-    rules = Path(coldpress.__file__).resolve().parents[1] / "Snakefile"
-    if not rules.exists():
-        raise ColdpressError(
-            f"coldpress build runs the rules of a checkout, and {rules.parent} has no Snakefile; clone the repository, "
-            "and install it with make env, or pip install --editable '.[compiler]'"
-        )
-    return [sys.executable, "-m", installed.__name__, "--snakefile", str(rules), "--cores", cores]
 
 
 def options_of(words: Sequence[str]) -> dict[str, str]:

@@ -44,13 +44,22 @@ COMPILER = {
     "build": Command("compile a model for a device", "coldpress.cli.build", "compiler"),
     "quote": Command("say what a build will give, before it is made", "coldpress.compiler.quote.command", "compiler"),
 }
+SERVING = {
+    "chat": Command("chat with an artifact, by its checkpoint's template", "coldpress.cli.chat", ""),
+    "serve": Command("serve an artifact to clients of OpenAI and Anthropic", "coldpress.server.command", "serve"),
+}
 OTHERS = {
     "export": Command("write an artifact's weights for another engine", "coldpress.cli.export", "compiler"),
     "device": Command("measure, import, show and compare device profiles", "coldpress.compiler.device.command", ""),
     "diff": Command("compare two artifacts or builds", "coldpress.cli.diff", ""),
     "doctor": Command("say what works on this machine, and what to do about the rest", "coldpress.cli.doctor", ""),
 }
-COMMANDS: dict[str, Command | None] = {**COMPILER, **dict.fromkeys(runtime_arguments.HELP), **OTHERS}
+COMMANDS: dict[str, Command | None] = {
+    **COMPILER,
+    **SERVING,
+    **dict.fromkeys(runtime_arguments.HELP),
+    **OTHERS,
+}
 """All commands in the order of the help; None for the runtime's own."""
 
 

@@ -5,30 +5,32 @@ artifact. A second SIGINT ends it at once.
 """
 
 import argparse
+import inspect
 import logging
 import socket
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 
 import uvicorn
 
-from coldpress.runtime.cli.command_line import Parser
+from coldpress.runtime.cli.command_line import examples_of
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.quantities import parse_bytes, show_bytes
 from coldpress.runtime.text.chat import ChatTemplate
 from coldpress.runtime.text.tokenizer import TextCodec
-from coldpress.schemas.errors import ColdpressError, printable
+from coldpress.schemas.errors import ColdpressError
 from coldpress.server.app import make_app
 from coldpress.server.served import Served
 from coldpress.server.settings import Settings
 from coldpress.server.worker import Worker
 
-EXIT_BAD_INPUT = 2
+EXAMPLES = """
+  coldpress serve mistral-7b-oneplus12.coldpress --dram 3GB --name mistral
+"""
 BACKLOG = 128
 """Connections that the system accepts before the server does."""
 
@@ -160,22 +162,16 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs `python -m coldpress.server`, and returns its exit code."""
+def run(arguments: argparse.Namespace) -> None:
+    """Serves until a signal; see `serve`."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
-    arguments = vars(_build_parser().parse_args(argv))
-    try:
-        serve(**{name: value for name, value in arguments.items() if value is not None})
-    except ColdpressError as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
-        return EXIT_BAD_INPUT
-    return 0
+    known = inspect.signature(serve).parameters
+    serve(**{name: value for name, value in vars(arguments).items() if name in known and value is not None})
 
 
-def _build_parser() -> Parser:
-    parser = Parser(
-        prog="python -m coldpress.server", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of `coldpress serve`."""
+    parser.description, parser.epilog = __doc__, examples_of("serve", EXAMPLES)
     parser.add_argument("artifact", help="the artifact's folder")
     parser.add_argument("--host", help="where to listen (default: 127.0.0.1, which only this machine reaches)")
     parser.add_argument("--port", type=int, help="default: 8080; 0 takes any free one")
@@ -196,4 +192,3 @@ def _build_parser() -> Parser:
     )
     parser.add_argument("--prefixes", metavar="FOLDER", help="keep prompts' keys and values there (default: nowhere)")
     parser.add_argument("--prefix-bytes", metavar="BYTES", help="most bytes of that folder (default: 1 GiB)")
-    return parser

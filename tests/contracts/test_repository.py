@@ -125,9 +125,7 @@ def _functions(text: str) -> list[tuple[str, int]]:
     return [(node.name, (node.end_lineno or node.lineno) - node.lineno + 1) for node in nodes]
 
 
-@pytest.mark.parametrize(
-    "top", ["compiler", "runtime", "schemas", "coldpress/cli", "demo", "tests", "benchmarks", "tools"]
-)
+@pytest.mark.parametrize("top", [*PRODUCT, "demo", "tests", "benchmarks", "tools"])
 def test_functions_are_short(top: str) -> None:
     """A function has at most 60 lines, half of them at most 12. Files have no limit: they end where a thought does."""
     sources = _sources(top)

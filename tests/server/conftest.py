@@ -1,11 +1,8 @@
 """An artifact that speaks, and a server of it."""
 
-import json
-
 import pytest
 
 import coldpress
-from tests.support.artifacts import change_manifest
 from tests.support.command_line import speaking_artifact
 from tests.support.serving import serving
 
@@ -19,10 +16,7 @@ TEMPLATE = (
 def artifact(tmp_path_factory):
     """A small model with a chat template and room for 512 tokens."""
     shape = {"num_hidden_layers": 4, "max_position_embeddings": 512}
-    built = speaking_artifact(tmp_path_factory.mktemp("served"), context_length=512, template=TEMPLATE, **shape)
-    (built.path / "tokenizer" / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
-    change_manifest(built.path, lambda manifest: None, relist=True)
-    return built
+    return speaking_artifact(tmp_path_factory.mktemp("served"), context_length=512, template=TEMPLATE, **shape)
 
 
 @pytest.fixture(scope="session")

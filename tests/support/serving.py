@@ -1,4 +1,4 @@
-"""Runs `python -m coldpress.server` in a process of its own, and talks to it over plain HTTP."""
+"""Runs `coldpress serve` in a process of its own, and talks to it over plain HTTP."""
 
 import http.client
 import json
@@ -120,7 +120,7 @@ class Server:
 @contextmanager
 def serving(path: Path, *flags: object, name: str = "tiny") -> Iterator[Server]:
     """Runs a server of an artifact, which listens when this returns; it must end with code 0 on SIGTERM."""
-    command = [sys.executable, "-m", "coldpress.server", path, "--port", 0, "--name", name, *flags]
+    command = [sys.executable, "-m", "coldpress", "serve", path, "--port", 0, "--name", name, *flags]
     with subprocess.Popen(list(map(str, command)), cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout

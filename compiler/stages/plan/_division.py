@@ -157,10 +157,10 @@ class Division:
         needed = self.budget_bytes - self.room_bytes + self.pinned_bytes
         if needed > self.budget_bytes:
             raise DoesNotFitError(
-                f"a DRAM budget of {self.budget_bytes} bytes was asked for, {needed} are needed: {self.fixed.resident} resident, "
-                f"{self.fixed.predictors} predictors, {self.fixed.kv_cache} KV cache, {self.fixed.bookkeeping} "
-                f"bookkeeping, {sum(self.buffers)} buffers, {self.pinned_bytes} pinned units; raise dram_budget or "
-                "shorten context_length"
+                f"a DRAM budget of {self.budget_bytes} bytes was asked for, {needed} are needed: "
+                f"{self.fixed.resident} resident, {self.fixed.predictors} predictors, {self.fixed.kv_cache} KV cache, "
+                f"{self.fixed.bookkeeping} bookkeeping, {sum(self.buffers)} buffers, "
+                f"{self.pinned_bytes} pinned units; raise dram_budget or shorten context_length"
             )
 
     def unpinned_bytes(self, settings: Settings) -> int:
