@@ -78,9 +78,15 @@ def _built(cell: Cell, folder: Path, cores: str, title: str, tell: Tell) -> Buil
     """Builds a cell."""
     started = time.monotonic()
     tell(title)
+
+    def steps(line: str) -> None:
+        """Shows finished steps alone: each build's summary is in its report."""
+        if line.startswith("["):
+            tell(line)
+
     try:
         config = dict(cell.config)
-        artifact = build(config.pop("model"), config.pop("device"), progress=tell, cores=cores, **config)
+        artifact = build(config.pop("model"), config.pop("device"), progress=steps, cores=cores, **config)
     except ColdpressError as error:
         tell(f"error: {error}")
         return BuildResult(name=cell.name, exit_code=2, seconds=time.monotonic() - started, refusal=str(error))
