@@ -7,6 +7,7 @@ artifact. A second SIGINT ends it at once.
 import argparse
 import inspect
 import logging
+import os
 import socket
 import sys
 import time
@@ -28,6 +29,7 @@ from coldpress.server.served import Served
 from coldpress.server.settings import Settings
 from coldpress.server.worker import Worker
 
+KEY_VARIABLE = "COLDPRESS_KEY"
 EXAMPLES = """
   coldpress serve mistral-7b-oneplus12.coldpress --dram 3GB --name mistral
 """
@@ -176,7 +178,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", help="where to listen (default: 127.0.0.1, which only this machine reaches)")
     parser.add_argument("--port", type=int, help="default: 8080; 0 takes any free one")
     parser.add_argument("--dram", metavar="BYTES", help="budget, such as 3GB (default: the artifact's largest plan)")
-    parser.add_argument("--key", help="what clients must send as a bearer token or x-api-key")
+    parser.add_argument(
+        "--key",
+        default=os.environ.get(KEY_VARIABLE),
+        help=f"what clients must send as a bearer token or x-api-key (default: ${KEY_VARIABLE}, which no list of "
+        "processes shows; else nothing is asked for)",
+    )
     parser.add_argument("--name", help="the model's name in requests (default: the artifact's)")
     parser.add_argument("--max-queue", type=int, metavar="N", help="sequences that may wait (default: 64)")
     parser.add_argument("--max-batch", type=int, metavar="N", help=f"most that run at once (default: {FEW_TOKENS})")

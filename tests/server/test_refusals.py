@@ -6,7 +6,7 @@ import pytest
 
 from coldpress.cli.main import main
 from tests.support.artifacts import build_artifact
-from tests.support.serving import serving_here
+from tests.support.serving import serving, serving_here
 
 CHAT = [{"role": "user", "content": "Where is the map?"}]
 GOOD = {
@@ -160,3 +160,10 @@ def test_what_cannot_be_served_is_one_sentence(capsys, tmp_path, artifact, serve
         assert captured.err.startswith("error: ")
         assert captured.err.count("\n") == 1
         assert named in captured.err
+
+
+def test_the_key_may_be_in_a_variable(artifact, monkeypatch):
+    monkeypatch.setenv("COLDPRESS_KEY", "sesame")
+    with serving(artifact.path) as server:
+        assert server.send("GET", "/v1/models").status == 401
+        assert server.send("GET", "/v1/models", authorization="Bearer sesame").status == 200

@@ -74,7 +74,7 @@ def read_matrix(path: Path) -> Matrix:
 
 
 def cells(matrix: Matrix, folder: Path) -> list[Cell]:
-    """Returns the builds in order, those of one model one after another; models' folders are looked for in `folder`.
+    """Returns the builds, ordered by model; models' folders are looked for in `folder`.
 
     Raises:
         ColdpressError: if two builds have one name.

@@ -127,7 +127,7 @@ class Division:
 
     @cached_property
     def buffers(self) -> Buffers:
-        """The usual buffers; smaller ones where pinned units, those of the smallest budget, leave less."""
+        """The usual buffers; smaller ones where the units that the smallest budget pins leave less."""
         shape, left = (self.model, self.sparsity), self.free_bytes - self.pinned_bytes
         found = buffers_of(*shape, self.free_bytes, self.device)
         return found if sum(found) <= left else buffers_of(*shape, left, self.device)
