@@ -3,14 +3,14 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check lint benchmarks
+.PHONY: help env demo docs test check lint benchmarks
 
 PYTHON ?= python3
 BIN := $(CURDIR)/.venv/bin
 # What a build needs, and what tests need in addition.
 BUILDS := .venv/.builds
 STAMP := .venv/.installed
-EXTRAS := compiler,dev,eval,serve,slurm,kubernetes
+EXTRAS := compiler,dev,docs,eval,serve,slurm,kubernetes
 SOURCES := pyproject.toml constraints.txt runtime/native/CMakeLists.txt $(wildcard runtime/native/src/*)
 export PATH := $(BIN):$(PATH)
 # Else each of the many short processes would compile all modules again.
@@ -20,6 +20,7 @@ help:
 	@echo "make demo    compile the demonstration model for a phone and run it"
 	@echo "make test    run the tests but the slow ones (about four minutes on two cores)"
 	@echo "make check   style, types, import contracts, and all tests"
+	@echo "make docs    the documentation as a site, in site/"
 	@echo "make benchmarks    measure the figures whose code has changed, on a quiet machine"
 	@echo "make env     only create .venv; the others do it by themselves"
 
@@ -54,6 +55,10 @@ $(STAMP): $(SOURCES)
 demo: $(BUILDS)
 	@echo "Compiling the demonstration model for a phone: about 20 steps, 1 to 2 minutes on two cores."
 	@coldpress build demo --device pixel6
+
+docs: $(STAMP)
+	@python -m coldpress.cli.command_documents
+	@zensical build --strict
 
 test: $(STAMP)
 	@pytest -n 2 -m "not slow"

@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.harness.compare import named
 from benchmarks.harness.places import ROOT, names, record_of
 
-DOCUMENTS = ("README.md",)
+DOCUMENTS = ("README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")))
 MARK = re.compile(r"(?P<shown>[\w.,+-]*)<!-- (?P<name>\w+(?:\.full)?): (?P<path>[^>]+?), (?P<format>[^,>]*) -->")
 
 BLOCK = re.compile(r"<!-- (?P<name>\w+(?:\.full)?): (?P<path>\w+) -->\n+```\n(?P<shown>.*?)(?=\n```\n)", re.DOTALL)

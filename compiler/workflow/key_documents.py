@@ -19,7 +19,7 @@ from coldpress.runtime import plugins
 
 ROOT = Path(coldpress.__file__).resolve().parents[1]
 SCHEMA = ROOT / "schemas" / "json" / "config.schema.json"
-README = ROOT / "README.md"
+KEYS = ROOT / "docs" / "reference" / "keys.md"
 BEGIN = "<!-- keys: made by python -m coldpress.compiler.workflow.key_documents --fix -->\n"
 END = "<!-- end of keys -->\n"
 HEAD = ("| key | what it says, and its values | default |\n", "|---|---|---|\n")
@@ -40,7 +40,7 @@ def schema() -> str:
 
 
 def table() -> str:
-    """Returns the README's table, one row per key."""
+    """Returns the table of docs/reference/keys.md, one row per key."""
     return "".join([*HEAD, *(_row(key) for key in config_keys().values())])
 
 
@@ -52,9 +52,9 @@ def options_table() -> str:
 
 def documents() -> dict[Path, str]:
     """Returns file -> its up-to-date text."""
-    before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
+    before, _, rest = KEYS.read_text(encoding="utf-8").partition(BEGIN)
     after = rest.partition(END)[2]
-    return {SCHEMA: schema(), README: f"{before}{BEGIN}\n{table()}\n{END}{after}"}
+    return {SCHEMA: schema(), KEYS: f"{before}{BEGIN}\n{table()}\n{END}{after}"}
 
 
 def _options() -> Iterator[tuple[ConfigKey, str]]:

@@ -467,9 +467,13 @@ def test_tables_align():
     assert table([("a", "b"), ("long", "12")]) == "a      b\nlong  12"
 
 
-def test_the_readmes_python_runs(capsys, artifact):
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    model, session = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+def test_the_python_of_the_documents_runs(capsys, artifact):
+    blocks = [
+        re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(encoding="utf-8"), re.DOTALL)
+        for name in ("README.md", "docs/how-to/python-and-server.md", "docs/how-to/session.md")
+    ]
+    (model,), (same,), (session,) = blocks
+    assert model == same
     path, budget = "build/demo/pixel6/demo-pixel6.coldpress", "6_000_000"
     least = artifact.manifest.plans[0].dram_budget_bytes
     assert path in session

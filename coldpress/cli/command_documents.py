@@ -1,0 +1,55 @@
+"""Writes docs/reference/commands.md: the help of every command, as it is printed at a width of 100 characters.
+
+    python -m coldpress.cli.command_documents [--fix]
+
+Without `--fix` it ends with code 1 if the file is not up to date.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+import coldpress
+from coldpress.cli.main import COMMANDS, build_parser
+
+FILE = Path(coldpress.__file__).resolve().parents[1] / "docs" / "reference" / "commands.md"
+WIDTH = "100"
+HEAD = """# Commands
+
+Made by `python -m coldpress.cli.command_documents --fix`. The keys of `coldpress build` are
+[a page of their own](keys.md).
+"""
+
+
+def document() -> str:
+    """Returns the page."""
+    os.environ |= {"COLUMNS": WIDTH, "NO_COLOR": "1"}
+    found = [HEAD]
+    for name in COMMANDS:
+        text = _parser(name).format_help().partition("\nKeys:\n")[0].rstrip()
+        found.append(f"## coldpress {name}\n\n```\n{text}\n```\n")
+    return "\n".join(found)
+
+
+def _parser(name: str) -> argparse.ArgumentParser:
+    """Returns the parser of a command."""
+    whole = build_parser(name)
+    (commands,) = (action for action in whole._actions if isinstance(action, argparse._SubParsersAction))
+    return commands.choices[name]
+
+
+def main(argv: list[str]) -> int:
+    """Writes or checks the page; returns the exit code."""
+    text = document()
+    if argv == ["--fix"]:
+        FILE.write_text(text, encoding="utf-8")
+        return 0
+    if FILE.read_text(encoding="utf-8") == text:
+        return 0
+    print(f"{FILE} is not up to date; run python -m coldpress.cli.command_documents --fix", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
