@@ -33,8 +33,8 @@ define install
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install --disable-pip-version-check uv --constraint constraints.txt
 	@pip_says() { $(BIN)/python -m pip config list | sed -n "s/^[^=]*\.$$1='\(.*\)'$$/\1/p" | tail -1; }; \
 	links="$$(pip_says find-links)"; mirror="$$(pip_says index-url)"; \
-	export UV_FIND_LINKS="$${UV_FIND_LINKS:-$$links}" UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$${mirror:-https://pypi.org/simple}}"; \
-	export UV_SYSTEM_CERTS="$${UV_SYSTEM_CERTS:-true}"; \
+	export UV_FIND_LINKS="$${UV_FIND_LINKS:-$$links}" UV_SYSTEM_CERTS="$${UV_SYSTEM_CERTS:-true}"; \
+	if test -n "$$mirror"; then export UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$$mirror}"; fi; \
 	$(BIN)/uv pip install --python $(BIN)/python --editable '.[$(1)]' --constraint constraints.txt || { \
 		echo "uv could not install; pip tries it now, which takes a few minutes"; \
 		$(BIN)/python -m pip install --disable-pip-version-check --editable '.[$(1)]' --constraint constraints.txt; }

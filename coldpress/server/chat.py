@@ -10,8 +10,8 @@ from starlette.responses import JSONResponse, Response
 
 from coldpress.runtime.generate.logprobs import TokenLogprobs
 from coldpress.server.answers import DONE, KEEP_ALIVE, EventStream, body_of, event, openai_event
-from coldpress.server.completions import StreamOptions
-from coldpress.server.fields import MAX_CHOICES, MAX_TOP, Body, OpenDrawing, Stop, Text, read, stops_of
+from coldpress.server.completions import OpenRequest
+from coldpress.server.fields import MAX_TOP, Body, Text, read, stops_of
 from coldpress.server.refusals import RefusalError
 from coldpress.server.run import Run, joined
 from coldpress.server.sequences import Piece, Wanted
@@ -47,23 +47,15 @@ class ResponseFormat(Body):
     type: Literal["text"]
 
 
-class ChatRequest(OpenDrawing):
+class ChatRequest(OpenRequest):
     """The body of a request."""
 
-    model: str
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
-    stop: Stop = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
-    frequency_penalty: Literal[0] | None = None
-    presence_penalty: Literal[0] | None = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
     tools: Annotated[list[Any], Field(max_length=0)] | None = None
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None
@@ -72,7 +64,6 @@ class ChatRequest(OpenDrawing):
     service_tier: Literal["auto", "default"] | None = None
     store: Literal[False] | None = None
     metadata: Annotated[dict[str, str], Field(max_length=0)] | None = None
-    user: None = None
 
 
 def check_stream(asked: ChatRequest) -> None:

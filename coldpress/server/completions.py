@@ -32,24 +32,29 @@ class StreamOptions(Body):
     include_obfuscation: Literal[False] | None = None
 
 
-class CompletionRequest(OpenDrawing):
-    """The body of a request."""
+class OpenRequest(OpenDrawing):
+    """What the bodies of completions and of chat completions share."""
 
     model: str
-    prompt: Text | list[int] | list[Text] | list[list[int]]
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
     stop: Stop = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    best_of: Literal[1] | None = None
-    suffix: Literal[""] | None = None
     frequency_penalty: Literal[0] | None = None
     presence_penalty: Literal[0] | None = None
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
     user: None = None
+
+
+class CompletionRequest(OpenRequest):
+    """The body of a request."""
+
+    prompt: Text | list[int] | list[Text] | list[list[int]]
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
+    best_of: Literal[1] | None = None
+    suffix: Literal[""] | None = None
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:

@@ -31,7 +31,7 @@ class Totals:
     """What the worker has done since it started."""
 
     sequences: int = 0
-    """Sequences that ended, whoever ended them."""
+    """Sequences that ended, complete or not."""
     cancelled: int = 0
     """The part of `sequences` whose client left."""
     failed: int = 0

@@ -73,7 +73,7 @@ class Server:
 
     @contextmanager
     def streamed(self, **fields: Any) -> Iterator[http.client.HTTPResponse]:
-        """Yields the answer of /v1/completions as a stream, of which nothing has been read."""
+        """Yields a stream of /v1/completions before anything of it is read."""
         connection = self.connection()
         try:
             body = json.dumps({"model": self.name, "stream": True, **fields})
