@@ -3,7 +3,7 @@
 Every stage module has its own count, `needs(build) -> StageNeeds`, from shapes and settings alone. The rules ask for it
 (`mem_mb`, `runtime`), and `preflight` adds it up. Memory is that of one job, and a job holds one layer at a time. Times
 are estimates for a machine whose rates are given (default: those stated here); the constants beside them were measured
-(EXPERIMENTS.md). `limit_s` makes a cluster's limit of an estimate, with a margin.
+(docs/experiments/builds.md). `limit_s` makes a cluster's limit of an estimate, with a margin.
 """
 
 import importlib

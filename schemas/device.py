@@ -144,8 +144,8 @@ class Flash(Record):
 
 
 OF_TOKENS = 0.2
-"""Share by which modelled seconds of whole tokens were off on machines that were measured themselves (EXPERIMENTS.md,
-`benchmarks.prediction`): a profile's points are of reads alone, and of products alone."""
+"""Share by which modelled seconds of whole tokens were off on machines that were measured themselves
+(docs/experiments/speed.md, `benchmarks.prediction`): a profile's points are of reads alone, and of products alone."""
 
 
 class DeviceProfile(Record):

@@ -47,7 +47,7 @@ def pass_needs(
 ) -> StageNeeds:
     """Returns what a pass over the text takes: a layer, the running blocks, and twice the bits of a layer's units.
 
-    Counting is hidden behind the products (EXPERIMENTS.md: less time than transformers' own forward pass).
+    Counting is hidden behind the products (docs/experiments/builds.md: less time than transformers' own forward pass).
 
     Args:
         stage: The stage that runs the pass.

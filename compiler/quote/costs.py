@@ -23,7 +23,7 @@ from coldpress.schemas.sparsity import Sparsity
 BYTES_PER_PARAMETER = 2
 """In hub models."""
 WITHIN = 2.0
-"""Factor within which measured builds were of their estimates (EXPERIMENTS.md)."""
+"""Factor within which measured builds were of their estimates (docs/experiments/builds.md)."""
 PRODUCT_SIZE, PRODUCT_ROUNDS = 768, 3
 """Of the products by which this machine's speed is measured: some hundredths of a second."""
 

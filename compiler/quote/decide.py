@@ -47,8 +47,8 @@ from coldpress.schemas.sparsity import Sparsity
 
 WHY_WIDE = f"the law's median misfit on the device's points, and {OF_TOKENS:.0%} for whole tokens"
 SAME_KIND = 0.3
-"""Widening of intervals where curves and signals are those of another model: an assumption. EXPERIMENTS.md has its only
-check, against the model that the signals come from."""
+"""Widening of intervals where curves and signals are those of another model: an assumption. Its only
+check, against the model that the signals come from, is in docs/experiments/speed.md."""
 NUM_STEPS, FEW_STEPS = 6, 4
 """Budgets between the least and the most DRAM that are tried, too; few where a quote is a guess."""
 FOLLOWED = 2

@@ -18,7 +18,7 @@ from coldpress.schemas.families import FormatName
 
 FOLLOWED = 0.5
 """Share of GPTQ's correction that the high bits follow: with 1, both planes together are twice as far from the source
-(EXPERIMENTS.md)."""
+(docs/experiments/planes.md)."""
 
 
 class Plugin(Algorithm):

@@ -1,7 +1,7 @@
 """Compresses arrays of 16-bit numbers: all low bytes, then all high bytes, by zstandard.
 
 Signs and exponents, which are in the high bytes, are far from random; beside the bits of mantissas zstandard finds less
-in them (EXPERIMENTS.md). A version of zstandard gives the same bytes on every machine.
+in them (docs/experiments/builds.md). A version of zstandard gives the same bytes on every machine.
 """
 
 import zstandard

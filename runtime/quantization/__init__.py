@@ -17,7 +17,7 @@ class Format(PluginBase):
 
     MAX_LOGIT_ERROR: ClassVar[float]
     """Error of dense logits, as a share of the largest logit, above which rounding to this format is not the cause: at
-    least twice the error of small real models (EXPERIMENTS.md)."""
+    least twice the error of small real models (docs/experiments/checks.md)."""
     MAX_WEIGHT_ERROR: ClassVar[float]
     """Norm of a tensor's rounding error, as a share of the tensor's norm, above which `quantize` warns."""
     SCALE_SIGNS: ClassVar[tuple[int, ...]] = ()

@@ -3,7 +3,7 @@
 A number of a plain format is hi * 2 ** LOW_BITS + lo. The coarse plane alone stands for MIDDLE in place of lo, and the
 refinement for the difference: (hi * 2 ** LOW_BITS + MIDDLE - zero) d and (lo - MIDDLE) d, where zero is the number that
 means 0. Both are exact in float32, and so is their sum, which is the plain format's value bit for bit. The middle is
-better than the mean of the weights there, which makes every output too small (EXPERIMENTS.md).
+better than the mean of the weights there, which makes every output too small (docs/experiments/planes.md).
 
 In an artifact the coarse planes of all units are resident, and units on flash hold refinements. So a file of a format
 in planes encodes and decodes coarse planes; `join` gives the codes of the plain format.

@@ -21,7 +21,7 @@ from coldpress.schemas.model import ModelSpec
 
 SLOPE, OFFSET = 1.01, 0.22
 """logit(density of the inputs) = SLOPE * logit(density of the MLP) + OFFSET: a line fitted to the best points of our
-search (EXPERIMENTS.md), because the paper does not print its coefficients."""
+search (docs/experiments/selectors.md), because the paper does not print its coefficients."""
 LEAST = 0.02
 """Least density of a family."""
 

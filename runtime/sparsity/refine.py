@@ -26,7 +26,7 @@ class Plugin(flash.Flash[Options]):
     CHOOSES = ("neuron", "mlp_in", "mlp_mid")
     OPTIONS = Options
     IN_PLANES = True
-    DENSITY = 0.1  # loses about a hundredth of a nat (EXPERIMENTS.md)
+    DENSITY = 0.1  # loses about a hundredth of a nat (docs/experiments/planes.md)
 
     def families(self, spec: ModelSpec, options: Options) -> tuple[str, ...]:
         """Returns whole neurons, or the inputs of the MLP's matrices."""

@@ -22,7 +22,8 @@ COPY_PASSES = 2
 """A copy reads each byte and writes it."""
 FURTHER_SHARE = 0.6
 """Products of each further token of a pass, over those of its first, where the profile does not say: what int4 takes
-here with AVX2, where the processor is the limit (EXPERIMENTS.md). Where memory is, further tokens take less."""
+here with AVX2, where the processor is the limit (docs/experiments/flash.md). Where memory is, further tokens
+take less."""
 
 
 class Weights(NamedTuple):

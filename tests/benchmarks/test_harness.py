@@ -3,6 +3,7 @@ stale."""
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,13 +15,14 @@ from typing import Any
 
 import pytest
 
-from benchmarks.harness import command, documents, inputs, journal, keys, stale
+from benchmarks.harness import command, documents, entries, inputs, journal, keys, stale
 from benchmarks.harness.benchmark import Benchmark, Cell, Row, at_size, documented, option
 from benchmarks.harness.compare import moved
 from benchmarks.harness.kept import Kept, kept_rows
 from benchmarks.harness.places import ROOT, names
 from benchmarks.harness.tables import tables_of
 from benchmarks.harness.timing import gain, interleaved, spread
+from coldpress.schemas.errors import ColdpressError
 
 TOY = '''"""Whether numbers square."""
 
@@ -386,32 +388,98 @@ def test_the_documents_are_made_from_the_records(monkeypatch: pytest.MonkeyPatch
     assert documents.main() == 0, capsys.readouterr().out
 
 
-def test_an_entry_names_its_command_and_its_commit() -> None:
-    """The newest entries may wait for their commit; a benchmark's flag must be one that it has."""
-    text = """## 2026-11-24 · new
+PAGE = """# Cache
 
-`python -m benchmarks.cache_policies --slots 0.3 --full`
+## 2026-11-24 · new?
 
-## 2026-11-23 · old · 0123abc
+**Rejected** — it loses,
+everywhere.
+
+`python -m benchmarks.cache_policies --slots 0.3 --full`, compared by `python -m benchmarks.harness.compare A B`
+
+## 2026-11-23 · old? · 0123abc { #cache-07 }
+
+**Accepted** — it wins.
 
 No command gives it again.
 """
-    assert list(journal.complaints(text)) == []
+INDEX = """# Experiments
+
+<!-- made from the pages -->
+
+| disposition | means | entries, 2 in all |
+|---|---|---|
+| accepted | what was tried is in the product today, or the figures support what the product does | 1 |
+| conditional | it pays only where a condition holds; the answer says where | 0 |
+| rejected | it was tried and not taken | 1 |
+| reversed | it was taken once and later undone | 0 |
+
+## [Cache](cache.md)
+
+| id | date | question | disposition | answer |
+|---|---|---|---|---|
+| [cache-08](cache.md#cache-08) | 2026-11-24 | new? | rejected | it loses, everywhere. |
+| [cache-07](cache.md#cache-07) | 2026-11-23 | old? | accepted | it wins. |
+
+<!-- end of what is made -->
+
+The end.
+"""
+
+
+def test_an_entry_names_its_answer_its_command_and_its_commit() -> None:
+    """The newest entries may wait for their commit; a benchmark's flag must be one that it has."""
+    whole = journal.fixed("cache", PAGE, {})
+    assert list(journal.complaints({"cache": whole})) == []
     bad = (
-        text.replace("--slots", "--gone").replace("No command", "Nothing")
-        + "\n## 2026-11-22 · older\n\n`python -m benchmarks.x`\n"
+        whole.replace("--slots", "--gone").replace("No command", "Nothing").replace("**Rejected**", "**Lost**")
+        + "\n## 2026-11-25 · newer? { #cache-07 }\n\n**Accepted** — yes\n\n`python -m benchmarks.x`\n"
+        + "\n## 2026-11-22 · older? · 0123abc { #order-01 }\n\nNo command.\n\n## Undated\n"
     )
-    assert list(journal.complaints(bad)) == [
-        "2026-11-24 · new: benchmarks.cache_policies has no option gone",
-        "2026-11-23 · old: no command; name it, or say `No command` and why",
-        "2026-11-22 · older: no commit; --fix adds it",
-        "2026-11-22 · older: there is no benchmarks.x",
+    shown = "**Accepted** — answer., **Conditional** — answer., **Rejected** — answer., **Reversed** — answer."
+    assert list(journal.complaints({"cache": bad})) == [
+        "cache.md: '## Undated' is no heading of an entry",
+        f"2026-11-24 · new?: no disposition and answer; begin it with one of {shown}",
+        "2026-11-24 · new?: benchmarks.cache_policies has no option gone",
+        "2026-11-23 · old?: no command; name it, or say `No command` and why",
+        "2026-11-25 · newer?: its answer must end with a full stop, and an empty line must follow",
+        "2026-11-25 · newer?: there is no benchmarks.x",
+        "2026-11-22 · older?: its id is order-01, and must be cache-NN on this page",
+        f"2026-11-22 · older?: no disposition and answer; begin it with one of {shown}",
+        "2026-11-25 · newer?: it is newer than the entry above it, of 2026-11-23",
+        "2026-11-25 · newer?: no commit; --fix adds it",
+        "cache-07: 2 entries have this id",
     ]
-    assert journal.with_commits(text, {"2026-11-24 · new": "4567def"}) == text.replace("new\n", "new · 4567def\n")
+
+
+def test_fix_adds_commits_and_the_next_ids() -> None:
+    """The older of two new entries gets the smaller id; what is there stays."""
+    newest = PAGE.replace("# Cache\n", "# Cache\n\n## 2026-11-24 · newest?\n")
+    assert list(journal.complaints({"cache": PAGE})) == ["2026-11-24 · new?: no id; --fix adds it"]
+    assert journal.fixed("cache", newest, {"2026-11-24 · new?": "4567def", "2026-11-23 · old?": "89abcde"}) == (
+        newest.replace("newest?\n", "newest? { #cache-09 }\n").replace("new?\n", "new? · 4567def { #cache-08 }\n")
+    )
+    assert journal.fixed("order", "## 2026-11-24 · new?\n", {}) == "## 2026-11-24 · new? { #order-01 }\n"
+
+
+def test_fix_writes_the_index_and_a_stale_one_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "cache.md").write_text(PAGE)
+    index = tmp_path / "index.md"
+    index.write_text("# Experiments\n\n<!-- made from the pages -->\n<!-- end of what is made -->\n\nThe end.\n")
+    journal.fix(tmp_path, {})
+    assert index.read_text() == INDEX
+    assert journal.all_complaints(tmp_path) == []
+    (tmp_path / "cache.md").write_text((tmp_path / "cache.md").read_text().replace("it wins", "it won"))
+    assert journal.all_complaints(tmp_path) == ["index.md is not up to date; --fix writes it"]
+    with pytest.raises(ColdpressError, match=r"needs a line .*end of what is made"):
+        journal.with_index("# Experiments\n", {})
 
 
 def test_the_journal_is_whole() -> None:
-    assert list(journal.complaints(journal.JOURNAL.read_text(encoding="utf-8"))) == []
+    """Each entry of docs/experiments/ has what it needs, the index is made from them, and the site shows all pages."""
+    assert journal.all_complaints() == []
+    shown = re.findall(r"experiments/([\w-]+)\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    assert sorted(shown) == sorted({"index", *entries.read_pages()})
 
 
 def test_rows_are_kept_as_soon_as_they_are_there(tmp_path: Path) -> None:

@@ -79,7 +79,8 @@ def assert_near(found: Mapping[str, float], measured: Mapping[str, float]) -> No
 
 
 def test_four_layers_of_a_7b(tmp_path: Path) -> None:
-    """EXPERIMENTS.md: `benchmarks.compile` with predictors and 2,048 calibration tokens; `verify` has an entry."""
+    """docs/experiments/builds.md: `benchmarks.compile` with predictors and 2,048 calibration tokens; `verify` has an
+    entry."""
     measured = {"ingest": 7.7, "calibrate": 16.4, "quantize": 13.6, "predict": 280, "place": 3.1, "order": 39.7}
     measured |= {"package": 1.7, "verify": 112}
     keys: dict[str, Any] = {
@@ -94,8 +95,8 @@ def test_four_layers_of_a_7b(tmp_path: Path) -> None:
 
 
 def test_a_small_real_model(tmp_path: Path) -> None:
-    """EXPERIMENTS.md: prose7m with an open method, which took a dense run. Half of it is the cache in the loop of
-    `explore`."""
+    """docs/experiments/builds.md: prose7m with an open method, which took a dense run. Half of it is the cache in the
+    loop of `explore`."""
     measured = {"ingest": 7.3, "calibrate": 9.9, "explore": 155, "allocate": 14.4, "order": 3.3, "quantize": 6.2}
     measured |= {"verify": 8.4, "report": 1.4}
     keys = {"calibration_tokens": 2048, "evaluation_tokens": 2048, "context_length": 256, "dram_budget": "75%"}
@@ -115,7 +116,8 @@ def test_codes_by_gram_matrices_take_more_of_explore(tmp_path: Path) -> None:
 
 
 def test_two_layers_of_a_1b(tmp_path: Path) -> None:
-    """EXPERIMENTS.md: processor seconds of stages on one core; those on all cores had about one and a half of two."""
+    """docs/experiments/builds.md: processor seconds of stages on one core; those on all cores had about one
+    and a half of two."""
     measured = {"ingest": 6.2, "calibrate": 8.5, "explore": 137, "allocate": 59, "recalibrate": 8, "place": 3.3}
     measured |= {"order": 5.3, "quantize": 6.2, "verify": 26, "report": 1.3}
     keys: dict[str, Any] = {

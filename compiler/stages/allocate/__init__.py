@@ -64,7 +64,7 @@ LOG = logging.getLogger(__name__)
 COMPARED_LOGIT_BYTES = 4 * 4 * 4
 """Memory per logit of a block while losses are compared: four variants in float32, with copies."""
 SEARCH_S = 15
-"""Seconds in which an open method's candidates are judged (EXPERIMENTS.md)."""
+"""Seconds in which an open method's candidates are judged (docs/experiments/builds.md)."""
 ROUNDS = 4
 """Times that a rule runs all of its variants: greedy's steps to a density of a half. In the mean a variant begins in
 the middle layer."""

@@ -2,7 +2,8 @@
 
 A layer's gain is measured (compiler/stages/explore/gains.py), and the finer plane takes as many bytes in every layer:
 so the layers with the largest gains come first, which is the greedy choice by loss saved per byte. Gains nearly add up:
-a mixture saves that share of the loss between the two formats which its layers have of all gains (EXPERIMENTS.md).
+a mixture saves that share of the loss between the two formats which its layers have of all gains
+(docs/experiments/planes.md).
 """
 
 from collections.abc import Sequence

@@ -4,7 +4,7 @@ A layer runs three times on the source's hidden states: as in the source, and wi
 in either format. Its error is that of its output, over the hidden state after it, squared, on average over tokens: what
 is added to a large state changes little of what later layers see. The gain is how much smaller the finer format's error
 is. Gains of single layers nearly add up, and rank them as well as passes over the whole model for each layer do
-(EXPERIMENTS.md); the error over the MLP's own output ranks them worse than chance.
+(docs/experiments/planes.md); the error over the MLP's own output ranks them worse than chance.
 """
 
 from collections.abc import Sequence

@@ -20,7 +20,7 @@ TRACE = f"trace{PACKED}"
 SCORES: Signal = "router_scores"
 TRACE_BITS = 5
 """Bits of a signal's mantissa that the trace keeps, of float16's ten: it is smaller by a third, and one chosen unit in
-300 is another one (EXPERIMENTS.md)."""
+300 is another one (docs/experiments/builds.md)."""
 
 
 def whole_run(

@@ -24,8 +24,9 @@ TILE_UNITS = 64
 TILE_WORDS = 512
 """Words of a row per step: the rows of a tile fill a quarter of a megabyte, half of a core's cache."""
 WORDS_PER_INCREMENT = 70 if get_host_cpu_features().get("avx512vpopcntdq") else 14
-"""Words that the dense method handles in the time of one increment of the sparse one, measured (EXPERIMENTS.md): with
-and without an instruction that counts eight words at once. Both methods give the same counts."""
+"""Words that the dense method handles in the time of one increment of the sparse one, measured
+(docs/experiments/order.md): with and without an instruction that counts eight words at once. Both methods give the
+same counts."""
 GPU_TOKENS = 2048
 """Largest count that half precision holds exactly."""
 

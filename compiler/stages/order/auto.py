@@ -4,9 +4,9 @@ Each is fitted on the earlier tokens and judged by the modelled flash seconds of
 collapse gap that suits it best. Algorithm 1 as published (ripple) wins unless another one beats it by MARGIN, so noise
 on a thousand tokens is decided in its favour. If it wins it is fitted again on all tokens.
 
-The candidates have each won somewhere (EXPERIMENTS.md): ripple, frequency, misses, and collapse, which starts from
-misses. There is headroom where DRAM keeps some units and reads are shorter than the gap that costs as much as a read;
-there is none where a layer is read within one latency or the bytes that are needed anyway take longest.
+The candidates have each won somewhere (docs/experiments/order.md): ripple, frequency, misses, and collapse, which
+starts from misses. There is headroom where DRAM keeps some units and reads are shorter than the gap that costs as much
+as a read; there is none where a layer is read within one latency or the bytes that are needed anyway take longest.
 """
 
 import numpy as np

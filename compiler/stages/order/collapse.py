@@ -8,7 +8,7 @@ Order and gap are chosen together. Where a device's reads and bytes add up, a by
 break-even gap g; where they overlap, the best gap g of an order about balances both, and a byte is worth as much. A
 page of rounding comes on top where units are not whole pages. The search (_local_search.py) prices a gap accordingly.
 It starts from Algorithm 1 over the plan's cache misses (order/misses.py) and looks only at misses: at the density of
-top-k methods that is worth several times what the search gains on all activations (EXPERIMENTS.md).
+top-k methods that is worth several times what the search gains on all activations (docs/experiments/order.md).
 """
 
 import numpy as np

@@ -2,7 +2,7 @@
 
 Pinned units are never read and cached ones seldom, so their co-activation does not count. It pays where the cache
 serves most activations, as at the densities of top-k methods, and is about as good as counting all activations where
-few units are active (EXPERIMENTS.md).
+few units are active (docs/experiments/order.md).
 """
 
 from coldpress.compiler.stages.order._task import Arranged, Heuristic, Task

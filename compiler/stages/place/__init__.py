@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 UNIT_S = 5e-5
-"""Seconds per unit: 3 s for four layers of 14,336 (EXPERIMENTS.md)."""
+"""Seconds per unit: 3 s for four layers of 14,336 (docs/experiments/builds.md)."""
 UNIT_RECORD_BYTES = 128
 """Bytes per unit while units are placed: frequency, value, tier, and its share of the solver's rows."""
 MAX_BATCH_UNITS = 64

@@ -26,7 +26,8 @@ from coldpress.schemas.sparsity import Sparsity
 SHARES = tuple(tenth / 10 for tenth in range(11))
 NEARLY = 1.03
 """Costs within this factor of the least count as the same. With counts of one corpus and tokens of another, the share
-of least cost was up to 3.1 % dearer than the best, the smallest of those within 3 % up to 1.7 % (EXPERIMENTS.md)."""
+of least cost was up to 3.1 % dearer than the best, the smallest of those within 3 % up to 1.7 %
+(docs/experiments/cache.md)."""
 
 
 def choose_share(tried: Sequence[PinnedShare]) -> float:

@@ -30,7 +30,7 @@ LOG = logging.getLogger(__name__)
 WORTH = 0.985
 """Reading ahead must bring a token's time below this share: other text differs from the calibration text."""
 WORTH_IN_GROUPS = 0.95
-"""The same for layers in groups, where the law has been off by up to a twentieth (EXPERIMENTS.md)."""
+"""The same for layers in groups, where the law has been off by up to a twentieth (docs/experiments/flash.md)."""
 GUESSES = (0.5, 0.75, 1.0)
 """Shares of a guess that are tried: fewer units are more certain; with more units, reads join better."""
 WARM_TOKENS, MEASURED_TOKENS = 4, 8

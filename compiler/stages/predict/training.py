@@ -21,7 +21,7 @@ EVALUATIONS = 6
 LEARNING_RATE = 0.1
 """Adam's first step size times sqrt(hidden_size): relative to the usual size of such a layer's weights."""
 OVERSAMPLING, POWER_ITERATIONS = 32, 2
-"""More columns and rounds change no predictor's quality (EXPERIMENTS.md)."""
+"""More columns and rounds change no predictor's quality (docs/experiments/selectors.md)."""
 RIDGE = 1e-3
 """Added to the inputs' covariance, relative to its mean diagonal: directions that hardly occur get no weight."""
 

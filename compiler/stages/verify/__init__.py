@@ -56,7 +56,7 @@ FEWEST_BLOCKS = 4
 """Blocks that are decoded even for the largest models: fewer blocks give a poor estimate of their own error."""
 DENSE_PASSES, SPARSE_PASSES = 2.2, 1.3
 """Seconds of the source's and the artifact's dense logits, and of decoding many tokens in a pass, over those of the
-products alone: 405 and 250 for 190 of 8,192 tokens of a 1.1B model (EXPERIMENTS.md)."""
+products alone: 405 and 250 for 190 of 8,192 tokens of a 1.1B model (docs/experiments/builds.md)."""
 ALONE_PARAMETERS_PER_S, ALONE_LAYER_S = 4e9, 4e-4
 """Parameters that a token alone is decoded with in a second, and what a layer takes besides (the same entry)."""
 LOGIT_BYTES = 32

@@ -14,11 +14,12 @@ from coldpress.schemas.layout import Plan
 
 COUNTED_OF_MIXTURES = 0.99
 """Quantile of the dense logits' errors that counts for a mixture of experts: among 2,048 tokens, one had two experts
-with router logits 0.00001 apart, and its error was 30 times any other's, in fp16 (EXPERIMENTS.md)."""
+with router logits 0.00001 apart, and its error was 30 times any other's, in fp16 (docs/experiments/product.md)."""
 
 BUFFER_BYTES = 32 << 20
 """The read buffer of dense logits; the stage multiplies half of it at a time. A plan's buffer is made for the reads of
-one token: it holds so few units that adding their products up takes a seventh of the pass (EXPERIMENTS.md)."""
+one token: it holds so few units that adding their products up takes a seventh of the pass
+(docs/experiments/builds.md)."""
 
 
 @dataclass(frozen=True)
