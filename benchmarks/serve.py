@@ -1,4 +1,4 @@
-"""Serves a small model over HTTP: the same texts, shared rows, clients that vanish, broken requests, and warm prompts.
+"""Serves a small model over HTTP: the same texts, shared rows, clients that vanish, random requests, and warm prompts.
 
 The server runs in a process of its own (`coldpress serve`), and clients talk to it over sockets.
 
@@ -6,11 +6,11 @@ The server runs in a process of its own (`coldpress serve`), and clients talk to
   streamed, with everything in DRAM, where sums are in one order.
 - rows: several clients at once under a tight DRAM budget, against one: they share passes, and so reads.
 - vanish: clients that close a stream after its first piece; then nothing may run on, and nothing may be left of them.
-- fuzz: bodies of every endpoint with random edits; each must be answered with a status below 500.
+- fuzz: schemathesis reads /openapi.json, and sends requests that keep to it and that do not; each answer must have a
+  status, a type and a form that it allows, and no wrong request may pass.
 - warm_prefix: the first token of a prompt whose beginning is kept on flash, against a cold one, in turn.
 """
 
-import copy
 import json
 import random
 import time
@@ -21,30 +21,19 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import psutil
 
 import coldpress
 from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, gain, main, option
 from tests.support.command_line import speaking_artifact
+from tests.support.schemathesis import schemathesis_run
 from tests.support.serving import Server, serving
 
 EVERYTHING = "8GB"
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}\n{% endfor %}<assistant>"
 CONTEXT = 2048
 PARTS = ("parity", "vanish", "fuzz", "warm_prefix")
-STATUSES = (200, 400, 404, 413, 415, 429)
-"""What a request may be answered with, however broken it is."""
-CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where is the map?"}]
-BODIES: dict[str, dict[str, Any]] = {
-    "/v1/completions": {"prompt": "The map", "max_tokens": 3, "n": 2, "stop": ["x"], "logprobs": 1, "echo": True},
-    "/v1/chat/completions": {"messages": CHAT, "max_tokens": 3, "temperature": 0.5, "top_p": 0.9, "seed": 3},
-    "/v1/messages": {"system": "Be brief.", "messages": CHAT[1:], "max_tokens": 3, "stop_sequences": ["x"]},
-    "/v1/responses": {"input": [{"role": "user", "content": "Hello"}], "max_output_tokens": 3, "temperature": 0},
-    "/tokenize": {"content": "The map", "with_pieces": True},
-    "/admin/dram": {"dram": "8GB"},
-}
-NAMES = ("tools", "logit_bias", "stream", "n", "beam", "model", "temperature", "prompt", "content")
-VALUES: tuple[Any, ...] = (None, True, -1, 0, 2**70, 1e308, "", "x" * 3000, "\ud800", [], [[]], {}, [None], {"role": 5})
 
 
 def prompts(count: int, length: int) -> list[list[int]]:
@@ -81,19 +70,21 @@ def served_row(path: Path, clients: int, options: "Options") -> Row:
     asked = prompts(clients, 24)
     with serving(path, "--batch-tokens", clients * (24 + options.tokens)) as server:
 
-        def ask(prompt: list[int]) -> None:
-            text_of(server, prompt, options.tokens)
+        def ask(prompt: list[int]) -> float:
+            return first_token_s(server, prompt, options.tokens)[0]
 
         with ThreadPoolExecutor(clients) as pool:
             list(pool.map(ask, asked))  # warms up
             before, start_s = server.metrics(), time.perf_counter()
-            for _ in range(options.rounds):
-                list(pool.map(ask, asked))
+            together_s = [one for _ in range(options.rounds) for one in pool.map(ask, asked)]
             seconds, after = time.perf_counter() - start_s, server.metrics()
+        alone_s = [ask(prompt) for _ in range(options.rounds) for prompt in asked[:4]]
     grown = {name: after[name] - before[name] for name in after}
     num_tokens = grown["new_tokens_total"]
     return {
         "tokens_per_s": num_tokens / seconds,
+        **{f"first_token_p{rank}_s": float(np.percentile(together_s, rank)) for rank in (50, 95)},
+        **{f"first_token_p{rank}_over_alone": _over(together_s, alone_s, rank) for rank in (50, 95)},
         "read_bytes_per_token": grown["read_bytes_total"] / num_tokens,
         "tokens_per_pass": num_tokens / (grown["passes_total"] + grown["prefills_total"]),
         "hit_rate": grown["hits_total"] / (grown["hits_total"] + grown["misses_total"]),
@@ -127,60 +118,31 @@ def vanish(path: Path, options: "Options") -> Row:
         }
 
 
-def edited(body: dict[str, Any], drawn: random.Random) -> dict[str, Any]:
-    """Returns a body with one to three random edits, at any depth."""
-    found = copy.deepcopy(body)
-    for _ in range(drawn.randint(1, 3)):
-        at: Any = found
-        while True:
-            keys: Sequence[Any] = list(at) if isinstance(at, dict) else range(len(at))
-            if not keys:
-                break
-            key = drawn.choice(keys)
-            if isinstance(at[key], dict | list) and at[key] and drawn.random() < 0.6:
-                at = at[key]
-                continue
-            edit = drawn.randrange(4)
-            if edit == 0:
-                del at[key]
-            elif edit == 1 and isinstance(at, dict):
-                at[drawn.choice(("tools", "logit_bias", "stream", "n", "beam", "model", "temperature"))] = (
-                    copy.deepcopy(at[key])
-                )
-            else:
-                at[key] = copy.deepcopy(drawn.choice(VALUES))
-            break
-    return found
-
-
-def fuzz(path: Path, options: "Options") -> Row:
-    """Sends broken bodies, and counts how they are answered."""
-    drawn, counts = random.Random(1), dict[int, int]()
+def fuzz(path: Path, folder: Path, options: "Options") -> Row:
+    """Sends the requests of schemathesis, and counts answers that the server's description does not allow."""
+    folder.mkdir(parents=True, exist_ok=True)
     with serving(path, "--dram", EVERYTHING, "--max-tokens", 4) as server:
         expected = text_of(server, [3, 14, 15], 8)
-        for number in range(options.bodies):
-            where = drawn.choice(list(BODIES))
-            named = {"model": server.name} if where.startswith("/v1") else {}
-            data = json.dumps(edited(named | BODIES[where], drawn)).encode()
-            if number % 10 == 0:
-                data = data[: drawn.randrange(len(data))] + drawn.randbytes(3)
-            status = server.send("POST", where, data).status
-            counts[status] = counts.get(status, 0) + 1
+        found = schemathesis_run(server.url, folder, options.phases, options.requests)
         is_whole = text_of(server, [3, 14, 15], 8) == expected
         idle = server.wait_for(lambda now: now["running"] + now["waiting"] == 0)
     return {
-        "bodies": options.bodies,
-        "statuses": {str(status): counts[status] for status in sorted(counts)},
-        "unexpected": sum(count for status, count in counts.items() if status not in STATUSES),
+        "operations": found.num_operations,
+        "requests": found.num_requests,
+        "unexpected": len(found.failures),
         "failed": idle["failed_total"],
         "same_text_after": is_whole,
     }
 
 
-def first_token_s(server: Server, prompt: list[int]) -> tuple[float, str]:
+def _over(some: Sequence[float], others: Sequence[float], rank: int) -> float:
+    return float(np.percentile(some, rank) / np.percentile(others, rank))
+
+
+def first_token_s(server: Server, prompt: list[int], num_tokens: int = 8) -> tuple[float, str]:
     """Returns the seconds until the first piece of a stream, and the whole stream's text."""
     start_s = time.perf_counter()
-    with server.streamed(prompt=prompt, max_tokens=8, temperature=0) as answer:
+    with server.streamed(prompt=prompt, max_tokens=num_tokens, temperature=0) as answer:
         first = answer.readline()
         seconds = time.perf_counter() - start_s
         lines = [first, *answer.read().splitlines()]
@@ -215,8 +177,11 @@ class Options:
     prompts: int = option(16, smoke=3, help="prompts whose texts are compared")
     tokens: int = option(48, smoke=6, help="new tokens of a text")
     rounds: int = option(3, smoke=2, full=9, help="rounds of each client, and pairs of cold and warm prompts")
-    vanished: int = option(100, smoke=5, full=1000, help="streams that are left")
-    bodies: int = option(2000, smoke=60, full=10_000, help="broken bodies")
+    vanished: int = option(1000, smoke=5, help="streams that are left")
+    phases: tuple[str, ...] = option(
+        ("coverage", "fuzzing"), smoke=("fuzzing",), choices=("coverage", "fuzzing"), help="phases of schemathesis"
+    )
+    requests: int = option(50, smoke=2, full=500, help="random requests to each path in each phase")
     prefix: int = option(1024, smoke=256, help="tokens of the beginning that is kept")
     width: int = option(256, smoke=64, full=512, help="hidden_size of the model")
     layers: int = option(8, smoke=2, help="layers of the model")
@@ -227,6 +192,10 @@ class Plugin(Benchmark[Options]):
         "rows[].part": "what the row measures: parity, rows, vanish, fuzz or warm_prefix",
         "rows[].clients?": "rows: clients at once",
         "rows[].tokens_per_s?": "rows: new tokens per second of all clients together, prefills and HTTP included",
+        "rows[].first_token_p50_s?": "rows: median seconds to the first token",
+        "rows[].first_token_p95_s?": "rows: the same, 95th percentile",
+        "rows[].first_token_p50_over_alone?": "rows: the median over that of one client at a time on the same server",
+        "rows[].first_token_p95_over_alone?": "rows: the same, 95th percentile",
         "rows[].read_bytes_per_token?": "rows: bytes read from flash per new token, prefills included",
         "rows[].tokens_per_pass?": "rows: new tokens over passes, prefills included",
         "rows[].hit_rate?": "rows: share of used units that were in DRAM",
@@ -238,9 +207,9 @@ class Plugin(Benchmark[Options]):
         "rows[].tokens_per_left?": "vanish: tokens computed for each stream that was left, of about 2,000 asked for",
         "rows[].rss_growth?": "vanish: the server's resident memory after all streams over that after the first ones",
         "rows[].more_open_files?": "vanish: open files after all streams, less those after the first ones",
-        "rows[].bodies?": "fuzz: broken bodies that were sent",
-        "rows[].statuses.*?": "fuzz: answers by status",
-        "rows[].unexpected?": "fuzz: answers with another status than 200, 400, 404, 413, 415 or 429",
+        "rows[].operations?": "fuzz: paths with their methods",
+        "rows[].requests?": "fuzz: requests that were sent",
+        "rows[].unexpected?": "fuzz: kinds of answers that the server's description does not allow",
         "rows[].failed?": "fuzz: sequences that ended with an error",
         "rows[].same_text_after?": "fuzz: whether a text is afterwards what it was before",
         "rows[].cold_s?": "warm_prefix: median seconds to the first token of a prompt that is computed whole",
@@ -254,7 +223,7 @@ class Plugin(Benchmark[Options]):
         "reads_over_one.*": "bytes read per new token by clients at once, over those of the first of --clients",
         "parity": "share of texts that equal the Python interface's",
         "vanish": "sequences that run on after their clients have left",
-        "fuzz": "answers to broken bodies with an unexpected status",
+        "fuzz": "kinds of answers that the server's description does not allow",
         "warm_prefix": "median of cold over warm seconds to the first token",
     }
     is_timing = True
@@ -272,14 +241,19 @@ class Plugin(Benchmark[Options]):
             "parity": lambda: parity(path, options),
             "rows": lambda: served_row(path, cell["clients"], options),
             "vanish": lambda: vanish(path, options),
-            "fuzz": lambda: fuzz(path, options),
+            "fuzz": lambda: fuzz(self.small(), self.folder / "schemathesis", options),
             "warm_prefix": lambda: warm_prefix(path, self.folder / "kept", options),
         }
         yield parts[cell["part"]]()
 
+    def small(self) -> Path:
+        """Writes a model with a context of 64 tokens, so that no random request takes long."""
+        shape: dict[str, Any] = {"num_hidden_layers": 2, "max_position_embeddings": 64}
+        return speaking_artifact(self.folder / "small", context_length=64, template=TEMPLATE, **shape).path
+
     def artifact(self) -> Path:
         """Writes the served model."""
-        shape = {"num_hidden_layers": self.options.layers, "hidden_size": self.options.width}
+        shape: dict[str, Any] = {"num_hidden_layers": self.options.layers, "hidden_size": self.options.width}
         shape |= {"intermediate_size": 8 * self.options.width, "max_position_embeddings": CONTEXT}
         return speaking_artifact(self.folder / "served", context_length=CONTEXT, template=TEMPLATE, **shape).path
 

@@ -2,7 +2,7 @@
 
 import hmac
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -13,48 +13,54 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from coldpress.schemas import __version__
 from coldpress.schemas.errors import ColdpressError
 from coldpress.server import small
-from coldpress.server.chat import chat_completions
-from coldpress.server.completions import completions
-from coldpress.server.messages import count_tokens, messages
+from coldpress.server.chat import ChatRequest, chat_completions
+from coldpress.server.completions import CompletionRequest, completions
+from coldpress.server.messages import CountRequest, MessagesRequest, count_tokens, messages
+from coldpress.server.openapi import EVENTS, JSON, Endpoint, document
 from coldpress.server.refusals import RefusalError, anthropic_error, openai_error
-from coldpress.server.responses import responses
+from coldpress.server.responses import ResponsesRequest, responses
 from coldpress.server.run import ClientLeftError
 from coldpress.server.served import Served
 
 LOG = logging.getLogger("coldpress.server")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 PAGE = Path(__file__).with_name("page.html")
-Handler = Callable[[Request, Served], Awaitable[Response]]
 
 
-async def _page(request: Request, served: Served) -> Response:
+async def page(request: Request, served: Served) -> Response:
+    """Returns the chat page."""
     return FileResponse(PAGE, headers={"content-security-policy": "default-src 'self' 'unsafe-inline'"})
 
 
-ROUTES: tuple[tuple[str, str, Handler, bool], ...] = (
-    ("/", "GET", _page, False),
-    ("/health", "GET", small.health, False),
-    ("/metrics", "GET", small.metrics, True),
-    ("/v1/models", "GET", small.models, True),
-    ("/v1/models/{name:path}", "GET", small.model, True),
-    ("/tokenize", "POST", small.tokenize, True),
-    ("/admin/dram", "POST", small.dram, True),
-    ("/v1/completions", "POST", completions, True),
-    ("/v1/chat/completions", "POST", chat_completions, True),
-    ("/v1/responses", "POST", responses, True),
-    ("/v1/messages", "POST", messages, True),
-    ("/v1/messages/count_tokens", "POST", count_tokens, True),
+async def openapi(request: Request, served: Served) -> Response:
+    """Describes all paths."""
+    return JSONResponse(document(ENDPOINTS, served.name, __version__))
+
+
+OR_EVENTS = (JSON, EVENTS)
+ENDPOINTS = (
+    Endpoint("/", "GET", page, is_guarded=False, kinds=("text/html",)),
+    Endpoint("/openapi.json", "GET", openapi, is_guarded=False),
+    Endpoint("/health", "GET", small.health, is_guarded=False, statuses=(200, 503)),
+    Endpoint("/metrics", "GET", small.metrics, kinds=("text/plain",)),
+    Endpoint("/v1/models", "GET", small.models),
+    Endpoint("/v1/models/{name:path}", "GET", small.model),
+    Endpoint("/tokenize", "POST", small.tokenize, body=small.TokenizeRequest),
+    Endpoint("/admin/dram", "POST", small.dram, body=small.DramRequest),
+    Endpoint("/v1/completions", "POST", completions, body=CompletionRequest, kinds=OR_EVENTS),
+    Endpoint("/v1/chat/completions", "POST", chat_completions, body=ChatRequest, kinds=OR_EVENTS),
+    Endpoint("/v1/responses", "POST", responses, body=ResponsesRequest, kinds=OR_EVENTS),
+    Endpoint("/v1/messages", "POST", messages, body=MessagesRequest, kinds=OR_EVENTS),
+    Endpoint("/v1/messages/count_tokens", "POST", count_tokens, body=CountRequest),
 )
-"""(path, method, handler, whether it asks for the key)."""
 
 
 def make_app(served: Served) -> Starlette:
     """Returns the application of a served artifact."""
-    routes = [
-        Route(path, _answered(handler, served, guarded), methods=[method]) for path, method, handler, guarded in ROUTES
-    ]
+    routes = [Route(one.path, _answered(one, served), methods=[one.method]) for one in ENDPOINTS]
     # a page of another site must not reach a server on this machine through a name of its own
     hosts = [*LOOPBACK, "[::1]"] if served.settings.host in LOOPBACK else ["*"]
     return Starlette(
@@ -64,14 +70,14 @@ def make_app(served: Served) -> Starlette:
     )
 
 
-def _answered(handler: Handler, served: Served, guarded: bool) -> Callable[[Request], Awaitable[Response]]:
+def _answered(endpoint: Endpoint, served: Served) -> Callable[[Request], Awaitable[Response]]:
     """Wraps a handler: asks for the key, and turns errors into answers."""
 
     async def answer(request: Request) -> Response:
         try:
-            if guarded:
+            if endpoint.is_guarded:
                 _check_key(request, served.settings.key)
-            return await handler(request, served)
+            return await endpoint.handler(request, served)
         except RefusalError as error:
             return refused(request, error.status, str(error), error.field)
         except ClientLeftError:
@@ -95,17 +101,20 @@ def _check_key(request: Request, key: str | None) -> None:
         raise RefusalError(401, "the key is missing or wrong; send 'Authorization: Bearer KEY' or 'x-api-key: KEY'")
 
 
-def refused(request: Request, status: int, text: str, field: str | None = None) -> Response:
+def refused(
+    request: Request, status: int, text: str, field: str | None = None, headers: Mapping[str, str] | None = None
+) -> Response:
     """Returns the answer to a request that is not served, in the form that its clients read."""
     is_anthropic = request.url.path.startswith("/v1/messages")
     body = anthropic_error(status, text) if is_anthropic else openai_error(status, text, field)
-    headers = {"retry-after": "1"} if status in (429, 503) else {}
+    headers = {**(headers or {}), **({"retry-after": "1"} if status in (429, 503) else {})}
     if status == 413:
         headers["connection"] = "close"  # the rest of the body is not read
     return JSONResponse(body, status_code=status, headers=headers)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    known = ", ".join(path for path, _, _, _ in ROUTES)
-    return refused(request, status, f"{request.method} {request.url.path} is not served here; known paths are {known}")
+    assert isinstance(error, HTTPException)
+    known = ", ".join(one.path for one in ENDPOINTS)
+    text = f"{request.method} {request.url.path} is not served here; known paths are {known}"
+    return refused(request, error.status_code, text, headers=error.headers)  # a wrong method's say which are right

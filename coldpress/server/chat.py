@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from coldpress.runtime.generate.logprobs import TokenLogprobs
 from coldpress.server.answers import DONE, KEEP_ALIVE, EventStream, body_of, event, openai_event
 from coldpress.server.completions import OpenRequest
-from coldpress.server.fields import MAX_TOP, Body, Text, read, stops_of
+from coldpress.server.fields import MAX_TOP, Body, Never, Text, read, stops_of
 from coldpress.server.refusals import RefusalError
 from coldpress.server.run import Run, joined
 from coldpress.server.sequences import Piece, Wanted
@@ -62,7 +62,7 @@ class ChatRequest(OpenRequest):
     """Without tools it changes nothing."""
     modalities: list[Literal["text"]] | None = None
     service_tier: Literal["auto", "default"] | None = None
-    store: Literal[False] | None = None
+    store: Never | None = None
     metadata: Annotated[dict[str, str], Field(max_length=0)] | None = None
 
 

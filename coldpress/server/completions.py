@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 
 from coldpress.runtime.generate.logprobs import TokenLogprobs
 from coldpress.server.answers import DONE, KEEP_ALIVE, EventStream, body_of, event, openai_event
-from coldpress.server.fields import MAX_CHOICES, MAX_TOP, Body, OpenDrawing, Stop, Text, read, stops_of
+from coldpress.server.fields import MAX_CHOICES, MAX_TOP, Body, Never, OpenDrawing, Stop, Text, read, stops_of
 from coldpress.server.refusals import RefusalError
 from coldpress.server.run import Run, joined
 from coldpress.server.sequences import Piece, Wanted
@@ -29,7 +29,7 @@ class StreamOptions(Body):
     """What a stream tells besides the text."""
 
     include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: Never | None = None
 
 
 class OpenRequest(OpenDrawing):
@@ -40,8 +40,8 @@ class OpenRequest(OpenDrawing):
     stop: Stop = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    frequency_penalty: Literal[0] | None = None
-    presence_penalty: Literal[0] | None = None
+    frequency_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
+    presence_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
     user: None = None
 
@@ -53,7 +53,7 @@ class CompletionRequest(OpenRequest):
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
-    best_of: Literal[1] | None = None
+    best_of: Annotated[int, Field(ge=1, le=1)] | None = None
     suffix: Literal[""] | None = None
 
     @property

@@ -1,8 +1,8 @@
 """Reads a request's body: closed records, so that a field which is not supported is refused by its name."""
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from coldpress.schemas.errors import clipped
 from coldpress.server.refusals import RefusalError
@@ -11,6 +11,16 @@ Fields = TypeVar("Fields", bound="Body")
 Text = Annotated[str, Field(max_length=1 << 24)]
 Stop = Text | Annotated[list[Text], Field(max_length=16)] | None
 MAX_CHOICES, MAX_TOP = 32, 20
+
+
+def _no_number(value: object) -> object:
+    if not isinstance(value, bool):
+        raise ValueError("Input should be false")
+    return value
+
+
+Never = Annotated[Literal[False], BeforeValidator(_no_number)]
+"""False; a Literal alone takes 0, too."""
 
 
 class Body(BaseModel):

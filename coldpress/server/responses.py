@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from coldpress.server.answers import KEEP_ALIVE, EventStream, body_of, event
-from coldpress.server.fields import Body, Drawing, Text, read
+from coldpress.server.fields import Body, Drawing, Never, Text, read
 from coldpress.server.refusals import RefusalError
 from coldpress.server.run import Run, joined
 from coldpress.server.sequences import Piece, Wanted
@@ -56,7 +56,7 @@ class TextSettings(Body):
 class StreamOptions(Body):
     """What a stream tells besides the text."""
 
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: Never | None = None
 
 
 class ResponsesRequest(Drawing):
@@ -72,7 +72,7 @@ class ResponsesRequest(Drawing):
     """Nothing is stored, so that the answer says false; a later request for it finds nothing."""
     text: TextSettings | None = None
     truncation: Literal["disabled"] | None = None
-    background: Literal[False] | None = None
+    background: Never | None = None
     include: Annotated[list[str], Field(max_length=0)] | None = None
     metadata: Annotated[dict[str, str], Field(max_length=0)] | None = None
     parallel_tool_calls: bool | None = None
@@ -81,7 +81,7 @@ class ResponsesRequest(Drawing):
     service_tier: Literal["auto", "default"] | None = None
     tools: Annotated[list[Any], Field(max_length=0)] | None = None
     tool_choice: Literal["none", "auto"] | None = None
-    top_logprobs: Literal[0] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
     user: None = None
 
     def chat(self) -> list[dict[str, str]]:

@@ -1,6 +1,5 @@
 """An artifact in lm-evaluation-harness scores what the harness's own model of the same weights scores."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,30 +7,18 @@ import lm_eval
 import pytest
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
-from lm_eval.tasks import TaskManager
 from transformers import AutoTokenizer
 
 from coldpress.runtime.cli.harness import ArtifactModel, main
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.text.tokenizer import TextCodec
 from coldpress.schemas.errors import ArtifactError, ColdpressError
+from tests.support.local_task import NAME, TASK, endings_task
 from tests.support.records import Build
 from tests.support.tiny import tiny_spec
 
 PROMPTS = ("w17 w3 w200 w8", "w301 w9", "w44 w45 w46")
 ENDINGS = (" w5 w19", " w9 w11 w300 w2", " w77")
-TASK = """
-task: local_endings
-dataset_path: json
-dataset_kwargs: {data_files: {test: %s}}
-test_split: test
-output_type: multiple_choice
-doc_to_text: "{{context}}"
-doc_to_choice: choices
-doc_to_target: label
-target_delimiter: ""
-metric_list: [{metric: acc}, {metric: acc_norm}]
-"""
 
 
 @pytest.fixture(scope="module")
@@ -101,23 +88,15 @@ def test_generation_stops_at_a_string(model):
 
 def test_a_local_task_has_the_source_s_accuracy(model, source, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    items = [
-        {"context": prompt, "choices": list(ENDINGS), "label": index % len(ENDINGS)}
-        for index, prompt in enumerate(PROMPTS * 2)
-    ]
-    data = tmp_path / "items.jsonl"
-    data.write_text("".join(json.dumps(item) + "\n" for item in items))
-    (tmp_path / "local_endings.yaml").write_text(TASK % data)
-    tasks = TaskManager(include_path=str(tmp_path), include_defaults=False)
+    tasks = endings_task(tmp_path, PROMPTS * 2, ENDINGS)
     evaluated: Any = lm_eval.simple_evaluate
     found, expected = (
-        evaluated(model=each, tasks=["local_endings"], task_manager=tasks, bootstrap_iters=0)
-        for each in (model, source)
+        evaluated(model=each, tasks=[NAME], task_manager=tasks, bootstrap_iters=0) for each in (model, source)
     )
-    chosen = [sample["filtered_resps"] for sample in found["samples"]["local_endings"]]
-    assert len(chosen) == len(items)
+    chosen = [sample["filtered_resps"] for sample in found["samples"][NAME]]
+    assert len(chosen) == len(PROMPTS * 2)
     for metric in ("acc,none", "acc_norm,none"):
-        assert found["results"]["local_endings"][metric] == expected["results"]["local_endings"][metric]
+        assert found["results"][NAME][metric] == expected["results"][NAME][metric]
 
 
 def test_the_prompt_goes_through_the_selector_where_that_is_said(tmp_path):
@@ -195,11 +174,11 @@ def test_a_data_set_out_of_reach_is_one_sentence_that_says_what_to_do(monkeypatc
 
 @pytest.mark.parametrize(
     ("task", "sentence"),
-    [("local_endings", "error: /nowhere: the artifact is missing"), ("other", "error: Tasks not found: other")],
+    [(NAME, "error: /nowhere: the artifact is missing"), ("other", "error: Tasks not found: other")],
 )
 @pytest.mark.slow
 def test_the_command_line_refuses_in_a_sentence(tmp_path, monkeypatch, capsys, task, sentence):
-    (tmp_path / "local_endings.yaml").write_text(TASK % "none.jsonl")
+    (tmp_path / f"{NAME}.yaml").write_text(TASK % "none.jsonl")
     arguments = f"run --model coldpress --model_args artifact=/nowhere --tasks {task} --include_path {tmp_path}"
     monkeypatch.setattr("sys.argv", ["harness", *arguments.split()])
     with pytest.raises(SystemExit) as ended:

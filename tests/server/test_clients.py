@@ -1,13 +1,25 @@
 """The vendors' own clients, and an evaluation harness, against the server."""
 
+import subprocess
+import sys
+from functools import partial
+from typing import Any
+
 import anthropic
+import lm_eval
 import numpy as np
 import openai
 import pytest
+import yaml
+from langchain_core.messages import HumanMessage, SystemMessage
+from langchain_openai import ChatOpenAI, OpenAI
 from lm_eval.api.instance import Instance
 from lm_eval.models.openai_completions import LocalCompletionsAPI
 
+from coldpress.runtime.cli.harness import ArtifactModel
 from coldpress.runtime.generate.session import Session
+from tests.support.command_line import speaking_artifact
+from tests.support.local_task import NAME, endings_task
 from tests.support.serving import serving_here
 
 CHAT = [{"role": "user", "content": "Where is the map?"}]
@@ -108,6 +120,58 @@ def test_anthropic_messages(claude, model):
         claude.messages.create(**fields, tools=[{"name": "x", "input_schema": {"type": "object"}}])
 
 
+def test_langchain_chats_and_completes(server, model):
+    fields = {"model": "tiny", "base_url": f"{server.url}/v1", "api_key": "none", "max_retries": 0}
+    expected = model.chat([SYSTEM, *CHAT], 16)
+    chat: Any = ChatOpenAI(**fields, temperature=0, max_completion_tokens=16)
+    messages = [SystemMessage("Be brief."), HumanMessage(CHAT[0]["content"])]
+    whole = chat.invoke(messages)
+    assert (whole.content, whole.response_metadata["finish_reason"]) == (expected.text, "length")
+    assert whole.usage_metadata["input_tokens"] == len(expected.prompt_token_ids)
+    assert "".join(chunk.content for chunk in chat.stream(messages)) == expected.text
+    newer: Any = ChatOpenAI(**fields, temperature=0, max_completion_tokens=16, use_responses_api=True)
+    assert newer.invoke(messages).text == expected.text
+    completes: Any = OpenAI(**fields, temperature=0, max_tokens=16)
+    expected = model.generate("The map was", 16)
+    assert completes.invoke("The map was") == expected.text
+    assert "".join(completes.stream("The map was")) == expected.text
+    assert completes.batch(["The map was", "Once"]) == [expected.text, model.generate("Once", 16).text]
+    for each in (chat, newer):
+        each.root_client.close()
+    completes.client._client.close()
+
+
+def test_the_command_llm_chats_and_completes(server, model, tmp_path):
+    of_server = {"api_base": f"{server.url}/v1", "model_name": "tiny"}
+    models = [{"model_id": "chat", **of_server}, {"model_id": "text", **of_server, "completion": True}]
+    (tmp_path / "extra-openai-models.yaml").write_text(yaml.safe_dump(models))
+
+    def says(*words: str) -> str:
+        command = [
+            sys.executable,
+            "-m",
+            "llm",
+            *words,
+            "--key",
+            "none",
+            "-o",
+            "temperature",
+            "0",
+            "-o",
+            "max_tokens",
+            "16",
+        ]
+        home = {"LLM_USER_PATH": str(tmp_path), "PATH": ""}
+        done = subprocess.run(command, env=home, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.removesuffix("\n")
+
+    question = CHAT[0]["content"]
+    for stream in ([], ["--no-stream"]):
+        assert says(question, "-m", "chat", "-s", "Be brief.", *stream) == model.chat([SYSTEM, *CHAT], 16).text
+        assert says("The map was", "-m", "text", *stream) == model.generate("The map was", 16).text
+
+
 def test_both_clients_send_the_key(artifact):
     with serving_here(artifact.path, key="sesame") as server:
         for key, passes in (("sesame", True), ("sesam", False)):
@@ -147,3 +211,30 @@ def test_the_evaluation_harness_scores_and_generates(artifact, server, model):
     expected = [model.generate(prompt, 9, stop=["\n\n"]).text for prompt in ("The map was", "Once")]
     harness = LocalCompletionsAPI(**settings, tokenized_requests=False)
     assert harness.generate_until(instances, disable_tqdm=True) == expected
+
+
+def test_a_task_has_the_same_scores_through_the_server_and_through_the_harness_model(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    # the harness's tokenizer of this class adds no first token, whatever its settings say
+    path = speaking_artifact(tmp_path, add_bos_token=False).path
+    tasks = endings_task(
+        tmp_path, ("The map was", "Once upon a time", "Where is"), (" here", " the compass", " a boat")
+    )
+    evaluated: Any = partial(lm_eval.simple_evaluate, tasks=[NAME], task_manager=tasks, bootstrap_iters=0)
+    with serving_here(path, dram_budget_bytes=10**9) as server:
+        of_server = {"base_url": f"{server.url}/v1/completions", "model": "tiny"}
+        found = evaluated(model=LocalCompletionsAPI(**of_server, tokenizer=str(path / "tokenizer")))
+    expected = evaluated(model=ArtifactModel(path, dram_budget="1GB"))
+    scores = [
+        [(float(score), is_greedy == "True") for sample in each["samples"][NAME] for score, is_greedy in _of(sample)]
+        for each in (found, expected)
+    ]
+    assert [score for score, _ in scores[0]] == pytest.approx([score for score, _ in scores[1]], abs=1e-3)
+    assert [is_greedy for _, is_greedy in scores[0]] == [is_greedy for _, is_greedy in scores[1]]
+    assert len(scores[0]) == 9
+    for metric in ("acc,none", "acc_norm,none"):
+        assert found["results"][NAME][metric] == expected["results"][NAME][metric]
+
+
+def _of(sample: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(str(score), str(is_greedy)) for score, is_greedy in sample["filtered_resps"]]

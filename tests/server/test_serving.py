@@ -159,7 +159,7 @@ def test_a_second_interrupt_ends_it_at_once(artifact):
                     server.process.wait(0.2)
             with contextlib.suppress(http.client.IncompleteRead):
                 assert not answer.read().endswith(b"data: [DONE]\n\n")
-        assert server.process.returncode == 0
+        assert server.process.returncode in (0, -signal.SIGINT)  # a third one may come after the handlers have gone
 
 
 def test_many_clients_at_once_have_their_own_texts(artifact, model):

@@ -19,12 +19,19 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
     return code, captured.out, captured.err
 
 
-def speaking_artifact(folder: Path, *, context_length: int = 32, template: str | None = None, **shape: Any) -> Built:
+def speaking_artifact(
+    folder: Path,
+    *,
+    context_length: int = 32,
+    template: str | None = None,
+    add_bos_token: bool = True,
+    **shape: Any,
+) -> Built:
     """Writes a ReLU artifact with a tokenizer and a chat template; `shape` replaces fields of the small model."""
     spec = small_spec(vocab_size=VOCAB_SIZE, bos_token_id=0, eos_token_ids=(1,), **shape)
     built = build_artifact(folder / "a.coldpress", Recipe(spec=spec, context_length=context_length))
     (built.path / "tokenizer").mkdir()
-    write_tokenizer(built.path / "tokenizer", VOCAB_SIZE)
+    write_tokenizer(built.path / "tokenizer", VOCAB_SIZE, add_bos_token)
     if template is not None:
         (built.path / "tokenizer" / "chat_template.jinja").write_text(template)
     change_manifest(built.path, lambda manifest: None, relist=True)
