@@ -12,6 +12,7 @@ rule report:
         plans=PLANS,
         package=f"{DEVICE}/publish.json",
         verification=f"{DEVICE}/verify.json",
+        curves=CURVES,
     output:
         metrics=f"{DEVICE}/metrics.json",
         html=report(f"{DEVICE}/report.html", category="coldpress"),

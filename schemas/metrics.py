@@ -7,7 +7,9 @@ from pydantic import BeforeValidator, Field, PlainSerializer
 
 from coldpress.schemas.base import Count, PositiveCount, Record, Sha256, Share
 from coldpress.schemas.compute import Overlap, overlapped_seconds
+from coldpress.schemas.families import FormatName
 from coldpress.schemas.layout import DraftName
+from coldpress.schemas.provenance import Provenance
 from coldpress.schemas.sparsity import ByLayer, Tried
 
 Measured = Annotated[
@@ -114,6 +116,37 @@ class DenseRun(Record):
     def seconds(self, overlap: Overlap) -> float:
         """Returns the modelled seconds of a token under an assumption about what overlaps."""
         return overlapped_seconds(overlap, self.flash_s, self.dram_s, self.token_s)
+
+
+class WholeInDram(Record):
+    """A run that holds the whole model in DRAM in one format, and reads no flash: arithmetic, not a measurement."""
+
+    format: FormatName
+    """fp16 for the original."""
+    dram_bytes: PositiveCount
+    """Weights, KV cache and bookkeeping, as an artifact in that format would count them."""
+    fits: bool
+    """Whether the device has that much DRAM for everything together."""
+    dram_s: float
+    """Modelled seconds of a token, all of them computing."""
+    ppl_ratio: float | None
+    """Its perplexity over the source's; None if nobody measured it."""
+    is_estimate: bool = False
+    """Whether `ppl_ratio` is of calibration text with weights rounded to nearest, and not of the test text."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Returns the modelled decoding speed."""
+        return 1 / self.dram_s
+
+
+class ReadLength(Record):
+    """Reads of similar length."""
+
+    least_bytes: PositiveCount
+    """A power of two: the reads have this many bytes or more, and fewer than twice as many."""
+    reads: PositiveCount
+    read_bytes: PositiveCount
 
 
 class LadderStep(Record):
@@ -265,6 +298,11 @@ class Verification(Record):
     ladder: tuple[LadderStep, ...]
     """Empty if every unit is used, or if the selector sees what is in DRAM."""
     run: RunMetrics
+    read_lengths: tuple[ReadLength, ...]
+    """The reads of `run`, the shortest first."""
+    process_bytes: PositiveCount
+    """Resident memory of a process that has opened the artifact and its tokenizer, on the machine that measured: the
+    interpreter, libraries and tables. A run takes it beside its DRAM budget."""
     tokens_per_s_deviation: Measured
     """Standard deviation of the measured decoding speed from block to block; null if only one block was decoded."""
     plans: tuple[PlanFigures, ...] = ()
@@ -307,7 +345,8 @@ class Metrics(ByLayer):
     ppl_ratio_error: Measured
     ppl_dense: float
     tokens_per_s: float
-    """On the machine that built the artifact, at its load: the only figure here that differs from run to run."""
+    """On the machine that built the artifact, at its load: only this figure and `process_bytes` differ from run to
+    run."""
     tokens_per_s_deviation: Measured
     """See `Verification`."""
     modelled_tokens_per_s: float
@@ -316,10 +355,25 @@ class Metrics(ByLayer):
     """Share by which it may be off; see `DeviceProfile`."""
     dense: DenseRun | None
     """A dense run under the same budget; None if the budget holds no dense run."""
+    in_dram: tuple[WholeInDram, ...]
+    """The whole model in the DRAM of the same device: the original first, then in smaller formats."""
+    flash_s_per_token: float
+    """Modelled seconds of a token in flash reads."""
+    dram_s_per_token: float
+    """Modelled seconds of a token in computing and copying; the two overlap."""
+    dram_parts: dict[str, Count]
+    """The uses of the DRAM budget, and the bytes of each; they sum to it."""
+    process_bytes: PositiveCount
+    """See `Verification`."""
+    read_lengths: tuple[ReadLength, ...]
+    """See `Verification`."""
     ladder: tuple[LadderStep, ...]
     """The gain of each mechanism; see `Verification`."""
     tried: tuple[Tried, ...]
     """The methods that `auto` compared or skipped; empty if the method was given."""
+    front: tuple[Tried, ...]
+    """The Pareto front of speed, quality and DRAM that `auto` took the first of `tried` from; empty if the method was
+    given."""
     plans: tuple[PlanFigures, ...] = ()
     """Every plan, the largest budget first, to which all other figures belong; empty if there is only one."""
     drafts: tuple[PlanDrafts, ...] = ()
@@ -327,11 +381,18 @@ class Metrics(ByLayer):
     protocol: Protocol
     """How the perplexities were measured."""
     sample: Sample | None
+    provenance: Provenance
+    """The compiler that packaged the artifact."""
 
     @property
     def ppl_ratio(self) -> float:
         """Returns the artifact's perplexity over the source's."""
         return self.ppl_artifact / self.ppl_source
+
+    @property
+    def original(self) -> WholeInDram:
+        """Returns the original, all in DRAM."""
+        return self.in_dram[0]
 
     @property
     def gain_over_dense(self) -> float | None:

@@ -1,6 +1,7 @@
 """The result of `package` and `publish`: an artifact's folder, its identity and its sizes."""
 
 from coldpress.schemas.base import Count, PositiveCount, Record, Sha256
+from coldpress.schemas.provenance import Provenance
 
 
 class Package(Record):
@@ -15,3 +16,5 @@ class Package(Record):
     flash_bytes: PositiveCount
     resident_bytes: Count
     predictor_bytes: Count
+    provenance: Provenance
+    """The compiler that packaged it."""

@@ -29,6 +29,7 @@ from coldpress.runtime.plan import budget
 from coldpress.runtime.plan.memory import give_back_heap
 from coldpress.runtime.simulate import on_device
 from coldpress.runtime.store.clock import Clock
+from coldpress.runtime.store.facts import Observer
 from coldpress.runtime.store.resident import uses_all
 from coldpress.runtime.store.store import Store
 from coldpress.runtime.trace import Recorder
@@ -74,6 +75,7 @@ class Session:
         routing: str | None = None,
         device: DeviceProfile | None = None,
         recorder: Recorder | None = None,
+        observers: Sequence[Observer] = (),
         modelled: bool = False,
         identity: str | None = None,
         started_s: float | None = None,
@@ -96,6 +98,7 @@ class Session:
             routing: How routers choose experts, `top_k` or as `cache_prior:0.2`; None for the plan's.
             device: The device to simulate; None for the one that the artifact was compiled for.
             recorder: Records what the store is asked for.
+            observers: Further observers of the store.
             modelled: Whether metrics also tell modelled seconds on the artifact's device; with `simulated` flash too.
             identity: sha256 that the artifact's manifest must have; None takes any.
             started_s: time.perf_counter() from which the first token's time counts; None for now.
@@ -115,8 +118,8 @@ class Session:
             settings = selector, cache, collapse, preload, kv_cache, routing
             plan, self._choose = choices(self.artifact.manifest, dram_budget_bytes, *settings)
         self._known_costs, self._wanted_plan = dict[tuple[str, int, int], Costs](), plan
-        observers = [*([recorder] if recorder else []), *self._clocks(plan, modelled or flash == SIMULATED)]
-        self.store = Store(self.artifact, plan, make_flash(self.artifact, plan, flash), *observers)
+        watching = [*([recorder] if recorder else []), *observers, *self._clocks(plan, modelled or flash == SIMULATED)]
+        self.store = Store(self.artifact, plan, make_flash(self.artifact, plan, flash), *watching)
         self.decoder = self._decoder(plan, activation_format(activations))
 
     def _decoder(self, plan: Plan, activations: ActivationFormat) -> Decoder:

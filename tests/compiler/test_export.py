@@ -24,6 +24,7 @@ from tests.support.dense_codes import flash_values, resident_values
 from tests.support.hf import all_logits, load_hf, roles_of, spec_of
 from tests.support.llama_library import LlamaLibrary
 from tests.support.models import write_model
+from tests.support.records import PROVENANCE
 
 IDS_ALONE = {"gguf_tokenizer": False}
 SPEC: dict[str, Any] = {"hidden_act": "silu", "num_hidden_layers": 2, "intermediate_size": 96, "vocab_size": 64}
@@ -32,7 +33,7 @@ SPEC: dict[str, Any] = {"hidden_act": "silu", "num_hidden_layers": 2, "intermedi
 def packaged(built: Built) -> Package:
     sha256 = Session(built.path).artifact.sha256
     sizes = {"artifact_bytes": 1, "flash_bytes": 1, "resident_bytes": 1, "predictor_bytes": 0}
-    return Package(folder=str(built.path), manifest_sha256=sha256, **sizes)
+    return Package(folder=str(built.path), manifest_sha256=sha256, provenance=PROVENANCE, **sizes)
 
 
 def run(built: Built, file, **options):

@@ -1,23 +1,27 @@
 """report: figures by hand, and one page that stands alone and says the same twice."""
 
 import json
+import math
 import re
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 
+from coldpress.compiler import headline
 from coldpress.compiler.cost_model import kv_cache_bytes, slice_bytes, weight_bytes
 from coldpress.compiler.io import save_arrays
-from coldpress.compiler.stages.report import ReportConfig, charts, figures, run
+from coldpress.compiler.stages.report import ReportConfig, charts, comparison, figures, run
 from coldpress.runtime.quantities import show_bytes
 from coldpress.schemas.activations import Activations, FamilyStatistics, LayerStatistics
+from coldpress.schemas.curves import Curves, FormatLoss
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.metrics import Sample
 from coldpress.schemas.model import Distillation, DistillationPoint
 from coldpress.schemas.placement import PinnedShare
 from coldpress.schemas.predictors import SizesTried
-from tests.support.records import DRAFTS, Build, tiny_activations, tiny_figures, tiny_verification
+from coldpress.schemas.sparsity import Tried
+from tests.support.records import DRAFTS, PROVENANCE, Build, tiny_activations, tiny_figures, tiny_verification
 from tests.support.statistics import sparsity_of
 
 
@@ -94,7 +98,7 @@ def test_the_figures_by_hand(build, tmp_path):
 def test_the_budget_is_divided_without_rest(tmp_path, method):
     build = Build(tmp_path, method=method)
     layout = build.layout
-    parts = figures.budget_parts(build.model.spec, build.sparsity.format, layout, build.plans)
+    parts = figures.budget_parts(build.model, build.sparsity.format, layout, build.plans)
     assert sum(parts.values()) == build.plans.plans[0].dram_budget_bytes
     assert all(size > 0 for size in parts.values())
 
@@ -103,7 +107,7 @@ def test_the_budget_is_divided_without_rest(tmp_path, method):
 def test_units_in_planes_are_shown_as_refined(tmp_path):
     """What DRAM holds of them by their high bits is a part of the budget: 10 bytes for 32 weights of the MLP."""
     build = Build(tmp_path, method="refine", format_name="int4_2_2", budget_share=0.95)
-    parts = figures.budget_parts(build.model.spec, build.sparsity.format, build.layout, build.plans)
+    parts = figures.budget_parts(build.model, build.sparsity.format, build.layout, build.plans)
     assert sum(parts.values()) == build.plans.plans[0].dram_budget_bytes
     assert parts["coarse planes"] == 2 * 72 * 3 * 2 * 10
     _, html = report(build, tmp_path)
@@ -146,7 +150,7 @@ def test_the_page_stands_alone(build, tmp_path):
     assert len(targets) == len(set(targets))
     used = {value[1:] for name, value in page.attributes if name == "href"} | set(re.findall(r"url\(#([^)]+)\)", html))
     assert used <= set(targets)
-    assert page.tags.count("svg") == 8
+    assert page.tags.count("svg") == 11
     assert "prefers-color-scheme: dark" in html
     assert not re.search(r"#0a0b0\w", html)  # every placeholder colour has become a variable
     assert str(tmp_path) not in html
@@ -233,7 +237,7 @@ def test_the_page_shows_the_figures(build, tmp_path):
 def test_every_method_has_a_page(tmp_path, method):
     build = Build(tmp_path, method=method)
     _, html = report(build, tmp_path)
-    assert html.count("<svg") == 7
+    assert html.count("<svg") == 10
 
 
 @pytest.mark.slow
@@ -308,7 +312,7 @@ def test_the_whole_model_in_dram_is_a_row_for_each_format(build, tmp_path):
 def test_the_original_takes_more_dram_than_the_artifact_of_its_bytes(build, tmp_path):
     """Both count bookkeeping, or an artifact would seem to take more than its whole model."""
     whole = figures.all_in_dram(build.model, "int8_group32", 64, "fp16", build.device)
-    parts = figures.budget_parts(build.model.spec, build.sparsity.format, build.layout, build.plans)
+    parts = figures.budget_parts(build.model, build.sparsity.format, build.layout, build.plans)
     assert whole.dram_bytes > weight_bytes(build.model, "int8_group32") + parts["KV cache"]
 
 
@@ -330,16 +334,15 @@ def test_the_plans_are_a_table_where_there_are_several_and_each_says_why(build, 
 
 def test_formats_in_which_the_whole_model_fits_are_named(build, tmp_path):
     """In a budget of the whole model's bytes, and in one a byte smaller."""
+    metrics, html = report(build, tmp_path)
     needed = figures.all_in_dram(build.model, "int4_group32", 64, "fp16", build.device).dram_bytes
-    plan = build.plans.largest_plan
-    said = {}
-    for budget in (needed, needed - 1):
-        plans = (plan.model_copy(update={"dram_budget_bytes": budget}),)
-        html = report(build, tmp_path, plans=build.plans.model_copy(update={"plans": plans}))[1]
-        said[budget] = f"fits this budget, without reading flash, as int4_group32 ({show_bytes(needed)})." in shown(
-            html
-        )
-    assert list(said.values()) == [True, False]
+    found = [
+        comparison.fitting_formats(metrics.model_copy(update={"budget_bytes": budget}))
+        for budget in (needed, needed - 1)
+    ]
+    assert found == [[f"int4_group32 ({show_bytes(needed)})"], []]
+    said = "The whole model fits this budget"
+    assert (said in html) == bool(comparison.fitting_formats(metrics))
 
 
 def test_a_build_that_prunes_nothing_says_so(build, tmp_path):
@@ -354,10 +357,165 @@ def test_a_build_that_prunes_nothing_says_so(build, tmp_path):
     assert said not in shown(report(build, tmp_path)[1])
 
 
-def test_no_memory_of_the_building_process_is_shown(build, tmp_path):
-    text = shown(report(build, tmp_path)[1])
-    assert "interpreter and its libraries are outside the budget" in text
-    assert " process " not in text
+def test_dram_is_shown_by_use_and_with_a_process_of_the_runtime(build, tmp_path):
+    """Not with the memory of the process that built, 80 MB in these figures."""
+    metrics, html = report(build, tmp_path)
+    text = shown(html)
+    total = metrics.budget_bytes + 60_000_000
+    assert f"the process itself 60 MB ({100 * 60_000_000 / total:.1f} %)" in text
+    assert f"{show_bytes(total)}: a process that has opened the artifact" in text
+    assert "80 MB" not in text
+    assert sum(metrics.dram_parts.values()) == metrics.budget_bytes
+    for name, size in metrics.dram_parts.items():
+        assert f"{name} {show_bytes(size)} (" in text
+    spec = build.model.spec
+    rows = (1 if spec.tie_word_embeddings else 2) * spec.vocab_size
+    assert metrics.dram_parts["embeddings and head"] == rows * slice_bytes(spec.hidden_size, "int8_group32")
+
+
+def test_the_first_sentence_says_what_the_build_is_worth(build, tmp_path):
+    """100 tokens in 0.02 s; a dense run of 4000; and by hand the original's weights and half its KV cache."""
+    metrics, html = report(build, tmp_path)
+    (said,) = re.findall(r'<p class="lead">(.*?)</p>', html)
+    assert said.replace("&#39;", "'") == (
+        f"tiny runs on Tiny phone in {show_bytes(metrics.budget_bytes)} of DRAM at 5,000 tokens/s (simulated); a dense "
+        f"run in the same DRAM gives 4,000, and the original gives {1 / metrics.original.dram_s:,.0f} with all of its "
+        f"{show_bytes(metrics.original.dram_bytes)} in DRAM; its perplexity is 2.5 % above the original's."
+    )
+    assert html.index(said) < html.index("<h2>")
+
+
+@pytest.mark.parametrize(
+    ("ratio", "words"),
+    [(1.025, "2.5 % above"), (0.98, "2.0 % below"), (1.0004, "the same as"), (math.nan, "no number, unlike")],
+)
+def test_the_cost_in_quality_in_words(ratio, words):
+    assert headline.cost(ratio) == words
+
+
+def test_what_does_not_fit_the_device_is_said(build, tmp_path):
+    """A phone with a byte less than the original takes."""
+    whole = figures.all_in_dram(build.model, "fp16", 64, "fp16", build.device)
+    needed = whole.dram_bytes
+    budget = build.plans.largest_plan.dram_budget_bytes
+    assert budget < needed
+    small = {
+        "dram_bytes": build.device.dram_bytes.model_copy(update={"value": needed - 1}),
+        "dram_budget_bytes": build.device.dram_budget_bytes.model_copy(update={"value": budget}),
+    }
+    metrics, html = report(build, tmp_path, device=build.device.model_copy(update=small))
+    assert [each.fits for each in metrics.in_dram] == [False, True, True]
+    text = shown(html)
+    assert f"and the original does not fit: it needs {show_bytes(needed)};" in text
+    assert f"{show_bytes(needed)}, more than the device has" in text
+    assert f"{1 / whole.dram_s:,.0f}, if it fitted" in text
+    assert "Hollow triangles do not fit the device." in text
+
+
+def candidate(method, tokens_per_s, ppl_ratio, **more):
+    return Tried(
+        method=method,
+        format="int4_group32",
+        cache="lfu",
+        kv_cache="fp16",
+        token_s=1 / tokens_per_s,
+        density=0.5,
+        ppl_ratio=ppl_ratio,
+        dram_bytes=1_000_000,
+        **more,
+    )
+
+
+def test_the_front_is_drawn_and_listed_with_the_chosen_candidate(build, tmp_path):
+    """The taken candidate has a reason, which those of the front lack."""
+    front = candidate("topk", 4000.0, 1.05), candidate("dense", 2000.0, 1.01)
+    tried = (candidate("topk", 4000.0, 1.05, reason="the fastest"), candidate("dense", 2000.0, 1.01))
+    sparsity = build.sparsity.model_copy(update={"front": front, "tried": tried})
+    metrics, html = report(build, tmp_path, sparsity=sparsity)
+    assert metrics.front == front
+    rows = re.findall(r'<tr><th scope="row">([^<]*)</th>(.*?)</tr>', html[html.index("<details>") :])[:2]
+    cells = [(name, *re.findall(r"<td[^>]*>([^<]*)</td>", row)) for name, row in rows]
+    assert cells == [
+        ("topk, chosen", "int4_group32", "lfu", "fp16", "0.50", "1 MB", "4,000", "1.0500"),
+        ("dense", "int4_group32", "lfu", "fp16", "0.50", "1 MB", "2,000", "1.0100"),
+    ]
+    text = shown(html)
+    for name in ("front", "chosen", "artifact", "dense, same DRAM", "fp16 in DRAM", "int4_group32 in DRAM"):
+        assert f" {name} " in text, name
+    given = report(build, tmp_path)[1]
+    assert "<details>" not in given
+    assert "The method was given, so no search compared others" in shown(given)
+
+
+def test_points_of_the_front_lie_where_their_figures_say(build, tmp_path):
+    """Speed grows to the right on a logarithmic axis; a higher perplexity lies higher."""
+    drawn = []
+    sparsity = build.sparsity.model_copy(
+        update={"front": (candidate("topk", 4000.0, 1.05), candidate("dense", 2000.0, 1.01))}
+    )
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(charts, "marks", lambda across, up, kinds: drawn.extend(kinds) or "<svg></svg>")
+        metrics, _ = report(build, tmp_path, sparsity=sparsity)
+    found = {kind.name: (kind.across, kind.up, kind.amounts) for kind in drawn}
+    assert found["front"] == (
+        (pytest.approx(4000), pytest.approx(2000)), (pytest.approx(5), pytest.approx(1)), (10**6, 10**6),
+    )  # fmt: skip
+    assert found["artifact"] == ((pytest.approx(5000),), (pytest.approx(2.5),), (metrics.budget_bytes,))
+    assert found["dense, same DRAM"][:2] == ((pytest.approx(4000),), (pytest.approx(1.25),))
+    assert found["fp16 in DRAM"][1] == (0.0,)
+    assert found["int8_group32 in DRAM"][1] == (pytest.approx(1.25),), "the artifact's own format, as verified"
+    assert found["int4_group32 in DRAM"][1] == (None,)
+
+
+def test_losses_of_formats_that_explore_measured_are_used(build, tmp_path):
+    loss = FormatLoss(
+        format="int4_group32", mean_kld=0.1, mean_kld_error=None, p999_kld=1.0, ppl_ratio=1.07, ppl_ratio_error=None
+    )
+    curves = Curves.model_construct(formats=(loss,))
+    metrics, html = report(build, tmp_path, curves=curves)
+    assert [(each.ppl_ratio, each.is_estimate) for each in metrics.in_dram] == [
+        (1.0, False), (pytest.approx(8.1 / 8), False), (1.07, True),
+    ]  # fmt: skip
+    assert "× 1.070, rounded to nearest" in shown(html)
+
+
+def test_a_token_s_time_is_parted_by_what_is_busy(build, tmp_path):
+    """0.15 ms of flash and 0.07 ms of computing in 0.2 ms: 0.02 ms of both."""
+    rows = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(charts, "parts", lambda _, found: rows.extend(found) or "<svg></svg>")
+        report(build, tmp_path)
+    by_name = dict(rows)
+    parts = ("flash alone", "flash and computing", "computing alone")
+    assert list(by_name) == ["this artifact", "dense, same DRAM", "fp16, all in DRAM"]
+    assert [by_name["this artifact"][part] for part in parts] == pytest.approx([0.13, 0.02, 0.05])
+    assert [by_name["dense, same DRAM"][part] for part in parts] == pytest.approx([0.15, 0.05, 0.05])
+    assert by_name["fp16, all in DRAM"]["flash alone"] == 0
+
+
+def test_reads_are_drawn_by_length(build, tmp_path):
+    drawn = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(charts, "side_by_side", lambda *given: drawn.append(given) or "<svg></svg>")
+        report(build, tmp_path)
+    ((_, _, places, series),) = drawn
+    assert places == ["4", "16"]
+    assert series == {"of the reads": [80.0, 20.0], "of the bytes": [pytest.approx(40), pytest.approx(60)]}
+    none = tiny_verification(build.plans, build.package().manifest_sha256).model_copy(update={"read_lengths": ()})
+    assert "Read lengths" not in report(build, tmp_path, verification=none)[1]
+
+
+def test_the_page_says_what_made_the_artifact(build, tmp_path):
+    package = build.package().model_copy(update={"provenance": PROVENANCE})
+    metrics, html = report(build, tmp_path, package=package)
+    assert metrics.provenance == PROVENANCE
+    text = shown(html)
+    assert f"commit {'0123456789' * 4}, with changes that are not committed" in text
+    assert "libraries numpy 2.4.6, torch 2.13.0" in text
+    assert build.device.dram_bytes.source in text
+    installed = PROVENANCE.model_copy(update={"commit": None, "dirty": False})
+    package = package.model_copy(update={"provenance": installed})
+    assert "the compiler did not run from a checkout" in shown(report(build, tmp_path, package=package)[1])
 
 
 def test_a_narrow_screen_shows_every_column(build, tmp_path):
@@ -459,7 +617,7 @@ def test_what_limits_the_speed_is_said(build, tmp_path, changes, sentence):
 @pytest.mark.slow
 def test_the_reader_s_questions_come_before_diagnostics(build, tmp_path):
     _, html = report(build, tmp_path)
-    headings = ("Does it pay?", "What it writes", "How to run it", "DRAM budget", "Sparsity, placement and order")
+    headings = ("Does it pay?", "What it writes", "How to run it", "DRAM by use", "Sparsity, placement and order")
     places = [html.index(f"<h2>{heading}</h2>") for heading in headings]
     assert places == sorted(places)
 

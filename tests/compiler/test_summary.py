@@ -10,10 +10,10 @@ from coldpress.compiler.io import load_record, save_record
 from coldpress.compiler.workflow import summary
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.export import Export
-from coldpress.schemas.metrics import DenseRun, Metrics, Protocol, Sample
+from coldpress.schemas.metrics import DenseRun, Metrics, Protocol, Sample, WholeInDram
 from coldpress.schemas.package import Package
 from coldpress.schemas.sparsity import Tried
-from tests.support.records import DRAFTS, tiny_figures
+from tests.support.records import DRAFTS, PROVENANCE, tiny_figures
 
 IDENTITY = "0123456789abcdef" * 4
 PROMPT = "It's a cat; $HOME"
@@ -57,10 +57,18 @@ def folder(tmp_path: Path) -> Path:
             read_buffer_bytes=65536,
             pinned_bytes=500_000,
         ),
+        in_dram=(WholeInDram(format="fp16", dram_bytes=8_900_000, fits=True, dram_s=0.0005, ppl_ratio=1.0),),
+        flash_s_per_token=0.0006,
+        dram_s_per_token=0.0003,
+        dram_parts={"embeddings and head": 2_000_000, "unused": 200_000},
+        process_bytes=61_000_000,
+        read_lengths=(),
         ladder=(),
         tried=(),
+        front=(),
         protocol=Protocol(corpus="text", text_sha256="f" * 64, tokens_sha256="b" * 64, context_length=256, stride=256),
         sample=Sample(prompt=PROMPT, text=" sat\ndown", max_new_tokens=48, temperature=0.6, seed=7),
+        provenance=PROVENANCE,
     )
     package = Package(
         folder=str(tmp_path / "my demo.coldpress"),
@@ -69,6 +77,7 @@ def folder(tmp_path: Path) -> Path:
         flash_bytes=3_000_000,
         resident_bytes=813_600,
         predictor_bytes=0,
+        provenance=PROVENANCE,
     )
     save_record(metrics, tmp_path / "metrics.json")
     save_record(package, tmp_path / "publish.json")

@@ -43,6 +43,7 @@ from coldpress.schemas.metrics import (
     PlanDrafts,
     PlanFigures,
     Protocol,
+    ReadLength,
     RunMetrics,
     Sample,
     Verification,
@@ -53,6 +54,7 @@ from coldpress.schemas.package import Package
 from coldpress.schemas.placement import LayerPlacement, Placement
 from coldpress.schemas.plans import Plans
 from coldpress.schemas.predictors import LayerPredictor, Predictors
+from coldpress.schemas.provenance import Provenance
 from coldpress.schemas.quantized import LayerCodes, Quantized
 from coldpress.schemas.sparsity import Budget, Densities, Sparsity
 from tests.support.methods import families_of, fitted
@@ -289,8 +291,22 @@ def tiny_verification(plans: Plans, artifact_sha256: str) -> Verification:
         sample=Sample(prompt="A cat's", text=" paw <b>", max_new_tokens=3, temperature=0.6, seed=7),
         ladder=LADDER,
         run=tiny_run(plans),
+        read_lengths=(
+            ReadLength(least_bytes=4096, reads=400, read_bytes=1_638_400),
+            ReadLength(least_bytes=16384, reads=100, read_bytes=2_457_600),
+        ),
+        process_bytes=60_000_000,
         tokens_per_s_deviation=12.5,
     )
+
+
+PROVENANCE = Provenance(
+    compiler_version="0.1.0",
+    commit="0123456789" * 4,
+    dirty=True,
+    python_version="3.11.7",
+    libraries={"numpy": "2.4.6", "torch": "2.13.0"},
+)
 
 
 def tiny_figures(**figures: Any) -> PlanFigures:

@@ -6,10 +6,8 @@ refused does not stop the others. The folder of the results has index.html, summ
 
 import math
 import os
-import subprocess
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -19,15 +17,12 @@ from coldpress.cli.matrix.cells import Cell, cells, read_matrix
 from coldpress.cli.matrix.pages import index
 from coldpress.cli.matrix.results import BuildResult, MatrixResults, junit
 from coldpress.compiler.io import load_record, replacing
+from coldpress.compiler.provenance import DECIDING, provenance, versions
 from coldpress.compiler.python_api import build
-from coldpress.compiler.workflow.settings import ROOT
 from coldpress.runtime.artifact.reader import open_artifact
-from coldpress.schemas import __version__
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.metrics import Metrics
 
-DECIDING = ("torch", "transformers", "numpy", "scipy", "scikit-learn", "ortools", "pulp", "highspy", "zstandard")
-"""Libraries that decide bytes of artifacts."""
 FAILED, DONE = 1, 0
 Tell = Callable[[str], object]
 
@@ -49,7 +44,7 @@ def run(
         _built(cell, folder, cores, f"[{number}/{len(found)}] {cell.name}", tell)
         for number, cell in enumerate(found, 1)
     ]
-    results = MatrixResults(compiler=compiler(), versions={name: version(name) for name in DECIDING}, rows=tuple(rows))
+    results = MatrixResults(compiler=provenance().compiler, versions=versions(DECIDING), rows=tuple(rows))
     findings = gate.compare(results, known) if known else []
     worse = gate.worse(findings)
     changes = gate.markdown(findings) if known else "Nothing was accepted yet: see --accept.\n"
@@ -62,16 +57,6 @@ def run(
     tell(changes if known else f"{len(rows) - results.num_failed} of {len(rows)} builds are there")
     tell(f"{folder / 'index.html'}")
     return FAILED if results.num_failed or worse else DONE, results
-
-
-def compiler() -> str:
-    """Returns the compiler's version, with the commit of its checkout, and `+` if files differ from that."""
-    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
-    try:
-        found = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):  # no git, or no repository: a copy of the files
-        return __version__
-    return f"{__version__} {found}"
 
 
 def _built(cell: Cell, folder: Path, cores: str, title: str, tell: Tell) -> BuildResult:

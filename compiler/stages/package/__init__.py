@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from coldpress.compiler.cost_model import unit_bytes
+from coldpress.compiler.provenance import provenance
 from coldpress.compiler.publishing import point, publishing
 from coldpress.compiler.stages.package.documents import Inputs, input_digests, write_documents
 from coldpress.compiler.stages.package.flash import PageChecksums, write_flash
@@ -181,6 +182,7 @@ def _write(folder: Path, target: Path, inputs: Inputs) -> Package:
         flash_bytes=inputs.layout.flash_bytes,
         resident_bytes=plan.resident_bytes,
         predictor_bytes=plan.predictor_bytes,
+        provenance=provenance(),
     )
 
 

@@ -17,6 +17,7 @@ from coldpress.compiler.stages.report.page import render
 from coldpress.compiler.stages.report.page_charts import Inputs
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import Corpus
+from coldpress.schemas.curves import Curves
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.layout import Layout
@@ -54,6 +55,7 @@ def run(
     plans: Plans,
     package: Package,
     verification: Verification,
+    curves: Curves | None = None,
 ) -> Metrics:
     """Writes the page to `config.html` and returns the figures.
 
@@ -65,7 +67,7 @@ def run(
             f"the verification is of artifact {verification.artifact_sha256[:12]}, the package is "
             f"{package.manifest_sha256[:12]}; run verify again"
         )
-    metrics = make_metrics(model, device, sparsity, plans, package, verification)
+    metrics = make_metrics(model, device, sparsity, layout, plans, package, verification, curves)
     of_weights = (activations, sparsity, placement, order, predictors)
     inputs = Inputs(model, device, *of_weights, layout, plans, package, verification, corpus, config.seed)
     with replacing(Path(config.html)) as temporary:

@@ -7,6 +7,7 @@ The result depends on its data alone: fixed id salt, no date, no creator.
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
@@ -18,6 +19,27 @@ VARIABLES = {colour: f"var(--series-{number})" for number, colour in enumerate(S
 VARIABLES |= {INK: "var(--ink)", GRID: "var(--grid)"}
 WIDTH, HEIGHT = 6.4, 3.2
 CURVE_POINTS = 160
+LEAST_AREA, MOST_AREA = 24, 360
+"""Areas of marks in square points, for nothing and for the largest amount."""
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Points of one kind in a chart of two figures."""
+
+    name: str
+    across: tuple[float, ...]
+    up: tuple[float | None, ...]
+    """None for a point of which only the figure across is known: a line from the bottom to the top."""
+    amounts: tuple[float, ...]
+    """What the areas of the marks are proportional to."""
+    colour: str
+    """One of SERIES."""
+    shape: str
+    """A marker of matplotlib."""
+    joined: bool = False
+    """Whether a line joins the points."""
+    hollow: bool = False
 
 
 def per_layer(label: str, series: Mapping[str, Mapping[int, float]], percent: bool = True) -> str:
@@ -74,6 +96,78 @@ def line(across: str, up: str, points: Mapping[float, float]) -> str:
     return _svg(up, draw)
 
 
+def marks(across: str, up: str, kinds: Sequence[Marks]) -> str:
+    """Draws points by two figures, the one across logarithmic; their areas show a third."""
+    largest = max(amount for kind in kinds for amount in kind.amounts)
+
+    def draw(axes: Any) -> None:
+        for kind in kinds:
+            colour = kind.colour
+            known = [place for place, value in enumerate(kind.up) if value is not None]
+            xs, ys = [kind.across[place] for place in known], [kind.up[place] for place in known]
+            if kind.joined:
+                axes.plot(xs, ys, color=colour, linewidth=1.2)
+            areas = [LEAST_AREA + (MOST_AREA - LEAST_AREA) * kind.amounts[place] / largest for place in known]
+            colours = {"facecolors": "none" if kind.hollow else colour, "edgecolors": colour}
+            axes.scatter(xs, ys, areas, marker=kind.shape, label=kind.name, alpha=0.8, **colours)
+            for place in set(range(len(kind.up))) - set(known):
+                axes.axvline(kind.across[place], color=colour, linestyle=":", linewidth=1.4)
+        axes.set_xscale("log")
+        axes.set_xlabel(across)
+        axes.set_ylabel(up)
+        axes.margins(0.12)
+        plain = _plain_numbers
+        axes.xaxis.set_major_formatter(plain)
+        axes.xaxis.set_minor_formatter(plain if _decades(kinds) < 1 else lambda value, _: "")
+
+    return _svg(up, draw, height=4.2)
+
+
+def _decades(kinds: Sequence[Marks]) -> float:
+    found = [x for kind in kinds for x in kind.across]
+    return float(np.log10(max(found) / min(found)))
+
+
+def _plain_numbers(value: float, _: Any) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:g}"
+
+
+def parts(across: str, rows: Sequence[tuple[str, Mapping[str, float]]]) -> str:
+    """Draws one bar for each row, from the top down, of parts that follow each other: (name, {part: size})."""
+    names = list(dict.fromkeys(name for _, found in rows for name in found))
+
+    def draw(axes: Any) -> None:
+        begins = np.zeros(len(rows))
+        for colour, name in zip(cycle(SERIES), names, strict=False):
+            sizes = np.array([found.get(name, 0.0) for _, found in rows])
+            axes.barh(range(len(rows)), sizes, left=begins, color=colour, height=0.6, label=name)
+            begins += sizes
+        for place, total in enumerate(begins):
+            axes.annotate(f" {total:.3g}", (total, place), va="center", fontsize=8)
+        axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+        axes.invert_yaxis()
+        axes.set_xlabel(across)
+        axes.set_xlim(0, 1.12 * float(begins.max()))
+
+    return _svg(across, draw, height=1.3 + 0.42 * len(rows))
+
+
+def side_by_side(across: str, up: str, places: Sequence[str], series: Mapping[str, Sequence[float]]) -> str:
+    """Draws bars of several series beside each other at named places: {name: height at each place}."""
+    width = 0.8 / len(series)
+
+    def draw(axes: Any) -> None:
+        for number, (colour, (name, heights)) in enumerate(zip(cycle(SERIES), series.items(), strict=False)):
+            left = np.arange(len(places)) + (number - (len(series) - 1) / 2) * width
+            axes.bar(left, heights, color=colour, width=width, label=name)
+        axes.set_xticks(range(len(places)), places)
+        axes.set_xlabel(across)
+        axes.set_ylabel(up)
+        axes.set_ylim(bottom=0)
+
+    return _svg(up, draw)
+
+
 def waterfall(across: str, bars: Sequence[tuple[str, float, float, bool]]) -> str:
     """Draws bars from the top down: (name, figure before the step, figure after it, whether the step is kept)."""
     labels = {
@@ -118,7 +212,7 @@ def frequencies(label: str, curves: Mapping[str, np.ndarray]) -> str:
     return _svg(label, draw)
 
 
-def _svg(label: str, draw: Callable[[Any], None]) -> str:
+def _svg(label: str, draw: Callable[[Any], None], height: float = HEIGHT) -> str:
     """Draws on new axes and returns an <svg> element; `label` is its accessible name."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -143,7 +237,7 @@ def _svg(label: str, draw: Callable[[Any], None]) -> str:
         "legend.fontsize": 9,
     }
     with matplotlib.rc_context(settings):
-        figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
         axes = figure.add_subplot()
         draw(axes)
         if axes.get_legend_handles_labels()[1]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from coldpress.compiler.activity.packed_bits import adjacent_share
+from coldpress.compiler.cost_model import tensor_bytes
 from coldpress.compiler.dense_run import dense_run
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.sections import asked_budget_bytes
@@ -13,11 +14,12 @@ from coldpress.runtime.artifact.contents import coarse_bytes
 from coldpress.runtime.plan.bookkeeping import counted_bytes, joined_bytes
 from coldpress.runtime.plan.budget import holds_everything
 from coldpress.schemas.activations import Activations, FamilyStatistics
+from coldpress.schemas.curves import Curves
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.families import FamilyName, FormatName
-from coldpress.schemas.layout import KvCacheFormat, Layout, placed_parts
-from coldpress.schemas.metrics import Metrics, Verification
-from coldpress.schemas.model import Model, ModelSpec
+from coldpress.schemas.layout import KvCacheFormat, Layout, Plan, placed_parts
+from coldpress.schemas.metrics import Metrics, Verification, WholeInDram
+from coldpress.schemas.model import Model
 from coldpress.schemas.package import Package
 from coldpress.schemas.plans import Plans
 from coldpress.schemas.sparsity import Sparsity
@@ -28,14 +30,12 @@ HOT_SHARE = 0.8
 HOT_UNITS = 0.2
 """The share of units that count as hottest where texts are compared."""
 
+ORIGINAL: FormatName = "fp16"
+WHOLE_FORMATS: tuple[FormatName, ...] = (ORIGINAL, "int8_group32", "int4_group32")
+"""Formats that the whole model in DRAM is shown in, the original's first."""
 
-@dataclass(frozen=True)
-class InDram:
-    """A run that holds the whole model in DRAM and reads no flash."""
-
-    dram_bytes: int
-    tokens_per_s: float
-    """Modelled by the device's law."""
+EMBEDDINGS = ("embed_tokens.weight", "lm_head.weight")
+"""Resident tensors that are embeddings of tokens, or the head."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,14 @@ class HotOverlap:
 
 
 def make_metrics(
-    model: Model, device: DeviceProfile, sparsity: Sparsity, plans: Plans, package: Package, found: Verification
+    model: Model,
+    device: DeviceProfile,
+    sparsity: Sparsity,
+    layout: Layout,
+    plans: Plans,
+    package: Package,
+    found: Verification,
+    curves: Curves | None = None,
 ) -> Metrics:
     """Returns the figures of metrics.json."""
     run, plan = found.run, plans.largest_plan
@@ -95,25 +102,62 @@ def make_metrics(
         tokens_per_s=run.num_tokens / run.decode_s,
         modelled_tokens_per_s=run.modelled_tokens_per_s,
         modelled_error=device.modelled_error,
+        in_dram=tuple(_in_dram(model, device, sparsity, plan, found, curves)),
+        flash_s_per_token=run.modelled_flash_s / run.num_tokens,
+        dram_s_per_token=run.modelled_dram_s / run.num_tokens,
+        dram_parts=budget_parts(model, sparsity.format, layout, plans),
         tried=sparsity.tried,
+        front=sparsity.front,
+        provenance=package.provenance,
         **{name: getattr(found, name) for name in shared},
     )
 
 
+def _in_dram(
+    model: Model,
+    device: DeviceProfile,
+    sparsity: Sparsity,
+    plan: Plan,
+    found: Verification,
+    curves: Curves | None,
+) -> Iterator[WholeInDram]:
+    """Yields the whole model in DRAM: the original with an fp16 KV cache, other formats with the artifact's."""
+    as_explored = model.relufication is None and model.distillation is None  # else the losses are of another model
+    for format_name in WHOLE_FORMATS:
+        kept = "fp16" if format_name == ORIGINAL else plan.kv_cache
+        whole = all_in_dram(model, format_name, plan.context_length, kept, device)
+        loss = curves.format_loss(format_name) if curves is not None and as_explored else None
+        if format_name == ORIGINAL:
+            yield whole.model_copy(update={"ppl_ratio": 1.0})
+        elif sparsity.formats == format_name:
+            yield whole.model_copy(update={"ppl_ratio": found.ppl_dense / found.ppl_source})
+        elif loss is not None:
+            yield whole.model_copy(update={"ppl_ratio": loss.ppl_ratio, "is_estimate": True})
+        else:
+            yield whole
+
+
 def all_in_dram(
     model: Model, format_name: FormatName, context_length: int, kv_cache: KvCacheFormat, device: DeviceProfile
-) -> InDram:
-    """Returns the DRAM that the whole model takes, and the speed of the dense run there, which reads nothing."""
+) -> WholeInDram:
+    """Returns the DRAM that the whole model takes, and the speed of the dense run there, which reads nothing; nothing
+    of its perplexity."""
     page_bytes = device.flash.page_bytes.value
     (dram_bytes,) = asked_budget_bytes("100%", model, format_name, context_length, kv_cache, page_bytes)
     run = dense_run(model, format_name, context_length, dram_bytes, device, kv_cache)
     assert run is not None
-    return InDram(dram_bytes=dram_bytes, tokens_per_s=run.tokens_per_s)
+    return WholeInDram(
+        format=format_name,
+        dram_bytes=dram_bytes,
+        fits=dram_bytes <= device.dram_bytes.value,
+        dram_s=run.token_s,
+        ppl_ratio=None,
+    )
 
 
-def budget_parts(spec: ModelSpec, format_name: FormatName, layout: Layout, plans: Plans) -> dict[str, int]:
+def budget_parts(model: Model, format_name: FormatName, layout: Layout, plans: Plans) -> dict[str, int]:
     """Returns the uses of the DRAM budget and the bytes of each; they sum to it."""
-    plan = plans.largest_plan
+    plan, spec = plans.largest_plan, model.spec
     arrays = [array for one in plans.plans for array in one.arrays]
     caches = {one.cache for one in plans.plans}
     joined = joined_bytes(layout.sections, format_name)
@@ -123,16 +167,19 @@ def budget_parts(spec: ModelSpec, format_name: FormatName, layout: Layout, plans
     slots = sum(part.cache_slots * section.unit_bytes for part, section in planned)
     reads = not holds_everything(plan, layout.sections)
     coarse = sum(coarse_bytes(section.family, spec, section.format or format_name) for _, section in planned)
+    tensors = {role: model.tensors[role].shape for role in EMBEDDINGS if role in model.tensors}
+    embeddings = sum(tensor_bytes(role, shape, format_name) for role, shape in tensors.items())
     parts = {
-        "resident weights": plan.resident_bytes - coarse,
+        "embeddings and head": embeddings,
+        "other resident weights": plan.resident_bytes - coarse - embeddings,
         "coarse planes": coarse,
         "predictors": plan.predictor_bytes,
-        "KV cache": plan.kv_cache_bytes,
-        "bookkeeping": bookkeeping,
-        "read buffer": reads * plan.read_buffer_bytes,
-        "preload buffer": reads * plan.preload_buffer_bytes,
         "pinned units": pinned,
         "cached units": slots,
+        "KV cache": plan.kv_cache_bytes,
+        "read buffer": reads * plan.read_buffer_bytes,
+        "preload buffer": reads * plan.preload_buffer_bytes,
+        "bookkeeping": bookkeeping,
     }
     parts["unused"] = plan.dram_budget_bytes - sum(parts.values())
     return {name: size for name, size in parts.items() if size}

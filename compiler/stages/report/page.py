@@ -4,19 +4,26 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 
 from coldpress.compiler.block_statistics import with_error
 from coldpress.compiler.cost_model import weight_bytes
+from coldpress.compiler.headline import headline, rate
 from coldpress.compiler.run_command import PROGRAM, run_command
-from coldpress.compiler.stages.report.figures import (
-    FrequencyCurve,
-    InDram,
-    all_in_dram,
-    budget_parts,
-    frequency_curves,
+from coldpress.compiler.stages.report.comparison import (
+    COLUMNS,
+    FRONT_COLUMNS,
+    compared,
+    fitting_formats,
+    front_chart,
+    front_rows,
+    reads_chart,
+    time_chart,
 )
+from coldpress.compiler.stages.report.dram import DramBars
+from coldpress.compiler.stages.report.figures import FrequencyCurve, frequency_curves
+from coldpress.compiler.stages.report.html import environment
+from coldpress.compiler.stages.report.origins import origins
 from coldpress.compiler.stages.report.page_charts import Inputs, charts_of, refines
 from coldpress.compiler.stages.report.predictors import predictor_part
 from coldpress.runtime.plugins import load
@@ -24,66 +31,50 @@ from coldpress.runtime.quantities import show_bytes
 from coldpress.runtime.quantization._planes import in_words
 from coldpress.runtime.sparsity import Selector
 from coldpress.runtime.store.computing import basis
-from coldpress.schemas import __version__
 from coldpress.schemas.device import DeviceProfile
-from coldpress.schemas.errors import printable
-from coldpress.schemas.families import FamilyName, FormatName
+from coldpress.schemas.families import FamilyName
 from coldpress.schemas.law import combined
 from coldpress.schemas.layout import Layout, Plan, placed_parts
 from coldpress.schemas.metrics import Metrics, PlanDrafts, PlanFigures, RunMetrics, Verification
 
-COLUMNS = ("DRAM", "flash per token", "reads per token", "tokens/s, simulated", "perplexity")
-"""Columns of the table that answers whether the artifact pays."""
 PLAN_COLUMNS = ("DRAM budget", "selector", "density", "cache", *COLUMNS[1:4], "perplexity over the source's")
 DENSE = "dense"
-ORIGINAL: FormatName = "fp16"
-WHOLE_FORMATS: tuple[FormatName, ...] = ("int8_group32", "int4_group32")
-"""Formats that the whole model in DRAM is shown in, beside the original's."""
 
 
 def render(metrics: Metrics, inputs: Inputs) -> str:
     """Renders the page."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        undefined=jinja2.StrictUndefined,
-        autoescape=True,
-        finalize=shown,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["size"] = show_bytes
     curves = frequency_curves(inputs.activations, inputs.sparsity)
-    return environment.get_template("template.html.j2").render(
-        metrics=metrics,
-        device=inputs.device,
-        plan=inputs.plans.largest_plan,
-        verification=inputs.verification,
-        weight_bytes=weight_bytes(inputs.model, inputs.sparsity.format),
-        formats=in_words(inputs.sparsity.formats),
-        cards=_cards(metrics, inputs.device),
-        budget=budget_parts(inputs.model.spec, inputs.sparsity.format, inputs.layout, inputs.plans),
-        charts=list(charts_of(inputs, curves)),
-        verdict=_verdicts(metrics, inputs),
-        columns=COLUMNS,
-        plans=list(map(_plan_row, metrics.plans)),
-        plan_columns=PLAN_COLUMNS,
-        choices=inputs.plans.choices,
-        command=run_command([PROGRAM], Path(inputs.package.folder).name, metrics.sample),
-        compared=_compared(metrics, inputs),
-        measured=_measured(metrics, inputs),
-        families=_families(inputs.layout, inputs.plans.largest_plan),
-        hot=_hot_units(curves),
-        predictors=predictor_part(inputs),
-        origins=_origins(inputs),
+    return (
+        environment()
+        .get_template("template.html.j2")
+        .render(
+            metrics=metrics,
+            device=inputs.device,
+            plan=inputs.plans.largest_plan,
+            verification=inputs.verification,
+            weight_bytes=weight_bytes(inputs.model, inputs.sparsity.format),
+            formats=in_words(inputs.sparsity.formats),
+            cards=_cards(metrics, inputs.device),
+            headline=headline(metrics, inputs.device.title),
+            dram=DramBars.of(metrics),
+            answers=[front_chart({metrics.model: metrics}), time_chart({metrics.model: metrics})],
+            charts=[*filter(None, [reads_chart(metrics)]), *charts_of(inputs, curves)],
+            verdict=_verdicts(metrics, inputs),
+            columns=COLUMNS,
+            plans=list(map(_plan_row, metrics.plans)),
+            plan_columns=PLAN_COLUMNS,
+            choices=inputs.plans.choices,
+            command=run_command([PROGRAM], Path(inputs.package.folder).name, metrics.sample),
+            compared=list(compared(metrics)),
+            front=front_rows(metrics),
+            front_columns=FRONT_COLUMNS,
+            measured=_measured(metrics, inputs),
+            families=_families(inputs.layout, inputs.plans.largest_plan),
+            hot=_hot_units(curves),
+            predictors=predictor_part(inputs),
+            origins=origins(inputs, metrics.provenance),
+        )
     )
-
-
-def shown(value: Any) -> Any:
-    """Escapes control characters and marks of writing direction in a template's text, which a stranger may have chosen.
-
-    Line feeds stay, since a sample has them.
-    """
-    return "\n".join(map(printable, value.split("\n"))) if type(value) is str else value
 
 
 def _cards(metrics: Metrics, device: DeviceProfile) -> list[tuple[str, str]]:
@@ -103,7 +94,7 @@ def _cards(metrics: Metrics, device: DeviceProfile) -> list[tuple[str, str]]:
             "tokens/s on the machine that built this, at its load then; ± is the standard deviation over blocks",
         ),
         (
-            f"{_rate(metrics.modelled_tokens_per_s)} ± {metrics.modelled_error:.0%}",
+            f"{rate(metrics.modelled_tokens_per_s)} ± {metrics.modelled_error:.0%}",
             f"tokens/s simulated on {device.title}; ± is how far such figures were off on measured machines",
         ),
         *(
@@ -118,12 +109,7 @@ def _verdicts(metrics: Metrics, inputs: Inputs) -> list[str]:
     found = [_verdict(metrics), _quality(metrics), _limit(inputs.verification.run, inputs.device)]
     if metrics.method != DENSE and inputs.sparsity.is_whole:
         found[0] = "Nothing is pruned at this budget: every token uses every unit."
-    fitting = [
-        f"{format_name} ({show_bytes(whole.dram_bytes)})"
-        for format_name in (ORIGINAL, *WHOLE_FORMATS)
-        if (whole := _in_dram(inputs, format_name)).dram_bytes <= metrics.budget_bytes
-    ]
-    if fitting:
+    if fitting := fitting_formats(metrics):
         found.append(f"The whole model fits this budget, without reading flash, as {' or '.join(fitting)}.")
     return found
 
@@ -168,53 +154,6 @@ def _limit(run: RunMetrics, device: DeviceProfile) -> str:
     return f"Flash limits the speed: {flash_ms:.3g} {whole} go to reads, most of it to {most}."
 
 
-def _compared(metrics: Metrics, inputs: Inputs) -> list[tuple[str, ...]]:
-    """Returns rows for this artifact, a dense build in the same DRAM, and the whole model in DRAM, format by format."""
-    rows = [
-        (
-            f"this artifact, {metrics.method}",
-            show_bytes(metrics.budget_bytes),
-            show_bytes(metrics.flash_bytes_per_token),
-            f"{metrics.reads_per_token:.1f}",
-            _rate(metrics.modelled_tokens_per_s),
-            with_error(metrics.ppl_artifact, metrics.ppl_artifact_error, 2),
-        )
-    ]
-    if metrics.dense is not None:
-        dense = metrics.dense
-        rows.append(
-            (
-                "a build with method=dense, same DRAM and format",
-                show_bytes(metrics.budget_bytes),
-                show_bytes(dense.flash_bytes_per_token),
-                str(dense.reads_per_token),
-                _rate(dense.tokens_per_s),
-                f"{metrics.ppl_dense:.2f}",
-            )
-        )
-    return rows + [_whole(metrics, inputs, format_name) for format_name in (ORIGINAL, *WHOLE_FORMATS)]
-
-
-def _whole(metrics: Metrics, inputs: Inputs, format_name: FormatName) -> tuple[str, ...]:
-    """Returns the row of the whole model in DRAM: the source in fp16, this artifact's weights in other formats."""
-    original = format_name == ORIGINAL
-    found = _in_dram(inputs, format_name)
-    perplexity = "not measured"
-    if original:
-        perplexity = with_error(metrics.ppl_source, metrics.ppl_source_error, 2)
-    elif format_name == metrics.format:
-        perplexity = f"{metrics.ppl_dense:.2f}"
-    name = f"the original, all in DRAM as {format_name}" if original else f"{format_name}, all in DRAM"
-    return (name, show_bytes(found.dram_bytes), "0 B", "0.0", _rate(found.tokens_per_s), perplexity)
-
-
-def _in_dram(inputs: Inputs, format_name: FormatName) -> InDram:
-    """Models the whole model in DRAM: the original with an fp16 KV cache, other formats with the artifact's."""
-    plan = inputs.plans.largest_plan
-    kept = "fp16" if format_name == ORIGINAL else plan.kv_cache
-    return all_in_dram(inputs.model, format_name, plan.context_length, kept, inputs.device)
-
-
 def _plan_row(plan: PlanFigures) -> tuple[str, ...]:
     return (
         plan.plan,
@@ -224,13 +163,9 @@ def _plan_row(plan: PlanFigures) -> tuple[str, ...]:
         plan.cache,
         show_bytes(plan.flash_bytes_per_token),
         f"{plan.reads_per_token:.1f}",
-        _rate(plan.modelled_tokens_per_s),
+        rate(plan.modelled_tokens_per_s),
         with_error(plan.ppl_ratio, plan.ppl_ratio_error, 4),
     )
-
-
-def _rate(per_s: float) -> str:
-    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.2f}"
 
 
 def _held_against_the_source(found: Verification) -> list[tuple[str, str, str]]:
@@ -344,21 +279,3 @@ def _hot_units(curves: tuple[FrequencyCurve, ...]) -> dict[FamilyName, float]:
     for curve in curves:
         found[curve.family].append(curve.hot_units)
     return {family: float(np.mean(values)) for family, values in found.items()}
-
-
-def _origins(inputs: Inputs) -> list[tuple[str, str]]:
-    model, heuristics = inputs.model, {entry.heuristic for part in inputs.order for entry in part.entries}
-    at = f" at {model.revision}" if model.revision else ""
-    return [
-        ("artifact", inputs.package.manifest_sha256),
-        ("source", f"{model.name} ({model.source}{at}), {model.num_parameters:,} parameters"),
-        ("weights", model.weights_sha256),
-        ("licence", model.license or "not stated"),
-        ("corpus", f"{inputs.corpus.name}, text {inputs.corpus.text_sha256}"),
-        ("calibration", f"{inputs.activations.num_tokens:,} tokens, tokenized with seed {inputs.seed}"),
-        ("context", f"{inputs.plans.largest_plan.context_length} tokens"),
-        ("order", ", ".join(sorted(heuristics))),
-        ("placement", f"{inputs.placement.solver}, within {100 * inputs.placement.gap:.2f} % of the optimum"),
-        ("collapse gap", f"{inputs.plans.largest_plan.collapse_gap_bytes} bytes"),
-        ("compiler", f"coldpress {__version__}"),
-    ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from coldpress.compiler.stages.report import charts
+from coldpress.compiler.stages.report.chart import Chart
 from coldpress.compiler.stages.report.figures import FrequencyCurve, HotOverlap, hot_overlaps, structural_adjacency
 from coldpress.runtime.cli.ladder import legend
 from coldpress.runtime.plugins import load
@@ -44,17 +45,6 @@ class Inputs:
     verification: Verification
     corpus: Corpus
     seed: int
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A figure of the page."""
-
-    title: str
-    svg: str
-    caption: str
-    legend: tuple[tuple[str, str], ...] = ()
-    """(name in the drawing, sentence that explains it)."""
 
 
 def refines(sparsity: Sparsity) -> bool:

@@ -4,7 +4,8 @@ import math
 from dataclasses import dataclass
 
 from coldpress.compiler.stages.report import charts as _charts
-from coldpress.compiler.stages.report.page_charts import Chart, Inputs
+from coldpress.compiler.stages.report.chart import Chart
+from coldpress.compiler.stages.report.page_charts import Inputs
 from coldpress.runtime.quantities import show_bytes
 from coldpress.runtime.store.computing import dense_seconds
 from coldpress.runtime.store.resident import scored_bytes

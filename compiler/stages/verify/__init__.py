@@ -20,6 +20,7 @@ from coldpress.compiler.block_statistics import deviation, perplexity
 from coldpress.compiler.dense_run import dense_for
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.publishing import standing
+from coldpress.compiler.stages.verify.beside import process_bytes
 from coldpress.compiler.stages.verify.decoded import LANES, MAX_TOKENS, SESSIONS, Decoded, decode
 from coldpress.compiler.stages.verify.dense import BUFFER_BYTES, Compared, DenseComparison
 from coldpress.compiler.stages.verify.divergence import SourceComparison
@@ -130,6 +131,8 @@ def run(
         sample=write_sample(folder, every_block[0]) if sound else None,
         ladder=decoded.ladder,
         run=decoded.run,
+        read_lengths=decoded.read_lengths,
+        process_bytes=process_bytes(folder),
         tokens_per_s_deviation=deviation(np.array(decoded.tokens_per_s)),
         plans=figures_of_all(artifact.manifest, (decoded, watch), under, compared.nll_source),
         drafts=drafts_of_all(folder, artifact.manifest, every_block[0]) if sound else (),

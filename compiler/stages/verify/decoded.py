@@ -17,6 +17,7 @@ import numpy as np
 from coldpress.compiler.device.host import free_dram_bytes
 from coldpress.compiler.stages.verify.divergence import SourceComparison
 from coldpress.compiler.stages.verify.ladder import climb
+from coldpress.compiler.stages.verify.read_lengths import ReadLengths
 from coldpress.compiler.steps import Steps
 from coldpress.runtime.decoder.decoder import PREFILL_CHUNK_TOKENS
 from coldpress.runtime.generate.likelihood import Quality
@@ -24,7 +25,7 @@ from coldpress.runtime.generate.session import DEFAULT_FLASH, Session
 from coldpress.runtime.simulate import simulate
 from coldpress.runtime.trace import Recorder
 from coldpress.schemas.layout import Plan
-from coldpress.schemas.metrics import LadderStep, RunMetrics
+from coldpress.schemas.metrics import LadderStep, ReadLength, RunMetrics
 from coldpress.schemas.model import Model
 
 STAGE = "verify"
@@ -49,9 +50,10 @@ class Replayed:
     def __init__(self, folder: str, flash: str = DEFAULT_FLASH, plan: Plan | None = None) -> None:
         """Opens the artifact, under its largest plan or `plan`; run `session` once, with this object as its
         `on_logits`."""
-        self._recorder = Recorder(max_tokens=MAX_TOKENS)
+        self._recorder, self.lengths = Recorder(max_tokens=MAX_TOKENS), ReadLengths()
         # modelled for the report
-        self.session = Session(folder, plan=plan, recorder=self._recorder, flash=flash, modelled=True)
+        watching = {"recorder": self._recorder, "observers": (self.lengths,)}
+        self.session = Session(folder, plan=plan, flash=flash, modelled=True, **watching)
         self._decisions: dict[str, object] = {}
         self._done = False
 
@@ -87,6 +89,8 @@ class Decoded:
     """The gain of each mechanism on the compared tokens."""
     tokens_per_s: tuple[float, ...]
     """Measured speed of `run`, block by block."""
+    read_lengths: tuple[ReadLength, ...]
+    """The reads of `run`."""
 
 
 def decode(
@@ -110,7 +114,7 @@ def decode(
         plan: The plan to decode with; None for the artifact's largest, the only one whose mechanisms are compared.
     """
     replayed = Replayed(folder, plan=plan)
-    session, adapts = replayed.session, replayed.session.plan.collapse == "adaptive"
+    session, lengths, adapts = replayed.session, replayed.lengths, replayed.session.plan.collapse == "adaptive"
 
     def on_logits(logits: np.ndarray) -> None:
         watch(logits)
@@ -120,9 +124,10 @@ def decode(
         replayed = adapting(folder, blocks, plan)
     if not much:
         alone = _watched(session, blocks, on_logits)
-        block_nll = alone.block_nll
+        read_lengths, block_nll = lengths.found(), alone.block_nll
     else:
         alone = session.perplexity(first_of(blocks), sparse=True, on_logits=replayed)
+        read_lengths = lengths.found()  # before the session decodes the other tokens
         if session.decoder.sees_residency:
             # measured seconds would have an adaptive gap read, and so use, other units each time
             flash = "simulated" if adapts else DEFAULT_FLASH
@@ -132,7 +137,7 @@ def decode(
                 block_nll = _watched(session, blocks, compare, PREFILL_CHUNK_TOKENS).block_nll
     equal = replayed.equals()
     steps = replayed.ladder(model) if plan is None else ()
-    return Decoded(block_nll, alone.metrics, equal, steps, alone.block_tokens_per_s)
+    return Decoded(block_nll, alone.metrics, equal, steps, alone.block_tokens_per_s, read_lengths)
 
 
 def _watched(
