@@ -1,7 +1,8 @@
 """Compares two artifacts, or two builds: inputs, settings, plans, quality, speed and sizes.
 
 A and B are artifacts, or folders of builds such as build/demo/pixel6, whose measured figures are compared, too. Only
-what differs is shown; `--all` shows everything.
+what differs is shown; `--all` shows everything. `--html` writes one page about two builds, with their plans, fronts,
+DRAM and charts.
 """
 
 import argparse
@@ -13,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from coldpress.compiler.io import load_record
+from coldpress.compiler.io import load_record, replacing
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.cli import inspect
 from coldpress.runtime.cli.command_line import examples_of
@@ -24,6 +25,7 @@ from coldpress.schemas.metrics import Metrics
 EXAMPLES = """
   coldpress diff build/demo/pixel6 build/demo/oneplus12
   coldpress diff old.coldpress new.coldpress --json
+  coldpress diff build/demo/pixel6 build/demo/pixel6+int8 --html both.html
 """
 PROVENANCE, METRICS = "provenance/build.json", "metrics.json"
 MEASURED = (
@@ -49,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(name, metavar=name.upper(), type=Path, help="an artifact, or the folder of a build")
     parser.add_argument("--all", action="store_true", help="also show what is equal")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="also write one page about two finished builds")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -60,6 +63,8 @@ def run(arguments: argparse.Namespace) -> None:
     """
     one, other = (facts_of(path) for path in (arguments.a, arguments.b))
     names = [name for name in one | other if arguments.all or one.get(name) != other.get(name)]
+    if arguments.html is not None:
+        _write_page(arguments.html, arguments.a, arguments.b, [_row(name, one, other) for name in names])
     if arguments.json:
         print(json.dumps({"rows": [{"name": name, "a": one.get(name), "b": other.get(name)} for name in names]}))
         return
@@ -75,8 +80,36 @@ def run(arguments: argparse.Namespace) -> None:
     for title in (str(arguments.a), str(arguments.b), ""):
         table.add_column(title, overflow="fold")
     for name in names:
-        table.add_row(name, *(_shown(each.get(name)) for each in (one, other)), _change(one.get(name), other.get(name)))
+        table.add_row(*_row(name, one, other))
     Console(highlight=False, markup=False).print(table)
+
+
+def _row(name: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns a fact's name, its two values, and how many times as large the second is."""
+    found, against = one.get(name), other.get(name)
+    return (name, _shown(found), _shown(against), _change(found, against))
+
+
+def _write_page(file: Path, a: Path, b: Path, rows: list[tuple[str, ...]]) -> None:
+    from coldpress.cli.diff_page import Compared, render  # a comparison without a page draws nothing
+
+    builds: list[Compared] = []
+    for path in (a, b):
+        folder, build = _artifact_in(path)
+        artifact, metrics = open_artifact(folder), measured(build)
+        if metrics is None or metrics.artifact_sha256 != artifact.sha256:
+            raise ColdpressError(
+                f"{path} has no {METRICS} of its artifact, expected the folder of a finished build such as "
+                "build/demo/pixel6; --html compares what builds measured"
+            )
+        builds.append(Compared(path, metrics, artifact.manifest))
+    with replacing(file) as temporary:
+        temporary.write_text(render(*builds, rows), encoding="utf-8")
+
+
+def measured(build: Path) -> Metrics | None:
+    """Returns the figures of a build's folder, None where there are none."""
+    return load_record(build / METRICS, Metrics) if (build / METRICS).is_file() else None
 
 
 def facts_of(path: Path) -> dict[str, Any]:
@@ -88,10 +121,10 @@ def facts_of(path: Path) -> dict[str, Any]:
     if (folder / PROVENANCE).is_file():
         built = flat(json.loads((folder / PROVENANCE).read_bytes()), "build.")
         found |= {name: value for name, value in built if not name.startswith(CANDIDATES)}
-    if (build / METRICS).is_file():
-        metrics = load_record(build / METRICS, Metrics)
-        if metrics.artifact_sha256 == artifact.sha256:
-            found |= {f"measured.{name}": getattr(metrics, name) for name in MEASURED}
+    metrics = measured(build)
+    if metrics is not None and metrics.artifact_sha256 == artifact.sha256:
+        found |= {f"measured.{name}": getattr(metrics, name) for name in MEASURED}
+        found |= {f"made_by.{name}": value for name, value in flat(metrics.provenance.model_dump())}
     return found
 
 

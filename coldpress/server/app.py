@@ -32,7 +32,7 @@ PAGE = Path(__file__).with_name("page.html")
 
 async def page(request: Request, served: Served) -> Response:
     """Returns the chat page."""
-    return FileResponse(PAGE, headers={"content-security-policy": "default-src 'self' 'unsafe-inline'"})
+    return FileResponse(PAGE, headers={"content-security-policy": "default-src 'self' 'unsafe-inline'; img-src data:"})
 
 
 async def openapi(request: Request, served: Served) -> Response:

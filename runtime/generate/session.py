@@ -87,8 +87,7 @@ class Session:
             dram_budget_bytes: None takes the artifact's largest plan; with room for all, nothing is read later.
             selector: A method of runtime/sparsity; None for the plan's.
             cache: A policy of runtime/cache, with options as `window:window_tokens=3`; None for the plan's.
-            plan: A plan made from one of the artifact's; the session uses it as is, and ignores budget, selector,
-                cache, KV cache, collapse, preload and routing.
+            plan: A plan made from one of the artifact's, used as is in place of budget, selector, cache and the like.
             flash: A module of runtime/flash: `direct` and `io_uring` read flash.img; `simulated` does too, but counts
                 the device profile's seconds.
             activations: The type that decoding rounds vectors to before products: `fp32`, `int16` or `int8`.
@@ -97,8 +96,7 @@ class Session:
             preload: Whether units that later layers will probably ask for are read ahead; None for the plan's setting.
             routing: How routers choose experts, `top_k` or as `cache_prior:0.2`; None for the plan's.
             device: The device to simulate; None for the one that the artifact was compiled for.
-            recorder: Records what the store is asked for.
-            observers: Further observers of the store.
+            recorder, observers: They follow what the store is asked for, and what it does.
             modelled: Whether metrics also tell modelled seconds on the artifact's device; with `simulated` flash too.
             identity: sha256 that the artifact's manifest must have; None takes any.
             started_s: time.perf_counter() from which the first token's time counts; None for now.

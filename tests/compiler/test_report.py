@@ -11,7 +11,7 @@ import pytest
 from coldpress.compiler import headline
 from coldpress.compiler.cost_model import kv_cache_bytes, slice_bytes, weight_bytes
 from coldpress.compiler.io import save_arrays
-from coldpress.compiler.stages.report import ReportConfig, charts, comparison, figures, run
+from coldpress.compiler.stages.report import charts, comparison, figures
 from coldpress.runtime.quantities import show_bytes
 from coldpress.schemas.activations import Activations, FamilyStatistics, LayerStatistics
 from coldpress.schemas.curves import Curves, FormatLoss
@@ -20,34 +20,14 @@ from coldpress.schemas.metrics import Sample
 from coldpress.schemas.model import Distillation, DistillationPoint
 from coldpress.schemas.placement import PinnedShare
 from coldpress.schemas.predictors import SizesTried
-from coldpress.schemas.sparsity import Tried
 from tests.support.records import DRAFTS, PROVENANCE, Build, tiny_activations, tiny_figures, tiny_verification
+from tests.support.reports import candidate, report
 from tests.support.statistics import sparsity_of
 
 
 @pytest.fixture(scope="module")
 def build(tmp_path_factory):
     return Build(tmp_path_factory.mktemp("report"), method="predictor")
-
-
-def report(build, folder, **changes):
-    package = build.package()
-    records = {
-        "model": build.model,
-        "corpus": build.corpus,
-        "device": build.device,
-        "activations": tiny_activations(folder, build.model, build.sparsity),
-        "sparsity": build.sparsity,
-        "placement": build.placement,
-        "order": build.order,
-        "predictors": build.predictors if build.method == "predictor" else None,
-        "layout": build.layout,
-        "plans": build.plans,
-        "package": package,
-        "verification": tiny_verification(build.plans, package.manifest_sha256),
-    }
-    metrics = run(ReportConfig(html=str(folder / "report.html")), **(records | changes))
-    return metrics, (folder / "report.html").read_text(encoding="utf-8")
 
 
 class Elements(HTMLParser):
@@ -410,20 +390,6 @@ def test_what_does_not_fit_the_device_is_said(build, tmp_path):
     assert f"{show_bytes(needed)}, more than the device has" in text
     assert f"{1 / whole.dram_s:,.0f}, if it fitted" in text
     assert "Hollow triangles do not fit the device." in text
-
-
-def candidate(method, tokens_per_s, ppl_ratio, **more):
-    return Tried(
-        method=method,
-        format="int4_group32",
-        cache="lfu",
-        kv_cache="fp16",
-        token_s=1 / tokens_per_s,
-        density=0.5,
-        ppl_ratio=ppl_ratio,
-        dram_bytes=1_000_000,
-        **more,
-    )
 
 
 def test_the_front_is_drawn_and_listed_with_the_chosen_candidate(build, tmp_path):

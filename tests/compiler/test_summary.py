@@ -17,6 +17,7 @@ from tests.support.records import DRAFTS, PROVENANCE, tiny_figures
 
 IDENTITY = "0123456789abcdef" * 4
 PROMPT = "It's a cat; $HOME"
+NOTHING = dict.fromkeys(("read_lengths", "ladder", "tried", "front"), ())
 
 
 @pytest.fixture
@@ -62,10 +63,7 @@ def folder(tmp_path: Path) -> Path:
         dram_s_per_token=0.0003,
         dram_parts={"embeddings and head": 2_000_000, "unused": 200_000},
         process_bytes=61_000_000,
-        read_lengths=(),
-        ladder=(),
-        tried=(),
-        front=(),
+        **NOTHING,
         protocol=Protocol(corpus="text", text_sha256="f" * 64, tokens_sha256="b" * 64, context_length=256, stride=256),
         sample=Sample(prompt=PROMPT, text=" sat\ndown", max_new_tokens=48, temperature=0.6, seed=7),
         provenance=PROVENANCE,

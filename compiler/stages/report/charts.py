@@ -17,10 +17,14 @@ SERIES = ("#0a0b01", "#0a0b02", "#0a0b03", "#0a0b04", "#0a0b05", "#0a0b06")
 INK, GRID = "#0a0b0a", "#0a0b0b"
 VARIABLES = {colour: f"var(--series-{number})" for number, colour in enumerate(SERIES, start=1)}
 VARIABLES |= {INK: "var(--ink)", GRID: "var(--grid)"}
-WIDTH, HEIGHT = 6.4, 3.2
+WIDTH, HEIGHT = 5.0, 3.2
+"""Inches of 72 units: text of 10.5 units is readable on a phone, where a drawing has 300 pixels, and on a desk."""
 CURVE_POINTS = 160
-LEAST_AREA, MOST_AREA = 24, 360
+LEAST_AREA, MOST_AREA = 30, 360
 """Areas of marks in square points, for nothing and for the largest amount."""
+LEGEND_AREA = 40
+STAR = 2.5
+"""A star fills less of its area than other marks."""
 
 
 @dataclass(frozen=True)
@@ -97,39 +101,38 @@ def line(across: str, up: str, points: Mapping[float, float]) -> str:
 
 
 def marks(across: str, up: str, kinds: Sequence[Marks]) -> str:
-    """Draws points by two figures, the one across logarithmic; their areas show a third."""
+    """Draws points by two figures, the one across logarithmic; their areas show a third. Later kinds cover earlier."""
     largest = max(amount for kind in kinds for amount in kind.amounts)
 
     def draw(axes: Any) -> None:
-        for kind in kinds:
-            colour = kind.colour
+        for order, kind in enumerate(kinds, start=3):
+            colour, zorder = kind.colour, {"zorder": order}
             known = [place for place, value in enumerate(kind.up) if value is not None]
             xs, ys = [kind.across[place] for place in known], [kind.up[place] for place in known]
             if kind.joined:
-                axes.plot(xs, ys, color=colour, linewidth=1.2)
+                axes.plot(xs, ys, color=colour, linewidth=1.2, **zorder)
             areas = [LEAST_AREA + (MOST_AREA - LEAST_AREA) * kind.amounts[place] / largest for place in known]
+            sizes = [area * (STAR if kind.shape == "*" else 1) for area in areas]
             colours = {"facecolors": "none" if kind.hollow else colour, "edgecolors": colour}
-            axes.scatter(xs, ys, areas, marker=kind.shape, label=kind.name, alpha=0.8, **colours)
+            axes.scatter(xs, ys, sizes, marker=kind.shape, label=kind.name, alpha=0.85, **colours, **zorder)
             for place in set(range(len(kind.up))) - set(known):
                 axes.axvline(kind.across[place], color=colour, linestyle=":", linewidth=1.4)
-        axes.set_xscale("log")
+        _logarithmic(axes.set_xscale, axes.xaxis)
         axes.set_xlabel(across)
         axes.set_ylabel(up)
         axes.margins(0.12)
-        plain = _plain_numbers
-        axes.xaxis.set_major_formatter(plain)
-        axes.xaxis.set_minor_formatter(plain if _decades(kinds) < 1 else lambda value, _: "")
 
-    return _svg(up, draw, height=4.2)
+    return _svg(up, draw, height=4.4)
 
 
-def _decades(kinds: Sequence[Marks]) -> float:
-    found = [x for kind in kinds for x in kind.across]
-    return float(np.log10(max(found) / min(found)))
+def _logarithmic(set_scale: Callable[..., None], axis: Any) -> None:
+    """Makes an axis logarithmic, with plain numbers at 1, 2 and 5 of each power of ten."""
+    from matplotlib.ticker import LogLocator
 
-
-def _plain_numbers(value: float, _: Any) -> str:
-    return f"{value:,.0f}" if value >= 10 else f"{value:g}"
+    set_scale("log")
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 10 else f"{value:g}")
+    axis.set_minor_formatter(lambda value, _: "")
 
 
 def parts(across: str, rows: Sequence[tuple[str, Mapping[str, float]]]) -> str:
@@ -147,7 +150,7 @@ def parts(across: str, rows: Sequence[tuple[str, Mapping[str, float]]]) -> str:
         axes.set_yticks(range(len(rows)), [name for name, _ in rows])
         axes.invert_yaxis()
         axes.set_xlabel(across)
-        axes.set_xlim(0, 1.12 * float(begins.max()))
+        axes.set_xlim(0, 1.15 * float(begins.max()))
 
     return _svg(across, draw, height=1.3 + 0.42 * len(rows))
 
@@ -189,9 +192,9 @@ def waterfall(across: str, bars: Sequence[tuple[str, float, float, bool]]) -> st
         axes.set_yticks(range(len(bars)), [name for name, *_ in bars])
         axes.invert_yaxis()
         axes.set_xlabel(across)
-        axes.set_xlim(0, 1.12 * max(max(begin, end) for _, begin, end, _ in bars))
+        axes.set_xlim(0, 1.15 * max(max(begin, end) for _, begin, end, _ in bars))
 
-    return _svg(across, draw)
+    return _svg(across, draw, height=1.3 + 0.27 * len(bars))
 
 
 def frequencies(label: str, curves: Mapping[str, np.ndarray]) -> str:
@@ -215,13 +218,14 @@ def frequencies(label: str, curves: Mapping[str, np.ndarray]) -> str:
 def _svg(label: str, draw: Callable[[Any], None], height: float = HEIGHT) -> str:
     """Draws on new axes and returns an <svg> element; `label` is its accessible name."""
     import matplotlib
+    from matplotlib.collections import PathCollection
     from matplotlib.figure import Figure
 
     settings: dict[Any, Any] = {
         "svg.fonttype": "none",
         "svg.hashsalt": label,
         "font.family": "sans-serif",
-        "font.size": 10,
+        "font.size": 10.5,
         "text.color": INK,
         "axes.edgecolor": GRID,
         "axes.labelcolor": INK,
@@ -234,14 +238,18 @@ def _svg(label: str, draw: Callable[[Any], None], height: float = HEIGHT) -> str
         "axes.spines.top": False,
         "axes.spines.right": False,
         "legend.frameon": False,
-        "legend.fontsize": 9,
+        "legend.fontsize": 9.5,
+        "legend.columnspacing": 1.2,
+        "legend.handletextpad": 0.5,
     }
     with matplotlib.rc_context(settings):
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
         axes = figure.add_subplot()
         draw(axes)
         if axes.get_legend_handles_labels()[1]:
-            figure.legend(loc="outside upper left", ncols=3)
+            for handle in figure.legend(loc="outside upper left", ncols=2).legend_handles:
+                if isinstance(handle, PathCollection):
+                    handle.set_sizes([LEGEND_AREA])
         stream = io.StringIO()
         empty = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(stream, format="svg", transparent=True, metadata=empty)

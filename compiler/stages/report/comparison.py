@@ -119,13 +119,11 @@ def front_chart(builds: Mapping[str, Metrics]) -> Chart:
     """
     first = next(iter(builds.values()))
     several = len(builds) > 1
-    kinds: list[Marks] = []
+    alike = all(metrics.in_dram == first.in_dram for metrics in builds.values())
+    kinds = list(_whole_marks(first)) if alike else []
     for number, (name, metrics) in enumerate(builds.items()):
         colours = (SERIES[number],) * 3 if several else SERIES[:3]
         kinds += _own_marks(metrics, f", {name}" * several, colours)
-    alike = all(metrics.in_dram == first.in_dram for metrics in builds.values())
-    if alike:
-        kinds += _whole_marks(first)
     label = "perplexity over the original's, % more"
     caption = _front_caption(builds, first.in_dram if alike else ())
     return Chart("Speed against quality", charts.marks("tokens/s, simulated", label, kinds), caption)
@@ -147,8 +145,12 @@ def _front_caption(builds: Mapping[str, Metrics], whole: tuple[WholeInDram, ...]
 
 
 def _own_marks(metrics: Metrics, of: str, colours: Sequence[str]) -> Iterator[Marks]:
-    """Yields what belongs to one build: its front, the chosen candidate, itself, and its dense run."""
+    """Yields what belongs to one build: its dense run, its front, the chosen candidate, and itself on top."""
     of_front, of_this, of_dense = colours
+    if metrics.dense is not None:
+        ratio = metrics.ppl_dense / metrics.ppl_source
+        run = _Places((metrics.dense.tokens_per_s,), (ratio,), (metrics.budget_bytes,))
+        yield run.marks(f"dense, same DRAM{of}", of_dense, "D")
     known = [found for found in metrics.front if found.token_s and found.ppl_ratio is not None]
     if known:
         yield _tried(known).marks(f"front{of}", of_front, "o", joined=True)
@@ -157,10 +159,6 @@ def _own_marks(metrics: Metrics, of: str, colours: Sequence[str]) -> Iterator[Ma
         yield _tried(chosen).marks(f"chosen{of}", of_front, "s", hollow=True)
     this = _Places((metrics.modelled_tokens_per_s,), (metrics.ppl_ratio,), (metrics.budget_bytes,))
     yield this.marks(f"artifact{of}", of_this, "*")
-    if metrics.dense is not None:
-        ratio = metrics.ppl_dense / metrics.ppl_source
-        run = _Places((metrics.dense.tokens_per_s,), (ratio,), (metrics.budget_bytes,))
-        yield run.marks(f"dense, same DRAM{of}", of_dense, "D")
 
 
 def _tried(found: list[Tried]) -> _Places:
@@ -200,8 +198,8 @@ def _overlapped(flash_s: float, dram_s: float, token_s: float) -> dict[str, floa
     return {name: 1000 * max(0.0, seconds) for name, seconds in found.items()}
 
 
-def reads_chart(metrics: Metrics) -> Chart | None:
-    """Draws how long reads are; None for a run without reads."""
+def reads_chart(metrics: Metrics, of: str = "") -> Chart | None:
+    """Draws how long reads are; None for a run without reads. `of` begins the title."""
     if not metrics.read_lengths:
         return None
     reads, moved = (sum(getattr(each, name) for each in metrics.read_lengths) for name in ("reads", "read_bytes"))
@@ -214,7 +212,7 @@ def reads_chart(metrics: Metrics) -> Chart | None:
         f"Reads of decoded tokens by their length, on average {show_bytes(moved / reads)}: each place holds those from "
         "its length to twice as much. Units that are used together and lie together share a read."
     )
-    return Chart("Read lengths", charts.side_by_side("length of a read, KiB", "share, %", places, series), caption)
+    return Chart(f"{of}Read lengths", charts.side_by_side("length of a read, KiB", "share, %", places, series), caption)
 
 
 def _length(least_bytes: int) -> str:

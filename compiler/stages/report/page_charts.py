@@ -55,11 +55,12 @@ def refines(sparsity: Sparsity) -> bool:
 def charts_of(inputs: Inputs, curves: tuple[FrequencyCurve, ...]) -> Iterator[Chart]:
     """Yields the charts whose numbers exist, in the order of the stages."""
     if inputs.verification.ladder:
-        yield _ladder_chart(inputs.verification.ladder)
+        yield ladder_chart(inputs.verification.ladder)
     for found in inputs.verification.drafts:
         yield _drafts_chart(found)
     yield _density_chart(inputs)
-    yield _share_chart(inputs.layout, inputs.plans.largest_plan)
+    if any(part.num_pinned or part.cache_slots for part in inputs.plans.largest_plan.parts):
+        yield _share_chart(inputs.layout, inputs.plans.largest_plan)
     if inputs.model.relufication is not None:
         yield _training_chart("Relufication", "model with its new activation", inputs.model.relufication)
     if inputs.model.distillation is not None:
@@ -75,7 +76,8 @@ def charts_of(inputs: Inputs, curves: tuple[FrequencyCurve, ...]) -> Iterator[Ch
         yield _pinned_chart(inputs.placement)
 
 
-def _ladder_chart(steps: Sequence[LadderStep]) -> Chart:
+def ladder_chart(steps: Sequence[LadderStep], of: str = "") -> Chart:
+    """Draws what each mechanism brings, as a waterfall; `of` begins the title."""
     bars, reached = [], 0.0
     for step in steps:
         bars.append((step.name, reached, step.tokens_per_s, step.kept))
@@ -87,7 +89,7 @@ def _ladder_chart(steps: Sequence[LadderStep]) -> Chart:
         "the first decoded tokens, and the table above on all test tokens, so the two differ a little."
     )
     meanings = tuple(legend([step.name for step in steps]))
-    return Chart("What each mechanism brings", charts.waterfall("tokens/s", bars), caption, meanings)
+    return Chart(f"{of}What each mechanism brings", charts.waterfall("tokens/s", bars), caption, meanings)
 
 
 def _drafts_chart(found: PlanDrafts) -> Chart:
