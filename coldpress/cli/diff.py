@@ -93,8 +93,7 @@ def _row(name: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[s
 def _write_page(file: Path, a: Path, b: Path, rows: list[tuple[str, ...]]) -> None:
     from coldpress.cli.diff_page import Compared, render  # a comparison without a page draws nothing
 
-    builds: list[Compared] = []
-    for path in (a, b):
+    def found(path: Path) -> Compared:
         folder, build = _artifact_in(path)
         artifact, metrics = open_artifact(folder), measured(build)
         if metrics is None or metrics.artifact_sha256 != artifact.sha256:
@@ -102,9 +101,11 @@ def _write_page(file: Path, a: Path, b: Path, rows: list[tuple[str, ...]]) -> No
                 f"{path} has no {METRICS} of its artifact, expected the folder of a finished build such as "
                 "build/demo/pixel6; --html compares what builds measured"
             )
-        builds.append(Compared(path, metrics, artifact.manifest))
+        return Compared(path, metrics, artifact.manifest)
+
+    text = render(found(a), found(b), rows)
     with replacing(file) as temporary:
-        temporary.write_text(render(*builds, rows), encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8")
 
 
 def measured(build: Path) -> Metrics | None:

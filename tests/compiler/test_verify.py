@@ -7,6 +7,7 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from coldpress.compiler.run_command import run_command
 from coldpress.compiler.stages import ingest
 from coldpress.compiler.stages.verify import (
     VerifyConfig,
+    beside,
     blocks_of_test_text,
     decoded,
     first_words,
@@ -27,10 +29,12 @@ from coldpress.compiler.stages.verify import (
 from coldpress.compiler.stages.verify.decoded import Replayed, adapting, decode
 from coldpress.compiler.stages.verify.dense import Compared, DenseComparison
 from coldpress.compiler.stages.verify.divergence import SourceComparison
+from coldpress.compiler.stages.verify.read_lengths import ReadLengths
 from coldpress.compiler.stages.verify.source import SourceLogits
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.generate.likelihood import sum_nll
 from coldpress.runtime.generate.session import Session
+from coldpress.runtime.store.facts import Purpose
 from coldpress.runtime.trace import FETCH, Recorder
 from coldpress.schemas.errors import ArtifactError, ColdpressError, CorruptPageError
 from coldpress.schemas.manifest import FLASH_FILE
@@ -428,6 +432,46 @@ def test_perplexity_beyond_what_a_float_holds(nll, expected):
 )
 def test_figures_are_shown_as_far_as_their_error_is(figure, error, digits, shown):
     assert with_error(figure, error, digits) == shown
+
+
+@pytest.mark.parametrize("much", [False, True])
+def test_reads_are_counted_by_length_as_those_of_the_run(tmp_path, monkeypatch, much):
+    """Against the store's own counters; of much text, only of the tokens that are decoded alone."""
+    monkeypatch.setattr(decoded, "MAX_TOKENS", 20)
+    if much:
+        monkeypatch.setattr("coldpress.compiler.stages.verify.WORK_ONE_BY_ONE", 0)
+    build = Build(tmp_path, method="topk", spec=SPEC, budget_share=0.1)
+    found = run(CONFIG, build.model, build.model, build.corpus, build.package())
+    assert found.run.num_tokens == (20 if much else 60)
+    assert sum(each.reads for each in found.read_lengths) == found.run.reads > 0
+    assert sum(each.read_bytes for each in found.read_lengths) == found.run.read_bytes
+    bounds = [each.least_bytes for each in found.read_lengths]
+    assert bounds == sorted(set(bounds))
+    assert all(each.least_bytes <= each.read_bytes / each.reads < 2 * each.least_bytes for each in found.read_lengths)
+
+
+def test_read_lengths_by_hand():
+    counted = ReadLengths()
+    for purpose, lengths in ((Purpose.REQUEST, (4096, 8191, 8192)), (Purpose.AHEAD, (4096,)), (Purpose.LOAD, (9,))):
+        extents = SimpleNamespace(lengths=np.array(lengths, np.int64))
+        counted.began(purpose, SimpleNamespace(extents=extents))
+    assert [(each.least_bytes, each.reads, each.read_bytes) for each in counted.found()] == [
+        (4096, 3, 4096 + 8191 + 4096), (8192, 1, 8192),
+    ]  # fmt: skip
+
+
+def test_the_memory_beside_the_budget_is_that_of_a_process_alone(build):
+    """More than a bare interpreter with numpy takes, and no part of what this process holds besides."""
+    held = np.ones(1 << 28, np.uint8)  # 256 MiB that a child must not inherit
+    found = beside.process_bytes(str(build.artifact))
+    script = "import numpy; from coldpress.runtime.plan.memory import rss_bytes; print(rss_bytes())"
+    bare = int(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout)
+    assert bare < found < held.nbytes
+
+
+def test_a_process_that_cannot_measure_itself_is_a_sentence(tmp_path):
+    with pytest.raises(ColdpressError, match="the process that measures its own memory ended with code 1"):
+        beside.process_bytes(str(tmp_path / "nowhere"))
 
 
 def test_a_file_that_the_manifest_does_not_list_is_refused(tmp_path):

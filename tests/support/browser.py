@@ -1,4 +1,4 @@
-"""A real browser for tests: Debian's chromium, driven by playwright, with a new profile and no word to the network."""
+"""A real browser for tests: Debian's chromium, or Chrome, with a new profile and no word to the network."""
 
 import shutil
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-CHROMIUM = shutil.which("chromium")
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 FLAGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
     *("--disable-background-networking", "--disable-component-update"),

@@ -91,7 +91,7 @@ def expected_records(source: str, calibrated: str) -> dict[str, dict[str, tuple[
         "publish": {"package": (f"{DEVICE}/package.json",), "verification": verification},
         "report": laid_out
         | {"corpus": corpus, "activations": second, "predictors": PREDICTORS, "layout": layout, "plans": plans}
-        | {"package": (f"{DEVICE}/publish.json",), "verification": verification},
+        | {"package": (f"{DEVICE}/publish.json",), "verification": verification, "curves": ("explore.json",)},
         "export": {"package": (f"{DEVICE}/publish.json",)},
     }
 
