@@ -87,7 +87,7 @@ def _shown(letter: str, build: Compared) -> _Shown:
 def _figures(one: Metrics, other: Metrics) -> Iterator[tuple[str, ...]]:
     """Yields (name, A, B, B over A) of the key figures."""
     for (name, a, shown_a), (_, b, shown_b) in zip(_amounts(one), _amounts(other), strict=True):
-        yield (name, shown_a, shown_b, f"× {b / a:.3f}" if a and b else "")
+        yield (name, shown_a, shown_b, f"× {b / a:.3f}" if a and b and a != b else "")
 
 
 def _amounts(metrics: Metrics) -> Iterator[tuple[str, float, str]]:

@@ -23,6 +23,8 @@ CURVE_POINTS = 160
 LEAST_AREA, MOST_AREA = 30, 360
 """Areas of marks in square points, for nothing and for the largest amount."""
 LEGEND_AREA = 40
+MANY = 30
+"""Largest figure over the least from which a logarithmic axis has no room for numbers between powers of ten."""
 STAR = 2.5
 """A star fills less of its area than other marks."""
 
@@ -117,7 +119,8 @@ def marks(across: str, up: str, kinds: Sequence[Marks]) -> str:
             axes.scatter(xs, ys, sizes, marker=kind.shape, label=kind.name, alpha=0.85, **colours, **zorder)
             for place in set(range(len(kind.up))) - set(known):
                 axes.axvline(kind.across[place], color=colour, linestyle=":", linewidth=1.4)
-        _logarithmic(axes.set_xscale, axes.xaxis)
+        found = [x for kind in kinds for x in kind.across]
+        _logarithmic(axes.set_xscale, axes.xaxis, max(found) / min(found))
         axes.set_xlabel(across)
         axes.set_ylabel(up)
         axes.margins(0.12)
@@ -125,12 +128,13 @@ def marks(across: str, up: str, kinds: Sequence[Marks]) -> str:
     return _svg(up, draw, height=4.4)
 
 
-def _logarithmic(set_scale: Callable[..., None], axis: Any) -> None:
-    """Makes an axis logarithmic, with plain numbers at 1, 2 and 5 of each power of ten."""
+def _logarithmic(set_scale: Callable[..., None], axis: Any, span: float) -> None:
+    """Makes an axis logarithmic, with plain numbers at the powers of ten; at their doubles and fives, too, where the
+    largest figure over the least, `span`, leaves room."""
     from matplotlib.ticker import LogLocator
 
     set_scale("log")
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if span < MANY else (1.0,)))
     axis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 10 else f"{value:g}")
     axis.set_minor_formatter(lambda value, _: "")
 

@@ -4,8 +4,13 @@ from dataclasses import dataclass
 
 from coldpress.schemas.metrics import Metrics
 
-UNUSED = "unused"
 NUM_COLOURS = 6
+BUDGET, PROCESS, UNUSED = "the budget", "the process itself", "unused"
+USES = (
+    *("embeddings and head", "other resident weights", "coarse planes", "predictors", "pinned units", "cached units"),
+    *("KV cache", "read buffer", "preload buffer", "bookkeeping", UNUSED),
+)
+"""In this order, with a colour each, so that bars of several builds can be compared."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +36,8 @@ class DramBars:
     @classmethod
     def of(cls, metrics: Metrics) -> "DramBars":
         """Returns the bars of one build."""
-        own = {"the budget": metrics.budget_bytes, "the process itself": metrics.process_bytes}
-        return cls(_bar(metrics.dram_parts), _bar(own))
+        own = {BUDGET: metrics.budget_bytes, PROCESS: metrics.process_bytes}
+        return cls(_bar(metrics.dram_parts, USES), _bar(own, (BUDGET, PROCESS)))
 
     @property
     def process_bytes(self) -> int:
@@ -40,11 +45,12 @@ class DramBars:
         return sum(part.num_bytes for part in self.process)
 
 
-def _bar(sizes: dict[str, int]) -> tuple[Part, ...]:
+def _bar(sizes: dict[str, int], uses: tuple[str, ...]) -> tuple[Part, ...]:
     total = sum(sizes.values())
     return tuple(
-        Part(name, size, size / total, "var(--grid)" if name == UNUSED else colour_of(number))
-        for number, (name, size) in enumerate(sizes.items())
+        Part(name, sizes[name], sizes[name] / total, "var(--grid)" if name == UNUSED else colour_of(number))
+        for number, name in enumerate(uses)
+        if name in sizes
     )
 
 

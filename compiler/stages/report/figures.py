@@ -169,7 +169,7 @@ def budget_parts(model: Model, format_name: FormatName, layout: Layout, plans: P
     coarse = sum(coarse_bytes(section.family, spec, section.format or format_name) for _, section in planned)
     tensors = {role: model.tensors[role].shape for role in EMBEDDINGS if role in model.tensors}
     embeddings = sum(tensor_bytes(role, shape, format_name) for role, shape in tensors.items())
-    parts = {
+    parts = {  # in words of USES (compiler/stages/report/dram.py), which the page shows them by
         "embeddings and head": embeddings,
         "other resident weights": plan.resident_bytes - coarse - embeddings,
         "coarse planes": coarse,
