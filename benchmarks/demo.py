@@ -1,6 +1,6 @@
-"""Produces the texts that README shows of the demo: the build's last screen, its Python example, a token's costs.
+"""Produces the texts that pages show of the demo: the build's last screen, a Python example, a token's costs.
 
-The demo is built for a phone, as `make demo` does. README's example in Python runs on that artifact; `coldpress
+The demo is built for a phone, as `make demo` does. The example of docs/how-to/session.md runs on that artifact; `coldpress
 generate` gives the table of a token. Python's documentation is the text, so another version of Python gives another
 identity and slightly other figures.
 """
@@ -27,6 +27,8 @@ from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.metrics import Metrics
 
 ARTIFACT = "build/demo/pixel6/demo-pixel6.coldpress"
+SESSION = "docs/how-to/session.md"
+"""The page whose example prints figures."""
 GENERATE = ("-m", "coldpress", "generate", ARTIFACT, "--prompt", "Dictionary displays")
 TOKEN = re.compile(r"^.*: p5, median, p95 .*$", re.MULTILINE)
 PLAIN = ("method", "format", "artifact_bytes", "resident_bytes", "budget_bytes", "flash_bytes_per_token")
@@ -41,7 +43,7 @@ class Options:
 class Plugin(Benchmark[Options]):
     keys = {
         "screen": "last screen of the build",
-        "session": "output of README's example in Python",
+        "session": "output of the example in docs/how-to/session.md",
         "token": "lines of coldpress generate about the costs of a token",
         "python": "version of Python, whose documentation is the text",
         **{f"rows[].{name}": "figure of this name in the build's metrics.json" for name in (*PLAIN, *RATES)},
@@ -54,7 +56,7 @@ class Plugin(Benchmark[Options]):
     def measure(self, cell: Cell) -> Iterator[Row]:
         device = build(self.folder, model="demo", device="pixel6", **(self._short() if self.options.short else {}))
         metrics = load_record(device / "metrics.json", Metrics)
-        code = PYTHON.findall((ROOT / "README.md").read_text(encoding="utf-8"))[-1]  # the one that prints figures
+        (code,) = PYTHON.findall((ROOT / SESSION).read_text(encoding="utf-8"))
         yield {
             **{name: getattr(metrics, name) for name in (*PLAIN, *RATES, "gain_over_dense")},
             "screen": self._screen(device),

@@ -22,7 +22,10 @@ from benchmarks.harness.places import ROOT, names, record_of
 DOCUMENTS = ("README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")))
 MARK = re.compile(r"(?P<shown>[\w.,+-]*)<!-- (?P<name>\w+(?:\.full)?): (?P<path>[^>]+?), (?P<format>[^,>]*) -->")
 
-BLOCK = re.compile(r"<!-- (?P<name>\w+(?:\.full)?): (?P<path>\w+) -->\n+```\n(?P<shown>.*?)(?=\n```\n)", re.DOTALL)
+BLOCK = re.compile(
+    r"<!-- (?P<name>\w+(?:\.full)?): (?P<path>\w+) -->\n+```(?:text)?\n(?:\.\.\.\n)?(?P<shown>.*?)(?=\n```\n)",
+    re.DOTALL,
+)
 
 
 def figure(record: Mapping[str, Any], path: str, form: str) -> str:
