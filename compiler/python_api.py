@@ -2,8 +2,8 @@
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
-from itertools import repeat
 from pathlib import Path
 
 from coldpress.compiler.quote import command
@@ -39,9 +39,11 @@ def build(
     given = {"model": str(model), "device": device, **{key: str(value) for key, value in config.items()}}
     resolved = settings.resolve(given)
     told = [] if cores is None else ["--cores", str(cores)]
+    start = time.monotonic()
+    clock = iter(lambda: time.monotonic() - start, None)
     with started(given, told) as process:
         assert process.stdout
-        lines = shorten((line.rstrip("\n") for line in process.stdout), repeat(0.0))
+        lines = shorten((line.rstrip("\n") for line in process.stdout), clock)
         last, code = "", 0
         while True:
             try:

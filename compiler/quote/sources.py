@@ -108,7 +108,8 @@ def _of_build(path: Path, folder: Path) -> Source:
 
 def _of_config(named: str, revision: str | None, folder: Path) -> Source:
     given = {"model": named} | ({} if revision is None else {"revision": revision})
-    build = resolve({**given, "device": "host"})
+    # a quote reads no text: which commit of a profile's corpus a build would read does not matter yet
+    build = resolve({**given, "device": "host", "corpus": "pydoc"})
     reference = build.model
     if reference.revision is None:
         config = Path(reference.source) / CONFIG_FILE

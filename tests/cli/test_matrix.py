@@ -124,6 +124,14 @@ keys: {dram_budget: 50%, distill: true}
     assert found["name/host/1.05"]["revision"] == "abc"
 
 
+def test_a_profile_is_taken_although_a_folder_has_its_name(tmp_path: Path) -> None:
+    """As in a checkout, whose folder `demo` holds the model's recipe."""
+    (tmp_path / "demo").mkdir()
+    path = written(tmp_path, "models: [{model: demo}]\ndevices: [pixel6]\n")
+    (cell,) = cells(read_matrix(path), tmp_path)
+    assert cell.config["model"] == "demo"
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

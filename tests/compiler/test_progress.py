@@ -6,6 +6,7 @@ from itertools import count
 
 import pytest
 
+from coldpress.compiler import python_api
 from coldpress.compiler.workflow.progress import shorten
 
 RUN = """Building DAG of jobs...
@@ -152,3 +153,15 @@ def test_the_exit_code_is_the_builds(text: str, code: int) -> None:
 def test_nothing_to_do() -> None:
     said = "Nothing to be done (all requested files are present and up to date).\neverything is up to date\n\nx\n"
     assert short("Building DAG of jobs...\n" + said) == ["everything is up to date", "", "x"]
+
+
+def test_a_build_from_python_tells_the_seconds_since_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def started(*_: object) -> subprocess.Popen[str]:
+        code = f"import time; time.sleep(0.2); print({RUN!r})"
+        return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+
+    monkeypatch.setattr(python_api, "started", started)
+    told: list[str] = []
+    python_api.build("demo", "pixel6", progress=told.append)
+    steps = [line for line in told if line.startswith("[")]
+    assert [float(line.split()[-2]) >= 0.2 for line in steps] == [True] * 3

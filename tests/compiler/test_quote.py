@@ -93,6 +93,15 @@ def test_a_model_is_quoted_by_config_json_alone(capsys: pytest.CaptureFixture[st
     assert quoted(capsys, config_alone, "--dram-budget", "60%") == found
 
 
+def test_a_profile_is_quoted_without_a_commit_of_its_corpus(
+    capsys: pytest.CaptureFixture[str], config_alone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on the first page of the documentation; its text is a dataset of the hub."""
+    monkeypatch.setattr(sources, "snapshot", lambda *_, **__: config_alone)
+    found = quoted(capsys, "mistral-7b", "--dram-budget", "3MB")
+    assert (found["model"], found["source"]) == ("mistral-7b", "config")
+
+
 @pytest.mark.parametrize(("head_dim", "kv_cache"), [(32, "int8"), (16, "fp16")])
 def test_keys_are_smaller_where_dram_is_short_and_the_heads_have_a_smaller_format(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, head_dim: int, kv_cache: str

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pydantic import ConfigDict, Field, ValidationError
 
+from coldpress.compiler.profiles import model_names
 from coldpress.schemas.base import Record
 from coldpress.schemas.errors import ColdpressError
 
@@ -82,7 +83,8 @@ def cells(matrix: Matrix, folder: Path) -> list[Cell]:
     found: dict[str, Cell] = {}
     for entry in matrix.models:
         near = folder / entry.model
-        model = str(near) if near.is_dir() else entry.model
+        is_profile = entry.model in model_names()  # as `coldpress build` takes it: a folder of that name does not count
+        model = str(near) if near.is_dir() and not is_profile else entry.model
         for device in matrix.devices:
             for floor in matrix.floors or (None,):
                 name = "/".join([Path(entry.model).name, Path(device).stem, *([] if floor is None else [f"{floor:g}"])])
