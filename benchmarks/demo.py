@@ -1,8 +1,8 @@
 """Produces the texts that pages show of the demo: the build's last screen, a Python example, a token's costs.
 
-The demo is built for a phone, as `make demo` does. The example of docs/how-to/session.md runs on that artifact; `coldpress
-generate` gives the table of a token. Python's documentation is the text, so another version of Python gives another
-identity and slightly other figures.
+The demo is built for a phone, as `make demo` does. The example of docs/how-to/session.md runs on that artifact;
+`coldpress generate` gives the table of a token. Python's documentation is the text, so another version of Python gives
+another identity and slightly other figures.
 """
 
 import platform
@@ -74,7 +74,8 @@ class Plugin(Benchmark[Options]):
     def _screen(self, device: Path) -> str:
         """Returns the screen that `make demo` shows when called from the checkout without an active environment."""
         with chdir(self.folder):
-            return show(device).replace(f"{sys.prefix}/bin/", "").replace(PROGRAM, f".venv/bin/{PROGRAM}").strip()
+            text = show(device).replace(f"{sys.prefix}/bin/", "")
+        return re.sub(rf"^  {PROGRAM} ", f"  .venv/bin/{PROGRAM} ", text, flags=re.MULTILINE).strip()
 
     def _said(self, *arguments: str) -> str:
         """Returns what Python prints when called from the folder of the build."""

@@ -4,8 +4,9 @@
 
 A figure in Markdown is followed by a hidden comment with the benchmark, the path of the figure in its record, and the
 format, as `1.49<!-- ladder: layout_median, .2f -->`. harness/compare.py names figures by the same paths; a figure with
-a spread is its median. A whole block of text follows its comment, as `<!-- demo: screen -->`. Ends with code 1 and a
-line for each figure that differs; `--fix` writes the records' figures.
+a spread is its median. A whole block of text follows its comment, as `<!-- demo: screen -->`, and so does a table of a
+record's rows (harness/row_tables.py). Ends with code 1 and a line for each figure that differs; `--fix` writes the
+records' figures.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from collections.abc import Mapping
 from itertools import zip_longest
 from typing import Any
 
+from benchmarks.harness import row_tables
 from benchmarks.harness.compare import named
 from benchmarks.harness.places import ROOT, names, record_of
 
@@ -43,17 +45,23 @@ def checked(text: str, records: Mapping[str, Mapping[str, Any]]) -> tuple[str, l
     said: list[str] = []
 
     def replaced(found: re.Match[str]) -> str:
+        asked = found.groupdict()
+        place = asked.get("path") or f"{asked['where']}: {asked['columns']}"
         try:
-            true = figure(records[found["name"]], found["path"], found.groupdict().get("format", ""))
+            record = records[found["name"]]
+            if "columns" in asked:
+                true = row_tables.table(record, asked["where"], asked["columns"])
+            else:
+                true = figure(record, asked["path"], asked.get("format", ""))
         except KeyError:
-            said.append(f"{found['name']}: {found['path']} is in no record; shown is {found['shown']!r}")
+            said.append(f"{found['name']}: {place} is in no record; shown is {found['shown']!r}")
             return found[0]
         for line, shown in zip_longest(true.split("\n"), found["shown"].split("\n")):
             if line != shown:
-                said.append(f"{found['name']}: {found['path']} is {line}, shown is {shown}")
+                said.append(f"{found['name']}: {place} is {line}, shown is {shown}")
         return text[found.start() : found.start("shown")] + true + text[found.end("shown") : found.end()]
 
-    for mark in (BLOCK, MARK):
+    for mark in (BLOCK, MARK, row_tables.COMMENT):
         text = mark.sub(replaced, text)
     return text, said
 

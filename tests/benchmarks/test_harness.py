@@ -383,6 +383,27 @@ def test_documents_show_the_figures_of_records() -> None:
     assert said == ["toy: gone is in no record; shown is '9'"]
 
 
+def test_documents_show_rows_of_records_as_tables() -> None:
+    rows = [
+        {"cell": "load", "paper": "one", "ours": 1.234, "within": True, "note": None},
+        {"cell": "use", "paper": "one", "ours": {"median": 2.0, "low": 1.0, "high": 3.0}, "within": False},
+        {"cell": "load", "paper": "two", "ours": 9.0, "within": True},
+    ]
+    records = {"toy": {"figures": {"rows": rows}}}
+    asked = "<!-- table of toy, paper=one: cell, ours .1f, within, note -->\n\n"
+    table = (
+        "| cell | ours | within | note |\n| --- | --- | --- | --- |\n| load | 1.2 | yes |  |\n| use | 2.0 | no |  |\n"
+    )
+    assert documents.checked(f"{asked}{table}\nText\n", records) == (f"{asked}{table}\nText\n", [])
+    fixed, said = documents.checked(f"{asked}{table.replace('2.0', '2.1')}", records)
+    assert fixed == asked + table
+    assert len(said) == 1
+    for gone in (asked.replace("paper=one", "paper=three"), asked.replace("ours", "theirs"), asked.replace("toy", "t")):
+        kept, said = documents.checked(gone + table, records)
+        assert kept == gone + table
+        assert "is in no record" in said[0]
+
+
 def test_the_documents_are_made_from_the_records(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(sys, "argv", ["documents"])
     assert documents.main() == 0, capsys.readouterr().out
