@@ -58,6 +58,7 @@ demo: $(BUILDS)
 
 docs: $(STAMP)
 	@python -m coldpress.cli.command_documents
+	@python -m coldpress.cli.python_documents
 	@zensical build --strict
 
 test: $(STAMP)

@@ -18,7 +18,7 @@ from coldpress.runtime.cli.command_line import examples_of
 from coldpress.schemas.errors import ColdpressError
 
 EXAMPLES = """
-  coldpress build mistral-7b --device pixel6 --max-ppl-ratio 1.02
+  coldpress build mistral-7b --device pixel6 --corpus my-text.txt
   coldpress build ./my-checkpoint --device build/host.yaml --dram-budget 1GB,2GB
   coldpress build demo --device pixel6 --dry-run
   coldpress build --matrix builds.yaml --accepted accepted.json

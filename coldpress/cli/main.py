@@ -21,7 +21,7 @@ from coldpress.schemas import __version__
 from coldpress.schemas.manifest import FORMAT_MAJOR, FORMAT_MINOR
 
 EXAMPLES = """examples:
-  coldpress build mistral-7b --device pixel6 --max-ppl-ratio 1.02
+  coldpress build mistral-7b --device pixel6 --corpus my-text.txt
   coldpress quote mistral-7b --device pixel6
   coldpress generate demo.coldpress --prompt "The quick brown" --max-new-tokens 40
   coldpress inspect demo.coldpress
