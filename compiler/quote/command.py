@@ -74,7 +74,7 @@ def quoted(arguments: argparse.Namespace, files: list[Path], folder: Path) -> Qu
             prompt_tokens=_prompt_tokens(arguments.prompt_tokens, context_length),
         )
         if len(files) == 1:
-            found = [*device_quotes(source, read_device(files[0]), asked, status.update)]
+            found = [*device_quotes(source, read_device(files[0]), asked, status.update, files[0])]
         else:
             found = []
             for number, quotes in enumerate(_each(arguments, files, asked, folder), start=1):
@@ -121,7 +121,7 @@ def _start(model: str, revision: str | None, folder: Path) -> None:
 
 
 def _on_device(asked: Asked, file: Path) -> tuple[DeviceQuote, ...]:
-    return device_quotes(_SOURCES[0], read_device(file), asked)
+    return device_quotes(_SOURCES[0], read_device(file), asked, file=file)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

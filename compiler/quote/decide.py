@@ -10,6 +10,7 @@ and by SAME_KIND where curves and signals are those of another model.
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -36,6 +37,7 @@ from coldpress.compiler.stages.allocate import (
 from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.plan import experts
 from coldpress.runtime.plugins import load
+from coldpress.runtime.profiles.devices import PROFILES
 from coldpress.runtime.quantities import show_bytes
 from coldpress.runtime.quantization._planes import coarsest
 from coldpress.runtime.sparsity import Selector
@@ -81,22 +83,30 @@ class Asked:
 
 
 def device_quotes(
-    source: Source, device: DeviceProfile, asked: Asked, tell: Tell = lambda _: None
+    source: Source, device: DeviceProfile, asked: Asked, tell: Tell = lambda _: None, file: Path | None = None
 ) -> tuple[DeviceQuote, ...]:
     """Returns the quote of each DRAM budget on one device, the largest first.
+
+    Args:
+        source: The model.
+        device: The device.
+        asked: What is quoted.
+        tell: Called with what is being done.
+        file: The device's profile, which the commands of the quote name where it is not one of profiles/devices.
 
     Raises:
         ColdpressError: if a setting does not go with the model, two budgets are equal, or one exceeds the device's
             DRAM.
     """
-    return _Quoting(source, device, asked, tell).quotes()
+    return _Quoting(source, device, asked, tell, file).quotes()
 
 
 class _Quoting:
     """One model, one device."""
 
-    def __init__(self, source: Source, device: DeviceProfile, asked: Asked, tell: Tell) -> None:
+    def __init__(self, source: Source, device: DeviceProfile, asked: Asked, tell: Tell, file: Path | None) -> None:
         self._source, self._device, self._asked, self._tell = source, device, asked, tell
+        self._named = device.name if file is None or file.parent == PROFILES else str(file)
         self._config = AllocateConfig(
             method=AUTO,
             format=AUTO,
@@ -226,7 +236,7 @@ class _Quoting:
         return {"recommended_dram_bytes": self._exact(enough.dram_budget_bytes, words)}
 
     def _figures(self, best: Judged, division: Sparsity, tokens: list[Token]) -> dict[str, Figure]:
-        verify = self._run(division, "bench", f"--emulate {self._device.name}")
+        verify = self._run(division, "bench", f"--emulate {shlex.quote(self._named)}")
         return {
             **self._speed(tokens, verify),
             "first_token_s": self._cold(division),
@@ -304,7 +314,7 @@ class _Quoting:
         return Figure(value=ratio, low=low, high=high, basis=words, verify=self._build_command(division))
 
     def _build_command(self, division: Sparsity) -> str:
-        keys = {**self._source.given, "device": self._device.name}
+        keys = {**self._source.given, "device": self._named}
         keys |= {"dram_budget": ",".join(map(str, self._budgets_bytes))}
         keys |= {"max_ppl_ratio": f"{self._asked.max_ppl_ratio:g}", "context_length": str(division.context_length)}
         return "snakemake --config " + " ".join(f"{key}={shlex.quote(value)}" for key, value in keys.items())

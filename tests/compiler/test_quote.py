@@ -93,6 +93,20 @@ def test_a_model_is_quoted_by_config_json_alone(capsys: pytest.CaptureFixture[st
     assert quoted(capsys, config_alone, "--dram-budget", "60%") == found
 
 
+def test_the_commands_of_a_quote_name_the_file_of_a_device(
+    capsys: pytest.CaptureFixture[str], config_alone: Path, tmp_path: Path
+) -> None:
+    """Its name alone would be unknown to a build."""
+    file = tmp_path / "my-phone.json"
+    save_record(load_device("pixel6").model_copy(update={"name": "my-phone"}), file)
+    for device, named in ((str(file), str(file)), ("pixel6", "pixel6")):
+        (found,) = quoted(capsys, config_alone, "--dram-budget", "3MB", device=device)["devices"]
+        commands = [one["verify"] for one in found["figures"].values() if one["verify"]]
+        assert commands
+        assert all(f" device={named} " in command for command in commands)
+        assert f"--emulate {named}" in found["figures"]["tokens_per_s"]["verify"]
+
+
 def test_a_profile_is_quoted_without_a_commit_of_its_corpus(
     capsys: pytest.CaptureFixture[str], config_alone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
