@@ -164,6 +164,7 @@ def test_calibration_finds_the_planted_law(planted: tuple[MixturePlant, Model, C
     ("model_type", "changes"),
     [
         ("qwen3_moe", {"head_dim": 32, "num_experts": 32, "num_experts_per_tok": 4}),
+        ("gpt_oss", {"head_dim": 32, "num_experts": 32, "num_experts_per_tok": 4}),
         ("glm4_moe", {"head_dim": 32, "num_shared_experts": 1, "num_dense_layers": 1, "dense_intermediate_size": 256}),
     ],
 )

@@ -15,6 +15,7 @@ from coldpress.compiler.stages import ingest
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.schemas.errors import CheckpointError
 from coldpress.schemas.model import Model
+from tests.support._planted_gpt_oss import pack
 from tests.support.hf import load_hf
 from tests.support.models import encode, random_weights, write_model, write_safetensors
 
@@ -197,3 +198,16 @@ def test_a_file_that_changed_since_is_refused(tmp_path: Path) -> None:
     written(tmp_path, False)
     with pytest.raises(CheckpointError, match="down_proj_blocks is no longer what ingest found"):
         read_role(model, role)
+
+
+def test_packing_takes_the_nearest_number_of_a_group() -> None:
+    """What planted checkpoints store; the largest of a group may be cut to 6 times its power of two."""
+    values = np.random.default_rng(1).standard_normal((40, 96)).astype(np.float32)
+    blocks, scales = pack(values)
+    found = (mxfp4.decode_bfloat16(blocks, scales).astype(np.uint32) << 16).view(np.float32)
+    known = np.array([sign * magnitude for magnitude in MAGNITUDES for sign in (-1, 1)])
+    powers = 2.0 ** (scales.astype(int) - 127)
+    groups = values.reshape(40, 3, 32) / powers[..., None]
+    nearest = np.abs(groups[..., None] - known).min(axis=-1)
+    assert np.abs(found.reshape(groups.shape) / powers[..., None] - groups) == pytest.approx(nearest, abs=1e-6)
+    assert ((np.abs(groups).max(axis=2) >= 4) & (np.abs(groups).max(axis=2) < 8)).all()

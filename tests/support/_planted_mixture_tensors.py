@@ -5,16 +5,23 @@ from typing import Any
 
 import numpy as np
 
+from tests.support._planted_gpt_oss import stacked_experts
 from tests.support._planted_tensors import attention_tensors, common_config, llama_config, shared_tensors
 from tests.support.planted import TOPIC_STRENGTH
 from tests.support.planted_mixtures import MixturePlant, MixtureShape, inner_energy, sample, unit_thresholds
 
 ROUTER_ROLE, MLP_ROLE, SHARED_ROLE, EXPERT_ROLE = 90, 91, 94, 100
 """Seeds of a layer's parts; each MLP has three."""
-BLOCKS = {"mixtral": "block_sparse_moe", "qwen3_moe": "mlp", "glm4_moe": "mlp"}
+BLOCKS = {"mixtral": "block_sparse_moe", "qwen3_moe": "mlp", "glm4_moe": "mlp", "gpt_oss": "mlp"}
 MATRICES = {"mixtral": ("w1", "w3", "w2")}
 """Names of gate, up and down, where they are not Llama's."""
-CLASSES = {"mixtral": "MixtralForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM", "glm4_moe": "Glm4MoeForCausalLM"}
+CLASSES = {
+    "mixtral": "MixtralForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "glm4_moe": "Glm4MoeForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
+}
+NOT_PACKED = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
 WEIGHED_TOKENS = 2048
 """Tokens that tell how the weights of a token's experts are spread."""
 Named = Iterator[tuple[str, Any]]
@@ -50,9 +57,15 @@ def experts(plant: MixturePlant, layer: int, numbers: range) -> Named:
     share = float((weights**2).sum(axis=2).mean()) * (2 if shape.num_shared_experts else 1)
     added = _added(plant, layer, shape.intermediate_size) / share
     block = f"model.layers.{layer}.{BLOCKS[shape.model_type]}."
+
+    def of(expert: int, prefix: str = "") -> Named:
+        return _mlp(plant, layer, EXPERT_ROLE + 3 * expert, prefix, shape.intermediate_size, added)
+
+    if shape.model_type == "gpt_oss":
+        yield from stacked_experts(f"{block}experts.", numbers, lambda expert: tuple(part for _, part in of(expert)))
+        return
     for expert in numbers:
-        prefix, role = f"{block}experts.{expert}.", EXPERT_ROLE + 3 * expert
-        yield from _mlp(plant, layer, role, prefix, shape.intermediate_size, added)
+        yield from of(expert, f"{block}experts.{expert}.")
 
 
 def _router(plant: MixturePlant, layer: int, block: str) -> Named:
@@ -60,8 +73,11 @@ def _router(plant: MixturePlant, layer: int, block: str) -> Named:
     import torch
 
     law, topics = plant.routing, torch.from_numpy(plant.likings(layer)).float()
+    name = "router" if plant.shape.model_type == "gpt_oss" else "gate"
+    if name == "router":
+        yield block + "router.bias", torch.zeros(plant.shape.num_experts)
     yield (
-        block + "gate.weight",
+        f"{block}{name}.weight",
         plant.rows(layer, ROUTER_ROLE, plant.added(layer), law.topic * topics, law.token),
     )
     if plant.shape.takes_sigmoids:
@@ -119,6 +135,13 @@ def config(shape: MixtureShape) -> dict[str, Any]:
             "first_k_dense_replace": shape.num_dense_layers,
             "norm_topk_prob": True,
             "num_nextn_predict_layers": 0,
+        },
+        "gpt_oss": {
+            "attention_bias": True,
+            "sliding_window": 128,
+            "num_local_experts": shape.num_experts,
+            "swiglu_limit": 7.0,
+            "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": NOT_PACKED},
         },
     }[shape.model_type]
     found = common_config(shape) | llama_config(shape) | own

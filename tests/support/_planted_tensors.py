@@ -82,8 +82,11 @@ def attention_tensors(plant: Plant, layer: int) -> dict[str, Any]:
     shape = plant.shape
     found = {f"self_attn.{role}.weight": _noise(plant, layer, role) for role in ROLES[:4]}
     found |= {f"{name}.weight": torch.ones(shape.hidden_size) for name in LAYER_NORMS}
-    if shape.model_type in ("qwen2", "glm4_moe"):
+    if shape.model_type in ("qwen2", "glm4_moe", "gpt_oss"):
         sizes = {"q_proj": shape.query_size, "k_proj": shape.key_size, "v_proj": shape.key_size}
+        if shape.model_type == "gpt_oss":
+            sizes["o_proj"] = shape.hidden_size
+            found["self_attn.sinks"] = torch.zeros(shape.num_attention_heads)
         found |= {f"self_attn.{role}.bias": torch.zeros(size) for role, size in sizes.items()}
     if shape.model_type in ("qwen3", "qwen3_moe"):
         size = shape.query_size // shape.num_attention_heads

@@ -187,6 +187,8 @@ def write_weights(plant: Plant, folder: Path) -> None:
 
     def stored(name: str, tensor: Any) -> Any:
         kind = torch.float32 if name.endswith(CORRECTION) else torch.bfloat16
+        if tensor.dtype == torch.uint8:  # already packed
+            kind = tensor.dtype
         return tensor.to(kind).contiguous()
 
     makers = plant.shards()

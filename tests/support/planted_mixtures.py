@@ -112,12 +112,16 @@ SHAPES = {
         num_dense_layers=1,
         dense_intermediate_size=10944,
     ),
+    "gpt-oss-20b": MixtureShape(
+        "gpt_oss", 2880, 2880, 24, 64, 8, 201088, 131072, head_dim=64, num_experts=32, num_experts_per_tok=4
+    ),
     "small-moe": MixtureShape("mixtral", 256, 128, 12, 8, 4, 2048, 512, num_topics=16, num_experts=16),
 }
 ROUTING = {
     "mixtral-8x7b": Routing(),
     "qwen3-30b-a3b": Routing(hot_mass=0.5, topic=0.8),
     "glm-4.5-air": Routing(hot_mass=0.45, topic=0.8),
+    "gpt-oss-20b": Routing(hot_mass=0.45, topic=0.8),
     "small-moe": Routing(hot_mass=0.5, topic=0.8),
 }
 
@@ -183,6 +187,8 @@ class MixturePlant(Plant):
         shape = self.shape
         found: list[Callable[[], Iterable[tuple[str, Any]]]] = [lambda: tensors.outer_tensors(self)]
         per_shard = max(1, SHARD_BYTES // (3 * BF16_BYTES * shape.hidden_size * shape.intermediate_size))
+        if shape.model_type == "gpt_oss":  # one tensor has all experts of a layer
+            per_shard = shape.num_experts
         for layer in range(shape.num_hidden_layers):
             found.append(functools.partial(tensors.used_by_all, self, layer))
             if layer >= shape.num_dense_layers:
@@ -274,7 +280,8 @@ def inner_energy(shape: MixtureShape, intermediate_size: int, density: float) ->
     """Returns the mean square of an expert's inner activation act(gate) * up; that of up is 1."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(64)
     theta = unit_thresholds(shape, intermediate_size, density)[:, None]
-    act = {"silu": lambda z: z * _sigmoid(z), "relu": lambda z: np.maximum(z, 0)}[shape.hidden_act]
+    slope = 1.702 if shape.model_type == "gpt_oss" else 1.0
+    act = {"silu": lambda z: z * _sigmoid(slope * z), "relu": lambda z: np.maximum(z, 0)}[shape.hidden_act]
     own, other = (act(nodes + mean - theta) ** 2 @ weights / weights.sum() for mean in (TOPIC_STRENGTH, 0))
     return float((own / shape.num_topics + other * (1 - 1 / shape.num_topics)).mean())
 
