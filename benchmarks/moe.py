@@ -12,7 +12,7 @@ besides. A way that a budget does not hold has no row.
 
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plan.budget import refit
 from coldpress.runtime.routing import EXACT
 from coldpress.runtime.simulate import simulate
-from coldpress.runtime.trace import Event, Recorder
+from coldpress.runtime.trace import FETCH, Event, Recorder
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.layout import Plan
@@ -39,6 +39,8 @@ POLICIES = ("lru", "lfu", "s3fifo", "static", "belady")
 EXACT_POLICIES = POLICIES[:-1]
 """Those that a run can follow."""
 CHOSEN, INSIDE, REFINED, PRIOR = "chosen", "inside", "planes", "prior"
+PROMPTS = (4, 32, 128)
+"""Lengths of prompts whose prefill is measured, in tokens."""
 LIMITS = (0.003, 0.01, 0.03)
 RIGHT = 1.05
 """A choice is right if it takes at most this times the seconds of the best policy."""
@@ -86,10 +88,13 @@ class Plugin(Benchmark[Options]):
         "rows[].token_s": "seconds of a token by the device's law",
         "rows[].mean_kld": "divergence from the exact run on test text, nats a token; 0 for exact ways",
         "rows[].fewer_bytes?": f"{PRIOR}: bytes of exact routing over its bytes, same artifact, cache and DRAM",
+        "rows[].prefill_over_used?": f"{CHOSEN}: bytes that prefills read, nothing in DRAM, over the bytes of the "
+        "experts that their tokens use, each counted once; by prompt: 4, 32 and 128 tokens, and a whole block",
         **{
             f"gain_of_prior_at_kl.{limit:g}?": f"median of fewer_bytes at a limit of {limit:g}, over shares of DRAM"
             for limit in LIMITS
         },
+        "prefill_reads": "largest prefill_over_used",
         "chosen_right": f"share of budgets under which {CHOSEN} takes at most {RIGHT} times the best policy's seconds",
     }
     needs_data = True
@@ -105,7 +110,8 @@ class Plugin(Benchmark[Options]):
         budget_bytes = share_budget_bytes(whole, share)
         path = artifact_in(self._built(model, f"{CHOSEN}-{share:g}", budget_bytes, **ONLY[CHOSEN]))
         opened, exact = open_artifact(path), run(path, tokens)
-        yield {"way": CHOSEN, "budget_bytes": budget_bytes, **figures_of(exact.metrics), **EXACTLY}
+        over_used = prefill_over_used(path, tokens[0], exact.trace)
+        yield {"way": CHOSEN, "budget_bytes": budget_bytes, **figures_of(exact.metrics), **EXACTLY | over_used}
         for policy in POLICIES:
             plan = refit(opened.manifest, unpinned(opened.manifest.plans[0], policy), budget_bytes)
             found = simulate(opened, plan, exact.trace)
@@ -119,15 +125,15 @@ class Plugin(Benchmark[Options]):
                 print(f"{way}, {share:.0%} of the experts: {error}", file=sys.stderr)
                 continue
             found = run(path, tokens)
-            lost = {"limit": None, "mean_kld": divergence(exact, found), "fewer_bytes": None}
-            yield {"way": way, "budget_bytes": budget_bytes, **figures_of(found.metrics), **lost}
+            lost = {"mean_kld": divergence(exact, found)}
+            yield {"way": way, "budget_bytes": budget_bytes, **figures_of(found.metrics), **EXACTLY | lost}
         for limit in self.options.limits:
             named = f"{PRIOR}-{limit:g}-{share:g}"
             path = artifact_in(self._built(model, named, budget_bytes, **ONLY[PRIOR], routing_kl=limit))
             own, found = run(path, tokens, routing=EXACT), run(path, tokens)
             fewer = own.metrics.read_bytes / found.metrics.read_bytes
             lost = {"limit": limit, "mean_kld": divergence(own, found), "fewer_bytes": fewer}
-            yield {"way": PRIOR, "budget_bytes": budget_bytes, **figures_of(found.metrics), **lost}
+            yield {"way": PRIOR, "budget_bytes": budget_bytes, **figures_of(found.metrics), **EXACTLY | lost}
 
     def figures(self, rows: Rows) -> Figures:
         by_share: dict[tuple[str, float], dict[str, float]] = {}
@@ -141,6 +147,7 @@ class Plugin(Benchmark[Options]):
         return {
             "gain_of_prior_at_kl": {f"{limit:g}": statistics.median(found) for limit, found in gains.items()},
             "chosen_right": sum(right) / len(right),
+            "prefill_reads": max(max(row["prefill_over_used"]) for row in rows if row["way"] == CHOSEN),
         }
 
     def _built(self, model: str, label: str, budget: str | int, **more: Any) -> Path:
@@ -158,7 +165,7 @@ class Plugin(Benchmark[Options]):
         return blocks[: max(1, self.options.tokens // blocks.shape[1])]
 
 
-EXACTLY: Row = {"limit": None, "mean_kld": 0.0, "fewer_bytes": None}
+EXACTLY: Row = {"limit": None, "mean_kld": 0.0, "fewer_bytes": None, "prefill_over_used": None}
 
 
 def unpinned(plan: Plan, cache: str) -> Plan:
@@ -179,6 +186,34 @@ def run(artifact: Path, tokens: np.ndarray, routing: str | None = None) -> Run:
     logits = np.stack(found).astype(np.float64)
     logits -= logits.max(axis=1, keepdims=True)
     return Run(logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)), metrics, recorder.events)
+
+
+def prefill_over_used(artifact: Path, tokens: np.ndarray, trace: Sequence[Event]) -> Row:
+    """Returns the bytes that prefills of a text's beginnings read, over those of the experts that decoding them used.
+
+    Args:
+        artifact: Its plan runs with nothing pinned.
+        tokens: The text, int [T].
+        trace: A run that decoded it first, token by token.
+    """
+    found: list[float] = []
+    for length in (*(length for length in PROMPTS if length < len(tokens)), len(tokens)):
+        plan = unpinned(open_artifact(artifact).manifest.plans[0], "lru")
+        with Session(artifact, plan=plan) as session:
+            sizes = {
+                (layer, section.family): section.unit_bytes
+                for section in session.artifact.manifest.flash.sections
+                for layer in section.layers
+            }
+            used: dict[tuple[int, str], set[int]] = {}
+            for event in trace:
+                if event.kind == FETCH and event.token <= length:
+                    used.setdefault((event.layer, event.family), set()).update(event.ids.tolist())
+            session.decoder.begin(length)
+            session.decoder.prefill(tokens[:length])
+            read_bytes = session.store.counters.prefill_read_bytes
+        found.append(read_bytes / sum(sizes[key] * len(ids) for key, ids in used.items()))
+    return {"prefill_over_used": found}
 
 
 def divergence(expected: Run, found: Run) -> float:
