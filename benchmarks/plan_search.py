@@ -31,6 +31,7 @@ from coldpress.runtime.decoder.router import Router
 from coldpress.runtime.plugins import load
 from coldpress.runtime.profiles.devices import load_device
 from coldpress.runtime.sparsity import used_experts
+from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import WHOLE_MLP, activity_of, num_units
 from tests.support import planted
 from tests.support._planted_tensors import config
@@ -94,8 +95,8 @@ class Plugin(Benchmark[Options]):
         "median_seconds": "median of search_s",
         "gain_over_dense.median": "median of over_dense",
         "gain_over_dense.worst": "least over_dense",
-        "gain_over_greedy.median": "median of over_greedy, where it is known",
-        "gain_over_greedy.worst": "least over_greedy",
+        "gain_over_greedy.median?": "median of over_greedy, where it is known",
+        "gain_over_greedy.worst?": "least over_greedy",
     }
     is_timing = True
     over = {"model": "models", "device": "devices", "budget": "budgets", "floor": "floors", "formats": "formats"}
@@ -156,6 +157,8 @@ class Plugin(Benchmark[Options]):
         return self._of_options(lowest)
 
     def figures(self, rows: Rows) -> Figures:
+        if not rows:
+            raise ColdpressError("no budget holds what these models need before any unit is cached; raise --budgets")
         return {
             "num_refused": len(list(self.cells())) - len(rows),
             "worst_ratio_to_sweep": max(row["ratio_to_sweep"] for row in rows),

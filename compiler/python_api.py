@@ -58,6 +58,21 @@ def build(
     return resolved.folder / resolved.target / f"{resolved.model.name}-{resolved.target}.coldpress"
 
 
+def built_to(stage: str, config: Mapping[str, str], cores: str) -> None:
+    """Builds up to a stage, silently.
+
+    Raises:
+        ColdpressError: as `build`.
+    """
+    settings.resolve(config)
+    with started(config, ["--cores", cores, "--until", stage]) as process:
+        assert process.stdout
+        said = process.stdout.read().splitlines()
+    if process.returncode:
+        *_, why = shorten(iter(said), repeat(0.0))
+        raise ColdpressError(why.removeprefix("error: "))
+
+
 def started(config: Mapping[str, str], told: Sequence[str] = ()) -> subprocess.Popen[str]:
     """Starts snakemake with the rules of this checkout; all that it says is on the process's standard output.
 

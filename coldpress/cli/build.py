@@ -66,6 +66,11 @@ def _add_matrix(parser: argparse.ArgumentParser) -> None:
         help="what a matrix was accepted with: a build that is worse in quality, speed, size or determinism fails",
     )
     matrix.add_argument("--accept", action="store_true", help="write this matrix into --accepted")
+    matrix.add_argument(
+        "--update-lock",
+        action="store_true",
+        help="write the lock file beside the matrix anew: models whose weights or text differ from it are not built",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -109,7 +114,7 @@ def _run_matrix(arguments: argparse.Namespace, config: Mapping[str, str]) -> int
         print(line, file=sys.stderr if arguments.json else sys.stdout, flush=True)
 
     shared = (arguments.matrix, arguments.output, arguments.accepted, arguments.cores)
-    code, results = matrix.run(*shared, accept=arguments.accept, tell=tell)
+    code, results = matrix.run(*shared, accept=arguments.accept, update_lock=arguments.update_lock, tell=tell)
     if arguments.json:
         print(json.dumps({"exit_code": code, **results.model_dump(mode="json")}))
     return code

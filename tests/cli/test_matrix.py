@@ -1,6 +1,7 @@
 """`coldpress build --matrix`: each job once, a second run does nothing, and a worsened build fails the gate."""
 
 import json
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -9,6 +10,7 @@ import pytest
 from coldpress.cli.main import main
 from coldpress.cli.matrix import gate
 from coldpress.cli.matrix.cells import cells, read_matrix
+from coldpress.cli.matrix.locking import lock_file, read_lock
 from coldpress.cli.matrix.results import BuildResult, MatrixResults, junit
 from coldpress.schemas.errors import ColdpressError
 from tests.support.models import write_corpus, write_model
@@ -190,3 +192,49 @@ keys:
     assert "tiny/oneplus12" in (folder / "index.html").read_text()
     rows = json.loads((folder / "summary.json").read_text())["rows"]
     assert all((folder / row["report"]).is_file() for row in rows)
+
+
+@pytest.mark.slow
+def test_a_model_whose_inputs_changed_is_not_built_until_the_lock_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("one", "two"):
+        write_model(tmp_path / name, num_hidden_layers=2, relu=True)
+    write_corpus(tmp_path / "corpus.txt", 200)
+    path = written(
+        tmp_path,
+        """
+models: [{model: one}, {model: two}]
+devices: [pixel6]
+keys:
+  {method: dense, corpus: corpus.txt, calibration_tokens: 512, evaluation_tokens: 256, dram_budget: 90%,
+   preflight: "off", max_logit_error: "off", min_top1_agreement: "off"}
+""",
+    )
+    monkeypatch.chdir(tmp_path)
+    told = ["build", "--matrix", str(path), "--cores", "2"]
+    assert main(told) == 0
+    lock = json.loads((tmp_path / "builds.lock").read_text())["models"]
+    assert list(lock) == ["one", "two"]
+    assert lock["one"] == lock["two"], "models of the same weights and text"
+    before = (tmp_path / "builds.lock").read_bytes()
+    write_model(tmp_path / "two", num_hidden_layers=3, relu=True)
+    capfd.readouterr()
+    assert main(told) == 1
+    said = capfd.readouterr().out
+    assert re.search(r"error: two differs from builds.lock: weights [0-9a-f]{12} became [0-9a-f]{12}; restore it", said)
+    assert " calibrate " not in said
+    assert (tmp_path / "builds.lock").read_bytes() == before
+    rows = json.loads((tmp_path / "build/matrix/summary.json").read_text())["rows"]
+    assert [row["exit_code"] for row in rows] == [0, 2]
+    assert main([*told, "--update-lock"]) == 0
+    after = json.loads((tmp_path / "builds.lock").read_text())["models"]
+    assert after["one"] == lock["one"]
+    assert after["two"]["weights_sha256"] != lock["two"]["weights_sha256"]
+
+
+def test_a_broken_lock_file_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "builds.lock").write_text("{")
+    with pytest.raises(ColdpressError, match=r"builds\.lock cannot be read as a lock file; .* --update-lock"):
+        read_lock(lock_file(tmp_path / "builds.yaml"))
+    assert read_lock(tmp_path / "none.lock") is None

@@ -7,13 +7,14 @@ refused does not stop the others. The folder of the results has index.html, summ
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from coldpress.cli.matrix import gate
 from coldpress.cli.matrix.cells import Cell, cells, read_matrix
+from coldpress.cli.matrix.locking import Lock, differences, first_of_models, inputs_of, lock_file, read_lock
 from coldpress.cli.matrix.pages import index
 from coldpress.cli.matrix.results import BuildResult, MatrixResults, junit
 from coldpress.compiler.io import load_record, replacing
@@ -28,9 +29,11 @@ Tell = Callable[[str], object]
 
 
 def run(
-    file: Path, folder: Path, accepted: Path | None, cores: str, *, accept: bool, tell: Tell
+    file: Path, folder: Path, accepted: Path | None, cores: str, *, accept: bool, update_lock: bool, tell: Tell
 ) -> tuple[int, MatrixResults]:
     """Builds the matrix of a file, writes the results into `folder`, and compares them with `accepted`.
+
+    Models whose inputs are not those of the lock file are not built; `update_lock` writes it anew.
 
     Returns:
         The exit code, 1 if a build failed or is worse than the accepted one; and the results.
@@ -40,8 +43,11 @@ def run(
     """
     known = _accepted(accepted) if accepted is not None and not accept else None
     found = cells(read_matrix(file), file.resolve().parent)
+    refused = _refused(lock_file(file), found, cores, update_lock)
     rows = [
-        _built(cell, folder, cores, f"[{number}/{len(found)}] {cell.name}", tell)
+        _refusal(cell, refused[cell.model], tell)
+        if cell.model in refused
+        else _built(cell, folder, cores, f"[{number}/{len(found)}] {cell.name}", tell)
         for number, cell in enumerate(found, 1)
     ]
     results = MatrixResults(compiler=provenance().compiler, versions=versions(DECIDING), rows=tuple(rows))
@@ -59,6 +65,32 @@ def run(
     return FAILED if results.num_failed or worse else DONE, results
 
 
+def _refused(path: Path, found: Sequence[Cell], cores: str, update_lock: bool) -> dict[str, str]:
+    """Returns why models are not built, by name; writes the lock file if there is none, or new models."""
+    before = None if update_lock else read_lock(path)
+    known = dict(before.models) if before else {}
+    refused: dict[str, str] = {}
+    for name, cell in first_of_models(found).items():
+        try:
+            now = inputs_of(cell, cores)
+        except ColdpressError as error:
+            refused[name] = str(error)
+            continue
+        why = differences(path, name, known[name], now) if name in known else None
+        if why is not None:
+            refused[name] = why
+        known.setdefault(name, now)
+    lock = Lock(models=dict(sorted(known.items())))
+    if lock != before:
+        _write(path, lock.to_json())
+    return refused
+
+
+def _refusal(cell: Cell, why: str, tell: Tell) -> BuildResult:
+    tell(f"error: {why}")
+    return BuildResult(name=cell.name, exit_code=2, seconds=0.0, refusal=why)
+
+
 def _built(cell: Cell, folder: Path, cores: str, title: str, tell: Tell) -> BuildResult:
     """Builds a cell."""
     started = time.monotonic()
@@ -73,8 +105,7 @@ def _built(cell: Cell, folder: Path, cores: str, title: str, tell: Tell) -> Buil
         config = dict(cell.config)
         artifact = build(config.pop("model"), config.pop("device"), progress=steps, cores=cores, **config)
     except ColdpressError as error:
-        tell(f"error: {error}")
-        return BuildResult(name=cell.name, exit_code=2, seconds=time.monotonic() - started, refusal=str(error))
+        return _refusal(cell, str(error), tell).model_copy(update={"seconds": time.monotonic() - started})
     metrics = load_record(artifact.parent / "metrics.json", Metrics)
     error = metrics.ppl_ratio_error  # no number where there is one block
     errors = {"ppl_ratio": error} if error is not None and math.isfinite(error) else {}
