@@ -67,7 +67,7 @@ class Sequence:
         self.cancelled = self.ended = self.was_left = False
 
     def cancel(self) -> None:
-        """Says that nobody waits for the rest; the sequence ends at its next token."""
+        """Says that nobody waits for the rest; the sequence ends at its next token or prefill pass."""
         self.cancelled = True
 
     def prompt(self) -> Prompt:
@@ -75,7 +75,8 @@ class Sequence:
         wanted = self.wanted
         watch = self._see if wanted.num_top is not None else None
         most = max(wanted.max_new_tokens, 1)
-        return Prompt(wanted.ids, wanted.sampling, most, watch, wanted.scores_prompt and watch is not None)
+        scores_prompt = wanted.scores_prompt and watch is not None
+        return Prompt(wanted.ids, wanted.sampling, most, watch, scores_prompt, is_left=lambda: self.cancelled)
 
     def _see(self, position: int, logits: np.ndarray) -> None:
         ids, num_top = self.wanted.ids, self.wanted.num_top or 0

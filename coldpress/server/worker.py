@@ -163,7 +163,7 @@ class Worker:
             self._changed.notify_all()
 
     def cancel(self, sequences: Several[Sequence]) -> None:
-        """Ends sequences that nobody waits for: at once if they wait, else at their next token."""
+        """Ends sequences that nobody waits for: at once if they wait, else at their next token or pass."""
         with self._changed:
             for sequence in sequences:
                 sequence.cancel()

@@ -244,6 +244,7 @@ class Decoder:
         prompts: Sequence[np.ndarray],
         sequences: Sequence[int],
         watched: Mapping[int, Callable[[int, np.ndarray], None]] | None = None,
+        is_left: Callable[[int], bool] | None = None,
     ) -> np.ndarray:
         """Appends a prompt to each of several sequences densely.
 
@@ -256,6 +257,8 @@ class Decoder:
             watched: Place of a prompt in `prompts` -> called with the position of a token in that prompt, and the
                 logits of this token and the next ones, float32 [n, V], n <= FEW_TOKENS; in order, until all the
                 prompt's tokens have been told.
+            is_left: Asked before each pass with the place of a prompt in `prompts`: True, from then on, leaves out the
+                rest of the prompt, whose sequence then lacks tokens and has meaningless logits.
 
         Returns:
             Logits of each prompt's last token, float32 [B, V].
@@ -263,8 +266,8 @@ class Decoder:
         Raises:
             ColdpressError: as `prefill`.
         """
-        last_BN = np.empty((len(prompts), self.spec.hidden_size), np.float32)
-        for pieces, hidden_TN in self._prefill_chunks(prompts, sequences):
+        last_BN = np.zeros((len(prompts), self.spec.hidden_size), np.float32)
+        for pieces, hidden_TN in self._prefill_chunks(prompts, sequences, is_left):
             ends = np.cumsum([piece.stop - piece.start for piece in pieces]) - 1
             last_BN[[piece.prompt for piece in pieces]] = hidden_TN[ends]  # a later chunk of the prompt replaces it
             for piece, end in zip(pieces, ends.tolist(), strict=True):
@@ -385,12 +388,18 @@ class Decoder:
             raise ColdpressError(f"{num_tokens} tokens are to be decoded at once, expected 1 to {most}")
 
     def _prefill_chunks(
-        self, prompts: Sequence[np.ndarray], sequences: Sequence[int]
+        self,
+        prompts: Sequence[np.ndarray],
+        sequences: Sequence[int],
+        is_left: Callable[[int], bool] | None = None,
     ) -> Iterator[tuple[list["PromptChunk"], np.ndarray]]:
         """Runs the passes of several prompts; yields the chunks of each pass and its hidden states, float32 [T, N]."""
         if not all(map(len, prompts)):
             raise ColdpressError("the prompt has no tokens, expected at least one; give a prompt")
-        for pieces in packed(list(map(len, prompts))):
+        for chunks in packed(list(map(len, prompts))):
+            pieces = [piece for piece in chunks if is_left is None or not is_left(piece.prompt)]
+            if not pieces:
+                continue
             tokens = np.concatenate([prompts[piece.prompt][piece.start : piece.stop] for piece in pieces])
             spans = [Span(self._caches[sequences[piece.prompt]], piece.stop - piece.start) for piece in pieces]
             stops = np.cumsum([span.num_tokens for span in spans]).tolist()

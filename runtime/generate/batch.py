@@ -49,6 +49,9 @@ class Prompt:
     """Called with the logits that each new token is chosen from; its time counts as the token's."""
     scores_prompt: bool = False
     """Whether `on_logits` is also called with the logits that follow each of the prompt's tokens."""
+    is_left: Callable[[], bool] | None = None
+    """Asked before each pass of the prefill: True ends it there, and `on_token` must end the sequence at its first
+    token, which means nothing."""
 
 
 @dataclass(frozen=True)
@@ -201,6 +204,7 @@ class _Sequence:
     max_new_tokens: int
     on_logits: OnLogits | None
     scores_prompt: bool
+    is_left: Callable[[], bool] | None
     tokens: list[Token] = field(default_factory=list[Token])
     restored: int = 0
     """Tokens of the prompt that were not computed."""
@@ -238,7 +242,7 @@ class _Run:
                 continue
             ids, most = token_array(prompt.ids), prompt.max_new_tokens or self._max_new_tokens
             chooser = Chooser(prompt.sampling, ids.tolist())
-            yield _Sequence(number, ids, chooser, most, prompt.on_logits, prompt.scores_prompt)
+            yield _Sequence(number, ids, chooser, most, prompt.on_logits, prompt.scores_prompt, prompt.is_left)
             number += 1
 
     def admit(self) -> list[int]:
@@ -284,7 +288,12 @@ class _Run:
             for number, place in enumerate(places)
             if (on_logits := self.active[place].on_logits) and self.active[place].scores_prompt
         }
-        return self._chosen(places, self._decoder.prefill_each(prompts, places, watched))
+
+        def is_left(number: int) -> bool:
+            asked = self.active[places[number]].is_left
+            return asked is not None and asked()
+
+        return self._chosen(places, self._decoder.prefill_each(prompts, places, watched, is_left))
 
     def _restore(self, place: int) -> None:
         """Finds the beginning of a prompt; a prompt that is scored needs the logits of all its tokens."""
@@ -316,8 +325,9 @@ class _Run:
             told = self._on_token(sequence.number, token) if self._on_token else None
             if told or token.id in self._stop_ids or len(sequence.tokens) == sequence.max_new_tokens:
                 self._ended[sequence.number] = self.active.pop(place)
-                if self._prefixes:  # only now: nobody waits for a token of this sequence
-                    self._prefixes.save(self._decoder.kv_cache(place), sequence.prompt)
+                cache = self._decoder.kv_cache(place)
+                if self._prefixes and cache.length >= len(sequence.prompt):  # not of a prefill that ended early
+                    self._prefixes.save(cache, sequence.prompt)  # only now: nobody waits for a token of this sequence
                 self._decoder.end(place)
 
     def _note(self, places: Sequence[int], first: Token) -> None:

@@ -198,3 +198,31 @@ def test_a_folder_that_cannot_be_is_refused_and_a_full_disk_only_told(artifact, 
         assert "a prompt is not kept there (No space left on device)" in caplog.text
         assert not list((tmp_path / "kept").iterdir())
         assert same(run(session, PROMPT, prefixes), cold)
+
+
+def test_a_prompt_that_is_left_is_not_computed_to_its_end_nor_kept(artifact, tmp_path):
+    """Two prompts of three passes each; nobody waits for the first one after its first pass."""
+    asked, lengths = [], []
+
+    def is_left():
+        asked.append(None)
+        return len(asked) > 1
+
+    def ends(number, token):
+        if not number:
+            lengths.append(session.decoder.kv_cache(0).length)
+        return not number
+
+    with Session(artifact.path, dram_budget_bytes=10**7) as session:
+        _, expected, _ = run(session, PROMPT[::-1])
+        prefixes = kept_in(tmp_path, session)
+        prompts = [Prompt(PROMPT, is_left=is_left), Prompt(PROMPT[::-1])]
+        first, second = generate_each(
+            session, prompts, 6, Room(2, 128, 256), ignore_eos=True, on_token=ends, prefixes=prefixes
+        )
+        assert (len(first), [token.id for token in second]) == (1, expected)
+        assert (len(asked), lengths) == (3, [CHUNK])
+        assert prefixes.kept_bytes() > 0
+        again = [Prompt(PROMPT, on_logits=lambda *_: lengths.append(session.decoder.kv_cache(0).length))]
+        list(generate_each(session, again, 1, Room(1, 128, 128), prefixes=prefixes))
+        assert prefixes.totals.restored_tokens == 0, "nothing of the prompt that was left is there"
