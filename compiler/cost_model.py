@@ -15,11 +15,9 @@ from typing import Annotated, Protocol
 import numpy as np
 from pydantic import AfterValidator
 
-from coldpress.runtime.artifact.contents import coarse_role, coarse_shape, unit_nbytes
+from coldpress.runtime.artifact.contents import coarse_role, coarse_shape, nbytes, unit_nbytes
 from coldpress.runtime.plan.kv_cache import kv_cache_bytes
-from coldpress.runtime.plugins import load
 from coldpress.runtime.quantities import parse_bytes
-from coldpress.runtime.quantization import Format
 from coldpress.runtime.quantization._planes import coarsest, planes_of, whole_format
 from coldpress.schemas.device import Flash
 from coldpress.schemas.errors import ColdpressError
@@ -28,6 +26,7 @@ from coldpress.schemas.families import (
     FamilyName,
     FormatName,
     Formats,
+    UnitFormat,
     format_at,
     num_units,
     slice_length,
@@ -128,16 +127,17 @@ message."""
 
 
 @functools.lru_cache(maxsize=1 << 16)  # a search counts the same tensors for every candidate
-def stored_format(role: str, formats: Formats) -> FormatName | None:
+def stored_format(role: str, formats: Formats) -> UnitFormat | None:
     """Returns how an artifact of `formats` stores a tensor; None means float32.
 
     Matrices of attention and MLP take the artifact's format along their input dimension, both planes if it has planes;
-    the coarse planes of units take their layer's; token embeddings and head keep at least 8 bits; norms, biases,
+    the coarse planes of units take their own; token embeddings and head keep at least 8 bits; norms, biases,
     routers, learned positions and rotary frequencies stay float32.
     """
     name = role.rpartition("layers.")[2]
     if name.endswith(".coarse"):
-        return format_at(formats, int(name.partition(".")[0]))
+        layer, family, _ = name.split(".")
+        return format_at(formats, int(layer), family)
     format_name = whole_format(coarsest(formats))
     if role in ("embed_tokens.weight", "lm_head.weight"):
         return "fp16" if format_name == "fp16" else "int8_group32"
@@ -148,7 +148,7 @@ def stored_format(role: str, formats: Formats) -> FormatName | None:
 def stored_formats(format_name: FormatName) -> tuple[FormatName, ...]:
     """Returns all formats that occur in an artifact of `format_name`."""
     roles = ("layers.0.q_proj.weight", "lm_head.weight")
-    found: set[FormatName] = {stored for role in roles if (stored := stored_format(role, format_name)) is not None}
+    found: set[UnitFormat] = {stored for role in roles if (stored := stored_format(role, format_name)) is not None}
     return tuple(sorted(found))
 
 
@@ -160,14 +160,14 @@ def tensor_bytes(role: str, shape: tuple[int, ...], formats: Formats) -> int:
     return math.prod(shape[:-1]) * slice_bytes(shape[-1], stored)
 
 
-def slice_bytes(length: int, format_name: FormatName) -> int:
+def slice_bytes(length: int, format_name: UnitFormat) -> int:
     """Returns the bytes of `length` values in a format, its groups padded (runtime/quantization)."""
-    return load("coldpress.runtime.quantization", Format, format_name).nbytes(length)
+    return nbytes(format_name, length)
 
 
-def unit_bytes(family: FamilyName, spec: ModelSpec, format_name: FormatName) -> int:
+def unit_bytes(family: FamilyName, spec: ModelSpec, name: UnitFormat) -> int:
     """Returns the bytes of one unit on flash: the sum of its slices; in a format in planes, of their refinements."""
-    return sum(unit_nbytes(format_name, slice_length(piece, spec)) for piece in slices(family, spec))
+    return unit_nbytes(name, [slice_length(piece, spec) for piece in slices(family, spec)])
 
 
 def all_read_units(
@@ -175,7 +175,9 @@ def all_read_units(
 ) -> dict[tuple[int, FamilyName], np.ndarray]:
     """Returns the cost of reading besides units, by layer and family: see `read_units`."""
     layers, families = range(spec.num_hidden_layers), tuple(families)
-    sizes = {(at, family): unit_bytes(family, spec, format_at(formats, at)) for at in layers for family in families}
+    sizes = {
+        (at, family): unit_bytes(family, spec, format_at(formats, at, family)) for at in layers for family in families
+    }
     known = {size: read_units(flash, size, layers_per_group) for size in set(sizes.values())}
     return {key: known[size] for key, size in sizes.items()}
 
@@ -206,7 +208,7 @@ def read_units_of(
 
 def flash_bytes(families: tuple[FamilyName, ...], spec: ModelSpec, formats: Formats) -> int:
     """Returns the bytes of all units of `families` in all layers, without the padding between sections."""
-    in_layers = Counter((family, format_at(formats, layer)) for layer, family in unit_keys(families, spec))
+    in_layers = Counter((family, format_at(formats, layer, family)) for layer, family in unit_keys(families, spec))
     return sum(
         count * num_units(family, spec) * unit_bytes(family, spec, name) for (family, name), count in in_layers.items()
     )

@@ -16,7 +16,16 @@ from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization._planes import coarsest
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import WHOLE_MLP, FamilyName, FormatName, Formats, format_at, num_units, unit_keys
+from coldpress.schemas.families import (
+    WHOLE_MLP,
+    FamilyName,
+    FormatName,
+    Formats,
+    format_at,
+    layer_format,
+    num_units,
+    unit_keys,
+)
 from coldpress.schemas.layout import SECTION_ALIGN_BYTES, KvCacheFormat, Section, SelectorArray, layer_groups
 from coldpress.schemas.model import ModelSpec
 
@@ -38,14 +47,14 @@ def make_sections(
     found: list[Section] = []
     offset_bytes, base = 0, coarsest(formats)
     for layers in layer_groups(spec.num_hidden_layers, layers_per_group):
-        names = {format_at(formats, layer) for layer in layers}
+        names = {layer_format(formats, layer) for layer in layers}
         if len(names) > 1:
             raise ColdpressError(
                 f"layers {layers[0]} to {layers[-1]} are one group and have the formats {' and '.join(sorted(names))}, "
                 "expected one, since the units of a group have one size; use coarse_bits=uniform or layers_per_group=1"
             )
-        (name,) = names
         for family in (family for family in families if (layers[0], family) in having):
+            name = format_at(formats, layers[0], family)
             part_bytes = unit_bytes(family, spec, name)
             section = Section(
                 first_layer=layers[0],

@@ -30,8 +30,8 @@ def axpy_rows(
 def mlp_rows(
     store: np.ndarray,
     slots: np.ndarray,
-    gate_offset: int | None,
-    up_offset: int | None,
+    gate: tuple[int, str] | None,
+    up: tuple[int, str] | None,
     down_offset: int,
     length: int,
     format: str,

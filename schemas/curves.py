@@ -7,6 +7,8 @@ of float16; and `<layer>.<family>.unit_norms` float32 [num_units], the norms of 
 (runtime/artifact/byte_planes.py).
 """
 
+import math
+
 from pydantic import Field
 
 from coldpress.schemas.base import ArrayFile, Count, PositiveCount, Record, Sha256, Share
@@ -95,9 +97,20 @@ class LayerGains(Record):
     coarser: FormatName
     finer: FormatName
     """Formats in planes of one plain format."""
-    per_layer: tuple[float, ...]
-    """How much smaller the squared error of the layer's output is over the hidden state after it, by coarse planes
-    alone (compiler/stages/explore/gains.py)."""
+    per_layer: tuple[float | tuple[float, ...], ...]
+    """How much smaller the squared error of the layer's output is over the hidden state after it
+    (compiler/stages/explore/gains.py): by finer gate, up and down, or up and down, each alone. Older curves have one
+    number for all of them."""
+
+    @property
+    def rows(self) -> tuple[tuple[float, ...], ...]:
+        """Returns the gains by layer: of each matrix, or one of them all."""
+        return tuple(row if isinstance(row, tuple) else (row,) for row in self.per_layer)
+
+    @property
+    def of_layers(self) -> "LayerGains":
+        """Returns what whole layers gain."""
+        return self.model_copy(update={"per_layer": tuple(map(math.fsum, self.rows))})
 
 
 class Unexplored(Record):

@@ -31,13 +31,19 @@ by the router; the router's logits; what it chooses experts by (runtime/decoder/
 Axis = Literal["hidden_size", "intermediate_size", "heads"]
 """The dimension along which a unit is an index; `heads` has num_attention_heads * head_dim entries."""
 
+JOINT = "+"
+"""Stands between the formats of slices."""
 PLUGIN_NAME = r"^[a-z][a-z0-9_]*$"
 Method = Annotated[str, Field(pattern=PLUGIN_NAME)]
 """A selector: the name of a file of runtime/sparsity; loading it checks that the file exists."""
 FormatName = Annotated[str, Field(pattern=PLUGIN_NAME)]
 """A format of codes: the name of a file of runtime/quantization; loading it checks that the file exists."""
-Formats = FormatName | tuple[FormatName, ...]
-"""The format of the units of all layers, or that of each layer: formats in planes of one plain format."""
+UnitFormat = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*(\+[a-z][a-z0-9_]*)*$")]
+"""The format of a unit's slices or, where they differ, that of each slice in their order with `+` between them: formats
+in planes of one plain format."""
+Formats = UnitFormat | tuple[UnitFormat, ...]
+"""The format of the units of all layers, or that of each layer; where the matrices of a layer's MLP differ, the formats
+of gate, up and down, or of up and down, with `+` between them."""
 
 
 class Slice(Record):
@@ -110,12 +116,36 @@ def known_family(name: str) -> str:
 FamilyName = Annotated[str, AfterValidator(known_family)]
 
 
-def format_at(formats: Formats, layer: int) -> FormatName:
-    """Returns the format of a layer's units."""
+def layer_format(formats: Formats, layer: int) -> UnitFormat:
+    """Returns the format of a layer's units, or those of its MLP's matrices."""
     return formats if isinstance(formats, str) else formats[layer]
 
 
-def layer_formats(formats: Formats) -> tuple[FormatName, ...]:
+def format_at(formats: Formats, layer: int, family: FamilyName) -> UnitFormat:
+    """Returns the format of a family's units in a layer."""
+    name = layer_format(formats, layer)
+    known = matrix_formats(name)
+    return unit_format([known[role] for role in FAMILIES[family].roles if role in known] or [name])
+
+
+def matrix_formats(name: UnitFormat) -> dict[MatrixRole, FormatName]:
+    """Returns the format of each of the MLP's matrices from that of a layer."""
+    names = slice_formats(name)
+    return dict(zip(MLP_ROLES[-len(names) :], names, strict=True)) if len(names) > 1 else dict.fromkeys(MLP_ROLES, name)
+
+
+def slice_formats(name: UnitFormat, count: int = 1) -> tuple[FormatName, ...]:
+    """Returns the formats in a unit's format: one for each of `count` slices, where they all have the same."""
+    names = tuple(name.split(JOINT))
+    return names * count if len(names) == 1 else names
+
+
+def unit_format(names: Sequence[FormatName]) -> UnitFormat:
+    """Returns the format of units whose slices have these formats: the inverse of `slice_formats`."""
+    return names[0] if len(set(names)) == 1 else JOINT.join(names)
+
+
+def layer_formats(formats: Formats) -> tuple[UnitFormat, ...]:
     """Returns the format of each layer's units if they differ; else nothing, as in records."""
     return () if isinstance(formats, str) else formats
 

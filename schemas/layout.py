@@ -8,7 +8,7 @@ from pydantic import Field
 
 from coldpress.schemas.base import Count, Extended, Many, Options, PositiveCount, Record, Share
 from coldpress.schemas.errors import clipped
-from coldpress.schemas.families import PLUGIN_NAME, FamilyName, FormatName, Method
+from coldpress.schemas.families import PLUGIN_NAME, FamilyName, Method, UnitFormat
 
 SECTION_ALIGN_BYTES = 65536
 CacheName = Annotated[str, Field(pattern=PLUGIN_NAME)]
@@ -41,9 +41,9 @@ class Section(Extended):
     """Bytes of one layer's part of a unit."""
     stride_bytes: PositiveCount
     """Bytes from one unit to the next: the parts of all layers."""
-    format: FormatName | None = None
-    """The format in planes of the layer's units, where it is not that of the family; else None, which is left out of
-    the file."""
+    format: UnitFormat | None = None
+    """The format in planes of the layer's units, or that of each slice, where it is not that of the family; else None,
+    which is left out of the file."""
 
     @property
     def layers(self) -> range:

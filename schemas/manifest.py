@@ -7,7 +7,7 @@ from pydantic import Field
 
 from coldpress.schemas.base import Count, Many, PositiveCount, Record, Sha256
 from coldpress.schemas.device import DeviceProfile
-from coldpress.schemas.families import FamilyName, FormatName, Slice
+from coldpress.schemas.families import FamilyName, FormatName, Slice, UnitFormat, slice_formats
 from coldpress.schemas.layout import Plan, Section
 from coldpress.schemas.model import ModelSpec, features_of_model
 from coldpress.schemas.quantized import ResidentTensor
@@ -15,8 +15,8 @@ from coldpress.schemas.quantized import ResidentTensor
 FORMAT_NAME = "coldpress"
 FORMAT_MAJOR = 2
 FORMAT_MINOR = 0
-LAYER_FORMATS = "layer-formats"
-"""The feature of an artifact in which some sections have another format than their family."""
+LAYER_FORMATS, SLICE_FORMATS = "layer-formats", "slice-formats"
+"""The features of an artifact in which some sections have another format than their family, or one for each slice."""
 PAGE_CHECKSUMS = "crc32c-pages"
 """The feature of every artifact of this version; families, formats, selectors and caches are features by name."""
 
@@ -116,7 +116,7 @@ class Manifest(Record):
     byte_order: Literal["little"] = "little"
 
     @property
-    def unit_formats(self) -> dict[tuple[int, FamilyName], FormatName]:
+    def unit_formats(self) -> dict[tuple[int, FamilyName], UnitFormat]:
         """Returns the format of the units of each layer and family."""
         of_family = {entry.family: entry.format for entry in self.families}
         return {
@@ -135,14 +135,16 @@ def features_of(
 ) -> Features:
     """Returns the features that an artifact must list.
 
-    Page checksums, families, formats, formats by layer, and the model's extensions are required; selectors, caches and
-    drafts are optional, since a reader can leave out the plans that name them.
+    Page checksums, families, formats, formats by layer and by slice, and the model's extensions are required;
+    selectors, caches and drafts are optional, since a reader can leave out the plans that name them.
     """
     families, plans = tuple(families), tuple(plans)
-    formats = {entry.format for entry in families} | {tensor.format for tensor in resident if tensor.format}
+    stored = {entry.format for entry in families} | {tensor.format for tensor in resident if tensor.format}
     named = {section.format for section in sections if section.format}
-    required = {f"family.{entry.family}" for entry in families} | {f"format.{name}" for name in formats | named}
+    formats = {name for unit in stored | named for name in slice_formats(unit)}
+    required = {f"family.{entry.family}" for entry in families} | {f"format.{name}" for name in formats}
     required |= {LAYER_FORMATS} if named else set()
+    required |= {SLICE_FORMATS} if any(len(slice_formats(unit)) > 1 for unit in named) else set()
     required |= features_of_model(model)
     optional = {f"selector.{plan.method}" for plan in plans} | {f"cache.{plan.cache}" for plan in plans}
     optional |= {f"draft.{plan.draft}" for plan in plans if plan.draft is not None}

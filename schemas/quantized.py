@@ -6,14 +6,17 @@ tensors (embeddings, final norm, head, rotary frequencies), named by their roles
 """
 
 from coldpress.schemas.base import ArrayFile, Count, Many, PositiveCount, Record
-from coldpress.schemas.families import FormatName
+from coldpress.schemas.families import FormatName, UnitFormat
 
 
 class ResidentTensor(Record):
-    """How a resident tensor is stored: with `format` None as float32, else as quantized rows of `shape[-1]` values."""
+    """How a resident tensor is stored: with `format` None as float32, else as quantized rows of `shape[-1]` values.
+
+    Coarse planes of units whose slices differ have the formats of these slices.
+    """
 
     role: str
-    format: FormatName | None
+    format: UnitFormat | None
     shape: Many[PositiveCount]
 
 

@@ -6,7 +6,16 @@ Arrays: `<layer>.<family>.<name>`, the fitted arrays of the selector for a famil
 from pydantic import Field
 
 from coldpress.schemas.base import ArrayFile, Count, Extended, Options, PositiveCount, Record, Share
-from coldpress.schemas.families import FamilyName, FormatName, Formats, Method, layers_of, mlp_density, used_share
+from coldpress.schemas.families import (
+    FamilyName,
+    FormatName,
+    Formats,
+    Method,
+    UnitFormat,
+    layers_of,
+    mlp_density,
+    used_share,
+)
 from coldpress.schemas.layout import CacheName, KvCacheFormat, RoutingName, layer_groups
 from coldpress.schemas.model import ModelSpec
 
@@ -39,9 +48,9 @@ class ByLayer(Extended):
 
     LATER = ("layer_formats",)
 
-    layer_formats: tuple[FormatName, ...] = ()
-    """The format in planes of each layer's units, where they differ, `format` the coarsest; else empty, which is left
-    out of the file."""
+    layer_formats: tuple[UnitFormat, ...] = ()
+    """The format in planes of each layer's units, or of each of its matrices, where they differ, `format` the coarsest;
+    else empty, which is left out of the file."""
 
 
 class SearchedRouting(Record):
@@ -140,7 +149,7 @@ class Sparsity(Rung, ByLayer):
 
     @property
     def formats(self) -> Formats:
-        """Returns the format of all layers, or that of each."""
+        """Returns the format of all layers, or those of each."""
         return self.layer_formats or self.format
 
     @property

@@ -14,7 +14,7 @@ from coldpress.runtime import plugins
 from coldpress.runtime.plan.kv_cache import STORED
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.quantization._planes import coarsest, whole_format
-from coldpress.schemas.families import FamilyName, FormatName, Formats, format_at, slices, unit_role
+from coldpress.schemas.families import FamilyName, FormatName, Formats, layer_format, matrix_formats, slices, unit_role
 from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.model import MatrixRole
 
@@ -65,8 +65,11 @@ class Rounded(_Like):
         return self._rounding.codes(self.model, role, axis, name)
 
     def _format_of(self, role: str) -> FormatName:
-        """Returns the format of the layer that a tensor belongs to."""
-        return format_at(self._formats, int(role.removeprefix("layers.").partition(".")[0]))
+        """Returns the format of a matrix of units."""
+        matrix = unit_role(role, self.spec)
+        assert matrix is not None
+        name = layer_format(self._formats, int(role.split(".")[1]))
+        return matrix_formats(name).get(matrix, name)
 
     def _in_format(self, name: FormatName, codes: np.ndarray, role: str, axis: Axis) -> "Tensor":
         """Returns the values of codes in a format, [n, length], a row for each slice."""

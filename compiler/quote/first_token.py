@@ -145,8 +145,8 @@ def _opening(setting: Setting, experts_read: int) -> Opening:
     }
     if len(kinds) > 1:
         return simulate_opening(setting.artifact, plan, experts_read)
-    sizes = {entry.family: entry.unit_bytes for entry in setting.manifest.families}
-    held_bytes = sum((part.num_pinned + part.cache_slots) * sizes[part.family] for part in first)
+    sizes = {(section.first_layer, section.family): section.unit_bytes for section in setting.sections}
+    held_bytes = sum((part.num_pinned + part.cache_slots) * sizes[part.layer, part.family] for part in first)
     budget = plan.dram_budget_bytes - len(others) * held_bytes  # as much room for buffers as with all layers
     one = plan.model_copy(update={"parts": tuple(first), "dram_budget_bytes": budget})
     found = simulate_opening(setting.artifact, one, experts_read)

@@ -92,11 +92,11 @@ def kind_of(spec: ModelSpec) -> Kind | None:
 
 
 def gains_of(known: LayerGains, num_layers: int) -> LayerGains:
-    """Returns what the layers of another model gain: as much as those at the same depth, between which gains are
+    """Returns what the matrices of another model gain: as much as those at the same depth, between which gains are
     interpolated."""
     depths, layers = ((np.arange(count) + 0.5) / count for count in (len(known.per_layer), num_layers))
-    per_layer = np.interp(layers, depths, known.per_layer)
-    return known.model_copy(update={"per_layer": tuple(per_layer.tolist())})
+    columns = [np.interp(layers, depths, column).tolist() for column in zip(*known.rows, strict=True)]
+    return known.model_copy(update={"per_layer": tuple(zip(*columns, strict=True))})
 
 
 def drawn_trace(spec: ModelSpec, kind: Kind, layers: tuple[int, ...], num_tokens: int) -> dict[str, np.ndarray]:

@@ -23,7 +23,7 @@ from coldpress.runtime.artifact.errors import short as _short
 from coldpress.runtime.quantization._planes import planes_of
 from coldpress.schemas import families as arithmetic
 from coldpress.schemas.errors import clipped
-from coldpress.schemas.families import FamilyName, FormatName
+from coldpress.schemas.families import JOINT, FamilyName, FormatName, UnitFormat, slice_formats, unit_format
 from coldpress.schemas.layout import SECTION_ALIGN_BYTES, Plan, Section
 from coldpress.schemas.manifest import (
     FLASH_FILE,
@@ -35,6 +35,7 @@ from coldpress.schemas.manifest import (
     PAGE_CHECKSUMS,
     PREDICTORS_FILE,
     RESIDENT_FILE,
+    SLICE_FORMATS,
     TABLES_FILE,
     FamilyFormat,
     Manifest,
@@ -86,7 +87,7 @@ def known_features() -> tuple[str, ...]:
     """Returns the names of all features that an artifact may require of this runtime."""
     families = [f"family.{name}" for name in arithmetic.FAMILIES]
     formats = [f"format.{name}" for name in plugins.names("coldpress.runtime.quantization")]
-    return (PAGE_CHECKSUMS, *families, *formats, LAYER_FORMATS, *MODEL_FEATURES)
+    return (PAGE_CHECKSUMS, *families, *formats, LAYER_FORMATS, SLICE_FORMATS, *MODEL_FEATURES)
 
 
 def servable_plans(manifest: Manifest) -> tuple[tuple[Plan, ...], tuple[str, ...]]:
@@ -286,10 +287,13 @@ def _check_format(section: Section, field: str, entry: FamilyFormat) -> None:
     """Requires of a section's own format that it divides the bits of its family's plain format in another way."""
     if section.format is None:
         return
-    others = _in_planes_of(entry.format)
-    if section.format not in others:
-        names = ", ".join(others)
-        expected = f"one of {names}, which share a plain format with {entry.format}" if others else "none"
+    others, count = _in_planes_of(entry.format), len(entry.slices)
+    names = slice_formats(section.format, count)
+    fits = len(names) == count and {*names} <= {entry.format, *others} and section.format == unit_format(names)
+    if not fits or section.format == entry.format:
+        expected = f"one of {', '.join(others)}, which share a plain format with {entry.format}" if others else "none"
+        if others and count > 1:
+            expected += f", or several of them all, {count} with {JOINT} between"
         found = f"{_short(section.format)} with {entry.format} in families"
         raise SectionError(MANIFEST_FILE, f"{field}.format", found, expected)
 
@@ -344,8 +348,8 @@ def _checked_family(manifest: Manifest, index: int) -> FamilyFormat:
     return entry
 
 
-def _unit_bytes(entry: FamilyFormat, format_name: FormatName, spec: ModelSpec) -> int:
-    return sum(unit_nbytes(format_name, arithmetic.slice_length(piece, spec)) for piece in entry.slices)
+def _unit_bytes(entry: FamilyFormat, name: UnitFormat, spec: ModelSpec) -> int:
+    return unit_nbytes(name, [arithmetic.slice_length(piece, spec) for piece in entry.slices])
 
 
 def _check_predictors(manifest: Manifest) -> None:
@@ -381,10 +385,10 @@ def _check_resident(manifest: Manifest) -> None:
                 MANIFEST_FILE, f"resident[{index}]", f"{_short(tensor.role)} {list(tensor.shape)}", expected
             )
         known = plugins.names("coldpress.runtime.quantization")
-        if tensor.format is not None and tensor.format not in known:
-            raise ModelError(MANIFEST_FILE, f"resident[{index}].format", tensor.format, f"one of {', '.join(known)}")
         if coarse.get(tensor.role, tensor.format) != tensor.format:
             expected = f"{coarse[tensor.role]}, as its units on flash have"
             raise ModelError(MANIFEST_FILE, f"resident[{index}].format", str(tensor.format), expected)
+        if tensor.format is not None and tensor.role not in coarse and tensor.format not in known:
+            raise ModelError(MANIFEST_FILE, f"resident[{index}].format", tensor.format, f"one of {', '.join(known)}")
         if tensor.format is not None and len(tensor.shape) != 2:
             raise ModelError(MANIFEST_FILE, f"resident[{index}].format", tensor.format, "null, as it is not a matrix")

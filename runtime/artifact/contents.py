@@ -4,7 +4,7 @@ The reader checks the files against them, FORMAT.md lists them, and the memory b
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,16 @@ import numpy as np
 from coldpress.runtime import plugins
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.quantization._groups import GROUP, groups
-from coldpress.runtime.quantization._planes import planes_of
+from coldpress.runtime.quantization._planes import planes_of, unit_planes
 from coldpress.schemas.families import (
     FamilyName,
+    FormatName,
+    UnitFormat,
     layers_of,
     num_units,
     resident_names,
     resident_roles,
+    slice_formats,
     slice_length,
     slices,
 )
@@ -42,14 +45,20 @@ Shapes = dict[str, tuple[int, ...]]
 """Role -> shape of its values."""
 
 
-def nbytes(format_name: str, length: int) -> int:
-    """Bytes of `length` values in a format."""
-    return plugins.load("coldpress.runtime.quantization", Format, format_name).nbytes(length)
+def nbytes(name: UnitFormat, length: int) -> int:
+    """Bytes of `length` values in a format; in that of several slices, each has an equal share of the values."""
+    names = slice_formats(name)
+    return sum(_format(one).nbytes(length // len(names)) for one in names)
 
 
-def unit_nbytes(format_name: str, length: int) -> int:
-    """Bytes of `length` values of a unit on flash in a format: in a format in planes, of the refinement."""
-    return plugins.load("coldpress.runtime.quantization", Format, format_name).unit_nbytes(length)
+def unit_nbytes(name: UnitFormat, lengths: Sequence[int]) -> int:
+    """Bytes of a unit on flash whose slices have these numbers of values: in a format in planes, of the refinement."""
+    names = slice_formats(name, len(lengths))
+    return sum(_format(one).unit_nbytes(length) for one, length in zip(names, lengths, strict=True))
+
+
+def _format(name: FormatName) -> Format:
+    return plugins.load("coldpress.runtime.quantization", Format, name)
 
 
 def coarse_role(layer: int, family: FamilyName) -> str:
@@ -63,10 +72,10 @@ def coarse_shape(family: FamilyName, spec: ModelSpec) -> tuple[int, int]:
     return num_units(family, spec), sum(GROUP * groups(slice_length(piece, spec)) for piece in slices(family, spec))
 
 
-def coarse_bytes(family: FamilyName, spec: ModelSpec, format_name: str) -> int:
+def coarse_bytes(family: FamilyName, spec: ModelSpec, name: UnitFormat) -> int:
     """Returns the bytes of the coarse planes of a family's units in one layer; 0 in a format without planes."""
     units, length = coarse_shape(family, spec)
-    return units * nbytes(format_name, length) if planes_of(format_name) else 0
+    return units * nbytes(name, length) if unit_planes(name) else 0
 
 
 def layout_bytes(layout: Layout) -> int:

@@ -21,7 +21,7 @@ from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.quantization._planes import planes_of
 from coldpress.schemas.errors import CorruptPageError
-from coldpress.schemas.families import slice_length
+from coldpress.schemas.families import slice_formats, slice_length
 from coldpress.schemas.layout import Section
 from coldpress.schemas.manifest import FLASH_FILE, MANIFEST_FILE, PREDICTORS_FILE, RESIDENT_FILE, FamilyFormat
 
@@ -149,7 +149,10 @@ def _check_units(artifact: Artifact, section: Section, family: FamilyFormat) -> 
 def _check_resident(artifact: Artifact) -> None:
     for tensor in artifact.manifest.resident:
         if tensor.format is not None:
-            _check_matrix(RESIDENT_FILE, tensor.role, artifact.resident[tensor.role], tensor.format)
+            codes, stop = artifact.resident[tensor.role], 0
+            for name in slice_formats(tensor.format):
+                start, stop = stop, stop + nbytes(name, tensor.shape[-1] // len(slice_formats(tensor.format)))
+                _check_matrix(RESIDENT_FILE, tensor.role, codes[:, start:stop], name)
 
 
 def _check_predictors(artifact: Artifact) -> None:

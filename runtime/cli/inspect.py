@@ -16,6 +16,7 @@ from coldpress.runtime.plan.experts import warning
 from coldpress.runtime.quantities import show_bytes, table
 from coldpress.schemas.errors import clipped, printable
 from coldpress.schemas.experts import ExpertCurve
+from coldpress.schemas.families import slice_formats
 from coldpress.schemas.layout import Plan, placed_parts
 from coldpress.schemas.manifest import MANIFEST_FILE, FamilyFormat, Manifest
 from coldpress.schemas.model import ModelSpec
@@ -146,9 +147,13 @@ def _family_rows(families: list[dict[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def _formats(entry: dict[str, Any]) -> str:
-    """Names a family's format, and how many layers have each other one."""
-    others: Counter[str] = Counter(entry["other_formats"].values())
-    return ", ".join([entry["format"], *(f"{count} layers {name}" for name, count in others.items())])
+    """Names a family's format, and how many layers, or matrices of them, have each other one."""
+    others = entry["other_formats"].values()
+    size = max((len(slice_formats(name)) for name in others), default=1)
+    counts: Counter[str] = Counter(one for name in others for one in slice_formats(name, size))
+    kind = "layers" if size == 1 else "matrices"
+    found = (f"{count} {kind} {name}" for name, count in sorted(counts.items()) if name != entry["format"])
+    return ", ".join([entry["format"], *found])
 
 
 def _plan_rows(plans: list[dict[str, Any]]) -> list[tuple[str, ...]]:

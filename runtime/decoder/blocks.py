@@ -9,22 +9,21 @@ a slice, K units of a block, M rows of a matrix.
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from coldpress.runtime import plugins
+from coldpress.runtime.artifact.contents import nbytes
 from coldpress.runtime.decoder.arithmetic import activation, up_activation
 from coldpress.runtime.decoder.tokens import Tokens
-from coldpress.runtime.kernels import FEW_TOKENS, NATIVE_FORMATS, matmul, mlp, rows
+from coldpress.runtime.kernels import FEW_TOKENS, is_native, matmul, mlp, rows
 from coldpress.runtime.kernels.activations import ActivationFormat
 from coldpress.runtime.kernels.planes import Coarse, join_units
-from coldpress.runtime.quantization import Format
-from coldpress.runtime.quantization._planes import planes_of
+from coldpress.runtime.quantization._planes import unit_planes
 from coldpress.runtime.store.dense import in_range
 from coldpress.runtime.store.facts import Key
 from coldpress.runtime.store.request import Batch
-from coldpress.schemas.families import FormatName, Slice, slice_length, slices
+from coldpress.schemas.families import FormatName, Slice, UnitFormat, slice_formats, slice_length, slices
 from coldpress.schemas.model import Activation, MatrixRole, ModelSpec, role_shape
 
 WHOLE = slice(None)
@@ -32,12 +31,22 @@ GATHERED_BYTES = 8 << 20
 """Bytes of units that are copied side by side at a time, to be multiplied by many tokens."""
 
 
+class Part(NamedTuple):
+    """Where a slice lies in a unit, and how it is stored."""
+
+    offset: int
+    nbytes: int
+    length: int
+    """Values in the slice."""
+    format: FormatName
+
+
 @dataclass(frozen=True)
 class Units:
-    """A family's units: their format, and per role the slice's byte offset, byte count and number of values."""
+    """A family's units: their format, and their slices by role."""
 
-    format: FormatName
-    parts: Mapping[MatrixRole, tuple[int, int, int]]
+    format: UnitFormat
+    parts: Mapping[MatrixRole, Part]
     activations: ActivationFormat = "fp32"
     """The format that a decoded token's input is rounded to."""
     _layouts: dict[int, tuple["Inner", mlp.Layout]] = field(
@@ -47,7 +56,7 @@ class Units:
     @property
     def is_coarse(self) -> bool:
         """Whether these are coarse planes only."""
-        return planes_of(self.format) is not None
+        return unit_planes(self.format) is not None
 
     @property
     def inner_roles(self) -> list[MatrixRole]:
@@ -63,30 +72,34 @@ class Units:
         return found[1]
 
     def _layout(self, inner: "Inner") -> mlp.Layout:
-        down_offset, _, length = self.parts["down_proj"]
+        down, gate, up = self.parts["down_proj"], self._part(inner.gate), self._part(inner.up)
         return mlp.Layout(
-            gate_offset=None if inner.gate is None else self.parts[inner.gate][0],
-            up_offset=None if inner.up is None else self.parts[inner.up][0],
-            down_offset=down_offset,
-            length=length,
-            fmt=self.format,
+            gate_offset=gate and gate.offset,
+            up_offset=up and up.offset,
+            down_offset=down.offset,
+            length=down.length,
+            fmt=down.format,
             activation=inner.activation,
             threshold=inner.threshold,
+            gate_fmt=gate and gate.format,
+            up_fmt=up and up.format,
         )
+
+    def _part(self, role: MatrixRole | None) -> Part | None:
+        return None if role is None else self.parts[role]
 
 
 def units_of(
-    format_name: FormatName, pieces: Iterable[Slice], spec: ModelSpec, activations: ActivationFormat = "fp32"
+    name: UnitFormat, pieces: Sequence[Slice], spec: ModelSpec, activations: ActivationFormat = "fp32"
 ) -> Units:
     """Computes where the slices lie inside a unit: one after another, each encoded separately."""
-    nbytes = plugins.load("coldpress.runtime.quantization", Format, format_name).nbytes
-    parts: dict[MatrixRole, tuple[int, int, int]] = {}
+    parts: dict[MatrixRole, Part] = {}
     offset = 0
-    for piece in pieces:
+    for piece, own in zip(pieces, slice_formats(name, len(pieces)), strict=True):
         length = slice_length(piece, spec)
-        parts[piece.role] = (offset, nbytes(length), length)
-        offset += nbytes(length)
-    return Units(format_name, parts, activations)
+        parts[piece.role] = Part(offset, nbytes(own, length), length, own)
+        offset += parts[piece.role].nbytes
+    return Units(name, parts, activations)
 
 
 class Block(Protocol):
@@ -230,15 +243,15 @@ class StreamedBlock:
 
     def dot(self, role: MatrixRole, x_TN: np.ndarray) -> np.ndarray:
         """See `Block`."""
-        offset, size, length = self.units.parts[role]
-        return matmul.matmul(self.codes[:, offset : offset + size], length, self.units.format, x_TN, self.parts)
+        offset, size, length, fmt = self.units.parts[role]
+        return matmul.matmul(self.codes[:, offset : offset + size], length, fmt, x_TN, self.parts)
 
     def axpy(self, role: MatrixRole, c_TK: np.ndarray) -> np.ndarray:
         """See `Block`."""
-        offset, size, length = self.units.parts[role]
+        offset, size, length, fmt = self.units.parts[role]
         if self.own_TK is not None:
             c_TK = np.where(self.own_TK, c_TK, np.float32(0))
-        return matmul.matmul_t(self.codes[:, offset : offset + size], length, self.units.format, c_TK, self.parts)
+        return matmul.matmul_t(self.codes[:, offset : offset + size], length, fmt, c_TK, self.parts)
 
     def mlp(self, inner: Inner, x_TN: np.ndarray, terms: Terms) -> np.ndarray:
         """See `Block`."""
@@ -273,21 +286,21 @@ class SlotBlock:
 
     def dot(self, role: MatrixRole, x_TN: np.ndarray) -> np.ndarray:
         """See `Block`."""
-        offset, _, length = self.units.parts[role]
+        offset, _, length, fmt = self.units.parts[role]
         y_TK = np.zeros((len(x_TN), self.ids.size), np.float32)
         for token, x in enumerate(x_TN):
             own = WHOLE if self.own_TK is None else self.own_TK[token]
-            place = self.memory, self.slots[own], offset, length, self.units.format
+            place = self.memory, self.slots[own], offset, length, fmt
             y_TK[token, own] = rows.dot_rows(*place, x, activations=self.units.activations)
         return y_TK
 
     def axpy(self, role: MatrixRole, c_TK: np.ndarray) -> np.ndarray:
         """See `Block`."""
-        offset, _, length = self.units.parts[role]
+        offset, _, length, fmt = self.units.parts[role]
         y_TN = np.empty((len(c_TK), length), np.float32)
         for token, c in enumerate(c_TK):
             own = WHOLE if self.own_TK is None else self.own_TK[token]
-            place = self.memory, self.slots[own], offset, length, self.units.format
+            place = self.memory, self.slots[own], offset, length, fmt
             y_TN[token] = rows.axpy_rows(*place, c[own], coarse=self._planes(own))
         return y_TN
 
@@ -297,7 +310,7 @@ class SlotBlock:
 
     def mlp(self, inner: Inner, x_TN: np.ndarray, terms: Terms) -> np.ndarray:
         """See `Block`."""
-        if self.units.format not in NATIVE_FORMATS:
+        if not is_native(self.units.format):
             return step_by_step(self, inner, x_TN, terms)
         layout, kind = self.units.layout(inner), self.units.activations
         if self.own_TK is None or self.own_TK.all():  # the units are read once for all tokens

@@ -28,7 +28,7 @@ from coldpress.runtime.kernels.activations import ActivationFormat
 from coldpress.runtime.kernels.attention import soft_cap
 from coldpress.runtime.plan.kv_cache import kv_cache_bytes
 from coldpress.runtime.plan.memory import give_back_heap
-from coldpress.runtime.quantization._planes import planes_of, whole_format
+from coldpress.runtime.quantization._planes import unit_planes, whole_format
 from coldpress.runtime.routing import held_shares
 from coldpress.runtime.sparsity import Residency
 from coldpress.runtime.store.facts import Key
@@ -561,12 +561,12 @@ def _coarse_planes(artifact: Artifact, activations: ActivationFormat) -> dict[Ke
     manifest = artifact.manifest
     slices_of = {entry.family: entry.slices for entry in manifest.families}
     units: dict[tuple[str, str], Units] = {}
-    for key, format_name in manifest.unit_formats.items():
-        if planes_of(format_name) is None:
+    for key, name in manifest.unit_formats.items():
+        if unit_planes(name) is None:
             continue
-        kind = key[1], format_name
+        kind = key[1], name
         if kind not in units:
-            units[kind] = units_of(format_name, slices_of[key[1]], manifest.model, activations)
+            units[kind] = units_of(name, slices_of[key[1]], manifest.model, activations)
         found[key] = CoarseUnits(artifact.resident[coarse_role(*key)], units[kind])
     return found
 

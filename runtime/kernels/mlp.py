@@ -33,6 +33,9 @@ class Layout:
     activation: Activation
     threshold: float
     """`ModelSpec.activation_threshold`."""
+    gate_fmt: str | None = None
+    up_fmt: str | None = None
+    """The formats of gate and up; None if it is `fmt`."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ def mlp_rows(
     Args:
         store: uint8[num_slots, unit_bytes]; units need not be adjacent.
         slots: int32[k], in any order, repeats allowed.
-        layout: layout of the units; its format must be one of NATIVE_FORMATS.
+        layout: layout of the units; its formats must be in NATIVE_FORMATS.
         x: float32[length].
         terms: biases and factors of the selected units.
         num_threads: 0 for the process's default; no bit of the result depends on it.
@@ -99,8 +102,8 @@ def mlp_rows_each(
     _native.mlp_rows(
         store,
         slots,
-        layout.gate_offset,
-        layout.up_offset,
+        None if layout.gate_offset is None else (layout.gate_offset, layout.gate_fmt or layout.fmt),
+        None if layout.up_offset is None else (layout.up_offset, layout.up_fmt or layout.fmt),
         layout.down_offset,
         layout.length,
         layout.fmt,
@@ -130,15 +133,15 @@ def reference_mlp_rows(
 ) -> np.ndarray:
     """Computes `mlp_rows` in numpy: float64[length]; `act` and `act_up` are what `layout.activation` does to the
     products of gate and up."""
-    rounded = reference_rounded(x, layout.fmt, activations)
 
-    def projected(offset: int, bias: np.ndarray | None) -> np.ndarray:
-        values = reference_rows(store, slots, offset, layout.length, layout.fmt) @ rounded
+    def projected(offset: int, fmt: str | None, bias: np.ndarray | None) -> np.ndarray:
+        own = fmt or layout.fmt
+        values = reference_rows(store, slots, offset, layout.length, own) @ reference_rounded(x, own, activations)
         return values if bias is None else values + bias
 
     inner = np.ones(slots.size) if terms.factors is None else terms.factors.astype(np.float64)
     if layout.gate_offset is not None:
-        inner = inner * act(projected(layout.gate_offset, terms.gate_bias))
+        inner = inner * act(projected(layout.gate_offset, layout.gate_fmt, terms.gate_bias))
     if layout.up_offset is not None:
-        inner = inner * act_up(projected(layout.up_offset, terms.up_bias))
+        inner = inner * act_up(projected(layout.up_offset, layout.up_fmt, terms.up_bias))
     return reference_axpy_rows(store, slots, layout.down_offset, layout.length, layout.fmt, inner)

@@ -10,8 +10,7 @@ from collections.abc import Collection, Iterable
 
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.plugins import load_class
-from coldpress.runtime.quantization._groups import GROUP
-from coldpress.runtime.quantization._planes import planes_of
+from coldpress.runtime.quantization._planes import unit_planes
 from coldpress.runtime.unit_numbers import number_type
 from coldpress.schemas.families import FormatName
 from coldpress.schemas.layout import Section, SelectorArray
@@ -83,10 +82,9 @@ def joined_bytes(sections: Iterable[Section], format_name: FormatName) -> int:
     """
     largest = 0
     for section in sections:
-        planes = planes_of(section.format or format_name)
+        planes = unit_planes(section.format or format_name)
         if planes is not None:
-            share = planes.whole.nbytes(GROUP) / planes.unit_nbytes(GROUP)
-            largest = max(largest, round(share * section.num_units * section.unit_bytes))
+            largest = max(largest, round(planes.joined_share * section.num_units * section.unit_bytes))
     return min(JOINED_BYTES, largest)
 
 

@@ -9,6 +9,8 @@ In an artifact the coarse planes of all units are resident, and units on flash h
 in planes encodes and decodes coarse planes; `join` gives the codes of the plain format.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import ClassVar
 
@@ -18,7 +20,8 @@ from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.quantization._bits import pack, unpack
 from coldpress.runtime.quantization._groups import GROUP, SCALE_BYTES, GroupFormat, groups, inverse
-from coldpress.schemas.families import FormatName, Formats
+from coldpress.schemas.families import FormatName, Formats, UnitFormat, matrix_formats, slice_formats
+from coldpress.schemas.model import MLP_ROLES, MatrixRole
 
 
 class PlanesFormat(GroupFormat):
@@ -103,39 +106,103 @@ class PlanesFormat(GroupFormat):
         return (self.whole.levels(stored) + np.float32(self.zero)).astype(np.uint8)
 
 
+@dataclass(frozen=True)
+class UnitPlanes:
+    """The planes of units: of all slices in one format, or of each slice, all of one length, in its own."""
+
+    slices: tuple[PlanesFormat, ...]
+
+    @property
+    def whole(self) -> GroupFormat:
+        """The plain format of both planes together."""
+        return self.slices[0].whole
+
+    @property
+    def joined_share(self) -> float:
+        """Bytes of a unit in the plain format over those of its refinement."""
+        refined = sum(planes.unit_nbytes(GROUP) for planes in self.slices)
+        return len(self.slices) * self.whole.nbytes(GROUP) / refined
+
+    def split(self, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Splits units of the plain format, uint8 [n, bytes]: (coarse planes, refinements), uint8 [n, each's bytes]."""
+        parts = np.split(codes, len(self.slices), axis=1)
+        both = [planes.split(part) for planes, part in zip(self.slices, parts, strict=True)]
+        coarse, refinement = (np.concatenate(planes, axis=1) for planes in zip(*both, strict=True))
+        return coarse, refinement
+
+    def join(self, coarse: np.ndarray, refinement: np.ndarray) -> np.ndarray:
+        """The inverse of `split`."""
+        high = _divided(coarse, [planes.nbytes(GROUP) for planes in self.slices])
+        low = _divided(refinement, [planes.unit_nbytes(GROUP) for planes in self.slices])
+        joined = [planes.join(*both) for planes, *both in zip(self.slices, high, low, strict=True)]
+        return np.concatenate(joined, axis=1)
+
+
+def _divided(codes: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
+    """Divides rows among slices in proportion to `sizes`, the bytes of a group of each."""
+    ends = np.cumsum(sizes) * (codes.shape[1] // sum(sizes))
+    return np.split(codes, ends[:-1], axis=1)
+
+
 def planes_of(format_name: FormatName) -> PlanesFormat | None:
     """Returns the format if it is one in planes."""
     found = load("coldpress.runtime.quantization", Format, format_name)
     return found if isinstance(found, PlanesFormat) else None
 
 
+def unit_planes(name: UnitFormat) -> UnitPlanes | None:
+    """Returns the planes of units; None if they have none."""
+    found = tuple(planes for one in slice_formats(name) if (planes := planes_of(one)) is not None)
+    return UnitPlanes(found) if found else None
+
+
 def coarsest(formats: Formats) -> FormatName:
-    """Returns the format of all layers, or of several formats in planes the one whose units on flash have the most
+    """Returns the format of all units, or of several formats in planes the one whose units on flash have the most
     bits: that of the artifact's families."""
-    if isinstance(formats, str):
-        return formats
-    return min(formats, key=lambda name: -1 if (planes := planes_of(name)) is None else planes.HIGH_BITS)
+    return min(_formats_of(formats), key=_high_bits)
 
 
-def finer_layers(formats: Formats) -> tuple[int, ...]:
-    """Returns the layers whose format is not the coarsest one."""
-    base = coarsest(formats)
-    return () if isinstance(formats, str) else tuple(layer for layer, name in enumerate(formats) if name != base)
+def finest(formats: Formats) -> FormatName:
+    """Returns the one whose units on flash have the fewest bits."""
+    return max(_formats_of(formats), key=_high_bits)
+
+
+def _formats_of(formats: Formats) -> list[FormatName]:
+    return sorted(
+        {name for one in ((formats,) if isinstance(formats, str) else formats) for name in slice_formats(one)}
+    )
+
+
+def _high_bits(name: FormatName) -> int:
+    return -1 if (planes := planes_of(name)) is None else planes.HIGH_BITS
+
+
+def finer_matrices(formats: Formats, roles: Sequence[MatrixRole]) -> list[tuple[int, MatrixRole]]:
+    """Returns the layers and matrices among `roles` whose format is not the coarsest one."""
+    base, known = coarsest(formats), map(matrix_formats, () if isinstance(formats, str) else formats)
+    return [(layer, role) for layer, of_role in enumerate(known) for role in roles if of_role[role] != base]
 
 
 def in_words(formats: Formats) -> str:
-    """Returns a format's name, and for a mixture which layers have the finer one."""
+    """Returns a format's name, and for a mixture which layers, or which matrices of them, have the finer one."""
     if isinstance(formats, str):
         return formats
-    layers = finer_layers(formats)
-    (finer,) = {formats[layer] for layer in layers}
+    roles = MLP_ROLES[-max(len(slice_formats(name)) for name in formats) :]
+    finer, names = finer_matrices(formats, roles), f"{coarsest(formats)} with {finest(formats)}"
+    layers = {role: [layer for layer, other in finer if other == role] for role in roles}
+    if len(roles) == 1:
+        return f"{names} in {_layers(layers[roles[0]])}"
+    named = ", ".join(f"{role} of {_layers(found)}" for role, found in layers.items() if found)
+    return f"{names} in {len(finer)} of {len(roles) * len(formats)} matrices: {named}"
+
+
+def _layers(layers: Sequence[int]) -> str:
     runs = [[layer for _, layer in run] for _, run in groupby(enumerate(layers), key=lambda one: one[1] - one[0])]
     named = ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
-    plural = "s" if len(layers) > 1 else ""
-    return f"{coarsest(formats)} with {finer} in layer{plural} {named}"
+    return f"layer{'s' if len(layers) > 1 else ''} {named}"
 
 
-def whole_format(format_name: FormatName) -> FormatName:
+def whole_format(format_name: UnitFormat) -> FormatName:
     """Returns the plain format of a format in planes; a plain format itself."""
-    planes = planes_of(format_name)
-    return format_name if planes is None else planes.WHOLE
+    planes = unit_planes(format_name)
+    return format_name if planes is None else planes.whole.name()

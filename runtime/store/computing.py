@@ -14,8 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from coldpress.runtime.artifact.contents import nbytes
+from coldpress.runtime.quantization._groups import GROUP
 from coldpress.schemas.device import DeviceProfile
-from coldpress.schemas.families import FormatName
+from coldpress.schemas.families import JOINT, UnitFormat, slice_formats
 from coldpress.schemas.figure import Figure
 
 COPY_PASSES = 2
@@ -29,7 +31,7 @@ take less."""
 class Weights(NamedTuple):
     """The units that a request chooses from."""
 
-    format: FormatName
+    format: UnitFormat
     num_bytes: int
     """Bytes of all units that a token may use: in a mixture, those of the experts that its router picks."""
     passed: float = 1.0
@@ -111,26 +113,29 @@ def basis(device: DeviceProfile) -> str:
     return f"kernel rates of {formats} ({device.compute.rates.source}); other weights at DRAM bandwidth"
 
 
-def weight_seconds(
-    device: DeviceProfile, format_name: FormatName | None, num_bytes: float, density: float = 1.0
-) -> float:
+def weight_seconds(device: DeviceProfile, name: UnitFormat | None, num_bytes: float, density: float = 1.0) -> float:
     """Returns the seconds of a product with stored weights.
 
     Args:
         device: Gives the rates.
-        format_name: Format of the weights; None for float32, and for keys and values, which have DRAM bandwidth.
+        name: Format of the weights; None for float32, and for keys and values, which have DRAM bandwidth. In that of
+            several slices each has its format's rate.
         num_bytes: Bytes of the weights that are used.
         density: Share of a matrix's rows that they are. Rates between the profile's densities are interpolated.
     """
+    if name is not None and JOINT in name:
+        sizes = [(one, nbytes(one, GROUP)) for one in slice_formats(name)]
+        each = num_bytes / sum(size for _, size in sizes)
+        return math.fsum(weight_seconds(device, one, each * size, density) for one, size in sizes)
     rates = () if device.compute is None else device.compute.rates.value
-    known = [rate for rate in rates if rate.format == format_name]
+    known = [rate for rate in rates if rate.format == name]
     if not known:
         return num_bytes / device.dram_bytes_per_s.value
     densities, bytes_per_s = [rate.density for rate in known], [rate.bytes_per_s for rate in known]
     return num_bytes / float(np.interp(density, densities, bytes_per_s))
 
 
-def dense_seconds(device: DeviceProfile, num_bytes: Mapping[FormatName | None, int]) -> float:
+def dense_seconds(device: DeviceProfile, num_bytes: Mapping[UnitFormat | None, int]) -> float:
     """Returns the seconds of dense products with weights, given their bytes by format."""
     return math.fsum(weight_seconds(device, name, size) for name, size in num_bytes.items())
 

@@ -10,11 +10,10 @@ from typing import Protocol
 
 from coldpress.runtime.artifact.contents import layout_bytes, nbytes, resident_tensors
 from coldpress.runtime.plugins import load
-from coldpress.runtime.quantization._groups import GROUP
-from coldpress.runtime.quantization._planes import planes_of
+from coldpress.runtime.quantization._planes import unit_planes
 from coldpress.runtime.sparsity import Selector
 from coldpress.runtime.store import computing
-from coldpress.schemas.families import FAMILIES, WHOLE_MLP, FamilyName, FormatName, layers_of, used_share
+from coldpress.schemas.families import FAMILIES, WHOLE_MLP, FamilyName, FormatName, UnitFormat, layers_of, used_share
 from coldpress.schemas.layout import Plan
 from coldpress.schemas.manifest import Manifest
 from coldpress.schemas.model import ATTENTION_ROLES, MLP_ROLES, MatrixRole, ModelSpec, matrices
@@ -22,7 +21,7 @@ from coldpress.schemas.predictors import matrix_shapes
 
 LOOKUP_TABLES = ("embed_tokens.weight", "embed_positions.weight")
 """Tables from which a token reads one row, unless the embedding is also the head."""
-Bytes = Counter[FormatName | None]
+Bytes = Counter[UnitFormat | None]
 """Bytes by format; None is float32, and keys and values."""
 
 
@@ -133,13 +132,13 @@ def chosen_from(manifest: Manifest, plan: Plan) -> dict[tuple[int, FamilyName], 
     }
 
 
-def multiplied(format_name: FormatName, num_bytes: int, *, uses_all: bool) -> computing.Weights:
+def multiplied(name: UnitFormat, num_bytes: int, *, uses_all: bool) -> computing.Weights:
     """Returns units as products pass them: those in planes are joined with their coarse planes where every one is
     used, and multiplied beside them where some are."""
-    planes = planes_of(format_name)
+    planes = unit_planes(name)
     if planes is None or not uses_all:
-        return computing.Weights(format_name, num_bytes)
-    return computing.Weights(planes.WHOLE, num_bytes, planes.whole.nbytes(GROUP) / planes.unit_nbytes(GROUP))
+        return computing.Weights(name, num_bytes)
+    return computing.Weights(planes.whole.name(), num_bytes, planes.joined_share)
 
 
 def uses_all(plan: Plan) -> bool:
@@ -147,7 +146,7 @@ def uses_all(plan: Plan) -> bool:
     return load("coldpress.runtime.sparsity", Selector, plan.method).is_whole
 
 
-_Sizes = Mapping[str, tuple[FormatName | None, int]]
+_Sizes = Mapping[str, tuple[UnitFormat | None, int]]
 """Role of a resident tensor -> its format and bytes."""
 
 

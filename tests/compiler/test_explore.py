@@ -15,11 +15,12 @@ from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.in_planes import InPlanes
 from coldpress.compiler.activity.layer_counts import Activity, countable_families, exact_families
 from coldpress.compiler.activity.rounded import Rounded, RoundedKeys
+from coldpress.compiler.checkpoint.tensors import read_role
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.stages import allocate, explore, gram, ingest, quantize
 from coldpress.compiler.stages.allocate import AllocateConfig
 from coldpress.compiler.stages.allocate._quality import Floor, least_density, ratio_at
-from coldpress.compiler.stages.explore import ExploreConfig
+from coldpress.compiler.stages.explore import ExploreConfig, gains
 from coldpress.compiler.stages.explore.trace import rounded
 from coldpress.compiler.stages.explore.variants import (
     CACHED_DENSITIES,
@@ -479,37 +480,57 @@ def test_curves_of_other_weights_are_refused(model: Model, activations: Activati
 # Layers
 
 
-def test_what_a_layer_gains_is_what_its_output_loses_less(
+MATRICES = ("gate_proj", "up_proj", "down_proj")
+
+
+def test_what_a_matrix_gains_is_what_the_model_loses_less(
     monkeypatch: pytest.MonkeyPatch, model: Model, corpus: Corpus, tmp_path: Path
 ) -> None:
-    """Against transformers' own layers with weights that stand at the middles of what their low bits leave open."""
+    """Against transformers' own model with weights that stand at the middles of what their low bits leave open."""
     monkeypatch.setattr(explore, "candidates", lambda *_: ("refine", "dense"))
+    monkeypatch.setattr(gains, "REFINED_SHARE", 0.0)
     (found,) = explored(model, corpus, tmp_path).layer_gains
     assert (found.coarser, found.finer) == ("int4_2_2", "int4_3_1")
-    tokens = torch.from_numpy(TOKENS["validation"][:2].astype(np.int64))
-    folder, states = Path(model.tensors["norm.weight"].file).parent, []
-    source = AutoModelForCausalLM.from_pretrained(folder).eval()
-    for layer in range(LAYERS):
-        errors = []
-        for name in (found.coarser, found.finer):
-            changed = AutoModelForCausalLM.from_pretrained(folder).eval()
-            _put_coarse(changed.model.layers[layer], name)
-            with torch.no_grad():
-                states = [run(tokens, output_hidden_states=True).hidden_states for run in (source, changed)]
-            if layer == LAYERS - 1:  # its last state is after the norm: take the layer's own output
-                states = [_before_norm(run, tokens) for run in (source, changed)]
-                after, other = (state.double() for state in states)
-            else:
-                after, other = (state[layer + 1].double() for state in states)
-            errors.append(float((((other - after) ** 2).sum(-1) / (after**2).sum(-1)).mean()))
-        assert found.per_layer[layer] == pytest.approx(errors[0] - errors[1], rel=1e-3, abs=1e-9)
-    assert min(found.per_layer) > 0
+    tokens = torch.from_numpy(TOKENS["validation"][:1].astype(np.int64))
+    folder = Path(model.tensors["norm.weight"].file).parent
+    expected = _log_probabilities(AutoModelForCausalLM.from_pretrained(folder).eval(), tokens)
+
+    def loss(finer: tuple[int, str] | None) -> float:
+        changed = AutoModelForCausalLM.from_pretrained(folder).eval()
+        for layer in range(LAYERS):
+            formats = {part: found.finer if (layer, part) == finer else found.coarser for part in MATRICES}
+            _put_coarse(changed.model.layers[layer], formats)
+        return float((expected.exp() * (expected - _log_probabilities(changed, tokens))).sum(-1).mean())
+
+    coarse = loss(None)
+    known = [[coarse - loss((layer, part)) for part in MATRICES] for layer in range(LAYERS)]
+    assert np.array(found.per_layer) == pytest.approx(np.array(known), rel=1e-3, abs=1e-7)
+    assert np.max(known) > 0
 
 
-def _put_coarse(layer: Any, name: str) -> None:
+def test_gains_are_those_with_the_largest_units_refined(model: Model) -> None:
+    """By the size of the inner activation, coarse, times the norm of the down column."""
+    choice = gains.largest(model, 0.25)
+    weights = read_role(model, "layers.1.down_proj.weight")
+    activity = np.random.default_rng(1).standard_normal((3, weights.shape[1])).astype(np.float32)
+    worth = np.abs(activity) * np.linalg.norm(weights, axis=0)
+    count = round(0.25 * weights.shape[1])
+    mask = choice.mask(1, "neuron", activity)
+    assert (mask.sum(axis=1) == count).all()
+    for own, chosen in zip(worth, mask, strict=True):
+        assert own[chosen].min() >= own[~chosen].max()
+
+
+def _log_probabilities(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return torch.log_softmax(model(tokens).logits.double(), dim=-1)
+
+
+def _put_coarse(layer: Any, formats: dict[str, str]) -> None:
     """Gives a layer the values of coarse planes in its MLP, and those of the plain format in its attention."""
-    planes, plain = (load("coldpress.runtime.quantization", Format, one) for one in (name, whole_format(name)))
-    parts = {part: (planes, part == "down_proj") for part in ("gate_proj", "up_proj", "down_proj")}
+    planes = {part: load("coldpress.runtime.quantization", Format, name) for part, name in formats.items()}
+    parts = {part: (one, part == "down_proj") for part, one in planes.items()}
+    plain = load("coldpress.runtime.quantization", Format, whole_format(formats["up_proj"]))
     parts |= dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), (plain, False))
     for part, (codec, by_column) in parts.items():
         module = layer.mlp if hasattr(layer.mlp, part) else layer.self_attn
@@ -517,15 +538,6 @@ def _put_coarse(layer: Any, name: str) -> None:
         rows = np.ascontiguousarray((weight.T if by_column else weight).detach().numpy())
         values = torch.from_numpy(codec.decode(codec.encode(rows), rows.shape[1]))
         weight.data = (values.T if by_column else values).contiguous()
-
-
-def _before_norm(run: Any, tokens: torch.Tensor) -> torch.Tensor:
-    seen: list[torch.Tensor] = []
-    handle = run.model.norm.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    with torch.no_grad():
-        run(tokens)
-    handle.remove()
-    return seen[0]
 
 
 def test_gains_are_measured_for_selectors_that_refine(

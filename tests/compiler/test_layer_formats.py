@@ -1,4 +1,4 @@
-"""Layers with other formats in planes, from the choice of layers to the artifact that runs."""
+"""Layers and matrices with other formats in planes, from their choice to the artifact that runs."""
 
 import itertools
 from pathlib import Path
@@ -22,7 +22,7 @@ from coldpress.compiler.stages.allocate._mixtures import (
 from coldpress.compiler.stages.export._stored import StoredModel
 from coldpress.compiler.stages.verify import VerifyConfig
 from coldpress.runtime.artifact.reader import open_artifact
-from coldpress.runtime.quantization._planes import finer_layers, in_words
+from coldpress.runtime.quantization._planes import in_words
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.curves import Curve, LayerGains, Point
@@ -34,49 +34,69 @@ from tests.support.product import Case, Source, compiled, difference, source_of
 from tests.support.shapes import small_device
 from tests.support.statistics import device_of, model_of
 
-LAYERS = 12
 GAINS = (0.2, 3.0, 0.7, -0.1, 0.05, 1.1, 0.7, 0.0, 2.5, 0.3, 0.9, 0.4)
-BY_LAYER = ("int4_3_1", *["int4_2_2"] * 4, "int4_3_1", "int4_3_1", *["int4_2_2"] * 4)
+COARSE, FINE = "int4_2_2", "int4_3_1"
+BY_LAYER = (FINE, *[COARSE] * 4, FINE, FINE, *[COARSE] * 4)
+UP, DOWN, UP_DOWN = f"{COARSE}+{FINE}+{COARSE}", f"{COARSE}+{COARSE}+{FINE}", f"{COARSE}+{FINE}+{FINE}"
+BY_MATRIX = (FINE, COARSE, UP, UP, UP, COARSE, DOWN, UP_DOWN, *[COARSE] * 3)
 
 
-def gains(values=GAINS) -> LayerGains:
-    return LayerGains(coarser="int4_2_2", finer="int4_3_1", per_layer=values)
+def gains(values=GAINS, matrices: int = 3) -> LayerGains:
+    """Gains by layer and matrix, in rows of `matrices`."""
+    rows = tuple(tuple(values[at : at + matrices]) for at in range(0, len(values), matrices))
+    return LayerGains(coarser=COARSE, finer=FINE, per_layer=rows)
 
 
 # The choice
 
 
-@pytest.mark.parametrize("count", range(1, LAYERS))
-def test_the_layers_are_those_that_save_the_most_of_all_that_take_as_much(count: int) -> None:
-    """No other choice of the same number of layers gains more; all choices take the same bytes."""
-    most = max(sum(GAINS[at] for at in chosen) for chosen in itertools.combinations(range(LAYERS), count))
-    assert sum(GAINS[at] for at in finer_layers(mixture(gains(), count))) == pytest.approx(most)
+def finer(formats, matrices: int = 3) -> list[int]:
+    """The places of finer matrices, counted from the first layer's on."""
+    names = [name for layer in formats for name in (layer.split("+") * (1 if "+" in layer else matrices))]
+    return [at for at, name in enumerate(names) if name == FINE]
 
 
-def test_of_equal_gains_the_first_layers_come_first() -> None:
-    assert finer_layers(mixture(gains(), 5)) == (1, 2, 5, 8, 10)
-    assert finer_layers(mixture(gains((1.0,) * 12), 3)) == (0, 1, 2)
+@pytest.mark.parametrize("matrices", [1, 2, 3])
+@pytest.mark.parametrize("count", range(1, 12))
+def test_the_matrices_are_those_that_save_the_most_of_all_that_take_as_much(count: int, matrices: int) -> None:
+    """No other choice of the same number of matrices, or of layers, gains more; all choices take the same bytes."""
+    most = max(sum(GAINS[at] for at in chosen) for chosen in itertools.combinations(range(12), count))
+    found = finer(mixture(gains(matrices=matrices), count), matrices)
+    assert len(found) == count
+    assert sum(GAINS[at] for at in found) == pytest.approx(most)
 
 
-@pytest.mark.parametrize(
-    ("most", "counts"), [(100, [3, 6, 9, 11]), (7, [3, 6, 7]), (3, [3]), (1, [1]), (0, []), (-4, [])]
-)
+def test_of_equal_gains_the_first_come_first() -> None:
+    assert finer(mixture(gains(), 5)) == [1, 2, 5, 8, 10]
+    assert mixture(gains((1.0,) * 12), 4) == (FINE, f"{FINE}+{COARSE}+{COARSE}", COARSE, COARSE)
+
+
+@pytest.mark.parametrize(("most", "counts"), [(100, [3, 6, 9, 11]), (7, [3, 6, 7]), (3, [3]), (1, [1]), (0, [])])
 def test_a_search_compares_a_few_and_as_many_as_fit(most: int, counts: list[int]) -> None:
-    assert [len(finer_layers(found)) for found in mixtures(gains(), most)] == counts
+    found = mixtures(gains(), lambda formats: len(finer(formats)) <= most)
+    assert [len(finer(formats)) for formats in found] == counts
 
 
 def test_nothing_is_mixed_where_nothing_is_gained() -> None:
-    assert mixtures(gains((0.0, -0.1) * 6), 12) == []
+    assert mixtures(gains((0.0, -0.1) * 6), lambda _: True) == []
 
 
-def test_a_mixture_saves_its_layers_share_of_the_loss(tmp_path: Path) -> None:
+@pytest.mark.parametrize("matrices", [1, 2, 3])
+def test_a_mixture_saves_its_matrices_share_of_the_loss(tmp_path: Path, matrices: int) -> None:
     """Gains below nothing, which are noise, count as none."""
-    known = curves_of(model_of(LAYERS, 64, 96), tmp_path, {}).model_copy(update={"layer_gains": (gains(),)})
+    own = gains(matrices=matrices)
+    known = curves_of(model_of(12, 64, 96), tmp_path, {}).model_copy(update={"layer_gains": (own,)})
     total = sum(gain for gain in GAINS if gain > 0)
-    assert saved_share(known, mixture(gains(), 2)) == pytest.approx((3.0 + 2.5) / total)
-    assert saved_share(known, mixture(gains(), 11)) == pytest.approx(1)
-    assert saved_share(known, "int4_2_2") == 0
-    assert saved_share(known.model_copy(update={"layer_gains": ()}), mixture(gains(), 2)) == 0
+    assert saved_share(known, mixture(own, 2)) == pytest.approx((3.0 + 2.5) / total)
+    assert saved_share(known, mixture(own, 11)) == pytest.approx(1)
+    assert saved_share(known, COARSE) == 0
+    assert saved_share(known.model_copy(update={"layer_gains": ()}), mixture(own, 2)) == 0
+
+
+def test_gains_of_older_builds_are_those_of_layers() -> None:
+    older = LayerGains.model_validate_json('{"coarser": "int4_2_2", "finer": "int4_3_1", "per_layer": [1.0, 3.0, 2.0]}')
+    assert mixture(older, 2) == (COARSE, FINE, FINE)
+    assert [row for (row,) in gains().of_layers.rows] == pytest.approx([3.9, 1.05, 3.2, 1.6])
 
 
 def _curve(name: str, ratios: dict[float, float], share: float = 0.1) -> Curve:
@@ -96,30 +116,46 @@ def test_a_mixture_s_curve_lies_between_those_of_its_formats() -> None:
     assert mixed([coarser], [], 0.5) == []
 
 
-def test_words_name_the_layers() -> None:
+def test_words_name_layers_or_matrices() -> None:
     assert in_words(BY_LAYER) == "int4_2_2 with int4_3_1 in layers 0, 5 to 6"
-    assert in_words(mixture(gains(), 1)) == "int4_2_2 with int4_3_1 in layer 1"
+    assert in_words(mixture(gains(matrices=1), 1)) == "int4_2_2 with int4_3_1 in layer 1"
     assert in_words("int4_2_2") == "int4_2_2"
+    assert in_words(BY_MATRIX) == (
+        "int4_2_2 with int4_3_1 in 9 of 33 matrices: gate_proj of layer 0, up_proj of layers 0, 2 to 4, 7, "
+        "down_proj of layers 0, 6 to 7"
+    )
+    assert in_words((COARSE, f"{COARSE}+{FINE}")) == "int4_2_2 with int4_3_1 in 1 of 4 matrices: down_proj of layer 1"
 
 
 # Bytes
 
 
-def test_bytes_are_those_of_each_layer_s_format() -> None:
+@pytest.mark.parametrize("formats", [BY_LAYER, BY_MATRIX])
+def test_bytes_are_those_of_each_matrix_s_format(formats) -> None:
     """A neuron of three slices of 1024 values: 8 or 4 bytes a group of 32 on flash; 2 + 8 or 2 + 12 in DRAM."""
     model = model_of(11, 1024, 64)
     spec = model.spec
-    sections = make_sections(spec, ("neuron",), BY_LAYER)
-    assert [section.format for section in sections] == [None if name == "int4_2_2" else name for name in BY_LAYER]
-    sizes = [{"int4_2_2": 768, "int4_3_1": 384}[name] for name in BY_LAYER]
+    sections = make_sections(spec, ("neuron",), formats)
+    assert [section.format for section in sections] == [None if name == COARSE else name for name in formats]
+    sizes = [768 - 128 * len(finer([name])) for name in formats]
     assert [section.unit_bytes for section in sections] == sizes
-    assert flash_bytes(("neuron",), spec, BY_LAYER) == 64 * sum(sizes)
-    more = resident_bytes(model, ("neuron",), BY_LAYER) - resident_bytes(model, ("neuron",), "int4_2_2")
-    assert more == 3 * 64 * 384
-    reads = all_read_units(small_device(4096).flash, spec, ("neuron",), BY_LAYER, 1)
+    assert flash_bytes(("neuron",), spec, formats) == 64 * sum(sizes)
+    more = resident_bytes(model, ("neuron",), formats) - resident_bytes(model, ("neuron",), COARSE)
+    assert more == len(finer(formats)) * 64 * 128
+    reads = all_read_units(small_device(4096).flash, spec, ("neuron",), formats, 1)
     for layer, size in enumerate(sizes):
         assert reads[layer, "neuron"][0] == pytest.approx(reads[1, "neuron"][0] * 768 / size)
-    assert unit_bytes("neuron", spec, "int4_3_1") == 384
+    assert unit_bytes("neuron", spec, FINE) == 384
+
+
+def test_inputs_of_matrices_have_the_formats_of_theirs() -> None:
+    """Units of `mlp_in` hold columns of gate and up, those of `mlp_mid` of down."""
+    spec = model_of(11, 64, 96).spec
+    sections = make_sections(spec, ("mlp_in", "mlp_mid"), BY_MATRIX)
+    found = {(section.first_layer, section.family): section.format for section in sections}
+    assert [found[2, "mlp_in"], found[2, "mlp_mid"]] == [f"{COARSE}+{FINE}", None]
+    assert [found[6, "mlp_in"], found[6, "mlp_mid"]] == [None, FINE]
+    assert [found[0, "mlp_in"], found[0, "mlp_mid"]] == [FINE, FINE]
 
 
 def test_groups_of_layers_have_one_format() -> None:
@@ -153,7 +189,15 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Source:
     return source_of(tmp_path_factory.mktemp("wide"), "llama", relu=False, layers=11, **shape)
 
 
-def chosen(source: Source, folder: Path, **changes: object) -> tuple[AllocateConfig, Sparsity]:
+def asked(**changes: object) -> AllocateConfig:
+    values = {"method": "auto", "format": "int4_2_2", "cache": "static", "context_length": 32, "max_ppl_ratio": 1.1}
+    values |= {"density_allocation": "uniform", "dram_budget": "80%"}
+    return AllocateConfig(**(values | changes))
+
+
+def chosen(
+    source: Source, folder: Path, per_matrix: tuple[float, ...] | None = None, **changes: object
+) -> tuple[AllocateConfig, Sparsity]:
     """The choice where two bits need many refined units, and three bits in the right layers few."""
     corpus = load_record(source.folder / "tokenize.json", Corpus)
     families = countable_families(source.model.spec)
@@ -162,10 +206,9 @@ def chosen(source: Source, folder: Path, **changes: object) -> tuple[AllocateCon
     coarse = _curve("int4_2_2", {0.05: 1.5, 0.1: 1.45, 0.2: 1.4, 0.4: 1.3, 1.0: 1.0})
     fine = _curve("int4_3_1", {0.05: 1.01, 0.1: 1.01, 0.2: 1.005, 0.4: 1.0, 1.0: 1.0})
     curves = curves_of(source.model, folder / "curves", {}, {"int4_group32": 1.0})
-    found = {"curves": (coarse, fine), "layer_gains": (gains(CONCENTRATED),), "unexplored": ()}
-    values = {"method": "auto", "format": "int4_2_2", "cache": "static", "context_length": 32, "max_ppl_ratio": 1.1}
-    values |= {"density_allocation": "uniform", "dram_budget": "80%"}
-    config = AllocateConfig(**(values | changes))
+    worth = gains(CONCENTRATED, 1) if per_matrix is None else gains(per_matrix)
+    found = {"curves": (coarse, fine), "layer_gains": (worth,), "unexplored": ()}
+    config = asked(**changes)
     inputs = source.model, activations, SLOW, Workspace(folder / "allocate", config.to_json())
     return config, allocate.run(config, *inputs, curves=curves.model_copy(update=found))
 
@@ -179,7 +222,7 @@ def test_a_search_compares_formats_by_layer(tmp_path: Path, wide: Source) -> Non
     """Two bits in all layers need most units refined; the layers that gain, and then few refined units, read less."""
     best = refining(chosen(wide, tmp_path / "a")[1])
     alone = refining(chosen(wide, tmp_path / "b", coarse_bits="uniform")[1])
-    assert set(finer_layers(best.layer_formats)) >= {2, 4, 8}
+    assert set(finer(best.layer_formats, 1)) >= {2, 4, 8}
     assert alone.layer_formats == ()
     assert best.token_s is not None
     assert alone.token_s is not None
@@ -191,8 +234,8 @@ def test_a_search_compares_formats_by_layer(tmp_path: Path, wide: Source) -> Non
 
 @pytest.mark.parametrize("count", [1, 4])
 def test_a_division_by_layer_uses_the_budget_to_the_byte(tmp_path: Path, wide: Source, count: int) -> None:
-    config, _ = chosen(wide, tmp_path)
-    formats, model = mixture(gains(CONCENTRATED), count), wide.model
+    config = asked()
+    formats, model = mixture(gains(CONCENTRATED, 1), count), wide.model
     (budget,) = allocate.budgets_bytes(config, model, SLOW)
     values = {"method": "refine", "density": 0.1, "dram_budget": budget}
     inputs = Inputs(model, Activations.model_construct(layers=()), SLOW, Workspace(tmp_path, "x"), None, 1)
@@ -201,6 +244,42 @@ def test_a_division_by_layer_uses_the_budget_to_the_byte(tmp_path: Path, wide: S
     assert found.budget.resident_bytes == resident_bytes(model, ("neuron",), formats)
     assert sum(value for name, value in found.budget if name != "dram_budget_bytes") == budget
     assert Sparsity.model_validate_json(found.model_dump_json()) == found
+
+
+def test_a_search_compares_formats_by_matrix(tmp_path: Path, wide: Source) -> None:
+    """The matrices that gain come first; of those that fit, the most leave less than another's third bits unused."""
+    worth = tuple(5.0 if at in (1, 8, 20) else 0.01 for at in range(33))
+    best = refining(chosen(wide, tmp_path, worth)[1])
+    assert {1, 8, 20} <= set(finer(best.layer_formats))
+    assert any("+" in name for name in best.layer_formats)
+    assert best.ppl_ratio is not None
+    assert best.ppl_ratio <= 1.1
+
+
+@pytest.mark.parametrize("count", [1, 7, 30])
+def test_a_budget_in_between_is_used(tmp_path: Path, wide: Source, count: int) -> None:
+    """As many third bits as fit: what is left, for units, is less than those of another matrix."""
+    model, spec, config = wide.model, wide.model.spec, asked()
+    inputs = Inputs(model, Activations.model_construct(layers=()), SLOW, Workspace(tmp_path, "x"), None, 1)
+    values = {"method": "refine", "density": 0.1, "dram_budget": allocate.budgets_bytes(config, model, SLOW)[0]}
+
+    def division(formats) -> Sparsity:
+        return divided(config.model_copy(update=values), inputs, _uniform(0.1), formats)
+
+    def fits(formats) -> bool:
+        try:
+            return bool(division(formats))
+        except ColdpressError:
+            return False
+
+    whole, third_bits = division(COARSE).budget, spec.intermediate_size * spec.hidden_size // 8
+    fixed = whole.resident_bytes + whole.kv_cache_bytes + whole.bookkeeping_bytes
+    values["dram_budget"] = fixed + 2 * 4096 + count * third_bits + third_bits // 2
+    *_, most = mixtures(gains(tuple(range(33, 0, -1))), fits)
+    assert finer(most) == list(range(count))
+    found = division(most).budget
+    assert found.cache_bytes < third_bits
+    assert sum(value for name, value in found if name != "dram_budget_bytes") == values["dram_budget"]
 
 
 def _uniform(density: float) -> tuple[Densities, ...]:
@@ -214,13 +293,15 @@ def test_layers_in_groups_keep_one_format(tmp_path: Path, wide: Source) -> None:
 # A build
 
 
-def test_a_build_with_formats_by_layer_is_verified(tmp_path: Path, source: Source) -> None:
-    """Eleven layers through all stages, three of them with three bits: bytes, text and simulation are checked."""
-    path = compiled(source, Case("llama", "refine", "int4_2_2", layer_formats=BY_LAYER), tmp_path / "build")
+@pytest.mark.parametrize("mixed_formats", [BY_LAYER, BY_MATRIX])
+def test_a_build_with_several_formats_is_verified(tmp_path: Path, source: Source, mixed_formats) -> None:
+    """Eleven layers through all stages, some matrices with three bits: bytes, text and simulation are checked."""
+    path = compiled(source, Case("llama", "refine", COARSE, layer_formats=mixed_formats), tmp_path / "build")
     artifact = open_artifact(path)
     formats = artifact.manifest.unit_formats
-    assert [formats[layer, "neuron"] for layer in range(11)] == list(BY_LAYER)
+    assert [formats[layer, "neuron"] for layer in range(11)] == list(mixed_formats)
     assert "layer-formats" in artifact.manifest.features.required
+    assert ("slice-formats" in artifact.manifest.features.required) == (mixed_formats is BY_MATRIX)
     corpus = load_record(source.folder / "tokenize.json", Corpus)
     package = load_record(tmp_path / "build/package.json", Package)
     found = verify.run(VerifyConfig(), source.model, source.model, corpus, package)
@@ -232,15 +313,16 @@ def test_a_build_with_formats_by_layer_is_verified(tmp_path: Path, source: Sourc
     assert ratio == pytest.approx(2), "a read costs twice as many units of half the bytes"
 
 
-def test_its_whole_weights_are_those_of_one_format(tmp_path: Path, source: Source) -> None:
+@pytest.mark.parametrize("mixed_formats", [BY_LAYER, BY_MATRIX])
+def test_its_whole_weights_are_those_of_one_format(tmp_path: Path, source: Source, mixed_formats) -> None:
     """A dense run computes the plain format's values, as the evaluation does; more bytes are in DRAM."""
-    case = Case("llama", "dense", "int4_2_2", layer_formats=BY_LAYER)
+    case = Case("llama", "dense", COARSE, layer_formats=mixed_formats)
     path = compiled(source, case, tmp_path / "build")
     assert difference(path, source, tmp_path / "coded").equal
     plain = compiled(source, Case("llama", "dense", "int4_2_2"), tmp_path / "plain")
     sizes = [open_artifact(one).manifest.plans[0].resident_bytes for one in (path, plain)]
     spec = source.model.spec
-    assert sizes[0] - sizes[1] == 3 * spec.intermediate_size * 3 * -(-spec.hidden_size // 32) * 4
+    assert sizes[0] - sizes[1] == len(finer(mixed_formats)) * spec.intermediate_size * -(-spec.hidden_size // 32) * 4
     values = [StoredModel(open_artifact(one)) for one in (path, plain)]
     for role in ("layers.0.up_proj.weight", "layers.1.down_proj.weight", "layers.6.gate_proj.weight"):
         assert (values[0].values(role) == values[1].values(role)).all()

@@ -425,13 +425,18 @@ def test_only_measured_kinds_have_curves() -> None:
     assert smooth is reference.reference().smooth
 
 
+@pytest.mark.parametrize("matrices", [1, 3])
 @pytest.mark.parametrize(
     ("layers", "expected"), [(3, (1.0, 2.0, 6.0)), (1, (2.0,)), (6, (1.0, 1.25, 1.75, 3.0, 5.0, 6.0))]
 )
-def test_a_layer_gains_what_the_measured_model_gains_at_its_depth(layers: int, expected: tuple[float, ...]) -> None:
-    known = LayerGains(coarser="int4_2_2", finer="int4_3_1", per_layer=(1.0, 2.0, 6.0))
+def test_a_matrix_gains_what_the_measured_model_gains_at_its_depth(
+    layers: int, expected: tuple[float, ...], matrices: int
+) -> None:
+    times = np.arange(1, matrices + 1)
+    per_layer = tuple(tuple((gain * times).tolist()) for gain in (1.0, 2.0, 6.0))
+    known = LayerGains(coarser="int4_2_2", finer="int4_3_1", per_layer=per_layer)
     found = reference.gains_of(known, layers)
-    assert found.per_layer == pytest.approx(expected)
+    assert np.array(found.rows) == pytest.approx(np.outer(expected, times))
     assert (found.coarser, found.finer) == (known.coarser, known.finer)
 
 

@@ -136,6 +136,39 @@ def test_units_in_planes_have_the_bits_of_the_plain_format(rng, name, kind):
         rows.axpy_rows(stored, slots, 0, 16, "fp16", weights, coarse=given)
 
 
+@pytest.mark.parametrize("kind", activations.ACTIVATIONS)
+@pytest.mark.parametrize("formats", [("int4_2_2", "int4_3_1", "int4_2_2"), ("int4_3_1", "int4_2_2", "int8_4_4")])
+def test_slices_of_several_formats_are_multiplied_each_in_its_own(rng, kind, formats):
+    """Coarse planes alone, of one vector and of several; without any slice, or with both of them."""
+    length, slots = 512, rng.permutation(301).astype(np.int32)
+    parts = [load("coldpress.runtime.quantization", Format, one).encode(floats(rng, 301, length)) for one in formats]
+    starts = np.cumsum([0, *(part.shape[1] for part in parts)]).tolist()
+    store, x, (gate, up, down) = np.concatenate(parts, axis=1), floats(rng, 3, length) / np.float32(50), formats
+    biases, factors = [floats(rng, 301) for _ in range(2)], floats(rng, 3, 301)
+    for first, second in ((0, 1), (None, 1), (0, None), (None, None)):
+        offsets = [None if at is None else starts[at] for at in (first, second)]
+        layout = mlp.Layout(*offsets, starts[2], length, down, "silu", 0.0, gate, up)
+        found = mlp.mlp_rows_each(store, slots, layout, x, mlp.Terms(*biases, factors), activations=kind)
+        for one, own, result in zip(x, factors, found, strict=True):
+            place = store, slots, layout, one, mlp.Terms(*biases, own)
+            expected = mlp.reference_mlp_rows(*place, activation("silu"), kind)
+            np.testing.assert_allclose(result, expected, rtol=1e-5, atol=2e-5 * np.abs(expected).max())
+            assert mlp.mlp_rows(*place, activations=kind).tobytes() == result.tobytes()
+
+
+@pytest.mark.parametrize("name", ["int4_2_2+int4_3_1+int4_2_2", "int4_3_1+int4_3_1+int4_2_2"])
+def test_units_whose_slices_differ_have_the_bits_of_the_plain_format(rng, name):
+    slices = [planes_of(one) for one in name.split("+")]
+    codes = [one.whole.encode(floats(rng, 301, 512)) for one in slices]
+    parts = [one.split(part) for one, part in zip(slices, codes, strict=True)]
+    coarse, refinements = (np.concatenate(planes, axis=1) for planes in zip(*parts, strict=True))
+    size, natural, x = codes[0].shape[1], np.arange(301, dtype=np.int32), floats(rng, 2, 512)
+    layout = mlp.Layout(0, size, 2 * size, 512, "int4_group32", "silu", 0.0)
+    plain = mlp.mlp_rows_each(np.concatenate(codes, axis=1), natural, layout, x, mlp.Terms())
+    given = Coarse(coarse, natural, name)
+    assert mlp.mlp_rows_each(refinements, natural, layout, x, mlp.Terms(), coarse=given).tobytes() == plain.tobytes()
+
+
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_activation_functions(function):
     # Gate rows pick one value each, up rows are ones, and each unit's down column is a place of its own.

@@ -1,12 +1,13 @@
-"""Layers whose formats in planes differ: the same plain codes, divided elsewhere, give the same logits and tokens."""
+"""Layers and matrices whose formats in planes differ: the same plain codes, divided elsewhere, give the same logits and
+tokens."""
 
 from collections import deque
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
-from coldpress.runtime.artifact import errors
+from coldpress.runtime.artifact import checks, errors
 from coldpress.runtime.artifact.integrity import verify_artifact
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.cli.inspect import describe, render
@@ -25,34 +26,57 @@ from coldpress.runtime.trace import Recorder
 from coldpress.schemas.errors import CorruptPageError
 from coldpress.schemas.manifest import RESIDENT_FILE
 from tests.runtime.test_refine import ALL_IN_DRAM, TOKENS, logits_of
-from tests.support.artifacts import Recipe, build_artifact, change_manifest, refuse, small_spec
+from tests.support.artifacts import Recipe, build_artifact, change_manifest, files_of, refuse, small_spec
 
 FINER = {0: "int4_3_1", 3: "int4_3_1", 4: "int4_3_1", 10: "int4_3_1"}
+MATRICES = FINER | {
+    1: "int4_2_2+int4_3_1+int4_2_2",
+    4: "int4_3_1+int4_2_2+int4_3_1",
+    7: "int4_2_2+int4_2_2+int4_3_1",
+    10: "int4_3_1+int4_3_1+int4_2_2",
+}
 PROMPT = [5, 17, 3, 60]
 SPEC = small_spec(num_hidden_layers=11, intermediate_size=96, hidden_act="silu")
 
 
 def mixed(folder, **changes):
-    """An artifact of eleven layers: four have three coarse bits, the others two."""
+    """An artifact of eleven layers: four have three coarse bits, the others two; by matrix with `MATRICES`."""
     fields = {"spec": SPEC, "method": "dense", "density": 1.0, "format": "int4_2_2", "layer_formats": FINER}
     return build_artifact(folder, Recipe(**(fields | changes)))
 
 
+def split(codes: np.ndarray, layer: int, finer) -> tuple[np.ndarray, np.ndarray]:
+    """The coarse planes and refinements of a layer's neurons, slice by slice."""
+    name = finer.get(layer, "int4_2_2")
+    names = name.split("+") if "+" in name else [name] * 3
+    parts = zip(names, np.split(codes, 3, axis=1), strict=True)
+    coarse, refinements = zip(*(planes_of(one).split(part) for one, part in parts), strict=True)
+    return np.concatenate(coarse, axis=1), np.concatenate(refinements, axis=1)
+
+
+def finer_bytes(layer: int, finer) -> int:
+    """The bytes of a neuron on flash: 16 for each slice of 64 values of two bits, 8 for one of one bit."""
+    name = finer.get(layer, "int4_2_2")
+    return sum(8 if one == "int4_3_1" else 16 for one in (name.split("+") if "+" in name else [name] * 3))
+
+
 @pytest.mark.parametrize("experts", [1, 4])
+@pytest.mark.parametrize("finer", [FINER, MATRICES])
 @pytest.mark.parametrize("families", ["neuron", "mlp_in+mlp_mid", "mlp_mid"])
-def test_everything_refined_is_the_plain_format_bit_for_bit(tmp_path, families, experts):
+def test_everything_refined_is_the_plain_format_bit_for_bit(tmp_path, families, finer, experts):
     shape = {"num_hidden_layers": 11, "intermediate_size": 64, "hidden_act": "silu"}
     spec = small_spec(**shape, num_experts=experts, num_experts_per_tok=min(2, experts))
     common = {"spec": spec, "options": {"families": families}, "families": tuple(families.split("+")), **ALL_IN_DRAM}
-    planar = mixed(tmp_path / "a", **common)
+    planar = mixed(tmp_path / "a", layer_formats=finer, **common)
     plain = build_artifact(tmp_path / "b", Recipe(format="int4_group32", method="dense", density=1.0, **common))
     assert verify_artifact(open_artifact(planar.path)) > 0
     assert (logits_of(Session(planar.path)) == logits_of(Session(plain.path))).all()
 
 
-def test_refining_everything_in_dram_is_the_plain_format(tmp_path):
+@pytest.mark.parametrize("finer", [FINER, MATRICES])
+def test_refining_everything_in_dram_is_the_plain_format(tmp_path, finer):
     """A selector that refines few units uses all that are in DRAM, in layers of either format."""
-    planar = mixed(tmp_path / "a", method="refine", density=0.1, **ALL_IN_DRAM)
+    planar = mixed(tmp_path / "a", method="refine", density=0.1, layer_formats=finer, **ALL_IN_DRAM)
     plain = build_artifact(
         tmp_path / "b", Recipe(spec=SPEC, format="int4_group32", method="dense", density=1.0, **ALL_IN_DRAM)
     )
@@ -76,12 +100,13 @@ def test_units_that_are_read_give_the_tokens_of_one_format(tmp_path, base, other
     assert found.metrics.read_bytes > 0
 
 
-def test_requests_and_passes_bring_each_layer_s_own_refinements(tmp_path):
-    built = mixed(tmp_path / "a", slots_share=0.3)
+@pytest.mark.parametrize("finer", [FINER, MATRICES])
+def test_requests_and_passes_bring_each_layer_s_own_refinements(tmp_path, finer):
+    built = mixed(tmp_path / "a", slots_share=0.3, layer_formats=finer)
     store = Session(built.path).store
     for again in (False, True):  # the second time some units are in slots
         for key, codes in built.units.items():
-            expected = planes_of(FINER.get(key[0], "int4_2_2")).split(codes)[1]
+            expected = split(codes, key[0], finer)[1]
             ids = np.arange(key[0] % 3, 96, 5, dtype=np.int32)
             for batch in store.submit(key, ids):
                 assert (batch.rows[batch.slots] == expected[batch.ids]).all()
@@ -91,9 +116,10 @@ def test_requests_and_passes_bring_each_layer_s_own_refinements(tmp_path):
         assert (store.counters.hits > 0) or not again
 
 
-def test_units_of_either_size_are_read_ahead(tmp_path):
+@pytest.mark.parametrize("finer", [FINER, MATRICES])
+def test_units_of_any_size_are_read_ahead(tmp_path, finer):
     """One region of memory serves layers whose units have other sizes; every guess is used and right."""
-    built = mixed(tmp_path / "a", method="refine", slots_share=0.1)
+    built = mixed(tmp_path / "a", method="refine", slots_share=0.1, layer_formats=finer)
     artifact = open_artifact(built.path)
     plan, flash = artifact.manifest.plans[0], artifact.manifest.flash
     ahead = most_bytes(flash.sections, plan.parts, flash.page_bytes, 1 << 30)
@@ -105,17 +131,19 @@ def test_units_of_either_size_are_read_ahead(tmp_path):
             store.read_ahead((layer, "neuron"), ids)
             before = store.counters.preload_used_bytes
             absent = np.count_nonzero(~store.residency((layer, "neuron")).present[ids])
-            expected = planes_of(FINER.get(layer, "int4_2_2")).split(built.units[layer, "neuron"])[1]
+            expected = split(built.units[layer, "neuron"], layer, finer)[1]
             for batch in store.submit((layer, "neuron"), ids):
                 assert (batch.rows[batch.slots] == expected[batch.ids]).all()
-            assert store.counters.preload_used_bytes - before == absent * (24 if layer in FINER else 48)
+            assert store.counters.preload_used_bytes - before == absent * finer_bytes(layer, finer)
         store.end_tokens()
     assert store.counters.preload_used_bytes > 0
 
 
 def test_a_coarse_unit_has_its_layer_s_bits(tmp_path):
-    """What the draft model computes: with two bits in all layers, three in some, and three in all, it moves nearer."""
-    formats = ({}, FINER, dict.fromkeys(range(11), "int4_3_1"))
+    """What the draft model computes: with two bits in all layers, three in some, and three in all, it moves nearer;
+    so it does where single matrices have three."""
+    fine = dict.fromkeys(range(11), "int4_3_1")
+    formats = ({}, FINER, dict.fromkeys(range(11), "int4_3_1+int4_2_2+int4_3_1") | FINER, fine)
     weights, found = mixed(tmp_path / "weights").weights, []
     for number, others in enumerate(formats):
         session = Session(
@@ -129,7 +157,7 @@ def test_a_coarse_unit_has_its_layer_s_bits(tmp_path):
         coarse = np.stack([session.decoder.decode_coarse(token) for token in PROMPT])
         session.decoder.begin(32)
         found.append(np.abs(coarse - [session.decoder.decode(token) for token in PROMPT]).mean())
-    assert found[0] > found[1] > found[2]
+    assert found[0] > found[1] > found[2] > found[3]
 
 
 def test_coarse_drafts_change_no_token(tmp_path):
@@ -151,11 +179,12 @@ def test_coarse_drafts_change_no_token(tmp_path):
 # Budgets and seconds
 
 
-def test_the_budget_counts_each_layer_s_units(tmp_path):
+@pytest.mark.parametrize("finer", [FINER, MATRICES])
+def test_the_budget_counts_each_layer_s_units(tmp_path, finer):
     """Against the sizes of the files, and by hand: 3 slices of 64 values have 48 bytes of two bits, 24 of one."""
-    built = mixed(tmp_path / "a")
+    built = mixed(tmp_path / "a", layer_formats=finer)
     manifest, plan = built.manifest, built.manifest.plans[0]
-    sizes = {layer: 24 if layer in FINER else 48 for layer in range(11)}
+    sizes = {layer: finer_bytes(layer, finer) for layer in range(11)}
     assert [section.unit_bytes for section in manifest.flash.sections] == list(sizes.values())
     held = sum((part.num_pinned + part.cache_slots) * sizes[part.layer] for part in plan.parts)
     assert used_bytes(manifest, plan) == fixed_bytes(manifest, plan) + held == plan.dram_budget_bytes
@@ -280,6 +309,11 @@ def _plain_family(manifest):
             errors.SectionError,
             ["sections[3].unit_bytes is 24"],
         ),
+        (_of_section(format="int4_2_2+int4_3_1"), errors.SectionError, ["sections[3].format", "3 with + between"]),
+        (_of_section(format="int4_3_1+int4_3_1+int4_3_1"), errors.SectionError, ["sections[3].format"]),
+        (_of_section(format="int4_3_1+int8_4_4+int4_2_2"), errors.SectionError, ["sections[3].format", "int8_4_4"]),
+        (_of_section(format="int4_3_1+int4_2_2+int4_2_2"), errors.SectionError, ["unit_bytes is 24, expected 40"]),
+        (_of_section(format="int4_3_1+"), errors.SchemaError, ["sections.3.format"]),
         (_of_section(last_layer=4), errors.SectionError, ["sections[3].stride_bytes"]),
         (_of_role, errors.ModelError, ["resident[", "is int4_2_2, expected int4_3_1, as its units"]),
         (_without, errors.FeatureError, ["a list without layer-formats"]),
@@ -292,14 +326,44 @@ def test_what_contradicts_itself_is_refused(tmp_path, change, kind, words):
     refuse(path, kind, *words)
 
 
-def test_damaged_units_are_found(tmp_path):
-    built = mixed(tmp_path / "a")
+@pytest.mark.parametrize("finer", [FINER, MATRICES])
+def test_damaged_units_are_found(tmp_path, finer):
+    built = mixed(tmp_path / "a", layer_formats=finer)
     section = built.manifest.flash.sections[4]
     with (built.path / "flash.img").open("r+b") as file:
         file.seek(section.offset_bytes + 30)
         file.write(b"\xff\xff\xff")
     with pytest.raises(CorruptPageError, match="layer 4, family neuron"):
         deque(Session(built.path).store.stream((4, "neuron")), maxlen=0)
+
+
+@pytest.mark.parametrize("slice_number", range(3))
+def test_scales_that_are_not_finite_are_found_in_every_slice(tmp_path, slice_number):
+    """A unit of layer 4 has 2 x 14, 2 x 10 and 2 x 14 coarse bytes."""
+    built = mixed(tmp_path / "a", layer_formats=MATRICES)
+    arrays = load_file(built.path / RESIDENT_FILE)
+    coarse = arrays["layers.4.neuron.coarse"]
+    assert coarse.shape[1] == 76
+    coarse[5, (0, 28, 48)[slice_number] + 1] = 0x7C  # infinity
+    save_file(arrays, built.path / RESIDENT_FILE)
+    change_manifest(built.path, lambda manifest: manifest.update(files=files_of(built.path)))
+    with pytest.raises(errors.NonFiniteError, match=r"layers\.4\.neuron\.coarse"):
+        verify_artifact(open_artifact(built.path))
+
+
+def test_an_older_reader_refuses_formats_of_slices(tmp_path, monkeypatch):
+    built = mixed(tmp_path / "a", layer_formats=MATRICES)
+    known = [name for name in checks.known_features() if name != "slice-formats"]
+    monkeypatch.setattr(checks, "known_features", lambda: known)
+    refuse(built.path, errors.FeatureError, "'slice-formats'", "use a newer runtime")
+
+
+def test_inspect_counts_matrices(tmp_path):
+    artifact = open_artifact(mixed(tmp_path / "a", layer_formats=MATRICES).path)
+    summary = describe(artifact)
+    assert summary["families"][0]["other_formats"]["7"] == "int4_2_2+int4_2_2+int4_3_1"
+    assert summary["families"][0]["total_bytes"] == 96 * sum(finer_bytes(layer, MATRICES) for layer in range(11))
+    assert "int4_2_2, 12 matrices int4_3_1" in render(summary, artifact.manifest.model)
 
 
 def test_inspect_names_the_formats_and_counts_their_bytes(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 
 from coldpress.runtime.kernels import planes as kernels
 from coldpress.runtime.plugins import names
-from coldpress.runtime.quantization._planes import PlanesFormat, planes_of, whole_format
+from coldpress.runtime.quantization._planes import PlanesFormat, planes_of, unit_planes, whole_format
 
 LENGTHS = [1, 31, 32, 33, 172]
 FORMATS = [name for name in names("coldpress.runtime.quantization") if planes_of(name)]
@@ -49,6 +49,31 @@ def test_both_planes_together_are_the_plain_format_bit_for_bit(planes, length):
     assert np.array_equal(kernels.join_units(kernels.Coarse(coarse, ids, planes.name()), stored, slots), codes[ids])
 
 
+MIXED = ("int4_2_2+int4_3_1+int4_2_2", "int4_3_1+int4_2_2+int4_2_2", "int4_3_1+int4_2_2")
+
+
+@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_slices_in_several_formats_are_split_and_joined_each_in_its_own(name, length):
+    """The native core and numpy, against the formats of the slices."""
+    slices = [in_planes(one) for one in name.split("+")]
+    codes = [some_codes(one, length) for one in slices]
+    codes[0] = codes[0][::-1]
+    parts = [one.split(part) for one, part in zip(slices, codes, strict=True)]
+    coarse, refinement = (np.concatenate(planes, axis=1) for planes in zip(*parts, strict=True))
+    plain, units = np.concatenate(codes, axis=1), unit_planes(name)
+    assert units is not None
+    assert all(np.array_equal(*pair) for pair in zip(units.split(plain), (coarse, refinement), strict=True))
+    ids, slots = np.array([39, 0, 1, 2, 2], np.int32), np.array([3, 2, 4, 0, 1], np.int32)
+    stored = np.zeros((6, refinement.shape[1] + 5), np.uint8)[:, : refinement.shape[1]]
+    stored[slots] = refinement[ids]
+    given = kernels.Coarse(coarse, ids, name)
+    for join in (kernels.join_units, kernels.reference_join_units):
+        assert np.array_equal(join(given, stored, slots), plain[ids])
+    size = sum(one.nbytes(32) for one in slices), sum(one.unit_nbytes(32) for one in slices)
+    assert units.joined_share == pytest.approx(sum(size) / size[1])
+
+
 def test_planes_take_the_bytes_of_the_plain_format(planes):
     """Scales are stored once."""
     assert planes.nbytes(4096) + planes.unit_nbytes(4096) == planes.whole.nbytes(4096)
@@ -86,6 +111,8 @@ def test_the_kernel_refuses_what_does_not_fit():
     for ids, slots, units in ((far, zero, refinement), (zero, far, refinement), (zero, zero, refinement[:, :8])):
         with pytest.raises(ValueError, match=r"expected|outside"):
             kernels.join_units(kernels.Coarse(coarse, ids, "int4_2_2"), units, slots)
+    with pytest.raises(ValueError, match="several plain formats"):
+        kernels.join_units(kernels.Coarse(coarse, zero, "int4_2_2+int8_4_4"), refinement, zero)
     with pytest.raises(ValueError, match="the format has no planes"):
         kernels.join_units(kernels.Coarse(coarse, zero, "int4_group32"), refinement, zero)
 

@@ -27,7 +27,16 @@ from coldpress.runtime.quantization import Format
 from coldpress.runtime.quantization._planes import planes_of, whole_format
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.errors import ArtifactError
-from coldpress.schemas.families import num_units, slice_length, slices, unit_keys, unit_role, used_share
+from coldpress.schemas.families import (
+    format_at,
+    num_units,
+    slice_formats,
+    slice_length,
+    slices,
+    unit_keys,
+    unit_role,
+    used_share,
+)
 from coldpress.schemas.layout import KvCacheFormat, Section, SelectorArray
 from coldpress.schemas.manifest import FLASH_FILE, MANIFEST_FILE, PREDICTORS_FILE, RESIDENT_FILE, TABLES_FILE, Manifest
 from coldpress.schemas.model import ModelSpec, features_of_model, matrices
@@ -49,7 +58,7 @@ class Recipe:
     format: str = "fp16"
     """A selector that refines gets a format in planes in its place."""
     layer_formats: Mapping[int, str] = field(default_factory=dict)
-    """The formats of the layers whose units have another one."""
+    """The formats of the layers whose units have another one, or those of their matrices with `+` between."""
     cache: str = "lru"
     page_bytes: int = 4096
     pinned_share: float = 1 / 16
@@ -77,6 +86,10 @@ class Recipe:
         refines = plugins.load("coldpress.runtime.sparsity", Selector, self.method).IN_PLANES
         if refines and planes_of(self.format) is None:
             object.__setattr__(self, "format", "int4_2_2")
+
+    def unit_format(self, layer: int, family: Any) -> str:
+        """Returns the format of a family's units in a layer."""
+        return format_at(self.layer_formats.get(layer, self.format), layer, family)
 
 
 @dataclass(frozen=True)
@@ -119,7 +132,7 @@ def build_artifact(
     order, rank = (given or some for given, some in zip((recipe.order, recipe.rank), drawn, strict=True))
     pinned = {key: ids[: round(recipe.pinned_share * ids.size)] for key, ids in rank.items()}
     order = {key: ids for key, ids in order.items() if key[0] % _group_size(recipe, key[1]) == 0}
-    on_flash = {key: planes_in(codes, recipe, key[0])[1] for key, codes in units.items()}
+    on_flash = {key: planes_in(codes, recipe, *key)[1] for key, codes in units.items()}
     sections = write_flash(path, on_flash, order, recipe)
     write_tables(path, order, rank, recipe)
     resident = write_resident(path, weights, recipe, families, units)
@@ -164,10 +177,16 @@ def encode_units(weights: Mapping[str, np.ndarray], recipe: Recipe, layer: int, 
     return np.concatenate(parts, axis=1)
 
 
-def planes_in(codes: np.ndarray, recipe: Recipe, layer: int) -> tuple[np.ndarray | None, np.ndarray]:
+def planes_in(codes: np.ndarray, recipe: Recipe, layer: int, family: Any) -> tuple[np.ndarray | None, np.ndarray]:
     """Returns the coarse planes of a layer's units, None in a format without, and what lies on flash."""
-    planes = planes_of(recipe.layer_formats.get(layer, recipe.format))
-    return (None, codes) if planes is None else planes.split(codes)
+    names = slice_formats(recipe.unit_format(layer, family), len(slices(family, recipe.spec)))
+    found = [planes_of(name) for name in names]
+    if None in found:
+        return None, codes
+    each = zip(found, np.split(codes, len(found), axis=1), strict=True)
+    parts = [planes.split(part) for planes, part in each if planes]
+    coarse, refinements = (np.concatenate(planes, axis=1) for planes in zip(*parts, strict=True))
+    return coarse, refinements
 
 
 def write_flash(
@@ -185,7 +204,8 @@ def write_flash(
         codes = np.concatenate([units[layer, family][ids] for layer in range(first, last + 1)], axis=1)
         section: dict[str, Any] = {"first_layer": first, "last_layer": last, "family": family}
         section |= {"offset_bytes": len(image)}
-        section |= {"format": recipe.layer_formats[first]} if first in recipe.layer_formats else {}
+        name = recipe.unit_format(first, family)
+        section |= {} if name == recipe.format else {"format": name}
         unit_bytes = units[first, family].shape[1]
         sections.append(section | {"num_units": ids.size, "unit_bytes": unit_bytes, "stride_bytes": codes.shape[1]})
         image += codes.tobytes()
@@ -231,11 +251,11 @@ def write_resident(
             plugins.load("coldpress.runtime.quantization", Format, chosen).encode(values) if chosen else values
         )
     for (layer, family), codes in units.items():
-        coarse, _ = planes_in(codes, recipe, layer)
+        coarse, _ = planes_in(codes, recipe, layer, family)
         if coarse is not None:
             values = sum(-(-slice_length(piece, recipe.spec) // 32) * 32 for piece in slices(family, recipe.spec))
             role = f"layers.{layer}.{family}.coarse"
-            stored = recipe.layer_formats.get(layer, recipe.format)
+            stored = recipe.unit_format(layer, family)
             entries.append({"role": role, "format": stored, "shape": [len(coarse), values]})
             arrays[role] = coarse
     save_file(arrays, path / RESIDENT_FILE)
@@ -318,9 +338,11 @@ def _manifest(
 
 
 def _features(recipe: Recipe, families: tuple[Any, ...], resident: list[dict[str, Any]]) -> dict[str, list[str]]:
-    formats = sorted({recipe.format} | {entry["format"] for entry in resident if entry["format"]})
+    stored = {recipe.format} | {entry["format"] for entry in resident if entry["format"]}
+    formats = sorted({name for unit in stored for name in unit.split("+")})
     required = [f"family.{family}" for family in families] + [f"format.{name}" for name in formats]
     required += ["layer-formats"] if recipe.layer_formats else []
+    required += ["slice-formats"] if any("+" in name for name in stored) else []
     required += sorted(features_of_model(recipe.spec))
     optional = [f"cache.{recipe.cache}", f"selector.{recipe.method}"]
     return {"required": ["crc32c-pages", *required], "optional": optional}

@@ -13,7 +13,7 @@ from coldpress.runtime import plugins
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.quantization import Format
-from coldpress.runtime.quantization._planes import planes_of, whole_format
+from coldpress.runtime.quantization._planes import unit_planes, whole_format
 from coldpress.schemas.families import num_units, slice_length, slices
 from coldpress.schemas.layout import placed_parts
 from coldpress.schemas.model import Model, matrices
@@ -46,7 +46,7 @@ def flash_values(session: Session) -> dict[str, np.ndarray]:
         units = np.empty((num_units(family, spec), section.unit_bytes), np.uint8)
         for ids, rows in session.store.stream((part.layer, family)):
             units[ids] = rows
-        planes, stored_in = planes_of(formats[part.layer, family]), whole_format(formats[part.layer, family])
+        planes, stored_in = unit_planes(formats[part.layer, family]), whole_format(formats[part.layer, family])
         if planes is not None:
             units = planes.join(session.artifact.resident[f"layers.{part.layer}.{family}.coarse"], units)
         start = 0

@@ -136,10 +136,12 @@ def layer_format(folder: Path, chance: random.Random) -> str:
     manifest = _manifest(folder)
     try:
         holder = chance.choice((*manifest["flash"]["sections"], *manifest["families"]))
-        holder["format"] = chance.choice(("int4_2_2", "int4_3_1", "int8_4_4", "int4_group32", "fp16", None, "dense"))
+        names = ("int4_2_2", "int4_3_1", "int8_4_4", "int4_group32", "fp16", "dense", "")
+        several = "+".join(chance.choices(names, k=chance.randint(1, 5)))
+        holder["format"] = chance.choice((*names, None, several, "int4_2_2+int4_3_1+int4_2_2"))
         if chance.random() < 0.5:
-            features = set(manifest["features"]) ^ {"layer-formats"}
-            manifest["features"] = sorted(features)
+            required = set(manifest["features"]["required"]) ^ {chance.choice(("layer-formats", "slice-formats"))}
+            manifest["features"]["required"] = sorted(required)
     except (TypeError, KeyError, IndexError) as error:
         raise Unfit from error
     _write_manifest(folder, manifest)
@@ -220,6 +222,7 @@ EDITS: dict[str, tuple[Edit, int]] = {
 
 _spec = partial(small_spec, num_hidden_layers=2, intermediate_size=64)
 _EXPERTS = {"intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 32, "rotary_dim": 32}
+_MIXED = {0: "int4_3_1", 1: "int4_2_2+int4_3_1+int4_2_2"}
 _SHARED: dict[str, Any] = {
     "shared_intermediate_size": 32,
     "dense_layers": (0,),
@@ -246,7 +249,7 @@ RECIPES = {
     "experts": Recipe(spec=_spec(**_EXPERTS), method="dense", kv_cache="int8"),
     "routed": Recipe(spec=_spec(**_EXPERTS), method="dense", pinned_share=0.0, slots_share=0.6),
     "shared": Recipe(spec=_spec(**_EXPERTS, **_SHARED), method="dense"),
-    "refine": Recipe(spec=_spec(), method="refine", format="int4_2_2", layer_formats={1: "int4_3_1"}),
+    "refine": Recipe(spec=_spec(), method="refine", format="int4_2_2", layer_formats=_MIXED),
     "drafts": Recipe(spec=_spec(), method="dense", format="int4_2_2", density=1.0),
     "predicted_experts": Recipe(spec=_spec(**_EXPERTS), method="predictor", format="int4_group32"),
 }

@@ -55,8 +55,8 @@ class AllocateConfig(
     ] = Field(default=DEFAULT_FORMAT, description="how weights are stored")
     coarse_bits: Annotated[Literal["auto", "uniform"], Key()] = Field(
         default="auto",
-        description="whether method=auto also compares units in planes with more bits in DRAM in those layers that "
-        "gain most by them (int4_2_2 with int4_3_1), which needs layers_per_group=1, or only equal bits in all layers",
+        description="whether method=auto also compares units in planes with more bits in DRAM of those matrices that "
+        "gain most by them (int4_2_2 with int4_3_1), which needs layers_per_group=1, or only equal bits everywhere",
     )
     dram_budget: Annotated[DramBudget, Key(default="the device's")] = Field(
         description="bytes, 3GB, 1.5GiB, or a share such as 50% of weights and KV cache, plus fixed bookkeeping; with "

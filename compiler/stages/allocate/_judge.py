@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from coldpress.compiler.candidates import (
     AUTO,
@@ -76,8 +77,7 @@ class BudgetJudge:
         )
 
     def _mixtures(self, formats: Sequence[FormatName]) -> Iterator[Formats]:
-        """Yields mixtures of each of `formats` with the next finer format, up to as many finer layers as fit: the room
-        for units holds their planes."""
+        """Yields mixtures of each of `formats` with the next finer format, up to as many finer matrices as fit."""
         config, curves = self._config, self._floor.curves
         if config.coarse_bits == UNIFORM_BITS or config.layers_per_group > 1:
             return
@@ -90,16 +90,16 @@ class BudgetJudge:
                 or not all(self._floor.of(refining, one) for one in (name, gains.finer))
             ):
                 continue
-            try:
-                division = self._divided(
-                    Candidate(refining, name, DENSITIES[0], caches_for(config.cache)[0], self.kv_caches[0])
-                )
-            except ColdpressError:  # which the candidate's own judgement says
-                continue
-            shape = division.families, self._inputs.model.spec
-            saved = flash_bytes(*shape, name) - flash_bytes(*shape, gains.finer)
-            most = division.budget.cache_bytes * len(gains.per_layer) // saved
-            yield from mixtures(gains, most)
+            plain = Candidate(refining, name, DENSITIES[0], caches_for(config.cache)[0], self.kv_caches[0])
+            yield from mixtures(gains, lambda formats, one=plain: self._fits(replace(one, format=formats)))
+
+    def _fits(self, candidate: Candidate) -> bool:
+        """Tells whether the budget holds a candidate before it caches any unit."""
+        try:
+            self._divided(candidate)
+        except ColdpressError:
+            return False
+        return True
 
     @property
     def formats(self) -> tuple[FormatName, ...]:

@@ -1,39 +1,48 @@
-"""Says which layers keep a finer coarse plane in DRAM, and what a mixture of two formats in planes loses.
+"""Says which matrices keep a finer coarse plane in DRAM, and what a mixture of two formats in planes loses.
 
-A layer's gain is measured (compiler/stages/explore/gains.py), and the finer plane takes as many bytes in every layer:
-so the layers with the largest gains come first, which is the greedy choice by loss saved per byte. Gains nearly add up:
-a mixture saves that share of the loss between the two formats which its layers have of all gains
+A matrix's gain is measured (compiler/stages/explore/gains.py), and the finer plane takes as many bytes in every matrix:
+so the matrices with the largest gains come first, which is the greedy choice by loss saved per byte. Gains nearly add
+up: a mixture saves that share of the loss between its two formats which its matrices have of all gains
 (docs/experiments/planes.md).
 """
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from coldpress.runtime.quantization._planes import coarsest, finer_layers
+from coldpress.runtime.quantization._planes import coarsest, finer_matrices
 from coldpress.schemas.curves import Curve, Curves, LayerGains, Loss, Point
-from coldpress.schemas.families import FormatName, Formats
+from coldpress.schemas.families import Formats, UnitFormat, unit_format
+from coldpress.schemas.model import MLP_ROLES
 
 SHARES = (0.25, 0.5, 0.75)
-"""Shares of the layers that the search gives the finer plane, beside as many as fit the budget."""
+"""Shares of the matrices that the search gives the finer plane, beside as many as fit the budget."""
 
 
-def mixture(gains: LayerGains, count: int) -> tuple[FormatName, ...]:
-    """Returns each layer's format if `count` layers have the finer one: those with the largest gains, of equal ones the
-    first."""
-    finer = set(sorted(range(len(gains.per_layer)), key=lambda layer: -gains.per_layer[layer])[:count])
-    return tuple(gains.finer if layer in finer else gains.coarser for layer in range(len(gains.per_layer)))
+def mixture(gains: LayerGains, count: int) -> tuple[UnitFormat, ...]:
+    """Returns each layer's format if `count` matrices have the finer one: those with the largest gains, of equal ones
+    the first."""
+    known = np.array(gains.rows)
+    finer = np.zeros(known.size, bool)
+    finer[np.argsort(-known, axis=None, kind="stable")[:count]] = True
+    return tuple(
+        unit_format([gains.finer if one else gains.coarser for one in row]) for row in finer.reshape(known.shape)
+    )
 
 
-def mixtures(gains: LayerGains, most: int) -> list[tuple[FormatName, ...]]:
-    """Returns the mixtures that a search compares; each gives at most `most` layers the finer format.
+def mixtures(gains: LayerGains, fits: Callable[[Formats], bool]) -> list[tuple[UnitFormat, ...]]:
+    """Returns the mixtures that a search compares: with shares of the matrices in the finer format, and with as many as
+    the budget holds.
 
-    There are none if no layer gains anything: then no order of layers is better than another."""
-    layers = len(gains.per_layer)
-    if not any(gain > 0 for gain in gains.per_layer):
+    There are none if no matrix gains anything: then no order of them is better than another.
+    """
+    known = np.array(gains.rows)
+    if not (known > 0).any():
         return []
-    counts = {min(most, round(share * layers)) for share in SHARES} | {min(most, layers - 1)}
-    return [mixture(gains, count) for count in sorted(counts) if 0 < count < layers]
+    most = bisect_left(range(1, known.size), True, key=lambda count: not fits(mixture(gains, count)))
+    counts = {min(most, round(share * known.size)) for share in SHARES} | {most}
+    return [mixture(gains, count) for count in sorted(counts) if count > 0]
 
 
 def saved_share(curves: Curves, formats: Formats) -> float:
@@ -41,8 +50,10 @@ def saved_share(curves: Curves, formats: Formats) -> float:
     gains = curves.gains(coarsest(formats))
     if gains is None:
         return 0.0
-    worth = np.maximum(gains.per_layer, 0.0)
-    return float(worth[list(finer_layers(formats))].sum() / worth.sum()) if worth.any() else 0.0
+    worth = np.maximum(gains.rows, 0.0)
+    roles = MLP_ROLES[-worth.shape[1] :]
+    saved = sum(worth[layer, roles.index(role)] for layer, role in finer_matrices(formats, roles))
+    return float(saved / worth.sum()) if worth.any() else 0.0
 
 
 def mixed(coarser: Sequence[Curve], finer: Sequence[Curve], share: float) -> list[Curve]:

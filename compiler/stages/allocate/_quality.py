@@ -17,7 +17,7 @@ import numpy as np
 from coldpress.compiler.stages.allocate._mixtures import mixed, saved_share
 from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
 from coldpress.runtime.plugins import load
-from coldpress.runtime.quantization._planes import coarsest, finer_layers, in_words, whole_format
+from coldpress.runtime.quantization._planes import coarsest, finest, in_words, whole_format
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.curves import Curve, Curves, RoutingCurve
 from coldpress.schemas.families import FormatName, Formats, Method
@@ -45,7 +45,7 @@ class Floor:
         """Returns the perplexity ratio of a format, all units used; at least 1, since a lucky rounding is no credit. Of
         several formats, the largest."""
         if not isinstance(formats, str):
-            return max(map(self.format_ratio, set(formats)))
+            return max(map(self.format_ratio, map(coarsest, set(formats))))
         name = formats
         loss = self.curves.draft(name) or self.curves.format_loss(whole_format(name))
         return 1.0 if loss is None else max(1.0, loss.ppl_ratio)
@@ -125,8 +125,8 @@ class Floor:
     def of(self, method: Method, name: Formats) -> list[Curve]:
         """Returns a selector's curves that hold in a format; of a mixture, those between its two formats."""
         if not isinstance(name, str):
-            coarser, finer = coarsest(name), next(name[layer] for layer in finer_layers(name))
-            return mixed(self.of(method, coarser), self.of(method, finer), saved_share(self.curves, name))
+            coarser, finer = (self.of(method, one) for one in (coarsest(name), finest(name)))
+            return mixed(coarser, finer, saved_share(self.curves, name))
         return [curve for curve in self.curves.of(method) if curve.format in (None, name)]
 
     def _around(self, method: Method, name: Formats, resident_share: float) -> tuple[Curve, ...]:

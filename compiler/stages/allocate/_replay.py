@@ -45,6 +45,7 @@ from coldpress.schemas.families import (
     format_at,
     num_experts,
     num_units,
+    slice_formats,
     unit_keys,
 )
 from coldpress.schemas.layout import PartPlan, Plan
@@ -257,12 +258,12 @@ class Replays:
 
 
 def in_one_format(sparsity: Sparsity, spec: ModelSpec) -> list[tuple[float, Sparsity]]:
-    """Returns a division as if all layers had one format, for each format that layers have, with the share of layers
+    """Returns a division as if all matrices had one format, for each of its formats, with the share of the matrices
     that have it; DRAM holds as many units.
 
-    The few layers that are replayed stand for all. Where formats differ by layer they would stand for the wrong ones:
-    instead they are replayed in each format, and the figures are averaged. That is exact for what a token computes
-    besides its requests, since the layers' coarse planes add up.
+    The few layers that are replayed stand for all. Where formats differ they would stand for the wrong ones: instead
+    they are replayed in each format, and the figures are averaged. That is exact for what a token computes besides its
+    requests, since coarse planes add up.
     """
     if not sparsity.layer_formats:
         return [(1.0, sparsity)]
@@ -273,8 +274,9 @@ def in_one_format(sparsity: Sparsity, spec: ModelSpec) -> list[tuple[float, Spar
         budget = sparsity.budget.model_copy(update={"cache_bytes": cache_bytes})
         return sparsity.model_copy(update={"format": name, "layer_formats": (), "budget": budget})
 
-    counts = Counter(sparsity.layer_formats)
-    return [(count / spec.num_hidden_layers, alone(name)) for name, count in sorted(counts.items())]
+    count = max(len(slice_formats(name)) for name in sparsity.layer_formats)
+    counts = Counter(name for layer in sparsity.layer_formats for name in slice_formats(layer, count))
+    return [(number / counts.total(), alone(name)) for name, number in sorted(counts.items())]
 
 
 def _mean(shares: Sequence[float], tokens: Sequence[seconds.Token]) -> seconds.Token:
@@ -336,7 +338,7 @@ def _parts(sparsity: Sparsity, model: Model, layers: Sequence[int]) -> list[Part
         Claim(
             sparsity.density(family, layer),
             num_units(family, spec),
-            unit_bytes(family, spec, format_at(sparsity.formats, layer)),
+            unit_bytes(family, spec, format_at(sparsity.formats, layer, family)),
             0,
         )
         for layer, family in keys

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from coldpress.compiler.search import Goal, Judged, fastest_dense
 from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
-from coldpress.runtime.quantization._planes import coarsest, finer_layers, in_words
+from coldpress.runtime.quantization._planes import coarsest, in_words
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import Method, layer_formats
 from coldpress.schemas.sparsity import Tried
@@ -29,7 +29,7 @@ def tried_of(
     found = [
         _entry(
             one,
-            _why_best(one, dense, goal, alone) + _layers(one, judged) + _keys(one, judged)
+            _why_best(one, dense, goal, alone) + _mixtures(one, judged) + _keys(one, judged)
             if one is best
             else _over_dense(one, dense),
         )
@@ -114,22 +114,19 @@ def _keys(one: Judged, judged: Sequence[Judged]) -> str:
     return found
 
 
-def _layers(one: Judged, judged: Sequence[Judged]) -> str:
-    """Compares formats by layer with the best of the same selector in one format; empty if there were none to
+def _mixtures(one: Judged, judged: Sequence[Judged]) -> str:
+    """Compares mixtures of formats with the best of the same selector in one format; empty if there were none to
     compare."""
     others = [other for other in judged if other.candidate.method == one.candidate.method and other.refusal is None]
-    uniform, by_layer = (
-        [other for other in others if isinstance(other.candidate.format, kind)] for kind in (str, tuple)
-    )
-    layers = finer_layers(one.candidate.format)
-    if layers:
-        words = f"; {in_words(one.candidate.format)}, the layers that save the most loss"
+    uniform, mixed = ([other for other in others if isinstance(other.candidate.format, kind)] for kind in (str, tuple))
+    if one in mixed:
+        words = f"; {in_words(one.candidate.format)}, the matrices that save the most loss"
         best = min(uniform, key=lambda other: other.token_s, default=None)
-        return words if best is None else f"{words}: with one format in all layers, the best takes {_times(best, one)}"
-    if not by_layer:
+        return words if best is None else f"{words}: with one format everywhere, the best takes {_times(best, one)}"
+    if not mixed:
         return ""
-    best = min(by_layer, key=lambda other: other.token_s)
-    return f"; {in_words(best.candidate.format)}, the best by layer, takes {_times(best, one)}"
+    best = min(mixed, key=lambda other: other.token_s)
+    return f"; {in_words(best.candidate.format)}, the best mixture, takes {_times(best, one)}"
 
 
 def _times(other: Judged, one: Judged) -> str:

@@ -12,7 +12,7 @@ One that refines has a curve for each format in planes, in that format's weights
 The pass of the whole model records a trace: the signals of a few layers, with which `allocate` replays each candidate's
 requests. Codes are those that the build's algorithm chooses, where it needs Gram matrices by those of the whole model,
 since nothing is left out yet. A format's loss is that of all matrices of the layers; a KV cache's, that of keys and
-values rounded head by head. Where a selector refines, one pass also measures what each layer gains by a finer coarse
+values rounded head by head. Where a selector refines, one pass also measures what each matrix gains by a finer coarse
 plane (gains.py). In a mixture, routers that prefer experts in DRAM are measured with an LFU cache in the loop, too, at
 several strengths (routings.py). A draft from coarse planes is accepted where its greedy choice is that of both planes.
 Each pass leaves a file, so that a run that was interrupted goes on with the next pass.
@@ -47,7 +47,7 @@ from coldpress.compiler.shared_settings import (
     MethodSetting,
     RoutingSetting,
 )
-from coldpress.compiler.stages.explore.gains import layer_gains
+from coldpress.compiler.stages.explore.gains import matrix_gains
 from coldpress.compiler.stages.explore.routings import STRENGTHS, AlongStrengths, routing_curves
 from coldpress.compiler.stages.explore.trace import TRACE_TOKENS, whole_run
 from coldpress.compiler.stages.explore.variants import (
@@ -80,7 +80,7 @@ from coldpress.schemas.curves import (
     RoutingCurve,
     Unexplored,
 )
-from coldpress.schemas.families import WHOLE_MLP, FormatName, Method
+from coldpress.schemas.families import WHOLE_MLP, FormatName, Method, slices
 from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.model import Model, ModelSpec
 from coldpress.schemas.preflight import StageNeeds
@@ -94,6 +94,9 @@ LOG = logging.getLogger(__name__)
 CACHED_CHOICE_S, CACHED_UNIT_S = 4.5e-4, 5e-8
 """Seconds of one choice with a cache in the loop, and of each unit that it is made among; the mean of `dip_ca` (0.13 ms
 a choice of a 7M model) and `flash` (0.76 ms)."""
+GAIN_BLOCKS, GAIN_PASSES = 1, 1.0
+"""Blocks of text that gains of matrices are measured on; and passes of the source that take as long as one matrix's:
+its model joins halfway, on average, and computes units coarse and whole."""
 COARSE, DENSE = "coarse", "dense"
 """The draft that is measured, and the selector of the run that checks it."""
 RARE = 99.9
@@ -263,34 +266,37 @@ class _Passes:
         return RoutingCurve(**along._asdict(), points=points)
 
     def gains(self, coarser: FormatName, finer: FormatName, rounding: Rounding) -> LayerGains:
-        """Returns what each layer gains by the finer coarse planes of a dense run's units."""
-        families, formats = families_for(DENSE, {}, self.stream.spec), (coarser, finer)
+        """Returns what each matrix of the MLPs gains by finer coarse planes."""
 
         def make() -> dict[str, np.ndarray]:
-            return {"gains": layer_gains(self.stream, self.tokens, formats, families, rounding)}
+            return {"gains": matrix_gains(self.stream, self.tokens[:GAIN_BLOCKS], (coarser, finer), rounding)}
 
         found = load_arrays(self.work.once(f"gains-{coarser}-{finer}-{rounding.name}", make))["gains"].tolist()
         self.steps.add()
-        LOG.info("explore: %s instead of %s saves by layer %s", finer, coarser, " ".join(f"{one:.3g}" for one in found))
-        return LayerGains(coarser=coarser, finer=finer, per_layer=tuple(found))
+        gains = LayerGains(coarser=coarser, finer=finer, per_layer=tuple(map(tuple, found)))
+        words = " ".join(f"{one:.3g}" for one in gains.of_layers.per_layer)
+        LOG.info("explore: %s instead of %s saves by layer %s", finer, coarser, words)
+        return gains
 
 
 def needs(build: "Build") -> StageNeeds:
     """Returns what the passes take: a layer, coarse and whole where units are in planes, hidden states of all densities
-    twice, and logits of a block."""
+    twice, or of a block for all matrices, and logits of a block."""
     settings, spec = build.settings["explore"], build.model.spec
     tokens = max(settings["explore_tokens"], build.block_tokens)
+    num_refining = len(_refining(candidates(spec, build.options)))
+    num_matrices = num_refining * spec.num_hidden_layers * len(slices(WHOLE_MLP, spec))
+    gain_tokens = GAIN_BLOCKS * build.block_tokens
     whole = 4 * tokens * spec.hidden_size
-    hidden = (2 * len(DENSITIES) + 1) * whole
+    hidden = max((2 * len(DENSITIES) + 1) * whole, 2 * 4 * gain_tokens * spec.hidden_size * num_matrices)
     logits = 4 * 4 * 4 * build.block_tokens * spec.vocab_size
     trace = 2 * REPLAYED_LAYERS * max(TRACE_TOKENS, build.block_tokens) * build.layer_units(countable_families(spec))
     curves = [along for name in candidates(spec, build.options) for along in curves_of(name)]
     num_variants = sum(len(along.densities) for along in curves)
     num_drafting = 2 * len(_drafting(settings.get("draft"), spec))
-    num_gaining = 3 * len(_refining(candidates(spec, build.options)))
     num_routed = len(STRENGTHS) * len(routing_curves(settings.get("routing", EXACT_ROUTING), spec))
     figures = tokens * (20 * (num_variants + num_routed) + 16 * len(curves))
-    num_rounded = len(_formats()) + num_drafting + num_gaining + sum(along.format is not None for along in curves)
+    num_rounded = len(_formats()) + num_drafting + 2 * num_refining + sum(along.format is not None for along in curves)
     rounding = _rounding_needs(build, num_rounded)
     return StageNeeds(
         stage="explore",
@@ -304,7 +310,8 @@ def needs(build: "Build") -> StageNeeds:
         disk_bytes=trace + whole + figures + rounding.disk_bytes,
         runtime_s=build.TORCH_S
         + rounding.runtime_s
-        + (len(_formats()) + len(formats_of(spec)) + num_drafting + num_gaining) * build.forward_s(tokens)
+        + (len(_formats()) + len(formats_of(spec)) + num_drafting) * build.forward_s(tokens)
+        + GAIN_PASSES * num_matrices * build.forward_s(gain_tokens)
         + num_routed * build.routed_s(tokens)
         + sum(len(along.densities) * _variant_s(along, tokens, build) for along in curves),
     )

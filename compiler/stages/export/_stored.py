@@ -15,7 +15,7 @@ from coldpress.runtime import plugins
 from coldpress.runtime.artifact import contents, tensor_files
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.quantization import Format
-from coldpress.runtime.quantization._planes import planes_of, whole_format
+from coldpress.runtime.quantization._planes import unit_planes, whole_format
 from coldpress.schemas.families import FormatName, slice_length
 from coldpress.schemas.layout import Section
 from coldpress.schemas.manifest import FLASH_FILE, MANIFEST_FILE, RESIDENT_FILE
@@ -128,7 +128,7 @@ class StoredModel:
     def _whole(self, place: _Place, ids: np.ndarray, units: np.ndarray) -> np.ndarray:
         """Returns units in the plain format, uint8 [n, bytes]."""
         family = next(one for one in self.artifact.manifest.families if one.family == place.section.family)
-        planes = planes_of(place.section.format or family.format)
+        planes = unit_planes(place.section.format or family.format)
         if planes is None:
             return units
         return planes.join(self._resident[contents.coarse_role(place.layer, family.family)][ids], units)

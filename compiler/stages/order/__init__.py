@@ -172,7 +172,7 @@ class OrderInputs:
 
     def unit_bytes(self, layer: int, family: FamilyName) -> int:
         """Returns the bytes of a layer's part of a unit."""
-        return unit_bytes(family, self.model.spec, format_at(self.sparsity.formats, layer))
+        return unit_bytes(family, self.model.spec, format_at(self.sparsity.formats, layer, family))
 
     def pinned(self, group: range, family: FamilyName) -> np.ndarray:
         """Returns bool [num_layers, num_units]: the units that each layer of a group keeps in DRAM."""

@@ -13,9 +13,7 @@ from coldpress.compiler.io import load_arrays
 from coldpress.compiler.stages.package.flash import is_permutation
 from coldpress.compiler.stages.package.mapped import MappedArray
 from coldpress.compiler.stages.package.safetensors import TensorToWrite, of_array
-from coldpress.runtime.artifact.contents import selector_tensor
-from coldpress.runtime.plugins import load
-from coldpress.runtime.quantization import Format
+from coldpress.runtime.artifact.contents import nbytes, selector_tensor
 from coldpress.schemas.base import ArrayFile
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.layout import Layout, Section
@@ -85,7 +83,7 @@ def _stored(tensor: ResidentTensor, source: ArrayFile, name: str) -> TensorToWri
 
     if tensor.format is None:
         return TensorToWrite(tensor.role, "float32", tensor.shape, mapped)
-    row_bytes = load("coldpress.runtime.quantization", Format, tensor.format).nbytes(tensor.shape[-1])
+    row_bytes = nbytes(tensor.format, tensor.shape[-1])
     return TensorToWrite(tensor.role, "uint8", (int(np.prod(tensor.shape[:-1])), row_bytes), mapped)
 
 

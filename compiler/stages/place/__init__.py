@@ -165,7 +165,7 @@ def _problem(
     batch_units = config.batch_units or (1 if num_units <= SINGLE_UNIT_ITEMS else MAX_BATCH_UNITS)
     groups: list[Group] = []
     for (layer, family), values in sorted(counts.items()):
-        size = unit_bytes(family, spec, format_at(sparsity.formats, layer))
+        size = unit_bytes(family, spec, format_at(sparsity.formats, layer, family))
         least, weights = min_units(size, tiers, device), worth(size, tiers, device)
         groups.append(make_group(layer, family, values, size, least, batch_units, weights))
     room: dict[Tier, int] = {"dram": math.floor((1.0 if share is None else share) * sparsity.budget.cache_bytes)}

@@ -23,7 +23,7 @@ from coldpress.compiler.stages.quantize._resident import coarse_tensors, layer_r
 from coldpress.compiler.stages.quantize._units import encode_resident, encode_units
 from coldpress.runtime.artifact.contents import coarse_role
 from coldpress.runtime.plugins import load
-from coldpress.runtime.quantization._planes import planes_of
+from coldpress.runtime.quantization._planes import planes_of, unit_planes
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import format_at, layers_of
 from coldpress.schemas.gram import GramMatrices, measured_roles
@@ -109,16 +109,16 @@ def _quantize_layer(
     known_of: Callable[[int], Known],
 ) -> LayerCodes:
     families = tuple(family for family in sparsity.families if layer in layers_of(family, model.spec))
-    format_name = format_at(sparsity.formats, layer)
-    planes, matrices = planes_of(format_name), layer_resident(model, layer, families, format_name)
-    coarse = coarse_tensors(model, layer, families, format_name) if planes else ()
+    formats = {family: format_at(sparsity.formats, layer, family) for family in families}
+    matrices = layer_resident(model, layer, families, sparsity.formats)
+    coarse = coarse_tensors(model, layer, families, sparsity.formats) if planes_of(sparsity.format) else ()
 
     def make() -> dict[str, np.ndarray]:
         logger.info("quantize: layer %d of %d", layer + 1, model.spec.num_hidden_layers)
         known = known_of(layer)
         arrays = _encode_resident(algorithm, model, matrices, f"layers.{layer}.", known)
-        for family in families:
-            codes = encode_units(algorithm, model, layer, family, format_name, known)
+        for family, name in formats.items():
+            codes, planes = encode_units(algorithm, model, layer, family, name, known), unit_planes(name)
             if planes is not None:
                 coarse, codes = planes.split(codes)
                 arrays[coarse_role(layer, family).removeprefix(f"layers.{layer}.")] = coarse

@@ -6,13 +6,13 @@ to the embeddings is not stored twice; rotary frequencies, which checkpoints do 
 
 from coldpress.compiler.cost_model import stored_format
 from coldpress.runtime.artifact.contents import coarse_role, coarse_shape
-from coldpress.schemas.families import FamilyName, FormatName, slices, unit_role
+from coldpress.schemas.families import FamilyName, FormatName, Formats, slices, unit_role
 from coldpress.schemas.model import Model, role_shape
 from coldpress.schemas.quantized import ResidentTensor
 
 
 def layer_resident(
-    model: Model, layer: int, families: tuple[FamilyName, ...], format_name: FormatName
+    model: Model, layer: int, families: tuple[FamilyName, ...], formats: Formats
 ) -> tuple[ResidentTensor, ...]:
     """Lists the tensors that one layer keeps in DRAM, sorted by role."""
     prefix = f"layers.{layer}."
@@ -22,17 +22,15 @@ def layer_resident(
         for role in sorted(model.tensors)
         if role.startswith(prefix) and (role.endswith(".bias") or unit_role(role, model.spec) not in on_flash)
     )
-    return tuple(_tensor(role, model.tensors[role].shape, format_name) for role in roles)
+    return tuple(_tensor(role, model.tensors[role].shape, formats) for role in roles)
 
 
 def coarse_tensors(
-    model: Model, layer: int, families: tuple[FamilyName, ...], format_name: FormatName
+    model: Model, layer: int, families: tuple[FamilyName, ...], formats: Formats
 ) -> tuple[ResidentTensor, ...]:
-    """Lists the coarse planes of a layer's units, of a format in planes."""
-    return tuple(
-        ResidentTensor(role=coarse_role(layer, family), format=format_name, shape=coarse_shape(family, model.spec))
-        for family in families
-    )
+    """Lists the coarse planes of a layer's units, of formats in planes."""
+    roles = {coarse_role(layer, family): coarse_shape(family, model.spec) for family in families}
+    return tuple(_tensor(role, shape, formats) for role, shape in roles.items())
 
 
 def shared_resident(model: Model, format_name: FormatName) -> tuple[ResidentTensor, ...]:
@@ -44,5 +42,5 @@ def shared_resident(model: Model, format_name: FormatName) -> tuple[ResidentTens
     return tuple(_tensor(role, shapes[role], format_name) for role in sorted(shapes))
 
 
-def _tensor(role: str, shape: tuple[int, ...], format_name: FormatName) -> ResidentTensor:
-    return ResidentTensor(role=role, format=stored_format(role, format_name), shape=shape)
+def _tensor(role: str, shape: tuple[int, ...], formats: Formats) -> ResidentTensor:
+    return ResidentTensor(role=role, format=stored_format(role, formats), shape=shape)

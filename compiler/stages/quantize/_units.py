@@ -14,7 +14,15 @@ from coldpress.compiler.rounding._weights import Algorithm, Weights
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.quantization._planes import whole_format
-from coldpress.schemas.families import FamilyName, FormatName, num_units, slice_length, slices
+from coldpress.schemas.families import (
+    FamilyName,
+    FormatName,
+    UnitFormat,
+    num_units,
+    slice_formats,
+    slice_length,
+    slices,
+)
 from coldpress.schemas.model import FREQUENCIES, Model, matrices
 from coldpress.schemas.quantized import ResidentTensor
 
@@ -24,7 +32,7 @@ SAMPLED_SLICES = 64
 
 
 def encode_units(
-    algorithm: Algorithm, model: Model, layer: int, family: FamilyName, format_name: FormatName, known: Known
+    algorithm: Algorithm, model: Model, layer: int, family: FamilyName, name: UnitFormat, known: Known
 ) -> np.ndarray:
     """Encodes one family of one layer: uint8 [num_units, unit_bytes] by unit id, slices in the family's order; in a
     format in planes, both together.
@@ -32,18 +40,18 @@ def encode_units(
     Raises:
         CheckpointError: if a value is beyond the format's range.
     """
-    nbytes = load("coldpress.runtime.quantization", Format, whole_format(format_name)).nbytes
+    nbytes = load("coldpress.runtime.quantization", Format, whole_format(name)).nbytes
     pieces = slices(family, model.spec)
     lengths = [slice_length(piece, model.spec) for piece in pieces]
     units = np.empty((num_units(family, model.spec), sum(map(nbytes, lengths))), np.uint8)
     stop = 0
-    for piece, length in zip(pieces, lengths, strict=True):
+    for piece, length, own in zip(pieces, lengths, slice_formats(name, len(pieces)), strict=True):
         start, stop = stop, stop + nbytes(length)
         names = matrices(piece.role, model.spec)
         each = len(units) // len(names)
-        for expert, name in enumerate(names):
-            rows, role = slice(expert * each, (expert + 1) * each), f"layers.{layer}.{name}.weight"
-            units[rows, start:stop] = _encode(algorithm, known.weights(model, role, piece.axis), role, format_name)
+        for expert, matrix in enumerate(names):
+            rows, role = slice(expert * each, (expert + 1) * each), f"layers.{layer}.{matrix}.weight"
+            units[rows, start:stop] = _encode(algorithm, known.weights(model, role, piece.axis), role, own)
     return units
 
 

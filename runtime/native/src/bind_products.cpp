@@ -1,5 +1,6 @@
 // Bindings of the products: check every shape and bound, release the interpreter lock, and call code that trusts its
 // arguments.
+#include <sstream>
 #include <tuple>
 
 #include "attention.h"
@@ -49,7 +50,7 @@ Rows rows_of(const Bytes2& store, const int32_t* slots, size_t count, int64_t of
 // As rows_of, of units in planes: rows of the plain format, `offset` bytes into the joined units.
 Rows rows_in(const PlanarUnits& units, int64_t offset, int64_t length, const std::string& format) {
     const Format known = format_of(format.c_str());
-    expect(units.planes.coarse_bytes + units.planes.refinement_bytes == block_bytes(known),
+    expect(units.block_bytes() == block_bytes(known),
            "units in planes are not in " + format + " when they are joined");
     expect(length >= 0 && length <= (int64_t{1} << 40), "a row of " + text(length) + " values is not possible");
     expect(offset >= 0 && offset <= units.bytes() && row_bytes(known, length) <= units.bytes() - offset,
@@ -58,27 +59,37 @@ Rows rows_in(const PlanarUnits& units, int64_t offset, int64_t length, const std
     return {nullptr, 0, nullptr, units.count, length, known, &units, offset};
 }
 
-// Rows of whole blocks, each `block_bytes` long, that follow each other in the row.
-UnitRows unit_rows(const char* name, const Bytes2& store, const Ids& index, int64_t blocks, int64_t block_bytes) {
+// Rows of as many blocks of each slice, `bytes` long together, that follow each other in the row.
+UnitRows unit_rows(const char* name, const Bytes2& store, const Ids& index, int64_t blocks, int64_t bytes) {
     const int64_t width = static_cast<int64_t>(store.shape(1));
     expect(width <= 1 || store.stride(1) == 1, "the bytes of a row are not contiguous");
-    expect(width == blocks * block_bytes, std::string(name) + " has rows of " + text(width) + " bytes, expected " +
-                                              text(blocks * block_bytes) + ": " + text(blocks) + " groups");
+    expect(width == blocks * bytes, std::string(name) + " has rows of " + text(width) + " bytes, expected " +
+                                        text(blocks * bytes) + ": " + text(blocks) + " groups");
     expect_slots(index, store.shape(0));
     return {store.data(), store.shape(0) <= 1 ? width : store.stride(0), index.data()};
 }
 
-// The coarse planes of units, the number of each unit, and the name of the format.
+// The coarse planes of units, the number of each unit, and the name of the format, or those of slices with + between.
 using Coarse = std::tuple<Bytes2, Ids, std::string>;
 
 PlanarUnits planar_units(const Coarse& given, const Bytes2& store, const Ids& slots) {
     const auto& [coarse, ids, format] = given;
-    const Planes planes = planes_of(format_of(format.c_str()));
-    const int64_t blocks = static_cast<int64_t>(coarse.shape(1)) / planes.coarse_bytes;
+    std::vector<Planes> slices;
+    int64_t coarse_bytes = 0, refinement_bytes = 0;
+    std::istringstream names(format);
+    for (std::string name; std::getline(names, name, '+');) {
+        slices.push_back(planes_of(format_of(name.c_str())));
+        coarse_bytes += slices.back().coarse_bytes;
+        refinement_bytes += slices.back().refinement_bytes;
+    }
+    const int64_t plain_bytes = coarse_bytes + refinement_bytes, num_slices = static_cast<int64_t>(slices.size());
+    expect(num_slices > 0 && plain_bytes == num_slices * (slices[0].coarse_bytes + slices[0].refinement_bytes),
+           "the slices of " + format + " are of several plain formats");
+    const int64_t blocks = static_cast<int64_t>(coarse.shape(1)) / coarse_bytes;
     const int64_t count = static_cast<int64_t>(ids.shape(0));
     expect_length("slots", slots.shape(0), count);
-    return {planes, unit_rows("coarse", coarse, ids, blocks, planes.coarse_bytes),
-            unit_rows("store", store, slots, blocks, planes.refinement_bytes), count, blocks};
+    return {slices, unit_rows("coarse", coarse, ids, blocks, coarse_bytes),
+            unit_rows("store", store, slots, blocks, refinement_bytes), count, blocks};
 }
 
 void expect_bits(int bits) {
@@ -112,36 +123,40 @@ void axpy_rows(const Bytes2& store, const Ids& slots, int64_t offset, int64_t le
     axpy(rows, coefficients.data(), out.data(), threads);
 }
 
+// A projection's slice in a unit, if it has one: its offset and the name of its format.
+using Slice = std::optional<std::tuple<int64_t, std::string>>;
+
 const float* data_of(const char* name, const std::optional<Floats1>& found, int64_t expected) {
     if (!found) return nullptr;
     expect_length(name, found->shape(0), expected);
     return found->data();
 }
 
-void mlp_rows(const Bytes2& store, const Ids& slots, const std::optional<int64_t>& gate_offset,
-              const std::optional<int64_t>& up_offset, int64_t down_offset, int64_t length, const std::string& format,
-              const std::string& activation, float threshold, const Floats2& x,
+void mlp_rows(const Bytes2& store, const Ids& slots, const Slice& gate, const Slice& up, int64_t down_offset,
+              int64_t length, const std::string& format, const std::string& activation, float threshold, const Floats2& x,
               const std::optional<Floats1>& gate_bias, const std::optional<Floats1>& up_bias,
               const std::optional<Floats2>& factors, const Out2& out, int num_threads, int activation_bits,
               const std::optional<Coarse>& coarse) {
     expect_bits(activation_bits);
     std::optional<PlanarUnits> planar;
     if (coarse) planar = planar_units(*coarse, store, slots);
-    const auto rows_at = [&](int64_t offset) {
-        return planar ? rows_in(*planar, offset, length, format)
-                      : rows_of(store, slots.data(), slots.shape(0), offset, length, format);
+    const auto rows_at = [&](int64_t offset, const std::string& name) {
+        return planar ? rows_in(*planar, offset, length, name)
+                      : rows_of(store, slots.data(), slots.shape(0), offset, length, name);
     };
-    const Rows down = rows_at(down_offset);
+    const Rows down = rows_at(down_offset, format);
     const Rows units{store.data(), down.stride, down.slots, down.count, length, down.format, down.units};
     expect_slots(slots, store.shape(0));
-    const auto checked = [&](int64_t offset) { return rows_at(offset), offset; };
     const Activation of_gate = activation_of(activation.c_str()), of_up = up_activation_of(activation.c_str());
     Projection projections[2];
     int num_projections = 0;
-    if (gate_offset)
-        projections[num_projections++] = {checked(*gate_offset), data_of("gate_bias", gate_bias, down.count), of_gate};
-    if (up_offset)
-        projections[num_projections++] = {checked(*up_offset), data_of("up_bias", up_bias, down.count), of_up};
+    const auto add = [&](const Slice& slice, const float* bias, Activation function) {
+        if (!slice) return;
+        const auto& [offset, name] = *slice;
+        projections[num_projections++] = {offset, bias, function, rows_at(offset, name).format};
+    };
+    add(gate, gate ? data_of("gate_bias", gate_bias, down.count) : nullptr, of_gate);
+    add(up, up ? data_of("up_bias", up_bias, down.count) : nullptr, of_up);
     const int64_t tokens = static_cast<int64_t>(x.shape(0));
     expect(tokens >= 1 && tokens <= 1024, text(tokens) + " vectors are to be multiplied with, expected 1 to 1024");
     expect_length("a row of x", x.shape(1), length);
@@ -312,16 +327,17 @@ void bind_products(nb::module_& m) {
           "out[length] = sum over i, in order, of coefficients[i] * store[slots[i], offset:]; with `coarse` as in "
           "join_units, of the joined units");
     m.def("mlp_rows", &mlp_rows, nb::arg("store").noconvert(), nb::arg("slots").noconvert(),
-          nb::arg("gate_offset").none(), nb::arg("up_offset").none(), "down_offset"_a, "length"_a, "format"_a,
+          nb::arg("gate").none(), nb::arg("up").none(), "down_offset"_a, "length"_a, "format"_a,
           "activation"_a, "threshold"_a, nb::arg("x").noconvert(),
           nb::arg("gate_bias").noconvert().none(), nb::arg("up_bias").noconvert().none(),
           nb::arg("factors").noconvert().none(), nb::arg("out").noconvert(), "num_threads"_a = 0,
           "activation_bits"_a = 0, nb::arg("coarse").noconvert().none() = nb::none(),
-          "out[t, length] = sum over i of factors[t, i] * act(gate row i . x[t]) * act_up(up row i . x[t]) * down row i; with "
+          "out[t, length] = sum over i of factors[t, i] * act(gate row i . x[t]) * act_up(up row i . x[t]) * down row i; "
+          "gate and up = (offset, format); with "
           "`coarse` as in join_units, of the joined units");
     m.def("join_units", &joined, nb::arg("coarse").noconvert(), nb::arg("store").noconvert(),
           nb::arg("slots").noconvert(), nb::arg("out").noconvert(), "num_threads"_a = 0,
-          "coarse = (planes, ids, format): out[i] = the plain codes of planes[ids[i]] and the refinement "
+          "coarse = (planes, ids, format, or those of slices of equal lengths with + between): out[i] = the plain codes of planes[ids[i]] and the refinement "
           "store[slots[i]]");
     m.def("gemv", &gemv, nb::arg("matrix").noconvert(), "length"_a, "format"_a, nb::arg("x").noconvert(),
           nb::arg("out").noconvert(), "num_threads"_a = 0, "activation_bits"_a = 0, "out[i] = matrix[i] . x[length]");

@@ -87,7 +87,7 @@ void project_each(const Mlp& mlp, const Projection& projection, const Rows& unit
         x.push_back(inputs[t].arranged());
         out.push_back(values[t].data());
     }
-    kernels().dot_tokens(mlp.units.format, at.data(), static_cast<int64_t>(values[0].size()), mlp.units.length,
+    kernels().dot_tokens(projection.format, at.data(), static_cast<int64_t>(values[0].size()), mlp.units.length,
                          static_cast<int>(active.size()), x.data(), out.data());
     for (size_t t = 0; t < active.size(); ++t) finish(mlp, projection, values[t], active[t]);
 }
@@ -101,12 +101,32 @@ Active all_of(int64_t first, int64_t last, const float* factors) {
     return active;
 }
 
+// Each token's x as rows of the projections take it; projections of one format share it.
+class Inputs {
+   public:
+    Inputs(const Mlp& mlp, const float* x, int tokens) {
+        for (int p = 0; p < mlp.num_projections; ++p) {
+            const Format format = mlp.projections[p].format;
+            if (p > 0 && format == mlp.projections[0].format) continue;
+            for (int t = 0; t < tokens; ++t)
+                own_[p].emplace_back(format, x + t * mlp.units.length, mlp.units.length, mlp.activation_bits);
+        }
+    }
+
+    const std::deque<Input>& of(int projection) const {
+        return own_[projection].empty() ? own_[0] : own_[projection];
+    }
+
+   private:
+    std::deque<Input> own_[2];
+};
+
 // Adds the units [first, last), which are in memory as `units`, to each token's sums; units from `next` on follow, so
 // they are prefetched.
-void add_part(const Mlp& mlp, const Rows& units, int64_t shift, const std::deque<Input>& inputs, int64_t first,
-              int64_t last, int64_t next, const std::vector<float*>& sums) {
+void add_part(const Mlp& mlp, const Rows& units, int64_t shift, const Inputs& inputs, int64_t first, int64_t last,
+              int64_t next, const std::vector<float*>& sums) {
     std::vector<Active> active;
-    for (size_t t = 0; t < inputs.size(); ++t) {
+    for (size_t t = 0; t < sums.size(); ++t) {
         const int64_t skipped = static_cast<int64_t>(t) * mlp.units.count;
         active.push_back(all_of(first, last, mlp.factors ? mlp.factors + skipped : nullptr));
     }
@@ -114,7 +134,7 @@ void add_part(const Mlp& mlp, const Rows& units, int64_t shift, const std::deque
         return p < mlp.num_projections ? mlp.projections[p].offset : mlp.down_offset;
     };
     for (int p = 0; p < mlp.num_projections; ++p)
-        project_each(mlp, mlp.projections[p], units, shift, offset(p + 1), inputs, active);
+        project_each(mlp, mlp.projections[p], units, shift, offset(p + 1), inputs.of(p), active);
     if (same_units(active)) {
         const auto at = active[0].rows(units, shift, mlp.down_offset, next, offset(0));
         std::vector<const float*> inner;
@@ -138,12 +158,9 @@ void mlp(const Mlp& mlp, const float* x, int tokens, float* out, int threads) {
     const int64_t bytes = units.count * slices * row_bytes(units.format, mlp.down_length);
     const int64_t most = std::clamp<int64_t>(bytes / kPartBytes, 1, kMostParts);
     const int64_t step = (units.count + most - 1) / most, parts = parts_of(units.count, step);
-    std::deque<Input> inputs;
+    const Inputs inputs(mlp, x, tokens);
     std::deque<PartSums> sums;
-    for (int t = 0; t < tokens; ++t) {
-        inputs.emplace_back(units.format, x + t * units.length, units.length, mlp.activation_bits);
-        sums.emplace_back(parts, mlp.down_length);
-    }
+    for (int t = 0; t < tokens; ++t) sums.emplace_back(parts, mlp.down_length);
     const int useful = threads_worth(bytes * tokens, kThreadBytes, threads);
     compute_pool().run_in_sight(parts, useful, [&](int64_t part, int64_t next) {
         const int64_t first = part * step, last = std::min(units.count, first + step);

@@ -9,16 +9,17 @@
 
 namespace coldpress {
 
-// A projection whose rows are in the units: the row's offset in a unit, a bias per unit or null, and what the product
-// goes through.
+// A projection whose rows are in the units: the row's offset in a unit, a bias per unit or null, what the product goes
+// through, and the rows' format.
 struct Projection {
     int64_t offset;
     const float* bias;  // [count], in the order of the units
     Activation activation;
+    Format format;
 };
 
 struct Mlp {
-    Rows units;                     // `length` is that of the projections' rows
+    Rows units;                     // `length` is that of the projections' rows, `format` that of the down column
     const Projection* projections;  // at most two
     int num_projections;
     const float* factors;  // [tokens, count], or null: the known factors of the inner activation

@@ -88,7 +88,15 @@ Planes planes_of(Format coarse) {
 }
 
 void PlanarUnits::join(int64_t first, int64_t last, uint8_t* out) const {
-    for (int64_t i = first; i < last; ++i, out += bytes()) planes.join(coarse.at(i), refinement.at(i), blocks, out);
+    for (int64_t i = first; i < last; ++i) {
+        const uint8_t *high = coarse.at(i), *low = refinement.at(i);
+        for (const Planes& planes : slices) {
+            planes.join(high, low, blocks, out);
+            high += blocks * planes.coarse_bytes;
+            low += blocks * planes.refinement_bytes;
+            out += blocks * block_bytes();
+        }
+    }
 }
 
 void join_units(const PlanarUnits& units, uint8_t* out, int threads) {

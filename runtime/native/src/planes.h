@@ -29,14 +29,15 @@ struct UnitRows {
     const uint8_t* at(int64_t i) const { return base + index[i] * stride; }
 };
 
-// Units in two planes, each of `blocks` blocks.
+// Units in two planes: slices that follow each other, each of `blocks` blocks, and all of one plain format.
 struct PlanarUnits {
-    Planes planes;
+    std::vector<Planes> slices;
     UnitRows coarse, refinement;
     int64_t count, blocks;
 
     // Bytes of a unit in the plain format.
-    int64_t bytes() const { return blocks * (planes.coarse_bytes + planes.refinement_bytes); }
+    int64_t bytes() const { return blocks * static_cast<int64_t>(slices.size()) * block_bytes(); }
+    int64_t block_bytes() const { return slices[0].coarse_bytes + slices[0].refinement_bytes; }
     // Writes the plain codes of units [first, last) one after the other.
     void join(int64_t first, int64_t last, uint8_t* out) const;
 };
