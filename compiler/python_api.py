@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
 from pathlib import Path
 
 from coldpress.compiler.quote import command
