@@ -45,11 +45,11 @@ def run(steps: Sequence[Step], folder: Path, environment: Mapping[str, str] | No
     script = "set -eo pipefail\n" + "".join(_lines(step).replace(PORT, port) for step in steps if not step.exempt)
     log = folder / ".page.log"
     programs = os.pathsep.join((f"{sys.prefix}/bin", os.environ["PATH"]))
-    # What pytest is told of threads and of its environment is not the reader's.
+    # What pytest is told of threads and of its environment, and by make, is not the reader's.
     kept = {
         name: value
         for name, value in (environment or os.environ).items()
-        if not name.startswith(("PYTEST", "OMP_", "VIRTUAL"))
+        if not name.startswith(("PYTEST", "OMP_", "VIRTUAL", "MAKE", "MFLAGS"))
     }
     with log.open("w") as output:
         shell = subprocess.Popen(
