@@ -59,19 +59,20 @@ def build(
     return resolved.folder / resolved.target / f"{resolved.model.name}-{resolved.target}.coldpress"
 
 
-def built_to(stage: str, config: Mapping[str, str], cores: str) -> None:
-    """Builds up to a stage, silently.
+def built_to(stage: str, config: Mapping[str, str], cores: str) -> Path:
+    """Builds up to a stage, silently, and returns the folder of the model's records.
 
     Raises:
         ColdpressError: as `build`.
     """
-    settings.resolve(config)
+    folder = settings.resolve(config).folder
     with started(config, ["--cores", cores, "--until", stage]) as process:
         assert process.stdout
         said = process.stdout.read().splitlines()
     if process.returncode:
         *_, why = shorten(iter(said), repeat(0.0))
         raise ColdpressError(why.removeprefix("error: "))
+    return folder
 
 
 def started(config: Mapping[str, str], told: Sequence[str] = ()) -> subprocess.Popen[str]:

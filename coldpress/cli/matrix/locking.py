@@ -13,7 +13,6 @@ from pydantic import ValidationError
 from coldpress.cli.matrix.cells import Cell
 from coldpress.compiler.io import load_record
 from coldpress.compiler.python_api import built_to
-from coldpress.compiler.workflow import settings
 from coldpress.schemas.base import Record
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.errors import ColdpressError
@@ -48,7 +47,7 @@ def read_lock(path: Path) -> Lock | None:
     """Reads a lock file; None if there is none.
 
     Raises:
-        ColdpressError: if it is not what `inputs_of` was written with.
+        ColdpressError: if the file cannot be read, or is no lock file.
     """
     try:
         return Lock.model_validate_json(path.read_bytes())
@@ -66,8 +65,7 @@ def inputs_of(cell: Cell, cores: str) -> Locked:
     Raises:
         ColdpressError: with the sentence of the step that failed.
     """
-    built_to("tokenize", cell.config, cores)
-    folder = settings.resolve(cell.config).folder
+    folder = built_to("tokenize", cell.config, cores)
     model, corpus = load_record(folder / "ingest.json", Model), load_record(folder / "tokenize.json", Corpus)
     return Locked(revision=model.revision, weights_sha256=model.weights_sha256, text_sha256=corpus.text_sha256)
 

@@ -1,10 +1,10 @@
 """Measures what a finer coarse plane is worth in each matrix of each layer's MLP, in one pass over a little text.
 
-The model runs with units in planes, of which each token refines a few: once with the coarser planes in all matrices,
-and once with the finer ones in each matrix alone. All these models share the reading of layers, and each joins the pass
-at its own layer. The gain is how much smaller the divergence from the source is. Gains of single matrices nearly add
-up. Cheaper measures mislead: by the error of the layer's output a down projection seems worth twice as much as it is,
-and with nothing refined the order is another one (docs/experiments/planes.md).
+Units of the model are in planes, and each token refines a few of them. The model runs with the coarser planes in all
+matrices, and then with the finer ones in each matrix alone. All these models share the reading of layers, and each
+joins the pass at its own layer. The gain is how much smaller the divergence from the source is. Gains of single
+matrices nearly add up. Cheaper measures mislead: by the error of the layer's output a down projection seems worth twice
+as much as it is, and with nothing refined the order is another one (docs/experiments/planes.md).
 """
 
 from dataclasses import dataclass, field

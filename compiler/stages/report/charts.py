@@ -36,7 +36,7 @@ class Marks:
     name: str
     across: tuple[float, ...]
     up: tuple[float | None, ...]
-    """None for a point of which only the figure across is known: a line from the bottom to the top."""
+    """None draws a line from the bottom to the top: only the figure across is known."""
     amounts: tuple[float, ...]
     """What the areas of the marks are proportional to."""
     colour: str

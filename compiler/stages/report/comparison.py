@@ -119,13 +119,13 @@ def front_chart(builds: Mapping[str, Metrics]) -> Chart:
     """
     first = next(iter(builds.values()))
     several = len(builds) > 1
-    alike = all(metrics.in_dram == first.in_dram for metrics in builds.values())
-    kinds = list(_whole_marks(first)) if alike else []
+    same_wholes = all(metrics.in_dram == first.in_dram for metrics in builds.values())
+    kinds = list(_whole_marks(first)) if same_wholes else []
     for number, (name, metrics) in enumerate(builds.items()):
         colours = (SERIES[number],) * 3 if several else SERIES[:3]
         kinds += _own_marks(metrics, f", {name}" * several, colours)
     label = "perplexity over the original's, % more"
-    caption = _front_caption(builds, first.in_dram if alike else ())
+    caption = _front_caption(builds, first.in_dram if same_wholes else ())
     return Chart("Speed against quality", charts.marks("tokens/s, simulated", label, kinds), caption)
 
 
