@@ -2,7 +2,8 @@
 
 `chosen` is a build whose cache, pinned units and reading ahead the product chooses. The units that its tokens use on
 test text are recorded, and replayed on the simulated device with the same buffers and DRAM under each cache policy
-alone, under the best possible one (Belady), and with pinned units alone.
+alone, under the best possible one (Belady), and with pinned units alone. Policies that a run can follow also decode the
+text here: measured seconds are those of this machine's disk and processor, not of the device.
 `inside` leaves out units of experts, `planes` reads the low bits of the experts that weigh most in a token, and `prior`
 prefers experts in DRAM as far as a divergence on validation text allows; each is a build of its own. What is not exact
 diverges from the exact run of the same codes on the same text. Reading of `prior` is compared with exact routing of the
@@ -12,6 +13,7 @@ besides. A way that a budget does not hold has no row.
 
 import statistics
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +23,7 @@ import numpy as np
 
 from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.shared.builds import SHORT, artifact_in, build, settings
-from benchmarks.shared.mixtures import share_budget_bytes
+from benchmarks.shared.mixtures import planted, share_budget_bytes
 from coldpress.compiler.io import load_arrays, load_record
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.generate.session import Session
@@ -33,9 +35,14 @@ from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.layout import Plan
 from coldpress.schemas.metrics import RunMetrics
+from tests.support.planted_mixtures import SHAPES
 
-FORMAT, PLANES, CONTEXT_LENGTH = "int8_group32", "int8_4_4", 256
+REAL, CONTEXT_LENGTH = "tinystories-mixtral-8x", 256
+REAL_FORMATS, PLANTED_FORMATS = ("int8_group32", "int8_4_4"), ("int4_group32", "int4_2_2")
+"""The format of the builds, and the one in planes; int4 loses too much of the real mixture, which is tiny."""
 POLICIES = ("lru", "lfu", "s3fifo", "static", "belady")
+"""`lfu` is the contextual one."""
+BELADY = POLICIES[-1]
 EXACT_POLICIES = POLICIES[:-1]
 """Those that a run can follow."""
 CHOSEN, INSIDE, REFINED, PRIOR = "chosen", "inside", "planes", "prior"
@@ -47,7 +54,7 @@ RIGHT = 1.05
 ONLY: dict[str, dict[str, Any]] = {
     CHOSEN: {"preload": "auto"},
     INSIDE: {"method": "topk", "density": 0.8},
-    REFINED: {"method": "refine", "format": PLANES, "density": 0.5},
+    REFINED: {"method": "refine", "density": 0.5},
     PRIOR: {"cache": "lru", "pinned_share": 0, "routing": "cache_prior"},
 }
 """Settings of builds, beside those that all have."""
@@ -61,11 +68,16 @@ class Run(NamedTuple):
     metrics: RunMetrics
     """Those of the simulated run, which reads what the run read."""
     trace: list[Event]
+    measured_s: float
+    """Seconds of a token here, the median over tokens."""
 
 
 @dataclass(frozen=True)
 class Options:
-    models: tuple[str, ...] = option(("tinystories-mixtral-8x",), choices=("tinystories-mixtral-8x",), help="models")
+    models: tuple[str, ...] = option(
+        (REAL,), full=(REAL, "qwen3-30b-a3b", "gpt-oss-20b"), choices=(REAL, *SHAPES), help="a real model, and shapes"
+    )
+    layers: int = option(2, help="layers of shapes, which have planted routing and a small vocabulary")
     device: str = option("pixel6", help="device profile whose law gives seconds")
     shares: tuple[float, ...] = option(
         (0.25, 0.5), smoke=(0.5,), full=(0.12, 0.25, 0.5, 0.75), help="shares of the experts' bytes in DRAM"
@@ -86,6 +98,7 @@ class Plugin(Benchmark[Options]):
         "rows[].reads": "reads from flash per token",
         "rows[].hit_rate": "share of the used units that were in DRAM",
         "rows[].token_s": "seconds of a token by the device's law",
+        "rows[].measured_s?": "seconds of a token on this machine, the median over tokens; null for belady",
         "rows[].mean_kld": "divergence from the exact run on test text, nats a token; 0 for exact ways",
         "rows[].fewer_bytes?": f"{PRIOR}: bytes of exact routing over its bytes, same artifact, cache and DRAM",
         "rows[].prefill_over_used?": f"{CHOSEN}: bytes that prefills read, nothing in DRAM, over the bytes of the "
@@ -111,14 +124,19 @@ class Plugin(Benchmark[Options]):
         path = artifact_in(self._built(model, f"{CHOSEN}-{share:g}", budget_bytes, **ONLY[CHOSEN]))
         opened, exact = open_artifact(path), run(path, tokens)
         over_used = prefill_over_used(path, tokens[0], exact.trace)
-        yield {"way": CHOSEN, "budget_bytes": budget_bytes, **figures_of(exact.metrics), **EXACTLY | over_used}
+        yield {"way": CHOSEN, "budget_bytes": budget_bytes, **figures_of(exact), **EXACTLY | over_used}
         for policy in POLICIES:
             plan = refit(opened.manifest, unpinned(opened.manifest.plans[0], policy), budget_bytes)
-            found = simulate(opened, plan, exact.trace)
-            yield {"way": policy, "budget_bytes": budget_bytes, **figures_of(found), **EXACTLY}
+            found = exact._replace(metrics=simulate(opened, plan, exact.trace))
+            found = found._replace(measured_s=run(path, tokens, plan=plan).measured_s) if policy != BELADY else found
+            unknown = {"measured_s": None} if policy == BELADY else {}
+            yield {"way": policy, "budget_bytes": budget_bytes, **figures_of(found), **EXACTLY | unknown}
         for way in (INSIDE, REFINED):
+            format_name = formats_of(model)[way == REFINED]
             try:
-                path = artifact_in(self._built(model, f"{way}-{share:g}", budget_bytes, **ONLY[way]))
+                path = artifact_in(
+                    self._built(model, f"{way}-{share:g}", budget_bytes, format=format_name, **ONLY[way])
+                )
             except ColdpressError as error:
                 if "are needed before any unit is cached" not in str(error):
                     raise
@@ -126,14 +144,14 @@ class Plugin(Benchmark[Options]):
                 continue
             found = run(path, tokens)
             lost = {"mean_kld": divergence(exact, found)}
-            yield {"way": way, "budget_bytes": budget_bytes, **figures_of(found.metrics), **EXACTLY | lost}
+            yield {"way": way, "budget_bytes": budget_bytes, **figures_of(found), **EXACTLY | lost}
         for limit in self.options.limits:
             named = f"{PRIOR}-{limit:g}-{share:g}"
             path = artifact_in(self._built(model, named, budget_bytes, **ONLY[PRIOR], routing_kl=limit))
             own, found = run(path, tokens, routing=EXACT), run(path, tokens)
             fewer = own.metrics.read_bytes / found.metrics.read_bytes
             lost = {"limit": limit, "mean_kld": divergence(own, found), "fewer_bytes": fewer}
-            yield {"way": PRIOR, "budget_bytes": budget_bytes, **figures_of(found.metrics), **EXACTLY | lost}
+            yield {"way": PRIOR, "budget_bytes": budget_bytes, **figures_of(found), **EXACTLY | lost}
 
     def figures(self, rows: Rows) -> Figures:
         by_share: dict[tuple[str, float], dict[str, float]] = {}
@@ -152,8 +170,12 @@ class Plugin(Benchmark[Options]):
 
     def _built(self, model: str, label: str, budget: str | int, **more: Any) -> Path:
         """Builds an artifact; returns its device's build folder."""
-        given: dict[str, Any] = {"method": "dense", "format": FORMAT, "max_ppl_ratio": "off", **more}
-        common = settings(model, self.options.device) | (SHORT if self.options.short else {"preflight": "off"})
+        given: dict[str, Any] = {"method": "dense", "format": formats_of(model)[0], "max_ppl_ratio": "off", **more}
+        is_real, device = model == REAL, self.options.device
+        where = {} if is_real else planted(self.folder / model / "checkpoint", model, self.options.layers)
+        common = (settings(model, device) if is_real else {**where, "device": device}) | (
+            SHORT if self.options.short or not is_real else {"preflight": "off"}
+        )
         text: dict[str, Any] = {"context_length": CONTEXT_LENGTH, "label": label.replace(".", "_")}
         config: dict[str, Any] = common | {"dram_budget": budget, **text, **given}
         return build(self.folder / model, **config)
@@ -174,18 +196,27 @@ def unpinned(plan: Plan, cache: str) -> Plan:
     return plan.model_copy(update={"cache": cache, "cache_options": {}, "parts": parts})
 
 
-def run(artifact: Path, tokens: np.ndarray, routing: str | None = None) -> Run:
-    """Decodes a text token by token."""
-    found, recorder = list[np.ndarray](), Recorder()
-    with Session(artifact, routing=routing, recorder=recorder) as session:
+def formats_of(model: str) -> tuple[str, str]:
+    """Returns the format of a model's builds, and the one in planes."""
+    return REAL_FORMATS if model == REAL else PLANTED_FORMATS
+
+
+def run(artifact: Path, tokens: np.ndarray, routing: str | None = None, plan: Plan | None = None) -> Run:
+    """Decodes a text token by token, under an artifact's plan or another one."""
+    found, seconds, recorder = list[np.ndarray](), list[float](), Recorder()
+    with Session(artifact, routing=routing, plan=plan, recorder=recorder) as session:
         for block in tokens:
             session.decoder.begin(len(block))
-            found += [session.decoder.decode(int(token)) for token in block]
+            for token in block.tolist():
+                started = time.perf_counter()
+                found.append(session.decoder.decode(token))
+                seconds.append(time.perf_counter() - started)
         metrics = simulate(session.artifact, session.plan, recorder.events)
         assert metrics.read_bytes == session.store.counters.read_bytes, "a simulation reads what a run reads"
     logits = np.stack(found).astype(np.float64)
     logits -= logits.max(axis=1, keepdims=True)
-    return Run(logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)), metrics, recorder.events)
+    log_probabilities = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    return Run(log_probabilities, metrics, recorder.events, statistics.median(seconds))
 
 
 def prefill_over_used(artifact: Path, tokens: np.ndarray, trace: Sequence[Event]) -> Row:
@@ -222,14 +253,15 @@ def divergence(expected: Run, found: Run) -> float:
     return float((np.exp(expected.log_probabilities) * differences).sum(axis=1).mean())
 
 
-def figures_of(metrics: RunMetrics) -> Row:
+def figures_of(found: Run) -> Row:
     """Returns a run's figures of a token."""
-    count = metrics.num_tokens
+    metrics, count = found.metrics, found.metrics.num_tokens
     return {
         "read_bytes": metrics.read_bytes / count,
         "reads": metrics.reads / count,
         "hit_rate": metrics.hits / max(1, metrics.hits + metrics.misses),
         "token_s": metrics.modelled_s / count,
+        "measured_s": found.measured_s,
     }
 
 

@@ -9,38 +9,26 @@ measured for llama.cpp and added to its cap. The first text fills the caches and
 of one topic: what such a model writes by itself soon repeats one token.
 """
 
-import json
 import os
-import re
 import statistics
-import string
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, gain, main, option
 from benchmarks.shared import llama_mmap
 from benchmarks.shared.builds import SHORT, artifact_in, build
 from benchmarks.shared.emulated import OTHER_BYTES, apart_under_caps
-from benchmarks.shared.mixtures import share_budget_bytes
-from coldpress.compiler.stages.export._gguf_vocabulary import SPLITS
+from benchmarks.shared.mixtures import WORDS, planted, share_budget_bytes
 from coldpress.runtime import _native
 from coldpress.runtime.generate.session import Session
-from tests.support.planted import write
-from tests.support.planted_mixtures import SHAPES, mixture_of
+from tests.support.planted_mixtures import SHAPES
 
 FORMAT, CONTEXT_LENGTH = "int4_group32", llama_mmap.CONTEXT_LENGTH
-SMALL_VOCABULARY: Mapping[str, Any] = {"vocab_size": 4096, "max_position_embeddings": 4096}
-CORPUS_TOKENS = 40960
-OTHER_TOKENS = 5 * 64
-"""Words that make room for bytes; a multiple of every shape's number of topics."""
-WORDS = SMALL_VOCABULARY["vocab_size"] - OTHER_TOKENS
-LETTERS = string.ascii_lowercase
 FIRST_TOKEN, SAME_TOPIC = 3, 64
 TEXTS = 4
 """Texts of a process; the first one fills the caches."""
@@ -151,44 +139,13 @@ class Plugin(Benchmark[Options]):
     def _built(self, shape: str, label: str, budget: str | int, **more: Any) -> Path:
         """Builds an artifact; returns its device's build folder."""
         folder = self.folder / shape
-        model = folder / "checkpoint"
-        if not (model / "config.json").exists():
-            write(mixture_of(shape, self.options.layers, **SMALL_VOCABULARY), model, CORPUS_TOKENS)
-            spell(model)
-        config: dict[str, Any] = {"model": model, "corpus": model / "corpus.jsonl", "device": self.options.device}
-        config |= {**SHORT, "context_length": CONTEXT_LENGTH, "method": "dense", "format": FORMAT, "cache": "auto"}
+        config: dict[str, Any] = planted(folder / "checkpoint", shape, self.options.layers)
+        config |= {"device": self.options.device, "context_length": CONTEXT_LENGTH}
+        config |= {**SHORT, "method": "dense", "format": FORMAT, "cache": "auto"}
         return build(folder, **config, max_ppl_ratio="off", dram_budget=budget, label=label.replace(".", "_"), **more)
 
     def _file(self, shape: str) -> Path:
         return self.folder / shape / "weights.gguf"
-
-
-def spell(checkpoint: Path) -> None:
-    """Spells the planted words in letters, so that llama.cpp has a tokenizer for which each is one token: byte-level
-    BPE. The last words become its bytes and a merge, without which llama.cpp reads none; other words of their topics
-    take their places in the corpus."""
-    size, kept = SMALL_VOCABULARY["vocab_size"], WORDS
-    letters = ["".join(LETTERS[number // 26**place % 26] for place in range(3)) for number in range(size)]
-    vocabulary = {"<s>": 0, "</s>": 1, "<unk>": 2} | {f"Ġ{letters[word]}": word for word in range(3, kept)}
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary |= {text: kept + place for place, text in enumerate([*alphabet, "ab"])}
-    tokenizer = Tokenizer(models.BPE(vocabulary, [("a", "b")], ignore_merges=True))
-    expression = next(found for found, (_, ignores_merges) in SPLITS.items() if ignores_merges)
-    words = pre_tokenizers.Split(Regex(expression), "isolated")
-    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, as_bytes])
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.save(str(checkpoint / "tokenizer.json"))
-
-    def spelled(found: re.Match[str]) -> str:
-        word = int(found[1])
-        return letters[word if word < kept else word - OTHER_TOKENS]
-
-    corpus = checkpoint / "corpus.jsonl"
-    documents = [json.loads(line) for line in corpus.read_text().splitlines()]
-    texts = [" " + re.sub(r"w(\d+)", spelled, document["text"]) for document in documents]
-    lines = [json.dumps(document | {"text": text}) for document, text in zip(documents, texts, strict=True)]
-    corpus.write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

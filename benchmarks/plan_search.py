@@ -2,7 +2,8 @@
 
 A case is a model on a device under a DRAM budget and a quality floor. Real models are calibrated and explored. Shapes
 of large models borrow quality curves of a small model of the same kind, and signals drawn with its statistics
-(compiler/quote/reference.py), so they measure speed, not quality. A mixture's shape takes its experts, and what other
+(compiler/quote/reference.py), so they measure speed, not quality. A widened real model has quality and the units of a
+large one. A mixture's shape takes its experts, and what other
 routing costs, from the largest real mixture. All searches have the same candidates, law, curves
 and tokens (compiler/search); the sweep judges every selector, format and cache at the `--densities` lowest densities
 that keep the floor. Seconds are modelled. Some budgets of tiny models hold only what is always in DRAM: such a cell has
@@ -35,12 +36,16 @@ from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import WHOLE_MLP, activity_of, num_units
 from tests.support import planted
 from tests.support._planted_tensors import config
+from tests.support.widened import widen
 
 SHAPE_CONTEXT, REAL_CONTEXT = 512, 128
 """Context lengths in tokens; a real model's is short so that its KV cache does not outweigh its weights."""
 REAL = ("prose7m", "prose7m-relu", "stories260k", "tinystories656k", "tinystories656k-relu", "tinystories-mixtral-8x")
 UNTIED = {"tie_word_embeddings": False, "torch_dtype": "float16"}
 LLAMA_7B = config(planted.SHAPES["llama-2-7b"]) | UNTIED
+WIDE = "prose7m-wide"
+"""prose7m with units of a 7B's bytes (tests/support/widened.py)."""
+WIDER_TIMES = 16
 MIXTURE_MODEL = "tinystories-mixtral-8x"
 MIXTURE = {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2, "hidden_act": "silu"}
 SHAPES: Mapping[str, Mapping[str, Any]] = {
@@ -54,7 +59,11 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
 @dataclass(frozen=True)
 class Options:
     models: tuple[str, ...] = option(
-        ("llama-7b-shape",), smoke=("relu-7b-shape",), full=(*SHAPES, *REAL), choices=(*SHAPES, *REAL), help="models"
+        ("llama-7b-shape",),
+        smoke=("relu-7b-shape",),
+        full=(*SHAPES, *REAL),
+        choices=(*SHAPES, *REAL, WIDE),
+        help="models",
     )
     devices: tuple[str, ...] = option(
         ("pixel6", "iphone-a18"),
@@ -112,7 +121,7 @@ class Plugin(Benchmark[Options]):
             cache="auto",
             routing="auto",
             dram_budget=cell["budget"],
-            context_length=min(REAL_CONTEXT if cell["model"] in REAL else SHAPE_CONTEXT, source.context_length),
+            context_length=min(REAL_CONTEXT if cell["model"] not in SHAPES else SHAPE_CONTEXT, source.context_length),
         )
         started = time.perf_counter()
         found = searched(asked, inputs, Floor(source.curves, cell["floor"]), self._of_options)
@@ -187,7 +196,10 @@ def source_of(model: str, folder: Path) -> Source:
         (folder / model / "config.json").write_text(json.dumps(SHAPES[model]), encoding="utf-8")
         shape = find(str(folder / model), None, scratch)
         return routed_as(source_of(MIXTURE_MODEL, folder), shape, scratch) if shape.model.spec.is_mixture else shape
-    asked = settings(model) | {"method": "auto", "preflight": "off", "evaluation_tokens": SHORT["evaluation_tokens"]}
+    asked = settings(WIDE.removesuffix("-wide") if model == WIDE else model)
+    asked |= {"method": "auto", "preflight": "off", "evaluation_tokens": SHORT["evaluation_tokens"]}
+    if model == WIDE:
+        asked["model"] = widen(asked["model"], folder / f"{model}-checkpoint", WIDER_TIMES)
     return find(str(build(folder / model, "explore", "device", **asked).parent), None, scratch)
 
 
