@@ -42,7 +42,6 @@ REAL_FORMATS, PLANTED_FORMATS = ("int8_group32", "int8_4_4"), ("int4_group32", "
 """The format of the builds, and the one in planes; int4 loses too much of the real mixture, which is tiny."""
 POLICIES = ("lru", "lfu", "s3fifo", "static", "belady")
 """`lfu` is the contextual one."""
-BELADY = POLICIES[-1]
 EXACT_POLICIES = POLICIES[:-1]
 """Those that a run can follow."""
 CHOSEN, INSIDE, REFINED, PRIOR = "chosen", "inside", "planes", "prior"
@@ -68,8 +67,8 @@ class Run(NamedTuple):
     metrics: RunMetrics
     """Those of the simulated run, which reads what the run read."""
     trace: list[Event]
-    measured_s: float
-    """Seconds of a token here, the median over tokens."""
+    measured_s: float | None
+    """Seconds of a token here, the median over tokens; None if only simulated."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +109,7 @@ class Plugin(Benchmark[Options]):
         "prefill_reads": "largest prefill_over_used",
         "chosen_right": f"share of budgets under which {CHOSEN} takes at most {RIGHT} times the best policy's seconds",
     }
+    is_timing = True
     needs_data = True
     over = {"model": "models", "share": "shares"}
     full_minutes = 40
@@ -127,16 +127,14 @@ class Plugin(Benchmark[Options]):
         yield {"way": CHOSEN, "budget_bytes": budget_bytes, **figures_of(exact), **EXACTLY | over_used}
         for policy in POLICIES:
             plan = refit(opened.manifest, unpinned(opened.manifest.plans[0], policy), budget_bytes)
-            found = exact._replace(metrics=simulate(opened, plan, exact.trace))
-            found = found._replace(measured_s=run(path, tokens, plan=plan).measured_s) if policy != BELADY else found
-            unknown = {"measured_s": None} if policy == BELADY else {}
-            yield {"way": policy, "budget_bytes": budget_bytes, **figures_of(found), **EXACTLY | unknown}
+            measured_s = run(path, tokens, plan=plan).measured_s if policy in EXACT_POLICIES else None
+            found = exact._replace(metrics=simulate(opened, plan, exact.trace), measured_s=measured_s)
+            yield {"way": policy, "budget_bytes": budget_bytes, **figures_of(found), **EXACTLY}
         for way in (INSIDE, REFINED):
-            format_name = formats_of(model)[way == REFINED]
+            whole_format, planes = formats_of(model)
+            given = ONLY[way] | {"format": planes if way == REFINED else whole_format}
             try:
-                path = artifact_in(
-                    self._built(model, f"{way}-{share:g}", budget_bytes, format=format_name, **ONLY[way])
-                )
+                path = artifact_in(self._built(model, f"{way}-{share:g}", budget_bytes, **given))
             except ColdpressError as error:
                 if "are needed before any unit is cached" not in str(error):
                     raise
@@ -171,11 +169,11 @@ class Plugin(Benchmark[Options]):
     def _built(self, model: str, label: str, budget: str | int, **more: Any) -> Path:
         """Builds an artifact; returns its device's build folder."""
         given: dict[str, Any] = {"method": "dense", "format": formats_of(model)[0], "max_ppl_ratio": "off", **more}
-        is_real, device = model == REAL, self.options.device
-        where = {} if is_real else planted(self.folder / model / "checkpoint", model, self.options.layers)
-        common = (settings(model, device) if is_real else {**where, "device": device}) | (
-            SHORT if self.options.short or not is_real else {"preflight": "off"}
-        )
+        if model == REAL:
+            common = settings(model, self.options.device) | (SHORT if self.options.short else {"preflight": "off"})
+        else:
+            found = planted(self.folder / model / "checkpoint", model, self.options.layers)
+            common = {**found, "device": self.options.device, **SHORT}
         text: dict[str, Any] = {"context_length": CONTEXT_LENGTH, "label": label.replace(".", "_")}
         config: dict[str, Any] = common | {"dram_budget": budget, **text, **given}
         return build(self.folder / model, **config)

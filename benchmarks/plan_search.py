@@ -3,11 +3,10 @@
 A case is a model on a device under a DRAM budget and a quality floor. Real models are calibrated and explored. Shapes
 of large models borrow quality curves of a small model of the same kind, and signals drawn with its statistics
 (compiler/quote/reference.py), so they measure speed, not quality. A widened real model has quality and the units of a
-large one. A mixture's shape takes its experts, and what other
-routing costs, from the largest real mixture. All searches have the same candidates, law, curves
-and tokens (compiler/search); the sweep judges every selector, format and cache at the `--densities` lowest densities
-that keep the floor. Seconds are modelled. Some budgets of tiny models hold only what is always in DRAM: such a cell has
-no row.
+large one. A mixture's shape takes its experts, and what other routing costs, from the largest real mixture. All
+searches have the same candidates, law, curves and tokens (compiler/search); the sweep judges every selector, format and
+cache at the `--densities` lowest densities that keep the floor. Seconds are modelled. Some budgets of tiny models hold
+only what is always in DRAM: such a cell has no row.
 """
 
 import json
@@ -43,9 +42,9 @@ SHAPE_CONTEXT, REAL_CONTEXT = 512, 128
 REAL = ("prose7m", "prose7m-relu", "stories260k", "tinystories656k", "tinystories656k-relu", "tinystories-mixtral-8x")
 UNTIED = {"tie_word_embeddings": False, "torch_dtype": "float16"}
 LLAMA_7B = config(planted.SHAPES["llama-2-7b"]) | UNTIED
-WIDE = "prose7m-wide"
+WIDENED_TIMES, SUFFIX = 16, "-wide"
+WIDE = f"prose7m{SUFFIX}"
 """prose7m with units of a 7B's bytes (tests/support/widened.py)."""
-WIDER_TIMES = 16
 MIXTURE_MODEL = "tinystories-mixtral-8x"
 MIXTURE = {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2, "hidden_act": "silu"}
 SHAPES: Mapping[str, Mapping[str, Any]] = {
@@ -121,7 +120,7 @@ class Plugin(Benchmark[Options]):
             cache="auto",
             routing="auto",
             dram_budget=cell["budget"],
-            context_length=min(REAL_CONTEXT if cell["model"] not in SHAPES else SHAPE_CONTEXT, source.context_length),
+            context_length=min(SHAPE_CONTEXT if cell["model"] in SHAPES else REAL_CONTEXT, source.context_length),
         )
         started = time.perf_counter()
         found = searched(asked, inputs, Floor(source.curves, cell["floor"]), self._of_options)
@@ -196,10 +195,10 @@ def source_of(model: str, folder: Path) -> Source:
         (folder / model / "config.json").write_text(json.dumps(SHAPES[model]), encoding="utf-8")
         shape = find(str(folder / model), None, scratch)
         return routed_as(source_of(MIXTURE_MODEL, folder), shape, scratch) if shape.model.spec.is_mixture else shape
-    asked = settings(WIDE.removesuffix("-wide") if model == WIDE else model)
+    asked = settings(model.removesuffix(SUFFIX))
     asked |= {"method": "auto", "preflight": "off", "evaluation_tokens": SHORT["evaluation_tokens"]}
     if model == WIDE:
-        asked["model"] = widen(asked["model"], folder / f"{model}-checkpoint", WIDER_TIMES)
+        asked["model"] = widen(asked["model"], folder / f"{model}-checkpoint", WIDENED_TIMES)
     return find(str(build(folder / model, "explore", "device", **asked).parent), None, scratch)
 
 

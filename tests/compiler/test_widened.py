@@ -1,5 +1,5 @@
-"""A widened checkpoint computes what its source does, and its quantized rows repeat the source's: so what a search
-finds for it holds for a real model, whose units would only be larger."""
+"""A widened checkpoint computes the same logits as its source, and its quantized units repeat the source's values: so
+it loses as much by quantization as the real model, and differs only in the bytes of its units."""
 
 from pathlib import Path
 

@@ -1,10 +1,10 @@
 """Widens a small real checkpoint without changing what it computes, so that its units have the bytes of a 7B's.
 
-Units of small models take a few hundred bytes, and a device reads 4 KB as fast: so what a selector saves there says
-nothing about large models. A widened checkpoint repeats the vector of hidden states `times` times, whole vector after
-whole vector. Its mean square stays the same, so that norms do; matrices that read it are repeated and divided by
-`times`, those that write it are repeated. If `times` is a power of two, no value is rounded, and where hidden states
-are a multiple of 32 wide, every group of 32 values has the codes that it has in the source.
+A unit of a small model takes a few hundred bytes, and a device reads 4 KB in the same time: so what a selector saves
+there says nothing about large models. A widened checkpoint repeats the vector of hidden states `times` times, whole
+vector after whole vector. Its mean square stays the same, so that norms change nothing. Matrices that read the vector
+are repeated and divided by `times`; matrices that write it are repeated. If `times` is a power of two, no value is
+rounded. If the source's hidden size is a multiple of 32, each group of 32 values has the same codes as in the source.
 
 `python -m tests.support.widened MODEL --times 16 --output FOLDER` writes one.
 """
@@ -21,8 +21,12 @@ from safetensors.numpy import load_file, save_file
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
+def _embedded(array: np.ndarray, times: int) -> np.ndarray:
+    return np.tile(array, (1, times))
+
+
 def _read(array: np.ndarray, times: int) -> np.ndarray:
-    return np.tile(array, (1, times)) / np.float32(times)
+    return _embedded(array, times) / np.float32(times)
 
 
 def _written(array: np.ndarray, times: int) -> np.ndarray:
@@ -32,7 +36,7 @@ def _written(array: np.ndarray, times: int) -> np.ndarray:
 WIDENED: Mapping[str, Callable[[np.ndarray, int], np.ndarray]] = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head"), _read),
     **dict.fromkeys(("o_proj", "down_proj"), _written),
-    "embed_tokens": lambda array, times: np.tile(array, (1, times)),
+    "embed_tokens": _embedded,
     **dict.fromkeys(("input_layernorm", "post_attention_layernorm"), np.tile),
 }
 """Module -> its wider weight. Only Llama's modules without biases."""
