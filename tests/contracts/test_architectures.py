@@ -17,13 +17,15 @@ from coldpress.compiler.io import Workspace
 from coldpress.compiler.stages import ingest
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.compiler.workflow import settings
+from coldpress.runtime.decoder import decoder
 from coldpress.runtime.decoder.arithmetic import rms_norm
+from coldpress.runtime.decoder.tokens import KvCache
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plugins import load, names
 from coldpress.schemas.errors import CheckpointError
-from coldpress.schemas.model import Model, block_norms, role_shape
+from coldpress.schemas.model import Model, ModelSpec, block_norms, role_shape
 from tests.support.artifacts import Recipe, build_artifact
-from tests.support.hf import greedy, load_hf
+from tests.support.hf import all_logits, greedy, load_hf
 from tests.support.models import MIXTURES, MODEL_TYPES, write_model
 
 ARCHITECTURES = names("coldpress.compiler.architectures")
@@ -228,6 +230,11 @@ CASES = {
 }  # fmt: skip
 
 
+ROUNDED_KEYS, SAME_KEYS, UNROUNDED = 2e-3, 1e-3, 1e-5
+"""Largest error of logits over the largest logit: against transformers, which keeps keys and values in float32; against
+transformers with keys and values in fp16; and with a cache in float32 on both sides."""
+
+
 def test_every_architecture_has_a_test_model() -> None:
     assert ARCHITECTURES == MODEL_TYPES
 
@@ -295,23 +302,48 @@ def test_logits_equal_those_of_transformers(case: Model, tmp_path: Path) -> None
     assert total / count == pytest.approx(expected.loss.item(), abs=1e-4)
 
 
+def session_of(model: Model, folder: Path, context_length: int) -> Session:
+    """Returns a session of the model's dense artifact in fp16, which holds its weights exactly."""
+    roles = {role: read_role(model, role) for role in model.tensors}
+    roles |= {role: rotary_inv_freq(model, kind) for kind, role in model.spec.frequencies.items()}
+    recipe = Recipe(spec=model.spec, method="dense", context_length=context_length)
+    return Session(build_artifact(folder, recipe, roles).path)
+
+
 def test_decoded_tokens_and_logits_equal_those_of_transformers(case: Model, tmp_path: Path) -> None:
     """The runtime computes from the spec and the roles, past windows and the original length of scaled positions."""
-    roles = {role: read_role(case, role) for role in case.tensors}
-    roles |= {role: rotary_inv_freq(case, kind) for kind, role in case.spec.frequencies.items()}
-    recipe = Recipe(spec=case.spec, method="dense", context_length=80)
-    session = Session(build_artifact(tmp_path / "a.coldpress", recipe, roles).path)
-    prompt = [0, 5, 9, 100, 200, 33]
-    expected, step_logits = greedy(load_hf(tmp_path / "tiny"), prompt, 64)
+    session, prompt = session_of(case, tmp_path / "a.coldpress", 80), [0, 5, 9, 100, 200, 33]
+    whole = load_hf(tmp_path / "tiny")
+    expected, step_logits = greedy(whole, prompt, 64)
     assert list(session.generate(prompt, 64, ignore_eos=True).token_ids) == expected
     token_ids = np.array(prompt + expected[:-1])
     session.decoder.begin(len(token_ids))
-    whole = session.decoder.prefill(token_ids)[len(prompt) - 1 :]
+    prefilled = session.decoder.prefill(token_ids)[len(prompt) - 1 :]
     session.decoder.begin(len(token_ids))
     session.decoder.prefill(token_ids[: len(prompt)])
     one_by_one = np.stack([session.decoder.decode(int(token)) for token in token_ids[len(prompt) :]])
-    for found, wanted in ((whole, step_logits), (one_by_one, step_logits[1:])):
-        np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-3 * np.abs(step_logits).max())
+    halved = all_logits(whole, token_ids.tolist(), half_keys=True)[len(prompt) - 1 :]
+    for wanted, limit in ((step_logits, ROUNDED_KEYS), (halved, SAME_KEYS)):
+        np.testing.assert_allclose(prefilled, wanted, rtol=0, atol=limit * np.abs(wanted).max())
+        np.testing.assert_allclose(one_by_one, wanted[1:], rtol=0, atol=limit * np.abs(wanted).max())
+
+
+def test_without_rounding_of_keys_and_values_nothing_differs_from_transformers(
+    case: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prefill can keep its cache in float32: then only the order of sums is left."""
+
+    def unrounded(spec: ModelSpec, context_length: int, _kind: str) -> KvCache:
+        shape = spec.num_hidden_layers, context_length, spec.num_key_value_heads, spec.head_dim
+        return KvCache(np.zeros(shape, np.float32), np.zeros(shape, np.float32))
+
+    monkeypatch.setattr(decoder, "new_cache", unrounded)
+    tokens = np.random.default_rng(1).integers(0, case.spec.vocab_size, 70)
+    session = session_of(case, tmp_path / "a.coldpress", len(tokens))
+    session.decoder.begin(len(tokens))
+    expected = all_logits(load_hf(tmp_path / "tiny"), tokens.tolist())
+    found = session.decoder.prefill(tokens)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=UNROUNDED * np.abs(expected).max())
 
 
 def test_roles_have_the_shapes_that_the_spec_gives(case: Model) -> None:

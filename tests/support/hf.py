@@ -171,6 +171,21 @@ def _of_gpt_oss(parts: list[str], values: np.ndarray) -> dict[str, np.ndarray]:
     return found
 
 
+def half_cache(model: Any) -> Any:
+    """Returns an empty cache for transformers that rounds keys and values to fp16, as an artifact's cache stores them.
+
+    The model still computes in float32, so that this rounding is all that differs from the model as it is.
+    """
+    from transformers import DynamicCache
+
+    class HalfCache(DynamicCache):
+        def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+            rounded = (part.half().float() for part in (key_states, value_states))
+            return super().update(*rounded, *args, **kwargs)
+
+    return HalfCache(config=model.config)
+
+
 def greedy(model: Any, prompt_ids: list[int], num_new: int) -> tuple[list[int], np.ndarray]:
     """Returns transformers' greedy continuation, not ended by end-of-sequence tokens, and its logits [num_new, V]."""
     import torch
@@ -190,9 +205,10 @@ def greedy(model: Any, prompt_ids: list[int], num_new: int) -> tuple[list[int], 
     return done.sequences[0, len(prompt_ids) :].tolist(), logits
 
 
-def all_logits(model: Any, token_ids: list[int]) -> np.ndarray:
-    """Returns the logits at every position, float32 [T, V]."""
+def all_logits(model: Any, token_ids: list[int], *, half_keys: bool = False) -> np.ndarray:
+    """Returns the logits at every position, float32 [T, V]; `half_keys` rounds keys and values to fp16."""
     import torch
 
     with torch.no_grad():
-        return model(torch.tensor([token_ids])).logits[0].float().numpy()
+        cache = half_cache(model) if half_keys else None
+        return model(torch.tensor([token_ids]), past_key_values=cache).logits[0].float().numpy()
