@@ -141,7 +141,7 @@ def stored_format(role: str, formats: Formats) -> UnitFormat | None:
     format_name = whole_format(coarsest(formats))
     if role in ("embed_tokens.weight", "lm_head.weight"):
         return "fp16" if format_name == "fp16" else "int8_group32"
-    matrix = r"\d+\.(experts\.\d+\.|shared_expert\.)?(q|k|v|o|gate|up|down)_proj\.weight"
+    matrix = r"\d+\.(experts\.\d+\.|shared_expert\.)?(q|k|v|o|q_b|kv_b|gate|up|down)_proj\.weight"
     return format_name if re.fullmatch(matrix, name) else None
 
 

@@ -248,7 +248,7 @@ class Build:
     def gram_bytes(self) -> list[int]:
         """Bytes of a layer's Gram matrices: attention's input and mixed heads, and one MLP's input and inner part."""
         spec = self.model.spec
-        heads = spec.num_attention_heads * spec.head_dim
+        heads = spec.mixed_size
         of_mlp = () if spec.is_mixture else (spec.hidden_size, spec.intermediate_size)
         return [4 * size**2 for size in (spec.hidden_size, heads, *of_mlp)]
 

@@ -29,7 +29,7 @@ input after the norm; the same vector once per expert, 0 for experts that a toke
 without a gate; up, after its activation if it has one (dReLU); the product of both, or act(up), in a mixture weighted
 by the router; the router's logits; what it chooses experts by (runtime/decoder/router.py)."""
 Axis = Literal["hidden_size", "intermediate_size", "heads"]
-"""The dimension along which a unit is an index; `heads` has num_attention_heads * head_dim entries."""
+"""The dimension along which a unit is an index; `heads` has `ModelSpec.mixed_size` entries."""
 
 JOINT = "+"
 """Stands between the formats of slices."""
@@ -151,8 +151,13 @@ def layer_formats(formats: Formats) -> tuple[UnitFormat, ...]:
 
 
 def slices(family: str, spec: ModelSpec) -> tuple[Slice, ...]:
-    """Returns the slices of one unit of `family`, without those of gate_proj if the model has no gate."""
-    return tuple(piece for piece in FAMILIES[family].slices if spec.gated_mlp or piece.role != "gate_proj")
+    """Returns the slices of one unit of `family`, without those of matrices that the model does not have."""
+    return tuple(piece for piece in FAMILIES[family].slices if piece.role in _present(spec))
+
+
+def _present(spec: ModelSpec) -> tuple[MatrixRole, ...]:
+    """Returns the matrices of a layer: without a gate or a matrix of values, if the model has none."""
+    return (*spec.attention_roles, *(role for role in MLP_ROLES if spec.gated_mlp or role != "gate_proj"))
 
 
 def num_units(family: str, spec: ModelSpec) -> int:
@@ -163,7 +168,7 @@ def num_units(family: str, spec: ModelSpec) -> int:
     sizes: dict[Axis, int] = {
         "hidden_size": spec.hidden_size,
         "intermediate_size": spec.intermediate_size,
-        "heads": spec.num_attention_heads * spec.head_dim,
+        "heads": spec.mixed_size,
     }
     return sizes[FAMILIES[family].axis] * num_experts(family, spec)
 
@@ -226,17 +231,17 @@ def slice_length(piece: Slice, spec: ModelSpec) -> int:
 def resident_roles(families: Iterable[str], spec: ModelSpec) -> tuple[MatrixRole, ...]:
     """Returns the matrices of a layer that no family holds and that stay in DRAM: attention's, then the MLP's."""
     on_flash = {piece.role for family in families for piece in slices(family, spec)}
-    present = (*ATTENTION_ROLES, *MLP_ROLES) if spec.gated_mlp else (*ATTENTION_ROLES, "up_proj", "down_proj")
-    return tuple(role for role in present if role not in on_flash)
+    return tuple(role for role in _present(spec) if role not in on_flash)
 
 
 def resident_names(layer: int, families: Sequence[str], spec: ModelSpec) -> tuple[str, ...]:
-    """Returns the names of the matrices that a layer must keep in DRAM: those that no family holds, routers and shared
-    experts."""
+    """Returns the names of the matrices that a layer must keep in DRAM: those that no family holds, those that expand
+    latents, routers and shared experts."""
     if spec.is_dense(layer):
         others = [name for name in families if not any(role in MLP_ROLES for role in FAMILIES[name].roles)]
-        return resident_roles(others, spec.of_layer(layer))
+        return (*resident_roles(others, spec.of_layer(layer)), *spec.expanding_matrices)
     held = [name for role in resident_roles(families, spec) for name in matrices(role, spec)]
+    held += spec.expanding_matrices
     held += ["router"] * spec.is_mixture
     if spec.shared_intermediate_size:
         held += [f"shared_expert.{role}" for role in MLP_ROLES if spec.gated_mlp or role != "gate_proj"]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from coldpress.schemas.base import ArrayFile, Count, PositiveCount, Record, Sha256
 from coldpress.schemas.families import Signal
-from coldpress.schemas.model import ATTENTION_ROLES, MatrixRole, ModelSpec
+from coldpress.schemas.model import MatrixRole, ModelSpec
 
 INPUT_OF: Mapping[MatrixRole, Signal] = {
     "q_proj": "attention_input",
@@ -25,7 +25,7 @@ INPUT_OF: Mapping[MatrixRole, Signal] = {
 def measured_roles(spec: ModelSpec) -> frozenset[str]:
     """Returns the matrices whose inputs are measured. In a mixture these are attention's: each expert sees few tokens,
     so that experts, and MLPs beside them, are rounded without Gram matrices (compiler/rounding/gptq.py)."""
-    return frozenset(ATTENTION_ROLES if spec.is_mixture else INPUT_OF)
+    return frozenset(spec.attention_roles if spec.is_mixture else INPUT_OF)
 
 
 class LayerGram(Record):

@@ -12,6 +12,9 @@ two-matrix MLP (OPT) has only `up_proj` and `down_proj`. In a mixture of experts
 weights it. `norm_placement` and `residual` determine which norms a layer has, see `placed_norms`.
 Layers that rotate with frequencies of their own use `rotary_local.inv_freq`. If every head has its own norm, the roles
 are `layers.<i>.heads.<h>.{q_norm,k_norm}.weight`. Heads' sinks are `layers.<i>.attention.sinks`.
+With latent attention (`kv_lora_rank`) `k_proj` gives a token's latent and the rotated part of its key, `kv_b_proj`
+expands latents to the heads' keys and values, and there is no `v_proj`; with `q_lora_rank` `q_proj` gives the latent of
+the queries, which `q_b_proj` expands. `q_norm` and `k_norm` are those of the latents.
 """
 
 from bisect import bisect_left
@@ -52,8 +55,11 @@ MIXTURE_FIELDS = (
     "dense_intermediate_size",
 )
 """Fields that only mixtures have, beside the numbers of experts."""
+LATENT_FIELDS = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "v_head_dim")
+"""Fields that only models with latent attention have."""
 EXTENSIONS = (
     *MIXTURE_FIELDS,
+    *LATENT_FIELDS,
     "residual",
     "attention_scale",
     "attention_softcap",
@@ -100,7 +106,8 @@ class ModelSpec(Extended):
     num_expert_groups: PositiveCount = 1
     """Groups of consecutive experts; a token's experts are all in a few of them."""
     num_expert_groups_per_tok: PositiveCount = 1
-    """Groups that a token's experts are in: those whose two best scores have the largest sums."""
+    """Groups that a token's experts are in: those whose two best sigmoids have the largest sums, or those with the
+    largest softmax."""
     shared_intermediate_size: Count = 0
     """Width of an MLP beside the experts that every token uses; 0 for none."""
     dense_layers: Many[Count] = ()
@@ -133,6 +140,15 @@ class ModelSpec(Extended):
     """Factor on what attention and the MLP add to the hidden states (Granite)."""
     logits_scaling: float = Field(default=1.0, gt=0)
     """Logits are divided by it (Granite)."""
+    kv_lora_rank: Count = 0
+    """Latent attention (DeepSeek-V2): the width of the latent that a token's keys and values are made of; 0 for other
+    attention. The cache holds the latent and the rotated part of the keys: `head_dim` is this plus `rotary_dim`."""
+    q_lora_rank: Count = 0
+    """The width of the latent that queries are made of; 0 if they are made of attention's input."""
+    qk_nope_head_dim: Count = 0
+    """With latent attention, the part of a head's query and key that is not rotated."""
+    v_head_dim: Count = 0
+    """With latent attention, the width of a head's value."""
     position: Literal["rotary", "learned"]
     rotary_dim: Count
     """Leading dimensions of each head that are rotated; 0 with learned positions."""
@@ -234,6 +250,26 @@ class ModelSpec(Extended):
         return None if is_full else self.sliding_window
 
     @property
+    def is_latent(self) -> bool:
+        """Whether keys and values are made of a latent of each token."""
+        return self.kv_lora_rank > 0
+
+    @property
+    def mixed_size(self) -> int:
+        """The width of the mixed heads, the input of o_proj."""
+        return self.num_attention_heads * (self.v_head_dim if self.is_latent else self.head_dim)
+
+    @property
+    def attention_roles(self) -> tuple[MatrixRole, ...]:
+        """The matrices of attention that take its input or the mixed heads."""
+        return tuple(role for role in ATTENTION_ROLES if not (self.is_latent and role == "v_proj"))
+
+    @property
+    def expanding_matrices(self) -> tuple[str, ...]:
+        """The matrices of attention that expand latents."""
+        return ("q_b_proj",) * (self.q_lora_rank > 0) + ("kv_b_proj",) * self.is_latent
+
+    @property
     def exact_zeros(self) -> bool:
         """Whether inactive units of the MLP are exactly zero."""
         return self.hidden_act in EXACT_ZEROS
@@ -278,25 +314,28 @@ def role_shape(spec: ModelSpec, role: str) -> tuple[int, ...]:
     elif above[:1] == ["layers"] and "experts" not in above:
         spec = spec.of_layer(int(above[1]))
     hidden, inner = spec.hidden_size, spec.intermediate_size
-    queries, keys = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
+    heads, keys = spec.num_attention_heads, spec.num_key_value_heads * spec.head_dim
+    queries = heads * (spec.qk_nope_head_dim + spec.rotary_dim if spec.is_latent else spec.head_dim)
     shapes: dict[str, tuple[int, ...]] = {
         "embed_tokens": (spec.vocab_size, hidden),
         "embed_positions": (spec.max_position_embeddings + spec.position_offset, hidden),
         "lm_head": (spec.vocab_size, hidden),
         "rotary": (spec.rotary_dim // 2,),
         "rotary_local": (spec.rotary_dim // 2,),
-        "q_proj": (queries, hidden),
+        "q_proj": (spec.q_lora_rank or queries, hidden),
+        "q_b_proj": (queries, spec.q_lora_rank),
+        "kv_b_proj": (heads * (spec.qk_nope_head_dim + spec.v_head_dim), spec.kv_lora_rank),
         "k_proj": (keys, hidden),
         "v_proj": (keys, hidden),
-        "o_proj": (hidden, queries),
+        "o_proj": (hidden, spec.mixed_size),
         "gate_proj": (inner, hidden),
         "up_proj": (inner, hidden),
         "down_proj": (hidden, inner),
-        "q_norm": (queries if spec.qk_norm == "width" else spec.head_dim,),
-        "k_norm": (keys if spec.qk_norm == "width" else spec.head_dim,),
+        "q_norm": (spec.q_lora_rank or (queries if spec.qk_norm == "width" else spec.head_dim),),
+        "k_norm": (spec.kv_lora_rank or (keys if spec.qk_norm == "width" else spec.head_dim),),
         "router": (spec.num_experts, hidden),
         "shared_expert_gate": (1, hidden),
-        "attention": (spec.num_attention_heads,),
+        "attention": (heads,),
     }
     shape = shapes.get(module, (hidden,))
     return shape[:1] if kind in ("bias", "correction") else shape
@@ -334,7 +373,7 @@ def qk_norms(spec: ModelSpec) -> dict[str, tuple[str, ...]]:
     return {name: tuple(f"heads.{head}.{name}" for head in range(count)) for name, count in heads.items()}
 
 
-def matrices(role: MatrixRole, spec: ModelSpec) -> tuple[str, ...]:
+def matrices(role: str, spec: ModelSpec) -> tuple[str, ...]:
     """Returns the names of a layer's matrices with a role: `down_proj`, or one per expert, as `experts.3.down_proj`."""
     if not spec.is_mixture or role not in MLP_ROLES:
         return (role,)

@@ -68,7 +68,7 @@ class Mixture(_common.Llama):
     def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
         """Returns Llama's names of attention and norms, and the names of routers and experts; in layers without
         experts those of the MLP."""
-        attention = _common.attention_parameters(spec, self.biases(config, spec), self.qk_norm(config))
+        attention = self.attention(config, spec)
         dense, experts = (attention | own for own in (_common.mlp_parameters(spec), self._of_experts(spec)))
         found = _common.llama_outer(spec)
         for layer in range(spec.num_hidden_layers):
@@ -87,6 +87,10 @@ class Mixture(_common.Llama):
             for expert in range(spec.num_experts)
             for name, place in self.STACKED.items()
         }
+
+    def attention(self, config: Any, spec: ModelSpec) -> dict[str, str]:
+        """Returns the names and roles of a layer's tensors outside its MLP."""
+        return _common.attention_parameters(spec, self.biases(config, spec), self.qk_norm(config))
 
     def qk_norm(self, config: Any) -> bool:
         """Returns whether q and k have norms."""

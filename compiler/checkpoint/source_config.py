@@ -78,6 +78,11 @@ BOUNDS: dict[str, tuple[int, int]] = {
     "num_ln_in_parallel_attn": (1, 2),
     "moe_intermediate_size": (1, 1 << 20),
     "shared_expert_intermediate_size": (1, 1 << 20),
+    "kv_lora_rank": (1, 1 << 16),
+    "q_lora_rank": (1, 1 << 16),
+    "qk_nope_head_dim": (1, 1 << 12),
+    "qk_rope_head_dim": (2, 1 << 12),
+    "v_head_dim": (1, 1 << 12),
     "n_routed_experts": (2, 1 << 12),
     "n_shared_experts": (1, 1 << 6),
     "n_group": (1, 1 << 12),
@@ -110,6 +115,7 @@ MAY_BE_NULL = frozenset(
     [
         "num_key_value_heads",
         "head_dim",
+        "q_lora_rank",
         "word_embed_proj_dim",
         "sliding_window",
         "bos_token_id",
@@ -168,7 +174,7 @@ NUMBERS = frozenset(
     ]
 )
 MAX_NUMBER = 1 << 20
-TEXTS = frozenset(("model_type", "hidden_act", "hidden_activation", "activation", "activation_function"))
+TEXTS = frozenset(("model_type", "topk_method", "hidden_act", "hidden_activation", "activation", "activation_function"))
 EPSILONS = frozenset(("rms_norm_eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon"))
 OUTSIDE = {
     "rope_theta": "rope_theta",

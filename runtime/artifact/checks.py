@@ -41,7 +41,7 @@ from coldpress.schemas.manifest import (
     Manifest,
     features_of,
 )
-from coldpress.schemas.model import MLP_ROLES, MODEL_FEATURES, ModelSpec
+from coldpress.schemas.model import LATENT_FIELDS, MLP_ROLES, MODEL_FEATURES, ModelSpec
 
 NEWER = "use a newer runtime, or rebuild the artifact without it"
 
@@ -191,6 +191,7 @@ def _check_model(spec: ModelSpec) -> None:
     )
     require(spec.num_experts_per_tok <= spec.num_experts, "num_experts_per_tok", f"at most {spec.num_experts} experts")
     _check_expert_groups(spec, require)
+    _check_latents(spec, require)
     require(spec.rotary_scaling > 0, "rotary_scaling", "positive")
     shared, before = spec.residual == "parallel_shared", spec.norm_placement == "before"
     require(before or not shared, "residual", f"another value with norms {spec.norm_placement} the blocks")
@@ -199,15 +200,29 @@ def _check_model(spec: ModelSpec) -> None:
         require(token is None or token < spec.vocab_size, field, f"below vocab_size, {spec.vocab_size}")
 
 
+def _check_latents(spec: ModelSpec, require: Callable[[bool, str, str], None]) -> None:
+    """Requires that latents have all their sizes, and that the cache holds them and the rotated part of the keys."""
+    if not spec.is_latent:
+        for name in LATENT_FIELDS:
+            require(getattr(spec, name) == 0, name, "0 without kv_lora_rank")
+        return
+    require(spec.qk_nope_head_dim > 0, "qk_nope_head_dim", "a positive size with kv_lora_rank")
+    require(spec.v_head_dim > 0, "v_head_dim", "a positive size with kv_lora_rank")
+    require(spec.num_key_value_heads == 1, "num_key_value_heads", "1 with kv_lora_rank")
+    expected = spec.kv_lora_rank + spec.rotary_dim
+    require(spec.head_dim == expected, "head_dim", f"{expected}, kv_lora_rank and rotary_dim")
+    require(spec.norm == "rms_norm", "norm", "rms_norm with kv_lora_rank")
+
+
 def _check_expert_groups(spec: ModelSpec, require: Callable[[bool, str, str], None]) -> None:
-    """Requires groups of equally many experts, two or more, from which a token can take its experts."""
+    """Requires groups of equally many experts, from which a token can take its experts; of sigmoids two sum up."""
     groups = spec.num_expert_groups
     if groups == 1:
         require(spec.num_expert_groups_per_tok == 1, "num_expert_groups_per_tok", "1 without groups")
         return
-    require(spec.router_scores == "sigmoid", "router_scores", "sigmoid with groups of experts")
     require(spec.num_experts % groups == 0, "num_expert_groups", f"a divisor of {spec.num_experts} experts")
-    require(2 * groups <= spec.num_experts, "num_expert_groups", "groups of at least two experts")
+    in_pairs = spec.router_scores == "sigmoid"
+    require(not in_pairs or 2 * groups <= spec.num_experts, "num_expert_groups", "groups of at least two experts")
     require(spec.num_expert_groups_per_tok <= groups, "num_expert_groups_per_tok", f"at most {groups} groups")
     within = spec.num_expert_groups_per_tok * (spec.num_experts // groups)
     require(spec.num_experts_per_tok <= within, "num_experts_per_tok", f"at most {within}, the experts of its groups")

@@ -28,7 +28,6 @@ from coldpress.schemas.families import (
 from coldpress.schemas.layout import SelectorArray
 from coldpress.schemas.manifest import Manifest
 from coldpress.schemas.model import (
-    ATTENTION_ROLES,
     MLP_ROLES,
     ModelSpec,
     block_norms,
@@ -146,9 +145,11 @@ def model_tensors(manifest: Manifest) -> tuple[Shapes, Shapes]:
         has_experts = spec.of_layer(layer).is_mixture
         of_experts = [f"{prefix}{name}.bias" for role in MLP_ROLES * has_experts for name in matrices(role, spec)]
         optional |= {role: role_shape(spec, role) for role in of_experts}
-        biased = ATTENTION_ROLES if spec.is_mixture else resident_roles((), spec)
+        biased = spec.attention_roles if spec.is_mixture else resident_roles((), spec)
         optional |= {f"{prefix}{role}.bias": role_shape(spec, f"{role}.bias") for role in biased}
-        for norm in [norm for norms in qk_norms(spec).values() for norm in norms]:
+        latents = ["k_norm", *["q_norm"] * (spec.q_lora_rank > 0)] if spec.is_latent else []
+        required |= {f"{prefix}{norm}.weight": role_shape(spec, f"{norm}.weight") for norm in latents}
+        for norm in [norm for norms in qk_norms(spec).values() for norm in norms if not spec.is_latent]:
             optional |= {f"{prefix}{norm}.{part}": role_shape(spec, f"{norm}.{part}") for part in norm_parts(spec)}
         routing = ("router.bias", "router.correction") if has_experts else ()
         routing += ("shared_expert_gate.weight",) if has_experts and spec.shared_intermediate_size else ()

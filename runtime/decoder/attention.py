@@ -2,10 +2,10 @@
 
 Covers the differences among the supported architectures: grouped queries, biases, norms of q and k before rotation
 (over each head as in Qwen3, or over all heads together as in OLMo 2), rotary or no positions, frequencies that differ
-between layers, a scale or a soft cap of scores, sinks (gpt-oss), sliding windows in all layers or only in some. Like
-the MLP it knows roles and slices only: products with matrices whose columns are units of a family are summed from
-blocks (ActiveFlow 2.1, TEAL); the other matrices are resident. Shape letters: T tokens, N hidden_size, H heads, D
-head_dim.
+between layers, a scale or a soft cap of scores, sinks (gpt-oss), sliding windows in all layers or only in some, and
+keys and values that are made of latents (`latents.py`). Like the MLP it knows roles and slices only: products with
+matrices whose columns are units of a family are summed from blocks (ActiveFlow 2.1, TEAL); the other matrices are
+resident. Shape letters: T tokens, N hidden_size, H heads, D head_dim.
 """
 
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ import numpy as np
 
 from coldpress.runtime.decoder.arithmetic import rotate
 from coldpress.runtime.decoder.blocks import Block, ColumnSums, widths_of
+from coldpress.runtime.decoder.latents import Latents
 from coldpress.runtime.decoder.matrix import Resident
 from coldpress.runtime.decoder.norms import Norm, qk_norm_of
 from coldpress.runtime.decoder.tokens import Span, Tokens
@@ -66,8 +67,10 @@ class Attention:
         """By family on flash: the number of rows of each of its matrices."""
         self.requests = tuple((layer, family.name) for family in found)
         """The parts whose units each token requests, in order."""
+        self._latents = Latents(layer, spec, resident) if spec.is_latent else None
         self._biases = {role: resident.optional_vector(f"{prefix}{role}.bias") for role in ATTENTION_ROLES}
-        self._q_norm, self._k_norm = (qk_norm_of(layer, f"{name}_norm", spec, resident) for name in "qk")
+        if self._latents is None:
+            self._q_norm, self._k_norm = (qk_norm_of(layer, f"{name}_norm", spec, resident) for name in "qk")
 
     def begin(self, x_TN: np.ndarray, tokens: Tokens) -> "AttentionWork":
         """Begins work on the normed input, float32 [T, hidden_size]; the work appends to the tokens' KV caches."""
@@ -76,15 +79,21 @@ class Attention:
     def mix(self, projected: dict[MatrixRole, np.ndarray], tokens: Tokens) -> np.ndarray:
         """Computes the mixed heads, float32 [T, H * D], from the outputs of q, k and v, and fills the KV caches."""
         rotary = tokens.rotary.get(self._spec.rotary_of(self._layer))
-        queries = self._heads(projected["q_proj"], self._q_norm, rotary)
-        keys = self._heads(projected["k_proj"], self._k_norm, rotary)
-        values = self._heads(projected["v_proj"], None, None)
+        if self._latents is not None:
+            queries = self._latents.queries(projected["q_proj"], rotary, tokens.parts)
+            keys = values = self._latents.keys(projected["k_proj"], rotary)
+        else:
+            queries = self._heads(projected["q_proj"], self._q_norm, rotary)
+            keys = self._heads(projected["k_proj"], self._k_norm, rotary)
+            values = self._heads(projected["v_proj"], None, None)
         mixed, first = np.empty_like(queries), 0
         for span in tokens.spans:
             of_span = slice(first, first + span.num_tokens)
             self._append(span, keys[of_span], values[of_span])
             mixed[of_span] = self._attend(span, queries[of_span])
             first = of_span.stop
+        if self._latents is not None:
+            return self._latents.mixed(mixed, tokens.parts)
         return mixed.reshape(len(mixed), -1)
 
     def projected(
@@ -99,7 +108,8 @@ class Attention:
         The cache's length stays as it is until the pass has gone through all layers (`Decoder._forward`).
         """
         place = slice(span.cache.length, span.cache.length + span.num_tokens)
-        for cached, new in ((span.cache.keys, keys), (span.cache.values, values)):
+        once = ((span.cache.keys, keys),)  # latents are keys and values at once
+        for cached, new in once if self._latents else (*once, (span.cache.values, values)):
             if cached.dtype == np.uint8:
                 encode_heads(new, cached[self._layer, place])
             else:

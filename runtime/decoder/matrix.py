@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from coldpress.runtime import plugins
-from coldpress.runtime.kernels import FEW_TOKENS, gemv, matmul
+from coldpress.runtime.kernels import FEW_TOKENS, gemv, matmul, rows
 from coldpress.runtime.kernels.activations import ActivationFormat
 from coldpress.runtime.quantization import Format
 from coldpress.schemas.families import FormatName
@@ -52,6 +52,22 @@ class Matrix:
             of_few = few[start : start + FEW_TOKENS]
             y_nM[of_few] = self._product(x_TN[own[of_few]], few=True)
         return y_nM
+
+    def apply_transposed(self, c_TM: np.ndarray, parts: Sequence[slice] = ()) -> np.ndarray:
+        """Multiplies `c` by the matrix: float32 [T, M] -> float32 [T, N]; bits as in `apply`."""
+        y_TN = np.empty((len(c_TM), self.length), np.float32)
+        for part in parts or [slice(0, len(c_TM))]:
+            y_TN[part] = self._product_transposed(c_TM[part])
+        return y_TN
+
+    def _product_transposed(self, c_TM: np.ndarray) -> np.ndarray:
+        if self.format is None:
+            few = len(c_TM) <= FEW_TOKENS
+            return np.stack([c @ self.codes for c in c_TM]) if few else c_TM @ self.codes
+        if len(c_TM) > FEW_TOKENS:
+            return matmul.matmul_t(self.codes, self.length, self.format, c_TM)
+        every = np.arange(len(self.codes), dtype=np.int32)
+        return np.stack([rows.axpy_rows(self.codes, every, 0, self.length, self.format, c) for c in c_TM])
 
     def _product(self, x_TN: np.ndarray, *, few: bool) -> np.ndarray:
         if self.format is None:

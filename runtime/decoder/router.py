@@ -51,12 +51,14 @@ class Router:
         return weights_TE * np.float32(spec.router_scaling)
 
     def _within_groups(self, scores_TE: np.ndarray) -> np.ndarray:
-        """Returns the scores, minus infinity outside the groups with the largest sums of their two best scores."""
+        """Returns the scores, minus infinity outside the chosen groups. Those are the groups with the largest sums of
+        their two best sigmoids, or with the largest softmax (DeepSeek-V2, section 2.2.2)."""
         spec = self._spec
         if spec.num_expert_groups == 1:
             return scores_TE
         scores_TGE = scores_TE.reshape(len(scores_TE), spec.num_expert_groups, -1)
-        best_TG = np.sort(scores_TGE, axis=2)[..., -2:].sum(axis=2)
+        num_best = 2 if spec.router_scores == "sigmoid" else 1
+        best_TG = np.sort(scores_TGE, axis=2)[..., -num_best:].sum(axis=2)
         chosen_TG = largest(best_TG, spec.num_expert_groups_per_tok)
         return np.where(chosen_TG[..., None], scores_TGE, np.float32(-np.inf)).reshape(scores_TE.shape)
 

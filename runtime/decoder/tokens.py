@@ -15,7 +15,7 @@ class KvCache:
     """Keys and values of all layers, filled up to `length`.
 
     Each is float16 [num_hidden_layers, context, kv_heads, head_dim], or uint8 with a head's int8_group32 bytes as the
-    last axis.
+    last axis. With latent attention both are one array: a value is the latent at the beginning of the key.
     """
 
     keys: np.ndarray
@@ -41,7 +41,8 @@ def new_cache(spec: ModelSpec, context_length: int, kind: KvCacheFormat = DEFAUL
     """Allocates an empty cache for `context_length` tokens."""
     width, dtype = (spec.head_dim, np.float16) if kind == "fp16" else (head_bytes(spec.head_dim, kind), np.uint8)
     shape = (spec.num_hidden_layers, context_length, spec.num_key_value_heads, width)
-    return KvCache(np.zeros(shape, dtype), np.zeros(shape, dtype))
+    keys = np.zeros(shape, dtype)
+    return KvCache(keys, keys if spec.is_latent else np.zeros(shape, dtype))
 
 
 Prior = Callable[[int, np.ndarray], np.ndarray]

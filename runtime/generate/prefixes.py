@@ -191,8 +191,9 @@ class Prefixes:
 
 
 def _rows(cache: KvCache, place: slice) -> Iterator[memoryview]:
-    """Yields the bytes of the keys, then of the values, of each layer at `place`: the cache's own memory."""
-    for array in (cache.keys, cache.values):
+    """Yields the bytes of the keys, then of the values, of each layer at `place`: the cache's own memory; once, if both
+    are one array."""
+    for array in (cache.keys,) if cache.values is cache.keys else (cache.keys, cache.values):
         for layer in range(len(array)):
             yield array[layer, place].data.cast("B")
 

@@ -50,6 +50,7 @@ def head_bytes(head_dim: int, kind: KvCacheFormat) -> int:
 
 
 def kv_cache_bytes(spec: ModelSpec, context_length: int, kind: KvCacheFormat = DEFAULT_KV_CACHE) -> int:
-    """Returns the bytes of the keys and values of `context_length` tokens in all layers. Raises as `head_bytes`."""
-    heads = spec.num_hidden_layers * spec.num_key_value_heads
-    return 2 * heads * head_bytes(spec.head_dim, kind) * context_length
+    """Returns the bytes of the keys and values of `context_length` tokens in all layers; latents are both. Raises as
+    `head_bytes`."""
+    heads = spec.num_hidden_layers * spec.num_key_value_heads * (1 if spec.is_latent else 2)
+    return heads * head_bytes(spec.head_dim, kind) * context_length

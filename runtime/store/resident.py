@@ -16,7 +16,7 @@ from coldpress.runtime.store import computing
 from coldpress.schemas.families import FAMILIES, WHOLE_MLP, FamilyName, FormatName, UnitFormat, layers_of, used_share
 from coldpress.schemas.layout import Plan
 from coldpress.schemas.manifest import Manifest
-from coldpress.schemas.model import ATTENTION_ROLES, MLP_ROLES, MatrixRole, ModelSpec, matrices
+from coldpress.schemas.model import MLP_ROLES, ModelSpec, matrices
 from coldpress.schemas.predictors import matrix_shapes
 
 LOOKUP_TABLES = ("embed_tokens.weight", "embed_positions.weight")
@@ -71,14 +71,12 @@ def bytes_before(manifest: Manifest, plan: Plan) -> dict[tuple[int, FamilyName],
     if first is None:
         return {}
     num_layers, sizes = manifest.model.num_hidden_layers, _sizes(manifest)
-    early: list[MatrixRole] = [role for role in (*ATTENTION_ROLES, *MLP_ROLES) if role != "down_proj"]
+    spec = manifest.model
+    early = [*spec.attention_roles, *spec.expanding_matrices, *(role for role in MLP_ROLES if role != "down_proj")]
     shared = _predicting_bytes(manifest, plan)
     shared[None] += plan.kv_cache_bytes // 2
     of_layer: Bytes = Counter({format_name: size // num_layers for format_name, size in shared.items()})
-    return {
-        (layer, first): _multiplied_bytes(sizes, manifest.model, layer, early) + of_layer
-        for layer in layers_of(first, manifest.model)
-    }
+    return {(layer, first): _multiplied_bytes(sizes, spec, layer, early) + of_layer for layer in layers_of(first, spec)}
 
 
 def seconds_before(manifest: Manifest, plan: Plan) -> dict[tuple[int, FamilyName], float]:
@@ -157,11 +155,11 @@ def _sizes(manifest: Manifest) -> _Sizes:
     }
 
 
-def _named(layer: int, role: MatrixRole, spec: ModelSpec) -> list[str]:
+def _named(layer: int, role: str, spec: ModelSpec) -> list[str]:
     return [f"layers.{layer}.{name}.weight" for name in matrices(role, spec)]
 
 
-def _multiplied_bytes(sizes: _Sizes, spec: ModelSpec, layer: int, roles: Iterable[MatrixRole]) -> Bytes:
+def _multiplied_bytes(sizes: _Sizes, spec: ModelSpec, layer: int, roles: Iterable[str]) -> Bytes:
     """Returns the bytes of a layer's resident matrices that a token multiplies; of experts only those it uses."""
     found: Bytes = Counter()
     for role in roles:

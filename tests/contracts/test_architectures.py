@@ -80,6 +80,46 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "glm4_moe",
         {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3, "norm_topk_prob": False},
     ),
+    "latent queries": (
+        "deepseek_v2",
+        {"q_lora_rank": 40, "attention_bias": True, "rms_norm_eps": 1e-4, "first_k_dense_replace": 0},
+    ),
+    "latents in groups of experts": (
+        "deepseek_v2",
+        {
+            "n_routed_experts": 8,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "num_experts_per_tok": 3,
+            "n_shared_experts": 1,
+            "routed_scaling_factor": 16.0,
+        },
+    ),
+    "latents with yarn as published": (
+        "deepseek_v2",
+        {
+            "rope_parameters": ...,
+            "rope_theta": 10000,
+            "rope_scaling": {
+                "type": "yarn",
+                "factor": 40,
+                "beta_fast": 32,
+                "beta_slow": 1,
+                "mscale": 0.707,
+                "mscale_all_dim": 0.707,
+                "original_max_position_embeddings": 40,
+            },
+            "q_lora_rank": 24,
+        },
+    ),
+    "latents with two factors of yarn": (
+        "deepseek_v2",
+        {
+            "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5},
+            "v_head_dim": 48,
+        },
+    ),
     "two shared experts": (
         "glm4_moe",
         {"n_shared_experts": 2, "use_qk_norm": False, "attention_bias": True, "first_k_dense_replace": 0},
@@ -260,6 +300,8 @@ def test_defaults_are_those_of_transformers(kind: str, more: dict[str, Any]) -> 
     """Of a config.json that has no key but the required ones."""
     sizes: dict[str, Any] = {"vocab_size": 999, "hidden_size": 4096, "num_hidden_layers": 12, "num_attention_heads": 32}
     sizes |= {"max_position_embeddings": 8192} | ({"hidden_act": "relu"} if kind == "bamboo" else {})
+    if kind == "deepseek_v2":  # which has no default for it
+        sizes["num_experts_per_tok"] = 6
     if kind == "gpt_oss":  # whose own rotation is YaRN, which only transformers knows
         sizes["rope_parameters"] = {"rope_type": "default"}
     architecture, believed = checked_config({"model_type": kind, **sizes, **more})
@@ -335,7 +377,8 @@ def test_without_rounding_of_keys_and_values_nothing_differs_from_transformers(
 
     def unrounded(spec: ModelSpec, context_length: int, _kind: str) -> KvCache:
         shape = spec.num_hidden_layers, context_length, spec.num_key_value_heads, spec.head_dim
-        return KvCache(np.zeros(shape, np.float32), np.zeros(shape, np.float32))
+        keys = np.zeros(shape, np.float32)
+        return KvCache(keys, keys if spec.is_latent else np.zeros(shape, np.float32))
 
     monkeypatch.setattr(decoder, "new_cache", unrounded)
     tokens = np.random.default_rng(1).integers(0, case.spec.vocab_size, 70)
@@ -351,7 +394,8 @@ def test_roles_have_the_shapes_that_the_spec_gives(case: Model) -> None:
         assert source.shape == role_shape(case.spec, role)
         assert sum(stop - start for start, stop in source.runs()) == source.shape[0]
     modules = {role.split(".")[-2] for role in case.tensors if role.startswith("layers.1.")}
-    assert {*block_norms(case.spec), "q_proj", "k_proj", "v_proj", "o_proj"} <= modules
+    of_values = "kv_b_proj" if case.spec.is_latent else "v_proj"
+    assert {*block_norms(case.spec), "q_proj", "k_proj", of_values, "o_proj"} <= modules
     assert ("gate_proj" in modules) == case.spec.gated_mlp
     assert ("lm_head.weight" in case.tensors) != case.spec.tie_word_embeddings
 
@@ -499,6 +543,28 @@ def test_windows_and_contexts(tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "normed weights of latents": (
+        "deepseek_v2",
+        {"norm_topk_prob": True},
+        "norm_topk_prob is true in a model of type deepseek_v2, which is not supported, expected false",
+    ),
+    "biases of shared experts": ("deepseek_v2", {"mlp_bias": True}, "mlp_bias is true in a model of type deepseek_v2"),
+    "another choice of experts": (
+        "deepseek_v2",
+        {"topk_method": "noaux_tc"},
+        "topk_method is 'noaux_tc', expected greedy or group_limited_greedy",
+    ),
+    "key heads of latents": ("deepseek_v2", {"num_key_value_heads": 2}, "num_key_value_heads is 2, expected 4, the"),
+    "groups without a number": (
+        "deepseek_v2",
+        {"topk_method": "group_limited_greedy"},
+        "n_group is None and topk_group None with 4 experts, expected groups of equal size",
+    ),
+    "groups that hold too few": (
+        "deepseek_v2",
+        {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 1},
+        "n_group is 4 and topk_group 1 with 4 experts",
+    ),
     "alibi": ("falcon", {"alibi": True}, "alibi is true, and positions other than rotary ones are not supported"),
     "falcon new, one after the other": (
         "falcon",
@@ -566,6 +632,15 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "rope_parameters.rope_type is 'dynamic', expected one of default",
     ),
 }
+
+
+def test_a_number_without_default_is_asked_for(tmp_path: Path) -> None:
+    write_model(tmp_path / "tiny", "deepseek_v2", num_hidden_layers=2)
+    config = json.loads((tmp_path / "tiny" / "config.json").read_text())
+    del config["num_experts_per_tok"]
+    (tmp_path / "tiny" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="num_experts_per_tok is missing, expected the experts that a token uses"):
+        ingest.run(IngestConfig(model=str(tmp_path / "tiny")), Workspace(tmp_path / "work", "test"))
 
 
 @pytest.mark.parametrize("name", REFUSED)

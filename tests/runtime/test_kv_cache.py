@@ -10,11 +10,12 @@ import pytest
 from coldpress.cli.main import main
 from coldpress.compiler.stages.verify.decoded import decode
 from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.decoder.tokens import new_cache
 from coldpress.runtime.generate.batch import generate_batch
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.kernels import attention
 from coldpress.runtime.kernels.encode import encode_heads, reference_encode_heads
-from coldpress.runtime.plan.kv_cache import head_bytes
+from coldpress.runtime.plan.kv_cache import head_bytes, kv_cache_bytes
 from coldpress.runtime.quantization import int8_group32
 from coldpress.schemas.errors import ArtifactError, ColdpressError
 from tests.support.artifacts import Recipe, build_artifact, change_manifest
@@ -247,3 +248,13 @@ def test_the_command_line_takes_it(artifact, capsys):
     assert found["metrics"]["dram_used_bytes"] == expected.metrics.dram_used_bytes
     with pytest.raises(ColdpressError, match="'int7'"):
         Session(artifact.path, kv_cache="int7")
+
+
+@pytest.mark.parametrize("kind", ["fp16", "int8"])
+def test_latents_are_kept_once(kind):
+    """A key and a value of 32 numbers in each layer would take twice the bytes."""
+    sizes = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "v_head_dim": 8, "num_key_value_heads": 1, "head_dim": 32}
+    cache = new_cache(small_spec(**sizes), 48, kind)
+    assert cache.values is cache.keys
+    each = {"fp16": 2 * 32, "int8": 34}[kind]
+    assert kv_cache_bytes(small_spec(**sizes), 48, kind) == cache.keys.nbytes == 12 * 48 * each

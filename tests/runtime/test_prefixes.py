@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from coldpress.runtime.decoder import decoder as decoder_module
+from coldpress.runtime.decoder.tokens import KvCache
 from coldpress.runtime.generate.batch import Prompt, Room, generate_each
 from coldpress.runtime.generate.prefixes import Prefixes
 from coldpress.runtime.generate.session import Session
@@ -156,7 +157,7 @@ for moment in range(1, 1000):
     if not child:
         left = [moment]
         os.write, os.fsync, Path.rename = dying(half, left), dying(os.fsync, left), dying(Path.rename, left)
-        Prefixes(folder, "1" * 64, 10**6, 40).save(KvCache(values, values), ids)
+        Prefixes(folder, "1" * 64, 10**6, 40).save(KvCache(values, values.copy()), ids)
         os._exit(0)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     prefixes, empty = Prefixes(folder, "1" * 64, 10**6, 40), np.zeros_like(values)
@@ -226,3 +227,14 @@ def test_a_prompt_that_is_left_is_not_computed_to_its_end_nor_kept(artifact, tmp
         again = [Prompt(PROMPT, on_logits=lambda *_: lengths.append(session.decoder.kv_cache(0).length))]
         list(generate_each(session, again, 1, Room(1, 128, 128), prefixes=prefixes))
         assert prefixes.totals.restored_tokens == 0, "nothing of the prompt that was left is there"
+
+
+def test_an_array_that_is_keys_and_values_is_kept_once(tmp_path):
+    """As the cache of latent attention is."""
+    values = np.random.default_rng(0).normal(size=(3, 90, 1, 8)).astype(np.float16)
+    prefixes = Prefixes(tmp_path, "1" * 64, 10**6, 40)
+    prefixes.save(KvCache(values, values), np.arange(90))
+    assert prefixes.kept_bytes() == values[:, :80].nbytes + 2 * 32
+    empty = np.zeros_like(values)
+    assert prefixes.restore(KvCache(empty, empty), np.arange(90)) == 80
+    assert (empty[:, :80] == values[:, :80]).all()

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coldpress.runtime.artifact import errors
+from coldpress.runtime.artifact import checks, errors
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.decoder.router import Router
 from tests.support.artifacts import Recipe, build_artifact, change_manifest, small_spec
@@ -21,6 +21,12 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "bias": ("gpt_oss", "GptOssTopKRouter", {}, {}),
     "sigmoid": ("glm4_moe", "Glm4MoeTopkRouter", {"norm_topk_prob": True}, SIGMOID),
     "raw sigmoid": ("glm4_moe", "Glm4MoeTopkRouter", {"norm_topk_prob": False}, SIGMOID | {"router_normed": False}),
+    "groups of a softmax": (
+        "deepseek_v2",
+        "DeepseekV2TopkRouter",
+        {"topk_method": "group_limited_greedy", "n_group": 6, "topk_group": 3},
+        {"router_normed": False, "router_scaling": 2.5, "num_expert_groups": 6, "num_expert_groups_per_tok": 3},
+    ),
     "groups": ("glm4_moe", "Glm4MoeTopkRouter", {"norm_topk_prob": True, "n_group": 4, "topk_group": 2}, GROUPS),
 }
 
@@ -108,6 +114,28 @@ def test_a_runtime_without_such_a_router_refuses_it(field: str, tmp_path: Any, m
         open_artifact(built.path)
 
 
+LATENT = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "v_head_dim": 8, "num_key_value_heads": 1}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"v_head_dim": 8}, "model.v_head_dim is 8, expected 0 without kv_lora_rank"),
+        ({"q_lora_rank": 8}, "model.q_lora_rank is 8, expected 0 without kv_lora_rank"),
+        (LATENT | {"v_head_dim": 0}, "v_head_dim is 0, expected a positive size"),
+        (LATENT | {"qk_nope_head_dim": 0}, "qk_nope_head_dim is 0, expected a positive size"),
+        (LATENT | {"num_key_value_heads": 2}, "num_key_value_heads is 2, expected 1 with kv_lora_rank"),
+        (LATENT | {"head_dim": 31}, "head_dim is 31, expected 32, kv_lora_rank and rotary_dim"),
+        (LATENT | {"norm": "layer_norm"}, "norm is 'layer_norm', expected rms_norm with kv_lora_rank"),
+    ],
+)
+def test_sizes_of_latents_that_make_no_sense_are_refused(fields: dict[str, Any], expected: str) -> None:
+    spec = small_spec(**{"head_dim": 32, **fields})
+    with pytest.raises(errors.ModelError, match=expected):
+        checks._check_model(spec)
+    checks._check_model(small_spec(head_dim=32, **LATENT))
+
+
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
@@ -116,7 +144,7 @@ def test_a_runtime_without_such_a_router_refuses_it(field: str, tmp_path: Any, m
         ({"num_expert_groups": 3, "num_expert_groups_per_tok": 4}, "per_tok is 4, expected at most 3 groups"),
         ({"num_expert_groups": 3, "num_experts_per_tok": 3}, "num_experts_per_tok is 3, expected at most 2, the"),
         ({"num_expert_groups_per_tok": 2}, "num_expert_groups_per_tok is 2, expected 1 without groups"),
-        ({"num_expert_groups": 3, "router_scores": "softmax"}, "router_scores is 'softmax', expected sigmoid"),
+        ({"num_expert_groups": 6, "router_scores": "softmax"}, "num_experts_per_tok is 2, expected at most 1, the"),
     ],
 )
 def test_groups_that_make_no_sense_are_refused(fields: dict[str, Any], expected: str, tmp_path: Any) -> None:

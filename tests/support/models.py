@@ -13,6 +13,7 @@ import numpy as np
 BY_HAND = (
     "arcee",
     "bamboo",
+    "deepseek_v2",
     "glm4_moe",
     "gpt_oss",
     "granitemoe",
@@ -42,7 +43,7 @@ BY_TRANSFORMERS = (
     "stablelm",
 )
 MODEL_TYPES = tuple(sorted((*BY_HAND, *BY_TRANSFORMERS)))
-MIXTURES = ("glm4_moe", "gpt_oss", "granitemoe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
+MIXTURES = ("deepseek_v2", "glm4_moe", "gpt_oss", "granitemoe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
 """Models with several experts, in which only the router chooses units."""
 UNGATED = ("arcee", "nemotron")
 FROM_ONE = ("gemma2", "gemma3_text", "nemotron")
@@ -66,6 +67,19 @@ OUTPUTS = (
 )
 """Parts of the names of matrices whose results are added to the hidden states."""
 EXPERTS: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 2,
+        "routed_scaling_factor": 1.5,
+        "first_k_dense_replace": 1,
+        "kv_lora_rank": 32,
+        "q_lora_rank": None,
+        "qk_nope_head_dim": 24,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 20,
+        "num_key_value_heads": 4,
+    },
     "glm4_moe": {
         "n_routed_experts": 4,
         "num_experts_per_tok": 2,
@@ -84,10 +98,16 @@ EXPERTS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True, "head_dim": 32},
 }
 """Keys of mixtures."""
-COUNTED = {"glm4_moe": "n_routed_experts", "granitemoe": "num_local_experts", "mixtral": "num_local_experts"}
+COUNTED = {
+    "deepseek_v2": "n_routed_experts",
+    "glm4_moe": "n_routed_experts",
+    "granitemoe": "num_local_experts",
+    "mixtral": "num_local_experts",
+}
 """Keys with the number of experts, where it is not `num_experts`."""
 MATRICES = ("gate_proj", "up_proj", "down_proj")
 PREFIXES = {
+    "deepseek_v2": "DeepseekV2",
     "glm4_moe": "Glm4Moe",
     "gpt_oss": "GptOss",
     "granitemoe": "GraniteMoe",
@@ -288,7 +308,7 @@ def _with_own_keys(model_type: str, config: dict[str, Any], relu: bool) -> dict[
         config |= {"head_dim": 32, "attention_bias": False}  # wider than hidden_size / heads, as in real checkpoints
     if model_type in ("mistral", "bamboo", "mixtral"):
         config |= {"sliding_window": 48}
-    if model_type in ("glm4_moe", "qwen2_moe", "qwen3_moe"):  # layers without experts are wider
+    if model_type in ("deepseek_v2", "glm4_moe", "qwen2_moe", "qwen3_moe"):  # layers without experts are wider
         width = config["intermediate_size"]
         config |= {"moe_intermediate_size": width, "intermediate_size": 2 * width}
         config |= {"shared_expert_intermediate_size": width + 32} if model_type == "qwen2_moe" else {}
@@ -342,6 +362,8 @@ def _matrix(
     values = rng.normal(0, 1 / np.sqrt(shape[1]), shape)
     if any(part in name for part in OUTPUTS):
         return (values - values.mean(axis=1, keepdims=True)) * gain[0] / np.sqrt(2 * gain[1])
+    if shape[1] != len(shared):  # it takes latents, which do not have the shared direction
+        return values
     return values - np.outer(values @ shared, shared)  # only the gates may see it, else all positions become similar
 
 
@@ -363,7 +385,9 @@ def _llama_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         prefix = f"model.layers.{layer}."
         linears: dict[str, tuple[int, ...]]
         linears = {"self_attn.o_proj": (hidden, queries), "mlp.down_proj": (hidden, intermediate)}
-        if kind in MIXTURES:
+        if kind == "deepseek_v2":
+            linears = _latent_shapes(config) | _expert_shapes(config, layer)
+        elif kind in MIXTURES:
             linears: dict[str, tuple[int, ...]] = {
                 "self_attn.o_proj": (hidden, queries),
                 "self_attn.q_proj": (queries, hidden),
@@ -379,12 +403,14 @@ def _llama_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
             inner = ("up",) if kind in UNGATED else ("gate", "up")
             linears |= {f"mlp.{name}_proj": (intermediate, hidden) for name in inner}
         biased = "qkv" if kind == "qwen2" or config.get("qkv_bias", kind == "qwen2_moe") else ""
-        if config.get("attention_bias"):
+        if config.get("attention_bias") and kind != "deepseek_v2":
             biased = "qkv" if kind == "glm4_moe" else "qkvo"
         for name, shape in linears.items():
             shapes[f"{prefix}{name}.weight"] = shape
             if (name.startswith("mlp.") and config.get("mlp_bias")) or (name[:9] == "self_attn" and name[10] in biased):
                 shapes[f"{prefix}{name}.bias"] = shape[:1]
+        if kind == "deepseek_v2":
+            shapes |= {f"{prefix}self_attn.{name}": shape for name, shape in _latent_vectors(config).items()}
         norms = ("input_layernorm", "post_attention_layernorm")
         shapes |= {f"{prefix}{name}.{part}": (hidden,) for name in norms for part in parts}
         if kind == "glm4_moe" and "mlp.gate" in linears:
@@ -441,9 +467,34 @@ def _expert_shapes(config: Mapping[str, Any], layer: int) -> dict[str, tuple[int
     if kind == "qwen2_moe":
         shapes |= _mlp_shapes("mlp.shared_expert.", MATRICES, hidden, config["shared_expert_intermediate_size"])
         shapes["mlp.shared_expert_gate"] = (1, hidden)
-    if kind == "glm4_moe":
+    if kind in ("deepseek_v2", "glm4_moe"):
         shapes |= _mlp_shapes("mlp.shared_experts.", MATRICES, hidden, intermediate * config["n_shared_experts"])
     return shapes
+
+
+def _latent_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of the matrices of DeepSeek-V2's attention."""
+    hidden, heads, latent = config["hidden_size"], config["num_attention_heads"], config["kv_lora_rank"]
+    fixed, turned, values = (config[f"{name}_head_dim"] for name in ("qk_nope", "qk_rope", "v"))
+    shapes: dict[str, tuple[int, ...]] = {"kv_a_proj_with_mqa": (latent + turned, hidden)}
+    shapes |= {"kv_b_proj": (heads * (fixed + values), latent), "o_proj": (hidden, heads * values)}
+    if config["q_lora_rank"] is None:
+        shapes["q_proj"] = (heads * (fixed + turned), hidden)
+    else:
+        shapes["q_a_proj"] = (config["q_lora_rank"], hidden)
+        shapes["q_b_proj"] = (heads * (fixed + turned), config["q_lora_rank"])
+    return {f"self_attn.{name}": shape for name, shape in shapes.items()}
+
+
+def _latent_vectors(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of the norms and biases of DeepSeek-V2's attention."""
+    latent, of_queries = config["kv_lora_rank"], config["q_lora_rank"]
+    shapes: dict[str, tuple[int, ...]] = {"kv_a_layernorm.weight": (latent,)}
+    biases: dict[str, tuple[int, ...]] = {"kv_a_proj_with_mqa.bias": (latent + config["qk_rope_head_dim"],)}
+    biases["o_proj.bias"] = (config["hidden_size"],)
+    if of_queries is not None:
+        shapes["q_a_layernorm.weight"] = biases["q_a_proj.bias"] = (of_queries,)
+    return shapes | (biases if config.get("attention_bias") else {})
 
 
 def _gpt_oss_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -234,6 +234,14 @@ _SHARED: dict[str, Any] = {
     "activation_threshold": 7.0,
     "attention_sinks": True,
 }
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 1,
+    "rotary_dim": 16,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 12,
+}
 RECIPES = {
     "relu": Recipe(spec=_spec(vocab_size=384, bos_token_id=0, eos_token_ids=(1,))),
     "topk": Recipe(spec=_spec(), method="topk", format="int4_group32", cache="lfu", layers_per_group=2),
@@ -249,6 +257,7 @@ RECIPES = {
     "experts": Recipe(spec=_spec(**_EXPERTS), method="dense", kv_cache="int8"),
     "routed": Recipe(spec=_spec(**_EXPERTS), method="dense", pinned_share=0.0, slots_share=0.6),
     "shared": Recipe(spec=_spec(**_EXPERTS, **_SHARED), method="dense"),
+    "latent": Recipe(spec=_spec(**{**_EXPERTS, **_LATENT}), method="dense"),
     "refine": Recipe(spec=_spec(), method="refine", format="int4_2_2", layer_formats=_MIXED),
     "drafts": Recipe(spec=_spec(), method="dense", format="int4_2_2", density=1.0),
     "predicted_experts": Recipe(spec=_spec(**_EXPERTS), method="predictor", format="int4_group32"),

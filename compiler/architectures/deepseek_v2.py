@@ -1,0 +1,151 @@
+"""DeepSeek-V2: latent attention, softmax routers that may keep to groups of experts, experts that every token uses.
+
+The checkpoint's projections to latents are the roles k_proj and q_proj, since they take attention's input; `q_b_proj`
+and `kv_b_proj` expand latents (runtime/decoder/latents.py).
+"""
+
+import math
+from typing import Any
+
+from coldpress.compiler.architectures import _common, _experts
+from coldpress.schemas.errors import CheckpointError
+from coldpress.schemas.model import ModelSpec, block_norms
+
+NAMES = _experts.Names(shared="shared_experts")
+METHODS = ("greedy", "group_limited_greedy")
+EXPECTED = {"norm_topk_prob": False, "mlp_bias": False}
+"""Keys with the only value that is supported: transformers ignores the first, and no published model has the second."""
+
+
+class Plugin(_experts.Mixture):
+    """Llama with experts and latent attention."""
+
+    KEYS = _common.LLAMA_KEYS | {
+        "attention_bias",
+        "mlp_bias",
+        "kv_lora_rank",
+        "q_lora_rank",
+        "qk_nope_head_dim",
+        "qk_rope_head_dim",
+        "v_head_dim",
+        "moe_intermediate_size",
+        "num_experts_per_tok",
+        "n_routed_experts",
+        "n_shared_experts",
+        "routed_scaling_factor",
+        "topk_method",
+        "n_group",
+        "topk_group",
+        "first_k_dense_replace",
+        "norm_topk_prob",
+    }
+    DEFAULTS = _common.llama_defaults(
+        kv_lora_rank=512,
+        q_lora_rank=1536,
+        qk_nope_head_dim=128,
+        qk_rope_head_dim=64,
+        v_head_dim=128,
+        moe_intermediate_size=1407,
+        num_experts_per_tok=None,
+        n_routed_experts=64,
+        n_shared_experts=2,
+        routed_scaling_factor=1.0,
+        topk_method="greedy",
+        n_group=None,
+        topk_group=None,
+        first_k_dense_replace=0,
+        norm_topk_prob=False,
+    )
+    NAMES = NAMES
+    MODULES = _experts.modules("DeepseekV2", NAMES)
+
+    def complete(self, config: Any) -> None:
+        """Adds the rotated part of a head, from which transformers makes the frequencies."""
+        config.head_dim = config.qk_rope_head_dim
+
+    def spec(self, config: Any) -> ModelSpec:
+        """Returns the model's shape.
+
+        Raises:
+            CheckpointError: if a key asks for what transformers does not compute, no layer has experts, or groups of
+                experts make no sense.
+        """
+        _check(config)
+        return _common.llama_spec(
+            self.MODULES,
+            config,
+            intermediate_size=config.moe_intermediate_size,
+            num_key_value_heads=1,
+            head_dim=config.kv_lora_rank + config.qk_rope_head_dim,
+            kv_lora_rank=config.kv_lora_rank,
+            q_lora_rank=config.q_lora_rank or 0,
+            qk_nope_head_dim=config.qk_nope_head_dim,
+            v_head_dim=config.v_head_dim,
+            attention_scale=_scale(config),
+            rotary_pairs="neighbours",
+            router_normed=False,
+            router_scaling=float(config.routed_scaling_factor),
+            shared_intermediate_size=config.moe_intermediate_size * config.n_shared_experts,
+            **_experts.counts(config, "n_routed_experts"),
+            **(_groups(config) if config.topk_method == METHODS[1] else {}),
+            **_experts.layers_without(config, range(config.first_k_dense_replace)),
+        )
+
+    def attention(self, config: Any, spec: ModelSpec) -> dict[str, str]:
+        """Returns the names and roles of latent attention and of both norms."""
+        roles = {
+            "kv_a_proj_with_mqa": "k_proj",
+            "kv_b_proj": "kv_b_proj",
+            "o_proj": "o_proj",
+            "kv_a_layernorm": "k_norm",
+        }
+        if spec.q_lora_rank:
+            roles |= {"q_a_proj": "q_proj", "q_b_proj": "q_b_proj", "q_a_layernorm": "q_norm"}
+        else:
+            roles["q_proj"] = "q_proj"
+        biased = ("kv_a_proj_with_mqa", "o_proj", "q_a_proj") if config.attention_bias else ()
+        found = {f"self_attn.{name}.weight": f"{role}.weight" for name, role in roles.items()}
+        found |= {f"self_attn.{name}.bias": f"{role}.bias" for name, role in roles.items() if name in biased}
+        return found | {f"{name}.weight": f"{name}.weight" for name in block_norms(spec)}
+
+
+def _scale(config: Any) -> float:
+    """Returns the factor on scores: that of the whole query, times the square of YaRN's factor for all dimensions."""
+    scaling = config.rope_parameters
+    scale = (config.qk_nope_head_dim + config.qk_rope_head_dim) ** -0.5
+    if scaling.get("rope_type", "default") == "default" or not scaling.get("mscale_all_dim"):
+        return scale
+    return scale * (0.1 * scaling["mscale_all_dim"] * math.log(max(1.0, scaling["factor"])) + 1.0) ** 2
+
+
+def _check(config: Any) -> None:
+    for key, expected in EXPECTED.items():
+        if (getattr(config, key) or False) != expected:
+            raise CheckpointError(
+                f"config.json: {key} is true in a model of type deepseek_v2, which is not supported, expected false"
+            )
+    if config.topk_method not in METHODS:
+        raise CheckpointError(
+            f"config.json: topk_method is {config.topk_method!r}, expected {' or '.join(METHODS)} in a model of type "
+            "deepseek_v2"
+        )
+    if config.num_experts_per_tok is None:
+        raise CheckpointError("config.json: num_experts_per_tok is missing, expected the experts that a token uses")
+    heads, keys = config.num_attention_heads, config.num_key_value_heads
+    if keys not in (None, heads):
+        raise CheckpointError(
+            f"config.json: num_key_value_heads is {keys}, expected {heads}, the number of heads: each has its own part "
+            "of the latents' matrix"
+        )
+
+
+def _groups(config: Any) -> dict[str, Any]:
+    """Returns the fields of a spec about groups of experts."""
+    experts, groups, chosen = config.n_routed_experts, config.n_group, config.topk_group
+    fits = groups and chosen and experts % groups == 0 and chosen <= groups
+    if not fits or config.num_experts_per_tok > chosen * (experts // groups):
+        raise CheckpointError(
+            f"config.json: n_group is {groups} and topk_group {chosen} with {experts} experts, expected groups of "
+            f"equal size; topk_group of them must hold {config.num_experts_per_tok} for a token"
+        )
+    return {"num_expert_groups": groups, "num_expert_groups_per_tok": chosen}
