@@ -35,12 +35,15 @@ include: "rules/report.smk"
 include: "rules/export.smk"
 
 
+around_snakemake.time_no_shared_rule(workflow)
+
+
 rule all:
     default_target: True
     input:
         f"{DEVICE}/preflight.json",
-        f"{DEVICE}/manifest.json",
-        f"{DEVICE}/metrics.json",
-        f"{DEVICE}/report.html",
-        EXPORT,
+        local(f"{DEVICE}/manifest.json"),
+        local(f"{DEVICE}/metrics.json"),
+        local(f"{DEVICE}/report.html"),
+        local(EXPORT),
     localrule: True

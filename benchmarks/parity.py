@@ -106,7 +106,7 @@ class Plugin(Benchmark[Options]):
         record = load_record(top.parent / "ingest.json", Model)
         blocks = load_arrays(load_record(top.parent / "tokenize.json", Corpus).split("test").arrays)["tokens"]
         blocks = blocks[: self.options.test_tokens // BLOCK_TOKENS, :BLOCK_TOKENS]
-        weights = next(iter(record.tensors.values())).file.rpartition("/")[0]
+        weights = str(Path(next(iter(record.tensors.values())).file).resolve().parent)
         source = load_hf(Path(weights))
         ppl_source = perplexity(source, blocks)
         with Session(artifact_in(top)) as session:

@@ -192,8 +192,14 @@ def snapshot(folder: Path) -> Snapshot:
         parts = path.relative_to(folder).parts
         if "artifact" not in parts and not any(part.endswith((".coldpress", ".tmp")) for part in parts):
             status = path.stat()
-            found[path.relative_to(folder)] = (status.st_ino, status.st_mtime_ns)
+            found[Path(*map(final_name, parts))] = (status.st_ino, status.st_mtime_ns)
     return found
+
+
+def final_name(part: str) -> str:
+    """Returns the name that a stage's working folder gets at its end; other names stay."""
+    working = re.fullmatch(r"\.(.+)\.[0-9a-f]+\.work", part)
+    return working[1] if working else part
 
 
 def settle(kills: Rows, before: Snapshot, after: Snapshot, layers_per_job: int) -> None:

@@ -2,10 +2,13 @@
 
 A record is one JSON file; its arrays lie in the folder of the same name without `.json`. Everything is written to a
 temporary name, synced and renamed, so a file that exists is whole. A stage checks digests of everything it loads: a
-record contains its own digest (schemas/sealed.py) and those of its array files. `Workspace.once` lets a long stage
-resume: Snakemake deletes a failed rule's declared outputs, but not these array files; a file beside each states its
-inputs' fingerprint and its content's digest. A file whose name ends with PACKED is compressed; its digest is that of
-the compressed bytes, which is checked before anything is unpacked.
+record contains its own digest (schemas/sealed.py) and those of its array files. Snakemake deletes the declared outputs
+of a job that failed, record and folder. So a stage works in a hidden folder, which gets its final name when the stage
+ends (`save_result`); `Workspace.once` lets a long stage resume there: a file beside each array file states its inputs'
+fingerprint and its content's digest. A file whose name ends with PACKED is compressed; its digest is that of the
+compressed bytes, which is checked before anything is unpacked.
+
+A record may be a link into a cache of results. Its paths begin at the link's own folder, not where the link leads.
 """
 
 import errno
@@ -15,6 +18,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -77,7 +81,7 @@ def checked_file(path: Path, sha256: str, record: str) -> Path:
     Raises:
         ColdpressError: if the file is missing or has changed since.
     """
-    remedy = f"delete {record}, then build again"
+    remedy = f"{deletion(Path(record))}, then build again"
     try:
         found = _file_digest(path)
     except OSError as error:
@@ -90,6 +94,14 @@ def checked_file(path: Path, sha256: str, record: str) -> Path:
             f"was damaged or changed after its stage ended; {remedy}"
         )
     return path
+
+
+def deletion(record: Path) -> str:
+    """Returns the words that tell a user to delete a record, and what it leads to if it is a link into a cache."""
+    if not record.is_symlink():
+        return f"delete {record}"
+    cached = record.parent.resolve() / os.readlink(record)
+    return f"delete {record} and, in the cache, {str(cached).removesuffix('record.json')}*"
 
 
 def digest(*parts: str) -> str:
@@ -127,10 +139,14 @@ def make_folder(folder: Path) -> None:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, before: Callable[[], None] | None = None) -> Iterator[Path]:
     """Yields a temporary path beside `path`; on success syncs it and renames it to `path`, else removes it.
 
     The folder is synced afterwards: a record that survives a power cut finds the arrays that were finished before it.
+
+    Args:
+        path: The file to write.
+        before: Runs when the file is whole on disk, just before it gets its name.
     """
     make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -139,6 +155,8 @@ def replacing(path: Path) -> Iterator[Path]:
             yield temporary
             with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
+            if before is not None:
+                before()
             temporary.replace(path)
         sync_folder(path.parent)
     finally:
@@ -146,13 +164,62 @@ def replacing(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-def save_record(record: Record, path: Path) -> None:
-    """Writes `record` as JSON with paths relative to `path`'s folder and the digest in the second line."""
-    folder = path.resolve().parent
+def save_record(record: Record, path: Path, before: Callable[[], None] | None = None) -> None:
+    """Writes `record` as JSON with paths relative to `path`'s folder and the digest in the second line.
+
+    Args:
+        record: What to write; its paths are absolute.
+        path: The file.
+        before: As `replacing` has it.
+    """
+    folder = path.parent.resolve()
     data = _map_paths(record.model_dump(mode="json"), lambda value: os.path.relpath(value, folder))
     text = seal(json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
-    with replacing(path) as temporary:
+    with replacing(path, before) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def save_result(record: R, path: Path, work: Path) -> R:
+    """Saves a stage's record, and just before it renames the stage's working folder to the folder of its array files.
+
+    Both changes come last, one right after the other: until then, a killed or failed job leaves its finished array
+    files in `work`.
+
+    Args:
+        record: The stage's result; its paths lead into `work`.
+        path: The record's file.
+        work: The working folder, which lies beside `path`.
+
+    Returns:
+        The record with the final paths.
+    """
+    final = array_folder(path)
+    make_folder(work)
+
+    def moved(value: str) -> str:
+        return str(final / Path(value).relative_to(work)) if Path(value).is_relative_to(work) else value
+
+    found = type(record).model_validate_json(json.dumps(_map_paths(record.model_dump(mode="json"), moved)))
+    save_record(found, path, before=lambda: _rename_folder(work, final))
+    return found
+
+
+def array_folder(record: Path) -> Path:
+    """Returns the folder of the array files of a record's stage."""
+    return record.parent.resolve() / record.stem
+
+
+def _rename_folder(work: Path, final: Path) -> None:
+    """Gives the working folder its final name; an older folder of that name is deleted."""
+    aside = final.with_name(f".{final.name}.replaced.work")
+    if final.is_symlink():  # to a folder of a cache
+        final.unlink()
+    elif final.exists():
+        final.rename(aside)
+        sync_folder(final.parent)
+    work.rename(final)
+    sync_folder(final.parent)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def load_record(path: Path, kind: type[R]) -> R:
@@ -161,7 +228,7 @@ def load_record(path: Path, kind: type[R]) -> R:
     Raises:
         ColdpressError: if the file is missing, has changed since it was written, or is not a `kind`.
     """
-    folder = path.resolve().parent
+    folder = path.parent.resolve()
     try:
         opened = unseal(path.read_bytes())
     except OSError as error:
@@ -171,13 +238,14 @@ def load_record(path: Path, kind: type[R]) -> R:
         raise ColdpressError(
             f"{path}: the sha256 of the record begins with {opened.found[:12]}, expected "
             f"{opened.stated[:12] if opened.stated else 'one in its second line'}: the file was damaged or changed "
-            "after its stage ended; delete it, then build again"
+            f"after its stage ended; {deletion(path)}, then build again"
         )
     try:
         absolute = _map_paths(json.loads(opened.body), lambda value: os.path.normpath(folder / value))
         return kind.model_validate_json(json.dumps(absolute))
     except ValidationError as error:
-        raise ColdpressError(f"{path}: not a {kind.__name__} record of this version; delete it and rebuild") from error
+        remedy = f"{deletion(path)}, then build again"
+        raise ColdpressError(f"{path}: not a {kind.__name__} record of this version; {remedy}") from error
 
 
 def _map_paths(data: Any, change: Callable[[str], str]) -> Any:
@@ -237,8 +305,8 @@ def load_arrays(source: ArrayFile, *names: str) -> dict[str, np.ndarray]:
         KeyError,
     ) as error:  # SafetensorError gives the system's error only as text
         raise ColdpressError(
-            f"{path}: cannot read the arrays of a finished stage ({clipped(str(error))}); see to its disk, or delete "
-            f"{path.parent}.json, then build again"
+            f"{path}: cannot read the arrays of a finished stage ({clipped(str(error))}); see to its disk, or "
+            f"{deletion(Path(f'{path.parent}.json'))}, then build again"
         ) from error
 
 
@@ -253,7 +321,7 @@ class Finished(Record):
 
 @dataclass(frozen=True)
 class Workspace:
-    """The folder of a stage's array files, guarded by a fingerprint of all inputs."""
+    """The working folder of a stage, guarded by a fingerprint of all inputs."""
 
     folder: Path
     fingerprint: str

@@ -2,13 +2,15 @@
 
 The signature `run(config, <records>…, *, layers, work)` says what a stage takes: every field of the config record is a
 setting, every other parameter annotated with a record takes a record file (`tuple[Record, ...]` several), `layers` is a
-list of layer numbers, and `work` is the folder of array files beside the output. A `Job` holds all of it as values; on
-a command line each is a flag.
+list of layer numbers, `work` is the working folder whose files become the stage's array files, and `scratch` is a
+folder that the stage removes. A `Job` holds all of it as values; on a command line each is a flag.
 """
 
 import argparse
+import glob
 import importlib
 import inspect
+import shutil
 import types
 import typing
 from collections.abc import Mapping
@@ -19,7 +21,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from coldpress.compiler.code_digest import stage_digest
-from coldpress.compiler.io import Workspace, digest, load_record, save_record, sha256_of
+from coldpress.compiler.io import Workspace, digest, load_record, save_record, save_result, sha256_of
 from coldpress.compiler.lock import job_lock
 from coldpress.runtime.cli.command_line import Parser
 from coldpress.schemas.base import Record
@@ -93,15 +95,24 @@ def run_job(job: Job) -> Record:
         loaded = tuple(load_record(path, kind) for path in paths)
         input_digests += [name, *map(sha256_of, paths)]
         inputs[name] = loaded if several else (loaded[0] if loaded else None)
-    if "work" in parameters:
-        code = job.code or stage_digest(job.stage, {})
-        fingerprint = digest(job.stage, code, config.to_json(), *input_digests)
-        inputs["work"] = Workspace(job.output.resolve().with_suffix(""), fingerprint)
-    _remove_leftovers(job.output.resolve())
+    output = job.output.parent.resolve() / job.output.name  # if it is a link into a cache, it is replaced
+    inputs["scratch"] = output.with_name(f".{output.stem}.scratch")
+    work = _workspace(job, config, output, input_digests) if "work" in parameters else None
+    inputs["work"] = work
+    _remove_leftovers(output, work.folder if work else None)
     run = importlib.import_module(f"coldpress.compiler.stages.{job.stage}").run
     record = run(**{name: inputs[name] for name in parameters})
-    save_record(record, job.output)
+    if work:
+        return save_result(record, output, work.folder)
+    save_record(record, output)
     return record
+
+
+def _workspace(job: Job, config: Record, output: Path, input_digests: list[str]) -> Workspace:
+    """Returns the job's working folder, which is named after everything that its files are made from."""
+    code = job.code or stage_digest(job.stage, {})
+    fingerprint = digest(job.stage, code, config.to_json(), *input_digests)
+    return Workspace(output.with_name(f".{output.stem}.{fingerprint[:12]}.work"), fingerprint)
 
 
 def execute(stage: str, argv: list[str]) -> None:
@@ -189,8 +200,14 @@ def _validated(kind: type[Record], values: Mapping[str, typing.Any]) -> Record:
         raise ColdpressError(f"{flag(place)}: {first['msg']}, found {first['input']!r}") from error
 
 
-def _remove_leftovers(output: Path) -> None:
-    """Deletes half-written files of a killed job: only this job writes its record and its folder."""
-    for path in (*output.parent.glob(f".{output.name}.*.tmp"), *output.with_suffix("").rglob(".*.tmp")):
+def _remove_leftovers(output: Path, work: Path | None) -> None:
+    """Deletes what killed jobs have left: half-written files, and working folders of other inputs.
+
+    Only this job writes its record and its folders.
+    """
+    for path in (*output.parent.glob(f".{output.name}.*.tmp"), *(work.rglob(".*.tmp") if work else ())):
         if path.is_file():
             path.unlink(missing_ok=True)
+    for folder in output.parent.glob(f".{glob.escape(output.stem)}.*.work"):
+        if folder != work:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -5,12 +5,15 @@ rule allocate:
         activations="calibrate.json",
         curves=CURVES,
         device=f"{DEVICE}/device.json",
+        arrays=arrays(DENSE, "tokenize.json", "calibrate.json", CURVES),
     output:
-        f"{DEVICE}/allocate.json",
+        record=f"{DEVICE}/allocate.json",
+        arrays=directory(f"{DEVICE}/allocate"),
     log:
         f"{DEVICE}/logs/allocate.log",
     benchmark:
         f"{DEVICE}/benchmarks/allocate.tsv"
+    cache: CACHED
     threads: 8
     resources:
         mem_mb=mem_mb("allocate"),

@@ -3,12 +3,15 @@ rule calibrate:
         model=DENSE,
         corpus="tokenize.json",
         shards=shards_in("", "calibrate"),
+        arrays=arrays(DENSE, "tokenize.json", shards_in("", "calibrate")),
     output:
-        "calibrate.json",
+        record="calibrate.json",
+        arrays=directory("calibrate"),
     log:
         "logs/calibrate.log",
     benchmark:
         "benchmarks/calibrate.tsv"
+    cache: CACHED
     threads: 8
     resources:
         mem_mb=mem_mb("calibrate"),
@@ -25,8 +28,10 @@ use rule calibrate as calibrate_shard with:
     input:
         model=DENSE,
         corpus="tokenize.json",
+        arrays=arrays(DENSE, "tokenize.json"),
     output:
-        "calibrate-shards/{shard}.json",
+        record="calibrate-shards/{shard}.json",
+        arrays=directory("calibrate-shards/{shard}"),
     log:
         "logs/calibrate/{shard}.log",
     benchmark:

@@ -1,4 +1,6 @@
 # Names and paths. compiler/workflow checks settings and contains all code beyond Snakemake's documented interface.
+# Params and shell commands, as they stand in the rules, are the key by which a cache finds a result. So no param names
+# a place of this machine: a path outside the build folder stands in the command, and Snakemake adds the file's content.
 
 import json
 import os
@@ -17,6 +19,10 @@ checked(around_snakemake.work_in, workflow, FOLDER, CONFIG.target)
 
 DEVICE = CONFIG.target
 NAME = f"{CONFIG.model.name}-{CONFIG.target}"
+CACHED = workflow.enable_cache  # with --cache, results of most rules are shared through Snakemake's cache
+# With --default-storage-provider, results of rules lie in an object store, and no file system is shared: what reads files
+# from outside, or the artifact, which never leaves this machine, runs where Snakemake runs.
+STORED = around_snakemake.stores(workflow, CONFIG.model.name)
 HERE = "true" if workflow.is_main_process else "false"  # where a job's own Snakemake reads this, it runs elsewhere
 # The model to calibrate: the checkpoint, or its relufied form.
 DENSE = "ingest.json" if CONFIG["relufy"] == "off" else "relufy.json"
@@ -45,12 +51,17 @@ def inputs_of_rules():
     return around_snakemake.inputs_of(rules, ["preflight", "publish", "report", *(["export"] if EXPORT else [])])
 
 
+def record_of(stage):
+    """Returns the place on this machine of the record of a stage that every device shares."""
+    return around_snakemake.record_here(workflow, FOLDER, stage)
+
+
 def mem_mb(stage):
-    return resources.mem_mb(CONFIG, stage, inputs_of_rules)
+    return resources.mem_mb(CONFIG, stage, inputs_of_rules, record_of)
 
 
 def runtime(stage):
-    return resources.runtime(CONFIG, stage, inputs_of_rules)
+    return resources.runtime(CONFIG, stage, inputs_of_rules, record_of)
 
 
 def per_chunk(stage):
@@ -64,12 +75,29 @@ def shards_in(folder, stage):
     return expand(os.path.join(folder, f"{stage}-shards", "{shard}.json"), shard=range(count)) if count > 1 else []
 
 
+# Records that refer to array files of other stages, too: they pass on what they were given.
+PASSED_ON = {f"{DEVICE}/recalibrate.json": ["calibrate.json"], f"{DEVICE}/size.json": per_chunk("predict")}
+
+
+def arrays(*records):
+    """Returns the folders of array files that a rule opens, from the records that refer to them; lists are joined."""
+    named = [name for given in records for name in ([given] if isinstance(given, str) else given)]
+    owners = [owner for name in named for owner in (name, *PASSED_ON.get(name, ()))]
+    return [owner.removesuffix(".json") for owner in dict.fromkeys(owners) if owner not in PREDICTORS]
+
+
 LAST_WORDS = around_snakemake.LastWords(workflow, FOLDER / DEVICE, FOLDER / DEVICE / f"{NAME}.coldpress")
 
 
 onstart:
     LAST_WORDS.begin()
-    checked(download.announce, CONFIG, inputs_of_rules(), around_snakemake.threads_here(workflow))
+    checked(
+        download.announce,
+        CONFIG,
+        inputs_of_rules(),
+        record_of("ingest"),
+        around_snakemake.threads_here(workflow),
+    )
 
 
 onsuccess:

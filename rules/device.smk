@@ -3,9 +3,9 @@ DEVICE_FILES = [CONFIG.near(CONFIG.device_file)]
 
 rule device:
     input:
-        inputs.declared(DEVICE_FILES),
+        local(inputs.declared(DEVICE_FILES)),
     output:
-        f"{DEVICE}/device.json",
+        record=f"{DEVICE}/device.json",
     log:
         f"{DEVICE}/logs/device.log",
     benchmark:

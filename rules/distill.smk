@@ -3,12 +3,15 @@ rule distill:
         model=DENSE,
         corpus="tokenize.json",
         sparsity=f"{DEVICE}/allocate.json",
+        arrays=arrays(DENSE, "tokenize.json", f"{DEVICE}/allocate.json"),
     output:
-        f"{DEVICE}/distill.json",
+        record=f"{DEVICE}/distill.json",
+        arrays=directory(f"{DEVICE}/distill"),
     log:
         f"{DEVICE}/logs/distill.log",
     benchmark:
         f"{DEVICE}/benchmarks/distill.tsv"
+    cache: CACHED
     threads: 8
     resources:
         mem_mb=mem_mb("distill"),

@@ -3,12 +3,15 @@ rule explore:
         model=DENSE,
         corpus="tokenize.json",
         activations="calibrate.json",
+        arrays=arrays(DENSE, "tokenize.json", "calibrate.json"),
     output:
-        "explore.json",
+        record="explore.json",
+        arrays=directory("explore"),
     log:
         "logs/explore.log",
     benchmark:
         "benchmarks/explore.tsv"
+    cache: CACHED
     threads: 8
     resources:
         mem_mb=mem_mb("explore"),

@@ -1,13 +1,14 @@
 rule export:
     input:
-        package=f"{DEVICE}/publish.json",
+        package=local(f"{DEVICE}/publish.json"),
     output:
-        record=f"{DEVICE}/export.json",
-        exported=f"{DEVICE}/{NAME}.{CONFIG['export']}",
+        record=local(f"{DEVICE}/export.json"),
+        exported=local(f"{DEVICE}/{NAME}.{CONFIG['export']}"),
     log:
         f"{DEVICE}/logs/export.log",
     benchmark:
         f"{DEVICE}/benchmarks/export.tsv"
+    localrule: STORED
     threads: 1
     resources:
         mem_mb=mem_mb("export"),

@@ -3,12 +3,15 @@ rule gram:
         model=SOURCE,
         corpus="tokenize.json",
         sparsity=f"{DEVICE}/allocate.json",
+        arrays=arrays(SOURCE, "tokenize.json", f"{DEVICE}/allocate.json"),
     output:
-        f"{DEVICE}/gram.json",
+        record=f"{DEVICE}/gram.json",
+        arrays=directory(f"{DEVICE}/gram"),
     log:
         f"{DEVICE}/logs/gram.log",
     benchmark:
         f"{DEVICE}/benchmarks/gram.tsv"
+    cache: CACHED
     threads: 8
     resources:
         mem_mb=mem_mb("gram"),

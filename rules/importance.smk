@@ -4,15 +4,19 @@ IMATRIX_FILES = inputs.imatrix_files(CONFIG)
 # Runs early, so that a file of another model is refused before any long job.
 rule importance:
     input:
-        inputs.declared(IMATRIX_FILES),
+        local(inputs.declared(IMATRIX_FILES)),
         model="ingest.json",
+        arrays=arrays("ingest.json"),
     output:
-        f"{DEVICE}/importance.json",
+        record=f"{DEVICE}/importance.json",
+        arrays=directory(f"{DEVICE}/importance"),
     log:
         f"{DEVICE}/logs/importance.log",
     benchmark:
         f"{DEVICE}/benchmarks/importance.tsv"
+    cache: CACHED
     priority: 1
+    localrule: STORED
     threads: 1
     resources:
         mem_mb=mem_mb("importance"),
@@ -20,7 +24,7 @@ rule importance:
     params:
         code=commands.code(CONFIG, "importance"),
         files=inputs.stamps(CONFIG, IMATRIX_FILES),
-        settings=commands.settings(CONFIG, "importance"),
+        settings=commands.settings(CONFIG, "importance", imatrix=None),
         records=commands.records,
     shell:
-        commands.job("importance")
+        commands.job("importance", "--imatrix {IMATRIX_FILES:q}")

@@ -1,15 +1,18 @@
 CHECKPOINT_FILES = inputs.checkpoint_files(CONFIG)
 
 
+# Not cached: its result has links to the checkpoint's files, wherever they are on this machine.
 rule ingest:
     input:
-        inputs.declared(CHECKPOINT_FILES),
+        local(inputs.declared(CHECKPOINT_FILES)),
     output:
-        "ingest.json",
+        record="ingest.json",
+        arrays=directory("ingest"),
     log:
         "logs/ingest.log",
     benchmark:
         "benchmarks/ingest.tsv"
+    localrule: STORED
     threads: 1
     resources:
         mem_mb=mem_mb("ingest"),
@@ -20,11 +23,11 @@ rule ingest:
         settings=commands.settings(
             CONFIG,
             "ingest",
-            model=CONFIG.checkpoint,
+            model=CONFIG.model.source if CONFIG.model.revision else None,
             name=CONFIG.model.name,
             revision=CONFIG.model.revision,
             license=CONFIG.model.license,
         ),
         records="",
     shell:
-        commands.job("ingest")
+        commands.job("ingest", "" if CONFIG.model.revision else "--model {CONFIG.checkpoint:q}")

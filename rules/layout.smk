@@ -3,12 +3,14 @@ rule layout:
         model=SOURCE,
         sparsity=f"{DEVICE}/allocate.json",
         device=f"{DEVICE}/device.json",
+        arrays=arrays(f"{DEVICE}/allocate.json"),
     output:
-        f"{DEVICE}/layout.json",
+        record=f"{DEVICE}/layout.json",
     log:
         f"{DEVICE}/logs/layout.log",
     benchmark:
         f"{DEVICE}/benchmarks/layout.tsv"
+    cache: CACHED
     threads: 1
     resources:
         mem_mb=mem_mb("layout"),

@@ -5,12 +5,15 @@ rule order:
         sparsity=f"{DEVICE}/allocate.json",
         placement=f"{DEVICE}/place.json",
         device=f"{DEVICE}/device.json",
+        arrays=arrays(f"{DEVICE}/recalibrate.json", f"{DEVICE}/allocate.json", f"{DEVICE}/place.json"),
     output:
-        f"{DEVICE}/order/{{chunk}}.json",
+        record=f"{DEVICE}/order/{{chunk}}.json",
+        arrays=directory(f"{DEVICE}/order/{{chunk}}"),
     log:
         f"{DEVICE}/logs/order/{{chunk}}.log",
     benchmark:
         f"{DEVICE}/benchmarks/order/{{chunk}}.tsv"
+    cache: CACHED
     threads: 1
     resources:
         mem_mb=mem_mb("order"),

@@ -14,9 +14,19 @@ rule package:
         quantized=per_chunk("quantize"),
         predictors=PREDICTORS,
         curves=CURVES,
+        arrays=arrays(
+            SOURCE,
+            "tokenize.json",
+            f"{DEVICE}/allocate.json",
+            per_chunk("order"),
+            f"{DEVICE}/place.json",
+            per_chunk("quantize"),
+            PREDICTORS,
+            CURVES,
+        ),
     output:
-        record=f"{DEVICE}/package.json",
-        manifest=f"{DEVICE}/package/manifest.json",
+        record=local(f"{DEVICE}/package.json"),
+        manifest=local(f"{DEVICE}/package/manifest.json"),
     log:
         f"{DEVICE}/logs/package.log",
     benchmark:

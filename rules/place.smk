@@ -4,12 +4,15 @@ rule place:
         activations=f"{DEVICE}/recalibrate.json",
         sparsity=f"{DEVICE}/allocate.json",
         device=f"{DEVICE}/device.json",
+        arrays=arrays(f"{DEVICE}/recalibrate.json", f"{DEVICE}/allocate.json"),
     output:
-        f"{DEVICE}/place.json",
+        record=f"{DEVICE}/place.json",
+        arrays=directory(f"{DEVICE}/place"),
     log:
         f"{DEVICE}/logs/place.log",
     benchmark:
         f"{DEVICE}/benchmarks/place.tsv"
+    cache: CACHED
     threads: 1
     resources:
         mem_mb=mem_mb("place"),

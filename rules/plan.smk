@@ -9,12 +9,21 @@ rule plan:
         predictors=PREDICTORS,
         activations=f"{DEVICE}/recalibrate.json",
         corpus="tokenize.json",
+        arrays=arrays(
+            f"{DEVICE}/allocate.json",
+            f"{DEVICE}/place.json",
+            per_chunk("order"),
+            PREDICTORS,
+            f"{DEVICE}/recalibrate.json",
+            "tokenize.json",
+        ),
     output:
-        f"{DEVICE}/plan.json",
+        record=f"{DEVICE}/plan.json",
     log:
         f"{DEVICE}/logs/plan.log",
     benchmark:
         f"{DEVICE}/benchmarks/plan.tsv"
+    cache: CACHED
     threads: 1
     resources:
         mem_mb=mem_mb("plan"),

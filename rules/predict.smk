@@ -3,12 +3,15 @@ rule predict:
         model=SOURCE,
         activations=f"{DEVICE}/recalibrate.json",
         sparsity=f"{DEVICE}/allocate.json",
+        arrays=arrays(SOURCE, f"{DEVICE}/recalibrate.json", f"{DEVICE}/allocate.json"),
     output:
-        f"{DEVICE}/predict/{{chunk}}.json",
+        record=f"{DEVICE}/predict/{{chunk}}.json",
+        arrays=directory(f"{DEVICE}/predict/{{chunk}}"),
     log:
         f"{DEVICE}/logs/predict/{{chunk}}.log",
     benchmark:
         f"{DEVICE}/benchmarks/predict/{{chunk}}.tsv"
+    cache: CACHED
     threads: 1
     resources:
         mem_mb=mem_mb("predict"),

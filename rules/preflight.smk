@@ -5,8 +5,9 @@ rule preflight:
         model="ingest.json",
         corpus="tokenize.json",
         device=f"{DEVICE}/device.json",
+        arrays=arrays("ingest.json", "tokenize.json"),
     output:
-        f"{DEVICE}/preflight.json",
+        record=f"{DEVICE}/preflight.json",
     log:
         f"{DEVICE}/logs/preflight.log",
     benchmark:

@@ -1,12 +1,12 @@
 # For the link see rules/package.smk.
 rule publish:
     input:
-        f"{DEVICE}/package/manifest.json",
-        package=f"{DEVICE}/package.json",
-        verification=f"{DEVICE}/verify.json",
+        local(f"{DEVICE}/package/manifest.json"),
+        package=local(f"{DEVICE}/package.json"),
+        verification=local(f"{DEVICE}/verify.json"),
     output:
-        record=f"{DEVICE}/publish.json",
-        manifest=f"{DEVICE}/manifest.json",
+        record=local(f"{DEVICE}/publish.json"),
+        manifest=local(f"{DEVICE}/manifest.json"),
     log:
         f"{DEVICE}/logs/publish.log",
     benchmark:

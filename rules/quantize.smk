@@ -4,12 +4,15 @@ rule quantize:
         sparsity=f"{DEVICE}/allocate.json",
         gram=GRAM,
         importance=IMPORTANCE,
+        arrays=arrays(SOURCE, f"{DEVICE}/allocate.json", GRAM, IMPORTANCE),
     output:
-        f"{DEVICE}/quantize/{{chunk}}.json",
+        record=f"{DEVICE}/quantize/{{chunk}}.json",
+        arrays=directory(f"{DEVICE}/quantize/{{chunk}}"),
     log:
         f"{DEVICE}/logs/quantize/{{chunk}}.log",
     benchmark:
         f"{DEVICE}/benchmarks/quantize/{{chunk}}.tsv"
+    cache: CACHED
     threads: 1
     resources:
         mem_mb=mem_mb("quantize"),

@@ -5,12 +5,17 @@ rule recalibrate:
         sparsity=f"{DEVICE}/allocate.json",
         activations="calibrate.json",
         shards=shards_in(DEVICE, "recalibrate"),
+        arrays=arrays(
+            SOURCE, "tokenize.json", f"{DEVICE}/allocate.json", "calibrate.json", shards_in(DEVICE, "recalibrate")
+        ),
     output:
-        f"{DEVICE}/recalibrate.json",
+        record=f"{DEVICE}/recalibrate.json",
+        arrays=directory(f"{DEVICE}/recalibrate"),
     log:
         f"{DEVICE}/logs/recalibrate.log",
     benchmark:
         f"{DEVICE}/benchmarks/recalibrate.tsv"
+    cache: CACHED
     threads: 8
     resources:
         mem_mb=mem_mb("recalibrate"),
@@ -29,8 +34,10 @@ use rule recalibrate as recalibrate_shard with:
         corpus="tokenize.json",
         sparsity=f"{DEVICE}/allocate.json",
         activations="calibrate.json",
+        arrays=arrays(SOURCE, "tokenize.json", f"{DEVICE}/allocate.json", "calibrate.json"),
     output:
-        f"{DEVICE}/recalibrate-shards/{{shard}}.json",
+        record=f"{DEVICE}/recalibrate-shards/{{shard}}.json",
+        arrays=directory(f"{DEVICE}/recalibrate-shards/{{shard}}"),
     log:
         f"{DEVICE}/logs/recalibrate/{{shard}}.log",
     benchmark:

@@ -2,12 +2,15 @@ rule relufy:
     input:
         model="ingest.json",
         corpus="tokenize.json",
+        arrays=arrays("ingest.json", "tokenize.json"),
     output:
-        "relufy.json",
+        record="relufy.json",
+        arrays=directory("relufy"),
     log:
         "logs/relufy.log",
     benchmark:
         "benchmarks/relufy.tsv"
+    cache: CACHED
     threads: 8
     resources:
         mem_mb=mem_mb("relufy"),

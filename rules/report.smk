@@ -10,16 +10,25 @@ rule report:
         predictors=PREDICTORS,
         layout=f"{DEVICE}/layout.json",
         plans=PLANS,
-        package=f"{DEVICE}/publish.json",
-        verification=f"{DEVICE}/verify.json",
+        package=local(f"{DEVICE}/publish.json"),
+        verification=local(f"{DEVICE}/verify.json"),
         curves=CURVES,
+        arrays=arrays(
+            f"{DEVICE}/recalibrate.json",
+            f"{DEVICE}/allocate.json",
+            f"{DEVICE}/place.json",
+            per_chunk("order"),
+            PREDICTORS,
+            CURVES,
+        ),
     output:
-        metrics=f"{DEVICE}/metrics.json",
-        html=report(f"{DEVICE}/report.html", category="coldpress"),
+        metrics=local(f"{DEVICE}/metrics.json"),
+        html=report(local(f"{DEVICE}/report.html"), category="coldpress"),
     log:
         f"{DEVICE}/logs/report.log",
     benchmark:
         f"{DEVICE}/benchmarks/report.tsv"
+    localrule: STORED
     threads: 1
     resources:
         mem_mb=mem_mb("report"),

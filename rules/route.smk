@@ -8,12 +8,14 @@ rule route:
         placement=f"{DEVICE}/place.json",
         device=f"{DEVICE}/device.json",
         corpus="tokenize.json",
+        arrays=arrays(SOURCE, f"{DEVICE}/allocate.json", per_chunk("order"), f"{DEVICE}/place.json", "tokenize.json"),
     output:
-        f"{DEVICE}/route.json",
+        record=f"{DEVICE}/route.json",
     log:
         f"{DEVICE}/logs/route.log",
     benchmark:
         f"{DEVICE}/benchmarks/route.tsv"
+    cache: CACHED
     threads: 8
     resources:
         mem_mb=mem_mb("route"),

@@ -4,12 +4,14 @@ rule size:
         corpus="tokenize.json",
         sparsity=f"{DEVICE}/allocate.json",
         ladders=per_chunk("predict"),
+        arrays=arrays(SOURCE, "tokenize.json", f"{DEVICE}/allocate.json", per_chunk("predict")),
     output:
-        f"{DEVICE}/size.json",
+        record=f"{DEVICE}/size.json",
     log:
         f"{DEVICE}/logs/size.log",
     benchmark:
         f"{DEVICE}/benchmarks/size.tsv"
+    cache: CACHED
     threads: 8
     resources:
         mem_mb=mem_mb("size"),

@@ -3,14 +3,18 @@ CORPUS_FILES = checked(inputs.corpus_files, CONFIG)
 
 rule tokenize:
     input:
-        inputs.declared(CORPUS_FILES),
+        local(inputs.declared(CORPUS_FILES)),
         model="ingest.json",
+        arrays=arrays("ingest.json"),
     output:
-        "tokenize.json",
+        record="tokenize.json",
+        arrays=directory("tokenize"),
     log:
         "logs/tokenize.log",
     benchmark:
         "benchmarks/tokenize.tsv"
+    cache: CACHED
+    localrule: STORED
     threads: 1
     resources:
         mem_mb=mem_mb("tokenize"),
@@ -18,7 +22,8 @@ rule tokenize:
     params:
         code=commands.code(CONFIG, "tokenize"),
         files=inputs.stamps(CONFIG, CORPUS_FILES),
-        settings=commands.settings(CONFIG, "tokenize"),
+        text=inputs.corpus(CONFIG, CORPUS_FILES),
+        settings=commands.settings(CONFIG, "tokenize", corpus=None),
         records=commands.records,
     shell:
-        commands.job("tokenize")
+        commands.job("tokenize", "--corpus {CONFIG[corpus]:q}")

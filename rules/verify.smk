@@ -1,16 +1,19 @@
+# Not cached: it measures this machine's speed, and reads the artifact, which is no declared file.
 rule verify:
     input:
-        f"{DEVICE}/package/manifest.json",
+        local(f"{DEVICE}/package/manifest.json"),
         model=SOURCE,
         original="ingest.json",
         corpus="tokenize.json",
-        package=f"{DEVICE}/package.json",
+        package=local(f"{DEVICE}/package.json"),
+        arrays=arrays(SOURCE, "ingest.json", "tokenize.json"),
     output:
-        f"{DEVICE}/verify.json",
+        record=local(f"{DEVICE}/verify.json"),
     log:
         f"{DEVICE}/logs/verify.log",
     benchmark:
         f"{DEVICE}/benchmarks/verify.tsv"
+    localrule: STORED
     threads: 8
     resources:
         mem_mb=mem_mb("verify"),

@@ -3,11 +3,13 @@
 Resolves a hub model at a pinned commit, or a local folder. Reads config.json and the safetensors headers with our own
 strict parsers, checks them against each other, and checks every weight for NaN, infinity and size. Writes a private
 folder with the tokenizer and the believed part of the configuration: transformers sees nothing else. Weights stay in
-their files.
+their files; links to them lie beside the private folder, so that no record of a later stage names a place outside the
+build folder.
 """
 
 import json
 import logging
+import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -21,6 +23,7 @@ from pydantic import Field
 from coldpress.compiler.architectures import _common
 from coldpress.compiler.checkpoint.headers import read_header
 from coldpress.compiler.checkpoint.hub import HUB_ID, snapshot
+from coldpress.compiler.checkpoint.private import LINKS
 from coldpress.compiler.checkpoint.source_config import check_value, checked_config
 from coldpress.compiler.checkpoint.source_json import read_object
 from coldpress.compiler.checkpoint.source_tokenizer import (
@@ -34,7 +37,7 @@ from coldpress.compiler.checkpoint.source_tokenizer import (
 from coldpress.compiler.checkpoint.tensor_map import match_tensors
 from coldpress.compiler.checkpoint.tensors import MAX_CONFIG_BYTES
 from coldpress.compiler.checkpoint.weight_files import is_there, kind_of, locate, regular_file, scan, source_file
-from coldpress.compiler.io import Workspace, digest, replacing
+from coldpress.compiler.io import Workspace, digest, make_folder, replacing, sync_folder
 from coldpress.schemas.base import Record
 from coldpress.schemas.errors import CheckpointError
 from coldpress.schemas.model import Model, ModelSpec, SourceFile, TensorSource
@@ -130,6 +133,7 @@ def run(config: IngestConfig, work: Workspace) -> Model:
     files = _scan(checkpoint)
     weights = [file for file in files if file.name.endswith(".safetensors")]
     source = _write_private(checkpoint, work.folder / "source")
+    links = _link_weights(checkpoint, work.folder / LINKS)
     license_names = {path.name for path in checkpoint.licenses}
     model = Model(
         spec=checkpoint.spec,
@@ -138,7 +142,7 @@ def run(config: IngestConfig, work: Workspace) -> Model:
         revision=config.revision if hub_id else None,
         license=config.license or checkpoint.license,
         folder=str(source.resolve()),
-        tensors=checkpoint.tensors,
+        tensors={role: _linked(tensor, links) for role, tensor in checkpoint.tensors.items()},
         files=files,
         private_files=tuple(source_file(path) for path in sorted(source.iterdir()) if path.name not in license_names),
         license_files=tuple(source_file(source / path.name) for path in checkpoint.licenses),
@@ -297,6 +301,25 @@ def _write_private(checkpoint: _Checkpoint, target: Path) -> Path:
     for path in (tokenizer, *checkpoint.chat_template, *checkpoint.licenses):
         _write(target / path.name, path.read_bytes())
     return target
+
+
+def _link_weights(checkpoint: _Checkpoint, target: Path) -> dict[str, str]:
+    """Links to the files of weights in a new folder; returns file -> link."""
+    shutil.rmtree(target, ignore_errors=True)
+    make_folder(target)
+    links: dict[str, str] = {}
+    for path in checkpoint.weight_files:
+        found, link = path.resolve(), target.resolve() / path.name
+        link.symlink_to(os.path.relpath(found, link.parent))
+        links[str(found)] = str(link)
+    sync_folder(target)
+    return links
+
+
+def _linked(tensor: TensorSource, links: Mapping[str, str]) -> TensorSource:
+    """Returns the place of a tensor by the links to its files."""
+    scales = tensor.scales and tensor.scales.model_copy(update={"file": links[tensor.scales.file]})
+    return tensor.model_copy(update={"file": links[tensor.file], "scales": scales})
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -1,6 +1,6 @@
 """Does what the workflow needs of Snakemake beyond its documented interface; tests hold it to the pinned version.
 
-Rules alone cannot do four things. Snakemake works in the folder of the model's builds, wherever it is called from, so
+Rules alone cannot do some things. Snakemake works in the folder of the model's builds, wherever it is called from, so
 that its metadata lies beside the results. A lock is held from before it plans until it ends. A folder with results but
 without metadata is refused. When a build fails, the sentence of the failed job comes last.
 
@@ -12,16 +12,27 @@ Beyond the documented interface, `workflow` is used for this:
   memory limits only jobs that run here. The Snakefile is read before the executor is known.
 - `global_resources`, `register_resource`: that limit, unless the user gave one. `--resources` is the documented way,
   but a profile cannot ask how much memory is free.
+- `enable_cache` says whether --cache was given: without it, `cache: True` would print a warning for each rule.
+- `rule._benchmark` is emptied where a cache may have the result: Snakemake refuses a rule with both directives, and no
+  directive can be left out by a condition.
+- `storage_settings` has the object store and the folder in it; a main process gives each model a folder of its own.
+- `storage_registry` asks that store whether results are there that another folder made, and for single records; a
+  failed job's log is fetched by its `storage_object`.
+- The S3 plug-in (0.3.6) keeps its first answer to whether an object is a folder, so that one which a job on another
+  machine makes afterwards stays missing; `is_dir` is replaced by a function that asks each time.
 - `workdir` is the function of that directive: the directive would end in a traceback where a folder cannot be made.
 - `dag.needrun_jobs()`: the logs of the jobs that did not finish; `onerror` is told only Snakemake's own log.
 
 What `compiler/workflow/ending.py` listens to is listed there.
 """
 
+import functools
+import importlib
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,6 +40,7 @@ from coldpress.compiler.device import host
 from coldpress.compiler.lock import build_lock
 from coldpress.compiler.needs import Inputs
 from coldpress.compiler.pipeline import STAGES
+from coldpress.compiler.workflow.commands import named_records
 from coldpress.compiler.workflow.ending import Ending
 from coldpress.compiler.workflow.last_words import Mark, last_words, marks
 from coldpress.compiler.workflow.running import FOLDER
@@ -38,6 +50,12 @@ from coldpress.schemas.manifest import MANIFEST_FILE
 CALLED_FROM = "COLDPRESS_CALLED_FROM"
 """Environment variable with the folder where the user is: a job's snakemake starts in the build folder."""
 OWN_FOLDER = ".snakemake"
+STORES = ".stores"
+"""File in a build folder that names the object stores whose results it made."""
+S3 = "s3"
+"""Snakemake's name of the plug-in for S3."""
+ASKED_AGAIN_S = 10
+"""Seconds after which an object store is asked again for a record."""
 T = TypeVar("T")
 
 
@@ -61,7 +79,6 @@ def start(workflow: Any, root: Path) -> None:
     if root != Path(checkout).resolve():
         # an editable install wins over PYTHONPATH, so its stages would silently run instead of these
         sys.exit(f"error: {sys.executable} runs the coldpress of {root}; run make env in {checkout}")
-    os.environ["COLDPRESS_CHECKOUT"] = checkout  # for profiles/kubernetes
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [checkout, os.environ.get("PYTHONPATH")]))
     if not workflow.is_main_process:
         os.chdir(os.environ.get(CALLED_FROM, os.curdir))
@@ -117,9 +134,88 @@ def _limited(workflow: Any, folder: Path, execute: Callable[..., Any]) -> Callab
         with ExitStack() as held:
             if not settings.dryrun_exec:
                 checked(held.enter_context, build_lock(folder))
+                checked(_claim, workflow, folder)
             return execute(executor_plugin=executor_plugin, **others)
 
     return run
+
+
+def _claim(workflow: Any, folder: Path) -> None:
+    """Notes in the build folder that it makes the results in an object store, if there is one.
+
+    Raises:
+        ColdpressError: if another folder has made results there: what is known of them, and the lock, are in that one.
+    """
+    prefix, provider = workflow.storage_settings.default_storage_prefix, workflow.storage_registry
+    if workflow.storage_settings.default_storage_provider is None:
+        return
+    noted = folder / STORES
+    known = noted.read_text(encoding="utf-8").splitlines() if noted.exists() else []
+    if prefix in known:
+        return
+    try:
+        found = provider.default_storage_provider.object(f"{prefix}/ingest.json").exists()
+    except Exception as error:
+        raise ColdpressError(f"cannot look into {prefix}: {error}; see to the store's address and keys") from error
+    if found:
+        raise ColdpressError(
+            f"the results in {prefix} were made from another folder than {folder}, and only there is known what made "
+            "them; build from there, name another --default-storage-prefix, or remove them"
+        )
+    noted.write_text("\n".join((*known, prefix, "")), encoding="utf-8")
+
+
+def stores(workflow: Any, model: str) -> bool:
+    """Returns whether results lie in an object store; the model's have a folder of their own there, as on a disk."""
+    settings = workflow.storage_settings
+    if settings is None or settings.default_storage_provider is None:
+        return False
+    if workflow.is_main_process:  # a job is told the folder
+        settings.default_storage_prefix = f"{(settings.default_storage_prefix or '').rstrip('/')}/{model}"
+    if settings.default_storage_provider == S3:
+        importlib.import_module(f"snakemake_storage_plugin_{S3}").StorageObject.is_dir = _is_folder
+    return True
+
+
+def _is_folder(found: Any) -> bool:
+    """Returns whether an object of S3 is a folder now."""
+    return any(found.get_subkeys())
+
+
+def record_here(workflow: Any, folder: Path, stage: str) -> Path:
+    """Returns the place of a stage's record on this machine; fetches it where an object store has it, since Snakemake
+    deletes its own copy when no job on this machine needs it any more."""
+    settings, file = workflow.storage_settings, f"{stage}.json"
+    if settings is None or settings.default_storage_provider is None:
+        return folder / file
+    path, provider = folder / OWN_FOLDER / "records" / file, workflow.storage_registry.default_storage_provider
+    with suppress(FileNotFoundError):
+        _fetch(provider, f"{settings.default_storage_prefix}/{file}", path, int(time.monotonic() / ASKED_AGAIN_S))
+    return path
+
+
+@functools.lru_cache(maxsize=8)
+def _fetch(provider: Any, query: str, path: Path, asked: int) -> None:
+    """Puts an object of the store at `path`; once it was there, asks only once for each `asked`.
+
+    Raises:
+        FileNotFoundError: if it is not in the store; then there is no file at `path` either.
+    """
+    found = provider.object(query)
+    found.set_local_path(path)
+    path.unlink(missing_ok=True)
+    if not found.exists():
+        raise FileNotFoundError(query)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found.retrieve_object()
+
+
+def time_no_shared_rule(workflow: Any) -> None:
+    """Takes the file of a job's time and memory from each rule whose result may come from Snakemake's cache, as
+    Snakemake demands; call it after all rules are read."""
+    for rule in workflow.rules:
+        if rule.cache and rule.cache.output:
+            rule._benchmark = None
 
 
 def inputs_of(rules: Any, targets: Sequence[str]) -> Inputs:
@@ -133,9 +229,8 @@ def inputs_of(rules: Any, targets: Sequence[str]) -> Inputs:
         stage = pending.pop()
         if stage in found or stage not in STAGES:
             continue
-        read = getattr(rules, stage).input.items()
-        named = ((name, [files] if isinstance(files, str) else list(files)) for name, files in read)
-        writers = {name: _writer(files[0]) for name, files in named if files}
+        named = named_records(getattr(rules, stage).input)
+        writers = {name: _writer(files[0]) for name, files in named.items()}
         found[stage] = {name: writer for name, writer in writers.items() if writer is not None}
         pending += found[stage].values()
     return {stage: found[stage] for stage in STAGES if stage in found}
@@ -176,9 +271,18 @@ class LastWords:
         if self._published is not None and _time_of(self._folder / "publish.json") == self._published:
             shown = os.path.relpath(self._artifact, os.environ[CALLED_FROM])
             print(f"note: {shown} is of an earlier build and was left as it is, with its report", file=sys.stderr)
+        self._fetch_logs()
         sentence, code = last_words(self._logs(), self._before)
         print(sentence, file=sys.stderr, flush=True)
         sys.exit(code)
+
+    def _fetch_logs(self) -> None:
+        """Fetches the logs of jobs that ran elsewhere and sent them to an object store."""
+        for job in self._workflow.dag.needrun_jobs():
+            for path in job.log:
+                if path.is_storage and not Path(path).exists() and path.storage_object.exists():
+                    Path(path).parent.mkdir(parents=True, exist_ok=True)
+                    path.storage_object.retrieve_object()
 
     def _logs(self) -> Mapping[Path, str]:
         """Returns log -> rule for the unfinished jobs."""

@@ -8,6 +8,8 @@ from coldpress.compiler.code_digest import stage_digest
 from coldpress.compiler.job import flag, parameters_of
 from coldpress.compiler.workflow.settings import BuildConfig, flags
 
+ARRAYS = "arrays"
+"""Name of the input, and of the output, that is no record: folders of array files."""
 Parameter = Callable[[Any], str]
 """A function of the wildcards, for a rule's `params`."""
 
@@ -35,9 +37,15 @@ def job(stage: str, more: str = "") -> str:
 
 
 def records(wildcards: Any, input: Any) -> str:
-    """Returns a rule's named inputs as flags; leaves out inputs that this build does not have."""
-    named = ((name, [files] if isinstance(files, str) else list(files)) for name, files in input.items())
-    return " ".join(f"{flag(name)} {shlex.join(files)}" for name, files in named if files)
+    """Returns a rule's records as flags; leaves out records that this build does not have."""
+    return " ".join(f"{flag(name)} {shlex.join(files)}" for name, files in named_records(input).items())
+
+
+def named_records(input: Any) -> dict[str, list[str]]:
+    """Returns parameter -> files for a rule's named inputs, without the folders of array files, and without inputs that
+    this build does not have."""
+    named = {name: [files] if isinstance(files, str) else list(files) for name, files in input.items()}
+    return {name: files for name, files in named.items() if files and name != ARRAYS}
 
 
 def layers(wildcards: Any) -> list[int]:
@@ -54,7 +62,8 @@ def code(config: BuildConfig, module: str) -> str:
 def settings(config: BuildConfig, stage: str, **facts: Any) -> Parameter:
     """Returns a stage's settings as flags, and internal facts; a changed text reruns the stage's rule.
 
-    It is a function, because Snakemake would take braces in a plain text for wildcards.
+    A fact replaces the setting of its name; None leaves it out, for a path that stands in the rule's command. It is a
+    function, because Snakemake would take braces in a plain text for wildcards.
     """
     text = flags(config, stage, **facts)
     return lambda wildcards: text

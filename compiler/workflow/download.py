@@ -5,6 +5,7 @@ exists and this user may read it; config.json gives shapes; preflight's own sums
 """
 
 import sys
+from pathlib import Path
 
 from coldpress.compiler.checkpoint.hub import cache_folder, listed, snapshot
 from coldpress.compiler.checkpoint.shapes import read_shapes
@@ -14,14 +15,14 @@ from coldpress.compiler.workflow.settings import CONFIG_FILE, BuildConfig, of_al
 from coldpress.runtime.quantities import show_bytes
 
 
-def announce(config: BuildConfig, inputs: Inputs, threads: int | None) -> None:
+def announce(config: BuildConfig, inputs: Inputs, ingested: Path, threads: int | None) -> None:
     """Prints what will be downloaded, or refuses it; see `check_before_download`."""
-    text = check_before_download(config, inputs, threads)
+    text = check_before_download(config, inputs, ingested, threads)
     if text:
         print(text, file=sys.stderr)
 
 
-def check_before_download(config: BuildConfig, inputs: Inputs, threads: int | None) -> str:
+def check_before_download(config: BuildConfig, inputs: Inputs, ingested: Path, threads: int | None) -> str:
     """Refuses what would fail after a download; returns a sentence about the download.
 
     Asks nothing and returns no sentence for a folder, for a model that was already ingested, and with preflight=off.
@@ -29,13 +30,14 @@ def check_before_download(config: BuildConfig, inputs: Inputs, threads: int | No
     Args:
         config: The build's configuration.
         inputs: The stages' inputs, from the rules.
+        ingested: The place of the record of `ingest`.
         threads: Cores of this machine; None where jobs run on others.
 
     Raises:
         ColdpressError: if the model is not available or does not fit; the text is one sentence.
     """
     model = config.model
-    if model.revision is None or (config.folder / "ingest.json").exists() or config["preflight"] == "off":
+    if model.revision is None or ingested.exists() or config["preflight"] == "off":
         return ""
     found = listed(model.source, model.revision)
     shapes = read_shapes(snapshot(model.source, model.revision, offline=False, patterns=[CONFIG_FILE]) / CONFIG_FILE)

@@ -2,10 +2,14 @@
 matrix."""
 
 import os
+import platform
+from collections import Counter
 from pathlib import Path
 
 from coldpress.compiler.checkpoint.hub import checkpoint_paths
+from coldpress.compiler.io import sha256_of
 from coldpress.compiler.stages.tokenize import files
+from coldpress.compiler.stages.tokenize.text import PYDOC
 from coldpress.compiler.workflow.settings import BuildConfig
 
 
@@ -32,6 +36,29 @@ def corpus_files(config: BuildConfig) -> list[str]:
     """Returns the files of a corpus that is a file or a folder; none for a corpus with a name."""
     path = Path(os.path.normpath(config.folder / config["corpus"]))
     return [config.near(file) for file in files.corpus_files(path)]
+
+
+def corpus(config: BuildConfig, names: list[str]) -> list[tuple[str, int, str]] | list[str]:
+    """Returns what a corpus is besides its files' contents, for a rule's params: no place, so that it is the same on
+    another machine.
+
+    Snakemake's cache knows a rule's files by their contents, in any order. The names and sizes say which file has which
+    content; where sizes are equal, the contents' digests do.
+
+    Returns:
+        (name, bytes, digest or "") of each file; for a corpus with a name that name, and Python's version for the
+        documentation that comes with Python.
+    """
+    if not names:
+        given = config["corpus"]
+        return [given, platform.python_version()] if given == PYDOC else [given]
+    paths = [Path(os.path.normpath(config.folder / name)) for name in names]
+    top = os.path.dirname(os.path.normpath(config.folder / config["corpus"]))
+    sizes = Counter(path.stat().st_size for path in paths)
+    return [
+        (os.path.relpath(path, top), size, sha256_of(path) if sizes[size] > 1 else "")
+        for path, size in ((path, path.stat().st_size) for path in paths)
+    ]
 
 
 def imatrix_files(config: BuildConfig) -> list[str]:

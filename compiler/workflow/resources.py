@@ -23,43 +23,51 @@ from coldpress.schemas.model import Model
 from coldpress.schemas.preflight import StageNeeds
 
 Resource = Callable[..., int]
+Records = Callable[[str], Path]
+"""Stage -> the place of its record on this machine, which an object store may have a copy of."""
 
 
-def mem_mb(config: BuildConfig, stage: str, inputs: Callable[[], Inputs]) -> Resource:
+def mem_mb(config: BuildConfig, stage: str, inputs: Callable[[], Inputs], record: Records) -> Resource:
     """Returns Snakemake's function for the memory of a stage's jobs, in MB of 10**6 bytes.
 
     Args:
         config: The build's configuration.
         stage: The stage of the jobs.
         inputs: Returns the stages' inputs, once all rules are known.
+        record: Returns the place of a stage's record.
     """
 
     def asked(wildcards: Any, input: Sequence[str], threads: int) -> int:
-        return math.ceil(_needs(config, stage, inputs, input, threads).ram_bytes / 10**6)
+        return math.ceil(_needs(config, stage, inputs, record, input, threads).ram_bytes / 10**6)
 
     return asked
 
 
-def runtime(config: BuildConfig, stage: str, inputs: Callable[[], Inputs]) -> Resource:
+def runtime(config: BuildConfig, stage: str, inputs: Callable[[], Inputs], record: Records) -> Resource:
     """Returns Snakemake's function for the most time of a stage's jobs, in minutes; it grows with every attempt."""
 
     def asked(wildcards: Any, input: Sequence[str], threads: int, attempt: int) -> int:
-        return attempt * math.ceil(limit_s(_needs(config, stage, inputs, input, threads)) / 60)
+        return attempt * math.ceil(limit_s(_needs(config, stage, inputs, record, input, threads)) / 60)
 
     return asked
 
 
 def _needs(
-    config: BuildConfig, stage: str, inputs: Callable[[], Inputs], files: Sequence[str], threads: int
+    config: BuildConfig,
+    stage: str,
+    inputs: Callable[[], Inputs],
+    record: Records,
+    files: Sequence[str],
+    threads: int,
 ) -> StageNeeds:
     if stage == "ingest":
         return ingest.needs_for(sum(Path(file).stat().st_size for file in files))
-    record = config.folder / "ingest.json"
-    if not record.exists():
+    ingested = record("ingest")
+    if not ingested.exists():
         raise FileNotFoundError(errno.ENOENT, "the model's shape is not known yet", *files[:1])
     settings = of_all_stages(config)
-    model = compiled(_loaded(record, Model, record.stat().st_mtime_ns), settings)
-    tokens, block_tokens = _text(config.folder / "tokenize.json") or asked_text(settings, model)
+    model = compiled(_loaded(ingested, Model, ingested.stat().st_mtime_ns), settings)
+    tokens, block_tokens = _text(record("tokenize")) or asked_text(settings, model)
     shared = (config["calibration_shards"], config["layers_per_job"])
     build = Build(model, settings, inputs(), config.device, tokens, block_tokens, threads, *shared)
     try:

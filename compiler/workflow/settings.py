@@ -236,9 +236,9 @@ def flags(config: BuildConfig, stage: str, **facts: Any) -> str:
     Args:
         config: The build's configuration.
         stage: The stage.
-        facts: Internal settings, such as paths; None is left out.
+        facts: Internal settings, such as paths; one replaces the setting of its name, and None leaves it out.
     """
-    given = config.of_stage(stage) | {name: value for name, value in facts.items() if value is not None}
+    given = {name: value for name, value in (config.of_stage(stage) | facts).items() if value is not None}
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in given.items()}
     return " ".join(f"{flag(name)} {shlex.quote(text)}" for name, text in texts.items())
 

@@ -75,7 +75,7 @@ def by_transformers(
     from transformers import AutoModelForCausalLM
 
     whole: Any = AutoModelForCausalLM.from_pretrained(
-        Path(next(iter(model.tensors.values())).file).parent, dtype=dtype
+        Path(next(iter(model.tensors.values())).file).resolve().parent, dtype=dtype
     ).eval()
     seen: list[np.ndarray] = []
     for layer in whole.get_submodule(layers):

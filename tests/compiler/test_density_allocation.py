@@ -215,7 +215,7 @@ def activations(model: Model, corpus: Corpus, tmp_path_factory: pytest.TempPathF
 
 def by_hand(model: Model, shares: Shares, tokens: np.ndarray) -> float:
     """transformers' own model, whole and with the largest entries alone, and the divergence of the two."""
-    source = AutoModelForCausalLM.from_pretrained(Path(model.tensors["norm.weight"].file).parent).eval()
+    source = AutoModelForCausalLM.from_pretrained(Path(model.tensors["norm.weight"].file).resolve().parent).eval()
     ids = torch.from_numpy(tokens.astype(np.int64))
 
     def keep(family: str, layer: int) -> Any:

@@ -85,7 +85,7 @@ def check(tmp_path: Path, **keys: Any) -> str:
     config = resolve(
         {"model": "owner/tiny", "revision": REVISION, "corpus": "pydoc", "build_dir": str(tmp_path / "build"), **keys}
     )
-    return check_before_download(config, inputs_for(config), 2)
+    return check_before_download(config, inputs_for(config), config.folder / "ingest.json", 2)
 
 
 def refusal(index: Hub, tmp_path: Path, **keys: Any) -> str:
@@ -134,7 +134,9 @@ def test_too_little_memory_and_too_small_a_budget(index: Hub, tmp_path: Path, mo
     monkeypatch.setattr(host, "free_dram_bytes", lambda: 300_000_000)
     assert "of memory" in refusal(index, tmp_path)
     config = resolve({"model": "owner/tiny", "revision": REVISION, "corpus": "pydoc"})
-    assert check_before_download(config, inputs_for(config), None), "jobs run on other machines"
+    assert check_before_download(config, inputs_for(config), config.folder / "ingest.json", None), (
+        "jobs run on other machines"
+    )
 
 
 @pytest.mark.parametrize(
@@ -200,14 +202,14 @@ def test_nothing_is_asked_where_nothing_is_downloaded(index: Hub, tmp_path: Path
     assert check(tmp_path)
     asked = index.asked
     folder = resolve({"model": str(tmp_path / "tiny"), "corpus": "pydoc"})
-    assert check_before_download(folder, inputs_for(folder), 2) == ""
+    assert check_before_download(folder, inputs_for(folder), folder.folder / "ingest.json", 2) == ""
     config = resolve(
         {"model": "owner/tiny", "revision": REVISION, "corpus": "pydoc", "build_dir": str(tmp_path / "build")}
     )
     asked = index.asked
     config.folder.mkdir(parents=True)
     (config.folder / "ingest.json").touch()
-    assert check_before_download(config, inputs_for(config), 2) == ""
+    assert check_before_download(config, inputs_for(config), config.folder / "ingest.json", 2) == ""
     assert index.asked == asked
 
 

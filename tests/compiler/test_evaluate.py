@@ -59,7 +59,7 @@ def test_logits_are_those_of_the_runtime(name: str, options: dict[str, float], s
     if selector.NEEDS_EXACT_ZEROS and source.spec.hidden_act != "relu":
         pytest.skip("a model without exact zeros")
     families = families_of(name, source.spec)
-    hf = load_hf(Path(source.tensors["norm.weight"].file).parent)
+    hf = load_hf(Path(source.tensors["norm.weight"].file).resolve().parent)
     spec = spec_of(hf.config)
     recipe = Recipe(
         spec=spec,
@@ -104,7 +104,7 @@ def test_what_is_read_and_used_along_is_what_the_runtime_reads(
     name: str, options: dict[str, Any], layers_per_group: int, cache: str, source: Model, tmp_path: Path
 ) -> None:
     families = families_of(name, source.spec)
-    hf = load_hf(Path(source.tensors["norm.weight"].file).parent)
+    hf = load_hf(Path(source.tensors["norm.weight"].file).resolve().parent)
     recipe = Recipe(
         spec=spec_of(hf.config),
         method=name,

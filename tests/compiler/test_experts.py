@@ -208,7 +208,7 @@ def test_what_does_not_run_yet_is_refused(model: Model, corpus: Corpus, tmp_path
 
 
 def test_the_workflow_knows_a_mixture(model: Model) -> None:
-    folder = Path(next(iter(model.tensors.values())).file).parent
+    folder = Path(next(iter(model.tensors.values())).file).resolve().parent
     config = settings.resolve({"model": str(folder)})
     assert {"dense", "topk"} <= set(config.plugins()["coldpress.runtime.sparsity"])
     assert not settings.needs_predictors(config)

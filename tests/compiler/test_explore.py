@@ -104,7 +104,7 @@ def few(model: Model, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.Monkey
 
 def pruned_by_hand(model: Model, density: float, tokens: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
     """Log probabilities of transformers' own model, whole and with the largest entries of its MLPs' inputs alone."""
-    source = AutoModelForCausalLM.from_pretrained(Path(model.tensors["norm.weight"].file).parent).eval()
+    source = AutoModelForCausalLM.from_pretrained(Path(model.tensors["norm.weight"].file).resolve().parent).eval()
     ids = torch.from_numpy(tokens.astype(np.int64))
 
     def keep(_module: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
@@ -202,7 +202,7 @@ def test_keys_and_values_are_those_of_an_int8_kv_cache(tmp_path: Path, monkeypat
     model, tokens = ingested(tmp_path, num_hidden_layers=2, overrides={"head_dim": 32}), TOKENS["validation"]
     plain = LayerStream(model)
     found = RoundedKeys(plain, "int8").logits(tokens)
-    source = AutoModelForCausalLM.from_pretrained(Path(model.tensors["norm.weight"].file).parent).eval()
+    source = AutoModelForCausalLM.from_pretrained(Path(model.tensors["norm.weight"].file).resolve().parent).eval()
     ids, attention = torch.from_numpy(tokens.astype(np.int64)), torch.nn.functional.scaled_dot_product_attention
     with torch.no_grad():
         whole = source(ids).logits.numpy()
@@ -227,7 +227,7 @@ def test_a_kv_cache_takes_its_part(model: Model, tmp_path: Path) -> None:
 
 
 def test_the_trace_is_the_whole_models_signals(model: Model, curves: Curves) -> None:
-    source = AutoModelForCausalLM.from_pretrained(Path(model.tensors["norm.weight"].file).parent).eval()
+    source = AutoModelForCausalLM.from_pretrained(Path(model.tensors["norm.weight"].file).resolve().parent).eval()
     seen: dict[str, torch.Tensor] = {}
     for layer in curves.trace_layers:
         mlp = source.model.layers[layer].mlp
@@ -316,7 +316,7 @@ def lost_by_codes(model: Model, corpus: Corpus, format_name: str, folder: Path) 
     sparsity, layers = tiny_sparsity(model, "dense", format_name), tuple(range(model.spec.num_hidden_layers))
     grams = gram.run(GramConfig(), model, corpus, sparsity, Workspace(folder / "gram", "test"), 1)
     config, work = QuantizeConfig(algorithm="nested"), Workspace(folder / "codes", "test")
-    source = AutoModelForCausalLM.from_pretrained(Path(model.tensors["norm.weight"].file).parent).eval()
+    source = AutoModelForCausalLM.from_pretrained(Path(model.tensors["norm.weight"].file).resolve().parent).eval()
     ids, planes = torch.from_numpy(TOKENS["validation"][:2].astype(np.int64)), planes_of(format_name)
     codec = load("coldpress.runtime.quantization", Format, whole_format(format_name))
     with torch.no_grad():
@@ -492,7 +492,7 @@ def test_what_a_matrix_gains_is_what_the_model_loses_less(
     (found,) = explored(model, corpus, tmp_path).layer_gains
     assert (found.coarser, found.finer) == ("int4_2_2", "int4_3_1")
     tokens = torch.from_numpy(TOKENS["validation"][:1].astype(np.int64))
-    folder = Path(model.tensors["norm.weight"].file).parent
+    folder = Path(model.tensors["norm.weight"].file).resolve().parent
     expected = _log_probabilities(AutoModelForCausalLM.from_pretrained(folder).eval(), tokens)
 
     def loss(finer: tuple[int, str] | None) -> float:

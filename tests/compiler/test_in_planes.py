@@ -64,7 +64,7 @@ def decoded(
     model: Model, folder: Path, quantization: str, inputs: bool, rounding: Rounding
 ) -> tuple[Session, np.ndarray]:
     """An artifact with no unit in DRAM, and its logits of each token after those before it."""
-    hf = load_hf(Path(model.tensors["norm.weight"].file).parent)
+    hf = load_hf(Path(model.tensors["norm.weight"].file).resolve().parent)
     spec, families = spec_of(hf.config), ("mlp_in", "mlp_mid") if inputs else ("neuron",)
     recipe = Recipe(
         spec=spec,

@@ -115,7 +115,7 @@ def test_experts_are_where_transformers_has_them(models: tuple[Model, Model]) ->
 
     packed, numbers = models
     tokens = np.random.default_rng(0).integers(0, packed.spec.vocab_size, (2, 40)).astype(np.int32)
-    whole = load_hf(Path(numbers.tensors["norm.weight"].file).parent)
+    whole = load_hf(Path(numbers.tensors["norm.weight"].file).resolve().parent)
     with torch.no_grad():
         expected = whole(torch.from_numpy(tokens).long()).logits.numpy()
     found = LayerStream(packed).logits(tokens)

@@ -72,7 +72,7 @@ def run(model: Model, corpus: Corpus, folder: Path, threads: int = 1, **changes:
     built = resolve({"model": model.folder, **keys})
     told = {"preflight": built["preflight"], "settings": of_all_stages(built), "inputs": inputs_for(built)}
     config = PreflightConfig(**{"folder": str(folder), **told, **own})
-    return preflight.run(config, model, corpus, PIXEL6, Workspace(folder / "preflight", "test"), threads)
+    return preflight.run(config, model, corpus, PIXEL6, folder / "preflight", threads)
 
 
 # Refusals

@@ -30,7 +30,7 @@ def build(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def source(build):
-    folder = Path(build.model.tensors["norm.weight"].file).parent
+    folder = Path(build.model.tensors["norm.weight"].file).resolve().parent
     tokenizer = AutoTokenizer.from_pretrained(
         folder, eos_token="w0"
     )  # here the artifact's first token, with which texts begin

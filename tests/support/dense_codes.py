@@ -90,7 +90,7 @@ def with_codes(session: Session, model: Model) -> Any:
     """Returns transformers' model of the checkpoint in float32, with the artifact's values as weights."""
     values = resident_values(session.artifact) | flash_values(session)
     with tempfile.TemporaryDirectory() as folder:
-        shutil.copy(Path(next(iter(model.tensors.values())).file).parent / "config.json", folder)
+        shutil.copy(Path(next(iter(model.tensors.values())).file).resolve().parent / "config.json", folder)
         write_as_stored(model, values, Path(folder) / "model.safetensors")
         return load_hf(Path(folder))
 

@@ -11,6 +11,7 @@ import snakemake.api  # noqa: F401  before its other modules, which import each 
 from snakemake.workflow import DAG, Workflow
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 from snakemake_interface_executor_plugins.settings import CommonSettings
+from snakemake_storage_plugin_s3 import StorageObject
 
 from coldpress.compiler.device import host
 from coldpress.compiler.workflow import around_snakemake
@@ -28,6 +29,8 @@ def stand_in(called: list[str], main: bool = True, **limits: int) -> Any:
         cores=2,
         executor_plugin=None,
         global_resources=limits,
+        storage_settings=SimpleNamespace(default_storage_provider=None, default_storage_prefix=None),
+        storage_registry=None,
         workdir=lambda folder: called.append(f"workdir {folder}"),
         execute=lambda **_: called.append("execute"),
     )
@@ -37,9 +40,10 @@ def stand_in(called: list[str], main: bool = True, **limits: int) -> Any:
 
 def test_the_pinned_version_has_what_is_used() -> None:
     assert "executor_plugin" in inspect.signature(Workflow.execute).parameters
-    for name in ("executor_plugin", "register_resource", "workdir", "dag", "is_main_process", "dryrun"):
+    for name in ("executor_plugin", "register_resource", "workdir", "dag", "is_main_process", "dryrun", "enable_cache"):
         assert hasattr(Workflow, name), name
     assert hasattr(DAG, "needrun_jobs")
+    assert "is_dir" in vars(StorageObject), "the S3 plug-in has what is replaced"
     registry = ExecutorPluginRegistry()
     executors = {"local": (True, False), "dryrun": (True, True), "slurm": (False, False)}
     for name in registry.plugins.keys() & executors:
@@ -97,6 +101,68 @@ def test_a_run_holds_the_lock_and_a_look_does_not(
     around_snakemake.work_in(workflow, tmp_path, "pixel6")
     workflow.execute(executor_plugin=SimpleNamespace(common_settings=settings))
     assert held == [locked]
+
+
+class Stored:
+    """An object of a store, of which it is known whether it is there, and what is in it."""
+
+    def __init__(self, content: str | None) -> None:
+        self.content, self.path = content, Path()
+
+    def exists(self) -> bool:
+        return self.content is not None
+
+    def set_local_path(self, path: Path) -> None:
+        self.path = path
+
+    def retrieve_object(self) -> None:
+        self.path.write_text(self.content or "")
+
+
+class Provider:
+    """Gives every object of a store the same content, or none."""
+
+    def __init__(self, content: str | None) -> None:
+        self.content = content
+
+    def object(self, query: str) -> Stored:
+        return Stored(self.content)
+
+
+def storing(content: str | None) -> Any:
+    """A workflow whose results lie in a store; every object there has this content, or is missing."""
+    workflow = stand_in([], mem_mb=1)
+    workflow.storage_settings = SimpleNamespace(default_storage_provider="other", default_storage_prefix="s3://a/b/")
+    workflow.storage_registry = SimpleNamespace(default_storage_provider=Provider(content))
+    return workflow
+
+
+def test_each_model_has_a_folder_in_the_store(tmp_path: Path) -> None:
+    workflow = storing(None)
+    assert around_snakemake.stores(workflow, "tiny")
+    assert workflow.storage_settings.default_storage_prefix == "s3://a/b/tiny"
+    workflow.is_main_process = False
+    assert around_snakemake.stores(workflow, "tiny")
+    assert workflow.storage_settings.default_storage_prefix == "s3://a/b/tiny", "a job is told the model's folder"
+    assert not around_snakemake.stores(stand_in([]), "tiny")
+
+
+def test_results_that_another_folder_stored_are_refused(tmp_path: Path) -> None:
+    for content, folder, refused in ((None, "mine", False), ("{}", "mine", False), ("{}", "other", True)):
+        workflow = storing(content)
+        around_snakemake.work_in(workflow, tmp_path / folder, "pixel6")
+        if refused:
+            with pytest.raises(SystemExit):
+                workflow.execute(executor_plugin=SimpleNamespace(common_settings=LOCAL))
+        else:
+            workflow.execute(executor_plugin=SimpleNamespace(common_settings=LOCAL))
+
+
+def test_a_record_is_fetched_from_the_store_once_it_is_there(tmp_path: Path) -> None:
+    assert around_snakemake.record_here(stand_in([]), tmp_path, "ingest") == tmp_path / "ingest.json"
+    assert not around_snakemake.record_here(storing(None), tmp_path, "ingest").exists()
+    assert around_snakemake.record_here(storing("{}"), tmp_path, "ingest").read_text() == "{}"
+    assert not around_snakemake.record_here(storing(None), tmp_path, "ingest").exists()
 
 
 def test_results_without_records_are_refused(tmp_path: Path) -> None:

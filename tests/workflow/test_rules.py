@@ -170,11 +170,24 @@ def check_records(job: Planned, expected: dict[str, tuple[str, ...]]) -> None:
     """The command has each record under its flag, and the rule waits for all of them and for no other."""
     names = {flag(name): paths for name, paths in expected.items()}
     assert {name: job.flags.get(name) for name in names} == names, job.rule
-    records = [path for path in job.named("input") if OF_THE_BUILD.match(path) and not path.endswith("/manifest.json")]
+    files = [path for path in job.named("input") if path.endswith(".json") and not path.endswith("/manifest.json")]
+    records = [path for path in files if OF_THE_BUILD.match(path)]
     assert sorted(records) == sorted(path for paths in names.values() for path in paths), job.rule
     given = [path for paths in job.flags.values() for path in paths if OF_THE_BUILD.match(path)]
     own = {*job.named("output"), *own_places(job)}
     assert set(given) - own == set(records), job.rule
+    check_folders(job, records)
+
+
+def check_folders(job: Planned, records: list[str]) -> None:
+    """The folders of array files that a rule waits for are those of its records, or of what these pass on."""
+    passed_on = {"recalibrate": ["calibrate"], "size": [path.removesuffix(".json") for path in LADDERS]}
+    of_records = {path.removesuffix(".json") for path in records}
+    of_records |= {folder for path in records for folder in passed_on.get(Path(path).stem, ())}
+    is_known = re.compile(rf"({DEVICE}/)?[\w-]+(/[\d-]+)?")
+    folders = {path for path in job.named("input") if is_known.fullmatch(path)}
+    assert folders <= of_records, job.rule
+    assert not folders & {f"{DEVICE}/{name}" for name in ("device", "size", "layout", "plan", "route")}, job.rule
 
 
 def own_places(job: Planned) -> set[str]:
@@ -248,10 +261,10 @@ def test_what_users_change_is_read_again(jobs: dict[str, list[Planned]]) -> None
     (ingest,), (tokenize,), (device,) = jobs["ingest"], jobs["tokenize"], jobs["device"]
     files = {Path(name).name for name in ingest.named("input")}
     assert files == {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
-    assert [Path(name).name for name in tokenize.named("input")] == ["corpus.txt", "ingest.json"]
+    assert [Path(name).name for name in tokenize.named("input")] == ["corpus.txt", "ingest.json", "ingest"]
     assert [Path(name).name for name in device.named("input")] == ["pixel6.yaml"]
     (importance,) = jobs["importance"]
-    assert [Path(name).name for name in importance.named("input")] == ["tiny.imatrix", "ingest.json"]
+    assert [Path(name).name for name in importance.named("input")] == ["tiny.imatrix", "ingest.json", "ingest"]
 
 
 def test_logs_and_times_have_files_of_their_own(jobs: dict[str, list[Planned]]) -> None:

@@ -58,16 +58,16 @@ def test_two_nodes_and_a_killed_worker_give_the_local_artifact(
 
 
 def kill_between_layers(remote: Workflow, process: subprocess.Popen[bytes]) -> tuple[Path, tuple[int, int]]:
-    """Kills `predict` when its first predictor is done; gives that file and its identity."""
-    layer = remote.device / "predict" / CHUNK / "layer-0.rank-32.safetensors"
+    """Kills `predict` when its first predictor is done; gives the file's final name and its identity."""
+    folder, key = remote.device / "predict", "layer-0.rank-32"
     deadline = time.monotonic() + PATIENCE_S
-    while not layer.with_suffix(".done.json").exists():  # it comes last: without it the layer is not done
+    while not (done := list(folder.glob(f".{CHUNK}.*.work/{key}.done.json"))):  # comes last: without it, it is not done
         assert process.poll() is None, "the build ended before predict was seen"
         assert time.monotonic() < deadline, "predict did not start"
         time.sleep(0.01)
-    (worker,) = workers(remote.model, str(layer.parent.with_suffix(".json").relative_to(remote.model)))
+    (worker,) = workers(remote.model, str((folder / f"{CHUNK}.json").relative_to(remote.model)))
     os.kill(worker, signal.SIGKILL)
-    return layer, identity_of(layer)
+    return folder / CHUNK / f"{key}.safetensors", identity_of(done[0].with_name(f"{key}.safetensors"))
 
 
 def workers(folder: Path, output: str) -> list[int]:

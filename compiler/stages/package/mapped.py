@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from coldpress.compiler.checkpoint.headers import read_header
-from coldpress.compiler.io import checked_path, naming
+from coldpress.compiler.io import checked_path, deletion, naming
 from coldpress.runtime.artifact.tensor_files import numpy_dtype
 from coldpress.runtime.artifact.tensor_header import TensorEntry
 from coldpress.schemas.base import ArrayFile
@@ -92,8 +92,8 @@ class MappedArray:
     def _changed(self) -> ColdpressError:
         return ColdpressError(
             f"{self._path}: the file has {os.fstat(self._file).st_size} bytes and had {self._size_bytes} when it was "
-            f"checked against its record: another program changes it; end that, delete {self._path.parent}.json, then "
-            "build again"
+            f"checked against its record: another program changes it; end that, "
+            f"{deletion(Path(f'{self._path.parent}.json'))}, then build again"
         )
 
 
@@ -102,6 +102,6 @@ def _opened(path: Path) -> int:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise ColdpressError(
-            f"{path}: a file of a finished stage cannot be read ({error.strerror}); delete {path.parent}.json, then "
-            "build again"
+            f"{path}: a file of a finished stage cannot be read ({error.strerror}); "
+            f"{deletion(Path(f'{path.parent}.json'))}, then build again"
         ) from error

@@ -21,7 +21,6 @@ from coldpress.compiler.candidates import AUTO
 from coldpress.compiler.checkpoint.shapes import Shapes
 from coldpress.compiler.cost_model import HasShapes
 from coldpress.compiler.device import host
-from coldpress.compiler.io import Workspace
 from coldpress.compiler.needs import Build, Inputs, all_needs, needs_of
 from coldpress.compiler.stages.preflight import trial
 from coldpress.runtime.plugins import load
@@ -81,7 +80,7 @@ class PreflightConfig(Record):
 
 
 def run(
-    config: PreflightConfig, model: Model, corpus: Corpus, device: DeviceProfile, work: Workspace, threads: int
+    config: PreflightConfig, model: Model, corpus: Corpus, device: DeviceProfile, scratch: Path, threads: int
 ) -> Preflight:
     """Checks memory, disk, tokens and budget, and returns what it found if the build may begin.
 
@@ -107,7 +106,7 @@ def run(
             check_ram(stages, free_ram)
         check_disk(stages, free_disk, Path(config.folder), device.name)
         if thorough:
-            trial_layers = trial.run(build, model, corpus, device, work.folder)
+            trial_layers = trial.run(build, model, corpus, device, scratch)
     return Preflight(
         stages=stages,
         free_ram_bytes=free_ram,
@@ -227,7 +226,8 @@ def _check_download_disk(download: Download, free_bytes: int) -> None:
 def _present_bytes(folder: Path, device: str, stage: str) -> int:
     """Returns the bytes of a stage's array files that an earlier run left."""
     homes = (top / name for top in (folder, folder / device) for name in (stage, f"{stage}-shards"))
-    return sum(file.stat().st_size for home in homes for file in home.rglob("*.safetensors"))
+    # a link, to the checkpoint or into a cache, takes no room here, and deleting it frees none
+    return sum(file.lstat().st_size for home in homes for file in home.rglob("*.safetensors"))
 
 
 def _build_of(
