@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 PATH_KEYS = ("array_file", "file", "folder")
 """Record fields that hold paths: absolute in memory, relative to the record's folder on disk."""
 PACKED = ".safetensors.zst"
+FETCHED = re.compile(r"/\.snakemake/storage/(?P<provider>\w+)/(?P<name>.+)")
+"""Where Snakemake puts what it fetches from an object store."""
 R = TypeVar("R", bound=Record)
 
 
@@ -97,7 +99,10 @@ def checked_file(path: Path, sha256: str, record: str) -> Path:
 
 
 def deletion(record: Path) -> str:
-    """Returns the words that tell a user to delete a record, and what it leads to if it is a link into a cache."""
+    """Returns the words that tell a user to delete a record, and what it leads to if it is a link into a cache; of a
+    copy that Snakemake has fetched for this job, they name the object in the store."""
+    if stored := FETCHED.search(str(record)):
+        return f"delete {stored['provider']}://{stored['name']}"
     if not record.is_symlink():
         return f"delete {record}"
     cached = record.parent.resolve() / os.readlink(record)

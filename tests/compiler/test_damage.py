@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from coldpress.compiler.io import _content, save_record
+from coldpress.compiler.io import _content, deletion, save_record
 from coldpress.compiler.job import Job, config_of, run_job
 from coldpress.compiler.pipeline import STAGES
 from coldpress.schemas.errors import ColdpressError
@@ -174,3 +174,14 @@ def test_every_file_of_a_finished_build_is_read_by_some_stage(built: tuple[Folde
 
 def _names(folder: Folder, paths: set[Path]) -> set[str]:
     return {path.relative_to(folder.path).as_posix() for path in paths}
+
+
+def test_the_remedy_names_what_a_user_can_delete(tmp_path: Path) -> None:
+    """Beside a plain record: an entry of a cache, and an object of a store, of which the job had a copy."""
+    plain, linked = tmp_path / "place.json", tmp_path / "order.json"
+    plain.touch()
+    linked.symlink_to(tmp_path / "cache" / "abc_record.json")
+    assert deletion(plain) == f"delete {plain}"
+    assert deletion(linked) == f"delete {linked} and, in the cache, {tmp_path}/cache/abc_*"
+    fetched = tmp_path / ".snakemake" / "storage" / "s3" / "bucket" / "builds" / "tiny" / "place.json"
+    assert deletion(fetched) == "delete s3://bucket/builds/tiny/place.json"
