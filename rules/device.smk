@@ -1,6 +1,7 @@
 DEVICE_FILES = [CONFIG.near(CONFIG.device_file)]
 
 
+# Runs first and alone, by priority and cores: preflight reads the record, and a long stage must not begin before it.
 rule device:
     input:
         local(inputs.declared(DEVICE_FILES)),
@@ -10,7 +11,9 @@ rule device:
         f"{DEVICE}/logs/device.log",
     benchmark:
         f"{DEVICE}/benchmarks/device.tsv"
+    priority: 1
     localrule: True
+    threads: workflow.cores
     resources:
         mem_mb=200,
         runtime=10,

@@ -15,6 +15,8 @@ def test_a_refusal_comes_before_any_long_stage(workflow: Workflow, tmp_path: Pat
     assert done.stderr.splitlines()[-1].startswith("error: a DRAM budget of 1,000 bytes was asked for")
     assert (refused.device / "logs" / "preflight.log").exists()
     assert not list((refused.folder / "build").rglob("calibrate*"))
+    device, model = refused.device / "device.json", refused.device.parent / "ingest.json"
+    assert device.stat().st_mtime_ns < model.stat().st_mtime_ns, "a slow device would let calibrate begin"
 
 
 def test_what_a_build_leaves_is_what_was_announced(built: Workflow) -> None:
