@@ -65,17 +65,12 @@ class Plugin(Benchmark[Options]):
 
     def measure(self, cell: Cell) -> Iterator[Row]:
         """Yields a row per artifact; a pool does all work, forked before torch has threads."""
-        context, jobs = get_context("fork"), self.options.jobs
-        pool = self.once("pool", lambda: ProcessPoolExecutor(jobs, context, initializer=_begin))
-        try:
+        with ProcessPoolExecutor(self.options.jobs, get_context("fork"), initializer=_begin) as pool:
             folder = self.folder / f"{cell['architecture']}-{cell['relu']}"
             source = pool.submit(source_of, folder, cell["architecture"], cell["relu"]).result()
             cases = [case for case in self._cases(cell["architecture"]) if case.relu == cell["relu"]]
             for case, found in zip(cases, pool.map(partial(compared, source), cases), strict=True):
                 yield {"method": case.method, "attention": case.attention, "format": case.format} | found
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
 
     def _cases(self, architecture: str) -> Iterator[Case]:
         for method in (name for name in self.options.methods if has_zeros_for(architecture, name)):

@@ -51,7 +51,7 @@ def test_the_runtime_computes_what_is_evaluated(case: Case, source: Source, tmp_
     if case.method != "refine":  # the evaluation leaves units out, and does not make them coarser
         found = difference(artifact, source, tmp_path / "codes")
         assert found.equal, found
-    curve = load_record(tmp_path / "build/calibrate.json", Activations).experts
+    curve = load_record(tmp_path / "build/recalibrate.json", Activations).experts
     assert curve is not None
     assert (len(curve.lru_misses), curve.num_experts_per_tok) == (8, 3)
     assert load_curve(open_artifact(artifact)) == curve

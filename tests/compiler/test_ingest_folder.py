@@ -205,7 +205,7 @@ def test_many_keys_are_read_in_linear_time(folder: Path, tmp_path: Path, name: s
         ('{"a": "\\ud800"}', "strings without lone surrogates"),
         ('{"a": "' + "x" * (1 << 20) + '"}', "expected at most 1048576"),
         ("\ufeff{}", "not JSON"),
-        ("{}", "the architecture None is not supported; supported are arcee, bamboo, falcon"),
+        ("{}", "the architecture None is not supported; supported are arcee, bamboo, deepseek_v2, falcon"),
     ],
 )
 def test_a_config_that_is_no_strict_json(folder: Path, tmp_path: Path, text: str, expected: str) -> None:

@@ -180,5 +180,6 @@ def test_the_specification_has_the_slices_of_each_family(family):
     size, listed = (cell.strip() for cell in row.strip("|").split("|")[1:])
     spec = small_spec()
     assert listed == ", ".join(f"{piece.role} {piece.axis}" for piece in slices(family, spec))
-    sizes = {"`num_attention_heads` x `head_dim`": spec.num_attention_heads * spec.head_dim}
+    of_heads = "`num_attention_heads` x `head_dim` (with latent attention `v_head_dim`)"
+    sizes = {of_heads: spec.num_attention_heads * spec.head_dim}
     assert num_units(family, spec) == (sizes[size] if size in sizes else getattr(spec, size.strip("`")))
