@@ -91,11 +91,13 @@ def kind_of(spec: ModelSpec) -> Kind | None:
     return reference().smooth if spec.gated_mlp else None
 
 
-def gains_of(known: LayerGains, num_layers: int) -> LayerGains:
+def gains_of(known: LayerGains, spec: ModelSpec) -> LayerGains:
     """Returns what the matrices of another model gain: as much as those at the same depth, between which gains are
-    interpolated."""
-    depths, layers = ((np.arange(count) + 0.5) / count for count in (len(known.per_layer), num_layers))
+    interpolated. `known` is of a model with a gate, if it has gains by matrix."""
+    depths, layers = ((np.arange(count) + 0.5) / count for count in (len(known.per_layer), spec.num_hidden_layers))
     columns = [np.interp(layers, depths, column).tolist() for column in zip(*known.rows, strict=True)]
+    if len(columns) > 1 and not spec.gated_mlp:
+        del columns[0]
     return known.model_copy(update={"per_layer": tuple(zip(*columns, strict=True))})
 
 

@@ -188,7 +188,7 @@ def curves_like(kind: Kind | None, model: Model, folder: Path) -> Curves:
         formats=kind.formats if kind else (),
         kv_caches=tuple(loss for loss in kind.kv_caches if loss.kv_cache in formats_of(spec)) if kind else (),
         drafts=kind.drafts if kind else (),
-        layer_gains=tuple(gains_of(found, spec.num_hidden_layers) for found in kind.layer_gains) if kind else (),
+        layer_gains=tuple(gains_of(found, spec) for found in kind.layer_gains) if kind else (),
         unexplored=(kind.unexplored if kind else ())
         + tuple(
             Unexplored(method=name, reason="no model of this kind was measured with it; build to measure it")

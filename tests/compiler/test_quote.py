@@ -435,8 +435,11 @@ def test_a_matrix_gains_what_the_measured_model_gains_at_its_depth(
     times = np.arange(1, matrices + 1)
     per_layer = tuple(tuple((gain * times).tolist()) for gain in (1.0, 2.0, 6.0))
     known = LayerGains(coarser="int4_2_2", finer="int4_3_1", per_layer=per_layer)
-    found = reference.gains_of(known, layers)
+    spec = model_of(layers).spec
+    found = reference.gains_of(known, spec)
     assert np.array(found.rows) == pytest.approx(np.outer(expected, times))
+    without_gate = reference.gains_of(known, spec.model_copy(update={"gated_mlp": False}))
+    assert np.array(without_gate.rows) == pytest.approx(np.outer(expected, times[-2:]))
     assert (found.coarser, found.finer) == (known.coarser, known.finer)
 
 
