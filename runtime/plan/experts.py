@@ -28,7 +28,7 @@ def warning(curve: ExpertCurve, plan: Plan, spec: ModelSpec, sections: Iterable[
     Either some layer holds fewer experts than a token uses; or the next tenth of the budget would save more than twice
     the reads that the last one saved, by the measured curve of the plan's kind of cache.
     """
-    placed = [(part, section) for part, section in placed_parts(plan, sections) if _is_whole(part, spec)]
+    placed = _whole_experts(plan, spec, sections)
     if not placed:
         return None
     held = np.array([_held(part, section, spec) for part, section in placed])
@@ -53,9 +53,19 @@ def warning(curve: ExpertCurve, plan: Plan, spec: ModelSpec, sections: Iterable[
     )
 
 
-def _is_whole(part: PartPlan, spec: ModelSpec) -> bool:
-    """Whether tokens use the units of a part by experts, and all units of each."""
-    return num_experts(part.family, spec) > 1 and part.density == used_share(part.family, spec)
+def mean_held(plan: Plan, spec: ModelSpec, sections: Iterable[Section]) -> float | None:
+    """Returns how many experts a layer has room for, the mean over layers; None if tokens use parts of experts."""
+    placed = _whole_experts(plan, spec, sections)
+    return float(np.mean([_held(part, section, spec) for part, section in placed])) if placed else None
+
+
+def _whole_experts(plan: Plan, spec: ModelSpec, sections: Iterable[Section]) -> list[tuple[PartPlan, Section]]:
+    """Returns the parts whose units tokens use by experts, all units of each."""
+    return [
+        (part, section)
+        for part, section in placed_parts(plan, sections)
+        if num_experts(part.family, spec) > 1 and part.density == used_share(part.family, spec)
+    ]
 
 
 def _held(part: PartPlan, section: Section, spec: ModelSpec) -> float:

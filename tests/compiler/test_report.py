@@ -4,6 +4,7 @@ import json
 import math
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from coldpress.compiler.cost_model import kv_cache_bytes, slice_bytes, weight_by
 from coldpress.compiler.io import save_arrays
 from coldpress.compiler.stages.report import charts, comparison, dram, figures
 from coldpress.runtime.quantities import show_bytes
-from coldpress.schemas.activations import Activations, FamilyStatistics, LayerStatistics
+from coldpress.schemas.activations import Activations, ExpertUses, FamilyStatistics, LayerStatistics
 from coldpress.schemas.curves import Curves, FormatLoss
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.metrics import Sample
@@ -232,6 +233,33 @@ def test_hot_units_of_parts_of_the_text(tmp_path):
     activations = Activations(num_tokens=20, exact_zeros=True, layers=(layer,))
     (found,) = figures.hot_overlaps(activations, sparsity_of("relu", {"neuron": (1.0,) * 11 + (0.3,)}))
     assert (found.layer, found.context, found.task) == (11, 0.75, 0.0)
+
+
+def experts_used(folder: Path, used: np.ndarray, layer: int) -> LayerStatistics:
+    """Returns a layer whose tokens use experts: bool [T, E]."""
+    arrays = save_arrays(folder / f"{layer}.safetensors", {"used": np.packbits(used.T, axis=1, bitorder="little")})
+    uses = ExpertUses(num_experts=used.shape[1], predictability=None, arrays=arrays)
+    return LayerStatistics(layer=layer, families=(), inputs=arrays, input_similarity=None, experts=uses)
+
+
+def test_hot_experts_of_parts_of_the_text(tmp_path):
+    """Of ten experts 0 and 1 are hottest overall, and in the first context; in the second one 1 and 2."""
+    used = np.eye(10, dtype=bool)[[0] * 6 + [1] * 4 + [1] * 5 + [2] * 5]
+    activations = Activations(
+        num_tokens=20, block_tokens=10, exact_zeros=False, layers=(experts_used(tmp_path, used, 11),)
+    )
+    (found,) = figures.hot_overlaps(activations, sparsity_of("dense", {"neuron": (1.0,) * 12}))
+    assert (found.layer, found.family, found.context, found.task) == (11, "experts", 0.75, None)
+
+
+def test_the_most_attached_experts(tmp_path):
+    """0 and 1 serve one half of the tokens, 2 and 3 the other: twice as often as by chance. In the other layer, whose
+    experts are independent, once as often, but for a pair of experts that are too rare to count."""
+    halves = np.repeat(np.array([[1, 1, 0, 0], [0, 0, 1, 1]], bool), 40, axis=0)
+    free = np.array([[token & 1, token >> 1 & 1, token < 2, token < 2] for token in range(80)], bool)
+    layers = tuple(experts_used(tmp_path, used, layer) for layer, used in ((3, halves), (11, free)))
+    assert figures.most_together(Activations(num_tokens=80, exact_zeros=False, layers=layers)) == 1.5
+    assert figures.most_together(Activations(num_tokens=80, exact_zeros=False, layers=())) is None
 
 
 @pytest.mark.slow

@@ -48,19 +48,18 @@ class Marks:
     hollow: bool = False
 
 
-def per_layer(label: str, series: Mapping[str, Mapping[int, float]], percent: bool = True) -> str:
-    """Draws lines over layer numbers: {name: {layer: value}}."""
+def lines(label: str, series: Mapping[str, Mapping[int, float]], across: str = "layer") -> str:
+    """Draws shares as lines over whole numbers: {name: {layer: share}}."""
 
     def draw(axes: Any) -> None:
         for colour, (name, values) in zip(cycle(SERIES), series.items(), strict=False):
-            layers = sorted(values)
-            scale = 100 if percent else 1
-            heights = [scale * values[layer] for layer in layers]
-            axes.plot(layers, heights, color=colour, marker="o", markersize=3, linewidth=1.6, label=name)
-        axes.set_xlabel("layer")
-        axes.set_ylabel(label + (", %" if percent else ""))
+            places = sorted(values)
+            heights = [100 * values[place] for place in places]
+            axes.plot(places, heights, color=colour, marker="o", markersize=3, linewidth=1.6, label=name)
+        axes.set_xlabel(across)
+        axes.set_ylabel(f"{label}, %")
         axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.set_ylim(bottom=0, top=105 if percent and axes.get_ylim()[1] > 75 else None)
+        axes.set_ylim(bottom=0, top=105 if axes.get_ylim()[1] > 75 else None)
 
     return _svg(label, draw)
 

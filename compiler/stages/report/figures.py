@@ -1,10 +1,12 @@
 """Computes the numbers of the report from records and activation counts; draws nothing."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from coldpress.compiler.activity import expert_statistics
+from coldpress.compiler.activity.expert_counts import used_experts
 from coldpress.compiler.activity.packed_bits import adjacent_share
 from coldpress.compiler.cost_model import tensor_bytes
 from coldpress.compiler.dense_run import dense_run
@@ -29,6 +31,12 @@ HOT_SHARE = 0.8
 
 HOT_UNITS = 0.2
 """The share of units that count as hottest where texts are compared."""
+
+EXPERTS = "experts"
+"""Stands for a family where whole experts are counted."""
+
+LEAST_PAIRS = 10
+"""Tokens that would use a pair of experts by chance; rarer pairs have noisy figures."""
 
 ORIGINAL: FormatName = "fp16"
 WHOLE_FORMATS: tuple[FormatName, ...] = (ORIGINAL, "int8_group32", "int4_group32")
@@ -64,7 +72,8 @@ class HotOverlap:
     """
 
     layer: int
-    family: FamilyName
+    family: str
+    """A family, or EXPERTS."""
     context: float
     """Mean over contexts: consecutive tokens that the model saw together."""
     task: float | None
@@ -194,10 +203,10 @@ def frequency_curves(activations: Activations, sparsity: Sparsity) -> tuple[Freq
 
 
 def hot_overlaps(activations: Activations, sparsity: Sparsity) -> tuple[HotOverlap, ...]:
-    """Returns one overlap per layer and family counted by context (ActiveFlow Fig. 6 shows this for channels)."""
+    """Returns one overlap per layer and family counted by context, and one per layer with experts (ActiveFlow Fig. 6
+    shows this for channels)."""
     found: list[HotOverlap] = []
-    for layer, statistics in _counted(activations, sparsity):
-        arrays = load_arrays(statistics.arrays)
+    for layer, name, arrays in _counts_by_text(activations, sparsity):
         if "context_counts" not in arrays:
             continue
         hot = _hottest(arrays["counts"])
@@ -206,12 +215,47 @@ def hot_overlaps(activations: Activations, sparsity: Sparsity) -> tuple[HotOverl
         found.append(
             HotOverlap(
                 layer=layer,
-                family=statistics.family,
+                family=name,
                 context=_mean_overlap(hot, arrays["context_counts"]),
                 task=_mean_overlap(hot, tasks) if len(tasks) else None,
             )
         )
     return tuple(found)
+
+
+def _counts_by_text(
+    activations: Activations, sparsity: Sparsity
+) -> Iterator[tuple[int, str, Mapping[str, np.ndarray]]]:
+    """Yields the counts of each layer's families, then those of its experts, named as in schemas/activations.py."""
+    for layer, statistics in _counted(activations, sparsity):
+        yield layer, statistics.family, load_arrays(statistics.arrays)
+    for layer, used, arrays in _experts_used(activations):
+        by_context = used.reshape(-1, activations.block_tokens or len(used), used.shape[1])
+        yield layer, EXPERTS, arrays | {"counts": used.sum(axis=0), "context_counts": by_context.sum(axis=1)}
+
+
+def _experts_used(activations: Activations) -> Iterator[tuple[int, np.ndarray, dict[str, np.ndarray]]]:
+    """Yields which experts the tokens of a layer use, bool [num_tokens, num_experts], and the layer's arrays."""
+    for entry in activations.layers:
+        if entry.experts is not None:
+            arrays = load_arrays(entry.experts.arrays)
+            yield entry.layer, used_experts(entry.experts, activations.num_tokens), arrays
+
+
+def most_together(activations: Activations) -> float | None:
+    """Returns how many times as often as by independent choices the most attached pair of experts serves one token.
+
+    It is the mean over layers of each layer's largest figure; pairs of rare experts do not count. None without pairs.
+    """
+    found: list[float] = []
+    for _, used, _ in _experts_used(activations):
+        uses = expert_statistics.frequencies(used)
+        by_chance = len(used) * np.outer(uses, uses)
+        np.fill_diagonal(by_chance, 0)
+        counted = by_chance >= LEAST_PAIRS
+        if counted.any():
+            found.append(float((expert_statistics.together(used)[counted] / by_chance[counted]).max()))
+    return float(np.mean(found)) if found else None
 
 
 def _hottest(counts: np.ndarray) -> np.ndarray:

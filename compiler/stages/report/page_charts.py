@@ -8,13 +8,21 @@ import numpy as np
 
 from coldpress.compiler.stages.report import charts
 from coldpress.compiler.stages.report.chart import Chart
-from coldpress.compiler.stages.report.figures import FrequencyCurve, HotOverlap, hot_overlaps, structural_adjacency
+from coldpress.compiler.stages.report.figures import (
+    FrequencyCurve,
+    HotOverlap,
+    hot_overlaps,
+    most_together,
+    structural_adjacency,
+)
 from coldpress.runtime.cli.ladder import legend
+from coldpress.runtime.plan.experts import mean_held
 from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.experts import ExpertCurve
 from coldpress.schemas.layout import Layout, Plan, placed_parts
 from coldpress.schemas.metrics import LadderStep, PlanDrafts, Verification
 from coldpress.schemas.model import Distillation, Model
@@ -68,6 +76,8 @@ def charts_of(inputs: Inputs, curves: tuple[FrequencyCurve, ...]) -> Iterator[Ch
     if curves:
         yield _frequency_chart(curves)
         yield _order_chart(inputs)
+    if (curve := inputs.plans.experts) is not None:
+        yield _experts_chart(curve, inputs)
     if overlaps := hot_overlaps(inputs.activations, inputs.sparsity):
         yield _overlap_chart(overlaps)
     if len(inputs.activations.layers) > 1:
@@ -122,7 +132,7 @@ def _density_chart(inputs: Inputs) -> Chart:
     caption += ", and what the predictors choose on text that they were not trained on." if predicted else "."
     if predicted:
         series["predicted"] = {entry.layer: entry.predicted_density for entry in predicted}
-    return Chart("Density", charts.per_layer("density", series), caption)
+    return Chart("Density", charts.lines("density", series), caption)
 
 
 def _share_chart(layout: Layout, plan: Plan) -> Chart:
@@ -165,6 +175,25 @@ def _frequency_chart(curves: tuple[FrequencyCurve, ...]) -> Chart:
     return Chart("Activation frequency", charts.frequencies("tokens on which it is active", names), caption)
 
 
+def _experts_chart(curve: ExpertCurve, inputs: Inputs) -> Chart:
+    """Draws how often a token's expert is read, by the number of experts that a layer keeps in DRAM."""
+    series = {"last used": curve.lru_misses, "most used before": curve.static_misses}
+    points = {name: dict(enumerate(misses, start=1)) for name, misses in series.items()}
+    held = mean_held(inputs.plans.largest_plan, inputs.model.spec, inputs.layout.sections)
+    caption = (
+        "Share of the uses of experts that read flash, by the number of experts that a layer keeps in DRAM: those used "
+        "last, or those that earlier text used most. Measured on held-out calibration text. "
+    )
+    if held is not None:
+        caption += f"This plan has room for {held:.1f} of {len(curve.lru_misses)} experts in a layer. "
+    caption += f"{curve.persistence:.0%} of a token's experts served the token before it"
+    if curve.predictability is not None:
+        caption += f", and {curve.predictability:.0%} are known a layer before"
+    if (times := most_together(inputs.activations)) is not None:
+        caption += f"; the most attached pair serves the same token {times:.1f} times as often as by chance"
+    return Chart("Experts in DRAM", charts.lines("uses that read flash", points, "experts in DRAM"), f"{caption}.")
+
+
 def _order_chart(inputs: Inputs) -> Chart:
     entries = [entry for part in inputs.order for entry in part.entries]
     before = structural_adjacency(inputs.activations, inputs.sparsity)
@@ -176,7 +205,7 @@ def _order_chart(inputs: Inputs) -> Chart:
                 entry.layer, entry.family
             ]
     caption = "Share of activations whose flash neighbour is active on the same token, so that one read serves both."
-    return Chart("Order on flash", charts.per_layer("adjacent activations", series), caption)
+    return Chart("Order on flash", charts.lines("adjacent activations", series), caption)
 
 
 def _overlap_chart(overlaps: tuple[HotOverlap, ...]) -> Chart:
@@ -191,7 +220,7 @@ def _overlap_chart(overlaps: tuple[HotOverlap, ...]) -> Chart:
         "Share of the hottest fifth of the units over all text that is also hottest in a single context or task. Where "
         "it is low, the cache, which follows the text, serves better than pinning."
     )
-    return Chart("Hot units by text", charts.per_layer("still among the hottest", series), caption)
+    return Chart("Hot units by text", charts.lines("still among the hottest", series), caption)
 
 
 def _similarity_chart(activations: Activations) -> Chart:
@@ -205,7 +234,7 @@ def _similarity_chart(activations: Activations) -> Chart:
         "How similar the MLP input of a layer is to that of the layer before: cosine, and the share of its largest "
         "channels that are the largest there too. Where it is high, units can be read ahead one layer early."
     )
-    return Chart("Inputs across layers", charts.per_layer("similarity", series), caption)
+    return Chart("Inputs across layers", charts.lines("similarity", series), caption)
 
 
 def _pinned_chart(placement: Placement) -> Chart:

@@ -83,7 +83,7 @@ def _quality_chart(layers: tuple[LayerPredictor, ...]) -> Chart:
         "precision": {entry.layer: entry.precision for entry in layers},
     }
     caption = "Share of the active units that are predicted, and share of the predicted units that are active."
-    return Chart("Predictors", _charts.per_layer("recall and precision", series), caption)
+    return Chart("Predictors", _charts.lines("recall and precision", series), caption)
 
 
 def _bytes_chart(found: Predictors) -> Chart:
