@@ -1,4 +1,4 @@
-IMATRIX_FILES = inputs.imatrix_files(CONFIG)
+IMATRIX_FILES = inputs.given_files(CONFIG, "imatrix")
 
 
 # Runs early, so that a file of another model is refused before any long job.

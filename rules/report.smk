@@ -1,5 +1,9 @@
+LLAMA_BENCH_FILES = inputs.given_files(CONFIG, "llama_bench")
+
+
 rule report:
     input:
+        local(inputs.declared(LLAMA_BENCH_FILES)),
         model=SOURCE,
         corpus="tokenize.json",
         device=f"{DEVICE}/device.json",
@@ -35,6 +39,7 @@ rule report:
         runtime=runtime("report"),
     params:
         code=commands.code(CONFIG, "report"),
+        files=inputs.stamps(CONFIG, LLAMA_BENCH_FILES),
         settings=commands.settings(CONFIG, "report"),
         records=commands.records,
     shell:

@@ -140,6 +140,22 @@ class WholeInDram(Record):
         return 1 / self.dram_s
 
 
+class LlamaCppRun(Record):
+    """llama.cpp's decoding speed, which somebody measured with llama-bench and gave to the build."""
+
+    build: int
+    """llama.cpp's build number."""
+    cpu: str
+    """The processor that llama-bench named."""
+    model_type: str
+    """Model and format, in llama.cpp's words."""
+    model_bytes: PositiveCount
+    num_threads: PositiveCount
+    tokens_per_s: float = Field(gt=0)
+    tokens_per_s_deviation: float = Field(ge=0)
+    """Standard deviation over llama-bench's repetitions."""
+
+
 class ReadLength(Record):
     """Reads of similar length."""
 
@@ -356,6 +372,8 @@ class Metrics(ByLayer):
     dense: DenseRun | None
     """A dense run under the same budget; None if the budget holds no dense run."""
     in_dram: tuple[WholeInDram, ...]
+    llama_cpp: tuple[LlamaCppRun, ...] = ()
+    """Measurements of llama-bench, if the build was given any; of the machine that they name."""
     """The whole model in the DRAM of the same device: the original first, then in smaller formats."""
     flash_s_per_token: float
     """Modelled seconds of a token in flash reads."""

@@ -61,6 +61,6 @@ def corpus(config: BuildConfig, names: list[str]) -> list[tuple[str, int, str]] 
     ]
 
 
-def imatrix_files(config: BuildConfig) -> list[str]:
-    """Returns the importance matrix, if the build has one."""
-    return [config["imatrix"]] if config["imatrix"] else []
+def given_files(config: BuildConfig, key: str) -> list[str]:
+    """Returns the file that a key names, if the build has one."""
+    return [config[key]] if config[key] else []

@@ -6,7 +6,7 @@ from typing import Any
 
 from coldpress.schemas.errors import ColdpressError, clipped
 
-KEYS = ("model", "device", "corpus", "imatrix", "build_dir")
+KEYS = ("model", "device", "corpus", "imatrix", "llama_bench", "build_dir")
 MAX_NAME_CHARS = 200
 """Length limit of an artifact's name: file systems take 255, and files under construction have longer names."""
 

@@ -39,6 +39,7 @@ from coldpress.compiler.checkpoint.tensors import MAX_CONFIG_BYTES
 from coldpress.compiler.checkpoint.weight_files import kind_of
 from coldpress.compiler.cost_model import stored_formats
 from coldpress.compiler.job import config_of, flag
+from coldpress.compiler.llama_bench import llama_cpp_runs
 from coldpress.compiler.pipeline import STAGES
 from coldpress.compiler.profiles import device_file, load_model, model_names
 from coldpress.compiler.rounding._weights import Algorithm
@@ -76,6 +77,8 @@ DEFAULT_CHUNKS = 4
 and must find the same chunks."""
 CONFIG_FILE = "config.json"
 RELUFY_OFF = "off"
+FILES = {"imatrix": "llama-imatrix", "llama_bench": "llama-bench"}
+"""Keys that name a file -> what writes it."""
 SOURCE_FORMAT = "fp16"
 """Format of the source in the report's size comparison, whatever the artifact's format."""
 
@@ -216,8 +219,12 @@ def resolve(raw: Mapping[str, Any]) -> BuildConfig:
     folder = Path(values["build_dir"]).resolve() / reference.name
     if values["corpus"] != PYDOC and (corpus := Path(values["corpus"]).expanduser()).exists():
         values["corpus"] = os.path.relpath(corpus.resolve(), folder)
-    if values["imatrix"]:
-        values["imatrix"] = os.path.relpath(_imatrix(values["imatrix"]), folder)
+    for key, writer in FILES.items():
+        if values[key]:
+            file = _file(key, values[key], writer)
+            if key == "llama_bench":
+                llama_cpp_runs(file)  # a bad file is refused now, and not after the long stages
+            values[key] = os.path.relpath(file, folder)
     found = BuildConfig(
         model=reference,
         device=device,
@@ -442,10 +449,10 @@ def _find_model(named: str, revision: str | None) -> tuple[ModelProfile | None, 
     raise ColdpressError(f"{unknown} A folder (./path or /path) or a hub id (owner/name) will do as well.")
 
 
-def _imatrix(named: str) -> Path:
+def _file(key: str, named: str, writer: str) -> Path:
     file = Path(named).expanduser()
     if not file.is_file():
-        raise ColdpressError(f"imatrix={named} is no file; give the path of what llama-imatrix wrote, or leave it out")
+        raise ColdpressError(f"{key}={named} is no file; give the path of what {writer} wrote, or leave it out")
     return file.resolve()
 
 

@@ -17,6 +17,7 @@ from coldpress.compiler.workflow import inputs, settings
 from coldpress.compiler.workflow.keys import config_keys
 from coldpress.runtime import plugins
 from coldpress.schemas.errors import ColdpressError, UnknownNameError
+from tests.support.llama_bench import write_llama_bench
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -426,7 +427,16 @@ def test_an_importance_matrix_is_a_file_that_is_there(checkpoint: Path, tmp_path
         assert f"imatrix={missing} is no file" in refusal(model=str(checkpoint), imatrix=str(missing))
 
 
-@pytest.mark.parametrize("key", ["model", "corpus", "imatrix", "device", "build_dir"])
+def test_a_file_of_llama_bench_is_read_before_anything_else(checkpoint: Path, tmp_path: Path) -> None:
+    file = write_llama_bench(tmp_path / "bench.json", {})
+    built = settings.resolve({"model": str(checkpoint), "llama_bench": str(file)})
+    assert (built.folder / built["llama_bench"]).resolve() == file
+    assert f"llama_bench={tmp_path} is no file" in refusal(model=str(checkpoint), llama_bench=str(tmp_path))
+    file.write_text("[]")
+    assert "no test generates tokens" in refusal(model=str(checkpoint), llama_bench=str(file))
+
+
+@pytest.mark.parametrize("key", ["model", "corpus", "imatrix", "llama_bench", "device", "build_dir"])
 @pytest.mark.parametrize(
     ("value", "why"),
     [

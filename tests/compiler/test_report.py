@@ -21,6 +21,7 @@ from coldpress.schemas.metrics import Sample
 from coldpress.schemas.model import Distillation, DistillationPoint
 from coldpress.schemas.placement import PinnedShare
 from coldpress.schemas.predictors import SizesTried
+from tests.support.llama_bench import write_llama_bench
 from tests.support.records import DRAFTS, PROVENANCE, Build, tiny_activations, tiny_figures, tiny_verification
 from tests.support.reports import candidate, report
 from tests.support.statistics import sparsity_of
@@ -315,6 +316,18 @@ def test_the_whole_model_in_dram_is_a_row_for_each_format(build, tmp_path):
         assert row[3] == f"{build.device.dram_bytes_per_s.value / passed:,.0f}", name
         assert (row[1], row[2]) == ("0 B", "0.0")
     assert [row[-1] for row in cells.values()] == ["8.00 ± 0.64", "8.10", "not measured"]
+
+
+def test_llama_cpp_is_a_row_where_it_was_measured(build, tmp_path):
+    """Of the machine that llama-bench named; elsewhere the table has no such row."""
+    file = write_llama_bench(tmp_path / "bench.json", {})
+    metrics, html = report(build, tmp_path, llama_bench=str(file))
+    assert [run.tokens_per_s for run in metrics.llama_cpp] == [5.123456]
+    name = "llama.cpp 11549, llama 7B Q4_0, 4 threads, measured on Cortex-X1"
+    row = re.search(rf'<tr><th scope="row">{name}</th>.*?</tr>', html)
+    assert row
+    assert re.findall(r"<td[^>]*>([^<]*)</td>", row[0])[3] == "5.123 ± 0.040, measured"
+    assert "llama.cpp" not in report(build, tmp_path)[1]
 
 
 def test_the_original_takes_more_dram_than_the_artifact_of_its_bytes(build, tmp_path):

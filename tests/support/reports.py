@@ -9,7 +9,7 @@ from coldpress.schemas.sparsity import Tried
 from tests.support.records import Build, tiny_activations, tiny_verification
 
 
-def report(build: Build, folder: Path, **changes: Any) -> tuple[Metrics, str]:
+def report(build: Build, folder: Path, llama_bench: str | None = None, **changes: Any) -> tuple[Metrics, str]:
     """Packages a build and writes report.html into `folder`; `changes` replace records.
 
     Returns:
@@ -30,7 +30,7 @@ def report(build: Build, folder: Path, **changes: Any) -> tuple[Metrics, str]:
         "package": package,
         "verification": tiny_verification(build.plans, package.manifest_sha256),
     }
-    metrics = run(ReportConfig(html=str(folder / "report.html")), **(records | changes))
+    metrics = run(ReportConfig(html=str(folder / "report.html"), llama_bench=llama_bench), **(records | changes))
     return metrics, (folder / "report.html").read_text(encoding="utf-8")
 
 

@@ -6,16 +6,18 @@ section 6). The page works offline: inline styles, inline SVG, no scripts, no li
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from coldpress.compiler.io import replacing
+from coldpress.compiler.llama_bench import llama_cpp_runs
 from coldpress.compiler.shared_settings import SeedSetting
 from coldpress.compiler.stages.report.figures import make_metrics
 from coldpress.compiler.stages.report.page import render
 from coldpress.compiler.stages.report.page_charts import Inputs
 from coldpress.schemas.activations import Activations
+from coldpress.schemas.config import Key
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.curves import Curves
 from coldpress.schemas.device import DeviceProfile
@@ -39,6 +41,11 @@ class ReportConfig(SeedSetting):
     """Settings of `report`."""
 
     html: str = Field(description="path of the HTML page to write")
+    llama_bench: Annotated[str | None, Key(default="none")] = Field(
+        default=None,
+        min_length=1,
+        description="a file of `llama-bench -o json`, whose decoding speeds the report shows beside the artifact's",
+    )
 
 
 def run(
@@ -60,7 +67,7 @@ def run(
     """Writes the page to `config.html` and returns the figures.
 
     Raises:
-        ColdpressError: if the verification is of another artifact.
+        ColdpressError: if the verification is of another artifact, or the file of llama-bench cannot be read.
     """
     if verification.artifact_sha256 != package.manifest_sha256:
         raise ColdpressError(
@@ -68,6 +75,8 @@ def run(
             f"{package.manifest_sha256[:12]}; run verify again"
         )
     metrics = make_metrics(model, device, sparsity, layout, plans, package, verification, curves)
+    if config.llama_bench is not None:
+        metrics = metrics.model_copy(update={"llama_cpp": llama_cpp_runs(Path(config.llama_bench))})
     of_weights = (activations, sparsity, placement, order, predictors)
     inputs = Inputs(model, device, *of_weights, layout, plans, package, verification, corpus, config.seed)
     with replacing(Path(config.html)) as temporary:

@@ -11,7 +11,7 @@ from coldpress.compiler.stages.report.chart import Chart
 from coldpress.compiler.stages.report.charts import SERIES, Marks
 from coldpress.runtime.quantities import show_bytes
 from coldpress.runtime.quantization._planes import in_words
-from coldpress.schemas.metrics import Metrics, WholeInDram
+from coldpress.schemas.metrics import LlamaCppRun, Metrics, WholeInDram
 from coldpress.schemas.sparsity import Tried
 
 COLUMNS = ("DRAM", "flash per token", "reads per token", "tokens/s, simulated", "perplexity")
@@ -24,7 +24,8 @@ FRONT_COLUMNS = (
 
 
 def compared(metrics: Metrics) -> Iterator[tuple[str, ...]]:
-    """Yields rows for this artifact, a dense build in the same DRAM, and the whole model in DRAM, format by format."""
+    """Yields rows for this artifact, a dense build in the same DRAM, the whole model in DRAM, format by format, and
+    llama.cpp, where it was measured."""
     yield (
         f"this artifact, {metrics.method}",
         show_bytes(metrics.budget_bytes),
@@ -44,6 +45,14 @@ def compared(metrics: Metrics) -> Iterator[tuple[str, ...]]:
         )
     for whole in metrics.in_dram:
         yield _whole_row(metrics, whole)
+    for run in metrics.llama_cpp:
+        yield _llama_cpp_row(run)
+
+
+def _llama_cpp_row(run: LlamaCppRun) -> tuple[str, ...]:
+    name = f"llama.cpp {run.build}, {run.model_type}, {run.num_threads} threads, measured on {run.cpu}"
+    speed = f"{with_error(run.tokens_per_s, run.tokens_per_s_deviation, 1)}, measured"
+    return (name, f"{show_bytes(run.model_bytes)} mapped", "not measured", "not measured", speed, "not measured")
 
 
 def _whole_row(metrics: Metrics, whole: WholeInDram) -> tuple[str, ...]:
