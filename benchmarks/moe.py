@@ -51,6 +51,8 @@ POLICIES = ("lru", "lfu", "s3fifo", "static", "belady")
 EXACT_POLICIES = POLICIES[:-1]
 """Those that a run can follow."""
 CHOSEN, AHEAD, INSIDE, REFINED, PRIOR = "chosen", "ahead", "inside", "planes", "prior"
+BESIDES = (AHEAD, INSIDE, REFINED, PRIOR)
+"""Ways that are builds of their own."""
 PROMPTS = (4, 32, 128)
 """Lengths of prompts whose prefill is measured, in tokens."""
 LIMITS = (0.003, 0.01, 0.03)
@@ -92,6 +94,9 @@ class Options:
     )
     limits: tuple[float, ...] = option(
         LIMITS, smoke=(0.03,), choices=LIMITS, help="divergences that preferring experts in DRAM may cost, nats a token"
+    )
+    ways: tuple[str, ...] = option(
+        BESIDES, choices=BESIDES, help="ways to measure beside the product's choice and the cache policies"
     )
     tokens: int = option(512, smoke=64, help="most test tokens to run")
     short: bool = option(False, smoke=True, help="calibrate on less text")
@@ -143,7 +148,7 @@ class Plugin(Benchmark[Options]):
             measured_s = run(path, tokens, plan=plan).measured_s if policy in EXACT_POLICIES else None
             found = exact._replace(metrics=simulate(opened, plan, exact.trace), measured_s=measured_s)
             yield {"way": policy, "budget_bytes": budget_bytes, **figures_of(found), **EXACTLY}
-        for way in (AHEAD, INSIDE, REFINED):
+        for way in (way for way in (AHEAD, INSIDE, REFINED) if way in self.options.ways):
             whole_format, planes = formats_of(model)
             given = ONLY[way] | {"format": planes if way == REFINED else whole_format}
             try:
@@ -156,7 +161,7 @@ class Plugin(Benchmark[Options]):
             found = run(path, tokens)
             lost = {"mean_kld": divergence(exact, found)}
             yield {"way": way, "budget_bytes": budget_bytes, **figures_of(found), **EXACTLY | lost}
-        for limit in self.options.limits:
+        for limit in self.options.limits if PRIOR in self.options.ways else ():
             named = f"{PRIOR}-{limit:g}-{share:g}"
             path = artifact_in(self._built(model, named, budget_bytes, **ONLY[PRIOR], routing_kl=limit))
             own, found = run(path, tokens, routing=EXACT), run(path, tokens)
