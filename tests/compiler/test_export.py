@@ -330,6 +330,25 @@ WITH_MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm": ("stablelm", {"use_qkv_bias": True}),
     "stablelm parallel": ("stablelm", {"use_parallel_residual": True}),
     "glm4": ("glm4", {}),
+    "olmo2": ("olmo2", {}),
+    "phi3": ("phi3", {"partial_rotary_factor": 0.5}),
+    "glm4_moe": (
+        "glm4_moe",
+        {"use_qk_norm": True, "attention_bias": True, "n_routed_experts": 11, "num_experts_per_tok": 3},
+    ),
+    "glm4_moe groups": (
+        "glm4_moe",
+        {
+            "first_k_dense_replace": 3,
+            "n_routed_experts": 12,
+            "n_group": 4,
+            "topk_group": 2,
+            "num_experts_per_tok": 3,
+            "n_shared_experts": 2,
+            "norm_topk_prob": False,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
 }
 
 
@@ -430,13 +449,14 @@ def test_frequencies_that_no_base_gives_become_factors(tmp_path):
         ),
         (
             MIXTURE | {"model_type": "qwen3_moe", "dense_layers": (0,), "dense_intermediate_size": 32},
-            "'qwen3moe' has experts in every layer, and 1 layers of this model have none",
+            "'qwen3moe' has experts in every layer, and this model has none in layers 0;",
         ),
         (
             MIXTURE | {"model_type": "olmoe", "tie_word_embeddings": False, "qk_norm": "width", "router_normed": False},
             "'olmoe' has as many key heads as attention heads, and this model has 2 of 4",
         ),
-        (MIXTURE | {"model_type": "glm4_moe"}, "cannot hold the architecture 'glm4_moe', expected one of arcee"),
+        (MIXTURE | {"model_type": "deepseek_v2"}, "it makes the frequencies from YaRN's settings and takes no others"),
+        ({"model_type": "bamboo"}, "cannot hold the architecture 'bamboo', expected one of arcee"),
         (
             MIXTURE | {"model_type": "gpt_oss", "hidden_act": "swiglu_oai"},
             "llama.cpp computes the architecture 'gpt_oss' otherwise: it rounds the bounds of the dimensions",

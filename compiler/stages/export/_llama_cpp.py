@@ -1,21 +1,27 @@
 """Describes llama.cpp's view of a model: names of architecture and tensors, shapes, and the arithmetic they stand for.
 
-Names come from the tables of the package `gguf`. The arithmetic is not in a GGUF file but in llama.cpp's own code
-(src/models/*.cpp, src/llama-model.cpp), so it is repeated here, and a model that differs is refused: its file would
-load, and write other text.
+Names come from the tables of the package `gguf`. What llama.cpp's architectures compute is in
+`_llama_cpp_architectures.py`, and a model that differs is refused: its file would load, and write other text.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import replace
 
 import gguf
 import numpy as np
 
+from coldpress.compiler.stages.export._llama_cpp_architectures import (
+    ARCHITECTURES,
+    FALCON_TWO_NORMS,
+    LARGEST_GEMMA,
+    REFUSED,
+    TENSOR,
+    Architecture,
+)
 from coldpress.compiler.stages.export._stored import StoredModel
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.model import FREQUENCIES, Activation, ModelSpec, RotaryKind, features_of_model
+from coldpress.schemas.model import FREQUENCIES, ModelSpec, RotaryKind, features_of_model
 
-TENSOR = gguf.MODEL_TENSOR
 MODULES = {
     "embed_tokens": TENSOR.TOKEN_EMBD,
     "norm": TENSOR.OUTPUT_NORM,
@@ -62,162 +68,6 @@ NORMS = ("norm", "input_layernorm", *AROUND)
 QK_NORMS = ("q_norm", "k_norm")
 PRECISION = 4e-7
 """Relative precision with which a float32 frequency determines the base that it was computed from."""
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """An architecture of llama.cpp."""
-
-    name: str
-    activations: tuple[Activation, ...]
-    """Those that it computes; its gelu is a table of fp16 values, as near to either form of gelu."""
-    gated: bool
-    neighbours: bool
-    """Whether dimensions 2i and 2i + 1 of a head are rotated together, instead of i and i + head_dim / 2."""
-    biases: frozenset[str] = frozenset()
-    """Modules that may have a bias."""
-    scaled: bool = False
-    """Whether it reads a factor for each frequency."""
-    own_head: bool = False
-    """Whether it needs a separate head and cannot reuse the embedding."""
-    layer_norm: bool = False
-    """Whether norms have a bias."""
-    extensions: frozenset[str] = frozenset()
-    """What it computes beyond a plain model: features of a ModelSpec, without `model.`."""
-    residuals: tuple[str, ...] = ("sequential",)
-    """The kinds of `ModelSpec.residual` that it computes."""
-    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    """Modules whose rows stand in one tensor, one after the other, by a name of MODULES."""
-    required: frozenset[str] = frozenset()
-    """Modules that must have a bias."""
-    modules: Mapping[str, TENSOR] = field(default_factory=dict[str, TENSOR])
-    """Modules that have another tensor than in MODULES."""
-    windows: bool = False
-    """Whether it computes windows in some layers; others see all positions, so that the context ends at a window."""
-    normed: bool = True
-    """Whether it divides the weights of a token's experts by their sum."""
-
-    def rotated_heads(self, spec: ModelSpec, role: str) -> int:
-        """Returns the number of heads of a tensor whose rows are to be reordered; 0 for none."""
-        heads = {"q_proj": spec.num_attention_heads, "k_proj": spec.num_key_value_heads}
-        return heads.get(role.split(".")[-2], 0) if self.neighbours else 0
-
-
-QKV = frozenset(("q_proj", "k_proj", "v_proj"))
-ATTENTION = QKV | {"o_proj"}
-MLP = frozenset(("gate_proj", "up_proj", "down_proj"))
-TWO = frozenset(("up_proj", "down_proj"))
-SILU: tuple[Activation, ...] = ("silu",)
-GELU: tuple[Activation, ...] = ("gelu", "gelu_tanh")
-RELU2: tuple[Activation, ...] = ("relu2",)
-FUSED_QKV = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
-FACTORS = frozenset(("embedding_multiplier", "residual_multiplier", "attention_scale", "logits_scaling"))
-EXPERTS = frozenset(("router_normed", "dense_layers", "dense_intermediate_size"))
-"""Fields that `_check_experts` judges."""
-GEMMA = frozenset(("norm.rms_norm_1p", "norm_placement.around", "embedding_multiplier", "attention_scale"))
-LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}
-"""Layers of the models of 27 billion weights, whose scores llama.cpp divides by the root of hidden_size / heads."""
-FALCON_TWO_NORMS = {"input_layernorm": TENSOR.ATTN_NORM_2, "post_attention_layernorm": TENSOR.ATTN_NORM}
-ARCHITECTURES = {
-    "llama": Architecture("llama", SILU, gated=True, neighbours=True, biases=ATTENTION | MLP, scaled=True),
-    "mistral": Architecture("llama", SILU, gated=True, neighbours=True, scaled=True),
-    "mixtral": Architecture("llama", SILU, gated=True, neighbours=True, scaled=True),
-    "olmoe": Architecture("olmoe", SILU, gated=True, neighbours=False, own_head=True, normed=False, extensions=EXPERTS),
-    "qwen2": Architecture("qwen2", SILU, gated=True, neighbours=False, biases=QKV),
-    "qwen3": Architecture("qwen3", SILU, gated=True, neighbours=False),
-    "qwen2_moe": Architecture(
-        "qwen2moe",
-        SILU,
-        gated=True,
-        neighbours=False,
-        biases=QKV,
-        own_head=True,
-        normed=False,
-        extensions=EXPERTS | {"shared_intermediate_size"},
-    ),
-    "qwen3_moe": Architecture("qwen3moe", SILU, gated=True, neighbours=False, extensions=EXPERTS),
-    "arcee": Architecture("arcee", RELU2, gated=False, neighbours=True),
-    "nemotron": Architecture("nemotron", RELU2, gated=False, neighbours=False, own_head=True, layer_norm=True),
-    "granite": Architecture(
-        "granite", SILU, gated=True, neighbours=True, biases=ATTENTION | MLP, scaled=True, extensions=FACTORS
-    ),
-    "granitemoe": Architecture(
-        "granitemoe", SILU, gated=True, neighbours=True, biases=ATTENTION, scaled=True, extensions=FACTORS | EXPERTS
-    ),
-    "smollm3": Architecture(
-        "smollm3", SILU, gated=True, neighbours=True, scaled=True, extensions=frozenset(("layer_rotary",))
-    ),
-    "gemma2": Architecture(
-        "gemma2",
-        GELU,
-        gated=True,
-        neighbours=False,
-        extensions=GEMMA | {"attention_softcap", "logits_softcap"},
-        windows=True,
-    ),
-    "gemma3_text": Architecture(
-        "gemma3", GELU, gated=True, neighbours=False, extensions=GEMMA | {"layer_rotary"}, windows=True
-    ),
-    "phi": Architecture(
-        "phi2",
-        GELU,
-        gated=False,
-        neighbours=False,
-        biases=ATTENTION | TWO | {"lm_head"},
-        own_head=True,
-        layer_norm=True,
-        extensions=frozenset(("residual",)),
-        residuals=("parallel_shared",),
-    ),
-    "gpt_neox": Architecture(
-        "gptneox",
-        GELU,
-        gated=False,
-        neighbours=False,
-        biases=TWO | {"qkv_proj", "o_proj"},
-        required=frozenset(("q_proj", "o_proj")),
-        own_head=True,
-        layer_norm=True,
-        extensions=frozenset(("residual",)),
-        residuals=("parallel", "sequential"),
-        fused=FUSED_QKV,
-    ),
-    "falcon": Architecture(
-        "falcon",
-        GELU,
-        gated=False,
-        neighbours=False,
-        layer_norm=True,
-        extensions=frozenset(("residual",)),
-        residuals=("parallel", "parallel_shared"),
-        fused=FUSED_QKV,
-    ),
-    "stablelm": Architecture(
-        "stablelm",
-        SILU,
-        gated=True,
-        neighbours=False,
-        biases=QKV,
-        own_head=True,
-        layer_norm=True,
-        extensions=frozenset(("residual",)),
-        residuals=("sequential", "parallel_shared"),
-    ),
-    "glm4": Architecture(
-        "glm4",
-        SILU,
-        gated=True,
-        neighbours=False,
-        biases=QKV,
-        extensions=frozenset(("norm_placement.around", "rotary_pairs")),
-        fused={"up_proj": ("gate_proj", "up_proj")},
-    ),
-}
-"""By Hugging Face's model_type."""
-REFUSED = {
-    "gpt_oss": "it rounds the bounds of the dimensions whose frequencies YaRN mixes, and gpt-oss does not round them",
-}
-"""What llama.cpp computes otherwise in every model of an architecture that it has."""
 
 
 def architecture_of(spec: ModelSpec) -> Architecture:
@@ -326,7 +176,7 @@ def _window_pattern(found: Architecture, spec: ModelSpec) -> int | None:
 
 def _check_experts(spec: ModelSpec, found: Architecture) -> None:
     """Refuses routers and layers that llama.cpp computes otherwise."""
-    if spec.router_normed != found.normed:
+    if found.normed is not None and spec.router_normed != found.normed:
         says = {True: "divides the weights of a token's experts by their sum", False: "leaves them as they are"}
         raise ColdpressError(
             f"llama.cpp's architecture '{found.name}' {says[found.normed]}, and this model {says[spec.router_normed]}; "
@@ -337,10 +187,11 @@ def _check_experts(spec: ModelSpec, found: Architecture) -> None:
             f"llama.cpp's architecture '{found.name}' has as many key heads as attention heads, and this model has "
             f"{spec.num_key_value_heads} of {spec.num_attention_heads}; it cannot be exported"
         )
-    if spec.dense_layers:
+    if spec.dense_layers != tuple(range(len(spec.dense_layers))) or (spec.dense_layers and not found.dense_first):
+        where = "every layer but leading ones" if found.dense_first else "every layer"
         raise ColdpressError(
-            f"llama.cpp's architecture '{found.name}' has experts in every layer, and {len(spec.dense_layers)} layers "
-            "of this model have none; it cannot be exported"
+            f"llama.cpp's architecture '{found.name}' has experts in {where}, "
+            f"and this model has none in layers {', '.join(map(str, spec.dense_layers))}; it cannot be exported"
         )
 
 
@@ -377,6 +228,8 @@ def tensor_name(architecture: Architecture, role: str) -> str:
     if tensor not in gguf.MODEL_TENSORS[known]:
         tensor = SAME_NAME.get(tensor) if tensor else None
     has_bias = module in architecture.biases or (module in NORMS and architecture.layer_norm)
+    if kind == "correction":
+        tensor, kind, has_bias = TENSOR.FFN_EXP_PROBS_B, "bias", True
     if tensor is None or tensor not in gguf.MODEL_TENSORS[known] or (kind == "bias" and not has_bias):
         raise ColdpressError(
             f"llama.cpp's architecture '{architecture.name}' has no tensor for {role}; this model cannot be exported"
@@ -407,14 +260,9 @@ def add_shape(writer: gguf.GGUFWriter, model: StoredModel) -> None:
     writer.add_context_length(min(spec.max_position_embeddings, ignored or spec.max_position_embeddings))
     writer.add_embedding_length(spec.hidden_size)
     writer.add_block_count(spec.num_hidden_layers)
-    writer.add_feed_forward_length(spec.intermediate_size)
+    writer.add_feed_forward_length(spec.dense_intermediate_size or spec.intermediate_size)
     if spec.is_mixture:
-        writer.add_expert_count(spec.num_experts)
-        writer.add_expert_used_count(spec.num_experts_per_tok)
-        if architecture_of(spec).name != "llama":
-            writer.add_expert_feed_forward_length(spec.intermediate_size)
-        if spec.shared_intermediate_size:
-            writer.add_expert_shared_feed_forward_length(spec.shared_intermediate_size)
+        _add_experts(writer, spec, architecture)
     writer.add_head_count(spec.num_attention_heads)
     writer.add_head_count_kv(spec.num_key_value_heads)
     writer.add_key_length(spec.head_dim)
@@ -430,6 +278,27 @@ def add_shape(writer: gguf.GGUFWriter, model: StoredModel) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(1 / scale)
     _add_extensions(writer, model, architecture)
+
+
+def _add_experts(writer: gguf.GGUFWriter, spec: ModelSpec, architecture: Architecture) -> None:
+    """Adds the sizes of a mixture, and the constants of routers that the file describes."""
+    writer.add_expert_count(spec.num_experts)
+    writer.add_expert_used_count(spec.num_experts_per_tok)
+    if architecture.name != "llama":
+        writer.add_expert_feed_forward_length(spec.intermediate_size)
+    if spec.shared_intermediate_size:
+        writer.add_expert_shared_feed_forward_length(spec.shared_intermediate_size)
+    if architecture.normed is not None:
+        return
+    sigmoid = spec.router_scores == "sigmoid"
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID if sigmoid else gguf.ExpertGatingFuncType.SOFTMAX)
+    writer.add_expert_weights_norm(spec.router_normed)
+    writer.add_expert_weights_scale(spec.router_scaling)
+    writer.add_leading_dense_block_count(len(spec.dense_layers))
+    writer.add_expert_shared_count(spec.shared_intermediate_size // spec.intermediate_size)
+    if spec.num_expert_groups > 1:
+        writer.add_expert_group_count(spec.num_expert_groups)
+        writer.add_expert_group_used_count(spec.num_expert_groups_per_tok)
 
 
 def _add_extensions(writer: gguf.GGUFWriter, model: StoredModel, architecture: Architecture) -> None:

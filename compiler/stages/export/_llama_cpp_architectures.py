@@ -1,0 +1,206 @@
+"""The architectures of llama.cpp that a GGUF file may have, and what their arithmetic covers.
+
+The arithmetic is not in a GGUF file but in llama.cpp's own code (src/models/*.cpp, src/llama-model.cpp), so what it
+computes beyond a plain model stands here, architecture by architecture.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import gguf
+
+from coldpress.schemas.model import Activation, ModelSpec
+
+TENSOR = gguf.MODEL_TENSOR
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """An architecture of llama.cpp."""
+
+    name: str
+    activations: tuple[Activation, ...]
+    """Those that it computes; its gelu is a table of fp16 values, as near to either form of gelu."""
+    gated: bool
+    neighbours: bool
+    """Whether dimensions 2i and 2i + 1 of a head are rotated together, instead of i and i + head_dim / 2."""
+    biases: frozenset[str] = frozenset()
+    """Modules that may have a bias."""
+    scaled: bool = False
+    """Whether it reads a factor for each frequency."""
+    own_head: bool = False
+    """Whether it needs a separate head and cannot reuse the embedding."""
+    layer_norm: bool = False
+    """Whether norms have a bias."""
+    extensions: frozenset[str] = frozenset()
+    """What it computes beyond a plain model: features of a ModelSpec, without `model.`."""
+    residuals: tuple[str, ...] = ("sequential",)
+    """The kinds of `ModelSpec.residual` that it computes."""
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """Modules whose rows stand in one tensor, one after the other, by a name of MODULES."""
+    required: frozenset[str] = frozenset()
+    """Modules that must have a bias."""
+    modules: Mapping[str, TENSOR] = field(default_factory=dict[str, TENSOR])
+    """Modules that have another tensor than in MODULES."""
+    windows: bool = False
+    """Whether it computes windows in some layers; others see all positions, so that the context ends at a window."""
+    normed: bool | None = True
+    """Whether it divides the weights of a token's experts by their sum; None if the file says so."""
+    dense_first: bool = False
+    """Whether the first layers may have no experts."""
+
+    def rotated_heads(self, spec: ModelSpec, role: str) -> int:
+        """Returns the number of heads of a tensor whose rows are to be reordered; 0 for none."""
+        heads = {"q_proj": spec.num_attention_heads, "k_proj": spec.num_key_value_heads}
+        return heads.get(role.split(".")[-2], 0) if self.neighbours else 0
+
+
+QKV = frozenset(("q_proj", "k_proj", "v_proj"))
+ATTENTION = QKV | {"o_proj"}
+MLP = frozenset(("gate_proj", "up_proj", "down_proj"))
+TWO = frozenset(("up_proj", "down_proj"))
+SILU: tuple[Activation, ...] = ("silu",)
+GELU: tuple[Activation, ...] = ("gelu", "gelu_tanh")
+RELU2: tuple[Activation, ...] = ("relu2",)
+FUSED_QKV = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
+FACTORS = frozenset(("embedding_multiplier", "residual_multiplier", "attention_scale", "logits_scaling"))
+EXPERTS = frozenset(("router_normed", "dense_layers", "dense_intermediate_size"))
+"""Fields of experts that are checked one by one (_llama_cpp.py)."""
+SIGMOIDS = EXPERTS | {
+    "router_scores",
+    "router_scaling",
+    "num_expert_groups",
+    "num_expert_groups_per_tok",
+    "shared_intermediate_size",
+}
+"""Fields of routers with sigmoids, which the file says."""
+GATE_UP = {"up_proj": ("gate_proj", "up_proj")}
+GEMMA = frozenset(("norm.rms_norm_1p", "norm_placement.around", "embedding_multiplier", "attention_scale"))
+LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}
+"""Layers of the models of 27 billion weights, whose scores llama.cpp divides by the root of hidden_size / heads."""
+FALCON_TWO_NORMS = {"input_layernorm": TENSOR.ATTN_NORM_2, "post_attention_layernorm": TENSOR.ATTN_NORM}
+ARCHITECTURES = {
+    "llama": Architecture("llama", SILU, gated=True, neighbours=True, biases=ATTENTION | MLP, scaled=True),
+    "mistral": Architecture("llama", SILU, gated=True, neighbours=True, scaled=True),
+    "mixtral": Architecture("llama", SILU, gated=True, neighbours=True, scaled=True),
+    "olmoe": Architecture("olmoe", SILU, gated=True, neighbours=False, own_head=True, normed=False, extensions=EXPERTS),
+    "qwen2": Architecture("qwen2", SILU, gated=True, neighbours=False, biases=QKV),
+    "qwen3": Architecture("qwen3", SILU, gated=True, neighbours=False),
+    "qwen2_moe": Architecture(
+        "qwen2moe",
+        SILU,
+        gated=True,
+        neighbours=False,
+        biases=QKV,
+        own_head=True,
+        normed=False,
+        extensions=EXPERTS | {"shared_intermediate_size"},
+    ),
+    "qwen3_moe": Architecture("qwen3moe", SILU, gated=True, neighbours=False, extensions=EXPERTS),
+    "glm4_moe": Architecture(
+        "glm4moe",
+        SILU,
+        gated=True,
+        neighbours=False,
+        biases=QKV,
+        own_head=True,
+        normed=None,
+        dense_first=True,
+        extensions=SIGMOIDS,
+        modules={"post_attention_layernorm": TENSOR.ATTN_POST_NORM},
+    ),
+    "olmo2": Architecture(
+        "olmo2",
+        SILU,
+        gated=True,
+        neighbours=False,
+        own_head=True,
+        modules={
+            "post_attention_layernorm": TENSOR.ATTN_POST_NORM,
+            "post_feedforward_layernorm": TENSOR.FFN_POST_NORM,
+        },
+    ),
+    "phi3": Architecture("phi3", SILU, gated=True, neighbours=False, fused=FUSED_QKV | GATE_UP),
+    "arcee": Architecture("arcee", RELU2, gated=False, neighbours=True),
+    "nemotron": Architecture("nemotron", RELU2, gated=False, neighbours=False, own_head=True, layer_norm=True),
+    "granite": Architecture(
+        "granite", SILU, gated=True, neighbours=True, biases=ATTENTION | MLP, scaled=True, extensions=FACTORS
+    ),
+    "granitemoe": Architecture(
+        "granitemoe", SILU, gated=True, neighbours=True, biases=ATTENTION, scaled=True, extensions=FACTORS | EXPERTS
+    ),
+    "smollm3": Architecture(
+        "smollm3", SILU, gated=True, neighbours=True, scaled=True, extensions=frozenset(("layer_rotary",))
+    ),
+    "gemma2": Architecture(
+        "gemma2",
+        GELU,
+        gated=True,
+        neighbours=False,
+        extensions=GEMMA | {"attention_softcap", "logits_softcap"},
+        windows=True,
+    ),
+    "gemma3_text": Architecture(
+        "gemma3", GELU, gated=True, neighbours=False, extensions=GEMMA | {"layer_rotary"}, windows=True
+    ),
+    "phi": Architecture(
+        "phi2",
+        GELU,
+        gated=False,
+        neighbours=False,
+        biases=ATTENTION | TWO | {"lm_head"},
+        own_head=True,
+        layer_norm=True,
+        extensions=frozenset(("residual",)),
+        residuals=("parallel_shared",),
+    ),
+    "gpt_neox": Architecture(
+        "gptneox",
+        GELU,
+        gated=False,
+        neighbours=False,
+        biases=TWO | {"qkv_proj", "o_proj"},
+        required=frozenset(("q_proj", "o_proj")),
+        own_head=True,
+        layer_norm=True,
+        extensions=frozenset(("residual",)),
+        residuals=("parallel", "sequential"),
+        fused=FUSED_QKV,
+    ),
+    "falcon": Architecture(
+        "falcon",
+        GELU,
+        gated=False,
+        neighbours=False,
+        layer_norm=True,
+        extensions=frozenset(("residual",)),
+        residuals=("parallel", "parallel_shared"),
+        fused=FUSED_QKV,
+    ),
+    "stablelm": Architecture(
+        "stablelm",
+        SILU,
+        gated=True,
+        neighbours=False,
+        biases=QKV,
+        own_head=True,
+        layer_norm=True,
+        extensions=frozenset(("residual",)),
+        residuals=("sequential", "parallel_shared"),
+    ),
+    "glm4": Architecture(
+        "glm4",
+        SILU,
+        gated=True,
+        neighbours=False,
+        biases=QKV,
+        extensions=frozenset(("norm_placement.around", "rotary_pairs")),
+        fused=GATE_UP,
+    ),
+}
+"""By Hugging Face's model_type."""
+REFUSED = {
+    "gpt_oss": "it rounds the bounds of the dimensions whose frequencies YaRN mixes, and gpt-oss does not round them",
+    "deepseek_v2": "it makes the frequencies from YaRN's settings and takes no others, and an artifact has no settings",
+}
+"""What llama.cpp computes otherwise in every model of an architecture that it has."""
