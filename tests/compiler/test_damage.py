@@ -177,7 +177,7 @@ def _names(folder: Folder, paths: set[Path]) -> set[str]:
 
 
 def test_the_remedy_names_what_a_user_can_delete(tmp_path: Path) -> None:
-    """Beside a plain record: an entry of a cache, and an object of a store, of which the job had a copy."""
+    """The sentence names the entry of the cache, or the object of the store that a job had a copy of."""
     plain, linked = tmp_path / "place.json", tmp_path / "order.json"
     plain.touch()
     linked.symlink_to(tmp_path / "cache" / "abc_record.json")

@@ -104,7 +104,7 @@ def test_a_run_holds_the_lock_and_a_look_does_not(
 
 
 class Stored:
-    """An object of a store, of which it is known whether it is there, and what is in it."""
+    """An object of a store: whether it exists, and its content."""
 
     def __init__(self, content: str | None) -> None:
         self.content, self.path = content, Path()
