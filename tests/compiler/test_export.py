@@ -12,9 +12,10 @@ from gguf.quants import dequantize
 from coldpress.compiler.checkpoint.tensors import read_role, rotary_inv_freq
 from coldpress.compiler.io import Workspace
 from coldpress.compiler.stages import export, ingest
-from coldpress.compiler.stages.export import ExportConfig, _llama_cpp
+from coldpress.compiler.stages.export import ExportConfig, _llama_cpp, _llama_cpp_rotary
 from coldpress.compiler.stages.export import gguf as gguf_target
 from coldpress.compiler.stages.ingest import IngestConfig
+from coldpress.runtime import plugins
 from coldpress.runtime.generate.session import Session
 from coldpress.schemas.errors import ArtifactError, ColdpressError, UnknownNameError
 from coldpress.schemas.model import role_shape
@@ -88,6 +89,19 @@ GEMMA: dict[str, Any] = {
     "hidden_act": "gelu",
     "norm": "rms_norm_1p",
     "norm_placement": "around",
+}
+DEEPSEEK: dict[str, Any] = MIXTURE | {
+    "model_type": "deepseek_v2",
+    "num_key_value_heads": 1,
+    "head_dim": 24,
+    "kv_lora_rank": 16,
+    "rotary_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "rotary_pairs": "neighbours",
+    "norm_eps": 1e-6,
+    "router_normed": False,
+    "shared_intermediate_size": 96,
 }
 CASES = {
     "fp16": (Recipe(small_spec(**SPEC), method="dense"), "F16", set()),
@@ -299,6 +313,8 @@ def test_llama_cpp_computes_the_same_from_a_mixture_s_file(tmp_path, kind, name,
     engine.close()
 
 
+LATENTS = {"rms_norm_eps": 1e-6}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0, "original_max_position_embeddings": 4096}
 WITH_MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("granite", {"attention_bias": True}),
     "granite plain": ("granite", {"attention_multiplier": 0.25, "embedding_multiplier": 1.0}),
@@ -332,6 +348,19 @@ WITH_MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4": ("glm4", {}),
     "olmo2": ("olmo2", {}),
     "phi3": ("phi3", {"partial_rotary_factor": 0.5}),
+    "phi3 longrope": (
+        "phi3",
+        {
+            "partial_rotary_factor": 0.5,
+            "original_max_position_embeddings": 64,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "short_factor": [1.5, 1.0, 2.5, 4.0],
+                "long_factor": [2.0, 3.0, 5.0, 9.0],
+            },
+        },
+    ),
     "glm4_moe": (
         "glm4_moe",
         {"use_qk_norm": True, "attention_bias": True, "n_routed_experts": 11, "num_experts_per_tok": 3},
@@ -348,6 +377,34 @@ WITH_MORE: dict[str, tuple[str, dict[str, Any]]] = {
             "norm_topk_prob": False,
             "routed_scaling_factor": 1.5,
         },
+    ),
+    "deepseek_v2": ("deepseek_v2", LATENTS),
+    "deepseek_v2 latents of queries": (
+        "deepseek_v2",
+        LATENTS
+        | {
+            "q_lora_rank": 32,
+            "n_routed_experts": 11,
+            "num_experts_per_tok": 3,
+            "first_k_dense_replace": 3,
+            "n_shared_experts": 1,
+            "tie_word_embeddings": True,
+            "rope_parameters": YARN | {"mscale": 0.707, "mscale_all_dim": 0.707},
+        },
+    ),
+    "deepseek_v2 other factors": (
+        "deepseek_v2",
+        LATENTS
+        | {
+            "first_k_dense_replace": 0,
+            "rope_parameters": YARN
+            | {"original_max_position_embeddings": 64, "rope_theta": 50000.0, "mscale": 1.5, "mscale_all_dim": 0.8},
+        },
+    ),
+    "deepseek_v2 no factor for all": ("deepseek_v2", LATENTS | {"rope_parameters": YARN | {"factor": 4.0}}),
+    "deepseek_v2 linear": (
+        "deepseek_v2",
+        LATENTS | {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}},
     ),
 }
 
@@ -430,10 +487,50 @@ def test_frequencies_that_no_base_gives_become_factors(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("base", "factor", "context", "width"),
+    [
+        (10000.0, 40.0, 4096, 64),
+        (10000.0, 8.0, 64, 16),
+        (123456.0, 3.7, 256, 64),
+        (500000.0, 2.0, 32768, 128),
+        (1e6, 4.0, 1000000, 32),
+    ],
+)
+def test_yarn_s_settings_give_the_artifact_s_frequencies(base, factor, context, width):
+    """transformers makes them from the settings that were found, rotations 32 and 1, as llama.cpp does."""
+    from transformers import DeepseekV2Config
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    def made(base, factor, context):
+        given = {"rope_theta": base, "factor": factor, "original_max_position_embeddings": context}
+        config: Any = DeepseekV2Config(rope_parameters={"rope_type": "yarn"} | given)
+        config.head_dim = width
+        return ROPE_INIT_FUNCTIONS["yarn"](config, "cpu")[0].numpy().astype(np.float64)
+
+    found = _llama_cpp_rotary.yarn_of(made(base, factor, context))
+    assert found is not None
+    np.testing.assert_allclose(
+        made(found.base, found.factor, found.context_length), made(base, factor, context), rtol=2e-6
+    )
+
+
+def test_frequencies_that_no_settings_of_yarn_give_are_refused(tmp_path):
+    """The bounds are 0.4 and 3.6 in the middle of two frequencies, where llama.cpp rounds them."""
+    spec = small_spec(**DEEPSEEK)
+    plain, ramp = 10000.0 ** (-np.arange(4) / 4), np.clip((np.arange(4) - 0.4) / 3.2, 0, 1)
+    weights = {"rotary.inv_freq": (plain * (1 - 0.9 * ramp)).astype(np.float32)}
+    built = build_artifact(
+        tmp_path / "a", Recipe(spec, method="dense"), random_weights(spec, np.random.default_rng(0)) | weights
+    )
+    with pytest.raises(ColdpressError, match="'deepseek2' reads no factors for them"):
+        run(built, tmp_path / "a.gguf")
+
+
+@pytest.mark.parametrize(
     ("changes", "sentence"),
     [
         ({"hidden_act": "relu"}, "the model's activation is relu, and llama.cpp computes silu"),
-        ({"model_type": "opt"}, "cannot hold the architecture 'opt', expected one of arcee, falcon"),
+        ({"model_type": "opt"}, "cannot hold the architecture 'opt', expected one of arcee, deepseek_v2"),
         ({"rotary_scaling": 1.2}, "rotates whole heads without a factor"),
         (
             {"model_type": "nemotron", "hidden_act": "relu2", "gated_mlp": False},
@@ -455,7 +552,19 @@ def test_frequencies_that_no_base_gives_become_factors(tmp_path):
             MIXTURE | {"model_type": "olmoe", "tie_word_embeddings": False, "qk_norm": "width", "router_normed": False},
             "'olmoe' has as many key heads as attention heads, and this model has 2 of 4",
         ),
-        (MIXTURE | {"model_type": "deepseek_v2"}, "it makes the frequencies from YaRN's settings and takes no others"),
+        (
+            DEEPSEEK | {"norm_eps": 1e-5},
+            "one epsilon for all norms, and this model has 1e-06 in those of latents and 1e-05 in others",
+        ),
+        (
+            DEEPSEEK | {"num_hidden_layers": 26, "q_lora_rank": 16},
+            "no latents of queries in models of 26 layers, and this model has them, 16 wide",
+        ),
+        (
+            DEEPSEEK | {"num_expert_groups": 2, "num_expert_groups_per_tok": 1, "num_experts": 12},
+            "'deepseek2' does not compute this model's num_expert_groups",
+        ),
+        (DEEPSEEK | {"attention_scale": 0.5}, "divides attention scores by the root of 16, .* multiplies them by 0.5"),
         ({"model_type": "bamboo"}, "cannot hold the architecture 'bamboo', expected one of arcee"),
         (
             MIXTURE | {"model_type": "gpt_oss", "hidden_act": "swiglu_oai"},
@@ -488,6 +597,14 @@ def test_what_llama_cpp_would_compute_otherwise_is_refused(tmp_path, changes, se
     with pytest.raises(ColdpressError, match=sentence):
         run(built, tmp_path / "a.gguf")
     assert os.listdir(tmp_path) == ["a"]
+
+
+def test_no_architecture_that_llama_cpp_has_is_left_out():
+    """By the table of the package gguf."""
+    known = {name.replace("-", "").replace("_", "") for name in gguf.MODEL_ARCH_NAMES.values()}
+    left_out = set(plugins.names("coldpress.compiler.architectures")) - {*_llama_cpp.ARCHITECTURES, *_llama_cpp.REFUSED}
+    assert left_out == {"bamboo", "opt"}
+    assert not left_out & known
 
 
 def test_a_format_without_a_type_is_refused_unless_one_is_named(tmp_path):

@@ -4,7 +4,7 @@ Names come from the tables of the package `gguf`. What llama.cpp's architectures
 `_llama_cpp_architectures.py`, and a model that differs is refused: its file would load, and write other text.
 """
 
-from collections.abc import Iterator
+import math
 from dataclasses import replace
 
 import gguf
@@ -14,13 +14,24 @@ from coldpress.compiler.stages.export._llama_cpp_architectures import (
     ARCHITECTURES,
     FALCON_TWO_NORMS,
     LARGEST_GEMMA,
+    LATENT_QUERIES,
+    LITE_LAYERS,
+    LITE_MODEL,
     REFUSED,
     TENSOR,
     Architecture,
 )
+from coldpress.compiler.stages.export._llama_cpp_rotary import (
+    base_and_scale,
+    frequencies,
+    geometric,
+    is_geometric,
+    yarn_of,
+)
 from coldpress.compiler.stages.export._stored import StoredModel
+from coldpress.runtime.decoder.latents import LATENT_EPS
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.model import FREQUENCIES, ModelSpec, RotaryKind, features_of_model
+from coldpress.schemas.model import FREQUENCIES, ModelSpec, features_of_model
 
 MODULES = {
     "embed_tokens": TENSOR.TOKEN_EMBD,
@@ -35,6 +46,8 @@ MODULES = {
     "k_norm": TENSOR.ATTN_K_NORM,
     "post_attention_layernorm": TENSOR.FFN_NORM,
     "qkv_proj": TENSOR.ATTN_QKV,
+    "q_b_proj": TENSOR.ATTN_Q_B,
+    "kv_b_proj": TENSOR.ATTN_KV_B,
     "gate_proj": TENSOR.FFN_GATE,
     "up_proj": TENSOR.FFN_UP,
     "down_proj": TENSOR.FFN_DOWN,
@@ -66,8 +79,8 @@ SAME_NAME = {TENSOR.FFN_NORM: TENSOR.FFN_PRE_NORM}
 """Two tensors with the same name: the tables of `gguf` list the one for some architectures, the other for others."""
 NORMS = ("norm", "input_layernorm", *AROUND)
 QK_NORMS = ("q_norm", "k_norm")
-PRECISION = 4e-7
-"""Relative precision with which a float32 frequency determines the base that it was computed from."""
+LONGROPE = (TENSOR.ROPE_FACTORS_LONG, TENSOR.ROPE_FACTORS_SHORT)
+"""The same in every file here: a context is no longer than the original one, whose factors are the short ones."""
 
 
 def architecture_of(spec: ModelSpec) -> Architecture:
@@ -95,7 +108,9 @@ def architecture_of(spec: ModelSpec) -> Architecture:
             f"the model's head is its embedding, and llama.cpp's architecture '{found.name}' wants one of its own; it "
             "cannot be exported"
         )
-    if spec.rotary_scaling != 1.0 or (found.neighbours and spec.rotary_dim != spec.head_dim):
+    if (spec.rotary_scaling != 1.0 and not (found.yarn or found.longrope)) or (
+        found.neighbours and spec.rotary_dim != spec.head_dim
+    ):
         raise ColdpressError(
             f"llama.cpp's architecture '{found.name}' rotates whole heads without a factor, and this model rotates "
             f"{spec.rotary_dim} of {spec.head_dim} dimensions with the factor {spec.rotary_scaling}; it cannot be "
@@ -104,13 +119,16 @@ def architecture_of(spec: ModelSpec) -> Architecture:
     _check_extensions(found, spec)
     if spec.is_mixture:
         _check_experts(spec, found)
+    if spec.is_latent:
+        _check_latents(spec, found)
     if spec.num_experts > MAX_EXPERTS:
         raise ColdpressError(
             f"a layer of the model has {spec.num_experts} experts, and llama.cpp takes at most {MAX_EXPERTS}; it "
             "cannot be exported"
         )
     two_norms = found.name == "falcon" and spec.residual == "parallel"
-    return replace(found, modules=FALCON_TWO_NORMS) if two_norms else found
+    others = (FALCON_TWO_NORMS if two_norms else {}) | (LATENT_QUERIES if spec.q_lora_rank else {})
+    return replace(found, modules={**found.modules, **others})
 
 
 def check_biases(model: StoredModel, architecture: Architecture) -> None:
@@ -195,6 +213,21 @@ def _check_experts(spec: ModelSpec, found: Architecture) -> None:
         )
 
 
+def _check_latents(spec: ModelSpec, found: Architecture) -> None:
+    """Refuses latent attention that llama.cpp computes otherwise."""
+    if not math.isclose(spec.norm_eps, LATENT_EPS):
+        raise ColdpressError(
+            f"llama.cpp's architecture '{found.name}' has one epsilon for all norms, and this model has {LATENT_EPS:g} "
+            f"in those of latents and {spec.norm_eps:g} in others; it cannot be exported"
+        )
+    lite = spec.num_hidden_layers in LITE_LAYERS or (spec.num_hidden_layers, spec.vocab_size) == LITE_MODEL
+    if spec.q_lora_rank and lite:
+        raise ColdpressError(
+            f"llama.cpp's architecture '{found.name}' has no latents of queries in models of {spec.num_hidden_layers} "
+            f"layers, and this model has them, {spec.q_lora_rank} wide; it cannot be exported"
+        )
+
+
 def roles(model: StoredModel, architecture: Architecture) -> list[tuple[str, ...]]:
     """Lists the roles of each tensor (one, those of all experts, or those whose rows it joins) in the file's order:
     outside the layers, then by layer."""
@@ -264,20 +297,70 @@ def add_shape(writer: gguf.GGUFWriter, model: StoredModel) -> None:
     if spec.is_mixture:
         _add_experts(writer, spec, architecture)
     writer.add_head_count(spec.num_attention_heads)
-    writer.add_head_count_kv(spec.num_key_value_heads)
-    writer.add_key_length(spec.head_dim)
-    writer.add_value_length(spec.head_dim)
+    if spec.is_latent:
+        _add_latents(writer, spec)
+    else:
+        writer.add_head_count_kv(spec.num_key_value_heads)
+        writer.add_key_length(spec.head_dim)
+        writer.add_value_length(spec.head_dim)
     if not architecture.layer_norm:
         writer.add_layer_norm_rms_eps(spec.norm_eps)
     else:
         writer.add_layer_norm_eps(spec.norm_eps)
+    _add_rotation(writer, model, architecture)
+    _add_extensions(writer, model, architecture)
+
+
+def _add_latents(writer: gguf.GGUFWriter, spec: ModelSpec) -> None:
+    """Adds the sizes of latent attention, with a key and a value for each head, as the matrix that makes them has."""
+    writer.add_head_count_kv(spec.num_attention_heads)
+    writer.add_key_length(spec.qk_nope_head_dim + spec.rotary_dim)
+    writer.add_value_length(spec.v_head_dim)
+    writer.add_kv_lora_rank(spec.kv_lora_rank)
+    writer.add_q_lora_rank(spec.q_lora_rank)
+
+
+def _add_rotation(writer: gguf.GGUFWriter, model: StoredModel, architecture: Architecture) -> None:
+    """Adds what the rotary frequencies are made from."""
+    spec, found = model.spec, frequencies(model)
     writer.add_rope_dimension_count(spec.rotary_dim)
-    base, scale = _rope(model)
-    writer.add_rope_freq_base(base)
-    if scale != 1:
+    base, scale = base_and_scale(found)
+    yarn = None if is_geometric(found) or not architecture.yarn else yarn_of(found)
+    writer.add_rope_freq_base(yarn.base if yarn else base)
+    if yarn:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(yarn.factor)
+        writer.add_rope_scaling_orig_ctx_len(yarn.context_length)
+    elif scale != 1:
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(1 / scale)
-    _add_extensions(writer, model, architecture)
+    if architecture.longrope:
+        writer.add_rope_scaling_attn_factors(spec.rotary_scaling)
+    if architecture.yarn:
+        _add_score_factors(writer, spec, yarn.factor if yarn else 1 / scale, mixed=yarn is not None)
+
+
+def _add_score_factors(writer: gguf.GGUFWriter, spec: ModelSpec, factor: float, *, mixed: bool) -> None:
+    """Adds constants a and m that give the model's factors on attention scores, and on cos and sin.
+
+    With a scaling of the frequencies by f, llama.cpp has a unit u = 1 + 0.1 ln f. YaRN (`mixed`) multiplies cos and sin
+    by a, or by a u if m is 0, and scores by the square of that times 1 + m ln f. Other scalings multiply cos and sin by
+    a, and scores by the square of a u (1 + m ln f). All scores are divided by the root of a head's width.
+
+    Raises:
+        ColdpressError: if frequencies are not scaled, and scores are.
+    """
+    unit, width = 1 + 0.1 * math.log(factor), spec.qk_nope_head_dim + spec.rotary_dim
+    wanted = math.sqrt((spec.attention_scale or width**-0.5) * math.sqrt(width))
+    rest = wanted / (spec.rotary_scaling if mixed else unit)
+    is_one = math.isclose(rest, 1)
+    if factor == 1 and not is_one:
+        raise ColdpressError(
+            f"llama.cpp divides attention scores by the root of {width}, and this model multiplies them by "
+            f"{spec.attention_scale}; it cannot be exported"
+        )
+    writer.add_rope_scaling_yarn_log_mul(0.0 if is_one else (rest - 1) / math.log(factor))
+    writer.add_rope_scaling_attn_factors(spec.rotary_scaling / (unit if mixed and is_one else 1))
 
 
 def _add_experts(writer: gguf.GGUFWriter, spec: ModelSpec, architecture: Architecture) -> None:
@@ -319,7 +402,7 @@ def _add_extensions(writer: gguf.GGUFWriter, model: StoredModel, architecture: A
         writer.add_sliding_window(spec.sliding_window or spec.max_position_embeddings)
         writer.add_sliding_window_pattern(_window_pattern(architecture, spec) or 1)
     if "local" in spec.layer_rotary:
-        base, scale = _rope(model, "local")
+        base, scale = base_and_scale(frequencies(model, "local"))
         if scale != 1:
             raise ColdpressError(
                 "llama.cpp does not scale the rotary frequencies of layers with a window, and this model does; it "
@@ -329,47 +412,19 @@ def _add_extensions(writer: gguf.GGUFWriter, model: StoredModel, architecture: A
 
 
 def rope_factors(model: StoredModel) -> dict[str, np.ndarray]:
-    """Returns a factor float32 [rotary_dim / 2] that divides each frequency, where a base alone does not give them.
+    """Returns a factor float32 [rotary_dim / 2] that divides each frequency, where the settings do not give them.
 
     Raises:
         ColdpressError: if the architecture reads no factors.
     """
-    frequencies = _frequencies(model, "main")
-    base, scale = _rope(model)
-    expected = _geometric(base, scale, frequencies.size)
-    if np.allclose(expected, frequencies, rtol=PRECISION, atol=0):
+    found, architecture = frequencies(model), architecture_of(model.spec)
+    if is_geometric(found) or (architecture.yarn and yarn_of(found)):
         return {}
-    architecture = architecture_of(model.spec)
-    if not architecture.scaled:
+    if not (architecture.scaled or architecture.longrope):
         raise ColdpressError(
             f"the model scales its rotary frequencies one by one, and llama.cpp's architecture '{architecture.name}' "
             "reads no factors for them; this model cannot be exported"
         )
-    return {f"{gguf.TENSOR_NAMES[TENSOR.ROPE_FREQS]}.weight": (expected / frequencies).astype(np.float32)}
-
-
-def _frequencies(model: StoredModel, kind: RotaryKind) -> np.ndarray:
-    return model.values(FREQUENCIES[kind]).astype(np.float64)
-
-
-def _rope(model: StoredModel, kind: RotaryKind = "main") -> tuple[float, float]:
-    """Returns (base, factor on all frequencies) of a geometric sequence; of others, the base that its beginning has."""
-    frequencies = _frequencies(model, kind)
-    count, scale = frequencies.size, float(frequencies[0])
-    if count == 1:
-        return 10000.0, scale
-    base = float((frequencies[-1] / scale) ** (-count / (count - 1)))
-    for rounded in _rounded(base):
-        if np.allclose(_geometric(rounded, scale, count), frequencies, rtol=PRECISION, atol=0):
-            return rounded, scale
-    base = float(frequencies[1] ** -count)
-    return next(rounded for rounded in _rounded(base) if np.isclose(rounded, base, rtol=count * PRECISION)), 1.0
-
-
-def _rounded(base: float) -> Iterator[float]:
-    """Yields the number, roundest form first: float32 frequencies do not determine it more precisely."""
-    yield from (float(f"{base:.{digits}g}") for digits in range(1, 10))
-
-
-def _geometric(base: float, scale: float, count: int) -> np.ndarray:
-    return scale * base ** (-np.arange(count) / count)
+    factors = (geometric(*base_and_scale(found), found.size) / found).astype(np.float32)
+    tensors = LONGROPE if architecture.longrope else (TENSOR.ROPE_FREQS,)
+    return {f"{gguf.TENSOR_NAMES[tensor]}.weight": factors for tensor in tensors}

@@ -28,6 +28,8 @@ class Architecture:
     """Modules that may have a bias."""
     scaled: bool = False
     """Whether it reads a factor for each frequency."""
+    longrope: bool = False
+    """Whether it reads two factors for each frequency, of short and of long contexts, and one on cos and sin."""
     own_head: bool = False
     """Whether it needs a separate head and cannot reuse the embedding."""
     layer_norm: bool = False
@@ -48,6 +50,8 @@ class Architecture:
     """Whether it divides the weights of a token's experts by their sum; None if the file says so."""
     dense_first: bool = False
     """Whether the first layers may have no experts."""
+    yarn: bool = False
+    """Whether YaRN gives its frequencies, with factors on scores."""
 
     def rotated_heads(self, spec: ModelSpec, role: str) -> int:
         """Returns the number of heads of a tensor whose rows are to be reordered; 0 for none."""
@@ -74,6 +78,12 @@ SIGMOIDS = EXPERTS | {
     "shared_intermediate_size",
 }
 """Fields of routers with sigmoids, which the file says."""
+LATENT = frozenset(("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "v_head_dim"))
+LATENT_QUERIES = {"q_proj": TENSOR.ATTN_Q_A}
+"""Where queries are made of latents."""
+LITE_LAYERS, LITE_MODEL = (26, 27), (48, 128256)
+"""Layers, and (layers, size of the vocabulary), of DeepSeek's models that llama.cpp takes for ones without latents of
+queries."""
 GATE_UP = {"up_proj": ("gate_proj", "up_proj")}
 GEMMA = frozenset(("norm.rms_norm_1p", "norm_placement.around", "embedding_multiplier", "attention_scale"))
 LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}
@@ -120,7 +130,7 @@ ARCHITECTURES = {
             "post_feedforward_layernorm": TENSOR.FFN_POST_NORM,
         },
     ),
-    "phi3": Architecture("phi3", SILU, gated=True, neighbours=False, fused=FUSED_QKV | GATE_UP),
+    "phi3": Architecture("phi3", SILU, gated=True, neighbours=False, longrope=True, fused=FUSED_QKV | GATE_UP),
     "arcee": Architecture("arcee", RELU2, gated=False, neighbours=True),
     "nemotron": Architecture("nemotron", RELU2, gated=False, neighbours=False, own_head=True, layer_norm=True),
     "granite": Architecture(
@@ -188,6 +198,21 @@ ARCHITECTURES = {
         extensions=frozenset(("residual",)),
         residuals=("sequential", "parallel_shared"),
     ),
+    "deepseek_v2": Architecture(
+        "deepseek2",
+        SILU,
+        gated=True,
+        neighbours=False,
+        extensions=EXPERTS | LATENT | {"router_scaling", "shared_intermediate_size", "rotary_pairs", "attention_scale"},
+        modules={
+            "k_proj": TENSOR.ATTN_KV_A_MQA,
+            "q_norm": TENSOR.ATTN_Q_A_NORM,
+            "k_norm": TENSOR.ATTN_KV_A_NORM,
+        },
+        normed=None,
+        dense_first=True,
+        yarn=True,
+    ),
     "glm4": Architecture(
         "glm4",
         SILU,
@@ -201,6 +226,5 @@ ARCHITECTURES = {
 """By Hugging Face's model_type."""
 REFUSED = {
     "gpt_oss": "it rounds the bounds of the dimensions whose frequencies YaRN mixes, and gpt-oss does not round them",
-    "deepseek_v2": "it makes the frequencies from YaRN's settings and takes no others, and an artifact has no settings",
 }
 """What llama.cpp computes otherwise in every model of an architecture that it has."""
