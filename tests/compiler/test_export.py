@@ -565,6 +565,7 @@ def test_frequencies_that_no_settings_of_yarn_give_are_refused(tmp_path):
             "'deepseek2' does not compute this model's num_expert_groups",
         ),
         (DEEPSEEK | {"attention_scale": 0.5}, "divides attention scores by the root of 16, .* multiplies them by 0.5"),
+        (DEEPSEEK | {"attention_scale": 0.25, "rotary_scaling": 1.2}, "by 0.25, and cos and sin by 1.2"),
         ({"model_type": "bamboo"}, "cannot hold the architecture 'bamboo', expected one of arcee"),
         (
             MIXTURE | {"model_type": "gpt_oss", "hidden_act": "swiglu_oai"},

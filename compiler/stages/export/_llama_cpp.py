@@ -352,12 +352,12 @@ def _add_score_factors(writer: gguf.GGUFWriter, spec: ModelSpec, factor: float, 
     """
     unit, width = 1 + 0.1 * math.log(factor), spec.qk_nope_head_dim + spec.rotary_dim
     wanted = math.sqrt((spec.attention_scale or width**-0.5) * math.sqrt(width))
-    rest = wanted / (spec.rotary_scaling if mixed else unit)
+    rest = wanted / (spec.rotary_scaling * (1 if mixed else unit))
     is_one = math.isclose(rest, 1)
     if factor == 1 and not is_one:
         raise ColdpressError(
             f"llama.cpp divides attention scores by the root of {width}, and this model multiplies them by "
-            f"{spec.attention_scale}; it cannot be exported"
+            f"{spec.attention_scale}, and cos and sin by {spec.rotary_scaling}; it cannot be exported"
         )
     writer.add_rope_scaling_yarn_log_mul(0.0 if is_one else (rest - 1) / math.log(factor))
     writer.add_rope_scaling_attn_factors(spec.rotary_scaling / (unit if mixed and is_one else 1))
