@@ -354,7 +354,7 @@ def rope(modules: Modules, config: Any) -> dict[RotaryKind, tuple[np.ndarray, fl
     """Returns (frequencies float32 [rotary_dim / 2], factor on cos and sin) of each kind of rotation, as transformers
     initializes them; only of those that some layer may use.
 
-    For longrope these are the short factors: contexts are limited to the original length.
+    For longrope these are the short factors: contexts are limited to the original length, unless both are equal.
 
     Raises:
         CheckpointError: if the kind of scaling depends on the length of the text or is unknown.
@@ -441,7 +441,7 @@ def llama_spec(
     context, heads = config.max_position_embeddings, config.num_attention_heads
     for kind in modules.rotary:
         given = rope_parameters(modules, config, kind)
-        if given["rope_type"] == "longrope":
+        if given["rope_type"] == "longrope" and given["short_factor"] != given["long_factor"]:
             context = min(context, given["original_max_position_embeddings"])
     window = sliding_window if sliding_window and sliding_window < context else None
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads

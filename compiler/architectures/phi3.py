@@ -1,7 +1,7 @@
 """Phi-3 and Phi-4-mini: Llama with q, k, v and gate, up fused into one tensor each, partial rotary, longrope.
 
-Only longrope's short factors are used; they are right as long as the context is no longer than the original one, and
-the spec's `max_position_embeddings` guarantees that.
+longrope's short factors are right as long as the context is no longer than the original one, and the spec's
+`max_position_embeddings` guarantees that. A build with the long factors (`ingest`) has them for every context.
 """
 
 from typing import Any

@@ -345,6 +345,24 @@ def _rope(raw: Mapping[str, Any], architecture: _common.Architecture) -> dict[st
     return found | {kind: _rotation(new.get(kind) or {}, local, raw["model_type"], False) for kind in others}
 
 
+def with_long_factors(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a checked configuration whose longrope has its long factors for texts of any length.
+
+    transformers takes the long ones for a text that is longer than the original context, and the short ones for others;
+    keys that a cache holds cannot change while a text grows, so a build has one of both.
+
+    Raises:
+        CheckpointError: if the model has no longrope.
+    """
+    rope = config["rope_parameters"]
+    if rope.get("rope_type") not in ("longrope", "su"):
+        raise CheckpointError(
+            f"config.json: the rope type is {rope.get('rope_type', 'one for each kind of layer')}, expected longrope, "
+            "since longrope=long was asked for; leave it out"
+        )
+    return {**config, "rope_parameters": rope | {"short_factor": rope["long_factor"]}}
+
+
 def _rotation(given: Mapping[str, Any], outside: Mapping[str, Any], model_type: str, partial: bool) -> dict[str, Any]:
     """Returns the checked settings of one kind of rotation; `outside` are those that config.json has beside them."""
     rope = dict(given)

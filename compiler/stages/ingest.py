@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -24,7 +24,7 @@ from coldpress.compiler.architectures import _common
 from coldpress.compiler.checkpoint.headers import read_header
 from coldpress.compiler.checkpoint.hub import HUB_ID, snapshot
 from coldpress.compiler.checkpoint.private import LINKS
-from coldpress.compiler.checkpoint.source_config import check_value, checked_config
+from coldpress.compiler.checkpoint.source_config import check_value, checked_config, with_long_factors
 from coldpress.compiler.checkpoint.source_json import read_object
 from coldpress.compiler.checkpoint.source_tokenizer import (
     CHAT_TEMPLATE,
@@ -39,6 +39,7 @@ from coldpress.compiler.checkpoint.tensors import MAX_CONFIG_BYTES
 from coldpress.compiler.checkpoint.weight_files import is_there, kind_of, locate, regular_file, scan, source_file
 from coldpress.compiler.io import Workspace, digest, make_folder, replacing, sync_folder
 from coldpress.schemas.base import Record
+from coldpress.schemas.config import Key
 from coldpress.schemas.errors import CheckpointError
 from coldpress.schemas.model import Model, ModelSpec, SourceFile, TensorSource
 from coldpress.schemas.preflight import StageNeeds
@@ -98,6 +99,11 @@ class IngestConfig(Record):
     )
     revision: str | None = Field(default=None, description="40-hex commit of a hub model")
     license: str | None = Field(default=None, description="licence; by default what the model card says")
+    longrope: Annotated[Literal["short", "long"], Key()] = Field(
+        default="short",
+        description="longrope's factors: short ones for contexts up to the model's original one, or long ones, with "
+        "which transformers reads texts beyond it",
+    )
     offline: bool = Field(default=False, description="whether hub models are taken from the local cache only")
 
 
@@ -126,7 +132,7 @@ def run(config: IngestConfig, work: Workspace) -> Model:
         CheckpointError: naming file and tensor or key, what was found and what was expected.
     """
     folder, hub_id = _resolve(config)
-    checkpoint = _check(folder)
+    checkpoint = _check(folder, config.longrope)
     if is_there(folder, TOKENIZER):
         regular_file(folder, TOKENIZER)
     SourceTokenizer(folder, checkpoint.spec.vocab_size)
@@ -179,7 +185,7 @@ def _resolve(config: IngestConfig) -> tuple[Path, str | None]:
     return snapshot(config.model, config.revision, config.offline), config.model
 
 
-def _check(folder: Path) -> _Checkpoint:
+def _check(folder: Path, longrope: str) -> _Checkpoint:
     """Checks the configuration and the tensor headers against each other."""
     if not (folder / CONFIG).exists():
         known = kind_of(folder)
@@ -187,6 +193,8 @@ def _check(folder: Path) -> _Checkpoint:
         raise CheckpointError(f"{text}, expected a Hugging Face checkpoint")
     raw = read_object(regular_file(folder, CONFIG), MAX_CONFIG_BYTES)
     architecture, believed = checked_config(raw)
+    if longrope == "long":
+        believed = with_long_factors(believed)
     settings = {name: _optional(folder, name, keys) for name, keys in BELIEVED.items()}
     for key, value in settings[GENERATION].items():
         check_value(key, value, GENERATION)

@@ -343,14 +343,14 @@ def test_settings_that_do_not_go_together(
     ("longrope", "text"),
     [
         (False, "exceeds the 256 tokens of model tiny; use a shorter one"),
-        (True, r"exceeds the 128 tokens of model tiny \(config.json has 256, but only longrope's short factors"),
+        (True, r"exceeds the 128 tokens of model tiny \(config.json has 256, but longrope's short factors hold"),
     ],
 )
 def test_a_context_that_is_too_long_says_why(
     tmp_path: Path, activations: Activations, longrope: bool, text: str
 ) -> None:
     factors = [1.0 + 0.1 * index for index in range(8)]
-    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": factors, "long_factor": factors}
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": factors, "long_factor": factors[::-1]}
     changes = {"rope_parameters": rope, "original_max_position_embeddings": 128} if longrope else {}
     folder = write_model(tmp_path / "tiny", "phi3", num_hidden_layers=2, overrides=changes)
     model = ingest.run(IngestConfig(model=str(folder)), Workspace(folder / "work", "test"))

@@ -541,6 +541,36 @@ def test_longrope_keeps_to_the_original_context(tmp_path: Path) -> None:
     assert json.loads(Path(model.folder, "config.json").read_text())["max_position_embeddings"] == 256
 
 
+@pytest.mark.parametrize("spelling", ["rope_parameters", "rope_scaling"])
+def test_with_long_factors_a_text_beyond_the_original_context_is_that_of_transformers(
+    tmp_path: Path, spelling: str
+) -> None:
+    """transformers reads the checkpoint by itself, and takes the long factors for a text of 200 tokens, beyond 128."""
+    _, changes = VARIANTS["longrope"]
+    folder = write_model(tmp_path / "tiny", "phi3", num_hidden_layers=2, dtype="float16", overrides=changes)
+    if spelling == "rope_scaling":  # as published checkpoints have it
+        config = json.loads((folder / "config.json").read_text())
+        rope = config.pop("rope_parameters")
+        config |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": {**rope, "type": rope.pop("rope_type")}}
+        (folder / "config.json").write_text(json.dumps(config))
+    model = ingest.run(IngestConfig(model=str(folder), longrope="long"), Workspace(tmp_path / "work", "test"))
+    assert model.spec.max_position_embeddings == 256
+    tokens = np.random.default_rng(0).integers(0, model.spec.vocab_size, 200)
+    expected = all_logits(load_hf(folder), tokens.tolist())
+    found = LayerStream(model, threads=2).logits(tokens[None].astype(np.int32))[0]
+    assert np.abs(found - expected).max() < 1e-4
+    with session_of(model, tmp_path / "a", tokens.size) as session:
+        session.decoder.begin(tokens.size)
+        decoded = np.stack([session.decoder.decode(int(token)) for token in tokens])
+    assert np.abs(decoded - expected).max() < 1e-3 * np.abs(expected).max()
+
+
+def test_long_factors_need_longrope(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "tiny", "llama", num_hidden_layers=2)
+    with pytest.raises(CheckpointError, match="the rope type is default, expected longrope, since longrope=long"):
+        ingest.run(IngestConfig(model=str(folder), longrope="long"), Workspace(tmp_path / "work", "test"))
+
+
 def test_windows_and_contexts(tmp_path: Path) -> None:
     assert made(tmp_path / "a", "mistral", {}, False, False).spec.sliding_window == 48
     assert made(tmp_path / "b", "mistral", {"sliding_window": 256}, False, False).spec.sliding_window is None

@@ -186,8 +186,8 @@ def _why_shorter(model: Model) -> str:
     if promised <= model.spec.max_position_embeddings:
         return ""
     return (
-        f" (config.json has {promised}, but only longrope's short factors are supported, which "
-        "hold up to original_max_position_embeddings)"
+        f" (config.json has {promised}, but longrope's short factors hold up to original_max_position_embeddings; "
+        "longrope=long takes the long ones)"
     )
 
 
