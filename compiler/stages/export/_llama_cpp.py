@@ -80,7 +80,7 @@ SAME_NAME = {TENSOR.FFN_NORM: TENSOR.FFN_PRE_NORM}
 NORMS = ("norm", "input_layernorm", *AROUND)
 QK_NORMS = ("q_norm", "k_norm")
 LONGROPE = (TENSOR.ROPE_FACTORS_LONG, TENSOR.ROPE_FACTORS_SHORT)
-"""The same in every file here: a context is no longer than the original one, whose factors are the short ones."""
+"""Both are the same in every file here: an artifact has the factors that it was built with, for texts of any length."""
 
 
 def architecture_of(spec: ModelSpec) -> Architecture:

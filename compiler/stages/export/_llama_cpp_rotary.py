@@ -18,8 +18,6 @@ PRECISION = 4e-7
 """Relative precision with which a float32 frequency determines the base that it was computed from."""
 MIXED_PRECISION = 1e-6
 """The same for YaRN's sum of two products."""
-
-
 FAST, SLOW = 32, 1
 """How often the original context turns the frequencies between which YaRN mixes; some architectures of llama.cpp read
 no others."""
