@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo    compile the demonstration model for a phone and run it"
-	@echo "make test    run the tests but the slow ones (about four minutes on two cores)"
+	@echo "make test    run the tests but the slow ones (about a quarter of an hour on two cores)"
 	@echo "make check   style, types, import contracts, and all tests"
 	@echo "make docs    the documentation as a site, in site/"
 	@echo "make benchmarks    measure the figures whose code has changed, on a quiet machine"

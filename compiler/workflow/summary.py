@@ -1,8 +1,8 @@
 """Prints the results of a finished build on one screen, from the records in its folder.
 
-The screen names the artifact and its identity, shows text that it wrote, compares its figures with those of a dense
-build and of the source, and ends with the command that runs it. rules/common.smk prints it at the end of every build
-(compiler/workflow/ending.py).
+The screen begins with what the build is worth. Then it shows text that the artifact wrote, names the artifact and its
+identity, and compares its figures with those of a dense build and of the source. It ends with the command that runs the
+artifact. rules/common.smk prints it at the end of every build (compiler/workflow/ending.py).
 """
 
 import math
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coldpress.compiler.block_statistics import with_error
+from coldpress.compiler.headline import headline
 from coldpress.compiler.io import load_record
 from coldpress.compiler.run_command import PROGRAM, run_command
 from coldpress.compiler.stages.tokenize.text import PYDOC
@@ -26,6 +27,9 @@ from coldpress.schemas.export import Export
 from coldpress.schemas.metrics import Metrics, PlanDrafts, PlanFigures, Protocol, Sample
 from coldpress.schemas.package import Package
 from coldpress.schemas.sparsity import Tried
+
+WIDTH = 100
+"""Columns of the first sentence."""
 
 
 def show(folder: Path) -> str:
@@ -50,7 +54,8 @@ def show(folder: Path) -> str:
     ]
     return (
         f"\n{metrics.model} on {metrics.device}: {metrics.method}, "
-        f"{in_words(metrics.layer_formats or metrics.format)}\n\n{_written(metrics.sample)}"
+        f"{in_words(metrics.layer_formats or metrics.format)}\n\n"
+        f"{textwrap.fill(headline(metrics, metrics.device), WIDTH)}\n\n{_written(metrics.sample)}"
         f"{_table(places)}\n\n{_table(rows(metrics))}\n\n  run it\n"
         f"  {run_command(_runtime(), str(artifact), metrics.sample)}"
     )
