@@ -26,6 +26,7 @@ import psutil
 
 import coldpress
 from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, gain, main, option
+from tests.support.artifacts import Recipe
 from tests.support.command_line import speaking_artifact
 from tests.support.schemathesis import schemathesis_run
 from tests.support.serving import Server, serving
@@ -33,6 +34,7 @@ from tests.support.serving import Server, serving
 EVERYTHING = "8GB"
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}\n{% endfor %}<assistant>"
 CONTEXT = 2048
+PAGE_BYTES = 4096
 PARTS = ("parity", "vanish", "fuzz", "warm_prefix")
 
 
@@ -258,7 +260,14 @@ class Plugin(Benchmark[Options]):
         """Writes the served model."""
         shape: dict[str, Any] = {"num_hidden_layers": self.options.layers, "hidden_size": self.options.width}
         shape |= {"intermediate_size": 8 * self.options.width, "max_position_embeddings": CONTEXT}
-        return speaking_artifact(self.folder / "served", context_length=CONTEXT, template=TEMPLATE, **shape).path
+        more: dict[str, Any] = {"template": TEMPLATE, "read_buffer_bytes": self._buffer_bytes(), **shape}
+        return speaking_artifact(self.folder / "served", context_length=CONTEXT, **more).path
+
+    def _buffer_bytes(self) -> int:
+        """Returns an eighth of the DRAM for units, which the product's plans read into; at least two pages."""
+        units_bytes = self.options.layers * 2 * 8 * self.options.width**2 * 2  # up and down projections in fp16
+        held_bytes = units_bytes * (Recipe.pinned_share + Recipe.slots_share)
+        return max(2, int(held_bytes / 8 / PAGE_BYTES)) * PAGE_BYTES
 
     def figures(self, rows: Rows) -> Figures:
         by = {row["part"]: row for row in rows}

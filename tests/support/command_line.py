@@ -25,11 +25,14 @@ def speaking_artifact(
     context_length: int = 32,
     template: str | None = None,
     add_bos_token: bool = True,
+    read_buffer_bytes: int = Recipe.read_buffer_bytes,
     **shape: Any,
 ) -> Built:
     """Writes a ReLU artifact with a tokenizer and a chat template; `shape` replaces fields of the small model."""
     spec = small_spec(vocab_size=VOCAB_SIZE, bos_token_id=0, eos_token_ids=(1,), **shape)
-    built = build_artifact(folder / "a.coldpress", Recipe(spec=spec, context_length=context_length))
+    built = build_artifact(
+        folder / "a.coldpress", Recipe(spec=spec, context_length=context_length, read_buffer_bytes=read_buffer_bytes)
+    )
     (built.path / "tokenizer").mkdir()
     write_tokenizer(built.path / "tokenizer", VOCAB_SIZE, add_bos_token)
     if template is not None:
