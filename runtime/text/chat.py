@@ -1,12 +1,15 @@
-"""Renders a chat as text with the chat template that the artifact carries: a stranger's jinja program.
+"""Renders a chat as text with a chat template, a stranger's jinja program: that of an artifact, or of a checkpoint.
 
 It runs in jinja's sandbox, which blocks everything except the use of time and memory; so it also runs in a separate
 process with limits (runtime/text/limited.py). The template sees what transformers gives it: `messages`, the special
-tokens by name, `add_generation_prompt`, and the functions `raise_exception` and `strftime_now`.
+tokens by name, `add_generation_prompt`, no `tools` and `documents`, and the functions `raise_exception` and
+`strftime_now`.
 """
 
 import json
+import random
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -21,15 +24,67 @@ TEMPLATE_FILE = "tokenizer/chat_template.jinja"
 SETTINGS_FILE = "tokenizer/tokenizer_config.json"
 MAX_TEMPLATE_BYTES = 1 << 20
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+CPU_S = 5
+"""Processor seconds for a short chat."""
 Message = Mapping[str, str]
 """`role` and `content`, as in [{"role": "user", "content": "Hello"}]."""
 
 
-class ChatTemplate:
-    """An artifact's chat template; the process that renders it starts with the first chat."""
+@dataclass(frozen=True)
+class Template:
+    """A chat template, and how it renders."""
 
-    cpu_s = 5
-    """Processor seconds for a short chat."""
+    text: str
+    tokens: Mapping[str, str]
+    """Special tokens by name."""
+    is_prompt: bool
+    """Whether the text ends where the assistant's next message begins."""
+    today: str | None = None
+    """A date, as 2024-07-26, that the template sees; then random numbers are fixed, too. None: the real ones."""
+
+
+def template_in(settings: Mapping[str, Any], file: str | None, **how: Any) -> Template | None:
+    """Returns the template of a tokenizer's settings, unless a file of its own holds it; None if there is none.
+
+    Args:
+        settings: The values of tokenizer_config.json. Of several templates the one named `default` is taken.
+        file: The text of chat_template.jinja; None without one.
+        how: Other fields of the template.
+    """
+    text = _default(settings.get("chat_template")) if file is None else file
+    texts = {name: _text_of(settings.get(name)) for name in SPECIAL_TOKENS}
+    tokens = {name: text for name, text in texts.items() if text is not None}
+    return Template(text, tokens, **how) if isinstance(text, str) else None
+
+
+class Rendering:
+    """Renders chats, one after another; its process starts with the first one."""
+
+    def __init__(self, template: Template) -> None:
+        """Takes a template."""
+        self._template = template
+        self._limited: LimitedProcess | None = None
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """Returns the text of a chat.
+
+        Raises:
+            LimitError: if the template reaches a limit.
+            ArtifactError: with its reason, if it fails or refuses the chat.
+        """
+        try:
+            if self._limited is None:
+                limited = LimitedProcess("coldpress.runtime.text.chat", CPU_S)
+                limited.ask(json.dumps(asdict(self._template)).encode())
+                self._limited = limited
+            return self._limited.ask(json.dumps([dict(message) for message in messages]).encode())
+        except LimitError:
+            self._limited = None  # the next chat starts another process
+            raise
+
+
+class ChatTemplate:
+    """An artifact's chat template."""
 
     def __init__(self, artifact: Artifact) -> None:
         """Reads the template, and checks its digest.
@@ -38,21 +93,18 @@ class ChatTemplate:
             ColdpressError: if the artifact has none.
             ArtifactError: if it cannot be read.
         """
-        found, settings = _read(artifact)
+        found = _read(artifact)
         if found is None:
             raise ColdpressError(
                 "the artifact has no chat template, because its checkpoint had none; give a prompt as text, or put "
                 "chat_template.jinja into the checkpoint's folder and build again"
             )
-        texts = {name: _text_of(settings.get(name)) for name in SPECIAL_TOKENS}
-        tokens = {name: text for name, text in texts.items() if text is not None}
-        self._first = json.dumps([found, tokens]).encode()
-        self._limited: LimitedProcess | None = None
+        self._rendering = Rendering(found)
 
     @classmethod
     def of(cls, artifact: Artifact) -> "ChatTemplate | None":
         """Opens the artifact's template; returns None if it has none."""
-        return None if _read(artifact)[0] is None else cls(artifact)
+        return None if _read(artifact) is None else cls(artifact)
 
     def render(self, messages: Sequence[Message]) -> str:
         """Returns the text of a chat, up to where the assistant's next message begins.
@@ -70,28 +122,24 @@ class ChatTemplate:
                     f"a message of the chat is {clipped(str(dict(message)))}, expected the texts role and content"
                 )
         try:
-            if self._limited is None:
-                limited = LimitedProcess("coldpress.runtime.text.chat", self.cpu_s)
-                limited.ask(self._first)
-                self._limited = limited
-            return self._limited.ask(json.dumps([dict(message) for message in messages]).encode())
+            return self._rendering.render(messages)
         except LimitError as error:
-            self._limited = None  # the next chat starts another process
             raise ColdpressError(f"the artifact's chat template took more than {error} for this chat") from error
+        except ArtifactError as error:
+            raise ArtifactError(f"the artifact's chat template refuses this chat ({error}); change the chat") from error
 
 
-def _read(artifact: Artifact) -> tuple[str | None, dict[str, Any]]:
-    """Returns the template, None without one, and the settings of the tokenizer."""
+def _read(artifact: Artifact) -> Template | None:
+    """Reads an artifact's template; returns None without one."""
     names = {entry.path for entry in artifact.manifest.files}
-    settings = dict[str, Any]()
+    settings, file = dict[str, Any](), None
     if SETTINGS_FILE in names:
         data = artifact.read_bytes(SETTINGS_FILE, strict_json.FOREIGN.size_bytes)
         values = strict_json.parse(data, partial(JsonError, SETTINGS_FILE, "the text"), strict_json.FOREIGN)
         settings = values if strict_json.is_object(values) else settings
     if TEMPLATE_FILE in names:
-        return artifact.read_bytes(TEMPLATE_FILE, MAX_TEMPLATE_BYTES).decode(errors="replace"), settings
-    found = _default(settings.get("chat_template"))
-    return (found if isinstance(found, str) else None), settings
+        file = artifact.read_bytes(TEMPLATE_FILE, MAX_TEMPLATE_BYTES).decode(errors="replace")
+    return template_in(settings, file, is_prompt=True)
 
 
 def _default(found: Any) -> Any:
@@ -110,28 +158,28 @@ def _text_of(token: Any) -> str | None:
 # The other side
 
 
-class _Rendering:
+class _Answers:
     def __init__(self) -> None:
-        self._template: Any = None
-        self._tokens: dict[str, str] = {}
+        self._given: Template | None = None
+        self._compiled: Any = None
 
     def answer(self, frame: bytes) -> Any:
         try:
-            if self._template is None:
-                text, self._tokens = json.loads(frame)
-                self._template = compiled(text)
+            if self._given is None:
+                self._given = Template(**json.loads(frame))
+                self._compiled = compiled(self._given)
                 return None
-            return self._template.render(messages=json.loads(frame), add_generation_prompt=True, **self._tokens)
+            if self._given.today is not None:
+                random.seed(0)
+            settings = {"messages": json.loads(frame), "add_generation_prompt": self._given.is_prompt}
+            return self._compiled.render(**settings, tools=None, documents=None, **self._given.tokens)
         except MemoryError:
             raise
         except Exception as error:  # jinja's errors, or any that the template's expressions raise
-            reason = clipped(" ".join(f"{type(error).__name__}: {error}".split()))
-            raise ArtifactError(
-                f"the artifact's chat template refuses this chat ({reason}); change the chat"
-            ) from error
+            raise ColdpressError(clipped(" ".join(f"{type(error).__name__}: {error}".split()))) from error
 
 
-def compiled(text: str) -> Any:
+def compiled(template: Template) -> Any:
     """Compiles a template in jinja's sandbox, with the filters, functions and tags that transformers offers."""
     import jinja2
     from jinja2 import ext, nodes, parser, sandbox, utils
@@ -160,15 +208,16 @@ def compiled(text: str) -> Any:
         return json.dumps(value, ensure_ascii=ensure_ascii, **settings)  # jinja's own escapes characters of HTML
 
     def strftime_now(form: str) -> str:
-        return datetime.now().strftime(form)
+        now = datetime.now() if template.today is None else datetime.fromisoformat(template.today)
+        return now.strftime(form)
 
     environment: Any = sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
     )
     environment.filters["tojson"] = to_json
     environment.globals |= {"raise_exception": refused, "strftime_now": strftime_now, "namespace": Namespace}
-    return environment.from_string(text)
+    return environment.from_string(template.text)
 
 
 if __name__ == "__main__":
-    serve(_Rendering().answer)
+    serve(_Answers().answer)

@@ -44,7 +44,7 @@ class LimitedProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             cwd=Path(coldpress.__file__).absolute().parents[1],
-            env=os.environ | {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"},
+            env=os.environ | {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
         )
         weakref.finalize(self, _end, self.process)
 

@@ -15,6 +15,7 @@ from coldpress.compiler.stages.tokenize import chat as _chat
 from coldpress.compiler.stages.tokenize.chat import ChatTemplate
 from coldpress.compiler.stages.tokenize.rows import Messages, RowReader
 from coldpress.compiler.stages.tokenize.text import read_corpus
+from coldpress.runtime.text import chat as runtime_chat
 from coldpress.schemas.corpus import SPLITS
 from coldpress.schemas.errors import ColdpressError
 from tests.support.data import ROOT
@@ -34,10 +35,7 @@ def checkpoint(folder: Path, template: Any) -> Path:
 
 def rendered(folder: Path, *chats: Messages) -> list[str]:
     template = ChatTemplate(folder)
-    try:
-        return [template.render(chat) for chat in chats]
-    finally:
-        template.close()
+    return [template.render(chat) for chat in chats]
 
 
 def write_rows(path: Path, rows: list[Any]) -> Path:
@@ -53,6 +51,7 @@ def test_chats_are_what_transformers_makes_of_them(tmp_path: Path) -> None:
         "{%- if messages[0]['role'] == 'system' %}{{ messages[0]['content'] | trim }}{% endif %}\n"
         "{% for m in messages %}{% if loop.first and m.role == 'system' %}{% continue %}{% endif %}\n"
         "  <|{{ m['role'] }}|> {{ m['content'] | tojson }}{{ eos_token }}\n{% endfor %}"
+        "{% if tools is not none or documents is not none %}{{ tools | tojson }}{% endif %}"
     )
     file = str(checkpoint(tmp_path, template) / "tokenizer.json")
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=file, bos_token="<s>", eos_token="</s>")
@@ -67,23 +66,20 @@ def test_chats_of_a_corpus_in_all_spellings(tmp_path: Path) -> None:
     rows += [{"conversations": [spoken, {"from": "gpt", "value": page}]} for page in PAGES[20:30]]
     rows += [{"prompt": CHAT[:1], "completion": [{"role": "assistant", "content": page}]} for page in PAGES[30:]]
     template = ChatTemplate(checkpoint(tmp_path, TEMPLATE))
-    try:
-        path = write_rows(tmp_path / "a.jsonl", rows)
-        splits = read_corpus(str(path), 0, rows=RowReader(render=template.render)).splits
-    finally:
-        template.close()
+    path = write_rows(tmp_path / "a.jsonl", rows)
+    splits = read_corpus(str(path), 0, rows=RowReader(render=template.render)).splits
     texts = sorted(text for split in SPLITS for text in splits[split])
     assert texts == sorted(RENDERED.replace("Good day", page) for page in PAGES)
 
 
 def test_where_the_template_is(tmp_path: Path) -> None:
     several = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": TEMPLATE}]
-    assert _chat.read_template(checkpoint(tmp_path, several))[0] == TEMPLATE
+    assert _chat.read_template(checkpoint(tmp_path, several)).text == TEMPLATE
     for template in (None, several[:1]):
         with pytest.raises(ColdpressError, match=r"the checkpoint has no chat template; put chat_template\.jinja into"):
             _chat.read_template(checkpoint(tmp_path, template))
     (tmp_path / "chat_template.jinja").write_text("of a file")
-    assert _chat.read_template(tmp_path)[0] == "of a file"
+    assert _chat.read_template(tmp_path).text == "of a file"
 
 
 def test_date_and_chance_change_no_text(tmp_path: Path) -> None:
@@ -97,16 +93,16 @@ def test_date_and_chance_change_no_text(tmp_path: Path) -> None:
     ("template", "expected"),
     [
         ("{{ raise_exception('roles must alternate') }}", "refuses this chat (TemplateError: roles must alternate)"),
-        ("{{ 'a' * 20000000000 }}", "it takes more than 1024 MiB of memory"),
+        ("{{ 'a' * 20000000000 }}", "2 GiB of memory or 64 MiB of output for this chat; give another template"),
         ("{{ 'a' * 2000000 }}", "became 2000000, expected at most"),
         (
             "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-            "took more than 1 s for this chat; give another template",
+            "took more than 1 s of processor time, 2 GiB of memory",
         ),
     ],
 )
 def test_hostile_templates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, expected: str) -> None:
-    monkeypatch.setattr(_chat, "MAX_CPU_S", 1)
+    monkeypatch.setattr(runtime_chat, "CPU_S", 1)
     with pytest.raises(ColdpressError) as caught:
         rendered(checkpoint(tmp_path, template), CHAT)
     assert expected in str(caught.value)

@@ -103,13 +103,9 @@ def needs(build: "Build") -> StageNeeds:
 
 def _read(config: TokenizeConfig, folder: Path) -> Documents:
     """Reads the corpus; renders chats with the template of the checkpoint in `folder`."""
-    chat = ChatTemplate(folder)
     fields = tuple(config.corpus_field.split("+")) if config.corpus_field else ()
-    try:
-        rows = RowReader(fields, chat.render)
-        return read_corpus(config.corpus, config.seed, config.corpus_revision, _wanted_chars(config), rows)
-    finally:
-        chat.close()
+    rows = RowReader(fields, ChatTemplate(folder).render)
+    return read_corpus(config.corpus, config.seed, config.corpus_revision, _wanted_chars(config), rows)
 
 
 def _wanted_chars(config: TokenizeConfig) -> int:
