@@ -82,7 +82,9 @@ def _saved_along(words, order, step):
     num_words, reach = words.shape[1], _reach(step, order.size)
     left, total = np.empty(num_words, np.uint64), 0
     for place in range(order.size):
-        left[:] = words[order[place]]
+        row = words[order[place]]
+        for w in range(num_words):  # to assign a slice, numba would compile a message for two seconds
+            left[w] = row[w]
         for distance in range(1, min(reach, place) + 1):
             before, found = words[order[place - distance]], 0
             for w in range(num_words):
@@ -198,7 +200,8 @@ def _move(order, places, start, length, cut, turned):
         order[place + length] = order[place]
     for place in range(start, cut):
         order[place] = order[place + length]
-    order[cut : cut + length] = segment
+    for place in range(length):
+        order[cut + place] = segment[place]
     for place in range(min(start, cut), max(start, cut) + length):
         places[order[place]] = place
 
