@@ -219,12 +219,10 @@ def resolve(raw: Mapping[str, Any]) -> BuildConfig:
     folder = Path(values["build_dir"]).resolve() / reference.name
     if values["corpus"] != PYDOC and (corpus := Path(values["corpus"]).expanduser()).exists():
         values["corpus"] = os.path.relpath(corpus.resolve(), folder)
-    for key, writer in FILES.items():
-        if values[key]:
-            file = _file(key, values[key], writer)
-            if key == "llama_bench":
-                llama_cpp_runs(file)  # a bad file is refused now, and not after the long stages
-            values[key] = os.path.relpath(file, folder)
+    files = {key: _file(key, values[key], writer) for key, writer in FILES.items() if values[key]}
+    if "llama_bench" in files:
+        llama_cpp_runs(files["llama_bench"])  # a bad file is refused now, and not after the long stages
+    values |= {key: os.path.relpath(file, folder) for key, file in files.items()}
     found = BuildConfig(
         model=reference,
         device=device,
