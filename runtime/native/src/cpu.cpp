@@ -13,6 +13,20 @@
 namespace coldpress {
 namespace {
 
+#if defined(__x86_64__)
+// Here and not beside VNNI's loops, whose source may use instructions that this machine lacks.
+const Kernels& vnni_kernels() {
+    static const Kernels found = [] {
+        Kernels made = kAvx512Kernels;
+        made.name = "avx512vnni";
+        made.round = kVnniKernels.round;
+        made.dot_rounded = kVnniKernels.dot_rounded;
+        return made;
+    }();
+    return found;
+}
+#endif
+
 std::vector<const Kernels*> tables() {
     std::vector<const Kernels*> found{&kPortableKernels};
 #if defined(__x86_64__)
@@ -25,7 +39,7 @@ std::vector<const Kernels*> tables() {
         if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
             found.push_back(&kAvx512Kernels);
-            if (__builtin_cpu_supports("avx512vnni")) found.push_back(&kAvx512VnniKernels);
+            if (__builtin_cpu_supports("avx512vnni")) found.push_back(&vnni_kernels());
         }
     }
 #elif defined(__aarch64__)

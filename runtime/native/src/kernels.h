@@ -73,7 +73,13 @@ extern const Kernels kPortableKernels;
 #if defined(__x86_64__)
 extern const Kernels kAvx2Kernels;
 extern const Kernels kAvx512Kernels;
-extern const Kernels kAvx512VnniKernels;
+
+// What VNNI changes of kAvx512Kernels.
+struct VnniKernels {
+    decltype(Kernels::round) round;
+    decltype(Kernels::dot_rounded) dot_rounded;
+};
+extern const VnniKernels kVnniKernels;
 #elif defined(__aarch64__)
 extern const Kernels kNeonKernels;
 #endif

@@ -1,13 +1,10 @@
-// AVX-512 with VNNI: sums of four products of bytes in one instruction. Float32 is as in kernels_avx512.cpp.
+// VNNI beside AVX-512: sums of four products of bytes in one instruction. All else is that of kernels_avx512.cpp.
 #include "isa_avx512.h"
 // The order of includes matters: the inner loops are written over Isa.
 #include "kernels_chunks.h"
 #include "kernels_chunks_avx512.h"
 #include "kernels_body.h"
 #include "kernels_rounding.h"
-#include "kernels_activations.h"
-#include "kernels_tokens.h"
-#include "kernels_matrix.h"
 
 namespace coldpress {
 namespace {
@@ -160,7 +157,6 @@ void dot_rounded_packed(Format format, const uint8_t* const* rows, int64_t count
 
 }  // namespace
 
-const Kernels kAvx512VnniKernels{"avx512vnni", arrange, restore, dot, axpy, round_packed, dot_rounded_packed, decode, exp_sum,
-                                  activate, dot_tokens, axpy_tokens, multiply, decode_panels};
+const VnniKernels kVnniKernels{round_packed, dot_rounded_packed};
 
 }  // namespace coldpress

@@ -213,7 +213,7 @@ inline float exp_negative(float x) {
     return x < -87.0f ? 0.0f : p * power;
 }
 
-float exp_sum(float* values, int64_t count, float peak) {
+inline float exp_sum(float* values, int64_t count, float peak) {
     constexpr int lanes = 16;
     float sums[lanes] = {};
     int64_t i = 0;
@@ -229,7 +229,7 @@ float exp_sum(float* values, int64_t count, float peak) {
     return sums[0];
 }
 
-void dot(Format format, const uint8_t* const* rows, int64_t count, int64_t length, const float* x, float* out) {
+inline void dot(Format format, const uint8_t* const* rows, int64_t count, int64_t length, const float* x, float* out) {
     with_format(format, [&](auto type) {
         constexpr Format F = decltype(type)::value;
         over_rows<F>(rows, count, length, [&](auto taken, int64_t i) {
@@ -238,7 +238,7 @@ void dot(Format format, const uint8_t* const* rows, int64_t count, int64_t lengt
     });
 }
 
-void axpy(Format format, const uint8_t* const* rows, int64_t count, int64_t length, const float* coefficients,
+inline void axpy(Format format, const uint8_t* const* rows, int64_t count, int64_t length, const float* coefficients,
           float* y) {
     with_format(format, [&](auto type) {
         constexpr Format F = decltype(type)::value;
@@ -248,15 +248,15 @@ void axpy(Format format, const uint8_t* const* rows, int64_t count, int64_t leng
     });
 }
 
-void arrange(Format format, const float* x, int64_t length, float* out) {
+inline void arrange(Format format, const float* x, int64_t length, float* out) {
     with_format(format, [&](auto type) { arrange_format<decltype(type)::value>(x, length, out); });
 }
 
-void restore(Format format, const float* arranged, int64_t length, float* out) {
+inline void restore(Format format, const float* arranged, int64_t length, float* out) {
     with_format(format, [&](auto type) { restore_format<decltype(type)::value>(arranged, length, out); });
 }
 
-void decode(Format format, const uint8_t* row, int64_t length, float* out) {
+inline void decode(Format format, const uint8_t* row, int64_t length, float* out) {
     with_format(format, [&](auto type) { decode_format<decltype(type)::value>(row, length, out); });
 }
 
