@@ -10,7 +10,7 @@ BIN := $(CURDIR)/.venv/bin
 # What a build needs, and what tests need in addition.
 BUILDS := .venv/.builds
 STAMP := .venv/.installed
-EXTRAS := compiler,dev,docs,eval,serve,slurm,kubernetes
+EXTRAS := compiler,dev,docs,eval,llama,serve,slurm,kubernetes
 SOURCES := pyproject.toml constraints.txt runtime/native/CMakeLists.txt $(wildcard runtime/native/src/*)
 export PATH := $(BIN):$(PATH)
 # Else each of the many short processes would compile all modules again.
@@ -69,7 +69,6 @@ check: lint
 	@pytest -n 3
 
 benchmarks: $(STAMP)
-	@python -m pip install --quiet --disable-pip-version-check --editable '.[llama]' --constraint constraints.txt
 	@snakemake -s benchmarks/Snakefile --cores all --keep-going
 
 lint: $(STAMP)
