@@ -43,7 +43,7 @@ def __getattr__(name: str) -> Any:
         from coldpress.schemas.errors import ColdpressError
 
         raise ColdpressError(
-            f"coldpress.{name} needs {missing}, which is not installed; pip install 'coldpress[compiler]'"
+            f"coldpress.{name} needs {missing}, which is not installed; pip install '.[compiler]' in a checkout"
         ) from error
     globals()[name] = found
     return found

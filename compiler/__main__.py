@@ -10,7 +10,7 @@ from coldpress.compiler.pipeline import STAGES
 from coldpress.schemas import __version__
 from coldpress.schemas.errors import NO_THREAD, ColdpressError, UnknownNameError, is_refused_thread
 
-REMEDY = "pip install 'coldpress[compiler]', or make env in a checkout"
+REMEDY = "pip install '.[compiler]' or make env in a checkout"
 REMEDIES = {
     errno.ENOSPC: "free some room or choose another build_dir",
     errno.EDQUOT: "free some room or choose another build_dir",

@@ -162,7 +162,7 @@ def _extra(extra: str) -> Finding:
     missing = [name for name in EXTRAS[extra] if importlib.util.find_spec(name) is None]
     if not missing:
         return Finding(extra, "ok", "installed")
-    return Finding(extra, "limited", f"not installed: {', '.join(missing)}", f"pip install 'coldpress[{extra}]'")
+    return Finding(extra, "limited", f"not installed: {', '.join(missing)}", f"pip install '.[{extra}]' in a checkout")
 
 
 def _hub() -> Finding:

@@ -142,7 +142,7 @@ def _missing(name: str, error: ModuleNotFoundError) -> int:
         raise error
     command = COMMANDS.get(name)
     extra = (command and command.extra) or "compiler"
-    return fail(f"coldpress {name} needs {package}, which is not installed; pip install 'coldpress[{extra}]'")
+    return fail(f"coldpress {name} needs {package}, which is not installed; pip install '.[{extra}]' in a checkout")
 
 
 def _is_text_file(stream: object) -> TypeGuard["io.TextIOWrapper[Any]"]:

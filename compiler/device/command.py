@@ -46,8 +46,8 @@ def _check_output(path: Path) -> None:
             import yaml  # noqa: F401
         except ModuleNotFoundError as error:
             raise ColdpressError(
-                f"--output {path}: a profile in YAML needs PyYAML, which is not installed; install "
-                "coldpress[compiler], or give a name that ends in .json"
+                f"--output {path}: a profile in YAML needs PyYAML, which is not installed; pip install "
+                "PyYAML, or give a name that ends in .json"
             ) from error
 
 

@@ -119,6 +119,7 @@ def rows(metrics: Metrics) -> list[tuple[str, str]]:
         *plans(metrics.plans),
         *drafts(metrics.drafts),
         *tried(metrics.tried, metrics.budget_bytes),
+        *beyond_estimate(metrics),
     ]
 
 
@@ -194,6 +195,16 @@ def tried(found: Sequence[Tried], budget_bytes: int) -> list[tuple[str, str]]:
     lines = [*judged, *(["; ".join(skipped)] if skipped else [])]
     took = [("auto took", f"{found[0].method}: {found[0].reason}")] if found[0].reason else []
     return [*took, *(("auto tried" if number == 0 else "", line) for number, line in enumerate(lines))]
+
+
+def beyond_estimate(metrics: Metrics) -> list[tuple[str, str]]:
+    """Returns a row if test text loses more than `auto` estimated for its choice, by more than two standard errors."""
+    expected = metrics.tried[0].ppl_ratio if metrics.tried else None
+    if expected is None or not metrics.ppl_ratio - 2 * metrics.ppl_ratio_error > expected:
+        return []
+    ratio = with_error(metrics.ppl_ratio, metrics.ppl_ratio_error, 3)
+    found = f"perplexity × {ratio} on test text, where auto expected × {expected:.3f}"
+    return [("more is lost", f"{found}; with max_ppl_ratio=<most> a build that exceeds it is refused")]
 
 
 def _at(entry: Tried) -> list[str]:

@@ -41,7 +41,7 @@ try:
 except ModuleNotFoundError as error:
     if not (error.name or "").startswith("lm_eval"):
         raise
-    raise ColdpressError("lm-evaluation-harness is not installed; pip install 'coldpress[eval]'") from error
+    raise ColdpressError("lm-evaluation-harness is not installed; pip install '.[eval]' in a checkout") from error
 
 MAX_NEW_TOKENS = 256
 """Length of an answer if a task gives none, as in the models of the harness."""

@@ -69,8 +69,8 @@ def read_device(path: Path) -> DeviceProfile:
         from coldpress.runtime.profiles.yaml_records import load_yaml
     except ModuleNotFoundError as error:
         raise ColdpressError(
-            f"{path}: a profile in YAML needs PyYAML, which is not installed; install coldpress[compiler], or give a "
-            "device record in JSON, such as a build's device.json"
+            f"{path}: a profile in YAML needs PyYAML, which is not installed; pip install PyYAML, or give a device "
+            "record in JSON, such as a build's device.json"
         ) from error
     return load_yaml(path, DeviceProfile)
 

@@ -63,7 +63,7 @@ def test_without_the_compiler_its_commands_say_what_to_install(words: list[str],
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == (
-        f"error: coldpress {words[0]} needs {package}, which is not installed; pip install 'coldpress[compiler]'"
+        f"error: coldpress {words[0]} needs {package}, which is not installed; pip install '.[compiler]' in a checkout"
     )
 
 
@@ -145,7 +145,7 @@ def test_the_doctor_says_what_lacks_and_what_to_do(
     assert main(["doctor", "--folder", str(tmp_path), "--json"]) == 0
     found = {one["name"]: one for one in json.loads(capsys.readouterr().out)["findings"]}
     assert found["io_uring"]["state"] == found["hub"]["state"] == found["eval"]["state"] == "limited"
-    assert found["eval"]["remedy"] == "pip install 'coldpress[eval]'"
+    assert found["eval"]["remedy"] == "pip install '.[eval]' in a checkout"
     assert "HF_HUB_OFFLINE" in found["hub"]["found"]
     assert found["python"]["state"] == "ok"
     assert main(["doctor", "--folder", str(tmp_path)]) == 0

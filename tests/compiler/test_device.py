@@ -345,12 +345,12 @@ def test_measuring_needs_only_the_runtime(tmp_path: Path) -> None:
         assert (refused.returncode, refused.stdout) == (2, "")
         assert refused.stderr == (
             f"error: --output {tmp_path / 'host.yaml'}: a profile in YAML needs PyYAML, which is not installed; "
-            "install coldpress[compiler], or give a name that ends in .json\n"
+            "pip install PyYAML, or give a name that ends in .json\n"
         )
     refused = run("resolve", "pixel6", "--output", str(tmp_path / "device.json"))
     assert refused.returncode == 2
     assert refused.stderr == (
-        "error: coldpress device needs yaml, which is not installed; pip install 'coldpress[compiler]'\n"
+        "error: coldpress device needs yaml, which is not installed; pip install '.[compiler]' in a checkout\n"
     )
 
 

@@ -202,6 +202,18 @@ def test_what_auto_tried_is_a_line_for_each_method(folder: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(("ratio", "is_told"), [(1.09, True), (1.054, False)])
+def test_a_loss_beyond_what_auto_expected_is_told(folder: Path, ratio: float, is_told: bool) -> None:
+    """Beyond two standard errors: 1.054 may be 1.046."""
+    tried = (Tried(method="dense", format="int4_group32", token_s=1 / 40, density=1.0, ppl_ratio=1.046),)
+    text = changed(folder, tried=tried, ppl_artifact=23.912 * ratio, ppl_ratio_error=0.0047)
+    said = (
+        "more is lost      perplexity × 1.0900 ± 0.0047 on test text, where auto expected × 1.046; with max_ppl_ratio"
+    )
+    assert (said in text) == is_told
+    assert ("more is lost" in text) == is_told
+
+
 def test_each_of_several_plans_has_a_line(folder: Path) -> None:
     assert "plan 1gb" not in changed(folder)
     text = changed(folder, plans=(tiny_figures(plan="2gb", holds_everything=True), tiny_figures()))

@@ -233,4 +233,6 @@ def test_without_the_compiler_build_says_what_to_install():
         "except coldpress.ColdpressError as error:\n    print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "coldpress.build needs rich, which is not installed; pip install 'coldpress[compiler]'\n"
+    assert (
+        done.stdout == "coldpress.build needs rich, which is not installed; pip install '.[compiler]' in a checkout\n"
+    )
