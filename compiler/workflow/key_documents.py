@@ -74,9 +74,16 @@ def _option_rows() -> list[str]:
 
 
 def _property(key: ConfigKey) -> dict[str, Any]:
-    found = {"description": key.field.description} | ({"default": key.default} if key.default is not None else {})
+    description = key.field.description or ""
     if key.mark.plugins:
-        return found | {"description": f"{key.field.description}; {_plugin_words(key)}", "type": "string"}
+        description += f"; {_plugin_words(key)}"
+    found: dict[str, Any] = {"description": description}
+    if key.mark.default:  # it depends on other keys, so that no value is the default
+        found["description"] += f" (default: {key.mark.default.replace('`', '')})"
+    elif key.default is not None:
+        found["default"] = key.default
+    if key.mark.plugins:
+        return found | {"type": "string"}
     if key.names:
         return found | {"enum": list(key.names)}
     return found | (key.types[0] if len(key.types) == 1 else {"anyOf": key.types})
