@@ -1,86 +1,21 @@
-"""Renders a chat as text with a chat template, a stranger's jinja program: that of an artifact, or of a checkpoint.
+"""Renders a chat as text with the chat template that the artifact carries (runtime/text/template.py)."""
 
-It runs in jinja's sandbox, which blocks everything except the use of time and memory; so it also runs in a separate
-process with limits (runtime/text/limited.py). The template sees what transformers gives it: `messages`, the special
-tokens by name, `add_generation_prompt`, no `tools` and `documents`, and the functions `raise_exception` and
-`strftime_now`.
-"""
-
-import json
-import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from datetime import datetime
 from functools import partial
 from typing import Any
 
 from coldpress.runtime.artifact import strict_json
 from coldpress.runtime.artifact.errors import JsonError
 from coldpress.runtime.artifact.reader import Artifact
-from coldpress.runtime.text.limited import LimitedProcess, LimitError, serve
+from coldpress.runtime.text.limited import LimitError
+from coldpress.runtime.text.template import Rendering, Template, template_in
 from coldpress.schemas.errors import ArtifactError, ColdpressError, clipped
 
 TEMPLATE_FILE = "tokenizer/chat_template.jinja"
 SETTINGS_FILE = "tokenizer/tokenizer_config.json"
 MAX_TEMPLATE_BYTES = 1 << 20
-SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
-CPU_S = 5
-"""Processor seconds for a short chat."""
 Message = Mapping[str, str]
 """`role` and `content`, as in [{"role": "user", "content": "Hello"}]."""
-
-
-@dataclass(frozen=True)
-class Template:
-    """A chat template, and how it renders."""
-
-    text: str
-    tokens: Mapping[str, str]
-    """Special tokens by name."""
-    is_prompt: bool
-    """Whether the text ends where the assistant's next message begins."""
-    today: str | None = None
-    """A date, as 2024-07-26, that the template sees; then random numbers are fixed, too. None: the real ones."""
-
-
-def template_in(settings: Mapping[str, Any], file: str | None, **how: Any) -> Template | None:
-    """Returns the template of a tokenizer's settings, unless a file of its own holds it; None if there is none.
-
-    Args:
-        settings: The values of tokenizer_config.json. Of several templates the one named `default` is taken.
-        file: The text of chat_template.jinja; None without one.
-        how: Other fields of the template.
-    """
-    text = _default(settings.get("chat_template")) if file is None else file
-    texts = {name: _text_of(settings.get(name)) for name in SPECIAL_TOKENS}
-    tokens = {name: text for name, text in texts.items() if text is not None}
-    return Template(text, tokens, **how) if isinstance(text, str) else None
-
-
-class Rendering:
-    """Renders chats, one after another; its process starts with the first one."""
-
-    def __init__(self, template: Template) -> None:
-        """Takes a template."""
-        self._template = template
-        self._limited: LimitedProcess | None = None
-
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """Returns the text of a chat.
-
-        Raises:
-            LimitError: if the template reaches a limit.
-            ArtifactError: with its reason, if it fails or refuses the chat.
-        """
-        try:
-            if self._limited is None:
-                limited = LimitedProcess("coldpress.runtime.text.chat", CPU_S)
-                limited.ask(json.dumps(asdict(self._template)).encode())
-                self._limited = limited
-            return self._limited.ask(json.dumps([dict(message) for message in messages]).encode())
-        except LimitError:
-            self._limited = None  # the next chat starts another process
-            raise
 
 
 class ChatTemplate:
@@ -140,84 +75,3 @@ def _read(artifact: Artifact) -> Template | None:
     if TEMPLATE_FILE in names:
         file = artifact.read_bytes(TEMPLATE_FILE, MAX_TEMPLATE_BYTES).decode(errors="replace")
     return template_in(settings, file, is_prompt=True)
-
-
-def _default(found: Any) -> Any:
-    """Returns the template of tokenizer_config.json; of several named ones the one called `default`."""
-    if not strict_json.is_array(found):
-        return found
-    named = [entry for entry in found if strict_json.is_object(entry) and entry.get("name") == "default"]
-    return named[0].get("template") if named else None
-
-
-def _text_of(token: Any) -> str | None:
-    text = token.get("content") if strict_json.is_object(token) else token
-    return text if isinstance(text, str) else None
-
-
-# The other side
-
-
-class _Answers:
-    def __init__(self) -> None:
-        self._given: Template | None = None
-        self._compiled: Any = None
-
-    def answer(self, frame: bytes) -> Any:
-        try:
-            if self._given is None:
-                self._given = Template(**json.loads(frame))
-                self._compiled = compiled(self._given)
-                return None
-            if self._given.today is not None:
-                random.seed(0)
-            settings = {"messages": json.loads(frame), "add_generation_prompt": self._given.is_prompt}
-            return self._compiled.render(**settings, tools=None, documents=None, **self._given.tokens)
-        except MemoryError:
-            raise
-        except Exception as error:  # jinja's errors, or any that the template's expressions raise
-            raise ColdpressError(clipped(" ".join(f"{type(error).__name__}: {error}".split()))) from error
-
-
-def compiled(template: Template) -> Any:
-    """Compiles a template in jinja's sandbox, with the filters, functions and tags that transformers offers."""
-    import jinja2
-    from jinja2 import ext, nodes, parser, sandbox, utils
-
-    class Generation(ext.Extension):
-        """Writes what is between the tags `generation` and `endgeneration`, which mark text for training."""
-
-        tags = {"generation"}  # noqa: RUF012 - jinja declares it so
-
-        def parse(self, parser: parser.Parser) -> list[nodes.Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    class Namespace(utils.Namespace):
-        """Jinja's own, without names through which a template reaches the interpreter."""
-
-        def __setitem__(self, name: str, value: Any) -> None:
-            if name.startswith("_"):
-                refused(f"a namespace may not have the name {name!r}")
-            super().__setitem__(name, value)
-
-    def refused(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    def to_json(value: Any, ensure_ascii: bool = False, **settings: Any) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, **settings)  # jinja's own escapes characters of HTML
-
-    def strftime_now(form: str) -> str:
-        now = datetime.now() if template.today is None else datetime.fromisoformat(template.today)
-        return now.strftime(form)
-
-    environment: Any = sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
-    )
-    environment.filters["tojson"] = to_json
-    environment.globals |= {"raise_exception": refused, "strftime_now": strftime_now, "namespace": Namespace}
-    return environment.from_string(template.text)
-
-
-if __name__ == "__main__":
-    serve(_Answers().answer)

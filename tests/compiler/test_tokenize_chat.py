@@ -15,7 +15,7 @@ from coldpress.compiler.stages.tokenize import chat as _chat
 from coldpress.compiler.stages.tokenize.chat import ChatTemplate
 from coldpress.compiler.stages.tokenize.rows import Messages, RowReader
 from coldpress.compiler.stages.tokenize.text import read_corpus
-from coldpress.runtime.text import chat as runtime_chat
+from coldpress.runtime.text import template as runtime_template
 from coldpress.schemas.corpus import SPLITS
 from coldpress.schemas.errors import ColdpressError
 from tests.support.data import ROOT
@@ -102,7 +102,7 @@ def test_date_and_chance_change_no_text(tmp_path: Path) -> None:
     ],
 )
 def test_hostile_templates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, expected: str) -> None:
-    monkeypatch.setattr(runtime_chat, "CPU_S", 1)
+    monkeypatch.setattr(runtime_template, "CPU_S", 1)
     with pytest.raises(ColdpressError) as caught:
         rendered(checkpoint(tmp_path, template), CHAT)
     assert expected in str(caught.value)

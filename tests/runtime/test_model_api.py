@@ -14,7 +14,7 @@ import coldpress
 from coldpress.cli.main import main
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.quantities import parse_bytes
-from coldpress.runtime.text import chat
+from coldpress.runtime.text import template
 from coldpress.runtime.text.chat import ChatTemplate
 from tests.support.artifacts import change_manifest
 from tests.support.command_line import run, speaking_artifact
@@ -151,7 +151,7 @@ def test_a_template_that_reaches_for_the_interpreter_or_does_not_end(tmp_path, m
     with pytest.raises(coldpress.ColdpressError, match="a namespace may not have the name '__class__'"):
         model.chat(CHAT)
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-    monkeypatch.setattr(chat, "CPU_S", 1)
+    monkeypatch.setattr(template, "CPU_S", 1)
     model = coldpress.load(speaking_artifact(tmp_path / "b", template=endless).path)
     with pytest.raises(coldpress.ColdpressError, match="chat template took more than 1 s of processor time"):
         model.chat(CHAT)

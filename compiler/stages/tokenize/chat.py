@@ -1,7 +1,7 @@
 """Renders a corpus's chats as text with the checkpoint's chat template: an untrusted jinja program.
 
-The runtime renders them, in a process with limits (runtime/text/chat.py). Here the length of a text is limited as well.
-Date and random numbers, which some templates use, are fixed: the same chat gives the same text.
+The runtime renders them, in a process with limits (runtime/text/template.py). Here the length of a text is limited as
+well. Date and random numbers, which some templates use, are fixed: the same chat gives the same text.
 """
 
 import json
@@ -10,8 +10,8 @@ from typing import Any
 
 from coldpress.compiler.checkpoint.source_json import read_object
 from coldpress.compiler.checkpoint.source_tokenizer import CHAT_TEMPLATE, MAX_SETTINGS_BYTES, SETTINGS
-from coldpress.runtime.text.chat import Rendering, Template, template_in
 from coldpress.runtime.text.limited import LimitError
+from coldpress.runtime.text.template import Rendering, Template, template_in
 from coldpress.schemas.errors import ArtifactError, ColdpressError
 
 MAX_GROWTH = 16
