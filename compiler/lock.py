@@ -13,8 +13,8 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -28,12 +28,23 @@ TELLING_S = 1.0
 
 
 @contextmanager
-def build_lock(folder: Path) -> Iterator[None]:
-    """Holds the build lock of `folder` within the block.
+def build_locks(folders: Sequence[Path]) -> Iterator[None]:
+    """Holds the build lock of each folder within the block.
 
     Raises:
         ColdpressError: if another process holds it, or a job of an earlier build still runs.
     """
+    sign = _signature("build")
+    with ExitStack() as held:
+        for folder in folders:
+            held.enter_context(_build_lock(folder, sign))
+        os.environ[BUILD_VARIABLE] = sign
+        yield
+
+
+@contextmanager
+def _build_lock(folder: Path, sign: str) -> Iterator[None]:
+    """Holds the build lock of one folder within the block, and writes `sign` into it."""
     with _opened(folder / LOCK_FILE) as build, _opened(folder / JOBS_FILE) as jobs:
         if not _locked(build, fcntl.LOCK_EX):
             raise ColdpressError(
@@ -44,7 +55,7 @@ def build_lock(folder: Path) -> Iterator[None]:
                 f"a job of an earlier build of {folder.name} still runs{_holder(jobs)}; wait for it or end it"
             )
         build.truncate(0)
-        os.environ[BUILD_VARIABLE] = _sign(build, "build")
+        _write(build, sign)
         jobs.truncate(0)
         fcntl.flock(jobs, fcntl.LOCK_UN)
         yield
@@ -63,7 +74,7 @@ def job_lock(folder: Path, stage: str) -> Iterator[None]:
             current = build.read()
         if not _locked(jobs, fcntl.LOCK_SH) or os.environ.get(BUILD_VARIABLE, current) != current:
             raise ColdpressError(f"this job, {stage}, is of a build that has ended, and another one has begun since")
-        _sign(jobs, stage)
+        _write(jobs, _signature(stage))
         yield
 
 
@@ -90,13 +101,16 @@ def _locked(file: IO[str], kind: int) -> bool:
     return True
 
 
-def _sign(file: IO[str], what: str) -> str:
-    """Adds this process to the holders that the file names (also for other machines); returns the line."""
-    line = json.dumps([what, os.getpid(), socket.gethostname(), time.strftime("%Y-%m-%d %H:%M:%S")]) + "\n"
+def _signature(what: str) -> str:
+    """Returns the line that names this process as a holder, also to other machines."""
+    return json.dumps([what, os.getpid(), socket.gethostname(), time.strftime("%Y-%m-%d %H:%M:%S")]) + "\n"
+
+
+def _write(file: IO[str], line: str) -> None:
+    """Adds a line to the holders that the file names."""
     file.write(line)
     file.flush()
     os.fsync(file.fileno())
-    return line
 
 
 def _holder(file: IO[str]) -> str:

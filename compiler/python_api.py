@@ -4,7 +4,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from itertools import repeat
 from pathlib import Path
 
 from coldpress.compiler.quote import command
@@ -56,23 +55,7 @@ def build(
                 progress(last)
     if code or process.returncode:
         raise ColdpressError(last.removeprefix("error: ") or f"snakemake ended with code {process.returncode}")
-    return resolved.folder / resolved.target / f"{resolved.model.name}-{resolved.target}.coldpress"
-
-
-def built_to(stage: str, config: Mapping[str, str], cores: str) -> Path:
-    """Builds up to a stage, silently, and returns the folder of the model's records.
-
-    Raises:
-        ColdpressError: as `build`.
-    """
-    folder = settings.resolve(config).folder
-    with started(config, ["--cores", cores, "--until", stage]) as process:
-        assert process.stdout
-        said = process.stdout.read().splitlines()
-    if process.returncode:
-        *_, why = shorten(iter(said), repeat(0.0))
-        raise ColdpressError(why.removeprefix("error: "))
-    return folder
+    return resolved.artifact
 
 
 def started(config: Mapping[str, str], told: Sequence[str] = ()) -> subprocess.Popen[str]:

@@ -1,11 +1,11 @@
 rule allocate:
     input:
         model=DENSE,
-        corpus="tokenize.json",
-        activations="calibrate.json",
+        corpus=f"{MODEL}/tokenize.json",
+        activations=f"{MODEL}/calibrate.json",
         curves=CURVES,
         device=f"{DEVICE}/device.json",
-        arrays=arrays(DENSE, "tokenize.json", "calibrate.json", CURVES),
+        arrays=arrays(DENSE, f"{MODEL}/tokenize.json", f"{MODEL}/calibrate.json", CURVES),
     output:
         record=f"{DEVICE}/allocate.json",
         arrays=directory(f"{DEVICE}/allocate"),

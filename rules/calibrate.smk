@@ -1,16 +1,16 @@
 rule calibrate:
     input:
         model=DENSE,
-        corpus="tokenize.json",
-        shards=shards_in("", "calibrate"),
-        arrays=arrays(DENSE, "tokenize.json", shards_in("", "calibrate")),
+        corpus=f"{MODEL}/tokenize.json",
+        shards=shards_in(MODEL, "calibrate"),
+        arrays=arrays(DENSE, f"{MODEL}/tokenize.json", shards_in(MODEL, "calibrate")),
     output:
-        record="calibrate.json",
-        arrays=directory("calibrate"),
+        record=f"{MODEL}/calibrate.json",
+        arrays=directory(f"{MODEL}/calibrate"),
     log:
-        "logs/calibrate.log",
+        f"{MODEL}/logs/calibrate.log",
     benchmark:
-        "benchmarks/calibrate.tsv"
+        f"{MODEL}/benchmarks/calibrate.tsv"
     cache: CACHED
     threads: 8
     resources:
@@ -27,14 +27,14 @@ rule calibrate:
 use rule calibrate as calibrate_shard with:
     input:
         model=DENSE,
-        corpus="tokenize.json",
-        arrays=arrays(DENSE, "tokenize.json"),
+        corpus=f"{MODEL}/tokenize.json",
+        arrays=arrays(DENSE, f"{MODEL}/tokenize.json"),
     output:
-        record="calibrate-shards/{shard}.json",
-        arrays=directory("calibrate-shards/{shard}"),
+        record=f"{MODEL}/calibrate-shards/{{shard}}.json",
+        arrays=directory(f"{MODEL}/calibrate-shards/{{shard}}"),
     log:
-        "logs/calibrate/{shard}.log",
+        f"{MODEL}/logs/calibrate/{{shard}}.log",
     benchmark:
-        "benchmarks/calibrate/{shard}.tsv"
+        f"{MODEL}/benchmarks/calibrate/{{shard}}.tsv"
     params:
         settings=commands.shard(CONFIG, "calibrate"),

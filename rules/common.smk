@@ -1,4 +1,4 @@
-# Names and paths. compiler/workflow checks settings and contains all code beyond Snakemake's documented interface.
+# Names and paths of one build; paths are relative to the folder of all builds.
 # Params and shell commands, as they stand in the rules, are the key by which a cache finds a result. So no param names
 # a place of this machine: a path outside the build folder stands in the command, and Snakemake adds the file's content.
 
@@ -6,39 +6,35 @@ import json
 import os
 import sys
 
-# The compiler of this checkout, whether or not it is installed.
-sys.path.insert(0, workflow.basedir)
-
-from coldpress.compiler.workflow import around_snakemake, commands, download, inputs, resources, settings
+from coldpress.compiler.workflow import around_snakemake, commands, inputs, resources, settings
 from coldpress.compiler.workflow.around_snakemake import checked
 
-around_snakemake.start(workflow, settings.ROOT)
-CONFIG = checked(settings.resolve, config)
+CONFIG = config["build"]  # resolved in builds.smk
 FOLDER = CONFIG.folder
-checked(around_snakemake.work_in, workflow, FOLDER, CONFIG.target)
-
-DEVICE = CONFIG.target
-NAME = f"{CONFIG.model.name}-{CONFIG.target}"
+BUILDS = CONFIG.workdir
+MODEL = CONFIG.model.name
+DEVICE = f"{MODEL}/{CONFIG.target}"
+NAME = f"{MODEL}-{CONFIG.target}"
 CACHED = workflow.enable_cache  # with --cache, results of most rules are shared through Snakemake's cache
 # With --default-storage-provider, results of rules lie in an object store, and no file system is shared: what reads files
 # from outside, or the artifact, which never leaves this machine, runs where Snakemake runs.
-STORED = around_snakemake.stores(workflow, CONFIG.model.name)
+STORED = around_snakemake.stores(workflow)
 HERE = "true" if workflow.is_main_process else "false"  # where a job's own Snakemake reads this, it runs elsewhere
 # The model to calibrate: the checkpoint, or its relufied form.
-DENSE = "ingest.json" if CONFIG["relufy"] == "off" else "relufy.json"
+DENSE = f"{MODEL}/ingest.json" if CONFIG["relufy"] == "off" else f"{MODEL}/relufy.json"
 # The model to compile: the same one, or the distilled one.
 SOURCE = f"{DEVICE}/distill.json" if CONFIG["distill"] else DENSE
 CHUNKS = settings.chunks(CONFIG)
 # Optional records of a build.
 PREDICTORS = [f"{DEVICE}/size.json"] if settings.needs_predictors(CONFIG) else []
-CURVES = ["explore.json"] if CONFIG["method"] == "auto" else []
+CURVES = [f"{MODEL}/explore.json"] if CONFIG["method"] == "auto" else []
 GRAM = [f"{DEVICE}/gram.json"] if settings.needs_gram(CONFIG) else []
 # The plans: those whose routing is settled, or exact.
 PLANS = f"{DEVICE}/route.json" if settings.needs_routing(CONFIG) else f"{DEVICE}/plan.json"
 IMPORTANCE = [f"{DEVICE}/importance.json"] if CONFIG["imatrix"] else []
 EXPORT = [f"{DEVICE}/export.json"] if CONFIG["export"] else []
 # Files that this build, or an earlier one with another format, may have exported.
-EXPORTED = json.dumps([f"{FOLDER}/{DEVICE}/{name}" for name in ("export.json", *settings.exports(NAME))])
+EXPORTED = json.dumps([f"{BUILDS}/{DEVICE}/{name}" for name in ("export.json", *settings.exports(NAME))])
 
 
 wildcard_constraints:
@@ -76,7 +72,7 @@ def shards_in(folder, stage):
 
 
 # Records that refer to array files of other stages, too: they pass on what they were given.
-PASSED_ON = {f"{DEVICE}/recalibrate.json": ["calibrate.json"], f"{DEVICE}/size.json": per_chunk("predict")}
+PASSED_ON = {f"{DEVICE}/recalibrate.json": [f"{MODEL}/calibrate.json"], f"{DEVICE}/size.json": per_chunk("predict")}
 
 
 def arrays(*records):
@@ -86,23 +82,10 @@ def arrays(*records):
     return [owner.removesuffix(".json") for owner in dict.fromkeys(owners) if owner not in PREDICTORS]
 
 
-LAST_WORDS = around_snakemake.LastWords(workflow, FOLDER / DEVICE, FOLDER / DEVICE / f"{NAME}.coldpress")
-
-
-onstart:
-    LAST_WORDS.begin()
-    checked(
-        download.announce,
-        CONFIG,
-        inputs_of_rules(),
-        record_of("ingest"),
-        around_snakemake.threads_here(workflow),
-    )
-
-
-onsuccess:
-    LAST_WORDS.built()
-
-
-onerror:
-    LAST_WORDS.failed()
+TARGETS = [
+    f"{DEVICE}/preflight.json",
+    local(f"{DEVICE}/manifest.json"),
+    local(f"{DEVICE}/metrics.json"),
+    local(f"{DEVICE}/report.html"),
+    *local(EXPORT),
+]

@@ -1,16 +1,16 @@
 rule explore:
     input:
         model=DENSE,
-        corpus="tokenize.json",
-        activations="calibrate.json",
-        arrays=arrays(DENSE, "tokenize.json", "calibrate.json"),
+        corpus=f"{MODEL}/tokenize.json",
+        activations=f"{MODEL}/calibrate.json",
+        arrays=arrays(DENSE, f"{MODEL}/tokenize.json", f"{MODEL}/calibrate.json"),
     output:
-        record="explore.json",
-        arrays=directory("explore"),
+        record=f"{MODEL}/explore.json",
+        arrays=directory(f"{MODEL}/explore"),
     log:
-        "logs/explore.log",
+        f"{MODEL}/logs/explore.log",
     benchmark:
-        "benchmarks/explore.tsv"
+        f"{MODEL}/benchmarks/explore.tsv"
     cache: CACHED
     threads: 8
     resources:

@@ -5,8 +5,8 @@ IMATRIX_FILES = inputs.given_files(CONFIG, "imatrix")
 rule importance:
     input:
         local(inputs.declared(IMATRIX_FILES)),
-        model="ingest.json",
-        arrays=arrays("ingest.json"),
+        model=f"{MODEL}/ingest.json",
+        arrays=arrays(f"{MODEL}/ingest.json"),
     output:
         record=f"{DEVICE}/importance.json",
         arrays=directory(f"{DEVICE}/importance"),

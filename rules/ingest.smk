@@ -6,12 +6,12 @@ rule ingest:
     input:
         local(inputs.declared(CHECKPOINT_FILES)),
     output:
-        record="ingest.json",
-        arrays=directory("ingest"),
+        record=f"{MODEL}/ingest.json",
+        arrays=directory(f"{MODEL}/ingest"),
     log:
-        "logs/ingest.log",
+        f"{MODEL}/logs/ingest.log",
     benchmark:
-        "benchmarks/ingest.tsv"
+        f"{MODEL}/benchmarks/ingest.tsv"
     localrule: STORED
     threads: 1
     resources:

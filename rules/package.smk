@@ -4,7 +4,7 @@
 rule package:
     input:
         model=SOURCE,
-        corpus="tokenize.json",
+        corpus=f"{MODEL}/tokenize.json",
         sparsity=f"{DEVICE}/allocate.json",
         device=f"{DEVICE}/device.json",
         layout=f"{DEVICE}/layout.json",
@@ -16,7 +16,7 @@ rule package:
         curves=CURVES,
         arrays=arrays(
             SOURCE,
-            "tokenize.json",
+            f"{MODEL}/tokenize.json",
             f"{DEVICE}/allocate.json",
             per_chunk("order"),
             f"{DEVICE}/place.json",
@@ -41,4 +41,4 @@ rule package:
         settings=commands.settings(CONFIG, "package"),
         records=commands.records,
     shell:
-        commands.job("package", "--artifact {FOLDER:q}/{DEVICE:q}/package/artifact")
+        commands.job("package", "--artifact {BUILDS:q}/{DEVICE:q}/package/artifact")

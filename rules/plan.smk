@@ -8,14 +8,14 @@ rule plan:
         device=f"{DEVICE}/device.json",
         predictors=PREDICTORS,
         activations=f"{DEVICE}/recalibrate.json",
-        corpus="tokenize.json",
+        corpus=f"{MODEL}/tokenize.json",
         arrays=arrays(
             f"{DEVICE}/allocate.json",
             f"{DEVICE}/place.json",
             per_chunk("order"),
             PREDICTORS,
             f"{DEVICE}/recalibrate.json",
-            "tokenize.json",
+            f"{MODEL}/tokenize.json",
         ),
     output:
         record=f"{DEVICE}/plan.json",

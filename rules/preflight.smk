@@ -2,10 +2,10 @@
 # settings have changed). The job runs first because of its priority, and alone because it takes all cores.
 rule preflight:
     input:
-        model="ingest.json",
-        corpus="tokenize.json",
+        model=f"{MODEL}/ingest.json",
+        corpus=f"{MODEL}/tokenize.json",
         device=f"{DEVICE}/device.json",
-        arrays=arrays("ingest.json", "tokenize.json"),
+        arrays=arrays(f"{MODEL}/ingest.json", f"{MODEL}/tokenize.json"),
     output:
         record=f"{DEVICE}/preflight.json",
     log:

@@ -23,6 +23,6 @@ rule publish:
     shell:
         commands.job(
             "publish",
-            "--artifact {FOLDER:q}/{DEVICE:q}/{NAME:q}.coldpress --metrics {FOLDER:q}/{DEVICE:q}/metrics.json"
-            " --html {FOLDER:q}/{DEVICE:q}/report.html --exported {EXPORTED:q}",
+            "--artifact {BUILDS:q}/{DEVICE:q}/{NAME:q}.coldpress --metrics {BUILDS:q}/{DEVICE:q}/metrics.json"
+            " --html {BUILDS:q}/{DEVICE:q}/report.html --exported {EXPORTED:q}",
         )

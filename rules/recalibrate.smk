@@ -1,12 +1,16 @@
 rule recalibrate:
     input:
         model=SOURCE,
-        corpus="tokenize.json",
+        corpus=f"{MODEL}/tokenize.json",
         sparsity=f"{DEVICE}/allocate.json",
-        activations="calibrate.json",
+        activations=f"{MODEL}/calibrate.json",
         shards=shards_in(DEVICE, "recalibrate"),
         arrays=arrays(
-            SOURCE, "tokenize.json", f"{DEVICE}/allocate.json", "calibrate.json", shards_in(DEVICE, "recalibrate")
+            SOURCE,
+            f"{MODEL}/tokenize.json",
+            f"{DEVICE}/allocate.json",
+            f"{MODEL}/calibrate.json",
+            shards_in(DEVICE, "recalibrate"),
         ),
     output:
         record=f"{DEVICE}/recalibrate.json",
@@ -31,10 +35,10 @@ rule recalibrate:
 use rule recalibrate as recalibrate_shard with:
     input:
         model=SOURCE,
-        corpus="tokenize.json",
+        corpus=f"{MODEL}/tokenize.json",
         sparsity=f"{DEVICE}/allocate.json",
-        activations="calibrate.json",
-        arrays=arrays(SOURCE, "tokenize.json", f"{DEVICE}/allocate.json", "calibrate.json"),
+        activations=f"{MODEL}/calibrate.json",
+        arrays=arrays(SOURCE, f"{MODEL}/tokenize.json", f"{DEVICE}/allocate.json", f"{MODEL}/calibrate.json"),
     output:
         record=f"{DEVICE}/recalibrate-shards/{{shard}}.json",
         arrays=directory(f"{DEVICE}/recalibrate-shards/{{shard}}"),

@@ -1,15 +1,15 @@
 rule relufy:
     input:
-        model="ingest.json",
-        corpus="tokenize.json",
-        arrays=arrays("ingest.json", "tokenize.json"),
+        model=f"{MODEL}/ingest.json",
+        corpus=f"{MODEL}/tokenize.json",
+        arrays=arrays(f"{MODEL}/ingest.json", f"{MODEL}/tokenize.json"),
     output:
-        record="relufy.json",
-        arrays=directory("relufy"),
+        record=f"{MODEL}/relufy.json",
+        arrays=directory(f"{MODEL}/relufy"),
     log:
-        "logs/relufy.log",
+        f"{MODEL}/logs/relufy.log",
     benchmark:
-        "benchmarks/relufy.tsv"
+        f"{MODEL}/benchmarks/relufy.tsv"
     cache: CACHED
     threads: 8
     resources:

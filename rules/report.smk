@@ -5,7 +5,7 @@ rule report:
     input:
         local(inputs.declared(LLAMA_BENCH_FILES)),
         model=SOURCE,
-        corpus="tokenize.json",
+        corpus=f"{MODEL}/tokenize.json",
         device=f"{DEVICE}/device.json",
         activations=f"{DEVICE}/recalibrate.json",
         sparsity=f"{DEVICE}/allocate.json",

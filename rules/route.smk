@@ -7,8 +7,10 @@ rule route:
         order=per_chunk("order"),
         placement=f"{DEVICE}/place.json",
         device=f"{DEVICE}/device.json",
-        corpus="tokenize.json",
-        arrays=arrays(SOURCE, f"{DEVICE}/allocate.json", per_chunk("order"), f"{DEVICE}/place.json", "tokenize.json"),
+        corpus=f"{MODEL}/tokenize.json",
+        arrays=arrays(
+            SOURCE, f"{DEVICE}/allocate.json", per_chunk("order"), f"{DEVICE}/place.json", f"{MODEL}/tokenize.json"
+        ),
     output:
         record=f"{DEVICE}/route.json",
     log:

@@ -1,10 +1,10 @@
 rule size:
     input:
         model=SOURCE,
-        corpus="tokenize.json",
+        corpus=f"{MODEL}/tokenize.json",
         sparsity=f"{DEVICE}/allocate.json",
         ladders=per_chunk("predict"),
-        arrays=arrays(SOURCE, "tokenize.json", f"{DEVICE}/allocate.json", per_chunk("predict")),
+        arrays=arrays(SOURCE, f"{MODEL}/tokenize.json", f"{DEVICE}/allocate.json", per_chunk("predict")),
     output:
         record=f"{DEVICE}/size.json",
     log:

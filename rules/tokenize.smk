@@ -4,15 +4,15 @@ CORPUS_FILES = checked(inputs.corpus_files, CONFIG)
 rule tokenize:
     input:
         local(inputs.declared(CORPUS_FILES)),
-        model="ingest.json",
-        arrays=arrays("ingest.json"),
+        model=f"{MODEL}/ingest.json",
+        arrays=arrays(f"{MODEL}/ingest.json"),
     output:
-        record="tokenize.json",
-        arrays=directory("tokenize"),
+        record=f"{MODEL}/tokenize.json",
+        arrays=directory(f"{MODEL}/tokenize"),
     log:
-        "logs/tokenize.log",
+        f"{MODEL}/logs/tokenize.log",
     benchmark:
-        "benchmarks/tokenize.tsv"
+        f"{MODEL}/benchmarks/tokenize.tsv"
     cache: CACHED
     localrule: STORED
     threads: 1

@@ -3,10 +3,10 @@ rule verify:
     input:
         local(f"{DEVICE}/package/manifest.json"),
         model=SOURCE,
-        original="ingest.json",
-        corpus="tokenize.json",
+        original=f"{MODEL}/ingest.json",
+        corpus=f"{MODEL}/tokenize.json",
         package=local(f"{DEVICE}/package.json"),
-        arrays=arrays(SOURCE, "ingest.json", "tokenize.json"),
+        arrays=arrays(SOURCE, f"{MODEL}/ingest.json", f"{MODEL}/tokenize.json"),
     output:
         record=local(f"{DEVICE}/verify.json"),
     log:

@@ -85,39 +85,54 @@ def run(arguments: argparse.Namespace) -> int:
         if name.startswith(KEY) and value is not None
     }
     config |= options_of(arguments.more)
-    if arguments.matrix is not None:
-        return _run_matrix(arguments, config)
-    if arguments.model is None:
-        raise ColdpressError("no model was given; name one, or a file of builds with --matrix")
-    config = {"model": arguments.model} | config
     told = ["--cores", arguments.cores, *(["--dry-run"] if arguments.dry_run else [])]
     told += ["--workflow-profile", arguments.profile] if arguments.profile else []
-    with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
-        code = followed(config, told)
-    if arguments.json:
-        print(json.dumps({"exit_code": code, **({} if code or arguments.dry_run else built(config))}))
-    return code
+    if arguments.matrix is not None:
+        return _run_matrix(arguments, config, told)
+    if arguments.model is None:
+        raise ColdpressError("no model was given; name one, or a file of builds with --matrix")
+    return _shown({"model": arguments.model} | config, told, arguments)
 
 
-def _run_matrix(arguments: argparse.Namespace, config: Mapping[str, str]) -> int:
+def _run_matrix(arguments: argparse.Namespace, config: Mapping[str, str], told: Sequence[str]) -> int:
     """Builds a matrix; returns its exit code."""
-    if arguments.model is not None or config or arguments.dry_run:
-        given = arguments.model or next((f"--{_flag(key)}" for key in config), "--dry-run")
+    if arguments.model is not None or config:
+        given = arguments.model or next(f"--{_flag(key)}" for key in config)
         raise ColdpressError(
             f"'{given}' was given with --matrix, whose file names models and keys; leave one of them out"
         )
     if arguments.accept and arguments.accepted is None:
         raise ColdpressError("--accept writes a file; name it with --accepted")
+    if arguments.dry_run:
+        return _shown({"matrix": str(arguments.matrix)}, told, arguments)
     from coldpress.cli.matrix import run as matrix
 
-    def tell(line: str) -> None:
-        print(line, file=sys.stderr if arguments.json else sys.stdout, flush=True)
-
-    shared = (arguments.matrix, arguments.output, arguments.accepted, arguments.cores)
-    code, results = matrix.run(*shared, accept=arguments.accept, update_lock=arguments.update_lock, tell=tell)
+    shared = (arguments.matrix, arguments.output, arguments.accepted, told)
+    with _beside_json(arguments):
+        code, results = matrix.run(
+            *shared,
+            accept=arguments.accept,
+            update_lock=arguments.update_lock,
+            tell=lambda line: print(line, flush=True),
+        )
     if arguments.json:
         print(json.dumps({"exit_code": code, **results.model_dump(mode="json")}))
     return code
+
+
+def _shown(config: Mapping[str, str], told: Sequence[str], arguments: argparse.Namespace) -> int:
+    """Runs snakemake and shows its progress; returns its exit code."""
+    with _beside_json(arguments):
+        code = followed(config, told)
+    if arguments.json:
+        is_built = not code and not arguments.dry_run
+        print(json.dumps({"exit_code": code, **(built(config) if is_built else {})}))
+    return code
+
+
+def _beside_json(arguments: argparse.Namespace) -> contextlib.AbstractContextManager[object]:
+    """Redirects progress to standard error where standard output is for one JSON object."""
+    return contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext()
 
 
 def followed(config: Mapping[str, str], told: Sequence[str]) -> int:
@@ -159,12 +174,11 @@ def built(config: Mapping[str, str]) -> dict[str, Any]:
     from coldpress.schemas.metrics import Metrics
 
     resolved = resolve(config)
-    folder = resolved.folder / resolved.target
-    metrics = load_record(folder / "metrics.json", Metrics)
+    metrics = load_record(resolved.target_folder / "metrics.json", Metrics)
     return {
-        "artifact": _here(folder / f"{resolved.model.name}-{resolved.target}.coldpress"),
+        "artifact": _here(resolved.artifact),
         "manifest_sha256": metrics.artifact_sha256,
-        "report": _here(folder / "report.html"),
+        "report": _here(resolved.target_folder / "report.html"),
         "metrics": metrics.model_dump(mode="json"),
     }
 

@@ -1,8 +1,8 @@
 """Does what the workflow needs of Snakemake beyond its documented interface; tests hold it to the pinned version.
 
-Rules alone cannot do some things. Snakemake works in the folder of the model's builds, wherever it is called from, so
-that its metadata lies beside the results. A lock is held from before it plans until it ends. A folder with results but
-without metadata is refused. When a build fails, the sentence of the failed job comes last.
+Rules alone cannot do some things. Snakemake works in the folder of all builds, wherever it is called from, so that its
+metadata lies beside the results. Each model's lock is held from before it plans until it ends. Results without metadata
+are refused. When builds fail, the sentences of the failed jobs come last.
 
 Beyond the documented interface, `workflow` is used for this:
 
@@ -15,15 +15,14 @@ Beyond the documented interface, `workflow` is used for this:
 - `enable_cache` says whether --cache was given: without it, `cache: True` would print a warning for each rule.
 - `rule._benchmark` is emptied where a cache may have the result: Snakemake refuses a rule with both directives, and no
   directive can be left out by a condition.
-- `storage_settings` has the object store and the folder in it; a main process gives each model a folder of its own.
+- `storage_settings` has the object store and the folder in it.
 - `storage_registry` asks that store whether results are there that another folder made, and for single records; a
   failed job's log is fetched by its `storage_object`.
 - The S3 plug-in (0.3.6) keeps its first answer to whether an object is a folder, so that one which a job on another
   machine makes afterwards stays missing; `is_dir` is replaced by a function that asks each time.
+- `Job.format_wildcards` is wrapped: it prints the command of a module's rule with the main file's variables.
 - `workdir` is the function of that directive: the directive would end in a traceback where a folder cannot be made.
-- `dag.needrun_jobs()`: the logs of the jobs that did not finish; `onerror` is told only Snakemake's own log.
-
-What `compiler/workflow/ending.py` listens to is listed there.
+What `compiler/workflow/ending.py` takes and listens to is listed there.
 """
 
 import functools
@@ -31,19 +30,20 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from snakemake.jobs import Job
+
 from coldpress.compiler.device import host
-from coldpress.compiler.lock import build_lock
+from coldpress.compiler.lock import build_locks
 from coldpress.compiler.needs import Inputs
 from coldpress.compiler.pipeline import STAGES
 from coldpress.compiler.workflow.commands import named_records
-from coldpress.compiler.workflow.ending import Ending
-from coldpress.compiler.workflow.last_words import Mark, last_words, marks
 from coldpress.compiler.workflow.running import FOLDER
+from coldpress.compiler.workflow.settings import BuildConfig
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.manifest import MANIFEST_FILE
 
@@ -57,6 +57,7 @@ S3 = "s3"
 ASKED_AGAIN_S = 10
 """Seconds after which an object store is asked again for a record."""
 T = TypeVar("T")
+_FORMAT_WILDCARDS = Job.format_wildcards
 
 
 def checked(function: Callable[..., T], *arguments: Any) -> T:
@@ -83,6 +84,13 @@ def start(workflow: Any, root: Path) -> None:
     if not workflow.is_main_process:
         os.chdir(os.environ.get(CALLED_FROM, os.curdir))
     os.environ[CALLED_FROM] = os.getcwd()
+    Job.format_wildcards = _format_wildcards  # type: ignore[method-assign]
+
+
+def _format_wildcards(job: Any, string: str, **variables: Any) -> str:
+    """Formats a rule's command with the constants of its module, as Snakemake does where it runs it."""
+    constants = {name: value for name, value in job.rule.module_globals.items() if name.isupper()}
+    return _FORMAT_WILDCARDS(job, string, **constants | variables)
 
 
 def threads_here(workflow: Any) -> int | None:
@@ -90,29 +98,27 @@ def threads_here(workflow: Any) -> int | None:
     return workflow.cores if workflow.executor_plugin.common_settings.local_exec else None
 
 
-def work_in(workflow: Any, folder: Path, target: str) -> None:
-    """Makes the folder of the model's builds the working directory, in spite of --directory; holds its lock during the
-    whole run of Snakemake, and limits jobs that run here at the same time to the memory of this machine.
+def work_in(workflow: Any, builds: Sequence[BuildConfig]) -> None:
+    """Makes the folder of all builds the working directory, in spite of --directory; holds the locks of their models
+    during the whole run of Snakemake, and limits jobs that run here at the same time to the memory of this machine.
 
     Args:
         workflow: Snakemake's workflow object.
-        folder: Folder of the model's builds.
-        target: Device and label of this build.
+        builds: The builds of this run; all have one working directory.
 
     Raises:
-        ColdpressError: if the folder cannot be made, or Snakemake has no metadata for the results in it.
+        ColdpressError: if a folder cannot be made, or nothing is known of the results in it.
     """
+    folder = builds[0].workdir
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for link in (folder / target / MANIFEST_FILE, folder / target / "package" / MANIFEST_FILE):
-            if link.is_symlink() and not link.exists():  # the artifact was deleted; a dangling link crashes Snakemake
-                link.unlink()
-        has_results = any(folder.glob("*.json")) or any(folder.glob("*/*.json"))
-        if workflow.is_main_process and has_results and not (folder / OWN_FOLDER).exists():
-            raise ColdpressError(
-                f"nothing says what made the results in {folder}: {OWN_FOLDER} is missing there; copy it from where "
-                "they were made, or remove the folder to make all of them again"
-            )
+        for build in builds:
+            build.folder.mkdir(parents=True, exist_ok=True)
+            _prepare(build)
+            if workflow.is_main_process and _is_unknown(build.folder):
+                raise ColdpressError(
+                    f"nothing says what made the results in {build.folder}: {_known(build.folder)} is missing; copy "
+                    f"{folder / OWN_FOLDER} from where they were made, or remove the folder to make all of them again"
+                )
         workflow.workdir(folder)  # with --directory it does nothing
         os.chdir(folder)
         if workflow.is_main_process:
@@ -120,12 +126,31 @@ def work_in(workflow: Any, folder: Path, target: str) -> None:
     except OSError as error:
         raise ColdpressError(f"cannot build in {folder}: {error.strerror}; name another build_dir") from error
     if workflow.is_main_process:
-        workflow.execute = _limited(workflow, folder, workflow.execute)
+        workflow.execute = _limited(workflow, sorted({build.folder for build in builds}), workflow.execute)
 
 
-def _limited(workflow: Any, folder: Path, execute: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps Snakemake's run, which plans and executes, in the lock of the build, which a dry run does not need, and in
-    the limit on memory, which a cluster has of its own."""
+def _prepare(build: BuildConfig) -> None:
+    """Removes links to an artifact that was deleted: a dangling link crashes Snakemake."""
+    target = build.folder / build.target
+    for link in (target / MANIFEST_FILE, target / "package" / MANIFEST_FILE):
+        if link.is_symlink() and not link.exists():
+            link.unlink()
+
+
+def _known(folder: Path) -> Path:
+    """Returns the file that says that Snakemake's metadata has the results of a model's builds."""
+    return folder.parent / OWN_FOLDER / "models" / folder.name
+
+
+def _is_unknown(folder: Path) -> bool:
+    """Returns whether a model's folder has results that this working directory's Snakemake did not make."""
+    has_results = any(folder.glob("*.json")) or any(folder.glob("*/*.json"))
+    return has_results and not _known(folder).exists()
+
+
+def _limited(workflow: Any, folders: Sequence[Path], execute: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps Snakemake's run, which plans and executes, in the locks of the models, which a dry run does not need, and
+    in the limit on memory, which a cluster has of its own."""
 
     def run(*, executor_plugin: Any, **others: Any) -> Any:
         settings = executor_plugin.common_settings
@@ -133,22 +158,25 @@ def _limited(workflow: Any, folder: Path, execute: Callable[..., Any]) -> Callab
             workflow.register_resource("mem_mb", host.free_dram_bytes() // 10**6)
         with ExitStack() as held:
             if not settings.dryrun_exec:
-                checked(held.enter_context, build_lock(folder))
-                checked(_claim, workflow, folder)
+                checked(held.enter_context, build_locks(folders))
+                for folder in folders:
+                    checked(_claim, workflow, folder)
             return execute(executor_plugin=executor_plugin, **others)
 
     return run
 
 
 def _claim(workflow: Any, folder: Path) -> None:
-    """Notes in the build folder that it makes the results in an object store, if there is one.
+    """Notes that this run makes the results of a model: here, and in the object store, if there is one.
 
     Raises:
         ColdpressError: if another folder has made results there: what is known of them, and the lock, are in that one.
     """
-    prefix, provider = workflow.storage_settings.default_storage_prefix, workflow.storage_registry
+    _known(folder).parent.mkdir(parents=True, exist_ok=True)
+    _known(folder).touch()
     if workflow.storage_settings.default_storage_provider is None:
         return
+    prefix, provider = f"{workflow.storage_settings.default_storage_prefix}/{folder.name}", workflow.storage_registry
     noted = folder / STORES
     known = noted.read_text(encoding="utf-8").splitlines() if noted.exists() else []
     if prefix in known:
@@ -165,13 +193,12 @@ def _claim(workflow: Any, folder: Path) -> None:
     noted.write_text("\n".join((*known, prefix, "")), encoding="utf-8")
 
 
-def stores(workflow: Any, model: str) -> bool:
-    """Returns whether results lie in an object store; the model's have a folder of their own there, as on a disk."""
+def stores(workflow: Any) -> bool:
+    """Returns whether results lie in an object store."""
     settings = workflow.storage_settings
     if settings is None or settings.default_storage_provider is None:
         return False
-    if workflow.is_main_process:  # a job is told the folder
-        settings.default_storage_prefix = f"{(settings.default_storage_prefix or '').rstrip('/')}/{model}"
+    settings.default_storage_prefix = (settings.default_storage_prefix or "").rstrip("/")
     if settings.default_storage_provider == S3:
         importlib.import_module(f"snakemake_storage_plugin_{S3}").StorageObject.is_dir = _is_folder
     return True
@@ -188,9 +215,15 @@ def record_here(workflow: Any, folder: Path, stage: str) -> Path:
     settings, file = workflow.storage_settings, f"{stage}.json"
     if settings is None or settings.default_storage_provider is None:
         return folder / file
-    path, provider = folder / OWN_FOLDER / "records" / file, workflow.storage_registry.default_storage_provider
+    path = folder.parent / OWN_FOLDER / "records" / folder.name / file
+    provider = workflow.storage_registry.default_storage_provider
     with suppress(FileNotFoundError):
-        _fetch(provider, f"{settings.default_storage_prefix}/{file}", path, int(time.monotonic() / ASKED_AGAIN_S))
+        _fetch(
+            provider,
+            f"{settings.default_storage_prefix}/{folder.name}/{file}",
+            path,
+            int(time.monotonic() / ASKED_AGAIN_S),
+        )
     return path
 
 
@@ -240,55 +273,3 @@ def _writer(file: str) -> str | None:
     """Returns the stage that writes a record; None for shards, which their own stage joins."""
     path = Path(file)
     return next((name for name in (path.stem, path.parent.name) if name in (*STAGES, "device")), None)
-
-
-class LastWords:
-    """Prints the last lines of a build: its summary, or why it failed."""
-
-    def __init__(self, workflow: Any, folder: Path, artifact: Path) -> None:
-        """Starts listening to Snakemake.
-
-        Args:
-            workflow: Snakemake's workflow object.
-            folder: Build folder of a device.
-            artifact: Final name of the artifact.
-        """
-        self._workflow, self._folder, self._artifact = workflow, folder, artifact
-        self._before: dict[Path, Mark] = {}
-        self._published = _time_of(folder / "publish.json") if artifact.exists() else None
-        self._ending = Ending(workflow, folder, Path(os.environ[CALLED_FROM]), checked)
-
-    def begin(self) -> None:
-        """Marks the logs before jobs start."""
-        self._before = marks(self._logs())
-
-    def built(self) -> None:
-        """Arranges for the summary after all jobs are done."""
-        self._ending.built()
-
-    def failed(self) -> None:
-        """Ends the process with the sentence of the job that failed."""
-        if self._published is not None and _time_of(self._folder / "publish.json") == self._published:
-            shown = os.path.relpath(self._artifact, os.environ[CALLED_FROM])
-            print(f"note: {shown} is of an earlier build and was left as it is, with its report", file=sys.stderr)
-        self._fetch_logs()
-        sentence, code = last_words(self._logs(), self._before)
-        print(sentence, file=sys.stderr, flush=True)
-        sys.exit(code)
-
-    def _fetch_logs(self) -> None:
-        """Fetches the logs of jobs that ran elsewhere and sent them to an object store."""
-        for job in self._workflow.dag.needrun_jobs():
-            for path in job.log:
-                if path.is_storage and not Path(path).exists() and path.storage_object.exists():
-                    Path(path).parent.mkdir(parents=True, exist_ok=True)
-                    path.storage_object.retrieve_object()
-
-    def _logs(self) -> Mapping[Path, str]:
-        """Returns log -> rule for the unfinished jobs."""
-        jobs = self._workflow.dag.needrun_jobs()
-        return {Path(path).absolute(): job.rule.name for job in jobs for path in job.log}
-
-
-def _time_of(path: Path) -> int | None:
-    return path.stat().st_mtime_ns if path.exists() else None

@@ -21,7 +21,7 @@ def declared(names: list[str]) -> list[str]:
 
 def stamps(config: BuildConfig, names: list[str]) -> list[tuple[str, int, int]]:
     """Returns (name, bytes, time in ns) of all other files, for a rule's params."""
-    others = {name: (config.folder / name).stat() for name in sorted(set(names) - set(declared(names)))}
+    others = {name: (config.workdir / name).stat() for name in sorted(set(names) - set(declared(names)))}
     return [(name, status.st_size, status.st_mtime_ns) for name, status in others.items()]
 
 
@@ -34,7 +34,7 @@ def checkpoint_files(config: BuildConfig) -> list[str]:
 
 def corpus_files(config: BuildConfig) -> list[str]:
     """Returns the files of a corpus that is a file or a folder; none for a corpus with a name."""
-    path = Path(os.path.normpath(config.folder / config["corpus"]))
+    path = Path(os.path.normpath(config.workdir / config["corpus"]))
     return [config.near(file) for file in files.corpus_files(path)]
 
 
@@ -52,8 +52,8 @@ def corpus(config: BuildConfig, names: list[str]) -> list[tuple[str, int, str]] 
     if not names:
         given = config["corpus"]
         return [given, platform.python_version()] if given == PYDOC else [given]
-    paths = [Path(os.path.normpath(config.folder / name)) for name in names]
-    top = os.path.dirname(os.path.normpath(config.folder / config["corpus"]))
+    paths = [Path(os.path.normpath(config.workdir / name)) for name in names]
+    top = os.path.dirname(os.path.normpath(config.workdir / config["corpus"]))
     sizes = Counter(path.stat().st_size for path in paths)
     return [
         (os.path.relpath(path, top), size, sha256_of(path) if sizes[size] > 1 else "")

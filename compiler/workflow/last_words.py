@@ -7,7 +7,8 @@ here or on a cluster, whatever snakemake was told to print, and returns the last
 from collections.abc import Mapping
 from pathlib import Path
 
-REFUSAL = "error: "
+REFUSAL, NOTE = "error: ", "note: "
+NOT_BUILT = " was not built: "
 REFUSED, FAILED = 2, 1
 """Exit codes: bad input, which one sentence explains; anything else."""
 NO_SENTENCE, NO_JOB = "ended without a sentence of its own", "no job began"
@@ -43,6 +44,17 @@ def last_words(logs: Mapping[Path, str], before: Mapping[Path, Mark]) -> tuple[s
         return f"{REFUSAL}{NO_JOB}, or none could write its log; snakemake's own output says why", FAILED
     log = written[0]
     return f"{REFUSAL}{logs[log]} {NO_SENTENCE}: it was killed, or there is a bug; its log is {log}", FAILED
+
+
+def not_built(name: str, why: str) -> str:
+    """Returns the line for one of several builds, which failed."""
+    return f"{NOTE}{name}{NOT_BUILT}{why.removeprefix(REFUSAL)}"
+
+
+def why_not_built(line: str) -> tuple[str, str] | None:
+    """Returns name and reason from such a line; None for any other."""
+    name, is_one, why = line.removeprefix(NOTE).rstrip("\n").partition(NOT_BUILT)
+    return (name, why) if is_one and line.startswith(NOTE) else None
 
 
 def exit_code(line: str) -> int:

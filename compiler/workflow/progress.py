@@ -14,14 +14,13 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 
-from coldpress.compiler.workflow.last_words import FAILED, REFUSAL, exit_code
+from coldpress.compiler.workflow.last_words import FAILED, NOTE, REFUSAL, exit_code
 from coldpress.compiler.workflow.running import BROKEN, FINISHED, JOB_ID, Running
 
 CHUNK = re.compile(r"\s+wildcards: chunk=(\d+)-(\d+)")
 STEPS = re.compile(r"(\d+) of (\d+) steps \(\d+%\) done")
 TROUBLE = re.compile(r"(\w*Error\b|error:|Error in rule|MissingInput|Exiting because|\w*Exception\b)")
 UP_TO_DATE, DRY_RUN = "Nothing to be done", "This was a dry-run"
-NOTE = "note: "
 LAST_OF_SNAKEMAKE = re.compile(r"(Complete log\(s\): |Elapsed time: )")
 """Snakemake's lines between the last step and the summary (compiler/workflow/ending.py)."""
 

@@ -8,11 +8,11 @@ from coldpress.compiler.workflow.last_words import last_line
 
 FOLDER = "Building in "
 """Begins the line that says where logs lie (compiler/workflow/around_snakemake.py)."""
-RULE = re.compile(r"(?:local)?rule (\w+):")
+RULE = re.compile(r"(?:local)?rule (\S+):$")
 LOG = re.compile(r"\s+log: (.+?)(?: \(|$)")
 JOB_ID = re.compile(r"\s+jobid: (\d+)")
-FINISHED = re.compile(r"Finished jobid: (\d+) \(Rule: (\w+)\)")
-BROKEN = re.compile(r"Error in rule (\w+)")
+FINISHED = re.compile(r"Finished jobid: (\d+) \(Rule: (\S+)\)")
+BROKEN = re.compile(r"Error in rule (\S+):")
 
 
 @dataclass(frozen=True)

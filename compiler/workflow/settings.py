@@ -112,7 +112,7 @@ class BuildConfig:
     device_file: Path
     """The file that `device` was read from."""
     folder: Path
-    """Folder of all builds of the model, absolute, without links: Snakemake's working directory, with its metadata."""
+    """Folder of all builds of the model, absolute, without links."""
     values: Mapping[str, Any]
     """Value of every key but plug-ins' options; None where the stage decides itself."""
     options: Mapping[str, Mapping[str, Any]]
@@ -126,10 +126,25 @@ class BuildConfig:
         """The name of build folder and artifact: the device, and the label after a plus, which no device's name has."""
         return self.device.name if self["label"] is None else f"{self.device.name}+{self['label']}"
 
+    @property
+    def target_folder(self) -> Path:
+        """The folder of this build, inside that of its model."""
+        return self.folder / self.target
+
+    @property
+    def artifact(self) -> Path:
+        """The folder of the finished artifact."""
+        return self.target_folder / f"{self.model.name}-{self.target}.coldpress"
+
+    @property
+    def workdir(self) -> Path:
+        """The folder of all models' builds, build_dir: Snakemake's working directory, with its metadata."""
+        return self.folder.parent
+
     def near(self, path: Path | str) -> str:
-        """Returns an absolute path (no links to folders) relative to the build folder, as the rules name it: the text
-        does not depend on where Snakemake is called, and moving the whole tree rebuilds nothing."""
-        return os.path.relpath(path, self.folder)
+        """Returns an absolute path (no links to folders) relative to the working directory, as the rules name it: the
+        text does not depend on where Snakemake is called, and moving the whole tree rebuilds nothing."""
+        return os.path.relpath(path, self.workdir)
 
     @property
     def checkpoint(self) -> str:
@@ -218,11 +233,11 @@ def resolve(raw: Mapping[str, Any]) -> BuildConfig:
     families_for(values["method"], read_options["coldpress.runtime.sparsity"], _smallest(reference))
     folder = Path(values["build_dir"]).resolve() / reference.name
     if values["corpus"] != PYDOC and (corpus := Path(values["corpus"]).expanduser()).exists():
-        values["corpus"] = os.path.relpath(corpus.resolve(), folder)
+        values["corpus"] = os.path.relpath(corpus.resolve(), folder.parent)
     files = {key: _file(key, values[key], writer) for key, writer in FILES.items() if values[key]}
     if "llama_bench" in files:
         llama_cpp_runs(files["llama_bench"])  # a bad file is refused now, and not after the long stages
-    values |= {key: os.path.relpath(file, folder) for key, file in files.items()}
+    values |= {key: os.path.relpath(file, folder.parent) for key, file in files.items()}
     found = BuildConfig(
         model=reference,
         device=device,
@@ -231,7 +246,7 @@ def resolve(raw: Mapping[str, Any]) -> BuildConfig:
         values=MappingProxyType(values),
         options=MappingProxyType(read_options),
     )
-    check_artifact_name(f"{reference.name}-{found.target}.coldpress")
+    check_artifact_name(found.artifact.name)
     return found
 
 

@@ -9,7 +9,7 @@ import math
 import os
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from coldpress.compiler.block_statistics import with_error
@@ -58,6 +58,20 @@ def show(folder: Path) -> str:
         f"{textwrap.fill(headline(metrics, metrics.device), WIDTH)}\n\n{_written(metrics.sample)}"
         f"{_table(places)}\n\n{_table(rows(metrics))}\n\n  run it\n"
         f"  {run_command(_runtime(), str(artifact), metrics.sample)}"
+    )
+
+
+def show_all(folders: Mapping[str, Path]) -> str:
+    """Returns what each of several builds is worth, by name; each has a report with the rest.
+
+    Raises:
+        ColdpressError: if a record is missing.
+    """
+    found = {name: load_record(folder / "metrics.json", Metrics) for name, folder in folders.items()}
+    return "\n\n".join(
+        f"{name}\n{_indented(textwrap.fill(headline(metrics, metrics.device), WIDTH))}\n"
+        f"    {_shown(folders[name] / 'report.html')}"
+        for name, metrics in found.items()
     )
 
 

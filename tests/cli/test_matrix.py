@@ -9,9 +9,9 @@ import pytest
 
 from coldpress.cli.main import main
 from coldpress.cli.matrix import gate
-from coldpress.cli.matrix.cells import cells, read_matrix
 from coldpress.cli.matrix.locking import lock_file, read_lock
 from coldpress.cli.matrix.results import BuildResult, MatrixResults, junit
+from coldpress.compiler.workflow.matrix import cells, read_matrix
 from coldpress.schemas.errors import ColdpressError
 from tests.support.models import write_corpus, write_model
 
@@ -174,11 +174,11 @@ keys:
     told = ["build", "--matrix", str(path), "--accepted", "accepted.json", "--cores", "2"]
     assert main([*told, "--accept"]) == 0
     first = capfd.readouterr().out
-    assert first.count(" calibrate ") == 1, "the second device shares it"
-    assert first.count(" package ") == 2
+    assert first.count("tiny.calibrate ") == 1, "the second device shares it"
+    assert first.count(".package ") == 2
     assert main(told) == 0
     second = capfd.readouterr().out
-    assert " calibrate " not in second
+    assert ".calibrate " not in second
     assert "All builds are as they were accepted." in second
     known = json.loads((tmp_path / "accepted.json").read_text())
     known["builds"]["tiny/pixel6"]["figures"]["modelled_tokens_per_s"] *= 2
@@ -222,8 +222,9 @@ keys:
     capfd.readouterr()
     assert main(told) == 1
     said = capfd.readouterr().out
-    assert re.search(r"error: two differs from builds.lock: weights [0-9a-f]{12} became [0-9a-f]{12}; restore it", said)
-    assert " calibrate " not in said
+    words = "two/pixel6: two differs from builds.lock: weights [0-9a-f]{12} became [0-9a-f]{12}; restore it"
+    assert re.search(f"error: {words}", said)
+    assert ".calibrate " not in said
     assert (tmp_path / "builds.lock").read_bytes() == before
     rows = json.loads((tmp_path / "build/matrix/summary.json").read_text())["rows"]
     assert [row["exit_code"] for row in rows] == [0, 2]

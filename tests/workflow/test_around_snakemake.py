@@ -38,6 +38,13 @@ def stand_in(called: list[str], main: bool = True, **limits: int) -> Any:
     return found
 
 
+def build_in(folder: Path) -> Any:
+    """A build of a model in `folder`, of which the module sees what it uses."""
+    return SimpleNamespace(
+        workdir=folder, folder=folder / "tiny", target="pixel6", target_folder=folder / "tiny/pixel6"
+    )
+
+
 def test_the_pinned_version_has_what_is_used() -> None:
     assert "executor_plugin" in inspect.signature(Workflow.execute).parameters
     for name in ("executor_plugin", "register_resource", "workdir", "dag", "is_main_process", "dryrun", "enable_cache"):
@@ -76,7 +83,7 @@ def test_memory_of_this_machine_limits_what_runs_side_by_side(
     monkeypatch.setattr(host, "free_dram_bytes", lambda: 5_000_000_000)
     called: list[str] = []
     workflow = stand_in(called, **facts)
-    around_snakemake.work_in(workflow, tmp_path, "pixel6")
+    around_snakemake.work_in(workflow, [build_in(tmp_path)])
     workflow.execute(executor_plugin=SimpleNamespace(common_settings=settings))
     assert called == [f"workdir {tmp_path}", *limited, "execute"]
 
@@ -97,8 +104,8 @@ def test_a_run_holds_the_lock_and_a_look_does_not(
     """Nor does the snakemake of a job, whose build holds it."""
     workflow = stand_in([], main, mem_mb=1)
     held: list[bool] = []
-    workflow.execute = lambda **_: held.append((tmp_path / ".lock").exists())
-    around_snakemake.work_in(workflow, tmp_path, "pixel6")
+    workflow.execute = lambda **_: held.append((tmp_path / "tiny/.lock").exists())
+    around_snakemake.work_in(workflow, [build_in(tmp_path)])
     workflow.execute(executor_plugin=SimpleNamespace(common_settings=settings))
     assert held == [locked]
 
@@ -137,20 +144,17 @@ def storing(content: str | None) -> Any:
     return workflow
 
 
-def test_each_model_has_a_folder_in_the_store(tmp_path: Path) -> None:
+def test_results_lie_in_a_store_if_there_is_one() -> None:
     workflow = storing(None)
-    assert around_snakemake.stores(workflow, "tiny")
-    assert workflow.storage_settings.default_storage_prefix == "s3://a/b/tiny"
-    workflow.is_main_process = False
-    assert around_snakemake.stores(workflow, "tiny")
-    assert workflow.storage_settings.default_storage_prefix == "s3://a/b/tiny", "a job is told the model's folder"
-    assert not around_snakemake.stores(stand_in([]), "tiny")
+    assert around_snakemake.stores(workflow)
+    assert workflow.storage_settings.default_storage_prefix == "s3://a/b", "the names of results begin behind it"
+    assert not around_snakemake.stores(stand_in([]))
 
 
 def test_results_that_another_folder_stored_are_refused(tmp_path: Path) -> None:
     for content, folder, refused in ((None, "mine", False), ("{}", "mine", False), ("{}", "other", True)):
         workflow = storing(content)
-        around_snakemake.work_in(workflow, tmp_path / folder, "pixel6")
+        around_snakemake.work_in(workflow, [build_in(tmp_path / folder)])
         if refused:
             with pytest.raises(SystemExit):
                 workflow.execute(executor_plugin=SimpleNamespace(common_settings=LOCAL))
@@ -159,28 +163,34 @@ def test_results_that_another_folder_stored_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_record_is_fetched_from_the_store_once_it_is_there(tmp_path: Path) -> None:
-    assert around_snakemake.record_here(stand_in([]), tmp_path, "ingest") == tmp_path / "ingest.json"
-    assert not around_snakemake.record_here(storing(None), tmp_path, "ingest").exists()
-    assert around_snakemake.record_here(storing("{}"), tmp_path, "ingest").read_text() == "{}"
-    assert not around_snakemake.record_here(storing(None), tmp_path, "ingest").exists()
+    folder = tmp_path / "tiny"
+    assert around_snakemake.record_here(stand_in([]), folder, "ingest") == folder / "ingest.json"
+    assert not around_snakemake.record_here(storing(None), folder, "ingest").exists()
+    assert around_snakemake.record_here(storing("{}"), folder, "ingest").read_text() == "{}"
+    assert not around_snakemake.record_here(storing(None), folder, "ingest").exists()
 
 
 def test_results_without_records_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "ingest.json").touch()
-    with pytest.raises(ColdpressError, match=r"nothing says what made the results in .*: \.snakemake is missing there"):
-        around_snakemake.work_in(stand_in([]), tmp_path, "pixel6")
-    (tmp_path / ".snakemake").mkdir()
-    around_snakemake.work_in(stand_in([]), tmp_path, "pixel6")
+    """Also where the folder's Snakemake knows of another model."""
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny/ingest.json").touch()
+    known = tmp_path / ".snakemake" / "models"
+    known.mkdir(parents=True)
+    (known / "other").touch()
+    with pytest.raises(ColdpressError, match=r"made the results in .*/tiny: .*/models/tiny is missing"):
+        around_snakemake.work_in(stand_in([]), [build_in(tmp_path)])
+    (known / "tiny").touch()
+    around_snakemake.work_in(stand_in([]), [build_in(tmp_path)])
 
 
 def test_a_link_to_a_deleted_artifact_is_no_output(tmp_path: Path) -> None:
     """Snakemake 9.27 would end with an error of its own; the link to one that stands is left."""
-    link, other = tmp_path / "pixel6" / "manifest.json", tmp_path / "pixel6" / "package" / "manifest.json"
+    link, other = (tmp_path / "tiny/pixel6" / name for name in ("manifest.json", "package/manifest.json"))
     other.parent.mkdir(parents=True)
     link.symlink_to("gone.coldpress/manifest.json")
     (tmp_path / "there").touch()
     other.symlink_to(tmp_path / "there")
-    around_snakemake.work_in(stand_in([]), tmp_path, "pixel6")
+    around_snakemake.work_in(stand_in([]), [build_in(tmp_path)])
     assert (link.is_symlink(), other.is_symlink()) == (False, True)
 
 

@@ -86,7 +86,7 @@ def test_all_that_a_job_runs_is_in_its_digest(
     environment = copy.environment() | {"PYTHONPATH": f"{copy.environment()['PYTHONPATH']}:{copy.tree}"}
     done = subprocess.run(
         [sys.executable, "-c", WATCHED, stage, *command],
-        cwd=copy.model,
+        cwd=copy.model.parent,
         env=environment,
         capture_output=True,
         text=True,

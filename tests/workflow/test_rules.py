@@ -25,7 +25,7 @@ from tests.support.stages import DEFAULT, OPTIONAL
 from tests.support.workflow import NUM_LAYERS, Workflow
 
 DEVICE = "pixel6"
-"""In the folder of the model's builds, where snakemake works."""
+"""In the folder of the model's builds, as all paths here."""
 OF_THE_BUILD = re.compile(rf"{DEVICE}/|calibrate-shards/|\w+\.json")
 CHUNKS = ("000-001", "002-003")
 SHARDS = ("0", "1")
@@ -148,7 +148,7 @@ def planned(workflow: Workflow, folder: Path, **config: object) -> dict[str, lis
     done = workflow.at(folder).run("--dry-run", "--printshellcmds", **config)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, list[Planned]] = defaultdict(list)
-    text = (done.stdout + done.stderr).replace(f"{folder}/build/tiny/", "")
+    text = re.sub(rf"{folder}/build/tiny/|(?<![\w/.-])tiny/", "", done.stdout + done.stderr)
     for rule, facts, command in re.findall(r"^rule (\w+):\n((?:    .*\n)+)Shell command: (.*)$", text, re.MULTILINE):
         pairs = (line.strip().partition(": ") for line in facts.splitlines())
         job = Planned(rule, {name: value for name, _, value in pairs}, shlex.split(command))

@@ -5,14 +5,11 @@ runs read weights and text again before anything else, and build no cell of a mo
 that somebody changed, or a profile that names another commit, is found in seconds and not after hours.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from coldpress.cli.matrix.cells import Cell
 from coldpress.compiler.io import load_record
-from coldpress.compiler.python_api import built_to
 from coldpress.schemas.base import Record
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.errors import ColdpressError
@@ -59,13 +56,12 @@ def read_lock(path: Path) -> Lock | None:
         ) from error
 
 
-def inputs_of(cell: Cell, cores: str) -> Locked:
-    """Reads weights and text of a cell's model, as its build does first.
+def inputs_of(folder: Path) -> Locked:
+    """Reads what the weights and the text in the folder of a model's builds are.
 
     Raises:
-        ColdpressError: with the sentence of the step that failed.
+        ColdpressError: if a record cannot be read.
     """
-    folder = built_to("tokenize", cell.config, cores)
     model, corpus = load_record(folder / "ingest.json", Model), load_record(folder / "tokenize.json", Corpus)
     return Locked(revision=model.revision, weights_sha256=model.weights_sha256, text_sha256=corpus.text_sha256)
 
@@ -80,14 +76,6 @@ def differences(lock: Path, name: str, before: Locked, now: Locked) -> str | Non
     if not found:
         return None
     return f"{name} differs from {lock.name}: {', '.join(found)}; restore it, or accept it with --update-lock"
-
-
-def first_of_models(cells: Sequence[Cell]) -> dict[str, Cell]:
-    """Returns the first cell of each model by the model's name."""
-    found: dict[str, Cell] = {}
-    for cell in cells:
-        found.setdefault(cell.model, cell)
-    return found
 
 
 def _short(value: str | None) -> str:

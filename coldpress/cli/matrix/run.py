@@ -1,25 +1,29 @@
-"""Builds every cell of a matrix, one after another, and writes what came out.
+"""Builds every cell of a matrix, and writes what came out.
 
-Builds of one model share its folder, so what they share is built once, and a second run does nothing. A build that is
-refused does not stop the others. The folder of the results has index.html, summary.json, junit.xml and changes.md.
+All builds are one run of Snakemake, `snakemake --config matrix=FILE`, so that what they share is built once, a cluster
+gets all jobs at a time, and a second run does nothing. A build that is refused does not stop the others. The folder of
+the results has index.html, summary.json, junit.xml and changes.md.
 """
 
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from coldpress.cli.matrix import gate
-from coldpress.cli.matrix.cells import Cell, cells, read_matrix
-from coldpress.cli.matrix.locking import Lock, differences, first_of_models, inputs_of, lock_file, read_lock
+from coldpress.cli.matrix.locking import Lock, differences, inputs_of, lock_file, read_lock
 from coldpress.cli.matrix.pages import index
 from coldpress.cli.matrix.results import BuildResult, MatrixResults, junit
 from coldpress.compiler.io import load_record, replacing
 from coldpress.compiler.provenance import DECIDING, provenance, versions
-from coldpress.compiler.python_api import build
+from coldpress.compiler.python_api import started
+from coldpress.compiler.workflow.last_words import REFUSAL, exit_code, why_not_built
+from coldpress.compiler.workflow.matrix import MATRIX, ONLY, Cell, check_together, modules, selected
+from coldpress.compiler.workflow.progress import follow
+from coldpress.compiler.workflow.settings import BuildConfig, resolve
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.metrics import Metrics
@@ -29,26 +33,47 @@ Tell = Callable[[str], object]
 
 
 def run(
-    file: Path, folder: Path, accepted: Path | None, cores: str, *, accept: bool, update_lock: bool, tell: Tell
+    file: Path,
+    folder: Path,
+    accepted: Path | None,
+    told: Sequence[str],
+    *,
+    accept: bool,
+    update_lock: bool,
+    tell: Tell,
 ) -> tuple[int, MatrixResults]:
     """Builds the matrix of a file, writes the results into `folder`, and compares them with `accepted`.
 
     Models whose inputs are not those of the lock file are not built; `update_lock` writes it anew.
 
+    Args:
+        file: The matrix.
+        folder: Of the results.
+        accepted: What the builds are held to; None for nothing.
+        told: Further words of snakemake's command line.
+        accept: Write `accepted` instead.
+        update_lock: Write the lock file anew.
+        tell: Called with each line for the user.
+
     Returns:
         The exit code, 1 if a build failed or is worse than the accepted one; and the results.
 
     Raises:
-        ColdpressError: if the matrix or the accepted builds cannot be read.
+        ColdpressError: if the matrix or the accepted builds cannot be read, or the builds cannot be made together.
     """
     known = _accepted(accepted) if accepted is not None and not accept else None
-    found = cells(read_matrix(file), file.resolve().parent)
-    refused = _refused(lock_file(file), found, cores, update_lock)
+    found = selected(file, None)
+    builds, refused = _resolved(found)
+    check_together(builds)
+    refused |= _differing(file, builds, told, update_lock)
+    left = {name: build for name, build in builds.items() if name not in refused}
+    start_s = time.time()
+    refused |= _made(file, left, told)
+    for name, why in refused.items():
+        tell(f"{REFUSAL}{name}: {why}")
     rows = [
-        _refusal(cell, refused[cell.model], tell)
-        if cell.model in refused
-        else _built(cell, folder, cores, f"[{number}/{len(found)}] {cell.name}", tell)
-        for number, cell in enumerate(found, 1)
+        _refusal(cell, refused[cell.name]) if cell.name in refused else _built(cell, left[cell.name], folder, start_s)
+        for cell in found
     ]
     results = MatrixResults(compiler=provenance().compiler, versions=versions(DECIDING), rows=tuple(rows))
     findings = gate.compare(results, known) if known else []
@@ -65,58 +90,83 @@ def run(
     return FAILED if results.num_failed or worse else DONE, results
 
 
-def _refused(path: Path, found: Sequence[Cell], cores: str, update_lock: bool) -> dict[str, str]:
-    """Returns why models are not built, by name; writes the lock file if there is none, or new models."""
+def _resolved(found: Sequence[Cell]) -> tuple[dict[str, BuildConfig], dict[str, str]]:
+    """Returns the builds by name, and why others cannot be."""
+    builds: dict[str, BuildConfig] = {}
+    refused: dict[str, str] = {}
+    for cell in found:
+        try:
+            builds[cell.name] = resolve(cell.config)
+        except ColdpressError as error:
+            refused[cell.name] = str(error)
+    return builds, refused
+
+
+def _differing(file: Path, builds: Mapping[str, BuildConfig], told: Sequence[str], update_lock: bool) -> dict[str, str]:
+    """Returns why builds are not made, by name, once weights and text were read; writes the lock file if there is none,
+    or new models."""
+    path = lock_file(file)
     before = None if update_lock else read_lock(path)
     known = dict(before.models) if before else {}
-    refused: dict[str, str] = {}
-    for name, cell in first_of_models(found).items():
-        try:
-            now = inputs_of(cell, cores)
-        except ColdpressError as error:
-            refused[name] = str(error)
+    first = [f"{module.shared}tokenize" for module in modules(builds) if module.shared is not None]
+    refused = _made(file, builds, [*first, *told])
+    of_models: dict[str, str | None] = {}
+    for name, build in builds.items():
+        model = name.partition("/")[0]
+        if name in refused or model in of_models:
             continue
-        why = differences(path, name, known[name], now) if name in known else None
-        if why is not None:
-            refused[name] = why
-        known.setdefault(name, now)
+        now = inputs_of(build.folder)
+        of_models[model] = differences(path, model, known[model], now) if model in known else None
+        known.setdefault(model, now)
     lock = Lock(models=dict(sorted(known.items())))
     if lock != before:
         _write(path, lock.to_json())
+    return refused | {name: why for name in builds if (why := of_models.get(name.partition("/")[0])) is not None}
+
+
+def _made(file: Path, builds: Mapping[str, BuildConfig], told: Sequence[str]) -> dict[str, str]:
+    """Runs snakemake for builds, and shows its progress; returns why some were not made, by name."""
+    if not builds:
+        return {}
+    config = {MATRIX: str(file), ONLY: ",".join(builds)}
+    refused: dict[str, str] = {}
+    last = ""
+
+    def seen(lines: Iterable[str]) -> Iterator[str]:
+        nonlocal last
+        for line in lines:
+            if found := why_not_built(line):
+                refused[found[0]] = found[1]
+            elif line.startswith(REFUSAL):
+                last = line.strip()
+            yield line
+
+    with started(config, ["--keep-going", *told]) as process:
+        assert process.stdout
+        code = follow(seen(process.stdout))
+    if code and not refused:  # all of them, or the only one
+        return dict.fromkeys(builds, last.removeprefix(REFUSAL) or f"snakemake ended with code {code}")
     return refused
 
 
-def _refusal(cell: Cell, why: str, tell: Tell) -> BuildResult:
-    tell(f"error: {why}")
-    return BuildResult(name=cell.name, exit_code=2, seconds=0.0, refusal=why)
+def _refusal(cell: Cell, why: str) -> BuildResult:
+    return BuildResult(name=cell.name, exit_code=exit_code(f"{REFUSAL}{why}"), seconds=0.0, refusal=why)
 
 
-def _built(cell: Cell, folder: Path, cores: str, title: str, tell: Tell) -> BuildResult:
-    """Builds a cell."""
-    started = time.monotonic()
-    tell(title)
-
-    def steps(line: str) -> None:
-        """Shows finished steps alone: each build's summary is in its report."""
-        if line.startswith("["):
-            tell(line)
-
-    try:
-        config = dict(cell.config)
-        artifact = build(config.pop("model"), config.pop("device"), progress=steps, cores=cores, **config)
-    except ColdpressError as error:
-        return _refusal(cell, str(error), tell).model_copy(update={"seconds": time.monotonic() - started})
-    metrics = load_record(artifact.parent / "metrics.json", Metrics)
+def _built(cell: Cell, build: BuildConfig, folder: Path, start_s: float) -> BuildResult:
+    """Returns the row of a finished build."""
+    file = build.target_folder / "metrics.json"
+    metrics = load_record(file, Metrics)
     error = metrics.ppl_ratio_error  # no number where there is one block
     errors = {"ppl_ratio": error} if error is not None and math.isfinite(error) else {}
     return BuildResult(
         name=cell.name,
         exit_code=0,
-        seconds=time.monotonic() - started,
-        artifact=os.path.relpath(artifact, folder),
-        report=os.path.relpath(artifact.parent / "report.html", folder),
+        seconds=max(0.0, file.stat().st_mtime - start_s),
+        artifact=os.path.relpath(build.artifact, folder),
+        report=os.path.relpath(build.target_folder / "report.html", folder),
         manifest_sha256=metrics.artifact_sha256,
-        inputs=dict(open_artifact(artifact).manifest.inputs),
+        inputs=dict(open_artifact(build.artifact).manifest.inputs),
         figures={
             "ppl_ratio": metrics.ppl_ratio,
             "modelled_tokens_per_s": metrics.modelled_tokens_per_s,
