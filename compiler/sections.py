@@ -6,6 +6,7 @@ bundle to a page would undo its ordering (LLM-in-a-flash 3.2, Ripple 4). A unit 
 (ActiveFlow 3, Fig. 9).
 """
 
+import math
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 
@@ -125,6 +126,23 @@ def asked_budget_bytes(
         if one == following:
             raise ColdpressError(f"dram_budget={asked} names {one:,} bytes twice; give each budget once")
     return tuple(found)
+
+
+def least_budget(
+    least_bytes: int,
+    model: HasShapes,
+    format_name: FormatName,
+    context_length: int,
+    kv_cache: KvCacheFormat,
+    page: int,
+    caches: Collection[str] = (DEFAULT_CACHE,),
+) -> str:
+    """Returns, for a sentence, the value of dram_budget that gives `least_bytes`: bytes, and a percentage if one does;
+    the other arguments are those of `asked_budget_bytes`."""
+    besides = dense_bookkeeping_bytes(model.spec, format_name, page, caches)
+    dense_bytes = dense_footprint_bytes(model, format_name, context_length, kv_cache)
+    percent = math.ceil(100 * (least_bytes - besides) / dense_bytes)
+    return f"{least_bytes:,}" + (f" ({percent}%)" if 0 < percent <= 100 else "")
 
 
 def kept_arrays(sections: Sequence[Section], method: str) -> list[SelectorArray]:

@@ -78,6 +78,17 @@ def run(model: Model, corpus: Corpus, folder: Path, threads: int = 1, **changes:
 # Refusals
 
 
+def test_a_budget_that_is_too_small_is_told_the_share_that_will_do(
+    model: Model, corpus: Corpus, tmp_path: Path
+) -> None:
+    with pytest.raises(DoesNotFitError, match=r"raise dram_budget to at least [\d,]+ \(\d+%\)$") as refused:
+        run(model, corpus, tmp_path, dram_budget="1%")
+    percent = int(str(refused.value).rpartition("(")[2].removesuffix("%)"))
+    run(model, corpus, tmp_path, dram_budget=f"{percent}%")
+    with pytest.raises(DoesNotFitError):
+        run(model, corpus, tmp_path, dram_budget=f"{percent - 1}%")
+
+
 def test_too_little_memory(model: Model, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "free_dram_bytes", lambda: 300_000_000)
     with pytest.raises(
@@ -230,8 +241,14 @@ def test_disk_is_what_stages_write(model: Model, corpus: Corpus, tmp_path: Path)
         assert written + hidden - headers <= needs[stage] <= slack * (written + hidden), stage
 
 
+def as_llama_cpp_computes(model: Model) -> Model:
+    """The same shapes with llama.cpp's activation of a Llama."""
+    return model.model_copy(update={"spec": model.spec.model_copy(update={"hidden_act": "silu"})})
+
+
 def test_what_is_exported_takes_its_room(model: Model, corpus: Corpus, tmp_path: Path) -> None:
     """Beside the artifact: codes of all weights once more, twice as many bytes in F16 as in Q8_0."""
+    model = as_llama_cpp_computes(model)
     needs = {
         kind: {found.stage: found for found in run(model, corpus, tmp_path, export="gguf", gguf_type=kind).stages}
         for kind in ("Q8_0", "F16")
@@ -244,6 +261,19 @@ def test_what_is_exported_takes_its_room(model: Model, corpus: Corpus, tmp_path:
     assert needs["F16"]["export"].ram_bytes > 0
     with pytest.raises(ColdpressError, match="stored as int3_group32, which GGUF has no type for"):
         run(model, corpus, tmp_path, export="gguf", format="int3_group32")
+
+
+def test_what_llama_cpp_computes_otherwise_is_refused_before_it_is_built(
+    model: Model, corpus: Corpus, tmp_path: Path
+) -> None:
+    """For its shape alone: that of an artifact would be known only after hours."""
+    for changes, words in (
+        ({"model_type": "gpt_oss"}, "llama.cpp computes the architecture 'gpt_oss' otherwise"),
+        ({"hidden_act": "gelu"}, "the model's activation is gelu, and llama.cpp computes silu"),
+    ):
+        other = model.model_copy(update={"spec": model.spec.model_copy(update=changes)})
+        with pytest.raises(ColdpressError, match=words):
+            run(other, corpus, tmp_path, export="gguf")
 
 
 def build_of(model: Model, tokens: int = BLOCKS * BLOCK_TOKENS, shards: int = 1, **keys: Any) -> Build:
@@ -306,6 +336,7 @@ def test_relufication_needs_what_distillation_does(tmp_path: Path) -> None:
 def test_every_stage_counts_for_itself(stage: str, model: Model) -> None:
     """With every stage in the build: the rules ask each of them, and a longer text or a larger job never needs less."""
     settings: dict[str, Any] = {"distill": "true", "algorithm": "gptq", "export": "gguf"}
+    model = as_llama_cpp_computes(model)
     small, large = build_of(model, **settings), build_of(model, tokens=1 << 20, **settings)
     found, more = needs_of(stage, small), needs_of(stage, large)
     assert found.stage == stage

@@ -11,12 +11,21 @@ from coldpress.compiler.stages.export._stored import StoredModel
 from coldpress.runtime.plugins import PluginBase
 from coldpress.schemas.base import Record
 from coldpress.schemas.families import FormatName
+from coldpress.schemas.model import ModelSpec
 
 OptionsT = TypeVar("OptionsT", bound=Record, default=Any)
 
 
 class Target(PluginBase, Generic[OptionsT]):
     """Writes a compiled model for another engine. The base class of all export formats."""
+
+    @abstractmethod
+    def check(self, spec: ModelSpec) -> None:
+        """Refuses a model by its shape and its arithmetic alone, before anything is built.
+
+        Raises:
+            ColdpressError: if the other engine would compute something else.
+        """
 
     @abstractmethod
     def write(self, model: StoredModel, options: OptionsT, path: Path) -> list[str]:

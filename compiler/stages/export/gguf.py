@@ -17,12 +17,23 @@ from coldpress.compiler.stages.export._gguf_options import BLOCK, FORMATS, Optio
 from coldpress.compiler.stages.export._stored import StoredModel
 from coldpress.compiler.stages.export._target import Target
 from coldpress.schemas.families import FormatName
+from coldpress.schemas.model import ModelSpec
 
 
 class Plugin(Target[Options]):
     """One GGUF file."""
 
     OPTIONS = Options
+
+    def check(self, spec: ModelSpec) -> None:
+        """Refuses a model that llama.cpp computes otherwise.
+
+        Raises:
+            ColdpressError: if llama.cpp has no such architecture, or its own differs.
+        """
+        from coldpress.compiler.stages.export import _llama_cpp  # late, as below
+
+        _llama_cpp.architecture_of(spec)
 
     def write(self, model: StoredModel, options: Options, path: Path) -> list[str]:
         """Writes the file; returns the names of the tensors whose values were rounded again.

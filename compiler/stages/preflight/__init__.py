@@ -22,6 +22,7 @@ from coldpress.compiler.checkpoint.shapes import Shapes
 from coldpress.compiler.cost_model import HasShapes
 from coldpress.compiler.device import host
 from coldpress.compiler.needs import Build, Inputs, all_needs, needs_of
+from coldpress.compiler.sections import least_budget
 from coldpress.compiler.stages.preflight import trial
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantities import show_bytes
@@ -248,10 +249,12 @@ def _build_of(
 def _check_budget(build: Build) -> None:
     least, smallest = trial.least_bytes(build), build.dram_budgets_bytes[-1]
     if least > smallest:
+        shape = (build.format, build.context_length, build.kv_cache)
+        larger = least_budget(least, build.model, *shape, build.page_bytes, build.caches)
         raise DoesNotFitError(
             f"a DRAM budget of {smallest:,} bytes was asked for, {least:,} are needed before any "
             f"unit is cached: tensors that stay in DRAM, the KV cache of {build.context_length} tokens, bookkeeping "
-            "and buffers; use a shorter context_length or a smaller format, or raise dram_budget"
+            f"and buffers; use a shorter context_length or a smaller format, or raise dram_budget to at least {larger}"
         )
 
 
