@@ -1,12 +1,14 @@
 """The builds of a matrix are one run of snakemake: each job once, and what fails stops nothing else."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from coldpress.cli.main import main
 from coldpress.compiler.lock import build_locks, job_lock
+from coldpress.compiler.pipeline import STAGES
 from coldpress.compiler.workflow.last_words import not_built, why_not_built
 from coldpress.compiler.workflow.matrix import ALONE, SHARED, builds_of, check_together, modules
 from coldpress.compiler.workflow.settings import BuildConfig, resolve
@@ -54,6 +56,17 @@ def test_what_builds_of_a_model_share_is_made_once(workflow: Workflow, tmp_path:
     assert jobs.pop("two.explore") == 1, "each model has its own settings"
     assert jobs.pop("all") == 1
     assert {name.rpartition(".")[2] for name in jobs} <= {"predict", "size"}
+
+
+def test_the_rules_of_shared_results_are_named_where_builds_are_put_together(workflow: Workflow) -> None:
+    """Once as those of a model's first build, once as those that the others leave out; all write beside each other."""
+    text = (workflow.tree / "rules" / "builds.smk").read_text()
+    listed = re.findall(r"use rule ([\w, ]+) from|exclude ([\w, ]+) as", text)
+    assert [{*"".join(names).split(", ")} for names in listed] == [{*SHARED, "calibrate_shard"}] * 2
+    for stage in (*STAGES, "device"):
+        text = (workflow.tree / "rules" / f"{stage}.smk").read_text()
+        record = re.findall(r"(?:record|metrics)=(?:local\()?f\"\{(\w+)\}/", text)[0]
+        assert record == ("MODEL" if stage in SHARED else "DEVICE"), stage
 
 
 def test_only_some_builds_are_made(workflow: Workflow, tmp_path: Path) -> None:
