@@ -78,7 +78,7 @@ def render(metrics: Metrics, inputs: Inputs) -> str:
 
 
 def _cards(metrics: Metrics, device: DeviceProfile) -> list[tuple[str, str]]:
-    worse = metrics.ppl_ratio - 1
+    worse = round(metrics.ppl_ratio - 1, 3) + 0.0  # a sum is never the -0.0 that rounding may give
     return [
         (show_bytes(metrics.artifact_bytes), "artifact"),
         (f"{show_bytes(metrics.resident_bytes)} / {show_bytes(metrics.budget_bytes)}", "fixed in DRAM / DRAM budget"),
