@@ -285,10 +285,10 @@ def test_paths_read_the_same_wherever_snakemake_is_called(checkpoint: Path, monk
     there = settings.resolve({"model": str(checkpoint), "corpus": "../texts", "build_dir": str(top / "out")})
     assert here.folder == there.folder == top / "out" / here.model.name
     for built in (here, there):
-        assert built.checkpoint == f"../../{checkpoint.name}"
-        assert inputs.checkpoint_files(built) == [f"../../{checkpoint.name}/config.json"]
-        assert built["corpus"] == "../../texts"
-        assert inputs.corpus_files(built) == ["../../texts/a.txt"]
+        assert built.checkpoint == f"../{checkpoint.name}"
+        assert inputs.checkpoint_files(built) == [f"../{checkpoint.name}/config.json"]
+        assert built["corpus"] == "../texts"
+        assert inputs.corpus_files(built) == ["../texts/a.txt"]
     stages = ("tokenize", "preflight", "publish")
     assert [settings.flags(here, stage) for stage in stages] == [settings.flags(there, stage) for stage in stages]
 
@@ -301,9 +301,9 @@ def test_snakemake_is_told_of_names_that_it_takes_as_they_are(tmp_path: Path) ->
     built = settings.resolve({"corpus": str(tmp_path), "build_dir": str(tmp_path)})
     built.folder.mkdir()
     files = inputs.corpus_files(built)
-    assert inputs.declared(files) == ['../it\'s "plain".txt']
+    assert inputs.declared(files) == ['it\'s "plain".txt']
     found = inputs.stamps(built, files)
-    assert {name for name, *_ in found} == {f"../{name}" for name in odd}
+    assert {name for name, *_ in found} == set(odd)
     (tmp_path / odd[0]).write_text("other")
     assert inputs.stamps(built, files) != found
 
@@ -395,7 +395,7 @@ def test_corpus_files_are_inputs(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text("b")
     (tmp_path / "a.txt").write_text("a")
     built = settings.resolve({"corpus": str(tmp_path), "build_dir": str(tmp_path)})
-    assert inputs.corpus_files(built) == ["../a.txt", "../b.txt"]
+    assert inputs.corpus_files(built) == ["a.txt", "b.txt"]
     assert inputs.corpus_files(settings.resolve({"corpus": "pydoc"})) == []
 
 
@@ -421,7 +421,7 @@ def test_a_device_may_be_a_file(tmp_path: Path) -> None:
 def test_an_importance_matrix_is_a_file_that_is_there(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "my imatrix").write_bytes(b"")
     built = settings.resolve({"model": str(checkpoint), "imatrix": str(tmp_path / "my imatrix")})
-    assert (built.folder / built["imatrix"]).resolve() == tmp_path / "my imatrix"
+    assert (built.workdir / built["imatrix"]).resolve() == tmp_path / "my imatrix"
     assert settings.resolve({"model": str(checkpoint)})["imatrix"] is None
     for missing in (tmp_path / "nowhere", tmp_path):
         assert f"imatrix={missing} is no file" in refusal(model=str(checkpoint), imatrix=str(missing))
@@ -430,7 +430,7 @@ def test_an_importance_matrix_is_a_file_that_is_there(checkpoint: Path, tmp_path
 def test_a_file_of_llama_bench_is_read_before_anything_else(checkpoint: Path, tmp_path: Path) -> None:
     file = write_llama_bench(tmp_path / "bench.json", {})
     built = settings.resolve({"model": str(checkpoint), "llama_bench": str(file)})
-    assert (built.folder / built["llama_bench"]).resolve() == file
+    assert (built.workdir / built["llama_bench"]).resolve() == file
     assert f"llama_bench={tmp_path} is no file" in refusal(model=str(checkpoint), llama_bench=str(tmp_path))
     file.write_text("[]")
     assert "no test generates tokens" in refusal(model=str(checkpoint), llama_bench=str(file))

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from coldpress.compiler import lock
-from coldpress.compiler.lock import BUILD_VARIABLE, build_lock, job_lock
+from coldpress.compiler.lock import BUILD_VARIABLE, build_locks, job_lock
 from coldpress.schemas.errors import ColdpressError
 from tests.support.data import ROOT
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from coldpress.compiler.lock import build_lock, job_lock
-with build_lock(Path(sys.argv[1])) if sys.argv[2] == "build" else job_lock(Path(sys.argv[1]), sys.argv[2]):
+from coldpress.compiler.lock import build_locks, job_lock
+with build_locks([Path(sys.argv[1])]) if sys.argv[2] == "build" else job_lock(Path(sys.argv[1]), sys.argv[2]):
     print("held", flush=True)
     time.sleep(600)
 """
@@ -48,17 +48,17 @@ def holder(folder: Path, what: str) -> Iterator[subprocess.Popen[str]]:
 def test_a_second_build_is_refused_and_told_whose_the_first_is(tmp_path: Path) -> None:
     with holder(tmp_path / "tiny", "build") as first:
         pattern = rf"another build of tiny runs, process {first.pid}, {SINCE}; wait for it or name another build_dir$"
-        with pytest.raises(ColdpressError, match=pattern), build_lock(tmp_path / "tiny"):
+        with pytest.raises(ColdpressError, match=pattern), build_locks([tmp_path / "tiny"]):
             pytest.fail("both hold it")
-        with build_lock(tmp_path / "other"):
+        with build_locks([tmp_path / "other"]):
             pass
-    with build_lock(tmp_path / "tiny"):
+    with build_locks([tmp_path / "tiny"]):
         pass
 
 
 def test_a_lock_ends_with_its_block_and_leaves_only_text(tmp_path: Path) -> None:
     for _ in range(2):
-        with build_lock(tmp_path):
+        with build_locks([tmp_path]):
             pass
     assert (tmp_path / lock.LOCK_FILE).read_text().count("\n") == 1
 
@@ -68,14 +68,14 @@ def test_no_build_begins_beside_a_job_of_one_that_was_killed(tmp_path: Path) -> 
         pass  # it ended, and is named in the file like the one that runs
     with holder(tmp_path / "tiny", "calibrate") as job:
         pattern = rf"a job of an earlier build of tiny still runs, calibrate, process {job.pid}, {SINCE}; wait for it"
-        with pytest.raises(ColdpressError, match=pattern), build_lock(tmp_path / "tiny"):
+        with pytest.raises(ColdpressError, match=pattern), build_locks([tmp_path / "tiny"]):
             pytest.fail("it began")
-    with build_lock(tmp_path / "tiny"):
+    with build_locks([tmp_path / "tiny"]):
         pass
 
 
 def test_jobs_of_one_build_run_together(tmp_path: Path) -> None:
-    with build_lock(tmp_path), job_lock(tmp_path, "predict"), holder(tmp_path, "predict"):
+    with build_locks([tmp_path]), job_lock(tmp_path, "predict"), holder(tmp_path, "predict"):
         pass
 
 
@@ -83,7 +83,7 @@ def test_a_job_that_comes_late_finds_that_another_build_has_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one that waited in a cluster's queue while its build was killed."""
-    with build_lock(tmp_path):
+    with build_locks([tmp_path]):
         earlier = os.environ[BUILD_VARIABLE]
     monkeypatch.setenv(BUILD_VARIABLE, earlier.replace('"build"', '"earlier"'))
     with (
@@ -98,6 +98,6 @@ def test_a_folder_that_cannot_be_is_refused_in_a_sentence(tmp_path: Path, name: 
     (tmp_path / "file").write_text("")
     with (
         pytest.raises(ColdpressError, match=r"^cannot build in .*: (File exists|Not a directory), at .*; name another"),
-        build_lock(tmp_path / name),
+        build_locks([tmp_path / name]),
     ):
         pytest.fail("it is there")
