@@ -7,6 +7,7 @@ folder that the stage removes. A `Job` holds all of it as values; on a command l
 """
 
 import argparse
+import functools
 import glob
 import importlib
 import inspect
@@ -28,7 +29,8 @@ from coldpress.schemas.base import Record
 from coldpress.schemas.errors import ColdpressError
 
 
-def parameters_of(stage: str) -> dict[str, typing.Any]:
+@functools.cache
+def parameters_of(stage: str) -> Mapping[str, typing.Any]:
     """Returns the parameters of a stage's `run` with their annotations, in order."""
     run = importlib.import_module(f"coldpress.compiler.stages.{stage}").run
     hints = typing.get_type_hints(run)

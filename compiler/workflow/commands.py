@@ -1,5 +1,6 @@
 """Builds the command lines of rules: a stage, its settings, and its rule's named inputs as flags of the same names."""
 
+import functools
 import shlex
 from collections.abc import Callable
 from typing import Any
@@ -56,7 +57,13 @@ def layers(wildcards: Any) -> list[int]:
 
 def code(config: BuildConfig, module: str) -> str:
     """Returns the digest of the code that decides a stage's result in this build: a changed digest reruns its rule."""
-    return stage_digest(module, config.plugins())
+    return _digest(module, tuple(config.plugins().items()))
+
+
+@functools.cache
+def _digest(module: str, plugins: tuple[tuple[str, tuple[str, ...]], ...]) -> str:
+    """Returns the digest, which many builds of a run share."""
+    return stage_digest(module, dict(plugins))
 
 
 def settings(config: BuildConfig, stage: str, **facts: Any) -> Parameter:

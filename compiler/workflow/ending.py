@@ -70,7 +70,7 @@ class Ending(logging.Handler):
         unfinished, failed = self._logs(), []
         for name, build in self._builds.items():
             logs = {log: rule for log, rule in unfinished.items() if _is_of(log, build)}
-            if any(log.is_relative_to(build.target_folder) for log in logs):
+            if logs:
                 self._note_earlier(name, build)
                 failed.append((name, *last_words(logs, self._before)))
         if len(self._builds) == 1 or not failed:  # or it was no job of a build that failed

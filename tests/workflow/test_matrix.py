@@ -145,18 +145,22 @@ def test_a_build_that_fails_stops_no_other_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The finished one is what snakemake makes alone, and neither makes again what the other one made."""
-    text = "models: [{model: one}, {model: two, dram_budget: 1kB}, {model: none}]\ndevices: [pixel6]"
-    path = written(tmp_path, text, "one", "two")
+    names = ("one", "two", "empty", "none")
+    models = ", ".join(f"{{model: {name}{', dram_budget: 1kB' if name == 'two' else ''}}}" for name in names)
+    path = written(tmp_path, f"models: [{models}]\ndevices: [pixel6]", *names[:3])
+    (tmp_path / "empty" / "model.safetensors").unlink()
     monkeypatch.chdir(tmp_path)
     assert main(["build", "--matrix", str(path), "--cores", "2"]) == 1
     said = capfd.readouterr().out
-    assert "1 of 3 builds are there" in said
+    assert "1 of 4 builds are there" in said
     rows = {row["name"]: row for row in json.loads((tmp_path / "build/matrix/summary.json").read_text())["rows"]}
     assert {name: row["exit_code"] for name, row in rows.items()} == {
         "one/pixel6": 0,
         "two/pixel6": 2,
+        "empty/pixel6": 2,
         "none/pixel6": 2,
     }
+    assert rows["empty/pixel6"]["refusal"].startswith("the checkpoint needs model.safetensors")
     assert rows["two/pixel6"]["refusal"].startswith("a DRAM budget of 1,000 bytes was asked for")
     assert f"error: two/pixel6: {rows['two/pixel6']['refusal']}" in said
     assert "none" in rows["none/pixel6"]["refusal"]

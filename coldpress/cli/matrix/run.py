@@ -108,12 +108,13 @@ def _differing(file: Path, builds: Mapping[str, BuildConfig], told: Sequence[str
     path = lock_file(file)
     before = None if update_lock else read_lock(path)
     known = dict(before.models) if before else {}
-    first = [f"{module.shared}tokenize" for module in modules(builds) if module.shared is not None]
-    refused = _made(file, builds, [*first, *told])
-    of_models: dict[str, str | None] = {}
+    first = [module for module in modules(builds) if module.shared is not None]
+    steps = [f"{module.shared}tokenize" for module in first]
+    refused = _made(file, {module.name: module.build for module in first}, [*steps, *told])
+    of_models: dict[str, str | None] = {name.partition("/")[0]: why for name, why in refused.items()}
     for name, build in builds.items():
         model = name.partition("/")[0]
-        if name in refused or model in of_models:
+        if model in of_models:
             continue
         now = inputs_of(build.folder)
         of_models[model] = differences(path, model, known[model], now) if model in known else None
@@ -121,7 +122,7 @@ def _differing(file: Path, builds: Mapping[str, BuildConfig], told: Sequence[str
     lock = Lock(models=dict(sorted(known.items())))
     if lock != before:
         _write(path, lock.to_json())
-    return refused | {name: why for name in builds if (why := of_models.get(name.partition("/")[0])) is not None}
+    return {name: why for name in builds if (why := of_models[name.partition("/")[0]]) is not None}
 
 
 def _made(file: Path, builds: Mapping[str, BuildConfig], told: Sequence[str]) -> dict[str, str]:
