@@ -137,7 +137,7 @@ def execute(stage: str, argv: list[str]) -> None:
         run_job(job)
 
 
-def _build_parser(stage: str, parameters: dict[str, typing.Any]) -> Parser:
+def _build_parser(stage: str, parameters: Mapping[str, typing.Any]) -> Parser:
     module = importlib.import_module(f"coldpress.compiler.stages.{stage}")
     parser = Parser(
         prog=f"python -m coldpress.compiler {stage}",

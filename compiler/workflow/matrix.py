@@ -28,7 +28,7 @@ MATRIX, ONLY = "matrix", "only"
 ALONE = "build"
 """Name of a build that is no part of a matrix."""
 SHARED = ("ingest", "tokenize", "relufy", "calibrate", "explore")
-"""Stages whose results the builds of one model share; the Snakefile names their rules."""
+"""Stages whose results the builds of one model share; rules/builds.smk names their rules."""
 Value = str | bool | int | float
 
 
