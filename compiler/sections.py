@@ -119,8 +119,7 @@ def asked_budget_bytes(
     Raises:
         ColdpressError: if two of them are equal.
     """
-    besides = dense_bookkeeping_bytes(model.spec, format_name, page, caches)
-    dense_bytes = dense_footprint_bytes(model, format_name, context_length, kv_cache)
+    dense_bytes, besides = _dense_run_bytes(model, format_name, context_length, kv_cache, page, caches)
     found = sorted((budget_bytes(one, dense_bytes, besides) for one in budgets_in(asked)), reverse=True)
     for one, following in pairwise(found):
         if one == following:
@@ -139,10 +138,22 @@ def least_budget(
 ) -> str:
     """Returns, for a sentence, the value of dram_budget that gives `least_bytes`: bytes, and a percentage if one does;
     the other arguments are those of `asked_budget_bytes`."""
-    besides = dense_bookkeeping_bytes(model.spec, format_name, page, caches)
-    dense_bytes = dense_footprint_bytes(model, format_name, context_length, kv_cache)
+    dense_bytes, besides = _dense_run_bytes(model, format_name, context_length, kv_cache, page, caches)
     percent = math.ceil(100 * (least_bytes - besides) / dense_bytes)
     return f"{least_bytes:,}" + (f" ({percent}%)" if 0 < percent <= 100 else "")
+
+
+def _dense_run_bytes(
+    model: HasShapes,
+    format_name: FormatName,
+    context_length: int,
+    kv_cache: KvCacheFormat,
+    page: int,
+    caches: Collection[str],
+) -> tuple[int, int]:
+    """Returns what a dense run holds: weights and KV cache, and bookkeeping."""
+    held = dense_footprint_bytes(model, format_name, context_length, kv_cache)
+    return held, dense_bookkeeping_bytes(model.spec, format_name, page, caches)
 
 
 def kept_arrays(sections: Sequence[Section], method: str) -> list[SelectorArray]:

@@ -131,8 +131,7 @@ def work_in(workflow: Any, builds: Sequence[BuildConfig]) -> None:
 
 def _prepare(build: BuildConfig) -> None:
     """Removes links to an artifact that was deleted: a dangling link crashes Snakemake."""
-    target = build.folder / build.target
-    for link in (target / MANIFEST_FILE, target / "package" / MANIFEST_FILE):
+    for link in (build.target_folder / MANIFEST_FILE, build.target_folder / "package" / MANIFEST_FILE):
         if link.is_symlink() and not link.exists():
             link.unlink()
 

@@ -64,11 +64,6 @@ class Cell:
     config: dict[str, str]
     """As for `snakemake --config`."""
 
-    @property
-    def model(self) -> str:
-        """The model's name, with which the build's name begins."""
-        return self.name.partition("/")[0]
-
 
 def read_matrix(path: Path) -> Matrix:
     """Reads a matrix.
