@@ -24,9 +24,9 @@ from pydantic import TypeAdapter, ValidationError
 from coldpress.compiler.code_digest import stage_digest
 from coldpress.compiler.io import Workspace, digest, load_record, save_record, save_result, sha256_of
 from coldpress.compiler.lock import job_lock
-from coldpress.runtime.cli.command_line import Parser
+from coldpress.runtime.cli.command_line import fail
 from coldpress.schemas.base import Record
-from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.errors import ColdpressError, clipped
 
 
 @functools.cache
@@ -137,9 +137,17 @@ def execute(stage: str, argv: list[str]) -> None:
         run_job(job)
 
 
-def _build_parser(stage: str, parameters: Mapping[str, typing.Any]) -> Parser:
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one sentence without usage."""
+
+    def error(self, message: str) -> typing.NoReturn:
+        """Prints the error and ends the process with exit code 2."""
+        raise SystemExit(fail(f"{clipped(message, 500)}; see `{self.prog} --help`"))
+
+
+def _build_parser(stage: str, parameters: Mapping[str, typing.Any]) -> _Parser:
     module = importlib.import_module(f"coldpress.compiler.stages.{stage}")
-    parser = Parser(
+    parser = _Parser(
         prog=f"python -m coldpress.compiler {stage}",
         description=inspect.getdoc(module),
         formatter_class=argparse.RawDescriptionHelpFormatter,

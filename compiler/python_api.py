@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from coldpress.compiler.quote import command
+from coldpress.compiler.quote.answers import answer
+from coldpress.compiler.quote.question import Question
 from coldpress.compiler.quote.records import Quote
 from coldpress.compiler.workflow import settings
 from coldpress.compiler.workflow.progress import shorten
@@ -109,12 +110,13 @@ def quote(
     Raises:
         ColdpressError: if the model, a device or a setting is refused.
     """
-    flags = {
-        "--dram-budget": dram_budget,
-        "--revision": revision,
-        "--max-ppl-ratio": max_ppl_ratio,
-        "--context-length": context_length,
-        "--prompt-tokens": prompt_tokens,
-    }
-    given = [f"{flag}={value}" for flag, value in flags.items() if value is not None]
-    return command.answer([f"--device={device}", *given, "--", str(model)])
+    question = Question(
+        model=str(model),
+        device=device,
+        dram_budget=None if dram_budget is None else str(dram_budget),
+        revision=revision,
+        max_ppl_ratio=max_ppl_ratio,
+        context_length=context_length,
+        prompt_tokens=prompt_tokens,
+    )
+    return answer(question)

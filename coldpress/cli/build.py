@@ -4,17 +4,21 @@ Every key of a build is a flag, in small letters with hyphens; an option of a ch
 this list (`--window-tokens 3` with `--cache window`). What is built already is not built again.
 """
 
-import argparse
 import contextlib
 import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from coldpress.runtime.cli.command_line import examples_of
+import click
+from rich_click import RichOption
+from rich_click.rich_panel import RichOptionPanel
+
+from coldpress.runtime.cli.declaration import FILE, PLACE, Command, argument, command, flag, option, switch
 from coldpress.schemas.errors import ColdpressError
 
 EXAMPLES = """
@@ -28,111 +32,101 @@ KEY = "key_"
 GIVEN_OTHERWISE = ("model",)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the arguments of `coldpress build`: how to run it, then all keys."""
-    parser.description, parser.epilog = __doc__, examples_of("build", EXAMPLES)
-    parser.usage = "coldpress build MODEL --device DEVICE [--KEY VALUE ...]"
-    parser.add_argument("model", nargs="?", help="a profile's name, a folder with a checkpoint, or a model of the hub")
-    _add_matrix(parser)
-    parser.add_argument(
-        "--cores", default="all", metavar="N", help="cores of this machine that jobs share (default: all)"
-    )
-    parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
-    parser.add_argument(
-        "--profile", metavar="FOLDER", help="snakemake's profile, for a cluster (default: profiles/default)"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object; progress goes to standard error")
-    parser.set_defaults(takes_more=True)
-    keys = parser.add_argument_group("keys")
-    for name, declared in known_keys().items():
-        if name not in GIVEN_OTHERWISE:
-            keys.add_argument(f"--{_flag(name)}", dest=f"{KEY}{name}", metavar="VALUE", help=_help(declared))
+@dataclass(frozen=True, kw_only=True)
+class Build:
+    """The flags of `coldpress build`."""
 
-
-def _add_matrix(parser: argparse.ArgumentParser) -> None:
-    matrix = parser.add_argument_group("many builds")
-    matrix.add_argument("--matrix", type=Path, metavar="FILE", help="build models x devices x floors of a YAML file")
-    matrix.add_argument(
-        "--output",
-        type=Path,
+    model: str | None = argument(
+        "a profile's name, a folder with a checkpoint, or a model of the hub", type=PLACE, required=False
+    )
+    cores: str = option("cores of this machine that jobs share (default: all)", default="all", metavar="N")
+    dry_run: bool = switch("only show what would be done")
+    profile: str | None = option(
+        "snakemake's profile, for a cluster (default: profiles/default)", type=PLACE, metavar="FOLDER"
+    )
+    json: bool = switch("print one JSON object; progress goes to standard error")
+    matrix: Path | None = option(
+        "build models x devices x floors of a YAML file", type=FILE, metavar="FILE", panel="Many builds"
+    )
+    output: Path = option(
+        "index.html, summary.json, junit.xml and changes.md of a matrix (default: build/matrix)",
         default=Path("build/matrix"),
+        type=FILE,
         metavar="FOLDER",
-        help="index.html, summary.json, junit.xml and changes.md of a matrix (default: build/matrix)",
+        panel="Many builds",
     )
-    matrix.add_argument(
-        "--accepted",
-        type=Path,
+    accepted: Path | None = option(
+        "what a matrix was accepted with: a build that is worse in quality, speed, size or determinism fails",
+        type=FILE,
         metavar="FILE",
-        help="what a matrix was accepted with: a build that is worse in quality, speed, size or determinism fails",
+        panel="Many builds",
     )
-    matrix.add_argument("--accept", action="store_true", help="write this matrix into --accepted")
-    matrix.add_argument(
-        "--update-lock",
-        action="store_true",
-        help="write the lock file beside the matrix anew: models whose weights or text differ from it are not built",
+    accept: bool = switch("write this matrix into --accepted", panel="Many builds")
+    update_lock: bool = switch(
+        "write the lock file beside the matrix anew: models whose weights or text differ from it are not built",
+        panel="Many builds",
     )
+    more: Mapping[str, str] = field(default_factory=dict)
+    """The keys of the build, and options of plug-ins."""
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(flags: Build) -> int:
     """Builds; returns the exit code of the build.
 
     Raises:
         ColdpressError: if a flag has no value or does not go with another, or there are no rules.
     """
-    config = {
-        name.removeprefix(KEY): value
-        for name, value in vars(arguments).items()
-        if name.startswith(KEY) and value is not None
-    }
-    config |= options_of(arguments.more)
-    told = ["--cores", arguments.cores, *(["--dry-run"] if arguments.dry_run else [])]
-    told += ["--workflow-profile", arguments.profile] if arguments.profile else []
-    if arguments.matrix is not None:
-        return _run_matrix(arguments, config, told)
-    if arguments.model is None:
+    config = dict(flags.more)
+    told = ["--cores", flags.cores, *(["--dry-run"] if flags.dry_run else [])]
+    told += ["--workflow-profile", flags.profile] if flags.profile else []
+    if flags.matrix is not None:
+        return _run_matrix(flags, flags.matrix, config, told)
+    if flags.model is None:
         raise ColdpressError("no model was given; name one, or a file of builds with --matrix")
-    return _shown({"model": arguments.model} | config, told, arguments)
+    return _shown({"model": flags.model} | config, told, flags)
 
 
-def _run_matrix(arguments: argparse.Namespace, config: Mapping[str, str], told: Sequence[str]) -> int:
+def _run_matrix(flags: Build, file: Path, config: Mapping[str, str], told: Sequence[str]) -> int:
     """Builds a matrix; returns its exit code."""
-    if arguments.model is not None or config:
-        given = arguments.model or next(f"--{_flag(key)}" for key in config)
+    if flags.model is not None or config:
+        given = flags.model or next(flag(key) for key in config)
         raise ColdpressError(
             f"'{given}' was given with --matrix, whose file names models and keys; leave one of them out"
         )
-    if arguments.accept and arguments.accepted is None:
+    if flags.accept and flags.accepted is None:
         raise ColdpressError("--accept writes a file; name it with --accepted")
-    if arguments.dry_run:
-        return _shown({"matrix": str(arguments.matrix)}, told, arguments)
+    if flags.dry_run:
+        return _shown({"matrix": str(file)}, told, flags)
     from coldpress.cli.matrix import run as matrix
 
-    shared = (arguments.matrix, arguments.output, arguments.accepted, told)
-    with _beside_json(arguments):
+    with _beside_json(flags):
         code, results = matrix.run(
-            *shared,
-            accept=arguments.accept,
-            update_lock=arguments.update_lock,
+            file,
+            flags.output,
+            flags.accepted,
+            told,
+            accept=flags.accept,
+            update_lock=flags.update_lock,
             tell=lambda line: print(line, flush=True),
         )
-    if arguments.json:
+    if flags.json:
         print(json.dumps({"exit_code": code, **results.model_dump(mode="json")}))
     return code
 
 
-def _shown(config: Mapping[str, str], told: Sequence[str], arguments: argparse.Namespace) -> int:
+def _shown(config: Mapping[str, str], told: Sequence[str], flags: Build) -> int:
     """Runs snakemake and shows its progress; returns its exit code."""
-    with _beside_json(arguments):
+    with _beside_json(flags):
         code = followed(config, told)
-    if arguments.json:
-        is_built = not code and not arguments.dry_run
+    if flags.json:
+        is_built = not code and not flags.dry_run
         print(json.dumps({"exit_code": code, **(built(config) if is_built else {})}))
     return code
 
 
-def _beside_json(arguments: argparse.Namespace) -> contextlib.AbstractContextManager[object]:
+def _beside_json(flags: Build) -> contextlib.AbstractContextManager[object]:
     """Redirects progress to standard error where standard output is for one JSON object."""
-    return contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext()
+    return contextlib.redirect_stdout(sys.stderr) if flags.json else contextlib.nullcontext()
 
 
 def followed(config: Mapping[str, str], told: Sequence[str]) -> int:
@@ -149,22 +143,6 @@ def followed(config: Mapping[str, str], told: Sequence[str]) -> int:
         except KeyboardInterrupt:  # the terminal has interrupted snakemake, too, which ends its jobs first
             process.wait()
             raise
-
-
-def options_of(words: Sequence[str]) -> dict[str, str]:
-    """Returns plug-ins' options by name, from flags that the parser does not know: `--name value` or `--name=value`.
-
-    Raises:
-        ColdpressError: if a word is no such flag, or has no value.
-    """
-    found: dict[str, str] = {}
-    left = list(words)
-    while left:
-        name, is_one, value = left.pop(0).partition("=")
-        if not name.startswith("--") or not (is_one or left):
-            raise ColdpressError(f"'{name}' was given, expected --KEY VALUE; see `coldpress build --help`")
-        found[name.removeprefix("--").replace("-", "_")] = value if is_one else left.pop(0)
-    return found
 
 
 def built(config: Mapping[str, str]) -> dict[str, Any]:
@@ -194,11 +172,35 @@ def _here(path: Path) -> str:
     return os.path.relpath(path)
 
 
-def _flag(name: str) -> str:
-    return name.replace("_", "-")
-
-
 def _help(declared: Mapping[str, Any]) -> str:
     default = declared.get("default")
-    text = declared["description"] + ("" if default is None else f" (default: {default})")
-    return text.replace("%", "%%")
+    return declared["description"] + ("" if default is None else f" (default: {default})")
+
+
+def _keep(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    """Adds the value of a key to `more`."""
+    if value is not None:
+        context.params["more"][(parameter.name or "").removeprefix(KEY)] = value
+
+
+def _command() -> Command:
+    made = command(
+        Build,
+        run,
+        name="build",
+        help=__doc__,
+        examples=EXAMPLES,
+        usage="--device DEVICE [--KEY VALUE ...]",
+        takes_more=True,
+    )
+    for name, declared in known_keys().items():
+        if name not in GIVEN_OTHERWISE:
+            names, text = [flag(name), f"{KEY}{name}"], _help(declared)
+            made.params.append(
+                RichOption(names, help=text, metavar="VALUE", panel="Keys", callback=_keep, expose_value=False)
+            )
+    made.add_panel(RichOptionPanel("Keys"))
+    return made
+
+
+COMMAND = _command()

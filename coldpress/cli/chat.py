@@ -3,14 +3,13 @@
 `/reset` forgets the chat, `/stats` says what it cost, `/exit` or the end of the input ends it.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import coldpress
-from coldpress.runtime.cli.command_line import examples_of
+from coldpress.runtime.cli.declaration import PLACE, argument, command, option, switch
 from coldpress.runtime.model import Model
 from coldpress.runtime.quantities import show_bytes
 from coldpress.runtime.text.chat import Message
@@ -21,36 +20,37 @@ EXAMPLES = """
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the arguments of `coldpress chat`."""
-    parser.description, parser.epilog = __doc__, examples_of("chat", EXAMPLES)
-    parser.add_argument("artifact", metavar="ARTIFACT", help="folder of an artifact (NAME.coldpress)")
-    parser.add_argument("--dram", metavar="BYTES", help="budget, such as 3GB (default: the artifact's largest plan)")
-    parser.add_argument("--system", metavar="TEXT", help="what the model is told before the chat")
-    parser.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="of an answer (default: 256)")
-    parser.add_argument("--temperature", type=float, default=0.7, metavar="T", help="0 is greedy (default: 0.7)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the first answer (default: 0)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object for each answer, and nothing else")
+@dataclass(frozen=True, kw_only=True)
+class Chat:
+    """The flags of `coldpress chat`."""
+
+    artifact: str = argument("folder of an artifact (NAME.coldpress)", type=PLACE)
+    dram: str | None = option("budget, such as 3GB (default: the artifact's largest plan)", metavar="BYTES")
+    system: str | None = option("what the model is told before the chat", metavar="TEXT")
+    max_new_tokens: int = option("of an answer (default: 256)", default=256, type=int, metavar="N")
+    temperature: float = option("0 is greedy (default: 0.7)", default=0.7, type=float, metavar="T")
+    seed: int = option("of the first answer (default: 0)", default=0, type=int, metavar="N")
+    json: bool = switch("print one JSON object for each answer, and nothing else")
 
 
-def run(arguments: argparse.Namespace) -> None:
+def run(flags: Chat) -> None:
     """Chats until the input ends.
 
     Raises:
         ColdpressError: if the artifact cannot be loaded, has no chat template, or a chat is longer than its context.
     """
-    with coldpress.load(arguments.artifact, dram=arguments.dram) as model:
-        start: list[Message] = [{"role": "system", "content": arguments.system}] if arguments.system else []
+    with coldpress.load(flags.artifact, dram=flags.dram) as model:
+        start: list[Message] = [{"role": "system", "content": flags.system}] if flags.system else []
         model.chat_ids([*start, {"role": "user", "content": "?"}])  # refuses an artifact without a template at once
         chat = list(start)
-        for number, line in enumerate(_lines(is_quiet=arguments.json)):
+        for number, line in enumerate(_lines(is_quiet=flags.json)):
             if line == "/reset":
                 chat = list(start)
             elif line == "/stats":
                 print(_stats(model))
             else:
                 chat.append({"role": "user", "content": line})
-                chat.append({"role": "assistant", "content": _answer(model, chat, number, arguments)})
+                chat.append({"role": "assistant", "content": _answer(model, chat, number, flags)})
 
 
 def _lines(*, is_quiet: bool) -> Iterator[str]:
@@ -67,16 +67,16 @@ def _lines(*, is_quiet: bool) -> Iterator[str]:
             yield line
 
 
-def _answer(model: Model, chat: list[Message], number: int, arguments: argparse.Namespace) -> str:
+def _answer(model: Model, chat: list[Message], number: int, flags: Chat) -> str:
     """Prints an answer as it is written, and returns it."""
     pieces: list[str] = []
-    drawing = {"temperature": arguments.temperature, "seed": arguments.seed + number}
-    for piece in model.stream(model.chat_ids(chat), max_new_tokens=arguments.max_new_tokens, **drawing):
+    drawing = {"temperature": flags.temperature, "seed": flags.seed + number}
+    for piece in model.stream(model.chat_ids(chat), max_new_tokens=flags.max_new_tokens, **drawing):
         pieces.append(piece)
-        if not arguments.json:
+        if not flags.json:
             print(piece, end="", flush=True)
     text = "".join(pieces).strip()
-    print(json.dumps({"answer": text, "stats": asdict(model.stats)}) if arguments.json else "", flush=True)
+    print(json.dumps({"answer": text, "stats": asdict(model.stats)}) if flags.json else "", flush=True)
     return text
 
 
@@ -86,3 +86,6 @@ def _stats(model: Model) -> str:
         f"{found.new_tokens} tokens at {found.decode_tokens_per_s:.1f} tokens/s; {found.hit_rate:.0%} of the units "
         f"were in DRAM, {show_bytes(found.read_bytes)} were read; {show_bytes(found.dram_used_bytes)} of DRAM in use"
     )
+
+
+COMMAND = command(Chat, run, name="chat", help=__doc__, examples=EXAMPLES)

@@ -5,13 +5,12 @@
 Without `--fix` it ends with code 1 if the file is not up to date.
 """
 
-import argparse
 import os
 import sys
 from pathlib import Path
 
 import coldpress
-from coldpress.cli.main import COMMANDS, build_parser
+from coldpress.cli.main import COMMANDS, FRONT_DOOR, load
 
 FILE = Path(coldpress.__file__).resolve().parents[1] / "docs" / "reference" / "commands.md"
 WIDTH = "100"
@@ -27,16 +26,16 @@ def document() -> str:
     os.environ |= {"COLUMNS": WIDTH, "NO_COLOR": "1"}
     found = [HEAD]
     for name in COMMANDS:
-        text = _parser(name).format_help().partition("\nKeys:\n")[0].rstrip()
+        text = _help(name).partition("\nKeys:\n")[0].rstrip()
         found.append(f"## coldpress {name}\n\n```\n{text}\n```\n")
     return "\n".join(found)
 
 
-def _parser(name: str) -> argparse.ArgumentParser:
-    """Returns the parser of a command."""
-    whole = build_parser(name)
-    (commands,) = (action for action in whole._actions if isinstance(action, argparse._SubParsersAction))
-    return commands.choices[name]
+def _help(name: str) -> str:
+    """Returns the help of a command."""
+    parent = FRONT_DOOR.make_context("coldpress", [], resilient_parsing=True)
+    command = load(name)
+    return command.get_help(command.make_context(name, [], parent=parent, resilient_parsing=True))
 
 
 def main(argv: list[str]) -> int:

@@ -5,9 +5,9 @@ what differs is shown; `--all` shows everything. `--html` writes one page about 
 DRAM and charts.
 """
 
-import argparse
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from rich.table import Table
 from coldpress.compiler.io import load_record, replacing
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.cli import inspect
-from coldpress.runtime.cli.command_line import examples_of
+from coldpress.runtime.cli.declaration import FILE, argument, command, option, switch
 from coldpress.schemas.errors import ColdpressError, clipped, printable
 from coldpress.schemas.manifest import MANIFEST_FILE
 from coldpress.schemas.metrics import Metrics
@@ -44,28 +44,29 @@ CANDIDATES = ("build.sparsity.tried.", "build.sparsity.front.")
 """What the search compared: each build's report shows it."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the arguments of `coldpress diff`."""
-    parser.description, parser.epilog = __doc__, examples_of("diff", EXAMPLES)
-    for name in ("a", "b"):
-        parser.add_argument(name, metavar=name.upper(), type=Path, help="an artifact, or the folder of a build")
-    parser.add_argument("--all", action="store_true", help="also show what is equal")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--html", metavar="FILE", type=Path, help="also write one page about two finished builds")
+@dataclass(frozen=True, kw_only=True)
+class Diff:
+    """The flags of `coldpress diff`."""
+
+    a: Path = argument("an artifact, or the folder of a build", type=FILE)
+    b: Path = argument("an artifact, or the folder of a build", type=FILE)
+    all: bool = switch("also show what is equal")
+    json: bool = switch("print one JSON object")
+    html: Path | None = option("also write one page about two finished builds", type=FILE, metavar="FILE")
 
 
-def run(arguments: argparse.Namespace) -> None:
+def run(flags: Diff) -> None:
     """Prints what differs.
 
     Raises:
         ColdpressError: if a path is neither an artifact nor a build.
         ArtifactError: if an artifact is damaged.
     """
-    one, other = (facts_of(path) for path in (arguments.a, arguments.b))
-    names = [name for name in one | other if arguments.all or one.get(name) != other.get(name)]
-    if arguments.html is not None:
-        _write_page(arguments.html, arguments.a, arguments.b, [_row(name, one, other) for name in names])
-    if arguments.json:
+    one, other = (facts_of(path) for path in (flags.a, flags.b))
+    names = [name for name in one | other if flags.all or one.get(name) != other.get(name)]
+    if flags.html is not None:
+        _write_page(flags.html, flags.a, flags.b, [_row(name, one, other) for name in names])
+    if flags.json:
         print(json.dumps({"rows": [{"name": name, "a": one.get(name), "b": other.get(name)} for name in names]}))
         return
     if not names:
@@ -77,7 +78,7 @@ def run(arguments: argparse.Namespace) -> None:
         return
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
-    for title in (str(arguments.a), str(arguments.b), ""):
+    for title in (str(flags.a), str(flags.b), ""):
         table.add_column(title, overflow="fold")
     for name in names:
         table.add_row(*_row(name, one, other))
@@ -168,3 +169,6 @@ def _change(one: object, other: object) -> str:
     assert isinstance(one, int | float)
     assert isinstance(other, int | float)
     return f"× {other / one:.3f}" if one > 0 and other != one else ""
+
+
+COMMAND = command(Diff, run, name="diff", help=__doc__, examples=EXAMPLES)

@@ -4,7 +4,6 @@ Each line is `ok`, `limited` (something is slower or missing, nothing breaks) or
 what to do. The exit code is 2 if a line is bad.
 """
 
-import argparse
 import importlib.util
 import json
 import os
@@ -20,7 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from coldpress.runtime import _native
-from coldpress.runtime.cli.command_line import EXIT_BAD_INPUT, examples_of
+from coldpress.runtime.cli.command_line import EXIT_BAD_INPUT
+from coldpress.runtime.cli.declaration import FILE, command, option, switch
 from coldpress.runtime.cli.emulation import MECHANISMS
 from coldpress.runtime.cli.emulation.disk import disk_of
 from coldpress.runtime.plan.memory import physical_bytes
@@ -56,25 +56,26 @@ class Finding:
     """What to do; empty if all is well."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the arguments of `coldpress doctor`."""
-    parser.description, parser.epilog = __doc__, examples_of("doctor", EXAMPLES)
-    parser.add_argument(
-        "--folder", type=Path, default=Path(), help="where artifacts will lie (default: the current folder)"
+@dataclass(frozen=True, kw_only=True)
+class Doctor:
+    """The flags of `coldpress doctor`."""
+
+    folder: Path = option(
+        "where artifacts will lie (default: the current folder)", default=Path(), type=FILE, metavar="FOLDER"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    json: bool = switch("print one JSON object")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(flags: Doctor) -> int:
     """Prints the findings.
 
     Raises:
         ColdpressError: if there is no such folder.
     """
-    if not arguments.folder.is_dir():
-        raise ColdpressError(f"--folder {arguments.folder} is no folder; name the one where artifacts will lie")
-    found = list(findings(arguments.folder))
-    if arguments.json:
+    if not flags.folder.is_dir():
+        raise ColdpressError(f"--folder {flags.folder} is no folder; name the one where artifacts will lie")
+    found = list(findings(flags.folder))
+    if flags.json:
         print(json.dumps({"findings": [asdict(one) for one in found]}))
     else:
         table = Table("", "", "found", "what to do", box=None, padding=(0, 2, 0, 0))
@@ -184,3 +185,6 @@ def _hub() -> Finding:
             "hub", "limited", f"{url} is out of reach: {reason}", "build from a local folder: coldpress build FOLDER"
         )
     return Finding("hub", "ok", f"{url} answers")
+
+
+COMMAND = command(Doctor, run, name="doctor", help=__doc__, examples=EXAMPLES)

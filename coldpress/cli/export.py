@@ -3,16 +3,16 @@
 A build does the same with `--export gguf`. A model that the other engine would compute differently is refused.
 """
 
-import argparse
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from coldpress.cli.build import options_of
 from coldpress.compiler.stages.export import TARGETS, exported
 from coldpress.compiler.stages.export._target import Target
 from coldpress.runtime import plugins
 from coldpress.runtime.artifact.reader import open_artifact
-from coldpress.runtime.cli.command_line import examples_of
+from coldpress.runtime.cli.declaration import FILE, PLACE, argument, command, option, switch
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantities import show_bytes
 from coldpress.schemas.base import Options
@@ -22,29 +22,32 @@ EXAMPLES = """
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the arguments of `coldpress export`."""
-    parser.description, parser.epilog = __doc__, examples_of("export", EXAMPLES)
-    parser.add_argument("artifact", metavar="ARTIFACT", help="folder of an artifact (NAME.coldpress)")
-    parser.add_argument("--to", default="gguf", metavar="FORMAT", help=f"one of {', '.join(plugins.names(TARGETS))}")
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the file to write")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(takes_more=True)
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """The flags of `coldpress export`."""
+
+    artifact: str = argument("folder of an artifact (NAME.coldpress)", type=PLACE)
+    to: str = option(f"one of {', '.join(plugins.names(TARGETS))}", default="gguf", metavar="FORMAT")
+    output: Path = option("the file to write", required=True, type=FILE, metavar="FILE")
+    json: bool = switch("print one JSON object")
+    more: Mapping[str, str] = field(default_factory=dict)
+    """The format's own options."""
 
 
-def run(arguments: argparse.Namespace) -> None:
+def run(flags: Export) -> None:
     """Writes the file, whole or not at all.
 
     Raises:
         ColdpressError: if the other engine would compute another model, or there is no such format.
     """
-    options: Options = {**options_of(arguments.more)}
-    found = exported(
-        open_artifact(arguments.artifact), load(TARGETS, Target, arguments.to), options, arguments.output.absolute()
-    )
-    if arguments.json:
+    options: Options = {**flags.more}
+    found = exported(open_artifact(flags.artifact), load(TARGETS, Target, flags.to), options, flags.output.absolute())
+    if flags.json:
         print(json.dumps(found.model_dump(mode="json")))
         return
-    print(f"{arguments.output}: {show_bytes(found.size_bytes)}, sha256 {found.sha256}")
+    print(f"{flags.output}: {show_bytes(found.size_bytes)}, sha256 {found.sha256}")
     if found.rounded:
         print(f"{len(found.rounded)} tensors were rounded again, because the format has no such codes")
+
+
+COMMAND = command(Export, run, name="export", help=__doc__, examples=EXAMPLES, takes_more=True)

@@ -1,24 +1,27 @@
-# PYTHON_ARGCOMPLETE_OK
 """`coldpress`: compiles models, says what a build will give, and runs, serves, measures and checks artifacts.
 
 A command's module is imported when it is called: the runtime's commands need neither torch nor snakemake. Bad input
 ends in one sentence on standard error and exit code 2.
 """
 
-import argparse
 import importlib
 import io
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeGuard
 
-import numpy as np
+import click
+from click.exceptions import NoSuchCommand
+from click.shell_completion import shell_complete
+from rich_click import RichCommand, RichOption
 
-from coldpress.runtime.cli import arguments as runtime_arguments
-from coldpress.runtime.cli.command_line import Parser, fail, guarded
+from coldpress.runtime.cli.command_line import fail, guarded
+from coldpress.runtime.cli.declaration import HELP, Commands
 from coldpress.schemas import __version__
-from coldpress.schemas.manifest import FORMAT_MAJOR, FORMAT_MINOR
+from coldpress.schemas.errors import clipped
+
+COMPLETION, RUNTIME = "_COLDPRESS_COMPLETE", "coldpress.runtime.cli.commands"
 
 EXAMPLES = """examples:
   coldpress build mistral-7b --device pixel6 --corpus my-text.txt
@@ -26,41 +29,86 @@ EXAMPLES = """examples:
   coldpress generate demo.coldpress --prompt "The quick brown" --max-new-tokens 40
   coldpress inspect demo.coldpress
 
-`coldpress COMMAND --help` explains a command. For completion by the tab key:
-  eval "$(register-python-argcomplete coldpress)"
+`coldpress COMMAND --help` explains a command. Completion by the tab key, in bash (in zsh: zsh_source) and in fish:
+  eval "$(_COLDPRESS_COMPLETE=bash_source coldpress)"
+  _COLDPRESS_COMPLETE=fish_source coldpress | source
 """
 
 
-class Command(NamedTuple):
-    """A command of the compiler or the server: a module with `add_arguments(parser)` and `run(arguments)`."""
+class Known(NamedTuple):
+    """A command: what it does, and its module, which has `COMMAND`."""
 
     help: str
     module: str
-    extra: str
+    extra: str = ""
     """The extra of the package that it needs; empty for none."""
 
 
-COMPILER = {
-    "build": Command("compile a model for a device", "coldpress.cli.build", "compiler"),
-    "quote": Command("say what a build will give, before it is made", "coldpress.compiler.quote.command", "compiler"),
+COMMANDS = {
+    "build": Known("compile a model for a device", "coldpress.cli.build", "compiler"),
+    "quote": Known("say what a build will give, before it is made", "coldpress.compiler.quote.command", "compiler"),
+    "chat": Known("chat with an artifact, by its checkpoint's template", "coldpress.cli.chat"),
+    "serve": Known("serve an artifact to clients of OpenAI and Anthropic", "coldpress.server.command", "serve"),
+    "generate": Known("continue a prompt, reading weights from flash", RUNTIME),
+    "inspect": Known("show what an artifact is: model, files, families, plans", RUNTIME),
+    "verify": Known("check every byte of an artifact: digests, page checksums, weights", RUNTIME),
+    "bench": Known("measure decoding for selectors and caches; the last line is JSON", RUNTIME),
+    "simulate": Known("replay a trace on a modelled device, without weights", RUNTIME),
+    "emulate": Known("run any command with the reads and the memory of a device", RUNTIME),
+    "export": Known("write an artifact's weights for another engine", "coldpress.cli.export", "compiler"),
+    "device": Known("measure, import, show and compare device profiles", "coldpress.compiler.device.command"),
+    "diff": Known("compare two artifacts or builds", "coldpress.cli.diff"),
+    "doctor": Known("say what works on this machine, and what to do about the rest", "coldpress.cli.doctor"),
 }
-SERVING = {
-    "chat": Command("chat with an artifact, by its checkpoint's template", "coldpress.cli.chat", ""),
-    "serve": Command("serve an artifact to clients of OpenAI and Anthropic", "coldpress.server.command", "serve"),
-}
-OTHERS = {
-    "export": Command("write an artifact's weights for another engine", "coldpress.cli.export", "compiler"),
-    "device": Command("measure, import, show and compare device profiles", "coldpress.compiler.device.command", ""),
-    "diff": Command("compare two artifacts or builds", "coldpress.cli.diff", ""),
-    "doctor": Command("say what works on this machine, and what to do about the rest", "coldpress.cli.doctor", ""),
-}
-COMMANDS: dict[str, Command | None] = {
-    **COMPILER,
-    **SERVING,
-    **dict.fromkeys(runtime_arguments.HELP),
-    **OTHERS,
-}
-"""All commands in the order of the help; None for the runtime's own."""
+"""All commands in the order of the help."""
+
+
+def load(name: str) -> click.Command:
+    """Returns a command.
+
+    Raises:
+        ModuleNotFoundError: if it needs a package that is not installed.
+    """
+    module = importlib.import_module(COMMANDS[name].module)
+    return module.COMMANDS[name] if COMMANDS[name].module == RUNTIME else module.COMMAND
+
+
+class FrontDoor(Commands):
+    """`coldpress`: lists its commands by one line each, and imports the one that is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Returns the names in the order of the help."""
+        return list(COMMANDS)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Finds the command that is called."""
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, load(name) if name else None, rest
+
+
+def _version(context: click.Context, _: click.Parameter, is_asked: bool) -> None:
+    if is_asked and not context.resilient_parsing:
+        from coldpress.schemas.manifest import FORMAT_MAJOR, FORMAT_MINOR  # a help needs no records
+
+        print(f"coldpress {__version__}, artifact format {FORMAT_MAJOR}.{FORMAT_MINOR}")
+        context.exit()
+
+
+FRONT_DOOR = FrontDoor(
+    name="coldpress",
+    help="Compiles language models, and runs them from flash.",
+    epilog=EXAMPLES,
+    no_args_is_help=False,
+    context_settings=dict(HELP),
+    commands={name: RichCommand(name=name, short_help=known.help) for name, known in COMMANDS.items()},
+    params=[
+        RichOption(
+            ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version."
+        )
+    ],
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,65 +118,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     if _is_text_file(sys.stdout):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character must not end the run
     given = list(sys.argv[1:] if argv is None else argv)
-    name = next((word for word in _words(given) if word in COMMANDS), None)
     try:
-        parser = build_parser(name)
+        if asked := os.environ.get(COMPLETION):
+            return shell_complete(FRONT_DOOR, {}, "coldpress", COMPLETION, asked)
+        return guarded(lambda: _run(given), "coldpress")
+    except click.UsageError as error:
+        return _refused(error)
     except ModuleNotFoundError as error:
-        return _missing(name or "", error)
-    if "_ARGCOMPLETE" in os.environ:
-        import argcomplete
-
-        argcomplete.autocomplete(parser)
-    arguments, unknown = parser.parse_known_args(given)
-    if unknown and not getattr(arguments, "takes_more", False):
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    arguments.argv, arguments.more = given, unknown
-    return _run(name or "", arguments)
+        return _missing(next((word for word in given if word in COMMANDS), ""), error)
 
 
-def build_parser(name: str | None) -> argparse.ArgumentParser:
-    """Returns the parser of all commands; the one that is `name` has its arguments and `run`, its function.
-
-    Raises:
-        ModuleNotFoundError: if the command needs a package that is not installed.
-    """
-    parser = Parser(
-        prog="coldpress", description="Compiles language models, and runs them from flash.", epilog=EXAMPLES
-    )
-    version = f"coldpress {__version__}, artifact format {FORMAT_MAJOR}.{FORMAT_MINOR}"
-    parser.add_argument("--version", action="version", version=version)
-    parsers = parser.add_subparsers(metavar="COMMAND", required=True)
-    for each, command in COMMANDS.items():
-        text = runtime_arguments.HELP[each] if command is None else command.help
-        made = parsers.add_parser(each, help=text, description=f"{text[0].upper()}{text[1:]}.")
-        if each == name:
-            made.set_defaults(run=_declared(each, command, made))
-    return parser
-
-
-def _words(given: Sequence[str]) -> Sequence[str]:
-    """Returns the words of the command line, those typed so far while the shell completes one."""
-    return os.environ.get("COMP_LINE", "").split()[1:2] if "_ARGCOMPLETE" in os.environ else given[:1]
-
-
-def _declared(name: str, command: Command | None, parser: argparse.ArgumentParser) -> Callable[..., int | None]:
-    """Declares a command's arguments; returns its function."""
-    if command is None:
-        runtime_arguments.add_arguments(name, parser)
-        return importlib.import_module("coldpress.runtime.cli.commands").RUN[name]
-    module = importlib.import_module(command.module)
-    module.add_arguments(parser)
-    return module.run
-
-
-def _run(name: str, arguments: argparse.Namespace) -> int:
-    """Runs the parsed command."""
-    subject = next((getattr(arguments, key) for key in ("artifact", "model") if hasattr(arguments, key)), name)
+def _run(given: list[str]) -> int:
     try:
-        with np.errstate(all="ignore"):  # no warnings: results are checked for overflow, and refused in one sentence
-            return guarded(lambda: arguments.run(arguments), str(subject))
-    except ModuleNotFoundError as error:
-        return _missing(name, error)
+        with FRONT_DOOR.make_context("coldpress", list(given), obj=given) as context:
+            return FRONT_DOOR.invoke(context)
+    except click.exceptions.Exit as done:  # after a help
+        return done.exit_code
+
+
+def _refused(error: click.UsageError) -> int:
+    """Says in one sentence what is wrong with the command line."""
+    text = error.message if isinstance(error, click.NoSuchOption | NoSuchCommand) else error.format_message()
+    text = text[:1].lower() + clipped(text[1:].rstrip("."), 500)
+    if isinstance(error, click.NoSuchOption | NoSuchCommand) and error.possibilities:
+        text += f" (did you mean {' or '.join(error.possibilities)}?)"
+    return fail(f"{text}; see `{error.ctx.command_path if error.ctx else 'coldpress'} --help`")
 
 
 def _missing(name: str, error: ModuleNotFoundError) -> int:
@@ -140,8 +154,7 @@ def _missing(name: str, error: ModuleNotFoundError) -> int:
     package = (error.name or "").partition(".")[0]
     if package in ("", "coldpress"):
         raise error
-    command = COMMANDS.get(name)
-    extra = (command and command.extra) or "compiler"
+    extra = COMMANDS[name].extra or "compiler"
     return fail(f"coldpress {name} needs {package}, which is not installed; pip install '.[{extra}]' in a checkout")
 
 

@@ -4,20 +4,18 @@ SIGTERM and SIGINT end it in order: it refuses new requests, finishes those that
 artifact. A second SIGINT ends it at once.
 """
 
-import argparse
-import inspect
 import logging
-import os
 import socket
 import sys
 import time
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 import uvicorn
 
-from coldpress.runtime.cli.command_line import examples_of
+from coldpress.runtime.cli.declaration import PLACE, argument, command, option
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.quantities import parse_bytes, show_bytes
@@ -164,38 +162,43 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def run(arguments: argparse.Namespace) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Serve:
+    """The flags of `coldpress serve`; None is the default of `serve`."""
+
+    artifact: str = argument("the artifact's folder", type=PLACE)
+    host: str | None = option("where to listen (default: 127.0.0.1, which only this machine reaches)", metavar="HOST")
+    port: int | None = option("default: 8080; 0 takes any free one", type=int, metavar="PORT")
+    dram: str | None = option("budget, such as 3GB (default: the artifact's largest plan)", metavar="BYTES")
+    key: str | None = option(
+        f"what clients must send as a bearer token or x-api-key (default: ${KEY_VARIABLE}, which no list of processes "
+        "shows; else nothing is asked for)",
+        envvar=KEY_VARIABLE,
+        metavar="KEY",
+    )
+    name: str | None = option("the model's name in requests (default: the artifact's)", metavar="NAME")
+    max_queue: int | None = option("sequences that may wait (default: 64)", type=int, metavar="N")
+    max_batch: int | None = option(f"most that run at once (default: {FEW_TOKENS})", type=int, metavar="N")
+    batch_tokens: int | None = option(
+        "tokens of all running sequences (default: the plan's context)", type=int, metavar="N"
+    )
+    max_tokens: int | None = option(
+        "new tokens where a request does not say how many (default: 512)", type=int, metavar="N"
+    )
+    max_body_bytes: int | None = option("longest body of a request (default: 4 MiB)", type=int, metavar="N")
+    keep_alive_s: float | None = option(
+        "seconds after which a silent stream says so (default: 10)", type=float, metavar="S"
+    )
+    prefixes: str | None = option(
+        "keep prompts' keys and values there (default: nowhere)", type=PLACE, metavar="FOLDER"
+    )
+    prefix_bytes: str | None = option("most bytes of that folder (default: 1 GiB)", metavar="BYTES")
+
+
+def run(flags: Serve) -> None:
     """Serves until a signal; see `serve`."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
-    known = inspect.signature(serve).parameters
-    serve(**{name: value for name, value in vars(arguments).items() if name in known and value is not None})
+    serve(**{name: value for name, value in vars(flags).items() if value is not None})
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the arguments of `coldpress serve`."""
-    parser.description, parser.epilog = __doc__, examples_of("serve", EXAMPLES)
-    parser.add_argument("artifact", help="the artifact's folder")
-    parser.add_argument("--host", help="where to listen (default: 127.0.0.1, which only this machine reaches)")
-    parser.add_argument("--port", type=int, help="default: 8080; 0 takes any free one")
-    parser.add_argument("--dram", metavar="BYTES", help="budget, such as 3GB (default: the artifact's largest plan)")
-    parser.add_argument(
-        "--key",
-        default=os.environ.get(KEY_VARIABLE),
-        help=f"what clients must send as a bearer token or x-api-key (default: ${KEY_VARIABLE}, which no list of "
-        "processes shows; else nothing is asked for)",
-    )
-    parser.add_argument("--name", help="the model's name in requests (default: the artifact's)")
-    parser.add_argument("--max-queue", type=int, metavar="N", help="sequences that may wait (default: 64)")
-    parser.add_argument("--max-batch", type=int, metavar="N", help=f"most that run at once (default: {FEW_TOKENS})")
-    parser.add_argument(
-        "--batch-tokens", type=int, metavar="N", help="tokens of all running sequences (default: the plan's context)"
-    )
-    parser.add_argument(
-        "--max-tokens", type=int, metavar="N", help="new tokens where a request does not say how many (default: 512)"
-    )
-    parser.add_argument("--max-body-bytes", type=int, metavar="N", help="longest body of a request (default: 4 MiB)")
-    parser.add_argument(
-        "--keep-alive-s", type=float, metavar="S", help="seconds after which a silent stream says so (default: 10)"
-    )
-    parser.add_argument("--prefixes", metavar="FOLDER", help="keep prompts' keys and values there (default: nowhere)")
-    parser.add_argument("--prefix-bytes", metavar="BYTES", help="most bytes of that folder (default: 1 GiB)")
+COMMAND = command(Serve, run, name="serve", help=__doc__, examples=EXAMPLES)

@@ -5,15 +5,17 @@ in .json; `device=<path>.yaml` uses it, and `device=host` takes build/host.yaml 
 job file whose report `import-fio` takes; coldpress/compiler/device/README.md has the steps for a phone.
 """
 
-import argparse
 import json
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from coldpress.compiler.device.fio import JOBS, Stated, import_fio, read_report
 from coldpress.compiler.device.measure import fit_sentence, measure
 from coldpress.compiler.io import replacing, save_record
+from coldpress.runtime.cli.declaration import FILE, Commands, argument, command, option, switch
 from coldpress.runtime.profiles.devices import DEVICE_HELP, read_device
 from coldpress.runtime.quantities import parse_bytes
 from coldpress.schemas.device import MAX_NAME_CHARS, NAME_PATTERN, DeviceProfile
@@ -62,78 +64,95 @@ def _save_profile(profile: DeviceProfile, path: Path) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the commands of `coldpress device`."""
-    parser.description = __doc__
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    resolve = commands.add_parser("resolve", help="check a profile and write its record")
-    resolve.add_argument("device", help=DEVICE_HELP)
-    measured = commands.add_parser(
-        "measure", help="measure this machine: DRAM, cores, kernels, the storage of --folder"
+_OUTPUT: dict[str, Any] = {"required": True, "type": FILE, "metavar": "FILE"}
+_JSON = "print the profile, or both, as one JSON object"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolve:
+    """The flags of `coldpress device resolve`."""
+
+    device: str = argument(DEVICE_HELP)
+    output: Path = option("the record", **_OUTPUT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """The flags of `coldpress device measure`."""
+
+    folder: Path | None = option("where artifacts will lie (default: the output's folder)", type=FILE, metavar="FOLDER")
+    file_size: str = option("size of the file that is read (default: 1GiB)", default="1GiB", metavar="BYTES")
+    name: str = option("name of the profile (default: host)", default="host", metavar="NAME")
+    output: Path = option("the profile", **_OUTPUT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportFio:
+    """The flags of `coldpress device import-fio`."""
+
+    report: Path = argument("what fio printed", type=FILE)
+    base: str | None = option(
+        "the profile whose DRAM, cores and accelerator are assumed where not given", metavar="DEVICE"
     )
-    measured.add_argument("--folder", type=Path, help="where artifacts will lie (default: the output's folder)")
-    measured.add_argument("--file-size", default="1GiB", help="size of the file that is read (default: 1GiB)")
-    imported = commands.add_parser("import-fio", help="take the storage from a report of fio --output-format=json")
-    imported.add_argument("report", type=Path)
-    imported.add_argument("--base", help="the profile whose DRAM, cores and accelerator are assumed where not given")
-    imported.add_argument("--dram-bytes", help="DRAM of the device, such as 12GB")
-    imported.add_argument("--dram-bytes-per-s", type=float, help="its DRAM bandwidth, such as 6.8e10")
-    imported.add_argument("--num-cores", type=int, help="its cores that compute")
-    imported.add_argument("--name", help="name of the profile")
-    measured.add_argument("--name", default="host", help="name of the profile (default: host)")
-    for command in (resolve, measured, imported):
-        command.add_argument("--output", type=Path, required=True, metavar="FILE")
-    commands.add_parser("fio-jobs", help="print the job file of fio whose report import-fio takes")
-    shown = commands.add_parser("show", help="print a profile's figures, its points, the law and its errors")
-    shown.add_argument("device", help=DEVICE_HELP)
-    shown.add_argument("--chart", type=Path, metavar="FILE.svg", help="also draw the points and the law")
-    compared = commands.add_parser("compare", help="print the figures of two profiles side by side")
-    compared.add_argument("device", nargs=2, help=DEVICE_HELP)
-    for command in (shown, compared):
-        command.add_argument("--json", action="store_true", help="print the profile, or both, as one JSON object")
+    dram_bytes: str | None = option("DRAM of the device, such as 12GB", metavar="BYTES")
+    dram_bytes_per_s: float | None = option("its DRAM bandwidth, such as 6.8e10", type=float, metavar="R")
+    num_cores: int | None = option("its cores that compute", type=int, metavar="N")
+    name: str | None = option("name of the profile", metavar="NAME")
+    output: Path = option("the profile", **_OUTPUT)
 
 
-def run(arguments: argparse.Namespace) -> None:
-    """Runs the command.
-
-    Raises:
-        ColdpressError: if a profile, a report or a flag is refused.
-    """
-    if arguments.command == "resolve":
-        save_record(_load(arguments.device), arguments.output)
-        return
-    if arguments.command == "fio-jobs":
-        print(JOBS.read_text(encoding="utf-8"), end="")
-        return
-    if arguments.command in ("show", "compare"):
-        _show(arguments)
-        return
-    _check_output(arguments.output)
-    if arguments.command == "measure":
-        _measure(arguments)
-    else:
-        _import(arguments)
+@dataclass(frozen=True, kw_only=True)
+class FioJobs:
+    """`coldpress device fio-jobs` has no flags."""
 
 
-def _measure(arguments: argparse.Namespace) -> None:
-    name = _check_name(arguments.name)
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    folder = arguments.folder or arguments.output.parent
-    _tell(f"measuring DRAM, kernels, and the storage of {folder} with a file of {arguments.file_size}; about a minute")
-    _save_profile(measure(name, folder, parse_bytes(arguments.file_size), _tell), arguments.output)
+@dataclass(frozen=True, kw_only=True)
+class Show:
+    """The flags of `coldpress device show`."""
+
+    device: str = argument(DEVICE_HELP)
+    chart: Path | None = option("also draw the points and the law", type=FILE, metavar="FILE.svg")
+    json: bool = switch(_JSON)
 
 
-def _import(arguments: argparse.Namespace) -> None:
-    if arguments.base is None or arguments.name is None:
+@dataclass(frozen=True, kw_only=True)
+class Compare:
+    """The flags of `coldpress device compare`."""
+
+    a: str = argument(DEVICE_HELP)
+    b: str = argument(DEVICE_HELP)
+    json: bool = switch(_JSON)
+
+
+def _resolve(flags: Resolve) -> None:
+    save_record(_load(flags.device), flags.output)
+
+
+def _print_jobs(flags: FioJobs) -> None:
+    print(JOBS.read_text(encoding="utf-8"), end="")
+
+
+def _measure(flags: Measure) -> None:
+    _check_output(flags.output)
+    name = _check_name(flags.name)
+    flags.output.parent.mkdir(parents=True, exist_ok=True)
+    folder = flags.folder or flags.output.parent
+    _tell(f"measuring DRAM, kernels, and the storage of {folder} with a file of {flags.file_size}; about a minute")
+    _save_profile(measure(name, folder, parse_bytes(flags.file_size), _tell), flags.output)
+
+
+def _import(flags: ImportFio) -> None:
+    _check_output(flags.output)
+    if flags.base is None or flags.name is None:
         raise ColdpressError(
             "fio measures the storage alone; give --name for the new profile and --base, the profile that its DRAM, "
             "cores and accelerator are assumed from, such as --base oneplus12"
         )
-    base = _load(arguments.base)
-    dram_bytes = parse_bytes(arguments.dram_bytes) if arguments.dram_bytes is not None else None
-    stated = Stated(dram_bytes, arguments.dram_bytes_per_s, arguments.num_cores)
-    found = import_fio(read_report(arguments.report), _check_name(arguments.name), base, stated)
-    _save_profile(found, arguments.output)
+    base = _load(flags.base)
+    dram_bytes = parse_bytes(flags.dram_bytes) if flags.dram_bytes is not None else None
+    stated = Stated(dram_bytes, flags.dram_bytes_per_s, flags.num_cores)
+    found = import_fio(read_report(flags.report), _check_name(flags.name), base, stated)
+    _save_profile(found, flags.output)
     sizes = sorted({point.read_bytes for point in found.flash.read_curve.value})
     if len(sizes) == 1:
         _tell(
@@ -151,23 +170,49 @@ def _import(arguments: argparse.Namespace) -> None:
         )
 
 
-def _show(arguments: argparse.Namespace) -> None:
+def _show(flags: Show) -> None:
     from rich.console import Console
 
-    from coldpress.compiler.device.shown import compare, plot, show
+    from coldpress.compiler.device.shown import plot, show
 
-    console = Console(highlight=False)
-    if arguments.command == "compare":
-        one, other = map(_load, arguments.device)
-        if arguments.json:
-            print(json.dumps([profile.model_dump(mode="json") for profile in (one, other)]))
-        else:
-            compare(one, other, console)
-        return
-    profile = _load(arguments.device)
-    if arguments.chart is not None:
-        plot(profile, arguments.chart)
-    if arguments.json:
+    profile = _load(flags.device)
+    if flags.chart is not None:
+        plot(profile, flags.chart)
+    if flags.json:
         print(json.dumps(profile.model_dump(mode="json")))
     else:
-        show(profile, console)
+        show(profile, Console(highlight=False))
+
+
+def _compare(flags: Compare) -> None:
+    from rich.console import Console
+
+    from coldpress.compiler.device.shown import compare
+
+    one, other = _load(flags.a), _load(flags.b)
+    if flags.json:
+        print(json.dumps([profile.model_dump(mode="json") for profile in (one, other)]))
+    else:
+        compare(one, other, Console(highlight=False))
+
+
+COMMAND = Commands(
+    name="device",
+    help=__doc__,
+    no_args_is_help=False,
+    commands=[
+        command(Resolve, _resolve, name="resolve", help="check a profile and write its record"),
+        command(
+            Measure,
+            _measure,
+            name="measure",
+            help="measure this machine: DRAM, cores, kernels, the storage of --folder",
+        ),
+        command(
+            ImportFio, _import, name="import-fio", help="take the storage from a report of fio --output-format=json"
+        ),
+        command(FioJobs, _print_jobs, name="fio-jobs", help="print the job file of fio whose report import-fio takes"),
+        command(Show, _show, name="show", help="print a profile's figures, its points, the law and its errors"),
+        command(Compare, _compare, name="compare", help="print the figures of two profiles side by side"),
+    ],
+)

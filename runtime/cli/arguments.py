@@ -1,12 +1,14 @@
-"""Declares the flags and the help of the runtime's commands. It only parses."""
+"""Declares the flags of the runtime's commands. It only parses."""
 
-import argparse
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
+
+import click
 
 from coldpress.runtime import plugins
-from coldpress.runtime.cli.command_line import examples_of
+from coldpress.runtime.cli.declaration import FILE, PLACE, argument, option, switch
 from coldpress.runtime.drafts import DRAFT_TOKENS
 from coldpress.runtime.generate.choice import DEFAULT_FLASH
 from coldpress.runtime.kernels import FEW_TOKENS
@@ -15,7 +17,7 @@ from coldpress.runtime.plan.kv_cache import KV_CACHE_FORMATS
 from coldpress.runtime.profiles.devices import DEVICE_HELP
 from coldpress.runtime.synthetic.statistics import Statistics
 from coldpress.schemas.errors import clipped
-from coldpress.schemas.layout import Collapse, Preload
+from coldpress.schemas.layout import Collapse, KvCacheFormat, Preload
 
 EXAMPLES = """
   coldpress generate demo.coldpress --prompt "The quick brown" --max-new-tokens 40
@@ -64,24 +66,24 @@ def _token_ids(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"'{clipped(text)}' is not a list of token ids such as 1,2,3") from error
+        raise click.BadParameter(f"'{clipped(text)}' is not a list of token ids such as 1,2,3") from error
 
 
 def _sha256(text: str) -> str:
     if not re.fullmatch("[0-9a-f]{64}", text):
-        raise argparse.ArgumentTypeError(f"'{text}' is not an identity: 64 digits of 0-9 and a-f")
+        raise click.BadParameter(f"'{text}' is not an identity: 64 digits of 0-9 and a-f")
     return text
 
 
 def _at_least_one(text: str) -> int:
     if not text.isdecimal() or len(text) > 18 or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"'{clipped(text)}' is not a whole number of at least 1 and below 10^18")
+        raise click.BadParameter(f"'{clipped(text)}' is not a whole number of at least 1 and below 10^18")
     return int(text)
 
 
 def _whole(text: str) -> int:
     if not text.isdecimal() or len(text) > 18:
-        raise argparse.ArgumentTypeError(f"'{clipped(text)}' is not a whole number of at least 0 and below 10^18")
+        raise click.BadParameter(f"'{clipped(text)}' is not a whole number of at least 0 and below 10^18")
     return int(text)
 
 
@@ -89,304 +91,312 @@ def _number(text: str) -> float:
     try:
         return float(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"'{clipped(text)}' is not a number such as 0.8") from error
+        raise click.BadParameter(f"'{clipped(text)}' is not a number such as 0.8") from error
 
 
-class _Once(argparse.Action):
-    """Refuses a flag that is given twice: argparse would silently keep only the last value."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, option: str | None = None
-    ) -> None:
-        if getattr(namespace, self.dest) is not None:
-            parser.error(f"{option} was given more than once, expected one prompt; measure one after the other")
-        setattr(namespace, self.dest, values)
+def _once(context: click.Context, parameter: click.Parameter, values: tuple[Any, ...]) -> Any:
+    """Refuses a flag that is given twice: click would silently keep only the last value."""
+    if len(values) > 1:
+        name = parameter.opts[0]
+        raise click.UsageError(f"{name} was given more than once, expected one prompt; measure one after the other")
+    return values[0] if values else None
 
 
-HELP = {
-    "generate": "continue a prompt, reading weights from flash",
-    "inspect": "show what an artifact is: model, files, families, plans",
-    "verify": "check every byte of an artifact: digests, page checksums, weights",
-    "bench": "measure decoding for selectors and caches; the last line is JSON",
-    "simulate": "replay a trace on a modelled device, without weights",
-    "emulate": "run any command with the reads and the memory of a device",
-}
-"""The commands of the runtime, each with what it does."""
+def known(package: str) -> str:
+    """Returns the plug-ins of a package of the runtime, for a help."""
+    return f"known: {', '.join(plugins.names(f'coldpress.runtime.{package}'))}"
 
 
-def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
-    """Declares the arguments of one of the runtime's commands, and its examples."""
-    parser.epilog = examples_of(name, EXAMPLES)
-    if name == "emulate":
-        _add_emulate(parser)
-        return
-    parser.add_argument("artifact", metavar="ARTIFACT", help="folder of an artifact (NAME.coldpress)")
-    if name == "generate":
-        _add_generate(parser)
-    elif name == "bench":
-        parser.epilog = f"{LADDER_STEPS}\n{parser.epilog}"
-        _add_bench(parser)
-    elif name == "simulate":
-        parser.epilog = f"{STATISTICS}\n\n{parser.epilog}"
-        _add_simulate(parser)
-    if name in ("generate", "verify"):
-        parser.add_argument(
-            "--identity", type=_sha256, metavar="SHA256", help="refuse any other artifact (see `inspect`)"
-        )
-    if name in ("inspect", "verify", "simulate"):
-        parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+def _selector(help: str) -> Any:
+    return option(f"{help} ({known('sparsity')})", metavar="NAME", panel=RUN)
 
 
-def _add_generate(parser: argparse.ArgumentParser) -> None:
-    _add_prompts(parser)
-    parser.add_argument(
-        "--max-new-tokens", type=_at_least_one, default=64, metavar="N", help="tokens to add (default: 64)"
+def _cache(help: str) -> Any:
+    return option(f"{help} ({known('cache')}; {OPTIONS_HELP})", metavar="NAME", panel=RUN)
+
+
+def _identity() -> Any:
+    return option("refuse any other artifact (see `inspect`)", type=_sha256, metavar="SHA256")
+
+
+PROMPT, RUN, SAMPLING, DRAFTS, EMULATION = "Prompt, one of", "Plan and flash", "Sampling", "Drafts", "Emulation"
+SOURCE = "What is replayed, one of"
+"""Sections of the help."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfArtifact:
+    """What all commands take that are about an artifact."""
+
+    artifact: str = argument("folder of an artifact (NAME.coldpress)", type=PLACE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading(OfArtifact):
+    """How weights are read, and what else `simulate` and runs share."""
+
+    dram_budget: str | None = option(BUDGET_HELP, metavar="BYTES", panel=RUN)
+    cache: str | None = None
+    collapse: Collapse | None = option(
+        "join reads over the plan's gap, or over one that adapts to what reads cost (default: as the plan says)",
+        type=click.Choice(get_args(Collapse)),
+        panel=RUN,
     )
-    _add_run(parser, "a selector other than the plan's", "a cache policy other than the plan's")
-    parser.add_argument(
-        "--temperature", type=_number, default=0.0, metavar="T", help="0 takes the likeliest token (default: 0)"
+    preload: Preload | None = option(
+        "read ahead what later layers will probably ask for, or nothing (default: as the plan says)",
+        type=click.Choice(get_args(Preload)),
+        panel=RUN,
     )
-    parser.add_argument(
-        "--top-p",
-        type=_number,
-        default=1.0,
-        metavar="P",
-        help="draw from the likeliest tokens that together have probability P",
-    )
-    parser.add_argument(
-        "--top-k", type=_whole, default=0, metavar="N", help="draw from the N likeliest tokens (default: 0, all)"
-    )
-    parser.add_argument(
-        "--min-p",
-        type=_number,
-        default=0.0,
-        metavar="P",
-        help="draw from tokens of at least P times the likeliest's probability (default: 0)",
-    )
-    parser.add_argument(
-        "--repetition-penalty",
-        type=_number,
-        default=1.0,
-        metavar="R",
-        help="make tokens of the prompt and of the text so far less likely, in greedy decoding, too: divide positive "
-        "logits by R, multiply negative ones (default: 1)",
-    )
-    parser.add_argument(
-        "--stop",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="end before this text, which is not printed; may be given several times",
-    )
-    parser.add_argument(
-        "--seed",
-        type=_whole,
-        default=0,
-        metavar="N",
-        help="seed of the draws; with several prompts, N for the first, N + 1 for the second, ... (default: 0)",
-    )
-    parser.add_argument("--ignore-eos", action="store_true", help="go on after a token that ends the text")
-    _add_draft(parser)
-    parser.add_argument("--trace", type=Path, metavar="FILE", help="record the selected units, for `simulate`")
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object, or one per prompt of --prompts, and nothing else"
-    )
-    parser.add_argument(
-        "--modelled",
-        action="store_true",
-        help="also print the seconds that the run would take on the artifact's device, by its law; these include the "
-        "reads for drafts, but not all computing for them",
+    kv_cache: KvCacheFormat | None = option(
+        "format of keys and values; units get the DRAM that int8 saves (default: as the plan says)",
+        type=click.Choice(KV_CACHE_FORMATS),
+        panel=RUN,
     )
 
 
-def _add_draft(parser: argparse.ArgumentParser) -> None:
-    drafts = plugins.names("coldpress.runtime.drafts")
-    parser.add_argument(
-        "--draft",
-        metavar="DRAFT",
-        help=f"what proposes next tokens, to be checked in one pass: {', '.join(drafts)}, or the folder of an "
-        "artifact with the same vocabulary; the text stays the same (default: the plan's)",
-    )
-    parser.add_argument(
-        "--draft-tokens",
-        type=_at_least_one,
-        metavar="N",
-        help=f"tokens proposed per pass, with --draft (default: {DRAFT_TOKENS}; a plan says its own number)",
-    )
-    parser.add_argument(
-        "--draft-budget",
-        metavar="BYTES",
-        help="the part of the DRAM that the draft artifact may take (default: its largest plan)",
-    )
+@dataclass(frozen=True, kw_only=True)
+class Run(Reading):
+    """How a session runs."""
 
-
-def _add_bench(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_mutually_exclusive_group()
-    group.add_argument("--prompt", action=_Once, metavar="TEXT", help="text to continue")
-    group.add_argument(
-        "--prompt-ids", action=_Once, type=_token_ids, metavar="IDS", help="token ids to continue, such as 1,2,3"
+    selector: str | None = None
+    routing: str | None = option(
+        "how a mixture chooses experts: top_k, as it was trained, or cache_prior:0.2, which prefers experts in DRAM "
+        "and changes the text (default: as the plan says)",
+        metavar="NAME:STRENGTH",
+        panel=RUN,
     )
-    parser.add_argument(
-        "--tokens", type=_at_least_one, default=32, metavar="N", help="tokens decoded per run (default: 32)"
-    )
-    parser.add_argument(
-        "--runs", type=_at_least_one, default=3, metavar="N", help="runs per combination; caches stay warm (default: 3)"
-    )
-    _add_run(parser, "selectors to compare, such as dense,relu", "cache policies to compare, such as lru,lfu")
-    parser.add_argument(
-        "--ladder",
-        action="store_true",
-        help="measure the gain of each mechanism, adding one at a time, up to the plan's selector, cache and gap; the "
-        "steps are explained below",
-    )
-    parser.add_argument(
-        "--batch",
-        type=_at_least_one,
-        default=1,
-        metavar="N",
-        help=f"decode N sequences at once, up to {FEW_TOKENS}, drawn at temperature 1 (default: 1, greedy)",
-    )
-    parser.add_argument(
-        "--draft",
-        choices=plugins.names("coldpress.runtime.drafts"),
-        help="what proposes next tokens of a single sequence (default: the plan's; batches and the ladder have none)",
-    )
-    parser.add_argument("--emulate", metavar="DEVICE", help=f"measure with the kernel's caps for {DEVICE_HELP}")
-    parser.add_argument(
-        "--place",
-        type=Path,
-        metavar="PATH",
-        help="with --emulate: a file of at least 16 MiB, or a folder, on the artifact's disk; the disk's speed is "
-        "measured on it (default: the artifact's folder)",
-    )
-    _add_caps(parser)
-
-
-def _add_simulate(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_mutually_exclusive_group(required=True)
-    group.add_argument("--trace", type=Path, metavar="FILE", help="trace recorded by `generate --trace`")
-    group.add_argument(
-        "--synthetic",
-        metavar="NAME=VALUE:…",
-        help="draw a trace with these statistics, explained below; the output compares them with the drawn trace's",
-    )
-    group.add_argument(
-        "--signals",
-        action="store_true",
-        help="let the selector choose anew, seeing the simulated cache, from the signals that an artifact of "
-        "method=auto carries: those of a few layers, which stand for all; gives a table",
-    )
-    parser.add_argument("--dram-budget", metavar="BYTES[,…]", help=f"{BUDGET_HELP}; several give a table")
-    parser.add_argument(
-        "--cache",
-        metavar="NAME[,…]",
-        help=f"a cache policy other than the plan's ({OPTIONS_HELP}); several give a table",
-    )
-    _add_reading(parser)
-    parser.add_argument(
-        "--device",
-        metavar="DEVICE[,…]|all",
-        help=f"{DEVICE_HELP} (default: the artifact's device); several give a table",
-    )
-
-
-def _add_emulate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("emulate", metavar="DEVICE", help=DEVICE_HELP)
-    parser.add_argument(
-        "--place",
-        type=Path,
-        default=Path(),
-        metavar="PATH",
-        help="a file or folder on the disk to cap (default: the current folder)",
-    )
-    _add_caps(parser)
-    parser.add_argument("command", nargs="+", metavar="CMD", help="after --: the command and its arguments")
-
-
-def _add_caps(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--scale",
-        type=_number,
-        metavar="F",
-        help="emulate this share of the device's reads and bytes per second (default: as much as the disk can give)",
-    )
-    parser.add_argument("--memory", metavar="BYTES", help="cap on all memory (default: the device's DRAM budget)")
-
-
-def _add_reading(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--collapse",
-        choices=get_args(Collapse),
-        help="join reads over the plan's gap, or over one that adapts to what reads cost (default: as the plan says)",
-    )
-    parser.add_argument(
-        "--preload",
-        choices=get_args(Preload),
-        help="read ahead what later layers will probably ask for, or nothing (default: as the plan says)",
-    )
-    parser.add_argument(
-        "--kv-cache",
-        choices=KV_CACHE_FORMATS,
-        help="format of keys and values; units get the DRAM that int8 saves (default: as the plan says)",
-    )
-
-
-def _add_routing(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--routing",
-        metavar="NAME[:STRENGTH]",
-        help="how a mixture chooses experts: top_k, as it was trained, or cache_prior:0.2, which prefers experts in "
-        "DRAM and changes the text (default: as the plan says)",
-    )
-
-
-def _add_prompts(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_mutually_exclusive_group(required=True)
-    several = f"up to {FEW_TOKENS} times, to continue several texts at once"
-    group.add_argument("--prompt", action="append", metavar="TEXT", help=f"text to continue; {several}")
-    group.add_argument(
-        "--prompt-ids",
-        action="append",
-        type=_token_ids,
-        metavar="IDS",
-        help=f"token ids to continue, such as 1,2,3; {several}",
-    )
-    group.add_argument(
-        "--prompts",
-        type=Path,
-        metavar="FILE",
-        help='JSON lines, {"prompt": "text"} or {"prompt_ids": [1, 2, 3]}, any number of them; results are JSON lines '
-        "in their order, figures go to standard error",
-    )
-    parser.add_argument(
-        "--batch",
-        type=_at_least_one,
-        metavar="N",
-        help=f"continue at most N of --prompts at once (default: {FEW_TOKENS}, or as many as the DRAM budget holds)",
-    )
-
-
-def _add_run(parser: argparse.ArgumentParser, selector_help: str, cache_help: str) -> None:
-    parser.add_argument("--dram-budget", metavar="BYTES", help=BUDGET_HELP)
-    selectors, caches, flashes = (plugins.names(f"coldpress.runtime.{kind}") for kind in ("sparsity", "cache", "flash"))
-    parser.add_argument("--selector", metavar="NAME", help=f"{selector_help} (known: {', '.join(selectors)})")
-    parser.add_argument("--cache", metavar="NAME", help=f"{cache_help} (known: {', '.join(caches)}; {OPTIONS_HELP})")
-    _add_reading(parser)
-    _add_routing(parser)
-    parser.add_argument(
-        "--flash",
+    flash: str = option(
+        f"how flash is read ({known('flash')}); simulated counts the device's time (default: {DEFAULT_FLASH})",
         default=DEFAULT_FLASH,
         metavar="KIND",
-        help=f"how flash is read (known: {', '.join(flashes)}); simulated counts the device's time (default: "
-        f"{DEFAULT_FLASH})",
+        panel=RUN,
     )
-    parser.add_argument(
-        "--activations",
+    activations: str = option(
+        "type to which decoding rounds vectors before it multiplies them with 4- and 8-bit weights (known: "
+        f"{', '.join(ACTIVATIONS)}; default: {DEFAULT_ACTIVATIONS})",
         default=DEFAULT_ACTIVATIONS,
         metavar="FORMAT",
-        help=f"type to which decoding rounds vectors before it multiplies them with 4- and 8-bit weights (known: "
-        f"{', '.join(ACTIVATIONS)}; default: {DEFAULT_ACTIVATIONS})",
+        panel=RUN,
     )
-    parser.add_argument(
-        "--device", metavar="DEVICE", help=f"with --flash simulated, {DEVICE_HELP} (default: the artifact's device)"
+    device: str | None = option(
+        f"with --flash simulated, {DEVICE_HELP} (default: the artifact's device)", metavar="DEVICE", panel=RUN
     )
+    modelled: bool = False
+    identity: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generate(Run):
+    """The flags of `coldpress generate`."""
+
+    prompt: tuple[str, ...] = option(
+        f"text to continue; up to {FEW_TOKENS} times, to continue several texts at once",
+        default=(),
+        multiple=True,
+        metavar="TEXT",
+        panel=PROMPT,
+    )
+    prompt_ids: tuple[list[int], ...] = option(
+        f"token ids to continue, such as 1,2,3; up to {FEW_TOKENS} times, to continue several texts at once",
+        default=(),
+        multiple=True,
+        type=_token_ids,
+        metavar="IDS",
+        panel=PROMPT,
+    )
+    prompts: Path | None = option(
+        'JSON lines, {"prompt": "text"} or {"prompt_ids": [1, 2, 3]}, any number of them; results are JSON lines in '
+        "their order, figures go to standard error",
+        type=FILE,
+        metavar="FILE",
+        panel=PROMPT,
+    )
+    batch: int | None = option(
+        f"continue at most N of --prompts at once (default: {FEW_TOKENS}, or as many as the DRAM budget holds)",
+        type=_at_least_one,
+        metavar="N",
+    )
+    max_new_tokens: int = option("tokens to add (default: 64)", default=64, type=_at_least_one, metavar="N")
+    stop: tuple[str, ...] = option(
+        "end before this text, which is not printed; may be given several times",
+        default=(),
+        multiple=True,
+        metavar="TEXT",
+    )
+    ignore_eos: bool = switch("go on after a token that ends the text")
+    trace: Path | None = option("record the selected units, for `simulate`", type=FILE, metavar="FILE")
+    json: bool = switch("print one JSON object, or one per prompt of --prompts, and nothing else")
+    modelled: bool = switch(
+        "also print the seconds that the run would take on the artifact's device, by its law; these include the reads "
+        "for drafts, but not all computing for them"
+    )
+    identity: str | None = _identity()
+    selector: str | None = _selector("a selector other than the plan's")
+    cache: str | None = _cache("a cache policy other than the plan's")
+    temperature: float = option(
+        "0 takes the likeliest token (default: 0)", default=0.0, type=_number, metavar="T", panel=SAMPLING
+    )
+    top_p: float = option(
+        "draw from the likeliest tokens that together have probability P",
+        default=1.0,
+        type=_number,
+        metavar="P",
+        panel=SAMPLING,
+    )
+    top_k: int = option(
+        "draw from the N likeliest tokens (default: 0, all)", default=0, type=_whole, metavar="N", panel=SAMPLING
+    )
+    min_p: float = option(
+        "draw from tokens of at least P times the likeliest's probability (default: 0)",
+        default=0.0,
+        type=_number,
+        metavar="P",
+        panel=SAMPLING,
+    )
+    repetition_penalty: float = option(
+        "make tokens of the prompt and of the text so far less likely, in greedy decoding, too: divide positive logits "
+        "by R, multiply negative ones (default: 1)",
+        default=1.0,
+        type=_number,
+        metavar="R",
+        panel=SAMPLING,
+    )
+    seed: int = option(
+        "seed of the draws; with several prompts, N for the first, N + 1 for the second, ... (default: 0)",
+        default=0,
+        type=_whole,
+        metavar="N",
+        panel=SAMPLING,
+    )
+    draft: str | None = option(
+        f"what proposes next tokens, to be checked in one pass ({known('drafts')}), "
+        "or the folder of an artifact with the same vocabulary; the text stays the same (default: the plan's)",
+        metavar="DRAFT",
+        panel=DRAFTS,
+    )
+    draft_tokens: int | None = option(
+        f"tokens proposed per pass, with --draft (default: {DRAFT_TOKENS}; a plan says its own number)",
+        type=_at_least_one,
+        metavar="N",
+        panel=DRAFTS,
+    )
+    draft_budget: str | None = option(
+        "the part of the DRAM that the draft artifact may take (default: its largest plan)",
+        metavar="BYTES",
+        panel=DRAFTS,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caps:
+    """How much of a device is emulated, and where."""
+
+    place: Path | None = None
+    scale: float | None = option(
+        "emulate this share of the device's reads and bytes per second (default: as much as the disk can give)",
+        type=_number,
+        metavar="F",
+        panel=EMULATION,
+    )
+    memory: str | None = option(
+        "cap on all memory (default: the device's DRAM budget)", metavar="BYTES", panel=EMULATION
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench(Caps, Run):
+    """The flags of `coldpress bench`."""
+
+    prompt: str | None = option(
+        "text to continue (default: a single token)", multiple=True, callback=_once, metavar="TEXT", panel=PROMPT
+    )
+    prompt_ids: list[int] | None = option(
+        "token ids to continue, such as 1,2,3",
+        multiple=True,
+        callback=_once,
+        type=_token_ids,
+        metavar="IDS",
+        panel=PROMPT,
+    )
+    tokens: int = option("tokens decoded per run (default: 32)", default=32, type=_at_least_one, metavar="N")
+    runs: int = option(
+        "runs per combination; caches stay warm (default: 3)", default=3, type=_at_least_one, metavar="N"
+    )
+    selector: str | None = _selector("selectors to compare, such as dense,relu")
+    cache: str | None = _cache("cache policies to compare, such as lru,lfu")
+    ladder: bool = switch(
+        "measure the gain of each mechanism, adding one at a time, up to the plan's selector, cache and gap; the steps "
+        "are explained below"
+    )
+    batch: int = option(
+        f"decode N sequences at once, up to {FEW_TOKENS}, drawn at temperature 1 (default: 1, greedy)",
+        default=1,
+        type=_at_least_one,
+        metavar="N",
+    )
+    draft: str | None = option(
+        "what proposes next tokens of a single sequence (default: the plan's; batches and the ladder have none)",
+        type=click.Choice(plugins.names("coldpress.runtime.drafts")),
+    )
+    emulate: str | None = option(f"measure with the kernel's caps for {DEVICE_HELP}", metavar="DEVICE", panel=EMULATION)
+    place: Path | None = option(
+        "with --emulate: a file of at least 16 MiB, or a folder, on the artifact's disk; the disk's speed is measured "
+        "on it (default: the artifact's folder)",
+        type=FILE,
+        metavar="PATH",
+        panel=EMULATION,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulate(Reading):
+    """The flags of `coldpress simulate`."""
+
+    trace: Path | None = option("trace recorded by `generate --trace`", type=FILE, metavar="FILE", panel=SOURCE)
+    synthetic: str | None = option(
+        "draw a trace with these statistics, explained below; the output compares them with the drawn trace's",
+        metavar="NAME=VALUE:…",
+        panel=SOURCE,
+    )
+    signals: bool = switch(
+        "let the selector choose anew, seeing the simulated cache, from the signals that an artifact of method=auto "
+        "carries: those of a few layers, which stand for all; gives a table",
+        panel=SOURCE,
+    )
+    dram_budget: str | None = option(f"{BUDGET_HELP}; several give a table", metavar="BYTES,…", panel=RUN)
+    cache: str | None = option(
+        f"a cache policy other than the plan's ({OPTIONS_HELP}); several give a table", metavar="NAME,…", panel=RUN
+    )
+    device: str | None = option(
+        f"{DEVICE_HELP} (default: the artifact's device); several give a table", metavar="DEVICE,…|all", panel=RUN
+    )
+    json: bool = switch("print one JSON object and nothing else")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Emulate(Caps):
+    """The flags of `coldpress emulate`."""
+
+    device: str = argument(DEVICE_HELP)
+    command: tuple[str, ...] = argument("after --: the command and its arguments", nargs=-1, required=True)
+    place: Path = option(
+        "a file or folder on the disk to cap (default: the current folder)",
+        default=Path(),
+        type=FILE,
+        metavar="PATH",
+        panel=EMULATION,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspect(OfArtifact):
+    """The flags of `coldpress inspect`."""
+
+    json: bool = switch("print one JSON object and nothing else")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verify(Inspect):
+    """The flags of `coldpress verify`."""
+
+    identity: str | None = _identity()

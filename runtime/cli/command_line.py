@@ -1,37 +1,14 @@
-"""Parses the command line of all our commands, and ends every mistake in one sentence and exit code 2."""
+"""Runs a command of ours, and ends every mistake in one sentence and its exit code."""
 
-import argparse
 import errno
 import os
 import sys
 from collections.abc import Callable
-from typing import NoReturn
 
-from rich_argparse import RawDescriptionRichHelpFormatter
-
-from coldpress.schemas.errors import NO_THREAD, ColdpressError, clipped, is_refused_thread, printable
+from coldpress.schemas.errors import NO_THREAD, ColdpressError, is_refused_thread, printable
 
 EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 130, 141
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-class Parser(argparse.ArgumentParser):
-    """An `ArgumentParser` whose errors are one sentence without usage; parsers of its commands inherit that."""
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        """Takes the arguments of `ArgumentParser`; help is printed by rich, with paragraphs as they are written."""
-        kwargs.setdefault("formatter_class", RawDescriptionRichHelpFormatter)
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
-
-    def error(self, message: str) -> NoReturn:
-        """Prints the error and ends the process with exit code 2."""
-        print(f"error: {printable(clipped(message, 500))}; see `{self.prog} --help`", file=sys.stderr)
-        raise SystemExit(EXIT_BAD_INPUT)
-
-
-def examples_of(command: str, examples: str) -> str:
-    """Returns the lines of `examples` that call a command, as the end of its help."""
-    return "\n".join(["example:", *(line for line in examples.splitlines() if f" {command} " in line)])
 
 
 def guarded(run: Callable[[], int | None], subject: str) -> int:

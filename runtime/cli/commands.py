@@ -1,19 +1,34 @@
 """The runtime's commands: generate text from an artifact, show, check and measure it, replay a trace, emulate a device.
 
-Each takes the parsed command line and prints; the modules that it calls do the rest.
+Each function takes the flags of its command and prints; the modules that it calls do the rest.
 """
 
-import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import click
+
 from coldpress.runtime.artifact.integrity import verify_artifact
 from coldpress.runtime.artifact.reader import open_artifact
-from coldpress.runtime.cli import bench, inspect, ladder, sweep
+from coldpress.runtime.cli import arguments, bench, inspect, ladder, sweep
 from coldpress.runtime.cli import summary as _summary
+from coldpress.runtime.cli.arguments import (
+    EXAMPLES,
+    LADDER_STEPS,
+    PROMPT,
+    SOURCE,
+    STATISTICS,
+    Bench,
+    Emulate,
+    Generate,
+    Inspect,
+    Simulate,
+    Verify,
+)
+from coldpress.runtime.cli.declaration import command
 from coldpress.runtime.cli.emulation import Caps, Emulation, disk_of, emulate, emulated, exceeded, our_command
 from coldpress.runtime.cli.flags import budget_of, draft_plugin, names_of, open_session, prompt_ids_of
 from coldpress.runtime.cli.generate import generate
@@ -27,57 +42,55 @@ from coldpress.runtime.simulate import simulate
 from coldpress.schemas.errors import ColdpressError, printable
 
 
-def _inspect_artifact(arguments: argparse.Namespace) -> None:
-    artifact = open_artifact(arguments.artifact)
+def _inspect_artifact(flags: Inspect) -> None:
+    artifact = open_artifact(flags.artifact)
     summary = inspect.describe(artifact)
-    if arguments.json:
+    if flags.json:
         _print_json(summary)
     else:
         print(inspect.render(summary, artifact.manifest.model))
 
 
-def _verify(arguments: argparse.Namespace) -> None:
-    artifact = open_artifact(arguments.artifact, arguments.identity)
+def _verify(flags: Verify) -> None:
+    artifact = open_artifact(flags.artifact, flags.identity)
     num_bytes = verify_artifact(artifact)
-    if arguments.json:
+    if flags.json:
         _print_json({"verified": True, "num_bytes": num_bytes, "manifest_sha256": artifact.sha256})
     else:
         files = len(artifact.manifest.files)
-        print(f"{arguments.artifact}: {files} files of {num_bytes} bytes, all as the manifest {artifact.sha256} says")
+        print(f"{flags.artifact}: {files} files of {num_bytes} bytes, all as the manifest {artifact.sha256} says")
 
 
-def _measure(arguments: argparse.Namespace) -> int:
+def _measure(flags: Bench) -> int:
     caps = emulated()
-    if arguments.emulate is None and (arguments.scale, arguments.memory, arguments.place) != (None, None, None):
+    if flags.emulate is None and (flags.scale, flags.memory, flags.place) != (None, None, None):
         raise ColdpressError(
             "--scale, --memory and --place are for an emulated device, and there is none; add --emulate"
         )
-    if arguments.emulate is not None and caps is None:
-        emulation = _emulation(arguments, (arguments.place or Path(arguments.artifact)).resolve())
-        _check_same_disk(emulation, Path(arguments.artifact).resolve())
+    if flags.emulate is not None and caps is None:
+        emulation = _emulation(flags.emulate, flags, (flags.place or Path(flags.artifact)).resolve())
+        _check_same_disk(emulation, Path(flags.artifact).resolve())
         print(f"emulating {emulation.title()}", flush=True)
-        return emulation.run(our_command(arguments.argv))
-    prompt_ids = prompt_ids_of(arguments, open_artifact(arguments.artifact))
-    if arguments.ladder:
-        _check_ladder(arguments)
-        return _climb(arguments, prompt_ids, caps)
-    if arguments.batch > 1 and arguments.draft not in (None, NO_DRAFT):
-        raise ColdpressError(
-            f"--draft {arguments.draft} is for one sequence, and --batch is {arguments.batch}; leave one out"
-        )
+        return emulation.run(our_command(click.get_current_context().find_root().obj))
+    prompt_ids = prompt_ids_of(flags, open_artifact(flags.artifact))
+    if flags.ladder:
+        _check_ladder(flags)
+        return _climb(flags, prompt_ids, caps)
+    if flags.batch > 1 and flags.draft not in (None, NO_DRAFT):
+        raise ColdpressError(f"--draft {flags.draft} is for one sequence, and --batch is {flags.batch}; leave one out")
     rows = bench.run(
-        lambda selector, cache: open_session(arguments, selector, cache, budget_of(arguments)),
-        [(selector, cache) for selector in names_of(arguments.selector) for cache in names_of(arguments.cache)],
+        lambda selector, cache: open_session(flags, selector, cache, budget_of(flags)),
+        [(selector, cache) for selector in names_of(flags.selector) for cache in names_of(flags.cache)],
         prompt_ids,
-        arguments.tokens,
-        arguments.runs,
-        arguments.batch,
-        draft_plugin(arguments.draft),
+        flags.tokens,
+        flags.runs,
+        flags.batch,
+        draft_plugin(flags.draft),
     )
     print(bench.render(rows))
-    drawn = f" of each of {arguments.batch} sequences, drawn at temperature 1" if arguments.batch > 1 else ""
-    print(f"prompt of {len(prompt_ids)} tokens; {arguments.runs} runs of {arguments.tokens} decoded tokens{drawn}")
-    for note in _notes(rows, arguments, caps):
+    drawn = f" of each of {flags.batch} sequences, drawn at temperature 1" if flags.batch > 1 else ""
+    print(f"prompt of {len(prompt_ids)} tokens; {flags.runs} runs of {flags.tokens} decoded tokens{drawn}")
+    for note in _notes(rows, flags, caps):
         print(note)
     _print_json(bench.as_data(rows) | _emulated_as_data(caps))
     return 0
@@ -91,9 +104,9 @@ def _check_same_disk(emulation: Emulation, artifact: Path) -> None:
         )
 
 
-def _notes(rows: list[bench.Row], arguments: argparse.Namespace, caps: Caps | None) -> Iterator[str]:
+def _notes(rows: list[bench.Row], flags: Bench, caps: Caps | None) -> Iterator[str]:
     """Yields what a reader must know about the rows of `bench`."""
-    methods = {plan.method for plan in open_artifact(arguments.artifact).manifest.plans}
+    methods = {plan.method for plan in open_artifact(flags.artifact).manifest.plans}
     others = sorted({row.selector for row in rows} - methods)
     if others:
         made_for, other = ", ".join(sorted(methods)), others[0]
@@ -103,29 +116,29 @@ def _notes(rows: list[bench.Row], arguments: argparse.Namespace, caps: Caps | No
         if caps and (factor := exceeded(caps, *rates)):
             yield (
                 f"{row.selector} read {factor:.1f} times as fast as the caps: the kernel lets short runs exceed them; "
-                f"decode more than --tokens {arguments.tokens}"
+                f"decode more than --tokens {flags.tokens}"
             )
 
 
-def _check_ladder(arguments: argparse.Namespace) -> None:
+def _check_ladder(flags: Bench) -> None:
     """Refuses flags that a ladder would ignore, since its steps choose these settings."""
     defaults = {"batch": 1, "activations": DEFAULT_ACTIVATIONS, "flash": DEFAULT_FLASH}
     unset = "kv_cache", "collapse", "preload", "routing", "device", "draft"
     for name, default in (defaults | dict.fromkeys(unset)).items():
-        if (given := getattr(arguments, name)) != default:
+        if (given := getattr(flags, name)) != default:
             flag = name.replace("_", "-")
             raise ColdpressError(
                 f"--ladder measures one sequence and chooses its settings, and --{flag} is {given}; leave --{flag} out"
             )
 
 
-def _climb(arguments: argparse.Namespace, prompt_ids: list[int], caps: Caps | None) -> int:
-    manifest = open_artifact(arguments.artifact).manifest
-    plan = choose_plan(manifest, budget_of(arguments), arguments.selector, arguments.cache)
+def _climb(flags: Bench, prompt_ids: list[int], caps: Caps | None) -> int:
+    manifest = open_artifact(flags.artifact).manifest
+    plan = choose_plan(manifest, budget_of(flags), flags.selector, flags.cache)
 
     def measure(setting: ladder.Setting) -> bench.Row:
-        with Session(arguments.artifact, plan=setting.plan, flash=setting.flash) as session:
-            return bench.measure(session, prompt_ids, arguments.tokens, arguments.runs, draft=draft_plugin(NO_DRAFT))
+        with Session(flags.artifact, plan=setting.plan, flash=setting.flash) as session:
+            return bench.measure(session, prompt_ids, flags.tokens, flags.runs, draft=draft_plugin(NO_DRAFT))
 
     found = ladder.run(*ladder.steps(manifest, plan), measure, ladder.ROUNDS)
     print(ladder.render(found))
@@ -137,18 +150,18 @@ def _emulated_as_data(caps: Caps | None) -> dict[str, object]:
     return {"emulated": asdict(caps)} if caps else {}
 
 
-def _emulate(arguments: argparse.Namespace) -> int:
-    emulation = _emulation(arguments, arguments.place.resolve())
+def _emulate(flags: Emulate) -> int:
+    emulation = _emulation(flags.device, flags, flags.place.resolve())
     print(f"emulating {emulation.title()}", file=sys.stderr, flush=True)
-    return emulation.run(arguments.command)
+    return emulation.run(list(flags.command))
 
 
-def _simulate(arguments: argparse.Namespace) -> None:
-    cases, source = sweep.cases_of(arguments), sweep.source_of(arguments)
-    opened = open_artifact(arguments.artifact)
+def _simulate(flags: Simulate) -> None:
+    cases, source = sweep.cases_of(flags), sweep.source_of(flags)
+    opened = open_artifact(flags.artifact)
     drawn = sweep.drawn(opened, source)
     if len(cases) > 1 or source == "signals":
-        rows = sweep.swept(Path(arguments.artifact), source, cases)
+        rows = sweep.swept(Path(flags.artifact), source, cases)
         data, text = sweep.as_data(rows), sweep.render(rows)
     else:
         artifact, plan = cases[0].of(opened)
@@ -156,7 +169,7 @@ def _simulate(arguments: argparse.Namespace) -> None:
         data = {"device": device.name, "metrics": metrics.model_dump(mode="json")}
         title = "seconds are modelled: a request computes with units as they arrive"
         text = f"{printable(device.title)}; {title}\n{_summary.render(metrics)}"
-    if arguments.json:
+    if flags.json:
         _print_json(data | (drawn.as_data() if drawn else {}))
         return
     print(text)
@@ -166,9 +179,9 @@ def _simulate(arguments: argparse.Namespace) -> None:
         print(said)
 
 
-def _emulation(arguments: argparse.Namespace, place: Path) -> Emulation:
-    memory_bytes = None if arguments.memory is None else parse_bytes(arguments.memory)
-    found = emulate(load_device(arguments.emulate), place, arguments.scale, memory_bytes)
+def _emulation(device: str, flags: arguments.Caps, place: Path) -> Emulation:
+    memory_bytes = None if flags.memory is None else parse_bytes(flags.memory)
+    found = emulate(load_device(device), place, flags.scale, memory_bytes)
     return replace(found, disk_rates=found.disk_rates or found.disk.measured_if_possible())
 
 
@@ -176,11 +189,58 @@ def _print_json(data: object) -> None:
     print(json.dumps(data))
 
 
-RUN: dict[str, Callable[[argparse.Namespace], int | None]] = {
-    "generate": generate,
-    "inspect": _inspect_artifact,
-    "verify": _verify,
-    "bench": _measure,
-    "simulate": _simulate,
-    "emulate": _emulate,
+COMMANDS = {
+    made.name or "": made
+    for made in (
+        command(
+            Generate,
+            generate,
+            name="generate",
+            help="Continues a prompt, reading weights from flash.",
+            examples=EXAMPLES,
+            one_of=PROMPT,
+            needs_one=True,
+        ),
+        command(
+            Inspect,
+            _inspect_artifact,
+            name="inspect",
+            help="Shows what an artifact is: model, files, families, plans.",
+            examples=EXAMPLES,
+        ),
+        command(
+            Verify,
+            _verify,
+            name="verify",
+            help="Checks every byte of an artifact: digests, page checksums, weights.",
+            examples=EXAMPLES,
+        ),
+        command(
+            Bench,
+            _measure,
+            name="bench",
+            help="Measures decoding for selectors and caches; the last line is JSON.",
+            examples=EXAMPLES,
+            more_help=LADDER_STEPS,
+            one_of=PROMPT,
+        ),
+        command(
+            Simulate,
+            _simulate,
+            name="simulate",
+            help="Replays a trace on a modelled device, without weights.",
+            examples=EXAMPLES,
+            more_help=STATISTICS,
+            one_of=SOURCE,
+            needs_one=True,
+        ),
+        command(
+            Emulate,
+            _emulate,
+            name="emulate",
+            help="Runs any command with the reads and the memory of a device.",
+            examples=EXAMPLES,
+        ),
+    )
 }
+"""The runtime's commands by name."""

@@ -1,12 +1,12 @@
 """Turns the flags of `coldpress` into arguments of the runtime's modules."""
 
-import argparse
 import os
 import time
 from pathlib import Path
 
 from coldpress.runtime import plugins
 from coldpress.runtime.artifact.reader import Artifact
+from coldpress.runtime.cli.arguments import Bench, Generate, Run
 from coldpress.runtime.drafts import Draft
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
@@ -19,7 +19,7 @@ from coldpress.schemas.errors import ColdpressError
 
 
 def open_session(
-    arguments: argparse.Namespace,
+    flags: Run,
     selector: str | None,
     cache: str | None,
     dram_budget_bytes: int | None,
@@ -27,33 +27,33 @@ def open_session(
 ) -> Session:
     """Opens a session for the flags, with this selector, cache and budget."""
     return Session(
-        arguments.artifact,
+        flags.artifact,
         dram_budget_bytes=dram_budget_bytes,
         selector=selector,
         cache=cache,
-        flash=arguments.flash,
-        activations=arguments.activations,
-        kv_cache=arguments.kv_cache,
-        collapse=arguments.collapse,
-        preload=arguments.preload,
-        routing=arguments.routing,
-        device=device_of(arguments),
+        flash=flags.flash,
+        activations=flags.activations,
+        kv_cache=flags.kv_cache,
+        collapse=flags.collapse,
+        preload=flags.preload,
+        routing=flags.routing,
+        device=_device_of(flags),
         recorder=recorder,
-        modelled=getattr(arguments, "modelled", False),
-        identity=getattr(arguments, "identity", None),
+        modelled=flags.modelled,
+        identity=flags.identity,
         started_s=time.perf_counter() - _process_age_s(),
     )
 
 
-def sampling_of(arguments: argparse.Namespace) -> Sampling:
+def sampling_of(flags: Generate) -> Sampling:
     """Returns how the flags choose the next tokens."""
     return Sampling(
-        temperature=arguments.temperature,
-        top_p=arguments.top_p,
-        seed=arguments.seed,
-        top_k=arguments.top_k,
-        min_p=arguments.min_p,
-        repetition_penalty=arguments.repetition_penalty,
+        temperature=flags.temperature,
+        top_p=flags.top_p,
+        seed=flags.seed,
+        top_k=flags.top_k,
+        min_p=flags.min_p,
+        repetition_penalty=flags.repetition_penalty,
     )
 
 
@@ -62,18 +62,18 @@ def draft_plugin(name: str | None) -> Draft | None:
     return None if name is None else plugins.load("coldpress.runtime.drafts", Draft, name)
 
 
-def budget_of(arguments: argparse.Namespace) -> int | None:
+def budget_of(flags: Run) -> int | None:
     """Returns `--dram-budget` in bytes; None if it is not given."""
-    return None if arguments.dram_budget is None else parse_bytes(arguments.dram_budget)
+    return None if flags.dram_budget is None else parse_bytes(flags.dram_budget)
 
 
-def device_of(arguments: argparse.Namespace) -> DeviceProfile | None:
+def _device_of(flags: Run) -> DeviceProfile | None:
     """Returns the device to simulate; None for the device that the artifact was compiled for."""
-    if arguments.device is None:
+    if flags.device is None:
         return None
-    if getattr(arguments, "flash", "simulated") != "simulated":
+    if flags.flash != "simulated":
         raise ColdpressError("--device is the device to simulate, but flash is read directly; add --flash simulated")
-    return load_device(arguments.device)
+    return load_device(flags.device)
 
 
 def names_of(text: str | None) -> list[str | None]:
@@ -81,21 +81,21 @@ def names_of(text: str | None) -> list[str | None]:
     return [None] if text is None else [name.strip() for name in text.split(",")]
 
 
-def prompts_of(arguments: argparse.Namespace, artifact: Artifact) -> list[list[int]]:
+def prompts_of(flags: Generate, artifact: Artifact) -> list[list[int]]:
     """Returns the token ids of each prompt; there is at least one prompt."""
-    if arguments.prompt_ids is not None:
-        return arguments.prompt_ids
+    if flags.prompt_ids:
+        return list(flags.prompt_ids)
     codec = TextCodec(artifact)
-    return [codec.encode(prompt) for prompt in arguments.prompt]
+    return [codec.encode(prompt) for prompt in flags.prompt]
 
 
-def prompt_ids_of(arguments: argparse.Namespace, artifact: Artifact) -> list[int]:
+def prompt_ids_of(flags: Bench, artifact: Artifact) -> list[int]:
     """Returns the token ids of the prompt of `bench`; without a prompt, the beginning-of-sequence token, or else 0."""
-    if arguments.prompt_ids is not None:
-        return arguments.prompt_ids
-    if arguments.prompt is None:
+    if flags.prompt_ids is not None:
+        return flags.prompt_ids
+    if flags.prompt is None:
         return [artifact.manifest.model.bos_token_id or 0]
-    return TextCodec(artifact).encode(arguments.prompt)
+    return TextCodec(artifact).encode(flags.prompt)
 
 
 def _process_age_s() -> float:

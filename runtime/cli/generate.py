@@ -4,7 +4,6 @@ Several prompts are continued at once (runtime/generate/batch.py), and printed i
 runtime/cli/generate_file.py handles the prompts of a file.
 """
 
-import argparse
 import io
 import json
 import os
@@ -20,6 +19,7 @@ from safetensors import SafetensorError
 from coldpress.runtime import plugins
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.cli import summary
+from coldpress.runtime.cli.arguments import Generate
 from coldpress.runtime.cli.flags import budget_of, draft_plugin, open_session, prompts_of, sampling_of
 from coldpress.runtime.cli.generate_file import generate_file
 from coldpress.runtime.drafts import DRAFT_TOKENS, NO_DRAFT
@@ -38,44 +38,44 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Control characters with which a stranger's tokenizer could move a terminal's cursor; tab and line feed may stay."""
 
 
-def generate(arguments: argparse.Namespace) -> None:
+def generate(flags: Generate) -> None:
     """Continues one or several prompts and prints the results."""
-    _check_flags(arguments)
-    recorder = _recorder(arguments.trace)
-    if arguments.prompts is not None:
-        budget = budget_of(arguments)
-        generate_file(arguments, open_session(arguments, arguments.selector, arguments.cache, budget, recorder))
-    elif len(_prompts(arguments)) > 1:
-        _generate_batch(arguments, recorder)
+    _check_flags(flags)
+    recorder = _recorder(flags.trace)
+    if flags.prompts is not None:
+        budget = budget_of(flags)
+        generate_file(flags.prompts, flags, open_session(flags, flags.selector, flags.cache, budget, recorder))
+    elif len(_prompts(flags)) > 1:
+        _generate_batch(flags, recorder)
     else:
-        _generate_one(arguments, recorder)
-    if recorder:
-        _save_trace(recorder, arguments.trace)
+        _generate_one(flags, recorder)
+    if recorder and flags.trace:
+        _save_trace(recorder, flags.trace)
 
 
-def _prompts(arguments: argparse.Namespace) -> Sequence[object]:
-    return arguments.prompt or arguments.prompt_ids or ()
+def _prompts(flags: Generate) -> Sequence[object]:
+    return flags.prompt or flags.prompt_ids
 
 
-def _generate_one(arguments: argparse.Namespace, recorder: Recorder | None) -> None:
-    other = _draft_session(arguments)
-    budget = budget_of(arguments)
+def _generate_one(flags: Generate, recorder: Recorder | None) -> None:
+    other = _draft_session(flags)
+    budget = budget_of(flags)
     if other:
-        budget = beside_draft(open_artifact(arguments.artifact).manifest, other, budget)
-    session = open_session(arguments, arguments.selector, arguments.cache, budget, recorder)
+        budget = beside_draft(open_artifact(flags.artifact).manifest, other, budget)
+    session = open_session(flags, flags.selector, flags.cache, budget, recorder)
     codec = TextCodec.of(session.artifact)
-    (prompt_ids,) = prompts_of(arguments, session.artifact)
-    text = _text_stream(arguments, prompt_ids, codec)
+    (prompt_ids,) = prompts_of(flags, session.artifact)
+    text = _text_stream(flags, prompt_ids, codec)
     done = session.generate(
         prompt_ids,
-        arguments.max_new_tokens,
-        sampling=sampling_of(arguments),
-        ignore_eos=arguments.ignore_eos,
-        draft=DraftModel(other, session.artifact) if other else draft_plugin(arguments.draft),
-        draft_tokens=arguments.draft_tokens or DRAFT_TOKENS,
-        on_token=_writer(prompt_ids, codec, text, io.StringIO() if arguments.json else sys.stdout),
+        flags.max_new_tokens,
+        sampling=sampling_of(flags),
+        ignore_eos=flags.ignore_eos,
+        draft=DraftModel(other, session.artifact) if other else draft_plugin(flags.draft),
+        draft_tokens=flags.draft_tokens or DRAFT_TOKENS,
+        on_token=_writer(prompt_ids, codec, text, io.StringIO() if flags.json else sys.stdout),
     )
-    if not arguments.json:
+    if not flags.json:
         print(_shown(text.rest() if text else "") + "\n\n" + summary.render(done.metrics, done.tokens))
         if other:
             print(summary.render_draft(other.store))
@@ -95,10 +95,10 @@ def _generate_one(arguments: argparse.Namespace, recorder: Recorder | None) -> N
     )
 
 
-def _generate_batch(arguments: argparse.Namespace, recorder: Recorder | None) -> None:
-    session = open_session(arguments, arguments.selector, arguments.cache, budget_of(arguments), recorder)
-    prompts, codec = prompts_of(arguments, session.artifact), TextCodec.of(session.artifact)
-    texts = [_text_stream(arguments, prompt_ids, codec) for prompt_ids in prompts]
+def _generate_batch(flags: Generate, recorder: Recorder | None) -> None:
+    session = open_session(flags, flags.selector, flags.cache, budget_of(flags), recorder)
+    prompts, codec = prompts_of(flags, session.artifact), TextCodec.of(session.artifact)
+    texts = [_text_stream(flags, prompt_ids, codec) for prompt_ids in prompts]
 
     def add(sequence: int, token: Token) -> bool:
         text = texts[sequence]
@@ -106,20 +106,20 @@ def _generate_batch(arguments: argparse.Namespace, recorder: Recorder | None) ->
             text.add(token.id)
         return text is not None and text.stop is not None
 
-    sampling = sampling_of(arguments)
+    sampling = sampling_of(flags)
     done = generate_batch(
         session,
         prompts,
-        arguments.max_new_tokens,
+        flags.max_new_tokens,
         sampling=[replace(sampling, seed=sampling.seed + place) for place in range(len(prompts))],
-        ignore_eos=arguments.ignore_eos,
+        ignore_eos=flags.ignore_eos,
         on_token=add,
     )
-    _print_batch(arguments, prompts, texts, done, codec)
+    _print_batch(flags, prompts, texts, done, codec)
 
 
 def _print_batch(
-    arguments: argparse.Namespace,
+    flags: Generate,
     prompts: list[list[int]],
     texts: list[TextStream | None],
     done: Batch,
@@ -135,7 +135,7 @@ def _print_batch(
         }
         for prompt_ids, tokens, text in zip(prompts, done.sequences, texts, strict=True)
     ]
-    if arguments.json:
+    if flags.json:
         print(json.dumps({"sequences": found, **summary.batch_as_data(done)}))
         return
     for number, of_one in enumerate(found, start=1):
@@ -145,10 +145,10 @@ def _print_batch(
     print(summary.render_batch(done))
 
 
-def _text_stream(arguments: argparse.Namespace, prompt_ids: list[int], codec: TextCodec | None) -> TextStream | None:
-    if codec is None and arguments.stop:
-        raise ColdpressError(f"{arguments.artifact}: stop strings need a tokenizer, and the artifact has none")
-    return TextStream(codec, prompt_ids, arguments.stop) if codec else None
+def _text_stream(flags: Generate, prompt_ids: list[int], codec: TextCodec | None) -> TextStream | None:
+    if codec is None and flags.stop:
+        raise ColdpressError(f"{flags.artifact}: stop strings need a tokenizer, and the artifact has none")
+    return TextStream(codec, prompt_ids, flags.stop) if codec else None
 
 
 def _writer(
@@ -177,32 +177,32 @@ def _shown(text: str) -> str:
     return CONTROL.sub("\ufffd", text)
 
 
-def _check_flags(arguments: argparse.Namespace) -> None:
+def _check_flags(flags: Generate) -> None:
     """Refuses flags of drafts and batches that would have no effect."""
-    draft = arguments.draft
-    if arguments.batch is not None and arguments.prompts is None:
+    draft = flags.draft
+    if flags.batch is not None and flags.prompts is None:
         raise ColdpressError("--batch needs a file of --prompts, and there is none; leave it out")
-    if arguments.batch is not None and arguments.batch > FEW_TOKENS:
-        raise ColdpressError(f"--batch is {arguments.batch}, expected 1 to {FEW_TOKENS}; leave it out for all of them")
-    if draft not in (None, NO_DRAFT) and (arguments.prompts is not None or len(_prompts(arguments)) > 1):
+    if flags.batch is not None and flags.batch > FEW_TOKENS:
+        raise ColdpressError(f"--batch is {flags.batch}, expected 1 to {FEW_TOKENS}; leave it out for all of them")
+    if draft not in (None, NO_DRAFT) and (flags.prompts is not None or len(_prompts(flags)) > 1):
         raise ColdpressError(f"--draft '{draft}' is for one prompt, and there are several; leave it out")
-    if draft in (None, NO_DRAFT) and arguments.draft_tokens is not None:
+    if draft in (None, NO_DRAFT) and flags.draft_tokens is not None:
         raise ColdpressError("--draft-tokens needs a --draft, and there is none; leave it out")
-    if draft in (None, *plugins.names("coldpress.runtime.drafts")) and arguments.draft_budget is not None:
+    if draft in (None, *plugins.names("coldpress.runtime.drafts")) and flags.draft_budget is not None:
         raise ColdpressError("--draft-budget needs a draft artifact, and there is none; leave it out")
 
 
-def _draft_session(arguments: argparse.Namespace) -> Session | None:
+def _draft_session(flags: Generate) -> Session | None:
     """Opens a session of the draft artifact; None if --draft names no artifact."""
-    if arguments.draft is None or arguments.draft in plugins.names("coldpress.runtime.drafts"):
+    if flags.draft is None or flags.draft in plugins.names("coldpress.runtime.drafts"):
         return None
-    budget = None if arguments.draft_budget is None else parse_bytes(arguments.draft_budget)
+    budget = None if flags.draft_budget is None else parse_bytes(flags.draft_budget)
     return Session(
-        arguments.draft,
+        flags.draft,
         dram_budget_bytes=budget,
-        flash=arguments.flash,
-        activations=arguments.activations,
-        kv_cache=arguments.kv_cache,
+        flash=flags.flash,
+        activations=flags.activations,
+        kv_cache=flags.kv_cache,
     )
 
 

@@ -4,15 +4,16 @@ Results are JSON lines in the order of the prompts; a line is printed as soon as
 ended. Figures go to standard error.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from coldpress.runtime.cli import summary
+from coldpress.runtime.cli.arguments import Generate
 from coldpress.runtime.cli.flags import sampling_of
 from coldpress.runtime.cli.prompt_file import PromptFile
 from coldpress.runtime.generate.batch import Prompt, generate_each
@@ -24,25 +25,25 @@ from coldpress.runtime.text.tokenizer import TextCodec
 from coldpress.schemas.errors import ColdpressError
 
 
-def generate_file(arguments: argparse.Namespace, session: Session) -> None:
-    """Continues every prompt of the file and prints the results."""
+def generate_file(prompts_file: Path, flags: Generate, session: Session) -> None:
+    """Continues every prompt of a file and prints the results."""
     codec = TextCodec.of(session.artifact)
-    if codec is None and arguments.stop:
-        raise ColdpressError(f"{arguments.artifact}: stop strings need a tokenizer, and the artifact has none")
-    file = PromptFile(arguments.prompts, session, codec, arguments.max_new_tokens)
-    room = file.room(arguments.batch or FEW_TOKENS)
-    texts = _Texts(codec, arguments.stop)
-    sampling = sampling_of(arguments)
+    if codec is None and flags.stop:
+        raise ColdpressError(f"{flags.artifact}: stop strings need a tokenizer, and the artifact has none")
+    file = PromptFile(prompts_file, session, codec, flags.max_new_tokens)
+    room = file.room(flags.batch or FEW_TOKENS)
+    texts = _Texts(codec, flags.stop)
+    sampling = sampling_of(flags)
     noted = enumerate(texts.noted(file.ids()))
     prompts = (Prompt(ids, replace(sampling, seed=sampling.seed + number)) for number, ids in noted)
-    eos = arguments.ignore_eos
-    steps = generate_each(session, prompts, arguments.max_new_tokens, room, ignore_eos=eos, on_token=texts.add)
+    eos = flags.ignore_eos
+    steps = generate_each(session, prompts, flags.max_new_tokens, room, ignore_eos=eos, on_token=texts.add)
     with closing(steps):
         while True:
             try:
                 tokens = next(steps)
             except StopIteration as done:
-                if not arguments.json:
+                if not flags.json:
                     print(summary.render(done.value), file=sys.stderr)
                 return
             print(json.dumps(texts.result(tokens)), flush=True)

@@ -5,7 +5,6 @@ what is in DRAM would choose others. From the signals that an artifact carries i
 (runtime/signals.py). Budgets that hold no plan stay in the table, with the reason.
 """
 
-import argparse
 import itertools
 import multiprocessing
 import os
@@ -17,6 +16,7 @@ from typing import Any, Literal
 
 from coldpress.runtime.artifact.reader import Artifact, open_artifact
 from coldpress.runtime.cache import show_choice
+from coldpress.runtime.cli.arguments import Simulate
 from coldpress.runtime.cli.flags import names_of
 from coldpress.runtime.generate.choice import choose_plan
 from coldpress.runtime.profiles.devices import load_device, named_devices
@@ -98,27 +98,30 @@ class Row:
     """Why the budget holds no plan."""
 
 
-def cases_of(arguments: argparse.Namespace) -> list[Case]:
+def cases_of(flags: Simulate) -> list[Case]:
     """Returns each combination of the devices, budgets and caches that the flags name, the caches varying fastest.
 
     Raises:
         ColdpressError: if a flag names no device, or a budget that is no number of bytes.
     """
-    devices = [None] if arguments.device is None else named_devices(arguments.device)
-    budgets = [None if size is None else parse_bytes(size) for size in names_of(arguments.dram_budget)]
-    each = itertools.product(devices, budgets, names_of(arguments.cache))
-    return [Case(*one, arguments.collapse, arguments.preload, arguments.kv_cache) for one in each]
+    devices = [None] if flags.device is None else named_devices(flags.device)
+    budgets = [None if size is None else parse_bytes(size) for size in names_of(flags.dram_budget)]
+    each = itertools.product(devices, budgets, names_of(flags.cache))
+    return [Case(*one, flags.collapse, flags.preload, flags.kv_cache) for one in each]
 
 
-def source_of(arguments: argparse.Namespace) -> Source:
+def source_of(flags: Simulate) -> Source:
     """Returns where the flags say that the trace comes from.
 
     Raises:
         ColdpressError: for a statistic that is unknown or invalid.
     """
-    if arguments.signals:
+    if flags.signals:
         return "signals"
-    return arguments.trace if arguments.synthetic is None else read_statistics(arguments.synthetic)
+    if flags.synthetic is not None:
+        return read_statistics(flags.synthetic)
+    assert flags.trace is not None  # the command line has one of the three
+    return flags.trace
 
 
 def loaded(opened: Artifact, source: Source) -> Iterable[Event] | Signals:

@@ -2,18 +2,20 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
+import click
 import pytest
 
 from coldpress.cli import doctor
-from coldpress.cli.build import known_keys, options_of
-from coldpress.cli.main import COMMANDS, build_parser, main
+from coldpress.cli.build import known_keys
+from coldpress.cli.main import COMMANDS, FRONT_DOOR, load, main
 from coldpress.compiler.workflow.keys import config_keys
 from coldpress.runtime import _native
-from coldpress.schemas.errors import ColdpressError
 from tests.support.artifacts import Recipe, build_artifact, change_manifest, small_spec
 from tests.support.data import ROOT
 from tests.support.models import write_corpus, write_model
@@ -21,33 +23,27 @@ from tests.support.models import write_corpus, write_model
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_explains_itself_with_an_example(capsys: pytest.CaptureFixture[str], name: str) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([name, "--help"])
-    assert ended.value.code == 0
+    assert main([name, "--help"]) == 0
     said = capsys.readouterr().out
     assert f"coldpress {name} " in said
     assert said.startswith("Usage: coldpress ")
 
 
 def test_a_word_that_is_no_command_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["bild", "demo"])
-    assert ended.value.code == 2
+    assert main(["bild", "demo"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "invalid choice: 'bild' (choose from 'build'" in line
+    assert "no such command 'bild' (did you mean build" in line
 
 
 def test_a_flag_that_no_command_knows_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["inspect", "a.coldpress", "--loud"])
-    assert ended.value.code == 2
-    assert "unrecognized arguments: --loud" in capsys.readouterr().err
+    assert main(["inspect", "a.coldpress", "--loud"]) == 2
+    assert "no such option '--loud'; see `coldpress inspect --help`" in capsys.readouterr().err
 
 
 def test_the_help_needs_no_compiler() -> None:
-    code = "import sys; from coldpress.cli.main import build_parser; build_parser(None); print(sorted(sys.modules))"
+    code = "import sys; from coldpress.cli.main import main; main(['--help']); print(sorted(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
-    for heavy in ("torch", "snakemake", "transformers", "scipy", "pandas"):
+    for heavy in ("torch", "snakemake", "transformers", "scipy", "pandas", "numpy", "pydantic", "yaml"):
         assert f"'{heavy}'" not in found
 
 
@@ -67,35 +63,70 @@ def test_without_the_compiler_its_commands_say_what_to_install(words: list[str],
     )
 
 
-def test_the_shell_completes_commands_and_flags() -> None:
-    def completed(line: str) -> set[str]:
-        """What the command offers when a shell asks it, which takes the answer from file 8."""
-        asking = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "\n"}
-        shell = ["/bin/sh", "-c", '"$0" -m coldpress 8>&1 9>/dev/null >/dev/null', sys.executable]
-        done = subprocess.run(shell, capture_output=True, text=True, cwd=ROOT, env=os.environ | asking)
-        return {word.strip() for word in done.stdout.splitlines()}
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("coldpress b", {"build", "bench"}),
+        ("coldpress build --max", {"--max-logit-error", "--max-ppl-ratio"}),
+        ("coldpress generate --max", {"--max-new-tokens"}),
+        ("coldpress generate --kv-cache i", {"int8"}),
+        ("coldpress device m", {"measure"}),
+        ("coldpress quote --max", {"--max-ppl-ratio"}),
+    ],
+)
+def test_the_shell_completes_commands_flags_and_choices(shell: str, line: str, offered: set[str]) -> None:
+    """By what the shells' own scripts ask: words, and the number or the text of the one that is typed."""
+    words = line.split()
+    cword = words[-1] if shell == "fish" else str(len(words) - 1)
+    asking = {"_COLDPRESS_COMPLETE": f"{shell}_complete", "COMP_WORDS": line, "COMP_CWORD": cword}
+    code = "import sys; from coldpress.cli.main import main; main([]); sys.exit('scipy' in sys.modules)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=os.environ | asking, check=True)
+    assert set(re.split(r"[\s,]+", done.stdout)) >= offered
+    assert "--help" not in done.stdout
 
-    assert {"build", "bench"} == completed("coldpress b")
-    assert "--max-ppl-ratio" in completed("coldpress build --max")
-    assert "--max-new-tokens" in completed("coldpress generate --max")
+
+def of_build(*words: str) -> Mapping[str, str]:
+    """Returns the keys and options that a command line of `coldpress build` has."""
+    parent = FRONT_DOOR.make_context("coldpress", [], resilient_parsing=True)
+    return load("build").make_context("build", list(words), parent=parent).params["more"]
 
 
 def test_a_build_has_a_flag_for_every_key() -> None:
-    parser = build_parser("build")
     assert known_keys().keys() == config_keys().keys()
     for name in set(known_keys()) - {"model"}:
-        flag = f"--{name.replace('_', '-')}"
-        parsed, unknown = parser.parse_known_args(["build", "demo", flag, "some"])
-        assert vars(parsed)[f"key_{name}"] == "some"
-        assert unknown == []
+        assert of_build("demo", f"--{name.replace('_', '-')}", "some") == {name: "some"}
 
 
 def test_options_of_plug_ins_are_flags_too() -> None:
-    assert options_of(["--window-tokens", "3", "--families=neuron"]) == {"window_tokens": "3", "families": "neuron"}
-    with pytest.raises(ColdpressError, match="'--window-tokens' was given, expected --KEY VALUE"):
-        options_of(["--window-tokens"])
-    with pytest.raises(ColdpressError, match="'fast' was given"):
-        options_of(["fast", "4"])
+    assert of_build("--window-tokens", "3", "demo", "--families=neuron") == {
+        "window_tokens": "3",
+        "families": "neuron",
+    }
+    with pytest.raises(click.UsageError, match="'--window-tokens' was given without a value"):
+        of_build("demo", "--window-tokens")
+    with pytest.raises(click.UsageError, match="unexpected extra argument"):
+        of_build("demo", "fast")
+
+
+def test_a_typo_is_told_the_flag_that_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "a", "--promt", "x"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: no such option '--promt' (did you mean --prompt")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["build"], "no model was given; name one, or a file of builds with --matrix"),
+        (["build", "demo", "--device"], "option '--device' requires an argument; see `coldpress build --help`"),
+        (["device", "show"], "missing argument 'DEVICE'; see `coldpress device show --help`"),
+    ],
+)
+def test_what_is_missing_is_one_sentence(capsys: pytest.CaptureFixture[str], words: list[str], sentence: str) -> None:
+    assert main(words) == 2
+    assert capsys.readouterr().err == f"error: {sentence}\n"
 
 
 def test_a_build_is_the_workflow_s_own(

@@ -144,16 +144,18 @@ def test_other_errors_of_the_runtime_are_defects(monkeypatch: pytest.MonkeyPatch
     [
         (main, ["layout", "--nope"], "required: --model, --sparsity"),
         (main, ["tokenize"], "required: "),
-        (front_door, ["device", "resolve"], "required: device, --output"),
-        (front_door, ["device", "fly"], "invalid choice: 'fly'"),
+        (front_door, ["device", "resolve"], "missing argument 'DEVICE'"),
+        (front_door, ["device", "fly"], "no such command 'fly'"),
     ],
 )
 def test_a_wrong_command_line_is_one_sentence(
     capsys: pytest.CaptureFixture[str], entry: Callable[[list[str]], int], arguments: list[str], sentence: str
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        entry(arguments)
-    assert ended.value.code == 2
+    try:
+        code: object = entry(arguments)
+    except SystemExit as ended:  # argparse, for a stage
+        code = ended.code
+    assert code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     assert sentence in line
