@@ -24,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from coldpress.compiler.code_digest import stage_digest
 from coldpress.compiler.io import Workspace, digest, load_record, save_record, save_result, sha256_of
 from coldpress.compiler.lock import job_lock
-from coldpress.runtime.cli.command_line import fail
+from coldpress.runtime.cli.command_line import fail, flag
 from coldpress.schemas.base import Record
 from coldpress.schemas.errors import ColdpressError, clipped
 
@@ -59,11 +59,6 @@ def records_of(stage: str) -> dict[str, tuple[type[Record], bool, bool]]:
     """Returns parameter -> (record class, several, optional) for each parameter that takes records."""
     found = {name: record_of(hint) for name, hint in parameters_of(stage).items() if name != "config"}
     return {name: described for name, described in found.items() if described is not None}
-
-
-def flag(name: str) -> str:
-    """Returns the command-line flag of a setting or a record."""
-    return "--" + name.replace("_", "-")
 
 
 @dataclass(frozen=True)

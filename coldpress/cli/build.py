@@ -18,7 +18,8 @@ import click
 from rich_click import RichOption
 from rich_click.rich_panel import RichOptionPanel
 
-from coldpress.runtime.cli.declaration import FILE, PLACE, Command, argument, command, flag, option, switch
+from coldpress.runtime.cli.command_line import flag
+from coldpress.runtime.cli.declaration import FILE, PLACE, Command, argument, command, option, switch
 from coldpress.schemas.errors import ColdpressError
 
 EXAMPLES = """

@@ -8,7 +8,7 @@ from coldpress.runtime.profiles.devices import DEVICE_HELP
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is asked; None takes a default that depends on the model or the device."""
+    """The flags of `coldpress quote`; None takes a default that depends on the model or the device."""
 
     model: str = argument("what model= takes, a build folder such as build/<model>, or an artifact", type=PLACE)
     revision: str | None = option("commit of a hub model, 40 hexadecimal digits", metavar="COMMIT")

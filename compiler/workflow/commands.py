@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from coldpress.compiler.code_digest import stage_digest
-from coldpress.compiler.job import flag, parameters_of
+from coldpress.compiler.job import parameters_of
 from coldpress.compiler.workflow.settings import BuildConfig, flags
+from coldpress.runtime.cli.command_line import flag
 
 ARRAYS = "arrays"
 """Name of the input, and of the output, that is no record: folders of array files."""

@@ -38,7 +38,7 @@ from coldpress.compiler.checkpoint.source_json import read_object
 from coldpress.compiler.checkpoint.tensors import MAX_CONFIG_BYTES
 from coldpress.compiler.checkpoint.weight_files import kind_of
 from coldpress.compiler.cost_model import stored_formats
-from coldpress.compiler.job import config_of, flag
+from coldpress.compiler.job import config_of
 from coldpress.compiler.llama_bench import llama_cpp_runs
 from coldpress.compiler.pipeline import STAGES
 from coldpress.compiler.profiles import device_file, load_model, model_names
@@ -57,6 +57,7 @@ from coldpress.compiler.workflow.keys import (
 from coldpress.compiler.workflow.named_paths import check_artifact_name, check_paths
 from coldpress.runtime import plugins as _plugins
 from coldpress.runtime.cache import CachePolicy
+from coldpress.runtime.cli.command_line import flag
 from coldpress.runtime.drafts import NO_DRAFT
 from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
 from coldpress.runtime.profiles.devices import read_device

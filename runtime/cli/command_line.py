@@ -11,6 +11,11 @@ EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 130, 141
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+def flag(name: str) -> str:
+    """Returns the flag of a setting, a record or a field."""
+    return f"--{name.replace('_', '-')}"
+
+
 def guarded(run: Callable[[], int | None], subject: str) -> int:
     """Runs a command and returns its exit code; what a user can mend ends in one sentence that names `subject`."""
     try:

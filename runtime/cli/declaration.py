@@ -23,7 +23,7 @@ from rich_click import (
 )
 from rich_click.rich_panel import RichOptionPanel
 
-from coldpress.runtime.cli.command_line import guarded
+from coldpress.runtime.cli.command_line import flag, guarded
 
 PLACE, FILE = click.Path(readable=False), click.Path(readable=False, path_type=Path)
 """Types of text and of a `Path` that the shell completes by files' names; what is no file is said when it is opened."""
@@ -68,11 +68,6 @@ def argument(help: str, **settings: Any) -> Any:
     return field(metadata={"make": make}, **default)
 
 
-def flag(name: str) -> str:
-    """Returns the flag that is declared as `name`."""
-    return f"--{name.replace('_', '-')}"
-
-
 class _AsWritten(RichCommand):
     """Help whose paragraphs fill the terminal's width; paragraphs with indented lines stay as they are written."""
 
@@ -81,7 +76,7 @@ class _AsWritten(RichCommand):
         _print_text(self.help, formatter)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Prints what stands behind the flags."""
+        """Prints the text after the flags."""
         _print_text(self.epilog, formatter)
 
     def get_help(self, ctx: click.Context) -> str:
@@ -113,7 +108,7 @@ class Command(_AsWritten):
     one_of, needs_one, takes_more = "", False, False
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parses the words behind the command's name."""
+        """Parses the words after the command's name."""
         if self.takes_more:
             known = {name for each in self.get_params(ctx) for name in each.opts}
             ctx.params["more"], args = split_off(args, known, ctx)
@@ -178,11 +173,11 @@ def command(
     Args:
         flags: The record, a dataclass.
         run: Runs the command; None is success.
-        name: Its name behind `coldpress`.
+        name: Its name after `coldpress`.
         help: What it does, in paragraphs; usually the docstring of its module.
         examples: Lines that call it; lines that do not are left out.
-        more_help: What stands between its flags and the examples.
-        usage: What stands for its flags in the line of usage.
+        more_help: Text between its flags and the examples.
+        usage: Its flags in the usage line.
         one_of, needs_one, takes_more: See `Command`.
     """
 

@@ -16,6 +16,7 @@ from coldpress.compiler.__main__ import main
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.job import execute
 from coldpress.compiler.stages import tokenize
+from coldpress.runtime.cli.command_line import flag
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.model import Model
@@ -66,7 +67,7 @@ def test_a_text_is_read_as_json_only_where_the_field_takes_no_text(
     kind = job.config_of(stage)
     parser = argparse.ArgumentParser()
     for name in kind.model_fields:
-        parser.add_argument(job.flag(name))
+        parser.add_argument(flag(name))
     assert job._settings_of(kind, parser.parse_args(flags))[field] == value
 
 

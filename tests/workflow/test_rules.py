@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from coldpress.compiler.io import load_record
-from coldpress.compiler.job import config_of, flag
+from coldpress.compiler.job import config_of
 from coldpress.compiler.needs import Build, Inputs, needs_of
 from coldpress.compiler.pipeline import STAGES
 from coldpress.compiler.workflow.settings import BuildConfig, of_all_stages, resolve
+from coldpress.runtime.cli.command_line import flag
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.model import Model
 from tests.support.dag import inputs_in
