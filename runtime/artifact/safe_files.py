@@ -103,6 +103,9 @@ def open_file(folder: Folder, name: str, size_bytes: int | None = None, flags: i
         raise FileKindError(name, "the file", WORDS[error.errno], REGULAR) from error
     try:
         _check_opened(opened, name, size_bytes)
+        with telling(name, "opening it"):
+            # else the kernel reads megabytes ahead into its page cache, which is outside the DRAM budget
+            os.posix_fadvise(opened, 0, 0, os.POSIX_FADV_RANDOM)
     except BaseException:
         os.close(opened)
         raise

@@ -31,8 +31,8 @@ RULES = Rules(
 )
 
 
-PORTION_BYTES = 8 << 20
-"""Bytes of a file that the page cache holds at a time."""
+PORTION_BYTES = 256 << 10
+"""Bytes of a file that are read at a time. The page cache holds the next portions, two at most, besides."""
 
 
 @dataclass(frozen=True)
@@ -81,16 +81,20 @@ def numpy_dtype(tensor: TensorEntry) -> np.dtype[Any]:
 def read_arrays(opened: int, layout: TensorFile) -> tuple[dict[str, np.ndarray], str]:
     """Reads all tensors as separate arrays, and computes the sha256 of the whole file, in one pass.
 
-    The kernel is told to drop the file's pages as they are read: its page cache would hold the same bytes once more,
-    outside the DRAM budget.
+    The kernel reads one portion ahead and drops a file's pages as soon as they are read: its page cache would hold the
+    same bytes once more, outside the DRAM budget.
     """
     digest = hashlib.sha256(layout.header)
     arrays: dict[str, np.ndarray] = {}
+    ahead = len(layout.header)  # the kernel has been asked for the bytes before it
     for tensor in layout.tensors:
         array = np.empty(tensor.shape, numpy_dtype(tensor))
         view = array.data.cast("B")
         for start in range(0, len(view), PORTION_BYTES):
             portion = view[start : start + PORTION_BYTES]
+            while ahead <= tensor.start_bytes + start + PORTION_BYTES:
+                os.posix_fadvise(opened, ahead, PORTION_BYTES, os.POSIX_FADV_WILLNEED)
+                ahead += PORTION_BYTES
             read_exactly(opened, layout.file, portion, tensor.start_bytes + start)
             digest.update(portion)
             os.posix_fadvise(opened, 0, tensor.start_bytes + start + len(portion), os.POSIX_FADV_DONTNEED)

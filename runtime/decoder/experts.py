@@ -19,6 +19,7 @@ from coldpress.runtime.decoder.mlp import Mlp, checked_families, held_roles, inn
 from coldpress.runtime.decoder.router import Router
 from coldpress.runtime.decoder.tokens import Prior, Tokens
 from coldpress.runtime.store.facts import Key
+from coldpress.runtime.unit_numbers import distinct
 from coldpress.schemas.families import slices
 from coldpress.schemas.model import MLP_ROLES, MatrixRole, ModelSpec, matrices
 
@@ -156,7 +157,7 @@ class Experts:
             return None
         experts_K, units_K = np.divmod(ids, self.intermediate_size)
         found = np.zeros(ids.size, np.float32)
-        for expert in np.unique(experts_K).tolist():
+        for expert in distinct(experts_K).tolist():
             own_K, bias = experts_K == expert, self.biases[role].get(expert)
             if bias is not None:
                 found[own_K] = bias[units_K[own_K]]
@@ -216,7 +217,7 @@ class ExpertsWork:
             return
         num_together = layer.intermediate_size if is_inner else self._x_TN.shape[1]
         experts_K = block.ids // num_together
-        for expert in np.unique(experts_K).tolist():
+        for expert in distinct(experts_K).tolist():
             own, of_expert = WHOLE, block.some(experts_K == expert)
             if isinstance(of_expert, StreamedBlock):
                 own = np.flatnonzero(self.experts[:, expert])

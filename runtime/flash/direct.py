@@ -158,9 +158,7 @@ def _open(artifact: Artifact, page_bytes: int) -> tuple[int, bool]:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-    opened = artifact.open(FLASH_FILE)
-    os.posix_fadvise(opened, 0, 0, os.POSIX_FADV_RANDOM)
-    return opened, False
+    return artifact.open(FLASH_FILE), False
 
 
 def _open_direct(artifact: Artifact, page_bytes: int) -> int:

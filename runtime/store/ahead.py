@@ -30,6 +30,7 @@ from coldpress.runtime.store import planner
 from coldpress.runtime.store.ahead_room import divided, first_batch, following, reads_on, rooms
 from coldpress.runtime.store.facts import AheadFacts, Key, Observers, Purpose
 from coldpress.runtime.store.slots import Part
+from coldpress.runtime.unit_numbers import distinct
 from coldpress.schemas.errors import CorruptPageError
 from coldpress.schemas.families import FAMILIES, FamilyName
 from coldpress.schemas.layout import Plan, Section
@@ -174,7 +175,7 @@ class ReadAhead:
                 ids, seen = choose((target, family), signal, Residency(part.cache.present, part.position))
                 chosen += ids
                 all_seen.append(seen)
-            ids = np.unique(np.concatenate(chosen))
+            ids = distinct(np.concatenate(chosen))
             if FAMILIES[family].axis == "hidden_size":
                 ids = most_certain(ids, np.concatenate(all_seen), self._guess)
             position = self._parts[following.first_layer, family].position[ids].astype(np.int64)
@@ -226,7 +227,7 @@ class ReadAhead:
         places = [positions * len(layers) + index for index, positions in enumerate(missing)]
         found = np.sort(np.concatenate(places))
         for portion in region.portions:
-            found = np.setdiff1d(found, portion.places, assume_unique=True)
+            found = found[np.isin(found, portion.places, assume_unique=True, invert=True)]
         return found
 
     def take(self, key: Key, misses: np.ndarray) -> list[EarlyUnits]:

@@ -12,12 +12,37 @@ import pytest
 from coldpress.runtime.artifact import errors, strict_json
 from coldpress.runtime.artifact.integrity import verify_artifact
 from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.artifact.safe_files import open_file, open_folder, read_exactly
 from coldpress.schemas.sealed import KEY, seal
 from tests.support.artifacts import (
     change_manifest,
     refuse,
 )
 from tests.support.usage import processor_s
+
+
+def test_no_more_is_read_than_was_asked_for(tmp_path):
+    """What the kernel reads ahead would be in DRAM, outside the budget."""
+    (tmp_path / "file").write_bytes(bytes(8 << 20))
+    opened = open_file(open_folder(str(tmp_path)), "file")
+    os.fsync(opened)
+    os.posix_fadvise(opened, 0, 0, os.POSIX_FADV_DONTNEED)
+    portion, kib = memoryview(bytearray(4096)), 1 << 10
+    if is_in_page_cache(opened, 0):
+        os.close(opened)
+        pytest.skip("this file system is memory")
+    for start in range(0, 64 * kib, len(portion)):
+        read_exactly(opened, "file", portion, start)
+    found = [is_in_page_cache(opened, place) for place in (0, 60 * kib, 64 * kib, 128 * kib, 1024 * kib, 4096 * kib)]
+    os.close(opened)
+    assert found == [True, True, False, False, False, False]
+
+
+def is_in_page_cache(opened, place):
+    try:
+        return os.preadv(opened, [bytearray(1)], place, os.RWF_NOWAIT) == 1
+    except BlockingIOError:
+        return False
 
 
 def test_a_path_that_is_no_artifact_is_refused(tmp_path):

@@ -1,5 +1,7 @@
 """A mixture of experts: a token asks for the units of its own experts, alone and with others, and computes the same."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -13,10 +15,12 @@ from coldpress.runtime.decoder.experts import Experts, per_expert
 from coldpress.runtime.decoder.tokens import Tokens
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.trace import FETCH, PRELOAD, Recorder
+from coldpress.runtime.unit_numbers import distinct
 from coldpress.schemas.errors import ArtifactError, ColdpressError
 from coldpress.schemas.families import num_units
 from coldpress.schemas.model import MLP_ROLES, matrices, role_shape
 from tests.support.artifacts import Recipe, build_artifact, change_manifest, random_weights, small_spec
+from tests.support.data import ROOT
 
 EXPERTS, CHOSEN, WIDTH, LAYERS = 6, 2, 96, 3
 TOKENS = [3, 14, 15, 92, 65, 35, 89, 79]
@@ -244,3 +248,29 @@ def test_what_a_mixture_cannot_have_is_refused(tmp_path):
     build_artifact(tmp_path / "a", Recipe(spec=spec_of(num_experts_per_tok=7), method="dense"))
     with pytest.raises(ArtifactError, match="num_experts_per_tok is 7, expected at most 6 experts"):
         open_artifact(tmp_path / "a")
+
+
+GENERATING = """
+import sys
+from coldpress.runtime.generate.session import Session
+with Session(sys.argv[1]) as session:
+    session.generate([3, 14, 15, 92], 4, ignore_eos=True)
+print("numpy.ma" in sys.modules)
+"""
+
+
+def test_a_text_loads_no_masked_arrays(tmp_path):
+    """np.unique does: 4 MB outside the budget."""
+    path = build_artifact(tmp_path / "a", Recipe(spec=spec_of(), method="dense")).path
+    command = [sys.executable, "-c", GENERATING, str(path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_distinct_numbers_ascend():
+    random = np.random.default_rng(3)
+    for size, dtype in ((0, np.int64), (1, np.uint16), (500, np.int32), (500, np.uint16)):
+        numbers_N = random.integers(0, 90, size).astype(dtype)
+        found = distinct(numbers_N)
+        assert found.dtype == dtype
+        assert found.tolist() == sorted(set(numbers_N.tolist()))
