@@ -13,8 +13,6 @@ import numpy as np
 MOVED_BYTES = 64 << 10
 """Bytes of units that are moved at a time. Copies pass through the heap: this few bytes do not make it grow, and are
 still in the processor's cache when they are written."""
-HUGE_FROM_BYTES = 4 << 20
-"""Larger mappings ask for huge pages, as numpy's own arrays do."""
 
 
 class SlotMemory:
@@ -23,9 +21,10 @@ class SlotMemory:
     def __init__(self, num_slots: int, unit_bytes: int) -> None:
         """Maps memory for `num_slots` rows."""
         self._map = mmap.mmap(-1, max(1, num_slots * unit_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if len(self._map) >= HUGE_FROM_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
-            with suppress(OSError):  # the kernel may not support huge pages
-                self._map.madvise(mmap.MADV_HUGEPAGE)
+        if hasattr(mmap, "MADV_NOHUGEPAGE"):
+            # threads that touch a new huge page at once each get one, so that a run exceeds its budget for a moment
+            with suppress(OSError):  # the kernel may have none
+                self._map.madvise(mmap.MADV_NOHUGEPAGE)
         self.rows = np.frombuffer(self._map, np.uint8, num_slots * unit_bytes).reshape(num_slots, unit_bytes)
         """uint8 [num_slots, unit_bytes]."""
 
