@@ -92,6 +92,26 @@ def test_changes_that_are_slower_on_other_tokens_are_taken_back(compared, monkey
     assert any("all changes are taken back" in reason for reason in choice.reasons)
 
 
+@pytest.mark.parametrize("cache", ["auto", "lfu"])
+def test_a_read_buffer_may_take_what_slots_would_have(compared, monkeypatch, cache):
+    """Where larger reads are all that counts, another page would not fit, whatever the cache keeps about units."""
+    (model, sparsity, placement, device), order, activations = compared
+    monkeypatch.setattr(Replay, "measure", lambda _, plan: Measured(1 / plan.read_buffer_bytes, 0.5))
+    given = model, sparsity, placement, device
+    found = lay_out(*given, None, order, activations, cache=cache)
+    (choice,), (plan,) = found.made.choices, found.plans
+    more = plan.model_copy(update={"read_buffer_bytes": plan.read_buffer_bytes + device.flash.page_bytes.value})
+    assert least_budget_bytes(manifest_of(*given, found), plan) <= plan.dram_budget_bytes
+    assert least_budget_bytes(manifest_of(*given, found), more) > plan.dram_budget_bytes - pinned_bytes(found, plan)
+    assert "the largest read buffer" in [entry for entry in choice.tried if entry.kept][-1].setting
+    check_layout(model, sparsity, placement, device, found)
+
+
+def pinned_bytes(found, plan):
+    sizes = {section.family: section.unit_bytes for section in found.sections}
+    return sum(part.num_pinned * sizes[part.family] for part in plan.parts)
+
+
 def test_what_the_user_gives_is_not_compared(compared):
     (model, sparsity, placement, device), order, activations = compared
     found = laid(model, sparsity, placement, device, "lru", None, order, activations, pinned_share=0.25)

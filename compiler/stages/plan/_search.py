@@ -71,7 +71,7 @@ def search(
         ("cache", lambda now: _caches(now, given)),
         ("gap", lambda now: _gaps(now, order)),
         ("pinned units", lambda now: _shares(now, given)),
-        ("read buffer", lambda now: _buffers(now, division)),
+        ("read buffer", lambda now: _buffers(now, given, division)),
     )
     for name, changes in steps:
         _step(found, name, list(changes(found.settings)), division, choosing)
@@ -145,12 +145,18 @@ def _shares(now: Settings, given: Given) -> Iterable[Change]:
             yield f"{share:.0%} of the units' DRAM pinned in every part", replace(now, pinned_share=share)
 
 
-def _buffers(now: Settings, division: Division) -> Iterable[Change]:
+def _buffers(now: Settings, given: Given, division: Division) -> Iterable[Change]:
     page_bytes = division.device.flash.page_bytes.value
     least = max(span_bytes(section.unit_bytes, page_bytes) for section in division.sections)
     for size in (now.read_buffer_bytes // 2 // page_bytes * page_bytes, *(n * now.read_buffer_bytes for n in (2, 4))):
         if least <= size <= PEAK_READ_BYTES:
             yield f"read buffer of {size} bytes", replace(now, read_buffer_bytes=size)
+    # With little DRAM, a buffer that holds a whole request may be worth more than slots and a cache's bookkeeping.
+    changes = [("", now), *((f"{words} and ", settings) for words, settings in _caches(now, given))]
+    roomiest, settings = max(changes, key=lambda change: division.unpinned_bytes(change[1]))
+    size = (now.read_buffer_bytes + division.unpinned_bytes(settings)) // page_bytes * page_bytes
+    if least <= size <= PEAK_READ_BYTES:
+        yield f"{roomiest}the largest read buffer, {size} bytes", replace(settings, read_buffer_bytes=size)
 
 
 def _admits(cache: str) -> bool:
