@@ -23,6 +23,8 @@ from coldpress.schemas.plans import TriedSetting
 LOG = logging.getLogger(__name__)
 WORTH = 0.985
 """A change must bring a token's time below this share: other text differs from the calibration text."""
+WORTH_SLOTS = 0.9
+"""The same for a read buffer in place of slots, which also let a router prefer what is in DRAM (stages/route)."""
 NEARLY = 1.1
 """Of the gaps that cost at most this times the least in `order`, the smallest, a middle and the largest are tried."""
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -71,10 +73,11 @@ def search(
         ("cache", lambda now: _caches(now, given)),
         ("gap", lambda now: _gaps(now, order)),
         ("pinned units", lambda now: _shares(now, given)),
-        ("read buffer", lambda now: _buffers(now, given, division)),
+        ("read buffer", lambda now: _buffers(now, division)),
     )
     for name, changes in steps:
         _step(found, name, list(changes(found.settings)), division, choosing)
+    _step(found, "slots", list(_largest_buffer(found.settings, given, division)), division, choosing, WORTH_SLOTS)
     if given.cache != AUTO:
         found.reasons.insert(0, f"cache {show_choice(given.cache, given.cache_options)}, as given")
     if given.pinned_share is not None:
@@ -83,8 +86,10 @@ def search(
     return found
 
 
-def _step(found: Found, name: str, changes: list[Change], division: Division, replay: Replay) -> None:
-    """Tries changes to one setting, and keeps the best of them if it is clearly faster."""
+def _step(
+    found: Found, name: str, changes: list[Change], division: Division, replay: Replay, worth: float = WORTH
+) -> None:
+    """Tries changes to one setting, and keeps the best of them if it takes less than a share `worth` of the time."""
     now_plan, now = division.plan(found.settings), found.measured
     assert now is not None
     plans: dict[str, tuple[Settings, Plan]] = {}
@@ -96,7 +101,7 @@ def _step(found: Found, name: str, changes: list[Change], division: Division, re
         return
     measured = {words: replay.measure(plan) for words, (_, plan) in plans.items()}
     best = min(measured, key=lambda words: measured[words].token_s)
-    kept = measured[best].token_s < WORTH * now.token_s
+    kept = measured[best].token_s < worth * now.token_s
     found.tried += [
         TriedSetting(setting=words, token_s=result.token_s, kept=kept and words == best)
         for words, result in measured.items()
@@ -145,17 +150,21 @@ def _shares(now: Settings, given: Given) -> Iterable[Change]:
             yield f"{share:.0%} of the units' DRAM pinned in every part", replace(now, pinned_share=share)
 
 
-def _buffers(now: Settings, given: Given, division: Division) -> Iterable[Change]:
+def _buffers(now: Settings, division: Division) -> Iterable[Change]:
     page_bytes = division.device.flash.page_bytes.value
     least = max(span_bytes(section.unit_bytes, page_bytes) for section in division.sections)
     for size in (now.read_buffer_bytes // 2 // page_bytes * page_bytes, *(n * now.read_buffer_bytes for n in (2, 4))):
         if least <= size <= PEAK_READ_BYTES:
             yield f"read buffer of {size} bytes", replace(now, read_buffer_bytes=size)
-    # With little DRAM, a buffer that holds a whole request may be worth more than slots and a cache's bookkeeping.
+
+
+def _largest_buffer(now: Settings, given: Given, division: Division) -> Iterable[Change]:
+    """With little DRAM, a buffer that holds a whole request may be worth more than slots and a cache's bookkeeping."""
+    page_bytes = division.device.flash.page_bytes.value
     changes = [("", now), *((f"{words} and ", settings) for words, settings in _caches(now, given))]
     roomiest, settings = max(changes, key=lambda change: division.unpinned_bytes(change[1]))
     size = (now.read_buffer_bytes + division.unpinned_bytes(settings)) // page_bytes * page_bytes
-    if least <= size <= PEAK_READ_BYTES:
+    if size <= PEAK_READ_BYTES:
         yield f"{roomiest}the largest read buffer, {size} bytes", replace(settings, read_buffer_bytes=size)
 
 
