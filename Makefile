@@ -54,7 +54,7 @@ $(STAMP): $(SOURCES)
 
 demo: $(BUILDS)
 	@echo "Compiling the demonstration model for a phone: about 20 steps, 1 to 2 minutes on two cores."
-	@coldpress build demo --device pixel6
+	@coldpress build relu-demo --device pixel6
 
 docs: $(STAMP)
 	@python -m coldpress.cli.command_documents

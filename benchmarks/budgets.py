@@ -46,7 +46,7 @@ class Options:
     models: tuple[str, ...] = option(
         ("prose7m", "tinystories-mixtral-8x", *RANDOM),
         smoke=("tinystories-mixtral-8x",),
-        choices=[*(name for name in MODELS if name != "demo"), *RANDOM],
+        choices=[*(name for name in MODELS if name != "relu-demo"), *RANDOM],
         help="models",
     )
     tokens: int = option(96, smoke=16, full=112, help="new tokens of the text")

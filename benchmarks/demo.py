@@ -26,7 +26,7 @@ from coldpress.compiler.workflow.summary import show
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.metrics import Metrics
 
-ARTIFACT = "build/demo/pixel6/demo-pixel6.coldpress"
+ARTIFACT = "build/relu-demo/pixel6/relu-demo-pixel6.coldpress"
 SESSION = "docs/how-to/session.md"
 """The page whose example prints figures."""
 GENERATE = ("-m", "coldpress", "generate", ARTIFACT, "--prompt", "Dictionary displays")
@@ -54,7 +54,7 @@ class Plugin(Benchmark[Options]):
     full_minutes = 1
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        device = build(self.folder, model="demo", device="pixel6", **(self._short() if self.options.short else {}))
+        device = build(self.folder, model="relu-demo", device="pixel6", **(self._short() if self.options.short else {}))
         metrics = load_record(device / "metrics.json", Metrics)
         (code,) = PYTHON.findall((ROOT / SESSION).read_text(encoding="utf-8"))
         yield {

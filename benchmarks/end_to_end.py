@@ -44,7 +44,7 @@ MAY_BE_NULL = ("tokens_per_s_deviation", "ppl_dense", "gain_over_dense")
 @dataclass(frozen=True)
 class Options:
     models: tuple[str, ...] = option(
-        ("demo", "stories260k", "tinystories656k-relu", "prose7m"),
+        ("relu-demo", "stories260k", "tinystories656k-relu", "prose7m"),
         smoke=("tinystories656k-relu",),
         full=tuple(MODELS),
         choices=MODELS,
@@ -74,7 +74,7 @@ class Plugin(Benchmark[Options]):
     def measure(self, cell: Cell) -> Iterator[Row]:
         model, options = cell["model"], self.options
         config: dict[str, Any] = settings(model, short=options.short) | {"method": options.method}
-        if model == "demo":
+        if model == "relu-demo":
             del config["dram_budget"]
         found = load_record(build(self.folder / model, **config) / "metrics.json", Metrics)
         dense = {f"dense_{name}": found.dense and getattr(found.dense, name) for name in OF_THE_DENSE_RUN}
@@ -82,7 +82,7 @@ class Plugin(Benchmark[Options]):
 
     def figures(self, rows: Rows) -> Figures:
         gains = {row["model"]: row["gain_over_dense"] for row in rows if row["gain_over_dense"] is not None}
-        return {"worst_gain": min(gains.values(), default=None), "demo_gain": gains.get("demo")}
+        return {"worst_gain": min(gains.values(), default=None), "demo_gain": gains.get("relu-demo")}
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ MODELS = {
     if model != "tinystories-mixtral-8x"
 }
 """Model -> (corpus in the data folder, DRAM budget that holds what must be resident)."""
-EXACT_ZEROS = ("demo", "tinystories656k-relu", "tinystories-opt-0.9m", "prose7m-relu")
+EXACT_ZEROS = ("relu-demo", "tinystories656k-relu", "tinystories-opt-0.9m", "prose7m-relu")
 """Models whose activations fix their density, so only the others are driven to ruin."""
 OFF = dict.fromkeys(("max_ppl_ratio", "min_top1_agreement", "max_logit_error"), "off")
 
@@ -69,7 +69,7 @@ class Plugin(Benchmark[Options]):
         model, label = cell["model"], cell["label"]
         config: dict[str, Any] = settings(model, short=self.options.short) | {"dram_budget": MODELS[model][1]}
         config |= {"order": "structural", "label": label, **OFF, **self._ways(model)[label]}
-        if model != "demo":
+        if model != "relu-demo":
             config["context_length"] = 256
         found = load_record(build(self.folder / model, "--until", "verify", **config) / "verify.json", Verification)
         yield {

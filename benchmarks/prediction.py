@@ -76,7 +76,7 @@ class Options:
         ("prose7m",),
         smoke=("tinystories656k",),
         full=("tinystories656k", "tinystories656k-relu", "prose7m", "prose7m-relu"),
-        choices=[name for name in MODELS if name != "demo"],
+        choices=[name for name in MODELS if name != "relu-demo"],
         help="models",
     )
     disks: tuple[str, ...] = option(

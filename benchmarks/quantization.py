@@ -42,7 +42,7 @@ CODES = names("coldpress.runtime.quantization")
 def prepare(model: str, density: float, folder: Path, test_tokens: int) -> tuple[Model, Corpus, Sparsity]:
     """Returns the records of a build up to `allocate`; models with exact zeros are not pruned to a density."""
     asked = settings(model) | DENSITIES[density] | {"dram_budget": MODELS[model][1], "evaluation_tokens": test_tokens}
-    if model != "demo":
+    if model != "relu-demo":
         asked["context_length"] = 256
     device = build(folder, "--until", "allocate", label=f"d{round(100 * density)}", **asked)
     built = device.parent

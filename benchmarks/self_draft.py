@@ -37,7 +37,7 @@ from coldpress.schemas.families import WHOLE_MLP, slices
 from tests.support.artifacts import Recipe, build_artifact
 from tests.support.hf import load_hf, roles_of, spec_of
 
-MODELS = ("prose7m", "demo", "prose7m-relu", "tinystories-mixtral-8x", "tinystories656k", "stories260k")
+MODELS = ("prose7m", "relu-demo", "prose7m-relu", "tinystories-mixtral-8x", "tinystories656k", "stories260k")
 PLANES = tuple(name for name in names("coldpress.runtime.quantization") if planes_of(name))
 CORRECTED = ("prose7m", "prose7m-relu", "tinystories656k")
 """Models whose codes are chosen by calibration text, too."""

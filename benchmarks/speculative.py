@@ -23,13 +23,13 @@ from tests.support.artifacts import Recipe, build_artifact
 from tests.support.data import ROOT, data_folder
 from tests.support.hf import load_hf, roles_of, spec_of
 
-MODELS = ("demo", "stories260k", "tinystories656k", "tinystories656k-relu", "prose7m", "prose7m-relu")
+MODELS = ("relu-demo", "stories260k", "tinystories656k", "tinystories656k-relu", "prose7m", "prose7m-relu")
 DRAFTS = {"tinystories656k": "tinystories656k-relu", "prose7m": "prose7m-relu", "prose7m-relu": "prose7m"}
 PROMPT_TOKENS, NUM_PROMPTS = 48, 2
 
 
 def source(name: str) -> Path:
-    return ROOT / "demo/model" if name == "demo" else data_folder() / "models" / name
+    return ROOT / "demo/model" if name == "relu-demo" else data_folder() / "models" / name
 
 
 def build(folder: Path, name: str) -> Path:
@@ -46,7 +46,7 @@ def texts(name: str, length: int) -> list[list[int]]:
     """Returns prompts of the kind of text that the model knows."""
     tokenizer = Tokenizer.from_file(str(source(name) / "tokenizer.json"))
     corpora = data_folder() / "corpora"
-    if name == "demo":
+    if name == "relu-demo":
         text = (ROOT / "README.md").read_text()
     elif name.startswith("prose"):
         text = (corpora / "wikitext-2/test.txt").read_text()
@@ -100,7 +100,7 @@ class Paying(DraftModel):
 @dataclass(frozen=True)
 class Options:
     models: tuple[str, ...] = option(
-        ("demo", "tinystories656k"), smoke=("tinystories656k",), full=MODELS, choices=MODELS, help="models"
+        ("relu-demo", "tinystories656k"), smoke=("tinystories656k",), full=MODELS, choices=MODELS, help="models"
     )
     lengths: tuple[int, ...] = option((2, 4, 8), smoke=(4,), help="drafted tokens per pass")
     new_tokens: int = option(48, smoke=8, help="new tokens per prompt")

@@ -13,7 +13,7 @@ from tests.support.warm import build
 __all__ = ["MODELS", "SHORT", "artifact_in", "build", "settings"]
 
 MODELS = {
-    "demo": (None, "80%"),
+    "relu-demo": (None, "80%"),
     "stories260k": ("corpora/tinystories/calib.jsonl", "90%"),
     "tinystories656k": ("corpora/tinystories/calib.jsonl", "90%"),
     "tinystories656k-relu": ("corpora/tinystories/calib.jsonl", "90%"),

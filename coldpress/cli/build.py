@@ -25,7 +25,7 @@ from coldpress.schemas.errors import ColdpressError
 EXAMPLES = """
   coldpress build mistral-7b --device pixel6 --corpus my-text.txt
   coldpress build ./my-checkpoint --device build/host.yaml --dram-budget 1GB,2GB
-  coldpress build demo --device pixel6 --dry-run
+  coldpress build relu-demo --device pixel6 --dry-run
   coldpress build --matrix builds.yaml --accepted accepted.json
 """
 KEY = "key_"

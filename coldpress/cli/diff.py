@@ -1,8 +1,8 @@
 """Compares two artifacts, or two builds: inputs, settings, plans, quality, speed and sizes.
 
-A and B are artifacts, or folders of builds such as build/demo/pixel6, whose measured figures are compared, too. Only
-what differs is shown; `--all` shows everything. `--html` writes one page about two builds, with their plans, fronts,
-DRAM and charts.
+A and B are artifacts, or folders of builds such as build/relu-demo/pixel6, whose measured figures are compared, too.
+Only what differs is shown; `--all` shows everything. `--html` writes one page about two builds, with their plans,
+fronts, DRAM and charts.
 """
 
 import json
@@ -23,9 +23,9 @@ from coldpress.schemas.manifest import MANIFEST_FILE
 from coldpress.schemas.metrics import Metrics
 
 EXAMPLES = """
-  coldpress diff build/demo/pixel6 build/demo/oneplus12
+  coldpress diff build/relu-demo/pixel6 build/relu-demo/oneplus12
   coldpress diff old.coldpress new.coldpress --json
-  coldpress diff build/demo/pixel6 build/demo/pixel6+int8 --html both.html
+  coldpress diff build/relu-demo/pixel6 build/relu-demo/pixel6+int8 --html both.html
 """
 PROVENANCE, METRICS = "provenance/build.json", "metrics.json"
 MEASURED = (
@@ -100,7 +100,7 @@ def _write_page(file: Path, a: Path, b: Path, rows: list[tuple[str, ...]]) -> No
         if metrics is None or metrics.artifact_sha256 != artifact.sha256:
             raise ColdpressError(
                 f"{path} has no {METRICS} of its artifact, expected the folder of a finished build such as "
-                "build/demo/pixel6; --html compares what builds measured"
+                "build/relu-demo/pixel6; --html compares what builds measured"
             )
         return Compared(path, metrics, artifact.manifest)
 
@@ -142,7 +142,7 @@ def _artifact_in(path: Path) -> tuple[Path, Path]:
     if len(found) != 1:
         raise ColdpressError(
             f"{path} holds {len(found)} artifacts, expected an artifact, or the folder of a finished build such as "
-            "build/demo/pixel6"
+            "build/relu-demo/pixel6"
         )
     return found[0], path
 

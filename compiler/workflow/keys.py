@@ -29,7 +29,7 @@ class WorkflowKeys(Record):
     """Keys of the workflow as a whole."""
 
     model: Annotated[str, Key()] = Field(
-        default="demo", description="a profile of profiles/models, a folder, or a hub id with `revision`"
+        default="relu-demo", description="a profile of profiles/models, a folder, or a hub id with `revision`"
     )
     revision: Annotated[str | None, Key(default="the profile's")] = Field(
         default=None, pattern=REVISION_PATTERN, description="the 40 hexadecimal digits of a hub commit"

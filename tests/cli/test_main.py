@@ -30,7 +30,7 @@ def test_every_command_explains_itself_with_an_example(capsys: pytest.CaptureFix
 
 
 def test_a_word_that_is_no_command_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bild", "demo"]) == 2
+    assert main(["bild", "relu-demo"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "no such command 'bild' (did you mean build" in line
 
@@ -50,8 +50,8 @@ def test_the_help_needs_no_compiler() -> None:
 @pytest.mark.parametrize(
     ("words", "package"),
     [
-        (["build", "demo", "--device", "pixel6"], "snakemake"),
-        (["quote", "demo", "--device", "pixel6"], "yaml"),
+        (["build", "relu-demo", "--device", "pixel6"], "snakemake"),
+        (["quote", "relu-demo", "--device", "pixel6"], "yaml"),
     ],
 )
 def test_without_the_compiler_its_commands_say_what_to_install(words: list[str], package: str) -> None:
@@ -96,18 +96,18 @@ def of_build(*words: str) -> Mapping[str, str]:
 def test_a_build_has_a_flag_for_every_key() -> None:
     assert known_keys().keys() == config_keys().keys()
     for name in set(known_keys()) - {"model"}:
-        assert of_build("demo", f"--{name.replace('_', '-')}", "some") == {name: "some"}
+        assert of_build("relu-demo", f"--{name.replace('_', '-')}", "some") == {name: "some"}
 
 
 def test_options_of_plug_ins_are_flags_too() -> None:
-    assert of_build("--window-tokens", "3", "demo", "--families=neuron") == {
+    assert of_build("--window-tokens", "3", "relu-demo", "--families=neuron") == {
         "window_tokens": "3",
         "families": "neuron",
     }
     with pytest.raises(click.UsageError, match="'--window-tokens' was given without a value"):
-        of_build("demo", "--window-tokens")
+        of_build("relu-demo", "--window-tokens")
     with pytest.raises(click.UsageError, match="unexpected extra argument"):
-        of_build("demo", "fast")
+        of_build("relu-demo", "fast")
 
 
 def test_a_typo_is_told_the_flag_that_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,7 +120,7 @@ def test_a_typo_is_told_the_flag_that_was_meant(capsys: pytest.CaptureFixture[st
     ("words", "sentence"),
     [
         (["build"], "no model was given; name one, or a file of builds with --matrix"),
-        (["build", "demo", "--device"], "option '--device' requires an argument; see `coldpress build --help`"),
+        (["build", "relu-demo", "--device"], "option '--device' requires an argument; see `coldpress build --help`"),
         (["device", "show"], "missing argument 'DEVICE'; see `coldpress device show --help`"),
     ],
 )

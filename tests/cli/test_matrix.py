@@ -128,10 +128,10 @@ keys: {dram_budget: 50%, distill: true}
 
 def test_a_profile_is_taken_although_a_folder_has_its_name(tmp_path: Path) -> None:
     """As in a checkout, whose folder `demo` holds the model's recipe."""
-    (tmp_path / "demo").mkdir()
-    path = written(tmp_path, "models: [{model: demo}]\ndevices: [pixel6]\n")
+    (tmp_path / "relu-demo").mkdir()
+    path = written(tmp_path, "models: [{model: relu-demo}]\ndevices: [pixel6]\n")
     (cell,) = cells(read_matrix(path), tmp_path)
-    assert cell.config["model"] == "demo"
+    assert cell.config["model"] == "relu-demo"
 
 
 @pytest.mark.parametrize(

@@ -104,10 +104,10 @@ def test_a_budget_below_what_must_be_resident_is_named(tmp_path: Path, model: Mo
 
 
 def test_the_key_takes_a_list() -> None:
-    resolved = settings.resolve({"model": "demo", "dram_budget": "1GB, 2GB,50%"})
+    resolved = settings.resolve({"model": "relu-demo", "dram_budget": "1GB, 2GB,50%"})
     assert resolved["dram_budget"] == "1000000000,2000000000,50%"
-    assert settings.resolve({"model": "demo", "dram_budget": "1GB"})["dram_budget"] == 10**9
+    assert settings.resolve({"model": "relu-demo", "dram_budget": "1GB"})["dram_budget"] == 10**9
     with pytest.raises(ColdpressError, match="'much' is not an amount of memory"):
-        settings.resolve({"model": "demo", "dram_budget": "1GB,much"})
+        settings.resolve({"model": "relu-demo", "dram_budget": "1GB,much"})
     with pytest.raises(ColdpressError, match="names 65 budgets, expected at most 64"):
-        settings.resolve({"model": "demo", "dram_budget": ",".join(f"{n}GB" for n in range(1, 66))})
+        settings.resolve({"model": "relu-demo", "dram_budget": ",".join(f"{n}GB" for n in range(1, 66))})

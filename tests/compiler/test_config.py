@@ -63,7 +63,7 @@ def refusal(**raw: object) -> str:
 
 def test_defaults_suit_the_demo_model() -> None:
     built = settings.resolve({})
-    assert (built.model.name, built.device.name) == ("demo", "pixel6")
+    assert (built.model.name, built.device.name) == ("relu-demo", "pixel6")
     assert (built["method"], built["dram_budget"], built["format"]) == ("relu", "80%", "fp16"), "the profile's"
     assert (built["corpus"], built["cache"], built["seed"]) == ("pydoc", "auto", 0)
 
@@ -260,9 +260,9 @@ def test_every_setting_is_resolved_and_nothing_else_is_accepted() -> None:
 def test_a_profile_is_checked_as_a_user_is(
     monkeypatch: pytest.MonkeyPatch, setting: dict[str, str | int], sentence: str
 ) -> None:
-    profile = load_model("demo").model_copy(update={"settings": setting})
+    profile = load_model("relu-demo").model_copy(update={"settings": setting})
     monkeypatch.setattr(settings, "load_model", lambda _: profile)
-    assert f"profiles/models/demo.yaml: settings: {sentence}" in refusal()
+    assert f"profiles/models/relu-demo.yaml: settings: {sentence}" in refusal()
 
 
 def test_a_folder_is_a_model(checkpoint: Path) -> None:
@@ -310,7 +310,7 @@ def test_snakemake_is_told_of_names_that_it_takes_as_they_are(tmp_path: Path) ->
 
 def test_a_plugin_that_an_option_names_is_in_use() -> None:
     """Its code is the build's, too: an edit of it runs stages again."""
-    chosen = {"model": "demo", "device": "pixel6", "cache": "linked"}
+    chosen = {"model": "relu-demo", "device": "pixel6", "cache": "linked"}
     assert settings.resolve(chosen).plugins()["coldpress.runtime.cache"] == ("linked", "lru")
     other = settings.resolve(chosen | {"linked_over": "s3fifo"})
     assert other.plugins()["coldpress.runtime.cache"] == ("linked", "s3fifo")

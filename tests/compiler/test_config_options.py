@@ -78,7 +78,7 @@ def test_a_cache_that_looks_ahead_is_for_simulations() -> None:
 
 @pytest.mark.usefixtures("options")
 def test_a_profile_sets_options_for_when_their_plugin_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    profile = load_model("demo").model_copy(update={"settings": {"decay": 0.25, "corpus": "pydoc"}})
+    profile = load_model("relu-demo").model_copy(update={"settings": {"decay": 0.25, "corpus": "pydoc"}})
     monkeypatch.setattr(settings, "load_model", lambda _: profile)
     assert settings.resolve({"cache": "lru"}).options["coldpress.runtime.cache"] == {}
     assert settings.resolve({"cache": "lfu"}).options["coldpress.runtime.cache"] == {"decay": 0.25}

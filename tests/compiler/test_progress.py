@@ -162,6 +162,6 @@ def test_a_build_from_python_tells_the_seconds_since_its_start(monkeypatch: pyte
 
     monkeypatch.setattr(python_api, "started", started)
     told: list[str] = []
-    python_api.build("demo", "pixel6", progress=told.append)
+    python_api.build("relu-demo", "pixel6", progress=told.append)
     steps = [line for line in told if line.startswith("[")]
     assert [float(line.split()[-2]) >= 0.2 for line in steps] == [True] * 3

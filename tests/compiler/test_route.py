@@ -199,6 +199,6 @@ def test_a_strength_that_saves_nothing_is_no_step() -> None:
 def test_a_routing_that_cannot_be_is_refused_before_anything_runs(
     built: Built, tmp_path: Path, keys: dict[str, str], words: str
 ) -> None:
-    model = str(built.source.folder / "tiny") if keys else "demo"
+    model = str(built.source.folder / "tiny") if keys else "relu-demo"
     with pytest.raises(ColdpressError, match=words):
         resolve({"model": model, "routing": "cache_prior", "build_dir": str(tmp_path), **keys})

@@ -124,7 +124,7 @@ def test_model(name: str) -> None:
 
 
 def test_the_demo_profile_agrees_with_its_checkpoint() -> None:
-    profile = load_model("demo")
+    profile = load_model("relu-demo")
     config = json.loads((ROOT / profile.source / "config.json").read_text())
     assert config["num_hidden_layers"] == profile.num_hidden_layers
     assert config["hidden_act"] == profile.hidden_act

@@ -41,7 +41,7 @@ def demo(tree: Path, server: Server, tmp_path_factory: pytest.TempPathFactory) -
     """
     if not (tree / "demo").exists():
         (tree / "demo").symlink_to(ROOT / "demo")
-    found = Workflow(tree, tmp_path_factory.mktemp("demo"), server, {"model": "demo", "device": "pixel6"})
+    found = Workflow(tree, tmp_path_factory.mktemp("demo"), server, {"model": "relu-demo", "device": "pixel6"})
     found.build()
     return found
 

@@ -468,7 +468,7 @@ def test_the_python_of_the_documents_runs(capsys, artifact):
     ]
     (model,), (same,), (session,) = blocks
     assert model == same
-    path, budget = "build/demo/pixel6/demo-pixel6.coldpress", "6_000_000"
+    path, budget = "build/relu-demo/pixel6/relu-demo-pixel6.coldpress", "6_000_000"
     least = artifact.manifest.plans[0].dram_budget_bytes
     assert path in session
     assert budget in session

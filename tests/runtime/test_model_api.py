@@ -222,7 +222,7 @@ def test_a_quote_is_the_command_lines(capsys, artifact):
 
 def test_a_build_refuses_what_the_command_line_refuses():
     with pytest.raises(coldpress.ColdpressError, match=r"dram_budgt.*Did you mean 'dram_budget'"):
-        coldpress.build("demo", "pixel6", dram_budgt="1GB")
+        coldpress.build("relu-demo", "pixel6", dram_budgt="1GB")
 
 
 def test_without_the_compiler_build_says_what_to_install():

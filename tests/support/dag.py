@@ -33,7 +33,7 @@ def inputs_of_rules(*config: str, export: bool = False, importance: bool = False
         (Path(folder) / "imatrix.dat").touch()
         more = [*(["export=gguf"] if export else []), *(["imatrix=imatrix.dat"] if importance else [])]
         arguments = ["-s", str(ROOT / "Snakefile"), "--cores", "1"]
-        arguments += ["--dry-run", "--printshellcmds", "--config", "model=demo", *config, *more]
+        arguments += ["--dry-run", "--printshellcmds", "--config", "model=relu-demo", *config, *more]
         done = _server().run(arguments, Path(folder), {**os.environ, "HF_HUB_OFFLINE": "1"})
     return inputs_in(done.stdout + done.stderr)
 

@@ -13,7 +13,7 @@ from tests.support.workflow import Workflow
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
-        ({"model": "dmeo"}, "error: unknown model 'dmeo'. Did you mean 'demo'? Known: "),
+        ({"model": "relu-dmeo"}, "error: unknown model 'relu-dmeo'. Did you mean 'relu-demo'? Known: "),
         ({"device": "pixel66"}, "error: unknown device 'pixel66'. Did you mean 'pixel6'? Known: "),
         ({"formatt": "fp16"}, "error: unknown config key 'formatt'. Did you mean 'format'? Known: "),
         (

@@ -79,7 +79,7 @@ def test_only_some_builds_are_made(workflow: Workflow, tmp_path: Path) -> None:
     ("given", "words"),
     [
         ({"only": "one/pixel6"}, "only names builds of a matrix, and there is none"),
-        ({"matrix": "builds.yaml", "model": "demo"}, "model was given with matrix, whose file names models and keys"),
+        ({"matrix": "builds.yaml", "model": "some"}, "model was given with matrix, whose file names models and keys"),
         ({"matrix": "builds.yaml", "only": "one/phone"}, "only=one/phone: .*builds.yaml has one/pixel6"),
         ({"matrix": "none.yaml"}, "none.yaml: No such file or directory"),
         ({"matrix": "bad.yaml"}, "one/pixel6: unknown config key 'formatt'"),
