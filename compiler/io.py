@@ -109,6 +109,13 @@ def deletion(record: Path) -> str:
     return f"delete {record} and, in the cache, {str(cached).removesuffix('record.json')}*"
 
 
+def own_cache() -> Path:
+    """Returns the folder of what is downloaded or converted once for all builds: COLDPRESS_CACHE, or `coldpress` in the
+    user's folder of caches."""
+    usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "coldpress"
+    return Path(os.environ.get("COLDPRESS_CACHE") or usual).expanduser().absolute()
+
+
 def digest(*parts: str) -> str:
     """Returns the hex digest of texts; the boundaries between them count."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -13,7 +13,7 @@ from coldpress.compiler.workflow.around_snakemake import checked
 from coldpress.compiler.workflow.ending import Ending
 
 around_snakemake.start(workflow, settings.ROOT)
-BUILDS = checked(matrix.builds_of, config)
+BUILDS = checked(matrix.builds_of, config, workflow.is_main_process)
 checked(around_snakemake.work_in, workflow, [*BUILDS.values()])
 ENDING = Ending(workflow, BUILDS, Path(os.environ[around_snakemake.CALLED_FROM]), checked)
 TARGETS = []
@@ -52,7 +52,7 @@ onstart:
     for name, build in BUILDS.items():
         found = globals()[name]
         checked(
-            download.announce,
+            download.download,
             build,
             found.inputs_of_rules(),
             found.record_of("ingest"),

@@ -19,7 +19,7 @@ rule ingest:
         runtime=runtime("ingest"),
     params:
         code=commands.code(CONFIG, "ingest"),
-        files=inputs.stamps(CONFIG, CHECKPOINT_FILES),
+        files=[*inputs.stamps(CONFIG, CHECKPOINT_FILES), *inputs.packages(CONFIG)],
         settings=commands.settings(
             CONFIG,
             "ingest",

@@ -26,6 +26,8 @@ class Corpus(Record):
     """The result of `tokenize`; the splits come from disjoint text."""
 
     name: str
+    revision: str | None = None
+    """Commit of a hub dataset."""
     text_sha256: Sha256
     """Digest of the text from which all splits were cut."""
     splits: tuple[TokenBlocks, ...]

@@ -6,8 +6,30 @@ every cluster job that parses the workflow again, needs no network.
 
 from pydantic import Field
 
-from coldpress.schemas.base import PositiveCount, Record
-from coldpress.schemas.config import NAME_PATTERN, REVISION_PATTERN
+from coldpress.schemas.base import Many, PositiveCount, Record, Sha256
+from coldpress.schemas.config import BRANCH_PATTERN, NAME_PATTERN
+
+
+class Part(Record):
+    """A file inside a wheel."""
+
+    package: str = Field(pattern=NAME_PATTERN)
+    file: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*$")
+
+
+class Packages(Record):
+    """A GGUF file that lies in wheels of the package index, whole or in parts."""
+
+    file: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\.gguf$")
+    """Name of the joined file."""
+    version: str = Field(pattern=NAME_PATTERN)
+    """Version of every package."""
+    parts: Many[Part] = Field(min_length=1)
+    """In the order in which they are joined."""
+    size_bytes: PositiveCount
+    """Size of the joined file."""
+    sha256: Sha256
+    """Digest of the joined file."""
 
 
 class ModelProfile(Record):
@@ -18,8 +40,10 @@ class ModelProfile(Record):
     title: str
     source: str = Field(min_length=1)
     """Hub id `owner/name`, or `./folder` from the root of this repository."""
-    revision: str | None = Field(default=None, pattern=REVISION_PATTERN)
-    """Pinned commit of a hub model; None if no commit is known to hold safetensors: then the user names one."""
+    revision: str | None = Field(default=None, pattern=BRANCH_PATTERN)
+    """Commit of a hub model, or the branch that a build pins to a commit; None for a folder."""
+    packages: Packages | None = None
+    """The same model as packages, which need no account; taken unless the user names a revision of the hub."""
     license: str
     model_type: str
     """The value in config.json: the name of a file of compiler/architectures."""

@@ -30,7 +30,7 @@ EXAMPLES = """
 """
 KEY = "key_"
 """Before the name of a key, so that it is no other flag's."""
-GIVEN_OTHERWISE = ("model",)
+GIVEN_OTHERWISE = ("model", "locked")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +42,7 @@ class Build:
     )
     cores: str = option("cores of this machine that jobs share (default: all)", default="all", metavar="N")
     dry_run: bool = switch("only show what would be done")
+    locked: bool = switch("refuse a branch of the hub that no earlier build has pinned to a commit")
     profile: str | None = option(
         "snakemake's profile, for a cluster (default: profiles/default)", type=PLACE, metavar="FOLDER"
     )
@@ -77,7 +78,7 @@ def run(flags: Build) -> int:
     Raises:
         ColdpressError: if a flag has no value or does not go with another, or there are no rules.
     """
-    config = dict(flags.more)
+    config = {**flags.more, **({"locked": "true"} if flags.locked else {})}
     told = ["--cores", flags.cores, *(["--dry-run"] if flags.dry_run else [])]
     told += ["--workflow-profile", flags.profile] if flags.profile else []
     if flags.matrix is not None:

@@ -1,27 +1,30 @@
 """Fetches a hub model's files at one pinned commit through huggingface_hub's own cache; offline if HF_HUB_OFFLINE is
 set.
 
-Only safetensors, their index, config.json, tokenizer and licence files are requested: pickles and code never arrive.
+Only safetensors, their index, config.json, tokenizer and licence files are requested; pickled weights only of a model
+that has no others (compiler/checkpoint/conversion.py converts them). Code never arrives.
 """
 
+import functools
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from coldpress.compiler.checkpoint.weight_files import FILE_NAME
 from coldpress.schemas.errors import CheckpointError, ColdpressError
 
 if TYPE_CHECKING:
-    from huggingface_hub.hf_api import ModelInfo
+    from huggingface_hub.hf_api import DatasetInfo, ModelInfo
 
 log = logging.getLogger(__name__)
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*")
 REVISION = re.compile(r"[0-9a-f]{40}")
+Kind = Literal["model", "dataset"]
 REACHED_S = 5
 """Seconds that the hub has to answer before it counts as out of reach."""
 PATTERNS = [
@@ -38,6 +41,12 @@ PATTERNS = [
     "LICENCE*",
     "NOTICE*",
 ]
+WEIGHTS = (".safetensors", ".bin")
+INSTEAD = {
+    "*.safetensors": ("pytorch_model*.bin", "pytorch_model.bin.index.json"),
+    "tokenizer.json": ("vocab.json", "merges.txt"),
+}
+"""Files of a checkpoint -> those that are taken where it has none."""
 
 
 def checkpoint_paths(folder: Path) -> list[Path]:
@@ -45,22 +54,33 @@ def checkpoint_paths(folder: Path) -> list[Path]:
 
     Skips names that `ingest` refuses, so that snakemake can handle all of them, too.
     """
+    patterns = (*wanted(path.name for path in folder.glob("*")), "*.safetensors")
     return [
         path
         for path in sorted(folder.glob("*"))
-        if FILE_NAME.fullmatch(path.name)
-        and any(path.match(pattern) for pattern in (*PATTERNS, "*.safetensors"))
-        and path.is_file()
+        if FILE_NAME.fullmatch(path.name) and any(path.match(pattern) for pattern in patterns) and path.is_file()
     ]
 
 
+def wanted(names: Iterable[str]) -> list[str]:
+    """Returns the patterns of files that are read of a checkpoint with files of these names."""
+    found = [Path(name) for name in names]
+    others = [others for usual, others in INSTEAD.items() if not any(path.match(usual) for path in found)]
+    return [*PATTERNS, *(pattern for patterns in others for pattern in patterns)]
+
+
+def is_dataset(corpus: str) -> bool:
+    """Returns whether a corpus is a dataset of the hub, `owner/name` or `owner/name:subset`."""
+    return HUB_ID.fullmatch(corpus.partition(":")[0]) is not None and not Path(corpus).expanduser().exists()
+
+
 def check_dataset(corpus: str, revision: str | None) -> None:
-    """Refuses a dataset of the hub (`owner/name` or `owner/name:subset`) without the commit to read.
+    """Refuses a dataset of the hub without the commit to read.
 
     Raises:
         ColdpressError: naming the key to give; also where a revision is given for a corpus that has none.
     """
-    of_hub = HUB_ID.fullmatch(corpus.partition(":")[0]) is not None and not Path(corpus).expanduser().exists()
+    of_hub = is_dataset(corpus)
     if not of_hub and revision is not None:
         raise ColdpressError(
             f"corpus_revision={revision} has no meaning for the corpus {corpus}, which is not a dataset of the hub; "
@@ -78,7 +98,7 @@ class Listed:
     """The index of a model at a commit: the hub's, or the local cache's if the hub is not used."""
 
     weight_bytes: int
-    """Its safetensors files, as they are stored."""
+    """Its files of weights, as they are stored."""
     missing_bytes: int
     """Bytes that are not downloaded yet."""
     license: str | None
@@ -91,59 +111,89 @@ def listed(hub_id: str, revision: str | None, offline: bool = False) -> Listed:
     Raises:
         CheckpointError: as `snapshot`; without a network, within seconds.
     """
-    import huggingface_hub
     from huggingface_hub import constants, try_to_load_from_cache
     from huggingface_hub.utils import filter_repo_objects
 
-    with _one_sentence(hub_id, revision, offline or constants.HF_HUB_OFFLINE):
+    with _one_sentence(hub_id, _pinned(hub_id, revision), offline or constants.HF_HUB_OFFLINE):
         index = _index(hub_id, revision, offline or constants.HF_HUB_OFFLINE)
         if index is None:
-            # huggingface_hub notices if a snapshot is partial
-            cached = huggingface_hub.snapshot_download(
-                hub_id, revision=revision, allow_patterns=PATTERNS, local_files_only=True
-            )
-            weights = sum(path.stat().st_size for path in Path(cached).glob("*.safetensors"))
-            return Listed(weights, 0, None)
+            cached = _snapshot(hub_id, revision, None, local_files_only=True)
+            return Listed(sum(path.stat().st_size for path in cached.glob("*") if path.suffix in WEIGHTS), 0, None)
     sizes = {file.rfilename: file.size or 0 for file in index.siblings or []}
-    wanted = list(filter_repo_objects(sizes, allow_patterns=PATTERNS))
-    missing = [name for name in wanted if not isinstance(try_to_load_from_cache(hub_id, name, revision=revision), str)]
+    taken = list(filter_repo_objects(sizes, allow_patterns=wanted(sizes)))
+    missing = [name for name in taken if not isinstance(try_to_load_from_cache(hub_id, name, revision=revision), str)]
     named = (index.card_data or {}).get("license")
     return Listed(
-        weight_bytes=sum(sizes[name] for name in wanted if name.endswith(".safetensors")),
+        weight_bytes=sum(sizes[name] for name in taken if name.endswith(WEIGHTS)),
         missing_bytes=sum(sizes[name] for name in missing),
         license=named if isinstance(named, str) else None,
     )
 
 
-def cache_folder() -> Path:
-    """Returns the folder that hub models are downloaded to."""
+def cache_folder(hub_id: str, kind: Kind = "model") -> Path:
+    """Returns the folder that a repository of the hub is downloaded to."""
     from huggingface_hub import constants
 
-    return Path(constants.HF_HUB_CACHE)
+    return Path(constants.HF_HUB_CACHE, constants.REPO_ID_SEPARATOR.join([f"{kind}s", *hub_id.split("/")]))
 
 
-def snapshot(hub_id: str, revision: str | None, offline: bool, patterns: Sequence[str] = PATTERNS) -> Path:
-    """Returns the folder in the local cache with the model's files that match `patterns`; downloads missing ones.
+def snapshot(hub_id: str, revision: str | None, offline: bool, patterns: Sequence[str] | None = None) -> Path:
+    """Returns the folder in the local cache with the model's files that match `patterns`, by default all that are read;
+    downloads missing ones.
 
     Raises:
         CheckpointError: if the revision is not pinned, the model is gated or unknown, or it cannot be reached.
     """
-    import huggingface_hub
     from huggingface_hub import constants
 
     offline = offline or constants.HF_HUB_OFFLINE
-    with _one_sentence(hub_id, revision, offline):
-        from_cache = _index(hub_id, revision, offline) is None
-        wanted = list(patterns)
+    with _one_sentence(hub_id, _pinned(hub_id, revision), offline):
+        return _snapshot(hub_id, revision, patterns, _index(hub_id, revision, offline) is None)
+
+
+def _snapshot(hub_id: str, revision: str | None, patterns: Sequence[str] | None, local_files_only: bool) -> Path:
+    """Calls huggingface_hub, which notices if a cached snapshot is partial; a second time where files are missing that
+    others stand in for."""
+    import huggingface_hub
+
+    def fetch(patterns: Sequence[str]) -> Path:
         return Path(
             huggingface_hub.snapshot_download(
-                hub_id, revision=revision, allow_patterns=wanted, local_files_only=from_cache
+                hub_id, revision=revision, allow_patterns=list(patterns), local_files_only=local_files_only
             )
         )
 
+    if patterns is not None:
+        return fetch(patterns)
+    folder = fetch(PATTERNS)
+    more = wanted(path.name for path in folder.glob("*"))
+    return fetch(more) if len(more) > len(PATTERNS) else folder
 
-def _index(hub_id: str, revision: str | None, offline: bool) -> "ModelInfo | None":
-    """Returns the hub's index of a model; None offline, or if the hub does not answer: asked once, while downloads
+
+@functools.cache
+def commit_of(hub_id: str, revision: str, kind: Kind = "model") -> str:
+    """Returns the commit of a branch or tag of the hub, asked once by a process; without an answer, the one that the
+    local cache has.
+
+    Raises:
+        CheckpointError: if there is no such branch, the repository is gated or unknown, or it cannot be reached.
+    """
+    from huggingface_hub import constants
+
+    with _one_sentence(hub_id, revision, constants.HF_HUB_OFFLINE, kind):
+        index = _index(hub_id, revision, constants.HF_HUB_OFFLINE, kind)
+        ref = cache_folder(hub_id, kind) / "refs" / revision
+        found = index.sha if index else ref.read_text(encoding="ascii") if ref.is_file() else None
+    if found is None or not REVISION.fullmatch(found):
+        raise CheckpointError(
+            f"only the hub knows which commit of the {kind} {hub_id} is {revision}, and it cannot be reached; check "
+            "the network, or name the commit"
+        )
+    return found
+
+
+def _index(hub_id: str, revision: str | None, offline: bool, kind: Kind = "model") -> "ModelInfo | DatasetInfo | None":
+    """Returns the hub's index of a repository; None offline, or if the hub does not answer: asked once, while downloads
     would retry."""
     import huggingface_hub
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
@@ -151,7 +201,9 @@ def _index(hub_id: str, revision: str | None, offline: bool) -> "ModelInfo | Non
     if offline:
         return None
     try:
-        return huggingface_hub.HfApi().model_info(hub_id, revision=revision, files_metadata=True, timeout=REACHED_S)
+        api = huggingface_hub.HfApi()
+        asked = api.model_info if kind == "model" else api.dataset_info
+        return asked(hub_id, revision=revision, files_metadata=True, timeout=REACHED_S)
     except (RepositoryNotFoundError, RevisionNotFoundError):  # a gated model raises a subclass of the first
         raise
     except Exception as error:  # the hub's errors, or those of whichever package connects
@@ -159,16 +211,20 @@ def _index(hub_id: str, revision: str | None, offline: bool) -> "ModelInfo | Non
         return None
 
 
-@contextmanager
-def _one_sentence(hub_id: str, revision: str | None, offline: bool) -> Iterator[None]:
-    """Turns huggingface_hub's errors about a model into errors about a checkpoint."""
-    from huggingface_hub import errors
-
+def _pinned(hub_id: str, revision: str | None) -> str:
     if revision is None or not REVISION.fullmatch(revision):
         raise CheckpointError(
             f"the hub model {hub_id} needs a pinned revision, found {revision!r}, expected the 40 hexadecimal digits "
             "of a commit"
         )
+    return revision
+
+
+@contextmanager
+def _one_sentence(hub_id: str, revision: str, offline: bool, kind: Kind = "model") -> Iterator[None]:
+    """Turns huggingface_hub's errors about a repository into errors about a checkpoint."""
+    from huggingface_hub import errors
+
     what = f"{hub_id} at revision {revision}"
     try:
         yield
@@ -177,9 +233,9 @@ def _one_sentence(hub_id: str, revision: str | None, offline: bool) -> Iterator[
             f"{what} is gated: accept its licence on the hub and log in with `hf auth login`"
         ) from error
     except errors.RevisionNotFoundError as error:
-        raise CheckpointError(f"the hub model {hub_id} has no revision {revision}; check the commit") from error
+        raise CheckpointError(f"the hub {kind} {hub_id} has no revision {revision}; check its name") from error
     except errors.RepositoryNotFoundError as error:
-        raise CheckpointError(f"there is no public hub model {hub_id}; check its name, or log in") from error
+        raise CheckpointError(f"there is no public hub {kind} {hub_id}; check its name, or log in") from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
         remedy = "allow the network once, or give a local folder" if offline else "check the network"
         raise CheckpointError(f"{what} is not in the local cache and the hub cannot be reached; {remedy}") from error

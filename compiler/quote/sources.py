@@ -4,6 +4,7 @@ An artifact carries curves.json and trace.safetensors.zst; a build folder has th
 of anything that `model=` takes only config.json is read, and curves and signals are those of a model of the same kind.
 """
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -14,6 +15,7 @@ import numpy as np
 
 from coldpress.compiler.candidates import candidates
 from coldpress.compiler.checkpoint.hub import snapshot
+from coldpress.compiler.checkpoint.packages import fetch
 from coldpress.compiler.checkpoint.shapes import read_shapes
 from coldpress.compiler.io import load_record, save_arrays
 from coldpress.compiler.quote.records import Basis
@@ -111,6 +113,8 @@ def _of_config(named: str, revision: str | None, folder: Path) -> Source:
     # a quote reads no text: which commit of a profile's corpus a build would read does not matter yet
     build = resolve({**given, "device": "host", "corpus": "pydoc"})
     reference = build.model
+    if reference.packages is not None:
+        fetch(reference.packages, lambda line: print(line, file=sys.stderr))
     if reference.revision is None:
         config = Path(reference.source) / CONFIG_FILE
     else:

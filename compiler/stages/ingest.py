@@ -1,10 +1,10 @@
 """ingest: turns a Hugging Face checkpoint into a checked `Model` record.
 
-Resolves a hub model at a pinned commit, or a local folder. Reads config.json and the safetensors headers with our own
-strict parsers, checks them against each other, and checks every weight for NaN, infinity and size. Writes a private
-folder with the tokenizer and the believed part of the configuration: transformers sees nothing else. Weights stay in
-their files; links to them lie beside the private folder, so that no record of a later stage names a place outside the
-build folder.
+Resolves a hub model at a pinned commit, or a local folder; pickled weights are converted first. Reads config.json and
+the safetensors headers with our own strict parsers, checks them against each other, and checks every weight for NaN,
+infinity and size. Writes a private folder with the tokenizer and the believed part of the configuration: transformers
+sees nothing else. Weights stay in their files; links to them lie beside the private folder, so that no record of a
+later stage names a place outside the build folder.
 """
 
 import json
@@ -21,6 +21,7 @@ import numpy as np
 from pydantic import Field
 
 from coldpress.compiler.architectures import _common
+from coldpress.compiler.checkpoint.conversion import converted
 from coldpress.compiler.checkpoint.headers import read_header
 from coldpress.compiler.checkpoint.hub import HUB_ID, snapshot
 from coldpress.compiler.checkpoint.private import LINKS
@@ -131,7 +132,8 @@ def run(config: IngestConfig, work: Workspace) -> Model:
     Raises:
         CheckpointError: naming file and tensor or key, what was found and what was expected.
     """
-    folder, hub_id = _resolve(config)
+    given, hub_id = _resolve(config)
+    folder = converted(given)
     checkpoint = _check(folder, config.longrope)
     if is_there(folder, TOKENIZER):
         regular_file(folder, TOKENIZER)
@@ -143,7 +145,7 @@ def run(config: IngestConfig, work: Workspace) -> Model:
     license_names = {path.name for path in checkpoint.licenses}
     model = Model(
         spec=checkpoint.spec,
-        name=config.name or (hub_id or folder.resolve().name).rpartition("/")[2],
+        name=config.name or (hub_id or given.resolve().name).rpartition("/")[2],
         source=hub_id or "local",
         revision=config.revision if hub_id else None,
         license=config.license or checkpoint.license,

@@ -42,6 +42,8 @@ from coldpress.compiler.lock import build_locks
 from coldpress.compiler.needs import Inputs
 from coldpress.compiler.pipeline import STAGES
 from coldpress.compiler.workflow.commands import named_records
+from coldpress.compiler.workflow.last_words import NOTE
+from coldpress.compiler.workflow.pins import keep
 from coldpress.compiler.workflow.running import FOLDER
 from coldpress.compiler.workflow.settings import BuildConfig
 from coldpress.schemas.errors import ColdpressError
@@ -126,7 +128,7 @@ def work_in(workflow: Any, builds: Sequence[BuildConfig]) -> None:
     except OSError as error:
         raise ColdpressError(f"cannot build in {folder}: {error.strerror}; name another build_dir") from error
     if workflow.is_main_process:
-        workflow.execute = _limited(workflow, sorted({build.folder for build in builds}), workflow.execute)
+        workflow.execute = _limited(workflow, builds, workflow.execute)
 
 
 def _prepare(build: BuildConfig) -> None:
@@ -147,7 +149,7 @@ def _is_unknown(folder: Path) -> bool:
     return has_results and not _known(folder).exists()
 
 
-def _limited(workflow: Any, folders: Sequence[Path], execute: Callable[..., Any]) -> Callable[..., Any]:
+def _limited(workflow: Any, builds: Sequence[BuildConfig], execute: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps Snakemake's run, which plans and executes, in the locks of the models, which a dry run does not need, and
     in the limit on memory, which a cluster has of its own."""
 
@@ -157,9 +159,13 @@ def _limited(workflow: Any, folders: Sequence[Path], execute: Callable[..., Any]
             workflow.register_resource("mem_mb", host.free_dram_bytes() // 10**6)
         with ExitStack() as held:
             if not settings.dryrun_exec:
+                folders = sorted({build.folder for build in builds})
                 checked(held.enter_context, build_locks(folders))
                 for folder in folders:
                     checked(_claim, workflow, folder)
+                for build in builds:
+                    for line in checked(keep, build.folder, build.pins):
+                        print(f"{NOTE}{line}", file=sys.stderr)
             return execute(executor_plugin=executor_plugin, **others)
 
     return run

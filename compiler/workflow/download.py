@@ -1,25 +1,70 @@
-"""Checks a hub model against this machine before the first byte of its weights is downloaded.
+"""Downloads a model before the first job, and checks a hub model against this machine before that.
 
-The Snakefile calls it when a run starts, before any job. The hub's index gives sizes, licence, and whether the commit
-exists and this user may read it; config.json gives shapes; preflight's own sums give the needs of the build.
+The Snakefile calls it when a run starts: here the user sees how far it is, and a job on a cluster needs no network. The
+hub's index gives sizes, licence, and whether the commit exists and this user may read it; config.json gives shapes;
+preflight's own sums give the needs of the build.
 """
 
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from coldpress.compiler.checkpoint.hub import cache_folder, listed, snapshot
+from coldpress.compiler.checkpoint.packages import fetch
 from coldpress.compiler.checkpoint.shapes import read_shapes
 from coldpress.compiler.needs import Inputs
 from coldpress.compiler.stages.preflight import Download, PreflightConfig, check_download
+from coldpress.compiler.workflow.last_words import NOTE
 from coldpress.compiler.workflow.settings import CONFIG_FILE, BuildConfig, of_all_stages
 from coldpress.runtime.quantities import show_bytes
 
+TOLD_S = 10
+"""Seconds between two lines about a download."""
 
-def announce(config: BuildConfig, inputs: Inputs, ingested: Path, threads: int | None) -> None:
-    """Prints what will be downloaded, or refuses it; see `check_before_download`."""
+
+def download(config: BuildConfig, inputs: Inputs, ingested: Path, threads: int | None) -> None:
+    """Downloads what the build's model lacks, and says how far it is; see `check_before_download` for what is refused.
+
+    Raises:
+        ColdpressError: if it cannot be had, or does not fit; the text is one sentence.
+    """
+    model = config.model
+    if model.packages is not None:
+        fetch(model.packages, _tell)
+    if model.revision is None or ingested.exists():
+        return
     text = check_before_download(config, inputs, ingested, threads)
     if text:
-        print(text, file=sys.stderr)
+        _tell(text)
+    with _watched(model.source, listed(model.source, model.revision).missing_bytes):
+        snapshot(model.source, model.revision, offline=False)
+
+
+@contextmanager
+def _watched(hub_id: str, missing_bytes: int) -> Iterator[None]:
+    """Says every few seconds how much has arrived in the hub's cache within the block."""
+    done = threading.Event()
+
+    def arrived() -> int:
+        return sum(path.stat().st_size for path in cache_folder(hub_id).glob("blobs/*") if path.exists())
+
+    def watch(before: int) -> None:
+        while not done.wait(TOLD_S):
+            _tell(f"{show_bytes(arrived() - before)} of {show_bytes(missing_bytes)} have arrived")
+
+    watching = threading.Thread(target=watch, args=(arrived(),), daemon=True)
+    watching.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watching.join()
+
+
+def _tell(line: str) -> None:
+    print(f"{NOTE}{line}", file=sys.stderr, flush=True)
 
 
 def check_before_download(config: BuildConfig, inputs: Inputs, ingested: Path, threads: int | None) -> str:
@@ -48,7 +93,9 @@ def check_before_download(config: BuildConfig, inputs: Inputs, ingested: Path, t
         inputs=inputs,
         shards=config["calibration_shards"],
     )
-    check_download(settings, shapes, config.device, Download(found.missing_bytes, cache_folder()), threads)
+    check_download(
+        settings, shapes, config.device, Download(found.missing_bytes, cache_folder(model.source).parent), threads
+    )
     license_text = model.license or found.license or "no licence that its card names"
     return (
         f"{model.name} ({model.source} at {model.revision}, {license_text}): {show_bytes(found.weight_bytes)} of "

@@ -26,10 +26,16 @@ def stamps(config: BuildConfig, names: list[str]) -> list[tuple[str, int, int]]:
 
 
 def checkpoint_files(config: BuildConfig) -> list[str]:
-    """Returns the files of a local checkpoint that the build depends on; none for a hub model, fixed by its commit."""
-    if config.model.revision is not None:
+    """Returns the files of a local checkpoint that the build depends on; none for a hub model, fixed by its commit, or
+    for packages, fixed by their digest."""
+    if config.model.revision is not None or config.model.packages is not None:
         return []
     return [config.near(path) for path in checkpoint_paths(Path(config.model.source))]
+
+
+def packages(config: BuildConfig) -> list[str]:
+    """Returns the digest of a model that comes as packages, for a rule's params."""
+    return [config.model.packages.sha256] if config.model.packages else []
 
 
 def corpus_files(config: BuildConfig) -> list[str]:

@@ -18,7 +18,7 @@ from coldpress.compiler.job import config_of
 from coldpress.compiler.pipeline import STAGES
 from coldpress.runtime import plugins as _plugins
 from coldpress.schemas.base import MAX_EXACT_INTEGER, PositiveCount, Record
-from coldpress.schemas.config import NAME_PATTERN, REVISION_PATTERN, Key, OptionsOf
+from coldpress.schemas.config import BRANCH_PATTERN, NAME_PATTERN, Key, OptionsOf
 from coldpress.schemas.errors import ColdpressError, UnknownNameError, clipped
 
 MAX_SHARDS = 1024
@@ -29,10 +29,16 @@ class WorkflowKeys(Record):
     """Keys of the workflow as a whole."""
 
     model: Annotated[str, Key()] = Field(
-        default="relu-demo", description="a profile of profiles/models, a folder, or a hub id with `revision`"
+        default="relu-demo", description="a profile of profiles/models, a folder, or a hub id"
     )
-    revision: Annotated[str | None, Key(default="the profile's")] = Field(
-        default=None, pattern=REVISION_PATTERN, description="the 40 hexadecimal digits of a hub commit"
+    revision: Annotated[str | None, Key(default="the profile's, or main")] = Field(
+        default=None,
+        pattern=BRANCH_PATTERN,
+        description="a commit of the hub, or a branch, which the first build pins to a commit; of a profile with "
+        "packages it takes the hub's model instead",
+    )
+    locked: Annotated[bool, Key()] = Field(
+        default=False, description="whether a branch of the hub is refused that no earlier build has pinned"
     )
     device: Annotated[str, Key()] = Field(
         default="pixel6", description="a device: the name of a profile, or its file in YAML or JSON"
@@ -55,7 +61,7 @@ class WorkflowKeys(Record):
 MAX_VALUE_CHARS = 4096
 """Length limit of a value: Linux's longest path."""
 MAX_NUMBER_CHARS = 300
-NOT_IN_PROFILES = ("model", "revision", "device", "label", "build_dir")
+NOT_IN_PROFILES = ("model", "revision", "locked", "device", "label", "build_dir")
 """Keys that a model's profile cannot set."""
 
 

@@ -3,7 +3,7 @@
     snakemake --config matrix=builds.yaml [only=NAME,NAME]
 
 models:
-  - model: mistral-7b                    # a profile, a folder (from the file's own), or a hub model with its commit
+  - model: mistral-7b                    # a profile, a folder (from the file's own), or a hub model
   - {model: owner/name, revision: <40 hex digits>, corpus: tinystories}
 devices: [pixel6, oneplus12]
 floors: [1.02, 1.05]                     # max_ppl_ratio; may be left out
@@ -111,8 +111,12 @@ def cells(matrix: Matrix, folder: Path) -> list[Cell]:
     return list(found.values())
 
 
-def builds_of(raw: Mapping[str, Any]) -> dict[str, BuildConfig]:
+def builds_of(raw: Mapping[str, Any], ask: bool = True) -> dict[str, BuildConfig]:
     """Resolves the raw values of `--config`: one build, or those of a matrix by their names.
+
+    Args:
+        raw: The values.
+        ask: Whether the hub is asked for commits, as in `resolve`.
 
     Raises:
         ColdpressError: for what is unknown or refused in one of them, or if they cannot be made together.
@@ -120,13 +124,13 @@ def builds_of(raw: Mapping[str, Any]) -> dict[str, BuildConfig]:
     if MATRIX not in raw:
         if ONLY in raw:
             raise ColdpressError(f"{ONLY} names builds of a matrix, and there is none; add {MATRIX}=FILE")
-        return {ALONE: resolve(raw)}
+        return {ALONE: resolve(raw, ask=ask)}
     if others := sorted(raw.keys() - {MATRIX, ONLY}):
         raise ColdpressError(f"{others[0]} was given with {MATRIX}, whose file names models and keys; leave one out")
     found: dict[str, BuildConfig] = {}
     for cell in selected(Path(str(raw[MATRIX])), str(raw[ONLY]) if ONLY in raw else None):
         try:
-            found[cell.name] = resolve(cell.config)
+            found[cell.name] = resolve(cell.config, ask=ask)
         except ColdpressError as error:
             raise ColdpressError(f"{cell.name}: {error}") from error
     check_together(found)

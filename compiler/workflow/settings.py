@@ -32,7 +32,8 @@ from coldpress.compiler.candidates import (
     methods_for,
     routings_for,
 )
-from coldpress.compiler.checkpoint.hub import HUB_ID, check_dataset, snapshot
+from coldpress.compiler.checkpoint.hub import HUB_ID, check_dataset, is_dataset, snapshot
+from coldpress.compiler.checkpoint.packages import place_of
 from coldpress.compiler.checkpoint.source_config import checked_config
 from coldpress.compiler.checkpoint.source_json import read_object
 from coldpress.compiler.checkpoint.tensors import MAX_CONFIG_BYTES
@@ -55,6 +56,7 @@ from coldpress.compiler.workflow.keys import (
     unknown_key,
 )
 from coldpress.compiler.workflow.named_paths import check_artifact_name, check_paths
+from coldpress.compiler.workflow.pins import Pins
 from coldpress.runtime import plugins as _plugins
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.cli.command_line import flag
@@ -64,11 +66,11 @@ from coldpress.runtime.profiles.devices import read_device
 from coldpress.runtime.routing import EXACT
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.base import PositiveCount, Record
-from coldpress.schemas.config import NAME_PATTERN, REVISION_PATTERN
+from coldpress.schemas.config import NAME_PATTERN
 from coldpress.schemas.device import DeviceProfile
-from coldpress.schemas.errors import ColdpressError, UnknownNameError
+from coldpress.schemas.errors import CheckpointError, ColdpressError, UnknownNameError
 from coldpress.schemas.model import EXACT_ZEROS, ModelSpec
-from coldpress.schemas.profiles import ModelProfile
+from coldpress.schemas.profiles import ModelProfile, Packages
 
 ROOT = Path(coldpress.__file__).resolve().parents[1]
 LONGEST_DEFAULT_CONTEXT = 1024
@@ -90,9 +92,11 @@ class ModelReference(Record):
     name: str = Field(pattern=NAME_PATTERN)
     """Profile name, or the last part of the folder or hub id; names the build folder and the artifact."""
     source: str
-    """Hub id, or the absolute path of a folder."""
-    revision: str | None = Field(pattern=REVISION_PATTERN)
-    """Commit of a hub model; None for a folder."""
+    """Hub id, or the absolute path of a folder, or of the file that packages are joined to."""
+    revision: str | None
+    """Commit of a hub model; None for a folder or file."""
+    packages: Packages | None = None
+    """What is joined to `source` before the first job."""
     license: str | None
     """The profile's licence; None leaves it to the model card."""
     model_type: str
@@ -118,6 +122,8 @@ class BuildConfig:
     """Value of every key but plug-ins' options; None where the stage decides itself."""
     options: Mapping[str, Mapping[str, Any]]
     """Package -> the options given for its chosen plug-in."""
+    pins: Mapping[str, str]
+    """The commits of branches of the hub, for the lock file."""
 
     def __getitem__(self, key: str) -> Any:
         return self.values[key]
@@ -194,10 +200,15 @@ class BuildConfig:
         ]
 
 
-def resolve(raw: Mapping[str, Any]) -> BuildConfig:
+def resolve(raw: Mapping[str, Any], *, ask: bool = True) -> BuildConfig:
     """Resolves the raw values of `--config` into the complete configuration of a build.
 
     The user's value comes first, then the model's profile, then the default.
+
+    Args:
+        raw: The values.
+        ask: Whether the hub is asked which commit a branch is, if the lock file of the model's builds does not say it.
+
     Raises:
         ColdpressError: for an unknown key, name or value; the text is one sentence.
     """
@@ -205,7 +216,8 @@ def resolve(raw: Mapping[str, Any]) -> BuildConfig:
     said = {key: keys[key].read(value) for key, value in raw.items() if key in keys}
     values = {key: declared.default for key, declared in keys.items()} | said
     check_paths(values)
-    profile, reference, longest_context = _find_model(values["model"], values["revision"])
+    pins = Pins(Path(values["build_dir"]).resolve() / _name_of(values["model"]), values["locked"], ask)
+    profile, reference, longest_context = _find_model(values["model"], values["revision"], pins)
     device_path = device_file(values["device"], Path(values["build_dir"]))
     device = read_device(device_path)
     values |= {
@@ -219,7 +231,11 @@ def resolve(raw: Mapping[str, Any]) -> BuildConfig:
         reference = reference.model_copy(update={"exact_zeros": True})
     if "corpus" in said:  # the profile's commit and fields belong to the profile's corpus
         values |= {key: said.get(key) for key in ("corpus_revision", "corpus_field")}
-    check_dataset(values["corpus"], values["corpus_revision"])
+    if is_dataset(values["corpus"]):
+        hub_id = values["corpus"].partition(":")[0]
+        values["corpus_revision"] = pins.commit("dataset", hub_id, values["corpus_revision"], "corpus_revision")
+    else:
+        check_dataset(values["corpus"], values["corpus_revision"])
     values["layers_per_job"] = values["layers_per_job"] or _whole_groups(reference, values["layers_per_group"])
     values["method"] = _method(values["method"], reference)
     named = {*said, *(profile.settings if profile else ())}
@@ -246,6 +262,7 @@ def resolve(raw: Mapping[str, Any]) -> BuildConfig:
         folder=folder,
         values=MappingProxyType(values),
         options=MappingProxyType(read_options),
+        pins=MappingProxyType(pins.used),
     )
     check_artifact_name(found.artifact.name)
     return found
@@ -448,16 +465,27 @@ def _check_cache(cache: str) -> None:
         )
 
 
-def _find_model(named: str, revision: str | None) -> tuple[ModelProfile | None, ModelReference, int]:
+def _name_of(named: str) -> str:
+    """Returns the name of the folder of a model's builds: the profile's, or made of a folder's or a hub model's."""
+    if named in model_names():
+        return named
+    folder = Path(named).expanduser()
+    return _safe(folder.resolve().name if folder.is_dir() else named.rpartition("/")[2])
+
+
+def _find_model(named: str, revision: str | None, pins: Pins) -> tuple[ModelProfile | None, ModelReference, int]:
     """Returns (profile if one has that name, the model, the longest context its config.json allows, in tokens)."""
     if named in model_names():
         profile = load_model(named)
-        return profile, _reference_of(profile, revision), LONGEST_DEFAULT_CONTEXT
+        return profile, _reference_of(profile, revision, pins), LONGEST_DEFAULT_CONTEXT
     folder = Path(named).expanduser()
     if folder.is_dir() or named.startswith((".", "/", "~")):
         return None, *_read_folder(folder, revision)
     if HUB_ID.fullmatch(named):
-        return None, *_read_hub(named, revision)
+        try:
+            return None, *_read_hub(named, revision, pins)
+        except CheckpointError as error:
+            raise CheckpointError(f"there is no folder {named}; as a model of the hub: {error}") from error
     known = model_names()
     unknown = UnknownNameError("model", named, known)
     raise ColdpressError(f"{unknown} A folder (./path or /path) or a hub id (owner/name) will do as well.")
@@ -470,22 +498,23 @@ def _file(key: str, named: str, writer: str) -> Path:
     return file.resolve()
 
 
-def _reference_of(profile: ModelProfile, revision: str | None) -> ModelReference:
+def _reference_of(profile: ModelProfile, revision: str | None, pins: Pins) -> ModelReference:
     is_local = profile.source.startswith("./")
+    packages = profile.packages if revision is None else None
     if is_local and revision is not None:
         raise ColdpressError(
             f"revision={revision} has no meaning for {profile.name}, which is a folder of this repository"
         )
-    commit = revision or profile.revision
-    if not is_local and commit is None:
-        raise ColdpressError(
-            f"{profile.name} needs revision=<40 hexadecimal digits>: no commit of {profile.source} that holds "
-            "safetensors weights is known; look one up on the model's page"
-        )
+    if is_local or packages:
+        source, commit = str(place_of(packages)) if packages else str(ROOT / profile.source), None
+    else:
+        source = profile.source
+        commit = pins.commit("model", source, revision or profile.revision, "revision")
     return ModelReference(
         name=profile.name,
-        source=str(ROOT / profile.source) if is_local else profile.source,
+        source=source,
         revision=commit,
+        packages=packages,
         license=profile.license,
         model_type=profile.model_type,
         num_hidden_layers=profile.num_hidden_layers,
@@ -507,10 +536,11 @@ def _read_folder(folder: Path, revision: str | None) -> tuple[ModelReference, in
     return _describe(folder / CONFIG_FILE, folder.resolve().name, str(folder.resolve()), None)
 
 
-def _read_hub(hub_id: str, revision: str | None) -> tuple[ModelReference, int]:
+def _read_hub(hub_id: str, revision: str | None, pins: Pins) -> tuple[ModelReference, int]:
     """Fetches config.json of a hub model and nothing else, or takes it from the local cache."""
-    folder = snapshot(hub_id, revision, offline=False, patterns=(CONFIG_FILE,))
-    return _describe(folder / CONFIG_FILE, hub_id.partition("/")[2], hub_id, revision)
+    commit = pins.commit("model", hub_id, revision, "revision")
+    folder = snapshot(hub_id, commit, offline=False, patterns=(CONFIG_FILE,))
+    return _describe(folder / CONFIG_FILE, hub_id.partition("/")[2], hub_id, commit)
 
 
 def _describe(file: Path, name: str, source: str, revision: str | None) -> tuple[ModelReference, int]:
@@ -536,7 +566,11 @@ def _describe(file: Path, name: str, source: str, revision: str | None) -> tuple
 
 def _folder_name(name: str) -> str:
     """Replaces all characters of `name` that cannot be part of a file name."""
-    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("._-")
+    safe = _safe(name)
     if not re.fullmatch(NAME_PATTERN, safe):
         raise ColdpressError(f"the model's name {name!r} has no letter or digit to name the build folder by; rename it")
     return safe
+
+
+def _safe(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("._-")

@@ -3,6 +3,7 @@ model."""
 
 import json
 import os
+import re
 import shlex
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 from coldpress.compiler.candidates import methods_for
 from coldpress.compiler.profiles import load_model
@@ -145,9 +147,8 @@ def test_values_arrive_as_snakemake_parses_them(key: str, raw: object, expected:
         ("dram_budget", 0, "'0' is less than one byte;", "give a positive amount of memory"),
         ("format", None, "config key 'format' has no value;", "leave it out to take its default"),
         ("format", "", "config key 'format' has no value;", "leave it out to take its default"),
-        ("corpus_revision", "main", "is 'main',", "expected text: "),
-        ("corpus_revision", "0" * 39, f"is '{'0' * 39}',", "expected text: "),
-        ("revision", "main", "is 'main',", "expected text: the 40 hexadecimal digits of a hub commit"),
+        ("corpus_revision", "a branch", "is 'a branch',", "expected text: the commit that a hub dataset"),
+        ("revision", "../main", "is '../main',", "expected text: a commit of the hub, or a branch"),
     ],
 )
 def test_bad_values_are_named_with_what_fits(key: str, raw: object, found: str, expected: str) -> None:
@@ -360,20 +361,29 @@ def test_folders_that_are_no_checkpoint(tmp_path: Path, checkpoint: Path) -> Non
     assert "has no meaning" in refusal(model=str(checkpoint), revision=COMMIT)
 
 
-def test_hub_models_need_a_commit_and_a_reachable_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    assert "needs a pinned revision" in refusal(model="owner/name")
+def test_a_branch_needs_a_reachable_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, checkpoint: Path) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "there is no folder owner/name; as a model of the hub: only the hub knows" in refusal(model="owner/name")
     assert "is not in the local cache" in refusal(model="owner/name", revision=COMMIT)
-    assert "needs revision=" in refusal(model="opt-125m")
+    unknown = "only the hub knows which commit of the model facebook/opt-125m is main, and it cannot be reached; check"
+    assert unknown in refusal(model="opt-125m")
     assert settings.resolve({"model": "opt-125m", "revision": COMMIT, "corpus": "pydoc"}).model.revision == COMMIT
+    ref = tmp_path / "models--facebook--opt-125m" / "refs" / "main"
+    ref.parent.mkdir(parents=True)
+    ref.write_text(COMMIT)
+    assert settings.resolve({"model": "opt-125m"}).model.revision == COMMIT, "the local cache knows it"
+    unknown = "only the hub knows which commit of the dataset owner/name is main"
+    assert unknown in refusal(model=str(checkpoint), corpus="owner/name:subset")
 
 
-def test_hub_datasets_need_a_commit(checkpoint: Path) -> None:
-    assert "needs corpus_revision=<40 hexadecimal digits>" in refusal(model="mistral-7b")
-    assert "needs corpus_revision=" in refusal(model=str(checkpoint), corpus="owner/name:subset")
+def test_a_pinned_profile_needs_no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    built = settings.resolve({"model": "mistral-7b", "locked": True})
+    assert built["corpus"].startswith("Salesforce/wikitext:")
+    assert re.fullmatch(r"[0-9a-f]{40}", built["corpus_revision"])
+    assert built.pins == {}
     assert "has no meaning for the corpus pydoc" in refusal(corpus_revision=COMMIT)
-    built = settings.resolve({"model": "mistral-7b", "corpus_revision": COMMIT})
-    assert built["corpus_revision"] == COMMIT
     given = {"model": "mistral-7b", "corpus_revision": COMMIT, "corpus": "owner/name"}
     assert settings.resolve(given)["corpus_revision"] == COMMIT
 

@@ -143,7 +143,7 @@ def test_too_little_memory_and_too_small_a_budget(index: Hub, tmp_path: Path, mo
     ("kind", "expected"),
     [
         (GatedRepoError, f"owner/tiny at revision {REVISION} is gated: accept its licence on the hub and log in"),
-        (RevisionNotFoundError, f"the hub model owner/tiny has no revision {REVISION}; check the commit"),
+        (RevisionNotFoundError, f"the hub model owner/tiny has no revision {REVISION}; check its name"),
         (RepositoryNotFoundError, "there is no public hub model owner/tiny; check its name, or log in"),
     ],
 )

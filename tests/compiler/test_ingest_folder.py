@@ -26,7 +26,9 @@ def test_there_is_no_such_model(tmp_path: Path) -> None:
 
 def test_only_pickles(folder: Path, tmp_path: Path) -> None:
     (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
-    assert "found the pickle file pytorch_model.bin, which is never loaded" in refusal(folder, tmp_path / "work")
+    assert "pytorch_model.bin: it is no file of torch 1.6 or newer" in refusal(folder, tmp_path / "work")
+    (folder / "pytorch_model.bin").rename(folder / "rust_model.ot.bin")
+    assert "found the pickle file rust_model.ot.bin, which is never loaded" in refusal(folder, tmp_path / "work")
 
 
 @pytest.mark.parametrize(
@@ -67,9 +69,14 @@ def test_a_link_out_of_the_folder(folder: Path, tmp_path: Path) -> None:
 def test_only_what_is_read_is_an_input_of_the_build(tmp_path: Path) -> None:
     """Snakemake would take the braces of a name for a wildcard."""
     read = ["LICENSE", "NOTICE.md", "README.md", "chat_template.jinja", "config.json", "shard.safetensors"]
-    for name in (*read, "a{b}.json", "LICENSE{x}", "model-{n}.safetensors", "notes.txt", "vocab.json"):
+    others = ("a{b}.json", "LICENSE{x}", "model-{n}.safetensors", "notes.txt", "vocab.json", "pytorch_model.bin")
+    for name in (*read, "tokenizer.json", *others):
         (tmp_path / name).touch()
-    assert checkpoint_paths(tmp_path) == [tmp_path / name for name in read]
+    assert checkpoint_paths(tmp_path) == [tmp_path / name for name in (*read, "tokenizer.json")]
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "shard.safetensors").unlink()
+    instead = [*read[:-1], "pytorch_model.bin", "vocab.json"]
+    assert checkpoint_paths(tmp_path) == [tmp_path / name for name in instead], "for compiler/checkpoint/conversion.py"
 
 
 # --- licences

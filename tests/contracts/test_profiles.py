@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from coldpress.compiler.profiles import PROFILES, load_model, model_names
+from coldpress.compiler.workflow import pins
 from coldpress.compiler.workflow.settings import resolve
 from coldpress.runtime import plugins
 from coldpress.runtime.profiles.devices import device_names, read_device
@@ -109,7 +110,15 @@ def test_ace2_has_half_of_the_oneplus12() -> None:
 
 
 @pytest.mark.parametrize("name", model_names())
-def test_model(name: str) -> None:
+def test_model(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every profile resolves with nothing but its name: a branch to a commit, packages to a file, else to a folder."""
+    asked: list[tuple[str, str, str]] = []
+
+    def commit_of(hub_id: str, revision: str, kind: str) -> str:
+        asked.append((kind, hub_id, revision))
+        return COMMIT
+
+    monkeypatch.setattr(pins, "commit_of", commit_of)
     profile = load_model(name)
     assert profile.name == name
     assert profile.license
@@ -118,9 +127,20 @@ def test_model(name: str) -> None:
         assert profile.revision is None
     else:
         assert re.fullmatch(r"[\w.-]+/[\w.-]+", profile.source)
-    pinned = {} if profile.source.startswith("./") else {"revision": COMMIT, "corpus_revision": COMMIT}
-    built = resolve({"model": name, **pinned})
+        assert profile.revision, "a commit, or a branch"
+    built = resolve({"model": name, "build_dir": str(tmp_path)})
     assert built["method"] == profile.settings.get("method", "auto")
+    if profile.source.startswith("./"):
+        assert (built.model.revision, (Path(built.model.source) / "config.json").is_file()) == (None, True)
+    elif profile.packages is None:
+        assert built.model.source == profile.source
+        assert re.fullmatch("[0-9a-f]{40}", built.model.revision or "")
+    else:
+        assert (built.model.revision, Path(built.model.source).name) == (None, profile.packages.file)
+        hub = resolve({"model": name, "build_dir": str(tmp_path), "revision": "main"})
+        assert (hub.model.source, hub.model.revision, hub.model.packages) == (profile.source, COMMIT, None)
+    assert built["corpus"] == "pydoc" or re.fullmatch("[0-9a-f]{40}", built["corpus_revision"])
+    assert {hub_id for _, hub_id, _ in asked} <= {profile.source}, "corpora are pinned in the profiles"
 
 
 def test_the_demo_profile_agrees_with_its_checkpoint() -> None:

@@ -67,7 +67,7 @@ def test_every_profile_dry_runs(workflow: Workflow, tmp_path: Path) -> None:
         {
             "model": model,
             "device": device,
-            **({} if model == "relu-demo" else {"revision": COMMIT, "corpus_revision": COMMIT}),
+            **({} if model == "relu-demo" else {"revision": COMMIT}),
         }
         for model, device in pairs
     ]

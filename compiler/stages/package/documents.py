@@ -128,6 +128,7 @@ def _provenance(inputs: Inputs, digests: dict[str, str]) -> dict[str, object]:
         "compiler": {"name": "coldpress", "version": __version__},
         "inputs": digests,
         "corpus": inputs.corpus.name,
+        **({"corpus_revision": inputs.corpus.revision} if inputs.corpus.revision else {}),
         "source_files": [file.model_dump() for file in inputs.model.files],
         "sparsity": _without_paths(inputs.sparsity),
         "quantization": {"algorithm": inputs.codes.algorithm, "format": inputs.sparsity.format},

@@ -21,7 +21,7 @@ from coldpress.compiler.stages.tokenize.chat import ChatTemplate
 from coldpress.compiler.stages.tokenize.rows import RowReader
 from coldpress.compiler.stages.tokenize.text import MAX_TEXT_BYTES, SHARES, Documents, read_corpus
 from coldpress.schemas.base import PositiveCount
-from coldpress.schemas.config import REVISION_PATTERN, Key
+from coldpress.schemas.config import BRANCH_PATTERN, Key
 from coldpress.schemas.corpus import SPLITS, Corpus, Split, TokenBlocks
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.model import Model
@@ -56,10 +56,10 @@ class TokenizeConfig(SeedSetting):
         min_length=1,
         description="field of the corpus's records that holds the text, or several that make it up, as question+answer",
     )
-    corpus_revision: Annotated[str | None, Key(default="the profile's")] = Field(
+    corpus_revision: Annotated[str | None, Key(default="the profile's, or main")] = Field(
         default=None,
-        pattern=REVISION_PATTERN,
-        description="the 40 hexadecimal digits of the commit that a hub dataset is read at",
+        pattern=BRANCH_PATTERN,
+        description="the commit that a hub dataset is read at, or a branch, which the first build pins to a commit",
     )
     calibration_tokens: Annotated[PositiveCount, Key()] = Field(
         default=8192, description="most tokens of calibration text"
@@ -87,7 +87,9 @@ def run(config: TokenizeConfig, model: Model, work: Workspace) -> Corpus:
     if block_tokens - (bos is not None) < 2:
         raise ColdpressError(f"blocks of {block_tokens} tokens leave nothing to predict; raise block_tokens")
     splits = tuple(_split(config, documents, split, tokenizer, block_tokens, bos, work) for split in SPLITS)
-    return Corpus(name=documents.name, text_sha256=documents.text_sha256, splits=splits)
+    return Corpus(
+        name=documents.name, revision=config.corpus_revision, text_sha256=documents.text_sha256, splits=splits
+    )
 
 
 def needs(build: "Build") -> StageNeeds:

