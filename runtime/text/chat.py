@@ -59,7 +59,7 @@ class ChatTemplate:
         try:
             return self._rendering.render(messages)
         except LimitError as error:
-            raise ColdpressError(f"the artifact's chat template took more than {error} for this chat") from error
+            raise ColdpressError(f"the artifact's chat template {error} for this chat") from error
         except ArtifactError as error:
             raise ArtifactError(f"the artifact's chat template refuses this chat ({error}); change the chat") from error
 

@@ -20,66 +20,95 @@ from pathlib import Path
 from typing import IO, Any
 
 import coldpress
-from coldpress.schemas.errors import ArtifactError, ColdpressError
+from coldpress.schemas.errors import ArtifactError, ColdpressError, clipped
 
 WALL_S, MEMORY_BYTES, REPLY_BYTES = 60, 2 << 30, 64 << 20
 """Limits: wall-clock seconds of a short request, on a busy machine too; the process's address space; one reply."""
 BYTES_PER_S = 1 << 17
 """Bytes of text per further second: an eighth of the rate of tokenizers in use on a slow processor."""
+NO_MEMORY = 75
+"""Exit code of a process that needs more memory than it may have."""
 
 
 class LimitError(Exception):
-    """The process exceeded a limit, and has been ended; the text names the limits."""
+    """The process exceeded a limit or has ended; the text is the rest of a sentence: `took more than 5 s of …`."""
 
 
 class LimitedProcess:
-    """A process that answers frames one at a time, from any thread."""
+    """A process that answers frames one at a time, from any thread; if it has ended, the next frame starts another."""
 
-    def __init__(self, module: str, cpu_s: int) -> None:
-        """Starts `python -m module cpu_s`, which calls `serve`."""
-        self._cpu_s, self._lock = cpu_s, threading.Lock()
+    process: "subprocess.Popen[bytes]"
+
+    def __init__(self, module: str, cpu_s: int, first: bytes) -> None:
+        """Takes what `python -m module cpu_s`, which calls `serve`, is told first; the first frame starts it."""
+        self._module, self._cpu_s, self._first = module, cpu_s, first
+        self._lock = threading.Lock()
+        self._finalizer: Callable[[], object] | None = None
+
+    def ask(self, frame: bytes) -> Any:
+        """Sends a frame, and returns the answer.
+
+        Raises:
+            LimitError: if the process exceeds a limit or ends.
+            ArtifactError: with the sentence of the process.
+        """
+        with self._lock:
+            if self._finalizer is None or self.process.poll() is not None:
+                self._start()
+                reply = self._answer(self._first)
+                if "error" in reply:
+                    self._stop()  # it still waits for its first frame
+                    raise ArtifactError(reply["error"])
+            reply = self._answer(frame)
+        if "error" in reply:
+            raise ArtifactError(reply["error"])
+        return reply["value"]
+
+    def _start(self) -> None:
+        self._stop()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", module, str(cpu_s)],
+            [sys.executable, "-m", self._module, str(self._cpu_s)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             cwd=Path(coldpress.__file__).absolute().parents[1],
             env=os.environ | {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
         )
-        weakref.finalize(self, _end, self.process)
+        self._finalizer = weakref.finalize(self, _end, self.process)
 
-    def ask(self, frame: bytes) -> Any:
-        """Sends a frame, and returns the answer.
+    def _stop(self) -> None:
+        if self._finalizer is not None:
+            self._finalizer()
+        self._finalizer = None
 
-        Raises:
-            LimitError: if the process exceeds a limit or has ended.
-            ArtifactError: with the sentence of the process.
-        """
-        with self._lock:
-            assert self.process.stdin
-            assert self.process.stdout
-            try:
-                self.process.stdin.write(len(frame).to_bytes(8, "little") + frame)
-                self.process.stdin.flush()
-                deadline_s = time.monotonic() + WALL_S * (1 + len(frame) / (self._cpu_s * BYTES_PER_S))
-                reply = json.loads(_read_frame(self.process.stdout.fileno(), deadline_s))
-            except (EOFError, BrokenPipeError, TimeoutError) as error:
-                self.process.kill()
-                self.process.wait()
-                allowed_s = self._cpu_s + len(frame) // BYTES_PER_S
-                raise LimitError(
-                    f"{allowed_s} s of processor time, {MEMORY_BYTES >> 30} GiB of memory or {REPLY_BYTES >> 20} MiB "
-                    "of output"
-                ) from error
-        if "error" in reply:
-            raise ArtifactError(reply["error"])
-        return reply["value"]
+    def _answer(self, frame: bytes) -> dict[str, Any]:
+        assert self.process.stdin
+        assert self.process.stdout
+        wall_s = WALL_S * (1 + len(frame) / (self._cpu_s * BYTES_PER_S))
+        try:
+            self.process.stdin.write(len(frame).to_bytes(8, "little") + frame)
+            self.process.stdin.flush()
+            return json.loads(_read_frame(self.process.stdout.fileno(), time.monotonic() + wall_s))
+        except (EOFError, BrokenPipeError, TimeoutError) as error:
+            if isinstance(error, EOFError) and not error.args:
+                self.process.wait()  # it has ended by itself, and its exit code says why
+            self._stop()
+            code, allowed_s = self.process.returncode, self._cpu_s + len(frame) // BYTES_PER_S
+            if code == -signal.SIGXCPU:
+                words = f"took more than {allowed_s} s of processor time"
+            elif isinstance(error, TimeoutError):
+                words = f"took more than {wall_s:.0f} s"
+            elif code in (NO_MEMORY, -signal.SIGABRT):  # a library's core aborts where Python raises MemoryError
+                words = f"took more than {MEMORY_BYTES >> 30} GiB of memory"
+            else:
+                words = str(error) or f"has ended (exit code {code})"
+            raise LimitError(words) from error
 
 
 def _read_frame(opened: int, deadline_s: float) -> bytes:
     length = int.from_bytes(_read(opened, 8, deadline_s), "little")
     if length > REPLY_BYTES:
-        raise EOFError
+        raise EOFError(f"took more than {REPLY_BYTES >> 20} MiB of output")
     return _read(opened, length, deadline_s)
 
 
@@ -117,8 +146,12 @@ def serve(answer: Callable[[bytes], Any]) -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (allowed_s, resource.RLIM_INFINITY))
         try:
             reply = {"value": answer(frame)}
+        except MemoryError:
+            os._exit(NO_MEMORY)
         except ColdpressError as error:
             reply = {"error": str(error)}
+        except Exception as error:  # one frame fails, not the process that others use, too
+            reply = {"error": clipped(f"{type(error).__name__}: {error}")}
         text = json.dumps(reply).encode()
         outgoing.write(len(text).to_bytes(8, "little") + text)
         outgoing.flush()

@@ -5,15 +5,15 @@ The first frame is tokenizer.json itself, all others are the name of a member of
 
 import itertools
 import json
+import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from coldpress.runtime.text.engine import TOKENIZER_FILE, Engine
 from coldpress.runtime.text.limited import LimitedProcess, LimitError, serve
 from coldpress.schemas.errors import ArtifactError
-
-MAX_STREAMS = 64
-"""Streams that may go on at once; the next one ends the oldest. Twice as many as sequences that run at once."""
 
 
 class LimitedEngine:
@@ -33,9 +33,10 @@ class LimitedEngine:
             ArtifactError: if the data is not a tokenizer, or exceeds the limits.
         """
         self._reason, self._numbers = reason, itertools.count()
-        self._limited = LimitedProcess("coldpress.runtime.text.process", self.cpu_s)
-        self._process = self._limited.process
-        self.special = frozenset(self._answer(data))
+        self._ended = deque[int]()
+        """Streams that nobody holds any more: the next message says so."""
+        self._limited = LimitedProcess("coldpress.runtime.text.process", self.cpu_s, data)
+        self.special = frozenset(self._ask("special"))
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """See `Engine`."""
@@ -46,21 +47,30 @@ class LimitedEngine:
         return self._ask("decode", list(ids))
 
     def stream(self) -> Callable[[Sequence[int]], str]:
-        """See `Engine`; at most MAX_STREAMS go on at once."""
-        number = next(self._numbers)
-        self._ask("stream", number)
-        return lambda ids: self._ask("step", number, list(ids))
+        """See `Engine`."""
+        number, given = next(self._numbers), list[int]()
+
+        def step(ids: Sequence[int]) -> str:
+            piece = self._ask("step", number, list(ids), None if given else [])
+            if piece is None:  # the process is a new one, which has seen none of this stream
+                piece = self._ask("step", number, list(ids), given)
+            given.extend(ids)
+            return piece
+
+        weakref.finalize(step, self._ended.append, number)
+        return step
 
     def _ask(self, name: str, *arguments: Any) -> Any:
-        return self._answer(json.dumps([name, *arguments]).encode())
-
-    def _answer(self, frame: bytes) -> Any:
+        ended = list[int]()
+        with suppress(IndexError):  # emptied by now, perhaps by another thread
+            while True:
+                ended.append(self._ended.popleft())
         try:
-            return self._limited.ask(frame)
+            return self._limited.ask(json.dumps([ended, name, *arguments]).encode())
         except LimitError as error:
             raise ArtifactError(
-                f"{TOKENIZER_FILE}: the tokenizer took more than {error}, which is limited since it has "
-                f"{self._reason}; give token ids and --json, or rebuild the artifact with another tokenizer"
+                f"{TOKENIZER_FILE}: the tokenizer {error}, which is limited since it has {self._reason}; give token "
+                "ids and --json, or rebuild the artifact with another tokenizer"
             ) from error
 
 
@@ -74,16 +84,25 @@ class _Answers:
     def answer(self, frame: bytes) -> Any:
         if self._engine is None:
             self._engine = Engine(frame)
-            return sorted(self._engine.special)
-        name, *arguments = json.loads(frame)
-        if name == "stream":
-            self._streams[arguments[0]] = self._engine.stream()
-            if len(self._streams) > MAX_STREAMS:
-                del self._streams[min(self._streams)]
             return None
+        ended, name, *arguments = json.loads(frame)
+        for number in ended:
+            self._streams.pop(number, None)
+        if name == "special":
+            return sorted(self._engine.special)
         if name == "step":
-            return self._streams[arguments[0]](arguments[1])
+            return self._step(self._engine, *arguments)
         return {"encode": self._engine.encode, "decode": self._engine.decode}[name](*arguments)
+
+    def _step(self, engine: Engine, number: int, ids: Sequence[int], before: Sequence[int] | None) -> str | None:
+        """Returns the text of further ids of a stream; None if it is unknown and `before`, its first ids, is not
+        given."""
+        if number not in self._streams:
+            if before is None:
+                return None
+            self._streams[number] = engine.stream()
+            self._streams[number](before)
+        return self._streams[number](ids)
 
 
 if __name__ == "__main__":

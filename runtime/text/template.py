@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from coldpress.runtime.artifact import strict_json
-from coldpress.runtime.text.limited import LimitedProcess, LimitError, serve
+from coldpress.runtime.text.limited import LimitedProcess, serve
 from coldpress.schemas.errors import ColdpressError, clipped
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -54,8 +54,7 @@ class Rendering:
 
     def __init__(self, template: Template) -> None:
         """Takes a template."""
-        self._template = template
-        self._limited: LimitedProcess | None = None
+        self._limited = LimitedProcess("coldpress.runtime.text.template", CPU_S, json.dumps(asdict(template)).encode())
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """Returns the text of a chat.
@@ -64,15 +63,7 @@ class Rendering:
             LimitError: if the template reaches a limit.
             ArtifactError: with its reason, if it fails or refuses the chat.
         """
-        try:
-            if self._limited is None:
-                limited = LimitedProcess("coldpress.runtime.text.template", CPU_S)
-                limited.ask(json.dumps(asdict(self._template)).encode())
-                self._limited = limited
-            return self._limited.ask(json.dumps([dict(message) for message in messages]).encode())
-        except LimitError:
-            self._limited = None  # the next chat starts another process
-            raise
+        return self._limited.ask(json.dumps([dict(message) for message in messages]).encode())
 
 
 def _default(found: Any) -> Any:

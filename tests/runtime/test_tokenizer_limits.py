@@ -4,12 +4,14 @@ import gc
 import json
 import os
 import shutil
+import signal
 
 import pytest
 
 from coldpress.runtime.artifact.errors import FileSizeError, JsonError
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.text.engine import Engine
+from coldpress.runtime.text.limited import LimitedProcess, LimitError
 from coldpress.runtime.text.process import LimitedEngine
 from coldpress.runtime.text.rules import PATTERNS, why_unbounded
 from coldpress.runtime.text.tokenizer import TextCodec
@@ -96,12 +98,59 @@ def test_a_harmless_stranger_gives_what_it_gives_in_process(folder):
     assert [theirs([token_id]) for token_id in ids] == [ours([token_id]) for token_id in ids]
 
 
+def test_a_long_stream_outlives_many_short_ones(folder):
+    data, ids = (folder / "tokenizer.json").read_bytes(), [20, 21, 22]
+    ours, engine = Engine(data).stream(), LimitedEngine(data, "nothing")
+    theirs = engine.stream()
+    found = [theirs(ids[:1])]
+    for _ in range(200):
+        engine.stream()([5])
+    found += [theirs([token_id]) for token_id in ids[1:]]
+    assert found == [ours([token_id]) for token_id in ids]
+    assert engine.encode("hello") == Engine(data).encode("hello")
+
+
+def test_after_a_text_that_ends_the_process_all_others_go_on(folder):
+    """Also streams that have begun: the next process is told what they had."""
+    data = (folder / "tokenizer.json").read_bytes()
+    here, there = Engine(data), LimitedEngine(data, "nothing")
+    ids = here.encode("The map, said he; 日 twice.")
+    ours, theirs = here.stream(), there.stream()
+    for place, token_id in enumerate(ids):
+        assert theirs([token_id]) == ours([token_id])
+        if place in (0, len(ids) // 2):
+            os.kill(there._limited.process.pid, signal.SIGKILL)
+            there._limited.process.wait()
+    os.kill(there._limited.process.pid, signal.SIGKILL)
+    assert there.encode("The map") == here.encode("The map")
+
+
+@pytest.mark.parametrize(
+    ("answers", "words"),
+    [
+        ("lambda frame: {}['a']", "KeyError: 'a'"),
+        ("lambda frame: 'a' * (65 << 20)", "took more than 64 MiB of output"),
+        ("lambda frame: 'a' * (3 << 30)", "took more than 2 GiB of memory"),
+        ("lambda frame: os._exit(3)", r"has ended \(exit code 3\)"),
+        ("lambda frame: all(True for _ in itertools.count())", "took more than 1 s of processor time"),
+    ],
+)
+def test_a_limited_process_says_why_it_has_no_answer_and_answers_again(tmp_path, monkeypatch, answers, words):
+    source = f"import itertools, os\nfrom coldpress.runtime.text.limited import serve\nlong = {answers}\n"
+    (tmp_path / "limited_answers.py").write_text(source + "serve(lambda frame: frame == b'short' or long(frame))\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    process = LimitedProcess("limited_answers", 1, b"short")
+    with pytest.raises((LimitError, ArtifactError), match=f"^{words}"):
+        process.ask(b"long")
+    assert process.ask(b"short") is True
+
+
 BYTES = {"add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 
 
 def test_the_process_ends_with_what_uses_it(folder):
     engine = LimitedEngine((folder / "tokenizer.json").read_bytes(), "nothing")
-    pid = engine._process.pid
+    pid = engine._limited.process.pid
     os.kill(pid, 0)
     del engine
     gc.collect()

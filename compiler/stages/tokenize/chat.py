@@ -39,7 +39,7 @@ class ChatTemplate:
             text = rendering.render(messages)
         except LimitError as error:
             raise ColdpressError(
-                f"the checkpoint's chat template took more than {error} for this chat; give another template"
+                f"the checkpoint's chat template {error} for this chat; give another template"
             ) from error
         except ArtifactError as error:
             raise _refused(str(error)) from error
