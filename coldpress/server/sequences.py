@@ -76,7 +76,10 @@ class Sequence:
         watch = self._see if wanted.num_top is not None else None
         most = max(wanted.max_new_tokens, 1)
         scores_prompt = wanted.scores_prompt and watch is not None
-        return Prompt(wanted.ids, wanted.sampling, most, watch, scores_prompt, is_left=lambda: self.cancelled)
+        return Prompt(wanted.ids, wanted.sampling, most, watch, scores_prompt, lambda: self.cancelled, self._note)
+
+    def _note(self, error: ColdpressError) -> None:
+        self._error = error
 
     def _see(self, position: int, logits: np.ndarray) -> None:
         ids, num_top = self.wanted.ids, self.wanted.num_top or 0
@@ -91,6 +94,8 @@ class Sequence:
         if self.cancelled:
             self.ended = self.was_left = True
             return None
+        if self._error is not None:
+            return self.failed(self._error)
         try:
             piece = self._piece(token)
         except ColdpressError as error:  # the tokenizer failed: the other sequences go on

@@ -52,6 +52,9 @@ class Prompt:
     is_left: Callable[[], bool] | None = None
     """Asked before each pass of the prefill: True ends it there, and `on_token` must end the sequence at its first
     token, which means nothing."""
+    on_error: Callable[[ColdpressError], None] | None = None
+    """Called if the sequence fails by itself, since its logits are not finite; `on_token` must end it at its next
+    token, which means nothing. None: all sequences fail."""
 
 
 @dataclass(frozen=True)
@@ -202,9 +205,8 @@ class _Sequence:
     """int64 [n]."""
     chooser: Chooser
     max_new_tokens: int
-    on_logits: OnLogits | None
-    scores_prompt: bool
-    is_left: Callable[[], bool] | None
+    asked: Prompt
+    has_failed: bool = False
     tokens: list[Token] = field(default_factory=list[Token])
     restored: int = 0
     """Tokens of the prompt that were not computed."""
@@ -241,8 +243,7 @@ class _Run:
                 yield None
                 continue
             ids, most = token_array(prompt.ids), prompt.max_new_tokens or self._max_new_tokens
-            chooser = Chooser(prompt.sampling, ids.tolist())
-            yield _Sequence(number, ids, chooser, most, prompt.on_logits, prompt.scores_prompt, prompt.is_left)
+            yield _Sequence(number, ids, Chooser(prompt.sampling, ids.tolist()), most, prompt)
             number += 1
 
     def admit(self) -> list[int]:
@@ -286,11 +287,11 @@ class _Run:
         watched = {
             number: on_logits
             for number, place in enumerate(places)
-            if (on_logits := self.active[place].on_logits) and self.active[place].scores_prompt
+            if (on_logits := self.active[place].asked.on_logits) and self.active[place].asked.scores_prompt
         }
 
         def is_left(number: int) -> bool:
-            asked = self.active[places[number]].is_left
+            asked = self.active[places[number]].asked.is_left
             return asked is not None and asked()
 
         return self._chosen(places, self._decoder.prefill_each(prompts, places, watched, is_left))
@@ -298,7 +299,7 @@ class _Run:
     def _restore(self, place: int) -> None:
         """Finds the beginning of a prompt; a prompt that is scored needs the logits of all its tokens."""
         sequence = self.active[place]
-        if self._prefixes and not sequence.scores_prompt:
+        if self._prefixes and not sequence.asked.scores_prompt:
             sequence.restored = self._prefixes.restore(self._decoder.kv_cache(place), sequence.prompt)
 
     def step(self) -> list[int]:
@@ -311,9 +312,17 @@ class _Run:
         chosen = list[int]()
         for place, row in zip(places, logits, strict=True):
             sequence = self.active[place]
-            if sequence.on_logits and not (sequence.scores_prompt and not sequence.tokens):
-                sequence.on_logits(len(sequence.prompt) + len(sequence.tokens) - 1, row[None])
-            chosen.append(sequence.chooser.choose(row))
+            asked = sequence.asked
+            if asked.on_logits and not (asked.scores_prompt and not sequence.tokens):
+                asked.on_logits(len(sequence.prompt) + len(sequence.tokens) - 1, row[None])
+            try:
+                chosen.append(sequence.chooser.choose(row))
+            except ColdpressError as error:
+                if asked.on_error is None:
+                    raise
+                sequence.has_failed = True
+                asked.on_error(error)
+                chosen.append(0)
         return chosen
 
     def take(self, places: Sequence[int], tokens: Sequence[Token]) -> None:
@@ -326,7 +335,8 @@ class _Run:
             if told or token.id in self._stop_ids or len(sequence.tokens) == sequence.max_new_tokens:
                 self._ended[sequence.number] = self.active.pop(place)
                 cache = self._decoder.kv_cache(place)
-                if self._prefixes and cache.length >= len(sequence.prompt):  # not of a prefill that ended early
+                is_whole = cache.length >= len(sequence.prompt) and not sequence.has_failed  # the prefill, if left
+                if self._prefixes and is_whole:
                     self._prefixes.save(cache, sequence.prompt)  # only now: nobody waits for a token of this sequence
                 self._decoder.end(place)
 

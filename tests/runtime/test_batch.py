@@ -9,6 +9,7 @@ import pytest
 from coldpress.runtime.decoder import decoder as decoder_module
 from coldpress.runtime.generate.admission import Admission, AtOnce
 from coldpress.runtime.generate.batch import Prompt, Room, generate_batch, generate_each
+from coldpress.runtime.generate.prefixes import Prefixes
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.simulate import simulate
@@ -397,3 +398,29 @@ def test_logits_of_prompts_and_tokens_are_told_in_order(tmp_path, monkeypatch):
         decoded = [session.decoder.decode(token.id) for token in tokens[:-1]]
         expected = np.concatenate([logits, np.array(decoded)])
         assert np.array(list(rows.values())) == pytest.approx(expected[first:], abs=1e-4)
+
+
+def test_a_sequence_that_fails_by_itself_leaves_the_others_and_is_not_kept(tmp_path):
+    session = open_session(tmp_path, **ALL_IN_DRAM)
+    errors, kept = list[ColdpressError](), Prefixes(tmp_path / "kept", session.artifact.sha256, 10**9, 4)
+
+    def poison(position, logits):
+        logits[:] = np.inf
+
+    def run(prompt):
+        steps = generate_each(
+            session, [prompt, Prompt(PROMPTS[2])], NUM_NEW, Room(2, 32, 64), prefixes=kept,
+            on_token=lambda number, token: number == 0 and bool(errors),
+        )  # fmt: skip
+        return [tuple(token.id for token in tokens) for tokens in steps]
+
+    ids = PROMPTS[1] * 2
+    with pytest.raises(ColdpressError, match="not finite"):
+        run(Prompt(ids, on_logits=poison))
+    bad, good = run(Prompt(ids, on_logits=poison, on_error=errors.append))
+    assert (len(bad), good, len(errors)) == (1, alone(session)[2], 1)
+    errors.clear()
+    first = run(Prompt(ids, on_error=errors.append))
+    assert kept.totals.restored_tokens == 0
+    assert run(Prompt(ids, on_error=errors.append)) == first
+    assert kept.totals.restored_tokens > 0

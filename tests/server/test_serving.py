@@ -9,8 +9,10 @@ import socket
 import threading
 import time
 
+import numpy as np
 import pytest
 
+from coldpress.server.sequences import Sequence
 from tests.support.serving import WAIT_S, serving, serving_here
 
 LONG = {"prompt": "The map was", "max_tokens": 480, "temperature": 0}
@@ -222,3 +224,29 @@ def test_a_damaged_page_fails_what_reads_it_and_the_server_goes_on(artifact, tmp
         again = server.post("/v1/completions", prompt="Once", max_tokens=9, temperature=0)
         assert (again.status, again.json["choices"]) == (200, expected)
         assert server.metrics()["failed_total"] == 2
+
+
+@pytest.mark.parametrize("poisoned_at", [0, 2])
+def test_a_sequence_whose_logits_are_not_finite_fails_alone(here, model, monkeypatch, poisoned_at):
+    """Those that share its passes go on, and nothing of its prompt is kept."""
+    see = Sequence._see
+
+    def poisoned(self, position, logits):
+        if self._num_new >= poisoned_at:
+            logits[:] = np.nan
+        see(self, position, logits)
+
+    monkeypatch.setattr(Sequence, "_see", poisoned)
+    before = here.metrics()
+    with here.held():
+        bad, good = (
+            begin(here, prompt=prompt, max_tokens=9, temperature=0, logprobs=logprobs)
+            for prompt, logprobs in (("The map", 1), ("Once", None))
+        )
+        here.wait_for(lambda now: now["waiting"] + now["running"] == 2)
+    assert end(good) == model.generate("Once", 9).text
+    answer = bad.getresponse()
+    assert (answer.status, "logits are not finite" in answer.read().decode()) == (500, True)
+    bad.close()
+    after = here.metrics()
+    assert [after[name] - before[name] for name in ("failed_total", "sequences_total")] == [1, 2]
