@@ -1,17 +1,18 @@
 """`/v1/chat/completions`: answers a chat (OpenAI's interface)."""
 
 import secrets
+import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from coldpress.runtime.generate.logprobs import TokenLogprobs
 from coldpress.server.answers import DONE, KEEP_ALIVE, EventStream, body_of, event, openai_event
 from coldpress.server.completions import OpenRequest
-from coldpress.server.fields import MAX_TOP, Body, Never, Text, read, stops_of
+from coldpress.server.fields import MAX_TOP, Body, Text, read, stops_of, text_in
 from coldpress.server.refusals import RefusalError
 from coldpress.server.run import Run, joined
 from coldpress.server.sequences import Piece, Wanted
@@ -23,22 +24,30 @@ class TextPart(Body):
 
     type: Literal["text"]
     text: Text
+    cache_control: Any = None
 
 
 class ChatMessage(Body):
     """A message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | list[TextPart]
-    name: None = None
-    refusal: None = None
     tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
+    content: Annotated[Text | list[TextPart] | None, Field(validate_default=True)] = None
+    name: str | None = None
+    """The speaker's; templates do not ask for it."""
+    refusal: str | None = None
+
+    @field_validator("content")
+    @classmethod
+    def _has_text(cls, content: Any, told: ValidationInfo) -> Any:
+        if content is None and told.data.get("role") != "assistant":
+            raise ValueError("text")
+        return content
 
     def message(self) -> dict[str, str]:
         """Returns the message as a chat template sees it."""
         role = "system" if self.role == "developer" else self.role
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": role, "content": text}
+        return {"role": role, "content": text_in(self.content)}
 
 
 class ResponseFormat(Body):
@@ -61,9 +70,6 @@ class ChatRequest(OpenRequest):
     parallel_tool_calls: bool | None = None
     """Without tools it changes nothing."""
     modalities: list[Literal["text"]] | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    store: Never | None = None
-    metadata: Annotated[dict[str, str], Field(max_length=0)] | None = None
 
 
 def check_stream(asked: ChatRequest) -> None:
@@ -101,10 +107,10 @@ class _Answer:
 
     def __init__(self, served: Served, asked: ChatRequest, num_prompt: int) -> None:
         self._served, self._asked, self._num_prompt = served, asked, num_prompt
-        self._id = f"chatcmpl-{secrets.token_hex(12)}"
+        self._id, self._created_s = f"chatcmpl-{secrets.token_hex(12)}", int(time.time())
 
     def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self._id, "object": kind, "created": self._served.created_s, "model": self._served.name}
+        return {"id": self._id, "object": kind, "created": self._created_s, "model": self._served.name}
 
     def whole(self, found: list[list[Piece]]) -> dict[str, Any]:
         """Returns the answer of ended sequences."""
@@ -165,5 +171,5 @@ class _Answer:
         return {"content": content, "refusal": None}
 
     def _one(self, token_id: int, logprob: float) -> dict[str, Any]:
-        text = self._served.text_of(token_id)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        text, data = self._served.text_of(token_id), self._served.bytes_of(token_id)
+        return {"token": text, "logprob": logprob, "bytes": list(data)}

@@ -6,6 +6,7 @@ harnesses score answers.
 """
 
 import secrets
+import time
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
@@ -15,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 
 from coldpress.runtime.generate.logprobs import TokenLogprobs
 from coldpress.server.answers import DONE, KEEP_ALIVE, EventStream, body_of, event, openai_event
-from coldpress.server.fields import MAX_CHOICES, MAX_TOP, Body, Never, OpenDrawing, Stop, Text, read, stops_of
+from coldpress.server.fields import MAX_CHOICES, MAX_TOP, Asked, Body, Never, OpenDrawing, Stop, Text, read, stops_of
 from coldpress.server.refusals import RefusalError
 from coldpress.server.run import Run, joined
 from coldpress.server.sequences import Piece, Wanted
@@ -32,10 +33,9 @@ class StreamOptions(Body):
     include_obfuscation: Never | None = None
 
 
-class OpenRequest(OpenDrawing):
+class OpenRequest(Asked, OpenDrawing):
     """What the bodies of completions and of chat completions share."""
 
-    model: str
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stop: Stop = None
     stream: bool | None = None
@@ -43,7 +43,6 @@ class OpenRequest(OpenDrawing):
     frequency_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
     presence_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
-    user: None = None
 
 
 class CompletionRequest(OpenRequest):
@@ -98,13 +97,13 @@ class _Answer:
 
     def __init__(self, served: Served, asked: CompletionRequest, wanted: list[Wanted], count: int) -> None:
         self._served, self._asked, self._wanted, self._count = served, asked, wanted, count
-        self._id = f"cmpl-{secrets.token_hex(12)}"
+        self._id, self._created_s = f"cmpl-{secrets.token_hex(12)}", int(time.time())
         self._offsets = [0] * len(wanted)
         """Characters of each choice's tokens so far."""
 
     def _head(self) -> dict[str, Any]:
         kind = {"id": self._id, "object": "text_completion"}
-        return {**kind, "created": self._served.created_s, "model": self._served.name}
+        return {**kind, "created": self._created_s, "model": self._served.name}
 
     def whole(self, found: list[list[Piece]]) -> dict[str, Any]:
         """Returns the answer of ended sequences."""
@@ -155,22 +154,20 @@ class _Answer:
 
     def _logprobs(self, number: int, told: list[TokenLogprobs | None]) -> dict[str, Any]:
         """Returns the lists of a choice; of the prompt's first token nobody knows how likely it was."""
-        text_of, first_id = self._served.text_of, self._wanted[number].ids[0]
-        tokens = [text_of(first_id if one is None else one.id) for one in told]
+        ids = [self._wanted[number].ids[0] if one is None else one.id for one in told]
         offsets = list[int]()
-        for text in tokens:
+        for token_id in ids:
             offsets.append(self._offsets[number])
-            self._offsets[number] += 0 if text.startswith(NO_TEXT) else len(text)
+            self._offsets[number] += sum(byte & 0xC0 != 0x80 for byte in self._served.bytes_of(token_id))
         return {
-            "tokens": tokens,
+            "tokens": [self._served.text_of(token_id) for token_id in ids],
             "token_logprobs": [None if one is None else one.logprob for one in told],
             "top_logprobs": [None if one is None else self._top(one) for one in told],
             "text_offset": offsets,
         }
 
     def _top(self, one: TokenLogprobs) -> dict[str, float]:
-        """Returns the likeliest tokens by text; of several with one text, such as parts of a character, all but the
-        likeliest by id."""
+        """Returns the likeliest tokens by text; of several with one text all but the likeliest by id."""
         found = dict[str, float]()
         for token_id, logprob in one.top:
             text = self._served.text_of(token_id)

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from coldpress.server.answers import KEEP_ALIVE, EventStream, anthropic_event, body_of, event
-from coldpress.server.fields import Body, Drawing, Text, read
+from coldpress.server.fields import Asked, Body, Drawing, Text, read, text_in
 from coldpress.server.refusals import RefusalError
 from coldpress.server.run import Run, joined
 from coldpress.server.sequences import Piece, Wanted
@@ -21,7 +21,9 @@ class TextBlock(Body):
 
     type: Literal["text"]
     text: Text
-    cache_control: None = None
+    cache_control: Any = None
+    """Prompts are kept or not as the server's own settings say."""
+    citations: None = None
 
 
 class InputMessage(Body):
@@ -43,10 +45,9 @@ class ToolChoice(Body):
     type: Literal["none", "auto"]
 
 
-class CountRequest(Body):
+class CountRequest(Asked):
     """The body of a request for the number of tokens."""
 
-    model: str
     messages: Annotated[list[InputMessage], Field(min_length=1)]
     system: Text | list[TextBlock] | None = None
     thinking: Thinking | None = None
@@ -57,8 +58,8 @@ class CountRequest(Body):
         """Returns the chat as a template sees it."""
         if self.messages[-1].role != "user":
             raise RefusalError(400, "the last message is the assistant's, expected the user's; add one", "messages")
-        before = [] if self.system is None else [{"role": "system", "content": _text(self.system)}]
-        return before + [{"role": each.role, "content": _text(each.content)} for each in self.messages]
+        before = [] if self.system is None else [{"role": "system", "content": text_in(self.system)}]
+        return before + [{"role": each.role, "content": text_in(each.content)} for each in self.messages]
 
 
 class MessagesRequest(CountRequest, Drawing):
@@ -68,12 +69,6 @@ class MessagesRequest(CountRequest, Drawing):
     top_k: Annotated[int, Field(ge=0)] | None = None
     stop_sequences: Annotated[list[Text], Field(max_length=16)] | None = None
     stream: bool | None = None
-    service_tier: Literal["auto", "standard_only"] | None = None
-    metadata: Annotated[dict[str, str], Field(max_length=0)] | None = None
-
-
-def _text(content: str | list[TextBlock]) -> str:
-    return content if isinstance(content, str) else "".join(block.text for block in content)
 
 
 async def count_tokens(request: Request, served: Served) -> Response:

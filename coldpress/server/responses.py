@@ -1,6 +1,7 @@
 """`/v1/responses`: answers a text or a chat (OpenAI's newer interface); nothing is stored."""
 
 import secrets
+import time
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
@@ -9,8 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from coldpress.server.answers import KEEP_ALIVE, EventStream, body_of, event
-from coldpress.server.fields import Body, Drawing, Never, Text, read
-from coldpress.server.refusals import RefusalError
+from coldpress.server.fields import Asked, Body, Drawing, Never, Text, read, text_in
 from coldpress.server.run import Run, joined
 from coldpress.server.sequences import Piece, Wanted
 from coldpress.server.served import Served
@@ -37,8 +37,7 @@ class InputItem(Body):
     def message(self) -> dict[str, str]:
         """Returns the message as a chat template sees it."""
         role = "system" if self.role == "developer" else self.role
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": role, "content": text}
+        return {"role": role, "content": text_in(self.content)}
 
 
 class Format(Body):
@@ -59,30 +58,24 @@ class StreamOptions(Body):
     include_obfuscation: Never | None = None
 
 
-class ResponsesRequest(Drawing):
+class ResponsesRequest(Asked, Drawing):
     """The body of a request."""
 
-    model: str
     input: Text | Annotated[list[InputItem], Field(min_length=1)]
     instructions: Text | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    store: bool | None = None
-    """Nothing is stored, so that the answer says false; a later request for it finds nothing."""
     text: TextSettings | None = None
     truncation: Literal["disabled"] | None = None
     background: Never | None = None
     include: Annotated[list[str], Field(max_length=0)] | None = None
-    metadata: Annotated[dict[str, str], Field(max_length=0)] | None = None
     parallel_tool_calls: bool | None = None
     """Without tools it changes nothing."""
     previous_response_id: None = None
-    service_tier: Literal["auto", "default"] | None = None
     tools: Annotated[list[Any], Field(max_length=0)] | None = None
     tool_choice: Literal["none", "auto"] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
-    user: None = None
 
     def chat(self) -> list[dict[str, str]]:
         """Returns the chat as a template sees it."""
@@ -96,8 +89,6 @@ async def responses(request: Request, served: Served) -> Response:
     """Answers a request."""
     asked = read(ResponsesRequest, await body_of(request, served.settings.max_body_bytes))
     served.check_name(asked.model)
-    if asked.store:
-        raise RefusalError(400, "store is true, but this server stores nothing; leave it out or give false", "store")
     sampling = served.sampling(asked)
     with served.worker.places(1) as places:
         ids = await served.chat_ids(asked.chat())
@@ -118,7 +109,7 @@ class _Answer:
     def __init__(self, served: Served, asked: ResponsesRequest, num_prompt: int) -> None:
         self._served, self._asked, self._num_prompt = served, asked, num_prompt
         self._id, self._item_id = f"resp_{secrets.token_hex(12)}", f"msg_{secrets.token_hex(12)}"
-        self._num_events = 0
+        self._created_s, self._num_events = int(time.time()), 0
 
     def response(self, text: str, last: Piece | None) -> dict[str, Any]:
         """Returns the answer; `last` is None as long as the sequence runs."""
@@ -134,7 +125,7 @@ class _Answer:
         return {
             "id": self._id,
             "object": "response",
-            "created_at": self._served.created_s,
+            "created_at": self._created_s,
             "status": "in_progress" if last is None else "incomplete" if is_cut else "completed",
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
@@ -152,7 +143,7 @@ class _Answer:
             "top_p": 1.0 if asked.top_p is None else asked.top_p,
             "truncation": "disabled",
             "usage": None if last is None else usage,
-            "metadata": {},
+            "metadata": self._asked.metadata or {},
         }
 
     def _item(self, text: str | None, status: str) -> dict[str, Any]:

@@ -38,9 +38,9 @@ class Served:
     eos_ids: frozenset[int]
     vocab_size: int
 
-    def check_name(self, name: str) -> None:
+    def check_name(self, name: str | None) -> None:
         """Refuses another model's name."""
-        if name != self.name:
+        if name and name != self.name:
             raise RefusalError(404, f"there is no model '{name}', expected '{self.name}'; see /v1/models", "model")
 
     async def encoded(self, text: str, special: bool = True) -> list[int]:
@@ -131,6 +131,14 @@ class Served:
         return [replace(wanted, sampling=replace(sampling, seed=sampling.seed + place)) for place in range(count)]
 
     def text_of(self, token_id: int) -> str:
-        """Returns a token's own text, for lists of log-probabilities; `token_id:N` where it has none."""
-        text = "" if self.codec is None else self.codec.decode([token_id])
-        return text or f"{NO_TEXT}{token_id}"
+        """Returns a token's own text, for lists of log-probabilities; `token_id:N` where it has none, and `bytes:` and
+        its bytes, as OpenAI writes them, if they are no whole characters."""
+        data = self.bytes_of(token_id)
+        try:
+            return data.decode() or f"{NO_TEXT}{token_id}"
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """Returns the bytes that a token adds to a text, none of a special one."""
+        return b"" if self.codec is None else self.codec.piece(token_id)

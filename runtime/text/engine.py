@@ -42,6 +42,10 @@ class Engine:
         with _sentences("failing on these ids"):
             return self._tokenizer.decode([token_id for token_id in ids if token_id not in self.special])
 
+    def token(self, token_id: int) -> str:
+        """Returns a token as the vocabulary writes it; empty for an unknown id."""
+        return self._tokenizer.id_to_token(token_id) or ""
+
     def stream(self) -> Callable[[Sequence[int]], str]:
         """Returns a function that takes further ids and returns the text that has become certain."""
         stream = DecodeStream()

@@ -46,6 +46,10 @@ class LimitedEngine:
         """See `Engine`."""
         return self._ask("decode", list(ids))
 
+    def token(self, token_id: int) -> str:
+        """See `Engine`."""
+        return self._ask("token", token_id)
+
     def stream(self) -> Callable[[Sequence[int]], str]:
         """See `Engine`."""
         number, given = next(self._numbers), list[int]()
@@ -92,7 +96,8 @@ class _Answers:
             return sorted(self._engine.special)
         if name == "step":
             return self._step(self._engine, *arguments)
-        return {"encode": self._engine.encode, "decode": self._engine.decode}[name](*arguments)
+        members = {"encode": self._engine.encode, "decode": self._engine.decode, "token": self._engine.token}
+        return members[name](*arguments)
 
     def _step(self, engine: Engine, number: int, ids: Sequence[int], before: Sequence[int] | None) -> str | None:
         """Returns the text of further ids of a stream; None if it is unknown and `before`, its first ids, is not

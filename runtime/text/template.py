@@ -81,6 +81,8 @@ def _text_of(token: Any) -> str | None:
 
 # The other side
 
+Messages = Sequence[Mapping[str, Any]]
+
 
 class _Answers:
     def __init__(self) -> None:
@@ -93,14 +95,63 @@ class _Answers:
                 self._given = Template(**json.loads(frame))
                 self._compiled = compiled(self._given)
                 return None
-            if self._given.today is not None:
-                random.seed(0)
-            settings = {"messages": json.loads(frame), "add_generation_prompt": self._given.is_prompt}
-            return self._compiled.render(**settings, tools=None, documents=None, **self._given.tokens)
-        except MemoryError:
+            return self._chat(json.loads(frame))
+        except (MemoryError, ColdpressError):
             raise
         except Exception as error:  # jinja's errors, or any that the template's expressions raise
             raise ColdpressError(clipped(" ".join(f"{type(error).__name__}: {error}".split()))) from error
+
+    def _chat(self, messages: Messages) -> str:
+        """Renders a chat whose contents are texts; as lists of parts, which templates of multimodal families walk over,
+        if fewer of them are lost so."""
+        texts = [text for each in messages if (text := _text_in(each))]
+        lost, text = self._tried(messages, texts)
+        form = messages
+        if lost:
+            in_parts = [_with_content(each, [{"type": "text", "text": each["content"]}]) for each in messages]
+            lost_so, text_so = self._tried(in_parts, texts)
+            if lost_so < lost:
+                lost, text, form = lost_so, text_so, in_parts
+        if isinstance(text, Exception):
+            raise text
+        if lost and (users := [place for place, each in enumerate(messages) if each.get("role") == "user"]):
+            self._check(form, users[-1], text)
+        return text
+
+    def _tried(self, messages: Messages, texts: Sequence[str]) -> tuple[int, str | Exception]:
+        """Returns how many of `texts` the rendered chat has lost, and the chat; or the failure."""
+        try:
+            found = self._text(messages)
+        except MemoryError:
+            raise
+        except Exception as error:
+            return len(texts) + 1, error
+        return sum(each not in found for each in texts), found
+
+    def _check(self, messages: Messages, place: int, text: str) -> None:
+        """Refuses a template that gives the same `text` whatever the message at `place` says; it may change it."""
+        content = messages[place].get("content")
+        other = [{"type": "text", "text": "another"}] if strict_json.is_array(content) else "another"
+        changed = [_with_content(each, other) if at == place else each for at, each in enumerate(messages)]
+        if content and self._text(changed) == text:
+            raise ColdpressError("it drops the text of the user's last message")
+
+    def _text(self, messages: Messages) -> str:
+        assert self._given
+        if self._given.today is not None:
+            random.seed(0)
+        settings = {"messages": messages, "add_generation_prompt": self._given.is_prompt}
+        return self._compiled.render(**settings, tools=None, documents=None, **self._given.tokens)
+
+
+def _text_in(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    return content.strip() if isinstance(content, str) else ""
+
+
+def _with_content(message: Mapping[str, Any], content: Any) -> Mapping[str, Any]:
+    """Replaces the content of a message, if it is a text."""
+    return {**message, "content": content} if message.get("content") else message
 
 
 def compiled(template: Template) -> Any:
@@ -113,9 +164,10 @@ def compiled(template: Template) -> Any:
 
         tags = {"generation"}  # noqa: RUF012 - jinja declares it so
 
-        def parse(self, parser: parser.Parser) -> list[nodes.Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        def parse(self, parser: parser.Parser) -> nodes.Node:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body, lineno=line)  # what is set inside is not known outside
 
     class Namespace(utils.Namespace):
         """Jinja's own, without names through which a template reaches the interpreter."""

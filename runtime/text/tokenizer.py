@@ -5,6 +5,7 @@ beginning-of-sequence token and the post-processor adds none, the token is put i
 tokenizers.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -22,6 +23,12 @@ UNFINISHED = "\ufffd"
 """Stands for bytes that are no whole character."""
 
 
+_PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(0x100) if byte not in _PRINTED]
+BYTE_CHARACTERS = {chr(byte): byte for byte in _PRINTED} | {chr(0x100 + at): byte for at, byte in enumerate(_OTHERS)}
+"""Character -> byte, as tokenizers with a vocabulary of bytes write them (GPT-2)."""
+
+
 class TextCodec:
     """An artifact's tokenizer."""
 
@@ -35,6 +42,7 @@ class TextCodec:
         if TOKENIZER_FILE not in names:
             raise ArtifactError(f"the artifact has no {TOKENIZER_FILE}; give token ids instead of text")
         self._engine = _engine(artifact.read_bytes(TOKENIZER_FILE, rules.JSON.size_bytes))
+        self._before: list[int] | None = None
         settings = _settings(artifact) if SETTINGS_FILE in names else {}
         self._bos = artifact.manifest.model.bos_token_id if settings.get("add_bos_token") is True else None
 
@@ -70,6 +78,18 @@ class TextCodec:
             if whole.startswith(known):
                 return whole[len(known) :]
         return self.decode(new_ids)
+
+    def piece(self, token_id: int) -> bytes:
+        """Returns the bytes that a token adds to a text, which need not be whole characters; none of a special one."""
+        if self._before is None:
+            self._before = self._engine.encode("a", False)[-1:]  # some decoders strip a space at the start of a text
+        text, token = self.continuation(self._before, [token_id]), self._engine.token(token_id)
+        if UNFINISHED not in text:
+            return text.encode()
+        if fallback := re.fullmatch(r"<0x([0-9A-F]{2})>", token):
+            return bytes.fromhex(fallback[1])
+        known = [BYTE_CHARACTERS.get(character) for character in token]
+        return text.encode() if None in known else bytes(byte for byte in known if byte is not None)
 
     def streamer(self, prompt_ids: Sequence[int]) -> Callable[[int], str]:
         """Returns a function that takes one new id at a time and returns the text that has become certain.

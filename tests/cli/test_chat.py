@@ -51,6 +51,39 @@ def test_a_reset_forgets_and_stats_count(say: Say, capsys: pytest.CaptureFixture
     assert stats.startswith("12 tokens at ")
 
 
+def test_a_message_without_room_or_not_in_utf_8_is_told_and_the_chat_goes_on(
+    say: Say, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert say(f"Hello\n{'word ' * 500}\n/reset\nHello\ncaf\udce9\n/reset\nHello\n", "--json") == 0
+    found = capsys.readouterr()
+    lines = [json.loads(line) for line in found.out.splitlines()]
+    assert [list(line) for line in lines] == [
+        ["answer", "stats"],
+        ["error"],
+        ["answer", "stats"],
+        ["error"],
+        ["answer", "stats"],
+    ]
+    assert len({line["answer"] for line in lines[::2]}) == 1
+    told = found.err.splitlines()
+    assert [f"error: {line['error']}" for line in lines[1::2]] == told
+    assert "/reset forgets the chat" in told[0]
+    assert "is not UTF-8" in told[1]
+
+
+def test_an_answer_ends_where_the_context_does(say: Say, capsys: pytest.CaptureFixture[str]) -> None:
+    assert say("Hello\n", "--max-new-tokens", "9999", "--json") == 0
+    stats = json.loads(capsys.readouterr().out)["stats"]
+    assert stats["prompt_tokens"] + stats["new_tokens"] <= stats["context_length"]
+
+
+def test_commands_are_listed_and_unknown_ones_told(say: Say, capsys: pytest.CaptureFixture[str]) -> None:
+    assert say("/help\n/rest\n") == 0
+    found = capsys.readouterr()
+    assert found.out.startswith("/reset forgets the chat, ")
+    assert found.err.startswith("there is no command '/rest'; /reset forgets the chat, ")
+
+
 def test_without_a_template_it_says_so_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -83,7 +83,7 @@ def test_where_the_template_is(tmp_path: Path) -> None:
 
 
 def test_date_and_chance_change_no_text(tmp_path: Path) -> None:
-    checkpoint(tmp_path, "{{ strftime_now('%d %b %Y') }} {{ range(10000) | list | random }}")
+    checkpoint(tmp_path, "{{ strftime_now('%d %b %Y') }} {{ range(10000) | list | random }} {{ messages }}")
     texts = rendered(tmp_path, CHAT, CHAT) + rendered(tmp_path, CHAT)
     assert texts[0].startswith("26 Jul 2024 ")
     assert len(set(texts)) == 1
@@ -92,9 +92,10 @@ def test_date_and_chance_change_no_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("template", "expected"),
     [
+        ("{{ messages[1].content }}", "refuses this chat (it drops the text of the user's last message)"),
         ("{{ raise_exception('roles must alternate') }}", "refuses this chat (TemplateError: roles must alternate)"),
         ("{{ 'a' * 20000000000 }}", "took more than 2 GiB of memory for this chat; give another template"),
-        ("{{ 'a' * 2000000 }}", "became 2000000, expected at most"),
+        ("{{ messages }}{{ 'a' * 2000000 }}", "became 2000084, expected at most"),
         (
             "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
             "took more than 1 s of processor time for this chat",

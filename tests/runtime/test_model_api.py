@@ -12,6 +12,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 import coldpress
 from coldpress.cli.main import main
+from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.quantities import parse_bytes
 from coldpress.runtime.text import template
@@ -23,7 +24,8 @@ from tests.support.data import ROOT
 TEMPLATE = """{%- for message in messages %}
     {%- if message.role not in ("system", "user") %}{{ raise_exception("no role " + message.role) }}{% endif %}
 {{ "<" + message.role + ">" + message.content | trim + eos_token }}
-{%- if loop.last %}{% generation %}{{ message.content | length }}{% endgeneration %}{% else %}{% continue %}{% endif %}
+{%- if loop.last %}{% generation %}{% set x = message.content | length %}{{ x }}{% endgeneration %}{{ x }}
+{%- else %}{% continue %}{% endif %}
 {%- endfor %}
 {{- messages | tojson(indent=1) }}{% set ns = namespace(seen=0) %}{% set ns.seen = 3 %}{{ ns.seen }}
 {%- if add_generation_prompt %}<assistant>{% endif %}"""
@@ -143,6 +145,37 @@ def test_a_chat_that_the_template_refuses_is_one_sentence(model, messages, sente
     with pytest.raises(coldpress.ColdpressError, match=sentence):
         model.chat(messages)
     assert model.chat(CHAT, 2).text == model.chat(CHAT, 2).text  # the next chat has its answer
+
+
+PARTS = (
+    "{% for m in messages %}[{{ m.role }}] {% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}"
+    "{% endif %}{% endfor %}{{ eos_token }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (PARTS, "[system] Be brief.</s>[user] Hi</s>"),
+        ("{% for m in messages %}{{ m.content[0]['text'] + '|' }}{% endfor %}", "Be brief.|Hi|"),  # fails at a text
+        (
+            "{% for m in messages %}{{ m.content if m.content is string else m.content[0].text }}|{% endfor %}",
+            "Be brief.|Hi|",
+        ),
+        ("{{ messages[-1].content[0].text }}", "Hi"),  # the system's is lost in both forms
+        ("{% for m in messages %}{{ m.content | upper }}|{% endfor %}", "BE BRIEF.|HI|"),  # changed, not lost
+    ],
+)
+def test_a_template_gets_contents_in_the_form_that_it_reads(tmp_path, text, expected):
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    found = ChatTemplate(open_artifact(speaking_artifact(tmp_path, template=text).path))
+    assert found.render(chat) == expected
+
+
+def test_a_template_that_drops_what_the_user_says_is_refused(tmp_path):
+    found = ChatTemplate(open_artifact(speaking_artifact(tmp_path, template="{{ messages[0].role }}: ").path))
+    with pytest.raises(coldpress.ColdpressError, match="drops the text of the user's last message"):
+        found.render([{"role": "user", "content": "Hi"}])
 
 
 def test_a_template_that_reaches_for_the_interpreter_or_does_not_end(tmp_path, monkeypatch):

@@ -60,6 +60,24 @@ def test_a_missing_beginning_of_sequence_token_is_added(folder):
     assert TextCodec(FakeArtifact(folder, bos_token_id=0)).encode("The map") == without
 
 
+def test_a_token_is_the_bytes_that_it_adds_to_a_text(folder):
+    codec = TextCodec(FakeArtifact(folder))
+    text = "The map, said he; 日本語 twice 🦜."
+    ids = codec.encode(text)
+    assert b"".join(map(codec.piece, ids)) == text.encode()
+    assert b"\xf0" in map(codec.piece, ids)
+    assert codec.piece(0) == b""
+
+
+@pytest.mark.needs_data
+@pytest.mark.parametrize("name", MODELS)
+def test_bytes_of_real_tokens_join_to_the_text(name):
+    """Vocabularies with a fall-back to bytes have tokens such as <0xE6>, and begin words with a space."""
+    _, codec = load_real(name)
+    text = "Once upon a time 日本語."
+    assert b"".join(map(codec.piece, codec.encode(text))).decode().strip() in (text, codec.decode(codec.encode(text)))
+
+
 def test_a_prompt_is_neither_cut_nor_filled_up(folder):
     """Whatever tokenizer.json says about training: a prompt of more tokens than that is the user's."""
     text = "The map was wrong about the bridge"

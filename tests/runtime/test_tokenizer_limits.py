@@ -114,14 +114,12 @@ def test_after_a_text_that_ends_the_process_all_others_go_on(folder):
     """Also streams that have begun: the next process is told what they had."""
     data = (folder / "tokenizer.json").read_bytes()
     here, there = Engine(data), LimitedEngine(data, "nothing")
-    ids = here.encode("The map, said he; 日 twice.")
+    ids = here.encode("日 map")
     ours, theirs = here.stream(), there.stream()
-    for place, token_id in enumerate(ids):
+    for token_id in ids:
         assert theirs([token_id]) == ours([token_id])
-        if place in (0, len(ids) // 2):
-            os.kill(there._limited.process.pid, signal.SIGKILL)
-            there._limited.process.wait()
-    os.kill(there._limited.process.pid, signal.SIGKILL)
+        os.kill(there._limited.process.pid, signal.SIGKILL)
+        there._limited.process.wait()
     assert there.encode("The map") == here.encode("The map")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 
 import numpy as np
 import pytest
@@ -136,6 +137,40 @@ def test_logprobs_of_new_tokens_are_the_python_interfaces(server, model):
     told = model.chat(CHAT, 5, logprobs=2).logprobs
     assert [one["logprob"] for one in chat["logprobs"]["content"]] == pytest.approx([t.logprob for t in told], abs=1e-4)
     assert [len(one["top_logprobs"]) for one in chat["logprobs"]["content"]] == [2] * 5
+
+
+def test_bytes_of_logprobs_join_to_the_text(server):
+    """Also of characters that several tokens make up; and likely tokens without a whole one have texts of their own."""
+    asked = {"max_tokens": 200, "temperature": 20, "seed": 5}
+    choice = server.post("/v1/chat/completions", messages=CHAT, logprobs=True, top_logprobs=1, **asked).json["choices"][
+        0
+    ]
+    told = choice["logprobs"]["content"]
+    data = bytes(byte for one in told for byte in one["bytes"])
+    assert data.decode(errors="replace") == choice["message"]["content"]
+    parts = [one for one in told if one["token"].startswith("bytes:")]
+    assert parts
+    assert all(one["token"] == "bytes:" + "".join(f"\\x{byte:02x}" for byte in one["bytes"]) for one in parts)
+    choice = server.post("/v1/completions", prompt="The map was", logprobs=20, **asked).json["choices"][0]
+    assert {len(top) for top in choice["logprobs"]["top_logprobs"]} == {20}
+    assert not [text for top in choice["logprobs"]["top_logprobs"] for text in top if "\ufffd" in text]
+    starts, tokens = choice["logprobs"]["text_offset"], choice["logprobs"]["tokens"]
+    whole = [(start, token) for start, token in zip(starts, tokens, strict=True) if ":" not in token]
+    text = "".join(token for token in tokens if not token.startswith("bytes:"))
+    assert len(whole) > 50
+    if "bytes:" not in "".join(tokens):
+        assert all(text.startswith(token, start) for start, token in whole)
+
+
+def test_an_answer_was_created_when_it_was_asked_for(server, monkeypatch):
+    before_s = int(time.time())
+    for path, fields in (
+        ("/v1/completions", {"prompt": "Once"}),
+        ("/v1/chat/completions", {"messages": CHAT}),
+        ("/v1/responses", {"input": "Once"}),
+    ):
+        found = server.post(path, **fields).json
+        assert before_s <= found["created_at" if path.endswith("responses") else "created"] <= time.time()
 
 
 def test_echo_scores_the_prompt_as_evaluation_harnesses_ask_for_it(artifact, server):

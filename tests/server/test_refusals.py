@@ -18,6 +18,15 @@ GOOD = {
     "/tokenize": {"content": "Once"},
     "/admin/dram": {"dram": "1GB"},
 }
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
+BOOKKEEPING = {
+    "user": "u-17",
+    "metadata": {"session": 1},
+    "store": True,
+    "prompt_cache_key": "k",
+    "service_tier": "flex",
+}
 NO_EFFECT = {
     "/v1/completions": {
         "frequency_penalty": 0,
@@ -30,12 +39,12 @@ NO_EFFECT = {
     "/v1/messages": {"tools": [], "thinking": {"type": "disabled"}, "metadata": {}},
     "/v1/responses": {"tools": [], "store": False, "truncation": "disabled", "text": {"format": {"type": "text"}}},
 }
+DRAWN = {path: {"temperature": 0} for path in GOOD if path.startswith("/v1") and "count" not in path}
 UNSUPPORTED = [
     ("/v1/completions", {"frequency_penalty": 0.5}, "frequency_penalty"),
     ("/v1/completions", {"suffix": "end"}, "suffix"),
     ("/v1/completions", {"best_of": 3}, "best_of"),
     ("/v1/completions", {"logit_bias": {"5": 1.0}}, "logit_bias"),
-    ("/v1/completions", {"user": "me"}, "user"),
     ("/v1/completions", {"temperature": -1}, "temperature"),
     ("/v1/completions", {"temperature": "hot"}, "temperature"),
     ("/v1/completions", {"n": 0}, "n"),
@@ -43,12 +52,26 @@ UNSUPPORTED = [
     ("/v1/chat/completions", {"tools": [{"type": "function"}]}, "tools"),
     ("/v1/chat/completions", {"response_format": {"type": "json_object"}}, "response_format.type"),
     ("/v1/chat/completions", {"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
-    ("/v1/chat/completions", {"messages": [*CHAT, {"role": "user", "content": "x", "name": "Bo"}]}, "messages.1.name"),
+    (
+        "/v1/chat/completions",
+        {"messages": [*CHAT, {"role": "assistant", "tool_calls": [CALL]}]},
+        "messages.1.tool_calls",
+    ),
+    (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": None}]},
+        "messages.0.content' is null, expected",
+    ),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": [IMAGE]}]}, '0.content.0.type\' is "image_url"'),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": 5}]}, "expected text or a list"),
+    ("/v1/chat/completions", {"functions": [{"name": "f"}]}, "'functions' is not supported"),
     ("/v1/chat/completions", {"top_logprobs": 2}, "top_logprobs"),
     ("/v1/chat/completions", {"max_completion_tokens": 2}, "max_tokens"),
     ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.type"),
     ("/v1/messages", {"messages": [*CHAT, {"role": "assistant", "content": "It"}]}, "last message"),
-    ("/v1/responses", {"store": True}, "store"),
+    ("/v1/completions", {"temperature": 101}, "expected at most 100"),
+    ("/v1/completions", {"prompt": [3, "x"]}, "'prompt.1' is \"x\", expected a whole number"),
+    ("/v1/completions", {"stop": ["a"] * 17}, "expected text or a list of at most 16"),
     ("/v1/responses", {"previous_response_id": "resp_1"}, "previous_response_id"),
     ("/v1/responses", {"reasoning": {"effort": "low"}}, "reasoning"),
     ("/tokenize", {"content": 5}, "content"),
@@ -76,6 +99,28 @@ def test_a_value_that_is_not_supported_is_a_400_that_names_its_field(server, pat
     answer = server.post(path, **GOOD[path] | fields)
     assert answer.status == 400, answer.body
     assert named in sentence(answer)
+    leaked = ("Input should", "validation", "valid string", "None", "True", "False")
+    assert not [words for words in leaked if words in sentence(answer)], sentence(answer)
+
+
+@pytest.mark.parametrize("path", [path for path in GOOD if path.startswith("/v1")])
+def test_what_clients_say_for_their_own_bookkeeping_is_ignored(server, path):
+    """And without a model's name the only one answers."""
+    expected = server.post(path, **GOOD[path], **DRAWN.get(path, {})).json
+    answer = server.send("POST", path, {**GOOD[path], **DRAWN.get(path, {}), **BOOKKEEPING})
+    assert answer.status == 200, answer.body
+    assert answer.json.get("usage") == expected.get("usage")
+
+
+def test_speakers_and_assistants_without_text_are_taken(server):
+    said = {"role": "user", "content": [{"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}]}
+    chat = [{**said, "name": "Bo"}, {"role": "assistant", "content": None, "refusal": None, "tool_calls": []}, said]
+    bare = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": ""}, {"role": "user", "content": "Hi"}]
+    found, expected = (
+        server.post("/v1/chat/completions", messages=messages, max_tokens=3, temperature=0).json
+        for messages in (chat, bare)
+    )
+    assert (found["choices"], found["usage"]) == (expected["choices"], expected["usage"])
 
 
 def test_a_missing_field_another_model_or_no_json_is_told(server):
