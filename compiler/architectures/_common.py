@@ -148,6 +148,8 @@ class Architecture(PluginBase):
 
     KEYS: ClassVar[frozenset[str]]
     """The keys of config.json that it reads, in addition to `_common.KEYS`."""
+    SPELLINGS: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Other names that transformers' class has for keys, its `attribute_map` in either direction, and the keys."""
     DEFAULTS: ClassVar[Mapping[str, Any] | None] = None
     """What transformers takes for keys that config.json may leave out, so that `filled` needs no transformers, which
     takes seconds to import; None asks it."""
@@ -272,12 +274,15 @@ class Filled(SimpleNamespace):
 
 def filled(architecture: Architecture, raw: Mapping[str, Any]) -> Filled | None:
     """Returns a configuration that `Architecture.spec` takes, without transformers; None where only transformers knows
-    all of it: it has the factors of some rotary embeddings."""
+    all of it: it has the factors of some rotary embeddings, and may refuse a null that is not its default."""
     given = raw.get("rope_parameters") or {}
     each = [given.get(key) or {} if key else given for key in architecture.MODULES.rotary.values()]
-    if architecture.DEFAULTS is None or any(
+    defaults = architecture.DEFAULTS
+    if defaults is None or any(
         one.get("rope_type", UNSCALED_ROPE_TYPES[0]) not in UNSCALED_ROPE_TYPES for one in each
     ):
+        return None
+    if any(value is None and defaults.get(key) is not None for key, value in raw.items()):
         return None
     found = Filled(**{"head_dim": None, **architecture.DEFAULTS, **raw})
     if "max_window_layers" in architecture.DEFAULTS:

@@ -5,6 +5,7 @@ and `kv_b_proj` expand latents (runtime/decoder/latents.py).
 """
 
 import math
+from types import MappingProxyType
 from typing import Any
 
 from coldpress.compiler.architectures import _common, _experts
@@ -39,6 +40,7 @@ class Plugin(_experts.Mixture):
         "first_k_dense_replace",
         "norm_topk_prob",
     }
+    SPELLINGS = MappingProxyType({"num_experts": "n_routed_experts"})
     DEFAULTS = _common.llama_defaults(
         kv_lora_rank=512,
         q_lora_rank=1536,

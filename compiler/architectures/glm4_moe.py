@@ -4,6 +4,7 @@ Its router is DeepSeek-V3's. The layers behind the last one, which predict furth
 leaves them out.
 """
 
+from types import MappingProxyType
 from typing import Any
 
 from coldpress.compiler.architectures import _common, _experts
@@ -31,6 +32,7 @@ class Plugin(_experts.Mixture):
         "norm_topk_prob",
         "num_nextn_predict_layers",
     }
+    SPELLINGS = MappingProxyType({"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"})
     DEFAULTS = _common.llama_defaults(
         intermediate_size=10944,
         num_key_value_heads=8,

@@ -45,6 +45,7 @@ class Plugin(_experts.Mixture):
         "swiglu_alpha",
         "swiglu_limit",
     }
+    SPELLINGS = MappingProxyType({"num_experts": "num_local_experts"})
     DEFAULTS = _common.llama_defaults(
         intermediate_size=2880,
         num_key_value_heads=8,

@@ -3,6 +3,7 @@
 Tensors have the names of the published checkpoints; newer versions of transformers write them, too.
 """
 
+from types import MappingProxyType
 from typing import Any
 
 from coldpress.compiler.architectures import _common, _experts
@@ -15,6 +16,7 @@ class Plugin(_experts.Mixture):
     """Mistral with several MLPs."""
 
     KEYS = _common.LLAMA_KEYS | {"head_dim", "sliding_window", "num_local_experts", "num_experts_per_tok"}
+    SPELLINGS = MappingProxyType({"num_experts": "num_local_experts"})
     DEFAULTS = _common.llama_defaults(
         intermediate_size=14336,
         num_key_value_heads=8,

@@ -1,5 +1,6 @@
 """OLMoE: Llama with experts, and a norm over all heads of q together, and of k (Muennighoff et al. 2024)."""
 
+from types import MappingProxyType
 from typing import Any
 
 from coldpress.compiler.architectures import _common, _experts
@@ -13,6 +14,7 @@ class Plugin(_experts.Mixture):
     """Llama with experts and wide norms."""
 
     KEYS = _common.LLAMA_KEYS | {"attention_bias", "clip_qkv", "num_experts", "num_experts_per_tok", "norm_topk_prob"}
+    SPELLINGS = MappingProxyType({"num_local_experts": "num_experts"})
     DEFAULTS = _common.llama_defaults(
         intermediate_size=2048,
         rms_norm_eps=1e-5,

@@ -1,5 +1,6 @@
 """Qwen3 with experts: norms on each head of q and k; the router's weights may be the softmax over all experts."""
 
+from types import MappingProxyType
 from typing import Any
 
 from coldpress.compiler.architectures import _common, _experts
@@ -23,6 +24,7 @@ class Plugin(_experts.Mixture):
         "num_experts_per_tok",
         "norm_topk_prob",
     }
+    SPELLINGS = MappingProxyType({"num_local_experts": "num_experts"})
     DEFAULTS = _common.llama_defaults(
         intermediate_size=6144,
         num_key_value_heads=4,

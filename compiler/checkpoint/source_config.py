@@ -198,6 +198,7 @@ ROPE_NUMBERS = frozenset(
     ]
 )
 ROPE_LISTS = ("short_factor", "long_factor")
+KNOWN_ROPE = ROPE_NUMBERS.union(ROPE_LISTS, ("original_max_position_embeddings", "rope_type", "truncate"))
 MAX_ROPE_FACTORS = 1 << 11
 MAX_ROPE_NUMBER = 10**12
 
@@ -220,23 +221,46 @@ def checked_config(raw: Mapping[str, Any]) -> tuple[_common.Architecture, dict[s
     method = quantized.get("quant_method") if isinstance(quantized, dict) else None
     if quantized is not None and (method is None or method != architecture.PACKED):
         raise CheckpointError("config.json: the checkpoint is quantized already; give the one in F16, BF16 or F32")
+    raw = _in_one_spelling(raw, architecture)
     keys = _common.KEYS | architecture.KEYS
     defaults = architecture.DEFAULTS or {}
-    config = {key: defaults[key] for key in REQUIRED if key in defaults}
-    config |= {key: raw[key] for key in sorted(keys & raw.keys())}
+    config = _required(raw, architecture) | {key: raw[key] for key in sorted(keys & raw.keys())}
+    if config.get("sliding_window") == 0 and not config.get("use_sliding_window", True):
+        config["sliding_window"] = None  # as transformers writes it for Qwen's mixtures
     if "rope_parameters" in keys:
         config["rope_parameters"] = _rope(raw, architecture)
     dropped = sorted(set(raw) - keys - HARMLESS_KEYS)
     if dropped:
         log.info("config.json: unknown keys are left out: %s", short(dropped))
     for key, value in config.items():
-        check_value(key, value)
-    missing = [key for key in REQUIRED if config.get(key) is None]
-    if missing:
-        raise CheckpointError(f"config.json: {missing[0]} is missing, expected it for a model of type {kind}")
+        if value is not None or defaults.get(key, ...) is not None:
+            check_value(key, value)
     _check_heads(config)
     _check_layers(config)
     return architecture, config
+
+
+def _required(raw: Mapping[str, Any], architecture: _common.Architecture) -> dict[str, Any]:
+    """Returns the defaults of the required keys that config.json lacks; asks transformers for what `DEFAULTS` lacks."""
+    defaults, missing = architecture.DEFAULTS or {}, [key for key in REQUIRED if key not in raw]
+    if not set(missing) <= defaults.keys():
+        defaults = vars(_common.source_config(architecture.MODULES, {"model_type": raw["model_type"]}))
+    found = {key: defaults[key] for key in missing}
+    for key, value in found.items():
+        log.info("config.json: %s is missing; transformers' default, %s, is taken", key, value)
+    return found
+
+
+def _in_one_spelling(raw: Mapping[str, Any], architecture: _common.Architecture) -> dict[str, Any]:
+    """Returns config.json with the names that the architecture reads, in place of the class's other names for them."""
+    found = dict(raw)
+    for other, key in architecture.SPELLINGS.items():
+        if other in found and found.setdefault(key, found[other]) != found.pop(other):
+            raise CheckpointError(
+                f"config.json: {key} is {short(raw[key])} and {other} {short(raw[other])}, expected one number: both "
+                "are names of the same setting; remove the wrong one"
+            )
+    return found
 
 
 def _refuse_code(raw: Mapping[str, Any], architecture: _common.Architecture) -> None:
@@ -268,7 +292,7 @@ def check_value(key: str, value: Any, file: str = "config.json") -> None:
         least, greatest = BOUNDS[key]
         if type(value) is not int or not least <= value <= greatest:
             raise _wrong(file, key, value, f"a whole number from {least} to {greatest}")
-    elif key in FLAGS and type(value) is not bool:
+    elif key in FLAGS and value is not None and type(value) is not bool:  # transformers knows which may be null
         raise _wrong(file, key, value, "true or false")
     elif key in TEXTS and not isinstance(value, str):
         raise _wrong(file, key, value, "a text")
@@ -319,11 +343,15 @@ def _check_heads(config: Mapping[str, Any]) -> None:
 
 
 def _check_layers(config: Mapping[str, Any]) -> None:
-    layers, flags = config["num_hidden_layers"], config.get("no_rope_layers")
-    if flags is not None and len(flags) < layers:
-        raise CheckpointError(
-            f"config.json: no_rope_layers has {len(flags)} entries, expected one for each of {layers} layers"
-        )
+    layers, flags, kinds = config["num_hidden_layers"], config.get("no_rope_layers"), config.get("layer_types")
+    for key, found, fits in (
+        ("no_rope_layers", flags, flags is None or len(flags) >= layers),
+        ("layer_types", kinds, kinds is None or len(kinds) == layers),
+    ):
+        if not fits:
+            raise CheckpointError(
+                f"config.json: {key} has {len(found or ())} entries, expected one for each of {layers} layers"
+            )
 
 
 def _rope(raw: Mapping[str, Any], architecture: _common.Architecture) -> dict[str, Any]:
@@ -369,6 +397,10 @@ def _rotation(given: Mapping[str, Any], outside: Mapping[str, Any], model_type: 
     old_name = rope.pop("type", None)
     rope.setdefault("rope_type", old_name or "default")
     rope = {**outside, **{key: value for key, value in rope.items() if value is not None}}
+    unknown = sorted(key for key in rope.keys() - KNOWN_ROPE if not isinstance(rope[key], dict))
+    if unknown:
+        log.info("config.json: unknown rotary settings are left out, as transformers does: %s", short(unknown))
+    rope = {key: value for key, value in rope.items() if key not in unknown}
     for key, value in rope.items():
         _check_rope(key, value)
     if not partial and rope.pop("partial_rotary_factor", 1) != 1:
