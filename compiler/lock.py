@@ -69,10 +69,11 @@ def job_lock(folder: Path, stage: str) -> Iterator[None]:
         ColdpressError: if the job's build was ended and another one has begun since.
     """
     with _opened(folder / JOBS_FILE) as jobs:
-        with _opened(folder / LOCK_FILE) as build:
+        is_free = _locked(jobs, fcntl.LOCK_SH)
+        with _opened(folder / LOCK_FILE) as build:  # read under the lock: a build writes it while it holds both
             build.seek(0)
             current = build.read()
-        if not _locked(jobs, fcntl.LOCK_SH) or os.environ.get(BUILD_VARIABLE, current) != current:
+        if not is_free or os.environ.get(BUILD_VARIABLE, current) != current:
             raise ColdpressError(f"this job, {stage}, is of a build that has ended, and another one has begun since")
         _write(jobs, _signature(stage))
         yield
@@ -102,8 +103,9 @@ def _locked(file: IO[str], kind: int) -> bool:
 
 
 def _signature(what: str) -> str:
-    """Returns the line that names this process as a holder, also to other machines."""
-    return json.dumps([what, os.getpid(), socket.gethostname(), time.strftime("%Y-%m-%d %H:%M:%S")]) + "\n"
+    """Returns the line that names this process as a holder, also to other machines; no two are equal."""
+    since = time.strftime("%Y-%m-%d %H:%M:%S")
+    return json.dumps([what, os.getpid(), socket.gethostname(), since, time.time_ns()]) + "\n"
 
 
 def _write(file: IO[str], line: str) -> None:
@@ -119,7 +121,7 @@ def _holder(file: IO[str]) -> str:
     deadline = time.monotonic() + TELLING_S
     while time.monotonic() < deadline:
         file.seek(0)
-        for what, process, host, since in map(json.loads, file.read().splitlines()):
+        for what, process, host, since, _ in map(json.loads, file.read().splitlines()):
             if host != here or _runs(process):
                 role = "" if what == "build" else f", {what}"
                 place = "" if host == here else f" on {host}"

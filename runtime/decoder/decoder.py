@@ -106,7 +106,7 @@ class Decoder:
             ArtifactError: if a file is damaged, or a layer cannot be computed from the families.
         """
         self.spec: ModelSpec = artifact.manifest.model
-        self._store, self._selection = store, selection
+        self._store, self._selection, self._activations = store, selection, activations
         self._units: dict[str, Units] = {
             entry.family: units_of(whole_format(entry.format), entry.slices, self.spec, activations)
             for entry in artifact.manifest.families
@@ -143,6 +143,11 @@ class Decoder:
             before, after = (norm_of(f"layers.{layer}.{n}", self.spec, resident) if n else None for n in names)
             blocks.append(_Block(sublayer, before, after, self.spec.residual_multiplier))
         return _Layer(layer, mlp, tuple(blocks), self.spec.residual != "sequential")
+
+    @property
+    def arithmetic(self) -> str:
+        """Returns all that changes the bits of a prefill's sums under the present plan, as text."""
+        return f"{self._activations} {self._store.blocks}"
 
     @property
     def length(self) -> int:

@@ -92,7 +92,7 @@ class Experts:
         chosen_TE, weights_TE = self.route(x_TN, prior=prior)
         if family in self.inputs:
             return per_expert(x_TN, chosen_TE), chosen_TE
-        return (x_TN if is_dense else self.inner_signal(x_TN, {}, weights_TE)), chosen_TE
+        return (x_TN if is_dense else self.inner_signal(x_TN, {}, chosen_TE, weights_TE)), chosen_TE
 
     def known(self, x_TN: np.ndarray, chosen_TE: np.ndarray, parts: Sequence[slice]) -> OF_ALL:
         """Returns the outputs of resident matrices; an expert multiplies only the tokens that use it."""
@@ -105,11 +105,13 @@ class Experts:
                     known[role][own, expert] = matrix.apply(x_TN, parts, own)
         return known
 
-    def inner_signal(self, x_TN: np.ndarray, known: OF_ALL, weights_TE: np.ndarray) -> np.ndarray:
+    def inner_signal(
+        self, x_TN: np.ndarray, known: OF_ALL, chosen_TE: np.ndarray, weights_TE: np.ndarray
+    ) -> np.ndarray:
         """Returns the signal of the inner family's selector, float32 [T, n]; with planes, as `Mlp.inner_signal`."""
         kind, values_TEF = self.inner.signal, np.float32(1)
         if kind == "mlp_input" and self._coarse is not None:
-            kind, known = self.inner.activity, self._coarse_outputs(x_TN, weights_TE > 0)
+            kind, known = self.inner.activity, self._coarse_outputs(x_TN, chosen_TE)
         if kind == "mlp_input":
             return x_TN
         if kind != "mlp_up":
@@ -117,7 +119,7 @@ class Experts:
         if kind != "mlp_activation":
             up_TEF = self._act_up(known["up_proj"])
             if self._spec.activated_up:  # of 0 it may make another number
-                up_TEF = np.where((weights_TE > 0)[..., None], up_TEF, np.float32(0))
+                up_TEF = np.where(chosen_TE[..., None], up_TEF, np.float32(0))
             values_TEF = values_TEF * up_TEF
         if kind == "mlp_inner":
             values_TEF = values_TEF * weights_TE[..., None]
@@ -206,7 +208,7 @@ class ExpertsWork:
             self._known |= {role: self._layer.beginning(role, self.experts) for role in roles}
             self._signal = self._x_TN if self._is_dense else per_expert(self._x_TN, self.experts)
         elif not self._is_dense or self._layer.inner.signal != "mlp_input":
-            self._signal = self._layer.inner_signal(self._x_TN, self._known, self._weights_TE)
+            self._signal = self._layer.inner_signal(self._x_TN, self._known, self.experts, self._weights_TE)
         return self._signal
 
     def add(self, key: Key, block: Block) -> None:

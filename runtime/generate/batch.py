@@ -210,6 +210,8 @@ class _Sequence:
     tokens: list[Token] = field(default_factory=list[Token])
     restored: int = 0
     """Tokens of the prompt that were not computed."""
+    arithmetic: str = ""
+    """Of the prefill: `resize` may change the plan before the sequence ends."""
 
 
 class _Run:
@@ -299,8 +301,10 @@ class _Run:
     def _restore(self, place: int) -> None:
         """Finds the beginning of a prompt; a prompt that is scored needs the logits of all its tokens."""
         sequence = self.active[place]
+        sequence.arithmetic = self._decoder.arithmetic
         if self._prefixes and not sequence.asked.scores_prompt:
-            sequence.restored = self._prefixes.restore(self._decoder.kv_cache(place), sequence.prompt)
+            cache = self._decoder.kv_cache(place)
+            sequence.restored = self._prefixes.restore(cache, sequence.prompt, sequence.arithmetic)
 
     def step(self) -> list[int]:
         """Decodes one token of each active sequence, and returns these tokens."""
@@ -337,7 +341,8 @@ class _Run:
                 cache = self._decoder.kv_cache(place)
                 is_whole = cache.length >= len(sequence.prompt) and not sequence.has_failed  # the prefill, if left
                 if self._prefixes and is_whole:
-                    self._prefixes.save(cache, sequence.prompt)  # only now: nobody waits for a token of this sequence
+                    # only now: nobody waits for a token of this sequence
+                    self._prefixes.save(cache, sequence.prompt, sequence.arithmetic)
                 self._decoder.end(place)
 
     def _note(self, places: Sequence[int], first: Token) -> None:

@@ -13,7 +13,7 @@ from coldpress.runtime.plan import budget
 from coldpress.runtime.plan.kv_cache import kv_cache_bytes, kv_cache_format
 from coldpress.runtime.routing import EXACT
 from coldpress.runtime.routing import read_choice as read_routing
-from coldpress.runtime.sparsity import Selector, sees_others
+from coldpress.runtime.sparsity import Selector, sees_others, uses_read_units
 from coldpress.runtime.store.ahead_room import wanted
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.layout import Collapse, KvCacheFormat, Plan, Preload
@@ -42,8 +42,8 @@ def choose_plan(
 
     Raises:
         DoesNotFitError: if the budget cannot hold what must stay in DRAM.
-        ColdpressError: for an unknown name, a selector or a routing that the artifact cannot serve, or if nothing can
-            be read ahead.
+        ColdpressError: for an unknown name, a selector or a routing that the artifact cannot serve, if nothing can be
+            read ahead, or for an adaptive gap where the gap decides which units a token uses.
     """
     if selector is not None:
         check_selector(selector, manifest)
@@ -64,6 +64,12 @@ def choose_plan(
         predictor_bytes = contents.layout_bytes(contents.predictor_tensors(manifest)) if used else 0
         changes |= {"method": selector, "options": {}, "predictor_bytes": predictor_bytes}
         changes |= {"draft": None, "draft_tokens": 0}  # what pays depends on the selector
+    if collapse == "adaptive" and uses_read_units(plan.model_copy(update=changes)):
+        raise ColdpressError(
+            f"an adaptive gap was asked for, but the selector '{changes.get('method', plan.method)}' uses what its "
+            "reads bring (use_read_units), so that the text would depend on measured seconds; leave --collapse out, or "
+            "choose another selector"
+        )
     # no setting changes what the budget is divided among: keep the plan's division exactly
     if plan.kv_cache == listed.kv_cache and all(getattr(plan, name) == value for name, value in changes.items()):
         return plan

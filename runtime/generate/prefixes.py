@@ -2,9 +2,9 @@
 
 A prefill computes chunks of a fixed number of tokens (PREFILL_CHUNK_TOKENS), counted from the prompt's first token. The
 keys and values of each whole chunk are a file, whose name is a digest of the artifact's identity, of all that changes
-bits (the format of keys and values, the instruction set, this version) and of all tokens up to the chunk's last. The
-rest of a prompt is computed in the same chunks as without the files, so that keys, values and logits are the same, bit
-for bit.
+bits (the format of keys and values, the blocks of the plan's sums, the instruction set, this version) and of all
+tokens up to the chunk's last. The rest of a prompt is computed in the same chunks as without the files, so that keys,
+values and logits are the same, bit for bit.
 
 A file is written under another name, synced, and renamed: one that is there is whole, whenever the process was killed.
 Each ends with a digest of its bytes; a file that does not agree is removed, and its chunk is computed. Beyond the limit
@@ -76,7 +76,7 @@ class Prefixes:
         if not os.access(folder, os.W_OK | os.X_OK):
             raise ColdpressError(f"{folder}: the folder is not writable, expected one for prompts; name another one")
 
-    def restore(self, cache: KvCache, ids: np.ndarray) -> int:
+    def restore(self, cache: KvCache, ids: np.ndarray, arithmetic: str) -> int:
         """Fills an empty cache with the beginning of a prompt, and returns how many of its tokens that were.
 
         At least one token is left to compute.
@@ -84,9 +84,10 @@ class Prefixes:
         Args:
             cache: Has room for the prompt.
             ids: The prompt, int64 [n].
+            arithmetic: As `Decoder.arithmetic` tells it, when the rest of the prompt is computed.
         """
         found = list[Path]()
-        for path, place in self._chunks(cache, ids[:-1]):
+        for path, place in self._chunks(cache, ids[:-1], arithmetic):
             if not self._read(path, cache, place):
                 break
             found.append(path)
@@ -97,15 +98,16 @@ class Prefixes:
         self.totals.restored_tokens += cache.length
         return cache.length
 
-    def save(self, cache: KvCache, ids: np.ndarray) -> None:
+    def save(self, cache: KvCache, ids: np.ndarray, arithmetic: str) -> None:
         """Writes the chunks of a prompt that are not there yet.
 
         Args:
             cache: Has the prompt's keys and values, as the prefill made them.
             ids: The prompt, int64 [n].
+            arithmetic: As `Decoder.arithmetic` told it when the prompt was computed.
         """
         try:
-            for path, place in self._chunks(cache, ids):
+            for path, place in self._chunks(cache, ids, arithmetic):
                 if not path.exists() and not self._write(path, cache, place):
                     return
         except OSError as error:
@@ -115,9 +117,16 @@ class Prefixes:
         """Returns the bytes of all files in the folder."""
         return sum(size for _, size, _ in self._files())
 
-    def _chunks(self, cache: KvCache, ids: np.ndarray) -> Iterator[tuple[Path, slice]]:
+    def _chunks(self, cache: KvCache, ids: np.ndarray, arithmetic: str) -> Iterator[tuple[Path, slice]]:
         """Yields the file of each whole chunk of a prompt, and its place in the cache."""
-        kind = [self._identity, __version__, _native.cpu(), str(cache.keys.dtype), list(cache.keys.shape[2:])]
+        kind = [
+            self._identity,
+            __version__,
+            _native.cpu(),
+            arithmetic,
+            str(cache.keys.dtype),
+            list(cache.keys.shape[2:]),
+        ]
         digest = hashlib.sha256(json.dumps([*kind, self._chunk_tokens]).encode())
         for start in range(0, len(ids) - self._chunk_tokens + 1, self._chunk_tokens):
             place = slice(start, start + self._chunk_tokens)

@@ -189,10 +189,13 @@ class Session:
             if wanted.name == self._wanted_plan.name:
                 self.store.resize(self.artifact, plan)
             else:
-                selection = Selection(self.artifact, plan)
-                self.store.switch(self.artifact, plan)
-                self.decoder.follow(selection)
-            self._wanted_plan = wanted
+                selection, before = Selection(self.artifact, plan), self.store.plan
+                try:
+                    self.store.switch(self.artifact, plan)
+                finally:
+                    if self.store.plan is not before:  # also where pinned units could not be read
+                        self.decoder.follow(selection)
+                        self._wanted_plan = wanted
         give_back_heap()
 
     def _for_budget(self, dram_budget_bytes: int) -> Plan:

@@ -21,6 +21,7 @@ from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import mlp_shares, resident_share
 from coldpress.schemas.layout import Plan
 from coldpress.schemas.model import ModelSpec
+from coldpress.schemas.sparsity import Sparsity
 
 DensitySource = Literal["whole", "measured", "budget", "capped"]
 """Where densities come from. `whole`: every unit. `measured`: the share that is not exactly zero. `budget`: the user's
@@ -238,7 +239,7 @@ def sees_others(plan: Plan) -> bool:
     return uses_read_units(plan) or (sees_residency(plan) and admits)
 
 
-def uses_read_units(plan: Plan) -> bool:
-    """Whether a token also uses all units in DRAM and all units that its reads bring, under this plan."""
-    options = plugins.options_of(plugins.load("coldpress.runtime.sparsity", Selector, plan.method), plan.options)
+def uses_read_units(choice: Plan | Sparsity) -> bool:
+    """Whether a token also uses all units in DRAM and all units that its reads bring, under this plan or choice."""
+    options = plugins.options_of(plugins.load("coldpress.runtime.sparsity", Selector, choice.method), choice.options)
     return bool(getattr(options, "use_read_units", False))

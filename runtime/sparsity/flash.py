@@ -134,4 +134,5 @@ def _chosen(gain: np.ndarray, price: float, read_units: np.ndarray) -> np.ndarra
 
 def _gain(signal: np.ndarray, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     """Computes each unit's importance, its contribution to the square of the product, float32 like `signal`."""
-    return (signal * arrays["unit_norms"]) ** 2
+    with np.errstate(over="ignore"):  # an infinite importance has no difference to another one
+        return np.minimum((signal * arrays["unit_norms"]) ** 2, np.float32(MOST))

@@ -253,6 +253,12 @@ class ReadAhead:
         for region in self._regions:
             self._drop(region)
 
+    def close(self) -> None:
+        """Drops everything, and frees the buffer."""
+        self.drop()
+        self._regions.clear()
+        self._region_of.clear()
+
     def end_tokens(self) -> None:
         """Drops the units that no request took, unless the next token's first layer will; the seconds spent waiting for
         their reads count for these tokens."""

@@ -5,11 +5,14 @@ tokens, wider and narrower ones in turn, and moves to a gap that takes fewer sec
 two tokens read without any gap. If that moves as many bytes per second as the best gap does, the device is limited by
 bandwidth and not by operations, and collapse is switched off until a later check finds otherwise. The adaptive gap
 observes the store and decides from the seconds of reads alone. A simulation gives modelled seconds, which repeat; a run
-gives the seconds it waited, so its reads may differ from run to run.
+gives the seconds it waited, so its reads, and the rounding of sums over what they bring, may differ from run to run.
+Which units a token uses never depends on seconds: with `use_read_units` a read brings units that the token then uses,
+so the plan's gap stays.
 """
 
 from dataclasses import dataclass
 
+from coldpress.runtime.sparsity import uses_read_units
 from coldpress.runtime.store.facts import Observer, Purpose, RequestFacts
 from coldpress.schemas.layout import Plan
 
@@ -173,6 +176,6 @@ class AdaptiveGap(Observer):
 
 def gap_of(plan: Plan, page_bytes: int) -> AdaptiveGap | PlansGap:
     """Returns the gap over which a run of `plan` joins its reads."""
-    if plan.collapse == "adaptive":
+    if plan.collapse == "adaptive" and not uses_read_units(plan):
         return AdaptiveGap(plan.collapse_gap_bytes, page_bytes)
     return PlansGap(plan.collapse_gap_bytes)

@@ -108,7 +108,7 @@ class Memory:
 
     def room_if_reading(self, unit_bytes: int) -> int:
         """Returns the bytes that one batch would have if the plan read anything."""
-        return room_bytes(self._reading_bytes(), self._page_bytes, span_bytes(unit_bytes, self._page_bytes))
+        return room_bytes(self.reading_bytes, self._page_bytes, span_bytes(unit_bytes, self._page_bytes))
 
     def _read_into(self, unit_bytes: int) -> tuple[list[Half], int, int]:
         """Returns the halves of the read buffer for units of one size, the bytes of one half, and the longest read."""
@@ -116,7 +116,8 @@ class Memory:
         room = parts[0].memory.size
         return parts, room, longest_read_bytes(room, unit_bytes, self._page_bytes)
 
-    def _reading_bytes(self) -> int:
+    @property
+    def reading_bytes(self) -> int:
         """Returns the size of the read buffer of a plan that reads."""
         # a request reads no page more than twice (native/src/plan.cpp), so a larger buffer would never fill
         return min(self._plan.read_buffer_bytes, 2 * self._manifest.flash.size_bytes, MAX_BUFFER_BYTES)
@@ -124,9 +125,9 @@ class Memory:
     def _buffer_bytes(self, *, loading: bool) -> int:
         """Returns the size of the read buffer."""
         if not self.is_whole:
-            return self._reading_bytes()
+            return self.reading_bytes
         page_bytes = self._page_bytes
         least = max(span_bytes(section.unit_bytes, page_bytes) for section in self._manifest.flash.sections)
         working_bytes = token_bytes(self._manifest.model, self._manifest.flash.sections)
         spare = working_bytes + self._plan.dram_budget_bytes - self.used_bytes
-        return max(least, min(self._reading_bytes(), spare // page_bytes * page_bytes)) if loading else least
+        return max(least, min(self.reading_bytes, spare // page_bytes * page_bytes)) if loading else least

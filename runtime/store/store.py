@@ -14,6 +14,8 @@ Counters, digests and clocks observe the store (runtime/store/facts.py).
 """
 
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -33,6 +35,7 @@ from coldpress.runtime.store.memory import Memory
 from coldpress.runtime.store.reads import PoolMemory
 from coldpress.runtime.store.request import Batch, Device, Incoming, PlannedUnits, Request
 from coldpress.runtime.store.slots import Part, Requests, parts_of, resized
+from coldpress.schemas.errors import DoesNotFitError
 from coldpress.schemas.families import num_experts
 from coldpress.schemas.layout import Plan
 from coldpress.schemas.metrics import RunMetrics
@@ -86,33 +89,44 @@ class Store:
         self._observers = Observers((self.counters, *learning, *self._given_observers))
         self._device = Device(flash, self._observers)
         self._parts = parts_of(artifact, plan, requests)
-        sections = self._manifest.flash.sections
-        device, zeros = self._device, self._memory.zeros
-        self.ahead = ReadAhead(plan, sections, self._page_bytes, self._parts, device.begin, zeros, self._observers)
+        self.ahead = self._read_ahead_of(plan)
         self._under_way: Request | DensePass | None = None
         return {key: np.flatnonzero(part.cache.present) for key, part in self._parts.items()}
+
+    def _read_ahead_of(self, plan: Plan) -> ReadAhead:
+        """Allocates a plan's buffer for reading ahead."""
+        begin, zeros, sections = self._device.begin, self._memory.zeros, self._manifest.flash.sections
+        return ReadAhead(plan, sections, self._page_bytes, self._parts, begin, zeros, self._observers)
 
     @property
     def dram_used_bytes(self) -> int:
         """Returns the DRAM that the plan's parts take."""
         return self._memory.used_bytes
 
+    @property
+    def blocks(self) -> str:
+        """Returns all that decides where the blocks of `stream` end, as text."""
+        return f"{self._memory.reading_bytes} {self.plan.collapse_gap_bytes} {self._law.model_dump_json()}"
+
     def resize(self, artifact: Artifact, plan: Plan) -> None:
         """Switches, between two requests, to a plan that differs only in its budget and in the units of its parts.
 
         Cached units stay as long as they fit, in the policy's order, and newly pinned units are read. Raises as
-        `__init__`: if the plan does not fit, nothing has changed; if a read fails, pinned units that are missing become
-        ordinary units, which requests read.
+        `__init__`: if the plan does not fit, nothing has changed; if the system refuses the memory, caches begin anew
+        under the former plan; if a read fails, pinned units that are missing become ordinary ones, which requests read.
         """
         plan = as_run(artifact.manifest, plan)
         self._settle()
-        self.ahead.drop()
-        self._memory.take(plan)
-        self.plan = plan
-        moves, unread = resized(artifact, plan, self._parts)
-        self._memory.move(moves)
-        self._memory.resize_buffer(loading=True)
-        self._load(unread)
+        self._memory.check(plan)
+        with self._or_back(artifact):
+            self._memory.take(plan)
+            self.plan = plan
+            self.ahead.close()  # its memory is freed before pools grow
+            moves, unread = resized(artifact, plan, self._parts)
+            self._memory.move(moves)
+            self._memory.resize_buffer(loading=True)
+            self.ahead = self._read_ahead_of(plan)
+            self._load(unread)
 
     def switch(self, artifact: Artifact, plan: Plan) -> None:
         """Switches, between two requests, to another plan of the same selector; caches begin with its pinned units.
@@ -121,13 +135,30 @@ class Store:
         """
         plan = as_run(artifact.manifest, plan)
         self._settle()
-        self.ahead.drop()
         self._memory.check(plan)
+        with self._or_back(artifact):
+            self._renew(artifact, plan)
+
+    def _renew(self, artifact: Artifact, plan: Plan) -> None:
+        """Frees everything that the present plan holds, sets up `plan`, and loads its pinned units."""
         if self.clock is not None:
             self.clock.follow(self._manifest, plan)
+        self.ahead.close()
         self._parts = {}  # freed before the new ones exist
         self._memory.renew(plan)
         self._load(self._set_up(artifact, plan, self._device.flash))
+
+    @contextmanager
+    def _or_back(self, artifact: Artifact) -> Iterator[None]:
+        """Goes back to the present plan if the system has no memory for the block's."""
+        before = self.plan
+        try:
+            yield
+        except MemoryError as error:
+            self._renew(artifact, before)
+            raise DoesNotFitError(
+                f"this machine has no memory for another budget; the run goes on with {before.dram_budget_bytes} bytes"
+            ) from error
 
     def _load(self, unread: dict[Key, np.ndarray]) -> None:
         """Reads pinned units; empties `unread`. If a read fails, units that are missing become ordinary ones."""

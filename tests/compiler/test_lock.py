@@ -5,8 +5,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -101,3 +102,21 @@ def test_a_folder_that_cannot_be_is_refused_in_a_sentence(tmp_path: Path, name: 
         build_locks([tmp_path / name]),
     ):
         pytest.fail("it is there")
+
+
+def test_a_job_that_a_new_build_overtakes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next build begins, and lets jobs in, while the job is about to take its lock."""
+    with build_locks([tmp_path]):
+        own = os.environ[BUILD_VARIABLE]
+    locked = lock._locked
+    with ExitStack() as held:
+
+        def overtaken(file: IO[str], kind: int) -> bool:
+            monkeypatch.setattr(lock, "_locked", locked)
+            held.enter_context(build_locks([tmp_path]))
+            monkeypatch.setenv(BUILD_VARIABLE, own)
+            return locked(file, kind)
+
+        monkeypatch.setattr(lock, "_locked", overtaken)
+        with pytest.raises(ColdpressError, match="another one has begun since"), job_lock(tmp_path, "calibrate"):
+            pytest.fail("it runs inside the new build")

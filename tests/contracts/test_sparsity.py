@@ -182,6 +182,16 @@ def test_something_is_selected_unless_nothing_counts(name):
         assert found >= 1 or (method.NEEDS_EXACT_ZEROS and not signal.any())
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", METHODS)
+def test_a_huge_signal_uses_what_a_small_one_does(name):
+    """At least; its square is no float32."""
+    method, arrays = plugins.load("coldpress.runtime.sparsity", Selector, name), fitted(name, 0.5)
+    for signal in signals(method):
+        small, huge = (method.select(each, arrays, residency(0.4)) for each in (signal, signal * np.float32(1e20)))
+        assert method.NEEDS_PREDICTORS or set(small.tolist()) <= set(huge.tolist())
+
+
 @pytest.mark.parametrize("density", DENSITIES)
 @pytest.mark.parametrize("name", METHODS)
 def test_each_token_of_a_pass_has_the_units_that_it_has_alone(name, density):

@@ -14,6 +14,8 @@ from coldpress.runtime.store import planner
 from coldpress.runtime.store.gap import AdaptiveGap
 from coldpress.runtime.store.store import Store
 from coldpress.runtime.trace import Recorder
+from coldpress.schemas.errors import ColdpressError
+from tests.support.artifacts import Recipe, build_artifact, small_spec
 from tests.support.stores import ask, check_fetch, requests
 
 PAGE, NUM_UNITS = 4096, 4000
@@ -111,3 +113,28 @@ def test_it_can_be_asked_for(relu_artifact):
         assert session.plan.collapse == "adaptive"
     with Session(relu_artifact.path) as session:
         assert session.plan.collapse == "static"
+
+
+def test_measured_seconds_never_choose_units(tmp_path, monkeypatch):
+    """Where a token uses what its reads bring, a device of any speed leaves the plan's gap, the units and the text."""
+    recipe = Recipe(
+        spec=small_spec(num_hidden_layers=3, intermediate_size=1024),
+        method="topk",
+        options={"use_read_units": True},
+        context_length=64,
+    )
+    path = build_artifact(tmp_path / "a", recipe).path
+    plan = plan_of(open_artifact(path)).model_copy(update={"collapse_gap_bytes": PAGE})
+    found = []
+    for seconds in (lambda num_reads, num_bytes: num_bytes / 1e8, lambda num_reads, num_bytes: num_reads / 1e2):
+
+        def ended(gap, purpose, num_reads, num_bytes, waited_s, seconds=seconds):
+            gap.observe(num_bytes, seconds(num_reads, num_bytes))
+
+        monkeypatch.setattr(AdaptiveGap, "ended", ended)
+        with Session(path, plan=plan) as session:
+            tokens = session.generate([3, 14, 15], 60, ignore_eos=True).token_ids
+            found.append((tokens, session.store.extents_sha256()))
+    assert found[0] == found[1]
+    with pytest.raises(ColdpressError, match=r"use_read_units.* measured seconds; leave --collapse out"):
+        Session(path, collapse="adaptive")

@@ -163,6 +163,21 @@ def test_each_expert_that_a_token_uses_gets_its_input():
     assert (seen.reshape(*chosen.shape, -1)[chosen] == np.repeat(x, chosen.sum(axis=1), axis=0)).all()
 
 
+def test_an_expert_whose_weight_is_nothing_is_used_like_others(mixture, families):
+    """A softmax may underflow: what a token uses is what the router chose, and only its output counts for nothing."""
+    mlp, random = Session(mixture.path).decoder._layers[0].mlp, np.random.default_rng(4)
+    x = random.normal(size=(2, mlp._spec.hidden_size)).astype(np.float32)
+    chosen = np.array([[1, 1, 0, 0, 0, 0], [0, 1, 0, 1, 0, 0]], bool)
+    known = {role: random.normal(size=(2, EXPERTS, WIDTH)).astype(np.float32) for role in MLP_ROLES}
+    usual, tiny = (np.where(chosen, np.float32(weight), np.float32(0)) for weight in (0.5, 0))
+    expected, found = (mlp.inner_signal(x, known, chosen, weights) for weights in (usual, tiny))
+    if mlp.inner.signal == "mlp_inner":  # multiplied by the weight
+        assert expected.any()
+        assert not found.any()
+    else:
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_tokens_together_have_what_each_has_alone(in_dram, families):
     alone, together = Recorder(), Recorder()
     expected = decoded(Session(in_dram.path, recorder=alone), TOKENS)

@@ -3,11 +3,14 @@
 import numpy as np
 import pytest
 
+from coldpress.runtime.artifact.errors import DeviceError
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plan.budget import choose_plan, holds_everything
-from coldpress.schemas.errors import ColdpressError
+from coldpress.runtime.store.memory import Memory
+from coldpress.schemas.errors import ColdpressError, DoesNotFitError
 from tests.support.records import Build
+from tests.support.stores import Failing
 from tests.support.tiny import tiny_spec
 
 PROMPT = [3, 14, 15]
@@ -91,6 +94,37 @@ def test_a_text_changes_its_plan_at_a_token_boundary(artifact):
         fresh.decoder.follow(other.decoder._selection)
         expected = [int(fresh.decoder.decode(token).argmax()) for token in found[3:7]]
     assert found[4:] == expected
+
+
+def test_a_change_that_fails_leaves_one_whole_plan(artifact, monkeypatch):
+    """Without reads, the new plan, whose pinned units are read later; without memory, the former one."""
+    large, small = budgets(artifact)
+    tokens = [7, 9, 11, 13]
+    expected = {budget: logits_of(Session(artifact, dram_budget_bytes=budget), tokens) for budget in (large, small)}
+    assert not np.allclose(expected[large], expected[small], atol=1e-3)
+    session = Session(artifact, dram_budget_bytes=small)
+    session.store._device.flash = failing = Failing(session.store._device.flash, 2)
+    with pytest.raises(DeviceError):
+        session.resize(large)
+    session.store._device.flash = failing.inner
+    assert session.plan.dram_budget_bytes == large
+    assert np.allclose(logits_of(session, tokens), expected[large], atol=2e-4)
+    session.resize(small)
+    assert np.allclose(logits_of(session, tokens), expected[small], atol=2e-4)
+    allocate, refusals = Memory._allocate, [MemoryError()]
+
+    def refuse_once(memory):
+        if refusals:
+            raise refusals.pop()
+        allocate(memory)
+
+    monkeypatch.setattr(Memory, "_allocate", refuse_once)
+    with pytest.raises(DoesNotFitError, match=f"the run goes on with {small} bytes"):
+        session.resize(large)
+    assert session.plan.dram_budget_bytes == small
+    assert np.allclose(logits_of(session, tokens), expected[small], atol=2e-4)
+    session.resize(large)
+    assert np.allclose(logits_of(session, tokens), expected[large], atol=2e-4)
 
 
 def test_counters_go_on_through_a_change(artifact):

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 
+from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.decoder import decoder as decoder_module
 from coldpress.runtime.decoder.tokens import KvCache
 from coldpress.runtime.generate.batch import Prompt, Room, generate_each
@@ -113,6 +114,35 @@ def test_another_artifact_finds_nothing(artifact, tmp_path):
         assert other.totals.restored_tokens == 0
 
 
+@pytest.mark.parametrize("during", [False, True])
+def test_another_read_buffer_has_files_of_its_own(tmp_path, during):
+    """It divides sums into other blocks; also where a run changes its plan between a prompt and the end of its text."""
+    shape = {"num_hidden_layers": 3, "num_attention_heads": 2, "head_dim": 32, "rotary_dim": 32}
+    spec = small_spec(max_position_embeddings=128, intermediate_size=1024, hidden_act="silu", **shape)
+    recipe = Recipe(spec=spec, method="dense", context_length=128, read_buffer_bytes=32768)
+    path = build_artifact(tmp_path / "a", recipe).path
+    plan = open_artifact(path).manifest.plans[0]
+    more = {"read_buffer_bytes": 131072, "dram_budget_bytes": plan.dram_budget_bytes + 131072 - 32768}
+    other = plan.model_copy(update=more)
+    with Session(path, plan=plan) as session:
+        prefixes, given = kept_in(tmp_path / "kept", session), session.store.plan
+
+        def change(position, logits):
+            if during:  # as if `resize` had changed it
+                session.store.plan = other
+                session.store._memory.take(other)
+
+        each = [Prompt(PROMPT, on_logits=change)]
+        list(generate_each(session, each, 6, Room(1, 128, 128), ignore_eos=True, prefixes=prefixes))
+        session.store.plan = given
+    with Session(path, plan=other) as session:
+        cold = run(session, PROMPT)
+        assert same(run(session, PROMPT, prefixes), cold)
+        assert prefixes.totals.restored_tokens == 0
+        assert same(run(session, PROMPT, prefixes), cold)
+        assert prefixes.totals.restored_tokens == 2 * CHUNK
+
+
 def test_bytes_are_bounded_and_the_oldest_end_goes_first(artifact, tmp_path):
     with Session(artifact.path) as session:
         run(session, PROMPT, kept_in(tmp_path / "all", session))
@@ -157,12 +187,12 @@ for moment in range(1, 1000):
     if not child:
         left = [moment]
         os.write, os.fsync, Path.rename = dying(half, left), dying(os.fsync, left), dying(Path.rename, left)
-        Prefixes(folder, "1" * 64, 10**6, 40).save(KvCache(values, values.copy()), ids)
+        Prefixes(folder, "1" * 64, 10**6, 40).save(KvCache(values, values.copy()), ids, "fp32")
         os._exit(0)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     prefixes, empty = Prefixes(folder, "1" * 64, 10**6, 40), np.zeros_like(values)
     cache = KvCache(empty, empty.copy())
-    found = prefixes.restore(cache, ids)
+    found = prefixes.restore(cache, ids, "fp32")
     assert (cache.keys[:, :found] == values[:, :found]).all() and (cache.values[:, :found] == values[:, :found]).all()
     assert prefixes.totals.damaged == 0 and not list(folder.glob("*.unfinished"))
     print(moment, code, found)
@@ -233,8 +263,8 @@ def test_an_array_that_is_keys_and_values_is_kept_once(tmp_path):
     """As the cache of latent attention is."""
     values = np.random.default_rng(0).normal(size=(3, 90, 1, 8)).astype(np.float16)
     prefixes = Prefixes(tmp_path, "1" * 64, 10**6, 40)
-    prefixes.save(KvCache(values, values), np.arange(90))
+    prefixes.save(KvCache(values, values), np.arange(90), "fp32")
     assert prefixes.kept_bytes() == values[:, :80].nbytes + 2 * 32
     empty = np.zeros_like(values)
-    assert prefixes.restore(KvCache(empty, empty), np.arange(90)) == 80
+    assert prefixes.restore(KvCache(empty, empty), np.arange(90), "fp32") == 80
     assert (empty[:, :80] == values[:, :80]).all()

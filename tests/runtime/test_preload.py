@@ -13,7 +13,7 @@ from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.drafts import lookup
 from coldpress.runtime.flash import direct, simulated
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.plan.budget import choose_plan, fixed_bytes, refit, used_bytes
+from coldpress.runtime.plan.budget import choose_plan, fixed_bytes, refit, used_bytes, whole_bytes
 from coldpress.runtime.simulate import on_device, simulate
 from coldpress.runtime.store.ahead_room import most_bytes
 from coldpress.runtime.store.clock import FlashQueue
@@ -336,6 +336,27 @@ def test_the_buffer_is_part_of_the_budget(built):
         assert memory <= plan.preload_buffer_bytes
         session.generate(PROMPT, 4)
         assert session.store.dram_used_bytes <= plan.dram_budget_bytes
+
+
+def test_a_change_of_budget_takes_the_buffer_along(built):
+    """With room for all units there is none; in a budget that reads again, guesses are those of a fresh session."""
+    path, artifact = built["topk"].path, open_artifact(built["topk"].path)
+    plan = plan_of(artifact)
+    whole = whole_bytes(artifact.manifest, plan)
+
+    def held(session):
+        return sum(region.memory.size for region in session.store.ahead._regions)
+
+    with Session(path, plan=plan) as fresh:
+        expected, size = fresh.generate(PROMPT, 12, ignore_eos=True).metrics, held(fresh)
+        fresh.resize(whole)
+        assert held(fresh) == 0 < size
+    with Session(path, plan=refit(artifact.manifest, plan, whole)) as session:
+        session.generate(PROMPT, 3, ignore_eos=True)
+        session.resize(plan.dram_budget_bytes)
+        assert held(session) == size
+        found = session.generate(PROMPT, 12, ignore_eos=True).metrics
+    assert found.preload_reads > 0.8 * expected.preload_reads > 0  # other units are cached
 
 
 def test_a_users_word_stands_over_the_plans(built):

@@ -15,11 +15,12 @@ from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.cache import Known, make
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plan.budget import as_run, fixed_bytes, refit
+from coldpress.runtime.store import memory
 from coldpress.runtime.store.slot_memory import SlotMemory, moved
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
 from tests.support.artifacts import Recipe, build_artifact, small_spec
 from tests.support.data import ROOT
-from tests.support.stores import check_fetch, open_store, requests
+from tests.support.stores import Failing, check_fetch, open_store, requests
 
 PROMPT = [3, 14, 15]
 POLICIES = [name for name in plugins.names("coldpress.runtime.cache") if name != "belady"]
@@ -48,7 +49,7 @@ def test_tokens_stay_through_every_change(built):
         if len(found) in changes:
             session.resize(changes[len(found)])
             assert session.store.dram_used_bytes <= changes[len(found)] == session.plan.dram_budget_bytes
-            rows = sum(memory.slots.rows.nbytes for memory in session.store._memory.pools.values())
+            rows = sum(pool.slots.rows.nbytes for pool in session.store._memory.pools.values())
             assert rows == session.store.dram_used_bytes - fixed_bytes(session.artifact.manifest, session.plan)
         hit_rates[len(found)] = token.hit_rate
     assert found == list(whole)
@@ -130,13 +131,28 @@ def test_another_thread_may_take_memory_away(built):
 def test_rows_move_where_they_are_told():
     random = np.random.default_rng(0)
     for num_old, num_new in ((40, 10), (10, 40), (7, 7), (0, 5), (5, 0)):
-        memory = SlotMemory(num_old, 3 * mmap.PAGESIZE + 8)
-        memory.rows[:] = random.integers(0, 256, memory.rows.shape)
-        before, count = memory.rows.copy(), min(num_old, num_new, 6)
+        slots = SlotMemory(num_old, 3 * mmap.PAGESIZE + 8)
+        slots.rows[:] = random.integers(0, 256, slots.rows.shape)
+        before, count = slots.rows.copy(), min(num_old, num_new, 6)
         old, new = (random.permutation(size)[:count] for size in (num_old, num_new))
-        after = moved(memory, num_new, old, new)
+        after = moved(slots, num_new, old, new)
         assert after.rows.shape == (num_new, 3 * mmap.PAGESIZE + 8)
         assert (after.rows[new] == before[old]).all()
+
+
+def test_memory_that_the_system_refuses_leaves_the_former_budget(built, monkeypatch):
+    whole = Session(built.path).generate(PROMPT, 12, ignore_eos=True).token_ids
+    session, large = Session(built.path), budgets(built)[3]
+    session.generate(PROMPT, 4, ignore_eos=True)
+    plan, used, real = session.plan, session.store.dram_used_bytes, memory.moved
+    monkeypatch.setattr(memory, "moved", lambda *_: (_ for _ in ()).throw(MemoryError()))
+    with pytest.raises(DoesNotFitError, match=f"the run goes on with {plan.dram_budget_bytes} bytes"):
+        session.resize(large)
+    monkeypatch.setattr(memory, "moved", real)
+    assert (session.plan, session.store.dram_used_bytes) == (plan, used)
+    assert session.generate(PROMPT, 12, ignore_eos=True).token_ids == whole
+    session.resize(large)
+    assert session.generate(PROMPT, 12, ignore_eos=True).token_ids == whole
 
 
 CHILD = """
@@ -168,18 +184,6 @@ def test_memory_goes_back_to_the_system():
 @pytest.mark.parametrize("cache", ["lru", "linked"])
 def test_what_could_not_be_read_is_not_taken_for_pinned(built, cache):
     """A device that fails while pinned units come in; later they are asked for as others are."""
-
-    class Failing:
-        direct = moves_data = True
-
-        def __init__(self, inner, left):
-            self.inner, self.left = inner, left
-
-        def submit(self, extents, into, landing=None):
-            self.left -= 1
-            if self.left < 0:
-                raise DeviceError("flash.img", "a read", "failing", "data", "check the storage device")
-            return self.inner.submit(extents, into, landing)
 
     session = Session(built.path, cache=cache)
     store, artifact = session.store, session.artifact

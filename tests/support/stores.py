@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from coldpress.runtime.artifact.errors import DeviceError
 from coldpress.runtime.artifact.reader import open_artifact
-from coldpress.runtime.flash import direct
+from coldpress.runtime.extents import Extents
+from coldpress.runtime.flash import Reader, Ticket, direct
 from coldpress.runtime.plan.budget import choose_plan
 from coldpress.runtime.store.store import Store
 from coldpress.runtime.trace import Recorder
@@ -21,6 +23,27 @@ def open_store(
     artifact = open_artifact(built.path)
     plan = choose_plan(artifact.manifest, dram_budget_bytes).model_copy(update=changes)
     return Store(artifact, plan, direct.Plugin(artifact, 8), *([recorder] if recorder else []))
+
+
+class Failing:
+    """A device whose reads fail after the first `left`."""
+
+    direct = moves_data = True
+
+    def __init__(self, inner: Reader, left: int) -> None:
+        """Reads with `inner`."""
+        self.inner, self.left = inner, left
+
+    def submit(self, extents: Extents, into: np.ndarray, landing: Any = None) -> Ticket:
+        """See `Reader`."""
+        self.left -= 1
+        if self.left < 0:
+            raise DeviceError("flash.img", "a read", "failing", "data", "check the storage device")
+        return self.inner.submit(extents, into, landing)
+
+    def close(self) -> None:
+        """See `Reader`."""
+        self.inner.close()
 
 
 def requests(built: Built, num_tokens: int = 6, seed: int = 1) -> Iterator[tuple[int, Any, np.ndarray]]:

@@ -64,7 +64,8 @@ class PlanConfig(CacheSetting, PinnedShareSetting, DraftSetting):
     collapse: Annotated[Collapse, Key()] = Field(
         default="static",
         description="whether reads are joined over the gap that is best for the device, or over one that the runtime "
-        "finds while it runs, beginning there",
+        "finds while it runs, beginning there; static for a selector with use_read_units, whose tokens would depend on "
+        "measured seconds",
     )
     preload: Annotated[Literal["off", "on", "auto"], Key()] = Field(
         default="off",

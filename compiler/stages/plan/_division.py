@@ -16,7 +16,7 @@ from coldpress.compiler.dense_stream import units_of_layer
 from coldpress.compiler.sections import bookkeeping_bytes
 from coldpress.runtime.plan.budget import Claim, cache_slots
 from coldpress.runtime.plugins import load
-from coldpress.runtime.sparsity import Selector
+from coldpress.runtime.sparsity import Selector, uses_read_units
 from coldpress.runtime.store.ahead_room import NOTHING, Ahead
 from coldpress.schemas.base import Options
 from coldpress.schemas.device import DeviceProfile
@@ -191,7 +191,7 @@ class Division:
             preload_buffer_bytes=settings.ahead.buffer_bytes,
             preload_guess=settings.ahead.guess,
             collapse_gap_bytes=settings.gap_bytes,
-            collapse=self.collapse,
+            collapse="static" if uses_read_units(sparsity) else self.collapse,
             queue_depth=self.device.flash.queue_depth.value,
             parts=tuple(
                 PartPlan(

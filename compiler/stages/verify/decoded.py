@@ -129,7 +129,7 @@ def decode(
         alone = session.perplexity(first_of(blocks), sparse=True, on_logits=replayed)
         read_lengths = lengths.found()  # before the session decodes the other tokens
         if session.decoder.sees_residency:
-            # measured seconds would have an adaptive gap read, and so use, other units each time
+            # by measured seconds an adaptive gap would read, and so round sums, in another way each time
             flash = "simulated" if adapts else DEFAULT_FLASH
             block_nll = _in_lanes(folder, blocks, watch, _at_once(session, threads), flash, plan)
         else:
