@@ -24,7 +24,8 @@ import numpy as np
 from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.shared.builds import SHORT, build, settings
 from coldpress.compiler.io import Workspace, load_arrays, save_arrays
-from coldpress.compiler.quote.sources import Source, find
+from coldpress.compiler.quote.reference import kind_of
+from coldpress.compiler.quote.sources import Source, curves_like, find
 from coldpress.compiler.search import Goal, Judged, Search, Space
 from coldpress.compiler.stages.allocate import AllocateConfig, Floor, Inputs, searched
 from coldpress.runtime.decoder.router import Router
@@ -193,13 +194,14 @@ def source_of(model: str, folder: Path) -> Source:
     if model in SHAPES:
         (folder / model).mkdir(exist_ok=True)
         (folder / model / "config.json").write_text(json.dumps(SHAPES[model]), encoding="utf-8")
-        shape = find(str(folder / model), None, scratch)
+        found = find(str(folder / model), {}, scratch)
+        shape = replace(found, curves=curves_like(kind_of(found.model.spec), found.model, scratch))
         return routed_as(source_of(MIXTURE_MODEL, folder), shape, scratch) if shape.model.spec.is_mixture else shape
     asked = settings(model.removesuffix(SUFFIX))
     asked |= {"method": "auto", "preflight": "off", "evaluation_tokens": SHORT["evaluation_tokens"]}
     if model == WIDE:
         asked["model"] = widen(asked["model"], folder / f"{model}-checkpoint", WIDENED_TIMES)
-    return find(str(build(folder / model, "explore", "device", **asked).parent), None, scratch)
+    return find(str(build(folder / model, "explore", "device", **asked).parent), {}, scratch)
 
 
 def routed_as(real: Source, shape: Source, folder: Path) -> Source:

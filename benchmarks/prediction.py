@@ -315,8 +315,9 @@ def built_in(folder: Path) -> Built:
 def quoted(source: str, device: Path, budgets: str, folder: Path) -> list[Quoted]:
     """Returns what each DRAM budget of one build is quoted, the smallest first; scratch files go to `folder`."""
     folder.mkdir(exist_ok=True)
-    asked = Asked(budgets, MAX_PPL_RATIO, CONTEXT_LENGTH, quick=True, with_steps=False)
-    return [_quoted(one) for one in reversed(device_quotes(find(source, None, folder), read_device(device), asked))]
+    asked = Asked(quick=True, with_steps=False)
+    keys = {"dram_budget": budgets, "max_ppl_ratio": str(MAX_PPL_RATIO), "context_length": str(CONTEXT_LENGTH)}
+    return [_quoted(one) for one in reversed(device_quotes(find(source, keys, folder), read_device(device), asked))]
 
 
 def _quoted(quote: DeviceQuote) -> Quoted:

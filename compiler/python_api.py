@@ -91,10 +91,8 @@ def quote(
     device: str,
     *,
     dram_budget: str | int | None = None,
-    revision: str | None = None,
-    max_ppl_ratio: float | None = None,
-    context_length: int | None = None,
     prompt_tokens: int | None = None,
+    **keys: str | int | float | bool,
 ) -> Quote:
     """Says what a model will do on devices, without building it: the records of `coldpress quote`.
 
@@ -102,10 +100,8 @@ def quote(
         model: What `build` takes, a build folder, or an artifact.
         device: One name or file, several with commas between them, or `all`.
         dram_budget: One budget, or several with commas between them; None for each device's.
-        revision: Commit of a hub model.
-        max_ppl_ratio: Largest allowed perplexity over the source's.
-        context_length: Tokens that the KV cache holds.
         prompt_tokens: Tokens of the prompt whose first token is timed.
+        keys: Other keys of the build, such as `method`, `format`, `revision`, `max_ppl_ratio` and `context_length`.
 
     Raises:
         ColdpressError: if the model, a device or a setting is refused.
@@ -114,9 +110,7 @@ def quote(
         model=str(model),
         device=device,
         dram_budget=None if dram_budget is None else str(dram_budget),
-        revision=revision,
-        max_ppl_ratio=max_ppl_ratio,
-        context_length=context_length,
         prompt_tokens=prompt_tokens,
+        more={key: str(value) for key, value in keys.items()},
     )
     return answer(question)

@@ -10,6 +10,9 @@ from coldpress.schemas.families import Method
 from coldpress.schemas.layout import DraftName, RoutingName
 
 DEFAULT_CACHE, EXACT_ROUTING = "lfu", "top_k"
+MAX_PPL_RATIO = 1.05
+"""Perplexity over the source's up to which quality is called kept where nobody says: what the papers call little (DIP
+Table 1, ActiveFlow Table 3)."""
 PositiveFloat = Annotated[float, Field(gt=0)]
 Off = Literal["off"]
 

@@ -3,7 +3,7 @@
 import multiprocessing
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,6 @@ from coldpress.compiler.quote.decide import PROMPT_TOKENS, Asked, device_quotes
 from coldpress.compiler.quote.question import Question
 from coldpress.compiler.quote.records import DeviceQuote, Quote
 from coldpress.compiler.quote.sources import Source, find
-from coldpress.compiler.stages.allocate import MAX_PPL_RATIO
 from coldpress.runtime.profiles.devices import named_devices, read_device
 from coldpress.schemas.errors import ColdpressError
 
@@ -26,27 +25,20 @@ def answer(question: Question) -> Quote:
     Raises:
         ColdpressError: if the model, a device or a setting is refused.
     """
-    ratio = MAX_PPL_RATIO if question.max_ppl_ratio is None else question.max_ppl_ratio
-    if not 1 <= ratio <= 100:
-        raise ColdpressError(f"--max-ppl-ratio {ratio:g} was given, expected a number from 1 to 100")
     files = [device_file(name, Path("build")) for name in named_devices(question.device)]
     with tempfile.TemporaryDirectory(prefix="coldpress-quote-") as folder:
-        return quoted(question, ratio, files, Path(folder))
+        return quoted(question, files, Path(folder))
 
 
-def quoted(question: Question, ratio: float, files: list[Path], folder: Path) -> Quote:
+def quoted(question: Question, files: list[Path], folder: Path) -> Quote:
     """Returns the quote; writes scratch files into `folder`."""
     progress = Console(stderr=True, highlight=False, markup=False)
     with progress.status("reading the model") as status:
-        source = find(question.model, question.revision, folder)
-        context_length = question.context_length or source.context_length
+        source = find(question.model, _keys(question), folder)
         asked = Asked(
-            dram_budget=question.dram_budget,
-            max_ppl_ratio=ratio,
-            context_length=context_length,
             quick=len(files) > 1 or source.basis != "measured",
             with_steps=len(files) == 1,
-            prompt_tokens=_prompt_tokens(question.prompt_tokens, context_length),
+            prompt_tokens=_prompt_tokens(question.prompt_tokens, source.settings["context_length"]),
         )
         if len(files) == 1:
             found = [*device_quotes(source, read_device(files[0]), asked, status.update, files[0])]
@@ -60,11 +52,16 @@ def quoted(question: Question, ratio: float, files: list[Path], folder: Path) ->
         source=source.kind,
         basis=source.basis,
         basis_in_words=source.basis_in_words,
-        max_ppl_ratio=asked.max_ppl_ratio,
-        context_length=asked.context_length,
+        max_ppl_ratio=source.max_ppl_ratio,
+        context_length=source.settings["context_length"],
         prompt_tokens=asked.prompt_tokens,
         devices=tuple(found),
     )
+
+
+def _keys(question: Question) -> dict[str, str]:
+    budget = {} if question.dram_budget is None else {"dram_budget": question.dram_budget}
+    return {**question.more, **budget}
 
 
 def _prompt_tokens(given: int | None, context_length: int) -> int:
@@ -80,7 +77,7 @@ def _prompt_tokens(given: int | None, context_length: int) -> int:
 def _each(question: Question, files: list[Path], asked: Asked, folder: Path) -> Iterator[tuple[DeviceQuote, ...]]:
     """Yields the quotes of several devices in order; they are searched on all cores."""
     workers = min(len(files), len(os.sched_getaffinity(0)))
-    given = (question.model, question.revision, folder)
+    given = (question.model, _keys(question), folder)
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start, given) as pool:
         yield from pool.map(partial(_on_device, asked), files)
 
@@ -89,8 +86,8 @@ _SOURCES: list[Source] = []
 """The model in a process of the pool: what a pool hands over cannot hold it."""
 
 
-def _start(model: str, revision: str | None, folder: Path) -> None:
-    _SOURCES.append(find(model, revision, Path(tempfile.mkdtemp(dir=folder))))
+def _start(model: str, keys: Mapping[str, str], folder: Path) -> None:
+    _SOURCES.append(find(model, keys, Path(tempfile.mkdtemp(dir=folder))))
 
 
 def _on_device(asked: Asked, file: Path) -> tuple[DeviceQuote, ...]:

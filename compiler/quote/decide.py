@@ -1,5 +1,7 @@
 """Quotes a model on one device: searches as `allocate` does, at the asked budget and at a few others.
 
+Where the user names the method, it alone is quoted, with the density that a build would give it.
+
 Of several budgets each gets the choice of one build of them all, since the plans of an artifact share flash.img.
 
 Speeds are those of replayed tokens (compiler/seconds.py). The interval of tokens/s spans the 5th to the 95th percentile
@@ -7,6 +9,7 @@ of single tokens, widened by the law's median misfit on the device's own points,
 and by SAME_KIND where curves and signals are those of another model.
 """
 
+import math
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,6 +22,7 @@ from coldpress.compiler.io import Workspace
 from coldpress.compiler.quote.costs import build_costs
 from coldpress.compiler.quote.first_token import first_token
 from coldpress.compiler.quote.records import Choice, DeviceQuote, Figure, Step
+from coldpress.compiler.quote.reference import kind_of, real_like
 from coldpress.compiler.quote.sources import Source
 from coldpress.compiler.quote.trace import expert_shares
 from coldpress.compiler.search import Judged, Space
@@ -34,11 +38,11 @@ from coldpress.compiler.stages.allocate import (
     searched_together,
     setting_of,
 )
+from coldpress.runtime.cli.command_line import flag
 from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.plan import experts
 from coldpress.runtime.plugins import load
 from coldpress.runtime.profiles.devices import PROFILES
-from coldpress.runtime.quantities import show_bytes
 from coldpress.runtime.quantization._planes import coarsest
 from coldpress.runtime.sparsity import Selector
 from coldpress.runtime.store import computing
@@ -47,9 +51,9 @@ from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import layer_formats
 from coldpress.schemas.sparsity import Sparsity
 
-WHY_WIDE = f"the law's median misfit on the device's points, and {OF_TOKENS:.0%} for whole tokens"
+WHY_WIDE = f"fit to the device's storage, and whole tokens ± {OF_TOKENS:.0%}"
 SAME_KIND = 0.3
-"""Widening of intervals where curves and signals are those of another model: an assumption. Its only
+"""Widening of intervals where signals decide and are those of another model: an assumption. Its only
 check, against the model that the signals come from, is in docs/experiments/speed.md."""
 NUM_STEPS, FEW_STEPS = 6, 4
 """Budgets between the least and the most DRAM that are tried, too; few where a quote is a guess."""
@@ -60,7 +64,7 @@ CLEARLY = 1.1
 NEARLY = 0.9
 """Share of the speed with the most DRAM that makes a budget the recommended one."""
 PROMPT_TOKENS = 128
-"""Of a prompt that nobody gave the length of: a question, and what a chat puts before it."""
+"""Assumed prompt length if none is given: a question plus the chat template."""
 QUICK_CACHES = ("static", "lfu")
 
 Tell = Callable[[str], None]
@@ -68,12 +72,8 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Asked:
-    """What the user asks for."""
+    """How a quote is made; the model's source has the settings of the build."""
 
-    dram_budget: int | str | None
-    """As `dram_budget=` takes it, one or several; None for the device's."""
-    max_ppl_ratio: float
-    context_length: int
     quick: bool
     """Search less; see `_quick`."""
     with_steps: bool
@@ -107,21 +107,13 @@ class _Quoting:
     def __init__(self, source: Source, device: DeviceProfile, asked: Asked, tell: Tell, file: Path | None) -> None:
         self._source, self._device, self._asked, self._tell = source, device, asked, tell
         self._named = device.name if file is None or file.parent == PROFILES else str(file)
-        self._config = AllocateConfig(
-            method=AUTO,
-            format=AUTO,
-            kv_cache=AUTO,
-            routing=AUTO,
-            cache=AUTO,
-            dram_budget=asked.dram_budget or device.dram_budget_bytes.value,
-            context_length=asked.context_length,
-        )
+        self._config = AllocateConfig.model_validate({"dram_budget": device.dram_budget_bytes.value, **source.settings})
         self._budgets_bytes = budgets_bytes(self._config, source.model, device)
-        work, caches = Workspace(source.folder, "quote"), caches_for(AUTO)
+        work, caches = Workspace(source.folder, "quote"), caches_for(self._config.cache)
         self._inputs = Inputs(
             source.model, source.activations, device, work, None, 1, source.curves, len(self._budgets_bytes), caches
         )
-        self._floor = Floor(source.curves, asked.max_ppl_ratio)
+        self._floor = Floor(source.curves, source.max_ppl_ratio or math.inf)
 
     def quotes(self) -> tuple[DeviceQuote, ...]:
         self._tell(f"{self._device.name}: searching")
@@ -141,16 +133,24 @@ class _Quoting:
             refusal = str(found.refusal) if found.best is None else f"a build of all budgets is refused: {refused}"
             return DeviceQuote(fits=False, refusal=refusal, figures=figures, next_budget=_next(steps, 0), **shared)
         division, tokens = found.judge.tokens(found.best.candidate)
-        tried = found.tried
         return DeviceQuote(
             fits=True,
-            choice=_choice(found.best, "; ".join(filter(None, (tried[0].reason, self._of_experts(division))))),
+            choice=_choice(found.best, "; ".join(filter(None, (self._reason(found), self._of_experts(division))))),
             bound="flash" if _flash_share(tokens) >= 0.5 else "DRAM" if self._device.compute is None else "computing",
             figures={**figures, **self._figures(found.best, division, tokens)},
             next_budget=_next(steps, budget_bytes),
-            tried=tried,
+            tried=found.tried,
             **shared,
         )
+
+    def _reason(self, found: Searched) -> str:
+        """Returns why a build would choose so, as far as anybody knows."""
+        if self._config.method != AUTO:
+            return "as asked for"
+        assert found.best is not None
+        if self._source.basis == "measured" or not found.best.is_whole or found.best.holds_everything:
+            return found.tried[0].reason
+        return "every weight is used, since what leaving some out would lose is unknown"
 
     # Searching
 
@@ -163,7 +163,18 @@ class _Quoting:
         return searched(config, self._inputs, self._floor, narrowed)
 
     def _narrowed(self, space: Space) -> Space:
-        return _quick(space) if self._asked.quick else space
+        own = self._allowed(space)
+        return _quick(own) if self._asked.quick and self._config.method == AUTO else own
+
+    def _allowed(self, space: Space) -> Space:
+        """Returns the part of a space that a build may take: the named method, if there is one; and for a model that
+        was not measured, formats whose loss is known."""
+        if self._source.basis != "measured":
+            known = {self._config.format, *(loss.format for loss in self._source.curves.formats)}
+            space = replace(space, formats=tuple(name for name in space.formats if name in known))
+        if self._config.method == AUTO:
+            return space
+        return replace(space, methods=(self._config.method,), densities=lambda *_: (self._config.density,))
 
     def _least_bytes(self) -> int:
         """Returns the least DRAM that any candidate needs before it caches a unit: with one byte none fits, and each
@@ -209,7 +220,8 @@ class _Quoting:
         fastest = dict.fromkeys(one.candidate.method for one in built if not one.is_whole)
 
         def narrowed(space: Space) -> Space:
-            dense, *others = _quick(space).methods
+            space = self._allowed(space)
+            dense, *others = space.methods if self._config.method != AUTO else _quick(space).methods
             methods = (dense, *([name for name in fastest if name in others] or others)[:FOLLOWED])
             best = {one.candidate.method: one.candidate.format for one in reversed(built)}
             formats = {best[name] for name in methods if name in best} or set(space.formats)
@@ -224,51 +236,49 @@ class _Quoting:
 
     # Figures
 
-    def _exact(self, value: float | None, basis: str, verify: str | None = None) -> Figure:
-        return Figure(value=value, basis=basis, verify=verify)
+    def _exact(self, value: float | None, basis: str) -> Figure:
+        return Figure(value=value, basis=basis)
 
     def _recommended(self, steps: tuple[Step, ...]) -> dict[str, Figure]:
         if not steps:
             return {}
         enough = next(one for one in steps if one.tokens_per_s >= NEARLY * steps[-1].tokens_per_s)
-        most = show_bytes(steps[-1].dram_budget_bytes)
-        words = f"the least of {len(steps)} budgets with {NEARLY:.0%} of the speed at {most}"
+        words = f"more DRAM gains at most {1 / NEARLY - 1:.0%}"
         return {"recommended_dram_bytes": self._exact(enough.dram_budget_bytes, words)}
 
     def _figures(self, best: Judged, division: Sparsity, tokens: list[Token]) -> dict[str, Figure]:
-        verify = self._run(division, "bench", f"--emulate {shlex.quote(self._named)}")
         return {
-            **self._speed(tokens, verify),
+            **self._speed(tokens, division),
             "first_token_s": self._cold(division),
             "ppl_ratio": self._quality(best, division),
             **build_costs(self._source, self._device, division, self._budgets_bytes),
             "token_energy_j": self._exact(None, "unknown: the device's profile has no figure of energy"),
         }
 
-    def _speed(self, tokens: list[Token], verify: str) -> dict[str, Figure]:
-        wide = self._device.modelled_error + (0.0 if self._source.basis == "measured" else SAME_KIND)
+    def _speed(self, tokens: list[Token], division: Sparsity) -> dict[str, Figure]:
+        borrowed = self._source.basis != "measured" and not division.is_whole
+        wide = self._device.modelled_error + (SAME_KIND if borrowed else 0.0)
         token_s = np.array([token.token_s for token in tokens])
         slow, middle, fast = (float(np.percentile(token_s, share)) for share in (95, 50, 5))
-        counted = f"{len(tokens)} replayed tokens" if len(tokens) > 1 else "one token that stands for all"
-        words = f"modelled, 5th to 95th percentile of {counted}, widened by {wide:.0%}: {self._why_wide}"
+        counted = f"{len(tokens)} replayed tokens" if len(tokens) > 1 else "one token, since all read the same"
+        words = f"model, ± {wide:.0%} around the 5th to 95th percentile of {counted} ({WHY_WIDE}"
+        words += f"; the zeros of another model ± {SAME_KIND:.0%})" if borrowed else ")"
         hits, misses = (sum(getattr(token, name) for token in tokens) for name in ("hits", "misses"))
         mean = {name: float(np.mean([getattr(token, name) for token in tokens])) for name in ("reads", "read_bytes")}
         each = f"the mean of {counted}"
         return {
             "tokens_per_s": Figure(
-                value=1 / middle, low=1 / slow / (1 + wide), high=(1 + wide) / fast, basis=words, verify=verify
+                value=1 / middle,
+                low=1 / slow / (1 + wide),
+                high=(1 + wide) / fast,
+                basis=words,
+                verify=self._build_command(),
             ),
-            "token_flash_bytes": self._exact(mean["read_bytes"], each, verify),
-            "token_reads": self._exact(mean["reads"], each, verify),
-            "hit_rate": self._exact(hits / (hits + misses) if hits + misses else None, each, verify),
+            "token_flash_bytes": self._exact(mean["read_bytes"], each),
+            "token_reads": self._exact(mean["reads"], each),
+            "hit_rate": self._exact(hits / (hits + misses) if hits + misses else None, each),
             "flash_share": self._exact(_flash_share(tokens), "seconds of reads over seconds of a token, at most 1"),
         }
-
-    @property
-    def _why_wide(self) -> str:
-        if self._source.basis == "measured":
-            return WHY_WIDE
-        return f"{WHY_WIDE}, and {SAME_KIND:.0%} for another model's signals"
 
     def _of_experts(self, division: Sparsity) -> str | None:
         """Returns a sentence if the budget serves a mixture's experts badly, by what calibration measured."""
@@ -284,20 +294,23 @@ class _Quoting:
         shares = expert_shares(self._source.curves, model.spec) if self._source.basis == "measured" else None
         found = first_token(setting_of(division, model, self._device, layers), tokens, shares)
         words = (
-            f"modelled, a prompt of {tokens} tokens: {found.load_s:.3g} s to load what stays in DRAM, then dense "
-            f"passes over flash that compute meanwhile ({computing.basis(self._device)}); from as fast as {FEW_TOKENS} "
-            f"tokens of a chunk one by one to all of them, widened by {wide:.0%}: {WHY_WIDE}"
+            f"model: load what stays in DRAM, {found.load_s:.3g} s, then read a prompt of {tokens} tokens "
+            f"({computing.basis(self._device)}); the interval computes {FEW_TOKENS} tokens of a chunk one by one, or "
+            f"all of them, ± {wide:.0%} ({WHY_WIDE})"
         )
         return Figure(
             value=found.expected_s,
             low=found.least_s / (1 + wide),
             high=found.most_s * (1 + wide),
             basis=words,
-            verify=self._run(division, "generate", f"--prompt-ids $(seq -s, {tokens}) --max-new-tokens 1"),
         )
 
     def _quality(self, best: Judged, division: Sparsity) -> Figure:
-        """Returns the perplexity ratio to expect, with the curve's largest standard error nearby."""
+        """Returns the perplexity ratio to expect, with the curve's largest standard error nearby; no value for a model
+        that was not measured."""
+        if self._source.basis != "measured":
+            words = f"unknown until built ({self._elsewhere(best, division)})"
+            return Figure(value=None, basis=words, verify=self._build_command())
         curves = self._floor.of(best.candidate.method, division.formats)
         errors = [
             point.ppl_ratio_error or 0.0
@@ -307,23 +320,29 @@ class _Quoting:
         ]
         of_format = None if any(curve.format for curve in curves) else self._source.curves.format_loss(division.format)
         error = max(errors, default=0.0) + (of_format.ppl_ratio_error or 0.0 if of_format else 0.0)
-        error *= 1 if self._source.basis == "measured" else 2
-        ratio = best.ppl_ratio if self._source.basis != "none" else None
+        ratio = best.ppl_ratio
         low, high = (None, None) if ratio is None else (max(1.0, ratio - error), ratio + error)
         words = f"{self._source.basis}: {self._source.basis_in_words}; ± its standard errors"
-        return Figure(value=ratio, low=low, high=high, basis=words, verify=self._build_command(division))
+        return Figure(value=ratio, low=low, high=high, basis=words, verify=self._build_command())
 
-    def _build_command(self, division: Sparsity) -> str:
-        keys = {**self._source.given, "device": self._named}
-        keys |= {"dram_budget": ",".join(map(str, self._budgets_bytes))}
-        keys |= {"max_ppl_ratio": f"{self._asked.max_ppl_ratio:g}", "context_length": str(division.context_length)}
-        return "snakemake --config " + " ".join(f"{key}={shlex.quote(value)}" for key, value in keys.items())
+    def _elsewhere(self, best: Judged, division: Sparsity) -> str:
+        """Returns what other models lose: a language model by the format, a small test model by leaving out units."""
+        spec, found = self._source.model.spec, []
+        real, kind = real_like(self._source.model.num_parameters), kind_of(spec)
+        loss = self._source.curves.format_loss(coarsest(division.formats))
+        if loss is not None:
+            found.append(f"{real.in_words} in {loss.format}: {loss.ppl_ratio:.2f}")
+        if kind is not None and any(curve.method == division.method for curve in kind.curves):
+            borrowed = self._source.curves.model_copy(update={"curves": kind.curves, "formats": ()})
+            ratio = Floor(borrowed, math.inf).ratio(division.method, division.formats, best.density)
+            size = f"a {kind.num_parameters / 1e6:.0f}M model of this kind, density {best.density:.2f}"
+            found += [] if ratio is None else [f"{size}: {ratio:.2f}"]
+        return "; ".join(found) or "no such model was measured"
 
-    def _run(self, division: Sparsity, command: str, options: str) -> str:
-        name, device = self._source.name, self._device.name
-        artifact = f"build/{name}/{device}/{name}-{device}.coldpress"
-        plan = f" --dram-budget {division.budget.dram_budget_bytes}" if self._is_ladder else ""
-        return f"{self._build_command(division)} && coldpress {command} {artifact}{plan} {options}"
+    def _build_command(self) -> str:
+        keys = {"device": self._named, **self._source.given}
+        flags = [f"{flag(key)} {shlex.quote(value)}" for key, value in keys.items() if key != "model"]
+        return " ".join(["coldpress build", shlex.quote(keys["model"]), *flags])
 
 
 def _quick(space: Space) -> Space:

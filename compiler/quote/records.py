@@ -79,7 +79,8 @@ class Quote(Record):
     source: Literal["artifact", "build", "config"]
     basis: Basis
     basis_in_words: str
-    max_ppl_ratio: float
+    max_ppl_ratio: float | None
+    """None if nothing limits the choice: its method was given, or max_ppl_ratio=off."""
     context_length: PositiveCount
     prompt_tokens: PositiveCount
     """Tokens of the prompt whose first token is timed."""

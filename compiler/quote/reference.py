@@ -1,12 +1,14 @@
-"""Curves and signals for a model that was not measured: those of two small models, by kind.
+"""Signals for a model that was not measured, by kind, and what formats cost language models in use, by size.
 
 reference.json holds what stage `explore` measured on a Llama-like model with SwiGLU and on its twin with ReLU (7.3M
 parameters each): quality curves, losses of formats, and statistics of the trace's signals, from which `drawn_trace`
-draws. A signal of unit u is x = s_u · f(z): z is a Gaussian that persists from token to token (a first-order
-autoregression), f(z) = sign(z) |z|^p has heavy tails where p > 1, and s_u is log-normal over units. Units with exact
-zeros are active where z exceeds a bound of their own. A larger model may lose more or less: it is called a guess.
+draws. A quote takes the signals alone: on language models in use, formats and selectors lose many times as much. A
+signal of unit u is x = s_u · f(z): z is a Gaussian that persists from token to token (a first-order autoregression),
+f(z) = sign(z) |z|^p has heavy tails where p > 1, and s_u is log-normal over units. Units with exact zeros are active
+where z exceeds a bound of their own. `real` holds the losses of formats of language models, the smallest first.
 Selectors that price reads are measured with the prices of a 7B's units, since quotes are asked for such models.
-`python -m coldpress.compiler.quote.reference SWIGLU RELU`, two calibrated build folders, measures the file again.
+`python -m coldpress.compiler.quote.reference SWIGLU RELU [MODEL …]` measures the file again, from two calibrated build
+folders and those of language models, built with method=auto.
 """
 
 import datetime
@@ -27,7 +29,7 @@ from coldpress.compiler.io import Workspace, load_arrays, load_record, replacing
 from coldpress.schemas.base import Record, Share
 from coldpress.schemas.curves import CoarseDraft, Curve, Curves, FormatLoss, KvCacheLoss, LayerGains, Unexplored
 from coldpress.schemas.families import Signal, activity_of, num_experts, num_units
-from coldpress.schemas.model import ModelSpec
+from coldpress.schemas.model import Model, ModelSpec
 
 FILE = Path(__file__).with_name("reference.json")
 POWERS = np.linspace(1, 3, 81)
@@ -67,6 +69,21 @@ class Kind(Record):
     signals: dict[Signal, SignalStatistics]
 
 
+class RealModel(Record):
+    """What formats cost a language model in use."""
+
+    name: str
+    num_parameters: int
+    num_tokens: int
+    formats: tuple[FormatLoss, ...]
+    kv_caches: tuple[KvCacheLoss, ...]
+
+    @property
+    def in_words(self) -> str:
+        """Name and size, such as `SmolLM2-135M (135M parameters)`."""
+        return f"{self.name} ({self.num_parameters / 1e6:,.0f}M parameters)"
+
+
 class Reference(Record):
     """reference.json."""
 
@@ -76,6 +93,8 @@ class Reference(Record):
     """An MLP with a gate whose activation is never exactly zero."""
     exact_zeros: Kind
     """The same with ReLU."""
+    real: tuple[RealModel, ...]
+    """The smallest first."""
 
 
 @functools.cache
@@ -89,6 +108,13 @@ def kind_of(spec: ModelSpec) -> Kind | None:
     if spec.exact_zeros:
         return reference().exact_zeros
     return reference().smooth if spec.gated_mlp else None
+
+
+def real_like(num_parameters: int) -> RealModel:
+    """Returns the measured language model of this size: the largest that is not larger, else the smallest, since a
+    smaller model mostly loses more."""
+    found = reference().real
+    return next((one for one in reversed(found) if one.num_parameters <= num_parameters), found[0])
 
 
 def gains_of(known: LayerGains, spec: ModelSpec) -> LayerGains:
@@ -221,7 +247,6 @@ def _kind(build: Path, work: Workspace) -> Kind:
     from coldpress.compiler.stages.explore import ExploreConfig, explored
     from coldpress.schemas.activations import Activations
     from coldpress.schemas.corpus import Corpus
-    from coldpress.schemas.model import Model
 
     model = load_record(build / "ingest.json", Model)
     corpus = load_record(build / "tokenize.json", Corpus)
@@ -232,21 +257,35 @@ def _kind(build: Path, work: Workspace) -> Kind:
     return kind_from(curves, model.num_parameters)
 
 
+def _real(build: Path) -> RealModel:
+    """Reads the losses of an explored build folder."""
+    curves, model = load_record(build / "explore.json", Curves), load_record(build / "ingest.json", Model)
+    return RealModel(
+        name=model.name,
+        num_parameters=model.num_parameters,
+        num_tokens=curves.num_tokens,
+        formats=curves.formats,
+        kv_caches=curves.kv_caches,
+    )
+
+
 def as_large(spec: ModelSpec) -> ModelSpec:
     """Returns the shape with units of a 7B's size (Llama-2)."""
     return spec.model_copy(update={"hidden_size": 4096, "intermediate_size": 11008})
 
 
 def main(argv: list[str]) -> int:
-    """Writes reference.json from two build folders."""
+    """Writes reference.json from two build folders, and those of language models; without any, keeps those it has."""
     with tempfile.TemporaryDirectory() as folder:
-        smooth, exact = (_kind(Path(name), Workspace(Path(folder) / f"{place}", "")) for place, name in enumerate(argv))
+        smooth, exact = (_kind(Path(name), Workspace(Path(folder) / Path(name).name, "")) for name in argv[:2])
+    found = sorted((_real(Path(name)) for name in argv[2:]), key=lambda one: one.num_parameters)
     command = (
         "snakemake --config model=<7.3M, SwiGLU or ReLU> corpus=<WikiText-2> -- calibrate; compiler.quote.reference"
     )
-    found = Reference(command=command, date=f"{datetime.date.today()}", smooth=smooth, exact_zeros=exact)
+    real = tuple(found) or reference().real
+    made = Reference(command=command, date=f"{datetime.date.today()}", smooth=smooth, exact_zeros=exact, real=real)
     with replacing(FILE) as temporary:
-        temporary.write_text(found.to_json(), encoding="utf-8")
+        temporary.write_text(made.to_json(), encoding="utf-8")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Prints a quote for people: a table of figures with their bases, one of budgets, or one of devices."""
+"""Prints a quote for people: a table of figures, and their bases if asked for; one of budgets, or one of devices."""
 
 from collections.abc import Sequence
 
@@ -28,38 +28,43 @@ WORDS = {
 }
 """Figure -> its name in tables."""
 SHARES = ("hit_rate", "flash_share")
+UNKNOWN = "unknown"
+"""Begins the basis of a figure that nobody knows."""
 
 
-def show(quote: Quote, console: Console) -> None:
-    """Prints all devices; one device with every figure and the commands that verify it, and with the basis of each
-    figure where one DRAM budget was asked for."""
-    console.print(f"{printable(quote.model)}: {quote.basis}, {printable(quote.basis_in_words)}", soft_wrap=True)
-    console.print(
-        f"perplexity at most {quote.max_ppl_ratio:g} times the source's, {quote.context_length} tokens of context, "
-        f"{quote.prompt_tokens} of them a prompt\n",
-        soft_wrap=True,
-    )
+def show(quote: Quote, console: Console, *, why: bool = False) -> None:
+    """Prints all devices; one device with every figure, its basis if `why`, and the command that verifies it."""
+    console.print(f"{printable(quote.model)}: {printable(quote.basis_in_words)}")
+    limit = "" if quote.max_ppl_ratio is None else f"perplexity at most {quote.max_ppl_ratio:g} times the source's, "
+    console.print(f"{limit}{quote.context_length} tokens of context, {quote.prompt_tokens} of them a prompt\n")
     if len(quote.devices) == 1:
-        _one(quote.devices[0], console)
+        _one(quote.devices[0], console, why)
     elif len({one.device for one in quote.devices}) == 1:
         _budgets(quote.devices, console)
     else:
         _several(quote.devices, console)
 
 
-def _one(quote: DeviceQuote, console: Console) -> None:
+def _one(quote: DeviceQuote, console: Console, why: bool) -> None:
     _headline(quote, console)
-    table = _table("figure", "value", "interval", "basis")
+    table = _table("figure", "value")
     for name, figure in quote.figures.items():
-        table.add_row(WORDS[name], shown(name, figure.value), _interval(name, figure), printable(figure.basis))
+        table.add_row(WORDS[name], _with_interval(name, figure))
     console.print(table)
+    if why:
+        console.print()
+        for name, figure in quote.figures.items():
+            console.print(f"{WORDS[name]}: {printable(figure.basis)}")
     if (more := quote.next_budget) is not None:
         gain = "it fits" if more.ratio == 0 else f"{more.ratio:.2g} x"
         added = show_bytes(more.dram_budget_bytes - quote.dram_budget_bytes)
-        console.print(f"\n+{added} of DRAM -> {gain} ({more.tokens_per_s:.3g} tokens/s, {more.method})", soft_wrap=True)
+        console.print(f"\n+{added} of DRAM -> {gain} ({more.tokens_per_s:.3g} tokens/s, {more.method})")
+    skipped: dict[str, list[str]] = {}
     for one in quote.tried:
         if one.skipped is not None:
-            console.print(f"  not {one.method}: {printable(one.skipped)}", soft_wrap=True)
+            skipped.setdefault(one.skipped, []).append(one.method)
+    for reason, methods in skipped.items():
+        console.print(f"not {', '.join(methods)}: {printable(reason)}")
     _commands([quote], console)
 
 
@@ -76,14 +81,13 @@ def _budgets(quotes: Sequence[DeviceQuote], console: Console) -> None:
 def _headline(quote: DeviceQuote, console: Console) -> None:
     budget = show_bytes(quote.dram_budget_bytes)
     if quote.refusal is not None:
-        console.print(f"{quote.device} with {budget} of DRAM: no build: {printable(quote.refusal)}", soft_wrap=True)
+        console.print(f"{quote.device} with {budget} of DRAM: no build: {printable(quote.refusal)}\n")
     if quote.choice is not None:
         one = quote.choice
         console.print(
             f"{quote.device} with {budget} of DRAM: {one.method}, {in_words(one.layer_formats or one.format)}, "
             f"keys and values in {one.kv_cache}, cache {one.cache}, density {one.density:.2f}: "
-            f"{printable(one.reason)}; bound by {quote.bound}",
-            soft_wrap=True,
+            f"{printable(one.reason)}; bound by {quote.bound}\n"
         )
 
 
@@ -115,7 +119,7 @@ def _several(quotes: tuple[DeviceQuote, ...], console: Console) -> None:
 def shown(name: str, value: float | None) -> str:
     """Returns a figure as text; its name says the unit."""
     if value is None:
-        return "unknown"
+        return UNKNOWN
     if name.endswith("_bytes"):
         return show_bytes(value)
     if name.endswith("_s") and name != "tokens_per_s":
@@ -124,6 +128,8 @@ def shown(name: str, value: float | None) -> str:
 
 
 def _with_interval(name: str, figure: Figure) -> str:
+    if figure.value is None and figure.basis.startswith(UNKNOWN):
+        return printable(figure.basis)
     value, interval = shown(name, figure.value), _interval(name, figure)
     return f"{value} ({interval})" if interval else value
 

@@ -1,7 +1,9 @@
 """Finds what a quote stands on: a model's shapes, its quality curves, and signals of its tokens. No weight is read.
 
 An artifact carries curves.json and trace.safetensors.zst; a build folder has the records of `explore` and `calibrate`;
-of anything that `model=` takes only config.json is read, and curves and signals are those of a model of the same kind.
+of anything that `model=` takes only config.json is read. Then signals are drawn with the statistics of a small model of
+the same kind, and formats lose what they lose on a language model of that size; nobody knows what leaving out units
+would lose.
 """
 
 import sys
@@ -9,20 +11,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from coldpress.compiler.candidates import candidates
+from coldpress.compiler.candidates import AUTO, candidates
 from coldpress.compiler.checkpoint.hub import snapshot
 from coldpress.compiler.checkpoint.packages import fetch
 from coldpress.compiler.checkpoint.shapes import read_shapes
 from coldpress.compiler.io import load_record, save_arrays
 from coldpress.compiler.quote.records import Basis
-from coldpress.compiler.quote.reference import Kind, drawn_trace, gains_of, kind_of
+from coldpress.compiler.quote.reference import Kind, RealModel, drawn_trace, gains_of, kind_of, real_like
 from coldpress.compiler.quote.trace import activations_of
 from coldpress.compiler.seconds import NO_DIGEST
-from coldpress.compiler.workflow.settings import CONFIG_FILE, BuildConfig, resolve
+from coldpress.compiler.shared_settings import MAX_PPL_RATIO
+from coldpress.compiler.workflow.settings import CONFIG_FILE, BuildConfig, ModelReference, resolve
 from coldpress.runtime.artifact.experts import load_curve
 from coldpress.runtime.artifact.reader import Artifact, open_artifact
 from coldpress.runtime.plan.kv_cache import formats_of
@@ -53,10 +56,10 @@ class Source:
     curves: Curves
     basis: Basis
     basis_in_words: str
-    context_length: int
-    """Tokens of the KV cache where nobody asks for others."""
+    settings: Mapping[str, Any]
+    """The settings of `allocate`, without the device's own budget."""
     given: Mapping[str, str]
-    """The keys of `snakemake --config` that name the model."""
+    """The keys that were given, and those that name the model."""
     folder: Path
     """Scratch space."""
     build: BuildConfig | None
@@ -64,23 +67,47 @@ class Source:
     artifact_bytes: int | None = None
     """Bytes of all files of an artifact."""
 
+    @property
+    def max_ppl_ratio(self) -> float | None:
+        """The largest perplexity over the source's that a choice may have; None for any, and if the method is given."""
+        most = self.settings.get("max_ppl_ratio", MAX_PPL_RATIO)
+        return most if self.settings["method"] == AUTO and most != "off" else None
 
-def find(named: str, revision: str | None, folder: Path) -> Source:
+
+def find(named: str, keys: Mapping[str, str], folder: Path) -> Source:
     """Returns what a quote of `named` stands on; files that it needs are written into `folder`.
 
+    Args:
+        named: An artifact, a build folder, or what `model=` takes.
+        keys: The other keys of the build, except the device.
+        folder: Scratch space.
+
     Raises:
-        ColdpressError: if it is neither an artifact, nor a build folder, nor a model.
+        ColdpressError: if it is neither an artifact, nor a build folder, nor a model, or a key is refused.
         ArtifactError: if the artifact is damaged.
     """
     path = Path(named).expanduser()
     if (path / MANIFEST_FILE).exists():
-        return _of_artifact(path, folder)
+        return _of_artifact(path, keys, folder)
     if (path / "ingest.json").exists():
-        return _of_build(path, folder)
-    return _of_config(named, revision, folder)
+        return _of_build(path, keys, folder)
+    return _of_config(named, keys, folder)
 
 
-def _of_build(path: Path, folder: Path) -> Source:
+def _resolved(model: str, keys: Mapping[str, str], known: ModelReference | None = None) -> BuildConfig:
+    """Resolves a build on any device. A quote reads no text: which commit of a corpus a build would read does not
+    matter yet."""
+    return resolve({"model": model, "device": "host", "corpus": "pydoc", **keys}, known)
+
+
+def _settings(build: BuildConfig) -> dict[str, Any]:
+    found = build.of_stage("allocate")
+    if found["dram_budget"] == build.device.dram_budget_bytes.value:  # of another device than the quoted ones
+        del found["dram_budget"]
+    return found
+
+
+def _of_build(path: Path, keys: Mapping[str, str], folder: Path) -> Source:
     missing = [name for name in RECORDS if not (path / name).exists()]
     if missing:
         raise ColdpressError(
@@ -92,7 +119,7 @@ def _of_build(path: Path, folder: Path) -> Source:
     model = next((one for one in models if one.weights_sha256 == curves.weights_sha256), None)
     if model is None:
         raise ColdpressError(f"{path}/explore.json belongs to other weights than {' or '.join(MODELS)}; build again")
-    build = resolve({"model": model.folder, "device": "host"})
+    build = _resolved(model.folder, keys)
     return Source(
         "build",
         model.name,
@@ -101,17 +128,15 @@ def _of_build(path: Path, folder: Path) -> Source:
         curves,
         "measured",
         f"curves of this model, {curves.num_tokens} tokens of validation text (stage explore)",
-        build["context_length"],
-        _origin(model.name, model.source, model.revision),
+        _settings(build),
+        {**_origin(model.name, model.source, model.revision), **keys},
         folder,
         build,
     )
 
 
-def _of_config(named: str, revision: str | None, folder: Path) -> Source:
-    given = {"model": named} | ({} if revision is None else {"revision": revision})
-    # a quote reads no text: which commit of a profile's corpus a build would read does not matter yet
-    build = resolve({**given, "device": "host", "corpus": "pydoc"})
+def _of_config(named: str, keys: Mapping[str, str], folder: Path) -> Source:
+    build = _resolved(named, keys)
     reference = build.model
     if reference.packages is not None:
         fetch(reference.packages, lambda line: print(line, file=sys.stderr))
@@ -123,25 +148,40 @@ def _of_config(named: str, revision: str | None, folder: Path) -> Source:
     model = _without_files(
         shapes.spec, reference.name, {role: tensor.shape for role, tensor in shapes.tensors.items()}, NO_DIGEST
     )
-    return _guessed("config", model, build["context_length"], given, build, folder)
+    return _guessed("config", model, _settings(build), {"model": named, **keys}, build, folder)
 
 
-def _of_artifact(path: Path, folder: Path) -> Source:
+def _of_artifact(path: Path, keys: Mapping[str, str], folder: Path) -> Source:
     artifact = open_artifact(path)
     manifest, name = artifact.manifest, artifact.manifest.source.name
-    given = _origin(name, manifest.source.source, manifest.source.revision)
+    given = {**_origin(name, manifest.source.source, manifest.source.revision), **keys}
     model = _without_files(manifest.model, name, _shapes(manifest), manifest.source.weights_sha256)
-    size, context_length = sum(file.size_bytes for file in manifest.files), manifest.plans[0].context_length
+    size = sum(file.size_bytes for file in manifest.files)
+    usual = {"context_length": str(manifest.plans[0].context_length)}
+    settings = _settings(_resolved(name, usual | dict(keys), _reference(name, model)))
     curves = _carried(artifact, path)
     if curves is None:
-        guessed = _guessed("artifact", model, context_length, given, None, folder)
+        guessed = _guessed("artifact", model, settings, given, None, folder)
         return Source(**{**vars(guessed), "artifact_bytes": size})
     # the curves may be those of the model before it was distilled
     curves = curves.model_copy(update={"weights_sha256": model.weights_sha256})
     words = f"curves that the artifact carries, {curves.num_tokens} tokens of validation text (stage explore)"
     activations = activations_of(curves, model.spec, folder).model_copy(update={"experts": load_curve(artifact)})
-    return Source(
-        "artifact", name, model, activations, curves, "measured", words, context_length, given, folder, None, size
+    return Source("artifact", name, model, activations, curves, "measured", words, settings, given, folder, None, size)
+
+
+def _reference(name: str, model: Model) -> ModelReference:
+    """Describes an artifact's model, whose config.json is not here."""
+    spec = model.spec
+    return ModelReference(
+        name=name,
+        source=model.source,
+        revision=None,
+        license=None,
+        model_type=spec.model_type,
+        num_hidden_layers=spec.num_hidden_layers,
+        exact_zeros=spec.exact_zeros,
+        is_mixture=spec.is_mixture,
     )
 
 
@@ -158,22 +198,38 @@ def _carried(artifact: Artifact, path: Path) -> Curves | None:
 def _guessed(
     source: Literal["artifact", "config"],
     model: Model,
-    context_length: int,
+    settings: Mapping[str, Any],
     given: Mapping[str, str],
     build: BuildConfig | None,
     folder: Path,
 ) -> Source:
-    """Returns a model with curves and signals of its kind; without any, only a dense run can be quoted."""
-    kind = kind_of(model.spec)
-    curves = curves_like(kind, model, folder)
+    """Returns a model that nobody measured, with signals of its kind."""
+    kind, real = kind_of(model.spec), real_like(model.num_parameters)
+    curves = _without_curves(curves_like(kind, model, folder), real)
     basis: Basis = "same kind of model" if kind else "none"
-    words = (
-        f"curves and signals' statistics of a model of the same kind with {kind.num_parameters:,} parameters"
-        if kind
-        else "no model of this kind was measured, so that only a dense run is quoted, and its quality is unknown"
-    )
+    words = f"not measured: its quality is unknown until built; formats are those that keep {real.in_words}"
+    if kind and model.spec.exact_zeros:
+        words += f", and zeros are those of a test model ({kind.num_parameters / 1e6:.0f}M parameters)"
     activations = activations_of(curves, model.spec, folder)
-    return Source(source, model.name, model, activations, curves, basis, words, context_length, given, folder, build)
+    return Source(source, model.name, model, activations, curves, basis, words, settings, given, folder, build)
+
+
+def _without_curves(curves: Curves, real: RealModel) -> Curves:
+    """Returns borrowed curves with their signals, and with nothing that leaving out units would lose: that differs
+    from model to model by more than any floor. Formats lose what `real` lost."""
+    reason = "what it would lose is unknown until a build measures it"
+    lossy = dict.fromkeys([one.method for one in (*curves.curves, *curves.unexplored)])
+    known = {loss.kv_cache for loss in curves.kv_caches}
+    return curves.model_copy(
+        update={
+            "curves": (),
+            "formats": real.formats,
+            "kv_caches": tuple(loss for loss in real.kv_caches if loss.kv_cache in known),
+            "drafts": (),
+            "layer_gains": (),
+            "unexplored": tuple(Unexplored(method=name, reason=reason) for name in lossy),
+        }
+    )
 
 
 def curves_like(kind: Kind | None, model: Model, folder: Path) -> Curves:

@@ -200,13 +200,14 @@ class BuildConfig:
         ]
 
 
-def resolve(raw: Mapping[str, Any], *, ask: bool = True) -> BuildConfig:
+def resolve(raw: Mapping[str, Any], known: ModelReference | None = None, *, ask: bool = True) -> BuildConfig:
     """Resolves the raw values of `--config` into the complete configuration of a build.
 
     The user's value comes first, then the model's profile, then the default.
 
     Args:
         raw: The values.
+        known: The model, if it is not to be looked for.
         ask: Whether the hub is asked which commit a branch is, if the lock file of the model's builds does not say it.
 
     Raises:
@@ -217,7 +218,9 @@ def resolve(raw: Mapping[str, Any], *, ask: bool = True) -> BuildConfig:
     values = {key: declared.default for key, declared in keys.items()} | said
     check_paths(values)
     pins = Pins(Path(values["build_dir"]).resolve() / _name_of(values["model"]), values["locked"], ask)
-    profile, reference, longest_context = _find_model(values["model"], values["revision"], pins)
+    profile, reference, longest_context = (
+        (None, known, LONGEST_DEFAULT_CONTEXT) if known else _find_model(values["model"], values["revision"], pins)
+    )
     device_path = device_file(values["device"], Path(values["build_dir"]))
     device = read_device(device_path)
     values |= {

@@ -1,6 +1,7 @@
 """quote: what a model will do on a device, before anything is built and without its weights."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 from scipy.stats import kurtosis
 
 from coldpress.cli.main import main
+from coldpress.compiler.checkpoint.shapes import read_shapes
 from coldpress.compiler.io import Workspace, load_arrays, save_arrays, save_record
+from coldpress.compiler.needs import Build as Needed
 from coldpress.compiler.quote import costs, reference, sources
 from coldpress.compiler.quote.decide import CLEARLY, NEARLY
 from coldpress.compiler.quote.records import Quote
@@ -24,6 +27,8 @@ from coldpress.compiler.stages.allocate._division import divided
 from coldpress.compiler.stages.allocate._replay import Replays
 from coldpress.compiler.stages.calibrate import CalibrateConfig
 from coldpress.compiler.stages.ingest import IngestConfig
+from coldpress.compiler.stages.preflight import trial
+from coldpress.compiler.workflow.settings import of_all_stages, resolve
 from coldpress.runtime.artifact.integrity import verify_artifact
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.profiles.devices import load_device
@@ -61,11 +66,12 @@ def config_alone(tmp_path: Path) -> Path:
 
 
 def quoted(capsys: pytest.CaptureFixture[str], model: object, *arguments: str, device: str = "pixel6") -> Any:
-    """The JSON of a quote."""
+    """The JSON of a quote; the exit code says whether any device holds the model."""
     status = main(["quote", str(model), "--device", device, *arguments, "--json"])
     out, err = capsys.readouterr()
-    assert status == 0, err
-    Quote.model_validate_json(out)
+    assert status in (0, 2), err
+    found = Quote.model_validate_json(out)
+    assert status == (0 if any(one.fits for one in found.devices) else 2)
     return json.loads(out)
 
 
@@ -84,12 +90,9 @@ def test_a_model_is_quoted_by_config_json_alone(capsys: pytest.CaptureFixture[st
         assert figure["basis"], name
         if figure["low"] is not None:
             assert figure["low"] <= figure["value"] <= figure["high"]
-    speed = device["figures"]["tokens_per_s"]
-    assert speed["high"] / speed["low"] > 1.3**2 - 1e-9  # another model's signals
-    assert "model=" in speed["verify"]
-    assert "bench build/alone/pixel6/" in speed["verify"]
+    commands = {figure["verify"] for figure in device["figures"].values()} - {None}
+    assert commands == {f"coldpress build {config_alone} --device pixel6 --dram-budget 60%"}
     assert device["figures"]["token_energy_j"]["value"] is None
-    assert device["figures"]["ppl_ratio"]["value"] <= found["max_ppl_ratio"]
     assert quoted(capsys, config_alone, "--dram-budget", "60%") == found
 
 
@@ -100,11 +103,10 @@ def test_the_commands_of_a_quote_name_the_file_of_a_device(
     file = tmp_path / "my-phone.json"
     save_record(load_device("pixel6").model_copy(update={"name": "my-phone"}), file)
     for device, named in ((str(file), str(file)), ("pixel6", "pixel6")):
-        (found,) = quoted(capsys, config_alone, "--dram-budget", "3MB", device=device)["devices"]
+        (found,) = quoted(capsys, config_alone, "--dram-budget", "6MB", device=device)["devices"]
         commands = [one["verify"] for one in found["figures"].values() if one["verify"]]
         assert commands
-        assert all(f" device={named} " in command for command in commands)
-        assert f"--emulate {named}" in found["figures"]["tokens_per_s"]["verify"]
+        assert all(f" --device {named} " in command for command in commands)
 
 
 def test_a_profile_is_quoted_without_a_commit_of_its_corpus(
@@ -125,7 +127,7 @@ def test_keys_are_smaller_where_dram_is_short_and_the_heads_have_a_smaller_forma
         tmp_path / "made", num_hidden_layers=LAYERS, hidden_size=128, intermediate_size=320, overrides=heads
     )
     (folder / "model.safetensors").unlink()
-    (device,) = quoted(capsys, folder, "--dram-budget", "75%", "--context-length", "256")["devices"]
+    (device,) = quoted(capsys, folder, "--dram-budget", "92%", "--context-length", "256")["devices"]
     assert device["choice"]["kv_cache"] == kv_cache
 
 
@@ -146,6 +148,9 @@ def test_a_format_that_numpy_multiplies_is_a_candidate_where_its_speed_is_known(
         return str(tmp_path / f"{name}.json")
 
     native = ("fp16", "int4_group32", "int8_group32")
+    serving = reference.real_like(0)
+    formats = tuple(loss.model_copy(update={"ppl_ratio": 1.0}) for loss in serving.formats)
+    monkeypatch.setattr(sources, "real_like", lambda _: serving.model_copy(update={"formats": formats}))
     assert chosen("pixel6") == "int3_group32"
     monkeypatch.setattr("coldpress.compiler.stages.allocate._judge.NATIVE_FORMATS", native)
     assert chosen("pixel6") in native
@@ -162,7 +167,6 @@ def test_the_first_token_grows_with_its_prompt(capsys: pytest.CaptureFixture[str
     assert (few, usual, many) == (1, 128, 255)
     assert short["value"] < given["value"] < long["value"]
     assert "a prompt of 128 tokens" in given["basis"]
-    assert given["verify"].endswith("alone-pixel6.coldpress --prompt-ids $(seq -s, 128) --max-new-tokens 1")
     assert "lower bound" in given["basis"]  # the profile has no rates
     for tokens in ("0", "256"):
         assert "expected 1 to 255" in refused(capsys, config_alone, "--device", "pixel6", "--prompt-tokens", tokens)
@@ -212,7 +216,7 @@ def test_the_least_dram_fits_and_a_byte_less_does_not(capsys: pytest.CaptureFixt
 def test_more_dram_is_recommended_only_while_it_buys_speed(
     capsys: pytest.CaptureFixture[str], config_alone: Path
 ) -> None:
-    (device,) = quoted(capsys, config_alone, "--dram-budget", "50%")["devices"]
+    (device,) = quoted(capsys, config_alone, "--dram-budget", "80%")["devices"]
     steps = device["steps"]
     budgets = [one["dram_budget_bytes"] for one in steps]
     assert budgets == sorted(set(budgets))
@@ -225,6 +229,67 @@ def test_more_dram_is_recommended_only_while_it_buys_speed(
     gains = [one for one in larger if one["ratio"] >= CLEARLY]
     assert device["next_budget"] == (gains[0] if gains else None)
     assert all(one["ratio"] > 1 for one in larger if one["tokens_per_s"] > 1.05 * own)
+
+
+def test_the_quality_of_a_model_that_was_not_measured_is_unknown(
+    capsys: pytest.CaptureFixture[str], config_alone: Path
+) -> None:
+    """Curves of a model of 7M parameters promised 1.024 where a build of a language model had 3.15."""
+    (device,) = quoted(capsys, config_alone, "--dram-budget", "80%", "--max-ppl-ratio", "1.05")["devices"]
+    assert (device["choice"]["method"], device["choice"]["format"]) == ("dense", "int8_group32")
+    quality = device["figures"]["ppl_ratio"]
+    assert quality["value"] is quality["low"] is None
+    assert quality["basis"].startswith("unknown until built (SmolLM2-135M (135M parameters) in int8_group32: 1.00")
+    assert all("unknown until a build measures it" in one["skipped"] for one in device["tried"] if one["skipped"])
+    (named,) = quoted(capsys, config_alone, "--method", "dip", "--format", "int3_group32", "--dram-budget", "80%")[
+        "devices"
+    ]
+    assert named["choice"]["format"] == "int3_group32"
+    assert re.search(
+        r"in int3_group32: 2\.\d+; a 7M model of this kind, density", named["figures"]["ppl_ratio"]["basis"]
+    )
+
+
+def test_formats_are_those_that_keep_a_language_model_of_this_size() -> None:
+    real = reference.reference().real
+    sizes = [one.num_parameters for one in real]
+    assert sizes == sorted(sizes)
+    assert reference.real_like(1) is real[0]
+    for one in real:
+        assert reference.real_like(one.num_parameters) is reference.real_like(one.num_parameters + 1) is one
+        losses = {loss.format: loss.ppl_ratio for loss in one.formats}
+        assert losses["int8_group32"] < 1.05 < losses["int3_group32"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "taken"),
+    [
+        (("--method", "dense"), ("dense", "int4_group32", "fp16")),
+        (("--method", "topk", "--density", "0.5", "--format", "int8_group32"), ("topk", "int8_group32", "fp16")),
+        (("--kv-cache", "int8", "--format", "int4_group32"), ("dense", "int4_group32", "int8")),
+    ],
+)
+def test_every_key_of_a_build_is_one_of_a_quote(
+    capsys: pytest.CaptureFixture[str],
+    config_alone: Path,
+    tmp_path: Path,
+    keys: tuple[str, ...],
+    taken: tuple[str, ...],
+) -> None:
+    """And the least DRAM is that of the build."""
+    (device,) = quoted(capsys, config_alone, *keys, "--context-length", "64")["devices"]
+    choice = device["choice"]
+    assert tuple(choice[name] for name in ("method", "format", "kv_cache")) == taken
+    assert choice["density"] == pytest.approx(0.5 if "--density" in keys else 1.0, abs=0.02)
+    least = round(device["figures"]["least_dram_bytes"]["value"])
+    build = resolve(
+        {"model": str(config_alone), "device": "pixel6", "context_length": 64}
+        | {key.removeprefix("--").replace("-", "_"): value for key, value in zip(keys[::2], keys[1::2], strict=True)}
+    )
+    shapes = read_shapes(config_alone / "config.json")
+    stages = of_all_stages(build)
+    asked = Needed(shapes, stages, {}, load_device("pixel6"), 1024, 256, 1)
+    assert least == pytest.approx(trial.least_bytes(asked), rel=1e-3)
 
 
 @pytest.mark.parametrize(("model_type", "relu"), [("mixtral", False), ("opt", True), ("qwen3", False)])
@@ -259,8 +324,12 @@ def test_several_devices_are_quoted_in_the_order_given(capsys: pytest.CaptureFix
 def test_people_get_a_table_with_units(capsys: pytest.CaptureFixture[str], config_alone: Path) -> None:
     assert main(["quote", str(config_alone), "--device", "pixel6", "--dram-budget", "60%"]) == 0
     text = capsys.readouterr().out
-    for words in ("tokens/s", "perplexity ratio", "least DRAM", "MB", "verify with", "snakemake --config"):
+    for words in ("tokens/s", "perplexity ratio", "least DRAM", "MB", "unknown until built", "verify with"):
         assert words in text
+    assert max(map(len, text.splitlines())) <= 80 + len(str(config_alone))  # the command is one line
+    assert "lower bound" not in text
+    assert main(["quote", str(config_alone), "--device", "pixel6", "--dram-budget", "60%", "--why"]) == 0
+    assert "lower bound" in capsys.readouterr().out
 
 
 def test_an_artifact_is_quoted_for_another_device_without_torch(tmp_path: Path) -> None:
@@ -328,7 +397,8 @@ def test_what_cannot_be_quoted_is_refused_in_one_sentence(
     capsys: pytest.CaptureFixture[str], config_alone: Path, tmp_path: Path
 ) -> None:
     assert "pixel7" in refused(capsys, config_alone, "--device", "pixel7")
-    assert "--max-ppl-ratio" in refused(capsys, config_alone, "--device", "pixel6", "--max-ppl-ratio", "0.5")
+    assert "max_ppl_ratio" in refused(capsys, config_alone, "--device", "pixel6", "--max-ppl-ratio", "0")
+    assert "dnse" in refused(capsys, config_alone, "--device", "pixel6", "--method", "dnse")
     assert "lower dram_budget" in refused(capsys, config_alone, "--device", "pixel6", "--dram-budget", "1TB")
     assert "model" in refused(capsys, "no-such-model", "--device", "pixel6")
     begun = tmp_path / "begun"
@@ -460,4 +530,4 @@ def test_a_build_folder_of_other_weights_is_refused(tmp_path: Path) -> None:
         save_record(record, tmp_path / f"{name}.json")
     save_record(curves.model_copy(update={"weights_sha256": "1" * 64}), tmp_path / "explore.json")
     with pytest.raises(ColdpressError, match="belongs to other weights"):
-        find(str(tmp_path), None, tmp_path / "scratch")
+        find(str(tmp_path), {}, tmp_path / "scratch")

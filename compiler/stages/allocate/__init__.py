@@ -20,6 +20,7 @@ from coldpress.compiler.checkpoint.source_json import read_object
 from coldpress.compiler.checkpoint.tensors import MAX_CONFIG_BYTES
 from coldpress.compiler.cost_model import flash_bytes
 from coldpress.compiler.io import Workspace
+from coldpress.compiler.shared_settings import MAX_PPL_RATIO
 from coldpress.compiler.stages.allocate._budgets import BudgetChoice, choices, searched_together
 from coldpress.compiler.stages.allocate._config import AllocateConfig
 from coldpress.compiler.stages.allocate._division import OverBudgetError, budgets_bytes, divided, method_of
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from coldpress.compiler.needs import Build
 
 __all__ = [
-    "MAX_PPL_RATIO",
     "AllocateConfig",
     "Floor",
     "Inputs",
@@ -68,8 +68,6 @@ SEARCH_S = 15
 ROUNDS = 4
 """Times that a rule runs all of its variants: greedy's steps to a density of a half. In the mean a variant begins in
 the middle layer."""
-MAX_PPL_RATIO = 1.05
-"""What `auto` may lose where nobody says: what the papers call little (DIP Table 1, ActiveFlow Table 3)."""
 
 
 def run(

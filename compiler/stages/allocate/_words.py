@@ -109,8 +109,8 @@ def _keys(one: Judged, judged: Sequence[Judged]) -> str:
         if kv_cache == own or replace(other.candidate, kv_cache=own) != one.candidate:
             continue
         ratio = other.token_s / one.token_s
-        cost = f"takes {ratio:.2f} times as long" + (", which is no clear gain" if ratio < 1 else "")
-        found += f"; keys and values in {own}: {kv_cache} {'cannot be built' if other.refusal else cost}"
+        cost = f"takes {ratio:.2f} times as long" + (", no clear gain" if ratio < 1 else "")
+        found += f"; keys and values in {own}, since {kv_cache} {'does not fit' if other.refusal else cost}"
     return found
 
 
@@ -144,7 +144,7 @@ def _why_taken(one: Judged, dense: Judged | None, goal: Goal) -> str:
             else f"the fastest: none reaches {1 / goal.max_token_s:g} tokens/s"
         )
     if one.is_whole and not one.draft_tokens:
-        return "no selector that keeps the quality is clearly faster than a dense run"
+        return "every weight is used, since leaving some out is not clearly faster at this quality"
     return f"the fastest that keeps the quality, {_over_dense(one, dense)}"
 
 
