@@ -10,6 +10,7 @@ import importlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil, prod
+from pathlib import PurePath
 from typing import Any, ClassVar
 
 from coldpress.compiler.activity.forward import HEAD_ROWS
@@ -190,10 +191,14 @@ class Build:
 
     @property
     def weight_bytes(self) -> int:
-        """Stored bytes of all tensors; two per value, as in hub models, where only shapes are known."""
-        if isinstance(self.model, Model):
-            return sum(file.size_bytes for file in self.model.files if file.name.endswith(".safetensors"))
-        return 2 * self.model.num_parameters
+        """Stored bytes of all tensors; two per value, as in hub models, where only shapes are known, and four of GGUF,
+        whose blocks are read as float32."""
+        if not isinstance(self.model, Model):
+            return 2 * self.model.num_parameters
+        used = {PurePath(tensor.file).name for tensor in self.model.tensors.values()}
+        if any(name.endswith(".gguf") for name in used):
+            return 4 * self.model.num_parameters
+        return sum(file.size_bytes for file in self.model.files if file.name.endswith(".safetensors"))
 
     @property
     def inner_size(self) -> int:

@@ -389,15 +389,15 @@ class StoredTensor(Record):
 
 
 class TensorSource(Extended):
-    """Where a role's values are stored: a tensor of a safetensors file, or rows of a fused tensor.
+    """Where a role's values are stored: a tensor of a safetensors or GGUF file, or rows of a fused tensor.
 
     The rows are consecutive, or in equal parts at equal distances (the heads of q, k and v in turn, GPT-NeoX).
     """
 
-    LATER = ("index", "transposed", "scales")
+    LATER = ("index", "transposed", "scales", "paired_heads", "added")
 
     file: str
-    """Path of the safetensors file; absolute in memory."""
+    """Path of the safetensors or GGUF file; absolute in memory."""
     tensor: str
     row_start: Count
     row_stop: Count
@@ -413,6 +413,11 @@ class TensorSource(Extended):
     """Whether the rows are columns of that entry."""
     scales: StoredTensor | None = None
     """The scales, if the file's tensor has the blocks of MXFP4 (compiler/checkpoint/mxfp4.py)."""
+    paired_heads: Count = 0
+    """Heads in which rows that are rotated together are neighbours in the file, while the role has them half a head
+    apart; 0 if the file has the role's order (GGUF)."""
+    added: float = 0.0
+    """A number that the file's values have more than the role's (GGUF's norms of Gemma)."""
 
     def runs(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, int]]:
         """Yields (first, last + 1) of the consecutive rows of the file's tensor that are rows `start` to `stop` of the

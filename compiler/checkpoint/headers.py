@@ -1,19 +1,23 @@
-"""Reads the headers of a checkpoint's safetensors files and of the compiler's own array files.
+"""Reads the headers of a checkpoint's safetensors and GGUF files, and of the compiler's own array files.
 
-Gives the one strict reader (runtime/artifact/tensor_header.py) its limits, and turns its refusals into errors about a
-checkpoint.
+Gives the one strict reader of safetensors (runtime/artifact/tensor_header.py) its limits, and turns refusals into
+errors about a checkpoint. All that reads tensors asks here for their types, shapes and places, whatever the file.
 """
 
 import functools
 import os
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
+from coldpress.compiler.llama_cpp import header
 from coldpress.runtime.artifact import tensor_header
 from coldpress.runtime.artifact.strict_json import Limits
 from coldpress.runtime.artifact.tensor_header import ITEM_BYTES, Rules, TensorEntry
-from coldpress.schemas.errors import CheckpointError
+from coldpress.schemas.errors import CheckpointError, ColdpressError
 
+Found = TypeVar("Found")
 RULES = Rules(
     dtypes=tuple(ITEM_BYTES),
     name=re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,511}"),
@@ -25,21 +29,56 @@ RULES = Rules(
 )
 
 
-def read_header(path: Path) -> dict[str, TensorEntry]:
-    """Returns the tensors of a safetensors file by name, in the order of their bytes.
+def read_header(path: Path) -> Mapping[str, TensorEntry]:
+    """Returns the tensors of a safetensors or GGUF file by name, in the order of their bytes.
 
     Raises:
         CheckpointError: naming the file, the tensor, what was found and what was expected.
     """
+    return _cached(_read_header, path)
+
+
+def is_gguf(path: Path) -> bool:
+    """Returns whether a file begins as GGUF does, which no safetensors file can: its header would be too long.
+
+    Raises:
+        OSError: if it cannot be read.
+    """
+    with path.open("rb") as file:
+        return file.read(len(header.MAGIC)) == header.MAGIC
+
+
+def read_gguf(path: Path) -> header.Header:
+    """Returns the header of a GGUF file.
+
+    Raises:
+        CheckpointError: as `read_header`.
+    """
+    return _cached(_read_gguf, path)
+
+
+def _cached(read: Callable[[Path, int, int], Found], path: Path) -> Found:
     try:
         status = path.stat()
-        return _read_header(path, status.st_size, status.st_mtime_ns)
+        return read(path, status.st_size, status.st_mtime_ns)
     except OSError as error:
         raise CheckpointError(f"{path.name}: cannot be read ({error.strerror}); complete the checkpoint") from error
 
 
+@functools.lru_cache(maxsize=4)
+def _read_gguf(path: Path, size_bytes: int, changed_ns: int) -> header.Header:
+    try:
+        with path.open("rb") as file:
+            return header.read_header(file, path.name)
+    except ColdpressError as error:
+        raise CheckpointError(str(error)) from error
+
+
 @functools.lru_cache(maxsize=256)
-def _read_header(path: Path, size_bytes: int, changed_ns: int) -> dict[str, TensorEntry]:
+def _read_header(path: Path, size_bytes: int, changed_ns: int) -> Mapping[str, TensorEntry]:
+    if is_gguf(path):
+        return _read_gguf(path, size_bytes, changed_ns).tensors
+
     def refuse(field: str, found: str, expected: str) -> CheckpointError:
         return CheckpointError(f"{path.name}: {field} is {found}, expected {expected}; copy or download the file again")
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from coldpress.compiler.checkpoint.gguf_files import parts_of
 from coldpress.compiler.checkpoint.weight_files import FILE_NAME
 from coldpress.schemas.errors import CheckpointError, ColdpressError
 
@@ -52,8 +53,11 @@ INSTEAD = {
 def checkpoint_paths(folder: Path) -> list[Path]:
     """Returns the sorted files of a checkpoint's folder that are read: those that would be requested of a hub model.
 
-    Skips names that `ingest` refuses, so that snakemake can handle all of them, too.
+    Skips names that `ingest` refuses, so that snakemake can handle all of them, too. In place of a folder, one of a
+    GGUF model's files gives all of them.
     """
+    if folder.is_file():
+        return list(parts_of(folder))
     patterns = (*wanted(path.name for path in folder.glob("*")), "*.safetensors")
     return [
         path

@@ -1,8 +1,9 @@
 """Reads a checkpoint's tensors by role, as float32, one tensor in memory at a time.
 
-Reads only the wanted rows of the safetensors files that a `Model` record names, stored as F32, F16 or BF16; a fused
-tensor (Phi-3's qkv_proj) is read through the rows that the record gives. Of a tensor of all experts it reads the entry
-of one, and keeps it until it reads another, as callers ask for it in parts. MXFP4 is read as BF16, without loss.
+Reads only the wanted rows of the files that a `Model` record names: safetensors as F32, F16 or BF16, and GGUF in any of
+its types that the package gguf decodes; a fused tensor (Phi-3's qkv_proj) is read through the rows that the record
+gives. Of a tensor of all experts it reads the entry of one, and keeps it until it reads another, as callers ask for it
+in parts. The MXFP4 of safetensors is read as BF16, without loss, and GGUF's blocks as F32.
 """
 
 import functools
@@ -17,11 +18,13 @@ from coldpress.compiler.checkpoint import mxfp4
 from coldpress.compiler.checkpoint.headers import read_header
 from coldpress.compiler.checkpoint.private import checked_weights, private_folder
 from coldpress.compiler.checkpoint.source_json import read_object
+from coldpress.compiler.llama_cpp.types import QUANTIZED, decode
 from coldpress.runtime.artifact.tensor_header import ITEM_BYTES, TensorEntry
 from coldpress.schemas.errors import CheckpointError
 from coldpress.schemas.model import Model, RotaryKind, TensorSource
 
 FLOAT_DTYPES = ("F32", "F16", "BF16")
+READABLE = (*FLOAT_DTYPES, *sorted(QUANTIZED))
 PACKED_DTYPE = "U8"
 """The dtype of the blocks and the scales of MXFP4."""
 MAX_CONFIG_BYTES = 1 << 20
@@ -38,7 +41,14 @@ class _Place:
     @property
     def dtype(self) -> str:
         """The dtype of the values, one of `FLOAT_DTYPES`."""
+        if self.is_converted:
+            return "F32"
         return self.entry.dtype if self.scales is None else "BF16"
+
+    @property
+    def is_converted(self) -> bool:
+        """Whether the file has other values than the role, or has them in blocks or in another order."""
+        return self.entry.dtype in QUANTIZED or self.source.paired_heads > 0 or self.source.added != 0
 
 
 def read_role(model: Model, role: str) -> np.ndarray:
@@ -68,6 +78,9 @@ def read_stored(model: Model, role: str, into: np.ndarray) -> None:
     """
     place = _locate(model, role)
     source, entry = place.source, place.entry
+    if place.is_converted:
+        into[:] = np.ascontiguousarray(_read(place, 0, source.shape[0]), np.float32).reshape(-1).view(np.uint8)
+        return
     if source.index is not None:
         into[:] = _rows_of_expert(place, 0, source.shape[0]).reshape(-1).view(np.uint8)
         return
@@ -137,7 +150,7 @@ def _locate(model: Model, role: str) -> _Place:
 
 def _whole_shape(source: TensorSource, entry: TensorEntry, scales: TensorEntry | None) -> tuple[int, ...]:
     """Returns the shape of the matrix or vector that a role's rows are taken from; empty if the file has none."""
-    if entry.dtype not in (FLOAT_DTYPES if source.scales is None else (PACKED_DTYPE,)):
+    if entry.dtype not in (READABLE if source.scales is None else (PACKED_DTYPE,)):
         return ()
     if source.index is None:
         return entry.shape
@@ -151,9 +164,23 @@ def _whole_shape(source: TensorSource, entry: TensorEntry, scales: TensorEntry |
 def _read(place: _Place, start: int, stop: int) -> np.ndarray:
     """Returns rows `start` to `stop` of a role, float32."""
     source = place.source
+    width = source.shape[0] // source.paired_heads if source.paired_heads else 1
+    first, last = start // width * width, -(-stop // width) * width
+    rows = _in_stored_order(place, first, last)
+    if source.added:
+        rows = rows - np.float32(source.added)
+    if width == 1:
+        return rows
+    halves = rows.reshape(-1, width // 2, 2, *rows.shape[1:]).swapaxes(1, 2)
+    return halves.reshape(rows.shape)[start - first : stop - first]
+
+
+def _in_stored_order(place: _Place, start: int, stop: int) -> np.ndarray:
+    source = place.source
     if source.index is not None:
         rows = _rows_of_expert(place, start, stop)
-        return decode_floats(rows.reshape(-1).view(np.uint8), place.dtype).reshape(rows.shape)
+        kept = "F32" if place.entry.dtype in QUANTIZED else place.dtype
+        return decode_floats(rows.reshape(-1).view(np.uint8), kept).reshape(rows.shape)
     found = [read_entry(Path(source.file), place.entry, *run) for run in source.runs(start, stop)]
     return found[0] if len(found) == 1 else np.concatenate(found)
 
@@ -180,6 +207,12 @@ def _of_expert(
 
 
 def _stored_entry(path: Path, entry: TensorEntry, index: int) -> np.ndarray:
+    """Returns an entry of a tensor, unsigned integers: as stored, or float32's bits of what GGUF's blocks stand for."""
+    if entry.dtype in QUANTIZED:
+        row_bytes = (entry.stop_bytes - entry.start_bytes) // math.prod(entry.shape[:-1])
+        blocks = np.empty((math.prod(entry.shape[1:-1]), row_bytes), np.uint8)
+        _read_bytes(path, entry.start_bytes + index * blocks.size, blocks.reshape(-1))
+        return decode(blocks, entry.dtype).view(np.uint32).reshape(entry.shape[1:])
     item = ITEM_BYTES[entry.dtype]
     data = np.empty(math.prod(entry.shape[1:]) * item, np.uint8)
     _read_bytes(path, entry.start_bytes + index * data.size, data)
@@ -188,9 +221,11 @@ def _stored_entry(path: Path, entry: TensorEntry, index: int) -> np.ndarray:
 
 def read_entry(path: Path, entry: TensorEntry, start: int, stop: int) -> np.ndarray:
     """Returns rows `start` to `stop` of a tensor in a file, float32 [stop - start, …]."""
-    row_bytes = math.prod(entry.shape[1:]) * ITEM_BYTES[entry.dtype]
+    row_bytes = (entry.stop_bytes - entry.start_bytes) // entry.shape[0]
     data = np.empty((stop - start) * row_bytes, np.uint8)
     _read_bytes(path, entry.start_bytes + start * row_bytes, data)
+    if entry.dtype in QUANTIZED:
+        return decode(data.reshape(stop - start, row_bytes), entry.dtype)
     return decode_floats(data, entry.dtype).reshape(stop - start, *entry.shape[1:])
 
 

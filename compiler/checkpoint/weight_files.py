@@ -10,6 +10,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from coldpress.compiler.checkpoint.headers import read_header
 from coldpress.compiler.checkpoint.mxfp4 import LARGEST_SCALE, SCALES
 from coldpress.compiler.checkpoint.source_json import read_object
 from coldpress.compiler.io import sha256_of
+from coldpress.compiler.llama_cpp.types import BLOCKS, QUANTIZED, decode
 from coldpress.runtime.artifact.tensor_header import TensorEntry
 from coldpress.schemas.errors import CheckpointError, clipped
 from coldpress.schemas.model import SourceFile
@@ -26,6 +28,10 @@ INDEX = "model.safetensors.index.json"
 MAX_INDEX_BYTES = 64 << 20
 MAX_SHARDS = 1024
 BLOCK_BYTES = 4 << 20
+DECODED_BLOCKS = 1 << 12
+"""GGUF's blocks, of up to 256 values, that are in memory as float32 at a time."""
+LARGEST_VALUE = 65504
+"""fp16's."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,254}")
 LARGEST = {
@@ -102,13 +108,14 @@ def scan(path: Path, entries: list[TensorEntry]) -> SourceFile:
     """
     hasher = hashlib.sha256()
     with path.open("rb") as file:
-        hasher.update(file.read(entries[0].start_bytes if entries else -1))
         for entry in entries:
+            _pass_over(file, entry.start_bytes - file.tell(), hasher)  # the header, and what GGUF has between tensors
             count, kind = 0, SCALES if entry.name.endswith(SCALES) and entry.dtype == "U8" else entry.dtype
-            remaining = entry.stop_bytes - entry.start_bytes
+            remaining, block_bytes = entry.stop_bytes - entry.start_bytes, BLOCKS.get(entry.dtype, (1, 1))[1]
             while remaining:
-                block = file.read(min(BLOCK_BYTES, remaining))
-                if not block:
+                wanted = min(BLOCK_BYTES // block_bytes * block_bytes, remaining)
+                block = file.read(wanted)
+                if len(block) < wanted:
                     raise CheckpointError(f"{path.name}: truncated while it was read; download it again")
                 hasher.update(block)
                 remaining -= len(block)
@@ -118,11 +125,23 @@ def scan(path: Path, entries: list[TensorEntry]) -> SourceFile:
                     f"{path.name}: tensor {entry.name} holds {count} values that are NaN, infinite or beyond 65504, "
                     "expected none; the weights are damaged, or not of a trained model"
                 )
+        _pass_over(file, None, hasher)
         size_bytes = file.tell()
     return SourceFile(name=path.name, size_bytes=size_bytes, sha256=hasher.hexdigest())
 
 
+def _pass_over(file: BinaryIO, count: int | None, hasher: "hashlib._Hash") -> None:
+    """Reads bytes that hold no values; None stands for all that follow."""
+    while count != 0 and (block := file.read(BLOCK_BYTES if count is None else min(BLOCK_BYTES, count))):
+        hasher.update(block)
+        count = None if count is None else count - len(block)
+
+
 def _out_of_range(block: bytes, dtype: str) -> int:
+    if dtype in QUANTIZED:
+        rows = np.frombuffer(block, np.uint8).reshape(-1, BLOCKS[dtype][1])
+        parts = np.array_split(rows, -(-len(rows) // DECODED_BLOCKS))
+        return sum(int(np.count_nonzero(~(np.abs(decode(part, dtype)) <= LARGEST_VALUE))) for part in parts)
     if dtype not in LARGEST:
         return 0
     kind, magnitude, largest = LARGEST[dtype]

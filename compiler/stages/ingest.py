@@ -1,10 +1,11 @@
-"""ingest: turns a Hugging Face checkpoint into a checked `Model` record.
+"""ingest: turns a Hugging Face checkpoint or a GGUF file into a checked `Model` record.
 
-Resolves a hub model at a pinned commit, or a local folder; pickled weights are converted first. Reads config.json and
-the safetensors headers with our own strict parsers, checks them against each other, and checks every weight for NaN,
-infinity and size. Writes a private folder with the tokenizer and the believed part of the configuration: transformers
-sees nothing else. Weights stay in their files; links to them lie beside the private folder, so that no record of a
-later stage names a place outside the build folder.
+Resolves a hub model at a pinned commit, a local folder, or a GGUF file, whose keys become config.json and
+tokenizer.json; pickled weights are converted first. Reads config.json and the safetensors headers with our own strict
+parsers, checks them against each other, and checks every weight for NaN, infinity and size. Writes a private folder
+with the tokenizer and the believed part of the configuration: transformers sees nothing else. Weights stay in their
+files; links to them lie beside the private folder, so that no record of a later stage names a place outside the build
+folder.
 """
 
 import json
@@ -15,6 +16,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
@@ -22,6 +24,10 @@ from pydantic import Field
 
 from coldpress.compiler.architectures import _common
 from coldpress.compiler.checkpoint.conversion import converted
+from coldpress.compiler.checkpoint.gguf_config import source_config_of
+from coldpress.compiler.checkpoint.gguf_files import GgufModel, open_gguf
+from coldpress.compiler.checkpoint.gguf_tensors import match_gguf
+from coldpress.compiler.checkpoint.gguf_tokenizer import tokenizer_of
 from coldpress.compiler.checkpoint.headers import read_header
 from coldpress.compiler.checkpoint.hub import HUB_ID, snapshot
 from coldpress.compiler.checkpoint.private import LINKS
@@ -94,7 +100,7 @@ BELIEVED = {GENERATION: GENERATION_KEYS, SETTINGS: SETTINGS_KEYS, SPECIAL_TOKENS
 class IngestConfig(Record):
     """Settings of `ingest`."""
 
-    model: str = Field(min_length=1, description="folder of a checkpoint, or hub id such as owner/name")
+    model: str = Field(min_length=1, description="folder of a checkpoint, GGUF file, or hub id such as owner/name")
     name: str | None = Field(
         default=None, description="name of the model in records and artifacts; by default the last part of `model`"
     )
@@ -124,6 +130,8 @@ class _Checkpoint:
     """Licence that the model card names."""
     settings: dict[str, dict[str, Any]]
     """The believed keys of each settings file other than config.json."""
+    has_own_settings: bool
+    """Whether the settings are files of the checkpoint, and not made of a GGUF file's keys."""
 
 
 def run(config: IngestConfig, work: Workspace) -> Model:
@@ -132,20 +140,25 @@ def run(config: IngestConfig, work: Workspace) -> Model:
     Raises:
         CheckpointError: naming file and tensor or key, what was found and what was expected.
     """
-    given, hub_id = _resolve(config)
-    folder = converted(given)
-    checkpoint = _check(folder, config.longrope)
+    with TemporaryDirectory(dir=work.folder.parent) as translated:
+        return _ingested(config, work, Path(translated))
+
+
+def _ingested(config: IngestConfig, work: Workspace, translated: Path) -> Model:
+    given, hub_id, gguf = _resolve(config, translated)
+    folder = given if gguf else converted(given)
+    checkpoint = _check(folder, config.longrope, gguf)
     if is_there(folder, TOKENIZER):
         regular_file(folder, TOKENIZER)
     SourceTokenizer(folder, checkpoint.spec.vocab_size)
     files = _scan(checkpoint)
-    weights = [file for file in files if file.name.endswith(".safetensors")]
+    weights = [file for file in files if file.name in {path.name for path in checkpoint.weight_files}]
     source = _write_private(checkpoint, work.folder / "source")
     links = _link_weights(checkpoint, work.folder / LINKS)
     license_names = {path.name for path in checkpoint.licenses}
     model = Model(
         spec=checkpoint.spec,
-        name=config.name or (hub_id or given.resolve().name).rpartition("/")[2],
+        name=config.name or (hub_id or (gguf.name if gguf else given.resolve().name)).rpartition("/")[2],
         source=hub_id or "local",
         revision=config.revision if hub_id else None,
         license=config.license or checkpoint.license,
@@ -173,21 +186,28 @@ def needs_for(weight_bytes: int) -> StageNeeds:
     return StageNeeds(stage="ingest", ram_bytes=INGEST_BYTES, disk_bytes=0, runtime_s=seconds)
 
 
-def _resolve(config: IngestConfig) -> tuple[Path, str | None]:
-    """Returns (folder of the checkpoint, hub id or None)."""
+def _resolve(config: IngestConfig, translated: Path) -> tuple[Path, str | None, GgufModel | None]:
+    """Returns (folder of the checkpoint, hub id or None, the model if it is in GGUF).
+
+    Of a GGUF file, writes the settings and the tokenizer into `translated`, as a checkpoint's folder has them.
+    """
     folder = Path(config.model).expanduser()
     if folder.is_dir():
-        return folder, None
+        return folder, None, None
     if folder.exists():
-        raise CheckpointError(f"{config.model} is a file, expected the folder of a checkpoint")
+        gguf = open_gguf(folder)
+        tokenizer, settings = tokenizer_of(gguf)
+        for name, value in {CONFIG: source_config_of(gguf), TOKENIZER: tokenizer, SETTINGS: settings}.items():
+            (translated / name).write_text(json.dumps(value, ensure_ascii=False), encoding="utf-8")
+        return translated, None, gguf
     if not HUB_ID.fullmatch(config.model):
         raise CheckpointError(
-            f"there is no folder {config.model}, and it is no hub id such as owner/name; give a folder or a hub id"
+            f"there is no folder or file {config.model}, and it is no hub id such as owner/name; give one of these"
         )
-    return snapshot(config.model, config.revision, config.offline), config.model
+    return snapshot(config.model, config.revision, config.offline), config.model, None
 
 
-def _check(folder: Path, longrope: str) -> _Checkpoint:
+def _check(folder: Path, longrope: str, gguf: GgufModel | None = None) -> _Checkpoint:
     """Checks the configuration and the tensor headers against each other."""
     if not (folder / CONFIG).exists():
         known = kind_of(folder)
@@ -202,19 +222,24 @@ def _check(folder: Path, longrope: str) -> _Checkpoint:
         check_value(key, value, GENERATION)
     source = _common.source_config(architecture.MODULES, believed)
     spec = _with_tokens(architecture.spec(source), settings[GENERATION])
-    located = locate(folder)
-    names, ignored = architecture.parameters(source, spec), architecture.ignored(source, spec)
-    tensors = match_tensors(spec, names, located, ignored, architecture.places(spec))
+    names = architecture.parameters(source, spec)
+    if gguf is None:
+        located = locate(folder)
+        tensors = match_tensors(spec, names, located, architecture.ignored(source, spec), architecture.places(spec))
+        weight_files = tuple(sorted({found.path for found in located.values()}))
+    else:
+        tensors, weight_files = match_gguf(spec, names, gguf), gguf.paths
     return _Checkpoint(
         folder=folder,
         config=believed,
         spec=spec,
         tensors=tensors,
-        weight_files=tuple(sorted({found.path for found in located.values()})),
+        weight_files=weight_files,
         chat_template=_chat_template(folder),
         licenses=_licenses(folder),
-        license=_license(folder),
+        license=gguf.text("general.license") if gguf else _license(folder),
         settings=settings,
+        has_own_settings=gguf is None,
     )
 
 
@@ -285,7 +310,7 @@ def _scan(checkpoint: _Checkpoint) -> tuple[SourceFile, ...]:
         log.info("ingest: reading weights %d/%d", number, len(checkpoint.weight_files))
         files.append(scan(path, list(read_header(path).values())))
     for name in (CONFIG, GENERATION, TOKENIZER, SETTINGS, SPECIAL_TOKENS, CHAT_TEMPLATE):
-        if is_there(checkpoint.folder, name):
+        if checkpoint.has_own_settings and is_there(checkpoint.folder, name):
             files.append(source_file(regular_file(checkpoint.folder, name)))
     return tuple(sorted(files, key=lambda file: file.name))
 

@@ -125,7 +125,8 @@ class Source:
         with replacing(folder / INDEX) as temporary:
             temporary.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         files = tuple(scan(folder / file, list(read_header(folder / file).values())) for file in shards)
-        others = tuple(file for file in self.model.files if not file.name.endswith(".safetensors"))
+        replaced = {Path(tensor.file).name for tensor in self.model.tensors.values()}
+        others = tuple(file for file in self.model.files if file.name not in replaced)
         return self.model.model_copy(
             update={
                 "folder": str(folder.resolve()),

@@ -32,6 +32,8 @@ from coldpress.compiler.candidates import (
     methods_for,
     routings_for,
 )
+from coldpress.compiler.checkpoint.gguf_config import source_config_of
+from coldpress.compiler.checkpoint.gguf_files import name_of, open_gguf
 from coldpress.compiler.checkpoint.hub import HUB_ID, check_dataset, is_dataset, snapshot
 from coldpress.compiler.checkpoint.packages import place_of
 from coldpress.compiler.checkpoint.source_config import checked_config
@@ -92,7 +94,7 @@ class ModelReference(Record):
     name: str = Field(pattern=NAME_PATTERN)
     """Profile name, or the last part of the folder or hub id; names the build folder and the artifact."""
     source: str
-    """Hub id, or the absolute path of a folder, or of the file that packages are joined to."""
+    """Hub id, or the absolute path of a folder or GGUF file, also of the one that packages are joined to."""
     revision: str | None
     """Commit of a hub model; None for a folder or file."""
     packages: Packages | None = None
@@ -155,7 +157,7 @@ class BuildConfig:
 
     @property
     def checkpoint(self) -> str:
-        """The source for `ingest`: a hub id, or the folder as the rules name it."""
+        """The source for `ingest`: a hub id, or the folder or file as the rules name it."""
         return self.model.source if self.model.revision else self.near(self.model.source)
 
     def of_stage(self, stage: str) -> dict[str, Any]:
@@ -482,6 +484,8 @@ def _find_model(named: str, revision: str | None, pins: Pins) -> tuple[ModelProf
         profile = load_model(named)
         return profile, _reference_of(profile, revision, pins), LONGEST_DEFAULT_CONTEXT
     folder = Path(named).expanduser()
+    if folder.is_file():
+        return None, *_read_file(folder, revision)
     if folder.is_dir() or named.startswith((".", "/", "~")):
         return None, *_read_folder(folder, revision)
     if HUB_ID.fullmatch(named):
@@ -491,7 +495,7 @@ def _find_model(named: str, revision: str | None, pins: Pins) -> tuple[ModelProf
             raise CheckpointError(f"there is no folder {named}; as a model of the hub: {error}") from error
     known = model_names()
     unknown = UnknownNameError("model", named, known)
-    raise ColdpressError(f"{unknown} A folder (./path or /path) or a hub id (owner/name) will do as well.")
+    raise ColdpressError(f"{unknown} A folder or GGUF file (./path or /path) or a hub id (owner/name) will do as well.")
 
 
 def _file(key: str, named: str, writer: str) -> Path:
@@ -528,6 +532,13 @@ def _reference_of(profile: ModelProfile, revision: str | None, pins: Pins) -> Mo
     )
 
 
+def _read_file(file: Path, revision: str | None) -> tuple[ModelReference, int]:
+    """Reads the keys of a GGUF file."""
+    if revision is not None:
+        raise ColdpressError(f"revision={revision} has no meaning for the file {file}; leave it out")
+    return _describe(source_config_of(open_gguf(file)), name_of(file), str(file.resolve()), None)
+
+
 def _read_folder(folder: Path, revision: str | None) -> tuple[ModelReference, int]:
     if not folder.is_dir():
         raise ColdpressError(f"model folder {folder} does not exist")
@@ -536,22 +547,23 @@ def _read_folder(folder: Path, revision: str | None) -> tuple[ModelReference, in
     if not (folder / CONFIG_FILE).is_file():
         known = kind_of(folder) or f"holds no {CONFIG_FILE}, so it is no Hugging Face checkpoint"
         raise ColdpressError(f"{folder} {known}")
-    return _describe(folder / CONFIG_FILE, folder.resolve().name, str(folder.resolve()), None)
+    config = read_object(folder / CONFIG_FILE, MAX_CONFIG_BYTES)
+    return _describe(config, folder.resolve().name, str(folder.resolve()), None)
 
 
 def _read_hub(hub_id: str, revision: str | None, pins: Pins) -> tuple[ModelReference, int]:
     """Fetches config.json of a hub model and nothing else, or takes it from the local cache."""
     commit = pins.commit("model", hub_id, revision, "revision")
     folder = snapshot(hub_id, commit, offline=False, patterns=(CONFIG_FILE,))
-    return _describe(folder / CONFIG_FILE, hub_id.partition("/")[2], hub_id, commit)
+    config = read_object(folder / CONFIG_FILE, MAX_CONFIG_BYTES)
+    return _describe(config, hub_id.partition("/")[2], hub_id, commit)
 
 
-def _describe(file: Path, name: str, source: str, revision: str | None) -> tuple[ModelReference, int]:
-    """Returns (the model, its longest context in tokens) from config.json; `ingest` checks the rest of the file.
+def _describe(config: Mapping[str, Any], name: str, source: str, revision: str | None) -> tuple[ModelReference, int]:
+    """Returns (the model, its longest context in tokens) from the values of config.json; `ingest` checks the rest.
 
     transformers would fill in missing fields, but it takes seconds to import.
     """
-    config = read_object(file, MAX_CONFIG_BYTES)
     architecture, believed = checked_config(config)
     named = believed.get(architecture.MODULES.activation_key) or architecture.MODULES.activation
     reference = ModelReference(

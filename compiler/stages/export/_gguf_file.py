@@ -9,9 +9,9 @@ from pathlib import Path
 import gguf
 import numpy as np
 
+from coldpress.compiler.llama_cpp.architectures import Architecture
 from coldpress.compiler.stages.export import _gguf_vocabulary, _llama_cpp
 from coldpress.compiler.stages.export._gguf_options import BLOCK, FORMATS, Options, TypeName, own_type
-from coldpress.compiler.stages.export._llama_cpp_architectures import Architecture
 from coldpress.compiler.stages.export._stored import StoredModel, StoredTensor
 from coldpress.runtime import plugins
 from coldpress.runtime.quantization import Format

@@ -1,20 +1,18 @@
 """Describes llama.cpp's view of a model: names of architecture and tensors, shapes, and the arithmetic they stand for.
 
 Names come from the tables of the package `gguf`. What llama.cpp's architectures compute is in
-`_llama_cpp_architectures.py`, and a model that differs is refused: its file would load, and write other text.
+`compiler/llama_cpp/architectures.py`, and a model that differs is refused: its file would load, and write other text.
 """
 
 import math
-from dataclasses import replace
 
 import gguf
 import numpy as np
 
-from coldpress.compiler.stages.export._llama_cpp_architectures import (
+from coldpress.compiler.llama_cpp import names
+from coldpress.compiler.llama_cpp.architectures import (
     ARCHITECTURES,
-    FALCON_TWO_NORMS,
     LARGEST_GEMMA,
-    LATENT_QUERIES,
     LITE_LAYERS,
     LITE_MODEL,
     REFUSED,
@@ -33,52 +31,8 @@ from coldpress.runtime.decoder.latents import LATENT_EPS
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.model import FREQUENCIES, ModelSpec, features_of_model
 
-MODULES = {
-    "embed_tokens": TENSOR.TOKEN_EMBD,
-    "norm": TENSOR.OUTPUT_NORM,
-    "lm_head": TENSOR.OUTPUT,
-    "input_layernorm": TENSOR.ATTN_NORM,
-    "q_proj": TENSOR.ATTN_Q,
-    "k_proj": TENSOR.ATTN_K,
-    "v_proj": TENSOR.ATTN_V,
-    "o_proj": TENSOR.ATTN_OUT,
-    "q_norm": TENSOR.ATTN_Q_NORM,
-    "k_norm": TENSOR.ATTN_K_NORM,
-    "post_attention_layernorm": TENSOR.FFN_NORM,
-    "qkv_proj": TENSOR.ATTN_QKV,
-    "q_b_proj": TENSOR.ATTN_Q_B,
-    "kv_b_proj": TENSOR.ATTN_KV_B,
-    "gate_proj": TENSOR.FFN_GATE,
-    "up_proj": TENSOR.FFN_UP,
-    "down_proj": TENSOR.FFN_DOWN,
-    "router": TENSOR.FFN_GATE_INP,
-    "shared_expert_gate": TENSOR.FFN_GATE_INP_SHEXP,
-}
-"""Our names of modules, without the layer."""
-STACKED = {
-    "gate_proj": TENSOR.FFN_GATE_EXP,
-    "up_proj": TENSOR.FFN_UP_EXP,
-    "down_proj": TENSOR.FFN_DOWN_EXP,
-}
-"""Modules of experts: their matrices are stacked in one tensor."""
-OF_SHARED = {
-    "gate_proj": TENSOR.FFN_GATE_SHEXP,
-    "up_proj": TENSOR.FFN_UP_SHEXP,
-    "down_proj": TENSOR.FFN_DOWN_SHEXP,
-}
-"""Modules of the expert that every token uses."""
 MAX_EXPERTS = 1024
 """llama.cpp aborts if a file has more (LLAMA_MAX_EXPERTS of src/llama-hparams.h)."""
-AROUND = {
-    "post_attention_layernorm": TENSOR.ATTN_POST_NORM,
-    "pre_feedforward_layernorm": TENSOR.FFN_NORM,
-    "post_feedforward_layernorm": TENSOR.FFN_POST_NORM,
-}
-"""Modules of models with norms before and after the blocks."""
-SAME_NAME = {TENSOR.FFN_NORM: TENSOR.FFN_PRE_NORM}
-"""Two tensors with the same name: the tables of `gguf` list the one for some architectures, the other for others."""
-NORMS = ("norm", "input_layernorm", *AROUND)
-QK_NORMS = ("q_norm", "k_norm")
 LONGROPE = (TENSOR.ROPE_FACTORS_LONG, TENSOR.ROPE_FACTORS_SHORT)
 """Both are the same in every file here: an artifact has the factors that it was built with, for texts of any length."""
 
@@ -89,7 +43,7 @@ def architecture_of(spec: ModelSpec) -> Architecture:
     Raises:
         ColdpressError: if there is none.
     """
-    found = ARCHITECTURES.get(spec.model_type)
+    found = names.named(spec)
     if spec.model_type in REFUSED:
         raise ColdpressError(
             f"llama.cpp computes the architecture '{spec.model_type}' otherwise: {REFUSED[spec.model_type]}; it would "
@@ -126,9 +80,7 @@ def architecture_of(spec: ModelSpec) -> Architecture:
             f"a layer of the model has {spec.num_experts} experts, and llama.cpp takes at most {MAX_EXPERTS}; it "
             "cannot be exported"
         )
-    two_norms = found.name == "falcon" and spec.residual == "parallel"
-    others = (FALCON_TWO_NORMS if two_norms else {}) | (LATENT_QUERIES if spec.q_lora_rank else {})
-    return replace(found, modules={**found.modules, **others})
+    return found
 
 
 def check_biases(model: StoredModel, architecture: Architecture) -> None:
@@ -252,22 +204,12 @@ def tensor_name(architecture: Architecture, role: str) -> str:
     Raises:
         ColdpressError: if the architecture has no such tensor.
     """
-    *before, module, kind = role.split(".")
-    module = next((name for name, members in architecture.fused.items() if module in members), module)
-    own = (AROUND if "norm_placement.around" in architecture.extensions else {}) | {**architecture.modules}
-    of_part = {"experts": STACKED, "shared_expert": OF_SHARED}
-    tensor = next((names for part, names in of_part.items() if part in before), MODULES | own).get(module)
-    known = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture.name)
-    if tensor not in gguf.MODEL_TENSORS[known]:
-        tensor = SAME_NAME.get(tensor) if tensor else None
-    has_bias = module in architecture.biases or (module in NORMS and architecture.layer_norm)
-    if kind == "correction":
-        tensor, kind, has_bias = TENSOR.FFN_EXP_PROBS_B, "bias", True
-    if tensor is None or tensor not in gguf.MODEL_TENSORS[known] or (kind == "bias" and not has_bias):
+    found = names.tensor_name(architecture, role)
+    if found is None:
         raise ColdpressError(
             f"llama.cpp's architecture '{architecture.name}' has no tensor for {role}; this model cannot be exported"
         )
-    return f"{gguf.TENSOR_NAMES[tensor].format(bid=before[1] if before else 0)}.{kind}"
+    return found
 
 
 def neighbours(rows: np.ndarray, heads: int) -> np.ndarray:
@@ -280,9 +222,7 @@ def neighbours(rows: np.ndarray, heads: int) -> np.ndarray:
 
 def norm_weights(spec: ModelSpec, role: str, values: np.ndarray) -> np.ndarray:
     """Returns a norm's weights for llama.cpp: plus 1 where the model stores the difference from 1."""
-    is_norm = role.split(".")[-2] in (*NORMS, *QK_NORMS) and role.endswith("weight")
-    counts_from_one = spec.norm.endswith("_1p") and is_norm
-    return values + np.float32(1) if counts_from_one else values
+    return values + np.float32(1) if names.counts_from_one(spec, role) else values
 
 
 def add_shape(writer: gguf.GGUFWriter, model: StoredModel) -> None:

@@ -1,0 +1,198 @@
+"""Writes the config.json of a model in GGUF, from the file's keys and the names of its tensors.
+
+The keys are named in llama.cpp's own code (src/llama-arch.cpp). A key that config.json needs and the file lacks is
+refused, or has the value that llama.cpp takes. `source_config` then checks all of it as it checks any config.json.
+"""
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from coldpress.compiler.architectures import _common
+from coldpress.compiler.checkpoint.gguf_files import GgufModel
+from coldpress.compiler.checkpoint.gguf_tokenizer import special_ids
+from coldpress.compiler.checkpoint.source_config import ARCHITECTURES as PLUGINS
+from coldpress.compiler.checkpoint.source_config import EPSILONS
+from coldpress.compiler.checkpoint.tensors import read_entry
+from coldpress.compiler.llama_cpp.architectures import ARCHITECTURES, Architecture
+from coldpress.runtime.artifact.errors import short
+from coldpress.runtime.plugins import load
+
+log = logging.getLogger(__name__)
+
+PREFERRED = {"llama": "llama"}
+"""llama.cpp's architectures that several of ours share -> the one for files without experts."""
+FACTORS = "rope_freqs.weight"
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+USUAL_BASE = 10000.0
+MAX_FACTORS = 1 << 12
+
+
+def source_config_of(model: GgufModel) -> dict[str, Any]:
+    """Returns the values of config.json.
+
+    Raises:
+        CheckpointError: naming the key or tensor, what was found and what was expected.
+    """
+    kind = _model_type(model)
+    theirs, ours = ARCHITECTURES[kind], load(PLUGINS, _common.Architecture, kind)
+    found = _sizes(model, theirs) | _biases(model) | _experts(model, theirs) | _factors(model) | _layers(model, kind)
+    keys = ours.KEYS | _common.KEYS
+    config = {key: value for key, value in found.items() if key in keys}
+    config["model_type"] = kind
+    for key in EPSILONS & keys:
+        config[key] = model.number(f"attention.layer_norm_{'' if theirs.layer_norm else 'rms_'}epsilon")
+    if "rope_parameters" in keys:
+        config["rope_parameters"] = _rotations(model, ours, config)
+    return config | special_ids(model)
+
+
+def _model_type(model: GgufModel) -> str:
+    """Returns Hugging Face's name of the architecture."""
+    name = model.architecture
+    found = [kind for kind, one in ARCHITECTURES.items() if one.name == name]
+    if not found:
+        known = ", ".join(sorted({one.name for one in ARCHITECTURES.values()}))
+        raise model.refused(f"the architecture {short(name)} is not supported in GGUF; supported are {known}")
+    if len(found) == 1:
+        return found[0]
+    return "mixtral" if model.count("expert_count", 0) else PREFERRED[name]
+
+
+def _rows(model: GgufModel, name: str) -> int:
+    found = model.located.get(name)
+    if found is None:
+        raise model.refused(f"the tensor {name} is missing, expected it in every model")
+    return found.entry.shape[0]
+
+
+def _sizes(model: GgufModel, theirs: Architecture) -> dict[str, Any]:
+    heads, hidden = model.count("attention.head_count"), model.count("embedding_length")
+    key_heads = model.count("attention.head_count_kv", heads)
+    head_dim = model.count("attention.key_length", hidden // max(1, heads))
+    if model.count("attention.value_length", head_dim) != head_dim and not model.get("attention.kv_lora_rank"):
+        raise model.refused(
+            f"keys are {head_dim} wide and values {model.count('attention.value_length')}, expected equal widths"
+        )
+    width = model.count("feed_forward_length")
+    found: dict[str, Any] = {
+        "vocab_size": _rows(model, "token_embd.weight"),
+        "hidden_size": hidden,
+        "intermediate_size": width,
+        "ffn_hidden_size": width,
+        "num_hidden_layers": model.count("block_count") - model.count("nextn_predict_layers", 0),
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_heads,
+        "num_kv_heads": key_heads,
+        "max_position_embeddings": model.count("context_length"),
+        "head_dim": head_dim,
+        "tie_word_embeddings": "output.weight" not in model.located,
+    }
+    if model.get("attention.sliding_window") is not None:
+        found["sliding_window"] = model.count("attention.sliding_window") or None
+    return found
+
+
+def _biases(model: GgufModel) -> dict[str, Any]:
+    """Returns the keys that say which projections have a bias: GGUF has no such keys, but the tensors."""
+    attention = any(f"blk.0.{name}.bias" in model.located for name in ("attn_q", "attn_qkv"))
+    return {
+        **dict.fromkeys(("attention_bias", "qkv_bias", "use_qkv_bias"), attention),
+        "mlp_bias": "blk.0.ffn_down.bias" in model.located,
+        "bias": attention,
+    }
+
+
+def _experts(model: GgufModel, theirs: Architecture) -> dict[str, Any]:
+    return {}
+
+
+def _factors(model: GgufModel) -> dict[str, Any]:
+    return {}
+
+
+def _layers(model: GgufModel, kind: str) -> dict[str, Any]:
+    return {}
+
+
+def _rotations(model: GgufModel, ours: _common.Architecture, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns `rope_parameters`, of each kind of layer where the architecture has several."""
+    main = _rotation(model, config)
+    rotated = model.count("rope.dimension_count", config.get("head_dim", 0))
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    if ours.MODULES.partial_rotary:
+        main["partial_rotary_factor"] = _share(rotated, head_dim)
+    elif rotated not in (0, head_dim):
+        raise model.refused(
+            f"{rotated} of {head_dim} dimensions of a head are rotated, expected all in a model of this architecture"
+        )
+    return main
+
+
+def _share(part: int, whole: int) -> float:
+    """Returns a factor that gives `part` of `whole`, rounded down."""
+    share = part / whole
+    return share if int(whole * share) == part else math.nextafter(share, 1)
+
+
+def _rotation(model: GgufModel, config: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {"rope_type": "default", "rope_theta": model.number("rope.freq_base", USUAL_BASE)}
+    scaling = model.text(f"{model.architecture}.rope.scaling.type") or "none"
+    factor = model.number("rope.scaling.factor", model.number("rope.scale_linear", 1.0))
+    if factor != 1 and scaling in ("none", "linear"):
+        found |= {"rope_type": "linear", "factor": factor}
+    elif scaling == "yarn":
+        found |= _yarn(model, factor)
+    elif scaling not in ("none", "linear", "longrope"):
+        raise model.refused(f"rope.scaling.type is {short(scaling)}, expected none, linear, yarn or longrope")
+    if FACTORS in model.located or LONG_FACTORS in model.located:
+        if found["rope_type"] != "default":
+            raise model.refused(f"it has {found['rope_type']} rotation and a factor for each frequency, expected one")
+        found |= _frequency_factors(model, config)
+    return found
+
+
+def _yarn(model: GgufModel, factor: float) -> dict[str, Any]:
+    found: dict[str, Any] = {"rope_type": "yarn", "factor": factor}
+    found["original_max_position_embeddings"] = model.count("rope.scaling.original_context_length")
+    for key, name in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
+        if model.get(f"rope.scaling.{key}") is not None:
+            found[name] = model.number(f"rope.scaling.{key}")
+    if model.get("rope.scaling.attn_factor") is not None:
+        found["attention_factor"] = model.number("rope.scaling.attn_factor") * (0.1 * math.log(factor) + 1)
+    return found
+
+
+def _frequency_factors(model: GgufModel, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a rotation with a divisor for each frequency: Llama 3's, which has one for all texts, is written as
+    longrope with equal factors for short and long texts."""
+    context = config["max_position_embeddings"]
+    if FACTORS in model.located:
+        factors = _vector(model, FACTORS)
+        return {
+            "rope_type": "longrope",
+            "short_factor": factors,
+            "long_factor": factors,
+            "attention_factor": 1.0,
+            "original_max_position_embeddings": context,
+        }
+    return {
+        "rope_type": "longrope",
+        "short_factor": _vector(model, SHORT_FACTORS),
+        "long_factor": _vector(model, LONG_FACTORS),
+        "attention_factor": model.number("rope.scaling.attn_factor", 1.0),
+        "original_max_position_embeddings": model.count("rope.scaling.original_context_length", context),
+    }
+
+
+def _vector(model: GgufModel, name: str) -> list[float]:
+    """Returns the numbers of a small tensor."""
+    _rows(model, name)
+    found = model.located[name]
+    if len(found.entry.shape) != 1 or found.entry.shape[0] > MAX_FACTORS or found.entry.dtype != "F32":
+        raise model.refused(
+            f"the tensor {name} has the shape {list(found.entry.shape)} and the type {found.entry.dtype}, expected "
+            f"a vector of up to {MAX_FACTORS} numbers F32"
+        )
+    return [float(value) for value in read_entry(found.path, found.entry, 0, found.entry.shape[0])]

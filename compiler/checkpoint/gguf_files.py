@@ -1,0 +1,146 @@
+"""Opens a model in GGUF: one file, or the parts that `llama-gguf-split` made of one."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coldpress.compiler.checkpoint.headers import is_gguf, read_gguf
+from coldpress.compiler.checkpoint.weight_files import Located
+from coldpress.runtime.artifact.errors import short
+from coldpress.schemas.errors import CheckpointError
+
+PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+MAX_PARTS = 1024
+MODEL = "model"
+
+
+@dataclass(frozen=True)
+class GgufModel:
+    """A model's keys and tensors."""
+
+    paths: tuple[Path, ...]
+    values: Mapping[str, Any]
+    """By key; those of the first part."""
+    located: Mapping[str, Located]
+    """The tensors, by llama.cpp's names."""
+
+    @property
+    def name(self) -> str:
+        """Returns the file's name without its end and its number."""
+        return name_of(self.paths[0])
+
+    @property
+    def architecture(self) -> str:
+        """Returns llama.cpp's name of the architecture.
+
+        Raises:
+            CheckpointError: if the file names none.
+        """
+        return self.text("general.architecture", required=True) or ""
+
+    def refused(self, found: str) -> CheckpointError:
+        """Returns the error to raise about the file."""
+        return CheckpointError(f"{self.paths[0].name}: {found}")
+
+    def get(self, key: str) -> Any:
+        """Returns the value of a key of the architecture, such as `block_count`; None if the file has none."""
+        return self.values.get(f"{self.architecture}.{key}")
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """Returns a whole number of the architecture; without a default, the file must have it.
+
+        Raises:
+            CheckpointError: naming the key, what was found and what was expected.
+        """
+        found = self.get(key)
+        found = default if found is None else found
+        if type(found) is not int or found < 0:
+            self._wrong(key, found, "a whole number")
+        return found
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """Returns a number of the architecture, in float32's shortest decimal form; otherwise as `count`.
+
+        Raises:
+            CheckpointError: as `count`.
+        """
+        found = self.get(key)
+        found = default if found is None else found
+        if type(found) not in (int, float) or not np.isfinite(found):
+            self._wrong(key, found, "a finite number")
+        return float(str(np.float32(found)))
+
+    def text(self, key: str, required: bool = False) -> str | None:
+        """Returns a text by its whole key; None if the file has none.
+
+        Raises:
+            CheckpointError: if the value is no text.
+        """
+        found = self.values.get(key)
+        if (found is None and required) or not isinstance(found, str | None):
+            raise self.refused(f"{key} is {short(found)}, expected a text")
+        return found
+
+    def _wrong(self, key: str, found: Any, expected: str) -> None:
+        what = "missing" if found is None else "an array" if isinstance(found, np.ndarray | list) else short(found)
+        raise self.refused(
+            f"{self.architecture}.{key} is {what}, expected {expected}; models whose layers differ in it, or "
+            "whose file lacks it, are not supported"
+        )
+
+
+def name_of(path: Path) -> str:
+    """Returns a file's name without its end, and without the number of a part."""
+    part = PART.fullmatch(path.name)
+    return part[1] if part else re.sub(r"\.gguf$", "", path.name, flags=re.IGNORECASE)
+
+
+def parts_of(path: Path) -> tuple[Path, ...]:
+    """Returns the files of a model, given one of them.
+
+    Raises:
+        CheckpointError: if the file is not GGUF, or a part is missing.
+    """
+    part = PART.fullmatch(path.name)
+    count = int(part[3]) if part else 1
+    if not 1 <= count <= MAX_PARTS:
+        raise CheckpointError(f"{path.name}: it is one of {count} parts, expected 1 to {MAX_PARTS}")
+    paths = (
+        [path.with_name(f"{part[1]}-{at:05d}-of-{count:05d}.gguf") for at in range(1, count + 1)] if part else [path]
+    )
+    for found in paths:
+        if not found.is_file():
+            raise CheckpointError(f"{found.name} is missing beside {path.name}; a split model needs all of its parts")
+        if not is_gguf(found):
+            raise CheckpointError(f"{found.name} is a file and no GGUF, expected the folder of a checkpoint or GGUF")
+    return tuple(paths)
+
+
+def open_gguf(path: Path) -> GgufModel:
+    """Reads the headers of a model's files.
+
+    Raises:
+        CheckpointError: naming file and key or tensor, what was found and what was expected.
+    """
+    paths = parts_of(path)
+    headers = [read_gguf(part) for part in paths]
+    located: dict[str, Located] = {}
+    for number, (part, header) in enumerate(zip(paths, headers, strict=True)):
+        said = header.values.get("split.no", 0), header.values.get("split.count", len(paths) if len(paths) == 1 else 0)
+        if said != (number, len(paths)) and (len(paths) > 1 or said[1] > 1):
+            raise CheckpointError(
+                f"{part.name}: it is part {short(said[0])} of {short(said[1])} by its keys, expected {number} of "
+                f"{len(paths)} by its name; give the parts the names that llama-gguf-split gave them"
+            )
+        for name, entry in header.tensors.items():
+            if name in located:
+                raise CheckpointError(f"{part.name}: the tensor {name} is in {located[name].path.name}, too")
+            located[name] = Located(part, entry)
+    model = GgufModel(paths, headers[0].values, located)
+    if (kind := model.text("general.type") or MODEL) != MODEL:
+        raise model.refused(f"it is GGUF of the type {short(kind)}, expected {MODEL}; give the model's own file")
+    return model

@@ -1,0 +1,233 @@
+"""Writes tokenizer.json and tokenizer_config.json of a model in GGUF, for the ids that llama.cpp gives.
+
+llama.cpp has two tokenizers that tokenizer.json's BPE can stand for: `gpt2`, on bytes, with merges by rank and the
+expressions of `tokenizer.ggml.pre`, which split the text first; and `llama` (SentencePiece), on characters, which joins
+any neighbours that form a token, the best score first. Others are refused (src/llama-vocab.cpp).
+"""
+
+from typing import Any
+
+import numpy as np
+
+from coldpress.compiler.checkpoint.gguf_files import GgufModel
+from coldpress.compiler.llama_cpp.splits import SPLITS
+from coldpress.runtime.artifact.errors import short
+
+KEYS = "tokenizer.ggml."
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+"""GGUF's types of tokens."""
+SPACE = "▁"
+DEFAULT_IDS = {"gpt2": {"bos": 11, "eos": 11}, "llama": {"bos": 1, "eos": 2, "unknown": 0}}
+"""What llama.cpp takes where a file has no id."""
+ENDS = {
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>", "_<EOT>"),
+    *("[EOT]", "<｜end▁of▁sentence｜>", "<end_of_utterance>", "<|eom_id|>", "<|return|>", "<|call|>"),
+}
+"""Tokens that end a text for llama.cpp, whatever the file's keys say."""
+MAX_TOKEN_CHARACTERS = 1000
+
+
+def special_ids(model: GgufModel) -> dict[str, Any]:
+    """Returns `bos_token_id`, `eos_token_id` and `pad_token_id` of config.json, each where the file has one.
+
+    Raises:
+        CheckpointError: naming the key, what was found and what was expected.
+    """
+    tokens, kind = _tokens(model), _kind(model)
+    found = {name: _id(model, name, len(tokens)) for name in ("bos", "eos", "eot", "eom", "padding", "unknown")}
+    for name, default in DEFAULT_IDS[kind].items():
+        if found[name] is None and default < len(tokens):
+            found[name] = default
+    by_text = [number for number, text in enumerate(tokens) if text in ENDS]
+    ends = [found[name] for name in ("eos", "eot", "eom") if found[name] is not None]
+    config: dict[str, Any] = {"bos_token_id": found["bos"], "eos_token_id": list(dict.fromkeys((*ends, *by_text)))}
+    return config | ({} if found["padding"] is None else {"pad_token_id": found["padding"]})
+
+
+def tokenizer_of(model: GgufModel) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns (tokenizer.json, tokenizer_config.json).
+
+    Raises:
+        CheckpointError: naming the key, what was found and what was expected.
+    """
+    kind, tokens, types = _kind(model), _tokens(model), _types(model)
+    ids = special_ids(model)
+    if kind == "gpt2":
+        parts, adds_bos = _of_bytes(model, tokens)
+    else:
+        parts, adds_bos = _of_characters(model, tokens, types), True
+    bos = [ids["bos_token_id"]] if _flag(model, "add_bos_token", adds_bos) else []
+    eos = ids["eos_token_id"][:1] if _flag(model, "add_eos_token", False) else []
+    if None in bos:
+        raise model.refused(f"{KEYS}add_bos_token is true, and {KEYS}bos_token_id is missing")
+    added = [
+        {
+            "id": number,
+            "content": tokens[number],
+            **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
+            "special": types[number] != USER_DEFINED or tokens[number] in ENDS,
+        }
+        for number in range(len(tokens))
+        if types[number] in (UNKNOWN, CONTROL, USER_DEFINED) or tokens[number] in ENDS
+    ]
+    whole = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **parts}
+    whole["post_processor"] = _template(tokens, bos, eos)
+    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": bool(bos)}
+    for name, number in (("bos_token", ids["bos_token_id"]), ("eos_token", next(iter(ids["eos_token_id"]), None))):
+        if number is not None:
+            settings[name] = tokens[number]
+    template = model.text("tokenizer.chat_template")
+    return whole, settings | ({} if template is None else {"chat_template": template})
+
+
+def _kind(model: GgufModel) -> str:
+    found = model.text(f"{KEYS}model")
+    if found not in DEFAULT_IDS:
+        said = "has no tokenizer" if found in (None, "none", "no_vocab") else f"has the tokenizer {short(found)}"
+        raise model.refused(
+            f"it {said} ({KEYS}model), expected one of {', '.join(DEFAULT_IDS)}; give a file with such a tokenizer"
+        )
+    return found
+
+
+def _tokens(model: GgufModel) -> list[str]:
+    found = model.values.get(f"{KEYS}tokens")
+    rows = model.located["token_embd.weight"].entry.shape[0] if "token_embd.weight" in model.located else 0
+    if not isinstance(found, list) or not all(isinstance(text, str) for text in found) or len(found) != rows:
+        what = f"a list of {len(found)}" if isinstance(found, list) else short(found)
+        raise model.refused(f"{KEYS}tokens is {what}, expected a list of {rows} texts, one for each embedding")
+    tokens = [text or f"[EMPTY_{number}]" for number, text in enumerate(found)]
+    if len(set(tokens)) < len(tokens):
+        seen = set[str]()
+        twice = next(text for text in tokens if text in seen or seen.add(text))
+        raise model.refused(f"{KEYS}tokens has {short(twice)} twice, expected distinct tokens")
+    return tokens
+
+
+def _types(model: GgufModel) -> list[int]:
+    found = model.values.get(f"{KEYS}token_type")
+    count = len(_tokens(model))
+    if found is None:
+        return [NORMAL] * count
+    if not isinstance(found, np.ndarray) or found.dtype.kind not in "iu" or found.size < count:
+        raise model.refused(f"{KEYS}token_type is no list of {count} numbers, one for each token")
+    return found[:count].tolist()
+
+
+def _id(model: GgufModel, name: str, count: int) -> int | None:
+    """Returns the id of a special token; None if the file has none, or one beyond the tokens, which llama.cpp
+    ignores."""
+    found = model.values.get(f"{KEYS}{name}_token_id")
+    if found is not None and type(found) is not int:
+        raise model.refused(f"{KEYS}{name}_token_id is {short(found)}, expected a token's number")
+    return found if found is not None and 0 <= found < count else None
+
+
+def _flag(model: GgufModel, name: str, default: bool) -> bool:
+    found = model.values.get(f"{KEYS}{name}", default)
+    if not isinstance(found, bool):
+        raise model.refused(f"{KEYS}{name} is {short(found)}, expected true or false")
+    return found
+
+
+def _template(tokens: list[str], bos: list[int], eos: list[int]) -> dict[str, Any] | None:
+    """Returns the post-processor that adds the tokens of begin and end."""
+    if not bos and not eos:
+        return None
+    before, behind = ([{"SpecialToken": {"id": tokens[number], "type_id": 0}} for number in ids] for ids in (bos, eos))
+    single = [*before, {"Sequence": {"id": "A", "type_id": 0}}, *behind]
+    special = {tokens[n]: {"id": tokens[n], "ids": [n], "tokens": [tokens[n]]} for n in (*bos, *eos)}
+    pair = [*single, {"Sequence": {"id": "B", "type_id": 1}}]
+    return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special}
+
+
+def _bpe(tokens: list[str], merges: list[tuple[str, str]], **own: Any) -> dict[str, Any]:
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+        "vocab": {text: number for number, text in enumerate(tokens)},
+        "merges": [list(pair) for pair in merges],
+        **own,
+    }
+
+
+def _of_bytes(model: GgufModel, tokens: list[str]) -> tuple[dict[str, Any], bool]:
+    """Returns (normalizer, pre-tokenizer, decoder and model, whether a text begins with a token by default)."""
+    name = model.text(f"{KEYS}pre")
+    if name not in SPLITS:
+        raise model.refused(
+            f"{KEYS}pre is {short(name)}, so texts are split by an unknown rule, expected one of {', '.join(SPLITS)}; "
+            "give a file that names one"
+        )
+    split = SPLITS[name]
+    pieces = [
+        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+        for pattern in split.patterns
+    ]
+    as_bytes = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    parts = {
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*pieces, as_bytes]},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": _bpe(tokens, _merges(model, set(tokens)), ignore_merges=split.keeps_words),
+    }
+    return parts, split.adds_bos
+
+
+def _merges(model: GgufModel, tokens: set[str]) -> list[tuple[str, str]]:
+    """Returns the merges by rank; leaves out those whose parts or result are no token, which never apply."""
+    found = model.values.get(f"{KEYS}merges")
+    if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+        raise model.refused(f"{KEYS}merges is {short(found)}, expected a list of texts, two tokens in each")
+    pairs = dict[tuple[str, str], None]()
+    for text in found:
+        place = text.find(" ", 1)
+        if place < 0:
+            raise model.refused(f"{KEYS}merges has {short(text)}, expected two tokens with a space between them")
+        pairs.setdefault((text[:place], text[place + 1 :]))
+    return [pair for pair in pairs if {*pair, "".join(pair)} <= tokens]
+
+
+def _of_characters(model: GgufModel, tokens: list[str], types: list[int]) -> dict[str, Any]:
+    """Returns normalizer, pre-tokenizer, decoder and model of SentencePiece."""
+    scores = model.values.get(f"{KEYS}scores")
+    if not isinstance(scores, np.ndarray) or scores.size < len(tokens) or not np.isfinite(scores).all():
+        raise model.refused(f"{KEYS}scores is no list of {len(tokens)} finite numbers, one for each token")
+    if (longest := max(map(len, tokens), default=0)) > MAX_TOKEN_CHARACTERS:
+        raise model.refused(f"{KEYS}tokens has one of {longest} characters, expected at most {MAX_TOKEN_CHARACTERS}")
+    if _flag(model, "remove_extra_whitespaces", False):
+        raise model.refused(f"{KEYS}remove_extra_whitespaces is true, which is not supported, expected false")
+    has_prefix = _flag(model, "add_space_prefix", True)
+    steps: list[dict[str, Any]] = [{"type": "Prepend", "prepend": SPACE}] if has_prefix else []
+    steps.append({"type": "Replace", "pattern": {"String": " "}, "content": SPACE})
+    strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if has_prefix else []
+    spaces = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
+    unknown = next((text for text, kind in zip(tokens, types, strict=True) if kind == UNKNOWN), None)
+    own = {"unk_token": unknown, "fuse_unk": False, "byte_fallback": BYTE in types}
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": steps},
+        "pre_tokenizer": None,
+        "decoder": {"type": "Sequence", "decoders": [spaces, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]},
+        "model": _bpe(tokens, _pairs(tokens, types, scores), **own),
+    }
+
+
+def _pairs(tokens: list[str], types: list[int], scores: np.ndarray) -> list[tuple[str, str]]:
+    """Returns every two tokens that form a third, the best score of a third first: SentencePiece joins these."""
+    known = set(tokens)
+    ranked = sorted(
+        (number for number in range(len(tokens)) if types[number] in (NORMAL, USER_DEFINED, UNUSED)),
+        key=lambda number: (-scores[number], number),
+    )
+    return [
+        (text[:place], text[place:])
+        for text in (tokens[number] for number in ranked)
+        for place in range(1, len(text))
+        if text[:place] in known and text[place:] in known
+    ]

@@ -1,0 +1,37 @@
+"""How llama.cpp's byte-level tokenizers split a text before merging, by `tokenizer.ggml.pre` (src/llama-vocab.cpp)."""
+
+from dataclasses import dataclass
+
+CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_BEFORE, _SPACES = r"[^\r\n\p{L}\p{N}]?", r"\s*[\r\n]+|\s+(?!\S)|\s+"
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+def _words(digits: str) -> str:
+    return rf"{CONTRACTIONS}|{_BEFORE}\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+
+
+LLAMA3, QWEN2 = _words(r"\p{N}{1,3}"), _words(r"\p{N}")
+
+
+@dataclass(frozen=True)
+class Split:
+    """A way to split texts."""
+
+    patterns: tuple[str, ...]
+    """Expressions, each of which splits further what those before it have left whole."""
+    keeps_words: bool = False
+    """Whether a whole word that is a token stays whole, whatever the merges."""
+    adds_bos: bool = False
+    """Whether a text begins with a token where the file does not say."""
+
+
+SPLITS = {
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2"), Split((LLAMA3,), True, True)),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), Split((LLAMA3,))),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2", "hunyuan", "solar-open"), Split((QWEN2,))),
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt", "jais", "exaone4", "trillion"), Split((GPT2,))),
+    **dict.fromkeys(
+        ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), Split((r"\p{N}", GPT2))
+    ),
+}
