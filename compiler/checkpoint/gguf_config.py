@@ -6,7 +6,7 @@ refused, or has the value that llama.cpp takes. `source_config` then checks all 
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from coldpress.compiler.architectures import _common
@@ -15,7 +15,7 @@ from coldpress.compiler.checkpoint.gguf_tokenizer import special_ids
 from coldpress.compiler.checkpoint.source_config import ARCHITECTURES as PLUGINS
 from coldpress.compiler.checkpoint.source_config import EPSILONS
 from coldpress.compiler.checkpoint.tensors import read_entry
-from coldpress.compiler.llama_cpp.architectures import ARCHITECTURES, Architecture
+from coldpress.compiler.llama_cpp.architectures import ARCHITECTURES, LARGEST_GEMMA, Architecture
 from coldpress.runtime.artifact.errors import short
 from coldpress.runtime.plugins import load
 
@@ -27,6 +27,8 @@ FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 USUAL_BASE = 10000.0
 MAX_FACTORS = 1 << 12
+GEMMA3_PATTERN = 6
+"""Every how many layers Gemma 3 has no window, where the file does not say."""
 
 
 def source_config_of(model: GgufModel) -> dict[str, Any]:
@@ -105,25 +107,131 @@ def _biases(model: GgufModel) -> dict[str, Any]:
 
 
 def _experts(model: GgufModel, theirs: Architecture) -> dict[str, Any]:
-    return {}
+    """Returns the keys of mixtures, under each of Hugging Face's names."""
+    experts = model.count("expert_count", 0)
+    if not experts:
+        return {}
+    width = model.count("expert_feed_forward_length", model.count("feed_forward_length"))
+    shared = model.count("expert_shared_count", 0)
+    found: dict[str, Any] = dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), experts)
+    found |= {
+        "num_experts_per_tok": model.count("expert_used_count"),
+        "moe_intermediate_size": width,
+        "shared_expert_intermediate_size": model.count("expert_shared_feed_forward_length", width * max(1, shared)),
+        "norm_topk_prob": _normed(model, theirs),
+        "first_k_dense_replace": model.count("leading_dense_block_count", 0),
+        "routed_scaling_factor": model.number("expert_weights_scale", 1.0) or 1.0,
+    }
+    if shared:
+        found["n_shared_experts"] = shared
+    groups = model.count("expert_group_count", 1)
+    found |= {"n_group": groups, "topk_group": model.count("expert_group_used_count", 1)}
+    found["topk_method"] = "group_limited_greedy" if groups > 1 else "greedy"
+    gate, expected = model.count("expert_gating_func", 0), 2 if theirs.name == "glm4moe" else 1
+    if gate not in (0, expected, 3 if theirs.name == "gpt-oss" else expected):
+        raise model.refused(
+            f"expert_gating_func is {gate}, expected {expected} in a model of the architecture {theirs.name}"
+        )
+    return found
+
+
+def _normed(model: GgufModel, theirs: Architecture) -> bool:
+    """Returns whether the weights of a token's experts are divided by their sum."""
+    if theirs.normed is not None:
+        return theirs.normed
+    return bool(model.get("expert_weights_norm"))
 
 
 def _factors(model: GgufModel) -> dict[str, Any]:
-    return {}
+    """Returns constants of the arithmetic, each where the file has it."""
+    names = {
+        "embedding_scale": "embedding_multiplier",
+        "residual_scale": "residual_multiplier",
+        "attention.scale": "attention_multiplier",
+        "logit_scale": "logits_scaling",
+        "attn_logit_softcapping": "attn_logit_softcapping",
+        "final_logit_softcapping": "final_logit_softcapping",
+    }
+    found: dict[str, Any] = {ours: model.number(key) for key, ours in names.items() if model.get(key) is not None}
+    parallel = model.get("use_parallel_residual")
+    return found | ({} if parallel is None else {"use_parallel_residual": bool(parallel)})
 
 
 def _layers(model: GgufModel, kind: str) -> dict[str, Any]:
-    return {}
+    """Returns the keys that describe layers of one architecture alone."""
+    own: dict[str, Callable[[GgufModel], dict[str, Any]]] = {
+        "falcon": _falcon,
+        "stablelm": _stablelm,
+        "gemma2": _gemma2,
+        "gemma3_text": _gemma3,
+        "deepseek_v2": _latents,
+    }
+    return own[kind](model) if kind in own else {}
+
+
+def _falcon(model: GgufModel) -> dict[str, Any]:
+    two_norms = "blk.0.attn_norm_2.weight" in model.located
+    key_heads = model.count("attention.head_count_kv", model.count("attention.head_count"))
+    is_new = two_norms or key_heads > 1
+    return {
+        "new_decoder_architecture": is_new,
+        "multi_query": not is_new,
+        "num_ln_in_parallel_attn": (2 if two_norms else 1) if is_new else None,
+    }
+
+
+def _stablelm(model: GgufModel) -> dict[str, Any]:
+    return {
+        "use_parallel_residual": "blk.0.ffn_norm.weight" not in model.located,
+        "qk_layernorm": "blk.0.attn_q_norm.weight" in model.located,
+    }
+
+
+def _gemma2(model: GgufModel) -> dict[str, Any]:
+    layers, heads = model.count("block_count"), model.count("attention.head_count")
+    hidden = model.count("embedding_length")
+    is_largest = layers == LARGEST_GEMMA[model.architecture]
+    width = model.count("attention.key_length", hidden // max(1, heads))
+    return {"query_pre_attn_scalar": hidden // max(1, heads) if is_largest else width}
+
+
+def _gemma3(model: GgufModel) -> dict[str, Any]:
+    pattern, layers = model.count("attention.sliding_window_pattern", GEMMA3_PATTERN), model.count("block_count")
+    kinds = ("sliding_attention", "full_attention")
+    found: dict[str, Any] = {"layer_types": [kinds[pattern > 0 and (at + 1) % pattern == 0] for at in range(layers)]}
+    return _gemma2(model) | found
+
+
+def _latents(model: GgufModel) -> dict[str, Any]:
+    """Returns the sizes of DeepSeek's latent attention."""
+    if model.get("attention.key_length_mla") is not None:
+        raise model.refused(
+            "the matrix of its latents is stored in two parts (attention.key_length_mla), which is not supported; "
+            "give the safetensors checkpoint"
+        )
+    rotated = model.count("rope.dimension_count")
+    return {
+        "kv_lora_rank": model.count("attention.kv_lora_rank"),
+        "q_lora_rank": model.count("attention.q_lora_rank", 0) or None,
+        "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": max(0, model.count("attention.key_length") - rotated),
+        "v_head_dim": model.count("attention.value_length"),
+    }
 
 
 def _rotations(model: GgufModel, ours: _common.Architecture, config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns `rope_parameters`, of each kind of layer where the architecture has several."""
-    main = _rotation(model, config)
-    rotated = model.count("rope.dimension_count", config.get("head_dim", 0))
+    main, kinds = _rotation(model, config), ours.MODULES.rotary
+    if kinds["main"]:
+        base = model.number("rope.freq_base_swa", USUAL_BASE)
+        return {kinds["main"]: main, kinds["local"]: {"rope_type": "default", "rope_theta": base}}
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    if "qk_rope_head_dim" in config:
+        return main
+    rotated = model.count("rope.dimension_count", head_dim)
     if ours.MODULES.partial_rotary:
         main["partial_rotary_factor"] = _share(rotated, head_dim)
-    elif rotated not in (0, head_dim):
+    elif rotated != head_dim:
         raise model.refused(
             f"{rotated} of {head_dim} dimensions of a head are rotated, expected all in a model of this architecture"
         )
@@ -159,9 +267,14 @@ def _yarn(model: GgufModel, factor: float) -> dict[str, Any]:
     for key, name in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
         if model.get(f"rope.scaling.{key}") is not None:
             found[name] = model.number(f"rope.scaling.{key}")
-    if model.get("rope.scaling.attn_factor") is not None:
-        found["attention_factor"] = model.number("rope.scaling.attn_factor") * (0.1 * math.log(factor) + 1)
-    return found
+    unit, given = 0.1 * math.log(max(1.0, factor)) + 1, model.number("rope.scaling.attn_factor", 1.0)
+    scores = model.number("rope.scaling.yarn_log_multiplier", 0.0)
+    if model.architecture == "gpt-oss":
+        found["truncate"] = False
+    if not scores:
+        return found | {"attention_factor": given * unit}
+    # DeepSeek's: scores have the square of a factor of their own, and cos and sin only what attn_factor says
+    return found | {"mscale_all_dim": 10 * scores, "mscale": 10 * scores, "attention_factor": given}
 
 
 def _frequency_factors(model: GgufModel, config: Mapping[str, Any]) -> dict[str, Any]:

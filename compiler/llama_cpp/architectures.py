@@ -222,9 +222,21 @@ ARCHITECTURES = {
         extensions=frozenset(("norm_placement.around", "rotary_pairs")),
         fused=GATE_UP,
     ),
+    "gpt_oss": Architecture(
+        "gpt-oss",
+        ("swiglu_oai",),
+        gated=True,
+        neighbours=False,
+        biases=ATTENTION | MLP | {"router"},
+        own_head=True,
+        yarn=True,
+        extensions=frozenset(("attention_sinks",)),
+        modules={"post_attention_layernorm": TENSOR.ATTN_POST_NORM, "attention": TENSOR.ATTN_SINKS},
+        windows=True,
+    ),
 }
 """By Hugging Face's model_type."""
 REFUSED = {
     "gpt_oss": "it rounds the bounds of the dimensions whose frequencies YaRN mixes, and gpt-oss does not round them",
 }
-"""What llama.cpp computes otherwise in every model of an architecture that it has."""
+"""What llama.cpp computes otherwise in every model of an architecture that it has, so that none is exported."""
