@@ -1,14 +1,23 @@
-"""Says what a build is worth in one sentence, for the report and for the comparison of two builds."""
+"""Says what a build is worth in a sentence, for the summary, the report and the comparison of two builds: model, speed
+and quality, whether it pays, and a warning where quality is clearly worse."""
 
 import math
+from collections.abc import Sequence
 
+from coldpress.compiler.shared_settings import MAX_PPL_RATIO
+from coldpress.runtime.artifact.contents import nbytes
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantities import show_bytes
 from coldpress.runtime.sparsity import Selector
-from coldpress.schemas.metrics import Metrics
+from coldpress.schemas.families import FormatName
+from coldpress.schemas.metrics import Metrics, WholeInDram
 
 SAME = 0.0005
 """Perplexities that differ by less than this share are called the same: the sentence shows tenths of a per cent."""
+SELECTOR_LOSS = 1.01
+"""Perplexity ratio of a selector, beside its format, from which on using more units is worth trying."""
+WIDTH = 1024
+"""Values whose bytes tell whether a format has eight bits or more."""
 
 
 def headline(metrics: Metrics, device: str) -> str:
@@ -19,7 +28,7 @@ def headline(metrics: Metrics, device: str) -> str:
         device: What to call the device.
     """
     return (
-        f"{metrics.model} runs on {device} in {show_bytes(metrics.budget_bytes)} of DRAM at "
+        f"{metrics.model} runs on {device} in {show_bytes(_used_bytes(metrics))} of DRAM at "
         f"{rate(metrics.modelled_tokens_per_s)} tokens/s (simulated); {_dense(metrics)} {_original(metrics)}; its "
         f"perplexity is {cost(metrics.ppl_ratio)} the original's."
     )
@@ -38,6 +47,61 @@ def _original(metrics: Metrics) -> str:
     if not original.fits:
         return f"the original does not fit: it needs {show_bytes(original.dram_bytes)}"
     return f"the original gives {rate(original.tokens_per_s)} with all of its {show_bytes(original.dram_bytes)} in DRAM"
+
+
+def _used_bytes(metrics: Metrics) -> int:
+    return min(metrics.budget_bytes, metrics.whole_model_bytes)
+
+
+def pays(metrics: Metrics) -> str:
+    """Answers whether running from flash pays, against the same weights with everything in DRAM."""
+    if not metrics.flash_bytes_per_token:
+        return "nothing is read from flash: the DRAM holds the whole model"
+    whole = _same_in_dram(metrics)
+    if not whole.fits:
+        return f"yes: all in DRAM, {whole.format} needs {show_bytes(whole.dram_bytes)}, more than the device has"
+    more, gain = whole.dram_bytes - metrics.budget_bytes, whole.tokens_per_s / metrics.modelled_tokens_per_s
+    if more <= 0:
+        return f"no: {whole.format} fits this budget without reading flash, and is {gain:.1f} times as fast"
+    return (
+        f"no, if {show_bytes(more)} more DRAM can be spared: {whole.format} then reads nothing from flash and is "
+        f"{gain:.1f} times as fast (simulated)"
+    )
+
+
+def _same_in_dram(metrics: Metrics) -> WholeInDram:
+    """Returns the whole model in DRAM in the artifact's format; the original, if that format was not counted."""
+    return next((whole for whole in metrics.in_dram if whole.format == metrics.format), metrics.original)
+
+
+def warning(metrics: Metrics) -> str:
+    """Returns a line that says that quality is clearly worse, with what to change; empty if it is kept."""
+    if metrics.ppl_ratio <= MAX_PPL_RATIO:
+        return ""
+    is_whole = load("coldpress.runtime.sparsity", Selector, metrics.method).is_whole
+    found = remedies(metrics.format, metrics.ppl_ratio, metrics.ppl_dense / metrics.ppl_source, is_whole=is_whole)
+    tries = f"; try {', or '.join(found)}" if found else ""
+    return f"warning: quality is clearly worse: perplexity is {cost(metrics.ppl_ratio)} the original's{tries}"
+
+
+def remedies(
+    format_name: FormatName, ppl_ratio: float, of_format: float, *, is_whole: bool, most: float = MAX_PPL_RATIO
+) -> Sequence[str]:
+    """Returns what would keep more quality: a wider format if the format loses it, more units if the selector does.
+
+    Args:
+        format_name: The artifact's format.
+        ppl_ratio: Its perplexity over the source's.
+        of_format: The same with every unit used.
+        is_whole: Whether every token uses every unit anyway.
+        most: The largest allowed ratio.
+    """
+    found: list[str] = []
+    if not of_format <= most and nbytes(format_name, WIDTH) < WIDTH:
+        found.append("format=int8_group32")
+    if not is_whole and not ppl_ratio <= SELECTOR_LOSS * of_format:
+        found += ["a higher density or dram_budget", "distill=true", "method=dense"]
+    return found
 
 
 def cost(ppl_ratio: float) -> str:

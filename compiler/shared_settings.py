@@ -126,7 +126,7 @@ class QualitySetting(Record):
     """For stages that hold the artifact to a quality."""
 
     max_ppl_ratio: Annotated[
-        PositiveFloat | Off | None, Key(default="1.05 for the choice of method=auto; 2.0 at the end")
+        PositiveFloat | Off | None, Key(default="1.05: beyond it a build warns, and beyond 2.0 it is refused")
     ] = Field(
         default=None, description="largest allowed perplexity of the artifact over the source's, such as 1.05, or off"
     )

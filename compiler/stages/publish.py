@@ -9,20 +9,22 @@ its report and its exported file; the message says where.
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from coldpress.compiler.block_statistics import with_error
+from coldpress.compiler.headline import remedies
 from coldpress.compiler.io import make_folder, sync_folder
 from coldpress.compiler.publishing import identity, move, point, remove, remove_leftovers, standing
-from coldpress.compiler.shared_settings import Off, PositiveFloat, QualitySetting
+from coldpress.compiler.shared_settings import MAX_PPL_RATIO, Off, PositiveFloat, QualitySetting
 from coldpress.runtime import plugins
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.quantization._planes import whole_format
+from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.base import Share
 from coldpress.schemas.config import Key
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
@@ -38,7 +40,8 @@ LOG = logging.getLogger(__name__)
 EARLIER = "earlier"
 """Folder beside the artifact for an earlier build's results; one folder per identity below it."""
 WORST_PPL_RATIO = 2.0
-"""What `max_ppl_ratio` is where nobody says: an artifact beyond it is broken, whatever was built."""
+"""What `max_ppl_ratio` is where nobody says: an artifact beyond it is broken, whatever was built. Beyond 1.05 its
+summary begins with a warning (compiler/headline.py)."""
 
 
 class PublishConfig(QualitySetting):
@@ -128,9 +131,17 @@ def check_gates(config: PublishConfig, found: Verification, manifest: Manifest) 
     ]
     if missed:
         raise ColdpressError(
-            f"{', and '.join(missed)}; raise density or dram_budget, choose a wider format, turn distill on, or set "
-            "another limit"
+            f"{', and '.join(missed)}; {', or '.join([*_remedies(config, found, manifest), 'set another limit'])}"
         )
+
+
+def _remedies(config: PublishConfig, found: Verification, manifest: Manifest) -> Sequence[str]:
+    """Returns what would keep more quality, for a sentence that says which gates were missed."""
+    most = MAX_PPL_RATIO if config.max_ppl_ratio in (None, "off") else config.max_ppl_ratio
+    of_format = found.ppl_dense / found.ppl_source
+    whole = all(plugins.load("coldpress.runtime.sparsity", Selector, one.method).is_whole for one in manifest.plans)
+    name = whole_format(manifest.families[0].format)
+    return remedies(name, found.ppl_ratio, of_format, is_whole=whole, most=most)
 
 
 def logit_limit(config: PublishConfig, manifest: Manifest) -> float | Off:

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from coldpress.compiler.block_statistics import with_error
-from coldpress.compiler.headline import headline
+from coldpress.compiler.headline import headline, pays, warning
 from coldpress.compiler.io import load_record
 from coldpress.compiler.run_command import PROGRAM, run_command
 from coldpress.compiler.stages.tokenize.text import PYDOC
-from coldpress.runtime.cli.summary import whole_model
+from coldpress.runtime.cli.summary import process, whole_model
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantities import show_bytes
 from coldpress.runtime.quantization._planes import in_words
@@ -53,7 +53,7 @@ def show(folder: Path) -> str:
         ("report", str(_shown(folder / "report.html"))),
     ]
     return (
-        f"\n{metrics.model} on {metrics.device}: {metrics.method}, "
+        f"\n{_warning(metrics)}{metrics.model} on {metrics.device}: {metrics.method}, "
         f"{in_words(metrics.layer_formats or metrics.format)}\n\n"
         f"{textwrap.fill(headline(metrics, metrics.device), WIDTH)}\n\n{_written(metrics.sample)}"
         f"{_table(places)}\n\n{_table(rows(metrics))}\n\n  run it\n"
@@ -69,10 +69,15 @@ def show_all(folders: Mapping[str, Path]) -> str:
     """
     found = {name: load_record(folder / "metrics.json", Metrics) for name, folder in folders.items()}
     return "\n\n".join(
-        f"{name}\n{_indented(textwrap.fill(headline(metrics, metrics.device), WIDTH))}\n"
+        f"{name}\n{_indented(_warning(metrics) + textwrap.fill(headline(metrics, metrics.device), WIDTH))}\n"
         f"    {_shown(folders[name] / 'report.html')}"
         for name, metrics in found.items()
     )
+
+
+def _warning(metrics: Metrics) -> str:
+    words = warning(metrics)
+    return f"{textwrap.fill(words, WIDTH)}\n\n" if words else ""
 
 
 def _written(sample: Sample | None) -> str:
@@ -107,9 +112,9 @@ def rows(metrics: Metrics) -> list[tuple[str, str]]:
     return [
         (
             "DRAM",
-            f"{show_bytes(metrics.resident_bytes)} fixed, of a budget of {show_bytes(metrics.budget_bytes)}; "
-            "the interpreter and its libraries are outside the budget",
+            f"{show_bytes(metrics.resident_bytes)} fixed, of a budget of {show_bytes(metrics.budget_bytes)}",
         ),
+        ("process", process(min(metrics.budget_bytes, metrics.whole_model_bytes), metrics.process_bytes)),
         ("the whole model", whole_model(metrics.whole_model_bytes, metrics.budget_bytes)),
         (
             "read from flash",
@@ -130,6 +135,7 @@ def rows(metrics: Metrics) -> list[tuple[str, str]]:
         ("speed here", speed_here(metrics)),
         (f"on {metrics.device}", modelled_speed(metrics)),
         ("dense, same DRAM", dense(metrics)),
+        ("does it pay?", pays(metrics)),
         *plans(metrics.plans),
         *drafts(metrics.drafts),
         *tried(metrics.tried, metrics.budget_bytes),

@@ -25,7 +25,7 @@ def as_data(tokens: Sequence[Token]) -> dict[str, Any]:
 def render(metrics: RunMetrics, run_tokens: Sequence[Token] = ()) -> str:
     """Formats the table for people, with the spreads of decoded tokens, and accepted drafts, if there are any."""
     decoded, speculation = spreads(run_tokens[1:]), drafted(run_tokens[1:])
-    tokens = max(1, metrics.num_tokens)
+    tokens, used = max(1, metrics.num_tokens), metrics.dram_used_bytes
     speed = f"{metrics.num_tokens / metrics.decode_s:.1f}" if metrics.decode_s else "-"
     rows = [
         ("decoded tokens", str(metrics.num_tokens)),
@@ -40,10 +40,10 @@ def render(metrics: RunMetrics, run_tokens: Sequence[Token] = ()) -> str:
         ("flash read by the prefill", show_bytes(metrics.prefill_read_bytes)),
         (
             "DRAM used, of the budget",
-            f"{show_bytes(metrics.dram_used_bytes)} of {show_bytes(metrics.dram_budget_bytes)}",
+            f"{show_bytes(used)} of {show_bytes(metrics.dram_budget_bytes)}",
         ),
         ("the whole model", whole_model(metrics.whole_model_bytes, metrics.dram_budget_bytes)),
-        ("peak RSS of the process", show_bytes(metrics.peak_rss_bytes)),
+        ("process, at its peak", process(used, metrics.peak_rss_bytes - used)),
     ]
     return table(rows)
 
@@ -54,6 +54,12 @@ def whole_model(whole_bytes: int, budget_bytes: int) -> str:
     if whole_bytes <= budget_bytes:
         return f"{fits}: flash is not needed"
     return f"{fits}, {whole_bytes - budget_bytes:,} more than the budget"
+
+
+def process(used_bytes: int, other_bytes: int) -> str:
+    """Returns a process's memory as the sum of the budget's part and the rest, which no budget limits."""
+    whole, used, other = map(show_bytes, (used_bytes + other_bytes, used_bytes, max(0, other_bytes)))
+    return f"{whole} = {used} of the budget + {other} Python and libraries"
 
 
 def batch_as_data(done: Batch) -> dict[str, Any]:

@@ -415,6 +415,46 @@ def test_the_cost_in_quality_in_words(ratio, words):
     assert headline.cost(ratio) == words
 
 
+@pytest.mark.parametrize(
+    ("format_name", "method", "of_format", "ratio", "tries"),
+    [
+        ("int4_group32", "dense", 1.28, 1.28, "; try format=int8_group32"),
+        ("int4_group32", "topk", 1.01, 1.2, "; try a higher density or dram_budget, or distill=true, or method=dense"),
+        ("int8_group32", "dense", 1.06, 1.06, ""),
+        ("fp16", "dense", 1.0, 1.05, None),
+    ],
+)
+def test_a_build_that_is_clearly_worse_warns_with_what_applies(
+    build, tmp_path, format_name, method, of_format, ratio, tries
+):
+    """Whatever the method: dense builds were published as a success at 1.28 times the perplexity."""
+    metrics, _ = report(build, tmp_path)
+    figures_of = {"ppl_source": 10.0, "ppl_dense": 10 * of_format, "ppl_artifact": 10 * ratio}
+    changed = metrics.model_copy(update={"format": format_name, "method": method, **figures_of})
+    worse = f"warning: quality is clearly worse: perplexity is {headline.cost(ratio)} the original's"
+    assert headline.warning(changed) == ("" if tries is None else worse + tries)
+
+
+def test_whether_it_pays_is_answered(build, tmp_path):
+    """Against the same format with everything in DRAM."""
+    metrics, html = report(build, tmp_path)
+    whole = next(each for each in metrics.in_dram if each.format == metrics.format)
+    gain = f"{whole.tokens_per_s / metrics.modelled_tokens_per_s:.1f} times as fast"
+    assert headline.pays(metrics) == f"no: {whole.format} fits this budget without reading flash, and is {gain}"
+    assert f"No: {whole.format} fits this budget" in shown(html)
+    smaller = metrics.model_copy(update={"budget_bytes": whole.dram_bytes - 5000})
+    said = (
+        f"no, if 5 kB more DRAM can be spared: {whole.format} then reads nothing from flash and is {gain} (simulated)"
+    )
+    assert headline.pays(smaller) == said
+    too_large = metrics.model_copy(update={"in_dram": (whole.model_copy(update={"fits": False}),)})
+    assert headline.pays(too_large).startswith(f"yes: all in DRAM, {whole.format} needs {show_bytes(whole.dram_bytes)}")
+    held = metrics.model_copy(update={"flash_bytes_per_token": 0.0, "budget_bytes": 10**9})
+    assert headline.pays(held).startswith("nothing is read")
+    used = f"in {show_bytes(metrics.whole_model_bytes)} of DRAM"  # and not in the gigabyte that nobody needs
+    assert used in headline.headline(held, "phone")
+
+
 def test_what_does_not_fit_the_device_is_said(build, tmp_path):
     """A phone with a byte less than the original takes."""
     whole = figures.all_in_dram(build.model, "fp16", 64, "fp16", build.device)

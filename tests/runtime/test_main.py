@@ -93,7 +93,7 @@ def test_text_streams_and_ends_with_a_table(capsys, artifact):
     shown = re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "�", text)  # what would move a terminal's cursor
     assert out.startswith(f"The map was{shown.rstrip('�')}")
     assert re.search(r"a token: p5, median, p95 +[\d.]+ ms, [\d.]+ ms, [\d.]+ ms\n", out)
-    for label in ("tokens/s", "hit rate", "reads per token", "DRAM used, of the budget", "peak RSS"):
+    for label in ("tokens/s", "hit rate", "reads per token", "DRAM used, of the budget", "process, at its peak"):
         assert label in out
 
 

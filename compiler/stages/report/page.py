@@ -8,7 +8,7 @@ import numpy as np
 
 from coldpress.compiler.block_statistics import with_error
 from coldpress.compiler.cost_model import weight_bytes
-from coldpress.compiler.headline import headline, rate
+from coldpress.compiler.headline import headline, pays, rate, warning
 from coldpress.compiler.run_command import PROGRAM, run_command
 from coldpress.compiler.stages.report.comparison import (
     COLUMNS,
@@ -106,9 +106,11 @@ def _cards(metrics: Metrics, device: DeviceProfile) -> list[tuple[str, str]]:
 
 
 def _verdicts(metrics: Metrics, inputs: Inputs) -> list[str]:
-    found = [_verdict(metrics), _quality(metrics), _limit(inputs.verification.run, inputs.device)]
+    verdict = _verdict(metrics)
     if metrics.method != DENSE and inputs.sparsity.is_whole:
-        found[0] = "Nothing is pruned at this budget: every token uses every unit."
+        verdict = "Nothing is pruned at this budget: every token uses every unit."
+    words = filter(None, (warning(metrics), pays(metrics), verdict, _quality(metrics)))
+    found = [*(text[:1].upper() + text[1:] for text in words), _limit(inputs.verification.run, inputs.device)]
     if fitting := fitting_formats(metrics):
         found.append(f"The whole model fits this budget, without reading flash, as {' or '.join(fitting)}.")
     return found
