@@ -193,10 +193,12 @@ class Sample(Record):
 
     prompt: str
     text: str
-    """The continuation of the prompt."""
+    """The continuation of the prompt, or the answer to it."""
     max_new_tokens: PositiveCount
     temperature: float
     seed: Count
+    is_chat: bool = False
+    """Whether the prompt was asked as a question, by the checkpoint's chat template."""
 
 
 class Divergence(Record):

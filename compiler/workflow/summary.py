@@ -83,7 +83,8 @@ def _warning(metrics: Metrics) -> str:
 def _written(sample: Sample | None) -> str:
     if sample is None:
         return ""
-    parts = (("prompt", sample.prompt), ("continuation", sample.text))
+    names = ("question", "answer") if sample.is_chat else ("prompt", "continuation")
+    parts = zip(names, (sample.prompt, sample.text), strict=True)
     return "".join(f"  {name}\n{_indented(words)}\n\n" for name, words in parts)
 
 

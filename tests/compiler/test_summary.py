@@ -100,6 +100,20 @@ def test_the_screen_has_text_figures_and_paths(folder: Path) -> None:
     assert str(folder / "report.html") in text
 
 
+def test_quality_that_is_clearly_worse_comes_first(folder: Path) -> None:
+    assert summary.show(folder).startswith("\nwarning: quality is clearly worse: perplexity is 5.8 % above")
+    assert summary.show_all({"one": folder}).startswith("one\n    warning: quality is clearly worse")
+    assert changed(folder, ppl_artifact=24.0).startswith("\ndemo on ")
+
+
+def test_an_answer_is_shown_with_its_question(folder: Path) -> None:
+    sample = Sample(prompt="Why?", text="So.", max_new_tokens=8, temperature=0.6, seed=7, is_chat=True)
+    text = changed(folder, sample=sample)
+    assert "\n  question\n    Why?\n\n  answer\n    So.\n\n" in text
+    assert text.splitlines()[-1].endswith("--max-new-tokens 8 --temperature 0.6 --seed 7")
+    assert shlex.split(text.splitlines()[-1])[:3] == ["echo", "Why?", "|"]
+
+
 def test_text_of_a_strange_model_moves_no_cursor(folder: Path) -> None:
     sample = Sample(prompt="a", text="\x1b[2J\rb\nc", max_new_tokens=1, temperature=0.6, seed=7)
     assert "\n    \\x1b[2J\\rb\n    c\n" in changed(folder, sample=sample)
@@ -163,7 +177,9 @@ def test_dense_stands_beside_the_choice(folder: Path) -> None:
 
 
 def test_the_budget_is_said_to_be_without_the_interpreter(folder: Path) -> None:
-    assert "814 kB fixed, of a budget of 2.2 MB; the interpreter and its libraries are outside" in summary.show(folder)
+    text = summary.show(folder)
+    assert "  DRAM              814 kB fixed, of a budget of 2.2 MB\n" in text
+    assert "  process           63.2 MB = 2.2 MB of the budget + 61 MB Python and libraries\n" in text
 
 
 def test_a_speed_of_one_block_has_no_spread(folder: Path) -> None:

@@ -18,6 +18,7 @@ from coldpress.compiler.publishing import point
 from coldpress.compiler.run_command import run_command
 from coldpress.compiler.stages import ingest
 from coldpress.compiler.stages.verify import (
+    QUESTION,
     VerifyConfig,
     beside,
     blocks_of_test_text,
@@ -25,6 +26,7 @@ from coldpress.compiler.stages.verify import (
     first_words,
     num_measured,
     run,
+    write_sample,
 )
 from coldpress.compiler.stages.verify.decoded import Replayed, adapting, decode
 from coldpress.compiler.stages.verify.dense import Compared, DenseComparison
@@ -39,6 +41,7 @@ from coldpress.runtime.trace import FETCH, Recorder
 from coldpress.schemas.errors import ArtifactError, ColdpressError, CorruptPageError
 from coldpress.schemas.manifest import FLASH_FILE
 from tests.support.artifacts import Recipe, build_artifact
+from tests.support.command_line import speaking_artifact
 from tests.support.data import ROOT, data_folder
 from tests.support.records import Build
 from tests.support.shapes import small_spec
@@ -206,6 +209,18 @@ def test_the_sample_is_what_a_user_gets(build):
     command = run_command([sys.executable, "-m", "coldpress"], str(build.artifact), sample) + " --json"
     done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["text"] == sample.text
+
+
+def test_a_chat_model_answers_a_question(tmp_path):
+    """By its template, and not with a page of Python's documentation; the command gives the same answer."""
+    template = "<q>{{ messages[0].content }}</q>"
+    built = speaking_artifact(tmp_path, context_length=512, template=template, max_position_embeddings=512)
+    sample = write_sample(str(built.path), np.arange(32))
+    assert sample is not None
+    assert (sample.is_chat, sample.prompt) == (True, QUESTION)
+    command = run_command([sys.executable, "-m", "coldpress"], str(built.path), sample) + " --json"
+    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["answer"] == sample.text
 
 
 def test_a_prompt_is_whole_words_on_one_line():

@@ -33,6 +33,7 @@ from coldpress.runtime.drafts import NO_DRAFT
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plan.budget import choose_plan
+from coldpress.runtime.text.chat import ChatTemplate
 from coldpress.runtime.text.tokenizer import TextCodec
 from coldpress.schemas.base import Record
 from coldpress.schemas.config import Key
@@ -64,6 +65,7 @@ LOGIT_BYTES = 32
 """Bytes per logit of a block, in float32: the artifact's, and for this block and the next one the source's, those of
 dense logits, and what compares the two."""
 PROMPT_TOKENS, SAMPLE_TOKENS = 16, 48
+QUESTION = "Why is the sky blue? Answer in one sentence."
 SAMPLE_TEMPERATURE, SAMPLE_SEED = 0.6, 7
 """The sample is drawn, not greedy: greedily, a model of four million parameters soon repeats itself."""
 
@@ -229,24 +231,32 @@ def protocol_of(corpus: Corpus, block_tokens: int) -> Protocol:
 
 
 def write_sample(folder: str, block: np.ndarray) -> Sample | None:
-    """Continues the first words of a test block, int32 [block_tokens], with the artifact; None without a tokenizer.
+    """Answers a question if the model has a chat template, else continues the first words of a test block, int32
+    [block_tokens]; None without a tokenizer.
 
     The prompt is encoded like a user's: the same text, options and artifact give the same continuation.
     """
     session = Session(folder)
-    codec = TextCodec.of(session.artifact)
+    codec, template = TextCodec.of(session.artifact), ChatTemplate.of(session.artifact)
     if codec is None:
         return None
-    prompt = first_words(codec.decode(block[:PROMPT_TOKENS].tolist()))
-    prompt_ids = codec.encode(prompt)
+    if template is None:
+        prompt = first_words(codec.decode(block[:PROMPT_TOKENS].tolist()))
+        prompt_ids = codec.encode(prompt)
+    else:
+        prompt = QUESTION
+        prompt_ids = codec.encode(template.render([{"role": "user", "content": prompt}]), special=False)
     count = min(SAMPLE_TOKENS, session.plan.context_length - len(prompt_ids))
     if not prompt_ids or count < 1:
         return None
     sampling = Sampling(temperature=SAMPLE_TEMPERATURE, seed=SAMPLE_SEED)
     written = session.generate(prompt_ids, count, sampling=sampling)
+    ends = session.artifact.manifest.model.eos_token_ids if template else ()
+    text = codec.continuation(prompt_ids, [token for token in written.token_ids if token not in ends])
     return Sample(
         prompt=prompt,
-        text=codec.continuation(prompt_ids, written.token_ids),
+        text=text.strip() if template else text,
+        is_chat=template is not None,
         max_new_tokens=count,
         temperature=sampling.temperature,
         seed=sampling.seed,
