@@ -36,7 +36,7 @@ from coldpress.schemas.families import (
 )
 from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.manifest import MAX_PLANS
-from coldpress.schemas.model import ModelSpec, role_shape
+from coldpress.schemas.model import ModelSpec, role_shape, rows_on_flash
 from coldpress.schemas.predictors import matrix_shapes
 from coldpress.schemas.quantized import ResidentTensor
 
@@ -217,14 +217,14 @@ def flash_bytes(families: tuple[FamilyName, ...], spec: ModelSpec, formats: Form
 def resident_tensors(
     model: HasShapes, families: tuple[FamilyName, ...], formats: Formats
 ) -> tuple[ResidentTensor, ...]:
-    """Lists the tensors that no family holds, rotary frequencies and coarse planes included; a tied head is its
-    embedding."""
+    """Lists the tensors that no family holds and no token reads by row, rotary frequencies and coarse planes included;
+    a tied head is its embedding."""
     spec = model.spec
-    on_flash = {piece.role for family in families for piece in slices(family, spec)}
+    on_flash = {piece.role for family in families for piece in slices(family, spec)} | {*rows_on_flash(spec)}
     stored = {
         role: source.shape
         for role, source in model.tensors.items()
-        if role.endswith(".bias") or unit_role(role, spec) not in on_flash
+        if role.endswith(".bias") or not {role, unit_role(role, spec)} & on_flash
     }
     if spec.tie_word_embeddings:
         stored.pop("lm_head.weight", None)
@@ -245,7 +245,13 @@ def resident_bytes(model: HasShapes, families: tuple[FamilyName, ...], formats: 
 def weight_bytes(model: HasShapes, format_name: FormatName) -> int:
     """Returns the bytes of all weights in a format, both planes included: S_m, the size of the LLM (ActiveFlow Table
     1)."""
-    return resident_bytes(model, (WHOLE_MLP,), format_name) + flash_bytes((WHOLE_MLP,), model.spec, format_name)
+    units = flash_bytes((WHOLE_MLP,), model.spec, format_name)
+    return resident_bytes(model, (WHOLE_MLP,), format_name) + units + row_table_bytes(model.spec, format_name)
+
+
+def row_table_bytes(spec: ModelSpec, formats: Formats) -> int:
+    """Returns the bytes of the matrices on flash that are read by row."""
+    return sum(tensor_bytes(role, role_shape(spec, role), formats) for role in rows_on_flash(spec))
 
 
 def dense_footprint_bytes(

@@ -13,12 +13,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from coldpress.compiler.cost_model import PEAK_READ_BYTES, kv_cache_bytes, read_buffer_bytes, resident_bytes, unit_bytes
+from coldpress.compiler.cost_model import (
+    PEAK_READ_BYTES,
+    HasShapes,
+    kv_cache_bytes,
+    read_buffer_bytes,
+    resident_bytes,
+    unit_bytes,
+)
 from coldpress.compiler.dense_stream import Stream, Token
 from coldpress.compiler.seconds import Setting
 from coldpress.compiler.sections import dense_bookkeeping_bytes, make_sections
 from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.generate.speculation import Costs
+from coldpress.runtime.plan.budget import table_bytes
 from coldpress.runtime.store import resident as besides
 from coldpress.runtime.store.computing import in_pass
 from coldpress.schemas.device import DeviceProfile
@@ -34,7 +42,7 @@ MOST_DRAFTS = 8
 
 
 def dense_run(
-    model: Model,
+    model: HasShapes,
     format_name: FormatName,
     context_length: int,
     budget_bytes: int,
@@ -72,13 +80,29 @@ def dense_run(
         return None
     plan = _plan(context_length, budget_bytes, resident, kv_cache, kv_cache_format, device)
     sections = make_sections(spec, (WHOLE_MLP,), format_name)
-    runs = _Runs(stream, room, _Besides.of(Setting(model, format_name, device, sections, plan).manifest, plan))
+    manifest = Setting(model, format_name, device, sections, plan).manifest
+    runs = _Runs(stream, room, _Besides.of(manifest, plan), _RowReads.of(manifest, plan))
     whole = min((runs.in_whole_layers(size, pins=not naive) for size in sizes), key=_token_s)
     # a router's choice is not known before its layer
-    if naive or spec.is_mixture or not reads_ahead or not whole.reads_per_token:
+    if naive or spec.is_mixture or not reads_ahead or whole.pinned_bytes == runs.units_bytes:
         return whole
     ahead = runs.best_ahead(whole.read_buffer_bytes, sizes, page_bytes)
     return whole if ahead is None else min(whole, ahead, key=_token_s)
+
+
+class _RowReads(NamedTuple):
+    """A token's rows of the matrices that are read by row, unless there is DRAM for the matrices."""
+
+    table_bytes: int
+    reads: int
+    read_bytes: float
+    seconds: float
+
+    @classmethod
+    def of(cls, manifest: Manifest, plan: Plan) -> "_RowReads":
+        tables, page_bytes = manifest.flash.tables, manifest.flash.page_bytes
+        read_bytes = sum(besides.row_read_bytes(table, page_bytes) for table in tables)
+        return cls(table_bytes(manifest), len(tables), read_bytes, besides.row_seconds(manifest, plan))
 
 
 class _Besides(NamedTuple):
@@ -103,6 +127,12 @@ class _Runs:
     room_bytes: int
     """DRAM for pinned units and buffers."""
     besides: _Besides
+    rows: _RowReads
+
+    @property
+    def units_bytes(self) -> int:
+        """Bytes of all units."""
+        return self.num_units * self.stream.unit_bytes
 
     @property
     def num_units(self) -> int:
@@ -137,12 +167,15 @@ class _Runs:
         return self._run(token, pinned, buffer_bytes, preload_bytes)
 
     def _run(self, token: Token, pinned: int, buffer_bytes: int, preload_bytes: int) -> DenseRun:
+        holds_tables = pinned == self.num_units and self.units_bytes + self.rows.table_bytes <= self.room_bytes
+        rows = _RowReads(0, 0, 0.0, 0.0) if holds_tables else self.rows
+        token_s = self.besides.token_s - self.rows.seconds + rows.seconds
         return DenseRun(
-            reads_per_token=round(token.reads),
-            flash_bytes_per_token=round(token.read_bytes),
-            flash_s=token.flash_s,
-            dram_s=token.work_s + self.besides.token_s,
-            token_s=token.requests_s + self.besides.token_s,
+            reads_per_token=round(token.reads) + rows.reads,
+            flash_bytes_per_token=round(token.read_bytes + rows.read_bytes),
+            flash_s=token.flash_s + rows.seconds,
+            dram_s=token.work_s + token_s,
+            token_s=token.requests_s + token_s,
             read_buffer_bytes=buffer_bytes,
             preload_buffer_bytes=preload_bytes,
             pinned_bytes=pinned * self.stream.unit_bytes,

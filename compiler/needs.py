@@ -16,7 +16,14 @@ from typing import Any, ClassVar
 from coldpress.compiler.activity.forward import HEAD_ROWS
 from coldpress.compiler.activity.lent_experts import blocks_at_once, waiting_bytes
 from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, caches_for, candidates, families_for, formats_for
-from coldpress.compiler.cost_model import HasShapes, flash_bytes, resident_bytes, tensor_bytes, unit_bytes
+from coldpress.compiler.cost_model import (
+    HasShapes,
+    flash_bytes,
+    resident_bytes,
+    row_table_bytes,
+    tensor_bytes,
+    unit_bytes,
+)
 from coldpress.compiler.pipeline import STAGES
 from coldpress.compiler.sections import asked_budget_bytes
 from coldpress.compiler.training.memory import Size
@@ -267,7 +274,8 @@ class Build:
     def code_bytes(self) -> int:
         """Bytes of the whole model in the build's format."""
         on_flash = flash_bytes(self.families, self.model.spec, self.format)
-        return on_flash + resident_bytes(self.model, self.families, self.format)
+        resident = resident_bytes(self.model, self.families, self.format)
+        return on_flash + resident + row_table_bytes(self.model.spec, self.format)
 
     @property
     def largest_section_bytes(self) -> int:

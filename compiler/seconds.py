@@ -16,7 +16,7 @@ import numpy as np
 
 from coldpress.compiler.cost_model import HasShapes, resident_tensors, unit_bytes
 from coldpress.compiler.io import load_arrays
-from coldpress.compiler.sections import image_bytes
+from coldpress.compiler.sections import image_bytes, row_tables
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.extents import span_bytes
@@ -79,6 +79,7 @@ class Setting:
         """The manifest of an artifact without files."""
         spec = self.model.spec
         families, base = tuple(dict.fromkeys(section.family for section in self.sections)), coarsest(self.formats)
+        tables = row_tables(spec, self.sections, self.formats)
         return Manifest(
             format=Format(name=FORMAT_NAME, major=FORMAT_MAJOR, minor=FORMAT_MINOR),
             features=Features(required=(), optional=()),
@@ -88,9 +89,10 @@ class Setting:
             device=self.device,
             files=(),
             flash=FlashImage(
-                size_bytes=image_bytes(self.sections),
+                size_bytes=image_bytes(self.sections, tables),
                 page_bytes=self.device.flash.page_bytes.value,
                 sections=self.sections,
+                tables=tables,
             ),
             families=tuple(
                 FamilyFormat(

@@ -10,9 +10,17 @@ import math
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 
-from coldpress.compiler.cost_model import HasShapes, budget_bytes, budgets_in, dense_footprint_bytes, unit_bytes
+from coldpress.compiler.cost_model import (
+    HasShapes,
+    budget_bytes,
+    budgets_in,
+    dense_footprint_bytes,
+    stored_format,
+    tensor_bytes,
+    unit_bytes,
+)
 from coldpress.compiler.shared_settings import DEFAULT_CACHE
-from coldpress.runtime.plan.bookkeeping import counted_bytes, joined_bytes
+from coldpress.runtime.plan.bookkeeping import counted_bytes, joined_bytes, row_buffer_bytes
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization._planes import coarsest
 from coldpress.runtime.sparsity import Selector
@@ -27,8 +35,8 @@ from coldpress.schemas.families import (
     num_units,
     unit_keys,
 )
-from coldpress.schemas.layout import SECTION_ALIGN_BYTES, KvCacheFormat, Section, SelectorArray, layer_groups
-from coldpress.schemas.model import ModelSpec
+from coldpress.schemas.layout import SECTION_ALIGN_BYTES, KvCacheFormat, RowTable, Section, SelectorArray, layer_groups
+from coldpress.schemas.model import ModelSpec, role_shape, rows_on_flash
 
 
 def make_sections(
@@ -72,9 +80,23 @@ def make_sections(
     return tuple(found)
 
 
-def image_bytes(sections: Sequence[Section]) -> int:
+def row_tables(spec: ModelSpec, sections: Sequence[Section], formats: Formats) -> tuple[RowTable, ...]:
+    """Returns the matrices that are read by row, behind the sections, each at the next multiple of 64 KiB."""
+    found: list[RowTable] = []
+    end = sections[-1].offset_bytes + sections[-1].length_bytes
+    for role in rows_on_flash(spec):
+        num_rows, length = role_shape(spec, role)
+        shape = {"role": role, "num_rows": num_rows, "format": stored_format(role, formats)}
+        place = {"offset_bytes": _round_up(end), "row_bytes": tensor_bytes(role, (1, length), formats)}
+        found.append(RowTable.model_validate(shape | place))
+        end = found[-1].offset_bytes + found[-1].length_bytes
+    return tuple(found)
+
+
+def image_bytes(sections: Sequence[Section], tables: Sequence[RowTable]) -> int:
     """Returns the bytes of flash.img."""
-    return _round_up(sections[-1].offset_bytes + sections[-1].length_bytes)
+    last = (*sections, *tables)[-1]
+    return _round_up(last.offset_bytes + last.length_bytes)
 
 
 def bookkeeping_bytes(
@@ -89,9 +111,7 @@ def bookkeeping_bytes(
     """Returns the bytes that a run of a selector keeps beside weights, KV cache, buffers and units
     (runtime/plan/bookkeeping.py, before there is an artifact), with any of the cache policies that a plan may get; the
     tables have the selector's arrays of all plans."""
-    arrays = num_plans * kept_arrays(sections, method)
-    joined = joined_bytes(sections, format_name)
-    return counted_bytes(spec, sections, image_bytes(sections) // page_bytes, arrays, set(caches), joined)
+    return _counted_bytes(spec, sections, format_name, num_plans * kept_arrays(sections, method), caches, page_bytes)
 
 
 def dense_bookkeeping_bytes(
@@ -99,8 +119,21 @@ def dense_bookkeeping_bytes(
 ) -> int:
     """Returns a dense run's bookkeeping with any of `caches`. Its units are neurons; its selector keeps no array."""
     sections = make_sections(spec, (WHOLE_MLP,), format_name)
-    joined = joined_bytes(sections, format_name)
-    return counted_bytes(spec, sections, image_bytes(sections) // page_bytes, (), set(caches), joined)
+    return _counted_bytes(spec, sections, format_name, (), caches, page_bytes)
+
+
+def _counted_bytes(
+    spec: ModelSpec,
+    sections: Sequence[Section],
+    format_name: FormatName,
+    arrays: Sequence[SelectorArray],
+    caches: Collection[str],
+    page_bytes: int,
+) -> int:
+    tables = row_tables(spec, sections, format_name)
+    num_pages = image_bytes(sections, tables) // page_bytes
+    counted = counted_bytes(spec, sections, num_pages, arrays, set(caches), joined_bytes(sections, format_name))
+    return counted + row_buffer_bytes(tables, page_bytes)
 
 
 def asked_budget_bytes(
@@ -114,17 +147,33 @@ def asked_budget_bytes(
 ) -> tuple[int, ...]:
     """Returns the asked DRAM budgets in bytes, the largest first, for pages of `page` bytes.
 
-    A percentage counts weights and KV cache, and on top the bookkeeping of a dense run with any of `caches`.
+    A percentage counts weights and KV cache in their formats, and on top the bookkeeping of a dense run with any of
+    `caches`.
 
     Raises:
         ColdpressError: if two of them are equal.
     """
+    return tuple(asked_budgets(asked, model, format_name, context_length, kv_cache, page, caches))
+
+
+def asked_budgets(
+    asked: int | str,
+    model: HasShapes,
+    format_name: FormatName,
+    context_length: int,
+    kv_cache: KvCacheFormat,
+    page: int,
+    caches: Collection[str] = (DEFAULT_CACHE,),
+) -> dict[int, int | str]:
+    """Returns the asked DRAM budgets by their bytes, the largest first; a percentage stays text, since it has other
+    bytes in other formats. Arguments and errors are those of `asked_budget_bytes`."""
     dense_bytes, besides = _dense_run_bytes(model, format_name, context_length, kv_cache, page, caches)
-    found = sorted((budget_bytes(one, dense_bytes, besides) for one in budgets_in(asked)), reverse=True)
-    for one, following in pairwise(found):
+    each = [(budget_bytes(one, dense_bytes, besides), one) for one in budgets_in(asked)]
+    found = sorted(each, key=lambda pair: pair[0], reverse=True)
+    for (one, _), (following, _) in pairwise(found):
         if one == following:
             raise ColdpressError(f"dram_budget={asked} names {one:,} bytes twice; give each budget once")
-    return tuple(found)
+    return dict(found)
 
 
 def least_budget(

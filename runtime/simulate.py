@@ -24,7 +24,7 @@ from coldpress.runtime.store.clock import Clock
 from coldpress.runtime.store.computing import NOTHING, Arrival
 from coldpress.runtime.store.facts import Key, Observer, Purpose
 from coldpress.runtime.store.store import Store
-from coldpress.runtime.trace import END, FETCH, PRELOAD, RESET, STREAM, Event
+from coldpress.runtime.trace import END, FETCH, PRELOAD, RESET, ROWS, STREAM, Event
 from coldpress.schemas.compute import Overlap, overlapped_seconds
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError
@@ -83,7 +83,7 @@ def simulate_choices(
     """
     flash, clock = simulated.Plugin(artifact, plan.queue_depth), Clock(artifact.manifest, plan)
     store, keys = Store(artifact, plan, flash, clock), [(part.layer, part.family) for part in plan.parts]
-    ahead = units_following(artifact, plan)
+    ahead, reads_rows = units_following(artifact, plan), times_traced(artifact.manifest, plan) == 1
     for key, ids in (fill or {}).items():
         deque(store.submit(key, ids), maxlen=0)
     store.end_tokens()
@@ -94,6 +94,8 @@ def simulate_choices(
             for key in keys:
                 deque(store.submit(key, choose(key, token, store.residency(key))), maxlen=0)
                 read_next(store, ahead.get(key))
+            if reads_rows:
+                read_some_rows(store, range(token, token + 1))
             store.end_tokens()
         found = store.metrics(len(window) - num_warm, 0.0, 0.0, 0.0)
         yield found.model_copy(update={"decode_s": found.modelled_s})
@@ -134,7 +136,8 @@ def token_seconds_of(
         (seconds / found.num_tokens - besides_s) * share for seconds in (found.modelled_dram_s, found.modelled_s)
     )
     besides_s += more_s
-    flash_s = found.modelled_flash_s / found.num_tokens * share
+    row_s = resident.row_seconds(manifest, plan)
+    flash_s = (found.modelled_flash_s / found.num_tokens - row_s) * share + row_s
     return overlapped_seconds(overlap, flash_s, computing_s + besides_s, requests_s + besides_s)
 
 
@@ -254,13 +257,18 @@ def requests_of(trace: Iterable[Event]) -> dict[tuple[int, str], list[np.ndarray
 
 def replay(store: Store, trace: Iterable[Event]) -> None:
     """Makes the requests of the trace to `store`, in the same order."""
-    num_tokens = 0
+    num_tokens, has_rows = 0, False
     for event in trace:
         if event.kind == RESET:
             store.reset()
         elif event.kind == END:
+            if not has_rows:
+                read_some_rows(store, range(num_tokens, event.token))
             store.end_tokens(event.token - num_tokens)
-            num_tokens = event.token
+            num_tokens, has_rows = event.token, False
+        elif event.kind == ROWS:
+            has_rows |= event.token > 0
+            store.read_rows(event.ids, Purpose.ROWS if event.token else Purpose.STREAM)
         elif event.kind == STREAM:
             deque(store.stream((event.layer, event.family), event.ids if event.ids.size else None), maxlen=0)
         elif event.kind == PRELOAD:
@@ -270,6 +278,14 @@ def replay(store: Store, trace: Iterable[Event]) -> None:
             deque(store.submit((event.layer, event.family), event.ids, event.kept), maxlen=0)
 
 
+def read_some_rows(store: Store, numbers: range) -> None:
+    """Reads as many token embeddings as there are numbers, in place of the rows of tokens that a trace does not name;
+    equal numbers read equal rows, spread over the vocabulary."""
+    if store.num_rows and numbers:
+        step = round(store.num_rows * (5**0.5 - 1) / 2)
+        store.read_rows(np.array(numbers) * step % store.num_rows)
+
+
 class Checked:
     """Passes the events of a trace on, refuses those for units that the artifact does not have, and counts tokens."""
 
@@ -277,6 +293,7 @@ class Checked:
         """Begins with the first event."""
         sections = artifact.manifest.flash.sections
         self._known = {(layer, section.family): section.num_units for section in sections for layer in section.layers}
+        self._vocab_size = artifact.manifest.model.vocab_size
         self._num_events = self._first_token = self._last_token = 0
         self._passes = set[int]()
 
@@ -303,6 +320,11 @@ class Checked:
         for event in trace:
             num_units = self._known.get((event.layer, event.family), 0)
             largest = int(event.ids[-1]) if event.ids.size else 0
+            if event.kind == ROWS and largest >= self._vocab_size:
+                raise ColdpressError(
+                    f"event {self._num_events} of the trace asks for the embedding of token {largest}, where the "
+                    f"artifact has {self._vocab_size}; use a trace recorded with this artifact's model"
+                )
             if event.kind in (STREAM, FETCH, PRELOAD) and largest >= num_units:
                 raise ColdpressError(
                     f"event {self._num_events} of the trace asks for unit {largest} of layer {event.layer}, family "

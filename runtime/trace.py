@@ -3,13 +3,13 @@
 On disk a trace is one safetensors file without metadata, with n events in the order in which they happened:
 
 - `kind` uint8 [n]: 0 a family was streamed, 1 units were fetched, 2 a new context began, 3 the tokens of the
-  fetches since the last such event are decoded, 4 units were read ahead.
-- `token` int32 [n]: 0 for the prefill and for a new context; for fetched or preloaded units, the first token that they
-  are for, counted from 1; for the end of tokens, the number of tokens decoded so far.
+  fetches since the last such event are decoded, 4 units were read ahead, 5 token embeddings were read from flash.
+- `token` int32 [n]: 0 for the prefill and for a new context; for what is fetched or preloaded, the first token that it
+  is for, counted from 1; for the end of tokens, the number of tokens decoded so far.
 - `layer` int32 [n]; `family` uint8 [n], an index into the names.
 - `names` uint8: families in ASCII, joined by spaces.
 - `start` int64 [n + 1]: event e has the units `ids[start[e] : start[e + 1]]`, ascending; only kinds 0, 1 and 4 have
-  units. A streamed family without units was streamed whole.
+  units, and kind 5 has rows. A streamed family without units was streamed whole.
 - `ids` int32 [m + 1]: unit ids, and a 0 at the end, so that it is never empty.
 - `kept` uint8 [m + 1]: 1 if the unit may stay in the cache, 0 if it is used once and dropped.
 """
@@ -25,10 +25,10 @@ from safetensors.numpy import save_file  # pyright: ignore[reportUnknownVariable
 
 from coldpress.runtime.artifact import tensor_files
 from coldpress.runtime.artifact.errors import TensorFileError, short
-from coldpress.runtime.store.facts import AheadFacts, Key, Observer, RequestFacts
+from coldpress.runtime.store.facts import AheadFacts, Key, Observer, Purpose, RequestFacts, RowFacts
 from coldpress.schemas.families import FAMILIES
 
-STREAM, FETCH, RESET, END, PRELOAD = 0, 1, 2, 3, 4
+STREAM, FETCH, RESET, END, PRELOAD, ROWS = 0, 1, 2, 3, 4, 5
 NO_IDS = np.empty(0, np.int32)
 REMEDY = "record the trace again"
 
@@ -38,12 +38,12 @@ class Event:
     """One call of the store."""
 
     kind: int
-    """RESET and END concern the whole store; their layer is 0, and their family has no meaning."""
+    """RESET, END and ROWS concern the whole store; their layer is 0, and their family has no meaning."""
     token: int
     layer: int
     family: str
     ids: np.ndarray
-    """int32 ascending; empty unless units were fetched or read ahead, or some of a family were streamed."""
+    """int32 ascending; empty unless units or rows were fetched or read ahead, or some of a family were streamed."""
     kept: np.ndarray | None = None
     """The ids that may stay in the cache, int32 ascending; None for all."""
 
@@ -70,6 +70,11 @@ class Recorder(Observer):
     def read_ahead(self, facts: AheadFacts) -> None:
         """See `Observer`."""
         self.preload(*facts.key, facts.ids)
+
+    def rows(self, facts: RowFacts) -> None:
+        """See `Observer`."""
+        token = 0 if facts.purpose is Purpose.STREAM else self.num_tokens + 1
+        self._add(Event(ROWS, token, 0, next(iter(FAMILIES)), facts.ids))
 
     def stream(self, key: Key, ids: np.ndarray | None) -> None:
         """See `Observer`."""
@@ -138,8 +143,8 @@ def load_trace(path: Path) -> tuple[Event, ...]:
     unknown = [family for family in families if family not in FAMILIES]
     if unknown:
         raise TensorFileError(name, "names", short(unknown[0]), f"some of {', '.join(FAMILIES)}", REMEDY)
-    if arrays["family"].max() >= len(families) or arrays["kind"].max() > PRELOAD:
-        raise TensorFileError(name, "family or kind", "unknown", f"an index into {', '.join(families)}; 0 to 4", REMEDY)
+    if arrays["family"].max() >= len(families) or arrays["kind"].max() > ROWS:
+        raise TensorFileError(name, "family or kind", "unknown", f"an index into {', '.join(families)}; 0 to 5", REMEDY)
     counted = arrays["token"][np.isin(arrays["kind"], (FETCH, END, PRELOAD))]
     if (np.diff(counted, prepend=np.int32(1)) < 0).any():
         raise TensorFileError(name, "token", "out of order", "tokens from 1 on, none after a later one", REMEDY)

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from coldpress.schemas.base import Count, Extended, Many, Options, PositiveCount, Record, Share
 from coldpress.schemas.errors import clipped
-from coldpress.schemas.families import PLUGIN_NAME, FamilyName, Method, UnitFormat
+from coldpress.schemas.families import PLUGIN_NAME, FamilyName, FormatName, Method, UnitFormat
 
 SECTION_ALIGN_BYTES = 65536
 CacheName = Annotated[str, Field(pattern=PLUGIN_NAME)]
@@ -64,6 +64,26 @@ class Section(Extended):
     def part_offset_bytes(self, layer: int) -> int:
         """Returns where `layer`'s part of the first unit begins; its other parts follow `stride_bytes` apart."""
         return self.offset_bytes + (layer - self.first_layer) * self.unit_bytes
+
+
+class RowTable(Record):
+    """A matrix behind all sections of which a token needs single rows: row i begins at `offset_bytes + i row_bytes`."""
+
+    role: str
+    offset_bytes: Count
+    num_rows: PositiveCount
+    row_bytes: PositiveCount
+    format: FormatName
+
+    @property
+    def name(self) -> str:
+        """Returns a description of the table, for errors."""
+        return self.role
+
+    @property
+    def length_bytes(self) -> int:
+        """Returns the bytes of all rows, without the padding behind them."""
+        return self.num_rows * self.row_bytes
 
 
 class PartPlan(Record):
@@ -148,11 +168,15 @@ class Plan(Extended):
         return f"plan '{clipped(self.name)}'"
 
 
-class Layout(Record):
+class Layout(Extended):
     """The arithmetic of an artifact."""
+
+    LATER = ("tables",)
 
     page_bytes: PositiveCount
     sections: Many[Section]
+    tables: Many[RowTable] = ()
+    """Behind the sections; empty, which is left out of the file, where a token's rows stay in DRAM."""
     flash_bytes: PositiveCount
     byte_order: Literal["little"] = "little"
 

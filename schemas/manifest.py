@@ -5,10 +5,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from coldpress.schemas.base import Count, Many, PositiveCount, Record, Sha256
+from coldpress.schemas.base import Count, Extended, Many, PositiveCount, Record, Sha256
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.families import FamilyName, FormatName, Slice, UnitFormat, slice_formats
-from coldpress.schemas.layout import Plan, Section
+from coldpress.schemas.layout import Layout, Plan, RowTable, Section
 from coldpress.schemas.model import ModelSpec, features_of_model
 from coldpress.schemas.quantized import ResidentTensor
 
@@ -17,6 +17,8 @@ FORMAT_MAJOR = 2
 FORMAT_MINOR = 0
 LAYER_FORMATS, SLICE_FORMATS = "layer-formats", "slice-formats"
 """The features of an artifact in which some sections have another format than their family, or one for each slice."""
+ROW_TABLES = "row-tables"
+"""The feature of an artifact with matrices on flash that are read by row."""
 PAGE_CHECKSUMS = "crc32c-pages"
 """The feature of every artifact of this version; families, formats, selectors and caches are features by name."""
 
@@ -86,12 +88,16 @@ class LayerPredictorInfo(Record):
     threshold: float
 
 
-class FlashImage(Record):
-    """flash.img: its size, its pages, its sections."""
+class FlashImage(Extended):
+    """flash.img: its size, its pages, its sections, and the matrices behind them."""
+
+    LATER = ("tables",)
 
     size_bytes: PositiveCount
     page_bytes: PositiveCount
     sections: Many[Section]
+    tables: Many[RowTable] = ()
+    """Read by row; empty, which is left out of the file, where there are none."""
 
 
 class Manifest(Record):
@@ -129,22 +135,24 @@ class Manifest(Record):
 def features_of(
     model: ModelSpec,
     families: Iterable[FamilyFormat],
-    sections: Iterable[Section],
+    flash: FlashImage | Layout,
     resident: Iterable[ResidentTensor],
     plans: Iterable[Plan],
 ) -> Features:
     """Returns the features that an artifact must list.
 
-    Page checksums, families, formats, formats by layer and by slice, and the model's extensions are required;
-    selectors, caches and drafts are optional, since a reader can leave out the plans that name them.
+    Page checksums, families, formats, formats by layer and by slice, matrices read by row, and the model's extensions
+    are required; selectors, caches and drafts are optional, since a reader can leave out the plans that name them.
     """
     families, plans = tuple(families), tuple(plans)
     stored = {entry.format for entry in families} | {tensor.format for tensor in resident if tensor.format}
-    named = {section.format for section in sections if section.format}
+    stored |= {table.format for table in flash.tables}
+    named = {section.format for section in flash.sections if section.format}
     formats = {name for unit in stored | named for name in slice_formats(unit)}
     required = {f"family.{entry.family}" for entry in families} | {f"format.{name}" for name in formats}
     required |= {LAYER_FORMATS} if named else set()
     required |= {SLICE_FORMATS} if any(len(slice_formats(unit)) > 1 for unit in named) else set()
+    required |= {ROW_TABLES} if flash.tables else set()
     required |= features_of_model(model)
     optional = {f"selector.{plan.method}" for plan in plans} | {f"cache.{plan.cache}" for plan in plans}
     optional |= {f"draft.{plan.draft}" for plan in plans if plan.draft is not None}

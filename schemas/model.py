@@ -306,6 +306,11 @@ def features_of_model(spec: ModelSpec) -> set[str]:
     return found | {f"model.{name}.{kept[name]}" for name, values in EXTENDED_VALUES.items() if kept[name] in values}
 
 
+def rows_on_flash(spec: ModelSpec) -> tuple[str, ...]:
+    """Returns the matrices of which a token needs one row, so that they may lie on flash; a tied head needs all."""
+    return () if spec.tie_word_embeddings else ("embed_tokens.weight",)
+
+
 def role_shape(spec: ModelSpec, role: str) -> tuple[int, ...]:
     """Returns the shape of the tensor `role`, with a layer (`layers.3.q_proj.weight`) or without (`q_proj.weight`)."""
     *above, module, kind = role.split(".")

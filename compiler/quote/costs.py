@@ -29,9 +29,9 @@ PRODUCT_SIZE, PRODUCT_ROUNDS = 768, 3
 
 
 def build_costs(
-    source: Source, device: DeviceProfile, division: Sparsity, budgets_bytes: Sequence[int]
+    source: Source, device: DeviceProfile, division: Sparsity, budgets: Sequence[int | str]
 ) -> dict[str, Figure]:
-    """Returns the costs of a build with this division of one of `budgets_bytes`; for an artifact, the costs of copying
+    """Returns the costs of a build with this division of one of `budgets`; for an artifact, the costs of copying
     it."""
     units = flash_bytes(division.families, source.model.spec, division.formats)
     written = units + division.budget.resident_bytes + division.budget.predictor_bytes
@@ -39,7 +39,7 @@ def build_costs(
         size = source.artifact_bytes or written
         copied = Figure(value=size, basis="the artifact's files as they are; another plan or format needs a build")
         return _costs(copied, copied, 0, "the artifact is built already", size)
-    build = _build(source, source.build, device, division, budgets_bytes)
+    build = _build(source, source.build, device, division, budgets)
     stages = all_needs(build)
     disk_bytes = sum(stage.disk_bytes for stage in stages)
     download = Figure(value=0, basis="a folder on this machine")
@@ -80,7 +80,7 @@ def flops_per_core() -> float:
 
 
 def _build(
-    source: Source, config: BuildConfig, device: DeviceProfile, division: Sparsity, budgets_bytes: Sequence[int]
+    source: Source, config: BuildConfig, device: DeviceProfile, division: Sparsity, budgets: Sequence[int | str]
 ) -> Build:
     """Returns the build that makes this choice, its jobs of some layers side by side on all cores."""
     shapes = Shapes(source.model.spec, {role: Shape(one.shape) for role, one in source.model.tensors.items()})
@@ -91,7 +91,7 @@ def _build(
         "format": division.format,
         "kv_cache": division.kv_cache,
         "context_length": division.context_length,
-        "dram_budget": ",".join(map(str, budgets_bytes)),
+        "dram_budget": ",".join(map(str, budgets)),
     }
     tokens, block_tokens = asked_text(settings, shapes)
     predicts = load("coldpress.runtime.sparsity", Selector, division.method).NEEDS_PREDICTORS

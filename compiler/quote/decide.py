@@ -33,7 +33,7 @@ from coldpress.compiler.stages.allocate import (
     Inputs,
     OverBudgetError,
     Searched,
-    budgets_bytes,
+    asked_budgets_of,
     searched,
     searched_together,
     setting_of,
@@ -108,23 +108,24 @@ class _Quoting:
         self._source, self._device, self._asked, self._tell = source, device, asked, tell
         self._named = device.name if file is None or file.parent == PROFILES else str(file)
         self._config = AllocateConfig.model_validate({"dram_budget": device.dram_budget_bytes.value, **source.settings})
-        self._budgets_bytes = budgets_bytes(self._config, source.model, device)
+        self._budgets = tuple(asked_budgets_of(self._config, source.model, device).values())
         work, caches = Workspace(source.folder, "quote"), caches_for(self._config.cache)
         self._inputs = Inputs(
-            source.model, source.activations, device, work, None, 1, source.curves, len(self._budgets_bytes), caches
+            source.model, source.activations, device, work, None, 1, source.curves, len(self._budgets), caches
         )
         self._floor = Floor(source.curves, source.max_ppl_ratio or math.inf)
 
     def quotes(self) -> tuple[DeviceQuote, ...]:
         self._tell(f"{self._device.name}: searching")
-        found = searched_together(self._config, self._inputs, self._floor, self._budgets_bytes, self._narrowed)
+        found = searched_together(self._config, self._inputs, self._floor, self._budgets, self._narrowed)
         least = self._least_bytes()
         refused = next((one.refusal for one in reversed(found) if one.best is None), None)
         return tuple(self._quote(one, least, refused) for one in found)
 
     def _quote(self, found: Searched, least: int, refused: ColdpressError | None) -> DeviceQuote:
         """Returns the quote of one budget; `refused` is why a build of all budgets is refused, or None."""
-        budget_bytes = found.judge.dram_budget_bytes
+        judge, best = found.judge, found.best
+        budget_bytes = judge.dram_budget_bytes if best is None else judge.budget_bytes(best.candidate)
         steps = self._steps(found, budget_bytes, least) if self._asked.with_steps and not self._is_ladder else ()
         figures = {"least_dram_bytes": self._exact(least, "buffers, tensors that stay in DRAM, and the KV cache")}
         figures |= self._recommended(steps)
@@ -156,7 +157,7 @@ class _Quoting:
 
     @property
     def _is_ladder(self) -> bool:
-        return len(self._budgets_bytes) > 1
+        return len(self._budgets) > 1
 
     def _searched(self, budget_bytes: int, narrowed: Callable[[Space], Space]) -> Searched:
         config = self._config.model_copy(update={"dram_budget": budget_bytes})
@@ -251,7 +252,7 @@ class _Quoting:
             **self._speed(tokens, division),
             "first_token_s": self._cold(division),
             "ppl_ratio": self._quality(best, division),
-            **build_costs(self._source, self._device, division, self._budgets_bytes),
+            **build_costs(self._source, self._device, division, self._budgets),
             "token_energy_j": self._exact(None, "unknown: the device's profile has no figure of energy"),
         }
 

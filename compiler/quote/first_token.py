@@ -17,7 +17,7 @@ from coldpress.compiler.cost_model import kv_cache_bytes, stored_format, tensor_
 from coldpress.compiler.seconds import Key, Setting
 from coldpress.runtime.decoder.decoder import PREFILL_CHUNK_TOKENS
 from coldpress.runtime.kernels import FEW_TOKENS
-from coldpress.runtime.plan.budget import choose_plan
+from coldpress.runtime.plan.budget import choose_plan, holds_tables, table_bytes
 from coldpress.runtime.simulate import Opening, simulate_opening
 from coldpress.runtime.store import resident
 from coldpress.runtime.store.computing import (
@@ -80,12 +80,14 @@ def first_token(setting: Setting, prompt_tokens: int, expert_shares: np.ndarray 
             experts.
     """
     plan = choose_plan(setting.manifest)
-    setting = replace(setting, plan=plan)
+    held_bytes = table_bytes(setting.manifest) if holds_tables(setting.manifest, plan) else 0
+    # what is read by row is loaded with what stays in DRAM, not with the units of each layer
+    setting = replace(setting, plan=plan.model_copy(update={"dram_budget_bytes": plan.dram_budget_bytes - held_bytes}))
     chunks = [min(PREFILL_CHUNK_TOKENS, prompt_tokens - at) for at in range(0, prompt_tokens, PREFILL_CHUNK_TOKENS)]
     used = [_experts_used(setting.model.spec, chunk, expert_shares) for chunk in chunks]
     openings = {count: _opening(setting, count) for count in dict.fromkeys(map(round, used))}
     opening = next(iter(openings.values()))
-    stored_bytes = plan.resident_bytes + plan.predictor_bytes
+    stored_bytes = plan.resident_bytes + plan.predictor_bytes + held_bytes
     flash = setting.device.flash.issuing(plan.queue_depth)
     load_s = opening.load_s + float(flash_seconds(flash, math.ceil(stored_bytes / MAX_READ_BYTES), stored_bytes))
     prompt = [
@@ -96,7 +98,8 @@ def first_token(setting: Setting, prompt_tokens: int, expert_shares: np.ndarray 
         )
         for chunk, experts in zip(chunks, used, strict=True)
     ]
-    least, expected, most = (load_s + _prompt_s(setting, prompt, prompt_tokens, bound) for bound in range(3))
+    before_s = load_s + resident.row_seconds(setting.manifest, plan, prompt_tokens)
+    least, expected, most = (before_s + _prompt_s(setting, prompt, prompt_tokens, bound) for bound in range(3))
     return FirstToken(least, expected, most, load_s)
 
 

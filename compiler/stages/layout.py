@@ -6,7 +6,7 @@ artifact share the image.
 
 from typing import TYPE_CHECKING
 
-from coldpress.compiler.sections import image_bytes, make_sections
+from coldpress.compiler.sections import image_bytes, make_sections, row_tables
 from coldpress.schemas.base import Record
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.layout import Layout
@@ -25,7 +25,13 @@ class LayoutConfig(Record):
 def run(config: LayoutConfig, model: Model, sparsity: Sparsity, device: DeviceProfile) -> Layout:
     """Returns all offsets."""
     sections = make_sections(model.spec, sparsity.families, sparsity.formats, sparsity.layers_per_group)
-    return Layout(page_bytes=device.flash.page_bytes.value, sections=sections, flash_bytes=image_bytes(sections))
+    tables = row_tables(model.spec, sections, sparsity.formats)
+    return Layout(
+        page_bytes=device.flash.page_bytes.value,
+        sections=sections,
+        tables=tables,
+        flash_bytes=image_bytes(sections, tables),
+    )
 
 
 def needs(build: "Build") -> StageNeeds:

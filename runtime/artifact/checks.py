@@ -9,7 +9,7 @@ from typing import Any
 
 from coldpress.runtime import plugins
 from coldpress.runtime.artifact import plan_checks, safe_files, strict_json
-from coldpress.runtime.artifact.contents import coarse_role, model_tensors, unit_nbytes
+from coldpress.runtime.artifact.contents import coarse_role, model_tensors, nbytes, unit_nbytes
 from coldpress.runtime.artifact.errors import (
     FeatureError,
     FileNameError,
@@ -35,13 +35,14 @@ from coldpress.schemas.manifest import (
     PAGE_CHECKSUMS,
     PREDICTORS_FILE,
     RESIDENT_FILE,
+    ROW_TABLES,
     SLICE_FORMATS,
     TABLES_FILE,
     FamilyFormat,
     Manifest,
     features_of,
 )
-from coldpress.schemas.model import LATENT_FIELDS, MLP_ROLES, MODEL_FEATURES, ModelSpec
+from coldpress.schemas.model import LATENT_FIELDS, MLP_ROLES, MODEL_FEATURES, ModelSpec, role_shape, rows_on_flash
 
 NEWER = "use a newer runtime, or rebuild the artifact without it"
 
@@ -87,7 +88,7 @@ def known_features() -> tuple[str, ...]:
     """Returns the names of all features that an artifact may require of this runtime."""
     families = [f"family.{name}" for name in arithmetic.FAMILIES]
     formats = [f"format.{name}" for name in plugins.names("coldpress.runtime.quantization")]
-    return (PAGE_CHECKSUMS, *families, *formats, LAYER_FORMATS, SLICE_FORMATS, *MODEL_FEATURES)
+    return (PAGE_CHECKSUMS, *families, *formats, LAYER_FORMATS, SLICE_FORMATS, ROW_TABLES, *MODEL_FEATURES)
 
 
 def servable_plans(manifest: Manifest) -> tuple[tuple[Plan, ...], tuple[str, ...]]:
@@ -161,7 +162,7 @@ def check_manifest(manifest: Manifest) -> None:
 
 def _check_listed_features(manifest: Manifest) -> None:
     """Requires that the manifest lists every feature that its parts need, so that an old runtime refuses at once."""
-    parts = manifest.model, manifest.families, manifest.flash.sections, manifest.resident, manifest.plans
+    parts = manifest.model, manifest.families, manifest.flash, manifest.resident, manifest.plans
     for name in features_of(*parts).required:
         if name not in manifest.features.required:
             raise FeatureError(MANIFEST_FILE, "features.required", f"a list without {name}", "all that plans need")
@@ -292,6 +293,7 @@ def _check_sections(manifest: Manifest) -> None:
     if len(seen) != len(having):
         expected = f"{len(having)} layers with units of {len(families)} families"
         raise SectionError(MANIFEST_FILE, "flash.sections", f"a list that covers {len(seen)} of them", expected)
+    end = _checked_tables(manifest, end)
     last = -(-end // SECTION_ALIGN_BYTES) * SECTION_ALIGN_BYTES
     if not end <= flash.size_bytes <= last or flash.size_bytes % flash.page_bytes:
         expected = f"whole pages of {flash.page_bytes}, from {end} to {last}"
@@ -332,6 +334,32 @@ def _check_section(section: Section, field: str, end: int, entry: FamilyFormat, 
     for name, value in expected.items():
         if getattr(section, name) != value:
             raise SectionError(MANIFEST_FILE, f"{field}.{name}", str(getattr(section, name)), str(value))
+
+
+def _checked_tables(manifest: Manifest, end: int) -> int:
+    """Checks the matrices that are read by row: which, their places and sizes. Returns where the last one ends, or
+    `end`, where the sections do."""
+    spec, allowed = manifest.model, rows_on_flash(manifest.model)
+    for index, table in enumerate(manifest.flash.tables):
+        field = f"flash.tables[{index}]"
+        if table.role not in allowed[index:]:
+            expected = " and ".join(allowed[index:]) or "no more matrices that are read by row in this model"
+            raise SectionError(MANIFEST_FILE, f"{field}.role", _short(table.role), expected)
+        known = plugins.names("coldpress.runtime.quantization")
+        if table.format not in known or planes_of(table.format):
+            formats = [name for name in known if not planes_of(name)]
+            raise SectionError(MANIFEST_FILE, f"{field}.format", _short(table.format), f"one of {', '.join(formats)}")
+        num_rows, length = role_shape(spec, table.role)
+        expected = {
+            "offset_bytes": -(-end // SECTION_ALIGN_BYTES) * SECTION_ALIGN_BYTES,
+            "num_rows": num_rows,
+            "row_bytes": nbytes(table.format, length),
+        }
+        for name, value in expected.items():
+            if getattr(table, name) != value:
+                raise SectionError(MANIFEST_FILE, f"{field}.{name}", str(getattr(table, name)), str(value))
+        end = table.offset_bytes + table.length_bytes
+    return end
 
 
 def _check_page(manifest: Manifest) -> None:
@@ -385,6 +413,8 @@ def _check_predictors(manifest: Manifest) -> None:
 def _check_resident(manifest: Manifest) -> None:
     """Requires each tensor that the model needs once and in its shape, and no tensor that the model cannot have."""
     required, optional = model_tensors(manifest)
+    for table in manifest.flash.tables:
+        del required[table.role]
     found = {tensor.role: tensor for tensor in manifest.resident}
     coarse = {coarse_role(*key): format_name for key, format_name in manifest.unit_formats.items()}
     if len(found) != len(manifest.resident):

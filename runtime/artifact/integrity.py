@@ -76,6 +76,9 @@ def _check_flash(artifact: Artifact) -> None:
     formats = {entry.family: entry for entry in artifact.manifest.families}
     for section in artifact.manifest.flash.sections:
         _check_units(artifact, section, formats[section.family])
+    for table in artifact.manifest.flash.tables:
+        for rows in _slices_of(artifact, table.offset_bytes, table.length_bytes, table.row_bytes):
+            _check_codes(FLASH_FILE, f"tensor '{table.role}'", rows, table.format)
 
 
 def _check_digest(artifact: Artifact, name: str) -> None:
@@ -112,15 +115,16 @@ def _check_pages(artifact: Artifact, offset: int, block: np.ndarray) -> None:
 
 
 def _check_padding(artifact: Artifact, offset: int, block: np.ndarray) -> None:
-    """Requires zeros behind each section, so that nothing can hide there."""
-    sections = artifact.manifest.flash.sections
+    """Requires zeros behind each section and table, so that nothing can hide there."""
+    flash = artifact.manifest.flash
+    sections = (*flash.sections, *flash.tables)
     first = bisect_right(sections, offset, key=lambda section: section.offset_bytes) - 1
     for number in range(first, len(sections)):
         if sections[number].offset_bytes >= offset + block.size:
             break
         start = sections[number].offset_bytes + sections[number].length_bytes
         following = [section.offset_bytes for section in sections[number + 1 : number + 2]]
-        stop = following[0] if following else artifact.manifest.flash.size_bytes
+        stop = following[0] if following else flash.size_bytes
         gap = block[max(start - offset, 0) : max(stop - offset, 0)]
         if gap.any():
             where = offset + max(start - offset, 0) + int(np.flatnonzero(gap)[0])
@@ -135,15 +139,19 @@ def _check_units(artifact: Artifact, section: Section, family: FamilyFormat) -> 
     if planes_of(family.format):
         return
     widths = [nbytes(family.format, slice_length(piece, artifact.manifest.model)) for piece in family.slices]
-    step = max(1, BLOCK_BYTES // section.unit_bytes) * section.unit_bytes
-    stop = section.offset_bytes + section.length_bytes
-    for start in range(section.offset_bytes, stop, step):
-        end = min(start + step, stop)
-        read = [block for _, block in _blocks(artifact, FLASH_FILE, start, end)]
-        units, left = (read[0] if len(read) == 1 else np.concatenate(read)).reshape(-1, section.unit_bytes), 0
+    for units in _slices_of(artifact, section.offset_bytes, section.length_bytes, section.unit_bytes):
+        left = 0
         for width in widths:
             _check_codes(FLASH_FILE, section.name, units[:, left : left + width], family.format)
             left += width
+
+
+def _slices_of(artifact: Artifact, start: int, length: int, size: int) -> Iterator[np.ndarray]:
+    """Yields consecutive slices of `size` bytes of a range of flash.img, uint8 [n, size]; valid until the next step."""
+    step = max(1, BLOCK_BYTES // size) * size
+    for first in range(start, start + length, step):
+        read = [block for _, block in _blocks(artifact, FLASH_FILE, first, min(first + step, start + length))]
+        yield (read[0] if len(read) == 1 else np.concatenate(read)).reshape(-1, size)
 
 
 def _check_resident(artifact: Artifact) -> None:

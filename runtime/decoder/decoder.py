@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from coldpress.runtime import plugins
 from coldpress.runtime.artifact.contents import coarse_role
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.decoder.arithmetic import rotary_tables
@@ -28,10 +29,11 @@ from coldpress.runtime.kernels.activations import ActivationFormat
 from coldpress.runtime.kernels.attention import soft_cap
 from coldpress.runtime.plan.kv_cache import kv_cache_bytes
 from coldpress.runtime.plan.memory import give_back_heap
+from coldpress.runtime.quantization import Format
 from coldpress.runtime.quantization._planes import unit_planes, whole_format
 from coldpress.runtime.routing import held_shares
 from coldpress.runtime.sparsity import Residency
-from coldpress.runtime.store.facts import Key
+from coldpress.runtime.store.facts import Key, Purpose
 from coldpress.runtime.store.store import Store
 from coldpress.runtime.trace import NO_IDS
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
@@ -113,8 +115,10 @@ class Decoder:
         }
         self._coarse = _coarse_planes(artifact, activations)
         resident = Resident(artifact.resident, artifact.manifest.resident, activations)
-        self._embedding = resident.matrix("embed_tokens")
-        head = self._embedding if self.spec.tie_word_embeddings else resident.matrix("lm_head")
+        tables = artifact.manifest.flash.tables
+        self._row_format = plugins.load("coldpress.runtime.quantization", Format, tables[0].format) if tables else None
+        self._embedding = None if tables else resident.matrix("embed_tokens")
+        head = resident.matrix("embed_tokens" if self.spec.tie_word_embeddings else "lm_head")
         self._head = replace(head, bias=resident.optional_vector("lm_head.bias"))
         self._positions = resident.matrix("embed_positions") if self.spec.position == "learned" else None
         self._inv_freq: dict[RotaryKind, np.ndarray] = {
@@ -360,7 +364,7 @@ class Decoder:
         return bool(self._coarse)
 
     def decode_coarse(self, token: int) -> np.ndarray:
-        """Appends one token by coarse planes alone and returns its logits, float32 [V]; reads and counts nothing.
+        """Appends one token by coarse planes alone and returns its logits, float32 [V]; reads no unit and counts none.
 
         The coarse model writes the keys and values, so the caller takes them back (`roll_back`).
 
@@ -433,7 +437,7 @@ class Decoder:
         self.check_tokens(tokens)
         self._check_space(spans)
         positions = np.concatenate([span.cache.length + np.arange(span.num_tokens) for span in spans])
-        x_TN = self._embedding.rows(tokens)
+        x_TN = self._embedded(tokens, Purpose.STREAM if through == self._prefill_layer else Purpose.ROWS)
         if self.spec.embedding_multiplier != 1:
             x_TN = x_TN * np.float32(self.spec.embedding_multiplier)
         if self._positions is not None:
@@ -448,6 +452,17 @@ class Decoder:
         for span in spans:  # only now: a pass that fails leaves the sequences as they were
             span.cache.length += span.num_tokens
         return self._norm.apply(x_TN)
+
+    def _embedded(self, tokens: np.ndarray, purpose: Purpose) -> np.ndarray:
+        """Returns the embeddings of tokens, float32 [T, N]."""
+        if self._embedding is not None:
+            return self._embedding.rows(tokens)
+        assert self._row_format is not None
+        return self._row_format.decode(self._store.read_rows(tokens, purpose), self.spec.hidden_size)
+
+    def expect(self, token: int) -> None:
+        """Begins to read what the pass of `token` needs first, if it lies on flash: its embedding."""
+        self._store.expect_rows(np.array([token]))
 
     def _decode_layer(self, layer: _Layer, x_TN: np.ndarray, tokens: Tokens) -> np.ndarray:
         """Takes hidden states through a layer: the selector picks units, the store brings them, kernels use them."""

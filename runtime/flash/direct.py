@@ -143,9 +143,10 @@ class Reading:
 
 def _place(artifact: Artifact, start: int, length: int) -> str:
     """Names the sections in a range of flash.img."""
+    flash = artifact.manifest.flash
     touched = [
         section.name
-        for section in artifact.manifest.flash.sections
+        for section in (*flash.sections, *flash.tables)
         if section.offset_bytes < start + length and start < section.offset_bytes + section.length_bytes
     ]
     return " and ".join(touched) or "padding"

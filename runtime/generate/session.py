@@ -275,7 +275,8 @@ class Session:
             raise ColdpressError(f"the number of new tokens is {max_new_tokens}, expected at least 1")
         if draft is None:
             draft, draft_tokens = draft_of(self.plan, self.artifact.manifest)
-        if not isinstance(draft, Draft) or draft.PROPOSES:
+        drafts = not isinstance(draft, Draft) or draft.PROPOSES
+        if drafts:
             check_draft_tokens(draft_tokens)
             self.decoder.check_many()
         stop_ids = frozenset(() if ignore_eos else self.decoder.spec.eos_token_ids)
@@ -293,6 +294,9 @@ class Session:
             with self.step, timer.prefill():
                 found = Pass((chooser.choose(self.decoder.prefill_last(prompt)),), 0)
             while True:
+                last, left = found.token_ids[-1], max_new_tokens - len(tokens) - len(found.token_ids)
+                if left > 0 and last not in stop_ids and not drafts:
+                    self.decoder.expect(last)
                 for token in timer.tokens(found.token_ids, found.drafted):
                     tokens.append(token)
                     if (yield token) or token.id in stop_ids or len(tokens) == max_new_tokens:

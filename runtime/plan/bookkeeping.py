@@ -9,11 +9,12 @@ prefill, or a pass of several tokens, needs more working memory while it lasts, 
 from collections.abc import Collection, Iterable
 
 from coldpress.runtime.cache import CachePolicy
+from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.plugins import load_class
 from coldpress.runtime.quantization._planes import unit_planes
 from coldpress.runtime.unit_numbers import number_type
 from coldpress.schemas.families import FormatName
-from coldpress.schemas.layout import Section, SelectorArray
+from coldpress.schemas.layout import RowTable, Section, SelectorArray
 from coldpress.schemas.manifest import Manifest
 from coldpress.schemas.model import ModelSpec
 
@@ -46,7 +47,14 @@ def bookkeeping_bytes(manifest: Manifest) -> int:
         joined_bytes([section for section in flash.sections if section.family == entry.family], entry.format)
         for entry in manifest.families
     )
-    return counted_bytes(manifest.model, flash.sections, flash.size_bytes // flash.page_bytes, arrays, caches, joined)
+    rows = row_buffer_bytes(flash.tables, flash.page_bytes)
+    num_pages = flash.size_bytes // flash.page_bytes
+    return counted_bytes(manifest.model, flash.sections, num_pages, arrays, caches, joined) + rows
+
+
+def row_buffer_bytes(tables: Iterable[RowTable], page_bytes: int) -> int:
+    """Returns the bytes of the buffers for a token's row of each matrix on flash."""
+    return sum(span_bytes(table.row_bytes, page_bytes) for table in tables)
 
 
 def counted_bytes(

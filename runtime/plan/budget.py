@@ -4,9 +4,9 @@ units, and cache slots get all that is left. Pure arithmetic on the manifest's p
 Slots are spread evenly over the layers (DIP, appendix A, found no gain from any other spread) or, where layers or
 families differ, by demand: density times bytes, the flash traffic of a token without a cache.
 
-With room for all units nothing is ever read, so that a plan needs no buffers: `holds_everything` is the one rule. Such
-a plan keeps its division into pinned units and slots, so that a smaller budget is divided as before; `as_run` gives the
-plan that the store follows.
+With room for all units none is ever read, so that a plan needs no buffers: `holds_everything` is the one rule. Matrices
+that are read by row are loaded where they fit, too (`holds_tables`). Such a plan keeps its division into pinned units
+and slots, so that a smaller budget is divided as before; `as_run` gives the plan that the store follows.
 """
 
 from collections.abc import Iterable, Sequence
@@ -43,24 +43,35 @@ def least_budget_bytes(manifest: Manifest, plan: Plan) -> int:
 
     It is the smaller of two: buffers and no unit in DRAM, or all units in DRAM and no buffers.
     """
-    return min(_unread_bytes(manifest, plan) + _reading_bytes(plan), whole_bytes(manifest, plan))
+    return min(_unread_bytes(manifest, plan) + _reading_bytes(plan), _units_whole_bytes(manifest, plan))
 
 
 def used_bytes(manifest: Manifest, plan: Plan) -> int:
     """Returns the DRAM that a plan needs: the fixed part, and the slots of pinned and cached units."""
     placed = placed_parts(plan, manifest.flash.sections)
     slots = sum((part.num_pinned + part.cache_slots) * section.unit_bytes for part, section in placed)
-    return fixed_bytes(manifest, plan) + slots
+    tables = table_bytes(manifest) if holds_tables(manifest, plan) else 0
+    return fixed_bytes(manifest, plan) + slots + tables
 
 
 def whole_bytes(manifest: Manifest, plan: Plan) -> int:
-    """Returns the DRAM with which a plan holds every unit and reads nothing."""
-    units = (section.num_units * section.unit_bytes for _, section in placed_parts(plan, manifest.flash.sections))
-    return _unread_bytes(manifest, plan) + sum(units)
+    """Returns the DRAM with which a plan holds every unit and every table, and reads nothing."""
+    return _units_whole_bytes(manifest, plan) + table_bytes(manifest)
+
+
+def table_bytes(manifest: Manifest) -> int:
+    """Returns the bytes of the matrices on flash that are read by row."""
+    return sum(table.length_bytes for table in manifest.flash.tables)
+
+
+def holds_tables(manifest: Manifest, plan: Plan) -> bool:
+    """Returns whether a plan loads the matrices that are read by row, too: if everything fits."""
+    holds_units = holds_everything(plan, manifest.flash.sections)
+    return holds_units and whole_bytes(manifest, plan) <= plan.dram_budget_bytes
 
 
 def holds_everything(plan: Plan, sections: Iterable[Section]) -> bool:
-    """Returns whether a plan has room for every unit, so that nothing is read after the session has opened."""
+    """Returns whether a plan has room for every unit, so that no unit is read after the session has opened."""
     return all(
         part.num_pinned + part.cache_slots == section.num_units for part, section in placed_parts(plan, sections)
     )
@@ -95,7 +106,7 @@ def choose_plan(manifest: Manifest, dram_budget_bytes: int | None = None, plans:
     by_size = by_budget(manifest.plans if plans is None else plans)
     if dram_budget_bytes is None:
         plan = by_size[-1]
-        fits = whole_bytes(manifest, plan) <= plan.dram_budget_bytes
+        fits = _units_whole_bytes(manifest, plan) <= plan.dram_budget_bytes
         return refit(manifest, plan, plan.dram_budget_bytes) if fits else plan
     fitting = [plan for plan in by_size if plan.dram_budget_bytes <= dram_budget_bytes]
     return refit(manifest, fitting[-1] if fitting else by_size[0], dram_budget_bytes)
@@ -179,6 +190,12 @@ def _unread_bytes(manifest: Manifest, plan: Plan) -> int:
     """Returns the bytes that are in DRAM whether or not the plan reads."""
     stored = plan.resident_bytes + plan.predictor_bytes + plan.kv_cache_bytes
     return stored + bookkeeping_bytes(manifest)
+
+
+def _units_whole_bytes(manifest: Manifest, plan: Plan) -> int:
+    """Returns the DRAM with which a plan holds every unit."""
+    units = (section.num_units * section.unit_bytes for _, section in placed_parts(plan, manifest.flash.sections))
+    return _unread_bytes(manifest, plan) + sum(units)
 
 
 def _reading_bytes(plan: Plan) -> int:

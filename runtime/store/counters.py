@@ -7,14 +7,14 @@ from typing import Any
 from coldpress.runtime.plan.budget import whole_bytes
 from coldpress.runtime.plan.memory import peak_rss_bytes
 from coldpress.runtime.store.clock import Clock
-from coldpress.runtime.store.facts import AheadFacts, Observer, Purpose, RequestFacts
+from coldpress.runtime.store.facts import AheadFacts, Observer, Purpose, RequestFacts, RowFacts
 from coldpress.runtime.store.planner import ReadBatch
-from coldpress.runtime.store.resident import token_seconds
+from coldpress.runtime.store.resident import row_seconds, token_seconds
 from coldpress.schemas.layout import Plan
 from coldpress.schemas.manifest import Manifest
 from coldpress.schemas.metrics import RunMetrics
 
-DECODING = (Purpose.REQUEST, Purpose.AHEAD)
+DECODING = (Purpose.REQUEST, Purpose.AHEAD, Purpose.ROWS)
 
 
 @dataclass
@@ -65,6 +65,11 @@ class Counters(Observer):
             self.preload_reads += len(facts.batch.extents)
             self.preload_read_bytes += facts.batch.extents.num_bytes
             self.preloaded_bytes += facts.batch.buffer_offset.size * facts.unit_bytes
+
+    def rows(self, facts: RowFacts) -> None:
+        """See `Observer`."""
+        if facts.purpose in DECODING:
+            self.used_bytes += facts.ids.size * facts.row_bytes
 
     def began(self, purpose: Purpose, batch: ReadBatch) -> None:
         """See `Observer`."""
@@ -123,7 +128,7 @@ class Counters(Observer):
             {}
             if clock is None
             else {
-                "modelled_flash_s": clock.flash_s,
+                "modelled_flash_s": clock.flash_s + num_passes * row_seconds(manifest, plan),
                 "modelled_dram_s": clock.work_s + besides_s,
                 "modelled_s": clock.fetch_s + besides_s,
             }

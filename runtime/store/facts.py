@@ -1,4 +1,4 @@
-"""What a store tells its observers: one record for each request and for each call that reads ahead.
+"""What a store tells its observers: one record for each request, each call that reads ahead, and each pass's rows.
 
 The store decides and reads. Everything else observes it: counters, the digest over all reads, the recorder of a trace,
 the adaptive gap, and the clock of a simulation. No observer changes a decision of the request that it is told about, so
@@ -25,6 +25,8 @@ class Purpose(Enum):
     AHEAD = "ahead"
     STREAM = "stream"
     LOAD = "load"
+    ROWS = "rows"
+    """Of a matrix that is read by row, for decoded tokens; a prompt's are part of STREAM."""
 
 
 class RequestFacts(NamedTuple):
@@ -76,6 +78,15 @@ class AheadFacts(NamedTuple):
     """The reads that were begun and their units; None if there is no room, or nothing is missing."""
 
 
+class RowFacts(NamedTuple):
+    """The rows of a matrix on flash that the tokens of one pass need."""
+
+    purpose: Purpose
+    ids: np.ndarray
+    """int32 [k], distinct and ascending."""
+    row_bytes: int
+
+
 class Observer:
     """Follows what a store does; ignores every event whose method a subclass does not override."""
 
@@ -87,6 +98,9 @@ class Observer:
 
     def stream(self, key: Key, ids: np.ndarray | None) -> None:
         """A dense pass begins over units of a part, int32 ascending, or over all units."""
+
+    def rows(self, facts: RowFacts) -> None:
+        """A pass needs rows; their reads are about to begin, or have begun."""
 
     def began(self, purpose: Purpose, batch: ReadBatch) -> None:
         """The reads of a batch are about to begin."""
@@ -109,6 +123,7 @@ class Observers:
         self.request = [each.request for each in observers if type(each).request is not Observer.request]
         self.read_ahead = [each.read_ahead for each in observers if type(each).read_ahead is not Observer.read_ahead]
         self.stream = [each.stream for each in observers if type(each).stream is not Observer.stream]
+        self.rows = [each.rows for each in observers if type(each).rows is not Observer.rows]
         self.began = [each.began for each in observers if type(each).began is not Observer.began]
         self.ended = [each.ended for each in observers if type(each).ended is not Observer.ended]
         self.end_tokens = [each.end_tokens for each in observers if type(each).end_tokens is not Observer.end_tokens]

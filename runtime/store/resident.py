@@ -4,17 +4,20 @@ Half the KV cache is the mean over a full context. In a mixture only the residen
 Coarse planes count, unless every unit is used: each is then joined with its refinement, and counts there.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from coldpress.runtime.artifact.contents import layout_bytes, nbytes, resident_tensors
+from coldpress.runtime.plan.budget import holds_tables
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization._planes import unit_planes
 from coldpress.runtime.sparsity import Selector
 from coldpress.runtime.store import computing
+from coldpress.schemas.device import flash_seconds
 from coldpress.schemas.families import FAMILIES, WHOLE_MLP, FamilyName, FormatName, UnitFormat, layers_of, used_share
-from coldpress.schemas.layout import Plan
+from coldpress.schemas.layout import Plan, RowTable
 from coldpress.schemas.manifest import Manifest
 from coldpress.schemas.model import MLP_ROLES, ModelSpec, matrices
 from coldpress.schemas.predictors import matrix_shapes
@@ -89,10 +92,27 @@ def seconds_before(manifest: Manifest, plan: Plan) -> dict[tuple[int, FamilyName
 
 
 def token_seconds(manifest: Manifest, plan: Plan) -> float:
-    """Returns the seconds of a token besides its requests."""
+    """Returns the seconds of a token besides its requests: computing, and its rows of matrices on flash."""
     device = manifest.device
     besides_s = computing.token_seconds(device) + manifest.model.num_hidden_layers * computing.layer_seconds(device)
-    return computing.dense_seconds(device, computed_bytes(manifest, plan)) + besides_s
+    return computing.dense_seconds(device, computed_bytes(manifest, plan)) + besides_s + row_seconds(manifest, plan)
+
+
+def row_seconds(manifest: Manifest, plan: Plan, num_tokens: int = 1) -> float:
+    """Returns the seconds of reading the rows of tokens together, of each matrix that is read by row; nothing else
+    runs meanwhile."""
+    tables, page_bytes = manifest.flash.tables, manifest.flash.page_bytes
+    # a plan without parts stands for one that reads
+    if not tables or (plan.parts and holds_tables(manifest, plan)):
+        return 0.0
+    flash = manifest.device.flash.issuing(plan.queue_depth)
+    num_bytes = num_tokens * sum(row_read_bytes(table, page_bytes) for table in tables)
+    return float(flash_seconds(flash, num_tokens * len(tables), num_bytes))
+
+
+def row_read_bytes(table: RowTable, page_bytes: int) -> float:
+    """Returns the bytes of whole pages that a row lies in, in the mean over all rows."""
+    return table.row_bytes + page_bytes - math.gcd(table.row_bytes, page_bytes)
 
 
 def scored_bytes(spec: ModelSpec, predictors: Iterable[HasRank]) -> Bytes:

@@ -22,7 +22,7 @@ import numpy as np
 
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.flash import Reader
-from coldpress.runtime.plan.budget import as_run
+from coldpress.runtime.plan.budget import as_run, holds_tables
 from coldpress.runtime.sparsity import Residency, uses_read_units
 from coldpress.runtime.store import planner
 from coldpress.runtime.store.ahead import EarlyUnits, ReadAhead
@@ -34,6 +34,7 @@ from coldpress.runtime.store.gap import AdaptiveGap, gap_of
 from coldpress.runtime.store.memory import Memory
 from coldpress.runtime.store.reads import PoolMemory
 from coldpress.runtime.store.request import Batch, Device, Incoming, PlannedUnits, Request
+from coldpress.runtime.store.rows import Rows
 from coldpress.runtime.store.slots import Part, Requests, parts_of, resized
 from coldpress.schemas.errors import DoesNotFitError
 from coldpress.schemas.families import num_experts
@@ -71,6 +72,8 @@ class Store:
         plan = as_run(artifact.manifest, plan)
         self._manifest, self._page_bytes = artifact.manifest, artifact.manifest.flash.page_bytes
         self._memory = Memory(artifact.manifest, plan, flash.moves_data)
+        tables = artifact.manifest.flash.tables
+        self._rows = Rows(tables[0], self._page_bytes, self._memory.zeros) if tables else None
         self.counters = Counters()
         self._given_observers = observers
         self.clock = next((observer for observer in observers if isinstance(observer, Clock)), None)
@@ -121,6 +124,7 @@ class Store:
         with self._or_back(artifact):
             self._memory.take(plan)
             self.plan = plan
+            self._release_rows(plan)
             self.ahead.close()  # its memory is freed before pools grow
             moves, unread = resized(artifact, plan, self._parts)
             self._memory.move(moves)
@@ -144,6 +148,7 @@ class Store:
         if self.clock is not None:
             self.clock.follow(self._manifest, plan)
         self.ahead.close()
+        self._release_rows(plan)
         self._parts = {}  # freed before the new ones exist
         self._memory.renew(plan)
         self._load(self._set_up(artifact, plan, self._device.flash))
@@ -166,6 +171,8 @@ class Store:
             for key in list(unread):
                 self._load_pinned(key, unread[key])
                 del unread[key]
+            if self._rows is not None and holds_tables(self._manifest, self.plan):
+                self._rows.load(self._device)
         finally:
             for key, ids in unread.items():  # their slots hold nothing: they must not pass for present
                 self._parts[key].unpin(ids)
@@ -182,6 +189,31 @@ class Store:
         finally:
             incoming.close()
 
+    def _release_rows(self, plan: Plan) -> None:
+        if self._rows is not None and not holds_tables(self._manifest, plan):
+            self._rows.release()
+
+    @property
+    def num_rows(self) -> int:
+        """Returns the number of token embeddings on flash; 0 where they are in resident.safetensors."""
+        return sum(table.num_rows for table in self._manifest.flash.tables)
+
+    def expect_rows(self, tokens: np.ndarray) -> None:
+        """Begins to read the token embeddings that the next pass needs, int [T], if they lie on flash."""
+        if self._rows is not None:
+            self._rows.begin(self._device, tokens)
+
+    def read_rows(self, tokens: np.ndarray, purpose: Purpose = Purpose.ROWS) -> np.ndarray:
+        """Returns the stored token embeddings of `tokens`, int [T], from flash, or from DRAM if the plan holds them:
+        uint8 [T, row_bytes]; [T, 0] where the artifact has none on flash.
+
+        Raises:
+            CorruptPageError, DeviceError: if a read fails twice.
+        """
+        if self._rows is None:
+            return np.empty((len(tokens), 0), np.uint8)
+        return self._rows.take(self._device, purpose, tokens)
+
     def residency(self, key: Key) -> Residency:
         """Returns which units of a layer's family are in DRAM, and where all its units lie on flash."""
         if self._under_way is not None:
@@ -193,6 +225,8 @@ class Store:
         """Closes the device; no read may follow."""
         self._settle()
         self.ahead.drop()
+        if self._rows is not None:
+            self._rows.drop()
         self._device.flash.close()
 
     def reset(self) -> None:

@@ -14,7 +14,7 @@ from coldpress.compiler.stages.allocate._replay import Replays
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.simulate import simulate
-from coldpress.runtime.trace import FETCH, Event
+from coldpress.runtime.trace import END, FETCH, NO_IDS, Event
 from coldpress.schemas.families import WHOLE_MLP
 from coldpress.schemas.layout import placed_parts
 from tests.support.curves import curves_of
@@ -57,8 +57,10 @@ def test_it_costs_what_the_simulator_says(tmp_path):
         Event(FETCH, 1, part.layer, part.family, np.arange(section.num_units, dtype=np.int32))
         for part, section in parts
     ]
+    trace.append(Event(END, 1, 0, "neuron", NO_IDS))
     simulated = simulate(artifact, plan.model_copy(update=changes), trace)
-    assert (simulated.reads, simulated.read_bytes) == (found.reads_per_token, found.flash_bytes_per_token)
+    assert simulated.reads == found.reads_per_token
+    assert simulated.read_bytes == pytest.approx(found.flash_bytes_per_token, abs=4096)  # a row lies in a page or two
     assert simulated.modelled_flash_s == pytest.approx(found.flash_s)
     assert simulated.modelled_dram_s == pytest.approx(found.dram_s)
     assert simulated.modelled_s == pytest.approx(found.token_s)

@@ -37,7 +37,7 @@ def test_an_int8_kv_cache_is_what_the_plan_says_and_leaves_more_to_units(tmp_pat
     found = {}
     for kept in ("fp16", "int8"):
         sparsity = fitted(tiny_sparsity(model, "topk", "int8_group32", 0.2, kept=kept), spec, tmp_path / kept)
-        budget = sparsity.budget.model_copy(update={"dram_budget_bytes": 150_000 + sparsity.budget.bookkeeping_bytes})
+        budget = sparsity.budget.model_copy(update={"dram_budget_bytes": 120_000 + sparsity.budget.bookkeeping_bytes})
         sparsity = sparsity.model_copy(update={"budget": budget})
         placement = tiny_placement(tmp_path / kept, model, sparsity, 3)
         layout = laid(model, sparsity, placement, tiny_device(4096))
@@ -145,9 +145,9 @@ def test_a_static_cache_has_no_slots(tmp_path):
 
 
 def whole_of(given):
-    """The DRAM in which these records' model reads nothing."""
+    """The DRAM in which these records' model reads no unit."""
     layout = laid(*given)
-    return whole_bytes(manifest_of(*given, layout), layout.plans[0])
+    return whole_bytes(manifest_of(*given, layout), layout.plans[0]) - layout.layout.tables[0].length_bytes
 
 
 def with_budget(given, budget_bytes):
@@ -168,6 +168,10 @@ def test_a_budget_with_room_for_every_unit_holds_every_unit(tmp_path, method, ca
         assert holds_everything(layout.plans[0], layout.sections) == full
     assert enough.plans[0].read_buffer_bytes > 0
     assert used_bytes(manifest_of(*with_budget(given, whole), enough), enough.plans[0]) == whole
+    more = whole + enough.layout.tables[0].length_bytes
+    for budget, used in ((more, more), (more - 1, whole)):  # token embeddings are held where all of them fit, too
+        layout = laid(*with_budget(given, budget), cache=cache)
+        assert used_bytes(manifest_of(*with_budget(given, budget), layout), layout.plans[0]) == used
 
 
 def test_predictors_are_counted_as_they_are(tmp_path):

@@ -21,7 +21,7 @@ from safetensors.numpy import load_file, save_file
 from coldpress.runtime import _native, plugins
 from coldpress.runtime.artifact.contents import model_tensors
 from coldpress.runtime.artifact.reader import open_artifact
-from coldpress.runtime.plan.bookkeeping import counted_bytes, joined_bytes
+from coldpress.runtime.plan.bookkeeping import counted_bytes, joined_bytes, row_buffer_bytes
 from coldpress.runtime.plan.kv_cache import kv_cache_bytes
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.quantization._planes import planes_of, whole_format
@@ -37,9 +37,9 @@ from coldpress.schemas.families import (
     unit_role,
     used_share,
 )
-from coldpress.schemas.layout import KvCacheFormat, Section, SelectorArray
+from coldpress.schemas.layout import KvCacheFormat, RowTable, Section, SelectorArray
 from coldpress.schemas.manifest import FLASH_FILE, MANIFEST_FILE, PREDICTORS_FILE, RESIDENT_FILE, TABLES_FILE, Manifest
-from coldpress.schemas.model import ModelSpec, features_of_model, matrices
+from coldpress.schemas.model import ModelSpec, features_of_model, matrices, rows_on_flash
 from tests.support.methods import families_of, kept
 from tests.support.shapes import small_device, small_spec
 
@@ -76,6 +76,8 @@ class Recipe:
     layers_per_group: int = 1
     grouped: tuple[str, ...] | None = None
     """The families whose layers are grouped, None for all; the others lie layer by layer."""
+    rows_on_flash: bool = False
+    """Whether token embeddings are read by row from flash, if the head has its own matrix."""
     seed: int = 0
     order: Mapping[tuple[int, str], np.ndarray] | None = None
     rank: Mapping[tuple[int, str], np.ndarray] | None = None
@@ -134,10 +136,11 @@ def build_artifact(
     order = {key: ids for key, ids in order.items() if key[0] % _group_size(recipe, key[1]) == 0}
     on_flash = {key: planes_in(codes, recipe, *key)[1] for key, codes in units.items()}
     sections = write_flash(path, on_flash, order, recipe)
+    tables = write_rows(path, weights, recipe)
     write_tables(path, order, rank, recipe)
     resident = write_resident(path, weights, recipe, families, units)
     predictors = write_predictors(path, recipe, random)
-    manifest = _manifest(path, recipe, families, sections, resident, predictors, pinned)
+    manifest = _manifest(path, recipe, families, sections, tables, resident, predictors, pinned)
     write_manifest(path, manifest)
     return Built(path, recipe, Manifest.model_validate_json(json.dumps(manifest)), weights, units, order, pinned)
 
@@ -214,6 +217,23 @@ def write_flash(
     return sections
 
 
+def write_rows(path: Path, weights: Mapping[str, np.ndarray], recipe: Recipe) -> list[dict[str, Any]]:
+    """Appends the matrices that are read by row to flash.img, and returns their places."""
+    found: list[dict[str, Any]] = []
+    image = bytearray((path / FLASH_FILE).read_bytes())
+    for role in rows_on_flash(recipe.spec) if recipe.rows_on_flash else ():
+        image += bytes(-len(image) % ALIGN)
+        chosen = resident_format(role, recipe.format)
+        assert chosen is not None
+        codes = plugins.load("coldpress.runtime.quantization", Format, chosen).encode(weights[role])
+        place = {"role": role, "format": chosen, "offset_bytes": len(image)}
+        found.append(place | {"num_rows": codes.shape[0], "row_bytes": codes.shape[1]})
+        image += codes.tobytes()
+        image += bytes(-len(image) % recipe.page_bytes)
+    (path / FLASH_FILE).write_bytes(image)
+    return found
+
+
 def write_tables(
     path: Path,
     order: Mapping[tuple[int, str], np.ndarray],
@@ -240,10 +260,11 @@ def write_resident(
 ) -> list[dict[str, Any]]:
     """Writes resident.safetensors and returns the manifest's list of its tensors."""
     on_flash = {piece.role for family in families for piece in slices(family, recipe.spec)}
+    on_flash |= {*rows_on_flash(recipe.spec)} if recipe.rows_on_flash else set()
     entries: list[dict[str, Any]] = []
     arrays: dict[str, np.ndarray] = {}
     for role, values in weights.items():
-        if role.endswith(".weight") and unit_role(role, recipe.spec) in on_flash:
+        if role.endswith(".weight") and {role, unit_role(role, recipe.spec)} & on_flash:
             continue
         chosen = resident_format(role, recipe.format) if values.ndim == 2 else None
         entries.append({"role": role, "format": chosen, "shape": list(values.shape)})
@@ -300,6 +321,7 @@ def _manifest(
     recipe: Recipe,
     families: tuple[Any, ...],
     sections: list[dict[str, Any]],
+    tables: list[dict[str, Any]],
     resident: list[dict[str, Any]],
     predictors: list[dict[str, Any]],
     pinned: Mapping[tuple[int, str], np.ndarray],
@@ -307,7 +329,7 @@ def _manifest(
     codec = plugins.load("coldpress.runtime.quantization", Format, recipe.format)
     return {
         "format": {"name": "coldpress", "major": 2, "minor": 0},
-        "features": _features(recipe, families, resident),
+        "features": _features(recipe, families, resident + tables),
         "compiler_version": "0.1.0",
         "model": recipe.spec.model_dump(mode="json"),
         "source": {"name": "test", "source": "local", "revision": None, "license": None, "weights_sha256": "0" * 64},
@@ -317,6 +339,7 @@ def _manifest(
             "size_bytes": (path / FLASH_FILE).stat().st_size,
             "page_bytes": recipe.page_bytes,
             "sections": sections,
+            **({"tables": tables} if tables else {}),
         },
         "families": [
             {
@@ -331,7 +354,7 @@ def _manifest(
         ],
         "resident": resident,
         "predictors": predictors,
-        "plans": [_plan(path, recipe, families, sections, pinned)],
+        "plans": [_plan(path, recipe, families, sections, tables, pinned)],
         "inputs": {},
         "byte_order": "little",
     }
@@ -342,6 +365,7 @@ def _features(recipe: Recipe, families: tuple[Any, ...], resident: list[dict[str
     formats = sorted({name for unit in stored for name in unit.split("+")})
     required = [f"family.{family}" for family in families] + [f"format.{name}" for name in formats]
     required += ["layer-formats"] if recipe.layer_formats else []
+    required += ["row-tables"] if recipe.rows_on_flash and rows_on_flash(recipe.spec) else []
     required += ["slice-formats"] if any("+" in name for name in stored) else []
     required += sorted(features_of_model(recipe.spec))
     optional = [f"cache.{recipe.cache}", f"selector.{recipe.method}"]
@@ -353,6 +377,7 @@ def _plan(
     recipe: Recipe,
     families: tuple[Any, ...],
     sections: list[dict[str, Any]],
+    tables: list[dict[str, Any]],
     pinned: Mapping[tuple[int, str], np.ndarray],
 ) -> dict[str, Any]:
     unit_bytes = {
@@ -402,6 +427,7 @@ def _plan(
         "dram_budget_bytes": fixed
         + slots
         + counted_bytes(recipe.spec, layout, pages, arrays, {recipe.cache}, joined_bytes(layout, recipe.format))
+        + row_buffer_bytes([RowTable(**table) for table in tables], recipe.page_bytes)
     }
 
 

@@ -48,7 +48,7 @@ from coldpress.schemas.metrics import (
     Sample,
     Verification,
 )
-from coldpress.schemas.model import Model, ModelSpec
+from coldpress.schemas.model import Model, ModelSpec, rows_on_flash
 from coldpress.schemas.order import FamilyOrder, Order
 from coldpress.schemas.package import Package
 from coldpress.schemas.placement import LayerPlacement, Placement
@@ -480,7 +480,8 @@ def manifest_of(
         LayerCodes(layer=layer, arrays=nowhere, resident=layer_resident(model, layer, families, sparsity.format))
         for layer in range(model.spec.num_hidden_layers)
     )
-    codes = Codes("rtn", layers, nowhere, shared_resident(model, sparsity.format))
+    shared = [one for one in shared_resident(model, sparsity.format) if one.role not in rows_on_flash(model.spec)]
+    codes = Codes("rtn", layers, nowhere, tuple(shared))
     corpus = Corpus(name="tiny", text_sha256="0" * 64, splits=())
     inputs = Inputs(model, corpus, sparsity, device, laid.layout, laid.made, (), placement, codes, predictors)
     written = Written(Path("nowhere"))

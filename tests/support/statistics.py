@@ -155,7 +155,7 @@ def model_of(num_hidden_layers: int = 2, hidden_size: int = 64, intermediate_siz
         "norm_eps": 1e-5,
         "position": "rotary",
         "rotary_dim": hidden_size // 4,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": True,
     }
     shape = ModelSpec(**(values | spec))
     shapes = shapes_of(shape)

@@ -148,6 +148,31 @@ def layer_format(folder: Path, chance: random.Random) -> str:
     return f"units of {holder.get('family')} in {holder['format']}, features {str(manifest['features'])[:60]}"
 
 
+def row_table(folder: Path, chance: random.Random) -> str:
+    """Changes a matrix that is read by row: its role, format, place or size, or its feature."""
+    manifest = _manifest(folder)
+    try:
+        tables = manifest["flash"]["tables"]
+        table = chance.choice(tables)
+        name = chance.choice(("role", "format", "offset_bytes", "num_rows", "row_bytes", "again", "feature"))
+        if name == "again":
+            tables.append(dict(table))
+        elif name == "feature":
+            manifest["features"]["required"].remove("row-tables")
+        elif name == "role":
+            table[name] = chance.choice(("lm_head.weight", "embed_positions.weight", "norm.weight", "", "../x", None))
+        elif name == "format":
+            table[name] = chance.choice(("fp16", "int4_group32", "int8_group32", "int4_2_2", "dense", "", None))
+        else:
+            table[name] = chance.choice((*COUNTS, -1, table[name] + 1, table[name] - 1, table[name] + 65536))
+        if chance.random() < 0.5:
+            manifest["model"]["vocab_size"] = table["num_rows"]
+    except (TypeError, KeyError, IndexError, ValueError, AttributeError) as error:
+        raise Unfit from error
+    _write_manifest(folder, manifest)
+    return f"table: {name} is {str(table.get(name))[:40]}"
+
+
 def device_figure(folder: Path, chance: random.Random) -> str:
     """Changes a figure of the device, which simulations use."""
     manifest = _manifest(folder)
@@ -198,6 +223,7 @@ EDITS: dict[str, tuple[Edit, int]] = {
     "plan_figure": (plan_figure, 4),
     "generation": (generation, 1),
     "layer_format": (layer_format, 2),
+    "row_table": (row_table, 2),
     "device_figure": (device_figure, 2),
     "curve_value": (curve_value, 1),
     "repeated_key": (repeated_key, 1),
@@ -253,6 +279,7 @@ RECIPES = {
         method="dense",
         cache="static",
     ),
+    "rows": Recipe(spec=_spec(tie_word_embeddings=False), method="dense", format="int4_group32", rows_on_flash=True),
     "kv_int8": Recipe(spec=_spec(head_dim=32, rotary_dim=32), kv_cache="int8"),
     "experts": Recipe(spec=_spec(**_EXPERTS), method="dense", kv_cache="int8"),
     "routed": Recipe(spec=_spec(**_EXPERTS), method="dense", pinned_share=0.0, slots_share=0.6),

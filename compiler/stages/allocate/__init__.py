@@ -23,7 +23,13 @@ from coldpress.compiler.io import Workspace
 from coldpress.compiler.shared_settings import MAX_PPL_RATIO
 from coldpress.compiler.stages.allocate._budgets import BudgetChoice, choices, searched_together
 from coldpress.compiler.stages.allocate._config import AllocateConfig
-from coldpress.compiler.stages.allocate._division import OverBudgetError, budgets_bytes, divided, method_of
+from coldpress.compiler.stages.allocate._division import (
+    OverBudgetError,
+    asked_budgets_of,
+    budgets_bytes,
+    divided,
+    method_of,
+)
 from coldpress.compiler.stages.allocate._ladder import with_ladder
 from coldpress.compiler.stages.allocate._quality import Floor
 from coldpress.compiler.stages.allocate._replay import Replays, setting_of
@@ -52,6 +58,7 @@ __all__ = [
     "Inputs",
     "OverBudgetError",
     "Searched",
+    "asked_budgets_of",
     "budgets_bytes",
     "needs",
     "run",
@@ -99,7 +106,7 @@ def run(
         )
     check_format(config.method, config.format)
     check_draft(config.draft, config.format)
-    budgets = budgets_bytes(config, model, device)
+    budgets = tuple(asked_budgets_of(config, model, device).values())
     inputs = Inputs(model, activations, device, work, corpus, threads, curves, len(budgets), caches_for(config.cache))
     if config.method == AUTO:
         taken = choices(config, inputs, _floor(config, inputs), budgets)
@@ -160,7 +167,7 @@ def _rungs(taken: Sequence[BudgetChoice], inputs: Inputs) -> Iterator[Sparsity]:
         found = divided(config, inputs, None if config.density is None else known.get(config.density), formats)
         if config.density is not None:
             known[config.density] = found.densities
-        arrays = _fitted(found, inputs, f"selector-{config.dram_budget}" if number else "selector")
+        arrays = _fitted(found, inputs, f"selector-{found.budget.dram_budget_bytes}" if number else "selector")
         yield found.model_copy(update={"arrays": arrays, "tried": tried, "front": front})
 
 

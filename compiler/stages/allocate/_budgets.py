@@ -40,16 +40,16 @@ class BudgetChoice(NamedTuple):
 
 
 def choices(
-    config: AllocateConfig, inputs: Inputs, floor: Floor, budgets_bytes: Sequence[int]
+    config: AllocateConfig, inputs: Inputs, floor: Floor, budgets: Sequence[int | str]
 ) -> tuple[BudgetChoice, ...]:
-    """Returns the choice for each of `budgets_bytes`, the largest first; they differ in density and cache alone.
+    """Returns the choice for each of `budgets`, the largest first; they differ in density and cache alone.
 
     Candidates are compared with the same density in all layers; the allocation rule then runs for the chosen ones only.
 
     Raises:
         DoesNotFitError: if nothing fits a budget.
     """
-    found = searched_together(config, inputs, floor, budgets_bytes)
+    found = searched_together(config, inputs, floor, budgets)
     for one in reversed(found):  # the smallest one, which lacks most, first
         if one.best is None:
             raise one.refusal
@@ -60,10 +60,10 @@ def searched_together(
     config: AllocateConfig,
     inputs: Inputs,
     floor: Floor,
-    budgets_bytes: Sequence[int],
+    budgets: Sequence[int | str],
     narrowed: Callable[[Space], Space] = lambda space: space,
 ) -> list[Searched]:
-    """Returns a search for each of `budgets_bytes`, in the space that `narrowed` leaves.
+    """Returns a search for each of `budgets`, in bytes or as shares, in the space that `narrowed` leaves.
 
     The best of each is the choice of the build of them all: within the one selector and the formats that suit them
     together. If nothing fits one of the budgets, each is searched alone, and the build is refused.
@@ -71,7 +71,7 @@ def searched_together(
     replays = Replays(inputs, config.overprediction)
     alone = [
         searched(config.model_copy(update={"dram_budget": budget}), inputs, floor, narrowed, replays)
-        for budget in budgets_bytes
+        for budget in budgets
     ]
     return alone if len(alone) == 1 or any(one.best is None for one in alone) else _shared(alone)
 
@@ -79,7 +79,8 @@ def searched_together(
 def _choice(found: Searched) -> BudgetChoice:
     best, judge, tried = found.best, found.judge, found.tried
     assert best is not None
-    LOG.info("allocate: auto takes %s in %s bytes: %s", best.candidate.method, judge.dram_budget_bytes, tried[0].reason)
+    budget_bytes = judge.budget_bytes(best.candidate)
+    LOG.info("allocate: auto takes %s in %s bytes: %s", best.candidate.method, budget_bytes, tried[0].reason)
     return BudgetChoice(judge.config_of(best.candidate), best.candidate.format, tried, front_of(judge.judged))
 
 

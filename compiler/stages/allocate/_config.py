@@ -59,9 +59,9 @@ class AllocateConfig(
         "gain most by them (int4_2_2 with int4_3_1), which needs layers_per_group=1, or only equal bits everywhere",
     )
     dram_budget: Annotated[DramBudget, Key(default="the device's")] = Field(
-        description="bytes, 3GB, 1.5GiB, or a share such as 50% of weights and KV cache, plus fixed bookkeeping; with "
-        f"format=auto the weights count as in {DEFAULT_FORMAT}; several as 1GB,2GB,4GB give one artifact with a plan "
-        "for each; the largest runs by default"
+        description="bytes, 3GB, 1.5GiB, or a share such as 50% of what weights and KV cache take in the build's "
+        "formats, plus fixed bookkeeping; several as 1GB,2GB,4GB give one artifact with a plan for each; the largest "
+        "runs by default"
     )
     search: Annotated[str, Key(plugins="coldpress.compiler.search")] = Field(
         default="beam", description="how method=auto looks for the best selector, density, format and cache"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, caches_for, own_cache_options
 from coldpress.compiler.cost_model import all_read_units, kv_cache_bytes, resident_bytes, unit_bytes, weight_bytes
 from coldpress.compiler.dense_run import buffers_of
-from coldpress.compiler.sections import asked_budget_bytes, bookkeeping_bytes, make_sections
+from coldpress.compiler.sections import asked_budgets, bookkeeping_bytes, make_sections
 from coldpress.compiler.shared_settings import DEFAULT_CACHE
 from coldpress.compiler.stages.allocate import _densities
 from coldpress.compiler.stages.allocate._config import AllocateConfig
@@ -110,8 +110,13 @@ def _bookkeeping_bytes(
 
 
 def budgets_bytes(config: AllocateConfig, model: Model, device: DeviceProfile) -> tuple[int, ...]:
-    """Returns the DRAM budgets in bytes, the largest first; a share counts weights in the default format while the
-    format is open.
+    """Returns the DRAM budgets in bytes, the largest first; see `asked_budgets_of`."""
+    return tuple(asked_budgets_of(config, model, device))
+
+
+def asked_budgets_of(config: AllocateConfig, model: Model, device: DeviceProfile) -> dict[int, int | str]:
+    """Returns the DRAM budgets by their bytes, the largest first. A share stays text: it counts weights in the default
+    format while the format is open, and in its own format once a candidate has one.
 
     Raises:
         ColdpressError: if two of them are equal.
@@ -119,15 +124,14 @@ def budgets_bytes(config: AllocateConfig, model: Model, device: DeviceProfile) -
     """
     format_name = DEFAULT_FORMAT if config.format == AUTO else config.format
     shape = (format_name, config.context_length, config.kv_cache_format)
-    budgets = asked_budget_bytes(
-        config.dram_budget, model, *shape, device.flash.page_bytes.value, caches_for(config.cache)
-    )
-    if budgets[0] > device.dram_bytes.value:
+    found = asked_budgets(config.dram_budget, model, *shape, device.flash.page_bytes.value, caches_for(config.cache))
+    largest = next(iter(found))
+    if largest > device.dram_bytes.value:
         raise DoesNotFitError(
-            f"a DRAM budget of {budgets[0]:,} bytes was asked for, device {device.name} has "
+            f"a DRAM budget of {largest:,} bytes was asked for, device {device.name} has "
             f"{device.dram_bytes.value:,}; lower dram_budget"
         )
-    return budgets
+    return found
 
 
 def _shares(config: AllocateConfig, inputs: Inputs, method: Method, m_max: int) -> dict[str, tuple[float, ...]]:

@@ -19,7 +19,7 @@ from coldpress.compiler.dense_run import MOST_DRAFTS
 from coldpress.compiler.search import Candidate, Judged, Space
 from coldpress.compiler.seconds import Token
 from coldpress.compiler.stages.allocate._config import UNIFORM_BITS, AllocateConfig
-from coldpress.compiler.stages.allocate._division import OverBudgetError, divided
+from coldpress.compiler.stages.allocate._division import OverBudgetError, budgets_bytes, divided
 from coldpress.compiler.stages.allocate._mixtures import mixtures
 from coldpress.compiler.stages.allocate._quality import Floor
 from coldpress.compiler.stages.allocate._replay import Replays
@@ -45,7 +45,8 @@ class BudgetJudge:
     """Judges the candidates of one build under one DRAM budget."""
 
     def __init__(self, config: AllocateConfig, inputs: Inputs, floor: Floor, replays: Replays) -> None:
-        """Takes the stage's settings, whose method is open and whose budget is in bytes."""
+        """Takes the stage's settings, whose method is open and whose budget is one. Where it is a share, each
+        candidate has this share of what its own formats take."""
         self._config, self._inputs, self._floor, self._replays = config, inputs, floor, replays
         self._known: dict[Candidate, Judged] = {}
         self.refusals: dict[Method, ColdpressError] = {}
@@ -53,8 +54,12 @@ class BudgetJudge:
 
     @property
     def dram_budget_bytes(self) -> int:
-        """The budget that candidates are judged under."""
-        return int(self._config.dram_budget)
+        """The budget that candidates are judged under; a share counts the default formats where they are open."""
+        return budgets_bytes(self._config, self._inputs.model, self._inputs.device)[0]
+
+    def budget_bytes(self, candidate: Candidate) -> int:
+        """Returns the budget of a candidate."""
+        return budgets_bytes(self.config_of(candidate), self._inputs.model, self._inputs.device)[0]
 
     @property
     def judged(self) -> tuple[Judged, ...]:

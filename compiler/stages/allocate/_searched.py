@@ -77,9 +77,9 @@ def searched(
     Raises:
         DoesNotFitError: if the device has less DRAM than the budget.
     """
-    (budget,) = budgets_bytes(config, inputs.model, inputs.device)
+    budgets_bytes(config, inputs.model, inputs.device)
     replays = replays or Replays(inputs, config.overprediction)
-    judge = BudgetJudge(config.model_copy(update={"dram_budget": budget}), inputs, floor, replays)
+    judge = BudgetJudge(config, inputs, floor, replays)
     for name in sorted({*formats_for(config.format)} - {*judge.formats}):
         LOG.info(
             "allocate: %s is no candidate: numpy multiplies it, and the profile of %s has no rate for it; format=%s "

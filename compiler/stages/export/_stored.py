@@ -70,6 +70,9 @@ class StoredModel:
         }
         for section in artifact.manifest.flash.sections:
             self._find(section)
+        self._tables = {table.role: table for table in artifact.manifest.flash.tables}
+        for role, table in self._tables.items():
+            self.tensors[role] = StoredTensor(role, role_shape(self.spec, role), table.format)
 
     def _mapped(self, name: str) -> np.ndarray:
         path = Path(self.artifact.path) / name
@@ -105,6 +108,10 @@ class StoredModel:
 
     def codes(self, role: str) -> np.ndarray:
         """Returns a tensor as stored: codes uint8 [slices, slice_bytes], slice i being row or column i, or float32."""
+        if role in self._tables:
+            table = self._tables[role]
+            shape = table.num_rows, table.row_bytes
+            return np.ndarray(shape, np.uint8, self._files[FLASH_FILE], table.offset_bytes)
         if role not in self._places:
             return self._resident[role]
         place = self._places[role]

@@ -163,7 +163,7 @@ def _write(folder: Path, target: Path, inputs: Inputs) -> Package:
     with ThreadPoolExecutor(1) as beside:  # one SHA-256 cannot use two cores, two files can
         tensors = beside.submit(_write_tensors, written, inputs)
         with written.new(FLASH_FILE, page_crc32c) as file:
-            write_flash(file, inputs.layout, inputs.codes.units, orders.order)
+            write_flash(file, inputs.layout, inputs.codes.units, orders.order, inputs.codes.rows)
         tensors.result()
     with written.new(TABLES_FILE) as file:
         tables = tables_to_write(
@@ -208,7 +208,7 @@ def make_manifest(inputs: Inputs, written: Written, digests: dict[str, str]) -> 
     )
     return Manifest(
         format=Format(name=FORMAT_NAME, major=FORMAT_MAJOR, minor=FORMAT_MINOR),
-        features=features_of(model.spec, families, layout.sections, inputs.codes.resident, inputs.plans.plans),
+        features=features_of(model.spec, families, layout, inputs.codes.resident, inputs.plans.plans),
         compiler_version=__version__,
         model=model.spec,
         source=Source(
@@ -220,7 +220,12 @@ def make_manifest(inputs: Inputs, written: Written, digests: dict[str, str]) -> 
         ),
         device=inputs.device,
         files=tuple(sorted(written.files, key=lambda file: file.path)),
-        flash=FlashImage(size_bytes=layout.flash_bytes, page_bytes=layout.page_bytes, sections=layout.sections),
+        flash=FlashImage(
+            size_bytes=layout.flash_bytes,
+            page_bytes=layout.page_bytes,
+            sections=layout.sections,
+            tables=layout.tables,
+        ),
         families=families,
         resident=inputs.codes.resident,
         predictors=tuple(

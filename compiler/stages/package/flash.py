@@ -14,7 +14,7 @@ from coldpress.compiler.stages.package.hashing import HashingFile
 from coldpress.compiler.stages.package.mapped import MappedArray
 from coldpress.runtime import _native
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.layout import SECTION_ALIGN_BYTES, Layout, Section
+from coldpress.schemas.layout import SECTION_ALIGN_BYTES, Layout, RowTable, Section
 
 logger = logging.getLogger(__name__)
 
@@ -42,14 +42,16 @@ def write_flash(
     layout: Layout,
     units_of: Callable[[Section], tuple[MappedArray, ...]],
     order_of: Callable[[Section], np.ndarray],
+    rows_of: Callable[[RowTable], MappedArray],
 ) -> None:
-    """Writes all sections.
+    """Writes all sections, then the matrices that are read by row.
 
     Args:
         file: The new image.
         layout: The image's sections, ascending and disjoint.
         units_of: Codes of each layer of a section in natural order, uint8 [num_units, unit_bytes].
         order_of: Unit id at each flash position, int32 [num_units].
+        rows_of: Codes of a matrix, uint8 [num_rows, row_bytes].
 
     Raises:
         ColdpressError: if codes or order do not fit their section.
@@ -65,6 +67,11 @@ def write_flash(
             _check(section, layers, order)
             _append_units(file, layers, order)
             file.write(np.zeros(-section.length_bytes % SECTION_ALIGN_BYTES, np.uint8))
+    for table in layout.tables:
+        rows = rows_of(table)
+        _check_codes(table.name, rows.values, (table.num_rows, table.row_bytes))
+        _append_units(file, (rows,), np.arange(table.num_rows))
+        file.write(np.zeros(-table.length_bytes % SECTION_ALIGN_BYTES, np.uint8))
     if file.size_bytes != layout.flash_bytes:
         raise ColdpressError(
             f"flash.img has {file.size_bytes} bytes, the layout says {layout.flash_bytes}; run layout again"
@@ -102,15 +109,19 @@ def _append_units(file: HashingFile, layers: tuple[MappedArray, ...], order: np.
 
 
 def _check(section: Section, layers: tuple[MappedArray, ...], order: np.ndarray) -> None:
-    for units in (found.values for found in layers):
-        if units.dtype != np.uint8 or units.shape != (section.num_units, section.unit_bytes):
-            raise ColdpressError(
-                f"{section.name}: the codes are {units.dtype} {list(units.shape)}, the layout says uint8 "
-                f"[{section.num_units}, {section.unit_bytes}]; run quantize and layout again"
-            )
+    for units in layers:
+        _check_codes(section.name, units.values, (section.num_units, section.unit_bytes))
     if not is_permutation(order, section.num_units):
         raise ColdpressError(
             f"{section.name}: the order is no permutation of {section.num_units} units; run order again"
+        )
+
+
+def _check_codes(name: str, codes: np.ndarray, shape: tuple[int, int]) -> None:
+    if codes.dtype != np.uint8 or codes.shape != shape:
+        raise ColdpressError(
+            f"{name}: the codes are {codes.dtype} {list(codes.shape)}, the layout says uint8 {list(shape)}; run "
+            "quantize and layout again"
         )
 
 

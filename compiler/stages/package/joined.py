@@ -16,8 +16,8 @@ from coldpress.compiler.stages.package.safetensors import TensorToWrite, of_arra
 from coldpress.runtime.artifact.contents import nbytes, selector_tensor
 from coldpress.schemas.base import ArrayFile
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.layout import Layout, Section
-from coldpress.schemas.model import Model
+from coldpress.schemas.layout import Layout, RowTable, Section
+from coldpress.schemas.model import Model, rows_on_flash
 from coldpress.schemas.order import FamilyOrder, Order
 from coldpress.schemas.placement import Placement
 from coldpress.schemas.plans import Plans
@@ -35,11 +35,16 @@ class Codes:
     """By layer number."""
     shared: ArrayFile
     shared_resident: tuple[ResidentTensor, ...]
+    """Without the matrices on flash that are read by row."""
 
     @property
     def resident(self) -> tuple[ResidentTensor, ...]:
         """Lists all tensors that stay in DRAM: the shared ones, then layer by layer."""
         return (*self.shared_resident, *(tensor for layer in self.layers for tensor in layer.resident))
+
+    def rows(self, table: RowTable) -> MappedArray:
+        """Maps the codes of a matrix that is read by row, uint8 [num_rows, row_bytes]."""
+        return MappedArray(self.shared, table.role)
 
     def units(self, section: Section) -> tuple[MappedArray, ...]:
         """Maps the codes of each layer of a section, uint8 [num_units, unit_bytes], in natural order."""
@@ -66,7 +71,9 @@ def join_codes(parts: tuple[Quantized, ...], model: Model, format_name: str) -> 
             f"the quantized records are in {sorted(kinds)}, expected one algorithm and the format {format_name}; "
             "run quantize again"
         )
-    return Codes(shared[0].algorithm, tuple(layers), shared[0].shared, shared[0].shared_resident)
+    on_flash = rows_on_flash(model.spec)
+    resident = tuple(tensor for tensor in shared[0].shared_resident if tensor.role not in on_flash)
+    return Codes(shared[0].algorithm, tuple(layers), shared[0].shared, resident)
 
 
 def resident_to_write(codes: Codes) -> Iterator[TensorToWrite]:

@@ -22,8 +22,7 @@ from coldpress.compiler.checkpoint.shapes import Shapes
 from coldpress.compiler.cost_model import HasShapes
 from coldpress.compiler.device import host
 from coldpress.compiler.needs import Build, Inputs, all_needs, needs_of
-from coldpress.compiler.sections import least_budget
-from coldpress.compiler.stages.preflight import trial
+from coldpress.compiler.stages.preflight import budget, trial
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantities import show_bytes
 from coldpress.runtime.sparsity import Selector
@@ -101,7 +100,7 @@ def run(
         _log_license(model)
         _check_tokens(wanted, build.method, corpus.name, found_tokens, thorough)
         _check_shards(config.shards, blocks.num_blocks)
-        _check_budget(build)
+        budget.check(build)
         stages = all_needs(build)
         if config.here:
             check_ram(stages, free_ram)
@@ -153,7 +152,7 @@ def check_download(
         DoesNotFitError: if memory, disk or the DRAM budget is too small for the full calibration text.
     """
     build = _build_of(config, model, device, *asked_text(config.settings, model), threads or 1)
-    _check_budget(build)
+    budget.check(build)
     stages = all_needs(build)
     if threads is not None:
         check_ram(stages, host.free_dram_bytes())
@@ -244,18 +243,6 @@ def _build_of(
     return Build(
         whole, settings, config.inputs, device, num_tokens, block_tokens, min(threads, PASS_THREADS), config.shards
     )
-
-
-def _check_budget(build: Build) -> None:
-    least, smallest = trial.least_bytes(build), build.dram_budgets_bytes[-1]
-    if least > smallest:
-        shape = (build.format, build.context_length, build.kv_cache)
-        larger = least_budget(least, build.model, *shape, build.page_bytes, build.caches)
-        raise DoesNotFitError(
-            f"a DRAM budget of {smallest:,} bytes was asked for, {least:,} are needed before any "
-            f"unit is cached: tensors that stay in DRAM, the KV cache of {build.context_length} tokens, bookkeeping "
-            f"and buffers; use a shorter context_length or a smaller format, or raise dram_budget to at least {larger}"
-        )
 
 
 def _check_tokens(wanted: int, method: str, corpus: str, found: int, thorough: bool) -> None:

@@ -12,25 +12,22 @@ import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import product, starmap
 from pathlib import Path
 from typing import Any
 
-from coldpress.compiler.candidates import AUTO, families_for, own_options
 from coldpress.compiler.checkpoint.private import private_folder
 from coldpress.compiler.checkpoint.shapes import Shape, Shapes
 from coldpress.compiler.checkpoint.source_json import read_object
 from coldpress.compiler.checkpoint.tensors import MAX_CONFIG_BYTES
-from coldpress.compiler.cost_model import kv_cache_bytes, read_buffer_bytes, resident_bytes
 from coldpress.compiler.io import digest, load_arrays, save_arrays, save_record, sha256_of
 from coldpress.compiler.job import Job, config_of, run_job
 from coldpress.compiler.needs import Build
-from coldpress.compiler.sections import bookkeeping_bytes, make_sections
 from coldpress.compiler.stages import relufy
+from coldpress.compiler.stages.preflight.budget import least_needs
 from coldpress.schemas.corpus import Corpus, TokenBlocks
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import WHOLE_MLP, FormatName, layers_of
+from coldpress.schemas.families import WHOLE_MLP, layers_of
 from coldpress.schemas.model import Model, ModelSpec, SourceFile
 
 LOG = logging.getLogger(__name__)
@@ -155,29 +152,12 @@ def slice_budget(build: Build, few: Build) -> int:
     """Returns the slice's DRAM budget in bytes: what it must hold, and its layers' share of the build's remaining
     budget."""
     layers, all_layers = few.model.spec.num_hidden_layers, build.model.spec.num_hidden_layers
-    rest = build.dram_budget_bytes - least_bytes(build)
-    return least_bytes(few) + max(0, rest) * layers // all_layers
+    rest = build.dram_budget_bytes - _least_bytes(build)
+    return _least_bytes(few) + max(0, rest) * layers // all_layers
 
 
-def least_bytes(build: Build) -> int:
-    """Returns the least DRAM in bytes, whatever the sparsity: resident tensors, KV cache, bookkeeping and the smallest
-    read buffer.
-
-    With `auto` it is that of the selector and format that need the least.
-    """
-    model, page_bytes = build.model, build.page_bytes
-
-    def least_of(method: str, format_name: FormatName) -> int:
-        options = own_options(method, build.options) if build.method == AUTO else build.options
-        families = families_for(method, options, model.spec)
-        buffer = read_buffer_bytes(model.spec, format_name, families, 0, page_bytes)
-        sections = make_sections(model.spec, families, format_name, build.layers_per_group)
-        num_plans = len(build.dram_budgets_bytes)
-        bookkeeping = bookkeeping_bytes(model.spec, sections, format_name, method, build.caches, page_bytes, num_plans)
-        return resident_bytes(model, families, format_name) + bookkeeping + buffer
-
-    kv_cache = min(kv_cache_bytes(model.spec, build.context_length, kind) for kind in build.kv_caches)
-    return min(starmap(least_of, product(build.methods, build.formats))) + kv_cache
+def _least_bytes(build: Build) -> int:
+    return min(need.least_bytes for need in least_needs(build))
 
 
 def _job(stage: str, build: Build, layers: int, budget: int, folder: Path) -> Job:

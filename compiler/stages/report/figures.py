@@ -13,7 +13,7 @@ from coldpress.compiler.dense_run import dense_run
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.sections import asked_budget_bytes
 from coldpress.runtime.artifact.contents import coarse_bytes
-from coldpress.runtime.plan.bookkeeping import counted_bytes, joined_bytes
+from coldpress.runtime.plan.bookkeeping import counted_bytes, joined_bytes, row_buffer_bytes
 from coldpress.runtime.plan.budget import holds_everything
 from coldpress.schemas.activations import Activations, FamilyStatistics
 from coldpress.schemas.curves import Curves
@@ -43,7 +43,7 @@ WHOLE_FORMATS: tuple[FormatName, ...] = (ORIGINAL, "int8_group32", "int4_group32
 """Formats that the whole model in DRAM is shown in, the original's first."""
 
 EMBEDDINGS = ("embed_tokens.weight", "lm_head.weight")
-"""Resident tensors that are embeddings of tokens, or the head."""
+"""Tensors that are embeddings of tokens, or the head."""
 
 
 @dataclass(frozen=True)
@@ -171,15 +171,19 @@ def budget_parts(model: Model, format_name: FormatName, layout: Layout, plans: P
     caches = {one.cache for one in plans.plans}
     joined = joined_bytes(layout.sections, format_name)
     bookkeeping = counted_bytes(spec, layout.sections, layout.flash_bytes // layout.page_bytes, arrays, caches, joined)
+    bookkeeping += row_buffer_bytes(layout.tables, layout.page_bytes)
     planned = placed_parts(plan, layout.sections)
     pinned = sum(part.num_pinned * section.unit_bytes for part, section in planned)
     slots = sum(part.cache_slots * section.unit_bytes for part, section in planned)
     reads = not holds_everything(plan, layout.sections)
     coarse = sum(coarse_bytes(section.family, spec, section.format or format_name) for _, section in planned)
-    tensors = {role: model.tensors[role].shape for role in EMBEDDINGS if role in model.tensors}
+    by_row = {table.role: table.length_bytes for table in layout.tables}
+    tensors = {role: model.tensors[role].shape for role in EMBEDDINGS if role in model.tensors and role not in by_row}
     embeddings = sum(tensor_bytes(role, shape, format_name) for role, shape in tensors.items())
+    held = plan.resident_bytes + plan.predictor_bytes + plan.kv_cache_bytes + bookkeeping + pinned + slots
+    holds_tables = not reads and held + sum(by_row.values()) <= plan.dram_budget_bytes
     parts = {  # in words of USES (compiler/stages/report/dram.py), which the page shows them by
-        "embeddings and head": embeddings,
+        "embeddings and head": embeddings + holds_tables * sum(by_row.values()),
         "other resident weights": plan.resident_bytes - coarse - embeddings,
         "coarse planes": coarse,
         "predictors": plan.predictor_bytes,
