@@ -3,6 +3,7 @@
 Resident tensors + predictors + KV cache + bookkeeping + buffers + cache = budget, to the byte.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, caches_for, own_cache_options
@@ -22,6 +23,7 @@ from coldpress.schemas.base import Options
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import DoesNotFitError
 from coldpress.schemas.families import FamilyName, Formats, layer_formats
+from coldpress.schemas.layout import CacheName
 from coldpress.schemas.model import Model
 from coldpress.schemas.sparsity import Budget, Densities, Sparsity
 
@@ -56,7 +58,7 @@ def divided(
     they are not all `config.format`, which is their coarsest."""
     formats = formats or config.format
     model, device, spec = inputs.model, inputs.device, inputs.model.spec
-    (budget,) = budgets_bytes(config, model, device)
+    (budget,) = budgets_bytes(config, model, device, inputs.caches)
     method = method_of(config.method, config.options, formats, config.layers_per_group, inputs)
     bookkeeping = _bookkeeping_bytes(config, formats, inputs, tuple(method.unit_bytes))
     if densities is None:
@@ -109,14 +111,19 @@ def _bookkeeping_bytes(
     return bookkeeping_bytes(spec, sections, config.format, config.method, caches, page_bytes, inputs.num_plans)
 
 
-def budgets_bytes(config: AllocateConfig, model: Model, device: DeviceProfile) -> tuple[int, ...]:
+def budgets_bytes(
+    config: AllocateConfig, model: Model, device: DeviceProfile, caches: Collection[CacheName] = ()
+) -> tuple[int, ...]:
     """Returns the DRAM budgets in bytes, the largest first; see `asked_budgets_of`."""
-    return tuple(asked_budgets_of(config, model, device))
+    return tuple(asked_budgets_of(config, model, device, caches))
 
 
-def asked_budgets_of(config: AllocateConfig, model: Model, device: DeviceProfile) -> dict[int, int | str]:
+def asked_budgets_of(
+    config: AllocateConfig, model: Model, device: DeviceProfile, caches: Collection[CacheName] = ()
+) -> dict[int, int | str]:
     """Returns the DRAM budgets by their bytes, the largest first. A share stays text: it counts weights in the default
-    format while the format is open, and in its own format once a candidate has one.
+    format while the format is open, and in its own format once a candidate has one; `caches` are those of the build
+    where `config` names a candidate's.
 
     Raises:
         ColdpressError: if two of them are equal.
@@ -124,7 +131,8 @@ def asked_budgets_of(config: AllocateConfig, model: Model, device: DeviceProfile
     """
     format_name = DEFAULT_FORMAT if config.format == AUTO else config.format
     shape = (format_name, config.context_length, config.kv_cache_format)
-    found = asked_budgets(config.dram_budget, model, *shape, device.flash.page_bytes.value, caches_for(config.cache))
+    caches = caches or caches_for(config.cache)
+    found = asked_budgets(config.dram_budget, model, *shape, device.flash.page_bytes.value, caches)
     largest = next(iter(found))
     if largest > device.dram_bytes.value:
         raise DoesNotFitError(

@@ -59,7 +59,8 @@ class BudgetJudge:
 
     def budget_bytes(self, candidate: Candidate) -> int:
         """Returns the budget of a candidate."""
-        return budgets_bytes(self.config_of(candidate), self._inputs.model, self._inputs.device)[0]
+        inputs = self._inputs
+        return budgets_bytes(self.config_of(candidate), inputs.model, inputs.device, inputs.caches)[0]
 
     @property
     def judged(self) -> tuple[Judged, ...]:

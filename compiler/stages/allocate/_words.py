@@ -135,7 +135,7 @@ def _times(other: Judged, one: Judged) -> str:
 
 def _why_taken(one: Judged, dense: Judged | None, goal: Goal) -> str:
     if one.holds_everything:
-        return "the whole model fits in DRAM, so nothing is read from flash"
+        return "the whole model fits in DRAM, so no unit is read from flash"
     if goal.max_token_s is not None:
         enough = one.token_s <= goal.max_token_s
         return (

@@ -205,7 +205,7 @@ def _why_not_searched(plan: Plan, division: Division, known: Known) -> str | Non
     """Returns why the default settings need no comparison; None if they do."""
     selector = load("coldpress.runtime.sparsity", Selector, plan.method)
     if holds_everything(plan, division.sections):
-        return f"the whole model fits into {division.budget_bytes} bytes: nothing is read once it is loaded"
+        return f"the whole model fits into {division.budget_bytes} bytes: no unit is read once it is loaded"
     if division.sparsity.is_whole:
         return "every token uses every unit: what fits is pinned, and no cache helps"
     if selector.SEES_RESIDENCY:

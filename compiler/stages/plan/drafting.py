@@ -118,7 +118,7 @@ def _why_not(setting: Setting) -> str | None:
     if sees_others(plan):
         return "a token of a pass would change what the others use, which depends on what is in DRAM"
     if holds_everything(plan, setting.sections):
-        return "nothing is read once the model is loaded"
+        return "no unit is read once the model is loaded"
     if any(part.density < 1 for part in plan.parts):
         return "the tokens of a pass use other units each, which have to be read, too"
     return None
