@@ -63,7 +63,7 @@ def converted(folder: Path) -> Path:
         CheckpointError: if a file is no pickle of tensors, or a tensor cannot be converted.
     """
     names = [path.name for path in checkpoint_paths(folder)]
-    has_pickles = not any(name.endswith(".safetensors") for name in names) and any(map(SHARD.fullmatch, names))
+    has_pickles = not {WEIGHTS, INDEX} & {*names} and any(map(SHARD.fullmatch, names))
     has_parts = TOKENIZER not in names and {VOCABULARY, MERGES} <= {*names}
     if not (has_pickles or has_parts):
         return folder

@@ -44,7 +44,7 @@ PATTERNS = [
 ]
 WEIGHTS = (".safetensors", ".bin")
 INSTEAD = {
-    "*.safetensors": ("pytorch_model*.bin", "pytorch_model.bin.index.json"),
+    "model*.safetensors*": ("pytorch_model*.bin", "pytorch_model.bin.index.json"),
     "tokenizer.json": ("vocab.json", "merges.txt"),
 }
 """Files of a checkpoint -> those that are taken where it has none."""
@@ -58,17 +58,14 @@ def checkpoint_paths(folder: Path) -> list[Path]:
     """
     if folder.is_file():
         return list(parts_of(folder))
-    patterns = (*wanted(path.name for path in folder.glob("*")), "*.safetensors")
-    return [
-        path
-        for path in sorted(folder.glob("*"))
-        if FILE_NAME.fullmatch(path.name) and any(path.match(pattern) for pattern in patterns) and path.is_file()
-    ]
+    paths = [path for path in sorted(folder.glob("*")) if FILE_NAME.fullmatch(path.name) and path.is_file()]
+    patterns = (*wanted(path.name for path in paths), "*.safetensors")
+    return [path for path in paths if any(path.match(pattern) for pattern in patterns)]
 
 
 def wanted(names: Iterable[str]) -> list[str]:
     """Returns the patterns of files that are read of a checkpoint with files of these names."""
-    found = [Path(name) for name in names]
+    found = [Path(name) for name in names if "/" not in name]
     others = [others for usual, others in INSTEAD.items() if not any(path.match(usual) for path in found)]
     return [*PATTERNS, *(pattern for patterns in others for pattern in patterns)]
 

@@ -10,7 +10,7 @@ import pytest
 
 from coldpress.compiler.checkpoint.hub import checkpoint_paths
 from coldpress.schemas.errors import CheckpointError
-from tests.support.checkpoints import WEIGHTS, edit, edit_config, refusal, run
+from tests.support.checkpoints import INDEX, WEIGHTS, edit, edit_config, refusal, run
 from tests.support.models import write_model
 from tests.support.usage import processor_s
 
@@ -68,14 +68,15 @@ def test_a_link_out_of_the_folder(folder: Path, tmp_path: Path) -> None:
 
 def test_only_what_is_read_is_an_input_of_the_build(tmp_path: Path) -> None:
     """Snakemake would take the braces of a name for a wildcard."""
-    read = ["LICENSE", "NOTICE.md", "README.md", "chat_template.jinja", "config.json", "shard.safetensors"]
+    read = ["LICENSE", "NOTICE.md", "README.md", "chat_template.jinja", "config.json", INDEX, "shard.safetensors"]
     others = ("a{b}.json", "LICENSE{x}", "model-{n}.safetensors", "notes.txt", "vocab.json", "pytorch_model.bin")
     for name in (*read, "tokenizer.json", *others):
         (tmp_path / name).touch()
     assert checkpoint_paths(tmp_path) == [tmp_path / name for name in (*read, "tokenizer.json")]
     (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / INDEX).unlink()
     (tmp_path / "shard.safetensors").unlink()
-    instead = [*read[:-1], "pytorch_model.bin", "vocab.json"]
+    instead = [*read[:-2], "pytorch_model.bin", "vocab.json"]
     assert checkpoint_paths(tmp_path) == [tmp_path / name for name in instead], "for compiler/checkpoint/conversion.py"
 
 
