@@ -278,9 +278,7 @@ def filled(architecture: Architecture, raw: Mapping[str, Any]) -> Filled | None:
     given = raw.get("rope_parameters") or {}
     each = [given.get(key) or {} if key else given for key in architecture.MODULES.rotary.values()]
     defaults = architecture.DEFAULTS
-    if defaults is None or any(
-        one.get("rope_type", UNSCALED_ROPE_TYPES[0]) not in UNSCALED_ROPE_TYPES for one in each
-    ):
+    if defaults is None or any(one.get("rope_type", UNSCALED_ROPE_TYPES[0]) not in UNSCALED_ROPE_TYPES for one in each):
         return None
     if any(value is None and defaults.get(key) is not None for key, value in raw.items()):
         return None

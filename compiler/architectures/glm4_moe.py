@@ -32,7 +32,9 @@ class Plugin(_experts.Mixture):
         "norm_topk_prob",
         "num_nextn_predict_layers",
     }
-    SPELLINGS = MappingProxyType({"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"})
+    SPELLINGS = MappingProxyType(
+        {"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"}
+    )
     DEFAULTS = _common.llama_defaults(
         intermediate_size=10944,
         num_key_value_heads=8,

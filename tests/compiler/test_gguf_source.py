@@ -1,22 +1,20 @@
 """ingest: a model in GGUF is what it was before it was exported, and hostile files end in a sentence."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 
-from coldpress.compiler.checkpoint.tensors import read_role, read_rows, read_stored, rotary_inv_freq, stored_dtype
+from coldpress.compiler.checkpoint.tensors import read_role, rotary_inv_freq
 from coldpress.compiler.stages import export
 from coldpress.compiler.stages.export import ExportConfig
 from coldpress.runtime.generate.session import Session
 from coldpress.schemas.model import Model
 from coldpress.schemas.package import Package
 from tests.support.artifacts import Recipe, build_artifact, change_manifest
-from tests.support.checkpoints import refusal, run
+from tests.support.checkpoints import run
 from tests.support.gguf_cases import WITH_MORE
 from tests.support.models import write_model
 from tests.support.records import PROVENANCE
@@ -56,7 +54,9 @@ def exported(folder: Path, kind: str, overrides: dict[str, Any], layers: int = 2
     roles = {role: read_role(model, role) for role in model.tensors}
     roles |= {role: rotary_inv_freq(model, kind) for kind, role in model.spec.frequencies.items()}
     built = build_artifact(folder / "a", Recipe(model.spec, method="dense"), roles)
-    shutil.copytree(folder / "m", built.path / "tokenizer", ignore=lambda _, names: [n for n in names if "tok" not in n])
+    shutil.copytree(
+        folder / "m", built.path / "tokenizer", ignore=lambda _, names: [n for n in names if "tok" not in n]
+    )
     change_manifest(built.path, lambda manifest: None, relist=True)
     sha256 = Session(built.path).artifact.sha256
     sizes = {"artifact_bytes": 1, "flash_bytes": 1, "resident_bytes": 1, "predictor_bytes": 0}
