@@ -103,6 +103,7 @@ def _biases(model: GgufModel) -> dict[str, Any]:
         **dict.fromkeys(("attention_bias", "qkv_bias", "use_qkv_bias"), attention),
         "mlp_bias": "blk.0.ffn_down.bias" in model.located,
         "bias": attention,
+        "use_qk_norm": any(name.endswith(".attn_q_norm.weight") for name in model.located),
     }
 
 
@@ -267,14 +268,15 @@ def _yarn(model: GgufModel, factor: float) -> dict[str, Any]:
     for key, name in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
         if model.get(f"rope.scaling.{key}") is not None:
             found[name] = model.number(f"rope.scaling.{key}")
-    unit, given = 0.1 * math.log(max(1.0, factor)) + 1, model.number("rope.scaling.attn_factor", 1.0)
-    scores = model.number("rope.scaling.yarn_log_multiplier", 0.0)
     if model.architecture == "gpt-oss":
         found["truncate"] = False
-    if not scores:
-        return found | {"attention_factor": given * unit}
-    # DeepSeek's: scores have the square of a factor of their own, and cos and sin only what attn_factor says
-    return found | {"mscale_all_dim": 10 * scores, "mscale": 10 * scores, "attention_factor": given}
+    growth, scores = math.log(max(1.0, factor)), model.number("rope.scaling.yarn_log_multiplier", 0.0)
+    turned = model.number("rope.scaling.attn_factor", 1.0) * (1 if scores else 0.1 * growth + 1)
+    found["attention_factor"] = turned
+    on_scores = turned * (scores * growth + 1)  # its square multiplies DeepSeek's scores, if there is a multiplier
+    if scores and growth and not math.isclose(on_scores, 1, rel_tol=1e-6):
+        found["mscale_all_dim"] = (on_scores - 1) / (0.1 * growth)
+    return found
 
 
 def _frequency_factors(model: GgufModel, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,14 +16,20 @@ from coldpress.runtime.artifact.errors import short
 KEYS = "tokenizer.ggml."
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """GGUF's types of tokens."""
+SPECIAL = (UNKNOWN, CONTROL, USER_DEFINED)
+"""Those that are found in a text before it is split."""
 SPACE = "▁"
 DEFAULT_IDS = {"gpt2": {"bos": 11, "eos": 11}, "llama": {"bos": 1, "eos": 2, "unknown": 0}}
 """What llama.cpp takes where a file has no id."""
 ENDS = {
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>", "_<EOT>"),
-    *("[EOT]", "<｜end▁of▁sentence｜>", "<end_of_utterance>", "<|eom_id|>", "<|return|>", "<|call|>"),
+    *("[EOT]", "[EOS]", "<eos>", "</s>", "<｜end▁of▁sentence｜>", "<end_of_utterance>", "<|eom_id|>", "<|return|>"),
+    *("<|call|>", "<|calls|>", "<|flush|>"),
 }
-"""Tokens that end a text for llama.cpp, whatever the file's keys say."""
+"""Special tokens that end a text for llama.cpp, whatever the file's keys say. It takes ordinary tokens with these texts
+for special ones, too, such as Qwen's `</s>`; the models were not trained so, and here the file decides."""
+HARMONY, HARMONY_PART = {"<|return|>", "<|call|>"}, "<|end|>"
+"""Where a file has both, the third ends a part of an answer only (gpt-oss)."""
 MAX_TOKEN_CHARACTERS = 1000
 
 
@@ -38,7 +44,9 @@ def special_ids(model: GgufModel) -> dict[str, Any]:
     for name, default in DEFAULT_IDS[kind].items():
         if found[name] is None and default < len(tokens):
             found[name] = default
-    by_text = [number for number, text in enumerate(tokens) if text in ENDS]
+    special = {tokens[number]: number for number, kind in enumerate(_types(model)) if kind in SPECIAL}
+    known = ENDS - {HARMONY_PART} if special.keys() >= HARMONY else ENDS
+    by_text = [number for text, number in special.items() if text in known]
     ends = [found[name] for name in ("eos", "eot", "eom") if found[name] is not None]
     config: dict[str, Any] = {"bos_token_id": found["bos"], "eos_token_id": list(dict.fromkeys((*ends, *by_text)))}
     return config | ({} if found["padding"] is None else {"pad_token_id": found["padding"]})
@@ -50,9 +58,9 @@ def tokenizer_of(model: GgufModel) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises:
         CheckpointError: naming the key, what was found and what was expected.
     """
-    kind, tokens, types = _kind(model), _tokens(model), _types(model)
+    tokens, types = _tokens(model), _types(model)
     ids = special_ids(model)
-    if kind == "gpt2":
+    if _kind(model) == "gpt2":
         parts, adds_bos = _of_bytes(model, tokens)
     else:
         parts, adds_bos = _of_characters(model, tokens, types), True
@@ -60,16 +68,7 @@ def tokenizer_of(model: GgufModel) -> tuple[dict[str, Any], dict[str, Any]]:
     eos = ids["eos_token_id"][:1] if _flag(model, "add_eos_token", False) else []
     if None in bos:
         raise model.refused(f"{KEYS}add_bos_token is true, and {KEYS}bos_token_id is missing")
-    added = [
-        {
-            "id": number,
-            "content": tokens[number],
-            **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
-            "special": types[number] != USER_DEFINED or tokens[number] in ENDS,
-        }
-        for number in range(len(tokens))
-        if types[number] in (UNKNOWN, CONTROL, USER_DEFINED) or tokens[number] in ENDS
-    ]
+    added = [_added(model, number, tokens[number], kind) for number, kind in enumerate(types) if kind in SPECIAL]
     whole = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **parts}
     whole["post_processor"] = _template(tokens, bos, eos)
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": bool(bos)}
@@ -78,6 +77,18 @@ def tokenizer_of(model: GgufModel) -> tuple[dict[str, Any], dict[str, Any]]:
             settings[name] = tokens[number]
     template = model.text("tokenizer.chat_template")
     return whole, settings | ({} if template is None else {"chat_template": template})
+
+
+def _added(model: GgufModel, number: int, text: str, kind: int) -> dict[str, Any]:
+    """Returns an entry of `added_tokens`; Phi-3's swallow the spaces behind them, which only llama.cpp's code says."""
+    is_phi = any(name in (model.text("general.name") or "").lower() for name in ("phi-3", "phi3"))
+    return {
+        "id": number,
+        "content": text,
+        **dict.fromkeys(("single_word", "lstrip", "normalized"), False),
+        "rstrip": is_phi and text not in ("<unk>", "<s>", "<|endoftext|>"),
+        "special": kind != USER_DEFINED,
+    }
 
 
 def _kind(model: GgufModel) -> str:
