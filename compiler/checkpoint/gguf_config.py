@@ -27,6 +27,7 @@ FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 USUAL_BASE = 10000.0
 MAX_FACTORS = 1 << 12
+MAX_LAYERS = 1000
 GEMMA3_PATTERN = 6
 """Every how many layers Gemma 3 has no window, where the file does not say."""
 
@@ -70,9 +71,14 @@ def _rows(model: GgufModel, name: str) -> int:
 
 
 def _sizes(model: GgufModel, theirs: Architecture) -> dict[str, Any]:
-    heads, hidden = model.count("attention.head_count"), model.count("embedding_length")
+    heads, hidden = _heads(model), model.count("embedding_length")
     key_heads = model.count("attention.head_count_kv", heads)
-    head_dim = model.count("attention.key_length", hidden // max(1, heads))
+    head_dim = model.count("attention.key_length", hidden // heads)
+    if not head_dim > 0 or not 0 < model.count("block_count") < MAX_LAYERS:
+        raise model.refused(
+            f"it has {model.count('block_count')} layers with heads of {head_dim} dimensions, expected 1 to "
+            f"{MAX_LAYERS - 1} layers, and a dimension or more"
+        )
     if model.count("attention.value_length", head_dim) != head_dim and not model.get("attention.kv_lora_rank"):
         raise model.refused(
             f"keys are {head_dim} wide and values {model.count('attention.value_length')}, expected equal widths"
@@ -94,6 +100,13 @@ def _sizes(model: GgufModel, theirs: Architecture) -> dict[str, Any]:
     if model.get("attention.sliding_window") is not None:
         found["sliding_window"] = model.count("attention.sliding_window") or None
     return found
+
+
+def _heads(model: GgufModel) -> int:
+    heads, hidden = model.count("attention.head_count"), model.count("embedding_length")
+    if not 0 < heads <= hidden:
+        raise model.refused(f"it has {heads} attention heads of an embedding of {hidden}, expected 1 to {hidden}")
+    return heads
 
 
 def _biases(model: GgufModel) -> dict[str, Any]:
@@ -189,11 +202,9 @@ def _stablelm(model: GgufModel) -> dict[str, Any]:
 
 
 def _gemma2(model: GgufModel) -> dict[str, Any]:
-    layers, heads = model.count("block_count"), model.count("attention.head_count")
-    hidden = model.count("embedding_length")
-    is_largest = layers == LARGEST_GEMMA[model.architecture]
-    width = model.count("attention.key_length", hidden // max(1, heads))
-    return {"query_pre_attn_scalar": hidden // max(1, heads) if is_largest else width}
+    equal_share = model.count("embedding_length") // _heads(model)
+    is_largest = model.count("block_count") == LARGEST_GEMMA[model.architecture]
+    return {"query_pre_attn_scalar": equal_share if is_largest else model.count("attention.key_length", equal_share)}
 
 
 def _gemma3(model: GgufModel) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from coldpress.schemas.errors import CheckpointError
 PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 MAX_PARTS = 1024
 MODEL = "model"
+LARGEST_NUMBER = 1e30
+"""Far below float32's largest."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,8 @@ class GgufModel:
         """
         found = self.get(key)
         found = default if found is None else found
-        if type(found) not in (int, float) or not np.isfinite(found):
-            self._wrong(key, found, "a finite number")
+        if type(found) not in (int, float) or not abs(found) < LARGEST_NUMBER:
+            self._wrong(key, found, f"a number below {LARGEST_NUMBER:g}")
         return float(str(np.float32(found)))
 
     def text(self, key: str, required: bool = False) -> str | None:

@@ -155,7 +155,7 @@ def kind_of(folder: Path) -> str | None:
         return "holds a LoRA adapter (adapter_config.json); merge it into its base model and give the merged folder"
     gguf = next((name for name in names if name.lower().endswith(".gguf")), None)
     if gguf:
-        return f"holds the GGUF file {gguf}, quantized already; give the safetensors checkpoint it was made from"
+        return f"holds the GGUF file {gguf} and no checkpoint; to build from it, give the file itself: {folder / gguf}"
     return None
 
 

@@ -1,23 +1,20 @@
 """ingest: a model in GGUF is what it was before it was exported, and hostile files end in a sentence."""
 
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 
-from coldpress.compiler.checkpoint.tensors import read_role, rotary_inv_freq
-from coldpress.compiler.stages import export
-from coldpress.compiler.stages.export import ExportConfig
-from coldpress.runtime.generate.session import Session
-from coldpress.schemas.model import Model
-from coldpress.schemas.package import Package
-from tests.support.artifacts import Recipe, build_artifact, change_manifest
-from tests.support.checkpoints import run
-from tests.support.gguf_cases import WITH_MORE
-from tests.support.models import write_model
-from tests.support.records import PROVENANCE
+from coldpress.compiler.checkpoint import gguf_config, gguf_files, gguf_tokenizer
+from coldpress.compiler.checkpoint.source_config import checked_config
+from coldpress.compiler.checkpoint.tensors import read_role, read_rows, read_stored, rotary_inv_freq, stored_dtype
+from coldpress.schemas.errors import CheckpointError
+from tests.support.checkpoints import refusal, run
+from tests.support.gguf_cases import WITH_MORE, exported, rewritten
 
 PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -47,24 +44,6 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def exported(folder: Path, kind: str, overrides: dict[str, Any], layers: int = 2, **options: Any) -> tuple[Model, Path]:
-    """Returns a model of transformers', and the GGUF file that `export` makes of it."""
-    write_model(folder / "m", kind, num_hidden_layers=layers, dtype="float16", overrides=overrides)
-    model = run(folder / "m", folder / "w")
-    roles = {role: read_role(model, role) for role in model.tensors}
-    roles |= {role: rotary_inv_freq(model, kind) for kind, role in model.spec.frequencies.items()}
-    built = build_artifact(folder / "a", Recipe(model.spec, method="dense"), roles)
-    shutil.copytree(
-        folder / "m", built.path / "tokenizer", ignore=lambda _, names: [n for n in names if "tok" not in n]
-    )
-    change_manifest(built.path, lambda manifest: None, relist=True)
-    sha256 = Session(built.path).artifact.sha256
-    sizes = {"artifact_bytes": 1, "flash_bytes": 1, "resident_bytes": 1, "predictor_bytes": 0}
-    package = Package(folder=str(built.path), manifest_sha256=sha256, provenance=PROVENANCE, **sizes)
-    export.run(ExportConfig(export="gguf", options=options, file=str(folder / "a.gguf")), package)
-    return model, folder / "a.gguf"
-
-
 def near(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
     """Returns their numbers where ours are the same as far as float32 goes."""
     numbers = {key: value for key, value in theirs.items() if isinstance(value, float)}
@@ -84,3 +63,190 @@ def test_a_model_comes_back_from_its_gguf(tmp_path, name):
         np.testing.assert_allclose(read_role(found, role), values, rtol=0, atol=2e-7 if "norm" in role else 0)
     for kind in model.spec.frequencies:
         np.testing.assert_allclose(rotary_inv_freq(found, kind), rotary_inv_freq(model, kind), rtol=1e-6)
+
+
+def test_half_precision_keeps_its_type_where_nothing_is_converted(tmp_path):
+    model, file = exported(tmp_path, "llama", {})
+    found = run(file, tmp_path / "g")
+    assert stored_dtype(found, "layers.0.o_proj.weight") == "F16"
+    assert stored_dtype(found, "layers.0.q_proj.weight") == "F32"  # its rows have another order in the file
+    for role in ("layers.0.o_proj.weight", "layers.0.q_proj.weight", "layers.1.down_proj.weight"):
+        values = read_role(model, role)
+        kind = {"F16": np.float16, "F32": np.float32}[stored_dtype(found, role)]
+        stored = np.empty(values.shape, kind)
+        read_stored(found, role, stored.view(np.uint8).reshape(-1))
+        np.testing.assert_array_equal(stored, values)
+        np.testing.assert_array_equal(read_rows(found, role, 5, 23), values[5:23])
+
+
+TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4")
+WITHOUT_ENCODER = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
+"""The package gguf only decodes these: random codes with scales of a model's size stand for a matrix."""
+
+
+def encoded(values: np.ndarray, kind: str, chance: np.random.Generator) -> np.ndarray:
+    """Returns rows uint8 [..., bytes] of a type."""
+    qtype = gguf.GGMLQuantizationType[kind]
+    if kind not in WITHOUT_ENCODER:
+        return np.ascontiguousarray(gguf.quants.quantize(values, qtype)).view(np.uint8)
+    per_block, size = gguf.GGML_QUANT_SIZES[qtype]
+    rows = chance.integers(0, 256, (*values.shape[:-1], values.shape[-1] // per_block, size), np.uint8)
+    at = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}.get(kind, (0,))
+    for start in at:
+        rows[..., start : start + 2] = np.array([0.004], np.float16).view(np.uint8)
+    return rows.reshape(*values.shape[:-1], -1)
+
+
+@pytest.mark.parametrize("kind", [*TYPES, *WITHOUT_ENCODER])
+@pytest.mark.parametrize("model_type", ["llama", "mixtral"])
+def test_every_type_is_decoded_as_the_package_gguf_does(tmp_path, kind, model_type):
+    """In rows that heads permute, in stacked experts, and for some rows of a matrix alone."""
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
+    _, file = exported(tmp_path, model_type, sizes | {"head_dim": 64, "sliding_window": None}, layers=1)
+    chance, expected = np.random.default_rng(0), dict[str, np.ndarray]()
+
+    def change(name: str, values: np.ndarray, _type: str) -> tuple[np.ndarray, str]:
+        if values.ndim == 1 or "ffn_gate_inp" in name:
+            return values, "F32"
+        rows = encoded(np.ascontiguousarray(values, np.float32), kind, chance)
+        expected[name] = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[kind]).reshape(values.shape)
+        return rows, kind
+
+    found = run(rewritten(file, tmp_path / "b.gguf", change), tmp_path / "g")
+    assert expected
+    for role, name in (("o_proj", "attn_output"), ("q_proj", "attn_q"), ("k_proj", "attn_k")):
+        values = expected[f"blk.0.{name}.weight"]
+        if role != "o_proj":
+            values = values.reshape(-1, 32, 2, 256).swapaxes(1, 2).reshape(values.shape)
+        np.testing.assert_array_equal(read_role(found, f"layers.0.{role}.weight"), values)
+        np.testing.assert_array_equal(read_rows(found, f"layers.0.{role}.weight", 33, 77), values[33:77])
+    if model_type == "mixtral":
+        for expert in (0, 3):
+            values = expected["blk.0.ffn_down_exps.weight"][expert]
+            np.testing.assert_array_equal(read_role(found, f"layers.0.experts.{expert}.down_proj.weight"), values)
+    np.testing.assert_array_equal(read_role(found, "embed_tokens.weight"), expected["token_embd.weight"])
+
+
+def test_a_scale_that_is_not_finite_is_found(tmp_path):
+    _, file = exported(tmp_path, "llama", {"hidden_size": 64}, layers=1)
+
+    def change(name: str, values: np.ndarray, kind: str) -> tuple[np.ndarray, str]:
+        if name != "blk.0.ffn_up.weight":
+            return values, kind
+        rows = encoded(np.ascontiguousarray(values, np.float32), "Q8_0", np.random.default_rng(0))
+        rows[3, 34:36] = np.array([np.inf], np.float16).view(np.uint8)
+        return rows, "Q8_0"
+
+    text = refusal(rewritten(file, tmp_path / "b.gguf", change), tmp_path / "g")
+    assert "tensor blk.0.ffn_up.weight holds 32 values that are NaN, infinite or beyond 65504" in text
+
+
+def test_parts_of_a_split_model_are_one(tmp_path):
+    model, file = exported(tmp_path, "llama", {})
+    names = [tensor.name for tensor in gguf.GGUFReader(file).tensors]
+    for number, held in enumerate((names[:5], names[5:])):
+        keys = {"split.no": number, "split.count": 2, "split.tensors.count": len(names)}
+        part = tmp_path / f"big-{number + 1:05d}-of-00002.gguf"
+        rewritten(file, part, lambda name, values, kind, held=held: (values, kind) if name in held else None, **keys)
+    for part in (1, 2):
+        found = run(tmp_path / f"big-{part:05d}-of-00002.gguf", tmp_path / f"g{part}")
+        assert found.name == "big"
+        assert [entry.name for entry in found.files] == [f"big-{n:05d}-of-00002.gguf" for n in (1, 2)]
+        for role in model.tensors:
+            np.testing.assert_array_equal(read_role(found, role), read_role(model, role))
+    shutil.copy(tmp_path / "big-00002-of-00002.gguf", tmp_path / "odd-00001-of-00002.gguf")
+    assert "odd-00002-of-00002.gguf is missing beside" in refusal(tmp_path / "odd-00001-of-00002.gguf", tmp_path / "x")
+    shutil.copy(tmp_path / "big-00001-of-00002.gguf", tmp_path / "odd-00002-of-00002.gguf")
+    assert "it is part 1 of 2 by its keys, expected 0 of 2" in refusal(tmp_path / "odd-00001-of-00002.gguf", tmp_path)
+
+
+LACKING = {
+    "llama.block_count": "llama.block_count is missing, expected a whole number",
+    "llama.attention.layer_norm_rms_epsilon": "llama.attention.layer_norm_rms_epsilon is missing",
+    "tokenizer.ggml.model": "it has no tokenizer (tokenizer.ggml.model), expected one of gpt2, llama",
+    "tokenizer.ggml.pre": "tokenizer.ggml.pre is None, so texts are split by an unknown rule, expected one of",
+    "tokenizer.ggml.merges": "tokenizer.ggml.merges is None, expected a list of texts",
+    "general.architecture": "general.architecture is None, expected a text",
+}
+WRONG = {
+    "general.architecture": ("mamba", "the architecture 'mamba' is not supported in GGUF; supported are arcee,"),
+    "general.type": ("adapter", "it is GGUF of the type 'adapter', expected model"),
+    "llama.block_count": (3, "the tensor blk.2.attn_q.weight is missing"),
+    "llama.attention.head_count": (0, "it has 0 attention heads of an embedding of 64"),
+    "llama.rope.dimension_count": (8, "8 of 16 dimensions of a head are rotated, expected all"),
+    "llama.embedding_length": (128, "has the shape"),
+    "llama.rope.scaling.type": ("su", "rope.scaling.type is 'su', expected none, linear, yarn or longrope"),
+    "tokenizer.ggml.model": ("bert", "it has the tokenizer 'bert'"),
+    "tokenizer.ggml.pre": ("unheard", "tokenizer.ggml.pre is 'unheard', so texts are split by an unknown rule"),
+}
+
+
+@pytest.mark.parametrize("key", [*LACKING, *(f"{key} wrong" for key in WRONG)])
+def test_what_a_file_lacks_or_says_wrongly_is_named(tmp_path, plain, key):
+    name, _, wrong = key.partition(" ")
+    value, text = WRONG[name] if wrong else (None, LACKING[name])
+    changed = rewritten(plain, tmp_path / "a.gguf", **{name: value})
+    assert text in refusal(changed, tmp_path / "g")
+
+
+def test_a_tensor_without_a_place_is_refused(tmp_path, plain):
+    changed = rewritten(plain, tmp_path / "a.gguf", more={"blk.0.attn_q.bias": np.zeros(64, np.float32)})
+    assert "blk.0.attn_k.bias is missing" in refusal(changed, tmp_path / "g")
+    changed = rewritten(plain, tmp_path / "b.gguf", more={"blk.0.attn_q.scale": np.zeros(1, np.float32)})
+    assert "the tensor 'blk.0.attn_q.scale' has no place in a model" in refusal(changed, tmp_path / "g")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return exported(tmp_path_factory.mktemp("plain"), "llama", {})[1]
+
+
+def test_a_hostile_file_ends_in_a_sentence(tmp_path, plain):
+    """Every byte of the header is believed once: numbers at its front, lengths, types, offsets, texts."""
+    data, chance, file = plain.read_bytes(), np.random.default_rng(0), tmp_path / "a.gguf"
+    end = min(tensor.data_offset for tensor in gguf.GGUFReader(plain).tensors)
+    front = [*range(4, 24), *chance.integers(24, end, 400).tolist()]
+    ends = Counter[bool]()
+    for place in front:
+        changed = bytearray(data)
+        width = int(chance.choice([1, 4, 8]))
+        changed[place : place + width] = chance.choice([b"\xff", b"\x00", b"\x7f"]) * width
+        file.write_bytes(changed[: int(chance.integers(place, len(data)))] if chance.random() < 0.1 else changed)
+        said = understood(file)
+        assert said is None or (said and "\n" not in said and len(said) < 2000)
+        ends[said is None] += 1
+    assert min(ends[True], ends[False]) > 50
+
+
+def understood(file: Path) -> str | None:
+    """Returns the sentence that a file ends in; None if it can be read."""
+    try:
+        model = gguf_files.open_gguf(file)
+        gguf_tokenizer.tokenizer_of(model)
+        checked_config(gguf_config.source_config_of(model))
+    except CheckpointError as error:
+        return str(error)
+    return None
+
+
+PROMISES = {
+    "tensors": (8, "it promises 18446744073709551615 tensors"),
+    "keys": (16, "keys, expected at most 262144 and 65536"),
+    "a key's length": (24, "a text of 18446744073709551615 bytes is promised at byte 32"),
+}
+
+
+@pytest.mark.parametrize("name", PROMISES)
+def test_a_promise_beyond_the_file_takes_no_memory(tmp_path, plain, name):
+    place, text = PROMISES[name]
+    data = bytearray(plain.read_bytes())
+    data[place : place + 8] = b"\xff" * 8
+    (tmp_path / "a.gguf").write_bytes(data)
+    assert text in refusal(tmp_path / "a.gguf", tmp_path / "g")
+
+
+def test_another_file_is_no_model(tmp_path):
+    (tmp_path / "a.bin").write_bytes(b"x" * 100)
+    assert "a.bin is a file and no GGUF, expected the folder of a checkpoint or GGUF" in refusal(
+        tmp_path / "a.bin", tmp_path / "g"
+    )

@@ -1,6 +1,24 @@
-"""Models whose arithmetic has more than a plain Llama, each with an architecture of llama.cpp's."""
+"""GGUF files of tiny models, as `export` writes them, and with changes; models with more than Llama's arithmetic."""
 
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+
+import gguf
+import numpy as np
+
+from coldpress.compiler.checkpoint.tensors import read_role, rotary_inv_freq
+from coldpress.compiler.stages import export
+from coldpress.compiler.stages.export import ExportConfig
+from coldpress.runtime.generate.session import Session
+from coldpress.schemas.model import Model
+from coldpress.schemas.package import Package
+from tests.support.artifacts import Recipe, build_artifact, change_manifest
+from tests.support.checkpoints import run
+from tests.support.models import write_model
+from tests.support.records import PROVENANCE
 
 LATENTS = {"rms_norm_eps": 1e-6}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0, "original_max_position_embeddings": 4096}
@@ -96,3 +114,56 @@ WITH_MORE: dict[str, tuple[str, dict[str, Any]]] = {
         LATENTS | {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}},
     ),
 }
+
+
+def exported(folder: Path, kind: str, overrides: dict[str, Any], layers: int = 2, **options: Any) -> tuple[Model, Path]:
+    """Returns a model of transformers', and the GGUF file that `export` makes of it."""
+    write_model(folder / "m", kind, num_hidden_layers=layers, dtype="float16", overrides=overrides)
+    model = run(folder / "m", folder / "w")
+    roles = {role: read_role(model, role) for role in model.tensors}
+    roles |= {role: rotary_inv_freq(model, kind) for kind, role in model.spec.frequencies.items()}
+    built = build_artifact(folder / "a", Recipe(model.spec, method="dense"), roles)
+    shutil.copytree(
+        folder / "m", built.path / "tokenizer", ignore=lambda _, names: [n for n in names if "tok" not in n]
+    )
+    change_manifest(built.path, lambda manifest: None, relist=True)
+    sha256 = Session(built.path).artifact.sha256
+    sizes = {"artifact_bytes": 1, "flash_bytes": 1, "resident_bytes": 1, "predictor_bytes": 0}
+    package = Package(folder=str(built.path), manifest_sha256=sha256, provenance=PROVENANCE, **sizes)
+    export.run(ExportConfig(export="gguf", options=options, file=str(folder / "a.gguf")), package)
+    return model, folder / "a.gguf"
+
+
+Change = Callable[[str, np.ndarray, str], tuple[np.ndarray, str] | None]
+"""(name, values float32 or rows as stored, type) of a tensor -> rows and type to write; None leaves it out."""
+
+
+def rewritten(
+    file: Path,
+    to: Path,
+    change: Change = lambda name, values, kind: (values, kind),
+    more: Mapping[str, np.ndarray] = MappingProxyType({}),
+    **keys: Any,
+) -> Path:
+    """Writes a GGUF file again: with other values of keys (None leaves one out), and changed or further tensors."""
+    reader = gguf.GGUFReader(file)
+    values = {name: (field.contents(), field.types) for name, field in reader.fields.items() if "GGUF." not in name}
+    writer = gguf.GGUFWriter(to, values["general.architecture"][0])
+    writer.kv_data[0].clear()  # it has written the architecture
+    for name, value in keys.items():
+        kinds = {str: gguf.GGUFValueType.STRING, bool: gguf.GGUFValueType.BOOL, int: gguf.GGUFValueType.UINT32}
+        values[name] = value, [kinds.get(type(value))]
+    for name, (value, kinds) in values.items():
+        if value is not None and not (isinstance(value, list) and not value):
+            writer.add_key_value(name, value, kinds[0], kinds[1] if len(kinds) > 1 else None)
+    for tensor in reader.tensors:
+        found = change(tensor.name, np.asarray(tensor.data), tensor.tensor_type.name)
+        if found is not None:
+            writer.add_tensor(tensor.name, found[0], raw_dtype=gguf.GGMLQuantizationType[found[1]])
+    for name, array in more.items():
+        writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return to
