@@ -138,10 +138,16 @@ def open_gguf(path: Path) -> GgufModel:
                 f"{part.name}: it is part {short(said[0])} of {short(said[1])} by its keys, expected {number} of "
                 f"{len(paths)} by its name; give the parts the names that llama-gguf-split gave them"
             )
+        end = 0
         for name, entry in header.tensors.items():
             if name in located:
-                raise CheckpointError(f"{part.name}: the tensor {name} is in {located[name].path.name}, too")
-            located[name] = Located(part, entry)
+                raise CheckpointError(f"{part.name}: the tensor {short(name)} is in {located[name].path.name}, too")
+            if entry.start_bytes < end:
+                raise CheckpointError(
+                    f"{part.name}: the tensor {short(name)} begins at byte {entry.start_bytes}, before byte {end}, "
+                    "where another one ends; download it again"
+                )
+            located[name], end = Located(part, entry), entry.stop_bytes
     model = GgufModel(paths, headers[0].values, located)
     if (kind := model.text("general.type") or MODEL) != MODEL:
         raise model.refused(f"it is GGUF of the type {short(kind)}, expected {MODEL}; give the model's own file")

@@ -173,8 +173,8 @@ def _of_bytes(model: GgufModel, tokens: list[str]) -> tuple[dict[str, Any], bool
     name = model.text(f"{KEYS}pre")
     if name not in SPLITS:
         raise model.refused(
-            f"{KEYS}pre is {short(name)}, so texts are split by an unknown rule, expected one of {', '.join(SPLITS)}; "
-            "give a file that names one"
+            f"{KEYS}pre is {short(name)}, so it is not known how to split texts, expected llama-bpe, qwen2, gpt-2, "
+            "smollm or another name of compiler/llama_cpp/splits.py; give a file that names one"
         )
     split = SPLITS[name]
     pieces = [

@@ -144,7 +144,9 @@ def _value(source: Bytes, key: str, kind: int) -> Any:
     if kind in SCALARS:
         dtype = np.dtype(SCALARS[kind])
         if count * dtype.itemsize > MAX_HEADER_BYTES:
-            raise source.refused(f"{clipped(key)} promises {count} values, expected at most {MAX_HEADER_BYTES} bytes")
+            raise source.refused(
+                f"{count} values are promised by {clipped(key)}, expected at most {MAX_HEADER_BYTES} bytes"
+            )
         return np.frombuffer(source.take(count * dtype.itemsize), dtype)
     if kind != TEXT:
         raise source.refused(f"{clipped(key)} is an array of type {kind}, expected one of numbers or texts")
@@ -164,7 +166,7 @@ def _tensor(source: Bytes) -> tuple[str, str, tuple[int, ...], int]:
         raise source.refused(
             f"{clipped(name)} is of GGML's type {kind}, which cannot be read, expected one of {', '.join(BLOCKS)}"
         )
-    if not all(0 < size < 1 << 32 for size in shape) or math.prod(shape) >= 1 << 48:
+    if 0 in shape:
         raise source.refused(f"{clipped(name)} has the shape {list(shape)}, expected positive sizes")
     return name, NAMES[kind], shape, offset
 
@@ -174,19 +176,18 @@ def _placed(
 ) -> dict[str, TensorEntry]:
     """Returns the tensors by name, in the order of their bytes, from their offsets behind byte `data`."""
     found: dict[str, TensorEntry] = {}
-    end = data
     for name, dtype, shape, offset in sorted(described, key=lambda tensor: tensor[3]):
         values, size_bytes = BLOCKS[dtype]
         if shape[-1] % values:
             raise source.refused(f"{clipped(name)} has rows of {shape[-1]} values, and {dtype} blocks of {values}")
         start = data + offset
         stop = start + math.prod(shape) // values * size_bytes
-        if name in found or offset % alignment or start < end:
-            what = "is there twice" if name in found else f"begins at byte {start}, not behind the one before it"
-            raise source.refused(f"the tensor {clipped(name)} {what}")
+        if name in found or offset % alignment:
+            what = "twice" if name in found else f"at byte {start}, expected a multiple of {alignment} from byte {data}"
+            raise source.refused(f"it has the tensor {clipped(name)} {what}")
         if stop > source.size_bytes:
             raise source.refused(
                 f"{clipped(name)} ends at byte {stop} and the file has {source.size_bytes}: it is cut short"
             )
-        found[name], end = TensorEntry(name, dtype, shape, start, stop), stop
+        found[name] = TensorEntry(name, dtype, shape, start, stop)
     return found

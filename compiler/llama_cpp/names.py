@@ -80,6 +80,8 @@ def tensor_name(architecture: Architecture, role: str) -> str | None:
     if tensor not in gguf.MODEL_TENSORS[known]:
         tensor = SAME_NAME.get(tensor) if tensor else None
     has_bias = module in architecture.biases or (module in NORMS and architecture.layer_norm)
+    if kind == "sinks":
+        kind = "weight"
     if kind == "correction":
         tensor, kind, has_bias = TENSOR.FFN_EXP_PROBS_B, "bias", True
     if tensor is None or tensor not in gguf.MODEL_TENSORS[known] or (kind == "bias" and not has_bias):

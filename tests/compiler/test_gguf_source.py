@@ -1,5 +1,6 @@
 """ingest: a model in GGUF is what it was before it was exported, and hostile files end in a sentence."""
 
+import json
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -15,6 +16,7 @@ from coldpress.compiler.checkpoint.tensors import read_role, read_rows, read_sto
 from coldpress.schemas.errors import CheckpointError
 from tests.support.checkpoints import refusal, run
 from tests.support.gguf_cases import WITH_MORE, exported, rewritten
+from tests.support.models import write_model
 
 PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -63,6 +65,69 @@ def test_a_model_comes_back_from_its_gguf(tmp_path, name):
         np.testing.assert_allclose(read_role(found, role), values, rtol=0, atol=2e-7 if "norm" in role else 0)
     for kind in model.spec.frequencies:
         np.testing.assert_allclose(rotary_inv_freq(found, kind), rotary_inv_freq(model, kind), rtol=1e-6)
+
+
+def test_gpt_oss_comes_from_a_file_with_its_names(tmp_path):
+    """It is never exported; the names are those of llama.cpp's converter (gguf-py/gguf/tensor_mapping.py)."""
+    _, file = exported(tmp_path / "l", "llama", {}, layers=1)
+    limit = {"swiglu_limit": 7.0}  # in no key of GGUF
+    write_model(tmp_path / "m", "gpt_oss", num_hidden_layers=2, dtype="float16", overrides=limit)
+    model = run(tmp_path / "m", tmp_path / "w")
+    spec, plain_keys = model.spec, gguf.GGUFReader(file).fields
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "gpt-oss")
+    for name, field in plain_keys.items():
+        if name.startswith("tokenizer."):
+            writer.add_key_value(name, field.contents(), field.types[0], field.types[1] if field.types[1:] else None)
+    writer.add_block_count(2)
+    writer.add_context_length(spec.max_position_embeddings)
+    writer.add_embedding_length(spec.hidden_size)
+    writer.add_feed_forward_length(spec.intermediate_size)
+    writer.add_expert_feed_forward_length(spec.intermediate_size)
+    writer.add_head_count(spec.num_attention_heads)
+    writer.add_head_count_kv(spec.num_key_value_heads)
+    writer.add_key_length(spec.head_dim)
+    writer.add_value_length(spec.head_dim)
+    writer.add_layer_norm_rms_eps(spec.norm_eps)
+    writer.add_expert_count(spec.num_experts)
+    writer.add_expert_used_count(spec.num_experts_per_tok)
+    writer.add_sliding_window(spec.sliding_window or 0)
+    rope = json.loads((Path(model.folder) / "config.json").read_text())["rope_parameters"]
+    writer.add_rope_freq_base(rope.get("rope_theta", 10000.0))
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    names = {
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "post_attention_norm",
+        "router": "ffn_gate_inp",
+    }
+    names |= {f"{part}_proj": f"attn_{part}" for part in "qkv"} | {"o_proj": "attn_output", "attention": "attn_sinks"}
+    tensors = {"token_embd.weight": "embed_tokens.weight", "output_norm.weight": "norm.weight"}
+    tensors |= {"output.weight": "lm_head.weight"}
+    for role in model.tensors:
+        _, layer, module, *rest = (*role.split("."), "")[:4] if role.startswith("layers.") else ("", "", "", "")
+        if module in names:
+            kind = "weight" if rest[0] == "sinks" else rest[0]
+            tensors[f"blk.{layer}.{names[module]}.{kind}"] = role
+    for name, role in tensors.items():
+        writer.add_tensor(name, read_role(model, role))
+    for layer in range(2):
+        for part in ("gate", "up", "down"):
+            for kind in ("weight", "bias"):
+                roles = [f"layers.{layer}.experts.{e}.{part}_proj.{kind}" for e in range(spec.num_experts)]
+                values = np.stack([read_role(model, role) for role in roles])
+                writer.add_tensor(f"blk.{layer}.ffn_{part}_exps.{kind}", values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    found = run(tmp_path / "a.gguf", tmp_path / "g")
+    ours, theirs = ({**one.spec.model_dump()} for one in (found, model))
+    assert {**ours, **near(ours, theirs)} == theirs
+    for role in model.tensors:
+        np.testing.assert_array_equal(read_role(found, role), read_role(model, role))
+    np.testing.assert_allclose(rotary_inv_freq(found), rotary_inv_freq(model), rtol=1e-6)
 
 
 def test_half_precision_keeps_its_type_where_nothing_is_converted(tmp_path):
@@ -164,7 +229,7 @@ LACKING = {
     "llama.block_count": "llama.block_count is missing, expected a whole number",
     "llama.attention.layer_norm_rms_epsilon": "llama.attention.layer_norm_rms_epsilon is missing",
     "tokenizer.ggml.model": "it has no tokenizer (tokenizer.ggml.model), expected one of gpt2, llama",
-    "tokenizer.ggml.pre": "tokenizer.ggml.pre is None, so texts are split by an unknown rule, expected one of",
+    "tokenizer.ggml.pre": "tokenizer.ggml.pre is None, so it is not known how to split texts, expected",
     "tokenizer.ggml.merges": "tokenizer.ggml.merges is None, expected a list of texts",
     "general.architecture": "general.architecture is None, expected a text",
 }
@@ -177,7 +242,7 @@ WRONG = {
     "llama.embedding_length": (128, "has the shape"),
     "llama.rope.scaling.type": ("su", "rope.scaling.type is 'su', expected none, linear, yarn or longrope"),
     "tokenizer.ggml.model": ("bert", "it has the tokenizer 'bert'"),
-    "tokenizer.ggml.pre": ("unheard", "tokenizer.ggml.pre is 'unheard', so texts are split by an unknown rule"),
+    "tokenizer.ggml.pre": ("unheard", "tokenizer.ggml.pre is 'unheard', so it is not known how to split texts"),
 }
 
 

@@ -210,7 +210,10 @@ HOSTILE = {
         gguf_bytes(1, [KIND], text("x.in_sum2") + struct.pack("<IQIQ", 1, 4, 0, 0) + bytes(64)),
         "4 sums and 0 counts",
     ),
-    "half precision": (gguf_bytes(1, [KIND], text("x.counts") + struct.pack("<IQIQ", 1, 4, 1, 0)), "type 1"),
+    "half precision": (
+        gguf_bytes(1, [KIND], text("x.counts") + struct.pack("<IQIQ", 1, 4, 1, 0)) + bytes(99),
+        "type F16",
+    ),
     "nine dimensions": (gguf_bytes(1, [KIND], text("x.counts") + struct.pack("<I", 9)), "9 dimensions"),
     "2^31 - 1 entries": (struct.pack("<i", 2**31 - 1) + bytes(64), "neither GGUF nor"),
     "a name of minus one byte": (struct.pack("<ii", 1, -1) + bytes(64), "-1 bytes"),
@@ -231,7 +234,7 @@ def test_a_tensor_that_is_there_twice_is_refused(model: Model, tmp_path: Path) -
     tensor = text("x.in_sum2") + struct.pack("<IQIQ", 1, 4, 0, 0)
     path = tmp_path / "imatrix"
     path.write_bytes(gguf_bytes(2, [KIND], tensor + tensor + bytes(64)))
-    assert "two tensors x.in_sum2" in refusal(model, path)
+    assert "the tensor x.in_sum2 twice" in refusal(model, path)
     entry = struct.pack("<i", 1) + b"x" + struct.pack("<2if", 1, 1, 1.0)
     path.write_bytes(struct.pack("<i", 2) + entry + entry)
     assert "expected one such entry" in refusal(model, path)
