@@ -1,4 +1,4 @@
-"""A model's spec and every role's shape, from its config.json alone.
+"""A model's spec and every role's shape, from its config.json, or a GGUF file's header, alone.
 
 For checks before any weight is there; `ingest` checks the tensors themselves against the same shapes.
 """
@@ -9,6 +9,8 @@ from math import prod
 from pathlib import Path
 
 from coldpress.compiler.architectures import _common
+from coldpress.compiler.checkpoint.gguf_config import source_config_of
+from coldpress.compiler.checkpoint.gguf_files import open_gguf
 from coldpress.compiler.checkpoint.source_config import checked_config
 from coldpress.compiler.checkpoint.source_json import read_object
 from coldpress.compiler.checkpoint.tensors import MAX_CONFIG_BYTES
@@ -37,13 +39,15 @@ class Shapes:
 
 
 def read_shapes(config: Path) -> Shapes:
-    """Returns the shapes that a config.json describes, mostly without transformers, which takes seconds to import; it
-    may refuse values later that are taken here.
+    """Returns the shapes that a config.json or a GGUF file describes, mostly without transformers, which takes seconds
+    to import; it may refuse values later that are taken here.
 
     Raises:
         CheckpointError: if the model is not supported or config.json is invalid.
     """
-    architecture, believed = checked_config(read_object(config, MAX_CONFIG_BYTES))
+    is_json = config.suffix == ".json"
+    raw = read_object(config, MAX_CONFIG_BYTES) if is_json else source_config_of(open_gguf(config))
+    architecture, believed = checked_config(raw)
     source = _common.filled(architecture, believed) or _common.source_config(architecture.MODULES, believed)
     spec = architecture.spec(source)
     roles = (role for names in architecture.parameters(source, spec).values() for role in names)

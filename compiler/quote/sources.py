@@ -141,7 +141,8 @@ def _of_config(named: str, keys: Mapping[str, str], folder: Path) -> Source:
     if reference.packages is not None:
         fetch(reference.packages, lambda line: print(line, file=sys.stderr))
     if reference.revision is None:
-        config = Path(reference.source) / CONFIG_FILE
+        given = Path(reference.source)
+        config = given if given.is_file() else given / CONFIG_FILE
     else:
         config = snapshot(reference.source, reference.revision, offline=False, patterns=[CONFIG_FILE]) / CONFIG_FILE
     shapes = read_shapes(config)

@@ -118,6 +118,7 @@ WITH_MORE: dict[str, tuple[str, dict[str, Any]]] = {
 
 def exported(folder: Path, kind: str, overrides: dict[str, Any], layers: int = 2, **options: Any) -> tuple[Model, Path]:
     """Returns a model of transformers', and the GGUF file that `export` makes of it."""
+    folder.mkdir(parents=True, exist_ok=True)
     write_model(folder / "m", kind, num_hidden_layers=layers, dtype="float16", overrides=overrides)
     model = run(folder / "m", folder / "w")
     roles = {role: read_role(model, role) for role in model.tensors}

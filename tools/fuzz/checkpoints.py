@@ -26,6 +26,7 @@ from coldpress.compiler.workflow.inputs import checkpoint_files
 from coldpress.runtime.profiles.devices import read_device
 from coldpress.schemas.errors import ColdpressError
 from tests.support.dag import inputs_for
+from tests.support.gguf_cases import exported
 from tests.support.models import write_corpus, write_model
 from tools.fuzz import file_edits, tensor_edits, tokenizer_edits
 from tools.fuzz.campaign import Edit, Mutant, Run, copy_tree
@@ -137,6 +138,37 @@ def odd_weights(folder: Path, chance: random.Random) -> str:
     return f"{path.name}: {name}[{place}] = {value}"
 
 
+def gguf_value(folder: Path, chance: random.Random) -> str:
+    """Overwrites a value of a GGUF file's header, or the type in front of it; the sizes around it stay."""
+    path = _source(folder)
+    if path == folder:
+        raise Unfit
+    data = bytearray(regular(path).read_bytes())
+    key = chance.choice(GGUF_KEYS)
+    place = data.find(key.encode())
+    if place < 0:
+        raise Unfit
+    place += len(key) + chance.choice((0, 4, 8))
+    value = chance.choice((b"\0", b"\xff", b"\x7f", bytes([chance.randrange(256)]))) * chance.choice((1, 4, 8))
+    data[place : place + len(value)] = value
+    path.write_bytes(data)
+    return f"{path.name}: {value!r} at {key} + {place - data.find(key.encode()) - len(key)}"
+
+
+def _source(folder: Path) -> Path:
+    """Returns what `model=` names: a folder, or the only GGUF file in it."""
+    found = sorted(folder.glob("*.gguf"))
+    return found[0] if len(found) == 1 and not (folder / CONFIG).exists() else folder
+
+
+GGUF_KEYS = (
+    *("GGUF", "general.architecture", "general.alignment", "llama.block_count", "llama.context_length"),
+    *("llama.embedding_length", "llama.feed_forward_length", "llama.attention.head_count", "llama.rope.freq_base"),
+    *("llama.attention.head_count_kv", "llama.attention.key_length", "llama.attention.layer_norm_rms_epsilon"),
+    *("tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"),
+    *("tokenizer.ggml.merges", "tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id", "blk.0.attn_q.weight"),
+    *("blk.1.ffn_down.weight", "token_embd.weight", "output_norm.weight"),
+)
 KNOWN: dict[str, tuple[Any, ...]] = {
     "model_type": ("llama", "opt", "phi3", "qwen3", "bamboo", "nemotron", "gpt2", "mixtral", "../llama", "_common", ""),
     "architectures": (["LlamaForCausalLM"], [], None, ["X"] * 2000),
@@ -191,6 +223,7 @@ EDITS: dict[str, tuple[Edit, int]] = {
     "settings_file": (settings_file, 4),
     "settings_text": (settings_text, 2),
     "odd_weights": (odd_weights, 3),
+    "gguf_value": (gguf_value, 8),
     "tensor_values": (tensor_edits.values, 2),
     "header_value": (tensor_edits.header_value, 3),
     "header_text": (tensor_edits.header_text, 2),
@@ -228,7 +261,10 @@ class Checkpoints:
         write_model(folder / "shared", "glm4_moe", **small)
         write_model(folder / "stacked", "gpt_oss", dtype="bfloat16", **small)
         (folder / "llama" / "LICENSE").write_text("Do with it what you like.\n")
-        self.bases = ("llama", "shards", "opt", "shared", "stacked")
+        _, file = exported(folder / "made", "llama", {"intermediate_size": 96})
+        (folder / "gguf").mkdir()
+        file.rename(folder / "gguf" / "model.gguf")
+        self.bases = ("llama", "shards", "opt", "shared", "stacked", "gguf")
         write_corpus(self._corpus, 400)
         save_record(read_device(device_file(DEVICE, folder)), self._device)
         for base in self.bases:
@@ -251,7 +287,7 @@ class Checkpoints:
         yield from self._commands(folder, scratch)
 
     def _commands(self, folder: Path, scratch: Path) -> Iterator[Run]:
-        model, corpus = scratch / "ingest.json", scratch / "tokenize.json"
+        model, corpus, folder = scratch / "ingest.json", scratch / "tokenize.json", _source(folder)
         config: dict[str, object] = {"model": str(folder), "corpus": str(self._corpus), "device": DEVICE}
         config |= {"calibration_tokens": 1024, "evaluation_tokens": 256, "block_tokens": 64, "context_length": 64}
         config |= {"method": "topk", "dram_budget": "1MB", "preflight": "always"}
