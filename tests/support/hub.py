@@ -58,6 +58,7 @@ class Hub:
             repositories: By kind and id, such as `models/owner/name`.
         """
         self.repositories = repositories
+        self.is_closed = False
         self.requests: list[tuple[str, str, str | None]] = []
         """(method, path, asked range) of each request."""
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
@@ -66,6 +67,7 @@ class Hub:
 
     def close(self) -> None:
         """Stops serving: afterwards the hub cannot be reached."""
+        self.is_closed = True  # for connections that are kept alive
         self._server.shutdown()
         self._server.server_close()
 
@@ -105,6 +107,9 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             self._answer()
 
         def _answer(self) -> None:
+            if hub.is_closed:
+                self.close_connection = True
+                return
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             path = unquote(urlsplit(self.path).path)
             hub.requests.append((self.command, path, self.headers.get("Range")))
