@@ -471,10 +471,12 @@ def _check_cache(cache: str) -> None:
 
 
 def _name_of(named: str) -> str:
-    """Returns the name of the folder of a model's builds: the profile's, or made of a folder's or a hub model's."""
+    """Returns the name of the folder of a model's builds, before anything is known of a hub model but its id."""
     if named in model_names():
         return named
     folder = Path(named).expanduser()
+    if folder.is_file():
+        return _safe(name_of(folder))
     return _safe(folder.resolve().name if folder.is_dir() else named.rpartition("/")[2])
 
 
