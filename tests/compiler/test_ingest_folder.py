@@ -27,8 +27,8 @@ def test_there_is_no_such_model(tmp_path: Path) -> None:
 def test_only_pickles(folder: Path, tmp_path: Path) -> None:
     (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
     assert "pytorch_model.bin: it is no file of torch 1.6 or newer" in refusal(folder, tmp_path / "work")
-    (folder / "pytorch_model.bin").rename(folder / "rust_model.ot.bin")
-    assert "found the pickle file rust_model.ot.bin, which is never loaded" in refusal(folder, tmp_path / "work")
+    (folder / "pytorch_model.bin").rename(folder / "rust_model.bin")
+    assert "found the pickle file rust_model.bin, which is never loaded" in refusal(folder, tmp_path / "work")
 
 
 @pytest.mark.parametrize(
