@@ -21,7 +21,7 @@ EXPECTED = {"norm_topk_prob": False, "mlp_bias": False}
 class Plugin(_experts.Mixture):
     """Llama with experts and latent attention."""
 
-    KEYS = _common.LLAMA_KEYS | {
+    KEYS = (_common.LLAMA_KEYS - {"num_key_value_heads"}) | {  # each head has its own part of the latents' matrix
         "attention_bias",
         "mlp_bias",
         "kv_lora_rank",
@@ -133,12 +133,6 @@ def _check(config: Any) -> None:
         )
     if config.num_experts_per_tok is None:
         raise CheckpointError("config.json: num_experts_per_tok is missing, expected the experts that a token uses")
-    heads, keys = config.num_attention_heads, config.num_key_value_heads
-    if keys not in (None, heads):
-        raise CheckpointError(
-            f"config.json: num_key_value_heads is {keys}, expected {heads}, the number of heads: each has its own part "
-            "of the latents' matrix"
-        )
 
 
 def _groups(config: Any) -> dict[str, Any]:

@@ -37,6 +37,7 @@ PATTERNS = [
     "tokenizer_config.json",
     "chat_template.jinja",
     "special_tokens_map.json",
+    "added_tokens.json",
     "README.md",
     "LICENSE*",
     "LICENCE*",

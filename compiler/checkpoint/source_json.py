@@ -7,6 +7,20 @@ from typing import Any
 from coldpress.runtime.artifact import strict_json
 from coldpress.schemas.errors import CheckpointError
 
+POINTER = b"version https://git-lfs"
+"""The beginning of the text that a clone without git-lfs has in a file's place."""
+POINTER_BYTES = len(POINTER)
+
+
+def refuse_pointer(name: str, data: bytes) -> None:
+    """Refuses the file `name` if its bytes begin as a pointer of git-lfs does.
+
+    Raises:
+        CheckpointError: with what fetches the file.
+    """
+    if data.startswith(POINTER):
+        raise CheckpointError(f"{name} is a pointer of git-lfs, not the file itself; run `git lfs pull` in its folder")
+
 
 def read_json(path: Path, max_bytes: int, limits: strict_json.Limits = strict_json.FOREIGN) -> Any:
     """Returns the value of a strict JSON file of at most `max_bytes`, otherwise within `limits`.
@@ -23,6 +37,7 @@ def read_json(path: Path, max_bytes: int, limits: strict_json.Limits = strict_js
             data = file.read(max_bytes + 1)
     except OSError as error:
         raise CheckpointError(f"{path.name}: cannot be read ({error.strerror}); complete the checkpoint") from error
+    refuse_pointer(path.name, data)
     if len(data) > max_bytes:
         raise refuse(f"{path.stat().st_size} bytes long", f"at most {max_bytes}")
     return strict_json.parse(data, refuse, replace(limits, size_bytes=max_bytes))

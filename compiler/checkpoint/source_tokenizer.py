@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from coldpress.compiler.checkpoint.source_json import read_json, read_object
+from coldpress.runtime.artifact.errors import short
 from coldpress.runtime.text import rules
 from coldpress.runtime.text.process import LimitedEngine
 from coldpress.schemas.errors import ArtifactError, CheckpointError, clipped
@@ -32,7 +33,7 @@ class SourceTokenizer:
 
         Raises:
             CheckpointError: if the file is missing, not strict JSON, no tokenizer, exceeds its limits on a short text,
-                or has ids beyond the embeddings.
+                or has ordinary tokens without a row in the embeddings; added ones may lack it, as `encode` says.
         """
         from tokenizers import Tokenizer
 
@@ -44,12 +45,15 @@ class SourceTokenizer:
         if self._reason is not None:
             with self._limits(SAMPLE):
                 self._limited = LimitedEngine(path.read_bytes(), self._reason)
-            self.encode(SAMPLE, special=True)
+                self._limited.encode(SAMPLE, True)
         with _sentences("not a tokenizer"):
             self._tokenizer = Tokenizer.from_file(str(path))
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        largest = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        self._vocab_size = vocab_size
+        ids = self._tokenizer.get_vocab(with_added_tokens=True)
+        added = self._tokenizer.get_added_tokens_decoder() if max(ids.values(), default=-1) >= vocab_size else {}
+        largest = max((number for number in ids.values() if number not in added), default=-1)
         if largest < 0 or largest >= vocab_size:
             raise CheckpointError(
                 f"{TOKENIZER}: its largest token id is {largest}, expected ids from 0 to {vocab_size - 1}, the rows of "
@@ -60,13 +64,21 @@ class SourceTokenizer:
         """Returns the ids of a text; with `special` also those that the post-processor adds.
 
         Raises:
-            CheckpointError: if the tokenizer fails on the text, as a checkpoint's patterns can, or exceeds its limits.
+            CheckpointError: if the tokenizer fails on the text, as a checkpoint's patterns can, or exceeds its limits;
+                if a token of the text has no row in the embeddings.
         """
         if self._limited is not None:
             with self._limits(text):
-                return self._limited.encode(text, special)
-        with _sentences("it fails on ordinary text"):
-            return self._tokenizer.encode(text, add_special_tokens=special).ids
+                ids = self._limited.encode(text, special)
+        else:
+            with _sentences("it fails on ordinary text"):
+                ids = self._tokenizer.encode(text, add_special_tokens=special).ids
+        if max(ids, default=0) >= self._vocab_size:
+            raise CheckpointError(
+                f"{TOKENIZER}: the text has the token {short(self._tokenizer.id_to_token(max(ids)))}, which has no row "
+                f"in the embeddings ({self._vocab_size} rows); take it out of the text"
+            )
+        return ids
 
     @contextmanager
     def _limits(self, text: str) -> Iterator[None]:

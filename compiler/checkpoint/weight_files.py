@@ -6,6 +6,7 @@ that every value is finite and small enough for an artifact.
 """
 
 import hashlib
+import logging
 import os
 import re
 from dataclasses import dataclass
@@ -16,12 +17,14 @@ import numpy as np
 
 from coldpress.compiler.checkpoint.headers import read_header
 from coldpress.compiler.checkpoint.mxfp4 import LARGEST_SCALE, SCALES
-from coldpress.compiler.checkpoint.source_json import read_object
+from coldpress.compiler.checkpoint.source_json import POINTER_BYTES, read_object, refuse_pointer
 from coldpress.compiler.io import sha256_of
 from coldpress.compiler.llama_cpp.types import BLOCKS, QUANTIZED, decode
 from coldpress.runtime.artifact.tensor_header import TensorEntry
 from coldpress.schemas.errors import CheckpointError, clipped
 from coldpress.schemas.model import SourceFile
+
+log = logging.getLogger(__name__)
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -78,7 +81,8 @@ def regular_file(folder: Path, name: str) -> Path:
     """Returns the file `name` of a checkpoint's folder.
 
     Raises:
-        CheckpointError: if the name is no plain name, the file is missing, or a link leads out of the checkpoint.
+        CheckpointError: if the name is no plain name, the file is missing or a pointer of git-lfs, or a link leads out of the
+            checkpoint.
     """
     if not FILE_NAME.fullmatch(name) or ".." in name:
         raise CheckpointError(f"{name[:80]!r} is not a plain file name; a checkpoint's files lie in its own folder")
@@ -91,6 +95,8 @@ def regular_file(folder: Path, name: str) -> Path:
         stores.append(folder.resolve().parent.parent / "blobs")
     if path.resolve().parent not in stores:
         raise CheckpointError(f"{name} is a link that leads out of the checkpoint's folder; copy the file instead")
+    with path.open("rb") as file:
+        refuse_pointer(name, file.read(POINTER_BYTES))
     return path
 
 
@@ -193,14 +199,27 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 def _indexed(folder: Path, weight_map: dict[str, str]) -> dict[str, Located]:
     located: dict[str, Located] = {}
+    unnamed: list[str] = []
     for file in sorted(set(weight_map.values())):
         path = regular_file(folder, file)
         for name, entry in read_header(path).items():
             if name in located:
                 raise CheckpointError(f"tensor {name} is in two shards, {located[name].path.name} and {file}")
-            if weight_map.get(name) != file:
-                raise CheckpointError(f"{INDEX}: tensor {name} is in {file}, but the index says {weight_map.get(name)}")
+            if weight_map.get(name, file) != file:
+                raise CheckpointError(
+                    f"{INDEX}: tensor {name} is in {file}, but the index says {weight_map[name]}; download both again"
+                )
+            unnamed += [] if name in weight_map else [name]
             located[name] = Located(path, entry)
+    if unnamed:
+        log.warning(
+            "%s: the index does not name %s, which %s has (%d such tensors); they are read, as transformers does; "
+            "download the index again, or save the model again, to mend it",
+            INDEX,
+            clipped(unnamed[0]),
+            located[unnamed[0]].path.name,
+            len(unnamed),
+        )
     missing = sorted(set(weight_map) - set(located))
     if missing:
         raise CheckpointError(

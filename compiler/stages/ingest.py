@@ -32,7 +32,7 @@ from coldpress.compiler.checkpoint.headers import read_header
 from coldpress.compiler.checkpoint.hub import HUB_ID, snapshot
 from coldpress.compiler.checkpoint.private import LINKS
 from coldpress.compiler.checkpoint.source_config import check_value, checked_config, with_long_factors
-from coldpress.compiler.checkpoint.source_json import read_object
+from coldpress.compiler.checkpoint.source_json import read_json, read_object
 from coldpress.compiler.checkpoint.source_tokenizer import (
     CHAT_TEMPLATE,
     MAX_SETTINGS_BYTES,
@@ -41,10 +41,12 @@ from coldpress.compiler.checkpoint.source_tokenizer import (
     TOKENIZER,
     SourceTokenizer,
 )
+from coldpress.compiler.checkpoint.special_tokens import DECODER, EXTRA, Special, resolved, with_tokens
 from coldpress.compiler.checkpoint.tensor_map import match_tensors
 from coldpress.compiler.checkpoint.tensors import MAX_CONFIG_BYTES
 from coldpress.compiler.checkpoint.weight_files import is_there, kind_of, locate, regular_file, scan, source_file
 from coldpress.compiler.io import Workspace, digest, make_folder, replacing, sync_folder
+from coldpress.runtime.text import rules
 from coldpress.schemas.base import Record
 from coldpress.schemas.config import Key
 from coldpress.schemas.errors import CheckpointError
@@ -64,7 +66,7 @@ DOWNLOAD_S = 3600
 """Time assumed for downloading a hub model of unknown size."""
 IMPORT_S, BYTES_PER_S = 6, 500e6
 """Seconds to import transformers, and bytes of weights that are read and hashed in a second."""
-SPECIAL_TOKENS = "special_tokens_map.json"
+SPECIAL_TOKENS, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
 CARD = "README.md"
 MAX_TEXT_BYTES = 1 << 20
 OTHERS_MAY_READ = 0o044
@@ -76,25 +78,19 @@ SETTINGS_KEYS = frozenset(
         "add_bos_token",
         "add_eos_token",
         "add_prefix_space",
-        "added_tokens_decoder",
-        "additional_special_tokens",
-        "bos_token",
         "chat_template",
         "clean_up_tokenization_spaces",
-        "eos_token",
         "legacy",
         "model_max_length",
-        "pad_token",
         "padding_side",
         "tokenizer_class",
-        "unk_token",
         "use_default_system_prompt",
     ]
 )
-SPECIAL_KEYS = frozenset(["additional_special_tokens", "bos_token", "eos_token", "pad_token", "unk_token"])
 GENERATION_KEYS = frozenset(("bos_token_id", "eos_token_id"))
-BELIEVED = {GENERATION: GENERATION_KEYS, SETTINGS: SETTINGS_KEYS, SPECIAL_TOKENS: SPECIAL_KEYS}
-"""Settings files that a checkpoint may have, and the keys that are copied from each."""
+SPECIAL_KEYS = re.compile(rf"\w{{1,100}}_token|{'|'.join((DECODER, *EXTRA))}")
+BELIEVED = (GENERATION, SETTINGS, SPECIAL_TOKENS)
+"""Settings files that a checkpoint may have, of which some keys are copied."""
 
 
 class IngestConfig(Record):
@@ -151,13 +147,17 @@ def _ingested(config: IngestConfig, work: Workspace, translated: Path) -> Model:
     if is_there(folder, TOKENIZER):
         regular_file(folder, TOKENIZER)
     SourceTokenizer(folder, checkpoint.spec.vocab_size)
+    special = _special(checkpoint)
+    spec = with_tokens(checkpoint.spec, special, checkpoint.settings[GENERATION])
     files = _scan(checkpoint)
     weights = [file for file in files if file.name in {path.name for path in checkpoint.weight_files}]
-    source = _write_private(checkpoint, work.folder / "source")
+    source = _write_private(checkpoint, special, work.folder / "source")
+    if special.added is not None:
+        SourceTokenizer(source, spec.vocab_size)
     links = _link_weights(checkpoint, work.folder / LINKS)
     license_names = {path.name for path in checkpoint.licenses}
     model = Model(
-        spec=checkpoint.spec,
+        spec=spec,
         name=config.name or (hub_id or (gguf.name if gguf else given.resolve().name)).rpartition("/")[2],
         source=hub_id or "local",
         revision=config.revision if hub_id else None,
@@ -217,11 +217,11 @@ def _check(folder: Path, longrope: str, gguf: GgufModel | None = None) -> _Check
     architecture, believed = checked_config(raw)
     if longrope == "long":
         believed = with_long_factors(believed)
-    settings = {name: _optional(folder, name, keys) for name, keys in BELIEVED.items()}
+    settings = {name: _optional(folder, name) for name in BELIEVED}
     for key, value in settings[GENERATION].items():
         check_value(key, value, GENERATION)
     source = _common.source_config(architecture.MODULES, believed)
-    spec = _with_tokens(architecture.spec(source), settings[GENERATION])
+    spec = architecture.spec(source)
     names = architecture.parameters(source, spec)
     if gguf is None:
         located = locate(folder)
@@ -292,15 +292,15 @@ def _check_size(path: Path, limit: int) -> None:
         raise CheckpointError(f"{path.name}: found {path.stat().st_size} bytes, expected at most {limit}")
 
 
-def _with_tokens(spec: ModelSpec, generation: Mapping[str, Any]) -> ModelSpec:
-    """Returns the spec with every id that ends a text, from config.json and generation_config.json."""
-    ids = dict.fromkeys((*spec.eos_token_ids, *_common.eos_ids(generation.get("eos_token_id"))))
-    for token in (*ids, *([] if spec.bos_token_id is None else [spec.bos_token_id])):
-        if type(token) is not int or not 0 <= token < spec.vocab_size:
-            raise CheckpointError(
-                f"{CONFIG}: the special token id {str(token)[:40]} is out of range, expected 0 to {spec.vocab_size - 1}"
-            )
-    return spec.model_copy(update={"eos_token_ids": tuple(ids)})
+def _special(checkpoint: _Checkpoint) -> Special:
+    """Reads the special tokens from the files around tokenizer.json, which is known to be a tokenizer."""
+    folder = checkpoint.folder
+    return resolved(
+        read_json(folder / TOKENIZER, MAX_TOKENIZER_BYTES, rules.JSON),
+        checkpoint.settings[SETTINGS],
+        checkpoint.settings[SPECIAL_TOKENS],
+        read_object(regular_file(folder, ADDED_TOKENS), MAX_SETTINGS_BYTES) if is_there(folder, ADDED_TOKENS) else {},
+    )
 
 
 def _scan(checkpoint: _Checkpoint) -> tuple[SourceFile, ...]:
@@ -309,33 +309,42 @@ def _scan(checkpoint: _Checkpoint) -> tuple[SourceFile, ...]:
     for number, path in enumerate(checkpoint.weight_files, 1):
         log.info("ingest: reading weights %d/%d", number, len(checkpoint.weight_files))
         files.append(scan(path, list(read_header(path).values())))
-    for name in (CONFIG, GENERATION, TOKENIZER, SETTINGS, SPECIAL_TOKENS, CHAT_TEMPLATE):
+    for name in (CONFIG, GENERATION, TOKENIZER, SETTINGS, SPECIAL_TOKENS, ADDED_TOKENS, CHAT_TEMPLATE):
         if checkpoint.has_own_settings and is_there(checkpoint.folder, name):
             files.append(source_file(regular_file(checkpoint.folder, name)))
     return tuple(sorted(files, key=lambda file: file.name))
 
 
-def _optional(folder: Path, name: str, keys: frozenset[str]) -> dict[str, Any]:
+def _optional(folder: Path, name: str) -> dict[str, Any]:
     """Returns the believed keys of a settings file; empty if the file is missing."""
     if not is_there(folder, name):
         return {}
     raw = read_object(regular_file(folder, name), MAX_SETTINGS_BYTES)
-    return {key: raw[key] for key in sorted(keys & raw.keys())}
+    keys = {GENERATION: GENERATION_KEYS, SETTINGS: SETTINGS_KEYS}.get(name, frozenset())
+    return {key: raw[key] for key in sorted(raw) if key in keys or (name != GENERATION and SPECIAL_KEYS.fullmatch(key))}
 
 
-def _write_private(checkpoint: _Checkpoint, target: Path) -> Path:
+def _write_private(checkpoint: _Checkpoint, special: Special, target: Path) -> Path:
     """Writes the files that transformers and the artifact need besides the weights."""
-    folder = checkpoint.folder
-    shutil.rmtree(target, ignore_errors=True)
-    for name, value in {CONFIG: checkpoint.config, **checkpoint.settings}.items():
-        if name == CONFIG or value:
-            text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
-            _write(target / name, text.encode("utf-8", "surrogatepass") + b"\n")
-    tokenizer = regular_file(folder, TOKENIZER)
+    tokenizer = regular_file(checkpoint.folder, TOKENIZER)
     _check_size(tokenizer, MAX_TOKENIZER_BYTES)
-    for path in (tokenizer, *checkpoint.chat_template, *checkpoint.licenses):
+    shutil.rmtree(target, ignore_errors=True)
+    for name, value in {CONFIG: checkpoint.config, **checkpoint.settings, SETTINGS: special.settings}.items():
+        if name == CONFIG or value:
+            _write(target / name, _as_json(value, indent=2))
+    for path in (*checkpoint.chat_template, *checkpoint.licenses):
         _write(target / path.name, path.read_bytes())
+    data = tokenizer.read_bytes()
+    if special.added is not None:
+        log.info("ingest: tokenizer.json gets the tokens that the files beside it add")
+        data = _as_json({**read_json(tokenizer, MAX_TOKENIZER_BYTES, rules.JSON), "added_tokens": special.added})
+    _write(target / TOKENIZER, data)
     return target
+
+
+def _as_json(value: Any, indent: int | None = None) -> bytes:
+    text = json.dumps(value, indent=indent, sort_keys=indent is not None, ensure_ascii=False)
+    return text.encode("utf-8", "surrogatepass") + b"\n"
 
 
 def _link_weights(checkpoint: _Checkpoint, target: Path) -> dict[str, str]:

@@ -17,7 +17,6 @@ from coldpress.runtime.artifact import strict_json
 from coldpress.runtime.text.limited import LimitedProcess, serve
 from coldpress.schemas.errors import ColdpressError, clipped
 
-SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 CPU_S = 5
 """Processor seconds for a short chat."""
 
@@ -44,7 +43,10 @@ def template_in(settings: Mapping[str, Any], file: str | None, **how: Any) -> Te
         how: Other fields of the template.
     """
     text = _default(settings.get("chat_template")) if file is None else file
-    texts = {name: _text_of(settings.get(name)) for name in SPECIAL_TOKENS}
+    named = {name: value for name, value in settings.items() if name.endswith("_token")}
+    extra = settings.get("extra_special_tokens")
+    named |= extra if strict_json.is_object(extra) else {}
+    texts = {name: text_of(value) for name, value in named.items()}
     tokens = {name: text for name, text in texts.items() if text is not None}
     return Template(text, tokens, **how) if isinstance(text, str) else None
 
@@ -74,7 +76,8 @@ def _default(found: Any) -> Any:
     return named[0].get("template") if named else None
 
 
-def _text_of(token: Any) -> str | None:
+def text_of(token: Any) -> str | None:
+    """Returns the text of a special token, which may have flags; None if it is none."""
     text = token.get("content") if strict_json.is_object(token) else token
     return text if isinstance(text, str) else None
 

@@ -44,6 +44,7 @@ class TextCodec:
         self._engine = _engine(artifact.read_bytes(TOKENIZER_FILE, rules.JSON.size_bytes))
         self._before: list[int] | None = None
         settings = _settings(artifact) if SETTINGS_FILE in names else {}
+        self._vocab_size = artifact.manifest.model.vocab_size
         self._bos = artifact.manifest.model.bos_token_id if settings.get("add_bos_token") is True else None
 
     @classmethod
@@ -58,11 +59,17 @@ class TextCodec:
 
         Raises:
             ArtifactError: if the tokenizer fails, or exceeds its limits.
-            ColdpressError: if the text is not valid Unicode, such as an argument that is not UTF-8.
+            ColdpressError: if the text is not valid Unicode, such as an argument that is not UTF-8, or has a special
+                token that the model has no row for.
         """
         if not strict_json.is_encodable(text):
             raise ColdpressError(f"the text {short(text)} is not UTF-8; write it in UTF-8, or give token ids")
         ids = self._engine.encode(text, special)
+        if max(ids, default=0) >= self._vocab_size:
+            raise ColdpressError(
+                f"the text has a token with the id {max(ids)}, and the model has rows for 0 to {self._vocab_size - 1}: "
+                "it is a special token that only the tokenizer has; take it out of the text"
+            )
         if not special:
             return ids
         return [self._bos, *ids] if self._bos is not None and ids[:1] != [self._bos] else ids

@@ -200,9 +200,24 @@ def test_a_tensor_in_two_shards(sharded: Path, tmp_path: Path) -> None:
     assert re.search(r"tensor model\.\S+ is in two shards", refusal(sharded, tmp_path / "work"))
 
 
-def test_a_tensor_the_index_does_not_know(sharded: Path, tmp_path: Path) -> None:
+def test_a_tensor_the_index_does_not_know_is_read_and_said(
+    sharded: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = run(sharded, tmp_path / "whole")
     edit(sharded / INDEX, lambda index: index["weight_map"].pop(EMBED))
-    assert f"tensor {EMBED} is in model-00001-of-00003.safetensors, but the index says None" in refusal(
+    assert run(sharded, tmp_path / "work").weights_sha256 == whole.weights_sha256
+    assert f"the index does not name {EMBED}, which model-00001-of-00003.safetensors has" in caplog.text
+
+
+def test_a_tensor_in_another_shard_than_the_index_says(sharded: Path, tmp_path: Path) -> None:
+    edit(sharded / INDEX, lambda index: index["weight_map"].update({EMBED: "model-00002-of-00003.safetensors"}))
+    assert "the index says model-00002-of-00003.safetensors; download both again" in refusal(sharded, tmp_path / "work")
+
+
+@pytest.mark.parametrize("name", ["model-00001-of-00003.safetensors", INDEX, "config.json", "tokenizer.json"])
+def test_a_pointer_of_git_lfs_in_a_file_s_place(sharded: Path, tmp_path: Path, name: str) -> None:
+    (sharded / name).write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 1044992\n")
+    assert f"{name} is a pointer of git-lfs, not the file itself; run `git lfs pull`" in refusal(
         sharded, tmp_path / "work"
     )
 

@@ -11,6 +11,7 @@ from coldpress.compiler.activity.forward import Hooks, LayerStream
 from coldpress.compiler.activity.layer_counts import exact_families
 from coldpress.compiler.activity.rounded import RoundedKeys
 from coldpress.compiler.architectures import Architecture, _common, granite
+from coldpress.compiler.checkpoint.shapes import read_shapes
 from coldpress.compiler.checkpoint.source_config import checked_config
 from coldpress.compiler.checkpoint.tensors import read_role, rotary_inv_freq
 from coldpress.compiler.io import Workspace
@@ -26,7 +27,7 @@ from coldpress.schemas.errors import CheckpointError
 from coldpress.schemas.model import Model, ModelSpec, block_norms, role_shape
 from tests.support.artifacts import Recipe, build_artifact
 from tests.support.hf import all_logits, greedy, load_hf
-from tests.support.models import MIXTURES, MODEL_TYPES, write_model
+from tests.support.models import MIXTURES, MODEL_TYPES, write_model, write_tokenizer
 
 ARCHITECTURES = names("coldpress.compiler.architectures")
 LLAMA3 = {
@@ -274,6 +275,14 @@ CASES = {
 }  # fmt: skip
 
 
+SMALL = {
+    **{"vocab_size": 384, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "head_dim": 16},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512},
+    **{"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1, "ffn_dim": 96, "word_embed_proj_dim": 64},
+    **{"num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2},
+    **{"moe_intermediate_size": 32, "kv_lora_rank": 32},
+}
+"""Sizes that tests give transformers' own configurations, as far as a class has them."""
 ROUNDED_KEYS, SAME_KEYS, UNROUNDED = 2e-3, 1e-3, 1e-5
 """Largest error of logits over the largest logit: against transformers, which keeps keys and values in float32; against
 transformers with keys and values in fp16; and with a cache in float32 on both sides."""
@@ -310,6 +319,73 @@ def test_defaults_are_those_of_transformers(kind: str, more: dict[str, Any]) -> 
         sizes["rope_parameters"] = {"rope_type": "default"}
     architecture, believed = checked_config({"model_type": kind, **sizes, **more})
     assert_same(architecture, believed)
+
+
+def of_class(kind: str) -> Any:
+    """Returns transformers' own configuration, small, and otherwise with its defaults."""
+    from transformers import AutoConfig
+
+    default = AutoConfig.for_model(kind)
+    sizes = {key: size for key, size in SMALL.items() if key in default.to_dict() or key in default.attribute_map}
+    if kind == "deepseek_v2":  # the rotated part of a head is its `head_dim`
+        del sizes["head_dim"]
+    return AutoConfig.for_model(kind, **sizes)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ARCHITECTURES if kind != "bamboo"])
+def test_checkpoints_that_transformers_writes_itself(tmp_path: Path, kind: str) -> None:
+    """Its configuration has keys and spellings of its own; logits, and the shapes that a quote reads, are the same."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    model: Any = AutoModelForCausalLM.from_config(of_class(kind)).half()
+    with torch.no_grad():
+        for values in model.parameters():
+            if values.ndim > 1:
+                values.normal_(0, 0.08)
+    model.save_pretrained(tmp_path / "tiny")
+    write_tokenizer(tmp_path / "tiny", SMALL["vocab_size"])
+    found = ingest.run(IngestConfig(model=str(tmp_path / "tiny")), Workspace(tmp_path / "work", "test"))
+    assert read_shapes(tmp_path / "tiny" / "config.json").spec == found.spec
+    tokens = np.random.default_rng(0).integers(0, SMALL["vocab_size"], (1, 24)).astype(np.int32)
+    with torch.no_grad():
+        expected = load_hf(tmp_path / "tiny")(torch.from_numpy(tokens).long()).logits.numpy()
+    np.testing.assert_allclose(LayerStream(found, threads=2).logits(tokens), expected, rtol=0, atol=1e-4)
+    assert np.std(expected) > 0.3
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ARCHITECTURES if kind != "bamboo"])
+def test_other_names_of_keys_are_those_of_the_class(kind: str) -> None:
+    """A key that transformers reads under two names is read under both; two numbers for one setting are refused."""
+    architecture = load("coldpress.compiler.architectures", Architecture, kind)
+    config = of_class(kind)
+    pairs = {frozenset(pair) for pair in config.attribute_map.items()}
+    assert pairs == {frozenset(pair) for pair in architecture.SPELLINGS.items()}
+    raw = json.loads(json.dumps(config.to_dict(), default=str))
+    _, expected = checked_config(raw)
+    for other, key in architecture.SPELLINGS.items():
+        value = raw.get(key, raw.get(other))
+        spelled = {name: raw[name] for name in raw if name not in (key, other)}
+        assert checked_config({**spelled, key: value})[1] == checked_config({**spelled, other: value})[1] == expected
+        with pytest.raises(CheckpointError, match=f"{key} is .* and {other} .*, expected one number"):
+            checked_config({**spelled, key: value, other: value + 1})
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ARCHITECTURES if kind != "bamboo"])
+def test_nulls_and_missing_keys_give_a_quote_what_they_give_a_build(kind: str) -> None:
+    raw = json.loads(json.dumps(of_class(kind).to_dict(), default=str))
+    for key in sorted(raw.keys() - {"model_type"}):
+        for changed in ({**raw, key: None}, {name: raw[name] for name in raw if name != key}):
+            specs: list[Any] = []
+            for fill in (_common.filled, lambda *_: None):
+                try:
+                    architecture, believed = checked_config(changed)
+                    source = fill(architecture, believed) or _common.source_config(architecture.MODULES, believed)
+                    specs.append(architecture.spec(source))
+                except CheckpointError as error:
+                    specs.append(CheckpointError if "transformers refuses" not in str(error) else str(error))
+            assert specs[0] == specs[1], key
 
 
 def assert_same(architecture: Architecture, believed: dict[str, Any]) -> None:

@@ -183,11 +183,12 @@ def write_model(
     num_shards: int = 1,
     seed: int = 0,
     add_bos_token: bool = True,
+    tokenizer_size: int | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Path:
     """Writes config.json, weights (`num_shards` files), tokenizer.json and tokenizer_config.json; returns `folder`.
 
-    `overrides` replaces keys of config.json before the weights are shaped (`num_key_value_heads`, `attention_bias`,
+    The tokenizer has as many tokens as the embeddings have rows, or `tokenizer_size`. `overrides` replaces keys of config.json before the weights are shaped (`num_key_value_heads`, `attention_bias`,
     `head_dim`, `rope_parameters`, …).
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -196,7 +197,7 @@ def write_model(
     config = {key: value for key, value in config.items() if value is not ...}
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     write_weights(folder, random_weights(config, seed), dtype, num_shards)
-    write_tokenizer(folder, vocab_size, add_bos_token)
+    write_tokenizer(folder, tokenizer_size or vocab_size, add_bos_token)
     return folder
 
 

@@ -12,7 +12,8 @@ class FakeArtifact:
         self._folder = folder
         names = [name for name in (TOKENIZER_FILE, SETTINGS_FILE) if (folder / name.rpartition("/")[2]).exists()]
         self.manifest = SimpleNamespace(
-            files=[SimpleNamespace(path=name) for name in names], model=SimpleNamespace(bos_token_id=bos_token_id)
+            files=[SimpleNamespace(path=name) for name in names],
+            model=SimpleNamespace(bos_token_id=bos_token_id, vocab_size=1 << 22),
         )
 
     def read_bytes(self, name, max_bytes):

@@ -77,12 +77,16 @@ def _tokens(found: Json, vocab_size: int) -> tuple[list[str], list[int]]:
     numbered |= {number: entry["content"] for number, entry in added.items()}
     is_llama = found["model"].get("byte_fallback")
     for number, text in numbered.items():
+        if number >= vocab_size and number in added:
+            continue  # the model has no row for it, so no prompt may have it
         if number >= vocab_size:
             raise _refused(f"it has the token id {number}, and the model {vocab_size} tokens")
         tokens[number], types[number] = text, int(gguf.TokenType.NORMAL)
         if is_llama and len(text) == 6 and text.startswith("<0x"):
             types[number] = int(gguf.TokenType.BYTE)
     for number, entry in added.items():
+        if number >= vocab_size:
+            continue
         if any(entry.get(key) for key in ("single_word", "lstrip", "rstrip")):
             raise _refused(f"the token {short(entry['content'])} takes spaces or words around it into account")
         kind = gguf.TokenType.CONTROL if entry.get("special") else gguf.TokenType.USER_DEFINED
