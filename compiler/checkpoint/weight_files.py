@@ -81,8 +81,8 @@ def regular_file(folder: Path, name: str) -> Path:
     """Returns the file `name` of a checkpoint's folder.
 
     Raises:
-        CheckpointError: if the name is no plain name, the file is missing or a pointer of git-lfs, or a link leads out of the
-            checkpoint.
+        CheckpointError: if the name is no plain name, the file is missing or a pointer of git-lfs, or a link leads
+            out of the checkpoint.
     """
     if not FILE_NAME.fullmatch(name) or ".." in name:
         raise CheckpointError(f"{name[:80]!r} is not a plain file name; a checkpoint's files lie in its own folder")

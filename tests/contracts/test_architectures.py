@@ -327,8 +327,8 @@ def of_class(kind: str) -> Any:
 
     default = AutoConfig.for_model(kind)
     sizes = {key: size for key, size in SMALL.items() if key in default.to_dict() or key in default.attribute_map}
-    if kind == "deepseek_v2":  # the rotated part of a head is its `head_dim`
-        del sizes["head_dim"]
+    if kind == "deepseek_v2":  # the rotated part of a head is its `head_dim`; each has its own keys
+        del sizes["head_dim"], sizes["num_key_value_heads"]
     return AutoConfig.for_model(kind, **sizes)
 
 

@@ -188,8 +188,9 @@ def write_model(
 ) -> Path:
     """Writes config.json, weights (`num_shards` files), tokenizer.json and tokenizer_config.json; returns `folder`.
 
-    The tokenizer has as many tokens as the embeddings have rows, or `tokenizer_size`. `overrides` replaces keys of config.json before the weights are shaped (`num_key_value_heads`, `attention_bias`,
-    `head_dim`, `rope_parameters`, …).
+    The tokenizer has as many tokens as the embeddings have rows, or `tokenizer_size`. `overrides` replaces keys of
+    config.json before the weights are shaped (`num_key_value_heads`, `attention_bias`, `head_dim`, `rope_parameters`,
+    …).
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = _config(model_type, num_hidden_layers, relu, hidden_size, intermediate_size, vocab_size, context)
