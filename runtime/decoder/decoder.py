@@ -125,6 +125,8 @@ class Decoder:
             kind: resident.vector(role) for kind, role in self.spec.frequencies.items()
         }
         self._norm = norm_of("norm", self.spec, resident)
+        self.prefill_prior: Prior | None = None
+        """Sees, and may replace, the scores by which routers choose experts in a prefill; None: they choose alone."""
         self._layers = [self._make_layer(layer, resident) for layer in range(self.spec.num_hidden_layers)]
         self._kv_cache: KvCacheFormat = store.plan.kv_cache
         self._caches: list[KvCache] = [self._new_cache(0)]
@@ -445,7 +447,7 @@ class Decoder:
         rotary = dict[RotaryKind, tuple[np.ndarray, np.ndarray]]()
         for kind, frequencies in self._inv_freq.items():
             rotary[kind] = rotary_tables(positions, frequencies, self.spec.rotary_scaling if kind == "main" else 1.0)
-        prior = self._prior if through == self._decode_layer else None
+        prior = self._prior if through == self._decode_layer else self.prefill_prior
         together = Tokens(spans, rotary, parts, num_kept, is_dense, prior)
         for layer in self._layers:
             x_TN = through(layer, x_TN, together)

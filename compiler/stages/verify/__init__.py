@@ -103,7 +103,8 @@ def run(
     blocks = every_block[: num_measured(config, every_block.shape[1], model.num_parameters)]
     logger.info("verify: decoding %d of %d blocks of %d tokens", len(blocks), *every_block.shape)
     source = SourceLogits(original, blocks, threads)
-    dense = DenseComparison(folder, blocks, None if model == original else SourceLogits(model, blocks, threads))
+    packed = None if model == original else SourceLogits(model, blocks, threads)
+    dense = DenseComparison(folder, blocks, packed, (packed or source).router_scores)
     watch = SourceComparison(partial(dense.compared, source), blocks, threads)
     much = blocks.size * model.num_parameters > WORK_ONE_BY_ONE
     decoded = decode(folder, model, blocks, watch, much, threads)

@@ -1,11 +1,17 @@
 """Runs the source model on test text."""
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from coldpress.compiler.steps import Steps
 from coldpress.schemas.model import Model
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from coldpress.compiler.activity.forward import BlockHooks, Hooks
 
 PIECES = 4
 """Pieces of a block that the head multiplies by themselves: as many cores can share it, and its bits depend on none."""
@@ -25,10 +31,25 @@ class SourceLogits:
         self._stream = LayerStream(model, threads)
         steps = Steps("verify, source", model.spec.num_hidden_layers, "layers")
         self._hidden = self._stream.embed(blocks.astype(np.int64))
+        self.router_scores: dict[int, list[np.ndarray]] = {}
+        """Layer with experts -> of each block, the scores that its router chose by, float32 [block_tokens, E]."""
         for layer in range(model.spec.num_hidden_layers):
-            self._hidden = self._stream.run_layer(layer, self._hidden)
+            has_experts = model.spec.is_mixture and not model.spec.is_dense(layer)
+            self._hidden = self._stream.run_layer(layer, self._hidden, self._recorder(layer) if has_experts else None)
             steps.add()
         self._head = list(self._stream.head_weights())
+
+    def _recorder(self, layer: int) -> "BlockHooks":
+        """Returns hooks that keep the scores of a layer's router, block by block."""
+        kept = self.router_scores[layer] = [np.empty(0, np.float32)] * len(self._hidden)
+
+        def hooks(block: int) -> "Hooks":
+            def keep(scores: "Tensor") -> None:
+                kept[block] = scores.detach().float().cpu().numpy().reshape(-1, scores.shape[-1]).copy()
+
+            return {"router_scores": keep}
+
+        return hooks
 
     def __call__(self, block: int) -> np.ndarray:
         """Returns the logits of one block; cores share its pieces."""
