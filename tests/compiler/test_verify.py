@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from coldpress.compiler.block_statistics import perplexity, with_error
+from coldpress.compiler.checkpoint.tensors import read_role, rotary_inv_freq
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.publishing import point
 from coldpress.compiler.run_command import run_command
@@ -43,6 +44,7 @@ from coldpress.schemas.manifest import FLASH_FILE
 from tests.support.artifacts import Recipe, build_artifact
 from tests.support.command_line import speaking_artifact
 from tests.support.data import ROOT, data_folder
+from tests.support.models import write_model
 from tests.support.records import Build
 from tests.support.shapes import small_spec
 from tests.support.tiny import describe, tensor_shapes, tiny_spec
@@ -340,6 +342,39 @@ def compare(source: list[np.ndarray], folder: str, blocks: np.ndarray) -> Compar
     for index in reversed(range(len(blocks))):
         assert comparison.compared(source.__getitem__, index) is source[index]
     return comparison.result()
+
+
+@pytest.mark.parametrize(("nudge", "is_fault"), [(1e-5, False), (0.3, True)])
+def test_experts_that_are_tied_are_no_fault(tmp_path, nudge, is_fault):
+    """The first two experts have the same scores, of which the packed weights prefer the second."""
+    write_model(
+        tmp_path / "tiny", "mixtral", num_hidden_layers=2, dtype="float16", overrides={"num_experts_per_tok": 1}
+    )
+    model = ingest.run(ingest.IngestConfig(model=str(tmp_path / "tiny")), Workspace(tmp_path / "work", "test"))
+    roles = {role: read_role(model, role) for role in model.tensors}
+    roles["layers.0.router.weight"][1] = roles["layers.0.router.weight"][0]
+    roles |= {role: rotary_inv_freq(model, kind) for kind, role in model.spec.frequencies.items()}
+    folder = build_artifact(tmp_path / "a.coldpress", Recipe(spec=model.spec, method="dense"), roles).path
+    blocks = np.random.default_rng(0).integers(0, model.spec.vocab_size, (2, 24)).astype(np.int32)
+    decoder, scores, logits = Session(folder).decoder, {0: [], 1: []}, []
+
+    def prefer(layer, own):
+        changed = own + np.float32(nudge) * (np.arange(own.shape[1]) == 1) if layer == 0 else own
+        scores[layer].append(changed.copy())
+        return changed
+
+    for block in blocks:
+        decoder.begin(len(block))
+        decoder.prefill_prior = prefer
+        logits.append(decoder.prefill(block.astype(np.int64)))
+    errors = {}
+    for known in ({}, scores):
+        comparison = DenseComparison(str(folder), blocks, router_scores=known)
+        for index in range(len(blocks)):
+            comparison.compared(logits.__getitem__, index)
+        errors[bool(known)] = comparison.result().max_logit_error
+    assert errors[False] > 0.05
+    assert (errors[True] > 0.05) == is_fault
 
 
 def test_the_logit_error_is_the_worst_of_all_blocks(build):

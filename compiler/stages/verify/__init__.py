@@ -41,7 +41,7 @@ from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.layout import Plan
 from coldpress.schemas.metrics import MeasuredBlock, Protocol, Sample, Verification
-from coldpress.schemas.model import Model
+from coldpress.schemas.model import Model, ModelSpec
 from coldpress.schemas.package import Package
 from coldpress.schemas.preflight import StageNeeds
 
@@ -147,12 +147,18 @@ def needs(build: "Build") -> StageNeeds:
     num_heads = 2 if build.has("relufy") or build.has("distill") else 1  # the source's, and that of what was packed
     held = SESSIONS * build.dram_budget_bytes + max(build.layer_weights_bytes, num_heads * build.head_bytes) + logits
     held += build.running_bytes(8) + BUFFER_BYTES
+    held += 4 * num_heads * build.settings["tokenize"]["evaluation_tokens"] * _num_scores(build.model.spec)
     return StageNeeds(
         stage="verify",
         ram_bytes=build.TORCH_BYTES + 2 * build.BLOCK_BYTES + held,
         disk_bytes=0,
         runtime_s=build.TORCH_S + _seconds(build),
     )
+
+
+def _num_scores(spec: ModelSpec) -> int:
+    """Returns the scores of a token's routers, which are kept to be compared; 0 for a model without experts."""
+    return spec.num_experts * (spec.num_hidden_layers - len(spec.dense_layers)) if spec.is_mixture else 0
 
 
 def _seconds(build: "Build") -> float:
