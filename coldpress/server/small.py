@@ -16,15 +16,18 @@ from coldpress.server.served import Served
 
 async def models(request: Request, served: Served) -> Response:
     """Names the model that is served."""
-    one = {"id": served.name, "object": "model", "created": served.created_s, "owned_by": "coldpress"}
-    return JSONResponse({"object": "list", "data": [one]})
+    return JSONResponse({"object": "list", "data": [_described(served)]})
 
 
 async def model(request: Request, served: Served) -> Response:
     """Describes the model that is served."""
     served.check_name(request.path_params["name"])
+    return JSONResponse(_described(served))
+
+
+def _described(served: Served) -> dict[str, object]:
     one = {"id": served.name, "object": "model", "created": served.created_s, "owned_by": "coldpress"}
-    return JSONResponse(one)
+    return {**one, "max_model_len": served.worker.context_length}  # as vLLM names it
 
 
 class TokenizeRequest(Body):
