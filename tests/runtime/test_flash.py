@@ -152,9 +152,33 @@ def test_a_forked_child_reads_too(device, relu_artifact):
     assert os.waitpid(child, 0)[1] == 0
 
 
+def test_reads_that_a_forked_child_inherits_are_refused(device, tmp_path):
+    """Its parent's threads wait for them, not its own."""
+    data = np.zeros((1 << 26), np.uint8)
+    (tmp_path / "image").write_bytes(data.tobytes())
+    start = _native.start_ring_reads if device is io_uring else _native.start_reads
+    with (tmp_path / "image").open("rb") as opened, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        places, lengths = np.array([0], np.uint64), np.array([data.size], np.uint64)
+        sums = _native.crc32c_pages(data, PAGE)
+        reads = start(opened.fileno(), places, lengths, _native.aligned_buffer(data.size), places, PAGE, sums, 4)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(5)
+            told = []
+            try:
+                reads.finish()
+            except OSError as error:
+                told.append(error.errno)
+            del reads
+            os._exit(0 if told == [errno.ECANCELED] else 1)
+        assert reads.finish() == -1
+    assert os.waitpid(child, 0)[1] == 0
+
+
 NO_RING = """
 import ctypes, struct, sys
-steps = (0x20, 0, 0, 0), (0x15, 0, 1, 425), (0x06, 0, 0, 0x50001), (0x06, 0, 0, 0x7FFF0000)
+steps = (0x20, 0, 0, 0), (0x15, 0, 1, int(sys.argv.pop(1))), (0x06, 0, 0, 0x50001), (0x06, 0, 0, 0x7FFF0000)
 code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
 program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(steps), ctypes.addressof(code)))
 libc = ctypes.CDLL(None)
@@ -162,7 +186,8 @@ assert libc.prctl(38, 1, 0, 0, 0) == libc.prctl(22, 2, program, 0, 0) == 0
 from coldpress.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
-"""coldpress behind a filter such as containers have: the system call io_uring_setup, 425, gives EPERM."""
+"""coldpress behind a filter such as containers have: a system call, io_uring_setup (425) or io_uring_enter (426), gives
+EPERM."""
 
 
 def test_a_kernel_that_refuses_io_uring_is_told_in_a_sentence(relu_artifact):
@@ -170,6 +195,7 @@ def test_a_kernel_that_refuses_io_uring_is_told_in_a_sentence(relu_artifact):
         sys.executable,
         "-c",
         NO_RING,
+        "425",
         "generate",
         relu_artifact.path,
         "--prompt-ids",
@@ -184,6 +210,18 @@ def test_a_kernel_that_refuses_io_uring_is_told_in_a_sentence(relu_artifact):
         "filter or a sysctl against it; take --flash direct\n"
     )
     assert subprocess.run(command, capture_output=True, cwd=ROOT, check=False).returncode == 0
+
+
+def test_a_kernel_that_refuses_reads_of_an_io_uring_is_told_in_a_sentence(relu_artifact):
+    """It aborted the process."""
+    if _native.ring_error():
+        pytest.skip(f"the kernel refuses io_uring ({os.strerror(_native.ring_error())})")
+    generate = ["generate", relu_artifact.path, "--prompt-ids", "1", "--max-new-tokens", "2", "--flash", "io_uring"]
+    command = [sys.executable, "-c", NO_RING, "426", *generate]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "Operation not permitted in the read at byte" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_file_cut_short_while_open_is_an_error(device, damaged):

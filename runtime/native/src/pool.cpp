@@ -140,6 +140,7 @@ namespace {
 struct Pools {
     Pool* compute = new Pool;
     Pool* read = new Pool;
+    int forks = 0;
     Pools();
 };
 Pools pools;
@@ -148,6 +149,7 @@ Pools::Pools() {
     pthread_atfork(nullptr, nullptr, [] {
         pools.compute = new Pool;
         pools.read = new Pool;
+        ++pools.forks;
     });
 }
 
@@ -165,6 +167,7 @@ std::atomic<int> threads_in_use{processors()};
 
 Pool& compute_pool() { return *pools.compute; }
 Pool& read_pool() { return *pools.read; }
+int num_forks() { return pools.forks; }
 
 int default_threads() { return threads_in_use; }
 void set_default_threads(int threads) { threads_in_use = threads; }

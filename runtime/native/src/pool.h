@@ -46,6 +46,9 @@ class Pool {
     int workers_ = 0;
 };
 
+// The number of forks between the program's first process and this one; threads of a smaller number are not there.
+int num_forks();
+
 // Returns the number of threads for an amount of work, if waking a helper pays from `least` work on.
 int threads_worth(int64_t work, int64_t least, int threads);
 

@@ -70,6 +70,7 @@ Reads::Reads(const Request& request)
 }
 
 bool Reads::wait(int64_t count) {
+    if (is_of_parent()) return false;  // before the lock, which a thread of the parent may have held
     const int64_t pieces = count ? stops_[static_cast<size_t>(count - 1)] : 0;
     std::unique_lock<std::mutex> lock(mutex_);
     awaited_ = pieces;
@@ -78,6 +79,7 @@ bool Reads::wait(int64_t count) {
 }
 
 ReadResult Reads::finish() {
+    if (is_of_parent()) return {-1, ECANCELED, pieces_.empty() ? 0 : pieces_[0].offset, 0};
     wait(static_cast<int64_t>(stops_.size()));
     return result_;
 }
@@ -120,7 +122,12 @@ ThreadReads::ThreadReads(const Request& request, int threads) : Reads(request) {
 }
 
 // The caller's thread helps with pieces that no thread has begun; there are none if it has waited for all.
-ThreadReads::~ThreadReads() { read_pool().finish(*job_); }
+ThreadReads::~ThreadReads() {
+    if (is_of_parent())
+        job_.release();  // its task refers to threads of the parent
+    else
+        read_pool().finish(*job_);
+}
 
 void ThreadReads::read(int64_t index) {
     const Piece& piece = pieces_[static_cast<size_t>(index)];

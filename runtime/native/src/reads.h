@@ -44,7 +44,8 @@ struct ReadResult {
     uint64_t missing_bytes = 0;  // and the bytes missing at the file's end; 0 for other failures
 };
 
-// Reads that begin in the constructor; the destructor waits for all of them.
+// Reads that begin in the constructor; the destructor waits for all of them. In a forked child, which does not have their
+// threads, they fail with ECANCELED.
 class Reads {
    public:
     virtual ~Reads() = default;
@@ -65,6 +66,7 @@ class Reads {
     // The thread that will check a piece calls this once, when `got` bytes of it were read: fewer than its length at
     // the end of the file or, with `error` set, on a failure.
     void arrived(int64_t index, uint64_t got, int error);
+    bool is_of_parent() const { return forks_ != num_forks(); }
 
     const int fd_;
     uint8_t* const buffer_;
@@ -76,6 +78,7 @@ class Reads {
     const int64_t page_bytes_;
     const uint32_t* const page_crc32c_;
     const Landing landing_;
+    const int forks_ = num_forks();
     std::vector<int64_t> stops_;  // index after each extent's last piece
 
     std::mutex mutex_;

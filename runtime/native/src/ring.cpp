@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
+#include <utility>
 
 namespace coldpress {
 
@@ -97,7 +97,7 @@ void Ring::add(int fd, uint8_t* into, uint64_t length, uint64_t offset, uint64_t
     ++added_;
 }
 
-void Ring::enter(bool wait) {
+void Ring::enter(bool wait, const std::function<void(uint64_t, int32_t)>& refused) {
     while (added_ || wait) {
         const long taken = syscall(__NR_io_uring_enter, fd_, added_, wait ? 1 : 0, wait ? IORING_ENTER_GETEVENTS : 0,
                                    nullptr, size_t{0});
@@ -109,7 +109,13 @@ void Ring::enter(bool wait) {
             if (__atomic_load_n(shared_->cq_tail, __ATOMIC_ACQUIRE) != *shared_->cq_head) return;
             usleep(100);
         } else if (errno != EINTR) {
-            std::abort();  // a defect here, with reads in flight into memory that the caller would free
+            const int32_t error = errno;
+            const unsigned tail = *shared_->sq_tail;  // without a thread of its own, the kernel reads it in a call only
+            __atomic_store_n(shared_->sq_tail, tail - added_, __ATOMIC_RELEASE);
+            for (unsigned place = tail - std::exchange(added_, 0); place != tail; ++place)
+                refused(shared_->entries[place & *shared_->sq_mask].user_data, -error);
+            usleep(100);
+            return;
         }
     }
 }
@@ -134,7 +140,7 @@ struct Ring::Shared {};
 Ring::Ring() { error_ = ENOSYS; }
 Ring::~Ring() = default;
 void Ring::add(int, uint8_t*, uint64_t, uint64_t, uint64_t, bool) {}
-void Ring::enter(bool) {}
+void Ring::enter(bool, const std::function<void(uint64_t, int32_t)>&) {}
 void Ring::reap(const std::function<void(uint64_t, int32_t)>&) {}
 
 }  // namespace coldpress

@@ -21,8 +21,10 @@ class Ring {
     // Adds a read, which the next `enter` submits; `tag` comes back with its completion. At most kEntries may be added
     // or in flight together. With `async` the kernel waits for the device in a separate thread.
     void add(int fd, uint8_t* into, uint64_t length, uint64_t offset, uint64_t tag, bool async);
-    // Submits the added reads; with `wait`, returns when at least one read has ended.
-    void enter(bool wait);
+    // Submits the added reads; with `wait`, returns when at least one read has ended. If the kernel refuses the call, as
+    // behind a filter of system calls, refused(tag, -errno) is called for each read that it has not taken; reads in
+    // flight end all the same.
+    void enter(bool wait, const std::function<void(uint64_t, int32_t)>& refused);
     // Calls ended(tag, bytes read or -errno) for every read that has ended since the last call.
     void reap(const std::function<void(uint64_t, int32_t)>& ended);
 

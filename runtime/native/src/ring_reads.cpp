@@ -68,10 +68,11 @@ void RingEngine::work() {
     for (;;) {
         begin();
         // The device works on the reads submitted here while this thread checks those that have arrived.
-        ring_.enter(arrived_.empty() && in_flight());
+        const auto ended = [this](uint64_t place, int32_t result) { this->ended(static_cast<size_t>(place), result); };
+        ring_.enter(arrived_.empty() && in_flight(), ended);
         for (const Flight& flight : arrived_) flight.reads->arrived(flight.index, flight.got, flight.error);
         arrived_.clear();
-        ring_.reap([this](uint64_t place, int32_t result) { ended(static_cast<size_t>(place), result); });
+        ring_.reap(ended);
     }
 }
 
