@@ -16,13 +16,13 @@ import numpy as np
 from typing_extensions import Unpack
 
 from coldpress.runtime.generate.batch import Prompt, Room, generate_each, room_of
+from coldpress.runtime.generate.choice import asked_bytes, budget_at
 from coldpress.runtime.generate.logprobs import TokenLogprobs, logprobs_of
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.generate.statistics import Token
 from coldpress.runtime.generate.token_ids import token_array
 from coldpress.runtime.kernels import FEW_TOKENS
-from coldpress.runtime.quantities import parse_bytes
 from coldpress.runtime.text.chat import ChatTemplate, Message
 from coldpress.runtime.text.stream import TextStream
 from coldpress.runtime.text.tokenizer import TextCodec
@@ -99,14 +99,14 @@ class Model:
 
         Args:
             path: The artifact's folder.
-            dram: The DRAM budget, as text such as "3GB" or in bytes; None for the artifact's largest plan.
+            dram: The DRAM budget, as text such as "3GB" or "50%" (of what it takes with everything in DRAM) or in
+                bytes; None for the artifact's largest plan.
             identity: sha256 that the artifact's manifest must have; None takes any.
 
         Raises:
             ColdpressError: if the artifact is damaged, the budget is too small, or the identity is another one.
         """
-        budget = None if dram is None else parse_bytes(dram)
-        self._session = Session(path, dram_budget_bytes=budget, identity=identity)
+        self._session = Session(path, dram_budget_bytes=budget_at(path, dram), identity=identity)
         self._codec = TextCodec.of(self._session.artifact)
         self._template: ChatTemplate | None = None
         self._cost = _Cost()
@@ -128,12 +128,12 @@ class Model:
         self._session.close()
 
     def resize(self, dram: str | int) -> None:
-        """Changes the DRAM budget, also while another thread's call runs; text such as "3GB", or bytes.
+        """Changes the DRAM budget, also while another thread's call runs; text such as "3GB" or "50%", or bytes.
 
         Raises:
             ColdpressError: if the budget cannot hold what must stay in DRAM; then nothing has changed.
         """
-        self._session.resize(parse_bytes(dram))
+        self._session.resize(asked_bytes(self._session.artifact.manifest, dram))
 
     @property
     def stats(self) -> Stats:

@@ -19,7 +19,7 @@ from rich_click import RichOption
 from rich_click.rich_panel import RichOptionPanel
 
 from coldpress.runtime.cli.command_line import flag
-from coldpress.runtime.cli.declaration import FILE, PLACE, Command, argument, command, option, switch
+from coldpress.runtime.cli.declaration import FILE, PLACE, SPELLINGS, Command, argument, command, option, switch
 from coldpress.schemas.errors import ColdpressError
 
 EXAMPLES = """
@@ -197,7 +197,7 @@ def _command() -> Command:
     )
     for name, declared in known_keys().items():
         if name not in GIVEN_OTHERWISE:
-            names, text = [flag(name), f"{KEY}{name}"], _help(declared)
+            names, text = [flag(name), *SPELLINGS.get(name, ()), f"{KEY}{name}"], _help(declared)
             made.params.append(
                 RichOption(names, help=text, metavar="VALUE", panel="Keys", callback=_keep, expose_value=False)
             )

@@ -32,7 +32,7 @@ class Chat:
     """The flags of `coldpress chat`."""
 
     artifact: str = argument("folder of an artifact (NAME.coldpress)", type=PLACE)
-    dram: str | None = option("budget, such as 3GB (default: the artifact's largest plan)", metavar="BYTES")
+    dram: str | None = option("budget, such as 3GB or 50% (default: the artifact's largest plan)", metavar="BYTES")
     system: str | None = option("what the model is told before the chat", metavar="TEXT")
     max_new_tokens: int = option("of an answer (default: 256)", default=256, type=int, metavar="N")
     temperature: float = option("0 is greedy (default: 0.7)", default=0.7, type=float, metavar="T")

@@ -16,6 +16,7 @@ from types import FrameType
 import uvicorn
 
 from coldpress.runtime.cli.declaration import PLACE, argument, command, option
+from coldpress.runtime.generate.choice import budget_at
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.quantities import parse_bytes, show_bytes
@@ -58,7 +59,7 @@ def serve(
         artifact: The artifact's folder.
         host: Where to listen; other machines reach it only if it is not the loopback address.
         port: 0 takes any free one; the address is printed.
-        dram: The DRAM budget, as text such as "3GB" or in bytes; None for the artifact's largest plan.
+        dram: The DRAM budget, as text such as "3GB" or "50%" or in bytes; None for the artifact's largest plan.
         key: What clients must send; None asks for nothing.
         name, max_queue, max_batch, batch_tokens, max_tokens, max_body_bytes, keep_alive_s, prefixes: See `Settings`.
         prefix_bytes: Most bytes of the folder `prefixes`, also as text.
@@ -70,7 +71,7 @@ def serve(
         artifact=str(artifact),
         host=host,
         port=port,
-        dram_budget_bytes=None if dram is None else parse_bytes(dram),
+        dram_budget_bytes=budget_at(artifact, dram),
         key=key,
         name=name,
         max_queue=max_queue,
@@ -169,7 +170,7 @@ class Serve:
     artifact: str = argument("the artifact's folder", type=PLACE)
     host: str | None = option("where to listen (default: 127.0.0.1, which only this machine reaches)", metavar="HOST")
     port: int | None = option("default: 8080; 0 takes any free one", type=int, metavar="PORT")
-    dram: str | None = option("budget, such as 3GB (default: the artifact's largest plan)", metavar="BYTES")
+    dram: str | None = option("budget, such as 3GB or 50% (default: the artifact's largest plan)", metavar="BYTES")
     key: str | None = option(
         f"what clients must send as a bearer token or x-api-key (default: ${KEY_VARIABLE}, which no list of processes "
         "shows; else nothing is asked for)",

@@ -7,7 +7,6 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from coldpress.runtime.quantities import parse_bytes
 from coldpress.server.answers import body_of
 from coldpress.server.fields import Body, Text, read
 from coldpress.server.metrics import metrics_text
@@ -64,12 +63,12 @@ class DramRequest(Body):
     """The body of a request for another DRAM budget."""
 
     dram: str | Annotated[int, Field(ge=1)]
-    """Bytes, or text such as "3GB"."""
+    """Bytes, or text such as "3GB" or "50%"."""
 
 
 async def dram(request: Request, served: Served) -> Response:
     """Changes the DRAM budget between two passes."""
     asked = read(DramRequest, await body_of(request, served.settings.max_body_bytes))
-    await asyncio.to_thread(served.worker.resize, parse_bytes(asked.dram))
+    await asyncio.to_thread(served.worker.resize, asked.dram)
     budget_bytes, used_bytes = served.worker.memory()
     return JSONResponse({"dram_budget_bytes": budget_bytes, "dram_used_bytes": used_bytes})

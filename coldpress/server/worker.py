@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from coldpress.runtime.generate.batch import Prompt, Room, generate_each
+from coldpress.runtime.generate.choice import asked_bytes
 from coldpress.runtime.generate.prefixes import Prefixes
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.generate.statistics import Token
@@ -125,9 +126,9 @@ class Worker:
         """Returns (the DRAM budget, the DRAM in use), in bytes."""
         return self._session.plan.dram_budget_bytes, self._session.store.dram_used_bytes
 
-    def resize(self, dram_budget_bytes: int) -> None:
-        """Changes the DRAM budget between two passes. Raises as `Session.resize`."""
-        self._session.resize(dram_budget_bytes)
+    def resize(self, dram: int | str) -> None:
+        """Changes the DRAM budget between two passes. Raises as `asked_bytes` and `Session.resize`."""
+        self._session.resize(asked_bytes(self._session.artifact.manifest, dram))
 
     @contextmanager
     def places(self, count: int) -> Generator[Places]:

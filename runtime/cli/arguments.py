@@ -58,7 +58,7 @@ STATISTICS = "\n".join(
         *(f"  {name:<14}{field.description}" for name, field in Statistics.model_fields.items()),
     ]
 )
-BUDGET_HELP = "DRAM in bytes, or as 3GB, 50MB, 1.5GiB (default: the artifact's largest plan)"
+BUDGET_HELP = "DRAM in bytes, or as 3GB, 1.5GiB, 50% (default: the artifact's largest plan)"
 OPTIONS_HELP = "options behind a colon: window:window_tokens=3"
 
 

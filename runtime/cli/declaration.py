@@ -42,13 +42,15 @@ HELP: Mapping[str, Any] = {
 }
 """How the help looks: sections without boxes, in color only on a terminal."""
 Flags = TypeVar("Flags")
+SPELLINGS: Mapping[str, tuple[str, ...]] = {"dram": ("--dram-budget",), "dram_budget": ("--dram",)}
+"""Other flags of a field."""
 
 
 def option(help: str, *, default: Any = None, **settings: Any) -> Any:
     """Declares a field as the flag of its name, with click's `settings`."""
 
     def make(name: str) -> RichOption:
-        return RichOption([flag(name), name], help=help, **settings)
+        return RichOption([flag(name), *SPELLINGS.get(name, ()), name], help=help, **settings)
 
     return field(default=default, metadata={"make": make})
 

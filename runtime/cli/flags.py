@@ -8,10 +8,10 @@ from coldpress.runtime import plugins
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.cli.arguments import Bench, Generate, Run
 from coldpress.runtime.drafts import Draft
+from coldpress.runtime.generate.choice import budget_at
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.profiles.devices import load_device
-from coldpress.runtime.quantities import parse_bytes
 from coldpress.runtime.text.tokenizer import TextCodec
 from coldpress.runtime.trace import Recorder
 from coldpress.schemas.device import DeviceProfile
@@ -64,7 +64,7 @@ def draft_plugin(name: str | None) -> Draft | None:
 
 def budget_of(flags: Run) -> int | None:
     """Returns `--dram-budget` in bytes; None if it is not given."""
-    return None if flags.dram_budget is None else parse_bytes(flags.dram_budget)
+    return budget_at(flags.artifact, flags.dram_budget)
 
 
 def _device_of(flags: Run) -> DeviceProfile | None:

@@ -14,12 +14,12 @@ from typing import Any, NoReturn, cast
 
 import numpy as np
 
+from coldpress.runtime.generate.choice import budget_at
 from coldpress.runtime.generate.likelihood import sum_nll
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.generate.statistics import Token
 from coldpress.runtime.kernels.activations import DEFAULT_ACTIVATIONS
-from coldpress.runtime.quantities import parse_bytes
 from coldpress.runtime.text.stream import TextStream
 from coldpress.runtime.text.tokenizer import TextCodec
 from coldpress.schemas.errors import ColdpressError, clipped, printable
@@ -90,7 +90,7 @@ class ArtifactModel(TemplateLM):
         for name, value in names.items():
             if not isinstance(value, str | None):
                 raise ColdpressError(f"model_args has {name}={value!r}, expected a name; see `coldpress bench -h`")
-        budget_bytes = None if dram_budget is None else parse_bytes(str(dram_budget))
+        budget_bytes = budget_at(str(artifact), dram_budget)
         self._sparse_prompt = _truth("sparse_prompt", sparse_prompt)
         self._session = Session(
             str(artifact), dram_budget_bytes=budget_bytes, selector=selector, cache=cache, activations=activations

@@ -18,9 +18,9 @@ from coldpress.runtime.artifact.reader import Artifact, open_artifact
 from coldpress.runtime.cache import show_choice
 from coldpress.runtime.cli.arguments import Simulate
 from coldpress.runtime.cli.flags import names_of
-from coldpress.runtime.generate.choice import choose_plan
+from coldpress.runtime.generate.choice import budget_at, choose_plan
 from coldpress.runtime.profiles.devices import load_device, named_devices
-from coldpress.runtime.quantities import parse_bytes, show_bytes, table
+from coldpress.runtime.quantities import show_bytes, table
 from coldpress.runtime.signals import Signals, decide, has_signals, load_signals
 from coldpress.runtime.simulate import on_device, simulate
 from coldpress.runtime.sparsity import sees_residency
@@ -105,7 +105,7 @@ def cases_of(flags: Simulate) -> list[Case]:
         ColdpressError: if a flag names no device, or a budget that is no number of bytes.
     """
     devices = [None] if flags.device is None else named_devices(flags.device)
-    budgets = [None if size is None else parse_bytes(size) for size in names_of(flags.dram_budget)]
+    budgets = [budget_at(flags.artifact, size) for size in names_of(flags.dram_budget)]
     each = itertools.product(devices, budgets, names_of(flags.cache))
     return [Case(*one, flags.collapse, flags.preload, flags.kv_cache) for one in each]
 

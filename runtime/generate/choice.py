@@ -1,16 +1,19 @@
 """Chooses what a session runs with: the plan, the device, and the reader of the flash image."""
 
+import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from coldpress.runtime import plugins
 from coldpress.runtime.artifact import contents
-from coldpress.runtime.artifact.reader import Artifact
+from coldpress.runtime.artifact.reader import Artifact, open_artifact
 from coldpress.runtime.cache import read_choice
 from coldpress.runtime.decoder.selection import check_selector
 from coldpress.runtime.drafts import NO_DRAFT, Draft
 from coldpress.runtime.flash import Flash, Reader, simulated
 from coldpress.runtime.plan import budget
 from coldpress.runtime.plan.kv_cache import kv_cache_bytes, kv_cache_format
+from coldpress.runtime.quantities import parse_bytes
 from coldpress.runtime.routing import EXACT
 from coldpress.runtime.routing import read_choice as read_routing
 from coldpress.runtime.sparsity import Selector, sees_others, uses_read_units
@@ -74,6 +77,30 @@ def choose_plan(
     if plan.kv_cache == listed.kv_cache and all(getattr(plan, name) == value for name, value in changes.items()):
         return plan
     return budget.refit(manifest, plan.model_copy(update=changes), plan.dram_budget_bytes)
+
+
+def asked_bytes(manifest: Manifest, asked: int | str) -> int:
+    """Returns the bytes of a DRAM budget: of a number, of text such as `3GB`, or of a share such as `50%`.
+
+    All of it is what the largest plan takes with everything in DRAM.
+
+    Raises:
+        ColdpressError: if it is no such amount.
+    """
+    share = re.fullmatch(r"\s*(\d{1,3}(?:\.\d+)?)\s*%\s*", str(asked))
+    if share is None:
+        return parse_bytes(asked)
+    if not 0 < float(share[1]) <= 100:
+        raise ColdpressError(f"a DRAM budget is '{asked}', expected more than 0% and at most 100%")
+    largest = max(manifest.plans, key=lambda plan: plan.dram_budget_bytes)
+    return int(budget.whole_bytes(manifest, largest) * float(share[1]) / 100)
+
+
+def budget_at(path: str | Path, asked: int | str | None) -> int | None:
+    """Returns the bytes of a budget for the artifact at `path`; None stays None. Raises as `asked_bytes`."""
+    if asked is None or not str(asked).rstrip().endswith("%"):
+        return None if asked is None else parse_bytes(asked)
+    return asked_bytes(open_artifact(path).manifest, asked)
 
 
 def choices(

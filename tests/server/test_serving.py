@@ -12,7 +12,9 @@ import time
 import numpy as np
 import pytest
 
+import coldpress
 from coldpress.server.sequences import Sequence
+from tests.support.command_line import run
 from tests.support.serving import WAIT_S, serving, serving_here
 
 LONG = {"prompt": "The map was", "max_tokens": 480, "temperature": 0}
@@ -250,3 +252,25 @@ def test_a_sequence_whose_logits_are_not_finite_fails_alone(here, model, monkeyp
     bad.close()
     after = here.metrics()
     assert [after[name] - before[name] for name in ("failed_total", "sequences_total")] == [1, 2]
+
+
+def test_a_budget_may_be_a_share_of_what_the_model_takes_in_dram(artifact, capsys):
+    """In every front door, under both of its flags."""
+    with coldpress.load(artifact.path, dram="100%") as whole, coldpress.load(artifact.path, dram="90.5%") as part:
+        all_bytes, part_bytes = whole.stats.dram_budget_bytes, part.stats.dram_budget_bytes
+        assert whole.stats.dram_used_bytes <= all_bytes
+        assert part_bytes == int(all_bytes * 0.905)
+        whole.generate("Once", 3)
+        assert (whole.stats.misses, whole.stats.dram_budget_bytes) == (0, all_bytes)
+        whole.resize("90.5%")
+        assert whole.stats.dram_budget_bytes == part_bytes
+        for wrong in ("0%", "101%", "%"):
+            with pytest.raises(coldpress.ColdpressError, match=r"expected more than 0%|not an amount of memory"):
+                whole.resize(wrong)
+    with serving(artifact.path, "--dram-budget", "90.5%") as server:
+        assert server.metrics()["dram_budget_bytes"] == part_bytes
+        assert server.post("/admin/dram", dram="100%").json["dram_budget_bytes"] == all_bytes
+    found = run(
+        capsys, "generate", artifact.path, "--prompt", "Once", "--max-new-tokens", 2, "--dram", "90.5%", "--json"
+    )
+    assert json.loads(found[1])["metrics"]["dram_budget_bytes"] == part_bytes
