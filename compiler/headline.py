@@ -9,6 +9,7 @@ from coldpress.runtime.artifact.contents import nbytes
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantities import show_bytes
 from coldpress.runtime.sparsity import Selector
+from coldpress.schemas.device import UNCOMPUTED
 from coldpress.schemas.families import FormatName
 from coldpress.schemas.metrics import Metrics, WholeInDram
 
@@ -29,9 +30,19 @@ def headline(metrics: Metrics, device: str) -> str:
     """
     return (
         f"{metrics.model} runs on {device} in {show_bytes(_used_bytes(metrics))} of DRAM at "
-        f"{rate(metrics.modelled_tokens_per_s)} tokens/s (simulated); {_dense(metrics)} {_original(metrics)}; its "
+        f"{_speed(metrics)}; {_dense(metrics)} {_original(metrics)}; its "
         f"perplexity is {cost(metrics.ppl_ratio)} the original's."
     )
+
+
+def _speed(metrics: Metrics) -> str:
+    speed = f"{rate(metrics.modelled_tokens_per_s)} tokens/s"
+    return f"{speed} (simulated)" if metrics.modelled_error is not None else f"no more than {speed} ({UNCOMPUTED})"
+
+
+def at_most(metrics: Metrics, speed: str) -> str:
+    """Returns a modelled speed, said to be an upper bound where it is one."""
+    return speed if metrics.modelled_error is not None else f"at most {speed}"
 
 
 def _dense(metrics: Metrics) -> str:

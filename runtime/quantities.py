@@ -44,6 +44,11 @@ def show_bytes(count: float) -> str:
     return f"{rounded} B"
 
 
+def show_number(value: float, digits: int = 3) -> str:
+    """Formats a number with at least so many digits, never as a power of ten if it is at least 0.0001."""
+    return f"{value:,.0f}" if value >= 10 ** (digits - 1) else f"{value:.{digits}g}"
+
+
 def table(rows: Sequence[Sequence[str]], indent: str = "") -> str:
     """Formats rows as lines of aligned columns; the first column is left-aligned, the others right-aligned."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]

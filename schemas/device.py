@@ -143,6 +143,9 @@ class Flash(Record):
         return self.model_copy(update={"queue_depth": self.queue_depth.model_copy(update={"value": depth})})
 
 
+UNCOMPUTED = "flash and DRAM bandwidth; this profile has no figure for computing"
+"""What a modelled speed counts for a device whose profile has no `compute`: it is an upper bound."""
+
 OF_TOKENS = 0.2
 """Share by which modelled seconds of whole tokens were off on machines that were measured themselves
 (docs/experiments/speed.md, `benchmarks.prediction`): a profile's points are of reads alone, and of products alone."""

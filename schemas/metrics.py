@@ -369,8 +369,9 @@ class Metrics(ByLayer):
     """See `Verification`."""
     modelled_tokens_per_s: float
     """With the device profile's flash and DRAM bandwidth instead of this machine's: the simulator's figure."""
-    modelled_error: Share
-    """Share by which it may be off; see `DeviceProfile`."""
+    modelled_error: Share | None
+    """Share by which it may be off (see `DeviceProfile`); None if it is an upper bound, as for a profile that has no
+    rates of computing."""
     dense: DenseRun | None
     """A dense run under the same budget; None if the budget holds no dense run."""
     in_dram: tuple[WholeInDram, ...]

@@ -43,10 +43,11 @@ from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.plan import experts
 from coldpress.runtime.plugins import load
 from coldpress.runtime.profiles.devices import PROFILES
+from coldpress.runtime.quantities import show_number
 from coldpress.runtime.quantization._planes import coarsest
 from coldpress.runtime.sparsity import Selector
 from coldpress.runtime.store import computing
-from coldpress.schemas.device import OF_TOKENS, DeviceProfile
+from coldpress.schemas.device import OF_TOKENS, UNCOMPUTED, DeviceProfile
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import layer_formats
 from coldpress.schemas.sparsity import Sparsity
@@ -262,18 +263,18 @@ class _Quoting:
         token_s = np.array([token.token_s for token in tokens])
         slow, middle, fast = (float(np.percentile(token_s, share)) for share in (95, 50, 5))
         counted = f"{len(tokens)} replayed tokens" if len(tokens) > 1 else "one token, since all read the same"
-        words = f"model, ± {wide:.0%} around the 5th to 95th percentile of {counted} ({WHY_WIDE}"
-        words += f"; the zeros of another model ± {SAME_KIND:.0%})" if borrowed else ")"
+        if self._device.compute is None:
+            words, interval = f"model, the median of {counted}: {UNCOMPUTED}", {}
+        else:
+            words = f"model, ± {wide:.0%} around the 5th to 95th percentile of {counted} ({WHY_WIDE}"
+            words += f"; the zeros of another model ± {SAME_KIND:.0%})" if borrowed else ")"
+            interval = {"low": 1 / slow / (1 + wide), "high": (1 + wide) / fast}
         hits, misses = (sum(getattr(token, name) for token in tokens) for name in ("hits", "misses"))
         mean = {name: float(np.mean([getattr(token, name) for token in tokens])) for name in ("reads", "read_bytes")}
         each = f"the mean of {counted}"
         return {
             "tokens_per_s": Figure(
-                value=1 / middle,
-                low=1 / slow / (1 + wide),
-                high=(1 + wide) / fast,
-                basis=words,
-                verify=self._build_command(),
+                value=1 / middle, is_most=not interval, basis=words, verify=self._build_command(), **interval
             ),
             "token_flash_bytes": self._exact(mean["read_bytes"], each),
             "token_reads": self._exact(mean["reads"], each),
@@ -295,7 +296,7 @@ class _Quoting:
         shares = expert_shares(self._source.curves, model.spec) if self._source.basis == "measured" else None
         found = first_token(setting_of(division, model, self._device, layers), tokens, shares)
         words = (
-            f"model: load what stays in DRAM, {found.load_s:.3g} s, then read a prompt of {tokens} tokens "
+            f"model: load what stays in DRAM, {show_number(found.load_s)} s, then read a prompt of {tokens} tokens "
             f"({computing.basis(self._device)}); the interval computes {FEW_TOKENS} tokens of a chunk one by one, or "
             f"all of them, ± {wide:.0%} ({WHY_WIDE})"
         )

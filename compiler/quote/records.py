@@ -18,7 +18,9 @@ class Figure(Record):
     """None if nobody knows."""
     low: float | None = None
     high: float | None = None
-    """The interval; None if the figure is exact."""
+    """The interval; None if the figure is exact or a bound."""
+    is_most: bool = False
+    """Whether the true figure is at most `value`."""
     basis: str
     verify: str | None = None
     """The command that measures it; None if nothing has to be measured."""

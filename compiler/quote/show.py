@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from coldpress.compiler.quote.records import DeviceQuote, Figure, Quote
-from coldpress.runtime.quantities import show_bytes
+from coldpress.runtime.quantities import show_bytes, show_number
 from coldpress.runtime.quantization._planes import in_words
 from coldpress.schemas.errors import printable
 
@@ -58,7 +58,9 @@ def _one(quote: DeviceQuote, console: Console, why: bool) -> None:
     if (more := quote.next_budget) is not None:
         gain = "it fits" if more.ratio == 0 else f"{more.ratio:.2g} x"
         added = show_bytes(more.dram_budget_bytes - quote.dram_budget_bytes)
-        console.print(f"\n+{added} of DRAM -> {gain} ({more.tokens_per_s:.3g} tokens/s, {more.method})")
+        console.print(
+            f"\n+{added} of DRAM -> {gain} ({shown('tokens_per_s', more.tokens_per_s)} tokens/s, {more.method})"
+        )
     skipped: dict[str, list[str]] = {}
     for one in quote.tried:
         if one.skipped is not None:
@@ -108,7 +110,7 @@ def _several(quotes: tuple[DeviceQuote, ...], console: Console) -> None:
             quote.device,
             show_bytes(quote.dram_budget_bytes),
             shown("least_dram_bytes", quote.figures["least_dram_bytes"].value),
-            shown("tokens_per_s", speed.value) if speed else "does not fit",
+            _value("tokens_per_s", speed) if speed else "does not fit",
             _interval("tokens_per_s", speed) if speed else "",
             quote.bound or "",
             f"{one.method} {one.density:.2f} {in_words(one.layer_formats or one.format)} {one.cache}" if one else "",
@@ -123,14 +125,18 @@ def shown(name: str, value: float | None) -> str:
     if name.endswith("_bytes"):
         return show_bytes(value)
     if name.endswith("_s") and name != "tokens_per_s":
-        return f"{value:.3g} s" if value < 3600 else f"{value / 3600:.1f} h"
-    return f"{value:.1%}" if name in SHARES else f"{value:.4g}"
+        return f"{show_number(value, 3)} s" if value < 3600 else f"{value / 3600:.1f} h"
+    return f"{value:.1%}" if name in SHARES else show_number(value, 4)
+
+
+def _value(name: str, figure: Figure) -> str:
+    return f"at most {shown(name, figure.value)}" if figure.is_most else shown(name, figure.value)
 
 
 def _with_interval(name: str, figure: Figure) -> str:
     if figure.value is None and figure.basis.startswith(UNKNOWN):
         return printable(figure.basis)
-    value, interval = shown(name, figure.value), _interval(name, figure)
+    value, interval = _value(name, figure), _interval(name, figure)
     return f"{value} ({interval})" if interval else value
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from coldpress.compiler.block_statistics import with_error
-from coldpress.compiler.headline import headline, pays, warning
+from coldpress.compiler.headline import at_most, headline, pays, warning
 from coldpress.compiler.io import load_record
 from coldpress.compiler.run_command import PROGRAM, run_command
 from coldpress.compiler.stages.tokenize.text import PYDOC
@@ -22,6 +22,7 @@ from coldpress.runtime.plugins import load
 from coldpress.runtime.quantities import show_bytes
 from coldpress.runtime.quantization._planes import in_words
 from coldpress.runtime.sparsity import Selector
+from coldpress.schemas.device import UNCOMPUTED
 from coldpress.schemas.errors import ColdpressError, printable
 from coldpress.schemas.export import Export
 from coldpress.schemas.metrics import Metrics, PlanDrafts, PlanFigures, Protocol, Sample
@@ -137,22 +138,23 @@ def rows(metrics: Metrics) -> list[tuple[str, str]]:
         (f"on {metrics.device}", modelled_speed(metrics)),
         ("dense, same DRAM", dense(metrics)),
         ("does it pay?", pays(metrics)),
-        *plans(metrics.plans),
+        *plans(metrics),
         *drafts(metrics.drafts),
         *tried(metrics.tried, metrics.budget_bytes),
         *beyond_estimate(metrics),
     ]
 
 
-def plans(found: Sequence[PlanFigures]) -> list[tuple[str, str]]:
+def plans(metrics: Metrics) -> list[tuple[str, str]]:
     """Returns a row for each of several plans."""
     return [
         (
             f"plan {plan.plan}",
-            f"{plan.method} at density {plan.density:.2f}, {plan.cache}: {plan.modelled_tokens_per_s:.0f} tokens/s, "
-            f"simulated; {_reads(plan)}; perplexity × {with_error(plan.ppl_ratio, plan.ppl_ratio_error, 4)}",
+            f"{plan.method} at density {plan.density:.2f}, {plan.cache}: "
+            f"{at_most(metrics, format(plan.modelled_tokens_per_s, '.0f'))} tokens/s, simulated; {_reads(plan)}; "
+            f"perplexity × {with_error(plan.ppl_ratio, plan.ppl_ratio_error, 4)}",
         )
-        for plan in found
+        for plan in metrics.plans
     ]
 
 
@@ -182,7 +184,9 @@ def speed_here(metrics: Metrics) -> str:
 
 
 def modelled_speed(metrics: Metrics) -> str:
-    """Returns the simulated speed, with how far such figures may be off."""
+    """Returns the simulated speed, with how far such figures may be off, or what an upper bound counts."""
+    if metrics.modelled_error is None:
+        return f"at most {metrics.modelled_tokens_per_s:.0f} tokens/s ({UNCOMPUTED})"
     speed = with_error(metrics.modelled_tokens_per_s, metrics.modelled_tokens_per_s * metrics.modelled_error, 0)
     return f"{speed} tokens/s, simulated; ± is how far such figures were off on measured machines"
 
@@ -192,7 +196,8 @@ def dense(metrics: Metrics) -> str:
     if metrics.dense is None or metrics.gain_over_dense is None:
         return "a build with method=dense does not fit: its buffers alone exceed the budget"
     run, gain = metrics.dense, metrics.gain_over_dense
-    figures = f"{run.tokens_per_s:.0f} tokens/s, {show_bytes(run.flash_bytes_per_token)} in {run.reads_per_token} reads"
+    speed = at_most(metrics, f"{run.tokens_per_s:.0f}")
+    figures = f"{speed} tokens/s, {show_bytes(run.flash_bytes_per_token)} in {run.reads_per_token} reads"
     if load("coldpress.runtime.sparsity", Selector, metrics.method).is_whole:
         return f"{figures} per token; this artifact is dense"
     is_whole = any(plan.density >= 1 for plan in metrics.plans[:1])  # with room for all that smaller budgets leave out

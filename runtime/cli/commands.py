@@ -39,6 +39,7 @@ from coldpress.runtime.kernels.activations import DEFAULT_ACTIVATIONS
 from coldpress.runtime.profiles.devices import load_device
 from coldpress.runtime.quantities import parse_bytes
 from coldpress.runtime.simulate import simulate
+from coldpress.schemas.device import UNCOMPUTED
 from coldpress.schemas.errors import ColdpressError, printable
 
 
@@ -118,6 +119,22 @@ def _notes(rows: list[bench.Row], flags: Bench, caps: Caps | None) -> Iterator[s
                 f"{row.selector} read {factor:.1f} times as fast as the caps: the kernel lets short runs exceed them; "
                 f"decode more than --tokens {flags.tokens}"
             )
+        if caps:
+            yield _prediction(row, caps)
+
+
+def _prediction(row: bench.Row, caps: Caps) -> str:
+    """Returns the speed to expect of a row under the caps, beside the measured one, and what a quote compares with."""
+    flash_s = max(row.reads_per_token / caps.reads_per_s, row.read_bytes_per_token / caps.bytes_per_s)
+    computing_s = max(0.0, 1 / row.tokens_per_s - row.flash_s_per_token)
+    least, most = 1 / (flash_s + computing_s), 1 / max(flash_s, computing_s)
+    whole = f"at most {1 / (flash_s * caps.scale):.1f} tokens/s" if flash_s else "any speed"
+    return (
+        f"{row.selector}, {row.cache}: measured {row.tokens_per_s:.1f} tokens/s, predicted {least:.1f} to {most:.1f} "
+        f"here: {1000 * flash_s:.2f} ms of reads under the caps and {1000 * computing_s:.2f} ms of this machine's "
+        f"computing a token, one after the other or at the same time; {caps.device} itself, whose computing is not "
+        f"emulated, allows {whole} by the same reads: compare a quote for {caps.device} with that"
+    )
 
 
 def _check_ladder(flags: Bench) -> None:
@@ -168,6 +185,7 @@ def _simulate(flags: Simulate) -> None:
         metrics, device = simulate(artifact, plan, sweep.trace_of(opened, source)), artifact.manifest.device
         data = {"device": device.name, "metrics": metrics.model_dump(mode="json")}
         title = "seconds are modelled: a request computes with units as they arrive"
+        title += "" if device.compute else f"; speeds are upper bounds: {UNCOMPUTED}"
         text = f"{printable(device.title)}; {title}\n{_summary.render(metrics)}"
     if flags.json:
         _print_json(data | (drawn.as_data() if drawn else {}))

@@ -28,6 +28,7 @@ from coldpress.runtime.synthetic.measured import measured
 from coldpress.runtime.synthetic.statistics import Figures, Statistics, read_statistics
 from coldpress.runtime.synthetic.trace import Synthetic
 from coldpress.runtime.trace import Event, load_trace
+from coldpress.schemas.device import UNCOMPUTED
 from coldpress.schemas.errors import ArtifactError, ColdpressError, DoesNotFitError
 from coldpress.schemas.layout import Collapse, KvCacheFormat, Plan, Preload
 
@@ -96,6 +97,8 @@ class Row:
     read_bytes_per_token: float | None = None
     refusal: str | None = None
     """Why the budget holds no plan."""
+    is_most: bool = False
+    """Whether `tokens_per_s` is an upper bound: the device's profile has no rates of computing."""
 
 
 def cases_of(flags: Simulate) -> list[Case]:
@@ -210,6 +213,7 @@ def _row(case: Case) -> Row:
         dram_budget_bytes=plan.dram_budget_bytes,
         plan=plan.name,
         cache=show_choice(plan.cache, plan.cache_options),
+        is_most=artifact.manifest.device.compute is None,
     )
     if isinstance(trace, Signals):
         chosen = decide(artifact, plan, trace)
@@ -248,7 +252,8 @@ def render(rows: Sequence[Row]) -> str:
     """Formats the rows as a table for people, with the reasons of refusals below."""
     head = ("device", "DRAM", "plan", "cache", "tokens/s", "hit rate", "reads/token", "bytes/token")
     refusals = dict.fromkeys(row.refusal for row in rows if row.refusal)
-    return "\n".join([table([head, *map(_cells, rows)]), *refusals])
+    bounds = [f"at most: {UNCOMPUTED}"] if any(row.is_most for row in rows) else []
+    return "\n".join([table([head, *map(_cells, rows)]), *bounds, *refusals])
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -256,4 +261,5 @@ def _cells(row: Row) -> tuple[str, ...]:
     if row.tokens_per_s is None or row.hit_rate is None or row.reads_per_token is None:
         return (*named, "", "", "", "")
     read = show_bytes(row.read_bytes_per_token or 0)
-    return (*named, f"{row.tokens_per_s:.1f}", f"{row.hit_rate:.3f}", f"{row.reads_per_token:.1f}", read)
+    speed = f"{'at most ' if row.is_most else ''}{row.tokens_per_s:.1f}"
+    return (*named, speed, f"{row.hit_rate:.3f}", f"{row.reads_per_token:.1f}", read)

@@ -18,7 +18,7 @@ from coldpress.compiler.needs import Build as Needed
 from coldpress.compiler.quote import costs, reference, sources
 from coldpress.compiler.quote.decide import CLEARLY, NEARLY
 from coldpress.compiler.quote.records import Quote
-from coldpress.compiler.quote.show import WORDS
+from coldpress.compiler.quote.show import WORDS, shown
 from coldpress.compiler.quote.sources import find
 from coldpress.compiler.quote.trace import activations_of, expert_shares
 from coldpress.compiler.stages import calibrate, ingest
@@ -93,6 +93,12 @@ def test_a_model_is_quoted_by_config_json_alone(capsys: pytest.CaptureFixture[st
     commands = {figure["verify"] for figure in device["figures"].values()} - {None}
     assert commands == {f"coldpress build {config_alone} --device pixel6 --dram-budget 60%"}
     assert device["figures"]["token_energy_j"]["value"] is None
+    speed = device["figures"]["tokens_per_s"]
+    assert (speed["low"], speed["high"], speed["is_most"]) == (None, None, True)  # pixel6 has no rates of computing
+    (measured,) = quoted(capsys, config_alone, "--dram-budget", "60%", device="macbook-m1-max")["devices"]
+    speed = measured["figures"]["tokens_per_s"]
+    assert speed["high"] > speed["value"] > speed["low"] > 0
+    assert not speed["is_most"]
     assert quoted(capsys, config_alone, "--dram-budget", "60%") == found
 
 
@@ -531,3 +537,18 @@ def test_a_build_folder_of_other_weights_is_refused(tmp_path: Path) -> None:
     save_record(curves.model_copy(update={"weights_sha256": "1" * 64}), tmp_path / "explore.json")
     with pytest.raises(ColdpressError, match="belongs to other weights"):
         find(str(tmp_path), {}, tmp_path / "scratch")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("build_s", 1351.0, "1,351 s"),
+        ("build_s", 4000.0, "1.1 h"),
+        ("first_token_s", 0.0805, "0.0805 s"),
+        ("tokens_per_s", 28812.3, "28,812"),
+        ("tokens_per_s", 104.26, "104.3"),
+        ("ppl_ratio", 1.0266, "1.027"),
+    ],
+)
+def test_no_figure_is_a_power_of_ten(name: str, value: float, text: str) -> None:
+    assert shown(name, value) == text

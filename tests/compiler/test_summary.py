@@ -114,6 +114,16 @@ def test_an_answer_is_shown_with_its_question(folder: Path) -> None:
     assert shlex.split(text.splitlines()[-1])[:3] == ["echo", "Why?", "|"]
 
 
+def test_what_counts_no_computing_is_an_upper_bound(folder: Path) -> None:
+    text = " ".join(changed(folder, modelled_error=None, plans=(tiny_figures(),)).split())
+    counted = "(flash and DRAM bandwidth; this profile has no figure for computing)"
+    assert f"at most 1241 tokens/s {counted}" in text
+    assert f"of DRAM at no more than 1,241 tokens/s {counted}; " in text
+    assert "lfu: at most 7 tokens/s, simulated" in text
+    assert "± 261" not in text
+    assert "a build with method=dense, simulated: at most " in text
+
+
 def test_text_of_a_strange_model_moves_no_cursor(folder: Path) -> None:
     sample = Sample(prompt="a", text="\x1b[2J\rb\nc", max_new_tokens=1, temperature=0.6, seed=7)
     assert "\n    \\x1b[2J\\rb\n    c\n" in changed(folder, sample=sample)

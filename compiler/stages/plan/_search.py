@@ -15,6 +15,7 @@ from coldpress.compiler.stages.plan._replay import Measured, Replay
 from coldpress.runtime.cache import CachePolicy, show_choice
 from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.plugins import load_class
+from coldpress.runtime.quantities import show_number
 from coldpress.schemas.base import Options
 from coldpress.schemas.layout import Plan
 from coldpress.schemas.order import Order
@@ -182,4 +183,4 @@ def gap_costs(order: Sequence[Order]) -> dict[int, float]:
 
 
 def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.4g} ms"
+    return f"{show_number(1e3 * seconds, 4)} ms"

@@ -110,7 +110,7 @@ def make_metrics(
         num_measured_blocks=len(found.blocks),
         tokens_per_s=run.num_tokens / run.decode_s,
         modelled_tokens_per_s=run.modelled_tokens_per_s,
-        modelled_error=device.modelled_error,
+        modelled_error=None if device.compute is None else device.modelled_error,
         in_dram=tuple(_in_dram(model, device, sparsity, plan, found, curves)),
         flash_s_per_token=run.modelled_flash_s / run.num_tokens,
         dram_s_per_token=run.modelled_dram_s / run.num_tokens,

@@ -8,7 +8,7 @@ import numpy as np
 
 from coldpress.compiler.block_statistics import with_error
 from coldpress.compiler.cost_model import weight_bytes
-from coldpress.compiler.headline import headline, pays, rate, warning
+from coldpress.compiler.headline import at_most, headline, pays, rate, warning
 from coldpress.compiler.run_command import PROGRAM, run_command
 from coldpress.compiler.stages.report.comparison import (
     COLUMNS,
@@ -27,11 +27,11 @@ from coldpress.compiler.stages.report.origins import origins
 from coldpress.compiler.stages.report.page_charts import Inputs, charts_of, refines
 from coldpress.compiler.stages.report.predictors import predictor_part
 from coldpress.runtime.plugins import load
-from coldpress.runtime.quantities import show_bytes
+from coldpress.runtime.quantities import show_bytes, show_number
 from coldpress.runtime.quantization._planes import in_words
 from coldpress.runtime.sparsity import Selector
 from coldpress.runtime.store.computing import basis
-from coldpress.schemas.device import DeviceProfile
+from coldpress.schemas.device import UNCOMPUTED, DeviceProfile
 from coldpress.schemas.families import FamilyName
 from coldpress.schemas.law import combined
 from coldpress.schemas.layout import Layout, Plan, placed_parts
@@ -78,6 +78,7 @@ def render(metrics: Metrics, inputs: Inputs) -> str:
 
 
 def _cards(metrics: Metrics, device: DeviceProfile) -> list[tuple[str, str]]:
+    speed = rate(metrics.modelled_tokens_per_s)
     worse = round(metrics.ppl_ratio - 1, 3) + 0.0  # a sum is never the -0.0 that rounding may give
     return [
         (show_bytes(metrics.artifact_bytes), "artifact"),
@@ -94,8 +95,12 @@ def _cards(metrics: Metrics, device: DeviceProfile) -> list[tuple[str, str]]:
             "tokens/s on the machine that built this, at its load then; ± is the standard deviation over blocks",
         ),
         (
-            f"{rate(metrics.modelled_tokens_per_s)} ± {metrics.modelled_error:.0%}",
-            f"tokens/s simulated on {device.title}; ± is how far such figures were off on measured machines",
+            (at_most(metrics, speed), f"tokens/s on {device.title}: {UNCOMPUTED}")
+            if metrics.modelled_error is None
+            else (
+                f"{speed} ± {metrics.modelled_error:.0%}",
+                f"tokens/s simulated on {device.title}; ± is how far such figures were off on measured machines",
+            )
         ),
         *(
             []
@@ -141,9 +146,10 @@ def _quality(metrics: Metrics) -> str:
 def _limit(run: RunMetrics, device: DeviceProfile) -> str:
     """Names the bottleneck of the simulated speed in one sentence."""
     flash_ms, dram_ms = (1000 * part / run.num_tokens for part in (run.modelled_flash_s, run.modelled_dram_s))
-    whole = f"of {1000 * run.modelled_s / run.num_tokens:.3g} ms of a token"
+    whole = f"of {show_number(1000 * run.modelled_s / run.num_tokens)} ms of a token"
     if dram_ms >= flash_ms:
-        return f"Computing limits the speed: {dram_ms:.3g} {whole} go to computing and copying, by {basis(device)}."
+        share = f"{show_number(dram_ms)} {whole}"
+        return f"Computing limits the speed: {share} go to computing and copying, by {basis(device)}."
     flash = device.flash
     bounds = {
         "the number of reads": 1000 * run.reads / run.num_tokens / flash.iops,
@@ -153,7 +159,7 @@ def _limit(run: RunMetrics, device: DeviceProfile) -> str:
     moving_ms = float(combined((reads_ms, bytes_ms, 0.0), flash.law.overlap))
     bounds["waiting for each read's first byte"] = flash_ms - moving_ms
     most = max(bounds, key=lambda name: bounds[name])
-    return f"Flash limits the speed: {flash_ms:.3g} {whole} go to reads, most of it to {most}."
+    return f"Flash limits the speed: {show_number(flash_ms)} {whole} go to reads, most of it to {most}."
 
 
 def _plan_row(plan: PlanFigures) -> tuple[str, ...]:
