@@ -19,6 +19,17 @@ IMPORTED = "measured: fio --output-format=json"
 JOBS = Path(coldpress.__file__).parent / "profiles" / "fio" / "reads.fio"
 """The job file whose report covers sizes and reads in flight."""
 FIO_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+SYNCHRONOUS = ("sync", "psync", "vsync", "pvsync", "pvsync2")
+"""Engines that wait for each read, whatever iodepth says."""
+NO_STORAGE = ("mmap", "null", "cpuio", "filecreate", "filestat", "filedelete")
+"""Engines that read through the page cache, or nothing."""
+LIMITS = ("rate", "rate_iops", "rate_min", "rate_iops_min", "thinktime")
+"""Options that slow a job down."""
+DEEPEST_LEVEL = 64
+"""Reads in flight from which on iodepth_level counts all together."""
+SAME_SIZE, SAME_SECONDS = 0.02, 0.15
+"""Shares by which the mean size of a job's reads may differ from its block size, and its number of processes, by their
+seconds, from a whole number."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +62,7 @@ def import_fio(report: dict[str, Any], name: str, base: DeviceProfile, stated: S
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
         raise ColdpressError(f"the report does not have fio's format ({clipped(str(error))}); measure again") from error
     if not jobs:
-        raise ColdpressError("fio's report holds no job that read anything; run it with --rw=randread")
+        raise ColdpressError("fio's report holds no job that read anything; measure with --rw=randread")
     best: dict[tuple[int, int], float] = {}
     for job in jobs:
         place = (job.block_bytes, job.depth)
@@ -115,32 +126,148 @@ class _Job:
 
 
 def _fio_jobs(report: dict[str, Any]) -> Iterator[_Job]:
+    """Yields the jobs that read, in order; entries of one job, which fio writes without group_reporting, add up.
+
+    Raises:
+        ColdpressError: for a job that does not say what random reads from the storage give.
+    """
     shared = report.get("global options", {})
-    for job in report.get("jobs", []):
-        options = {**shared, **job.get("job options", {})}
-        read = job.get("read", {})
-        if read.get("bw_bytes"):
-            depth = int(options.get("iodepth", 1)) * int(options.get("numjobs", 1))
-            yield _Job(_fio_size(str(options.get("bs", "4k"))), depth, float(read["bw_bytes"]))
+    entries: dict[str, list[dict[str, Any]]] = {}
+    for entry in report.get("jobs", []):
+        options = {**shared, **entry.get("job options", {})}
+        name = clipped(str(entry.get("jobname", "?")))
+        if found := entry.get("error") or entry.get("total_err"):
+            raise ColdpressError(f"fio's job '{name}' failed with error {found}; measure again, or take the job out")
+        if _bytes_per_s(entry):
+            own = {"name": name, "options": options, "group": entry.get("groupid")}
+            own |= {} if "jobname" in entry else {"number": len(entries)}
+            entries.setdefault(json.dumps(own, sort_keys=True), []).append(entry)
+    for key, same in entries.items():
+        own = json.loads(key)
+        try:
+            yield _job_of(own["options"], same)
+        except ColdpressError as error:
+            raise ColdpressError(f"fio's job '{own['name']}' {error}") from error
+
+
+def _job_of(options: dict[str, Any], entries: list[dict[str, Any]]) -> _Job:
+    """Returns the job of entries that have the same name and options.
+
+    Raises:
+        ColdpressError: without the job's name.
+    """
+    _check_storage(options)
+    block_bytes = _block_bytes(options)
+    per_job = _depth(options, entries)
+    for read in (entry["read"] for entry in entries):
+        if "bw_bytes" in read and read.get("total_ios") and read.get("io_bytes"):
+            mean = read["io_bytes"] / read["total_ios"]
+            if abs(mean / block_bytes - 1) > SAME_SIZE:
+                raise ColdpressError(
+                    f"says bs={block_bytes} and read {mean:.0f} bytes at a time; measure one block size per job, each "
+                    "job in a group of its own (stonewall)"
+                )
+    return _Job(block_bytes, per_job * _num_jobs(options, entries), sum(map(_bytes_per_s, entries)))
+
+
+def _check_storage(options: dict[str, Any]) -> None:
+    """Refuses options under which a job measures something else than random reads of the storage."""
+    engine, pattern = options.get("ioengine"), str(options.get("rw", "read")).partition(":")[0]
+    is_direct = options.get("direct", "0") not in ("0", 0) or str(options.get("buffered")) == "0"
+    if engine in NO_STORAGE or not is_direct:
+        how = f"ioengine={engine}" if engine in NO_STORAGE else "direct=0, which is fio's default"
+        raise ColdpressError(f"does not read the storage alone ({how}): DRAM answers; measure with direct=1")
+    if pattern != "randread":
+        raise ColdpressError(f"has rw={clipped(pattern)}, and units are read at random; measure with rw=randread")
+    if limits := [name for name in LIMITS if str(options.get(name, "0")) != "0"]:
+        raise ColdpressError(f"is limited by {limits[0]}, not by the storage; measure without it")
+
+
+def _block_bytes(options: dict[str, Any]) -> int:
+    """Returns the size of a read; of several sizes, the first is that of reads, before writes and trims."""
+    for name in ("bssplit", "bsrange"):
+        if name in options:
+            raise ColdpressError(f"reads blocks of several sizes ({name}); give it one bs, or take it out")
+    return _fio_size(str(options.get("bs", "")).partition(",")[0] or "4k")
+
+
+def _depth(options: dict[str, Any], entries: list[dict[str, Any]]) -> int:
+    """Returns the reads that each process of a job had in flight: one with an engine that waits for each."""
+    engine, depth = options.get("ioengine"), int(options.get("iodepth", 1))
+    if engine in SYNCHRONOUS:
+        return 1
+    for entry in entries:
+        levels = {int(name.removeprefix(">=")): float(share) for name, share in entry.get("iodepth_level", {}).items()}
+        mostly = max(levels, key=lambda level: levels[level], default=depth)
+        if mostly == 1 and engine is None:  # fio's default waits for each read
+            return 1
+        if 2 * mostly <= min(depth, DEEPEST_LEVEL):
+            raise ColdpressError(
+                f"says iodepth={depth}, and most of its reads had {mostly} in flight (iodepth_level); measure with an "
+                "engine that does not wait for each read, such as libaio or io_uring, or with numjobs"
+            )
+    return depth
+
+
+def _num_jobs(options: dict[str, Any], entries: list[dict[str, Any]]) -> int:
+    """Returns the number of processes that read at the same time.
+
+    fio leaves a numjobs of its global options out of the report; the processes' seconds together then tell it.
+    """
+    stated = int(options.get("numjobs", 1))
+    if len(entries) > 1:
+        if stated not in (1, len(entries)):
+            raise ColdpressError(f"has numjobs={stated} and {len(entries)} entries; measure with group_reporting")
+        return len(entries)
+    if stated > 1:
+        if str(options.get("group_reporting", "0")) == "0":
+            raise ColdpressError(f"has numjobs={stated} and one entry; measure with group_reporting")
+        return stated
+    (entry,) = entries
+    runtime, together = entry["read"].get("runtime", 0), entry.get("job_runtime", 0)
+    if "group_reporting" not in options or not runtime or not together:
+        return stated
+    jobs = together / runtime
+    if abs(jobs / max(1, round(jobs)) - 1) > SAME_SECONDS:
+        raise ColdpressError(
+            f"ran for {together} ms in all its processes and for {runtime} ms by the clock, so that their number is "
+            "unknown; state numjobs in the job itself"
+        )
+    return max(1, round(jobs))
+
+
+def _bytes_per_s(entry: dict[str, Any]) -> float:
+    """Returns the bandwidth of an entry's reads; before fio 3.2 it has KiB alone."""
+    read = entry.get("read", {})
+    return float(read["bw_bytes"] if "bw_bytes" in read else 1024 * read.get("bw", 0))
 
 
 def _fio_size(text: str) -> int:
-    match = re.fullmatch(r"(\d{1,12})([kmg]?)(?:i?b)?", text.lower())
-    if match is None:
-        raise ColdpressError(f"fio's block size '{clipped(text)}' is not a number with k, m or g")
+    match = re.fullmatch(r"(\d{1,12})([kmg]?)(?:i?b?)", text.strip().lower())
+    if match is None or not int(match[1]):
+        raise ColdpressError(f"has the block size '{clipped(text)}', which is not a number with k, m or g")
     return int(match[1]) * FIO_UNITS[match[2]]
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """Returns fio's report.
+    """Returns fio's report; fio writes messages into the same file, before and after it.
 
     Raises:
-        ColdpressError: if the file holds none.
+        ColdpressError: if the file holds none, or several.
     """
     try:
-        report = json.loads(path.read_text(encoding="utf-8"))
+        data = path.read_bytes()
+        text, found, end = data.decode(json.detect_encoding(data)), list[Any](), 0
+        for begin in [match.end() - 1 for match in re.finditer(r"^[ \t]*\{", text, re.MULTILINE)] or [0]:
+            if begin >= end:  # else it is a part of the last one
+                report, end = json.JSONDecoder().raw_decode(text, begin)
+                found.append(report)
     except (OSError, ValueError, RecursionError) as error:  # not JSON, not UTF-8, or a number that is too long
-        raise ColdpressError(f"{path}: cannot be read as fio's JSON report: {error}") from error
-    if not isinstance(report, dict):
+        raise ColdpressError(
+            f"{path}: cannot be read as fio's JSON report: {error}; write one with --output-format=json"
+        ) from error
+    if len(found) > 1:
+        raise ColdpressError(f"{path}: holds {len(found)} reports of fio, expected one; measure all jobs in one run")
+    if not isinstance(found[0], dict):
         raise ColdpressError(f"{path}: holds no fio report; write one with --output-format=json")
-    return report
+    return found[0]

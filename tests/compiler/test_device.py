@@ -6,14 +6,16 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from coldpress.cli.main import main
 from coldpress.compiler.device import calls, command, host, kernels, portions
 from coldpress.compiler.device import measure as measuring
-from coldpress.compiler.device.fio import JOBS, Stated, import_fio
+from coldpress.compiler.device.fio import JOBS, Stated, import_fio, read_report
 from coldpress.compiler.device.host import Point, Rounds, depth_of
 from coldpress.compiler.device.measure import MEASURED, measure, storage_of
 from coldpress.compiler.device.shown import held_out_errors
@@ -130,13 +132,150 @@ def test_fio_reports_that_say_too_little(base: DeviceProfile) -> None:
         import_fio(fio_report(("4k", 1, 4096, 1e9)), "x", base, Stated())
 
 
+POINTS = (("4k", 1, 3e7), ("4k", 32, 4e8), ("64k", 1, 2.5e8), ("64k", 32, 1.4e9), ("512k", 1, 9e8), ("512k", 32, 1.9e9))
+"""Block size, reads in flight, bytes per second."""
+IN_BYTES = {"4k": 4096, "64k": 65536, "512k": 524288}
+
+
+def detailed(engine: str = "libaio", **options: str) -> dict[str, Any]:
+    """A report with what fio 3 writes of each job; `options` are global."""
+
+    def job(size: str, depth: int, rate: float) -> dict[str, Any]:
+        return {
+            "jobname": f"{size}-{depth}",
+            "groupid": 0,
+            "error": 0,
+            "job options": {"bs": size, "iodepth": str(depth)},
+            "read": {
+                "io_bytes": int(rate * 2),
+                "bw_bytes": int(rate),
+                "bw": int(rate) // 1024,
+                "total_ios": int(rate * 2 / IN_BYTES[size]),
+                "runtime": 2000,
+            },
+            "job_runtime": 2001,
+            "iodepth_level": {name: 100.0 if name == str(depth) else 0.1 for name in ("1", "2", "4", "8", "16", "32")},
+        }
+
+    shared = {"ioengine": engine, "direct": "1", "rw": "randread", **options}
+    return {"fio version": "fio-3.36", "global options": shared, "jobs": [job(*point) for point in POINTS]}
+
+
+def of_points(base: DeviceProfile, report: dict[str, Any]) -> dict[tuple[int, int], float]:
+    flash = import_fio(report, "x", base, Stated()).flash
+    deepest, curve = flash.queue_depth.value, flash.read_curve.value
+    return {(point.read_bytes, point.reads_in_flight or deepest): point.bytes_per_s for point in curve}
+
+
+def with_processes(change: Callable[[dict[str, Any]], list[dict[str, Any]]], **options: str) -> dict[str, Any]:
+    """The same measured by 32 processes with one read in flight each; `change` returns the entries of one job."""
+    report = detailed("psync", **options)
+    report["jobs"] = [
+        each for job in report["jobs"] for each in ([job] if job["jobname"].endswith("-1") else change(job))
+    ]
+    return report
+
+
+def in_one_entry(job: dict[str, Any]) -> list[dict[str, Any]]:
+    job["job options"] |= {"iodepth": "1", "numjobs": "32", "group_reporting": ""}
+    return [job | {"job_runtime": 32 * 2001}]
+
+
+def with_global_numjobs(job: dict[str, Any]) -> list[dict[str, Any]]:
+    """fio leaves it out of the report."""
+    job["job options"] |= {"iodepth": "1", "group_reporting": "1"}
+    return [job | {"job_runtime": 32 * 2001}]
+
+
+def in_an_entry_each(job: dict[str, Any]) -> list[dict[str, Any]]:
+    job["job options"] |= {"iodepth": "1", "numjobs": "32"}
+    shared = {name: value // 32 if name != "runtime" else value for name, value in job["read"].items()}
+    return [job | {"read": shared} for _ in range(32)]
+
+
+@pytest.mark.parametrize("change", [in_one_entry, with_global_numjobs, in_an_entry_each])
+def test_reads_in_flight_are_those_of_all_processes(
+    base: DeviceProfile, change: Callable[[dict[str, Any]], list[dict[str, Any]]]
+) -> None:
+    expected = of_points(base, detailed())
+    assert of_points(base, with_processes(change)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_an_engine_that_waits_has_one_read_in_flight(base: DeviceProfile) -> None:
+    assert {depth for _, depth in of_points(base, detailed("psync"))} == {1}
+    waiting = detailed()
+    del waiting["global options"]["ioengine"]
+    for job in waiting["jobs"]:
+        job["iodepth_level"] = {"1": 100.0, "2": 0.0, "32": 0.0}
+    assert {depth for _, depth in of_points(base, waiting)} == {1}
+
+
+def test_a_report_of_fio_2_has_kib(base: DeviceProfile) -> None:
+    report = detailed()
+    for job in report["jobs"]:
+        del job["read"]["bw_bytes"]
+        job["read"]["io_bytes"] //= 1024
+    assert of_points(base, report) == pytest.approx(of_points(base, detailed()), rel=1e-4)
+
+
+@pytest.mark.parametrize("size", ["4k,4k,4k", "4k,64k", "4K", "4kib", "4096"])
+def test_block_sizes_in_fios_spellings(base: DeviceProfile, size: str) -> None:
+    report = detailed()
+    report["jobs"][0]["job options"]["bs"] = size
+    assert of_points(base, report) == of_points(base, detailed())
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"error": 5}, "failed with error 5; measure again"),
+        ({"job options": {"direct": "0"}}, r"does not read the storage alone \(direct=0, .*; measure with direct=1"),
+        ({"job options": {"ioengine": "mmap"}}, r"does not read the storage alone \(ioengine=mmap\)"),
+        ({"job options": {"rw": "read"}}, "has rw=read, and units are read at random"),
+        ({"job options": {"rate_iops": "500"}}, "is limited by rate_iops"),
+        ({"job options": {"bssplit": "64k/50:128k/50"}}, r"reads blocks of several sizes \(bssplit\)"),
+        ({"job options": {"bs": "4k-64k"}}, "has the block size '4k-64k', which is not a number"),
+        ({"job options": {"bs": "512"}}, "says bs=512 and read 4096 bytes at a time"),
+        ({"job options": {"numjobs": "8"}}, "has numjobs=8 and one entry; measure with group_reporting"),
+        ({"job options": {"group_reporting": "1"}, "job_runtime": 3000}, "ran for 3000 ms in all its processes and "),
+        ({"job options": {"iodepth": "32"}}, "says iodepth=32, and most of its reads had 1 in flight"),
+    ],
+)
+def test_a_job_that_measured_something_else_is_refused_by_name(
+    base: DeviceProfile, changes: dict[str, Any], sentence: str
+) -> None:
+    report = detailed()
+    job = report["jobs"][0]
+    report["jobs"][0] = job | changes | {"job options": job["job options"] | changes.get("job options", {})}
+    with pytest.raises(ColdpressError, match=f"fio's job '4k-1' {sentence}"):
+        import_fio(report, "x", base, Stated())
+
+
+def test_a_report_that_fio_wrote_among_its_messages(tmp_path: Path) -> None:
+    path, text = tmp_path / "reads.json", json.dumps(detailed(), indent=2)
+    before = "fio: file x exceeds 32-bit tausworthe random generator.\n"
+    for written in (before + text, text + "\nfio: terminating\n", f"\ufeff{text}"):
+        path.write_text(written, encoding="utf-8")
+        assert read_report(path) == detailed()
+    path.write_text(text, encoding="utf-16")
+    assert read_report(path) == detailed()
+    path.write_text(f"{text}\n{text}\n")
+    with pytest.raises(ColdpressError, match="holds 2 reports of fio, expected one; measure all jobs in one run"):
+        read_report(path)
+    path.write_text("no report")
+    with pytest.raises(
+        ColdpressError, match=r"cannot be read as fio's JSON report: .*; write one with --output-format"
+    ):
+        read_report(path)
+
+
 @pytest.mark.parametrize(
     "report",
     [
         {"jobs": [7]},
         {"jobs": 7},
         {"jobs": [{"read": {"bw_bytes": [1]}}]},
-        {"jobs": [{"read": {"bw_bytes": 1}, "job options": {"iodepth": "x"}}]},
+        {"jobs": [{"read": {"bw_bytes": 1}, "job options": {"iodepth": "x", "direct": 1, "rw": "randread"}}]},
     ],
 )
 def test_a_report_of_another_form_is_refused(base: DeviceProfile, report: dict[str, object]) -> None:
