@@ -30,8 +30,8 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,7 +42,7 @@ from coldpress.compiler.lock import build_locks
 from coldpress.compiler.needs import Inputs
 from coldpress.compiler.pipeline import STAGES
 from coldpress.compiler.workflow.commands import named_records
-from coldpress.compiler.workflow.last_words import NOTE
+from coldpress.compiler.workflow.last_words import NOTE, REFUSED, no_room
 from coldpress.compiler.workflow.pins import keep
 from coldpress.compiler.workflow.running import FOLDER
 from coldpress.compiler.workflow.settings import BuildConfig
@@ -158,6 +158,7 @@ def _limited(workflow: Any, builds: Sequence[BuildConfig], execute: Callable[...
         if settings.local_exec and workflow.global_resources.get("mem_mb") is None:
             workflow.register_resource("mem_mb", host.free_dram_bytes() // 10**6)
         with ExitStack() as held:
+            held.enter_context(_room(builds[0].folder))
             if not settings.dryrun_exec:
                 folders = sorted({build.folder for build in builds})
                 checked(held.enter_context, build_locks(folders))
@@ -169,6 +170,18 @@ def _limited(workflow: Any, builds: Sequence[BuildConfig], execute: Callable[...
             return execute(executor_plugin=executor_plugin, **others)
 
     return run
+
+
+@contextmanager
+def _room(folder: Path) -> Iterator[None]:
+    """Ends Snakemake with one sentence if it fails within the block because the disk of `folder` is full."""
+    try:
+        yield
+    except Exception:
+        if sentence := no_room(folder):
+            print(sentence, file=sys.stderr)
+            sys.exit(REFUSED)
+        raise
 
 
 def _claim(workflow: Any, folder: Path) -> None:

@@ -21,7 +21,7 @@ from snakemake.common import NOTHING_TO_BE_DONE_MSG
 from snakemake.logging import logger
 
 from coldpress.compiler.workflow import summary
-from coldpress.compiler.workflow.last_words import NOTE, REFUSAL, REFUSED, Mark, last_words, marks, not_built
+from coldpress.compiler.workflow.last_words import NOTE, REFUSAL, REFUSED, Mark, last_words, marks, no_room, not_built
 from coldpress.compiler.workflow.settings import BuildConfig
 
 UP_TO_DATE = "everything is up to date"
@@ -72,7 +72,7 @@ class Ending(logging.Handler):
             logs = {log: rule for log, rule in unfinished.items() if _is_of(log, build)}
             if logs:
                 self._note_earlier(name, build)
-                failed.append((name, *last_words(logs, self._before)))
+                failed.append((name, *self._last_words(logs, build.folder)))
         if len(self._builds) == 1 or not failed:  # or it was no job of a build that failed
             sentence, code = failed[0][1:] if failed else last_words(unfinished, self._before)
         else:
@@ -82,6 +82,12 @@ class Ending(logging.Handler):
             sentence, code = f"{REFUSAL}{len(failed)} of {len(self._builds)} builds failed: {names}", REFUSED
         print(sentence, file=sys.stderr, flush=True)
         sys.exit(code)
+
+    def _last_words(self, logs: Mapping[Path, str], folder: Path) -> tuple[str, int]:
+        """Returns the last line of a build and its exit code; on a full disk no job could write a sentence."""
+        line, code = last_words(logs, self._before)
+        full = no_room(folder) if code != REFUSED else None
+        return (full, REFUSED) if full else (line, code)
 
     def _say(self, before: str) -> None:
         folders = {name: build.target_folder for name, build in self._builds.items()}

@@ -4,6 +4,9 @@ A stage that refuses its input ends its log with `error: ` and one sentence. Thi
 here or on a cluster, whatever snakemake was told to print, and returns the last line of the build with its exit code.
 """
 
+import errno
+import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +17,8 @@ REFUSED, FAILED = 2, 1
 NO_SENTENCE, NO_JOB = "ended without a sentence of its own", "no job began"
 """Marks of the lines that end a build without a refusal."""
 TAIL_BYTES = 1 << 16
+ROOM_BYTES = 1 << 20
+"""Free bytes of a disk below which a build that ended without a sentence ended for want of room."""
 Mark = tuple[int, int, int]
 
 
@@ -44,6 +49,17 @@ def last_words(logs: Mapping[Path, str], before: Mapping[Path, Mark]) -> tuple[s
         return f"{REFUSAL}{NO_JOB}, or none could write its log; snakemake's own output says why", FAILED
     log = written[0]
     return f"{REFUSAL}{logs[log]} {NO_SENTENCE}: it was killed, or there is a bug; its log is {log}", FAILED
+
+
+def no_room(folder: Path) -> str | None:
+    """Returns the last line of a build whose disk is full; None if it is not."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            os.posix_fallocate(file.fileno(), 0, ROOM_BYTES)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return f"{REFUSAL}{folder}: {error.strerror}; free some room or choose another build_dir, then build again"
+    return None
 
 
 def not_built(name: str, why: str) -> str:

@@ -12,6 +12,8 @@ import pytest
 
 from coldpress.compiler import __main__ as command
 from coldpress.compiler.io import save_arrays
+from coldpress.compiler.workflow.around_snakemake import _room
+from coldpress.compiler.workflow.last_words import exit_code, no_room
 
 ROOM_BYTES = 256 << 10
 
@@ -47,6 +49,20 @@ def test_a_stage_says_so_in_one_sentence(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     assert "codes.safetensors: No space left on device (order stopped there)" in line
+
+
+def test_a_build_that_ends_without_a_sentence_says_that_its_disk_is_full(
+    full_disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its log, or snakemake's own record, did not fit; the build is refused, and has no bug."""
+    line = f"error: {full_disk}: No space left on device; free some room or choose another build_dir, then build again"
+    assert (no_room(full_disk), no_room(tmp_path), exit_code(line)) == (line, None, 2)
+    with pytest.raises(SystemExit) as ended, _room(full_disk):
+        raise RuntimeError("Error recording metadata for finished job")
+    assert (ended.value.code, capsys.readouterr().err) == (2, f"{line}\n")
+    with pytest.raises(RuntimeError, match="another"), _room(tmp_path):
+        raise RuntimeError("another")
+    assert not os.listdir(full_disk)
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EXDEV, errno.ENOLCK, errno.EROFS])
