@@ -42,6 +42,8 @@ from coldpress.schemas.quantized import ResidentTensor
 
 PEAK_READ_BYTES = 4 << 20
 """Largest read buffer: the storage of every profile reaches its peak bandwidth with reads of this size or less."""
+LEAST_BUDGET_BYTES = 1000
+"""Fewer are a mistake: a number without its unit."""
 READ_BUFFER_SHARE = 0.125
 """Share of the DRAM left for flash units."""
 
@@ -115,6 +117,9 @@ def budgets_in(asked: int | str) -> tuple[int | str, ...]:
 
 def _checked_budget(value: int | str) -> int | str:
     found = budgets_in(value)
+    for size in found:
+        if isinstance(size, int) and size < LEAST_BUDGET_BYTES:
+            raise ColdpressError(f"dram_budget={size} is {size} bytes; did you mean {size}GB?")
     return found[0] if len(found) == 1 else ",".join(map(str, found))
 
 

@@ -22,6 +22,8 @@ def parse_bytes(text: int | str) -> int:
     match = re.fullmatch(r"\s*(\d{1,300}(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     units = {name.upper(): size for name, size in UNITS.items()}
     unit = units.get((match[2] or "B").upper()) if match else None
+    if re.fullmatch(r"\s*-\d.*", text):
+        raise ColdpressError(f"'{clipped(text)}' is negative; give an amount of memory above 0")
     if match is None or unit is None:
         raise ColdpressError(
             f"'{clipped(text)}' is not an amount of memory; write bytes, or a number with {', '.join(UNITS)}"

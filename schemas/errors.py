@@ -41,8 +41,12 @@ def _restored(kind: type[ColdpressError], args: tuple[Any, ...], attributes: dic
     return error
 
 
+MOST_LISTED = 40
+"""Choices that are listed although there is a near one."""
+
+
 class UnknownNameError(ColdpressError):
-    """A name that is not among the known ones; the text gives the nearest one and all choices."""
+    """A name that is not among the known ones; the text gives the nearest one, and all choices where they are few."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         """`kind` says what the name is for, such as `device`."""
@@ -50,7 +54,8 @@ class UnknownNameError(ColdpressError):
         begins = [choice for choice in choices if name and choice.startswith(name)]  # such as int4 for int4_group32
         near = difflib.get_close_matches(name, choices, n=1) or begins
         hint = f" Did you mean '{near[0]}'?" if near else ""
-        super().__init__(f"unknown {kind} '{name}'.{hint} Known: {', '.join(choices) or 'none'}.")
+        listed = "" if near and len(choices) > MOST_LISTED else f" Known: {', '.join(choices) or 'none'}."
+        super().__init__(f"unknown {kind} '{name}'.{hint}{listed}")
 
 
 def known_name(kind: str, name: str, known: Iterable[Name]) -> Name:

@@ -1,7 +1,7 @@
 """Compiles a model for a device: runs `snakemake --config …` with the rules of this checkout, and shows its progress.
 
-Every key of a build is a flag, in small letters with hyphens; an option of a chosen plug-in is one, too, and is not in
-this list (`--window-tokens 3` with `--cache window`). What is built already is not built again.
+Every key of a build is a flag, in small letters with hyphens: `--help-all` lists all. An option of a chosen plug-in
+is one, too (`--window-tokens 3` with `--cache window`). What is built already is not built again.
 """
 
 import contextlib
@@ -10,16 +10,20 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import click
-from rich_click import RichOption
-from rich_click.rich_panel import RichOptionPanel
-
 from coldpress.runtime.cli.command_line import flag
-from coldpress.runtime.cli.declaration import FILE, PLACE, SPELLINGS, Command, argument, command, option, switch
+from coldpress.runtime.cli.declaration import (
+    FILE,
+    PLACE,
+    argument,
+    command,
+    known_keys,
+    option,
+    switch,
+    with_keys,
+)
 from coldpress.schemas.errors import ColdpressError
 
 EXAMPLES = """
@@ -28,8 +32,6 @@ EXAMPLES = """
   coldpress build relu-demo --device pixel6 --dry-run
   coldpress build --matrix builds.yaml --accepted accepted.json
 """
-KEY = "key_"
-"""Before the name of a key, so that it is no other flag's."""
 GIVEN_OTHERWISE = ("model", "locked")
 
 
@@ -78,6 +80,10 @@ def run(flags: Build) -> int:
     Raises:
         ColdpressError: if a flag has no value or does not go with another, or there are no rules.
     """
+    if unknown := flags.more.keys() - known_keys().keys():
+        from coldpress.compiler.workflow.keys import check_flags  # it imports all stages
+
+        check_flags(sorted(unknown), "coldpress build")
     config = {**flags.more, **({"locked": "true"} if flags.locked else {})}
     told = ["--cores", flags.cores, *(["--dry-run"] if flags.dry_run else [])]
     told += ["--workflow-profile", flags.profile] if flags.profile else []
@@ -144,6 +150,7 @@ def followed(config: Mapping[str, str], told: Sequence[str]) -> int:
             return follow(process.stdout)
         except KeyboardInterrupt:  # the terminal has interrupted snakemake, too, which ends its jobs first
             process.wait()
+            print("interrupted; the same command continues", file=sys.stderr)
             raise
 
 
@@ -163,30 +170,13 @@ def built(config: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def known_keys() -> dict[str, dict[str, Any]]:
-    """Returns the keys of a build from their JSON schema: name -> what the schema says of it."""
-    text = resources.files("coldpress.schemas").joinpath("json/config.schema.json").read_text(encoding="utf-8")
-    return json.loads(text)["properties"]
-
-
 def _here(path: Path) -> str:
     """Returns a path as seen from the current folder."""
     return os.path.relpath(path)
 
 
-def _help(declared: Mapping[str, Any]) -> str:
-    default = declared.get("default")
-    return declared["description"] + ("" if default is None else f" (default: {default})")
-
-
-def _keep(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
-    """Adds the value of a key to `more`."""
-    if value is not None:
-        context.params["more"][(parameter.name or "").removeprefix(KEY)] = value
-
-
-def _command() -> Command:
-    made = command(
+COMMAND = with_keys(
+    command(
         Build,
         run,
         name="build",
@@ -194,15 +184,6 @@ def _command() -> Command:
         examples=EXAMPLES,
         usage="--device DEVICE [--KEY VALUE ...]",
         takes_more=True,
-    )
-    for name, declared in known_keys().items():
-        if name not in GIVEN_OTHERWISE:
-            names, text = [flag(name), *SPELLINGS.get(name, ()), f"{KEY}{name}"], _help(declared)
-            made.params.append(
-                RichOption(names, help=text, metavar="VALUE", panel="Keys", callback=_keep, expose_value=False)
-            )
-    made.add_panel(RichOptionPanel("Keys"))
-    return made
-
-
-COMMAND = _command()
+    ),
+    GIVEN_OTHERWISE,
+)

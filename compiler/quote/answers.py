@@ -15,6 +15,7 @@ from coldpress.compiler.quote.decide import PROMPT_TOKENS, Asked, device_quotes
 from coldpress.compiler.quote.question import Question
 from coldpress.compiler.quote.records import DeviceQuote, Quote
 from coldpress.compiler.quote.sources import Source, find
+from coldpress.compiler.workflow.keys import check_flags
 from coldpress.runtime.profiles.devices import named_devices, read_device
 from coldpress.schemas.errors import ColdpressError
 
@@ -60,6 +61,7 @@ def quoted(question: Question, files: list[Path], folder: Path) -> Quote:
 
 
 def _keys(question: Question) -> dict[str, str]:
+    check_flags(question.more, "coldpress build")
     budget = {} if question.dram_budget is None else {"dram_budget": question.dram_budget}
     return {**question.more, **budget}
 

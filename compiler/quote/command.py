@@ -5,13 +5,13 @@
     coldpress quote prose7m-pixel6.coldpress --device oneplus12 --dram-budget 2GB
     coldpress quote mistral-7b --device pixel6 --dram-budget 2GB,3GB,4GB --method dense --format int4_group32
 
-Every key of a build is a flag here, too (`coldpress build --help`): the quote is of the build that they would make.
+Every key of a build is a flag here, too: the quote is of the build that they would make.
 The model is a name or folder as for `model=`, and only its config.json is read; a build folder, with measured curves
 and activations; or an artifact, which carries them. No weight is read. Several budgets are those of one build.
 """
 
 from coldpress.compiler.quote.question import Question
-from coldpress.runtime.cli.declaration import command
+from coldpress.runtime.cli.declaration import command, with_keys
 
 
 def run(question: Question) -> int:
@@ -33,4 +33,7 @@ def run(question: Question) -> int:
     return 0 if any(one.fits for one in quote.devices) else 2
 
 
-COMMAND = command(Question, run, name="quote", help=__doc__, usage="--device DEVICE [--KEY VALUE ...]", takes_more=True)
+COMMAND = with_keys(
+    command(Question, run, name="quote", help=__doc__, usage="--device DEVICE [--KEY VALUE ...]", takes_more=True),
+    ("model", "device", "dram_budget", "build_dir", "label", "locked"),
+)

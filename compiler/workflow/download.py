@@ -15,7 +15,7 @@ from coldpress.compiler.checkpoint.hub import cache_folder, listed, snapshot
 from coldpress.compiler.checkpoint.packages import fetch
 from coldpress.compiler.checkpoint.shapes import read_shapes
 from coldpress.compiler.needs import Inputs
-from coldpress.compiler.stages.preflight import Download, PreflightConfig, check_download
+from coldpress.compiler.stages.preflight import Download, PreflightConfig, check_download, check_shapes
 from coldpress.compiler.workflow.last_words import NOTE
 from coldpress.compiler.workflow.settings import CONFIG_FILE, BuildConfig, of_all_stages
 from coldpress.runtime.quantities import show_bytes
@@ -33,7 +33,10 @@ def download(config: BuildConfig, inputs: Inputs, ingested: Path, threads: int |
     model = config.model
     if model.packages is not None:
         fetch(model.packages, _tell)
-    if model.revision is None or ingested.exists():
+    if model.revision is None:
+        check_folder(config, inputs)
+        return
+    if ingested.exists():
         return
     text = check_before_download(config, inputs, ingested, threads)
     if text:
@@ -67,6 +70,28 @@ def _tell(line: str) -> None:
     print(f"{NOTE}{line}", file=sys.stderr, flush=True)
 
 
+def check_folder(config: BuildConfig, inputs: Inputs) -> None:
+    """Refuses, before any job, what a folder's config.json alone decides.
+
+    Raises:
+        DoesNotFitError: if the DRAM budget is too small.
+        ColdpressError: if the context is longer than the model holds.
+    """
+    file = Path(config.model.source) / CONFIG_FILE
+    if config["preflight"] != "off" and file.is_file():
+        check_shapes(_preflight(config, inputs), read_shapes(file), config.device)
+
+
+def _preflight(config: BuildConfig, inputs: Inputs) -> PreflightConfig:
+    return PreflightConfig(
+        preflight=config["preflight"],
+        folder=str(config.folder),
+        settings=of_all_stages(config),
+        inputs=inputs,
+        shards=config["calibration_shards"],
+    )
+
+
 def check_before_download(config: BuildConfig, inputs: Inputs, ingested: Path, threads: int | None) -> str:
     """Refuses what would fail after a download; returns a sentence about the download.
 
@@ -86,16 +111,8 @@ def check_before_download(config: BuildConfig, inputs: Inputs, ingested: Path, t
         return ""
     found = listed(model.source, model.revision)
     shapes = read_shapes(snapshot(model.source, model.revision, offline=False, patterns=[CONFIG_FILE]) / CONFIG_FILE)
-    settings = PreflightConfig(
-        preflight=config["preflight"],
-        folder=str(config.folder),
-        settings=of_all_stages(config),
-        inputs=inputs,
-        shards=config["calibration_shards"],
-    )
-    check_download(
-        settings, shapes, config.device, Download(found.missing_bytes, cache_folder(model.source).parent), threads
-    )
+    lacking = Download(found.missing_bytes, cache_folder(model.source).parent)
+    check_download(_preflight(config, inputs), shapes, config.device, lacking, threads)
     license_text = model.license or found.license or "no licence that its card names"
     return (
         f"{model.name} ({model.source} at {model.revision}, {license_text}): {show_bytes(found.weight_bytes)} of "

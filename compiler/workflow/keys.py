@@ -4,9 +4,10 @@ A key is a field marked `Key` in a stage's settings record (schemas/config.py), 
 of `WorkflowKeys`, for decisions that belong to no single stage. compiler/workflow/key_documents.py documents them.
 """
 
+import difflib
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from coldpress.compiler.candidates import AUTO
 from coldpress.compiler.job import config_of
 from coldpress.compiler.pipeline import STAGES
 from coldpress.runtime import plugins as _plugins
+from coldpress.runtime.cli.command_line import flag
 from coldpress.schemas.base import MAX_EXACT_INTEGER, PositiveCount, Record
 from coldpress.schemas.config import BRANCH_PATTERN, NAME_PATTERN, Key, OptionsOf
 from coldpress.schemas.errors import ColdpressError, UnknownNameError, clipped
@@ -209,6 +211,19 @@ def unknown_key(name: str, chosen: Mapping[str, tuple[str, ...]]) -> ColdpressEr
     pairs = ((package, plugin) for package, plugins in chosen.items() for plugin in plugins)
     options = (option for pair in pairs for option in option_keys(*pair))
     return UnknownNameError("config key", name, {*config_keys(), *options})
+
+
+def check_flags(names: Iterable[str], command: str) -> None:
+    """Refuses flags of a command line that are neither keys nor options of any plug-in.
+
+    Raises:
+        ColdpressError: naming the flag as typed, and the nearest one.
+    """
+    for name in names:
+        if name not in config_keys() and not owners_of(name):
+            near = difflib.get_close_matches(name, config_keys(), n=1)
+            meant = f" (did you mean {flag(near[0])}?)" if near else ""
+            raise ColdpressError(f"there is no flag '{flag(name)}'{meant}; see `{command} --help`")
 
 
 def _owner(record: type[Record], field: str) -> str:

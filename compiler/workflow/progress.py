@@ -20,6 +20,8 @@ from coldpress.compiler.workflow.running import BROKEN, FINISHED, JOB_ID, Runnin
 CHUNK = re.compile(r"\s+wildcards: chunk=(\d+)-(\d+)")
 STEPS = re.compile(r"(\d+) of (\d+) steps \(\d+%\) done")
 TROUBLE = re.compile(r"(\w*Error\b|error:|Error in rule|MissingInput|Exiting because|\w*Exception\b)")
+ALL = "all"
+"""The rule that does nothing but want what others make."""
 UP_TO_DATE, DRY_RUN = "Nothing to be done", "This was a dry-run"
 LAST_OF_SNAKEMAKE = re.compile(r"(Complete log\(s\): |Elapsed time: )")
 """Snakemake's lines between the last step and the summary (compiler/workflow/ending.py)."""
@@ -53,11 +55,12 @@ def shorten(lines: Iterable[str], clock: Iterator[float]) -> Generator[str, None
         elif found := JOB_ID.match(line):
             job = found[1]
         elif found := CHUNK.match(line):
-            chunk_of[job] = f" {int(found[1])}-{int(found[2])}"
+            chunk_of[job] = f", layers {int(found[1])}-{int(found[2])}"
         elif found := FINISHED.match(line):
             finished, rule = found.groups()
         elif found := STEPS.match(line):
-            yield f"[{int(found[1]):3d}/{found[2]}] {rule + chunk_of.get(finished, ''):24s} {next(clock):6.1f} s"
+            name = "done" if rule == ALL else rule + chunk_of.get(finished, "")
+            yield f"[{int(found[1]):3d}/{found[2]}] {name:24s} {next(clock):6.1f} s"
         if line.startswith((UP_TO_DATE, DRY_RUN)) or (found and found.re is STEPS and found[1] == found[2]):
             done, trouble = True, []
         if line.startswith(DRY_RUN):

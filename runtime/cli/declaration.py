@@ -4,9 +4,11 @@ A command's flags are the fields of a frozen record, each declared once, by `opt
 that is not given is the field's default. rich-click prints the help.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field, fields
 from functools import partial
+from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +29,20 @@ from coldpress.runtime.cli.command_line import flag, guarded
 
 PLACE, FILE = click.Path(readable=False), click.Path(readable=False, path_type=Path)
 """Types of text and of a `Path` that the shell completes by files' names; what is no file is said when it is opened."""
+KEY = "key_"
+"""Before the name of a build's key, so that it is no other flag's."""
+COMMON = (
+    "device",
+    "dram_budget",
+    "corpus",
+    "context_length",
+    "max_ppl_ratio",
+    "method",
+    "format",
+    "kv_cache",
+    "revision",
+)
+"""Keys that the short help shows."""
 HELP: Mapping[str, Any] = {
     "help_option_names": ["-h", "--help"],
     "rich_help_config": RichHelpConfiguration(
@@ -105,9 +121,11 @@ class Command(_AsWritten):
         one_of: The section of flags that exclude each other; empty for none.
         needs_one: Whether one of them has to be given.
         takes_more: Whether flags that are not declared, each with a value, become its parameter `more`.
+        rare: Names of parameters that `--help-all` shows, and `--help` does not.
     """
 
     one_of, needs_one, takes_more = "", False, False
+    rare: Collection[str] = ()
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parses the words after the command's name."""
@@ -124,6 +142,17 @@ class Command(_AsWritten):
             raise click.UsageError(f"one of {', '.join(each.opts[0] for each in among)} is missing", ctx)
         return left
 
+    def get_help(self, ctx: click.Context) -> str:
+        """Returns the help, without the rare flags: the shell completes them all the same."""
+        rare = [each for each in self.params if each.name in self.rare and isinstance(each, RichOption)]
+        for each in rare:
+            each.hidden = True
+        try:
+            return super().get_help(ctx)
+        finally:
+            for each in rare:
+                each.hidden = False
+
     def invoke(self, ctx: click.Context) -> int:
         """Runs the command."""
         import numpy as np  # not for a help or a completion
@@ -131,6 +160,46 @@ class Command(_AsWritten):
         subject = ctx.params.get("artifact") or ctx.params.get("model") or ctx.info_name
         with np.errstate(all="ignore"):  # no warnings: results are checked for overflow, and refused in one sentence
             return guarded(partial(super().invoke, ctx), str(subject))
+
+
+def known_keys() -> dict[str, dict[str, Any]]:
+    """Returns the keys of a build from their JSON schema: name -> what the schema says of it."""
+    text = resources.files("coldpress.schemas").joinpath("json/config.schema.json").read_text(encoding="utf-8")
+    return json.loads(text)["properties"]
+
+
+def with_keys(made: Command, given_otherwise: Collection[str]) -> Command:
+    """Adds a flag for each key of a build that is not `given_otherwise`, and `--help-all`; their values are put into
+    `more`."""
+    rare: list[str] = []
+    for name, declared in known_keys().items():
+        if name in given_otherwise:
+            continue
+        default = declared.get("default")
+        text = declared["description"] + ("" if default is None else f" (default: {default})")
+        names = [flag(name), *SPELLINGS.get(name, ()), f"{KEY}{name}"]
+        made.params.append(
+            RichOption(names, help=text, metavar="VALUE", panel="Keys", callback=_keep, expose_value=False)
+        )
+        rare += [] if name in COMMON else [f"{KEY}{name}"]
+    how: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
+    made.params.append(RichOption(["--help-all"], help="Show all keys, too.", callback=_show_all, **how))
+    made.rare = rare
+    made.add_panel(RichOptionPanel("Keys"))
+    return made
+
+
+def _keep(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    """Adds the value of a key to `more`."""
+    if value is not None:
+        context.params["more"][(parameter.name or "").removeprefix(KEY)] = value
+
+
+def _show_all(context: click.Context, _: click.Parameter, is_asked: bool) -> None:
+    """Prints the help with all keys."""
+    if is_asked and not context.resilient_parsing:
+        print(super(Command, context.command).get_help(context))
+        context.exit()
 
 
 def _is_given(parameter: click.Parameter, ctx: click.Context) -> bool:

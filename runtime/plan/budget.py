@@ -17,7 +17,7 @@ from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.plan.bookkeeping import bookkeeping_bytes
 from coldpress.schemas.errors import DoesNotFitError
 from coldpress.schemas.layout import Plan, Section, by_budget, placed_parts
-from coldpress.schemas.manifest import MANIFEST_FILE, Manifest
+from coldpress.schemas.manifest import Manifest
 
 
 class Claim(NamedTuple):
@@ -129,10 +129,10 @@ def refit(manifest: Manifest, plan: Plan, dram_budget_bytes: int) -> Plan:
         pins, slots = [0] * len(claims), [claim.num_units - claim.num_pinned for claim in claims]
     elif room_bytes < 0:
         raise DoesNotFitError(
-            f"{MANIFEST_FILE}: {plan.title} needs {dram_budget_bytes - room_bytes} bytes of DRAM before any unit is "
-            f"cached (resident {plan.resident_bytes}, predictors {plan.predictor_bytes}, KV cache "
-            f"{plan.kv_cache_bytes}, bookkeeping {bookkeeping_bytes(manifest)}, buffers the rest), the budget is "
-            f"{dram_budget_bytes}; raise it, or build for a shorter context or a smaller format"
+            f"{plan.title} needs {dram_budget_bytes - room_bytes:,} bytes of DRAM before any unit is "
+            f"cached (resident {plan.resident_bytes:,}, predictors {plan.predictor_bytes:,}, KV cache "
+            f"{plan.kv_cache_bytes:,}, bookkeeping {bookkeeping_bytes(manifest):,}, buffers the rest), the budget is "
+            f"{dram_budget_bytes:,}; raise it, or build for a shorter context or a smaller format"
         )
     else:
         more_bytes = max(0, dram_budget_bytes - plan.dram_budget_bytes)

@@ -31,7 +31,7 @@ def check_fits(plan: Plan, needed: int, available: int) -> None:
         )
     if needed > available:
         raise DoesNotFitError(
-            f"{MANIFEST_FILE}: {plan.title} needs {needed} bytes of DRAM, this machine has {available} for this "
+            f"{plan.title} needs {needed:,} bytes of DRAM, this machine has {available:,} for this "
             "process; give a smaller --dram-budget"
         )
 

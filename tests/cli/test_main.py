@@ -12,10 +12,10 @@ import click
 import pytest
 
 from coldpress.cli import doctor
-from coldpress.cli.build import known_keys
 from coldpress.cli.main import COMMANDS, FRONT_DOOR, load, main
 from coldpress.compiler.workflow.keys import config_keys
 from coldpress.runtime import _native
+from coldpress.runtime.cli.declaration import known_keys
 from tests.support.artifacts import Recipe, build_artifact, change_manifest, small_spec
 from tests.support.data import ROOT
 from tests.support.models import write_corpus, write_model
@@ -95,7 +95,7 @@ def of_build(*words: str) -> Mapping[str, str]:
 
 def test_a_build_has_a_flag_for_every_key() -> None:
     assert known_keys().keys() == config_keys().keys()
-    for name in set(known_keys()) - {"model"}:
+    for name in set(known_keys()) - {"model", "locked"}:
         assert of_build("relu-demo", f"--{name.replace('_', '-')}", "some") == {name: "some"}
 
 
@@ -108,6 +108,51 @@ def test_options_of_plug_ins_are_flags_too() -> None:
         of_build("relu-demo", "--window-tokens")
     with pytest.raises(click.UsageError, match="unexpected extra argument"):
         of_build("relu-demo", "fast")
+
+
+def test_the_help_of_a_build_is_short(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["build", "--help"]) == 0
+    short = capsys.readouterr().out
+    assert main(["build", "--help-all"]) == 0
+    every = capsys.readouterr().out
+    assert len(short.splitlines()) < 80 < len(every.splitlines())
+    assert "--dram-budget" in short
+    assert "--layers-per-job" not in short
+    assert all(f"--{name.replace('_', '-')} " in every for name in set(known_keys()) - {"model", "locked"})
+
+
+@pytest.mark.parametrize("command", ["build", "quote"])
+def test_an_unknown_key_is_the_flag_as_typed_and_the_nearest_one(
+    capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    """Not 1,500 characters of keys."""
+    assert main([command, "relu-demo", "--device", "pixel6", "--dram-bugdet", "1GB"]) == 2
+    sentence = "error: there is no flag '--dram-bugdet' (did you mean --dram-budget?); see `coldpress build --help`\n"
+    assert capsys.readouterr().err == sentence
+
+
+def test_an_interrupted_build_says_that_it_goes_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Process:
+        stdout, waited = (), 0
+
+        def __enter__(self) -> "Process":
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def wait(self) -> None:
+            Process.waited += 1
+
+    def interrupted(_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("coldpress.compiler.python_api.started", lambda *_: Process())
+    monkeypatch.setattr("coldpress.compiler.workflow.progress.follow", interrupted)
+    assert main(["build", "relu-demo", "--device", "pixel6"]) == 130
+    assert capsys.readouterr().err == "interrupted; the same command continues\n"
+    assert Process.waited == 1
 
 
 def test_a_typo_is_told_the_flag_that_was_meant(capsys: pytest.CaptureFixture[str]) -> None:

@@ -107,6 +107,8 @@ def test_the_key_takes_a_list() -> None:
     resolved = settings.resolve({"model": "relu-demo", "dram_budget": "1GB, 2GB,50%"})
     assert resolved["dram_budget"] == "1000000000,2000000000,50%"
     assert settings.resolve({"model": "relu-demo", "dram_budget": "1GB"})["dram_budget"] == 10**9
+    with pytest.raises(ColdpressError, match=r"dram_budget=2 is 2 bytes; did you mean 2GB\?"):
+        settings.resolve({"model": "relu-demo", "dram_budget": "2"})
     with pytest.raises(ColdpressError, match="'much' is not an amount of memory"):
         settings.resolve({"model": "relu-demo", "dram_budget": "1GB,much"})
     with pytest.raises(ColdpressError, match="names 65 budgets, expected at most 64"):

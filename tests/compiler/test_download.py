@@ -16,7 +16,7 @@ from coldpress.compiler.device import host
 from coldpress.compiler.io import Workspace
 from coldpress.compiler.stages import ingest, preflight
 from coldpress.compiler.stages.ingest import IngestConfig
-from coldpress.compiler.workflow.download import check_before_download
+from coldpress.compiler.workflow.download import check_before_download, check_folder
 from coldpress.compiler.workflow.settings import resolve
 from coldpress.schemas.errors import ColdpressError
 from tests.support.checkpoints import REVISION
@@ -94,6 +94,29 @@ def refusal(index: Hub, tmp_path: Path, **keys: Any) -> str:
     assert "\n" not in str(caught.value)
     assert set(index.fetched) <= {"config.json"}, "nothing but the shapes"
     return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"dram_budget": "9000"}, "a DRAM budget of 9,000 bytes was asked for"),
+        ({"context_length": 100_000}, "context_length=100000 was asked for, the model holds 256 tokens"),
+        ({"dram_budget": "100%"}, None),
+        ({"dram_budget": "9000", "preflight": "off"}, None),
+    ],
+)
+def test_what_config_json_decides_is_refused_before_any_job(
+    tmp_path: Path, keys: dict[str, Any], sentence: str | None
+) -> None:
+    """Of a folder as of the hub; without weights."""
+    folder = write_model(tmp_path / "tiny", num_hidden_layers=2)
+    (folder / "model.safetensors").unlink()
+    config = resolve({"model": str(folder), "corpus": "pydoc", "build_dir": str(tmp_path / "build"), **keys})
+    if sentence is None:
+        check_folder(config, inputs_for(config))
+        return
+    with pytest.raises(ColdpressError, match=sentence):
+        check_folder(config, inputs_for(config))
 
 
 def test_what_will_come_is_said(index: Hub, tmp_path: Path) -> None:

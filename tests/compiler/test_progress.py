@@ -72,9 +72,9 @@ def short(text: str) -> list[str]:
 def test_one_line_per_step() -> None:
     lines = short(RUN)
     assert len(lines) == 3
-    assert lines[0].split() == ["[", "1/3]", "order", "0-2", "0.0", "s"]
+    assert lines[0].split() == ["[", "1/3]", "order,", "layers", "0-2", "0.0", "s"]
     assert lines[1].split()[2] == "device"
-    assert lines[2].split()[1:3] == ["3/3]", "all"]
+    assert lines[2].split()[1:3] == ["3/3]", "done"]
 
 
 def test_the_ending_of_a_build_is_shown() -> None:

@@ -290,6 +290,7 @@ def test_bench_compares_and_ends_with_json(capsys, artifact):
     [
         (["--dram-budget", "100"], "needs .* bytes of DRAM before any unit is cached .* the budget is 100"),
         (["--dram-budget", "lots"], "'lots' is not an amount of memory"),
+        (["--dram-budget=-1GB"], "'-1GB' is negative; give an amount of memory above 0"),
         (["--dram-budget", "0"], "'0' is less than one byte"),
         (["--selector", "predictor"], "the selector 'predictor' cannot choose units of the family up_down"),
         (["--selector", "topp"], "unknown selector 'topp'. Did you mean 'topk'"),

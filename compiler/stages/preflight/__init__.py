@@ -11,7 +11,7 @@ whose weights take 1 GB or more, since smaller ones build about as fast, or for 
 import logging
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -136,6 +136,23 @@ def is_tried(mode: str, build: Build) -> bool:
     return mode == "always" or build.weight_bytes >= LARGE_BYTES
 
 
+def check_shapes(config: PreflightConfig, model: Shapes, device: DeviceProfile) -> Build:
+    """Refuses what config.json alone decides; returns the build.
+
+    Raises:
+        DoesNotFitError: if the DRAM budget is too small.
+        ColdpressError: if the context is longer than the model holds.
+    """
+    build = _build_of(config, model, device, *asked_text(config.settings, model), 1)
+    longest = build.model.spec.max_position_embeddings
+    if build.context_length > longest:
+        raise ColdpressError(
+            f"context_length={build.context_length} was asked for, the model holds {longest} tokens; use a shorter one"
+        )
+    budget.check(build)
+    return build
+
+
 def check_download(
     config: PreflightConfig, model: Shapes, device: DeviceProfile, download: Download, threads: int | None
 ) -> None:
@@ -151,8 +168,7 @@ def check_download(
     Raises:
         DoesNotFitError: if memory, disk or the DRAM budget is too small for the full calibration text.
     """
-    build = _build_of(config, model, device, *asked_text(config.settings, model), threads or 1)
-    budget.check(build)
+    build = replace(check_shapes(config, model, device), threads=min(threads or 1, PASS_THREADS))
     stages = all_needs(build)
     if threads is not None:
         check_ram(stages, host.free_dram_bytes())
