@@ -1,4 +1,5 @@
-"""ActiveFlow's choice (4.1): top-k on the inputs of all linear layers, as sparse as the DRAM budget asks.
+"""ActiveFlow's choice (4.1): top-k on the inputs of the MLP's matrices, and of attention's with attention=true,
+as sparse as the DRAM budget asks.
 
 sp = 1 - M_max / S_m is the least sparsity whose active weights fit the budget (Table 1); the density is 1 - sp, or the
 lowest that keeps the quality where that is higher, since the paper has no floor. The cache is the contextual LFU (4.2).
