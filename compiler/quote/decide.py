@@ -151,7 +151,7 @@ class _Quoting:
             return "as asked for"
         assert found.best is not None
         if self._source.basis == "measured" or not found.best.is_whole or found.best.holds_everything:
-            return found.tried[0].reason
+            return found.tried[0].reason or ""
         return "every weight is used, since what leaving some out would lose is unknown"
 
     # Searching

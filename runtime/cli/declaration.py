@@ -198,7 +198,8 @@ def _keep(context: click.Context, parameter: click.Parameter, value: str | None)
 def _show_all(context: click.Context, _: click.Parameter, is_asked: bool) -> None:
     """Prints the help with all keys."""
     if is_asked and not context.resilient_parsing:
-        print(super(Command, context.command).get_help(context))
+        assert isinstance(context.command, Command)
+        print(_AsWritten.get_help(context.command, context))
         context.exit()
 
 
