@@ -99,8 +99,8 @@ def checked_file(path: Path, sha256: str, record: str) -> Path:
 
 
 def deletion(record: Path) -> str:
-    """Returns the words that tell a user to delete a record, and what it leads to if it is a link into a cache; of a
-    copy that Snakemake has fetched for this job, they name the object in the store."""
+    """Says how to delete a record: the file itself, its target if it is a link into a cache, or the object in the store
+    if Snakemake fetched it."""
     if stored := FETCHED.search(str(record)):
         return f"delete {stored['provider']}://{stored['name']}"
     if not record.is_symlink():

@@ -74,7 +74,7 @@ def job_lock(folder: Path, stage: str) -> Iterator[None]:
             build.seek(0)
             current = build.read()
         if not is_free or os.environ.get(BUILD_VARIABLE, current) != current:
-            raise ColdpressError(f"this job, {stage}, is of a build that has ended, and another one has begun since")
+            raise ColdpressError(f"job {stage} belongs to a build that has ended; a newer build owns this folder now")
         _write(jobs, _signature(stage))
         yield
 

@@ -50,7 +50,7 @@ class RelufyConfig(DeviceSetting, TrainingSetting):
 
     relufy: Annotated[Literal["off", "relu", "relu2", "fatrelu"], Key()] = Field(
         default=OFF,
-        description="the activation with exact zeros that the model gets before it is calibrated, learning from itself",
+        description="replace the activation by one with exact zeros, and distill from the original before calibration",
     )
     relufy_threshold: Annotated[float, Key()] = Field(
         default=0.1, gt=0, lt=1024, description="value below which relufy=fatrelu gives zero"

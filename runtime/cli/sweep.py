@@ -63,7 +63,7 @@ Source = Path | Statistics | Literal["signals"]
 
 @dataclass(frozen=True)
 class Drawn:
-    """A drawn trace: what was stated, what that is over all parts, and what the draws gave."""
+    """A synthetic trace: the requested statistics, their totals over all parts, and those measured on the draw."""
 
     stated: Statistics
     asked: Figures

@@ -107,7 +107,8 @@ def activation(name: Activation, threshold: float = 0.0) -> Callable[[np.ndarray
 
 
 def up_activation(name: Activation, threshold: float = 0.0) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns what an MLP with a gate and the activation `name` applies to up, float32 [...] -> float32 [...]."""
+    """Returns the function that an MLP with the activation `name` applies to the up projection: identity, ReLU (drelu),
+    or clamp and + 1 (swiglu_oai); float32 [...] -> float32 [...]."""
     if name == "drelu":
         return _relu
     if name == "swiglu_oai":

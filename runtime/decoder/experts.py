@@ -186,7 +186,7 @@ class SharedExpert:
     """[1, hidden_size]: the sigmoid of its product weights the output (Qwen1.5-MoE); None for a weight of 1."""
 
     def output(self, x_TN: np.ndarray, tokens: Tokens) -> np.ndarray:
-        """Returns what it adds, float32 [T, N]."""
+        """Computes its output, which is added to the sum of the routed experts, float32 [T, N]."""
         y_TN = self.mlp.begin(x_TN, tokens).result()
         return y_TN if self.gate is None else y_TN * sigmoid(self.gate.apply(x_TN, tokens.parts))
 

@@ -21,11 +21,11 @@ class Router:
     """One layer's rules of choosing and weighing."""
 
     def __init__(self, spec: ModelSpec, correction: np.ndarray | None = None) -> None:
-        """Takes the model's rules; `correction` float32 [E] is added to what experts are chosen by, not to weights."""
+        """Takes the model's rules; `correction` float32 [E] is added to ranking scores, not to weights."""
         self._spec, self._correction = spec, correction
 
     def scores(self, logits_TE: np.ndarray) -> np.ndarray:
-        """Returns what experts are chosen by, float32 [T, E], from float32 logits: the sigmoid, or the logit itself,
+        """Returns the ranking scores, float32 [T, E], from float32 logits: the sigmoid, or the logit itself,
         which has the order of the softmax; plus the correction."""
         scores_TE = sigmoid(logits_TE) if self._spec.router_scores == "sigmoid" else logits_TE
         return scores_TE if self._correction is None else scores_TE + self._correction

@@ -24,7 +24,7 @@ class Routing(plugins.PluginBase):
 
     @abstractmethod
     def scores(self, scores_TE: np.ndarray, present_E: np.ndarray, strength: float) -> np.ndarray:
-        """Returns what experts are chosen by, float32 [T, E]; the largest are chosen.
+        """Returns the ranking scores, float32 [T, E]: the experts with the largest are chosen.
 
         Args:
             scores_TE: The router's scores, float32 [T, E].

@@ -113,7 +113,7 @@ class _Units:
         return self._generator.random_raw((count + 1) // 2).astype("<u8", copy=False).view("<u4")[:count]
 
     def _of_groups(self, values: np.ndarray) -> np.ndarray:
-        """Returns for each unit what its group has, [num_units]."""
+        """Expands values per group to one value per unit, [num_units]."""
         return values.repeat(self._group_units)[: self._order.size]
 
 

@@ -16,7 +16,7 @@ from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.model import Model
 
 INPUTS = {"revision": "commit", "weights_sha256": "weights", "text_sha256": "text"}
-"""Field -> what it is of."""
+"""Locked field -> the input whose hash it holds."""
 
 
 class Locked(Record):

@@ -60,8 +60,8 @@ class DistillConfig(DeviceSetting, TrainingSetting):
         default=0.9,
         gt=0,
         le=1,
-        description="share of what distillation wins on validation text that has to stay when weights are moved back "
-        "towards the source's, so that the student stays good dense; 1 moves nothing",
+        description="smallest share of the gain on validation text to keep while weights are interpolated back to the "
+        "source's, so that the student stays good dense; 1: no interpolation",
     )
 
 

@@ -123,7 +123,7 @@ class _Measured:
     """One division among layers, in whole models."""
 
     level: float
-    """How much of its way of dividing it uses, from 0 to 1."""
+    """How far this division is followed, from not at all (0) to fully (1)."""
     strengths: np.ndarray
     """float64 [num_layers]."""
     kld: float
