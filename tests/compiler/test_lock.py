@@ -88,7 +88,7 @@ def test_a_job_that_comes_late_finds_that_another_build_has_begun(
         earlier = os.environ[BUILD_VARIABLE]
     monkeypatch.setenv(BUILD_VARIABLE, earlier.replace('"build"', '"earlier"'))
     with (
-        pytest.raises(ColdpressError, match="this job, order, is of a build that has ended"),
+        pytest.raises(ColdpressError, match="job order belongs to a build that has ended"),
         job_lock(tmp_path, "order"),
     ):
         pytest.fail("it runs")
