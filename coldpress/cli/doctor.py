@@ -78,9 +78,9 @@ def run(flags: Doctor) -> int:
     if flags.json:
         print(json.dumps({"findings": [asdict(one) for one in found]}))
     else:
-        table = Table("", "", "found", "what to do", box=None, padding=(0, 2, 0, 0))
+        table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
         for one in found:
-            table.add_row(one.state, one.name, one.found, one.remedy)
+            table.add_row(one.state, one.name, one.found + (f"\n-> {one.remedy}" if one.remedy else ""))
         Console(highlight=False, markup=False).print(table)
     return EXIT_BAD_INPUT if any(one.state == "bad" for one in found) else 0
 
