@@ -41,6 +41,7 @@ def describe(artifact: Artifact) -> dict[str, Any]:
         "flash_bytes": manifest.flash.size_bytes,
         "page_bytes": manifest.flash.page_bytes,
         "families": [_family(manifest, entry) for entry in manifest.families],
+        "tables": [{**table.model_dump(), "total_bytes": table.length_bytes} for table in manifest.flash.tables],
         "num_predictors": len(manifest.predictors),
         "plans": [_plan(manifest, plan) for plan in manifest.plans],
         "experts": curve and curve.model_dump(mode="json"),
@@ -122,11 +123,17 @@ def render(summary: dict[str, Any], spec: ModelSpec) -> str:
             "\n".join(f"{name:10}{printable(clipped(value, 500))}" for name, value in facts),
             "files\n" + table([(name, str(size)) for name, size in summary["files"].items()], "  "),
             "on flash\n" + table(_family_rows(summary["families"]), "  "),
+            *map(_read_by_row, summary["tables"]),
             "plans\n" + table(_plan_rows(summary["plans"]), "  "),
             *summary["skipped_plans"],
             *map(printable, summary["warnings"]),
         ]
     )
+
+
+def _read_by_row(entry: dict[str, Any]) -> str:
+    rows = f"{entry['num_rows']} rows of {entry['row_bytes']} bytes in {entry['format']}"
+    return f"read by row from flash\n  {entry['role']}: {rows}, {show_bytes(entry['total_bytes'])}"
 
 
 def _family_rows(families: list[dict[str, Any]]) -> list[tuple[str, ...]]:

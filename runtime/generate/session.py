@@ -296,7 +296,8 @@ class Session:
             while True:
                 last, left = found.token_ids[-1], max_new_tokens - len(tokens) - len(found.token_ids)
                 if left > 0 and last not in stop_ids and not drafts:
-                    self.decoder.expect(last)
+                    with self.step:
+                        self.decoder.expect(last)
                 for token in timer.tokens(found.token_ids, found.drafted):
                     tokens.append(token)
                     if (yield token) or token.id in stop_ids or len(tokens) == max_new_tokens:

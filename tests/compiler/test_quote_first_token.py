@@ -30,11 +30,15 @@ COSTS = {"request_s": 3e-4, "reading_s": 5e-4, "layer_s": 7e-4, "token_s": 2e-3,
 
 
 def setting(
-    device: DeviceProfile, num_pinned: int = 0, experts: tuple[int, int] | None = None, **changes: Any
+    device: DeviceProfile,
+    num_pinned: int = 0,
+    experts: tuple[int, int] | None = None,
+    tied: bool = True,
+    **changes: Any,
 ) -> Setting:
     """All layers of a small model in int8, so many units of each pinned; `experts`: how many, and of them a token's."""
     of_experts = dict(zip(("num_experts", "num_experts_per_tok"), experts or (), strict=False))
-    model = model_of(LAYERS, HIDDEN, INTERMEDIATE // (experts or [1])[0], **of_experts)
+    model = model_of(LAYERS, HIDDEN, INTERMEDIATE // (experts or [1])[0], tie_word_embeddings=tied, **of_experts)
     part = {"family": WHOLE_MLP, "density": 1.0, "num_pinned": num_pinned, "cache_slots": 0}
     parts = tuple(PartPlan(layer=layer, **part) for layer in range(LAYERS))
     values = {"resident_bytes": RESIDENT_BYTES, "predictor_bytes": 0, "read_buffer_bytes": 1 << 20} | changes
@@ -202,3 +206,20 @@ def test_a_prompt_reads_the_experts_that_a_trace_shows() -> None:
     same_two, one_token, all_experts = first_token(of, 256, shares), first_token(of, 1), first_token(of, 256)
     assert same_two.expected_s == pytest.approx(one_token.expected_s, rel=1e-2)
     assert same_two.expected_s < 0.8 * all_experts.expected_s
+
+
+def test_a_prompt_reads_its_embeddings_together_or_they_are_loaded_with_what_stays() -> None:
+    device = device_of()
+    tied, untied = (first_token(setting(device, tied=tied), 200) for tied in (True, False))
+    row_bytes = HIDDEN + 2 * HIDDEN // 32
+    read_s = float(flash_seconds(device.flash, 200, 200 * (row_bytes + 4096 - 4)))
+    assert untied.load_s == tied.load_s
+    assert untied.expected_s - tied.expected_s == pytest.approx(read_s)
+    whole = {"num_pinned": INTERMEDIATE, "dram_budget_bytes": 1 << 29}
+    tied, untied = (first_token(setting(device, tied=tied, **whole), 200) for tied in (True, False))
+    extra = sum(
+        sign * float(flash_seconds(device.flash, -(-size // MAX_READ_BYTES), size))
+        for sign, size in ((1, RESIDENT_BYTES + VOCAB * row_bytes), (-1, RESIDENT_BYTES))
+    )
+    assert untied.load_s - tied.load_s == pytest.approx(extra)
+    assert untied.expected_s - tied.expected_s == pytest.approx(extra)

@@ -1,10 +1,12 @@
 """Token embeddings that are read by row from flash: the same tokens as from DRAM, and every row is counted."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
 
+from coldpress.cli.main import main
 from coldpress.runtime.artifact.errors import FeatureError, ModelError, SectionError
 from coldpress.runtime.artifact.integrity import verify_artifact
 from coldpress.runtime.artifact.reader import open_artifact
@@ -251,3 +253,11 @@ def test_rows_of_reads_in_order(built):
         tokens = random.integers(0, 960, count)
         assert (store.read_rows(tokens) == expected[tokens]).all()
     store.close()
+
+
+def test_inspect_lists_what_is_read_by_row(built, capsys):
+    assert main(["inspect", str(built.path)]) == 0
+    assert "embed_tokens.weight: 960 rows of 128 bytes in fp16, 123 kB" in capsys.readouterr().out
+    assert main(["inspect", str(built.path), "--json"]) == 0
+    (table,) = json.loads(capsys.readouterr().out)["tables"]
+    assert (table["num_rows"], table["total_bytes"]) == (960, 960 * 128)
