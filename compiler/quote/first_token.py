@@ -81,8 +81,7 @@ def first_token(setting: Setting, prompt_tokens: int, expert_shares: np.ndarray 
     """
     plan = choose_plan(setting.manifest)
     held_bytes = table_bytes(setting.manifest) if holds_tables(setting.manifest, plan) else 0
-    # what is read by row is loaded with what stays in DRAM, not with the units of each layer
-    setting = replace(setting, plan=plan.model_copy(update={"dram_budget_bytes": plan.dram_budget_bytes - held_bytes}))
+    setting = replace(setting, plan=plan)
     chunks = [min(PREFILL_CHUNK_TOKENS, prompt_tokens - at) for at in range(0, prompt_tokens, PREFILL_CHUNK_TOKENS)]
     used = [_experts_used(setting.model.spec, chunk, expert_shares) for chunk in chunks]
     openings = {count: _opening(setting, count) for count in dict.fromkeys(map(round, used))}
@@ -136,8 +135,11 @@ def _products_of_experts(setting: Setting, num_tokens: int, experts_used: float)
 
 
 def _opening(setting: Setting, experts_read: int) -> Opening:
-    """Returns the seconds of a session's first reads; simulates one layer for all, if all have equal parts."""
+    """Returns the seconds of a session's first reads of units; simulates one layer for all, if all have equal parts."""
     plan, layers = setting.plan, dict[int, list[PartPlan]]()
+    units_only = setting.manifest.flash.model_copy(update={"tables": ()})
+    manifest = setting.manifest.model_copy(update={"flash": units_only})
+    artifact = replace(setting.artifact, manifest=manifest)
     for part in plan.parts:
         layers.setdefault(part.layer, []).append(part)
     first, *others = layers.values()
@@ -147,12 +149,12 @@ def _opening(setting: Setting, experts_read: int) -> Opening:
         for parts in layers.values()
     }
     if len(kinds) > 1:
-        return simulate_opening(setting.artifact, plan, experts_read)
+        return simulate_opening(artifact, plan, experts_read)
     sizes = {(section.first_layer, section.family): section.unit_bytes for section in setting.sections}
     held_bytes = sum((part.num_pinned + part.cache_slots) * sizes[part.layer, part.family] for part in first)
     budget = plan.dram_budget_bytes - len(others) * held_bytes  # as much room for buffers as with all layers
     one = plan.model_copy(update={"parts": tuple(first), "dram_budget_bytes": budget})
-    found = simulate_opening(setting.artifact, one, experts_read)
+    found = simulate_opening(artifact, one, experts_read)
     passes = {(layer, part.family): found.passes[first[0].layer, part.family] for layer in layers for part in first}
     return Opening(len(layers) * found.load_s, passes)
 

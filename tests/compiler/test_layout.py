@@ -22,7 +22,7 @@ def test_offsets_by_hand(tmp_path):
         (1, "mlp_in", 131072, 64, 204),
         (1, "mlp_mid", 196608, 72, 68),
     ]
-    (table,) = layout.layout.tables  # 384 rows of 64 values in 2 groups
+    (table,) = layout.tables  # 384 rows of 64 values in 2 groups
     assert (table.role, table.offset_bytes) == ("embed_tokens.weight", 262144)
     assert (table.num_rows, table.row_bytes, table.format) == (384, 68, "int8_group32")
     assert layout.flash_bytes == 327680
@@ -31,5 +31,5 @@ def test_offsets_by_hand(tmp_path):
 def test_sections_longer_than_the_alignment_are_packed_from_the_next_multiple(tmp_path):
     layout = lay_out(*records(tmp_path, "dense", "fp16", intermediate_size=1000))
     assert [part.offset_bytes for part in layout.sections] == [0, 6 * SECTION_ALIGN_BYTES]  # 384,000 bytes each
-    assert [table.offset_bytes for table in layout.layout.tables] == [12 * SECTION_ALIGN_BYTES]
+    assert [table.offset_bytes for table in layout.tables] == [12 * SECTION_ALIGN_BYTES]
     assert layout.flash_bytes == 13 * SECTION_ALIGN_BYTES
