@@ -37,7 +37,7 @@ def test_an_int8_kv_cache_is_what_the_plan_says_and_leaves_more_to_units(tmp_pat
     found = {}
     for kept in ("fp16", "int8"):
         sparsity = fitted(tiny_sparsity(model, "topk", "int8_group32", 0.2, kept=kept), spec, tmp_path / kept)
-        budget = sparsity.budget.model_copy(update={"dram_budget_bytes": 120_000 + sparsity.budget.bookkeeping_bytes})
+        budget = sparsity.budget.model_copy(update={"dram_budget_bytes": 128_000 + sparsity.budget.bookkeeping_bytes})
         sparsity = sparsity.model_copy(update={"budget": budget})
         placement = tiny_placement(tmp_path / kept, model, sparsity, 3)
         layout = laid(model, sparsity, placement, tiny_device(4096))
