@@ -7,7 +7,7 @@ embeddings and head do. Codes are rounded to nearest (`rtn`), chosen by GPTQ for
 each of the two (`nested`); Gram matrices come from calibration text. Everything is compared with the source model on
 test text; errors are standard errors over blocks. Speed is not measured here. In `by_layer` half of the layers have
 the planes of int4_3_1 and half those of int4_2_2, so that DRAM holds as much as halfway between the two, and in
-`by_matrix` half of the matrices: the build's rule chooses them (compiler/stages/explore/gains.py), by the first blocks
+`by_matrix` half of the matrices: the build's rule chooses them (compiler/quality/gains.py), by the first blocks
 of calibration text.
 """
 
@@ -25,10 +25,10 @@ from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.in_planes import InPlanes
 from coldpress.compiler.activity.variants import Variant, compare, last_hidden
 from coldpress.compiler.block_statistics import standard_error
+from coldpress.compiler.quality.gains import largest, matrix_gains
 from coldpress.compiler.rounding._matrix import Rounding
 from coldpress.compiler.rounding._weights import Algorithm
 from coldpress.compiler.stages.allocate._mixtures import mixture
-from coldpress.compiler.stages.explore.gains import largest, matrix_gains
 from coldpress.runtime.plugins import load, names
 from coldpress.runtime.quantization._planes import planes_of
 from coldpress.schemas.curves import LayerGains

@@ -13,6 +13,8 @@ DEFAULT_CACHE, EXACT_ROUTING = "lfu", "top_k"
 MAX_PPL_RATIO = 1.05
 """Perplexity over the source's up to which quality is called kept where nobody says: what the papers call little (DIP
 Table 1, ActiveFlow Table 3)."""
+WHOLE = "whole"
+"""The value of `explore` that measures everything."""
 PositiveFloat = Annotated[float, Field(gt=0)]
 Off = Literal["off"]
 
@@ -48,6 +50,20 @@ class GramSetting(Record):
 
     gram_tokens: Annotated[PositiveCount, Key()] = Field(
         default=32768, description="calibration tokens that algorithm=gptq and nested correct rounding by; whole blocks"
+    )
+
+
+class ExploreSetting(AlgorithmSetting, GramSetting):
+    """For stages that measure quality curves."""
+
+    explore_tokens: Annotated[PositiveCount, Key()] = Field(
+        default=1024,
+        description="validation tokens that method=auto measures selectors and formats on; whole blocks, at least one",
+    )
+    explore: Annotated[Literal["needed", "whole"], Key()] = Field(
+        default="needed",
+        description="what method=auto measures: formats, and where the whole model does not fit, the selectors that "
+        "can still win on the device; or all selectors, once per model, for many devices and for quotes",
     )
 
 

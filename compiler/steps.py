@@ -27,6 +27,11 @@ class Steps:
         self._lock, self._done = threading.Lock(), 0
         self._start_s = self._told_s = clock()
 
+    def expect(self, count: int) -> None:
+        """Adds steps that are to come."""
+        with self._lock:
+            self._total += count
+
     def add(self, count: int = 1) -> None:
         """Counts steps that are done."""
         with self._lock:

@@ -99,7 +99,7 @@ class LayerGains(Record):
     """Formats in planes of one plain format."""
     per_layer: tuple[float | tuple[float, ...], ...]
     """How much smaller the squared error of the layer's output is over the hidden state after it
-    (compiler/stages/explore/gains.py): by finer gate, up and down, or up and down, each alone. Older curves have one
+    (compiler/quality/gains.py): by finer gate, up and down, or up and down, each alone. Older curves have one
     number for all of them."""
 
     @property
@@ -143,6 +143,10 @@ class Curves(Record):
     def of(self, method: Method) -> tuple[Curve, ...]:
         """Returns a selector's curves, by ascending resident share; one for most selectors, none if it has none."""
         return tuple(found for found in self.curves if found.method == method)
+
+    def with_losses_of(self, other: "Curves | None") -> "Curves":
+        """Returns what was measured of the model later, with this trace; None: nothing more was."""
+        return self if other is None else other.model_copy(update={"trace": self.trace})
 
     def draft(self, name: FormatName) -> CoarseDraft | None:
         """Returns the coarse planes of a format as a draft; None if they were not measured."""

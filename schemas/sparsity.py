@@ -6,6 +6,7 @@ Arrays: `<layer>.<family>.<name>`, the fitted arrays of the selector for a famil
 from pydantic import Field
 
 from coldpress.schemas.base import ArrayFile, Count, Extended, Options, PositiveCount, Record, Share
+from coldpress.schemas.curves import Curves
 from coldpress.schemas.families import (
     FamilyName,
     FormatName,
@@ -131,6 +132,8 @@ class Rung(Record):
 class Sparsity(Rung, ByLayer):
     """The decision of `allocate` for the largest DRAM budget, whose plan runs by default; `ladder` has the others."""
 
+    LATER = ("layer_formats", "curves")
+
     method: Method
     format: FormatName
     context_length: PositiveCount
@@ -146,6 +149,9 @@ class Sparsity(Rung, ByLayer):
     """Consecutive layers whose units lie together on flash (ActiveFlow 3, Fig. 9); the last group may be smaller."""
     ladder: tuple[Rung, ...] = ()
     """The further budgets, the largest first."""
+    curves: Curves | None = None
+    """Those of `explore` and what this stage has measured besides; None, which is left out of the file, where the
+    method was given."""
 
     @property
     def formats(self) -> Formats:

@@ -17,17 +17,18 @@ from coldpress.compiler.activity.layer_counts import Activity, countable_familie
 from coldpress.compiler.activity.rounded import Rounded, RoundedKeys
 from coldpress.compiler.checkpoint.tensors import read_role
 from coldpress.compiler.io import Workspace, load_arrays
-from coldpress.compiler.stages import allocate, explore, gram, ingest, quantize
-from coldpress.compiler.stages.allocate import AllocateConfig
-from coldpress.compiler.stages.allocate._quality import Floor, least_density, ratio_at
-from coldpress.compiler.stages.explore import ExploreConfig, gains
-from coldpress.compiler.stages.explore.trace import rounded
-from coldpress.compiler.stages.explore.variants import (
+from coldpress.compiler.quality import gains
+from coldpress.compiler.quality.trace import rounded
+from coldpress.compiler.quality.variants import (
     CACHED_DENSITIES,
     DENSITIES,
     REFINED_DENSITIES,
     RESIDENT_SHARES,
 )
+from coldpress.compiler.stages import allocate, explore, gram, ingest, quantize
+from coldpress.compiler.stages.allocate import AllocateConfig
+from coldpress.compiler.stages.allocate._quality import Floor, least_density, ratio_at
+from coldpress.compiler.stages.explore import ExploreConfig
 from coldpress.compiler.stages.gram import GramConfig
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.compiler.stages.quantize import QuantizeConfig
@@ -80,7 +81,7 @@ def counted(model: Model, corpus: Corpus, folder: Path) -> Activations:
 
 
 def explored(model: Model, corpus: Corpus, folder: Path, threads: int = 1, **settings: Any) -> Curves:
-    config = ExploreConfig(method="auto", explore_tokens=48, **settings)
+    config = ExploreConfig(method="auto", explore_tokens=48, **{"explore": "whole"} | settings)
     activations = counted(model, corpus, folder / "calibrate")
     return explore.run(config, model, corpus, activations, Workspace(folder / "explore", "test"), threads)
 

@@ -13,13 +13,13 @@ from coldpress.compiler.activity.calibration_pass import PassConfig, count_activ
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.layer_counts import Activity, countable_families, exact_families
 from coldpress.compiler.io import Workspace, load_arrays
+from coldpress.compiler.quality.routings import STRENGTHS
+from coldpress.compiler.quality.variants import RESIDENT_SHARES
 from coldpress.compiler.search import Candidate, Goal, Judged, Search, Space, fastest_dense
 from coldpress.compiler.stages import allocate, explore, ingest
 from coldpress.compiler.stages.allocate import AllocateConfig
 from coldpress.compiler.stages.allocate._quality import Floor, largest_strength
 from coldpress.compiler.stages.explore import ExploreConfig
-from coldpress.compiler.stages.explore.routings import STRENGTHS
-from coldpress.compiler.stages.explore.variants import RESIDENT_SHARES
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.compiler.workflow.settings import needs_routing, resolve
 from coldpress.runtime.largest import largest

@@ -21,7 +21,7 @@ from pathlib import Path
 import coldpress.compiler.job
 OPTIMIZED = 1  # code flag of functions; modules and classes, which imports run, have it not
 if sys.argv[1] == "explore":  # another density, or another size of DRAM, runs the same modules again
-    variants = importlib.import_module("coldpress.compiler.stages.explore.variants")
+    variants = importlib.import_module("coldpress.compiler.quality.variants")
     variants.DENSITIES = variants.CACHED_DENSITIES = (0.5,)
     variants.RESIDENT_SHARES = (0.6,)
 called = set()

@@ -11,6 +11,7 @@ found.
 import logging
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from coldpress.compiler.activity.unit_statistics import fit_all
@@ -30,6 +31,7 @@ from coldpress.compiler.stages.allocate._division import (
     divided,
     method_of,
 )
+from coldpress.compiler.stages.allocate._finalists import completed
 from coldpress.compiler.stages.allocate._ladder import with_ladder
 from coldpress.compiler.stages.allocate._quality import Floor
 from coldpress.compiler.stages.allocate._replay import Replays, setting_of
@@ -106,14 +108,16 @@ def run(
         )
     check_format(config.method, config.format)
     check_draft(config.draft, config.format)
-    budgets = tuple(asked_budgets_of(config, model, device).values())
+    budgets, found = tuple(asked_budgets_of(config, model, device).values()), None
     inputs = Inputs(model, activations, device, work, corpus, threads, curves, len(budgets), caches_for(config.cache))
     if config.method == AUTO:
+        found = completed(config, inputs, _floor(config, inputs), budgets)
+        inputs = replace(inputs, curves=found)
         taken = choices(config, inputs, _floor(config, inputs), budgets)
     else:
         taken = tuple(BudgetChoice(config.model_copy(update={"dram_budget": budget})) for budget in budgets)
     largest, *smaller = _rungs(taken, inputs)
-    sparsity = with_ladder(largest, smaller)
+    sparsity = with_ladder(largest, smaller).model_copy(update={"curves": found})
     _log(sparsity, inputs, config.overprediction)
     return sparsity
 

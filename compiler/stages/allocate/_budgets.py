@@ -62,13 +62,14 @@ def searched_together(
     floor: Floor,
     budgets: Sequence[int | str],
     narrowed: Callable[[Space], Space] = lambda space: space,
+    replays: Replays | None = None,
 ) -> list[Searched]:
     """Returns a search for each of `budgets`, in bytes or as shares, in the space that `narrowed` leaves.
 
     The best of each is the choice of the build of them all: within the one selector and the formats that suit them
     together. If nothing fits one of the budgets, each is searched alone, and the build is refused.
     """
-    replays = Replays(inputs, config.overprediction)
+    replays = replays or Replays(inputs, config.overprediction)
     alone = [
         searched(config.model_copy(update={"dram_budget": budget}), inputs, floor, narrowed, replays)
         for budget in budgets

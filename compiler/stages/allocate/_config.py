@@ -6,6 +6,7 @@ from pydantic import Field
 
 from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT
 from coldpress.compiler.cost_model import DramBudget
+from coldpress.compiler.quality.passes import PassesConfig
 from coldpress.compiler.shared_settings import (
     CacheSetting,
     DraftSetting,
@@ -26,6 +27,7 @@ UNIFORM_BITS = "uniform"
 
 class AllocateConfig(
     AllocationConfig,
+    PassesConfig,
     MethodSetting,
     CacheSetting,
     DraftSetting,
@@ -36,6 +38,10 @@ class AllocateConfig(
     """Settings of `allocate`."""
 
     ONLY_FOR_AUTO: ClassVar = (
+        "explore",
+        "explore_tokens",
+        "algorithm",
+        "gram_tokens",
         "max_ppl_ratio",
         "search",
         "min_tokens_per_s",

@@ -1,6 +1,6 @@
 """Says which matrices keep a finer coarse plane in DRAM, and what a mixture of two formats in planes loses.
 
-A matrix's gain is measured (compiler/stages/explore/gains.py), and the finer plane takes as many bytes in every matrix:
+A matrix's gain is measured (compiler/quality/gains.py), and the finer plane takes as many bytes in every matrix:
 so the matrices with the largest gains come first, which is the greedy choice by loss saved per byte. Gains nearly add
 up: a mixture saves that share of the loss between its two formats which its matrices have of all gains
 (docs/experiments/planes.md).

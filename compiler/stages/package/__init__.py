@@ -112,7 +112,7 @@ def run(
         placement=placement,
         codes=join_codes(quantized, model, sparsity.format),
         predictors=check_predictors(predictors, model) if predictors else (),
-        curves=curves,
+        curves=None if curves is None else curves.with_losses_of(sparsity.curves),
     )
     target = Path(config.artifact).absolute()
     plan = plans.largest_plan

@@ -1,8 +1,7 @@
 """Lists what is measured of each selector: densities, sizes of DRAM for one whose choice depends on residency, formats
 for one that refines units in planes."""
 
-import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.in_planes import in_model, model_for
 from coldpress.compiler.activity.unit_statistics import all_statistics, fit_all
 from coldpress.compiler.activity.variants import Variant
-from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, families_for, formats_for
+from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, families_for, finer_of, formats_for
 from coldpress.compiler.cost_model import read_units_of, unit_bytes
 from coldpress.compiler.rounding._matrix import Rounding
 from coldpress.runtime.plugins import load, options_of
@@ -25,13 +24,14 @@ from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import FormatName, Method, used_share
 from coldpress.schemas.model import Model, ModelSpec
 
-LOG = logging.getLogger(__name__)
 DENSITIES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 RESIDENT_SHARES, CACHED_DENSITIES = (0.25, 0.6), (0.3, 0.5, 0.7, 0.9)
 """DRAM and densities of selectors that see residency: they choose token by token, which takes longer."""
 REFINED_SHARE, REFINED_DENSITIES = 0.1, (0.05, 0.1, 0.2, 0.4)
 """The same of selectors that refine units: beside the coarse planes DRAM holds few refinements, and with more of them
 the loss is less."""
+COARSE = "coarse"
+"""The draft that is measured."""
 REFERENCE_FLASH = (42_000, 4096, 420_000, 1.0)
 """Break-even gap, page, bytes of the first byte's latency, and overlap: a phone with UFS 3.1, 100,000 reads a second,
 4.2 GB/s and 0.1 ms (ActiveFlow, Table 2; Ripple 2.2)."""
@@ -89,6 +89,43 @@ def why_not(method: Method) -> str | None:
     return None
 
 
+def asked(options: Mapping[Method, Options], spec: ModelSpec) -> tuple[dict[Method, str], list[Along]]:
+    """Returns why some candidates, which have `options`, are not measured, and the curves of the others."""
+    reasons: dict[Method, str] = {}
+    found: list[Along] = []
+    for name, own in options.items():
+        if (reason := why_not(name)) is not None:
+            reasons[name] = reason
+            continue
+        curves = [along for along in curves_of(name) if reached(along, own, spec)]
+        found += curves
+        if not curves:
+            reasons[name] = "its options allow none of the densities that are measured"
+    return reasons, found
+
+
+def plain_formats() -> tuple[FormatName, ...]:
+    """Returns the formats whose loss is measured; one in planes loses what its plain format does."""
+    return tuple(name for name in formats_for(AUTO) if planes_of(name) is None)
+
+
+def drafting(draft: str | None, spec: ModelSpec) -> tuple[FormatName, ...]:
+    """Returns the formats in planes whose coarse planes are measured as drafts: none if the build drafts otherwise, and
+    none of a mixture, where the tokens of a pass read other experts each."""
+    if spec.is_mixture or draft not in (None, AUTO, COARSE):
+        return ()
+    return tuple(name for name in formats_for(AUTO) if planes_of(name))
+
+
+def refining(methods: Iterable[Method]) -> list[tuple[FormatName, FormatName]]:
+    """Returns the formats in planes, each with the next finer one, whose difference is measured by layer: none without
+    a selector that refines units."""
+    if not any(_selector(name).IN_PLANES for name in methods):
+        return []
+    pairs = ((name, finer_of(name)) for name in formats_for(AUTO))
+    return [(name, finer) for name, finer in pairs if finer is not None]
+
+
 def reached(along: Along, options: Options, spec: ModelSpec) -> tuple[float, ...]:
     """Returns the densities that the selector can reach."""
     selector = _selector(along.method)
@@ -96,33 +133,42 @@ def reached(along: Along, options: Options, spec: ModelSpec) -> tuple[float, ...
     for density in along.densities:
         try:
             selector.divide(density, spec, own)
-        except ColdpressError as error:
-            LOG.info("explore: %s is not measured at a density of %g: %s", along.method, density, error)
-        else:
-            found.append(density)
+        except ColdpressError:  # out of its reach
+            continue
+        found.append(density)
     return tuple(found)
 
 
 def variants(
-    along: Along, options: Options, model: Model, activations: Activations, as_large: ModelSpec | None = None
+    along: Along,
+    options: Options,
+    model: Model,
+    activations: Activations,
+    densities: Iterable[float],
+    as_large: ModelSpec | None = None,
+    *,
+    in_cache: bool = True,
 ) -> Iterator[Variant]:
-    """Yields a selector at each density that it can reach, with the arrays that it would have in the artifact.
+    """Yields a selector at each of some densities, which it can reach, with the arrays that it would have in the
+    artifact.
 
-    Reads have the prices of `as_large`'s units, which may be larger than the model's; None: of the model's own.
+    Reads have the prices of `as_large`'s units, which may be larger than the model's; None: of the model's own. A
+    selector that sees residency chooses with a cache in the loop, or (`in_cache`) as if DRAM were empty, which takes a
+    fraction of the time and loses less.
     """
     selector, held = _selector(along.method), along.resident_share
     own, spec = options_of(selector, options), model.spec
     families = selector.families(spec, own)
     reads = None if held is None else _reference_reads(families, as_large or spec, spec, along.format or DEFAULT_FORMAT)
     statistics = all_statistics(model, activations, families, reads, held or 0.0)
-    for density in reached(along, options, spec):
+    for density in densities:
         shares = selector.divide(density, spec, own)
         per_layer = {
             family: (used_share(family, spec) * shares[family],) * spec.num_hidden_layers for family in families
         }
         arrays = fit_all(selector, own, per_layer, spec, statistics)
         choice = Choice(selector, arrays, spec)
-        if held is not None:
+        if held is not None and in_cache:
             choice = CachedChoice(selector, arrays, spec, held, getattr(own, "use_read_units", False))
         yield Variant(in_model(choice), tuple(families))
 

@@ -7,8 +7,8 @@ import numpy as np
 from coldpress.compiler.activity.cached_routing import CachedRouting
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.candidates import routings_for
+from coldpress.compiler.quality.variants import RESIDENT_SHARES
 from coldpress.compiler.shared_settings import DEFAULT_CACHE
-from coldpress.compiler.stages.explore.variants import RESIDENT_SHARES
 from coldpress.runtime.cache import CachePolicy, Known, make
 from coldpress.runtime.plugins import load
 from coldpress.runtime.routing import PACKAGE, Routing

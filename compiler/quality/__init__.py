@@ -1,0 +1,1 @@
+"""Measures what leaving out units, formats and drafts cost a model in quality."""

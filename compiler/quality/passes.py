@@ -1,0 +1,227 @@
+"""Runs changed models over a text and compares them with the whole model, one file for each pass.
+
+Blocks of text are few; of a single block the errors are those over its quarters.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from coldpress.compiler.activity.calibration_pass import ComputeConfig, stream_of
+from coldpress.compiler.activity.forward import LayerStream
+from coldpress.compiler.activity.gram_pass import add_grams
+from coldpress.compiler.activity.in_planes import InPlanes
+from coldpress.compiler.activity.rounded import Rounded, RoundedKeys
+from coldpress.compiler.activity.variants import Differences, compare, last_hidden
+from coldpress.compiler.block_statistics import perplexity, standard_error
+from coldpress.compiler.candidates import families_for
+from coldpress.compiler.io import Workspace, load_arrays
+from coldpress.compiler.quality.gains import matrix_gains
+from coldpress.compiler.quality.routings import STRENGTHS, AlongStrengths
+from coldpress.compiler.quality.variants import Along, all_refined, reached, variants
+from coldpress.compiler.rounding._matrix import Rounding
+from coldpress.compiler.rounding._weights import Algorithm
+from coldpress.compiler.shared_settings import ExploreSetting
+from coldpress.compiler.steps import Steps
+from coldpress.runtime.plugins import load
+from coldpress.runtime.quantization._planes import whole_format
+from coldpress.schemas.activations import Activations
+from coldpress.schemas.base import Options
+from coldpress.schemas.corpus import Corpus
+from coldpress.schemas.curves import (
+    CoarseDraft,
+    Curve,
+    FormatLoss,
+    KvCacheLoss,
+    LayerGains,
+    Point,
+    RoutedPoint,
+    RoutingCurve,
+)
+from coldpress.schemas.families import WHOLE_MLP, FormatName
+from coldpress.schemas.layout import KvCacheFormat
+from coldpress.schemas.model import Model, ModelSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LOG = logging.getLogger(__name__)
+GAIN_BLOCKS = 1
+"""Blocks of text that gains of matrices are measured on."""
+DENSE = "dense"
+"""The selector of the run that checks drafts."""
+RARE = 99.9
+"""Percentile of the divergence that stands for the worst tokens."""
+QUARTERS = 4
+
+
+class PassesConfig(ComputeConfig, ExploreSetting):
+    """Settings of passes: arithmetic, text, and how codes are chosen."""
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Passes over one text."""
+
+    stage: str
+    """For the log."""
+    stream: LayerStream
+    tokens: np.ndarray
+    """int [num_blocks, T]."""
+    whole: "Tensor"
+    """The whole model's hidden states after the last layer."""
+    work: Workspace
+    steps: Steps
+    rounding: Rounding
+    """How codes are chosen."""
+
+    def differences(self, title: str, hidden: "Callable[[], Tensor]") -> Differences:
+        """Returns what a pass measured; an interrupted run of the same inputs may have left it."""
+        kept = self.work.once(title, lambda: vars(compare(self.stream, self.tokens, self.whole, hidden())))
+        self.steps.add()
+        return Differences(**load_arrays(kept))
+
+    def curve(
+        self,
+        along: Along,
+        options: Options,
+        activations: Activations,
+        formats: Mapping[FormatName, FormatLoss],
+        *,
+        densities: Sequence[float] | None = None,
+        in_cache: bool = True,
+        as_large: ModelSpec | None = None,
+    ) -> Curve:
+        """Returns a selector's curve.
+
+        Args:
+            along: The selector, its share of DRAM and its format.
+            options: The selector's own.
+            activations: What it is fitted to.
+            formats: The losses of plain formats: that of a format in planes where every unit is refined.
+            densities: Those that are measured, of `along.densities`; None: all.
+            in_cache: Whether a selector that sees residency chooses with a cache in the loop.
+            as_large: See `variants`.
+        """
+        spec = self.stream.spec
+        in_planes = along.format is not None and self.rounding.algorithm.IN_PLANES
+        at = [density for density in reached(along, options, spec) if densities is None or density in densities]
+
+        def hidden() -> "Tensor":
+            found = list(variants(along, options, self.stream.model, activations, at, as_large, in_cache=in_cache))
+            found += [all_refined(along, options, spec)] if in_planes else []
+            return last_hidden(along.model(self.stream, options, self.rounding), self.tokens, found)
+
+        title = f"curve-{along.pass_title(self.rounding)}" + ("" if in_cache else "-without-cache")
+        found = self.differences(title, hidden)
+        points = tuple(
+            Point(density=density, **loss_of(found, number))
+            for number, density in enumerate((*at, 1.0) if in_planes else at)
+        )
+        if along.format is not None and not in_planes:  # everything refined is the plain format
+            whole = formats[whole_format(along.format)].model_dump(exclude={"format"})
+            points = (*points, Point(density=1.0, **whole))
+        self._tell(along.title, ((point.density, point.ppl_ratio) for point in points))
+        return Curve(**along._asdict(), points=points)
+
+    def loss(self, title: str, changed: Callable[[], LayerStream]) -> dict[str, Any]:
+        """Returns the loss of another model."""
+        loss = loss_of(self.differences(title, lambda: changed().last_hidden(self.tokens)), 0)
+        LOG.info("%s: %s: perplexity ratio %.4f", self.stage, title, loss["ppl_ratio"])
+        return loss
+
+    def format(self, name: FormatName) -> FormatLoss:
+        """Returns the loss of a plain format. Corrected codes are chosen in the slices of the whole MLP's units; those
+        rounded to nearest row by row: rows of a down projection lose at most a tenth less than columns."""
+        families = (WHOLE_MLP,) if self.rounding.algorithm.NEEDS_GRAM else ()
+        title = f"format-{name}-{self.rounding.name}"
+        return FormatLoss(format=name, **self.loss(title, lambda: Rounded(self.stream, name, self.rounding, families)))
+
+    def kv_cache(self, kind: KvCacheFormat) -> KvCacheLoss:
+        """Returns the loss of keys and values in a format."""
+        return KvCacheLoss(kv_cache=kind, **self.loss(f"kv-cache-{kind}", lambda: RoundedKeys(self.stream, kind)))
+
+    def draft(self, name: FormatName) -> CoarseDraft:
+        """Returns a format's coarse planes as a draft of a dense run with both planes, and that run's loss."""
+
+        def hidden() -> "Tensor":
+            import torch
+
+            families = families_for(DENSE, {}, self.stream.spec)
+            coarse = InPlanes(self.stream, name, families, self.rounding, coarse_alone=True)
+            both = Rounded(self.stream, name, self.rounding, families)
+            return torch.cat([model.last_hidden(self.tokens) for model in (coarse, both)])
+
+        found = self.differences(f"draft-{name}-{self.rounding.name}", hidden)
+        same = _of_blocks(found.greedy[0] == found.greedy[1])
+        LOG.info("%s: drafts from the coarse planes of %s: %.3f accepted", self.stage, name, same.mean())
+        error = _finite(standard_error(same))
+        return CoarseDraft(format=name, acceptance=float(same.mean()), acceptance_error=error, **loss_of(found, 1))
+
+    def routing(self, along: AlongStrengths) -> RoutingCurve:
+        """Returns what routers that prefer experts in DRAM lose."""
+        found = self.differences(f"routing-{along.title}", lambda: along.last_hidden(self.stream, self.tokens))
+        points = tuple(RoutedPoint(strength=at, **loss_of(found, number)) for number, at in enumerate(STRENGTHS))
+        self._tell(along.title, ((point.strength, point.ppl_ratio) for point in points))
+        return RoutingCurve(**along._asdict(), points=points)
+
+    def gains(self, coarser: FormatName, finer: FormatName) -> LayerGains:
+        """Returns what each matrix of the MLPs gains by finer coarse planes."""
+
+        def make() -> dict[str, np.ndarray]:
+            return {"gains": matrix_gains(self.stream, self.tokens[:GAIN_BLOCKS], (coarser, finer), self.rounding)}
+
+        found = load_arrays(self.work.once(f"gains-{coarser}-{finer}-{self.rounding.name}", make))["gains"].tolist()
+        self.steps.add()
+        gains = LayerGains(coarser=coarser, finer=finer, per_layer=tuple(map(tuple, found)))
+        words = " ".join(f"{one:.3g}" for one in gains.of_layers.per_layer)
+        LOG.info("%s: %s instead of %s saves by layer %s", self.stage, finer, coarser, words)
+        return gains
+
+    def _tell(self, title: str, points: Any) -> None:
+        LOG.info("%s: %s: %s", self.stage, title, ", ".join(f"{at:g} {ratio:.3f}" for at, ratio in points))
+
+
+def loss_of(found: Differences, number: int) -> dict[str, Any]:
+    """Returns the figures of `Loss` of one variant."""
+    kld = found.kld[number]
+    ratio, ratio_error = perplexity(_of_blocks(found.nll[number] - found.whole_nll))
+    return {
+        "mean_kld": float(kld.mean()),
+        "mean_kld_error": _finite(standard_error(_of_blocks(kld))),
+        "p999_kld": float(np.percentile(kld, RARE)),
+        "ppl_ratio": ratio,
+        "ppl_ratio_error": _finite(ratio_error),
+    }
+
+
+def _of_blocks(values: np.ndarray) -> np.ndarray:
+    """Returns the mean of each block of [num_blocks, T]; of a single block, that of each quarter."""
+    parts = np.array_split(values, QUARTERS, axis=1) if len(values) == 1 and values.shape[1] >= QUARTERS else [values]
+    return np.concatenate([part.mean(axis=1) for part in parts])
+
+
+def _finite(value: float) -> float | None:
+    return value if np.isfinite(value) else None
+
+
+def rounding_of(config: PassesConfig, model: Model, corpus: Corpus, work: Workspace, threads: int) -> Rounding:
+    """Returns how the build rounds, with the Gram matrices of the whole model where that needs them."""
+    algorithm = load("coldpress.compiler.rounding", Algorithm, config.algorithm)
+    if not algorithm.NEEDS_GRAM:
+        return Rounding(algorithm)
+    stream, _ = stream_of(config, model, threads)
+    return Rounding(algorithm, add_grams(stream, corpus, config.gram_tokens, _grams_in(work)))
+
+
+def remove_grams(model: Model, work: Workspace) -> None:
+    """Deletes the Gram matrices: no other stage reads them, and they take more disk than the model."""
+    for layer in range(model.spec.num_hidden_layers):
+        _grams_in(work).remove(f"layer-{layer}")
+
+
+def _grams_in(work: Workspace) -> Workspace:
+    return Workspace(work.folder / "gram", work.fingerprint)

@@ -1,0 +1,343 @@
+"""Measures the quality of what can still win, where `explore` has left it to this stage (explore=needed).
+
+If the whole model fits in DRAM in a format that keeps the quality, nothing is measured, but a format on all tokens
+where the few of `explore` do not tell whether it keeps the quality. Otherwise all selectors are measured coarsely: on
+as few tokens, at two densities, and without a cache in the loop. From that follows the least that each can lose, and
+the search runs with these losses. While what it takes stands on such a hope, that selector is measured more closely,
+the next time on all tokens, and the search runs again. What the search takes at last has been measured on all tokens,
+and nothing else would be faster even with the least loss that the coarse measurement allows.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from coldpress.compiler.activity.calibration_pass import stream_of
+from coldpress.compiler.activity.forward import LayerStream
+from coldpress.compiler.candidates import candidates, own_options
+from coldpress.compiler.io import Workspace, load_arrays
+from coldpress.compiler.quality.passes import Passes, remove_grams, rounding_of
+from coldpress.compiler.quality.routings import routing_curves
+from coldpress.compiler.quality.variants import Along, asked, drafting, reached, refining
+from coldpress.compiler.rounding._matrix import Rounding
+from coldpress.compiler.search import Judged
+from coldpress.compiler.stages.allocate._budgets import searched_together
+from coldpress.compiler.stages.allocate._config import AllocateConfig
+from coldpress.compiler.stages.allocate._quality import LEAST_ERROR, Floor
+from coldpress.compiler.stages.allocate._replay import Replays
+from coldpress.compiler.stages.allocate._rules import Inputs
+from coldpress.compiler.stages.allocate._searched import Searched
+from coldpress.compiler.steps import Steps
+from coldpress.runtime.plan.kv_cache import formats_of
+from coldpress.runtime.quantization._planes import coarsest
+from coldpress.schemas.curves import CoarseDraft, Curve, Curves, FormatLoss, Loss, Point, Unexplored
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import FormatName, Method
+
+LOG = logging.getLogger(__name__)
+COARSE_DENSITIES = (0.5, 0.9)
+"""Densities of the coarse measurement; of a selector that refines, its first and last one."""
+ERRORS = 2.0
+"""Standard errors by which a coarse measurement may be wrong."""
+
+
+class What(NamedTuple):
+    """A selector that is measured, in a format where it refines; without one, the drafts of a format."""
+
+    method: Method | None
+    format: FormatName | None = None
+
+
+@dataclass
+class _Hope:
+    """The least that something can lose by what was measured of it."""
+
+    curves: list[Curve] = field(default_factory=list[Curve])
+    draft: CoarseDraft | None = None
+    words: str = ""
+    """The coarse measurement."""
+    in_cache: bool = False
+    """Whether it was measured with a cache in the loop, if it sees residency."""
+
+
+def completed(config: AllocateConfig, inputs: Inputs, floor: Floor, budgets_bytes: Sequence[int]) -> Curves:
+    """Returns the curves with those of the selectors that can still win, and reasons for all others.
+
+    Raises:
+        ColdpressError: if curves are missing, and there is no text to measure them on.
+    """
+    curves, spec = floor.curves, inputs.model.spec
+    known = {curve.method for curve in curves.curves} | {entry.method for entry in curves.unexplored}
+    options = {name: own_options(name, config.options) for name in candidates(spec, config.options)}
+    reasons, every = asked({name: own for name, own in options.items() if name not in known}, spec)
+    if not every:
+        return _with_reasons(curves, reasons)
+    if inputs.corpus is None:
+        raise ColdpressError("method=auto measures selectors on text, and no corpus was given; give --corpus")
+    rest = _Rest(config, inputs, floor, options, every)
+    try:
+        found = rest.fitting(budgets_bytes)
+        if all(one.best is not None and one.best.holds_everything for one in found):
+            fits = {along.method: "was not measured: the whole model fits in DRAM" for along in every}
+            return _with_reasons(rest.curves, reasons | fits)
+        return _with_reasons(*rest.measured(budgets_bytes, reasons))
+    finally:
+        rest.clean()
+
+
+class _Rest:
+    """What `explore` has left, and what is known of it so far."""
+
+    def __init__(
+        self,
+        config: AllocateConfig,
+        inputs: Inputs,
+        floor: Floor,
+        options: Mapping[Method, Any],
+        every: Sequence[Along],
+    ) -> None:
+        """Takes the stage's settings and inputs, and all curves that are missing."""
+        self._config, self._inputs, self._floor, self._options = config, inputs, floor, options
+        self._every: dict[What, list[Along]] = {}
+        for along in every:
+            self._every.setdefault(What(along.method, along.format), []).append(along)
+        self.curves = floor.curves
+        """What was measured so far."""
+        self._num_few = floor.curves.num_tokens // floor.curves.block_tokens
+        self._hopes: dict[What, _Hope] = {}
+        self._steps = Steps("allocate", 0, "passes")
+
+    def fitting(self, budgets_bytes: Sequence[int]) -> list[Searched]:
+        """Searches without any selector, after measuring again the formats of which few tokens do not tell whether they
+        keep the quality."""
+        most = self._floor.max_ppl_ratio
+        self._formats(loss for loss in self.curves.formats if abs(loss.ppl_ratio - most) < ERRORS * _error(loss))
+        return searched_together(self._config, *self._on(self.curves), budgets_bytes)
+
+    def measured(
+        self, budgets_bytes: Sequence[int], reasons: Mapping[Method, str]
+    ) -> tuple[Curves, Mapping[Method, str]]:
+        """Returns the curves of the finalists, and why the others are none."""
+        self._begin()
+        replays = Replays(replace(self._inputs, curves=self._hoped), self._config.overprediction)
+        while True:
+            found = searched_together(self._config, *self._on(self._hoped), budgets_bytes, replays=replays)
+            taken = {_what(one.best) for one in found if one.best is not None} & self._hopes.keys()
+            if not taken:
+                num_tokens = self._all.tokens.size
+                return self.curves.model_copy(update={"num_tokens": num_tokens}), {**reasons, **self._reasons(found)}
+            for what in sorted(taken, key=str):
+                self._measure(what, found)
+
+    def clean(self) -> None:
+        """Deletes what no other stage reads."""
+        if "_rounding" in vars(self) and self._rounding.gram is not None:
+            remove_grams(self._inputs.model, self._inputs.work)
+
+    # What is measured
+
+    def _begin(self) -> None:
+        """Measures everything coarsely, and formats of keys and values and routings, which are few, on all tokens."""
+        spec, config = self._inputs.model.spec, self._config
+        kv_caches, routings = formats_of(spec)[1:], routing_curves(config.routing, spec)
+        drafts = [name for name in drafting(config.draft, spec) if self._keeps(name)]
+        coarsely = [what for what in self._every if what.format is None or self._keeps(what.format)]
+        self._formats(loss for loss in self.curves.formats if self._keeps(loss.format) and _error(loss) > LEAST_ERROR)
+        self._steps.expect(len(kv_caches) + len(routings) + len(drafts) + len(coarsely))
+        self._add(kv_caches=tuple(map(self._few.kv_cache, kv_caches)), routings=tuple(map(self._all.routing, routings)))
+        for name in drafts:
+            found = self._few.draft(name)
+            most = min(1.0, found.acceptance + ERRORS * (found.acceptance_error or 0.0))
+            self._hopes[What(None, name)] = _Hope(
+                draft=found.model_copy(update={"acceptance": most, "acceptance_error": None}),
+                words=f"{found.acceptance:.3f} of its drafts are accepted",
+            )
+        for what in coarsely:
+            curve = self._curve(self._few, self._every[what][0], in_cache=False)
+            last = [point for point in curve.points if point.density < 1][-1]
+            self._hopes[what] = _Hope([hopeful(curve, self._reached(what))], words=_in_words(last))
+
+    def _formats(self, losses: Iterable[FormatLoss]) -> None:
+        """Measures formats on all tokens."""
+        names = [loss.format for loss in losses if self._all.tokens.shape != self._few.tokens.shape]
+        self._steps.expect(len(names))
+        known = {loss.format: loss for loss in self.curves.formats} | {name: self._all.format(name) for name in names}
+        self.curves = self.curves.model_copy(update={"formats": tuple(known.values())})
+
+    def _on(self, curves: Curves) -> tuple[Inputs, Floor]:
+        return replace(self._inputs, curves=curves), replace(self._floor, curves=curves)
+
+    def _measure(self, what: What, found: Sequence[Searched]) -> None:
+        """Measures something more closely: on all tokens, but a selector that sees residency first on one block."""
+        hope = self._hopes.pop(what)
+        if what.method is None:
+            assert what.format is not None
+            self._steps.expect(1)
+            return self._add(drafts=(self._all.draft(what.format),))
+        along, least = self._every[what], min(_densities(what, found))
+        self._steps.expect(len(along))
+        sees = along[0].resident_share is not None and not hope.in_cache
+        passes = self._few if sees else self._all
+        curves = [self._curve(passes, one, above=least) for one in along]
+        if sees:
+            hoped = [hopeful(curve, self._reached(what)) for curve in curves]
+            last = [point for point in curves[0].points if point.density < 1][-1]
+            self._hopes[what] = _Hope(hoped, words=_in_words(last), in_cache=True)
+            return None
+        self._add(curves=tuple(curves))
+        known = {curve.format for curve in self.curves.of(what.method)}
+        pairs = [pair for pair in refining((what.method,)) if known.issuperset(pair) and what.format in pair]
+        self._steps.expect(len(pairs))
+        return self._add(layer_gains=tuple(self._all.gains(*pair) for pair in pairs))
+
+    def _curve(self, passes: Passes, along: Along, above: float | None = None, *, in_cache: bool = True) -> Curve:
+        """Measures a curve: coarsely, or from the density below `above` on."""
+        known = self._reached(What(along.method, along.format))
+        if above is None:
+            coarse = COARSE_DENSITIES if along.format is None else (known[0], known[-1])
+            densities = [at for at in coarse if at in known] or known[-1:]
+        else:
+            lower = [at for at in known if at < above - LEAST_ERROR]
+            densities = [at for at in known if at >= (lower[-1] if lower else known[0])]
+            if passes is self._few:
+                densities = list(dict.fromkeys((densities[0], densities[-1])))
+        formats = {loss.format: loss for loss in self.curves.formats}
+        own, activations = self._options[along.method], self._inputs.activations
+        return passes.curve(along, own, activations, formats, densities=densities, in_cache=in_cache)
+
+    def _reached(self, what: What) -> tuple[float, ...]:
+        """Returns the densities at which a selector can be measured."""
+        assert what.method is not None
+        return reached(self._every[what][0], self._options[what.method], self._inputs.model.spec)
+
+    def _keeps(self, name: FormatName) -> bool:
+        """Tells whether a format keeps the quality with every unit."""
+        return name in self._floor.formats((name, *(loss.format for loss in self.curves.formats)))
+
+    def _add(self, **found: tuple[Any, ...]) -> None:
+        """Adds what was measured on all tokens."""
+        self.curves = self.curves.model_copy(
+            update={name: (*getattr(self.curves, name), *values) for name, values in found.items()}
+        )
+
+    @property
+    def _hoped(self) -> Curves:
+        """The curves that were measured, and the hopes."""
+        hopes = self._hopes.values()
+        curves = (*self.curves.curves, *(curve for hope in hopes for curve in hope.curves))
+        drafts = (*self.curves.drafts, *(hope.draft for hope in hopes if hope.draft is not None))
+        return self.curves.model_copy(update={"curves": curves, "drafts": drafts})
+
+    def _reasons(self, found: Sequence[Searched]) -> dict[Method, str]:
+        """Returns why each selector that was not measured on all tokens need not be."""
+        reasons: dict[Method, str] = {}
+        for what in self._every:
+            if what.method is None or (what.format is None and what not in self._hopes):
+                continue
+            hope, gain = self._hopes.get(what), _gain(what, found)
+            if hope is None:
+                reasons.setdefault(what.method, "its formats lose too much with every unit")
+            elif gain is None:
+                reasons[what.method] = f"{hope.words}, which is too much"
+            else:
+                reasons[what.method] = f"at best {gain:.2f} times as fast as a dense run: {hope.words}"
+        return reasons
+
+    # Passes
+
+    @cached_property
+    def _stream(self) -> LayerStream:
+        return stream_of(self._config, self._inputs.model, self._inputs.threads)[0]
+
+    @cached_property
+    def _rounding(self) -> Rounding:
+        assert self._inputs.corpus is not None
+        return rounding_of(
+            self._config, self._inputs.model, self._inputs.corpus, self._inputs.work, self._inputs.threads
+        )
+
+    @cached_property
+    def _all(self) -> Passes:
+        """Passes over all tokens."""
+        return self._passes(max(1, self._config.explore_tokens // self.curves.block_tokens))
+
+    @cached_property
+    def _few(self) -> Passes:
+        """Passes over as few tokens as those of `explore`."""
+        return self._passes(self._num_few)
+
+    def _passes(self, num_blocks: int) -> Passes:
+        assert self._inputs.corpus is not None
+        tokens = load_arrays(self._inputs.corpus.split("validation").arrays, "tokens")["tokens"][:num_blocks]
+        work = Workspace(self._inputs.work.folder / f"quality-{num_blocks}", self._inputs.work.fingerprint)
+        whole = self._stream.last_hidden(tokens)
+        return Passes("allocate", self._stream, tokens, whole, work, self._steps, self._rounding)
+
+
+def hopeful(curve: Curve, densities: Sequence[float]) -> Curve:
+    """Returns the least that a coarsely measured selector can lose at some densities: what was measured less ERRORS
+    standard errors, and between two densities by their geometric mean, below which losses do not lie: they rise ever
+    faster the fewer units remain."""
+    known = [point for point in curve.points if point.density < 1]
+    at = np.array([point.density for point in known])
+    lost = np.log([max(point.ppl_ratio - ERRORS * (point.ppl_ratio_error or 0.0) - 1, LEAST_ERROR) for point in known])
+    slope = (lost[-1] - lost[0]) / (at[-1] - at[0]) if len(known) > 1 else 0.0
+    losses = np.exp(lost[-1] + min(slope, 0.0) * (np.array(densities) - at[-1]))
+    points = tuple(
+        known[-1].model_copy(update={"density": density, "ppl_ratio": 1 + loss, "ppl_ratio_error": None})
+        for density, loss in zip(densities, losses.tolist(), strict=True)
+    )
+    return curve.model_copy(update={"points": (*points, *(point for point in curve.points if point.density == 1))})
+
+
+def _what(best: Judged) -> What:
+    """Returns what a candidate's quality, or its drafts, stand on."""
+    name = coarsest(best.candidate.format)
+    if best.draft_tokens:
+        return What(None, name)
+    method = best.candidate.method
+    return What(method, name if any(one for one, _ in refining((method,))) else None)
+
+
+def _densities(what: What, found: Sequence[Searched]) -> list[float]:
+    """Returns the densities at which a selector was judged."""
+    return [one.candidate.density or 0.0 for searched in found for one in _judged(what, searched)]
+
+
+def _judged(what: What, searched: Searched) -> list[Judged]:
+    """Returns the candidates of a selector, in its format if it has one, that can be built."""
+    return [
+        one
+        for one in searched.judge.judged
+        if one.refusal is None
+        and one.candidate.method == what.method
+        and what.format in (None, coarsest(one.candidate.format))
+    ]
+
+
+def _gain(what: What, found: Sequence[Searched]) -> float | None:
+    """Returns how much faster than a dense run a selector is at best; None where it was no candidate."""
+    gains = [
+        searched.dense.token_s / min(one.token_s for one in judged)
+        for searched in found
+        if searched.dense is not None and (judged := _judged(what, searched))
+    ]
+    return max(gains, default=None)
+
+
+def _error(loss: Loss) -> float:
+    return loss.ppl_ratio_error or 0.0
+
+
+def _in_words(point: Point) -> str:
+    error = "" if point.ppl_ratio_error is None else f" ± {point.ppl_ratio_error:.3f}"
+    return f"loses {point.ppl_ratio:.3f}{error} times the perplexity at a density of {point.density:g}"
+
+
+def _with_reasons(curves: Curves, reasons: Mapping[Method, str]) -> Curves:
+    entries = tuple(Unexplored(method=name, reason=reason) for name, reason in reasons.items())
+    return curves.model_copy(update={"unexplored": (*curves.unexplored, *entries)})
