@@ -6,6 +6,7 @@ here or on a cluster, whatever snakemake was told to print, and returns the last
 
 import errno
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ REFUSED, FAILED = 2, 1
 """Exit codes: bad input, which one sentence explains; anything else."""
 NO_SENTENCE, NO_JOB = "ended without a sentence of its own", "no job began"
 """Marks of the lines that end a build without a refusal."""
+ANY = re.compile("")
 TAIL_BYTES = 1 << 16
 ROOM_BYTES = 1 << 20
 """Free bytes of a disk below which a build that ended without a sentence ended for want of room."""
@@ -80,9 +82,9 @@ def exit_code(line: str) -> int:
     return FAILED if crashed else REFUSED
 
 
-def last_line(log: Path) -> str:
-    """Returns the last line of a log that exists; empty if nothing is in it."""
+def last_line(log: Path, like: re.Pattern[str] = ANY) -> str:
+    """Returns the last line of a log that exists, of those that are `like` a pattern; empty if there is none."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - TAIL_BYTES))
         lines = file.read().decode("utf-8", errors="replace").strip().splitlines()
-    return lines[-1] if lines else ""
+    return next((line for line in reversed(lines) if like.search(line)), "")

@@ -2,7 +2,8 @@
 
     snakemake … 2>&1 | python -m coldpress.compiler.workflow.progress
 
-On a terminal, the steps that run stand below, each with the last line of its log; in a pipe there are the lines alone.
+On a terminal, the steps that run stand below, each with the last line of its log. In a pipe, what a long step says of
+its progress becomes a line, at most every PIPE_EVERY_S seconds.
 
 A build that is refused ends with its one sentence. Where there is no such sentence (a crash, a run that was killed or
 that never started) everything that snakemake said from the first error on is printed.
@@ -10,6 +11,7 @@ that never started) everything that snakemake said from the first error on is pr
 
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
@@ -23,6 +25,7 @@ TROUBLE = re.compile(r"(\w*Error\b|error:|Error in rule|MissingInput|Exiting bec
 ALL = "all"
 """The rule that does nothing but want what others make."""
 UP_TO_DATE, DRY_RUN = "Nothing to be done", "This was a dry-run"
+PIPE_EVERY_S = 10.0
 LAST_OF_SNAKEMAKE = re.compile(r"(Complete log\(s\): |Elapsed time: )")
 """Snakemake's lines between the last step and the summary (compiler/workflow/ending.py)."""
 
@@ -85,7 +88,8 @@ def _why(lines: list[str]) -> Generator[str, None, int]:
 def shown(running: Running) -> Generator[Callable[[str], None]]:
     """Shows the running jobs where standard output is a terminal; yields what prints a line."""
     if not sys.stdout.isatty():
-        yield lambda line: print(line, flush=True)
+        with told_now_and_then(running):
+            yield lambda line: print(line, flush=True)
         return
     from rich.console import Console  # here: a pipe needs none of it
     from rich.live import Live
@@ -99,6 +103,26 @@ def shown(running: Running) -> Generator[Callable[[str], None]]:
         transient=True,
     ):
         yield lambda line: console.print(Text(line), soft_wrap=True)
+
+
+@contextmanager
+def told_now_and_then(running: Running, every_s: float = PIPE_EVERY_S) -> Generator[None]:
+    """Prints the progress of running jobs, where it is new, every so many seconds."""
+    ended, told = threading.Event(), set[str]()
+
+    def tell() -> None:
+        while not ended.wait(every_s):
+            new = [line for line in running.progress() if line not in told]
+            told.update(new)
+            print(*(f"{'':9s} {line}" for line in new), sep="\n", end="\n" if new else "", flush=True)
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def follow(lines: Iterable[str]) -> int:

@@ -12,6 +12,7 @@ RULE = re.compile(r"(?:local)?rule (\S+):$")
 LOG = re.compile(r"\s+log: (.+?)(?: \(|$)")
 JOB_ID = re.compile(r"\s+jobid: (\d+)")
 FINISHED = re.compile(r"Finished jobid: (\d+) \(Rule: (\S+)\)")
+STEP = re.compile(r": \d+ of \d+ .*, about .* left$")
 BROKEN = re.compile(r"Error in rule (\S+):")
 
 
@@ -53,6 +54,11 @@ class Running:
     def status(self, now_s: float) -> str:
         """Returns one line for each running job: its rule, its seconds, and the last line of its log."""
         return "\n".join(_status(job, now_s) for job in list(self.jobs.values()))
+
+    def progress(self) -> list[str]:
+        """Returns for each running job the last line of its log that tells how far it is (compiler/steps.py)."""
+        logs = (job.log for job in list(self.jobs.values()) if job.log is not None and job.log.exists())
+        return list(filter(None, (last_line(log, STEP) for log in logs)))
 
 
 def _status(job: Job, now_s: float) -> str:

@@ -17,7 +17,7 @@ from coldpress.compiler.activity.layer_counts import Activity, countable_familie
 from coldpress.compiler.activity.rounded import Rounded, RoundedKeys
 from coldpress.compiler.checkpoint.tensors import read_role
 from coldpress.compiler.io import Workspace, load_arrays
-from coldpress.compiler.quality import gains
+from coldpress.compiler.quality import gains, passes, trace
 from coldpress.compiler.quality.trace import rounded
 from coldpress.compiler.quality.variants import (
     CACHED_DENSITIES,
@@ -271,7 +271,7 @@ def test_a_run_that_was_interrupted_goes_on(
     """After its first pass and again later: no pass is measured twice, and the record is that of an undisturbed run."""
     measured: list[int] = []
     ends = [1]
-    whole = explore.compare
+    whole = passes.compare
 
     def compare(*arguments: Any) -> Any:
         if len(measured) == ends[-1]:
@@ -279,10 +279,10 @@ def test_a_run_that_was_interrupted_goes_on(
         measured.append(1)
         return whole(*arguments)
 
-    monkeypatch.setattr(explore, "compare", compare)
+    monkeypatch.setattr(passes, "compare", compare)
     with pytest.raises(KeyboardInterrupt):
         explored(model, corpus, tmp_path)
-    monkeypatch.setattr(explore.trace, "_traced", lambda *_: pytest.fail("the whole model had run"))
+    monkeypatch.setattr(trace, "_traced", lambda *_: pytest.fail("the whole model had run"))
     ends.append(4)
     with pytest.raises(KeyboardInterrupt):
         explored(model, corpus, tmp_path)

@@ -10,6 +10,7 @@ import pytest
 
 from coldpress.compiler import steps
 from coldpress.compiler.steps import Steps
+from coldpress.compiler.workflow.progress import told_now_and_then
 from coldpress.compiler.workflow.running import Running
 
 BEGUN = """Building in {folder}
@@ -42,6 +43,21 @@ def test_each_job_is_shown_with_what_it_says(tmp_path: Path, log: Path) -> None:
     assert running.status(12.0) == "verify, 2 s\ndevice, 2 s"
     log.write_text("verify: began\nverify: 5 of 9 blocks, about 3 minutes left\n")
     assert running.status(70.0) == "verify, 60 s: 5 of 9 blocks, about 3 minutes left\ndevice, 60 s"
+
+
+def test_a_pipe_is_told_how_far_a_long_step_is(tmp_path: Path, log: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Once for each line that is new, and nothing of what else a log says."""
+    running = running_after(BEGUN.format(folder=tmp_path))
+    with told_now_and_then(running, every_s=0.01):
+        for done in (5, 6):
+            line = f"verify: {done} of 9 blocks, about 3 minutes left"
+            log.write_text(f"{line}\nverify: perplexity 12.1\n")
+            said = ""
+            while line not in said:
+                said += capfd.readouterr().out
+        log.unlink()
+    assert said.count("verify") == 1
+    assert "perplexity" not in said + capfd.readouterr().out
 
 
 @pytest.mark.parametrize("ending", ["Finished jobid: 7 (Rule: verify)", "Error in rule verify:\n    jobid: 7"])

@@ -67,7 +67,7 @@ def activations(model: Model, corpus: Corpus, folder: Path) -> Activations:
 def curves(model: Model, corpus: Corpus, activations: Activations, folder: Path) -> Curves:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(explore, "candidates", lambda *_: ("dense",))
-        config = ExploreConfig(method="auto", routing="auto", explore_tokens=96)
+        config = ExploreConfig(method="auto", routing="auto", explore_tokens=96, explore="whole")
         return explore.run(config, model, corpus, activations, Workspace(folder / "explore", "test"), 2)
 
 

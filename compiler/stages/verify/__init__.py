@@ -52,10 +52,13 @@ logger = logging.getLogger(__name__)
 AFFORDABLE_WORK = 9_000_000_000_000
 """Parameters times tokens that are decoded by default: all of the default test text for models of up to two billion
 parameters, a thousand tokens for seven billion: twelve minutes of one core, shared by all there are."""
-WORK_ONE_BY_ONE = 400_000_000_000
-"""Parameters times tokens up to which all tokens are decoded one by one: about a minute on two cores."""
+WORK_ONE_BY_ONE = 40_000_000_000
+"""Parameters times tokens up to which all tokens are decoded one by one: some seconds on two cores."""
 FEWEST_BLOCKS = 4
 """Blocks that are decoded even for the largest models: fewer blocks give a poor estimate of their own error."""
+SMALL_ERROR = 0.01
+"""Standard error of the perplexity over the source's with which FEWEST_BLOCKS are enough: both models see the same
+text, so that the error of their ratio is a tenth of that of a perplexity."""
 DENSE_PASSES, SPARSE_PASSES = 2.2, 1.3
 """Seconds of the source's and the artifact's dense logits, and of decoding many tokens in a pass, over those of the
 products alone: 405 and 250 for 190 of 8,192 tokens of a 1.1B model (docs/experiments/builds.md)."""
@@ -73,9 +76,10 @@ SAMPLE_TEMPERATURE, SAMPLE_SEED = 0.6, 7
 class VerifyConfig(Record):
     """Settings of `verify`."""
 
-    test_tokens: Annotated[int | None, Key(default="all; for large models fewer blocks, four at least")] = Field(
-        default=None, ge=2, description="tokens of test text that are decoded, in whole blocks"
-    )
+    test_tokens: Annotated[
+        int | None,
+        Key(default="four blocks; more if the ratio of perplexities is uncertain by 1 %, for large models fewer"),
+    ] = Field(default=None, ge=2, description="tokens of test text that are decoded, in whole blocks")
 
 
 def run(
