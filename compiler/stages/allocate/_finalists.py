@@ -64,7 +64,7 @@ class _Hope:
     """Whether it was measured with a cache in the loop, if it sees residency."""
 
 
-def completed(config: AllocateConfig, inputs: Inputs, floor: Floor, budgets_bytes: Sequence[int]) -> Curves:
+def completed(config: AllocateConfig, inputs: Inputs, floor: Floor, budgets: Sequence[int | str]) -> Curves:
     """Returns the curves with those of the selectors that can still win, and reasons for all others.
 
     Raises:
@@ -80,11 +80,11 @@ def completed(config: AllocateConfig, inputs: Inputs, floor: Floor, budgets_byte
         raise ColdpressError("method=auto measures selectors on text, and no corpus was given; give --corpus")
     rest = _Rest(config, inputs, floor, options, every)
     try:
-        found = rest.fitting(budgets_bytes)
+        found = rest.fitting(budgets)
         if all(one.best is not None and one.best.holds_everything for one in found):
             fits = {along.method: "was not measured: the whole model fits in DRAM" for along in every}
             return _with_reasons(rest.curves, reasons | fits)
-        return _with_reasons(*rest.measured(budgets_bytes, reasons))
+        return _with_reasons(*rest.measured(budgets, reasons))
     finally:
         rest.clean()
 
@@ -111,21 +111,21 @@ class _Rest:
         self._hopes: dict[What, _Hope] = {}
         self._steps = Steps("allocate", 0, "passes")
 
-    def fitting(self, budgets_bytes: Sequence[int]) -> list[Searched]:
+    def fitting(self, budgets: Sequence[int | str]) -> list[Searched]:
         """Searches without any selector, after measuring again the formats of which few tokens do not tell whether they
         keep the quality."""
         most = self._floor.max_ppl_ratio
         self._formats(loss for loss in self.curves.formats if abs(loss.ppl_ratio - most) < ERRORS * _error(loss))
-        return searched_together(self._config, *self._on(self.curves), budgets_bytes)
+        return searched_together(self._config, *self._on(self.curves), budgets)
 
     def measured(
-        self, budgets_bytes: Sequence[int], reasons: Mapping[Method, str]
+        self, budgets: Sequence[int | str], reasons: Mapping[Method, str]
     ) -> tuple[Curves, Mapping[Method, str]]:
         """Returns the curves of the finalists, and why the others are none."""
         self._begin()
         replays = Replays(replace(self._inputs, curves=self._hoped), self._config.overprediction)
         while True:
-            found = searched_together(self._config, *self._on(self._hoped), budgets_bytes, replays=replays)
+            found = searched_together(self._config, *self._on(self._hoped), budgets, replays=replays)
             taken = {_what(one.best) for one in found if one.best is not None} & self._hopes.keys()
             if not taken:
                 num_tokens = self._all.tokens.size

@@ -50,8 +50,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 AFFORDABLE_WORK = 9_000_000_000_000
-"""Parameters times tokens that are decoded by default: all of the default test text for models of up to two billion
-parameters, a thousand tokens for seven billion: twelve minutes of one core, shared by all there are."""
+"""Parameters times tokens that are decoded where few blocks leave the quality uncertain: all of the default test text
+for models of up to two billion parameters, a thousand tokens for seven billion: twelve minutes of one core, shared by
+all there are."""
 WORK_ONE_BY_ONE = 40_000_000_000
 """Parameters times tokens up to which all tokens are decoded one by one: some seconds on two cores."""
 FEWEST_BLOCKS = 4
@@ -104,22 +105,14 @@ def run(
     num_bytes = verify_artifact(artifact)
     logger.info("verify: %d bytes in %d files are as the manifest says", num_bytes, len(artifact.manifest.files))
     every_block = blocks_of_test_text(corpus, choose_plan(artifact.manifest).context_length)
-    blocks = every_block[: num_measured(config, every_block.shape[1], model.num_parameters)]
-    logger.info("verify: decoding %d of %d blocks of %d tokens", len(blocks), *every_block.shape)
-    source = SourceLogits(original, blocks, threads)
-    packed = None if model == original else SourceLogits(model, blocks, threads)
-    dense = DenseComparison(folder, blocks, packed, (packed or source).router_scores)
-    watch = SourceComparison(partial(dense.compared, source), blocks, threads)
-    much = blocks.size * model.num_parameters > WORK_ONE_BY_ONE
-    decoded = decode(folder, model, blocks, watch, much, threads)
-    compared = dense.result()
-    found, sound = _quality(decoded.block_nll, compared), bool(np.isfinite(decoded.block_nll).all())
+    most = num_measured(config, every_block.shape[1], model.num_parameters)
+    few = most if config.test_tokens is not None else min(FEWEST_BLOCKS, most)
+    text = _Text(folder, model, original, every_block[:few], threads)
+    if few < min(most, len(every_block)) and not text.quality["ppl_ratio_error"] <= SMALL_ERROR:
+        text = _Text(folder, model, original, every_block[:most], threads)
+    blocks, decoded, watch, found = text.blocks, text.decoded, text.watch, text.quality
+    sound = bool(np.isfinite(decoded.block_nll).all())
     top1_agreement, top1_error = watch.top1_agreement()
-
-    def under(plan: Plan) -> tuple[Decoded, SourceComparison]:
-        watching = SourceComparison(source, blocks, threads)
-        given = choose_plan(artifact.manifest, plan.dram_budget_bytes)
-        return decode(folder, model, blocks, watching, much, threads, given), watching
 
     logger.info("verify: perplexity %(ppl_artifact).4f of the artifact, %(ppl_source).4f of the source", found)
     return Verification(
@@ -129,7 +122,7 @@ def run(
         num_test_blocks=len(every_block),
         **found,
         dense=dense_for(model, artifact.manifest, choose_plan(artifact.manifest)),
-        max_logit_error=compared.max_logit_error,
+        max_logit_error=text.compared.max_logit_error,
         top1_agreement=top1_agreement,
         top1_agreement_error=top1_error,
         divergence=watch.divergence(),
@@ -140,9 +133,32 @@ def run(
         read_lengths=decoded.read_lengths,
         process_bytes=process_bytes(folder),
         tokens_per_s_deviation=deviation(np.array(decoded.tokens_per_s)),
-        plans=figures_of_all(artifact.manifest, (decoded, watch), under, compared.nll_source),
+        plans=figures_of_all(artifact.manifest, (decoded, watch), text.under, text.compared.nll_source),
         drafts=drafts_of_all(folder, artifact.manifest, every_block[0]) if sound else (),
     )
+
+
+class _Text:
+    """Test text that was decoded, and compared with its source."""
+
+    def __init__(self, folder: str, model: Model, original: Model, blocks: np.ndarray, threads: int) -> None:
+        """Decodes `blocks` under the artifact's largest plan; the arguments are those of `run`."""
+        logger.info("verify: decoding %d blocks of %d tokens", *blocks.shape)
+        self.blocks, self._folder, self._model, self._threads = blocks, folder, model, threads
+        self._much = blocks.size * model.num_parameters > WORK_ONE_BY_ONE
+        self._source = SourceLogits(original, blocks, threads)
+        packed = None if model == original else SourceLogits(model, blocks, threads)
+        dense = DenseComparison(folder, blocks, packed, (packed or self._source).router_scores)
+        self.watch = SourceComparison(partial(dense.compared, self._source), blocks, threads)
+        self.decoded = decode(folder, model, blocks, self.watch, self._much, threads)
+        self.compared = dense.result()
+        self.quality = _quality(self.decoded.block_nll, self.compared)
+
+    def under(self, plan: Plan) -> tuple[Decoded, SourceComparison]:
+        """Decodes the text under another plan."""
+        watching = SourceComparison(self._source, self.blocks, self._threads)
+        given = choose_plan(open_artifact(self._folder).manifest, plan.dram_budget_bytes)
+        return decode(self._folder, self._model, self.blocks, watching, self._much, self._threads, given), watching
 
 
 def needs(build: "Build") -> StageNeeds:

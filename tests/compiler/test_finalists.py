@@ -1,0 +1,185 @@
+"""allocate measures what can still win: its choice is that of the whole measurement, and losers are dropped coarsely."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
+from coldpress.compiler.activity.layer_counts import Activity, countable_families, exact_families
+from coldpress.compiler.io import Workspace
+from coldpress.compiler.quality.passes import Passes
+from coldpress.compiler.stages import allocate, explore, ingest
+from coldpress.compiler.stages.allocate import AllocateConfig, _finalists
+from coldpress.compiler.stages.allocate._finalists import hopeful
+from coldpress.compiler.stages.explore import ExploreConfig
+from coldpress.compiler.stages.ingest import IngestConfig
+from coldpress.runtime.sparsity import flash
+from coldpress.schemas.activations import Activations
+from coldpress.schemas.corpus import SPLITS, Corpus, Split
+from coldpress.schemas.curves import Curve, Curves, Point
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.model import Model
+from coldpress.schemas.sparsity import Sparsity
+from tests.support.curves import NO_LOSS
+from tests.support.models import write_model
+from tests.support.statistics import corpus_of_tokens, device_of
+
+RNG = np.random.default_rng(6)
+TOKENS: dict[Split, np.ndarray] = {split: RNG.integers(0, 384, (12, 32)).astype(np.int32) for split in SPLITS}
+NUM_TOKENS = 384
+METHODS = ("dense", "dip", "dip_ca", "glu", "refine", "topk")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few_candidates() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flash, "DRAWN_UNITS", 1 << 10)
+        for module in (explore, _finalists, allocate._judge):
+            patch.setattr(module, "candidates", lambda *_: METHODS)
+        yield
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    folder = tmp_path_factory.mktemp("model")
+    write_model(folder / "model", num_hidden_layers=3)
+    return ingest.run(IngestConfig(model=str(folder / "model")), Workspace(folder / "ingest", "test"))
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    return corpus_of_tokens(tmp_path_factory.mktemp("corpus"), TOKENS)
+
+
+@pytest.fixture(scope="module")
+def activations(model: Model, corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Activations:
+    families = countable_families(model.spec)
+    activity = Activity(exact_families(families, model.spec))
+    work = Workspace(tmp_path_factory.mktemp("activations"), "test")
+    return count_activity(PassConfig(), model, corpus, families, activity, work, 1)
+
+
+def explored(model: Model, corpus: Corpus, activations: Activations, folder: Path, measured: str) -> Curves:
+    config = ExploreConfig(method="auto", explore_tokens=NUM_TOKENS, explore=measured)
+    return explore.run(config, model, corpus, activations, Workspace(folder, "test"), 1)
+
+
+@pytest.fixture(scope="module")
+def whole(model: Model, corpus: Corpus, activations: Activations, tmp_path_factory: pytest.TempPathFactory) -> Curves:
+    return explored(model, corpus, activations, tmp_path_factory.mktemp("whole"), "whole")
+
+
+@pytest.fixture(scope="module")
+def formats(model: Model, corpus: Corpus, activations: Activations, tmp_path_factory: pytest.TempPathFactory) -> Curves:
+    return explored(model, corpus, activations, tmp_path_factory.mktemp("formats"), "needed")
+
+
+class Building:
+    """Runs `allocate` on curves, and counts the tokens of its passes."""
+
+    def __init__(self, model: Model, corpus: Corpus, activations: Activations, folder: Path) -> None:
+        self._records, self._folder, self.passes = (model, corpus, activations), folder, dict[str, int]()
+
+    def run(self, curves: Curves, budget: str, patch: pytest.MonkeyPatch, **settings: Any) -> Sparsity:
+        values = {"method": "auto", "format": "auto", "dram_budget": budget, "context_length": 64}
+        values |= {"density_allocation": "uniform", "max_ppl_ratio": 1.05, "explore_tokens": NUM_TOKENS}
+        work = Workspace(self._folder / f"{budget}-{curves.num_tokens}", "test")
+        (model, corpus, activations), measured = self._records, Passes.differences
+
+        def counted(passes: Passes, title: str, hidden: Any) -> Any:
+            self.passes[title] = passes.tokens.size
+            return measured(passes, title, hidden)
+
+        patch.setattr(Passes, "differences", counted)
+        config = AllocateConfig(**values | settings)
+        return allocate.run(config, model, activations, device_of(), work, corpus, curves=curves)
+
+
+@pytest.fixture
+def building(model: Model, corpus: Corpus, activations: Activations, tmp_path: Path) -> Building:
+    return Building(model, corpus, activations, tmp_path)
+
+
+def test_explore_measures_formats_alone(formats: Curves, whole: Curves) -> None:
+    assert {loss.format for loss in formats.formats} == {loss.format for loss in whole.formats}
+    assert (formats.curves, formats.drafts, formats.kv_caches, formats.unexplored) == ((), (), (), ())
+    assert formats.num_tokens == 256 < whole.num_tokens == NUM_TOKENS
+    assert formats.trace.sha256 == whole.trace.sha256, "the trace is no longer than that"
+
+
+def test_where_the_whole_model_fits_nothing_is_measured(
+    building: Building, formats: Curves, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = building.run(formats, "100%", monkeypatch)
+    assert (found.method, found.is_whole) == ("dense", True)
+    assert {title.split("-")[0] for title in building.passes} <= {"format"}
+    assert found.curves is not None
+    assert found.curves.curves == ()
+    reasons = {entry.method: entry.reason for entry in found.curves.unexplored}
+    assert reasons.keys() == set(METHODS)
+    assert reasons["topk"] == "was not measured: the whole model fits in DRAM"
+
+
+@pytest.mark.parametrize("budget", ["55%", "70%", "85%"])
+def test_the_choice_is_that_of_the_whole_measurement(
+    building: Building, formats: Curves, whole: Curves, budget: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = building.run(whole, budget, monkeypatch)
+    assert not building.passes, "everything is known"
+    found = building.run(formats, budget, monkeypatch)
+    assert found.tried[0].token_s == pytest.approx(expected.tried[0].token_s, rel=0.02)
+    assert (found.method, found.format) == (expected.method, expected.format)
+    assert found.curves is not None
+    known = {curve.method for curve in found.curves.curves} | {entry.method for entry in found.curves.unexplored}
+    assert known >= set(METHODS)
+    for curve in found.curves.curves:  # what counts was measured on all tokens
+        (same,) = (one for one in whole.curves if one.model_copy(update={"points": curve.points}) == curve)
+        points = {point.density: point for point in same.points}
+        assert all(points[point.density].ppl_ratio == pytest.approx(point.ppl_ratio) for point in curve.points)
+
+
+def test_a_selector_that_loses_too_much_is_measured_coarsely_alone(
+    building: Building, formats: Curves, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = building.run(formats, "70%", monkeypatch, max_ppl_ratio=1 + 1e-9, format="fp16")
+    curves = {title: tokens for title, tokens in building.passes.items() if title.startswith("curve")}
+    assert curves
+    assert set(curves.values()) == {256}
+    assert found.method == "dense"
+    skipped = {entry.method: entry.skipped for entry in found.tried}
+    assert skipped["topk"] is not None
+    assert "times the perplexity at a density of 0.9" in skipped["topk"]
+
+
+def test_no_cache_is_in_the_loop_before_a_selector_can_win(
+    building: Building, formats: Curves, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    building.run(formats, "70%", monkeypatch, max_ppl_ratio=1 + 1e-9, format="fp16")
+    assert "curve-dip_ca-0.25-resident-without-cache" in building.passes
+    assert not {title for title in building.passes if title.startswith("curve-dip_ca") and "without" not in title}
+
+
+def test_curves_that_are_missing_need_text(
+    model: Model, activations: Activations, formats: Curves, tmp_path: Path
+) -> None:
+    config = AllocateConfig(method="auto", format="auto", dram_budget="70%", context_length=64)
+    with pytest.raises(ColdpressError, match="give --corpus"):
+        allocate.run(config, model, activations, device_of(), Workspace(tmp_path, "test"), curves=formats)
+
+
+def test_the_least_loss_that_a_coarse_measurement_allows() -> None:
+    """Its errors are taken off, and between two densities losses grow by equal factors."""
+    losses = {0.5: 1.54, 0.9: 1.02}
+    errors = {0.5: 0.02, 0.9: 0.005}
+    points = tuple(
+        Point(density=at, ppl_ratio=ratio, **NO_LOSS | {"ppl_ratio_error": errors[at]}) for at, ratio in losses.items()
+    )
+    found = hopeful(Curve(method="topk", points=points), (0.3, 0.5, 0.7, 0.9))
+    assert [point.density for point in found.points] == [0.3, 0.5, 0.7, 0.9]
+    lost = [point.ppl_ratio - 1 for point in found.points]
+    assert lost == pytest.approx([0.5 * math.sqrt(50), 0.5, 0.1 / math.sqrt(2), 0.01])
+    assert {point.ppl_ratio_error for point in found.points} == {None}
