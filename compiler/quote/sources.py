@@ -36,6 +36,7 @@ from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import WHOLE_MLP, layers_of, slices, unit_keys
 from coldpress.schemas.manifest import CURVES_FILE, MANIFEST_FILE, TRACE_FILE, Manifest
 from coldpress.schemas.model import FREQUENCIES, Model, ModelSpec, TensorSource, matrices, role_shape
+from coldpress.schemas.sparsity import Sparsity
 
 DRAWN_TOKENS = 128
 MAX_CURVES_BYTES = 16 << 20
@@ -119,6 +120,9 @@ def _of_build(path: Path, keys: Mapping[str, str], folder: Path) -> Source:
     model = next((one for one in models if one.weights_sha256 == curves.weights_sha256), None)
     if model is None:
         raise ColdpressError(f"{path}/explore.json belongs to other weights than {' or '.join(MODELS)}; build again")
+    choices = (load_record(file, Sparsity).curves for file in sorted(path.glob("*/allocate.json")))
+    later = (one for one in choices if one is not None and one.weights_sha256 == curves.weights_sha256)
+    curves = curves.with_losses_of(max(later, key=lambda one: len(one.curves), default=None))
     build = _resolved(model.folder, keys)
     return Source(
         "build",
@@ -127,7 +131,7 @@ def _of_build(path: Path, keys: Mapping[str, str], folder: Path) -> Source:
         load_record(path / RECORDS[1], Activations),
         curves,
         "measured",
-        f"curves of this model, {curves.num_tokens} tokens of validation text (stage explore)",
+        f"curves of this model, {curves.num_tokens} tokens of validation text (stages explore and allocate)",
         _settings(build),
         {**_origin(model.name, model.source, model.revision), **keys},
         folder,

@@ -1,4 +1,4 @@
-"""allocate measures what can still win: its choice is that of the whole measurement, and losers are dropped coarsely."""
+"""allocate measures what can still win: its choice is that of the whole measurement, and losers are dropped early."""
 
 import math
 from collections.abc import Iterator
@@ -11,6 +11,7 @@ import pytest
 from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
 from coldpress.compiler.activity.layer_counts import Activity, countable_families, exact_families
 from coldpress.compiler.io import Workspace
+from coldpress.compiler.quality import trace
 from coldpress.compiler.quality.passes import Passes
 from coldpress.compiler.stages import allocate, explore, ingest
 from coldpress.compiler.stages.allocate import AllocateConfig, _finalists
@@ -30,7 +31,7 @@ from tests.support.statistics import corpus_of_tokens, device_of
 
 RNG = np.random.default_rng(6)
 TOKENS: dict[Split, np.ndarray] = {split: RNG.integers(0, 384, (12, 32)).astype(np.int32) for split in SPLITS}
-NUM_TOKENS = 384
+NUM_TOKENS, FEW_TOKENS = 128, 64
 METHODS = ("dense", "dip", "dip_ca", "glu", "refine", "topk")
 
 
@@ -38,6 +39,8 @@ METHODS = ("dense", "dip", "dip_ca", "glu", "refine", "topk")
 def _few_candidates() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flash, "DRAWN_UNITS", 1 << 10)
+        for module in (explore, trace):
+            patch.setattr(module, "TRACE_TOKENS", FEW_TOKENS)
         for module in (explore, _finalists, allocate._judge):
             patch.setattr(module, "candidates", lambda *_: METHODS)
         yield
@@ -107,7 +110,7 @@ def building(model: Model, corpus: Corpus, activations: Activations, tmp_path: P
 def test_explore_measures_formats_alone(formats: Curves, whole: Curves) -> None:
     assert {loss.format for loss in formats.formats} == {loss.format for loss in whole.formats}
     assert (formats.curves, formats.drafts, formats.kv_caches, formats.unexplored) == ((), (), (), ())
-    assert formats.num_tokens == 256 < whole.num_tokens == NUM_TOKENS
+    assert formats.num_tokens == FEW_TOKENS < whole.num_tokens == NUM_TOKENS
     assert formats.trace.sha256 == whole.trace.sha256, "the trace is no longer than that"
 
 
@@ -148,7 +151,7 @@ def test_a_selector_that_loses_too_much_is_measured_coarsely_alone(
     found = building.run(formats, "70%", monkeypatch, max_ppl_ratio=1 + 1e-9, format="fp16")
     curves = {title: tokens for title, tokens in building.passes.items() if title.startswith("curve")}
     assert curves
-    assert set(curves.values()) == {256}
+    assert set(curves.values()) == {FEW_TOKENS}
     assert found.method == "dense"
     skipped = {entry.method: entry.skipped for entry in found.tried}
     assert skipped["topk"] is not None

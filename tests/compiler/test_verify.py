@@ -198,6 +198,17 @@ def test_every_block_is_measured_with_its_own_figures(build):
     assert whole.ppl_ratio_error < whole.ppl_artifact_error / whole.ppl_source  # blocks differ more than models do
 
 
+@pytest.mark.parametrize(("small_error", "expected"), [(1.0, 2), (0.0, 4)])
+def test_few_blocks_are_enough_where_they_tell_the_quality(build, monkeypatch, small_error, expected):
+    """By the error of the ratio of perplexities; the figures are those of the first blocks."""
+    monkeypatch.setattr("coldpress.compiler.stages.verify.FEWEST_BLOCKS", 2)
+    monkeypatch.setattr("coldpress.compiler.stages.verify.SMALL_ERROR", small_error)
+    found = run(VerifyConfig(), build.model, build.model, build.corpus, build.package())
+    assert (len(found.blocks), found.num_test_blocks) == (expected, 4)
+    asked = run(VerifyConfig(test_tokens=32 * expected), build.model, build.model, build.corpus, build.package())
+    assert found.blocks == asked.blocks
+
+
 def test_one_block_says_nothing_of_its_error(build):
     found = run(VerifyConfig(test_tokens=2), build.model, build.model, build.corpus, build.package())
     assert (len(found.blocks), found.num_test_blocks) == (1, 4)

@@ -116,7 +116,7 @@ class Floor:
         if self.of(method, name) or selector.EXACT or selector.NEEDS_PREDICTORS or selector.is_whole:
             return None
         reasons = (found.reason for found in self.curves.unexplored if found.method == method)
-        return next(reasons, f"these quality curves lack it in {in_words(name)}; build again to measure it")
+        return next(reasons, f"these quality curves lack it in {in_words(name)}; explore=whole measures it")
 
     def _besides(self, curve: Curve, name: Formats) -> float:
         """Returns the perplexity ratio of a format that a curve does not include."""
