@@ -7,6 +7,7 @@ artifact. rules/common.smk prints it at the end of every build (compiler/workflo
 
 import math
 import os
+import shlex
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -59,7 +60,12 @@ def show(folder: Path) -> str:
         f"{textwrap.fill(headline(metrics, metrics.device), WIDTH)}\n\n{_written(metrics.sample)}"
         f"{_table(places)}\n\n{_table(rows(metrics))}\n\n  run it\n"
         f"  {run_command(_runtime(), str(artifact), metrics.sample)}"
+        f"{_chat_commands(str(artifact)) if metrics.sample and metrics.sample.is_chat else ''}"
     )
+
+
+def _chat_commands(artifact: str) -> str:
+    return "".join(f"\n  {shlex.join([*_runtime(), command, artifact])}" for command in ("chat", "serve"))
 
 
 def show_all(folders: Mapping[str, Path]) -> str:

