@@ -166,7 +166,7 @@ def test_an_answer_says_what_it_cost_and_is_asked_for_again(browser, served):
         assert "12 tokens" in told
         assert f"{now['hit_rate']:.0%}".replace("%", " %") in told
         assert told.endswith("cut at the longest answer")
-        assert page.locator("#state").inner_text().endswith(" of 512 tokens of context used")
+        assert page.locator("#state").inner_text().endswith(" of 512 tokens used")
         first = page.evaluate(SOURCE)
         with page.expect_request("**/v1/chat/completions") as asked:
             page.click(".retry")
