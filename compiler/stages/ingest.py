@@ -202,7 +202,7 @@ def _resolve(config: IngestConfig, translated: Path) -> tuple[Path, str | None, 
         return translated, None, gguf
     if not HUB_ID.fullmatch(config.model):
         raise CheckpointError(
-            f"there is no folder or file {config.model}, and it is no hub id such as owner/name; give one of these"
+            f"there is no folder {config.model} and no such file, and it is no hub id such as owner/name; give one"
         )
     return snapshot(config.model, config.revision, config.offline), config.model, None
 
