@@ -143,7 +143,7 @@ def test_a_format_that_numpy_multiplies_is_a_candidate_where_its_speed_is_known(
     """By bytes alone int3 is the fastest; if the native core had no product for it, it would be the slowest."""
 
     def chosen(device: str) -> str:
-        asked = ("--dram-budget", "60%", "--max-ppl-ratio", "1.2")
+        asked = ("--dram-budget", budget, "--max-ppl-ratio", "1.2")
         return quoted(capsys, config_alone, *asked, device=device)["devices"][0]["choice"]["format"]
 
     def rated(name: str, formats: tuple[str, ...]) -> str:
@@ -157,6 +157,8 @@ def test_a_format_that_numpy_multiplies_is_a_candidate_where_its_speed_is_known(
     serving = reference.real_like(0)
     formats = tuple(loss.model_copy(update={"ppl_ratio": 1.0}) for loss in serving.formats)
     monkeypatch.setattr(sources, "real_like", lambda _: serving.model_copy(update={"formats": formats}))
+    of_int4 = quoted(capsys, config_alone, "--format", "int4_group32", "--dram-budget", "60%")["devices"][0]
+    budget = str(of_int4["dram_budget_bytes"])  # a share would be one of each format's own bytes
     assert chosen("pixel6") == "int3_group32"
     monkeypatch.setattr("coldpress.compiler.stages.allocate._judge.NATIVE_FORMATS", native)
     assert chosen("pixel6") in native
