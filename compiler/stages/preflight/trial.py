@@ -152,11 +152,13 @@ def slice_budget(build: Build, few: Build) -> int:
     """Returns the slice's DRAM budget in bytes: what it must hold, and its layers' share of the build's remaining
     budget."""
     layers, all_layers = few.model.spec.num_hidden_layers, build.model.spec.num_hidden_layers
-    rest = build.dram_budget_bytes - _least_bytes(build)
-    return _least_bytes(few) + max(0, rest) * layers // all_layers
+    rest = build.dram_budget_bytes - least_bytes(build)
+    return least_bytes(few) + max(0, rest) * layers // all_layers
 
 
-def _least_bytes(build: Build) -> int:
+def least_bytes(build: Build) -> int:
+    """Returns the least DRAM in bytes, whatever the sparsity: with `auto`, of the selector and formats that need the
+    least."""
     return min(need.least_bytes for need in least_needs(build))
 
 
