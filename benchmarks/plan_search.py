@@ -121,7 +121,9 @@ class Plugin(Benchmark[Options]):
             cache="auto",
             routing="auto",
             dram_budget=cell["budget"],
-            context_length=min(SHAPE_CONTEXT if cell["model"] in SHAPES else REAL_CONTEXT, source.settings["context_length"]),
+            context_length=min(
+                SHAPE_CONTEXT if cell["model"] in SHAPES else REAL_CONTEXT, source.settings["context_length"]
+            ),
         )
         started = time.perf_counter()
         found = searched(asked, inputs, Floor(source.curves, cell["floor"]), self._of_options)
