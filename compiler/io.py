@@ -122,12 +122,13 @@ def digest(*parts: str) -> str:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Adds the file name to system errors that have only a descriptor, as fsync's do."""
+def naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
+    """Adds the file name to system errors that have only a descriptor, as fsync's do, or a temporary name."""
     try:
         yield
     except OSError as error:
-        if error.errno is not None and (error.filename is None or isinstance(error.filename, int)):
+        named = None if isinstance(error.filename, int) else error.filename
+        if error.errno is not None and named in (None, str(temporary)):
             error.filename = str(path)
         raise
 
@@ -163,7 +164,7 @@ def replacing(path: Path, before: Callable[[], None] | None = None) -> Iterator[
     make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with naming(path):
+        with naming(path, temporary):
             yield temporary
             with temporary.open("rb+") as file:
                 os.fsync(file.fileno())

@@ -48,14 +48,14 @@ MOST_LISTED = 40
 class UnknownNameError(ColdpressError):
     """A name that is not among the known ones; the text gives the nearest one, and all choices where they are few."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
-        """`kind` says what the name is for, such as `device`."""
+    def __init__(self, kind: str, name: str, known: Iterable[str], other: str = "") -> None:
+        """`kind` says what the name is for, such as `device`; `other` names another choice in a phrase."""
         choices, name = sorted(known), clipped(name)
         begins = [choice for choice in choices if name and choice.startswith(name)]  # such as int4 for int4_group32
         near = difflib.get_close_matches(name, choices, n=1) or begins
         hint = f" Did you mean '{near[0]}'?" if near else ""
-        listed = "" if near and len(choices) > MOST_LISTED else f" Known: {', '.join(choices) or 'none'}."
-        super().__init__(f"unknown {kind} '{name}'.{hint}{listed}")
+        listed = "" if near and len(choices) > MOST_LISTED else f" Known: {', '.join(choices) or 'none'}"
+        super().__init__(f"unknown {kind} '{name}'.{hint}{listed}{other and ' '}{other}{'.' if listed or other else ''}")
 
 
 def known_name(kind: str, name: str, known: Iterable[Name]) -> Name:

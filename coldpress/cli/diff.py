@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from coldpress.compiler.io import load_record, replacing
-from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.artifact.reader import artifact_folder, open_artifact
 from coldpress.runtime.cli import inspect
 from coldpress.runtime.cli.declaration import FILE, argument, command, option, switch
 from coldpress.schemas.errors import ColdpressError, clipped, printable
@@ -136,15 +136,12 @@ def _artifact_in(path: Path) -> tuple[Path, Path]:
     Raises:
         ColdpressError: if `path` is neither, or a build with several artifacts.
     """
-    found = sorted(each for each in path.glob("*.coldpress") if (each / MANIFEST_FILE).is_file())
-    if not found and (path / MANIFEST_FILE).is_file():
-        return path, path.resolve().parent
-    if len(found) != 1:
+    found = artifact_folder(path)
+    if not (found / MANIFEST_FILE).is_file():
         raise ColdpressError(
-            f"{path} holds {len(found)} artifacts, expected an artifact, or the folder of a finished build such as "
-            "build/relu-demo/pixel6"
+            f"{path} holds no artifact, expected one, or the folder of a finished build such as build/relu-demo/pixel6"
         )
-    return found[0], path
+    return found, path.resolve().parent if found == path else path
 
 
 def flat(data: object, prefix: str = "") -> Iterator[tuple[str, Any]]:

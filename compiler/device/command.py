@@ -95,7 +95,7 @@ class ImportFio:
         "the profile whose DRAM, cores and accelerator are assumed where not given", metavar="DEVICE"
     )
     dram_bytes: str | None = option("DRAM of the device, such as 12GB", metavar="BYTES")
-    dram_bytes_per_s: float | None = option("its DRAM bandwidth, such as 6.8e10", type=float, metavar="R")
+    dram_bytes_per_s: str | None = option("its DRAM bandwidth, such as 68GB or 6.8e10", metavar="BYTES")
     num_cores: int | None = option("its cores that compute", type=int, metavar="N")
     name: str | None = option("name of the profile", metavar="NAME")
     output: Path = option("the profile", **_OUTPUT)
@@ -141,6 +141,16 @@ def _measure(flags: Measure) -> None:
     _save_profile(measure(name, folder, parse_bytes(flags.file_size), _tell), flags.output)
 
 
+def _rate(text: str | None) -> float | None:
+    """Returns bytes per second of a number or an amount of memory, such as `68GB` or `68GB/s`."""
+    if text is None:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return float(parse_bytes(text.removesuffix("/s")))
+
+
 def _import(flags: ImportFio) -> None:
     _check_output(flags.output)
     if flags.base is None or flags.name is None:
@@ -150,8 +160,10 @@ def _import(flags: ImportFio) -> None:
         )
     base = _load(flags.base)
     dram_bytes = parse_bytes(flags.dram_bytes) if flags.dram_bytes is not None else None
-    stated = Stated(dram_bytes, flags.dram_bytes_per_s, flags.num_cores)
+    stated = Stated(dram_bytes, _rate(flags.dram_bytes_per_s), flags.num_cores)
     found = import_fio(read_report(flags.report), _check_name(flags.name), base, stated)
+    if flags.output.exists():
+        _tell(f"note: {flags.output} is replaced, with all figures that it had")
     _save_profile(found, flags.output)
     sizes = sorted({point.read_bytes for point in found.flash.read_curve.value})
     if len(sizes) == 1:

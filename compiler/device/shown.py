@@ -70,6 +70,7 @@ def compare(one: DeviceProfile, other: DeviceProfile, console: Console) -> None:
         first, second = (float(flash_seconds(profile.flash, reads, reads * size)) for profile in (one, other))
         requests.add_row(f"{reads} x {_size(size)}", _time(first), _time(second), f"{second / first:.2f}")
     console.print(requests)
+    console.print(f"ratio: seconds on {other.name} over seconds on {one.name}; below 1, {other.name} is faster")
 
 
 def plot(profile: DeviceProfile, path: Path) -> None:

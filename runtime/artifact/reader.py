@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from coldpress.runtime.artifact import checks, contents, safe_files, strict_json, tensor_files
 from coldpress.runtime.artifact.errors import (
     DigestError,
+    FileKindError,
     FileSizeError,
     IdentityError,
     JsonError,
@@ -43,6 +44,8 @@ from coldpress.schemas.manifest import (
     Manifest,
 )
 
+CONFIG_FILE = "config.json"
+"""A file that a checkpoint has, and no artifact."""
 OTHER = "give the path of the artifact with that identity, or copy it again from its source"
 
 
@@ -167,6 +170,25 @@ def _entry(manifest: Manifest, name: str) -> ArtifactFile:
     raise KeyError(name)
 
 
+def artifact_folder(path: str | Path) -> Path:
+    """Returns the folder of an artifact: `path`, or the one artifact in it if it is the folder of a build.
+
+    Raises:
+        FileKindError: for the folder of a checkpoint, or of builds of several artifacts.
+    """
+    path = Path(path)
+    if (path / MANIFEST_FILE).is_file() and not (path / MANIFEST_FILE).is_symlink():
+        return path
+    found = sorted(each for each in path.glob("*.coldpress") if (each / MANIFEST_FILE).is_file())
+    if len(found) > 1:
+        names = ", ".join(short(each.name) for each in found)
+        raise FileKindError(str(path), "the artifact", f"one of {names}", "one artifact", "give the path of one")
+    if not found and (path / CONFIG_FILE).is_file():
+        remedy = f"build it first: coldpress build {path}"
+        raise FileKindError(str(path), "the folder", "that of a checkpoint", "an artifact", remedy)
+    return found[0] if found else path
+
+
 def open_artifact(path: str | Path, identity: str | None = None) -> Artifact:
     """Opens and checks an artifact.
 
@@ -174,13 +196,14 @@ def open_artifact(path: str | Path, identity: str | None = None) -> Artifact:
     tables. `resident` and `predictors` are loaded when first used, with their digests.
 
     Args:
-        path: The artifact's folder.
+        path: The artifact's folder, or that of its build.
         identity: sha256 that its manifest must have; None takes any.
 
     Raises:
         ArtifactError: a subclass per cause (runtime/artifact/errors.py); the text names file, field, the value found
             and the value expected.
     """
+    path = artifact_folder(path)
     folder = safe_files.open_folder(str(path))
     try:
         data = _read_manifest(folder)

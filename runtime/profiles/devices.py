@@ -48,7 +48,7 @@ def device_path(name_or_path: str) -> Path:
     if "/" in name_or_path or name_or_path.endswith((*YAML, ".json")):
         return Path(name_or_path).expanduser()
     if name_or_path not in (known := device_names()):
-        raise UnknownNameError("device", name_or_path, known)
+        raise UnknownNameError("device", name_or_path, known, f"(or {clipped(name_or_path)}.yaml, a file)")
     return PROFILES / f"{name_or_path}.yaml"
 
 

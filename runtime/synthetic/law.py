@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coldpress.runtime.synthetic.statistics import MOST_OFTEN, Statistics, num_hot
+from coldpress.runtime.synthetic.statistics import HOT_MASS, MOST_OFTEN, Statistics, num_hot
 from coldpress.schemas.errors import ColdpressError
 
 STEEPEST = 8.0
@@ -67,11 +67,12 @@ def law_of(num_units: int, density: float, asked: Statistics) -> Law:
             "density"
         )
     hot = num_hot(num_units, asked.hot_share)
-    chances = frequencies(num_units, density, asked.hot_share, asked.hot_mass)
-    if abs(chances[:hot].sum() / chances.sum() - asked.hot_mass) > TOLERANCE:
+    mass = HOT_MASS if asked.hot_mass is None else asked.hot_mass
+    chances = frequencies(num_units, density, asked.hot_share, mass)
+    if asked.hot_mass is not None and abs(chances[:hot].sum() / chances.sum() - mass) > TOLERANCE:
         most = frequencies(num_units, density, asked.hot_share, 1.0)
         raise ColdpressError(
-            f"hot_mass is {asked.hot_mass:g}, expected {hot / num_units:.2f} to {most[:hot].sum() / most.sum():.2f}, "
+            f"hot_mass is {mass:g}, expected {hot / num_units:.2f} to {most[:hot].sum() / most.sum():.2f}, "
             f"since a token uses {density:.3g} of the {num_units} units and {hot} are hot; state another hot_mass or "
             "hot_share"
         )

@@ -13,6 +13,8 @@ from coldpress.runtime import plugins
 from coldpress.schemas.base import Count, PositiveCount, Record, Share
 from coldpress.schemas.errors import ColdpressError
 
+HOT_MASS = 0.8
+"""Share of all uses that hot units have where nothing is stated."""
 MOST_OFTEN = 0.98
 """No unit is used with a higher probability."""
 
@@ -29,7 +31,10 @@ class Statistics(Record):
     hot_share: float = Field(
         default=0.26, gt=0, lt=1, description="share of the units that count as hot (default: 0.26)"
     )
-    hot_mass: Share = Field(default=0.8, description="share of all uses that hot units have (default: 0.8)")
+    hot_mass: Share | None = Field(
+        default=None,
+        description=f"share of all uses that hot units have (default: {HOT_MASS}, or as near to it as density allows)",
+    )
     repeated: Share | None = Field(
         default=None,
         description="share of a token's units that the token before used, too (default: as many as by chance)",

@@ -22,7 +22,7 @@ import numpy as np
 
 from coldpress.runtime.artifact.reader import Artifact
 from coldpress.runtime.synthetic.law import Law, law_of
-from coldpress.runtime.synthetic.statistics import Figures, Statistics
+from coldpress.runtime.synthetic.statistics import Figures, Statistics, num_hot
 from coldpress.runtime.trace import END, FETCH, NO_IDS, Event
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.layout import PartPlan, Section, placed_parts
@@ -59,7 +59,8 @@ class Synthetic(Iterable[Event]):
         uses = np.array([law.chances.sum() for law in laws])
         return Figures(
             density=float(uses.sum()) / sum(law.chances.size for law in laws),
-            hot_mass=self.asked.hot_mass,
+            hot_mass=float(sum(law.chances[: num_hot(law.chances.size, self.asked.hot_share)].sum() for law in laws))
+            / float(uses.sum()),
             repeated=float((uses * [law.repeated for law in laws]).sum() / uses.sum()),
             coactivation=None if self.asked.group_units == 1 else self.asked.coactivation,
         )

@@ -209,7 +209,7 @@ def test_a_difference_is_shown_and_nothing_else(tmp_path: Path, capsys: pytest.C
     assert main(["diff", str(one), str(other)]) == 0
     assert "device" in capsys.readouterr().out
     assert main(["diff", str(one), str(tmp_path)]) == 2
-    assert "holds 2 artifacts, expected an artifact, or the folder of a finished build" in capsys.readouterr().err
+    assert "expected one artifact; give the path of one" in capsys.readouterr().err
 
 
 def test_the_doctor_says_what_lacks_and_what_to_do(

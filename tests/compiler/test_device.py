@@ -293,9 +293,13 @@ def test_import_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (
         "warning: dram_bytes, dram_bytes_per_s, num_cores are assumed as in the profile oneplus12, not the device's own"
     ) in told
-    stated = ("--dram-bytes", "12GB", "--dram-bytes-per-s", "5e10", "--num-cores", "8")
-    assert run_device([*arguments, *stated]) == 0
-    assert "warning" not in capsys.readouterr().err
+    for rate in ("5e10", "50GB", "50GB/s"):
+        stated = ("--dram-bytes", "12GB", "--dram-bytes-per-s", rate, "--num-cores", "8")
+        assert run_device([*arguments, *stated]) == 0
+        told = capsys.readouterr().err
+        assert "warning" not in told
+        assert f"note: {profile} is replaced, with all figures that it had" in told
+        assert read_device(profile).dram_bytes_per_s.value == 5e10
     found = read_device(profile)
     assert (found.dram_bytes.value, found.dram_budget_bytes.value) == (12 * 10**9, 6 * 10**9)
     assert (found.dram_bytes_per_s.value, found.num_cores.value) == (5e10, 8)
@@ -367,7 +371,9 @@ def test_resolve_writes_the_record(tmp_path: Path, capsys: pytest.CaptureFixture
     assert run_device(["resolve", "pixel6", "--output", str(tmp_path / "device.json")]) == 0
     assert load_record(tmp_path / "device.json", DeviceProfile).name == "pixel6"
     assert run_device(["resolve", "pixel", "--output", str(tmp_path / "none.json")]) == 2
-    assert "Did you mean 'pixel6'?" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "Did you mean 'pixel6'?" in told
+    assert "(or pixel.yaml, a file)" in told
     assert not (tmp_path / "none.json").exists()
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from coldpress.compiler import __main__ as command
-from coldpress.compiler.io import save_arrays
+from coldpress.compiler.io import replacing, save_arrays
 from coldpress.compiler.workflow.around_snakemake import _room
 from coldpress.compiler.workflow.last_words import exit_code, no_room
 
@@ -95,3 +95,19 @@ def test_a_refused_sync_names_the_file(tmp_path: Path, monkeypatch: pytest.Monke
         save_arrays(tmp_path / "codes.safetensors", {"codes": np.zeros(8, np.uint8)})
     assert caught.value.filename == str(tmp_path / "codes.safetensors")
     assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_that_may_not_be_written_names_the_file_and_not_its_temporary_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Path.open
+
+    def refuse(path: Path, *arguments: object, **named: object) -> object:
+        if path.name.endswith(".tmp"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path, *arguments, **named)  # type: ignore[arg-type, call-overload]
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(PermissionError) as caught, replacing(tmp_path / "phone.yaml") as temporary:
+        temporary.open("w")
+    assert caught.value.filename == str(tmp_path / "phone.yaml")

@@ -11,7 +11,7 @@ import pytest
 
 from coldpress.runtime.artifact import errors, strict_json
 from coldpress.runtime.artifact.integrity import verify_artifact
-from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.artifact.reader import artifact_folder, open_artifact
 from coldpress.runtime.artifact.safe_files import open_file, open_folder, read_exactly
 from coldpress.schemas.sealed import KEY, seal
 from tests.support.artifacts import (
@@ -19,6 +19,25 @@ from tests.support.artifacts import (
     refuse,
 )
 from tests.support.usage import processor_s
+
+
+def test_the_folder_of_a_build_is_its_artifact(relu_artifact, tmp_path):
+    """A build links its artifact's manifest; an artifact's own manifest comes first, and a checkpoint is named."""
+    shutil.copytree(relu_artifact.path, tmp_path / "one.coldpress")
+    (tmp_path / "manifest.json").symlink_to(tmp_path / "one.coldpress" / "manifest.json")
+    assert open_artifact(tmp_path).path == str(tmp_path / "one.coldpress")
+    shutil.copytree(relu_artifact.path, tmp_path / "one.coldpress" / "other.coldpress")
+    assert artifact_folder(tmp_path / "one.coldpress") == tmp_path / "one.coldpress"
+    shutil.copytree(relu_artifact.path, tmp_path / "two.coldpress")
+    with pytest.raises(errors.FileKindError, match=r"one of 'one\.coldpress', 'two\.coldpress', expected one artifact"):
+        open_artifact(tmp_path)
+    checkpoint = tmp_path / "model"
+    checkpoint.mkdir()
+    (checkpoint / "config.json").write_text("{}")
+    with pytest.raises(
+        errors.FileKindError, match=f"that of a checkpoint.*; build it first: coldpress build {checkpoint}"
+    ):
+        open_artifact(checkpoint)
 
 
 def test_no_more_is_read_than_was_asked_for(tmp_path):

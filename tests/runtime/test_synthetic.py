@@ -156,6 +156,13 @@ def test_density_is_the_plans_unless_it_is_stated(artifact: Artifact) -> None:
     assert measured(trace).density == pytest.approx(0.25, rel=0.05)
 
 
+def test_one_statistic_alone_is_enough(artifact: Artifact) -> None:
+    """Hot units then have as many uses as the density allows."""
+    trace = Synthetic(artifact, stated(density=0.5, tokens=8))
+    assert trace.expected.density == pytest.approx(0.5, abs=0.01)
+    assert 0.4 < trace.expected.hot_mass < 0.52
+
+
 def test_every_cache_simulates_a_drawn_trace_in_one_pass(artifact: Artifact) -> None:
     trace, plan = Synthetic(artifact, stated(repeated=0.6, tokens=50)), choose_plan(artifact.manifest)
     plans = {name: plan.model_copy(update={"cache": name}) for name in (*RUNNABLE, "belady")}
@@ -234,7 +241,10 @@ def test_a_sweep_draws_one_trace(artifact: Artifact, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("told", "sentence"),
     [
-        ("density=0.5", r"hot_mass is 0\.8, expected 0\.26 to 0\.51, since a token uses 0\.5 of the 512 units and 133"),
+        (
+            "density=0.5:hot_mass=0.8",
+            r"hot_mass is 0\.8, expected 0\.26 to 0\.51, since a token uses 0\.5 of the 512 units and 133",
+        ),
         ("hot_mass=0.1", r"hot_mass is 0\.1, expected 0\.26 to "),
         ("density=0.1:repeated=0.3", r"repeated is 0\.3, expected at least 0\.4\d\d, since units"),
         ("coactivation=0.5", "in groups of one unit, expected of several; state group_units, too"),
