@@ -55,7 +55,9 @@ class UnknownNameError(ColdpressError):
         near = difflib.get_close_matches(name, choices, n=1) or begins
         hint = f" Did you mean '{near[0]}'?" if near else ""
         listed = "" if near and len(choices) > MOST_LISTED else f" Known: {', '.join(choices) or 'none'}"
-        super().__init__(f"unknown {kind} '{name}'.{hint}{listed}{other and ' '}{other}{'.' if listed or other else ''}")
+        super().__init__(
+            f"unknown {kind} '{name}'.{hint}{listed}{other and ' '}{other}{'.' if listed or other else ''}"
+        )
 
 
 def known_name(kind: str, name: str, known: Iterable[Name]) -> Name:
