@@ -57,10 +57,10 @@ class Synthetic(Iterable[Event]):
         """Returns the statistics in expectation."""
         laws = [law for _, _, law in self.parts]
         uses = np.array([law.chances.sum() for law in laws])
+        hot_uses = sum(float(law.chances[: num_hot(law.chances.size, self.asked.hot_share)].sum()) for law in laws)
         return Figures(
             density=float(uses.sum()) / sum(law.chances.size for law in laws),
-            hot_mass=float(sum(law.chances[: num_hot(law.chances.size, self.asked.hot_share)].sum() for law in laws))
-            / float(uses.sum()),
+            hot_mass=self.asked.hot_mass if self.asked.hot_mass is not None else round(hot_uses / float(uses.sum()), 6),
             repeated=float((uses * [law.repeated for law in laws]).sum() / uses.sum()),
             coactivation=None if self.asked.group_units == 1 else self.asked.coactivation,
         )
