@@ -161,7 +161,7 @@ def kind_of(folder: Path) -> str | None:
         return "holds a LoRA adapter (adapter_config.json); merge it into its base model and give the merged folder"
     gguf = next((name for name in names if name.lower().endswith(".gguf")), None)
     if gguf:
-        return f"holds the GGUF file {gguf} and no checkpoint; to build from it, give the file itself: {folder / gguf}"
+        return f"holds the GGUF file {gguf} and no checkpoint; to build from it, give the file's own path"
     return None
 
 

@@ -21,7 +21,7 @@ from tests.support.usage import processor_s
 def test_there_is_no_such_model(tmp_path: Path) -> None:
     assert "no folder ./nothing" in refusal("./nothing", tmp_path / "work")
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="is a file, expected the folder"):
+    with pytest.raises(CheckpointError, match="is a file and no GGUF, expected the folder"):
         run(tmp_path / "file", tmp_path / "work")
 
 
