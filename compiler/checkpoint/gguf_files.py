@@ -60,8 +60,8 @@ class GgufModel:
         """
         found = self.get(key)
         found = default if found is None else found
-        if type(found) is not int or found < 0:
-            self._wrong(key, found, "a whole number")
+        if not isinstance(found, int) or isinstance(found, bool) or found < 0:
+            raise self._wrong(key, found, "a whole number")
         return found
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -72,8 +72,8 @@ class GgufModel:
         """
         found = self.get(key)
         found = default if found is None else found
-        if type(found) not in (int, float) or not abs(found) < LARGEST_NUMBER:
-            self._wrong(key, found, f"a number below {LARGEST_NUMBER:g}")
+        if not isinstance(found, int | float) or isinstance(found, bool) or not abs(found) < LARGEST_NUMBER:
+            raise self._wrong(key, found, f"a number below {LARGEST_NUMBER:g}")
         return float(str(np.float32(found)))
 
     def text(self, key: str, required: bool = False) -> str | None:
@@ -87,9 +87,9 @@ class GgufModel:
             raise self.refused(f"{key} is {short(found)}, expected a text")
         return found
 
-    def _wrong(self, key: str, found: Any, expected: str) -> None:
+    def _wrong(self, key: str, found: Any, expected: str) -> CheckpointError:
         what = "missing" if found is None else "an array" if isinstance(found, np.ndarray | list) else short(found)
-        raise self.refused(
+        return self.refused(
             f"{self.architecture}.{key} is {what}, expected {expected}; models whose layers differ in it, or "
             "whose file lacks it, are not supported"
         )
