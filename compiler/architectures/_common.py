@@ -282,8 +282,8 @@ def filled(architecture: Architecture, raw: Mapping[str, Any]) -> Filled | None:
         return None
     if any(value is None and defaults.get(key) is not None for key, value in raw.items()):
         return None
-    found = Filled(**{"head_dim": None, **architecture.DEFAULTS, **raw})
-    if "max_window_layers" in architecture.DEFAULTS:
+    found = Filled(**{"head_dim": None, **defaults, **raw})
+    if "max_window_layers" in defaults:
         _fill_windows(found)
     architecture.complete(found)
     return found

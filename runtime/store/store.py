@@ -14,7 +14,7 @@ Counters, digests and clocks observe the store (runtime/store/facts.py).
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from functools import partial
 
@@ -154,7 +154,7 @@ class Store:
         self._load(self._set_up(artifact, plan, self._device.flash))
 
     @contextmanager
-    def _or_back(self, artifact: Artifact) -> Iterator[None]:
+    def _or_back(self, artifact: Artifact) -> Generator[None]:
         """Goes back to the present plan if the system has no memory for the block's."""
         before = self.plan
         try:

@@ -69,7 +69,7 @@ LOGIT_BYTES = 32
 """Bytes per logit of a block, in float32: the artifact's, and for this block and the next one the source's, those of
 dense logits, and what compares the two."""
 PROMPT_TOKENS, SAMPLE_TOKENS = 16, 48
-QUESTION = "Why is the sky blue? Answer in one sentence."
+QUESTION = "What is the capital of France?"
 SAMPLE_TEMPERATURE, SAMPLE_SEED = 0.6, 7
 """The sample is drawn, not greedy: greedily, a model of four million parameters soon repeats itself."""
 
