@@ -1,8 +1,8 @@
 """Produces the texts that pages show of the demo: the build's last screen, a Python example, a token's costs.
 
-The demo is built for a phone, as `make demo` does. The example of docs/how-to/session.md runs on that artifact;
-`coldpress generate` gives the table of a token. Python's documentation is the text, so another version of Python gives
-another identity and slightly other figures.
+The screen is that of the build that `make demo` starts. The example of docs/how-to/session.md runs on the artifact of
+the ReLU model, and `coldpress generate` gives the table of a token. Python's documentation is the text, so another
+version of Python gives another identity and slightly other figures.
 """
 
 import platform
@@ -26,6 +26,7 @@ from coldpress.compiler.workflow.summary import show
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.metrics import Metrics
 
+RELU = "relu-demo"
 ARTIFACT = "build/relu-demo/pixel6/relu-demo-pixel6.coldpress"
 SESSION = "docs/how-to/session.md"
 """The page whose example prints figures."""
@@ -37,6 +38,7 @@ RATES = ("reads_per_token", "hit_rate", "ppl_artifact", "ppl_source", "tokens_pe
 
 @dataclass(frozen=True)
 class Options:
+    model: str = option("demo", smoke=RELU, choices=("demo", RELU), help="profile whose build gives the screen")
     short: bool = option(False, smoke=True, help="calibrate and score on less text")
 
 
@@ -54,7 +56,10 @@ class Plugin(Benchmark[Options]):
     full_minutes = 1
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        device = build(self.folder, model="relu-demo", device="pixel6", **(self._short() if self.options.short else {}))
+        short = self._short() if self.options.short else {}
+        device = build(self.folder, model=RELU, device="pixel6", **short)
+        if self.options.model != RELU:
+            device = build(self.folder, model=self.options.model, device="pixel6")
         metrics = load_record(device / "metrics.json", Metrics)
         (code,) = PYTHON.findall((ROOT / SESSION).read_text(encoding="utf-8"))
         yield {
@@ -75,7 +80,7 @@ class Plugin(Benchmark[Options]):
         """Returns the screen that `make demo` shows when called from the checkout without an active environment."""
         with chdir(self.folder):
             text = show(device).replace(f"{sys.prefix}/bin/", "")
-        return re.sub(rf"^  {PROGRAM} ", f"  .venv/bin/{PROGRAM} ", text, flags=re.MULTILINE).strip()
+        return re.sub(rf"(^  |\| ){PROGRAM} ", rf"\1.venv/bin/{PROGRAM} ", text, flags=re.MULTILINE).strip()
 
     def _said(self, *arguments: str) -> str:
         """Returns what Python prints when called from the folder of the build."""

@@ -71,7 +71,7 @@ dense logits, and what compares the two."""
 PROMPT_TOKENS, SAMPLE_TOKENS = 16, 48
 QUESTION = "What is the capital of France?"
 SAMPLE_TEMPERATURE, SAMPLE_SEED = 0.6, 7
-"""The sample is drawn, not greedy: greedily, a model of four million parameters soon repeats itself."""
+"""Text is drawn, not greedy: greedily, a model of four million parameters soon repeats itself. An answer is greedy."""
 
 
 class VerifyConfig(Record):
@@ -276,7 +276,7 @@ def write_sample(folder: str, block: np.ndarray) -> Sample | None:
     count = min(SAMPLE_TOKENS, session.plan.context_length - len(prompt_ids))
     if not prompt_ids or count < 1:
         return None
-    sampling = Sampling(temperature=SAMPLE_TEMPERATURE, seed=SAMPLE_SEED)
+    sampling = Sampling(temperature=0.0 if template else SAMPLE_TEMPERATURE, seed=SAMPLE_SEED)
     written = session.generate(prompt_ids, count, sampling=sampling)
     ends = session.artifact.manifest.model.eos_token_ids if template else ()
     text = codec.continuation(prompt_ids, [token for token in written.token_ids if token not in ends])
