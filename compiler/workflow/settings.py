@@ -234,13 +234,7 @@ def resolve(raw: Mapping[str, Any], known: ModelReference | None = None, *, ask:
     }
     if values["relufy"] != RELUFY_OFF:
         reference = reference.model_copy(update={"exact_zeros": True})
-    if "corpus" in said:  # the profile's commit and fields belong to the profile's corpus
-        values |= {key: said.get(key) for key in ("corpus_revision", "corpus_field")}
-    if is_dataset(values["corpus"]):
-        hub_id = values["corpus"].partition(":")[0]
-        values["corpus_revision"] = pins.commit("dataset", hub_id, values["corpus_revision"], "corpus_revision")
-    else:
-        check_dataset(values["corpus"], values["corpus_revision"])
+    values |= _corpus(values, said, pins)
     values["layers_per_job"] = values["layers_per_job"] or _whole_groups(reference, values["layers_per_group"])
     values["method"] = _method(values["method"], reference)
     named = {*said, *(profile.settings if profile else ())}
@@ -254,12 +248,7 @@ def resolve(raw: Mapping[str, Any], known: ModelReference | None = None, *, ask:
     read_options = _options(options, chosen)
     families_for(values["method"], read_options["coldpress.runtime.sparsity"], _smallest(reference))
     folder = Path(values["build_dir"]).resolve() / reference.name
-    if values["corpus"] != PYDOC and (corpus := Path(values["corpus"]).expanduser()).exists():
-        values["corpus"] = os.path.relpath(corpus.resolve(), folder.parent)
-    files = {key: _file(key, values[key], writer) for key, writer in FILES.items() if values[key]}
-    if "llama_bench" in files:
-        llama_cpp_runs(files["llama_bench"])  # a bad file is refused now, and not after the long stages
-    values |= {key: os.path.relpath(file, folder.parent) for key, file in files.items()}
+    values |= {key: os.path.relpath(file, folder.parent) for key, file in _named_files(values).items()}
     found = BuildConfig(
         model=reference,
         device=device,
@@ -271,6 +260,29 @@ def resolve(raw: Mapping[str, Any], known: ModelReference | None = None, *, ask:
     )
     check_artifact_name(found.artifact.name)
     return found
+
+
+def _corpus(values: Mapping[str, Any], said: Mapping[str, Any], pins: Pins) -> dict[str, Any]:
+    """Returns the settings of the corpus; the commit of one of the hub is pinned."""
+    named = ("corpus_revision", "corpus_field")
+    # the profile's commit and fields belong to the profile's corpus
+    found = {key: (said if "corpus" in said else values).get(key) for key in named}
+    if is_dataset(values["corpus"]):
+        hub_id = values["corpus"].partition(":")[0]
+        found["corpus_revision"] = pins.commit("dataset", hub_id, found["corpus_revision"], "corpus_revision")
+    else:
+        check_dataset(values["corpus"], found["corpus_revision"])
+    return found
+
+
+def _named_files(values: Mapping[str, Any]) -> dict[str, Path]:
+    """Returns key -> the file or folder of this machine that it names."""
+    files = {key: _file(key, values[key], writer) for key, writer in FILES.items() if values[key]}
+    if "llama_bench" in files:
+        llama_cpp_runs(files["llama_bench"])  # a bad file is refused now, and not after the long stages
+    if values["corpus"] != PYDOC and (corpus := Path(values["corpus"]).expanduser()).exists():
+        files["corpus"] = corpus.resolve()
+    return files
 
 
 def flags(config: BuildConfig, stage: str, **facts: Any) -> str:

@@ -97,11 +97,8 @@ def test_gpt_oss_comes_from_a_file_with_its_names(tmp_path):
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-    names = {
-        "input_layernorm": "attn_norm",
-        "post_attention_layernorm": "post_attention_norm",
-        "router": "ffn_gate_inp",
-    }
+    names = {"input_layernorm": "attn_norm", "post_attention_layernorm": "post_attention_norm"}
+    names["router"] = "ffn_gate_inp"
     names |= {f"{part}_proj": f"attn_{part}" for part in "qkv"} | {"o_proj": "attn_output", "attention": "attn_sinks"}
     tensors = {"token_embd.weight": "embed_tokens.weight", "output_norm.weight": "norm.weight"}
     tensors |= {"output.weight": "lm_head.weight"}

@@ -1,7 +1,7 @@
 """Runs the source model on test text."""
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -9,8 +9,6 @@ from coldpress.compiler.steps import Steps
 from coldpress.schemas.model import Model
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from coldpress.compiler.activity.forward import BlockHooks, Hooks
 
 PIECES = 4
@@ -44,7 +42,7 @@ class SourceLogits:
         kept = self.router_scores[layer] = [np.empty(0, np.float32)] * len(self._hidden)
 
         def hooks(block: int) -> "Hooks":
-            def keep(scores: "Tensor") -> None:
+            def keep(scores: Any) -> None:
                 kept[block] = scores.detach().float().cpu().numpy().reshape(-1, scores.shape[-1]).copy()
 
             return {"router_scores": keep}
