@@ -9,7 +9,6 @@ from math import prod
 from pathlib import Path
 
 from coldpress.compiler.architectures import _common
-from coldpress.compiler.checkpoint.gguf_config import source_config_of
 from coldpress.compiler.checkpoint.gguf_files import open_gguf
 from coldpress.compiler.checkpoint.source_config import checked_config
 from coldpress.compiler.checkpoint.source_json import read_object
@@ -45,8 +44,12 @@ def read_shapes(config: Path) -> Shapes:
     Raises:
         CheckpointError: if the model is not supported or config.json is invalid.
     """
-    is_json = config.suffix == ".json"
-    raw = read_object(config, MAX_CONFIG_BYTES) if is_json else source_config_of(open_gguf(config))
+    if config.suffix == ".json":
+        raw = read_object(config, MAX_CONFIG_BYTES)
+    else:
+        from coldpress.compiler.checkpoint.gguf_config import source_config_of  # here: a device is measured without it
+
+        raw = source_config_of(open_gguf(config))
     architecture, believed = checked_config(raw)
     source = _common.filled(architecture, believed) or _common.source_config(architecture.MODULES, believed)
     spec = architecture.spec(source)

@@ -265,6 +265,7 @@ SEVEN_BILLION = {
     "head_dim": 128,
     "rotary_dim": 128,
     "hidden_act": "silu",
+    "tie_word_embeddings": False,
 }
 
 

@@ -41,7 +41,7 @@ def stand_in(called: list[str], main: bool = True, **limits: int) -> Any:
 def build_in(folder: Path) -> Any:
     """A stand-in for a build of a model in `folder`; it has what the module uses."""
     return SimpleNamespace(
-        workdir=folder, folder=folder / "tiny", target="pixel6", target_folder=folder / "tiny/pixel6"
+        workdir=folder, folder=folder / "tiny", target="pixel6", target_folder=folder / "tiny/pixel6", pins={}
     )
 
 
