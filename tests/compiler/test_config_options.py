@@ -53,7 +53,7 @@ def test_options_of_other_plugins_are_refused() -> None:
         "config key 'decay' is an option of cache=lfu, and this build has cache=lru; leave it out or choose what it "
         "belongs to"
     )
-    assert "Did you mean 'patience'? Known: " in refusal(cache="lru", patienc=3)
+    assert refusal(cache="lru", patienc=3) == "unknown config key 'patienc'. Did you mean 'patience'?"
     assert "config key 'patience' is 0, expected a whole number at least 1: tokens that a unit stays" in refusal(
         patience=0
     )

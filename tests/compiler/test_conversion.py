@@ -182,8 +182,21 @@ def test_an_index_that_names_other_files(folder: Path, tmp_path: Path, weight_ma
 
 def test_a_tensor_that_is_in_another_shard_than_the_index_says(folder: Path, tmp_path: Path) -> None:
     older = pickled(folder, tmp_path / "older", 2)
+    other = "pytorch_model-00001-of-00002.bin"
+    moved = next(name for name, file in json.loads((older / INDEX).read_text())["weight_map"].items() if file != other)
+    edit(older / INDEX, lambda index: index["weight_map"].update({moved: other}))
+    assert (
+        f"tensor {moved} is in model-00002-of-00002.safetensors, but the index says model-00001-of-00002.safetensors"
+    ) in refusal(older, tmp_path / "work")
+
+
+def test_a_tensor_that_the_index_does_not_name(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    older = pickled(folder, tmp_path / "older", 2)
+    whole = run(older, tmp_path / "a")
     edit(older / INDEX, lambda index: index["weight_map"].popitem())
-    assert "but the index says None" in refusal(older, tmp_path / "work")
+    found = run(older, tmp_path / "b")
+    assert (found.tensors.keys(), found.weights_sha256) == (whole.tensors.keys(), whole.weights_sha256)
+    assert "(1 such tensors); they are read, as transformers does" in caplog.text
 
 
 # --- the tokenizer
