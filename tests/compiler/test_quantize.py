@@ -140,7 +140,7 @@ def test_resident_tensors_are_all_there_in_their_formats(tmp_path, method, forma
         elif tensor.role != "rotary.inv_freq":
             assert stored[tensor.role].dtype == np.float32
             assert stored[tensor.role].shape == tensor.shape
-    total = sum(stored[tensor.role].nbytes for tensor in tensors)
+    total = sum(stored[tensor.role].nbytes for tensor in tensors if tensor.role != "embed_tokens.weight")  # by row
     assert total == resident_bytes(model, families_of(method, model.spec), format_name)
 
 

@@ -16,7 +16,7 @@ from coldpress.runtime.quantization import Format
 from coldpress.runtime.quantization._planes import unit_planes, whole_format
 from coldpress.schemas.families import num_units, slice_length, slices
 from coldpress.schemas.layout import placed_parts
-from coldpress.schemas.model import Model, matrices
+from coldpress.schemas.model import Model, matrices, role_shape
 from tests.support.hf import load_hf
 from tests.support.models import encode, write_safetensors
 
@@ -37,9 +37,19 @@ def resident_values(artifact: Artifact) -> dict[str, np.ndarray]:
     return values
 
 
+def table_values(artifact: Artifact) -> dict[str, np.ndarray]:
+    """Reads every matrix that tokens read by row from the image; returns role -> float32."""
+    image, found = np.memmap(Path(artifact.path) / "flash.img", np.uint8, "r"), {}
+    for table in artifact.manifest.flash.tables:
+        codes = np.ndarray((table.num_rows, table.row_bytes), np.uint8, image, table.offset_bytes)
+        length = role_shape(artifact.manifest.model, table.role)[1]
+        found[table.role] = decode(np.ascontiguousarray(codes), table.format, length)
+    return found
+
+
 def flash_values(session: Session) -> dict[str, np.ndarray]:
-    """Reads every MLP matrix through the store; returns role -> float32 in Hugging Face's orientation."""
-    manifest, values = session.artifact.manifest, {}
+    """Reads every MLP matrix through the store, and every table; returns role -> float32 in Hugging Face's orientation."""
+    manifest, values = session.artifact.manifest, table_values(session.artifact)
     formats = manifest.unit_formats
     for part, section in placed_parts(session.plan, manifest.flash.sections):
         spec, family = manifest.model, part.family
