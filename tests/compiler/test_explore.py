@@ -362,7 +362,7 @@ def test_a_curve_in_planes_includes_its_format(model: Model, tmp_path: Path) -> 
     assert floor.least_density("refine", "int4_2_2") == pytest.approx(0.3)
     assert floor.least_density("refine", "int4_3_1") is None, "not measured in this format"
     assert floor.why_unexplored("refine", "int4_2_2") is None
-    assert "lack it in int4_3_1; build again" in str(floor.why_unexplored("refine", "int4_3_1"))
+    assert "lack it in int4_3_1; explore=whole measures it" in str(floor.why_unexplored("refine", "int4_3_1"))
     assert floor.formats(("int4_2_2", "int4_group32")) == ("int4_2_2", "int4_group32")
     assert Floor(known, 1.01).formats(("int4_2_2", "int4_group32")) == ("int4_2_2", "int4_group32"), "equally good"
 
