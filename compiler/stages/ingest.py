@@ -136,7 +136,7 @@ def run(config: IngestConfig, work: Workspace) -> Model:
     Raises:
         CheckpointError: naming file and tensor or key, what was found and what was expected.
     """
-    with TemporaryDirectory(dir=work.folder.parent) as translated:
+    with TemporaryDirectory() as translated:
         return _ingested(config, work, Path(translated))
 
 

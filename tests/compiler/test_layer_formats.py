@@ -207,7 +207,8 @@ def chosen(
     fine = _curve("int4_3_1", {0.05: 1.01, 0.1: 1.01, 0.2: 1.005, 0.4: 1.0, 1.0: 1.0})
     curves = curves_of(source.model, folder / "curves", {}, {"int4_group32": 1.0})
     worth = gains(CONCENTRATED, 1) if per_matrix is None else gains(per_matrix)
-    found = {"curves": (coarse, fine), "layer_gains": (worth,), "unexplored": ()}
+    unexplored = tuple(entry for entry in curves.unexplored if entry.method != "refine")
+    found = {"curves": (coarse, fine), "layer_gains": (worth,), "unexplored": unexplored}
     config = asked(**changes)
     inputs = source.model, activations, SLOW, Workspace(folder / "allocate", config.to_json())
     return config, allocate.run(config, *inputs, curves=curves.model_copy(update=found))

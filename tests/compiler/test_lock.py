@@ -118,5 +118,5 @@ def test_a_job_that_a_new_build_overtakes_is_refused(tmp_path: Path, monkeypatch
             return locked(file, kind)
 
         monkeypatch.setattr(lock, "_locked", overtaken)
-        with pytest.raises(ColdpressError, match="another one has begun since"), job_lock(tmp_path, "calibrate"):
+        with pytest.raises(ColdpressError, match="a newer build owns this folder now"), job_lock(tmp_path, "calibrate"):
             pytest.fail("it runs inside the new build")
