@@ -48,7 +48,7 @@ def table_values(artifact: Artifact) -> dict[str, np.ndarray]:
 
 
 def flash_values(session: Session) -> dict[str, np.ndarray]:
-    """Reads every MLP matrix through the store, and every table; returns role -> float32 in Hugging Face's orientation."""
+    """Reads every MLP matrix through the store, and tables; returns role -> float32 in Hugging Face's orientation."""
     manifest, values = session.artifact.manifest, table_values(session.artifact)
     formats = manifest.unit_formats
     for part, section in placed_parts(session.plan, manifest.flash.sections):
