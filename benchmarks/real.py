@@ -40,7 +40,7 @@ from tests.support.pipeline import build
 MODELS = ("smollm2-135m-instruct", "qwen2.5-coder-0.5b-instruct", "qwen2.5-coder-1.5b-instruct")
 SMALL = "prose7m"
 """Stands for a real model in `--smoke`, by the GGUF file that the product exports of it."""
-SHORT = {"calibration_tokens": 1024, "evaluation_tokens": 256, "explore_tokens": 256, "preflight": "off"}
+SHORT = {"method": "dense", "calibration_tokens": 1024, "evaluation_tokens": 256, "preflight": "off"}
 TEXTS = 3
 """Texts of a process; the first one fills the caches."""
 OF_THE_BUILD = {
@@ -110,7 +110,7 @@ class Plugin(Benchmark[Options]):
 
     def _built(self, model: str, file: Path, budget_bytes: int) -> Path:
         """Builds an artifact; returns its device's build folder."""
-        config: dict[str, Any] = {"model": file, "name": model.replace(".", "-"), "device": self.options.device}
+        config: dict[str, Any] = {"model": file, "device": self.options.device}
         config |= {"corpus": data() / "corpora" / "wikitext-2", "context_length": 512, "dram_budget": budget_bytes}
         return build(self.folder / model, **config, **(SHORT if self.options.short else {}))
 
@@ -168,7 +168,7 @@ class Plugin(Benchmark[Options]):
             packages = load_model(model).packages
             assert packages is not None, "these profiles have packages"
             return fetch(packages, lambda line: print(line, file=sys.stderr, flush=True))
-        config: dict[str, Any] = {"model": data() / "models" / SMALL, "method": "dense", "format": "fp16"}
+        config: dict[str, Any] = {"model": data() / "models" / SMALL, "format": "fp16"}
         config |= {"corpus": data() / "corpora" / "wikitext-2", "export": "gguf", "dram_budget": "100%", **SHORT}
         (file,) = build(self.folder / "source", **config).glob("*.gguf")
         return file
