@@ -12,6 +12,7 @@ import pytest
 from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.layer_counts import Activity, countable_families, exact_families
+from coldpress.compiler.candidates import candidates
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.quality.routings import STRENGTHS
 from coldpress.compiler.quality.variants import RESIDENT_SHARES
@@ -26,7 +27,7 @@ from coldpress.runtime.largest import largest
 from coldpress.runtime.plugins import load, names
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import SPLITS, Corpus, Split
-from coldpress.schemas.curves import Curves, RoutedPoint, RoutingCurve
+from coldpress.schemas.curves import Curves, RoutedPoint, RoutingCurve, Unexplored
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.model import Model
 from coldpress.schemas.sparsity import SearchedRouting, Sparsity
@@ -68,7 +69,10 @@ def curves(model: Model, corpus: Corpus, activations: Activations, folder: Path)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(explore, "candidates", lambda *_: ("dense",))
         config = ExploreConfig(method="auto", routing="auto", explore_tokens=96, explore="whole")
-        return explore.run(config, model, corpus, activations, Workspace(folder / "explore", "test"), 2)
+        found = explore.run(config, model, corpus, activations, Workspace(folder / "explore", "test"), 2)
+    others = (name for name in candidates(model.spec, {}) if name != "dense")
+    unexplored = tuple(Unexplored(method=name, reason="was not measured here") for name in others)
+    return found.model_copy(update={"unexplored": unexplored})
 
 
 def divided(model: Model, activations: Activations, curves: Curves, folder: Path, **settings: Any) -> Sparsity:
