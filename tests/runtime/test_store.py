@@ -282,7 +282,7 @@ def test_a_plan_beyond_its_budget_is_refused(relu_artifact):
 
 def test_a_plan_beyond_this_machines_memory_is_refused_before_allocating(relu_artifact, monkeypatch):
     monkeypatch.setattr(memory_module, "physical_bytes", lambda: 1_000_000)
-    with pytest.raises(DoesNotFitError, match=r"needs \d+ bytes of DRAM, this machine has 1000000"):
+    with pytest.raises(DoesNotFitError, match=r"needs [\d,]+ bytes of DRAM, this machine has 1,000,000 "):
         open_store(relu_artifact)
     artifact = open_artifact(relu_artifact.path)  # a simulation touches no memory, so it may be of a larger machine
     Store(artifact, choose_plan(artifact.manifest), simulated.Plugin(artifact, 8))

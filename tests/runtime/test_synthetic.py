@@ -45,7 +45,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
 
 
 def stated(**values: Any) -> Statistics:
-    return Statistics(**{"density": 0.1, "tokens": TOKENS} | values)
+    return Statistics(**{"density": 0.1, "hot_mass": 0.8, "tokens": TOKENS} | values)
 
 
 def used_of(artifact: Artifact, asked: Statistics) -> np.ndarray:
