@@ -19,7 +19,7 @@ from benchmarks.evaluation.reads import Placed, Reading
 from coldpress.compiler.activity.choice import Arrays
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.candidates import families_for
-from coldpress.compiler.cost_model import dense_footprint_bytes
+from coldpress.compiler.cost_model import dense_footprint_bytes, row_table_bytes
 from coldpress.compiler.io import Workspace, load_record, save_arrays, save_record
 from coldpress.compiler.job import Job, run_job
 from coldpress.compiler.sections import bookkeeping_bytes, make_sections
@@ -53,10 +53,10 @@ STAGES = (*SHARED, *between("calibrate", "package"))
 DENSITY, DENSITY_OF_ACTIVE = 0.4, 0.02
 """For selectors that need a density; and for those that choose by a ReLU's activations, few of which are not zero."""
 TIGHT_SHARE, SHARE, PLANES_SHARE, PREDICTORS_ROOM_BYTES = 0.95, 1.0, 1.1, 400_000
-"""DRAM budgets without bookkeeping, which takes more than a tiny model. The first three are shares of weights and KV
-cache, most of which are embeddings: a selector that sees its cache has to evict; for the others a whole gate or up must
-fit; with planes, a read buffer beside them. The last is in bytes, since predictors are larger than the weights that
-they save."""
+"""DRAM budgets without bookkeeping, which takes more than a tiny model. The first three are shares of the KV cache and
+of weights without those that are read by row: a selector that sees its cache has to evict; for the others a whole gate
+or up must fit; with planes, a read buffer beside them. The last is in bytes, since predictors are larger than the
+weights that they save."""
 ATTENTION = frozenset({"attention_input", "attention_mixed"})
 CLOSE = 1e-3
 """Tolerated share of the largest logit: a hundred times the error of rounding in another order."""
@@ -189,7 +189,8 @@ def _budget_bytes(source: Source, case: Case, selector: Any) -> int:
     if selector.NEEDS_PREDICTORS:
         return PREDICTORS_ROOM_BYTES + besides
     share = TIGHT_SHARE if selector.SEES_RESIDENCY else PLANES_SHARE if planes_of(case.format) else SHARE
-    return int(share * dense_footprint_bytes(model, case.format, BLOCK_TOKENS)) + besides
+    whole = dense_footprint_bytes(model, case.format, BLOCK_TOKENS) - row_table_bytes(model.spec, case.format)
+    return int(share * whole) + besides
 
 
 def has_zeros_for(architecture: str, method: str) -> bool:
