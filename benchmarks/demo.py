@@ -59,7 +59,7 @@ class Plugin(Benchmark[Options]):
         short = self._short() if self.options.short else {}
         device = build(self.folder, model=RELU, device="pixel6", **short)
         if self.options.model != RELU:
-            device = build(self.folder, model=self.options.model, device="pixel6")
+            device = build(self.folder / "shown", model=self.options.model, device="pixel6")
         metrics = load_record(device / "metrics.json", Metrics)
         (code,) = PYTHON.findall((ROOT / SESSION).read_text(encoding="utf-8"))
         yield {
@@ -78,7 +78,7 @@ class Plugin(Benchmark[Options]):
 
     def _screen(self, device: Path) -> str:
         """Returns the screen that `make demo` shows when called from the checkout without an active environment."""
-        with chdir(self.folder):
+        with chdir(device.parents[2]):
             text = show(device).replace(f"{sys.prefix}/bin/", "")
         return re.sub(rf"(^  |\| ){PROGRAM} ", rf"\1.venv/bin/{PROGRAM} ", text, flags=re.MULTILINE).strip()
 
