@@ -7,6 +7,7 @@ import shutil
 import stat
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,8 @@ def contents(folder):
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     recipe = RECIPES["predictor"]
+    untied = recipe.spec.model_copy(update={"tie_word_embeddings": False})
+    recipe = replace(recipe, spec=untied, rows_on_flash=True)  # all that edits change
     path = build_artifact(tmp_path_factory.mktemp("base") / "a", recipe).path
     (path / EXPERTS_FILE).write_text(CURVE.to_json())
     return add_files(path, recipe.spec.vocab_size)
