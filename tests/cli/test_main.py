@@ -186,12 +186,13 @@ def test_a_build_is_the_workflow_s_own(
     listed = capfd.readouterr().out
     assert "rule quantize:" in listed
     assert not list(tmp_path.rglob("*.coldpress"))
-    assert main([*told, "--method", "nope"]) == 2
-    assert "error: unknown method 'nope'" in capfd.readouterr().err
-    assert main([*told, "--no-such-key", "3", "--json"]) == 2
+    assert main([*told, "--method", "nope", "--json"]) == 2
     captured = capfd.readouterr()
     assert json.loads(captured.out) == {"exit_code": 2}
-    assert "no_such_key" in captured.err
+    assert "error: unknown method 'nope'" in captured.err
+    assert main([*told, "--no-such-key", "3", "--json"]) == 2
+    refused = "error: there is no flag '--no-such-key'; see `coldpress build --help`\n"
+    assert capfd.readouterr() == ("", refused), "like any command line that is wrong"
 
 
 def test_a_difference_is_shown_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
