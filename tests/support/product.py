@@ -52,7 +52,7 @@ SHARED = ("ingest", "tokenize")
 STAGES = (*SHARED, *between("calibrate", "package"))
 DENSITY, DENSITY_OF_ACTIVE = 0.4, 0.02
 """For selectors that need a density; and for those that choose by a ReLU's activations, few of which are not zero."""
-TIGHT_SHARE, SHARE, PLANES_SHARE, PREDICTORS_ROOM_BYTES = 0.9, 1.0, 1.1, 400_000
+TIGHT_SHARE, SHARE, PLANES_SHARE, PREDICTORS_ROOM_BYTES = 0.93, 1.0, 1.1, 400_000
 """DRAM budgets without bookkeeping, which takes more than a tiny model. The first three are shares of the KV cache and
 of weights without those that are read by row: a selector that sees its cache has to evict; for the others a whole gate
 or up must fit; with planes, a read buffer beside them. The last is in bytes, since predictors are larger than the

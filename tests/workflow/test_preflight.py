@@ -10,9 +10,7 @@ from tests.support.workflow import Workflow
 def test_a_refusal_comes_before_any_long_stage(workflow: Workflow, tmp_path: Path) -> None:
     """With cores to spare, too: otherwise calibrate, which needs the same records, would start beside it."""
     refused = workflow.at(tmp_path)
-    done = refused.run(
-        cores=16, calibration_shards=900
-    )  # only the text, which a job writes, tells that they are too many
+    done = refused.run(cores=16, calibration_shards=900)  # only the text tells that they are too many
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("error: calibration_shards=900 was asked for, the text has ")
     assert (refused.device / "logs" / "preflight.log").exists()
