@@ -673,7 +673,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"topk_method": "noaux_tc"},
         "topk_method is 'noaux_tc', expected greedy or group_limited_greedy",
     ),
-    "key heads of latents": ("deepseek_v2", {"num_key_value_heads": 2}, "num_key_value_heads is 2, expected 4, the"),
     "groups without a number": (
         "deepseek_v2",
         {"topk_method": "group_limited_greedy"},
@@ -770,6 +769,16 @@ def test_what_is_not_supported_is_refused_in_a_sentence(name: str, tmp_path: Pat
     (tmp_path / "tiny" / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=sentence):
         ingest.run(IngestConfig(model=str(tmp_path / "tiny")), Workspace(tmp_path / "work", "test"))
+
+
+def test_latents_have_keys_for_every_head_whatever_the_configuration_says(tmp_path: Path) -> None:
+    """transformers' class reads no number of key heads: the latents' matrix has keys for each of the heads."""
+    specs = []
+    for heads in (4, 2):
+        write_model(tmp_path / f"{heads}", "deepseek_v2", num_hidden_layers=2, overrides={"num_key_value_heads": heads})
+        work = Workspace(tmp_path / f"work{heads}", "test")
+        specs.append(ingest.run(IngestConfig(model=str(tmp_path / f"{heads}")), work).spec)
+    assert specs[0] == specs[1]
 
 
 def test_a_cache_in_int8_rounds_the_keys_of_every_architecture(tmp_path: Path) -> None:
