@@ -158,7 +158,7 @@ def test_density_is_the_plans_unless_it_is_stated(artifact: Artifact) -> None:
 
 def test_one_statistic_alone_is_enough(artifact: Artifact) -> None:
     """Hot units then have as many uses as the density allows."""
-    trace = Synthetic(artifact, stated(density=0.5, tokens=8))
+    trace = Synthetic(artifact, Statistics(density=0.5, tokens=8))
     assert trace.expected.density == pytest.approx(0.5, abs=0.01)
     assert 0.4 < trace.expected.hot_mass < 0.52
 
