@@ -11,8 +11,7 @@ of one topic: what such a model writes by itself soon repeats one token.
 
 import os
 import statistics
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ import numpy as np
 from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, gain, main, option
 from benchmarks.shared import llama_mmap
 from benchmarks.shared.builds import SHORT, artifact_in, build
-from benchmarks.shared.emulated import OTHER_BYTES, apart_under_caps
+from benchmarks.shared.emulated import OTHER_BYTES, apart_under_caps, follow
 from benchmarks.shared.mixtures import WORDS, planted, share_budget_bytes
 from coldpress.runtime import _native
 from coldpress.runtime.generate.session import Session
@@ -101,9 +100,9 @@ class Plugin(Benchmark[Options]):
         _native.set_num_threads(os.cpu_count() or 1)
         first, *texts = self._texts().tolist()
         with Session(path) as session:
-            self._follow(session, first)
+            follow(session, first)
             before = asdict(session.store.counters)
-            seconds = [found for text in texts for found in self._follow(session, text)]
+            seconds = [found for text in texts for found in follow(session, text)]
             after = asdict(session.store.counters)
         count = len(texts) * len(first)
         read_bytes, hits, misses = (after[name] - before[name] for name in ("read_bytes", "hits", "misses"))
@@ -125,16 +124,6 @@ class Plugin(Benchmark[Options]):
         """Returns texts, int [TEXTS, T], each of the words of one topic."""
         words = np.random.default_rng(0).integers(1, WORDS // SAME_TOPIC, (TEXTS, self.options.tokens))
         return FIRST_TOKEN + np.arange(TEXTS)[:, None] + SAME_TOPIC * words
-
-    def _follow(self, session: Session, text: Sequence[int]) -> list[float]:
-        """Decodes a text; returns the seconds of each token but the first."""
-        session.decoder.begin(len(text))
-        seconds = list[float]()
-        for token in text:
-            started = time.perf_counter()
-            session.decoder.decode(token)
-            seconds.append(time.perf_counter() - started)
-        return seconds[1:]
 
     def _built(self, shape: str, label: str, budget: str | int, **more: Any) -> Path:
         """Builds an artifact; returns its device's build folder."""

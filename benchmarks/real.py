@@ -26,7 +26,7 @@ from benchmarks.harness.apart import apart, run_here
 from benchmarks.harness.places import ROOT, data
 from benchmarks.shared import llama_mmap
 from benchmarks.shared.builds import artifact_in
-from benchmarks.shared.emulated import apart_under_caps
+from benchmarks.shared.emulated import apart_under_caps, follow
 from benchmarks.shared.memory_group import drop_pages, memory_group
 from coldpress.compiler.checkpoint.packages import fetch
 from coldpress.compiler.io import load_arrays, load_record
@@ -152,9 +152,9 @@ class Plugin(Benchmark[Options]):
         """Decodes the texts, in a process under the caps; returns figures of a token, the first text aside."""
         _native.set_num_threads(os.cpu_count() or 1)
         with Session(path) as session:
-            _follow(session, texts[0])
+            follow(session, texts[0])
             before = asdict(session.store.counters)
-            seconds = [found for text in texts[1:] for found in _follow(session, text)]
+            seconds = [found for text in texts[1:] for found in follow(session, text)]
             read_bytes = asdict(session.store.counters)["read_bytes"] - before["read_bytes"]
         return {"token_s": statistics.mean(seconds), "read_bytes": read_bytes / sum(map(len, texts[1:]))}
 
@@ -216,17 +216,6 @@ def stages(device: Path, since_s: float) -> dict[str, dict[str, float]]:
             stage["seconds"] = stage.get("seconds", 0.0) + float(row["s"])
             stage["peak_rss_bytes"] = max(stage.get("peak_rss_bytes", 0.0), memory)
     return found
-
-
-def _follow(session: Session, text: Sequence[int]) -> list[float]:
-    """Decodes a text; returns the seconds of each token but the first."""
-    session.decoder.begin(len(text))
-    seconds = list[float]()
-    for token in text:
-        started = time.perf_counter()
-        session.decoder.decode(token)
-        seconds.append(time.perf_counter() - started)
-    return seconds[1:]
 
 
 if __name__ == "__main__":

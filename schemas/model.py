@@ -307,7 +307,7 @@ def features_of_model(spec: ModelSpec) -> set[str]:
 
 
 def rows_on_flash(spec: ModelSpec) -> tuple[str, ...]:
-    """Returns the matrices of which a token needs one row, so that they may lie on flash; a tied head needs all."""
+    """Returns the matrices that may lie on flash, since a token needs one row; a tied head needs all rows."""
     return () if spec.tie_word_embeddings else ("embed_tokens.weight",)
 
 

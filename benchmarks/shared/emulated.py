@@ -2,6 +2,8 @@
 
 import os
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ from benchmarks.harness import Benchmark
 from benchmarks.harness.apart import apart
 from coldpress.runtime.cli.emulation import emulate
 from coldpress.runtime.cli.emulation.caps import Caps
+from coldpress.runtime.generate.session import Session
 from coldpress.runtime.profiles.devices import load_device
 from coldpress.schemas.compute import Compute
 from coldpress.schemas.device import DeviceProfile, Flash, ReadPoint
@@ -62,3 +65,14 @@ def apart_under_caps(
     emulation = emulate(load_device(device), sample_of(benchmark.folder), scale or None, memory_bytes)
     print(emulation.title(), file=sys.stderr, flush=True)
     return apart(benchmark, method, *arguments, run=emulation.run), emulation.caps
+
+
+def follow(session: Session, text: Sequence[int]) -> list[float]:
+    """Decodes a text; returns the seconds of each token but the first."""
+    session.decoder.begin(len(text))
+    seconds = list[float]()
+    for token in text:
+        started = time.perf_counter()
+        session.decoder.decode(token)
+        seconds.append(time.perf_counter() - started)
+    return seconds[1:]

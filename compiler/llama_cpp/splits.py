@@ -26,7 +26,7 @@ class Split:
     """A way to split texts."""
 
     patterns: tuple[str, ...]
-    """Expressions, each of which splits further what those before it have left whole."""
+    """Expressions in order; each splits the pieces that the ones before it left."""
     keeps_words: bool = False
     """Whether a whole word that is a token stays whole, whatever the merges."""
     adds_bos: bool = False

@@ -90,7 +90,7 @@ SETTINGS_KEYS = frozenset(
 GENERATION_KEYS = frozenset(("bos_token_id", "eos_token_id"))
 SPECIAL_KEYS = re.compile(rf"\w{{1,100}}_token|{'|'.join((DECODER, *EXTRA))}")
 BELIEVED = (GENERATION, SETTINGS, SPECIAL_TOKENS)
-"""Settings files that a checkpoint may have, of which some keys are copied."""
+"""Settings files that a checkpoint may have; only some of their keys are copied."""
 
 
 class IngestConfig(Record):

@@ -1,4 +1,4 @@
-"""The rows of a matrix on flash of which a token needs one: the token embeddings.
+"""Reads a matrix on flash row by row, since a token needs one row: the token embeddings.
 
 A pass reads the distinct rows of its tokens together, and can ask for them before it begins. Where the plan has room
 for the whole matrix, it is loaded once, and no row is read afterwards.

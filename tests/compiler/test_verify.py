@@ -357,7 +357,7 @@ def compare(source: list[np.ndarray], folder: str, blocks: np.ndarray) -> Compar
 
 @pytest.mark.parametrize(("nudge", "is_fault"), [(1e-5, False), (0.3, True)])
 def test_experts_that_are_tied_are_no_fault(tmp_path, nudge, is_fault):
-    """The first two experts have the same scores, of which the packed weights prefer the second."""
+    """The first two experts have the same scores, and the packed weights prefer the second."""
     write_model(
         tmp_path / "tiny", "mixtral", num_hidden_layers=2, dtype="float16", overrides={"num_experts_per_tok": 1}
     )

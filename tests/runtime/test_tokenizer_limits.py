@@ -111,7 +111,7 @@ def test_a_long_stream_outlives_many_short_ones(folder):
 
 
 def test_after_a_text_that_ends_the_process_all_others_go_on(folder):
-    """Also streams that have begun: the next process is told what they had."""
+    """Streams that have begun go on: their tokens are sent to the next process."""
     data = (folder / "tokenizer.json").read_bytes()
     here, there = Engine(data), LimitedEngine(data, "nothing")
     ids = here.encode("日 map")
