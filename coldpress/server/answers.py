@@ -23,27 +23,36 @@ KEEP_ALIVE = ": the model is working\n\n"
 DONE = "data: [DONE]\n\n"
 
 
+READ_AWAY = 16
+"""Times `max_bytes` up to which a longer body is still read, and dropped: a client that finds the connection closed
+while it sends may never look for the answer."""
+
+
 async def body_of(request: Request, max_bytes: int) -> bytes:
     """Reads a body of JSON.
 
     Raises:
-        RefusalError: 415 for another type, 413 for a larger body, before all of it has come.
+        RefusalError: 415 for another type, 413 for a larger body; the bytes beyond `max_bytes` are read and dropped.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise RefusalError(415, f"the body's content-type is '{kind}', expected 'application/json'; set the header")
     too_large = RefusalError(413, f"the body has more than {max_bytes} bytes, the most that is taken; shorten it")
     said = request.headers.get("content-length", "0")
-    if said.isdecimal() and int(said) > max_bytes:
+    if said.isdecimal() and int(said) > READ_AWAY * max_bytes:
         raise too_large
-    found = bytearray()
+    found, length = bytearray(), 0
     try:
         async for piece in request.stream():
-            found += piece
-            if len(found) > max_bytes:
-                raise too_large
+            length += len(piece)
+            if length <= max_bytes:
+                found += piece
+            elif length > READ_AWAY * max_bytes:
+                break
     except ClientDisconnect as error:
         raise ClientLeftError from error
+    if length > max_bytes:
+        raise too_large
     return bytes(found)
 
 
