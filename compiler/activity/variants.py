@@ -16,8 +16,8 @@ from coldpress.compiler.activity.forward import Hooks, LayerStream
 if TYPE_CHECKING:
     from torch import Tensor
 
-VARIANTS_AT_A_TIME = 4
-"""Variants whose logits are in memory at once, one block each."""
+MODELS_AT_A_TIME = 4
+"""Models, of the whole one and its variants, whose logits are in memory at once, one block each."""
 
 
 @dataclass(frozen=True)
@@ -79,33 +79,36 @@ def compare(stream: LayerStream, tokens: np.ndarray, whole: "Tensor", hidden: "T
     import torch
 
     num_blocks, length = tokens.shape
+    states = torch.cat([whole, hidden])  # the head is read once for the whole model and the first variants
     shape = (len(hidden) // num_blocks, num_blocks)
     kld, nll = np.zeros((*shape, length)), np.zeros((*shape, length - 1))
     kld_sums, whole_nll = np.zeros(shape), np.zeros((num_blocks, length - 1))
     greedy = np.zeros((*shape, length), np.int32)
     for block in range(num_blocks):
         following = torch.from_numpy(np.asarray(tokens[block, 1:], np.int64))[:, None]
-        expected = torch.log_softmax(stream.head(whole[block : block + 1])[0].float(), dim=-1)
-        whole_nll[block] = -expected[:-1].gather(1, following)[:, 0].double().numpy()
-        for start in range(0, len(kld), VARIANTS_AT_A_TIME):
-            rows = range(start, min(start + VARIANTS_AT_A_TIME, len(kld)))
-            logits = stream.head(hidden[[row * num_blocks + block for row in rows]])
+        expected = torch.empty(0)
+        for start in range(0, 1 + len(kld), MODELS_AT_A_TIME):
+            models = range(start, min(start + MODELS_AT_A_TIME, 1 + len(kld)))
+            logits = stream.head(states[[model * num_blocks + block for model in models]])
+            if start == 0:
+                expected = torch.log_softmax(logits[0].float(), dim=-1)
+                whole_nll[block] = -expected[:-1].gather(1, following)[:, 0].double().numpy()
 
             def one(
                 index: int,
-                start: int = start,
+                first: int = max(start, 1),
                 block: int = block,
-                logits: "Tensor" = logits,
+                logits: "Tensor" = logits[start == 0 :],
                 expected: "Tensor" = expected,
                 following: "Tensor" = following,
             ) -> None:
-                found = torch.log_softmax(logits[index].float(), dim=-1)
+                found, variant = torch.log_softmax(logits[index].float(), dim=-1), first - 1 + index
                 of_token = (expected.exp() * (expected - found)).sum(dim=-1).double()
-                kld[start + index, block], kld_sums[start + index, block] = of_token.numpy(), float(of_token.sum())
-                nll[start + index, block] = -found[:-1].gather(1, following)[:, 0].double().numpy()
-                greedy[start + index, block] = found.argmax(dim=-1).numpy()
+                kld[variant, block], kld_sums[variant, block] = of_token.numpy(), float(of_token.sum())
+                nll[variant, block] = -found[:-1].gather(1, following)[:, 0].double().numpy()
+                greedy[variant, block] = found.argmax(dim=-1).numpy()
 
-            stream.each(one, len(rows))
+            stream.each(one, len(models) - (start == 0))
     return Differences(kld, kld_sums, nll, whole_nll, greedy)
 
 

@@ -16,11 +16,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TRACE_TOKENS = 256
+SHORT_BLOCK_TOKENS = 128
+"""Tokens of a block of few tokens: one core computes a block, so that two blocks keep two cores busy."""
 TRACE = f"trace{PACKED}"
 SCORES: Signal = "router_scores"
 TRACE_BITS = 5
 """Bits of a signal's mantissa that the trace keeps, of float16's ten: it is smaller by a third, and one chosen unit in
 300 is another one (docs/experiments/builds.md)."""
+
+
+def few_tokens(blocks: np.ndarray) -> np.ndarray:
+    """Cuts the first TRACE_TOKENS tokens of blocks, int [num_blocks, T], into short blocks."""
+    length = min(SHORT_BLOCK_TOKENS, blocks.shape[1])
+    cut = blocks[:, : blocks.shape[1] // length * length].reshape(-1, length)
+    return cut[: max(1, TRACE_TOKENS // length)]
 
 
 def whole_run(

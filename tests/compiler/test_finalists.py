@@ -22,7 +22,7 @@ from coldpress.runtime.sparsity import flash
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import SPLITS, Corpus, Split
 from coldpress.schemas.curves import Curve, Curves, Point
-from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.errors import ColdpressError, DoesNotFitError
 from coldpress.schemas.model import Model
 from coldpress.schemas.sparsity import Sparsity
 from tests.support.curves import NO_LOSS
@@ -39,8 +39,7 @@ METHODS = ("dense", "dip", "dip_ca", "glu", "refine", "topk")
 def _few_candidates() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flash, "DRAWN_UNITS", 1 << 10)
-        for module in (explore, trace):
-            patch.setattr(module, "TRACE_TOKENS", FEW_TOKENS)
+        patch.setattr(trace, "TRACE_TOKENS", FEW_TOKENS)
         for module in (explore, _finalists, allocate._judge):
             patch.setattr(module, "candidates", lambda *_: METHODS)
         yield
@@ -109,7 +108,8 @@ def building(model: Model, corpus: Corpus, activations: Activations, tmp_path: P
 
 def test_explore_measures_formats_alone(formats: Curves, whole: Curves) -> None:
     assert {loss.format for loss in formats.formats} == {loss.format for loss in whole.formats}
-    assert (formats.curves, formats.drafts, formats.kv_caches, formats.unexplored) == ((), (), (), ())
+    assert (formats.curves, formats.drafts, formats.unexplored) == ((), (), ())
+    assert [loss.kv_cache for loss in formats.kv_caches] == [loss.kv_cache for loss in whole.kv_caches]
     assert formats.num_tokens == FEW_TOKENS < whole.num_tokens == NUM_TOKENS
     assert formats.trace.sha256 == whole.trace.sha256, "the trace is no longer than that"
 
@@ -125,6 +125,14 @@ def test_where_the_whole_model_fits_nothing_is_measured(
     reasons = {entry.method: entry.reason for entry in found.curves.unexplored}
     assert reasons.keys() == set(METHODS)
     assert reasons["topk"] == "was not measured: the whole model fits in DRAM"
+
+
+def test_what_cannot_fit_is_refused_before_a_selector_is_measured(
+    building: Building, formats: Curves, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(DoesNotFitError, match="are needed before any unit is cached"):
+        building.run(formats, "10%", monkeypatch)
+    assert {title.split("-")[0] for title in building.passes} <= {"format"}
 
 
 @pytest.mark.parametrize("budget", ["55%", "70%", "85%"])

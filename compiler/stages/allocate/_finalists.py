@@ -22,6 +22,7 @@ from coldpress.compiler.candidates import candidates, own_options
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.quality.passes import Passes, remove_grams, rounding_of
 from coldpress.compiler.quality.routings import routing_curves
+from coldpress.compiler.quality.trace import few_tokens
 from coldpress.compiler.quality.variants import Along, asked, drafting, reached, refining
 from coldpress.compiler.rounding._matrix import Rounding
 from coldpress.compiler.search import Judged
@@ -32,7 +33,6 @@ from coldpress.compiler.stages.allocate._replay import Replays
 from coldpress.compiler.stages.allocate._rules import Inputs
 from coldpress.compiler.stages.allocate._searched import Searched
 from coldpress.compiler.steps import Steps
-from coldpress.runtime.plan.kv_cache import formats_of
 from coldpress.runtime.quantization._planes import coarsest
 from coldpress.schemas.curves import CoarseDraft, Curve, Curves, FormatLoss, Loss, Point, Unexplored
 from coldpress.schemas.errors import ColdpressError
@@ -69,6 +69,7 @@ def completed(config: AllocateConfig, inputs: Inputs, floor: Floor, budgets: Seq
 
     Raises:
         ColdpressError: if curves are missing, and there is no text to measure them on.
+        DoesNotFitError: if no run fits a budget, which is known before any selector is measured.
     """
     curves, spec = floor.curves, inputs.model.spec
     known = {curve.method for curve in curves.curves} | {entry.method for entry in curves.unexplored}
@@ -81,6 +82,9 @@ def completed(config: AllocateConfig, inputs: Inputs, floor: Floor, budgets: Seq
     rest = _Rest(config, inputs, floor, options, every)
     try:
         found = rest.fitting(budgets)
+        for one in reversed(found):  # whatever a selector leaves out, it needs what a dense run does
+            if one.best is None:
+                raise one.refusal
         if all(one.best is not None and one.best.holds_everything for one in found):
             fits = {along.method: "was not measured: the whole model fits in DRAM" for along in every}
             return _with_reasons(rest.curves, reasons | fits)
@@ -107,7 +111,6 @@ class _Rest:
             self._every.setdefault(What(along.method, along.format), []).append(along)
         self.curves = floor.curves
         """What was measured so far."""
-        self._num_few = floor.curves.num_tokens // floor.curves.block_tokens
         self._hopes: dict[What, _Hope] = {}
         self._steps = Steps("allocate", 0, "passes")
 
@@ -128,8 +131,9 @@ class _Rest:
             found = searched_together(self._config, *self._on(self._hoped), budgets, replays=replays)
             taken = {_what(one.best) for one in found if one.best is not None} & self._hopes.keys()
             if not taken:
-                num_tokens = self._all.tokens.size
-                return self.curves.model_copy(update={"num_tokens": num_tokens}), {**reasons, **self._reasons(found)}
+                num_tokens, block_tokens = self._all.tokens.size, self._all.tokens.shape[1]
+                measured = self.curves.model_copy(update={"num_tokens": num_tokens, "block_tokens": block_tokens})
+                return measured, {**reasons, **self._reasons(found)}
             for what in sorted(taken, key=str):
                 self._measure(what, found)
 
@@ -141,14 +145,14 @@ class _Rest:
     # What is measured
 
     def _begin(self) -> None:
-        """Measures everything coarsely, and formats of keys and values and routings, which are few, on all tokens."""
+        """Measures everything coarsely, and routings, which are few, on all tokens."""
         spec, config = self._inputs.model.spec, self._config
-        kv_caches, routings = formats_of(spec)[1:], routing_curves(config.routing, spec)
+        routings = routing_curves(config.routing, spec)
         drafts = [name for name in drafting(config.draft, spec) if self._keeps(name)]
         coarsely = [what for what in self._every if what.format is None or self._keeps(what.format)]
         self._formats(loss for loss in self.curves.formats if self._keeps(loss.format) and _error(loss) > LEAST_ERROR)
-        self._steps.expect(len(kv_caches) + len(routings) + len(drafts) + len(coarsely))
-        self._add(kv_caches=tuple(map(self._few.kv_cache, kv_caches)), routings=tuple(map(self._all.routing, routings)))
+        self._steps.expect(len(routings) + len(drafts) + len(coarsely))
+        self._add(routings=tuple(map(self._all.routing, routings)))
         for name in drafts:
             found = self._few.draft(name)
             most = min(1.0, found.acceptance + ERRORS * (found.acceptance_error or 0.0))
@@ -263,17 +267,20 @@ class _Rest:
     @cached_property
     def _all(self) -> Passes:
         """Passes over all tokens."""
-        return self._passes(max(1, self._config.explore_tokens // self.curves.block_tokens))
+        return self._passes(self._blocks[: max(1, self._config.explore_tokens // self._blocks.shape[1])])
 
     @cached_property
     def _few(self) -> Passes:
-        """Passes over as few tokens as those of `explore`."""
-        return self._passes(self._num_few)
+        """Passes over the tokens of `explore`."""
+        return self._passes(few_tokens(self._blocks))
 
-    def _passes(self, num_blocks: int) -> Passes:
+    @cached_property
+    def _blocks(self) -> np.ndarray:
         assert self._inputs.corpus is not None
-        tokens = load_arrays(self._inputs.corpus.split("validation").arrays, "tokens")["tokens"][:num_blocks]
-        work = Workspace(self._inputs.work.folder / f"quality-{num_blocks}", self._inputs.work.fingerprint)
+        return load_arrays(self._inputs.corpus.split("validation").arrays, "tokens")["tokens"]
+
+    def _passes(self, tokens: np.ndarray) -> Passes:
+        work = Workspace(self._inputs.work.folder / f"quality-{tokens.size}", self._inputs.work.fingerprint)
         whole = self._stream.last_hidden(tokens)
         return Passes("allocate", self._stream, tokens, whole, work, self._steps, self._rounding)
 

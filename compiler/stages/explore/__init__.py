@@ -1,6 +1,6 @@
-"""explore: measures what each format costs in quality, and records how the model's signals look on held-out text; with
-explore=whole, on more text, also what each selector costs at several densities, and formats of keys and values, drafts
-and routings.
+"""explore: measures what each format of weights, and of keys and values, costs in quality, and records how the model's
+signals look on held-out text; with explore=whole, on more text, also what each selector costs at several densities, and
+drafts and routings.
 
 Runs only where the method is open (`method=auto`), once per model: nothing here depends on a device. What else is worth
 measuring does depend on it: nothing where the whole model fits in DRAM, and otherwise what can still win under the
@@ -34,7 +34,7 @@ from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.quality.needs import needs_of_passes
 from coldpress.compiler.quality.passes import Passes, PassesConfig, remove_grams, rounding_of
 from coldpress.compiler.quality.routings import routing_curves
-from coldpress.compiler.quality.trace import TRACE_TOKENS, whole_run
+from coldpress.compiler.quality.trace import few_tokens, whole_run
 from coldpress.compiler.quality.variants import asked, drafting, plain_formats, refining
 from coldpress.compiler.rounding._matrix import NEAREST, Rounding
 from coldpress.compiler.shared_settings import WHOLE, DraftSetting, MethodSetting, RoutingSetting
@@ -83,18 +83,15 @@ def explored(
     rounding: Rounding = NEAREST,
 ) -> Curves:
     """Measures some selectors and all that goes with them, and all formats; None: formats alone, on the tokens of the
-    trace. Reads have the prices
-    of `as_large`'s units; None: of the model's."""
+    trace. Reads have the prices of `as_large`'s units; None: of the model's."""
     blocks = load_arrays(corpus.split("validation").arrays, "tokens")["tokens"]
-    tokens = blocks[: max(1, config.explore_tokens // blocks.shape[1])]
-    if methods is None:
-        tokens = tokens[: max(1, TRACE_TOKENS // blocks.shape[1])]
+    tokens = few_tokens(blocks) if methods is None else blocks[: max(1, config.explore_tokens // blocks.shape[1])]
     stream, _ = stream_of(config, model, threads)
     trace_layers, spec, options = replayed_layers(model.spec), model.spec, {}
-    kv_caches, drafts, routings = (), (), []
+    kv_caches, drafts, routings = formats_of(spec)[1:], (), []
     if methods is not None:
         options = {name: own_options(name, config.options) for name in methods}
-        kv_caches, drafts = formats_of(spec)[1:], drafting(config.draft, spec)
+        drafts = drafting(config.draft, spec)
         routings = routing_curves(config.routing, spec)
     (reasons, curves), pairs = asked(options, spec), refining(options)
     measured = (plain_formats(), curves, kv_caches, drafts, pairs, routings)

@@ -35,6 +35,8 @@ LAYERS = 2
 TOKENS = 512
 BLOCK_TOKENS = 64
 """Longest block; `TOKENS` calibration tokens are enough to train, choose and judge predictors."""
+JUDGED_TOKENS = 16
+"""Longest block of the other splits, whose tokens cost a product with the whole head in every pass."""
 SHORTENED = {
     "relufy": {"relufy_steps": 1, "distill_blocks": 1, "validation_blocks": 1},
     "distill": {"distill_steps": 1, "distill_blocks": 1, "validation_blocks": 1},
@@ -136,8 +138,9 @@ def slice_corpus(corpus: Corpus, folder: Path) -> Corpus:
     others."""
     found: list[TokenBlocks] = []
     for blocks in corpus.splits:
-        length = min(BLOCK_TOKENS, blocks.block_tokens)
-        count = min(blocks.num_blocks, -(-TOKENS // length) if blocks.split == "calibration" else 1)
+        calibrates = blocks.split == "calibration"
+        length = min(BLOCK_TOKENS if calibrates else JUDGED_TOKENS, blocks.block_tokens)
+        count = min(blocks.num_blocks, -(-TOKENS // length) if calibrates else 1)
         shape = (blocks.num_blocks, blocks.block_tokens)
         arrays = {
             name: values[:count, :length] if values.shape == shape else values

@@ -3,9 +3,9 @@
 Checks every byte (hashes, pages, layout: the rules are in runtime/artifact/reader.py and
 runtime/artifact/integrity.py). Then decodes test text through selector, cache and flash, as in use, and measures
 perplexity, divergence from the source, and reads (decoded.py says which tokens share a pass). Plans that draft also
-continue a text, so that accepted drafts are counted (drafts.py). The source is the
-checkpoint that the build began with, so the figures include the loss by `relufy` and `distill`; dense logits are
-compared with those of the packed weights. The record holds all figures, block by block, and a short text that the
+continue a text, so that accepted drafts are counted (drafts.py). The source is the checkpoint that the build began
+with, so the figures include the loss by `relufy` and `distill`; dense logits are compared with those of the packed
+weights; a dense artifact decodes just these. The record holds all figures, block by block, and a short text that the
 artifact writes; `publish` judges them.
 """
 
@@ -21,8 +21,8 @@ from coldpress.compiler.dense_run import dense_for
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.publishing import standing
 from coldpress.compiler.stages.verify.beside import process_bytes
-from coldpress.compiler.stages.verify.decoded import LANES, MAX_TOKENS, SESSIONS, Decoded, decode
-from coldpress.compiler.stages.verify.dense import BUFFER_BYTES, Compared, DenseComparison
+from coldpress.compiler.stages.verify.decoded import LANES, MAX_TOKENS, SESSIONS, Decoded, decode, is_dense
+from coldpress.compiler.stages.verify.dense import BUFFER_BYTES, Compared, DenseComparison, of_dense_run
 from coldpress.compiler.stages.verify.divergence import SourceComparison
 from coldpress.compiler.stages.verify.drafts import NEW_TOKENS, drafts_of_all
 from coldpress.compiler.stages.verify.plans import figures_of_all
@@ -147,11 +147,16 @@ class _Text:
         self.blocks, self._folder, self._model, self._threads = blocks, folder, model, threads
         self._much = blocks.size * model.num_parameters > WORK_ONE_BY_ONE
         self._source = SourceLogits(original, blocks, threads)
-        packed = None if model == original else SourceLogits(model, blocks, threads)
-        dense = DenseComparison(folder, blocks, packed, (packed or self._source).router_scores)
-        self.watch = SourceComparison(partial(dense.compared, self._source), blocks, threads)
-        self.decoded = decode(folder, model, blocks, self.watch, self._much, threads)
-        self.compared = dense.result()
+        if model == original and not model.spec.is_mixture and is_dense(folder):
+            self.watch = SourceComparison(self._source, blocks, threads)
+            self.decoded = decode(folder, model, blocks, self.watch, self._much, threads)
+            self.compared = of_dense_run(self.watch, self.decoded.block_nll)
+        else:
+            packed = None if model == original else SourceLogits(model, blocks, threads)
+            dense = DenseComparison(folder, blocks, packed, (packed or self._source).router_scores)
+            self.watch = SourceComparison(partial(dense.compared, self._source), blocks, threads)
+            self.decoded = decode(folder, model, blocks, self.watch, self._much, threads)
+            self.compared = dense.result()
         self.quality = _quality(self.decoded.block_nll, self.compared)
 
     def under(self, plan: Plan) -> tuple[Decoded, SourceComparison]:

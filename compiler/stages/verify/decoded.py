@@ -19,9 +19,11 @@ from coldpress.compiler.stages.verify.divergence import SourceComparison
 from coldpress.compiler.stages.verify.ladder import climb
 from coldpress.compiler.stages.verify.read_lengths import ReadLengths
 from coldpress.compiler.steps import Steps
+from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.decoder.decoder import PREFILL_CHUNK_TOKENS
 from coldpress.runtime.generate.likelihood import Quality
 from coldpress.runtime.generate.session import DEFAULT_FLASH, Session
+from coldpress.runtime.plan.budget import choose_plan
 from coldpress.runtime.simulate import simulate
 from coldpress.runtime.trace import Recorder
 from coldpress.schemas.layout import Plan
@@ -32,6 +34,8 @@ STAGE = "verify"
 MAX_TOKENS = 128
 """Decoded tokens that are compared: enough for caches to fill and evict, and few enough for the recorded requests to
 fit in memory."""
+MAX_DENSE_TOKENS = 32
+"""The same for a dense plan, of which every token makes the same requests."""
 LANES = 4
 """Runs side by side of a selector that sees what is in DRAM: as many at a time as cores and free memory allow."""
 SESSIONS = 2
@@ -50,7 +54,8 @@ class Replayed:
     def __init__(self, folder: str, flash: str = DEFAULT_FLASH, plan: Plan | None = None) -> None:
         """Opens the artifact, under its largest plan or `plan`; run `session` once, with this object as its
         `on_logits`."""
-        self._recorder, self.lengths = Recorder(max_tokens=MAX_TOKENS), ReadLengths()
+        self.max_tokens = MAX_DENSE_TOKENS if is_dense(folder, plan) else MAX_TOKENS
+        self._recorder, self.lengths = Recorder(max_tokens=self.max_tokens), ReadLengths()
         # modelled for the report
         watching = {"recorder": self._recorder, "observers": (self.lengths,)}
         self.session = Session(folder, plan=plan, flash=flash, modelled=True, **watching)
@@ -109,7 +114,7 @@ def decode(
         model: The model whose weights the artifact has.
         blocks: int32 [num_blocks, block_tokens].
         watch: Receives all logits.
-        much: Whether only the first `MAX_TOKENS` are decoded one by one, in one run.
+        much: Whether only the first tokens are decoded one by one, in one run.
         threads: Cores to use.
         plan: The plan to decode with; None for the artifact's largest, the only one whose mechanisms are compared.
     """
@@ -126,7 +131,7 @@ def decode(
         alone = _watched(session, blocks, on_logits)
         read_lengths, block_nll = lengths.found(), alone.block_nll
     else:
-        alone = session.perplexity(first_of(blocks), sparse=True, on_logits=replayed)
+        alone = session.perplexity(first_of(blocks, replayed.max_tokens), sparse=True, on_logits=replayed)
         read_lengths = lengths.found()  # before the session decodes the other tokens
         if session.decoder.sees_residency:
             # by measured seconds an adaptive gap would read, and so round sums, in another way each time
@@ -184,13 +189,18 @@ def _at_once(session: Session, threads: int) -> int:
 def adapting(folder: str, blocks: np.ndarray, plan: Plan | None = None) -> Replayed:
     """Runs a plan that adapts to the cost of reads, in modelled seconds, since measured ones never repeat."""
     replayed = Replayed(folder, flash="simulated", plan=plan)
-    replayed.session.perplexity(first_of(blocks), sparse=True, on_logits=replayed)
+    replayed.session.perplexity(first_of(blocks, replayed.max_tokens), sparse=True, on_logits=replayed)
     return replayed
 
 
-def first_of(blocks: np.ndarray) -> np.ndarray:
-    """Cuts the first blocks to `MAX_TOKENS` tokens decoded one by one: all but the first and last of a block."""
-    return blocks[: -(-MAX_TOKENS // (blocks.shape[1] - 2)), : MAX_TOKENS + 2]
+def is_dense(folder: str, plan: Plan | None = None) -> bool:
+    """Tells whether every token of a run uses every unit, under the artifact's largest plan or `plan`."""
+    return (plan or choose_plan(open_artifact(folder).manifest)).method == "dense"
+
+
+def first_of(blocks: np.ndarray, num_tokens: int) -> np.ndarray:
+    """Cuts the first blocks to so many tokens decoded one by one: all but the first and last of a block."""
+    return blocks[: -(-num_tokens // (blocks.shape[1] - 2)), : num_tokens + 2]
 
 
 def _decisions(metrics: RunMetrics) -> dict[str, object]:

@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from coldpress.compiler.stages.verify.divergence import SourceComparison
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.decoder.router import Router
 from coldpress.runtime.generate.likelihood import sum_nll
@@ -42,6 +43,12 @@ class Compared:
     nll_dense: tuple[float, ...]
     """The same for the artifact's dense logits."""
     max_logit_error: float
+
+
+def of_dense_run(watch: SourceComparison, block_nll: tuple[float, ...]) -> Compared:
+    """Returns the figures of a run that used every unit: its logits are the dense ones."""
+    error = float(watch.errors.max() / watch.largest.max())  # both propagate NaN
+    return Compared(tuple(watch.nll_source.mean(axis=1).tolist()), block_nll, error)
 
 
 class DenseComparison:

@@ -44,6 +44,8 @@ class SourceComparison:
     def __post_init__(self) -> None:
         shape = (len(self.blocks), self.blocks.shape[1] - 1)
         self.kld, self.delta_p, self.same = np.full(shape, np.nan), np.full(shape, np.nan), np.zeros(shape, bool)
+        self.nll_source, self.errors, self.largest = (np.full(shape, np.nan) for _ in range(3))
+        """Nats of the source per token, the largest difference of two logits, and the source's largest logit."""
         self._receive = self.begin(0)
 
     def __call__(self, logits: np.ndarray) -> None:
@@ -95,11 +97,14 @@ class SourceComparison:
             rows, place = found[part], slice(first + start, first + min(start + ROWS_AT_A_TIME, len(found)))
             targets = self.blocks[block, place.start + 1 : place.stop + 1, None]
             self.same[block, place] = expected[part].argmax(axis=1) == rows.argmax(axis=1)
+            self.errors[block, place] = np.abs(rows - expected[part]).max(axis=1)
+            self.largest[block, place] = np.abs(expected[part]).max(axis=1)
             with np.errstate(invalid="ignore"):  # logits of a ruined artifact give NaN, which the record keeps
                 p, q = (log_softmax(logits.astype(np.float64), axis=1) for logits in (expected[part], rows))
                 self.kld[block, place] = (np.exp(p) * (p - q)).sum(axis=1)
-                chosen = np.exp(np.take_along_axis(q, targets, 1)) - np.exp(np.take_along_axis(p, targets, 1))
-                self.delta_p[block, place] = chosen[:, 0]
+                of_source, of_artifact = (np.take_along_axis(logs, targets, 1)[:, 0] for logs in (p, q))
+                self.nll_source[block, place] = -of_source
+                self.delta_p[block, place] = np.exp(of_artifact) - np.exp(of_source)
 
         starts = range(0, len(found), ROWS_AT_A_TIME)
         if len(starts) == 1:
