@@ -24,6 +24,8 @@ from benchmarks.decode import Noted, read_buffers, reads_alone
 from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, Spread, interleaved, main, option, spread
 from benchmarks.shared.emulated import OTHER_BYTES, apart_under_caps, capped
 from benchmarks.shared.planted import CASES, ORDERED, WIDTH_7B, artifact_of, plan_of, topic_tokens, write_artifacts
+from benchmarks.shared.synthetic.statistics import Statistics
+from benchmarks.shared.synthetic.trace import Synthetic
 from coldpress.compiler.device.measure import computing
 from coldpress.runtime import _native
 from coldpress.runtime.artifact.reader import Artifact, open_artifact
@@ -36,8 +38,6 @@ from coldpress.runtime.profiles.devices import load_device
 from coldpress.runtime.simulate import on_device, replay, simulate
 from coldpress.runtime.store.clock import Clock
 from coldpress.runtime.store.store import Store
-from coldpress.runtime.synthetic.statistics import Statistics
-from coldpress.runtime.synthetic.trace import Synthetic
 from coldpress.runtime.trace import Event, Recorder
 from coldpress.schemas.compute import Compute
 from coldpress.schemas.device import DeviceProfile

@@ -15,7 +15,6 @@ from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.kernels.activations import ACTIVATIONS, DEFAULT_ACTIVATIONS
 from coldpress.runtime.plan.kv_cache import KV_CACHE_FORMATS
 from coldpress.runtime.profiles.devices import DEVICE_HELP
-from coldpress.runtime.synthetic.statistics import Statistics
 from coldpress.schemas.errors import clipped
 from coldpress.schemas.layout import Collapse, KvCacheFormat, Preload
 
@@ -35,9 +34,8 @@ EXAMPLES = """
   coldpress bench demo.coldpress --ladder --dram-budget 3MB
   coldpress emulate oneplus12 --scale 0.3 --memory 2GB -- llama-cli -m model.gguf
   coldpress simulate demo.coldpress --trace run.trace --device oneplus12 --dram-budget 2MB
-  coldpress simulate demo.coldpress --trace run.trace --device all --dram-budget 2MB,3MB --cache lfu,belady
-  coldpress simulate demo.coldpress --signals --dram-budget 2MB,3MB --cache lfu,lru
-  coldpress simulate demo.coldpress --synthetic density=0.1:repeated=0.6:tokens=500 --cache lru,lfu
+  coldpress simulate demo.coldpress --trace run.trace --cache belady
+  coldpress simulate demo.coldpress --signals --dram-budget 2MB --cache lfu
 """
 LADDER_STEPS = """steps of --ladder, each under the same DRAM budget:
   naive                read every weight for every token, keep nothing
@@ -52,12 +50,6 @@ LADDER_STEPS = """steps of --ladder, each under the same DRAM budget:
   +preload             read ahead what later layers will probably need
 A step that is slower is shown but not kept, unless later steps build on it.
 """
-STATISTICS = "\n".join(
-    [
-        "statistics of --synthetic:",
-        *(f"  {name:<14}{field.description}" for name, field in Statistics.model_fields.items()),
-    ]
-)
 BUDGET_HELP = "DRAM in bytes, or as 3GB, 1.5GiB, 50% (default: the artifact's largest plan)"
 OPTIONS_HELP = "options behind a colon: window:window_tokens=3"
 
@@ -353,23 +345,13 @@ class Simulate(Reading):
     """The flags of `coldpress simulate`."""
 
     trace: Path | None = option("trace recorded by `generate --trace`", type=FILE, metavar="FILE", panel=SOURCE)
-    synthetic: str | None = option(
-        "draw a trace with these statistics, explained below; the output compares them with the drawn trace's",
-        metavar="NAME=VALUE:…",
-        panel=SOURCE,
-    )
     signals: bool = switch(
         "let the selector choose anew, seeing the simulated cache, from the signals that an artifact of method=auto "
-        "carries: those of a few layers, which stand for all; gives a table",
+        "carries: those of a few layers, which stand for all",
         panel=SOURCE,
     )
-    dram_budget: str | None = option(f"{BUDGET_HELP}; several give a table", metavar="BYTES,…", panel=RUN)
-    cache: str | None = option(
-        f"a cache policy other than the plan's ({OPTIONS_HELP}); several give a table", metavar="NAME,…", panel=RUN
-    )
-    device: str | None = option(
-        f"{DEVICE_HELP} (default: the artifact's device); several give a table", metavar="DEVICE,…|all", panel=RUN
-    )
+    cache: str | None = option(f"a cache policy other than the plan's ({OPTIONS_HELP})", metavar="NAME", panel=RUN)
+    device: str | None = option(f"{DEVICE_HELP} (default: the artifact's device)", metavar="DEVICE", panel=RUN)
     json: bool = switch("print one JSON object and nothing else")
 
 

@@ -5,7 +5,7 @@ Each function takes the flags of its command and prints; the modules that it cal
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -13,14 +13,13 @@ import click
 
 from coldpress.runtime.artifact.integrity import verify_artifact
 from coldpress.runtime.artifact.reader import open_artifact
-from coldpress.runtime.cli import arguments, bench, inspect, ladder, sweep
+from coldpress.runtime.cli import arguments, bench, inspect, ladder
 from coldpress.runtime.cli import summary as _summary
 from coldpress.runtime.cli.arguments import (
     EXAMPLES,
     LADDER_STEPS,
     PROMPT,
     SOURCE,
-    STATISTICS,
     Bench,
     Emulate,
     Generate,
@@ -38,9 +37,12 @@ from coldpress.runtime.generate.session import Session
 from coldpress.runtime.kernels.activations import DEFAULT_ACTIVATIONS
 from coldpress.runtime.profiles.devices import load_device
 from coldpress.runtime.quantities import parse_bytes
-from coldpress.runtime.simulate import simulate
+from coldpress.runtime.signals import decide, has_signals, load_signals
+from coldpress.runtime.simulate import on_device, simulate
+from coldpress.runtime.sparsity import sees_residency
+from coldpress.runtime.trace import Event, load_trace
 from coldpress.schemas.device import UNCOMPUTED
-from coldpress.schemas.errors import ColdpressError, printable
+from coldpress.schemas.errors import ArtifactError, ColdpressError, printable
 
 
 def _inspect_artifact(flags: Inspect) -> None:
@@ -174,27 +176,43 @@ def _emulate(flags: Emulate) -> int:
 
 
 def _simulate(flags: Simulate) -> None:
-    cases, source = sweep.cases_of(flags), sweep.source_of(flags)
     opened = open_artifact(flags.artifact)
-    drawn = sweep.drawn(opened, source)
-    if len(cases) > 1 or source == "signals":
-        rows = sweep.swept(Path(flags.artifact), source, cases)
-        data, text = sweep.as_data(rows), sweep.render(rows)
+    artifact = on_device(opened, None if flags.device is None else load_device(flags.device))
+    asked = budget_of(flags), None, flags.cache, flags.collapse, flags.preload, flags.kv_cache
+    plan, device = choose_plan(artifact.manifest, *asked), artifact.manifest.device
+    if flags.trace is None:
+        decided = decide(artifact, plan, load_signals(opened))
+        data, shown = {"per_token": asdict(decided)}, _summary.render_decided(decided)
     else:
-        artifact, plan = cases[0].of(opened)
-        metrics, device = simulate(artifact, plan, sweep.trace_of(opened, source)), artifact.manifest.device
-        data = {"device": device.name, "metrics": metrics.model_dump(mode="json")}
-        title = "seconds are modelled: a request computes with units as they arrive"
-        title += "" if device.compute else f"; speeds are upper bounds: {UNCOMPUTED}"
-        text = f"{printable(device.title)}; {title}\n{_summary.render(metrics)}"
+        metrics = simulate(artifact, plan, trace_of(flags.trace))
+        data, shown = {"metrics": metrics.model_dump(mode="json")}, _summary.render(metrics)
     if flags.json:
-        _print_json(data | (drawn.as_data() if drawn else {}))
+        _print_json({"device": device.name, **data})
         return
-    print(text)
-    if drawn:
-        print(drawn.render())
-    if said := sweep.note(opened, source):
-        print(said)
+    title = "seconds are modelled: a request computes with units as they arrive"
+    title += "" if device.compute else f"; speeds are upper bounds: {UNCOMPUTED}"
+    print(f"{printable(device.title)}; {title}\n{shown}")
+    if flags.trace and sees_residency(plan):
+        anew = "with --signals it chooses anew"
+        other = "an artifact of method=auto could choose anew"
+        print(
+            f"{plan.method} uses what is in DRAM, and the trace has its choices with the cache of its own run; "
+            f"{anew if has_signals(opened) else other}"
+        )
+
+
+def trace_of(path: Path) -> Iterable[Event]:
+    """Returns the events of a recorded trace, which can be iterated over again.
+
+    Raises:
+        ColdpressError: if the file is no trace.
+    """
+    try:
+        return load_trace(path)
+    except ArtifactError as error:
+        raise ColdpressError(
+            f"{path}: is not a trace, expected a file that `generate --trace` wrote ({error})"
+        ) from error
 
 
 def _emulation(device: str, flags: arguments.Caps, place: Path) -> Emulation:
@@ -248,7 +266,6 @@ COMMANDS = {
             name="simulate",
             help="Replays a trace on a modelled device, without weights.",
             examples=EXAMPLES,
-            more_help=STATISTICS,
             one_of=SOURCE,
             needs_one=True,
         ),

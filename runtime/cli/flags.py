@@ -6,7 +6,7 @@ from pathlib import Path
 
 from coldpress.runtime import plugins
 from coldpress.runtime.artifact.reader import Artifact
-from coldpress.runtime.cli.arguments import Bench, Generate, Run
+from coldpress.runtime.cli.arguments import Bench, Generate, Reading, Run
 from coldpress.runtime.drafts import Draft
 from coldpress.runtime.generate.choice import budget_at
 from coldpress.runtime.generate.sampling import Sampling
@@ -62,7 +62,7 @@ def draft_plugin(name: str | None) -> Draft | None:
     return None if name is None else plugins.load("coldpress.runtime.drafts", Draft, name)
 
 
-def budget_of(flags: Run) -> int | None:
+def budget_of(flags: Reading) -> int | None:
     """Returns `--dram-budget` in bytes; None if it is not given."""
     return budget_at(flags.artifact, flags.dram_budget)
 

@@ -8,6 +8,7 @@ from typing import Any
 from coldpress.runtime.generate.batch import Batch
 from coldpress.runtime.generate.statistics import Drafted, Spread, Token, TokenSpreads, drafted, spreads
 from coldpress.runtime.quantities import show_bytes, table
+from coldpress.runtime.signals import Decided
 from coldpress.runtime.store.store import Store
 from coldpress.schemas.metrics import RunMetrics
 
@@ -46,6 +47,18 @@ def render(metrics: RunMetrics, run_tokens: Sequence[Token] = ()) -> str:
         ("process, at its peak", process(used, metrics.peak_rss_bytes - used)),
     ]
     return table(rows)
+
+
+def render_decided(found: Decided) -> str:
+    """Formats the figures of a selector that chose anew."""
+    return table(
+        [
+            ("tokens/s", f"{1 / found.token_s:.1f}"),
+            ("flash read per token", show_bytes(found.read_bytes)),
+            ("reads per token", f"{found.reads:.1f}"),
+            ("hit rate", f"{found.hit_rate:.3f}"),
+        ]
+    )
 
 
 def whole_model(whole_bytes: int, budget_bytes: int) -> str:

@@ -375,7 +375,7 @@ def test_memory_that_a_process_may_not_have_ends_in_one_sentence(artifact, tmp_p
         ["generate", "a", "--prompt-ids", "1,x"],
         ["generate", "a", "--prompt-ids", "1", "--max-new-tokens", "0"],
         ["simulate", "a"],
-        ["simulate", "a", "--trace", "b", "--synthetic", "tokens=4"],
+        ["simulate", "a", "--trace", "b", "--signals"],
         ["fly"],
     ],
 )

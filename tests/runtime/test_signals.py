@@ -119,23 +119,23 @@ def test_only_experts_that_a_token_uses_count() -> None:
     assert choose(key, 1, nowhere).tolist() == [0, 1, 2, 3]
 
 
-def test_the_command_gives_a_row_for_each_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_gives_the_figures_of_a_budget_and_a_cache(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     built = artifact_of(tmp_path / "a.coldpress", WARM, signals_of(STRONG))
     budget = built.manifest.plans[0].dram_budget_bytes
     slots_bytes = 16 * built.units[0, "mlp_in"].shape[1] + 32 * built.units[0, "mlp_mid"].shape[1]
-    budgets = f"{budget},{budget - (NUM_LAYERS - 1) * slots_bytes}"
-    told = ("--signals", "--cache", "lru,lfu", "--dram-budget", budgets, "--json")
-    code, out, err = run(capsys, "simulate", built.path, *told)
-    assert (code, err) == (0, "")
-    rows = json.loads(out)["runs"]
-    assert [(row["cache"], row["hit_rate"] == 1) for row in rows] == [
-        ("lru", True),
-        ("lfu", True),
-        ("lru", False),
-        ("lfu", False),
-    ]
-    assert all(row["tokens_per_s"] > 0 for row in rows)
-    assert rows[0]["tokens_per_s"] > rows[2]["tokens_per_s"]
+    seconds = []
+    for room in (budget, budget - (NUM_LAYERS - 1) * slots_bytes):
+        for cache in ("lru", "lfu"):
+            told = ("simulate", built.path, "--signals", "--cache", cache, "--dram-budget", room)
+            code, out, err = run(capsys, *told, "--json")
+            assert (code, err) == (0, "")
+            found = json.loads(out)["per_token"]
+            assert (found["hit_rate"] == 1) == (room == budget)
+            assert f"{found['hit_rate']:.3f}" in run(capsys, *told)[1]
+            seconds.append(found["token_s"])
+    assert 0 < seconds[0] < seconds[2]
 
 
 def test_a_recorded_trace_says_what_it_does_not_know(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from coldpress.runtime.synthetic.law import frequencies
+from benchmarks.shared.synthetic.law import frequencies
 
 TOPIC_STRENGTH = 2.5
 HOT_SHARE, HOT_MASS = 0.26, 0.80

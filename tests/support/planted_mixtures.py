@@ -39,7 +39,7 @@ from typing import Any
 
 import numpy as np
 
-from coldpress.runtime.synthetic.law import frequencies
+from benchmarks.shared.synthetic.law import frequencies
 from tests.support.planted import (
     COMMON_WORDS_SHARE,
     TOPIC_STRENGTH,

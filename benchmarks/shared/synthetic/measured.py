@@ -2,10 +2,10 @@
 
 import numpy as np
 
+from benchmarks.shared.synthetic.law import Law
+from benchmarks.shared.synthetic.statistics import Figures, Statistics, num_hot
+from benchmarks.shared.synthetic.trace import Synthetic
 from coldpress.runtime.artifact.reader import Artifact
-from coldpress.runtime.synthetic.law import Law
-from coldpress.runtime.synthetic.statistics import Figures, Statistics, num_hot
-from coldpress.runtime.synthetic.trace import Synthetic
 from coldpress.runtime.trace import FETCH
 from coldpress.schemas.layout import PartPlan, Section
 

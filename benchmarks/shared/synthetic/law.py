@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coldpress.runtime.synthetic.statistics import HOT_MASS, MOST_OFTEN, Statistics, num_hot
+from benchmarks.shared.synthetic.statistics import HOT_MASS, MOST_OFTEN, Statistics, num_hot
 from coldpress.schemas.errors import ColdpressError
 
 STEEPEST = 8.0

@@ -1,36 +1,63 @@
 """Replays one trace, recorded or drawn, on several devices, with several DRAM budgets and caches, on all cores.
 
-A row is what `simulate` gives for its settings alone: the units are those of the trace, also where a selector that sees
-what is in DRAM would choose others. From the signals that an artifact carries it chooses anew in each row
+    python -m benchmarks.shared.sweep ARTIFACT --trace run.trace --device all --dram-budget 2MB,3MB --cache lfu,belady
+    python -m benchmarks.shared.sweep ARTIFACT --signals --dram-budget 2MB,3MB --cache lfu,lru
+    python -m benchmarks.shared.sweep ARTIFACT --synthetic density=0.1:repeated=0.6:tokens=500
+
+A row is what `coldpress simulate` gives for its settings alone: the units are those of the trace, also where a selector
+that sees what is in DRAM would choose others. From the signals that an artifact carries it chooses anew in each row
 (runtime/signals.py). Budgets that hold no plan stay in the table, with the reason.
 """
 
 import itertools
+import json
 import multiprocessing
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import click
+
+from benchmarks.shared.synthetic.measured import measured
+from benchmarks.shared.synthetic.statistics import Figures, Statistics, read_statistics
+from benchmarks.shared.synthetic.trace import Synthetic
 from coldpress.runtime.artifact.reader import Artifact, open_artifact
 from coldpress.runtime.cache import show_choice
-from coldpress.runtime.cli.arguments import Simulate
+from coldpress.runtime.cli.arguments import SOURCE, Simulate
+from coldpress.runtime.cli.commands import trace_of
+from coldpress.runtime.cli.declaration import command, option
 from coldpress.runtime.cli.flags import names_of
 from coldpress.runtime.generate.choice import budget_at, choose_plan
 from coldpress.runtime.profiles.devices import load_device, named_devices
 from coldpress.runtime.quantities import show_bytes, table
-from coldpress.runtime.signals import Signals, decide, has_signals, load_signals
+from coldpress.runtime.signals import Signals, decide, load_signals
 from coldpress.runtime.simulate import on_device, simulate
-from coldpress.runtime.sparsity import sees_residency
-from coldpress.runtime.synthetic.measured import measured
-from coldpress.runtime.synthetic.statistics import Figures, Statistics, read_statistics
-from coldpress.runtime.synthetic.trace import Synthetic
-from coldpress.runtime.trace import Event, load_trace
+from coldpress.runtime.trace import Event
 from coldpress.schemas.device import UNCOMPUTED
-from coldpress.schemas.errors import ArtifactError, ColdpressError, DoesNotFitError
+from coldpress.schemas.errors import ColdpressError, DoesNotFitError
 from coldpress.schemas.layout import Collapse, KvCacheFormat, Plan, Preload
+
+STATISTICS = "\n".join(
+    [
+        "statistics of --synthetic:",
+        *(f"  {name:<14}{field.description}" for name, field in Statistics.model_fields.items()),
+    ]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep(Simulate):
+    """The flags of a sweep: those of `coldpress simulate`, with lists, and with traces that are drawn."""
+
+    synthetic: str | None = option(
+        "draw a trace with these statistics, explained below; the output compares them with the drawn trace's",
+        metavar="NAME=VALUE:…",
+        panel=SOURCE,
+    )
 
 
 @dataclass(frozen=True)
@@ -101,7 +128,7 @@ class Row:
     """Whether `tokens_per_s` is an upper bound: the device's profile has no rates of computing."""
 
 
-def cases_of(flags: Simulate) -> list[Case]:
+def cases_of(flags: Sweep) -> list[Case]:
     """Returns each combination of the devices, budgets and caches that the flags name, the caches varying fastest.
 
     Raises:
@@ -113,7 +140,7 @@ def cases_of(flags: Simulate) -> list[Case]:
     return [Case(*one, flags.collapse, flags.preload, flags.kv_cache) for one in each]
 
 
-def source_of(flags: Simulate) -> Source:
+def source_of(flags: Sweep) -> Source:
     """Returns where the flags say that the trace comes from.
 
     Raises:
@@ -131,29 +158,15 @@ def loaded(opened: Artifact, source: Source) -> Iterable[Event] | Signals:
     """Returns the events of a trace, or the artifact's signals.
 
     Raises:
-        ColdpressError: as `trace_of`, or if the artifact has no signals.
-    """
-    return load_signals(opened) if source == "signals" else trace_of(opened, source)
-
-
-def trace_of(opened: Artifact, source: Path | Statistics) -> Iterable[Event]:
-    """Returns the events of a trace, which can be iterated over again.
-
-    Raises:
-        ColdpressError: if the file is no trace, or no trace has the statistics.
+        ColdpressError: if the file is no trace, no trace has the statistics, or the artifact has no signals.
     """
     if isinstance(source, Statistics):
         return Synthetic(opened, source)
-    try:
-        return load_trace(source)
-    except ArtifactError as error:
-        raise ColdpressError(
-            f"{source}: is not a trace, expected a file that `generate --trace` wrote ({error})"
-        ) from error
+    return load_signals(opened) if source == "signals" else trace_of(source)
 
 
 def drawn(opened: Artifact, source: Source) -> Drawn | None:
-    """Returns the statistics of a drawn trace; None of a recorded one. Raises as `trace_of`."""
+    """Returns the statistics of a drawn trace; None of a recorded one."""
     if not isinstance(source, Statistics):
         return None
     trace = Synthetic(opened, source)
@@ -234,15 +247,6 @@ def _row(case: Case) -> Row:
     )
 
 
-def note(opened: Artifact, source: Source) -> str | None:
-    """Returns what a reader must know about the units of a replay; None if nothing."""
-    seeing = [plan.method for plan in opened.manifest.plans if sees_residency(plan)]
-    if not (isinstance(source, Path) and seeing):
-        return None
-    anew = "with --signals it chooses anew" if has_signals(opened) else "an artifact of method=auto could choose anew"
-    return f"{seeing[0]} uses what is in DRAM, and the trace has its choices with the cache of its own run; {anew}"
-
-
 def as_data(rows: Sequence[Row]) -> dict[str, Any]:
     """Returns the rows as JSON-ready data."""
     return {"runs": [asdict(row) for row in rows]}
@@ -263,3 +267,41 @@ def _cells(row: Row) -> tuple[str, ...]:
     read = show_bytes(row.read_bytes_per_token or 0)
     speed = f"{'at most ' if row.is_most else ''}{row.tokens_per_s:.1f}"
     return (*named, speed, f"{row.hit_rate:.3f}", f"{row.reads_per_token:.1f}", read)
+
+
+def _sweep(flags: Sweep) -> None:
+    cases, source = cases_of(flags), source_of(flags)
+    described, rows = drawn(open_artifact(flags.artifact), source), swept(Path(flags.artifact), source, cases)
+    if flags.json:
+        print(json.dumps(as_data(rows) | (described.as_data() if described else {})))
+        return
+    print(render(rows))
+    if described:
+        print(described.render())
+
+
+COMMAND = command(
+    Sweep,
+    _sweep,
+    name="sweep",
+    help="Replays a trace on modelled devices, with several budgets and caches: lists with commas between.",
+    more_help=STATISTICS,
+    one_of=SOURCE,
+    needs_one=True,
+)
+
+
+def main(words: Sequence[str]) -> int:
+    """Runs the command, and returns its exit code."""
+    with COMMAND.make_context("python -m benchmarks.shared.sweep", list(words)) as context:
+        return COMMAND.invoke(context)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.exceptions.Exit as done:  # after a help
+        sys.exit(done.exit_code)

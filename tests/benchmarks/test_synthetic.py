@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.shared.synthetic.law import frequencies
+from benchmarks.shared.synthetic.measured import measured
+from benchmarks.shared.synthetic.statistics import Statistics, read_statistics
+from benchmarks.shared.synthetic.trace import Synthetic
 from coldpress.compiler.papers.llm_in_a_flash import aggregated_use
 from coldpress.runtime.artifact.reader import Artifact, open_artifact
 from coldpress.runtime.plan.budget import choose_plan
 from coldpress.runtime.simulate import simulate
-from coldpress.runtime.synthetic.law import frequencies
-from coldpress.runtime.synthetic.measured import measured
-from coldpress.runtime.synthetic.statistics import Statistics, read_statistics
-from coldpress.runtime.synthetic.trace import Synthetic
 from coldpress.runtime.trace import END, FETCH
+from tests.benchmarks.test_sweep import swept
 from tests.support.artifacts import Recipe, build_artifact, small_spec
 from tests.support.caches import RUNNABLE
-from tests.support.command_line import run
 
 NUM_LAYERS, NUM_UNITS = 11, 512
 HOT, TOKENS = 133, 300
@@ -209,11 +209,11 @@ def test_a_simulation_shows_what_statistics_do(artifact: Artifact) -> None:
 def test_the_command_says_what_was_asked_and_what_was_drawn(
     artifact: Artifact, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = ("simulate", artifact.path, "--synthetic", "density=0.2:repeated=0.7:tokens=60:seed=3")
-    code, out, err = run(capsys, *told, "--json")
+    told = (artifact.path, "--synthetic", "density=0.2:repeated=0.7:tokens=60:seed=3")
+    code, out, err = swept(capsys, *told, "--json")
     assert (code, err) == (0, "")
     found = json.loads(out)
-    assert found["metrics"]["num_tokens"] == 60
+    assert len(found["runs"]) == 1
     assert found["synthetic"]["stated"] == Statistics(density=0.2, repeated=0.7, tokens=60, seed=3).model_dump()
     asked, achieved = found["synthetic"]["asked"], found["synthetic"]["achieved"]
     assert asked == {
@@ -224,18 +224,19 @@ def test_the_command_says_what_was_asked_and_what_was_drawn(
     }
     drawn = Synthetic(artifact, Statistics(density=0.2, repeated=0.7, tokens=60, seed=3))
     assert achieved == measured(drawn)._asdict()
-    out = run(capsys, *told)[1]
+    out = swept(capsys, *told)[1]
     assert "drawn, seed 3" in out
     assert f"{achieved['repeated']:.3f}" in out
 
 
 def test_a_sweep_draws_one_trace(artifact: Artifact, capsys: pytest.CaptureFixture[str]) -> None:
-    told = ("simulate", artifact.path, "--synthetic", "density=0.1:tokens=40", "--json")
-    rows = json.loads(run(capsys, *told, "--cache", "lru,belady")[1])
+    told = (artifact.path, "--synthetic", "density=0.1:tokens=40", "--json")
+    rows = json.loads(swept(capsys, *told, "--cache", "lru,belady")[1])
+    plan, trace = choose_plan(artifact.manifest), Synthetic(artifact, Statistics(density=0.1, tokens=40))
     for row in rows["runs"]:
-        alone = json.loads(run(capsys, *told, "--cache", row["cache"])[1])
-        assert row["hit_rate"] == alone["metrics"]["hits"] / (alone["metrics"]["hits"] + alone["metrics"]["misses"])
-        assert alone["synthetic"] == rows["synthetic"]
+        metrics = simulate(artifact, plan.model_copy(update={"cache": row["cache"]}), trace)
+        assert row["hit_rate"] == metrics.hit_rate
+        assert json.loads(swept(capsys, *told, "--cache", row["cache"])[1])["synthetic"] == rows["synthetic"]
 
 
 @pytest.mark.parametrize(
@@ -259,7 +260,7 @@ def test_statistics_that_no_trace_has_are_one_sentence(
     artifact: Artifact, capsys: pytest.CaptureFixture[str], told: str, sentence: str
 ) -> None:
     for more in ((), ("--cache", "lru,lfu")):
-        code, out, err = run(capsys, "simulate", artifact.path, "--synthetic", told, *more)
+        code, out, err = swept(capsys, artifact.path, "--synthetic", told, *more)
         assert (code, out) == (2, "")
         assert len(err.splitlines()) == 1
         assert re.search(sentence, err)

@@ -1,4 +1,4 @@
-"""A sweep of `coldpress simulate` gives what each simulation gives alone."""
+"""A sweep gives what each simulation of `coldpress simulate` gives alone."""
 
 import itertools
 import json
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.shared import sweep
 from coldpress.cli.main import main
 from coldpress.runtime.artifact.reader import open_artifact
 from tests.support.command_line import run, speaking_artifact
@@ -23,13 +24,20 @@ def traced(tmp_path_factory) -> tuple[Path, Path]:
     return artifact, trace
 
 
+def swept(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    """Runs a sweep; its exit code, standard output and standard error."""
+    code = sweep.main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
 def test_each_row_is_what_its_settings_give_alone(capsys, traced):
     artifact, trace = traced
     most = open_artifact(artifact).manifest.plans[0].dram_budget_bytes
     budgets = (str(most - 200_000), str(most))
     options = ("simulate", artifact, "--trace", trace, "--json")
     told = ("--device", ",".join(DEVICES), "--dram-budget", ",".join(budgets), "--cache", ",".join(CACHES))
-    code, out, err = run(capsys, *options, *told)
+    code, out, err = swept(capsys, artifact, "--trace", trace, "--json", *told)
     assert (code, err) == (0, "")
     rows = json.loads(out)["runs"]
     expected = list(itertools.product(DEVICES, map(int, budgets), CACHES))
@@ -47,19 +55,19 @@ def test_each_row_is_what_its_settings_give_alone(capsys, traced):
 def test_a_budget_that_fits_nothing_is_a_row_with_its_reason(capsys, traced):
     artifact, trace = traced
     most = open_artifact(artifact).manifest.plans[0].dram_budget_bytes
-    out = run(capsys, "simulate", artifact, "--trace", trace, "--dram-budget", f"1000,{most}")[1]
+    out = swept(capsys, artifact, "--trace", trace, "--dram-budget", f"1000,{most}")[1]
     lines = out.splitlines()
     assert "does not fit" in lines[1]
     assert "does not fit" not in lines[2]
     assert "bytes of DRAM before any unit is cached" in lines[-1]
-    code, _, err = run(capsys, "simulate", artifact, "--trace", trace, "--dram-budget", "1000,2000")
+    code, _, err = swept(capsys, artifact, "--trace", trace, "--dram-budget", "1000,2000")
     assert code == 2
     assert err.startswith("error: nothing fits")
 
 
 def test_every_device_is_a_row(capsys, traced):
     artifact, trace = traced
-    rows = json.loads(run(capsys, "simulate", artifact, "--trace", trace, "--device", "all", "--json")[1])["runs"]
+    rows = json.loads(swept(capsys, artifact, "--trace", trace, "--device", "all", "--json")[1])["runs"]
     assert {"pixel6", "oneplus12", "iphone-a18"} <= {row["device"] for row in rows}
 
 
@@ -74,7 +82,7 @@ def test_every_device_is_a_row(capsys, traced):
 )
 def test_a_mistake_in_a_list_is_one_sentence(capsys, traced, told, sentence):
     artifact, trace = traced
-    code, out, err = run(capsys, "simulate", artifact, "--trace", trace, *told)
+    code, out, err = swept(capsys, artifact, "--trace", trace, *told)
     assert (code, out) == (2, "")
     assert sentence in err
     assert len(err.splitlines()) == 1

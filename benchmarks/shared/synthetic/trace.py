@@ -20,9 +20,9 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from benchmarks.shared.synthetic.law import Law, law_of
+from benchmarks.shared.synthetic.statistics import Figures, Statistics, num_hot
 from coldpress.runtime.artifact.reader import Artifact
-from coldpress.runtime.synthetic.law import Law, law_of
-from coldpress.runtime.synthetic.statistics import Figures, Statistics, num_hot
 from coldpress.runtime.trace import END, FETCH, NO_IDS, Event
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.layout import PartPlan, Section, placed_parts
