@@ -63,8 +63,8 @@ demo: $(BUILDS)
 	fi
 
 docs: $(STAMP)
-	@python -m coldpress.cli.command_documents
-	@python -m coldpress.cli.python_documents
+	@python -m tools.command_documents
+	@python -m tools.python_documents
 	@zensical build --strict
 
 test: $(STAMP)

@@ -21,10 +21,10 @@ from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.plan_search import SHAPE_CONTEXT, source_of
 from benchmarks.shared.cases import Case, case_of
 from benchmarks.shared.grams import gram_of
+from benchmarks.shared.reference import as_large, kind_from
 from coldpress.compiler.activity.calibration_pass import PassConfig, count_activity
 from coldpress.compiler.activity.layer_counts import Activity, countable_families, exact_families
 from coldpress.compiler.io import Workspace
-from coldpress.compiler.quote.reference import as_large, kind_from
 from coldpress.compiler.quote.sources import Source, curves_like
 from coldpress.compiler.quote.trace import activations_of
 from coldpress.compiler.rounding._matrix import Rounding

@@ -1,7 +1,7 @@
 """Defines the keys of `snakemake --config`: finds them in the records that declare them, and reads a user's values.
 
 A key is a field marked `Key` in a stage's settings record (schemas/config.py), a field of a plug-in's `OPTIONS`, or one
-of `WorkflowKeys`, for decisions that belong to no single stage. compiler/workflow/key_documents.py documents them.
+of `WorkflowKeys`, for decisions that belong to no single stage. tools/key_documents.py documents them.
 """
 
 import difflib

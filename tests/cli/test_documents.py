@@ -3,7 +3,7 @@
 import inspect
 
 import coldpress
-from coldpress.cli import command_documents, python_documents
+from tools import command_documents, python_documents
 
 
 def test_the_reference_is_up_to_date() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from scipy.stats import kurtosis
 
+from benchmarks.shared.reference import moment
 from coldpress.cli.main import main
 from coldpress.compiler.checkpoint.shapes import read_shapes
 from coldpress.compiler.io import Workspace, load_arrays, save_arrays, save_record
@@ -482,7 +483,7 @@ def test_drawn_signals_have_the_statistics_of_the_measured_ones(name: str) -> No
         assert (values != 0).mean() == pytest.approx(known.density, abs=0.03), signal
         if known.density == 1:
             tails = kurtosis((values / scale).ravel(), fisher=False)
-            expected = reference._moment(4 * known.power) / reference._moment(2 * known.power) ** 2
+            expected = moment(4 * known.power) / moment(2 * known.power) ** 2
             assert tails == pytest.approx(expected, rel=0.25), signal
             following = [np.corrcoef(values[1:, unit], values[:-1, unit])[0, 1] for unit in range(0, 1024, 16)]
             assert np.mean(following) == pytest.approx(known.correlation, abs=0.06), signal

@@ -8,7 +8,6 @@ import pytest
 
 from coldpress.compiler.job import config_of
 from coldpress.compiler.pipeline import STAGES
-from coldpress.compiler.workflow import key_documents
 from coldpress.compiler.workflow.keys import (
     ConfigKey,
     WorkflowKeys,
@@ -22,6 +21,7 @@ from coldpress.compiler.workflow.settings import resolve
 from coldpress.runtime import plugins
 from coldpress.schemas.base import Record
 from coldpress.schemas.config import Key
+from tools import key_documents
 
 NO_KEYS = {
     "ingest": {"model", "name", "revision", "license", "offline"},
@@ -87,7 +87,7 @@ def test_an_option_belongs_to_one_package_and_is_no_key() -> None:
 
 def test_the_documents_are_up_to_date() -> None:
     outdated = [path.name for path, text in key_documents.documents().items() if path.read_text() != text]
-    assert outdated == [], "run python -m coldpress.compiler.workflow.key_documents --fix"
+    assert outdated == [], "run python -m tools.key_documents --fix"
 
 
 def test_the_table_and_the_schema_have_every_key_and_name_no_plugin() -> None:

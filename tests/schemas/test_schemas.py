@@ -8,8 +8,6 @@ import pytest
 
 from coldpress.runtime.artifact.errors import TableError
 from coldpress.runtime.plugins import names as plugin_names
-from coldpress.schemas import json_schemas
-from coldpress.schemas.__main__ import main
 from coldpress.schemas.base import ArrayFile, Record
 from coldpress.schemas.device import Flash, ReadPoint
 from coldpress.schemas.families import FAMILIES, num_units, slices
@@ -26,6 +24,8 @@ from coldpress.schemas.manifest import (
 )
 from coldpress.schemas.model import MLP_ROLES
 from tests.support.artifacts import build_artifact, small_device, small_spec
+from tools import json_schemas
+from tools.json_schemas import main
 
 
 def test_an_error_comes_back_from_another_process():
@@ -50,7 +50,7 @@ def without_digest(manifest):
 
 
 def test_the_schemas_are_up_to_date():
-    assert json_schemas.outdated() == [], "run python -m coldpress.schemas --fix"
+    assert json_schemas.outdated() == [], "run python -m tools.json_schemas --fix"
 
 
 def test_only_what_others_read_has_a_schema():
@@ -98,7 +98,7 @@ def test_a_stale_schema_is_noticed_and_fixed(tmp_path, monkeypatch):
 def test_the_command_reports_by_its_exit_code(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(json_schemas, "FOLDER", tmp_path / "json")
     assert main([]) == 1
-    assert "manifest.schema.json: out of date; run python -m coldpress.schemas --fix" in capsys.readouterr().out
+    assert "manifest.schema.json: out of date; run python -m tools.json_schemas --fix" in capsys.readouterr().out
     assert main(["--fix"]) == 0
     assert main([]) == 0
 

@@ -1,6 +1,6 @@
 """Writes docs/reference/commands.md: the help of every command, as it is printed at a width of 100 characters.
 
-    python -m coldpress.cli.command_documents [--fix]
+    python -m tools.command_documents [--fix]
 
 Without `--fix` it ends with code 1 if the file is not up to date.
 """
@@ -9,14 +9,13 @@ import os
 import sys
 from pathlib import Path
 
-import coldpress
 from coldpress.cli.main import COMMANDS, FRONT_DOOR, load
 
-FILE = Path(coldpress.__file__).resolve().parents[1] / "docs" / "reference" / "commands.md"
+FILE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "commands.md"
 WIDTH = "100"
 HEAD = """# Commands
 
-Made by `python -m coldpress.cli.command_documents --fix`. The keys of `coldpress build` are
+Made by `python -m tools.command_documents --fix`. The keys of `coldpress build` are
 [a page of their own](keys.md).
 """
 
@@ -46,7 +45,7 @@ def main(argv: list[str]) -> int:
         return 0
     if FILE.read_text(encoding="utf-8") == text:
         return 0
-    print(f"{FILE} is not up to date; run python -m coldpress.cli.command_documents --fix", file=sys.stderr)
+    print(f"{FILE} is not up to date; run python -m tools.command_documents --fix", file=sys.stderr)
     return 1
 
 

@@ -1,6 +1,6 @@
 """Writes docs/reference/python.md: the public names of the package, from their signatures and docstrings.
 
-    python -m coldpress.cli.python_documents [--fix]
+    python -m tools.python_documents [--fix]
 
 griffe reads the source, so that nothing is imported and the texts below fields count, too. Without `--fix` it ends with
 code 1 if the file is not up to date.
@@ -14,10 +14,10 @@ import griffe
 
 import coldpress
 
-FILE = Path(coldpress.__file__).resolve().parents[1] / "docs" / "reference" / "python.md"
+FILE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "python.md"
 HEAD = """# Python
 
-Made by `python -m coldpress.cli.python_documents --fix`. `import coldpress` is quick: each name loads its part of the
+Made by `python -m tools.python_documents --fix`. `import coldpress` is quick: each name loads its part of the
 package when it is first used. `build` and `quote` need the extra `compiler`.
 """
 WIDTH = 100
@@ -122,7 +122,7 @@ def main(argv: list[str]) -> int:
         return 0
     if FILE.exists() and FILE.read_text(encoding="utf-8") == text:
         return 0
-    print(f"{FILE} is not up to date; run python -m coldpress.cli.python_documents --fix", file=sys.stderr)
+    print(f"{FILE} is not up to date; run python -m tools.python_documents --fix", file=sys.stderr)
     return 1
 
 

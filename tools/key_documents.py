@@ -1,9 +1,10 @@
 """Writes the documents about the keys of `--config`: schemas/json/config.schema.json and the README's table.
 
-Both are generated from the records that declare the keys (compiler/workflow/keys.py). `python -m
-coldpress.compiler.workflow.key_documents` tells whether they are up to date; with `--fix` it writes them. They name the
-folders of plug-ins but not the plug-ins, so a new plug-in changes neither; `--options` prints the plug-ins and their
-options.
+    python -m tools.key_documents [--fix] [--options]
+
+Both are generated from the records that declare the keys (compiler/workflow/keys.py). Without `--fix` it ends with code
+1 if they are not up to date. They name the folders of plug-ins but not the plug-ins, so a new plug-in changes neither;
+`--options` prints the plug-ins and their options.
 """
 
 import argparse
@@ -13,14 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import coldpress
 from coldpress.compiler.workflow.keys import ConfigKey, config_keys, option_keys, plugin_keys
 from coldpress.runtime import plugins
 
-ROOT = Path(coldpress.__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[1]
 SCHEMA = ROOT / "schemas" / "json" / "config.schema.json"
 KEYS = ROOT / "docs" / "reference" / "keys.md"
-BEGIN = "<!-- keys: made by python -m coldpress.compiler.workflow.key_documents --fix -->\n"
+BEGIN = "<!-- keys: made by python -m tools.key_documents --fix -->\n"
 END = "<!-- end of keys -->\n"
 HEAD = ("| key | what it says, and its values | default |\n", "|---|---|---|\n")
 
@@ -103,7 +103,7 @@ def _row(key: ConfigKey) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line; returns 1 if a document is out of date."""
-    parser = argparse.ArgumentParser(prog="python -m coldpress.compiler.workflow.key_documents", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.key_documents", description=__doc__)
     parser.add_argument("--fix", action="store_true", help="write what is out of date")
     parser.add_argument("--options", action="store_true", help="print the plug-ins and their options, and do no more")
     arguments = parser.parse_args(argv)

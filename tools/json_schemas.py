@@ -1,12 +1,16 @@
-"""JSON Schemas of the records that others read or write, one file per module of this package.
+"""Writes the JSON Schemas of the records that others read or write, one file per module of coldpress.schemas.
+
+    python -m tools.json_schemas [--fix]
 
 A module with one outermost record gives that record's schema; one with several accepts any of them. The records are
-the source: `python -m coldpress.schemas --fix` writes the files, and a test keeps them equal. Keys of `--config` are
-declared by the stages, so config.schema.json is made by compiler/workflow/key_documents.py.
+the source: `python -m tools.json_schemas --fix` writes the files, and a test keeps them equal. Keys of `--config` are
+declared by the stages, so config.schema.json is made by tools/key_documents.py.
 """
 
+import argparse
 import importlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,7 @@ from coldpress.schemas.base import Record
 from coldpress.schemas.manifest import Manifest
 from coldpress.schemas.sealed import KEY
 
-FOLDER = Path(__file__).parent / "json"
+FOLDER = Path(__file__).resolve().parents[1] / "schemas" / "json"
 MODULES = ("device", "manifest", "profiles")
 """Profiles of devices and models, and manifests of artifacts; other records stay inside a build."""
 ELSEWHERE = {"config.schema.json"}
@@ -106,3 +110,21 @@ def write() -> None:
             path.unlink()
     for name, text in expected.items():
         (FOLDER / name).write_text(text, encoding="utf-8")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Checks or writes the files; returns 1 if a file is out of date and was not written."""
+    parser = argparse.ArgumentParser(prog="python -m tools.json_schemas", description=__doc__)
+    parser.add_argument("--fix", action="store_true", help="write the files that are out of date")
+    arguments = parser.parse_args(argv)
+    names = outdated()
+    if arguments.fix:
+        write()
+    for name in names:
+        state = "written" if arguments.fix else "out of date; run python -m tools.json_schemas --fix"
+        print(f"schemas/json/{name}: {state}")
+    return 1 if names and not arguments.fix else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
