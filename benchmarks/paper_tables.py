@@ -1,7 +1,7 @@
 """Prints the papers' tables beside ours: the published figure, our figure, their ratio, and the basis of ours.
 
 Our figures come from device profiles, shapes of models and statistics that the papers state, by the papers' own
-equations (compiler/papers) on this project's law of reads and of computing. No figure is fitted to the cell that it is
+equations (shared/papers) on this project's law of reads and of computing. No figure is fitted to the cell that it is
 compared with: a rate of computing comes from another row, which the basis names. A cell that is off says why. Figures
 that need traces, training or a solver have benchmarks of their own: Ripple in ladder, collapse, cache_policies and
 order; LLM in a flash in predictors and relufication; PowerInfer in place, batch and predictors; ActiveFlow in preload,

@@ -23,13 +23,13 @@ import numpy as np
 
 from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.shared.builds import SHORT, build, settings
+from benchmarks.shared.searches import activeflow, exhaustive
 from coldpress.compiler.io import Workspace, load_arrays, save_arrays
 from coldpress.compiler.quote.reference import kind_of
 from coldpress.compiler.quote.sources import Source, curves_like, find
-from coldpress.compiler.search import Goal, Judged, Search, Space
+from coldpress.compiler.search import Goal, Judged, Space
 from coldpress.compiler.stages.allocate import AllocateConfig, Floor, Inputs, searched
 from coldpress.runtime.decoder.router import Router
-from coldpress.runtime.plugins import load
 from coldpress.runtime.profiles.devices import load_device
 from coldpress.runtime.sparsity import used_experts
 from coldpress.schemas.errors import ColdpressError
@@ -134,10 +134,7 @@ class Plugin(Benchmark[Options]):
             print(f"no candidate fits: {nearest.refusal}", file=sys.stderr)
             return
         space = self._lowest(found.judge.space)
-        swept, greedy = (
-            load("coldpress.compiler.search", Search, name).judged(space, found.judge, goal)
-            for name in ("exhaustive", "activeflow")
-        )
+        swept, greedy = (search(space, found.judge, goal) for search in (exhaustive, activeflow))
         dense = [one for one in (*found.judged, *swept) if one.is_whole and one.refusal is None]
         routing = best.candidate.routing
         yield {

@@ -1,15 +1,14 @@
-"""Searches of `method=auto`: which selector, density, formats and cache a build takes. One file per search.
+"""The search of `method=auto`: which selector, density, formats and cache a build takes.
 
-A file has one class `Plugin`, which extends `Search`. A search sees a space of candidates and a judge, which says what
-a candidate costs; what counts as best is the goal's. So every search is compared under one law and one quality floor.
+A search sees a space of candidates and a judge, which says what a candidate costs; what counts as best is the goal's.
+So every search is compared under one law and one quality floor: `beam.py` is the build's, and
+benchmarks/shared/searches.py has those that it is compared with.
 """
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
-from coldpress.runtime.plugins import PluginBase
 from coldpress.schemas.families import Formats, Method
 from coldpress.schemas.layout import CacheName, KvCacheFormat
 from coldpress.schemas.sparsity import SearchedRouting
@@ -143,9 +142,5 @@ def _by_quality(one: Judged) -> tuple[float, float]:
     return one.ppl_ratio or 1.0, one.token_s
 
 
-class Search(PluginBase):
-    """Looks for the best candidate. The base class of all searches."""
-
-    @abstractmethod
-    def judged(self, space: Space, judge: Judge, goal: Goal) -> list[Judged]:
-        """Returns all candidates that were judged, refused ones included, among which `goal` picks."""
+Search = Callable[[Space, Judge, Goal], list[Judged]]
+"""Looks for the best candidate; returns all that were judged, refused ones included, among which the goal picks."""

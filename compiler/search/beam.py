@@ -14,7 +14,7 @@ format, or with the next one if nothing fits. The dense runs and the fastest oth
 
 from dataclasses import replace
 
-from coldpress.compiler.search import Candidate, Goal, Judge, Judged, Search, Space
+from coldpress.compiler.search import Candidate, Goal, Judge, Judged, Space
 
 WIDTH = 4
 """Candidates that are followed."""
@@ -24,52 +24,49 @@ FIRST_CACHE = "static"
 """The cache that candidates are ranked under: it costs the least to replay."""
 
 
-class Plugin(Search):
-    """Follows the best few candidates."""
-
-    def judged(self, space: Space, judge: Judge, goal: Goal) -> list[Judged]:
-        """See `Search`."""
-        first = FIRST_CACHE if FIRST_CACHE in space.caches else space.caches[0]
-        begun: list[Judged] = []
-        for kv_cache in space.kv_caches:
-            begun += [
-                judge(Candidate(method, format_name, found[0], first, kv_cache))
-                for method in space.methods
-                for format_name in space.formats
-                if (found := space.densities(method, format_name))
-            ]
-            if any(one.refusal is None for one in begun):
-                break
-        built = sorted((one for one in begun if one.refusal is None), key=lambda one: one.token_s)
-        hopeful = [one for one in built if one.hit_rate is not None and one.token_s <= HOPELESS * built[0].token_s]
-        best = _fastest_mixtures(hopeful)[:WIDTH]
-        best += [one for one in hopeful if one.is_whole and one not in best][:1]  # a mixture's, which may be routed
-        followed = [
-            judge(replace(one.candidate, cache=cache))
-            for one in best
-            if not one.holds_everything
-            for cache in space.caches
-            if cache != first
+def judged(space: Space, judge: Judge, goal: Goal) -> list[Judged]:
+    """Follows the best few candidates; see `Search`."""
+    first = FIRST_CACHE if FIRST_CACHE in space.caches else space.caches[0]
+    begun: list[Judged] = []
+    for kv_cache in space.kv_caches:
+        begun += [
+            judge(Candidate(method, format_name, found[0], first, kv_cache))
+            for method in space.methods
+            for format_name in space.formats
+            if (found := space.densities(method, format_name))
         ]
-        denser = [
-            judge(replace(one.candidate, density=density))
-            for one in _best_of_each(begun + followed, best)
-            for density in space.densities(one.candidate.method, one.candidate.format)[1:]
-        ]
-        routed = [
-            judge(replace(one.candidate, routing=routing))
-            for one in _best_of_each(begun + followed, best)
-            if not one.holds_everything
-            for routing in space.routings(one.candidate.method, one.candidate.format)
-        ]
-        others = sorted((one for one in followed + routed + best if one.refusal is None), key=lambda one: one.token_s)
-        with_other_keys = [
-            judge(replace(one.candidate, kv_cache=kv_cache))
-            for one in [*(one for one in built if one.is_whole), *others[:1]]
-            for kv_cache in space.kv_caches
-            if kv_cache != one.candidate.kv_cache
-        ]
-        return begun + followed + denser + routed + with_other_keys
+        if any(one.refusal is None for one in begun):
+            break
+    built = sorted((one for one in begun if one.refusal is None), key=lambda one: one.token_s)
+    hopeful = [one for one in built if one.hit_rate is not None and one.token_s <= HOPELESS * built[0].token_s]
+    best = _fastest_mixtures(hopeful)[:WIDTH]
+    best += [one for one in hopeful if one.is_whole and one not in best][:1]  # a mixture's, which may be routed
+    followed = [
+        judge(replace(one.candidate, cache=cache))
+        for one in best
+        if not one.holds_everything
+        for cache in space.caches
+        if cache != first
+    ]
+    denser = [
+        judge(replace(one.candidate, density=density))
+        for one in _best_of_each(begun + followed, best)
+        for density in space.densities(one.candidate.method, one.candidate.format)[1:]
+    ]
+    routed = [
+        judge(replace(one.candidate, routing=routing))
+        for one in _best_of_each(begun + followed, best)
+        if not one.holds_everything
+        for routing in space.routings(one.candidate.method, one.candidate.format)
+    ]
+    others = sorted((one for one in followed + routed + best if one.refusal is None), key=lambda one: one.token_s)
+    with_other_keys = [
+        judge(replace(one.candidate, kv_cache=kv_cache))
+        for one in [*(one for one in built if one.is_whole), *others[:1]]
+        for kv_cache in space.kv_caches
+        if kv_cache != one.candidate.kv_cache
+    ]
+    return begun + followed + denser + routed + with_other_keys
 
 
 def _fastest_mixtures(judged: list[Judged]) -> list[Judged]:

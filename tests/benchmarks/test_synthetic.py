@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.shared.papers.llm_in_a_flash import aggregated_use
 from benchmarks.shared.synthetic.law import frequencies
 from benchmarks.shared.synthetic.measured import measured
 from benchmarks.shared.synthetic.statistics import Statistics, read_statistics
 from benchmarks.shared.synthetic.trace import Synthetic
-from coldpress.compiler.papers.llm_in_a_flash import aggregated_use
 from coldpress.runtime.artifact.reader import Artifact, open_artifact
 from coldpress.runtime.plan.budget import choose_plan
 from coldpress.runtime.simulate import simulate

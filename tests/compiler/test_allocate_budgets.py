@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.shared.searches import exhaustive
 from coldpress.compiler.candidates import caches_for
 from coldpress.compiler.io import Workspace
-from coldpress.compiler.search import MARGIN, Candidate, Goal, Judged, Search, Space
+from coldpress.compiler.search import MARGIN, Candidate, Goal, Judged, Space, beam
 from coldpress.compiler.sections import asked_budget_bytes
 from coldpress.compiler.stages import allocate
 from coldpress.compiler.stages.allocate import AllocateConfig, Floor, Inputs, _budgets, searched
 from coldpress.compiler.stages.allocate._searched import Searched
-from coldpress.runtime.plugins import load
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.curves import KvCacheLoss
 from coldpress.schemas.errors import ColdpressError
@@ -104,8 +104,8 @@ def test_each_budget_alone_takes_the_same_of_what_they_share(
         return replace(space, methods=("topk",), densities=lambda *which: (*own(*which), 1.0))
 
     for rung, budget in zip(together.rungs, reversed(BUDGETS), strict=True):
-        config = config_of(dram_budget=budget, search="exhaustive", **settings)
-        judged = searched(config, inputs, Floor(curves, 1.05), narrowed).judged
+        config = config_of(dram_budget=budget, **settings)
+        judged = searched(config, inputs, Floor(curves, 1.05), narrowed, search=exhaustive).judged
         wanted = judged if judged[0].holds_everything else [min(judged, key=lambda one: one.token_s)]
         if settings:
             wanted = [one for one in judged if one.token_s <= enough_s] or wanted
@@ -236,18 +236,18 @@ def test_all_budgets_share_what_suits_them_together(
     monkeypatch: pytest.MonkeyPatch, fits: bool, tables: list[dict[str, float]], taken: str
 ) -> None:
     """The largest budget comes first, and `fits` is about it. A whole selector takes twice as long as a half one."""
-    search, goal = load("coldpress.compiler.search", Search, "beam"), Goal()
+    goal = Goal()
     judges = {2: Judge(tables[0], fits), 1: Judge(tables[1], False)}
 
     def searched_alone(config: AllocateConfig, *_: object) -> Searched:
         judge = judges[int(config.dram_budget)]
-        return Searched(judge, goal, search, judge.space).within(judge.space)  # type: ignore[arg-type]
+        return Searched(judge, goal, beam.judged, judge.space).within(judge.space)  # type: ignore[arg-type]
 
     monkeypatch.setattr(_budgets, "searched", searched_alone)
     found = _budgets.choices(config_of(), None, None, [2, 1])  # type: ignore[arg-type]
     assert [one.tried[0].method for one in found] == [taken] * 2
     shared = [" all budgets share " in (one.tried[0].reason or "") for one in found]
-    own = [goal.best(search.judged(judge.space, judge, goal)) for judge in map(Judge, tables, (fits, False))]
+    own = [goal.best(beam.judged(judge.space, judge, goal)) for judge in map(Judge, tables, (fits, False))]
     assert shared == [best is not None and best.candidate.method != taken for best in own]
 
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from coldpress.compiler.search import MARGIN, Candidate, Goal, Judged, Search, Space
+from benchmarks.shared.searches import SEARCHES
+from coldpress.compiler.search import MARGIN, Candidate, Goal, Judged, Space
 from coldpress.compiler.stages.allocate._words import front_of, tried_of
-from coldpress.runtime.plugins import load, names
 from coldpress.schemas.errors import ColdpressError
 
 METHODS = ("dense", "topk", "wina", "gate")
@@ -44,7 +44,7 @@ def judge(candidate: Candidate) -> Judged:
 
 
 def searched(name: str, goal: Goal) -> list[Judged]:
-    return load("coldpress.compiler.search", Search, name).judged(SPACE, judge, goal)
+    return SEARCHES[name](SPACE, judge, goal)
 
 
 @pytest.mark.parametrize("goal", [Goal(), Goal(0.7), Goal(0.4), Goal(0.01)])
@@ -61,7 +61,7 @@ def test_the_baseline_takes_the_budget_s_density_of_top_k() -> None:
     assert best.candidate == Candidate("topk", "int4_group32", 0.6, "lfu")
 
 
-@pytest.mark.parametrize("name", names("coldpress.compiler.search"))
+@pytest.mark.parametrize("name", SEARCHES)
 def test_every_search_stays_in_the_space(name: str) -> None:
     for one in searched(name, Goal()):
         candidate = one.candidate
@@ -81,7 +81,7 @@ def best_with_keys(name: str, saved: float, refused: tuple[str, ...] = ()) -> Ju
         return replace(found, token_s=found.token_s * (1 - saved * (candidate.kv_cache == "int8")))
 
     space = replace(SPACE, kv_caches=("fp16", "int8"))
-    best = Goal().best(load("coldpress.compiler.search", Search, name).judged(space, judge_keys, Goal()))
+    best = Goal().best(SEARCHES[name](space, judge_keys, Goal()))
     assert best is not None
     return best
 

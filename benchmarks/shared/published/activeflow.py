@@ -7,9 +7,7 @@ chunks are channels of 4 KB, large ones N of them.
 from collections.abc import Iterator
 from statistics import fmean
 
-from benchmarks.shared.published.cells import LLAMA_2_7B, Cell
-from coldpress.compiler.cost_model import kv_cache_bytes, slice_bytes, weight_bytes
-from coldpress.compiler.papers.activeflow import (
+from benchmarks.shared.papers.activeflow import (
     LEAST_DECREMENT,
     Parameters,
     Sizes,
@@ -17,6 +15,8 @@ from coldpress.compiler.papers.activeflow import (
     greedy_search,
     serial_seconds,
 )
+from benchmarks.shared.published.cells import LLAMA_2_7B, Cell
+from coldpress.compiler.cost_model import kv_cache_bytes, slice_bytes, weight_bytes
 from coldpress.runtime.profiles.devices import load_device
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.model import ATTENTION_ROLES, MLP_ROLES, role_shape

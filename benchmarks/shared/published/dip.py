@@ -11,9 +11,9 @@ from typing import Any, cast
 
 from scipy.optimize import brentq
 
+from benchmarks.shared.papers.dip import Moved, dense, tokens_per_s
 from benchmarks.shared.published.cells import PHI_3_MEDIUM, Cell
 from coldpress.compiler.cost_model import flash_bytes, weight_bytes
-from coldpress.compiler.papers.dip import Moved, dense, tokens_per_s
 from coldpress.schemas.compute import Overlap
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.families import WHOLE_MLP

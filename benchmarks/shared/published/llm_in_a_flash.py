@@ -7,9 +7,9 @@ from the memory management of OPT 6.7B (Table 5). Table 3's other rows follow fr
 from collections.abc import Iterator
 
 from benchmarks.shared.cache_traces import planted
+from benchmarks.shared.papers.llm_in_a_flash import Latency, aggregated_use, incremental_use, latency
 from benchmarks.shared.published.cells import FALCON_7B, OPT_6_7B, Cell, computing_at
 from coldpress.compiler.cost_model import flash_bytes, kv_cache_bytes, unit_bytes, weight_bytes
-from coldpress.compiler.papers.llm_in_a_flash import Latency, aggregated_use, incremental_use, latency
 from coldpress.runtime.profiles.devices import load_device
 from coldpress.schemas.families import WHOLE_MLP
 from coldpress.schemas.model import Model

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from benchmarks.shared.papers.chunks import chunk_bytes_per_s
+from benchmarks.shared.papers.ripple import expected_reads, load_ratio, load_seconds
 from benchmarks.shared.published.cells import (
     LLAMA_2_7B,
     MISTRAL_7B,
@@ -18,8 +20,6 @@ from benchmarks.shared.published.cells import (
     computing_at,
 )
 from coldpress.compiler.cost_model import weight_bytes
-from coldpress.compiler.papers.chunks import chunk_bytes_per_s
-from coldpress.compiler.papers.ripple import expected_reads, load_ratio, load_seconds
 from coldpress.runtime.profiles.devices import load_device
 from coldpress.runtime.store.computing import weight_seconds
 

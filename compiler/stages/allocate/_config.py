@@ -43,7 +43,6 @@ class AllocateConfig(
         "algorithm",
         "gram_tokens",
         "max_ppl_ratio",
-        "search",
         "min_tokens_per_s",
         "coarse_bits",
         "routing",
@@ -68,9 +67,6 @@ class AllocateConfig(
         description="bytes, 3GB, 1.5GiB, or a share such as 50% of what weights and KV cache take in the build's "
         "formats, plus fixed bookkeeping; several as 1GB,2GB,4GB give one artifact with a plan for each; the largest "
         "runs by default"
-    )
-    search: Annotated[str, Key(plugins="coldpress.compiler.search")] = Field(
-        default="beam", description="how method=auto looks for the best selector, density, format and cache"
     )
     min_tokens_per_s: Annotated[
         Annotated[float, Field(gt=0)] | None, Key(default="none: the fastest that keeps max_ppl_ratio")

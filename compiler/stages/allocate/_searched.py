@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from coldpress.compiler.candidates import formats_for
-from coldpress.compiler.search import Goal, Judged, Search, Space, fastest_dense
+from coldpress.compiler.search import Goal, Judged, Search, Space, beam, fastest_dense
 from coldpress.compiler.stages.allocate._config import AllocateConfig
 from coldpress.compiler.stages.allocate._division import OverBudgetError, budgets_bytes
 from coldpress.compiler.stages.allocate._judge import BudgetJudge
@@ -14,7 +14,6 @@ from coldpress.compiler.stages.allocate._quality import Floor
 from coldpress.compiler.stages.allocate._replay import Replays
 from coldpress.compiler.stages.allocate._rules import Inputs
 from coldpress.compiler.stages.allocate._words import tried_of
-from coldpress.runtime.plugins import load
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.sparsity import Tried
 
@@ -35,7 +34,7 @@ class Searched:
 
     def within(self, space: Space) -> "Searched":
         """Searches a part of the space; candidates that are judged already cost nothing."""
-        return replace(self, judged=self.search.judged(space, self.judge, self.goal))
+        return replace(self, judged=self.search(space, self.judge, self.goal))
 
     @cached_property
     def best(self) -> Judged | None:
@@ -70,9 +69,10 @@ def searched(
     floor: Floor,
     narrowed: Callable[[Space], Space] = lambda space: space,
     replays: Replays | None = None,
+    search: Search = beam.judged,
 ) -> Searched:
-    """Judges the candidates of a build whose method is open, as `config.search` does, in the space that `narrowed`
-    leaves. Searches of several budgets share `replays`, which hold the trace.
+    """Judges the candidates of a build whose method is open, as `search` does, in the space that `narrowed` leaves.
+    Searches of several budgets share `replays`, which hold the trace.
 
     Raises:
         DoesNotFitError: if the device has less DRAM than the budget.
@@ -89,6 +89,5 @@ def searched(
             name,
         )
     goal = Goal(None if config.min_tokens_per_s is None else 1 / config.min_tokens_per_s)
-    search = load("coldpress.compiler.search", Search, config.search)
     space = narrowed(judge.space)
     return Searched(judge, goal, search, space).within(space)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from coldpress.compiler.papers.chunks import chunk_bytes_per_s
+from benchmarks.shared.papers.chunks import chunk_bytes_per_s
 from coldpress.runtime.store.computing import weight_seconds
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.families import FormatName

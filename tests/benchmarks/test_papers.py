@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from benchmarks.shared.papers import llm_in_a_flash as windows
+from benchmarks.shared.papers.activeflow import Parameters, Sizes, costs, greedy_search, serial_seconds
+from benchmarks.shared.papers.chunks import chunk_bytes_per_s
+from benchmarks.shared.papers.dip import Moved, dense, tokens_per_s
+from benchmarks.shared.papers.llm_in_a_flash import latency
+from benchmarks.shared.papers.ripple import expected_reads
 from benchmarks.shared.published import activeflow, dip, llm_in_a_flash, ripple
-from coldpress.compiler.papers import llm_in_a_flash as windows
-from coldpress.compiler.papers.activeflow import Parameters, Sizes, costs, greedy_search, serial_seconds
-from coldpress.compiler.papers.chunks import chunk_bytes_per_s
-from coldpress.compiler.papers.dip import Moved, dense, tokens_per_s
-from coldpress.compiler.papers.llm_in_a_flash import latency
-from coldpress.compiler.papers.ripple import expected_reads
 from tests.support.devices import with_compute
 from tests.support.statistics import device_of
 

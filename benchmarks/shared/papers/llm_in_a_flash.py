@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coldpress.compiler.papers.chunks import chunk_bytes_per_s
+from benchmarks.shared.papers.chunks import chunk_bytes_per_s
 from coldpress.runtime.store.computing import copy_seconds, weight_seconds
 from coldpress.schemas.compute import overlapped_seconds
 from coldpress.schemas.device import DeviceProfile

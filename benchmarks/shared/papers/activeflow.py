@@ -8,8 +8,8 @@ overlap; a token has one for every group but the first.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from benchmarks.shared.papers.chunks import chunk_bytes_per_s
 from coldpress.compiler.cost_model import llm_sparsity
-from coldpress.compiler.papers.chunks import chunk_bytes_per_s
 from coldpress.runtime.store.computing import weight_seconds
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.families import FormatName
