@@ -522,8 +522,8 @@ def test_the_command_names_its_sizes(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_the_help_shows_a_default_with_a_percent_sign(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        command.main("collapse", ["--help"])
-    assert "planted-3%)" in " ".join(capsys.readouterr().out.split())
+        command.main("plan_search", ["--help"])
+    assert "50%)" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_workflow_measures_what_has_no_record_and_timings_alone() -> None:

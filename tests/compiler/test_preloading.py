@@ -126,7 +126,7 @@ MAP = [
     ("macbook-m1-max", "silu", 0.5, 0.95, 0.5, False),
     ("macbook-m1-max", "relu", 0.1, 0.2, 0.5, False),
 ]
-"""Cells of `python -m benchmarks.preload_map`, of four layers."""
+"""Device, activation, density, likeness of layers, share in DRAM, and whether reading ahead pays (flash-08)."""
 
 
 @pytest.mark.parametrize(("device", "act", "density", "similarity", "share", "pays"), MAP)

@@ -14,7 +14,7 @@ from tests.support import warm
 from tests.support.data import data_folder
 
 ROOT = Path(__file__).parents[2]
-WITH_INPUTS = "gates"
+WITH_INPUTS = "parity"
 """It has a test of its own, which looks at its inputs, too."""
 
 

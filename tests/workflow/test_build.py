@@ -7,11 +7,11 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from benchmarks.resume import commands_of
 from coldpress.compiler.io import load_record, sha256_of
 from coldpress.schemas.metrics import Metrics
 from tests.support import warm
@@ -24,6 +24,17 @@ KILLS = (
     *(("verify", 0.2), ("publish", 0.0), ("publish", 0.05)),
 )
 """Stages and when they are killed; a forked job has nothing to import, and takes a second or less."""
+
+
+def commands_of(group: int) -> Iterator[list[str]]:
+    """The command lines of the live processes of a group."""
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            same, line = os.getpgid(int(path.name)) == group, (path / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if same and line:
+            yield line.decode(errors="replace").split("\0")
 
 
 def contents(artifact: Path) -> dict[str, str]:

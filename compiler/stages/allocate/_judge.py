@@ -161,7 +161,7 @@ class BudgetJudge:
         if not go_together(method, format_name, self._config.format != AUTO or drafts or named):
             return ()
         if named and not (load("coldpress.runtime.sparsity", Selector, method).is_whole and planes_of(format_name)):
-            return ()  # a run that refines loses by them, or to a dense run with them (benchmarks.refined_drafts)
+            return ()  # a run that refines loses by them, or to a dense run with them (docs/experiments, planes-10)
         try:
             return self._kept_densities(method, formats)
         except ColdpressError as error:

@@ -2,7 +2,7 @@
 
 A pass of several tokens reads what its tokens use together. Where every token uses every unit that is no more than one
 token reads, so that each right draft saves a token's reads, and each draft costs computing. Under other selectors
-drafts lose (`benchmarks.speculative`, `benchmarks.refined_drafts`), and with the whole model in DRAM there is nothing
+drafts lose (`benchmarks.speculative`; docs/experiments, planes-10), and with the whole model in DRAM there is nothing
 to save.
 
 The drafts of runtime/drafts are replayed over validation text, a draft being right where it is the text's next token:
