@@ -10,7 +10,7 @@ machine's law of reads, which is measured first.
 
 Acceptance is planted: the coarse planes draft, so that their time counts, but what is proposed is the token that the
 model will choose, with the given probability, else another one; a round draws anew. The densities of `flash` bracket
-what loses as much as `refine`: on a real model 0.71 loses 0.011 nats, and 0.05 of `refine` 0.025 (results/graded.json).
+what loses as much as `refine`: on a real model 0.71 loses 0.011 nats, and 0.05 of `refine` 0.025 (planes.md).
 `refine` refines what it names and no more; `refine-10-free` also uses the refinements that are in DRAM, as it does by
 default. Every round measures all variants in turn; the first one fills the caches. `over_law` is the time of a token
 over the simulator's.

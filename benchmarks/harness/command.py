@@ -22,7 +22,8 @@ from rich.table import Table as RichTable
 from benchmarks.harness import inputs, keys, record
 from benchmarks.harness.benchmark import Benchmark, Cell, Row, Size, at_size, documented, options_type
 from benchmarks.harness.kept import Kept, kept_rows, key_of
-from benchmarks.harness.places import DATA, WORK, record_of
+from benchmarks.harness.places import DATA, DOCUMENTS, RESULTS, WORK, record_of, whole_record_of
+from benchmarks.harness.shown import committed, shown
 from benchmarks.harness.tables import Table
 from coldpress.schemas.errors import ColdpressError
 
@@ -73,7 +74,12 @@ def _parser(name: str, text: str, plugin: type[Benchmark[Any]]) -> argparse.Argu
         "--full", dest="size", action="store_const", const="full", help=f"all cases, about {_minutes(plugin)}"
     )
     parser.set_defaults(size="default")
-    parser.add_argument("--record", type=Path, metavar="FILE", help="write figures, options and machine to FILE")
+    parser.add_argument(
+        "--record",
+        type=Path,
+        metavar="FILE",
+        help="write figures, options and machine to FILE; in benchmarks/results only rows that documents show",
+    )
     parser.add_argument("--fresh", action="store_true", help="drop the rows of a stopped run and measure anew")
     for one in fields(options_type(plugin)):
         _add_option(parser, one.name, one.default, one.metadata)
@@ -152,6 +158,9 @@ def _run(name: str, plugin: type[Benchmark[Any]], arguments: argparse.Namespace)
     if arguments.record:
         load["after"] = record.load_now()
         told = record.record(name, size, vars(options), figures, kept, load, plugin.is_timing)
+        record.write(whole_record_of(name, size), told)
+        if arguments.record.resolve().parent == RESULTS:
+            told = committed(told, shown(path.read_text(encoding="utf-8") for path in DOCUMENTS).get(name))
         record.write(arguments.record, told)
     kept.drop()
     for table in tables:

@@ -16,15 +16,18 @@ from typing import Any
 
 from benchmarks.harness.command import show
 from benchmarks.harness.keys import SPREAD
-from benchmarks.harness.tables import Table
+from benchmarks.harness.tables import Table, label_of
 
 DIGITS = 1e-4
 
 
 def moved(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Returns (figure, old, new) of the figures that moved, appeared or disappeared; None is a missing figure."""
+    """Returns (figure, old, new) of the figures that moved, appeared or disappeared; None is a missing figure. Of rows
+    that one of the records has left out (harness/shown.py) nothing is said."""
     before, after = dict(named(old["figures"])), dict(named(new["figures"]))
+    left_out = tuple(f"{name}[" for told in (old, new) for name in told.get("left_out", ()))
     names = [*before, *(name for name in after if name not in before)]
+    names = [name for name in names if (name in before and name in after) or not name.startswith(left_out)]
     found = [(name, before.get(name), after.get(name)) for name in names]
     return [(name, one, other) for name, one, other in found if differs(one, other)]
 
@@ -37,7 +40,7 @@ def named(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
         used: dict[str, int] = {}
         for item in value:
-            label = ",".join(f"{name}={text}" for name, text in item.items() if isinstance(text, str))
+            label = label_of(item)
             used[label] = used.get(label, 0) + 1
             yield from named(item, f"{path}[{label}{f'#{used[label]}' if used[label] > 1 or not label else ''}]")
     else:

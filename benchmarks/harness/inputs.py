@@ -34,6 +34,7 @@ WITHOUT_FIGURES = (
             "kept",
             "places",
             "record",
+            "shown",
             "tables",
         )
     ),

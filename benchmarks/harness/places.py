@@ -9,7 +9,9 @@ ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 RESULTS = BENCHMARKS / "results"
 WORK = ROOT / "build" / "benchmarks"
-"""Folder of scratch folders and of rows of stopped runs; git ignores it."""
+"""Folder of scratch folders, of rows of stopped runs and of whole records; git ignores it."""
+DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+"""The documents that show figures of records."""
 DATA = find_data_folder()
 
 
@@ -37,3 +39,8 @@ def is_timing(name: str) -> bool:
 def record_of(name: str, size: str = "default") -> Path:
     """Returns the path of a benchmark's committed record at a size."""
     return RESULTS / (f"{name}.json" if size == "default" else f"{name}.{size}.json")
+
+
+def whole_record_of(name: str, size: str = "default") -> Path:
+    """Returns the path of the record with all rows (harness/shown.py), on the machine that measured it."""
+    return WORK / "records" / record_of(name, size).name

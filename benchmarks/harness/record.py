@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,18 @@ def write(path: Path, told: Mapping[str, Any]) -> None:
     """Writes a record as a whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.part")
-    temporary.write_text(json.dumps(told, indent=1, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
+    temporary.write_text(as_text(told), encoding="utf-8")
     temporary.replace(path)
+
+
+def as_text(told: Mapping[str, Any]) -> str:
+    """Returns a record as JSON with a figure a line; versions share a line, and so do digests of a folder's files."""
+    text = json.dumps({**told, "inputs": {}, "versions": {}}, indent=1, sort_keys=True, allow_nan=False)
+    folders = groupby(sorted(told["inputs"].items()), key=lambda entry: entry[0].rpartition("/")[0])
+    for name, groups in (("inputs", [dict(files) for _, files in folders]), ("versions", [told["versions"]])):
+        lines = ",\n".join(f"  {json.dumps(group, sort_keys=True)[1:-1]}" for group in groups if group)
+        text = text.replace(f'\n "{name}": {{}}', f'\n "{name}": {{\n{lines}\n }}')
+    return text + "\n"
 
 
 def finite(value: Any) -> Any:

@@ -28,14 +28,19 @@ def table(record: Mapping[str, Any], where: str, columns: str) -> str:
     Raises:
         KeyError: if no row has such values, or no row has a column.
     """
-    wanted = dict(part.split("=") for part in where.split(", ")[1:])
-    rows = [row for row in record["figures"]["rows"] if all(_text(row.get(key), "") == wanted[key] for key in wanted)]
+    rows = [row for row in record["figures"]["rows"] if fits(row, where)]
     asked = [(name, form) for name, _, form in (column.strip().partition(" ") for column in columns.split(", "))]
     if not rows or any(all(name not in row for row in rows) for name, _ in asked):
         raise KeyError(where)
     head = [name.replace("_", " ") for name, _ in asked]
     lines = [head, ["---"] * len(asked), *([_text(row.get(name), form) for name, form in asked] for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def fits(row: Mapping[str, Any], where: str) -> bool:
+    """Returns whether a row has the values that `where` asks for."""
+    wanted = (part.split("=") for part in where.split(", ")[1:])
+    return all(_text(row.get(name), "") == value for name, value in wanted)
 
 
 def _text(value: Any, form: str) -> str:

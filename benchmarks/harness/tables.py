@@ -45,6 +45,11 @@ def is_one(value: Any) -> bool:
     )
 
 
+def label_of(item: Mapping[str, Any]) -> str:
+    """Returns the texts of an object in a list, by which its figures are named."""
+    return ",".join(f"{name}={text}" for name, text in item.items() if isinstance(text, str))
+
+
 def _flat(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in row.items():
         if isinstance(value, Mapping) and not is_one(value):

@@ -19,7 +19,9 @@ from benchmarks.harness import command, documents, entries, inputs, journal, key
 from benchmarks.harness.benchmark import Benchmark, Cell, Row, at_size, documented, option
 from benchmarks.harness.compare import moved
 from benchmarks.harness.kept import Kept, kept_rows
-from benchmarks.harness.places import ROOT, names
+from benchmarks.harness.places import DOCUMENTS, ROOT, names
+from benchmarks.harness.record import write
+from benchmarks.harness.shown import committed, shown
 from benchmarks.harness.tables import tables_of
 from benchmarks.harness.timing import gain, interleaved, spread
 from coldpress.schemas.errors import ColdpressError
@@ -402,6 +404,36 @@ def test_documents_show_rows_of_records_as_tables() -> None:
         kept, said = documents.checked(gone + table, records)
         assert kept == gone + table
         assert "is in no record" in said[0]
+
+
+def test_a_committed_record_has_the_rows_of_documents() -> None:
+    """Of a long list; rows with the texts of one that is shown stay, too, since their numbers name them."""
+    rows = [{"model": model, "ppl": number} for number in range(100) for model in ("a", "b", "c", "d")]
+    rows.append({"model": "e", "ppl": 700})
+    record = {"figures": {"sum": 3, "rows": rows, "few": rows[:2]}}
+    texts = ["1<!-- toy: rows[model=b#2].ppl, d -->", "<!-- table of toy, ppl=700: model, ppl -->\n\n| model | ppl |\n"]
+    kept = committed(record, shown(texts)["toy"])
+    assert kept["figures"]["rows"] == [row for row in rows if row["model"] in ("b", "e")]
+    assert (kept["figures"]["sum"], kept["figures"]["few"]) == (3, rows[:2])
+    assert kept["left_out"] == {"rows": 300}
+    assert documents.checked(texts[0], {"toy": kept}) == (texts[0], [])
+    assert committed(record, None)["figures"]["rows"] == []
+    few = [f"few[model={model}].{name}" for model in "ab" for name in ("model", "ppl")]
+    assert [name for name, *_ in moved(kept, {"figures": {"sum": 4, "rows": rows}})] == ["sum", *few]
+
+
+def test_a_record_is_written_as_it_is(tmp_path: Path) -> None:
+    told = {"inputs": {"a/b.py": "1", "a/c.py": "2", "d": "3"}, "versions": {"numpy": "2"}, "figures": {"rows": [{}]}}
+    write(tmp_path / "record.json", told)
+    text = (tmp_path / "record.json").read_text()
+    assert json.loads(text) == told
+    assert '\n  "a/b.py": "1", "a/c.py": "2",\n' in text
+
+
+def test_the_committed_records_have_no_other_rows() -> None:
+    asked = shown(path.read_text(encoding="utf-8") for path in DOCUMENTS)
+    for name, record in documents.read_records().items():
+        assert committed(record, asked.get(name))["figures"] == record["figures"], name
 
 
 def test_the_documents_are_made_from_the_records(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
