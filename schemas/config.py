@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 NAME_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
 """Names that become folders of the build: no separators, no leading or trailing dot or dash."""
-REVISION_PATTERN = r"^[0-9a-f]{40}$"
 BRANCH_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_./-]{0,99}$"
 """A commit, branch or tag of the hub; a build pins it to a commit."""
 

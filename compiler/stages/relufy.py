@@ -8,7 +8,6 @@ activation (ProSparse, Song et al. 2024), makes more of it zero. Off by default.
 machine's memory is refused with figures, before anything is loaded.
 """
 
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from coldpress.compiler.training.lesson import Lesson
     from coldpress.compiler.training.source import Source
 
-LOG = logging.getLogger(__name__)
 OFF = "off"
 USUAL_RANK = 32
 """Rank of adapters that an error message suggests (DIP 4)."""

@@ -4,7 +4,6 @@ A change is kept only if it makes a token clearly faster, and all of them only i
 plan is never slower than the default one: lfu, the gap that `order` found, the units that `place` pins.
 """
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -21,7 +20,6 @@ from coldpress.schemas.layout import Plan
 from coldpress.schemas.order import Order
 from coldpress.schemas.plans import TriedSetting
 
-LOG = logging.getLogger(__name__)
 WORTH = 0.985
 """A change must bring a token's time below this share: other text differs from the calibration text."""
 WORTH_SLOTS = 0.9
