@@ -31,7 +31,9 @@ class ComputeConfig(DeviceSetting):
     """Device and arithmetic of passes through the model."""
 
     compute_dtype: Annotated[Literal["auto", "float32", "bfloat16"], Key()] = Field(
-        default="auto", description="what calibration computes in; auto is bfloat16 where weights and processor have it"
+        default="auto",
+        description="what passes compute in; auto is bfloat16 where weights have no more digits, as those of a quantized "
+        "GGUF, and the processor multiplies it",
     )
 
 

@@ -23,7 +23,14 @@ from coldpress.compiler.architectures import _common
 from coldpress.compiler.checkpoint.fused import fused
 from coldpress.compiler.checkpoint.private import private_folder
 from coldpress.compiler.checkpoint.source_json import read_object
-from coldpress.compiler.checkpoint.tensors import MAX_CONFIG_BYTES, read_role, read_rows, read_stored, stored_dtype
+from coldpress.compiler.checkpoint.tensors import (
+    MAX_CONFIG_BYTES,
+    fits_bfloat16,
+    read_role,
+    read_rows,
+    read_stored,
+    stored_dtype,
+)
 from coldpress.runtime.plugins import load
 from coldpress.schemas.errors import CheckpointError, ColdpressError
 from coldpress.schemas.families import Signal
@@ -69,16 +76,17 @@ def choose_device(asked: str) -> str:
 
 
 def choose_dtype(model: Model, device: str) -> ComputeDtype:
-    """Returns bfloat16 if all weights are stored in it and the device multiplies it natively, else float32.
+    """Returns bfloat16 if it holds all matrices as well as their files do and the device multiplies it natively, else
+    float32.
 
     transformers also computes such a model in bfloat16 by default. It runs 2 to 4 times faster there, and activity
     differs by less than between two calibration texts.
     """
     import torch
 
-    stored = {stored_dtype(model, role) for role in model.tensors if not role.endswith(CORRECTION)}
+    fits = all(fits_bfloat16(model, role) for role, source in model.tensors.items() if len(source.shape) > 1)
     native = device != "cpu" or any(torch.cpu.get_capabilities().get(name) for name in NATIVE_BFLOAT16)
-    return "bfloat16" if stored == {"BF16"} and native else "float32"
+    return "bfloat16" if fits and native else "float32"
 
 
 def _multiply_with_onednn(module: "nn.Module") -> None:
@@ -345,7 +353,10 @@ class LayerStream:
 
     def _filled(self, module: "nn.Module", path: str) -> "nn.Module":
         """Gives a module, which the skeleton has at `path`, its weights; returns it."""
-        self._fill(module, {name: self._tensor(f"{path}.{name}") for name in module.state_dict()})
+        names = list(module.state_dict())
+        with ThreadPoolExecutor(self.threads) as pool:
+            tensors = list(pool.map(lambda name: self._tensor(f"{path}.{name}"), names))
+        self._fill(module, dict(zip(names, tensors, strict=True)))
         if self._multiplies_with_onednn:
             _multiply_with_onednn(module)
         return module.requires_grad_(False)

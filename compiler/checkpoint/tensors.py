@@ -70,6 +70,16 @@ def stored_dtype(model: Model, role: str) -> str:
     return _locate(model, role).dtype
 
 
+def fits_bfloat16(model: Model, role: str) -> bool:
+    """Tells whether bfloat16 loses no more of a tensor than its file has: it is stored so, or in quantized blocks.
+
+    Raises:
+        CheckpointError: as `read_role`.
+    """
+    place = _locate(model, role)
+    return place.dtype == "BF16" or place.entry.dtype in QUANTIZED
+
+
 def read_stored(model: Model, role: str, into: np.ndarray) -> None:
     """Fills contiguous uint8 `into` with a tensor's values in its `stored_dtype`.
 

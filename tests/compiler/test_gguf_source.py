@@ -10,6 +10,7 @@ import gguf
 import numpy as np
 import pytest
 
+from coldpress.compiler.activity.forward import choose_dtype
 from coldpress.compiler.checkpoint import gguf_config, gguf_files, gguf_tokenizer
 from coldpress.compiler.checkpoint.source_config import checked_config
 from coldpress.compiler.checkpoint.tensors import read_role, read_rows, read_stored, rotary_inv_freq, stored_dtype
@@ -161,7 +162,7 @@ def encoded(values: np.ndarray, kind: str, chance: np.random.Generator) -> np.nd
 
 @pytest.mark.parametrize("kind", [*TYPES, *WITHOUT_ENCODER])
 @pytest.mark.parametrize("model_type", ["llama", "mixtral"])
-def test_every_type_is_decoded_as_the_package_gguf_does(tmp_path, kind, model_type):
+def test_every_type_is_decoded_as_the_package_gguf_does(tmp_path, kind, model_type, monkeypatch):
     """In rows that heads permute, in stacked experts, and for some rows of a matrix alone."""
     sizes = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
     _, file = exported(tmp_path, model_type, sizes | {"head_dim": 64, "sliding_window": None}, layers=1)
@@ -187,6 +188,9 @@ def test_every_type_is_decoded_as_the_package_gguf_does(tmp_path, kind, model_ty
             values = expected["blk.0.ffn_down_exps.weight"][expert]
             np.testing.assert_array_equal(read_role(found, f"layers.0.experts.{expert}.down_proj.weight"), values)
     np.testing.assert_array_equal(read_role(found, "embed_tokens.weight"), expected["token_embd.weight"])
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"avx512_bf16": True})
+    few_digits = kind not in ("F32", "F16") and model_type == "llama"  # Mixtral's routers are in float32
+    assert choose_dtype(found, "cpu") == ("bfloat16" if few_digits else "float32")
 
 
 def test_a_scale_that_is_not_finite_is_found(tmp_path):
