@@ -32,7 +32,7 @@ class ComputeConfig(DeviceSetting):
 
     compute_dtype: Annotated[Literal["auto", "float32", "bfloat16"], Key()] = Field(
         default="auto",
-        description="what passes compute in; auto is bfloat16 where weights have no more digits, as those of a quantized "
+        description="what passes compute in; auto is bfloat16 where weights have no more digits, as in a quantized "
         "GGUF, and the processor multiplies it",
     )
 

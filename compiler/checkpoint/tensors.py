@@ -77,7 +77,7 @@ def fits_bfloat16(model: Model, role: str) -> bool:
         CheckpointError: as `read_role`.
     """
     place = _locate(model, role)
-    return place.dtype == "BF16" or place.entry.dtype in QUANTIZED
+    return place.dtype == "BF16" or place.entry.dtype in ("BF16", *QUANTIZED)  # heads are permuted in float32
 
 
 def read_stored(model: Model, role: str, into: np.ndarray) -> None:
