@@ -9,7 +9,7 @@ import functools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Protocol
 
 import numpy as np
@@ -28,6 +28,7 @@ from coldpress.schemas.families import (
     Formats,
     UnitFormat,
     format_at,
+    head_of,
     num_units,
     slice_length,
     slices,
@@ -44,6 +45,8 @@ PEAK_READ_BYTES = 4 << 20
 """Largest read buffer: the storage of every profile reaches its peak bandwidth with reads of this size or less."""
 LEAST_BUDGET_BYTES = 1000
 """Fewer are a mistake: a number without its unit."""
+HEAD_FORMAT: FormatName = "int8_group32"
+"""How token embeddings and the head are stored beside layers in fewer than 16 bits, unless a loss was measured."""
 READ_BUFFER_SHARE = 0.125
 """Share of the DRAM left for flash units."""
 
@@ -136,16 +139,19 @@ def stored_format(role: str, formats: Formats) -> UnitFormat | None:
     """Returns how an artifact of `formats` stores a tensor; None means float32.
 
     Matrices of attention and MLP take the artifact's format along their input dimension, both planes if it has planes;
-    the coarse planes of units take their own; token embeddings and head keep at least 8 bits; norms, biases,
-    routers, learned positions and rotary frequencies stay float32.
+    the coarse planes of units take their own; token embeddings and head keep at least 8 bits, unless the head has a
+    format of its own; norms, biases, routers, learned positions and rotary frequencies stay float32.
     """
+    head = head_of(formats)
+    if head is not None and role == head.role:
+        return head.format
     name = role.rpartition("layers.")[2]
     if name.endswith(".coarse"):
         layer, family, _ = name.split(".")
         return format_at(formats, int(layer), family)
     format_name = whole_format(coarsest(formats))
     if role in ("embed_tokens.weight", "lm_head.weight"):
-        return "fp16" if format_name == "fp16" else "int8_group32"
+        return "fp16" if format_name == "fp16" else HEAD_FORMAT
     matrix = r"\d+\.(experts\.\d+\.|shared_expert\.)?(q|k|v|o|q_b|kv_b|gate|up|down)_proj\.weight"
     return format_name if re.fullmatch(matrix, name) else None
 
@@ -222,23 +228,28 @@ def flash_bytes(families: tuple[FamilyName, ...], spec: ModelSpec, formats: Form
 def resident_tensors(
     model: HasShapes, families: tuple[FamilyName, ...], formats: Formats
 ) -> tuple[ResidentTensor, ...]:
-    """Lists the tensors that no family holds and no token reads by row, rotary frequencies and coarse planes included;
-    a tied head is its embedding."""
+    """Lists the tensors that no family holds and no token reads by row; see `whole_tensors`."""
+    by_row = rows_on_flash(model.spec)
+    return tuple(tensor for tensor in whole_tensors(model, families, formats) if tensor.role not in by_row)
+
+
+def whole_tensors(model: HasShapes, families: tuple[FamilyName, ...], formats: Formats) -> Iterator[ResidentTensor]:
+    """Yields the tensors that no family holds: the model's by role, then the coarse planes by layer and family; rotary
+    frequencies, which checkpoints do not hold, are added, and a tied head is its embedding."""
     spec = model.spec
-    on_flash = {piece.role for family in families for piece in slices(family, spec)} | {*rows_on_flash(spec)}
+    on_flash = {piece.role for family in families for piece in slices(family, spec)}
     stored = {
         role: source.shape
         for role, source in model.tensors.items()
-        if role.endswith(".bias") or not {role, unit_role(role, spec)} & on_flash
+        if role.endswith(".bias") or unit_role(role, spec) not in on_flash
     }
     if spec.tie_word_embeddings:
         stored.pop("lm_head.weight", None)
-    stored |= {role: role_shape(spec, role) for role in spec.frequencies.values()}
+    stored = dict(sorted((stored | {role: role_shape(spec, role) for role in spec.frequencies.values()}).items()))
     if planes_of(coarsest(formats)):
         stored |= {coarse_role(*key): coarse_shape(key[1], spec) for key in unit_keys(families, spec)}
-    return tuple(
-        ResidentTensor(role=role, format=stored_format(role, formats), shape=shape) for role, shape in stored.items()
-    )
+    for role, shape in stored.items():
+        yield ResidentTensor(role=role, format=stored_format(role, formats), shape=shape)
 
 
 def resident_bytes(model: HasShapes, families: tuple[FamilyName, ...], formats: Formats) -> int:

@@ -27,10 +27,11 @@ from coldpress.compiler.sections import dense_bookkeeping_bytes, make_sections
 from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.generate.speculation import Costs
 from coldpress.runtime.plan.budget import table_bytes
+from coldpress.runtime.quantization._planes import coarsest
 from coldpress.runtime.store import resident as besides
 from coldpress.runtime.store.computing import in_pass
 from coldpress.schemas.device import DeviceProfile
-from coldpress.schemas.families import WHOLE_MLP, FormatName, layers_of, used_share
+from coldpress.schemas.families import WHOLE_MLP, Formats, layers_of, used_share, with_head
 from coldpress.schemas.layout import KvCacheFormat, Plan
 from coldpress.schemas.manifest import Manifest
 from coldpress.schemas.metrics import DenseRun
@@ -43,7 +44,7 @@ MOST_DRAFTS = 8
 
 def dense_run(
     model: HasShapes,
-    format_name: FormatName,
+    formats: Formats,
     context_length: int,
     budget_bytes: int,
     device: DeviceProfile,
@@ -57,7 +58,7 @@ def dense_run(
 
     Args:
         model: The model's shape and tensors.
-        format_name: Format of the weights.
+        formats: The format of all layers, and that of the head if it has its own.
         context_length: Tokens that the KV cache holds.
         budget_bytes: The DRAM budget.
         device: The device's law, pages and DRAM.
@@ -69,7 +70,7 @@ def dense_run(
     """
     spec = model.spec
     page_bytes = device.flash.page_bytes.value
-    resident = resident_bytes(model, (WHOLE_MLP,), format_name)
+    format_name, resident = coarsest(formats), resident_bytes(model, (WHOLE_MLP,), formats)
     kv_cache = kv_cache_bytes(spec, context_length, kv_cache_format)
     besides_units = resident + kv_cache + dense_bookkeeping_bytes(spec, format_name, page_bytes)
     room = budget_bytes - besides_units if room_bytes is None else room_bytes
@@ -80,7 +81,7 @@ def dense_run(
         return None
     plan = _plan(context_length, budget_bytes, resident, kv_cache, kv_cache_format, device)
     sections = make_sections(spec, (WHOLE_MLP,), format_name)
-    manifest = Setting(model, format_name, device, sections, plan).manifest
+    manifest = Setting(model, formats, device, sections, plan).manifest
     runs = _Runs(stream, room, _Besides.of(manifest, plan), _RowReads.of(manifest, plan))
     whole = min((runs.in_whole_layers(size, pins=not naive) for size in sizes), key=_token_s)
     # a router's choice is not known before its layer
@@ -188,7 +189,7 @@ def _token_s(run: DenseRun) -> float:
 
 def draft_costs(
     model: Model,
-    format_name: FormatName,
+    formats: Formats,
     context_length: int,
     budget_bytes: int,
     device: DeviceProfile,
@@ -203,7 +204,7 @@ def draft_costs(
     passes = [
         dense_run(
             model,
-            format_name,
+            formats,
             context_length,
             budget_bytes,
             in_pass(device, num_tokens),
@@ -212,18 +213,19 @@ def draft_costs(
         )
         for num_tokens in range(1, MOST_DRAFTS + 2)
     ]
-    sections = make_sections(model.spec, (WHOLE_MLP,), format_name)
-    resident = resident_bytes(model, (WHOLE_MLP,), format_name)
+    sections = make_sections(model.spec, (WHOLE_MLP,), formats)
+    resident = resident_bytes(model, (WHOLE_MLP,), formats)
     kv_cache = kv_cache_bytes(model.spec, context_length, kv_cache_format)
     plan = _plan(context_length, budget_bytes, resident, kv_cache, kv_cache_format, device)
-    draft_s = besides.draft_seconds(Setting(model, format_name, device, sections, plan).manifest, plan)
+    draft_s = besides.draft_seconds(Setting(model, formats, device, sections, plan).manifest, plan)
     return Costs(draft_s, [run.token_s for run in passes if run is not None])
 
 
 def dense_for(model: Model, manifest: Manifest, plan: Plan, *, naive: bool = False) -> DenseRun | None:
-    """Returns the dense run that an artifact is compared with: same model, format, device, and budget of `plan`."""
-    shape = manifest.families[0].format, plan.context_length, plan.dram_budget_bytes, manifest.device, plan.kv_cache
-    return dense_run(model, *shape, naive=naive)
+    """Returns the dense run that an artifact is compared with: same model, formats, device, and budget of `plan`."""
+    shape = plan.context_length, plan.dram_budget_bytes, manifest.device, plan.kv_cache
+    formats = with_head(manifest.families[0].format, manifest.head)
+    return dense_run(model, formats, *shape, naive=naive)
 
 
 class Buffers(NamedTuple):
@@ -246,7 +248,7 @@ def buffers_of(model: Model, sparsity: Sparsity, free_bytes: int, device: Device
     layers = range(model.spec.num_hidden_layers)
     densities = {family: tuple(sparsity.density(family, layer) for layer in layers) for family in sparsity.families}
     if densities == {WHOLE_MLP: (used_share(WHOLE_MLP, model.spec),) * len(layers)}:
-        shape = (sparsity.format, sparsity.context_length, sparsity.budget.dram_budget_bytes, device)
+        shape = (sparsity.in_one_format, sparsity.context_length, sparsity.budget.dram_budget_bytes, device)
         # in a group, one read brings a unit's parts of several layers; and units of several sizes are not modelled
         alone = sparsity.layers_per_group == 1 and sparsity.is_whole and not sparsity.layer_formats
         run = dense_run(model, *shape, sparsity.kv_cache, room_bytes=free_bytes, reads_ahead=alone)

@@ -25,7 +25,7 @@ from coldpress.compiler.cost_model import (
     unit_bytes,
 )
 from coldpress.compiler.pipeline import STAGES
-from coldpress.compiler.sections import asked_budget_bytes
+from coldpress.compiler.sections import Whole
 from coldpress.compiler.training.memory import Size
 from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE, formats_of
 from coldpress.runtime.plugins import load
@@ -170,10 +170,8 @@ class Build:
     @property
     def dram_budgets_bytes(self) -> tuple[int, ...]:
         """All requested DRAM budgets in bytes, the largest first."""
-        shape = (self.format, self.context_length, self.kv_cache)
-        return asked_budget_bytes(
-            self.settings["allocate"]["dram_budget"], self.model, *shape, self.page_bytes, self.caches
-        )
+        whole = Whole(self.model, self.format, self.context_length, self.kv_cache, self.page_bytes, self.caches)
+        return tuple(whole.budgets(self.settings["allocate"]["dram_budget"]))
 
     @property
     def density_sources(self) -> set[DensitySource]:

@@ -9,6 +9,7 @@ bundle to a page would undo its ordering (LLM-in-a-flash 3.2, Ripple 4). A unit 
 import math
 from collections.abc import Collection, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from coldpress.compiler.cost_model import (
     HasShapes,
@@ -136,73 +137,43 @@ def _counted_bytes(
     return counted + row_buffer_bytes(tables, page_bytes)
 
 
-def asked_budget_bytes(
-    asked: int | str,
-    model: HasShapes,
-    format_name: FormatName,
-    context_length: int,
-    kv_cache: KvCacheFormat,
-    page: int,
-    caches: Collection[str] = (DEFAULT_CACHE,),
-) -> tuple[int, ...]:
-    """Returns the asked DRAM budgets in bytes, the largest first, for pages of `page` bytes.
+class Whole(NamedTuple):
+    """The whole model in DRAM, of which a DRAM budget in percent is a share: weights and KV cache in their formats, and
+    on top the bookkeeping of a dense run with any of `caches`."""
 
-    A percentage counts weights and KV cache in their formats, and on top the bookkeeping of a dense run with any of
-    `caches`.
+    model: HasShapes
+    format: FormatName
+    context_length: int
+    kv_cache: KvCacheFormat
+    page_bytes: int
+    caches: Collection[str] = (DEFAULT_CACHE,)
 
-    Raises:
-        ColdpressError: if two of them are equal.
-    """
-    return tuple(asked_budgets(asked, model, format_name, context_length, kv_cache, page, caches))
+    def budgets(self, asked: int | str) -> dict[int, int | str]:
+        """Returns the asked DRAM budgets by their bytes, the largest first; a percentage stays text, since it has other
+        bytes in other formats.
 
+        Raises:
+            ColdpressError: if two of them are equal.
+        """
+        each = [(budget_bytes(one, *self._sizes), one) for one in budgets_in(asked)]
+        found = sorted(each, key=lambda pair: pair[0], reverse=True)
+        for (one, _), (following, _) in pairwise(found):
+            if one == following:
+                raise ColdpressError(f"dram_budget={asked} names {one:,} bytes twice; give each budget once")
+        return dict(found)
 
-def asked_budgets(
-    asked: int | str,
-    model: HasShapes,
-    format_name: FormatName,
-    context_length: int,
-    kv_cache: KvCacheFormat,
-    page: int,
-    caches: Collection[str] = (DEFAULT_CACHE,),
-) -> dict[int, int | str]:
-    """Returns the asked DRAM budgets by their bytes, the largest first; a percentage stays text, since it has other
-    bytes in other formats. Arguments and errors are those of `asked_budget_bytes`."""
-    dense_bytes, besides = _dense_run_bytes(model, format_name, context_length, kv_cache, page, caches)
-    each = [(budget_bytes(one, dense_bytes, besides), one) for one in budgets_in(asked)]
-    found = sorted(each, key=lambda pair: pair[0], reverse=True)
-    for (one, _), (following, _) in pairwise(found):
-        if one == following:
-            raise ColdpressError(f"dram_budget={asked} names {one:,} bytes twice; give each budget once")
-    return dict(found)
+    def budget_for(self, least_bytes: int) -> str:
+        """Returns, for a sentence, the value of dram_budget that gives `least_bytes`: bytes, and a percentage if one
+        does."""
+        held, bookkeeping = self._sizes
+        percent = math.ceil(100 * (least_bytes - bookkeeping) / held)
+        return f"{least_bytes:,}" + (f" ({percent}%)" if 0 < percent <= 100 else "")
 
-
-def least_budget(
-    least_bytes: int,
-    model: HasShapes,
-    format_name: FormatName,
-    context_length: int,
-    kv_cache: KvCacheFormat,
-    page: int,
-    caches: Collection[str] = (DEFAULT_CACHE,),
-) -> str:
-    """Returns, for a sentence, the value of dram_budget that gives `least_bytes`: bytes, and a percentage if one does;
-    the other arguments are those of `asked_budget_bytes`."""
-    dense_bytes, besides = _dense_run_bytes(model, format_name, context_length, kv_cache, page, caches)
-    percent = math.ceil(100 * (least_bytes - besides) / dense_bytes)
-    return f"{least_bytes:,}" + (f" ({percent}%)" if 0 < percent <= 100 else "")
-
-
-def _dense_run_bytes(
-    model: HasShapes,
-    format_name: FormatName,
-    context_length: int,
-    kv_cache: KvCacheFormat,
-    page: int,
-    caches: Collection[str],
-) -> tuple[int, int]:
-    """Returns what a dense run holds: weights and KV cache, and bookkeeping."""
-    held = dense_footprint_bytes(model, format_name, context_length, kv_cache)
-    return held, dense_bookkeeping_bytes(model.spec, format_name, page, caches)
+    @property
+    def _sizes(self) -> tuple[int, int]:
+        """The bytes of weights and KV cache, and those of bookkeeping."""
+        held = dense_footprint_bytes(self.model, self.format, self.context_length, self.kv_cache)
+        return held, dense_bookkeeping_bytes(self.model.spec, self.format, self.page_bytes, self.caches)
 
 
 def kept_arrays(sections: Sequence[Section], method: str) -> list[SelectorArray]:

@@ -11,7 +11,7 @@ import math
 
 from pydantic import Field
 
-from coldpress.schemas.base import ArrayFile, Count, PositiveCount, Record, Sha256, Share
+from coldpress.schemas.base import ArrayFile, Count, Extended, PositiveCount, Record, Sha256, Share
 from coldpress.schemas.families import FormatName, Method
 from coldpress.schemas.layout import KvCacheFormat, RoutingName
 
@@ -53,7 +53,7 @@ class Curve(Record):
 
 
 class FormatLoss(Loss):
-    """All layers' matrices rounded to nearest in a format, and every unit used."""
+    """All layers' matrices rounded in a format, or the head rounded to nearest, and every unit used."""
 
     format: FormatName
 
@@ -120,14 +120,19 @@ class Unexplored(Record):
     reason: str
 
 
-class Curves(Record):
+class Curves(Extended):
     """The result of `explore`; depends on the model and its text, not on a device."""
+
+    LATER = ("heads",)
 
     weights_sha256: Sha256
     num_tokens: PositiveCount
     block_tokens: PositiveCount
     curves: tuple[Curve, ...]
     formats: tuple[FormatLoss, ...]
+    heads: tuple[FormatLoss, ...] = ()
+    """Of the head in formats that take fewer bytes than the one that goes with the layers', which is taken to lose
+    nothing; with the embeddings, where they are tied to it."""
     kv_caches: tuple[KvCacheLoss, ...] = ()
     """Of the formats that take fewer bytes than the default one, which is taken to lose nothing."""
     drafts: tuple[CoarseDraft, ...] = ()

@@ -41,9 +41,29 @@ FormatName = Annotated[str, Field(pattern=PLUGIN_NAME)]
 UnitFormat = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*(\+[a-z][a-z0-9_]*)*$")]
 """The format of a unit's slices or, where they differ, that of each slice in their order with `+` between them: formats
 in planes of one plain format."""
-Formats = UnitFormat | tuple[UnitFormat, ...]
+LayerFormats = UnitFormat | tuple[UnitFormat, ...]
 """The format of the units of all layers, or that of each layer; where the matrices of a layer's MLP differ, the formats
 of gate, up and down, or of up and down, with `+` between them."""
+
+
+class HeadFormat(Record):
+    """A format that the head has of its own."""
+
+    role: Literal["embed_tokens.weight", "lm_head.weight"]
+    """The head's tensor (`ModelSpec.head_role`)."""
+    format: FormatName
+
+
+class OwnHead(Record):
+    """Formats of layers, beside a head in a format of its own."""
+
+    layers: LayerFormats
+    head: HeadFormat
+
+
+Formats = LayerFormats | OwnHead
+"""The formats of a model's matrices. Without `OwnHead` the head has the format that goes with the layers'
+(compiler/cost_model.py:stored_format)."""
 
 
 class Slice(Record):
@@ -116,9 +136,25 @@ def known_family(name: str) -> str:
 FamilyName = Annotated[str, AfterValidator(known_family)]
 
 
+def of_layers(formats: Formats) -> LayerFormats:
+    """Returns the formats of the layers alone."""
+    return formats.layers if isinstance(formats, OwnHead) else formats
+
+
+def head_of(formats: Formats) -> HeadFormat | None:
+    """Returns the head's own format; None if it has the one that goes with the layers'."""
+    return formats.head if isinstance(formats, OwnHead) else None
+
+
+def with_head(layers: LayerFormats, head: HeadFormat | None) -> Formats:
+    """Returns the inverse of `of_layers` and `head_of`."""
+    return layers if head is None else OwnHead(layers=layers, head=head)
+
+
 def layer_format(formats: Formats, layer: int) -> UnitFormat:
     """Returns the format of a layer's units, or those of its MLP's matrices."""
-    return formats if isinstance(formats, str) else formats[layer]
+    found = of_layers(formats)
+    return found if isinstance(found, str) else found[layer]
 
 
 def format_at(formats: Formats, layer: int, family: FamilyName) -> UnitFormat:
@@ -147,7 +183,8 @@ def unit_format(names: Sequence[FormatName]) -> UnitFormat:
 
 def layer_formats(formats: Formats) -> tuple[UnitFormat, ...]:
     """Returns the format of each layer's units if they differ; else nothing, as in records."""
-    return () if isinstance(formats, str) else formats
+    found = of_layers(formats)
+    return () if isinstance(found, str) else found
 
 
 def slices(family: str, spec: ModelSpec) -> tuple[Slice, ...]:

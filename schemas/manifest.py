@@ -7,7 +7,7 @@ from pydantic import Field
 
 from coldpress.schemas.base import Count, Extended, Many, PositiveCount, Record, Sha256
 from coldpress.schemas.device import DeviceProfile
-from coldpress.schemas.families import FamilyName, FormatName, Slice, UnitFormat, slice_formats
+from coldpress.schemas.families import FamilyName, FormatName, HeadFormat, Slice, UnitFormat, slice_formats
 from coldpress.schemas.layout import Layout, Plan, RowTable, Section
 from coldpress.schemas.model import ModelSpec, features_of_model
 from coldpress.schemas.quantized import ResidentTensor
@@ -120,6 +120,13 @@ class Manifest(Record):
     inputs: dict[str, str]
     """Digests of the inputs of the build: config, corpus, calibration tokens."""
     byte_order: Literal["little"] = "little"
+
+    @property
+    def head(self) -> HeadFormat | None:
+        """Returns how the head is stored; None if in float32."""
+        role = self.model.head_role
+        found = next((tensor.format for tensor in self.resident if tensor.role == role), None)
+        return None if found is None else HeadFormat(role=role, format=found)
 
     @property
     def unit_formats(self) -> dict[tuple[int, FamilyName], UnitFormat]:

@@ -183,6 +183,11 @@ class ModelSpec(Extended):
             )
         return self
 
+    @property
+    def head_role(self) -> Literal["embed_tokens.weight", "lm_head.weight"]:
+        """The tensor that gives logits: the embeddings, where the head is tied to them."""
+        return "embed_tokens.weight" if self.tie_word_embeddings else "lm_head.weight"
+
     def first_layers(self, count: int) -> Self:
         """Returns the spec of the model's first `count` layers."""
         cut = {"layer_types": self.layer_types[:count], "layer_rotary": self.layer_rotary[:count]}

@@ -11,11 +11,13 @@ from coldpress.schemas.families import (
     FamilyName,
     FormatName,
     Formats,
+    HeadFormat,
     Method,
     UnitFormat,
     layers_of,
     mlp_density,
     used_share,
+    with_head,
 )
 from coldpress.schemas.layout import CacheName, KvCacheFormat, RoutingName, layer_groups
 from coldpress.schemas.model import ModelSpec
@@ -36,6 +38,12 @@ class Budget(Record):
     cache_bytes: Count
     """Pinned units and cache slots: the rest of the budget."""
 
+    @property
+    def needed_bytes(self) -> int:
+        """Returns the bytes of all uses but units."""
+        besides = self.resident_bytes + self.predictor_bytes + self.kv_cache_bytes
+        return besides + self.bookkeeping_bytes + self.buffer_bytes
+
 
 class Densities(Record):
     """Share of a family's units that a token uses, layer by layer."""
@@ -45,13 +53,19 @@ class Densities(Record):
 
 
 class ByLayer(Extended):
-    """A record with a format whose layers may have formats of their own."""
+    """A record with a format whose layers, and whose head, may have formats of their own."""
 
-    LATER = ("layer_formats",)
+    LATER = ("layer_formats", "head")
 
     layer_formats: tuple[UnitFormat, ...] = ()
     """The format in planes of each layer's units, or of each of its matrices, where they differ, `format` the coarsest;
     else empty, which is left out of the file."""
+    head: HeadFormat | None = None
+    """The head's own format; None, which is left out of the file, if it has the one that goes with `format`."""
+
+    def beside(self, format_name: FormatName) -> Formats:
+        """Returns the formats of all matrices, from the record's `format`."""
+        return with_head(self.layer_formats or format_name, self.head)
 
 
 class SearchedRouting(Record):
@@ -67,7 +81,7 @@ class SearchedRouting(Record):
 class Tried(ByLayer):
     """A candidate that `auto` considered: its modelled seconds, or why it was skipped."""
 
-    LATER = ("layer_formats", "routing")
+    LATER = (*ByLayer.LATER, "routing")
 
     method: Method
     format: FormatName | None = None
@@ -132,7 +146,7 @@ class Rung(Record):
 class Sparsity(Rung, ByLayer):
     """The decision of `allocate` for the largest DRAM budget, whose plan runs by default; `ladder` has the others."""
 
-    LATER = ("layer_formats", "curves")
+    LATER = (*ByLayer.LATER, "curves")
 
     method: Method
     format: FormatName
@@ -155,8 +169,13 @@ class Sparsity(Rung, ByLayer):
 
     @property
     def formats(self) -> Formats:
-        """Returns the format of all layers, or those of each."""
-        return self.layer_formats or self.format
+        """Returns the formats of all matrices."""
+        return self.beside(self.format)
+
+    @property
+    def in_one_format(self) -> Formats:
+        """Returns the formats as if all layers had the coarsest one."""
+        return with_head(self.format, self.head)
 
     @property
     def rungs(self) -> tuple["Sparsity", ...]:

@@ -10,10 +10,11 @@ METHOD = "topk"
 
 
 def exhaustive(space: Space, judge: Judge, goal: Goal) -> list[Judged]:
-    """Judges every candidate: all selectors, formats, densities, caches, KV caches and routings."""
+    """Judges every candidate: all selectors, formats, heads, densities, caches, KV caches and routings."""
     return [
         judge(Candidate(method, format_name, density, cache, kv_cache, routing))
-        for method, format_name in itertools.product(space.methods, space.formats)
+        for method, plain in itertools.product(space.methods, space.formats)
+        for format_name in (plain, *space.heads(plain))
         for density in space.densities(method, format_name)
         for cache in space.caches
         for kv_cache in space.kv_caches

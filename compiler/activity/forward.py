@@ -331,7 +331,11 @@ class LayerStream:
             loaded.lender.each(_on_one_core(work), count, blocks_per_call)
 
     def _rows_of(self, role: str, ids: np.ndarray) -> np.ndarray:
-        return np.concatenate([read_rows(self.model, role, int(row), int(row) + 1) for row in ids])
+        return np.concatenate([self._rows(role, int(row), int(row) + 1) for row in ids])
+
+    def _rows(self, role: str, start: int, stop: int) -> np.ndarray:
+        """Returns rows of the embeddings or of the head, float32 [stop - start, hidden_size]."""
+        return read_rows(self.model, role, start, stop)
 
     def _tensor(self, name: str) -> "Tensor":
         """Returns a parameter of transformers' module, in torch's own aligned memory."""
@@ -430,9 +434,8 @@ class LayerStream:
         """Yields the head's rows, at most HEAD_ROWS at a time, [n, hidden_size]."""
         import torch
 
-        role = "embed_tokens.weight" if self.spec.tie_word_embeddings else "lm_head.weight"
         for start in range(0, self.spec.vocab_size, HEAD_ROWS):
-            rows = read_rows(self.model, role, start, min(start + HEAD_ROWS, self.spec.vocab_size))
+            rows = self._rows(self.spec.head_role, start, min(start + HEAD_ROWS, self.spec.vocab_size))
             yield torch.from_numpy(np.ascontiguousarray(rows, np.float32)).to(self.dtype, copy=True).to(self.device)
 
     def _context(self, layer: int, length: int) -> tuple[Any, dict[str, Any]]:

@@ -81,6 +81,21 @@ class Rounded(_Like):
         return torch.from_numpy(values).to(self.device, self.dtype)
 
 
+class RoundedHead(_Like):
+    """A model whose head, and the embeddings where they are tied to it, have the values that a format gives them."""
+
+    def __init__(self, source: LayerStream, format_name: FormatName) -> None:
+        """Rounds to nearest, which every algorithm does outside the layers."""
+        super().__init__(source)
+        self._format = plugins.load("coldpress.runtime.quantization", Format, format_name)
+
+    def _rows(self, role: str, start: int, stop: int) -> np.ndarray:
+        values = super()._rows(role, start, stop)
+        if role != self.spec.head_role:
+            return values
+        return self._format.decode(self._format.encode(values), values.shape[1])
+
+
 class RoundedKeys(_Like):
     """A model whose attention sees keys and values as a KV cache in a format holds them, each head for itself."""
 

@@ -67,7 +67,9 @@ def last_hidden(stream: LayerStream, tokens: np.ndarray, variants: Sequence[Vari
     return by_variant[np.argsort(order).tolist()].reshape(hidden.shape)
 
 
-def compare(stream: LayerStream, tokens: np.ndarray, whole: "Tensor", hidden: "Tensor") -> Differences:
+def compare(
+    stream: LayerStream, tokens: np.ndarray, whole: "Tensor", hidden: "Tensor", head: LayerStream | None = None
+) -> Differences:
     """Compares next-token distributions.
 
     Args:
@@ -75,6 +77,7 @@ def compare(stream: LayerStream, tokens: np.ndarray, whole: "Tensor", hidden: "T
         tokens: Token blocks, int [num_blocks, T].
         whole: The whole model's hidden states after the last layer, [num_blocks, T, hidden_size].
         hidden: Those of all variants, as from `last_hidden`.
+        head: Whose head gives the variants' logits; None: the source's.
     """
     import torch
 
@@ -89,9 +92,10 @@ def compare(stream: LayerStream, tokens: np.ndarray, whole: "Tensor", hidden: "T
         expected = torch.empty(0)
         for start in range(0, 1 + len(kld), MODELS_AT_A_TIME):
             models = range(start, min(start + MODELS_AT_A_TIME, 1 + len(kld)))
-            logits = stream.head(states[[model * num_blocks + block for model in models]])
+            logits = (head or stream).head(states[[model * num_blocks + block for model in models]])
             if start == 0:
-                expected = torch.log_softmax(logits[0].float(), dim=-1)
+                of_whole = logits[0] if head is None else stream.head(whole[block : block + 1])[0]
+                expected = torch.log_softmax(of_whole.float(), dim=-1)
                 whole_nll[block] = -expected[:-1].gather(1, following)[:, 0].double().numpy()
 
             def one(

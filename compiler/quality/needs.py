@@ -9,7 +9,15 @@ from coldpress.compiler.candidates import families_for, own_options
 from coldpress.compiler.quality.passes import GAIN_BLOCKS
 from coldpress.compiler.quality.routings import STRENGTHS, routing_curves
 from coldpress.compiler.quality.trace import TRACE_TOKENS
-from coldpress.compiler.quality.variants import DENSITIES, Along, curves_of, drafting, plain_formats, refining
+from coldpress.compiler.quality.variants import (
+    DENSITIES,
+    Along,
+    curves_of,
+    drafting,
+    head_formats,
+    plain_formats,
+    refining,
+)
 from coldpress.compiler.shared_settings import EXACT_ROUTING
 from coldpress.runtime.plan.kv_cache import formats_of
 from coldpress.schemas.families import WHOLE_MLP, Method, slices
@@ -61,7 +69,7 @@ def needs_of_passes(stage: str, build: "Build", methods: Sequence[Method]) -> St
         disk_bytes=trace + whole + figures + rounding.disk_bytes,
         runtime_s=build.TORCH_S
         + rounding.runtime_s
-        + (len(plain_formats()) + len(formats_of(spec)) + num_drafting) * build.forward_s(tokens)
+        + (len(plain_formats()) + len(head_formats()) + len(formats_of(spec)) + num_drafting) * build.forward_s(tokens)
         + GAIN_PASSES * num_matrices * build.forward_s(gain_tokens)
         + num_routed * build.routed_s(tokens)
         + sum(len(along.densities) * _variant_s(along, tokens, build) for along in curves),

@@ -14,7 +14,7 @@ from coldpress.compiler.activity.calibration_pass import ComputeConfig, stream_o
 from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.gram_pass import add_grams
 from coldpress.compiler.activity.in_planes import InPlanes
-from coldpress.compiler.activity.rounded import Rounded, RoundedKeys
+from coldpress.compiler.activity.rounded import Rounded, RoundedHead, RoundedKeys
 from coldpress.compiler.activity.variants import Differences, compare, last_hidden
 from coldpress.compiler.block_statistics import perplexity, standard_error
 from coldpress.compiler.candidates import families_for
@@ -78,9 +78,10 @@ class Passes:
     rounding: Rounding
     """How codes are chosen."""
 
-    def differences(self, title: str, hidden: "Callable[[], Tensor]") -> Differences:
-        """Returns what a pass measured; an interrupted run of the same inputs may have left it."""
-        kept = self.work.once(title, lambda: vars(compare(self.stream, self.tokens, self.whole, hidden())))
+    def differences(self, title: str, hidden: "Callable[[], Tensor]", head: LayerStream | None = None) -> Differences:
+        """Returns what a pass measured, with the source's head or another one; an interrupted run of the same inputs
+        may have left it."""
+        kept = self.work.once(title, lambda: vars(compare(self.stream, self.tokens, self.whole, hidden(), head)))
         self.steps.add()
         return Differences(**load_arrays(kept))
 
@@ -129,7 +130,10 @@ class Passes:
 
     def loss(self, title: str, changed: Callable[[], LayerStream]) -> dict[str, Any]:
         """Returns the loss of another model."""
-        loss = loss_of(self.differences(title, lambda: changed().last_hidden(self.tokens)), 0)
+        return self._lost(title, self.differences(title, lambda: changed().last_hidden(self.tokens)))
+
+    def _lost(self, title: str, found: Differences) -> dict[str, Any]:
+        loss = loss_of(found, 0)
         LOG.info("%s: %s: perplexity ratio %.4f", self.stage, title, loss["ppl_ratio"])
         return loss
 
@@ -139,6 +143,14 @@ class Passes:
         families = (WHOLE_MLP,) if self.rounding.algorithm.NEEDS_GRAM else ()
         title = f"format-{name}-{self.rounding.name}"
         return FormatLoss(format=name, **self.loss(title, lambda: Rounded(self.stream, name, self.rounding, families)))
+
+    def head(self, name: FormatName) -> FormatLoss:
+        """Returns the loss of the head in a format: the whole model's hidden states are multiplied by it, and those of
+        rounded embeddings where they are tied to it."""
+        head, title = RoundedHead(self.stream, name), f"head-{name}"
+        is_tied = self.stream.spec.tie_word_embeddings
+        found = self.differences(title, lambda: head.last_hidden(self.tokens) if is_tied else self.whole, head)
+        return FormatLoss(format=name, **self._lost(title, found))
 
     def kv_cache(self, kind: KvCacheFormat) -> KvCacheLoss:
         """Returns the loss of keys and values in a format."""

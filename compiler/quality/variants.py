@@ -13,9 +13,10 @@ from coldpress.compiler.activity.in_planes import in_model, model_for
 from coldpress.compiler.activity.unit_statistics import all_statistics, fit_all
 from coldpress.compiler.activity.variants import Variant
 from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, families_for, finer_of, formats_for
-from coldpress.compiler.cost_model import read_units_of, unit_bytes
+from coldpress.compiler.cost_model import HEAD_FORMAT, read_units_of, slice_bytes, unit_bytes
 from coldpress.compiler.rounding._matrix import Rounding
 from coldpress.runtime.plugins import load, options_of
+from coldpress.runtime.quantization._groups import GROUP
 from coldpress.runtime.quantization._planes import planes_of
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.activations import Activations
@@ -107,6 +108,11 @@ def asked(options: Mapping[Method, Options], spec: ModelSpec) -> tuple[dict[Meth
 def plain_formats() -> tuple[FormatName, ...]:
     """Returns the formats whose loss is measured; one in planes loses what its plain format does."""
     return tuple(name for name in formats_for(AUTO) if planes_of(name) is None)
+
+
+def head_formats() -> tuple[FormatName, ...]:
+    """Returns the formats whose loss is measured where the head alone has them."""
+    return tuple(name for name in plain_formats() if slice_bytes(GROUP, name) < slice_bytes(GROUP, HEAD_FORMAT))
 
 
 def drafting(draft: str | None, spec: ModelSpec) -> tuple[FormatName, ...]:

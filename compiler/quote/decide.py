@@ -44,12 +44,12 @@ from coldpress.runtime.plan import experts
 from coldpress.runtime.plugins import load
 from coldpress.runtime.profiles.devices import PROFILES
 from coldpress.runtime.quantities import show_number
-from coldpress.runtime.quantization._planes import coarsest
+from coldpress.runtime.quantization._planes import coarsest, format_fields
 from coldpress.runtime.sparsity import Selector
 from coldpress.runtime.store import computing
 from coldpress.schemas.device import OF_TOKENS, UNCOMPUTED, DeviceProfile
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import layer_formats
+from coldpress.schemas.families import of_layers
 from coldpress.schemas.sparsity import Sparsity
 
 WHY_WIDE = f"fit to the device's storage, and whole tokens ± {OF_TOKENS:.0%}"
@@ -208,8 +208,7 @@ class _Quoting:
                 dram_budget_bytes=size,
                 tokens_per_s=1 / one.token_s,
                 method=one.candidate.method,
-                format=coarsest(one.candidate.format),
-                layer_formats=layer_formats(one.candidate.format),
+                **format_fields(one.candidate.format),
                 ratio=1 / one.token_s / own if own else 0.0,
             )
             for size, one in sorted(best.items())
@@ -225,7 +224,7 @@ class _Quoting:
             space = self._allowed(space)
             dense, *others = space.methods if self._config.method != AUTO else _quick(space).methods
             methods = (dense, *([name for name in fastest if name in others] or others)[:FOLLOWED])
-            best = {one.candidate.method: one.candidate.format for one in reversed(built)}
+            best = {one.candidate.method: of_layers(one.candidate.format) for one in reversed(built)}
             formats = {best[name] for name in methods if name in best} or set(space.formats)
             return replace(
                 _quick(space),
@@ -366,8 +365,7 @@ def _choice(best: Judged, reason: str) -> Choice:
     one = best.candidate
     return Choice(
         method=one.method,
-        format=coarsest(one.format),
-        layer_formats=layer_formats(one.format),
+        **format_fields(one.format),
         kv_cache=one.kv_cache,
         cache=one.cache,
         density=min(1.0, best.density),

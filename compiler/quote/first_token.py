@@ -181,6 +181,6 @@ def _prompt_s(setting: Setting, chunks: Sequence[_Chunk], prompt_tokens: int, bo
 
 
 def _head_s(setting: Setting) -> float:
-    role = "embed_tokens.weight" if setting.model.spec.tie_word_embeddings else "lm_head.weight"
+    role = setting.model.spec.head_role
     size = tensor_bytes(role, setting.model.tensors[role].shape, setting.formats)
     return weight_seconds(setting.device, stored_format(role, setting.formats), size)

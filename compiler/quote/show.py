@@ -87,7 +87,7 @@ def _headline(quote: DeviceQuote, console: Console) -> None:
     if quote.choice is not None:
         one = quote.choice
         console.print(
-            f"{quote.device} with {budget} of DRAM: {one.method}, {in_words(one.layer_formats or one.format)}, "
+            f"{quote.device} with {budget} of DRAM: {one.method}, {in_words(one.beside(one.format))}, "
             f"keys and values in {one.kv_cache}, cache {one.cache}, density {one.density:.2f}: "
             f"{printable(one.reason)}; bound by {quote.bound}\n"
         )
@@ -113,7 +113,7 @@ def _several(quotes: tuple[DeviceQuote, ...], console: Console) -> None:
             _value("tokens_per_s", speed) if speed else "does not fit",
             _interval("tokens_per_s", speed) if speed else "",
             quote.bound or "",
-            f"{one.method} {one.density:.2f} {in_words(one.layer_formats or one.format)} {one.cache}" if one else "",
+            f"{one.method} {one.density:.2f} {in_words(one.beside(one.format))} {one.cache}" if one else "",
         )
     console.print(table)
 

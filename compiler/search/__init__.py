@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
-from coldpress.schemas.families import Formats, Method
+from coldpress.schemas.families import Formats, Method, head_of
 from coldpress.schemas.layout import CacheName, KvCacheFormat
 from coldpress.schemas.sparsity import SearchedRouting
 
@@ -32,8 +32,8 @@ class Candidate:
 
     @property
     def shared(self) -> tuple[Method, Formats, KvCacheFormat]:
-        """Returns what the plans of several budgets share: flash.img, which selector and format determine, and how keys
-        and values are stored."""
+        """Returns what the plans of several budgets share: flash.img, which selector and format determine, the resident
+        tensors, and how keys and values are stored."""
         return self.method, self.format, self.kv_cache
 
 
@@ -80,6 +80,8 @@ class Space:
     """The densities of a selector in a format that keep the quality, ascending; empty if none does."""
     kv_caches: tuple[KvCacheFormat, ...] = (DEFAULT_KV_CACHE,)
     """The formats of keys and values that keep the quality; the one that loses the least first."""
+    heads: Callable[[Formats], Sequence[Formats]] = lambda formats: ()
+    """Formats of layers beside each smaller format of the head that keeps the quality."""
     routings: Callable[[Method, Formats], Sequence[SearchedRouting]] = lambda method, formats: ()
     """The routings of a selector in a format that keep the quality, the fastest first."""
     budget_density: float = 1.0
@@ -98,17 +100,19 @@ class Goal:
 
         A dense run that holds everything in DRAM is best: nothing is read, and nothing is left out. Where no dense run
         is a candidate, the best quality with everything in DRAM is best. Otherwise a dense run is best unless another
-        candidate saves MARGIN of its time: a dense run that drafts, too, and a candidate whose keys and values are not
-        in the default format.
+        candidate saves MARGIN of its time: a dense run that drafts, too, and a candidate whose keys and values, or
+        whose head, are not in the default format.
         """
         built = [one for one in judged if one.refusal is None]
         if not built:
             return None
-        best, plain = self._best(built), [one for one in built if one.candidate.kv_cache == DEFAULT_KV_CACHE]
-        if not plain or best.candidate.kv_cache == DEFAULT_KV_CACHE:
-            return best
-        other = self._best(plain)
-        return best if best.token_s <= (1 - MARGIN) * other.token_s else other
+        best = self._best(built)
+        for is_default in (_has_default_keys, _has_default_head):
+            plain = [one for one in built if is_default(one)]
+            if plain and not is_default(best):
+                other = self._best(plain)
+                best, built = (best, built) if best.token_s <= (1 - MARGIN) * other.token_s else (other, plain)
+        return best
 
     def _best(self, found: Sequence[Judged]) -> Judged:
         """Returns the best of candidates that can be built, whatever their KV caches."""
@@ -126,6 +130,14 @@ class Goal:
     def _fast_enough(found: Sequence[Judged], max_token_s: float) -> list[Judged]:
         """Returns the candidates that are fast enough; the fastest, if none is."""
         return [one for one in found if one.token_s <= max_token_s] or [min(found, key=_by_seconds)]
+
+
+def _has_default_keys(one: Judged) -> bool:
+    return one.candidate.kv_cache == DEFAULT_KV_CACHE
+
+
+def _has_default_head(one: Judged) -> bool:
+    return head_of(one.candidate.format) is None
 
 
 def fastest_dense(judged: Sequence[Judged]) -> Judged | None:

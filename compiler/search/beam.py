@@ -8,13 +8,17 @@ higher densities, too; there they are also judged for the front of quality and s
 Routers that prefer experts in DRAM save some of a run's reads; so of a mixture's candidates the best few are judged
 with each strength that keeps the quality.
 
-The format of keys and values only changes how much DRAM remains for units. So every candidate starts with the first
-format, or with the next one if nothing fits. The dense runs and the fastest other candidate are then judged with each.
+The formats of keys and values and of the head only change how much DRAM remains for units, and how fast they are
+themselves. So every candidate starts with the default ones, or with the next smaller ones if nothing fits. The dense
+runs and the fastest other candidate are then judged with each.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 from coldpress.compiler.search import Candidate, Goal, Judge, Judged, Space
+from coldpress.schemas.families import Formats, layer_formats
 
 WIDTH = 4
 """Candidates that are followed."""
@@ -28,12 +32,13 @@ def judged(space: Space, judge: Judge, goal: Goal) -> list[Judged]:
     """Follows the best few candidates; see `Search`."""
     first = FIRST_CACHE if FIRST_CACHE in space.caches else space.caches[0]
     begun: list[Judged] = []
-    for kv_cache in space.kv_caches:
+    headed = [one for formats in space.formats for one in space.heads(formats)]
+    for formats, kv_cache in product((space.formats, headed), space.kv_caches):
         begun += [
-            judge(Candidate(method, format_name, found[0], first, kv_cache))
+            judge(Candidate(method, one, found[0], first, kv_cache))
             for method in space.methods
-            for format_name in space.formats
-            if (found := space.densities(method, format_name))
+            for one in formats
+            if (found := space.densities(method, one))
         ]
         if any(one.refusal is None for one in begun):
             break
@@ -60,13 +65,23 @@ def judged(space: Space, judge: Judge, goal: Goal) -> list[Judged]:
         for routing in space.routings(one.candidate.method, one.candidate.format)
     ]
     others = sorted((one for one in followed + routed + best if one.refusal is None), key=lambda one: one.token_s)
-    with_other_keys = [
-        judge(replace(one.candidate, kv_cache=kv_cache))
+    smaller = [
+        judge(replace(one.candidate, format=formats, density=density, kv_cache=kv_cache))
         for one in [*(one for one in built if one.is_whole), *others[:1]]
+        for formats, density in _with_each_head(space, one.candidate)
         for kv_cache in space.kv_caches
-        if kv_cache != one.candidate.kv_cache
+        if (formats, kv_cache) != (one.candidate.format, one.candidate.kv_cache)
     ]
-    return begun + followed + denser + routed + with_other_keys
+    return begun + followed + denser + routed + smaller
+
+
+def _with_each_head(space: Space, candidate: Candidate) -> Iterator[tuple[Formats, float | None]]:
+    """Yields a candidate's formats and density, then its formats with each smaller head, whose loss leaves less to
+    densities, and the lowest density that keeps the quality."""
+    yield candidate.format, candidate.density
+    for formats in space.heads(candidate.format):
+        for density in space.densities(candidate.method, formats)[:1]:
+            yield formats, density
 
 
 def _fastest_mixtures(judged: list[Judged]) -> list[Judged]:
@@ -74,9 +89,9 @@ def _fastest_mixtures(judged: list[Judged]) -> list[Judged]:
     take nearly the same time, and would fill the beam."""
     first: dict[str, Judged] = {}
     for one in judged:
-        if not isinstance(one.candidate.format, str):
+        if layer_formats(one.candidate.format):
             first.setdefault(one.candidate.method, one)
-    return [one for one in judged if isinstance(one.candidate.format, str) or first[one.candidate.method] is one]
+    return [one for one in judged if not layer_formats(one.candidate.format) or first[one.candidate.method] is one]
 
 
 def _best_of_each(judged: list[Judged], best: list[Judged]) -> list[Judged]:

@@ -145,10 +145,12 @@ def _remedies(config: PublishConfig, found: Verification, manifest: Manifest) ->
 
 
 def logit_limit(config: PublishConfig, manifest: Manifest) -> float | Off:
-    """Returns the user's limit, else the widest rounding error that the formats of the artifact's units allow."""
+    """Returns the user's limit, else the widest rounding error that the formats of the artifact's units and head
+    allow."""
     if config.max_logit_error is not None:
         return config.max_logit_error
     formats = {whole_format(entry.format) for entry in manifest.families}  # dense logits use both planes
+    formats |= {manifest.head.format} if manifest.head else set()
     return max(plugins.load("coldpress.runtime.quantization", Format, name).MAX_LOGIT_ERROR for name in formats)
 
 

@@ -27,7 +27,6 @@ from coldpress.compiler.candidates import (
     check_format,
     drafts_for,
     families_for,
-    finer_of,
     formats_for,
     methods_for,
     routings_for,
@@ -178,8 +177,8 @@ class BuildConfig:
             if self[key] == AUTO:  # those that a build cannot take are looked at, too
                 found[package] = _plugins.names(package)
         formats = "coldpress.runtime.quantization"
-        finer = finer_of(self["format"]) if self["format"] != AUTO else None  # formats by layer
-        looked_at = _plugins.names(formats) if self["format"] == AUTO else (self["format"], *filter(None, (finer,)))
+        # with a named format a search still looks at others, for single layers and for the head
+        looked_at = _plugins.names(formats) if AUTO in (self["format"], self["method"]) else (self["format"],)
         return {
             **found,
             formats: (

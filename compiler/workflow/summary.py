@@ -56,7 +56,7 @@ def show(folder: Path) -> str:
     ]
     return (
         f"\n{_warning(metrics)}{metrics.model} on {metrics.device}: {metrics.method}, "
-        f"{in_words(metrics.layer_formats or metrics.format)}\n\n"
+        f"{in_words(metrics.beside(metrics.format))}\n\n"
         f"{textwrap.fill(headline(metrics, metrics.device), WIDTH)}\n\n{_written(metrics.sample)}"
         f"{_table(places)}\n\n{_table(rows(metrics))}\n\n  run it\n"
         f"  {run_command(_runtime(), str(artifact), metrics.sample)}"
@@ -243,7 +243,7 @@ def _at(entry: Tried) -> list[str]:
     """Returns how a method was judged: format and cache, and density and perplexity where they are known."""
     sparse = entry.density is not None and entry.density < 1
     return [
-        *([in_words(entry.layer_formats or entry.format)] if entry.format else []),
+        *([in_words(entry.beside(entry.format))] if entry.format else []),
         *([str(entry.cache)] if entry.cache and sparse else []),
         *([f"density {entry.density:.2f}"] if sparse else []),
         *([f"perplexity × {entry.ppl_ratio:.3f}"] if entry.ppl_ratio is not None else []),

@@ -118,7 +118,7 @@ class Decoder:
         tables = artifact.manifest.flash.tables
         self._row_format = plugins.load("coldpress.runtime.quantization", Format, tables[0].format) if tables else None
         self._embedding = None if tables else resident.matrix("embed_tokens")
-        head = resident.matrix("embed_tokens" if self.spec.tie_word_embeddings else "lm_head")
+        head = resident.matrix(self.spec.head_role.removesuffix(".weight"))
         self._head = replace(head, bias=resident.optional_vector("lm_head.bias"))
         self._positions = resident.matrix("embed_positions") if self.spec.position == "learned" else None
         self._inv_freq: dict[RotaryKind, np.ndarray] = {

@@ -12,7 +12,7 @@ in planes encodes and decodes coarse planes; `join` gives the codes of the plain
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,7 +20,17 @@ from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.quantization._bits import pack, unpack
 from coldpress.runtime.quantization._groups import GROUP, SCALE_BYTES, GroupFormat, groups, inverse
-from coldpress.schemas.families import FormatName, Formats, UnitFormat, matrix_formats, slice_formats
+from coldpress.schemas.families import (
+    FormatName,
+    Formats,
+    OwnHead,
+    UnitFormat,
+    head_of,
+    layer_formats,
+    matrix_formats,
+    of_layers,
+    slice_formats,
+)
 from coldpress.schemas.model import MLP_ROLES, MatrixRole
 
 
@@ -162,15 +172,19 @@ def coarsest(formats: Formats) -> FormatName:
     return min(_formats_of(formats), key=_high_bits)
 
 
+def format_fields(formats: Formats) -> dict[str, Any]:
+    """Returns the fields that say formats in a record (`ByLayer`)."""
+    return {"format": coarsest(formats), "layer_formats": layer_formats(formats), "head": head_of(formats)}
+
+
 def finest(formats: Formats) -> FormatName:
     """Returns the one whose units on flash have the fewest bits."""
     return max(_formats_of(formats), key=_high_bits)
 
 
 def _formats_of(formats: Formats) -> list[FormatName]:
-    return sorted(
-        {name for one in ((formats,) if isinstance(formats, str) else formats) for name in slice_formats(one)}
-    )
+    found = of_layers(formats)
+    return sorted({name for one in ((found,) if isinstance(found, str) else found) for name in slice_formats(one)})
 
 
 def _high_bits(name: FormatName) -> int:
@@ -179,14 +193,17 @@ def _high_bits(name: FormatName) -> int:
 
 def finer_matrices(formats: Formats, roles: Sequence[MatrixRole]) -> list[tuple[int, MatrixRole]]:
     """Returns the layers and matrices among `roles` whose format is not the coarsest one."""
-    base, known = coarsest(formats), map(matrix_formats, () if isinstance(formats, str) else formats)
+    base, known = coarsest(formats), map(matrix_formats, layer_formats(formats))
     return [(layer, role) for layer, of_role in enumerate(known) for role in roles if of_role[role] != base]
 
 
 def in_words(formats: Formats) -> str:
-    """Returns a format's name, and for a mixture which layers, or which matrices of them, have the finer one."""
+    """Returns a format's name, for a mixture which layers, or which matrices of them, have the finer one, and that of a
+    head in a format of its own."""
     if isinstance(formats, str):
         return formats
+    if isinstance(formats, OwnHead):
+        return f"{in_words(formats.layers)}, the head in {formats.head.format}"
     roles = MLP_ROLES[-max(len(slice_formats(name)) for name in formats) :]
     finer, names = finer_matrices(formats, roles), f"{coarsest(formats)} with {finest(formats)}"
     layers = {role: [layer for layer, other in finer if other == role] for role in roles}

@@ -12,7 +12,7 @@ from benchmarks.shared.searches import exhaustive
 from coldpress.compiler.candidates import caches_for
 from coldpress.compiler.io import Workspace
 from coldpress.compiler.search import MARGIN, Candidate, Goal, Judged, Space, beam
-from coldpress.compiler.sections import asked_budget_bytes
+from coldpress.compiler.sections import Whole
 from coldpress.compiler.stages import allocate
 from coldpress.compiler.stages.allocate import AllocateConfig, Floor, Inputs, _budgets, searched
 from coldpress.compiler.stages.allocate._searched import Searched
@@ -261,7 +261,7 @@ def test_a_share_is_one_of_what_the_chosen_formats_take(tmp_path: Path, model: M
         found = allocate.run(config, model, activations, DEVICE, work, curves=curves)
         assert found.format == "int8_group32"
         shape = model, found.format, 128, found.kv_cache, DEVICE.flash.page_bytes.value, caches_for("auto")
-        assert [rung.budget.dram_budget_bytes for rung in found.rungs] == list(asked_budget_bytes(budget, *shape))
+        assert [rung.budget.dram_budget_bytes for rung in found.rungs] == list(Whole(*shape).budgets(budget))
 
 
 def test_a_share_that_only_a_larger_format_makes_enough_is_no_refusal(
@@ -273,5 +273,5 @@ def test_a_share_that_only_a_larger_format_makes_enough_is_no_refusal(
     curves = curves_of(wide, tmp_path / "curves", {"topk": CURVE}, losses, num_tokens=TOKENS)
     config = config_of(format="auto", dram_budget="65%")
     found = allocate.run(config, wide, activations, DEVICE, Workspace(tmp_path / "a", "a"), curves=curves)
-    in_int4 = asked_budget_bytes("65%", wide, "int4_group32", 128, "fp16", 4096, caches_for("auto"))
+    in_int4 = tuple(Whole(wide, "int4_group32", 128, "fp16", 4096, caches_for("auto")).budgets("65%"))
     assert found.budget.resident_bytes + found.budget.kv_cache_bytes + found.budget.bookkeeping_bytes > in_int4[0]

@@ -8,7 +8,7 @@ import pytest
 
 from coldpress.compiler import cost_model
 from coldpress.compiler.io import Workspace, load_arrays
-from coldpress.compiler.sections import asked_budget_bytes, kept_arrays, make_sections
+from coldpress.compiler.sections import Whole, kept_arrays, make_sections
 from coldpress.compiler.stages.allocate import AllocateConfig, run
 from coldpress.compiler.workflow import settings
 from coldpress.schemas.activations import Activations
@@ -89,7 +89,7 @@ def test_predictors_are_no_larger_than_every_budget_holds(
 
 def test_a_budget_named_twice_is_refused(tmp_path: Path, model: Model, activations: Activations) -> None:
     with pytest.raises(ColdpressError, match=r"dram_budget=4000000,4MB names 4,000,000 bytes twice; give each budget"):
-        asked_budget_bytes("4000000,4MB", model, "int8_group32", 128, "fp16", 4096)
+        Whole(model, "int8_group32", 128, "fp16", 4096).budgets("4000000,4MB")
     whole = cost_model.dense_footprint_bytes(model, "int8_group32", 128)
     with pytest.raises(ColdpressError, match="twice"):
         divided(tmp_path, model, activations, "50%,50.0%")

@@ -92,9 +92,9 @@ class Building:
         work = Workspace(self._folder / f"{budget}-{curves.num_tokens}", "test")
         (model, corpus, activations), measured = self._records, Passes.differences
 
-        def counted(passes: Passes, title: str, hidden: Any) -> Any:
+        def counted(passes: Passes, title: str, *rest: Any) -> Any:
             self.passes[title] = passes.tokens.size
-            return measured(passes, title, hidden)
+            return measured(passes, title, *rest)
 
         patch.setattr(Passes, "differences", counted)
         config = AllocateConfig(**values | settings)

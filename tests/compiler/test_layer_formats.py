@@ -237,7 +237,7 @@ def test_a_search_compares_formats_by_layer(tmp_path: Path, wide: Source) -> Non
 def test_a_division_by_layer_uses_the_budget_to_the_byte(tmp_path: Path, wide: Source, count: int) -> None:
     config = asked()
     formats, model = mixture(gains(CONCENTRATED, 1), count), wide.model
-    (budget,) = allocate.budgets_bytes(config, model, SLOW)
+    (budget,) = allocate.asked_budgets_of(config, model, SLOW)
     values = {"method": "refine", "density": 0.1, "dram_budget": budget}
     inputs = Inputs(model, Activations.model_construct(layers=()), SLOW, Workspace(tmp_path, "x"), None, 1)
     found = divided(config.model_copy(update=values), inputs, _uniform(0.1), formats)
@@ -262,7 +262,11 @@ def test_a_budget_in_between_is_used(tmp_path: Path, wide: Source, count: int) -
     """As many third bits as fit: what is left, for units, is less than those of another matrix."""
     model, spec, config = wide.model, wide.model.spec, asked()
     inputs = Inputs(model, Activations.model_construct(layers=()), SLOW, Workspace(tmp_path, "x"), None, 1)
-    values = {"method": "refine", "density": 0.1, "dram_budget": allocate.budgets_bytes(config, model, SLOW)[0]}
+    values = {
+        "method": "refine",
+        "density": 0.1,
+        "dram_budget": next(iter(allocate.asked_budgets_of(config, model, SLOW))),
+    }
 
     def division(formats) -> Sparsity:
         return divided(config.model_copy(update=values), inputs, _uniform(0.1), formats)

@@ -8,10 +8,12 @@ from benchmarks.shared.searches import SEARCHES
 from coldpress.compiler.search import MARGIN, Candidate, Goal, Judged, Space
 from coldpress.compiler.stages.allocate._words import front_of, tried_of
 from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import HeadFormat, head_of, of_layers, with_head
 
 METHODS = ("dense", "topk", "wina", "gate")
 FORMATS = ("int4_group32", "int8_group32")
 CACHES = ("lfu", "lru", "static")
+HEAD = HeadFormat(role="lm_head.weight", format="int4_group32")
 LEAST = {"topk": 0.5, "wina": 0.4, "gate": 0.8}
 SPACE = Space(
     methods=METHODS,
@@ -96,6 +98,58 @@ def test_keys_lose_precision_only_for_a_clear_gain(name: str, saved: float, kv_c
 @pytest.mark.parametrize("name", ["beam", "exhaustive"])
 def test_keys_lose_precision_where_nothing_else_fits(name: str) -> None:
     assert best_with_keys(name, 0.0, refused=("fp16",)).candidate.kv_cache == "int8"
+
+
+def best_with_head(name: str, saved: float, refused: bool = False) -> Judged:
+    """The best where a smaller head saves this share of a token's time, and perhaps the default one does not fit."""
+
+    def judge_head(candidate: Candidate) -> Judged:
+        head = head_of(candidate.format)
+        if refused and head is None:
+            return Judged(candidate, refusal="too large", needed_bytes=7)
+        found = judge(replace(candidate, format=of_layers(candidate.format)))
+        return replace(found, candidate=candidate, token_s=found.token_s * (1 - saved * (head is not None)))
+
+    space = replace(SPACE, heads=lambda formats: [with_head(of_layers(formats), HEAD)])
+    best = Goal().best(SEARCHES[name](space, judge_head, Goal()))
+    assert best is not None
+    return best
+
+
+@pytest.mark.parametrize("name", ["beam", "exhaustive"])
+@pytest.mark.parametrize(("saved", "head"), [(0.0, None), (MARGIN - 0.01, None), (MARGIN + 0.01, HEAD)])
+def test_the_head_loses_precision_only_for_a_clear_gain(name: str, saved: float, head: HeadFormat | None) -> None:
+    plain = best_with_head(name, 0.0).candidate
+    formats = with_head(of_layers(plain.format), head)
+    assert best_with_head(name, saved).candidate == replace(plain, format=formats)
+
+
+@pytest.mark.parametrize("name", ["beam", "exhaustive"])
+def test_the_head_loses_precision_where_nothing_else_fits(name: str) -> None:
+    assert head_of(best_with_head(name, 0.0, refused=True).candidate.format) == HEAD
+
+
+def test_keys_stay_whole_where_the_head_s_gain_is_enough() -> None:
+    """Both together save a twentieth, and the head alone nearly as much."""
+    both, head, keys = (1 - MARGIN) * 0.98, (1 - MARGIN) * 0.99, 0.99
+    taken = [made("dense", 1.0), made("dense", head), made("dense", keys), made("dense", both)]
+    formats = with_head("fp16", HEAD)
+    candidates = [
+        replace(one.candidate, format=formats if number % 2 else "fp16", kv_cache="int8" if number > 1 else "fp16")
+        for number, one in enumerate(taken)
+    ]
+    judged = [replace(one, candidate=candidate) for one, candidate in zip(taken, candidates, strict=True)]
+    assert Goal().best(judged) == judged[1]
+
+
+def test_the_record_says_what_a_smaller_head_gains() -> None:
+    plain = made("dense", 0.02)
+    taken = replace(plain, token_s=0.01, candidate=replace(plain.candidate, format=with_head("fp16", HEAD)))
+    (tried,) = tried_of(taken, [plain, taken], {}, Goal())
+    assert (tried.format, tried.head) == ("fp16", HEAD)
+    assert tried.reason is not None
+    assert tried.reason.endswith("; fp16, the head in int4_group32, since the default head takes 2.00 times as long")
+    assert "head" not in tried_of(plain, [plain, taken], {}, Goal())[0].model_dump()
 
 
 def test_the_baseline_leaves_keys_as_they_are() -> None:

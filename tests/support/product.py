@@ -37,7 +37,7 @@ from coldpress.runtime.store.reads import MAX_READ_BYTES
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import SPLITS, Corpus, TokenBlocks
 from coldpress.schemas.device import DeviceProfile
-from coldpress.schemas.families import FAMILIES, mlp_density
+from coldpress.schemas.families import FAMILIES, HeadFormat, mlp_density, with_head
 from coldpress.schemas.layout import placed_parts
 from coldpress.schemas.model import Model
 from tests.support.dag import inputs_for
@@ -77,6 +77,8 @@ class Case:
     """Whether the selector chooses inputs of attention's matrices, too."""
     layer_formats: tuple[str, ...] = ()
     """The format in planes of each layer, where they differ."""
+    head: str | None = None
+    """The head's own format."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -166,18 +168,20 @@ def compiled(source: Source, case: Case, folder: Path) -> Path:
         }
         layers = tuple(range(source.model.spec.num_hidden_layers))
         run_job(Job(stage, settings, records, folder / f"{stage}.json", layers))
-        if stage == "allocate" and case.layer_formats:
+        if stage == "allocate" and (case.layer_formats or case.head):
             _divide_again(source, case, folder, AllocateConfig(**settings))
     return artifact
 
 
 def _divide_again(source: Source, case: Case, folder: Path, config: AllocateConfig) -> None:
-    """Replaces the record of `allocate` by its division with a format for each layer."""
+    """Replaces the record of `allocate` by its division with the formats of each layer and of the head."""
     activations = load_record(folder / "calibrate.json", Activations)
     device, work = load_record(folder / "device.json", DeviceProfile), Workspace(folder / "again", "test")
     inputs = allocate.Inputs(source.model, activations, device, work, None, 1)
-    (budget,) = allocate.budgets_bytes(config, source.model, device)
-    choice = BudgetChoice(config.model_copy(update={"dram_budget": budget}), case.layer_formats)
+    (budget,) = allocate.asked_budgets_of(config, source.model, device)
+    head = HeadFormat(role=source.model.spec.head_role, format=case.head) if case.head else None
+    formats = with_head(case.layer_formats or case.format, head)
+    choice = BudgetChoice(config.model_copy(update={"dram_budget": budget}), formats)
     (found,) = allocate._rungs([choice], inputs)
     save_record(found, folder / "allocate.json")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from coldpress.compiler.cost_model import kv_cache_bytes, predictor_bytes, resident_bytes
+from coldpress.compiler.cost_model import kv_cache_bytes, predictor_bytes, resident_bytes, resident_tensors
 from coldpress.compiler.io import Workspace, save_arrays
 from coldpress.compiler.sections import bookkeeping_bytes, make_sections
 from coldpress.compiler.stages import layout as layout_stage
@@ -25,14 +25,13 @@ from coldpress.compiler.stages.package.hashing import Written
 from coldpress.compiler.stages.package.joined import Codes
 from coldpress.compiler.stages.quantize import QuantizeConfig
 from coldpress.compiler.stages.quantize import run as run_quantize
-from coldpress.compiler.stages.quantize._resident import layer_resident, shared_resident
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization import Format
 from coldpress.schemas.activations import Activations, FamilyStatistics, LayerStatistics
 from coldpress.schemas.base import ArrayFile
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.device import DeviceProfile
-from coldpress.schemas.families import FormatName, Method, num_units
+from coldpress.schemas.families import FormatName, HeadFormat, Method, num_units
 from coldpress.schemas.layout import Collapse, KvCacheFormat, Layout, Plan, Section
 from coldpress.schemas.manifest import FLASH_FILE, PREDICTORS_FILE, RESIDENT_FILE, TABLES_FILE, ArtifactFile, Manifest
 from coldpress.schemas.metrics import (
@@ -48,7 +47,7 @@ from coldpress.schemas.metrics import (
     Sample,
     Verification,
 )
-from coldpress.schemas.model import Model, ModelSpec, rows_on_flash
+from coldpress.schemas.model import Model, ModelSpec
 from coldpress.schemas.order import FamilyOrder, Order
 from coldpress.schemas.package import Package
 from coldpress.schemas.placement import LayerPlacement, Placement
@@ -352,6 +351,8 @@ class Build:
     draft: str = "off"
     """A file of runtime/drafts."""
     name: str = "tiny.coldpress"
+    head: FormatName | None = None
+    """The head's own format."""
 
     def __post_init__(self) -> None:
         """Makes every record but that of `package`."""
@@ -369,7 +370,8 @@ class Build:
             whole_layers=self.whole_layers,
             layers_per_group=self.layers_per_group,
         )
-        sparsity = sparsity.model_copy(update={"cache": self.cache})
+        head = HeadFormat(role=self.spec.head_role, format=self.head) if self.head else None
+        sparsity = sparsity.model_copy(update={"cache": self.cache, "head": head})
         self.sparsity = with_ladder(fitted(sparsity, self.spec, records), [self._rung(*rung) for rung in self.ladder])
         self.placement = tiny_placement(records, self.model, self.sparsity, self.num_pinned)
         self.predictors = tiny_predictors(records, self.model, self.sparsity)
@@ -476,12 +478,14 @@ def manifest_of(
     """Returns the manifest that `package` would write for a layout, to test the reader's rules without files."""
     nowhere = ArrayFile(array_file="", sha256="0" * 64)
     families = families_of(sparsity.method, model.spec)
-    layers = tuple(
-        LayerCodes(layer=layer, arrays=nowhere, resident=layer_resident(model, layer, families, sparsity.format))
-        for layer in range(model.spec.num_hidden_layers)
-    )
-    shared = [one for one in shared_resident(model, sparsity.format) if one.role not in rows_on_flash(model.spec)]
-    codes = Codes("rtn", layers, nowhere, tuple(shared))
+    resident = resident_tensors(model, families, sparsity.format)
+
+    def within(prefix):
+        return tuple(one for one in resident if one.role.startswith(prefix))
+
+    numbers = range(model.spec.num_hidden_layers)
+    layers = tuple(LayerCodes(layer=at, arrays=nowhere, resident=within(f"layers.{at}.")) for at in numbers)
+    codes = Codes("rtn", layers, nowhere, tuple(one for one in resident if one not in within("layers.")))
     corpus = Corpus(name="tiny", text_sha256="0" * 64, splits=())
     inputs = Inputs(model, corpus, sparsity, device, laid.layout, laid.made, (), placement, codes, predictors)
     written = Written(Path("nowhere"))

@@ -28,7 +28,6 @@ from coldpress.compiler.stages.allocate._config import AllocateConfig
 from coldpress.compiler.stages.allocate._division import (
     OverBudgetError,
     asked_budgets_of,
-    budgets_bytes,
     divided,
     method_of,
 )
@@ -62,7 +61,6 @@ __all__ = [
     "OverBudgetError",
     "Searched",
     "asked_budgets_of",
-    "budgets_bytes",
     "needs",
     "run",
     "searched",

@@ -102,6 +102,7 @@ def of_shared(found: Searched, shared: Shared) -> Searched:
         found.space,
         methods=(method,),
         formats=(format_name,),
+        heads=lambda formats: (),
         kv_caches=(kv_cache,),
         densities=lambda *which: found.judge.up_to_all(method, found.space.densities(*which)),
     )

@@ -4,12 +4,11 @@ Resident tensors + predictors + KV cache + bookkeeping + buffers + cache = budge
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from coldpress.compiler.candidates import AUTO, DEFAULT_FORMAT, caches_for, own_cache_options
 from coldpress.compiler.cost_model import all_read_units, kv_cache_bytes, resident_bytes, unit_bytes, weight_bytes
 from coldpress.compiler.dense_run import buffers_of
-from coldpress.compiler.sections import asked_budgets, bookkeeping_bytes, make_sections
+from coldpress.compiler.sections import Whole, bookkeeping_bytes, make_sections
 from coldpress.compiler.shared_settings import DEFAULT_CACHE
 from coldpress.compiler.stages.allocate import _densities
 from coldpress.compiler.stages.allocate._config import AllocateConfig
@@ -17,12 +16,12 @@ from coldpress.compiler.stages.allocate._densities import Question
 from coldpress.compiler.stages.allocate._predictor_sizes import predictor_sizes
 from coldpress.compiler.stages.allocate._rules import Inputs, Method, allocated
 from coldpress.runtime.plugins import load, options_of
-from coldpress.runtime.quantization._planes import coarsest
+from coldpress.runtime.quantization._planes import coarsest, format_fields
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.base import Options
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import DoesNotFitError
-from coldpress.schemas.families import FamilyName, Formats, layer_formats
+from coldpress.schemas.families import FamilyName, Formats
 from coldpress.schemas.layout import CacheName
 from coldpress.schemas.model import Model
 from coldpress.schemas.sparsity import Budget, Densities, Sparsity
@@ -37,17 +36,6 @@ class OverBudgetError(DoesNotFitError):
         self.needed_bytes = needed_bytes
 
 
-@dataclass(frozen=True)
-class _Needs:
-    """Bytes that do not depend on the number of cached units."""
-
-    resident: int
-    kv_cache: int
-    bookkeeping: int
-    predictors: int
-    buffers: int
-
-
 def divided(
     config: AllocateConfig,
     inputs: Inputs,
@@ -58,23 +46,23 @@ def divided(
     they are not all `config.format`, which is their coarsest."""
     formats = formats or config.format
     model, device, spec = inputs.model, inputs.device, inputs.model.spec
-    (budget,) = budgets_bytes(config, model, device, inputs.caches)
+    (dram_budget,) = asked_budgets_of(config, model, device, inputs.caches)
     method = method_of(config.method, config.options, formats, config.layers_per_group, inputs)
     bookkeeping = _bookkeeping_bytes(config, formats, inputs, tuple(method.unit_bytes))
     if densities is None:
-        shares = _shares(config, inputs, method, budget - bookkeeping)
+        shares = _shares(config, inputs, method, dram_budget - bookkeeping)
     else:
         shares = {entry.family: entry.per_layer for entry in densities}
     resident = resident_bytes(model, tuple(shares), formats)
     kv_cache = kv_cache_bytes(spec, config.context_length, config.kv_cache_format)
-    free = budget - resident - kv_cache - bookkeeping
+    free = dram_budget - resident - kv_cache - bookkeeping
     sizes = predictor_sizes(config, model, shares, free)
     predictors = sizes.expected_bytes
     cache = DEFAULT_CACHE if config.cache == AUTO else config.cache
     sparsity = Sparsity(
         method=config.method,
         options=config.options,
-        format=config.format,
+        **format_fields(formats),
         context_length=config.context_length,
         kv_cache=config.kv_cache_format,
         densities=tuple(Densities(family=family, per_layer=values) for family, values in shares.items()),
@@ -82,7 +70,7 @@ def divided(
         predictor_limit_bytes=sizes.limit_bytes,
         predictor_format=config.predictor_format if sizes.largest else None,
         budget=Budget(
-            dram_budget_bytes=budget,
+            dram_budget_bytes=dram_budget,
             resident_bytes=resident,
             predictor_bytes=predictors,
             kv_cache_bytes=kv_cache,
@@ -92,13 +80,13 @@ def divided(
         ),
         cache=cache,
         cache_options=own_cache_options(cache, config.cache_options) if config.cache == AUTO else config.cache_options,
-        layer_formats=layer_formats(formats),
         layers_per_group=config.layers_per_group,
     )
     buffers = sum(buffers_of(model, sparsity, free - predictors, device))
-    left = _cache_bytes(config, budget, _Needs(resident, kv_cache, bookkeeping, predictors, buffers))
-    division = sparsity.budget.model_copy(update={"buffer_bytes": buffers, "cache_bytes": left})
-    return sparsity.model_copy(update={"budget": division})
+    division = sparsity.budget.model_copy(update={"buffer_bytes": buffers})
+    _check(config, division)
+    left = division.dram_budget_bytes - division.needed_bytes
+    return sparsity.model_copy(update={"budget": division.model_copy(update={"cache_bytes": left})})
 
 
 def _bookkeeping_bytes(
@@ -109,13 +97,6 @@ def _bookkeeping_bytes(
     sections = make_sections(spec, families, formats, config.layers_per_group)
     caches = inputs.caches or caches_for(config.cache)
     return bookkeeping_bytes(spec, sections, config.format, config.method, caches, page_bytes, inputs.num_plans)
-
-
-def budgets_bytes(
-    config: AllocateConfig, model: Model, device: DeviceProfile, caches: Collection[CacheName] = ()
-) -> tuple[int, ...]:
-    """Returns the DRAM budgets in bytes, the largest first; see `asked_budgets_of`."""
-    return tuple(asked_budgets_of(config, model, device, caches))
 
 
 def asked_budgets_of(
@@ -130,9 +111,8 @@ def asked_budgets_of(
         DoesNotFitError: if the device has less DRAM.
     """
     format_name = DEFAULT_FORMAT if config.format == AUTO else config.format
-    shape = (format_name, config.context_length, config.kv_cache_format)
-    caches = caches or caches_for(config.cache)
-    found = asked_budgets(config.dram_budget, model, *shape, device.flash.page_bytes.value, caches)
+    shape = (format_name, config.context_length, config.kv_cache_format, device.flash.page_bytes.value)
+    found = Whole(model, *shape, caches or caches_for(config.cache)).budgets(config.dram_budget)
     largest = next(iter(found))
     if largest > device.dram_bytes.value:
         raise DoesNotFitError(
@@ -166,16 +146,14 @@ def method_of(name: str, options: Options, formats: Formats, layers_per_group: i
     return Method(name, selector, own, formats, sizes, reads)
 
 
-def _cache_bytes(config: AllocateConfig, budget: int, needs: _Needs) -> int:
-    """Returns the bytes that remain for units (Eqs. 2 and 8)."""
-    needed = needs.resident + needs.kv_cache + needs.bookkeeping + needs.predictors + needs.buffers
-    if needed > budget:
+def _check(config: AllocateConfig, budget: Budget) -> None:
+    """Refuses a budget that leaves nothing for units (Eqs. 2 and 8)."""
+    if budget.needed_bytes > budget.dram_budget_bytes:
         raise OverBudgetError(
-            f"a DRAM budget of {budget:,} bytes was asked for, {needed:,} are needed before any unit is cached: "
-            f"{needs.resident:,} resident tensors in {config.format}, {needs.kv_cache:,} KV cache of "
-            f"{config.context_length} tokens, {needs.bookkeeping:,} bookkeeping, {needs.predictors:,} predictors, "
-            f"{needs.buffers:,} buffers; "
-            "use a shorter context_length or a smaller format, or raise dram_budget",
-            needed,
+            f"a DRAM budget of {budget.dram_budget_bytes:,} bytes was asked for, {budget.needed_bytes:,} are needed "
+            f"before any unit is cached: {budget.resident_bytes:,} resident tensors in {config.format}, "
+            f"{budget.kv_cache_bytes:,} KV cache of {config.context_length} tokens, {budget.bookkeeping_bytes:,} "
+            f"bookkeeping, {budget.predictor_bytes:,} predictors, {budget.buffer_bytes:,} buffers; use a shorter "
+            "context_length or a smaller format, or raise dram_budget",
+            budget.needed_bytes,
         )
-    return budget - needed

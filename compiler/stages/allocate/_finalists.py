@@ -9,10 +9,10 @@ and nothing else would be faster even with the least loss that the coarse measur
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -115,10 +115,12 @@ class _Rest:
         self._steps = Steps("allocate", 0, "passes")
 
     def fitting(self, budgets: Sequence[int | str]) -> list[Searched]:
-        """Searches without any selector, after measuring again the formats of which few tokens do not tell whether they
-        keep the quality."""
+        """Searches without any selector, after measuring again the formats of layers and head of which few tokens do
+        not tell whether they keep the quality."""
         most = self._floor.max_ppl_ratio
-        self._formats(loss for loss in self.curves.formats if abs(loss.ppl_ratio - most) < ERRORS * _error(loss))
+        self._again("formats", lambda loss: abs(loss.ppl_ratio - most) < ERRORS * _error(loss))
+        left = [most / max(1.0, loss.ppl_ratio) for loss in self.curves.formats if loss.ppl_ratio <= most]
+        self._again("heads", lambda loss: any(abs(loss.ppl_ratio - room) < ERRORS * _error(loss) for room in left))
         return searched_together(self._config, *self._on(self.curves), budgets)
 
     def measured(
@@ -150,7 +152,9 @@ class _Rest:
         routings = routing_curves(config.routing, spec)
         drafts = [name for name in drafting(config.draft, spec) if self._keeps(name)]
         coarsely = [what for what in self._every if what.format is None or self._keeps(what.format)]
-        self._formats(loss for loss in self.curves.formats if self._keeps(loss.format) and _error(loss) > LEAST_ERROR)
+        most = self._floor.max_ppl_ratio
+        self._again("formats", lambda loss: self._keeps(loss.format) and _error(loss) > LEAST_ERROR)
+        self._again("heads", lambda loss: loss.ppl_ratio <= most and _error(loss) > LEAST_ERROR)
         self._steps.expect(len(routings) + len(drafts) + len(coarsely))
         self._add(routings=tuple(map(self._all.routing, routings)))
         for name in drafts:
@@ -165,12 +169,14 @@ class _Rest:
             last = [point for point in curve.points if point.density < 1][-1]
             self._hopes[what] = _Hope([hopeful(curve, self._reached(what))], words=_in_words(last))
 
-    def _formats(self, losses: Iterable[FormatLoss]) -> None:
-        """Measures formats on all tokens."""
-        names = [loss.format for loss in losses if self._all.tokens.shape != self._few.tokens.shape]
+    def _again(self, kind: Literal["formats", "heads"], is_asked: Callable[[FormatLoss], bool]) -> None:
+        """Measures some formats of layers, or of the head, on all tokens."""
+        losses: tuple[FormatLoss, ...] = getattr(self.curves, kind)
+        measure = {"formats": Passes.format, "heads": Passes.head}[kind]
+        names = [loss.format for loss in losses if is_asked(loss) and self._all.tokens.shape != self._few.tokens.shape]
         self._steps.expect(len(names))
-        known = {loss.format: loss for loss in self.curves.formats} | {name: self._all.format(name) for name in names}
-        self.curves = self.curves.model_copy(update={"formats": tuple(known.values())})
+        known = {loss.format: loss for loss in losses} | {name: measure(self._all, name) for name in names}
+        self.curves = self.curves.model_copy(update={kind: tuple(known.values())})
 
     def _on(self, curves: Curves) -> tuple[Inputs, Floor]:
         return replace(self._inputs, curves=curves), replace(self._floor, curves=curves)

@@ -19,7 +19,7 @@ from coldpress.compiler.dense_run import MOST_DRAFTS
 from coldpress.compiler.search import Candidate, Judged, Space
 from coldpress.compiler.seconds import Token
 from coldpress.compiler.stages.allocate._config import UNIFORM_BITS, AllocateConfig
-from coldpress.compiler.stages.allocate._division import OverBudgetError, budgets_bytes, divided
+from coldpress.compiler.stages.allocate._division import OverBudgetError, asked_budgets_of, divided
 from coldpress.compiler.stages.allocate._mixtures import mixtures
 from coldpress.compiler.stages.allocate._quality import Floor
 from coldpress.compiler.stages.allocate._replay import Replays
@@ -32,7 +32,7 @@ from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization._planes import coarsest, in_words, planes_of
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import FormatName, Formats, Method
+from coldpress.schemas.families import FormatName, Formats, Method, head_of, layer_formats
 from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.sparsity import SearchedRouting, Sparsity
 
@@ -55,12 +55,12 @@ class BudgetJudge:
     @property
     def dram_budget_bytes(self) -> int:
         """The budget that candidates are judged under; a share counts the default formats where they are open."""
-        return budgets_bytes(self._config, self._inputs.model, self._inputs.device)[0]
+        return next(iter(asked_budgets_of(self._config, self._inputs.model, self._inputs.device)))
 
     def budget_bytes(self, candidate: Candidate) -> int:
         """Returns the budget of a candidate."""
         inputs = self._inputs
-        return budgets_bytes(self.config_of(candidate), inputs.model, inputs.device, inputs.caches)[0]
+        return next(iter(asked_budgets_of(self.config_of(candidate), inputs.model, inputs.device, inputs.caches)))
 
     @property
     def judged(self) -> tuple[Judged, ...]:
@@ -78,9 +78,15 @@ class BudgetJudge:
             caches=caches_for(config.cache),
             densities=self.densities,
             kv_caches=self.kv_caches,
+            heads=self._heads,
             routings=self.routings,
             budget_density=1 - llm_sparsity(self.dram_budget_bytes, weight_bytes(model, formats[0])),
         )
+
+    def _heads(self, formats: Formats) -> list[Formats]:
+        """Returns formats of layers beside each smaller head; see `Space`."""
+        found = self._floor.with_heads(formats, self._inputs.model.spec)
+        return [one for one in found if (head := head_of(one)) is not None and self._has_known_speed(head.format)]
 
     def _mixtures(self, formats: Sequence[FormatName]) -> Iterator[Formats]:
         """Yields mixtures of each of `formats` with the next finer format, up to as many finer matrices as fit."""
@@ -155,7 +161,7 @@ class BudgetJudge:
         """Returns the densities of a selector in a format that keep the quality; see `Space`. Mixtures are for
         selectors that refine."""
         format_name = coarsest(formats)
-        if not isinstance(formats, str) and not _refines(method):
+        if layer_formats(formats) and not _refines(method):
             return ()
         drafts, named = self._acceptance(format_name) > 0, self._config.draft == COARSE
         if not go_together(method, format_name, self._config.format != AUTO or drafts or named):

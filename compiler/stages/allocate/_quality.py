@@ -14,14 +14,25 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from coldpress.compiler.cost_model import tensor_bytes
 from coldpress.compiler.stages.allocate._mixtures import mixed, saved_share
 from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization._planes import coarsest, finest, in_words, whole_format
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.curves import Curve, Curves, RoutingCurve
-from coldpress.schemas.families import FormatName, Formats, Method
+from coldpress.schemas.families import (
+    FormatName,
+    Formats,
+    HeadFormat,
+    Method,
+    OwnHead,
+    head_of,
+    layer_formats,
+    of_layers,
+)
 from coldpress.schemas.layout import KvCacheFormat, RoutingName
+from coldpress.schemas.model import ModelSpec
 from coldpress.schemas.sparsity import SearchedRouting
 
 STEP = 0.01
@@ -42,13 +53,34 @@ class Floor:
     max_ppl_ratio: float
 
     def format_ratio(self, formats: Formats) -> float:
-        """Returns the perplexity ratio of a format, all units used; at least 1, since a lucky rounding is no credit. Of
-        several formats, the largest."""
+        """Returns the perplexity ratio of formats, all units used; at least 1, since a lucky rounding is no credit. Of
+        several formats of layers, the largest; the losses of layers and head multiply, which `verify` checks."""
+        if isinstance(formats, OwnHead):
+            return self.format_ratio(formats.layers) * self.head_ratio(formats)
         if not isinstance(formats, str):
             return max(map(self.format_ratio, map(coarsest, set(formats))))
         name = formats
         loss = self.curves.draft(name) or self.curves.format_loss(whole_format(name))
         return 1.0 if loss is None else max(1.0, loss.ppl_ratio)
+
+    def head_ratio(self, formats: Formats) -> float:
+        """Returns the perplexity ratio of a head in a format of its own, at least 1; 1 for any other."""
+        head = head_of(formats)
+        ratios = (loss.ppl_ratio for loss in self.curves.heads if head is not None and loss.format == head.format)
+        return max(1.0, next(ratios, 1.0))
+
+    def with_heads(self, layers: Formats, spec: ModelSpec) -> list[Formats]:
+        """Returns formats of layers beside each format of the head that was measured, takes fewer bytes than the one
+        that goes with them, and keeps the floor; none where the floor is open."""
+        most_bytes = tensor_bytes(spec.head_role, (spec.hidden_size,), layers)
+        heads = [HeadFormat(role=spec.head_role, format=loss.format) for loss in self.curves.heads]
+        found = [OwnHead(layers=of_layers(layers), head=head) for head in heads]
+        return [
+            one
+            for one in found
+            if tensor_bytes(spec.head_role, (spec.hidden_size,), one) < most_bytes
+            and self.format_ratio(one) <= self.max_ppl_ratio < math.inf
+        ]
 
     def kv_cache_ratio(self, name: KvCacheFormat) -> float | None:
         """Returns the perplexity ratio of a format of keys and values, at least 1; None if nobody knows."""
@@ -120,14 +152,14 @@ class Floor:
 
     def _besides(self, curve: Curve, name: Formats) -> float:
         """Returns the perplexity ratio of a format that a curve does not include."""
-        return self.format_ratio(name) if curve.format is None else 1.0
+        return self.format_ratio(name) if curve.format is None else self.head_ratio(name)
 
     def of(self, method: Method, name: Formats) -> list[Curve]:
         """Returns a selector's curves that hold in a format; of a mixture, those between its two formats."""
-        if not isinstance(name, str):
+        if layer_formats(name):
             coarser, finer = (self.of(method, one) for one in (coarsest(name), finest(name)))
             return mixed(coarser, finer, saved_share(self.curves, name))
-        return [curve for curve in self.curves.of(method) if curve.format in (None, name)]
+        return [curve for curve in self.curves.of(method) if curve.format in (None, coarsest(name))]
 
     def _around(self, method: Method, name: Formats, resident_share: float) -> tuple[Curve, ...]:
         """Returns the curves of the nearest measured resident shares: one below and one above. The worse one

@@ -117,7 +117,7 @@ class Replays:
 
     def drafting(self, sparsity: Sparsity) -> Costs:
         """Returns what drafts from coarse planes cost in a dense run, and the passes that check them."""
-        shape = sparsity.format, sparsity.context_length, sparsity.budget.dram_budget_bytes, self._inputs.device
+        shape = sparsity.in_one_format, sparsity.context_length, sparsity.budget.dram_budget_bytes, self._inputs.device
         room_bytes = sparsity.budget.buffer_bytes + sparsity.budget.cache_bytes
         return draft_costs(self._inputs.model, *shape, sparsity.kv_cache, room_bytes=room_bytes)
 
@@ -139,7 +139,7 @@ class Replays:
         if sparsity.method != "dense" or sparsity.families != (WHOLE_MLP,) or self._traces_experts(sparsity):
             return None
         budget, device = sparsity.budget, self._inputs.device
-        shape = (sparsity.format, sparsity.context_length, budget.dram_budget_bytes, device, sparsity.kv_cache)
+        shape = (sparsity.in_one_format, sparsity.context_length, budget.dram_budget_bytes, device, sparsity.kv_cache)
         return dense_run(self._inputs.model, *shape, room_bytes=budget.buffer_bytes + budget.cache_bytes)
 
     def _traces_experts(self, sparsity: Sparsity) -> bool:

@@ -8,7 +8,7 @@ from functools import cached_property
 from coldpress.compiler.candidates import formats_for
 from coldpress.compiler.search import Goal, Judged, Search, Space, beam, fastest_dense
 from coldpress.compiler.stages.allocate._config import AllocateConfig
-from coldpress.compiler.stages.allocate._division import OverBudgetError, budgets_bytes
+from coldpress.compiler.stages.allocate._division import OverBudgetError, asked_budgets_of
 from coldpress.compiler.stages.allocate._judge import BudgetJudge
 from coldpress.compiler.stages.allocate._quality import Floor
 from coldpress.compiler.stages.allocate._replay import Replays
@@ -77,7 +77,7 @@ def searched(
     Raises:
         DoesNotFitError: if the device has less DRAM than the budget.
     """
-    budgets_bytes(config, inputs.model, inputs.device)
+    asked_budgets_of(config, inputs.model, inputs.device)
     replays = replays or Replays(inputs, config.overprediction)
     judge = BudgetJudge(config, inputs, floor, replays)
     for name in sorted({*formats_for(config.format)} - {*judge.formats}):

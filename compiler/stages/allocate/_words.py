@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from coldpress.compiler.search import Goal, Judged, fastest_dense
 from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
-from coldpress.runtime.quantization._planes import coarsest, in_words
+from coldpress.runtime.quantization._planes import format_fields, in_words
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import Method, layer_formats
+from coldpress.schemas.families import Method, layer_formats, of_layers
 from coldpress.schemas.sparsity import Tried
 
 
@@ -29,7 +29,7 @@ def tried_of(
     found = [
         _entry(
             one,
-            _why_best(one, dense, goal, alone) + _mixtures(one, judged) + _keys(one, judged)
+            _why_best(one, dense, goal, alone) + _mixtures(one, judged) + _head(one, judged) + _keys(one, judged)
             if one is best
             else _over_dense(one, dense),
         )
@@ -68,8 +68,7 @@ def _entry(one: Judged, reason: str) -> Tried:
     candidate = one.candidate
     return Tried(
         method=candidate.method,
-        format=coarsest(candidate.format),
-        layer_formats=layer_formats(candidate.format),
+        **format_fields(candidate.format),
         cache=candidate.cache,
         kv_cache=candidate.kv_cache,
         token_s=one.token_s,
@@ -101,6 +100,17 @@ def _shared(one: Judged) -> str:
     return f"{method} in {in_words(format_name)}{of_keys}"
 
 
+def _head(one: Judged, judged: Sequence[Judged]) -> str:
+    """Compares a head in a format of its own with the default one; empty if the best candidate has that."""
+    layers = of_layers(one.candidate.format)
+    if layers == one.candidate.format:
+        return ""
+    others = [other for other in judged if replace(other.candidate, format=one.candidate.format) == one.candidate]
+    plain = next((other for other in others if other.candidate.format == layers and other.refusal is None), None)
+    without = "does not fit" if plain is None else f"takes {_times(plain, one)}"
+    return f"; {in_words(one.candidate.format)}, since the default head {without}"
+
+
 def _keys(one: Judged, judged: Sequence[Judged]) -> str:
     """Compares the formats of keys and values that the best candidate was judged with; empty if it was only one."""
     found = ""
@@ -118,8 +128,9 @@ def _mixtures(one: Judged, judged: Sequence[Judged]) -> str:
     """Compares mixtures of formats with the best of the same selector in one format; empty if there were none to
     compare."""
     others = [other for other in judged if other.candidate.method == one.candidate.method and other.refusal is None]
-    uniform, mixed = ([other for other in others if isinstance(other.candidate.format, kind)] for kind in (str, tuple))
-    if one in mixed:
+    mixed = [other for other in others if layer_formats(other.candidate.format)]
+    uniform = [other for other in others if not layer_formats(other.candidate.format)]
+    if layer_formats(one.candidate.format):
         words = f"; {in_words(one.candidate.format)}, the matrices that save the most loss"
         best = min(uniform, key=lambda other: other.token_s, default=None)
         return words if best is None else f"{words}: with one format everywhere, the best takes {_times(best, one)}"

@@ -16,12 +16,12 @@ DRAM; `flash` also prices reads, which no model determines: its curves are for a
 
 The pass of the whole model records a trace: the signals of a few layers, with which `allocate` replays each candidate's
 requests. Codes are those that the build's algorithm chooses, where it needs Gram matrices by those of the whole model,
-since nothing is left out yet. A format's loss is that of all matrices of the layers; a KV cache's, that of keys and
-values rounded head by head. Where a selector refines, one pass also measures what each matrix gains by a finer coarse
-plane (compiler/quality/gains.py). In a mixture, routers that prefer experts in DRAM are measured with an LFU cache in
-the loop, too, at several strengths (compiler/quality/routings.py). A draft from coarse planes is accepted where its
-greedy choice is that of both planes. Each pass leaves a file, so that a run that was interrupted goes on with the next
-pass.
+since nothing is left out yet. A format's loss is that of all matrices of the layers, or of the head alone; a KV
+cache's, that of keys and values rounded head by head. Where a selector refines, one pass also measures what each matrix
+gains by a finer coarse plane (compiler/quality/gains.py). In a mixture, routers that prefer experts in DRAM are
+measured with an LFU cache in the loop, too, at several strengths (compiler/quality/routings.py). A draft from coarse
+planes is accepted where its greedy choice is that of both planes. Each pass leaves a file, so that a run that was
+interrupted goes on with the next pass.
 """
 
 from collections.abc import Iterable
@@ -35,7 +35,7 @@ from coldpress.compiler.quality.needs import needs_of_passes
 from coldpress.compiler.quality.passes import Passes, PassesConfig, remove_grams, rounding_of
 from coldpress.compiler.quality.routings import routing_curves
 from coldpress.compiler.quality.trace import few_tokens, whole_run
-from coldpress.compiler.quality.variants import asked, drafting, plain_formats, refining
+from coldpress.compiler.quality.variants import asked, drafting, head_formats, plain_formats, refining
 from coldpress.compiler.rounding._matrix import NEAREST, Rounding
 from coldpress.compiler.shared_settings import WHOLE, DraftSetting, MethodSetting, RoutingSetting
 from coldpress.compiler.steps import Steps
@@ -94,7 +94,7 @@ def explored(
         drafts = drafting(config.draft, spec)
         routings = routing_curves(config.routing, spec)
     (reasons, curves), pairs = asked(options, spec), refining(options)
-    measured = (plain_formats(), curves, kv_caches, drafts, pairs, routings)
+    measured = (plain_formats(), head_formats(), curves, kv_caches, drafts, pairs, routings)
     steps = Steps("explore", 1 + sum(map(len, measured)), "passes")
     trace, whole = whole_run(stream, tokens, trace_layers, work)
     steps.add()
@@ -108,6 +108,7 @@ def explored(
             passes.curve(along, options[along.method], activations, formats, as_large=as_large) for along in curves
         ),
         formats=tuple(formats.values()),
+        heads=tuple(map(passes.head, head_formats())),
         kv_caches=tuple(map(passes.kv_cache, kv_caches)),
         drafts=tuple(map(passes.draft, drafts)),
         layer_gains=tuple(passes.gains(*pair) for pair in pairs),

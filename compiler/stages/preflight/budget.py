@@ -1,6 +1,6 @@
 """Checks a DRAM budget against what must be in DRAM before any unit is cached, and says what would do instead."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
@@ -9,12 +9,13 @@ from coldpress.compiler.candidates import AUTO, families_for, formats_for, own_o
 from coldpress.compiler.cost_model import kv_cache_bytes, parse_share, read_buffer_bytes, resident_tensors, tensor_bytes
 from coldpress.compiler.dense_run import dense_run
 from coldpress.compiler.needs import Build
-from coldpress.compiler.sections import asked_budget_bytes, bookkeeping_bytes, least_budget, make_sections
+from coldpress.compiler.quality.variants import head_formats
+from coldpress.compiler.sections import Whole, bookkeeping_bytes, make_sections
 from coldpress.runtime.plan.kv_cache import formats_of
 from coldpress.runtime.quantities import show_bytes
+from coldpress.runtime.quantization._planes import coarsest
 from coldpress.schemas.errors import DoesNotFitError
-from coldpress.schemas.families import FamilyName, FormatName
-from coldpress.schemas.layout import KvCacheFormat
+from coldpress.schemas.families import FamilyName, FormatName, Formats, HeadFormat, with_head
 
 LEAST_CONTEXT = 256
 """Shortest context that is proposed."""
@@ -24,11 +25,10 @@ class Need(NamedTuple):
     """The least DRAM of one way to build."""
 
     build: Build
-    method: str
-    format: FormatName
-    kv_cache: KvCacheFormat
+    whole: Whole
+    """What a share counts, in the formats of the layers and of the KV cache."""
     asked_bytes: int
-    """The smallest of the asked budgets; a share counts in these formats."""
+    """The smallest of the asked budgets."""
     parts: dict[str, int]
     """Bytes by use."""
 
@@ -42,30 +42,28 @@ class Need(NamedTuple):
         """Whether the asked budget holds them."""
         return self.least_bytes <= self.asked_bytes
 
-    @property
-    def least(self) -> str:
-        """The value of dram_budget that would do: bytes, and a percentage if one does."""
-        shape = (self.format, self.build.context_length, self.kv_cache, self.build.page_bytes, self.build.caches)
-        return least_budget(self.least_bytes, self.build.model, *shape)
 
-
-def least_needs(build: Build) -> Iterator[Need]:
-    """Yields the least DRAM of each selector, format and format of keys and values that the build may take."""
-    asked = build.settings["allocate"]["dram_budget"]
-    shape = build.model, build.context_length
-    for kv_cache, name in product(build.kv_caches, build.formats):
-        budgets = asked_budget_bytes(asked, shape[0], name, shape[1], kv_cache, build.page_bytes, build.caches)
-        kept = {f"KV cache of {shape[1]:,} tokens": kv_cache_bytes(build.model.spec, shape[1], kv_cache)}
+def least_needs(build: Build, heads: Sequence[FormatName | None] = (None,)) -> Iterator[Need]:
+    """Yields the least DRAM of each selector, format and format of keys and values that the build may take, beside each
+    of some formats of the head; None: the one that goes with the layers'."""
+    asked, role = build.settings["allocate"]["dram_budget"], build.model.spec.head_role
+    length = build.context_length
+    for kv_cache, name, own in product(build.kv_caches, build.formats, heads):
+        formats = with_head(name, None if own is None else HeadFormat(role=role, format=own))
+        whole = Whole(build.model, name, length, kv_cache, build.page_bytes, build.caches)
+        budgets = tuple(whole.budgets(asked))
+        kept = {f"KV cache of {length:,} tokens": kv_cache_bytes(build.model.spec, length, kv_cache)}
         for method in build.methods:
-            yield Need(build, method, name, kv_cache, budgets[-1], _tensors(build, method, name, len(budgets)) | kept)
+            yield Need(build, whole, budgets[-1], _tensors(build, method, formats, len(budgets)) | kept)
 
 
-def _tensors(build: Build, method: str, name: FormatName, num_plans: int) -> dict[str, int]:
-    model, page_bytes = build.model, build.page_bytes
+def _tensors(build: Build, method: str, formats: Formats, num_plans: int) -> dict[str, int]:
+    model, page_bytes, name = build.model, build.page_bytes, coarsest(formats)
     options = own_options(method, build.options) if build.method == AUTO else build.options
     families: tuple[FamilyName, ...] = families_for(method, options, model.spec)
     sections = make_sections(model.spec, families, name, build.layers_per_group)
-    sizes = {one.role: tensor_bytes(one.role, one.shape, name) for one in resident_tensors(model, families, name)}
+    tensors = resident_tensors(model, families, formats)
+    sizes = {one.role: tensor_bytes(one.role, one.shape, formats) for one in tensors}
     head = sum(size for role, size in sizes.items() if not role.startswith("layers."))
     return {
         "head and what else is outside of layers": head,
@@ -83,7 +81,9 @@ def check(build: Build) -> None:
             would do.
     """
     needs = list(least_needs(build))
-    if any(need.fits for need in needs):
+    # what a smaller head loses is measured later, so that `allocate` refuses it if it must
+    smaller = least_needs(build, head_formats()) if build.method == AUTO else ()
+    if any(need.fits for need in (*needs, *smaller)):
         return
     closest = min(needs, key=lambda need: need.least_bytes / need.asked_bytes)
     uses = ", ".join(f"{show_bytes(size)} {name}" for name, size in closest.parts.items())
@@ -91,22 +91,26 @@ def check(build: Build) -> None:
     instead = f"; with the budget as it is, {' or '.join(others)} would do" if others else ""
     raise DoesNotFitError(
         f"a DRAM budget of {closest.asked_bytes:,} bytes was asked for{_share_of(closest)}, {closest.least_bytes:,} "
-        f"are needed before any unit is cached, in {closest.format}: {uses}; raise dram_budget to at least "
-        f"{closest.least}{_speed(closest)}{instead}"
+        f"are needed before any unit is cached, in {closest.whole.format}: {uses}; raise dram_budget to at least "
+        f"{closest.whole.budget_for(closest.least_bytes)}{_speed(closest)}{instead}"
     )
 
 
 def _share_of(need: Need) -> str:
     asked = str(need.build.settings["allocate"]["dram_budget"])
     shares = [one.strip() for one in asked.split(",") if parse_share(one) is not None]
-    return f" ({shares[-1]} of the weights and the KV cache in {need.format} and {need.kv_cache})" if shares else ""
+    return (
+        f" ({shares[-1]} of the weights and the KV cache in {need.whole.format} and {need.whole.kv_cache})"
+        if shares
+        else ""
+    )
 
 
 def _speed(need: Need) -> str:
     """Returns the speed of a dense run with the least budget, for a sentence; empty where none fits it."""
-    build = need.build
-    run = dense_run(build.model, need.format, build.context_length, need.least_bytes, build.device, need.kv_cache)
-    return f", which gives about {1 / run.token_s:.3g} tokens/s on {build.device.name}" if run is not None else ""
+    device, (model, name, length, kv_cache, *_) = need.build.device, need.whole
+    run = dense_run(model, name, length, need.least_bytes, device, kv_cache)
+    return f", which gives about {1 / run.token_s:.3g} tokens/s on {device.name}" if run is not None else ""
 
 
 def _remedies(build: Build) -> Iterator[tuple[str, Need]]:

@@ -9,21 +9,21 @@ another.
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from coldpress.compiler.cost_model import whole_tensors
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.rounding._matrix import Known, grams_of, matrix_of
 from coldpress.compiler.rounding._weights import Algorithm
 from coldpress.compiler.shared_settings import AlgorithmSetting
-from coldpress.compiler.stages.quantize._resident import coarse_tensors, layer_resident, shared_resident
 from coldpress.compiler.stages.quantize._units import encode_resident, encode_units
 from coldpress.runtime.artifact.contents import coarse_role
 from coldpress.runtime.plugins import load
-from coldpress.runtime.quantization._planes import planes_of, unit_planes
+from coldpress.runtime.quantization._planes import unit_planes
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import format_at, layers_of
 from coldpress.schemas.gram import GramMatrices, measured_roles
@@ -67,7 +67,8 @@ def run(
         raise ColdpressError(
             f"algorithm={config.algorithm} needs Gram matrices of the model's inputs, and {found}; run gram first"
         )
-    shared = shared_resident(model, sparsity.format) if 0 in layers else ()
+    whole = tuple(whole_tensors(model, sparsity.families, sparsity.formats))
+    shared = tuple(tensor for tensor in whole if not tensor.role.startswith("layers.")) if 0 in layers else ()
     known_of = functools.partial(_known, model, gram if algorithm.NEEDS_GRAM else None, importance)
 
     def make_shared() -> dict[str, np.ndarray]:
@@ -77,7 +78,7 @@ def run(
     return Quantized(
         algorithm=config.algorithm,
         format=sparsity.format,
-        layers=tuple(_quantize_layer(algorithm, model, sparsity, layer, work, known_of) for layer in layers),
+        layers=tuple(_quantize_layer(algorithm, model, sparsity, whole, layer, work, known_of) for layer in layers),
         shared=work.once("shared", make_shared) if shared else None,
         shared_resident=shared,
     )
@@ -104,28 +105,30 @@ def _quantize_layer(
     algorithm: Algorithm,
     model: Model,
     sparsity: Sparsity,
+    whole: Sequence[ResidentTensor],
     layer: int,
     work: Workspace,
     known_of: Callable[[int], Known],
 ) -> LayerCodes:
     families = tuple(family for family in sparsity.families if layer in layers_of(family, model.spec))
     formats = {family: format_at(sparsity.formats, layer, family) for family in families}
-    matrices = layer_resident(model, layer, families, sparsity.formats)
-    coarse = coarse_tensors(model, layer, families, sparsity.formats) if planes_of(sparsity.format) else ()
+    prefix = f"layers.{layer}."
+    resident = tuple(tensor for tensor in whole if tensor.role.startswith(prefix))
+    matrices = tuple(tensor for tensor in resident if not tensor.role.endswith(".coarse"))
 
     def make() -> dict[str, np.ndarray]:
         logger.info("quantize: layer %d of %d", layer + 1, model.spec.num_hidden_layers)
         known = known_of(layer)
-        arrays = _encode_resident(algorithm, model, matrices, f"layers.{layer}.", known)
+        arrays = _encode_resident(algorithm, model, matrices, prefix, known)
         for family, name in formats.items():
             codes, planes = encode_units(algorithm, model, layer, family, name, known), unit_planes(name)
             if planes is not None:
                 coarse, codes = planes.split(codes)
-                arrays[coarse_role(layer, family).removeprefix(f"layers.{layer}.")] = coarse
+                arrays[coarse_role(layer, family).removeprefix(prefix)] = coarse
             arrays[f"units.{family}"] = codes
         return arrays
 
-    return LayerCodes(layer=layer, arrays=work.once(f"layer-{layer}", make), resident=(*matrices, *coarse))
+    return LayerCodes(layer=layer, arrays=work.once(f"layer-{layer}", make), resident=resident)
 
 
 def _encode_resident(

@@ -88,7 +88,7 @@ def front_rows(metrics: Metrics) -> list[tuple[str, ...]]:
 
 
 def _front_row(found: Tried, chosen: tuple[Tried, ...]) -> tuple[str, ...]:
-    formats = found.layer_formats or found.format
+    formats = found.beside(found.format) if found.format else ""
     return (
         found.method + (", chosen" if is_chosen(found, chosen) else ""),
         in_words(formats) if formats else "",

@@ -11,10 +11,11 @@ from coldpress.compiler.activity.packed_bits import adjacent_share
 from coldpress.compiler.cost_model import tensor_bytes
 from coldpress.compiler.dense_run import dense_run
 from coldpress.compiler.io import load_arrays
-from coldpress.compiler.sections import asked_budget_bytes
+from coldpress.compiler.sections import Whole
 from coldpress.runtime.artifact.contents import coarse_bytes
 from coldpress.runtime.plan.bookkeeping import counted_bytes, joined_bytes, row_buffer_bytes
 from coldpress.runtime.plan.budget import holds_everything
+from coldpress.runtime.quantization._planes import format_fields
 from coldpress.schemas.activations import Activations, FamilyStatistics
 from coldpress.schemas.curves import Curves
 from coldpress.schemas.device import DeviceProfile
@@ -97,8 +98,7 @@ def make_metrics(
         model=model.name,
         device=device.name,
         method=sparsity.method,
-        format=sparsity.format,
-        layer_formats=sparsity.layer_formats,
+        **format_fields(sparsity.formats),
         artifact_bytes=package.artifact_bytes,
         flash_bytes=package.flash_bytes,
         resident_bytes=package.resident_bytes,
@@ -114,7 +114,7 @@ def make_metrics(
         in_dram=tuple(_in_dram(model, device, sparsity, plan, found, curves)),
         flash_s_per_token=run.modelled_flash_s / run.num_tokens,
         dram_s_per_token=run.modelled_dram_s / run.num_tokens,
-        dram_parts=budget_parts(model, sparsity.format, layout, plans),
+        dram_parts=budget_parts(model, sparsity, layout, plans),
         tried=sparsity.tried,
         front=sparsity.front,
         provenance=package.provenance,
@@ -151,8 +151,8 @@ def all_in_dram(
 ) -> WholeInDram:
     """Returns the DRAM that the whole model takes, and the speed of the dense run there, which reads nothing; nothing
     of its perplexity."""
-    page_bytes = device.flash.page_bytes.value
-    (dram_bytes,) = asked_budget_bytes("100%", model, format_name, context_length, kv_cache, page_bytes)
+    whole = Whole(model, format_name, context_length, kv_cache, device.flash.page_bytes.value)
+    (dram_bytes,) = whole.budgets("100%")
     run = dense_run(model, format_name, context_length, dram_bytes, device, kv_cache)
     assert run is not None
     return WholeInDram(
@@ -164,9 +164,9 @@ def all_in_dram(
     )
 
 
-def budget_parts(model: Model, format_name: FormatName, layout: Layout, plans: Plans) -> dict[str, int]:
+def budget_parts(model: Model, sparsity: Sparsity, layout: Layout, plans: Plans) -> dict[str, int]:
     """Returns the uses of the DRAM budget and the bytes of each; they sum to it."""
-    plan, spec = plans.largest_plan, model.spec
+    plan, spec, format_name = plans.largest_plan, model.spec, sparsity.format
     arrays = [array for one in plans.plans for array in one.arrays]
     caches = {one.cache for one in plans.plans}
     joined = joined_bytes(layout.sections, format_name)
@@ -179,7 +179,7 @@ def budget_parts(model: Model, format_name: FormatName, layout: Layout, plans: P
     coarse = sum(coarse_bytes(section.family, spec, section.format or format_name) for _, section in planned)
     by_row = {table.role: table.length_bytes for table in layout.tables}
     tensors = {role: model.tensors[role].shape for role in EMBEDDINGS if role in model.tensors and role not in by_row}
-    embeddings = sum(tensor_bytes(role, shape, format_name) for role, shape in tensors.items())
+    embeddings = sum(tensor_bytes(role, shape, sparsity.formats) for role, shape in tensors.items())
     held = plan.resident_bytes + plan.predictor_bytes + plan.kv_cache_bytes + bookkeeping + pinned + slots
     holds_tables = not reads and held + sum(by_row.values()) <= plan.dram_budget_bytes
     parts = {  # in words of USES (compiler/stages/report/dram.py), which the page shows them by
