@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,7 +105,7 @@ def test_losses_of_layers_and_head_multiply(model: Model, tmp_path: Path) -> Non
 
 
 def allocated(model: Model, activations: Activations, curves: Curves, folder: Path, budget: str) -> Sparsity:
-    values = {"method": "auto", "format": "int8_group32", "cache": "static", "context_length": 64}
+    values: dict[str, Any] = {"method": "auto", "format": "int8_group32", "cache": "static", "context_length": 64}
     config = AllocateConfig(**values, dram_budget=budget, max_ppl_ratio=1.05)
     return allocate.run(config, model, activations, device_of(), Workspace(folder / budget, "test"), curves=curves)
 
@@ -149,9 +150,9 @@ def test_it_is_taken_where_the_default_one_does_not_fit(model: Model, activation
 # An artifact
 
 
-def logits_of(folder: Path, **kind: str) -> tuple[np.ndarray, Build]:
+def logits_of(folder: Path, head: str | None = None) -> tuple[np.ndarray, Build]:
     """Returns the logits of a few decoded tokens, [T, vocab_size], and the build."""
-    build = Build(folder, method="dense", format_name="fp16", **kind)
+    build = Build(folder, method="dense", format_name="fp16", head=head)
     build.package()
     session = Session(build.artifact)
     session.decoder.begin(len(DECODED))
