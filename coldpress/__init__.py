@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from coldpress.compiler.python_api import build, quote
-    from coldpress.runtime.model import Completion, Model, Stats, load
+    from coldpress.runtime.generate.completion import Completion
+    from coldpress.runtime.model import Model, Stats, load
     from coldpress.schemas import __version__
     from coldpress.schemas.errors import ColdpressError
 
@@ -21,7 +22,7 @@ __all__ = ["ColdpressError", "Completion", "Model", "Stats", "__version__", "bui
 
 _MODULES = {
     "ColdpressError": "coldpress.schemas.errors",
-    "Completion": "coldpress.runtime.model",
+    "Completion": "coldpress.runtime.generate.completion",
     "Model": "coldpress.runtime.model",
     "Stats": "coldpress.runtime.model",
     "__version__": "coldpress.schemas",

@@ -8,23 +8,23 @@ Prompts are texts or token ids. All of it goes through one session (runtime/gene
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal, TypedDict, overload
+from typing import TypedDict, overload
 
 import numpy as np
 from typing_extensions import Unpack
 
-from coldpress.runtime.generate.batch import Prompt, Room, generate_each, room_of
+from coldpress.runtime.generate.batch import Room, generate_each, room_of
 from coldpress.runtime.generate.choice import asked_bytes, budget_at
-from coldpress.runtime.generate.logprobs import TokenLogprobs, logprobs_of
+from coldpress.runtime.generate.completion import Completion, Continuation, Totals
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.generate.statistics import Token
 from coldpress.runtime.generate.token_ids import token_array
 from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.text.chat import ChatTemplate, Message
-from coldpress.runtime.text.stream import TextStream
 from coldpress.runtime.text.tokenizer import TextCodec
 from coldpress.schemas.errors import ColdpressError
 
@@ -45,26 +45,6 @@ class Drawing(TypedDict, total=False):
     min_p: float
     repetition_penalty: float
     seed: int
-
-
-@dataclass(frozen=True)
-class Completion:
-    """The continuation of one prompt; `str()` gives its text."""
-
-    text: str
-    """Without the prompt, without a stop string and what follows it; empty for an artifact without a tokenizer."""
-    token_ids: tuple[int, ...]
-    """The new tokens; one that ended the text is the last."""
-    prompt_token_ids: tuple[int, ...]
-    finish_reason: Literal["stop", "length"]
-    """`stop` at a stop string or an end-of-sequence token, `length` at `max_new_tokens`."""
-    stop: str | None
-    """The stop string that was found."""
-    logprobs: tuple[TokenLogprobs, ...] | None
-    """One for each new token; None if they were not asked for."""
-
-    def __str__(self) -> str:
-        return self.text
 
 
 @dataclass(frozen=True)
@@ -109,7 +89,7 @@ class Model:
         self._session = Session(path, dram_budget_bytes=budget_at(path, dram), identity=identity)
         self._codec = TextCodec.of(self._session.artifact)
         self._template: ChatTemplate | None = None
-        self._cost = _Cost()
+        self._totals = Totals()
 
     def __enter__(self) -> "Model":
         """Returns the model itself."""
@@ -138,17 +118,16 @@ class Model:
     @property
     def stats(self) -> Stats:
         """Returns what the model has done so far."""
-        cost, plan = self._cost, self._session.plan
-        lookups = cost.hits + cost.misses
+        totals, plan = self._totals, self._session.plan
         return Stats(
-            prompt_tokens=cost.prompt_tokens,
-            new_tokens=cost.new_tokens,
-            seconds=cost.prefill_s + cost.decode_s,
-            decode_tokens_per_s=cost.decoded / cost.decode_s if cost.decode_s else 0.0,
-            read_bytes=cost.read_bytes,
-            hits=cost.hits,
-            misses=cost.misses,
-            hit_rate=cost.hits / lookups if lookups else 0.0,
+            prompt_tokens=totals.prompt_tokens,
+            new_tokens=totals.new_tokens,
+            seconds=totals.prefill_s + totals.decode_s,
+            decode_tokens_per_s=totals.decoded / totals.decode_s if totals.decode_s else 0.0,
+            read_bytes=totals.read_bytes,
+            hits=totals.hits,
+            misses=totals.misses,
+            hit_rate=totals.hit_rate,
             dram_budget_bytes=plan.dram_budget_bytes,
             dram_used_bytes=self._session.store.dram_used_bytes,
             context_length=plan.context_length,
@@ -236,18 +215,15 @@ class Model:
         """
         prompts, is_one = _prompts_of(prompt)
         sampling = Sampling(**drawing)
-        runs = [
-            self._run(each, stop, logprobs, replace(sampling, seed=sampling.seed + place))
-            for place, each in enumerate(prompts)
-        ]
+        runs = [self._begun(each, stop, logprobs, ignore_eos) for each in prompts]
         if is_one and logprobs is None:
             (run,) = runs
             self._session.generate(
-                run.ids, max_new_tokens, sampling=sampling, ignore_eos=ignore_eos, on_token=self._counted(run)
+                run.ids, max_new_tokens, sampling=sampling, ignore_eos=ignore_eos, on_token=partial(self._add, run)
             )
-            return run.completion(self._eos(ignore_eos))
-        self._run_together(runs, max_new_tokens, ignore_eos)
-        found = [run.completion(self._eos(ignore_eos)) for run in runs]
+            return run.completion()
+        self._run_together(runs, max_new_tokens, sampling, ignore_eos)
+        found = [run.completion() for run in runs]
         return found[0] if is_one else found
 
     def stream(
@@ -265,8 +241,8 @@ class Model:
         is closed. Arguments and errors are those of `generate`; the artifact must have a tokenizer.
         """
         self._known_codec()
-        run = self._run(prompt, stop, None, Sampling(**drawing))
-        return self._pieces(run, max_new_tokens, ignore_eos)
+        run, sampling = self._begun(prompt, stop, None, ignore_eos), Sampling(**drawing)
+        return self._pieces(run, max_new_tokens, sampling, ignore_eos)
 
     def chat(
         self,
@@ -283,19 +259,22 @@ class Model:
     def _known_codec(self) -> TextCodec:
         return self._codec or TextCodec(self._session.artifact)  # which says that there is no tokenizer
 
-    def _eos(self, ignore_eos: bool) -> frozenset[int]:
-        return frozenset(() if ignore_eos else self._session.artifact.manifest.model.eos_token_ids)
-
-    def _run(self, prompt: Text, stop: Sequence[str], num_top: int | None, sampling: Sampling) -> "_Run":
+    def _begun(self, prompt: Text, stop: Sequence[str], num_top: int | None, ignore_eos: bool) -> Continuation:
         if isinstance(stop, str):
             raise ColdpressError(f"stop is the text {stop!r}, expected a list of texts; write [{stop!r}]")
         if num_top is not None and num_top < 0:
             raise ColdpressError(f"logprobs is {num_top}, expected a whole number of at least 0, or None")
-        codec = self._known_codec() if isinstance(prompt, str) or stop else self._codec
-        ids = codec.encode(prompt) if codec and isinstance(prompt, str) else token_array(_ids(prompt)).tolist()
-        return _Run(ids, TextStream(codec, ids, stop) if codec else None, num_top, sampling)
+        ids = self.encode(prompt) if isinstance(prompt, str) else token_array(prompt).tolist()
+        eos_ids = frozenset(() if ignore_eos else self._session.artifact.manifest.model.eos_token_ids)
+        return Continuation(self._codec, ids, stop, num_top, eos_ids)
 
-    def _run_together(self, runs: Sequence["_Run"], max_new_tokens: int, ignore_eos: bool) -> None:
+    def _add(self, run: Continuation, token: Token) -> bool:
+        self._totals.add(token, len(run.ids))
+        return run.add(token)
+
+    def _run_together(
+        self, runs: Sequence[Continuation], max_new_tokens: int, sampling: Sampling, ignore_eos: bool
+    ) -> None:
         decoder = self._session.decoder
         for run in runs:
             decoder.check_tokens(np.array(run.ids, np.int64))
@@ -304,30 +283,24 @@ class Model:
             return
         most = 1 if decoder.sees_residency else FEW_TOKENS
         room = Room(1, max(lengths), max(lengths)) if most == 1 else room_of(self._session, lengths, most)
-        prompts = [Prompt(run.ids, run.sampling, on_logits=None if run.num_top is None else run.see) for run in runs]
-        counted = [self._counted(run) for run in runs]
+        prompts = [run.prompt(sampling.at(place)) for place, run in enumerate(runs)]
 
         def add(number: int, token: Token) -> bool:
-            return counted[number](token)
+            return self._add(runs[number], token)
 
         for _ in generate_each(self._session, prompts, max_new_tokens, room, ignore_eos=ignore_eos, on_token=add):
             pass
 
-    def _counted(self, run: "_Run") -> "_Counting":
-        return _Counting(run, self._cost)
-
-    def _pieces(self, run: "_Run", max_new_tokens: int, ignore_eos: bool) -> Iterator[str]:
-        add, text = self._counted(run), run.text
-        assert text is not None
-        steps = self._session.stream(run.ids, max_new_tokens, sampling=run.sampling, ignore_eos=ignore_eos)
+    def _pieces(self, run: Continuation, max_new_tokens: int, sampling: Sampling, ignore_eos: bool) -> Iterator[str]:
+        steps = self._session.stream(run.ids, max_new_tokens, sampling=sampling, ignore_eos=ignore_eos)
         with closing(steps):
             for token in steps:
-                ended = add(token)
+                ended = self._add(run, token)
                 if run.piece:
                     yield run.piece
                 if ended:
                     break
-        if rest := text.remainder():
+        if rest := run.remainder():
             yield rest
 
 
@@ -342,83 +315,6 @@ def _prompts_of(prompt: Text | Texts) -> tuple[list[Text], bool]:
     if any(numbers):
         raise ColdpressError("the prompts mix token ids and prompts, expected a text, token ids, or a list of these")
     return [each for each in given if not isinstance(each, int | np.integer)], False
-
-
-def _ids(prompt: Text) -> Sequence[int]:
-    assert not isinstance(prompt, str)
-    return prompt
-
-
-@dataclass
-class _Cost:
-    """What all runs cost so far."""
-
-    prompt_tokens: int = 0
-    new_tokens: int = 0
-    decoded: int = 0
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
-    read_bytes: int = 0
-    hits: int = 0
-    misses: int = 0
-
-    def add(self, token: Token) -> None:
-        """Adds a token's cost, which the first token of a pass carries for all."""
-        self.new_tokens += 1
-        self.read_bytes += token.read_bytes
-        self.hits += token.hits
-        self.misses += token.misses
-        if token.pass_number:
-            self.decoded += 1
-            self.decode_s += token.seconds
-        else:
-            self.prefill_s += token.seconds
-
-
-class _Run:
-    """One prompt and what has followed it so far."""
-
-    def __init__(self, ids: list[int], text: TextStream | None, num_top: int | None, sampling: Sampling) -> None:
-        self.ids, self.text, self.num_top, self.sampling = ids, text, num_top, sampling
-        self.token_ids, self.piece = list[int](), ""
-        self._logprobs, self._logits = list[TokenLogprobs](), np.empty(0, np.float32)
-
-    def see(self, position: int, logits: np.ndarray) -> None:
-        """Keeps the logits that the next token is chosen from."""
-        self._logits = logits[0]
-
-    def add(self, token: Token) -> bool:
-        """Adds a token, and returns whether a stop string was found."""
-        self.token_ids.append(token.id)
-        if self.num_top is not None:
-            self._logprobs.append(logprobs_of(self._logits, token.id, self.num_top))
-        self.piece = self.text.add(token.id) if self.text else ""
-        return self.text is not None and self.text.stop is not None
-
-    def completion(self, eos_ids: frozenset[int]) -> Completion:
-        """Returns the ended run's result."""
-        stop = self.text.stop if self.text else None
-        return Completion(
-            text=self.text.text() if self.text else "",
-            token_ids=tuple(self.token_ids),
-            prompt_token_ids=tuple(self.ids),
-            finish_reason="stop" if stop is not None or self.token_ids[-1] in eos_ids else "length",
-            stop=stop,
-            logprobs=None if self.num_top is None else tuple(self._logprobs),
-        )
-
-
-class _Counting:
-    """Adds tokens to a run, and their costs to the model's."""
-
-    def __init__(self, run: _Run, cost: _Cost) -> None:
-        self._run, self._cost = run, cost
-
-    def __call__(self, token: Token) -> bool:
-        if not self._run.token_ids:
-            self._cost.prompt_tokens += len(self._run.ids)
-        self._cost.add(token)
-        return self._run.add(token)
 
 
 def load(path: str | Path, dram: str | int | None = None, *, identity: str | None = None) -> Model:

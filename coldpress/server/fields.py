@@ -5,15 +5,17 @@ from collections.abc import Sequence as Several
 from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic_core import ErrorDetails
 
-from coldpress.schemas.errors import clipped
+from coldpress.runtime.generate.sampling import MinP, RepetitionPenalty, Seed, Temperature, TopK, TopP
+from coldpress.schemas.errors import clipped, expected
 from coldpress.server.refusals import RefusalError
 
 Fields = TypeVar("Fields", bound="Body")
 Text = Annotated[str, Field(max_length=1 << 24)]
 Stop = Text | Annotated[list[Text], Field(max_length=16)] | None
 MAX_CHOICES, MAX_TOP = 32, 20
+UNSUPPORTED = ("extra_forbidden", "none_required")
+"""Mistakes of a field that may only be left out."""
 
 
 def _no_number(value: object) -> object:
@@ -50,18 +52,18 @@ class Asked(Body):
 class Drawing(Body):
     """How tokens are drawn, in the fields that all interfaces share."""
 
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    temperature: Temperature | None = None
     """None is 1, the default of these interfaces."""
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: TopP | None = None
 
 
 class OpenDrawing(Drawing):
     """Further settings that open servers take, too."""
 
-    top_k: Annotated[int, Field(ge=0)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
-    seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    seed: Seed | None = None
 
 
 def read(kind: type[Fields], body: bytes) -> Fields:
@@ -80,45 +82,11 @@ def read(kind: type[Fields], body: bytes) -> Fields:
     if not where:
         why = first["msg"] if first["type"] == "json_invalid" else f"it is {_found(first['input'])}"
         raise RefusalError(400, f"the body is not an object of JSON ({clipped(why)})")
-    expected = [_expected(each) for name, each in told if name == where]
-    if None in expected:
+    here = [each for name, each in told if name == where]
+    if any(each["type"] in UNSUPPORTED or each.get("ctx", {}).get("max_length") == 0 for each in here):
         raise RefusalError(400, f"the field '{where}' is not supported here; leave it out", where)
-    words = " or ".join(dict.fromkeys(filter(None, expected)))
+    words = " or ".join(dict.fromkeys(map(expected, here)))
     raise RefusalError(400, f"the field '{where}' is {_found(first['input'])}, expected {words}", where)
-
-
-TYPES = {
-    "string": "text",
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-    "list": "a list",
-    "dict": "an object",
-    "model": "an object",
-    "finite_number": "a finite number",
-}
-
-
-def _expected(error: ErrorDetails) -> str | None:
-    """Returns what a value should have been; None if the field may only be left out."""
-    kind, context = error["type"], error.get("ctx", {})
-    limits = {"greater_than_equal": "ge", "greater_than": "gt", "less_than_equal": "le", "less_than": "lt"}
-    words = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
-    if kind in ("extra_forbidden", "none_required") or context.get("max_length") == 0:
-        return None
-    if kind == "less_than_equal" and context["le"] == 0:
-        return "0, or to be left out"
-    if kind in limits:
-        return f"{words[limits[kind]]} {context[limits[kind]]}"
-    if kind == "literal_error":
-        return str(context["expected"])
-    if kind == "value_error":
-        return str(context["error"])
-    if kind.endswith(("too_long", "too_short")):
-        least, most = context.get("min_length"), context.get("max_length")
-        thing = "text" if kind.startswith("string") else "a list"
-        return f"{thing} of at most {most}" if least is None else f"{thing} of at least {least}"
-    return TYPES.get(kind.removesuffix("_type"), error["msg"])
 
 
 def _found(value: object) -> str:

@@ -8,6 +8,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from coldpress.runtime.generate.sampling import TopK
 from coldpress.server.answers import KEEP_ALIVE, EventStream, anthropic_event, body_of, event
 from coldpress.server.fields import Asked, Body, Drawing, Text, read, text_in
 from coldpress.server.refusals import RefusalError
@@ -66,7 +67,7 @@ class MessagesRequest(CountRequest, Drawing):
     """The body of a request."""
 
     max_tokens: Annotated[int, Field(ge=1)]
-    top_k: Annotated[int, Field(ge=0)] | None = None
+    top_k: TopK | None = None
     stop_sequences: Annotated[list[Text], Field(max_length=16)] | None = None
     stream: bool | None = None
 
@@ -82,7 +83,7 @@ async def messages(request: Request, served: Served) -> Response:
     """Answers a request."""
     asked = read(MessagesRequest, await body_of(request, served.settings.max_body_bytes))
     served.check_name(asked.model)
-    sampling = served.sampling(asked, top_k=asked.top_k)
+    sampling = served.sampling(asked)
     chat = asked.chat()
     with served.worker.places(1) as places:
         ids = await served.chat_ids(chat)

@@ -50,11 +50,10 @@ class _Numbers(Collector):
             kept_bytes = prefixes.kept_bytes()
             yield GaugeMetricFamily("coldpress_prefix_kept_bytes", "Bytes of kept prompts.", value=kept_bytes)
         budget_bytes, used_bytes = self._worker.memory()
-        lookups = totals.hits + totals.misses
         for name, text, value in (
             ("waiting", "Sequences that wait.", waiting),
             ("running", "Sequences that run.", running),
-            ("hit_rate", "Hits over hits and misses since the start.", totals.hits / lookups if lookups else 0.0),
+            ("hit_rate", "Hits over hits and misses since the start.", totals.hit_rate),
             ("dram_budget_bytes", "The DRAM budget.", budget_bytes),
             ("dram_used_bytes", "The part of the DRAM budget in use.", used_bytes),
         ):

@@ -2,19 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
-
-import numpy as np
 
 from coldpress.runtime.generate.batch import Prompt
-from coldpress.runtime.generate.logprobs import TokenLogprobs, logprobs_of
+from coldpress.runtime.generate.completion import Continuation, Finish
+from coldpress.runtime.generate.logprobs import TokenLogprobs
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.generate.statistics import Token
-from coldpress.runtime.text.stream import TextStream
 from coldpress.runtime.text.tokenizer import TextCodec
 from coldpress.schemas.errors import ColdpressError
-
-Finish = Literal["stop", "length"]
 
 
 @dataclass(frozen=True)
@@ -52,17 +47,15 @@ class Piece:
     """Set in the last piece of a sequence that failed."""
 
 
-class Sequence:
+class Sequence(Continuation):
     """A sequence on its way through the worker; its methods are called by the worker's thread, except `cancel`."""
 
     def __init__(
         self, wanted: Wanted, codec: TextCodec | None, eos_ids: frozenset[int], tell: Callable[[Piece], None]
     ) -> None:
-        """`tell` is called with each piece, in the worker's thread."""
-        self.wanted, self.tell, self._eos_ids = wanted, tell, eos_ids
-        self._text = TextStream(codec, wanted.ids, wanted.stops) if codec else None
-        self._num_new = 0
-        self._prompt, self._logits = list[TokenLogprobs](), np.empty(0, np.float32)
+        """`tell` is called with each piece, in the worker's thread. Raises as `Continuation`."""
+        super().__init__(codec, wanted.ids, wanted.stops, wanted.num_top, eos_ids)
+        self.wanted, self.tell = wanted, tell
         self._error: ColdpressError | None = None
         self.cancelled = self.ended = self.was_left = False
 
@@ -70,26 +63,21 @@ class Sequence:
         """Says that nobody waits for the rest; the sequence ends at its next token or prefill pass."""
         self.cancelled = True
 
-    def prompt(self) -> Prompt:
+    def asked(self) -> Prompt:
         """Returns what the batch runs."""
         wanted = self.wanted
-        watch = self._see if wanted.num_top is not None else None
-        most = max(wanted.max_new_tokens, 1)
-        scores_prompt = wanted.scores_prompt and watch is not None
-        return Prompt(wanted.ids, wanted.sampling, most, watch, scores_prompt, lambda: self.cancelled, self._note)
+        return self.prompt(
+            wanted.sampling,
+            max_new_tokens=max(wanted.max_new_tokens, 1),
+            scores_prompt=wanted.scores_prompt and wanted.num_top is not None,
+            is_left=lambda: self.cancelled,
+            on_error=self._note,
+        )
 
     def _note(self, error: ColdpressError) -> None:
         self._error = error
 
-    def _see(self, position: int, logits: np.ndarray) -> None:
-        ids, num_top = self.wanted.ids, self.wanted.num_top or 0
-        for place, row in enumerate(logits, start=position + 1):
-            if place < len(ids):
-                self._prompt.append(logprobs_of(row, ids[place], num_top))
-            else:
-                self._logits = row.copy()
-
-    def add(self, token: Token) -> Piece | None:
+    def take(self, token: Token) -> Piece | None:
         """Adds a token, and returns what is known now, for `tell`; None if nobody waits for it. `ended` may be set."""
         if self.cancelled:
             self.ended = self.was_left = True
@@ -106,22 +94,15 @@ class Sequence:
     def failed(self, error: ColdpressError) -> Piece:
         """Ends the sequence with an error, and returns its last piece, for `tell`."""
         self.ended = True
-        return Piece(num_new=self._num_new, error=error)
+        return Piece(num_new=len(self.token_ids), error=error)
 
     def _piece(self, token: Token) -> Piece:
-        prompt = tuple(self._prompt)
-        self._prompt.clear()
+        prompt, self.prompt_logprobs = tuple(self.prompt_logprobs), []
         if not self.wanted.max_new_tokens:
             return Piece(prompt=prompt, finish="length")
-        self._num_new += 1
-        text = self._text.add(token.id) if self._text else ""
-        stop = self._text.stop if self._text else None
-        finish: Finish | None = None
-        if stop is not None or token.id in self._eos_ids:
-            finish = "stop"
-        elif self._num_new == self.wanted.max_new_tokens:
-            finish = "length"
-        if finish and self._text:
-            text += self._text.remainder()
-        tokens = () if self.wanted.num_top is None else (logprobs_of(self._logits, token.id, self.wanted.num_top),)
-        return Piece(text, self._num_new, prompt, tokens, finish, stop)
+        self.add(token)
+        num_new = len(self.token_ids)
+        is_full = num_new == self.wanted.max_new_tokens
+        finish: Finish | None = "stop" if self.has_stopped else "length" if is_full else None
+        text = self.piece + (self.remainder() if finish else "")
+        return Piece(text, num_new, prompt, tuple(self.logprobs[-1:]), finish, self.stop)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.text.chat import ChatTemplate, Message
 from coldpress.runtime.text.tokenizer import TextCodec
-from coldpress.server.fields import Drawing, OpenDrawing
+from coldpress.server.fields import Drawing
 from coldpress.server.refusals import RefusalError
 from coldpress.server.run import Run
 from coldpress.server.sequences import Piece, Sequence, Wanted
@@ -101,16 +101,10 @@ class Served:
             )
         return asked
 
-    def sampling(self, drawing: Drawing, top_k: int | None = None) -> Sampling:
+    def sampling(self, drawing: Drawing) -> Sampling:
         """Returns how tokens are drawn; without a seed, anew each time."""
-        temperature = 1.0 if drawing.temperature is None else drawing.temperature
-        found = Sampling(
-            temperature=temperature, top_p=drawing.top_p or 1.0, seed=secrets.randbits(62), top_k=top_k or 0
-        )
-        if isinstance(drawing, OpenDrawing):
-            given = {name: getattr(drawing, name) for name in ("top_k", "min_p", "repetition_penalty", "seed")}
-            found = replace(found, **{name: value for name, value in given.items() if value is not None})
-        return found
+        given = drawing.model_dump(include=set(Sampling.model_fields), exclude_none=True)
+        return Sampling(**{"temperature": 1.0, "seed": secrets.randbits(62), **given})
 
     def run(self, several: Several[Wanted]) -> Run:
         """Returns a run of sequences, not submitted yet."""
@@ -127,8 +121,7 @@ class Served:
 
     def choices(self, wanted: Wanted, count: int) -> list[Wanted]:
         """Returns `count` sequences of one prompt; each has the next seed."""
-        sampling = wanted.sampling
-        return [replace(wanted, sampling=replace(sampling, seed=sampling.seed + place)) for place in range(count)]
+        return [replace(wanted, sampling=wanted.sampling.at(place)) for place in range(count)]
 
     def text_of(self, token_id: int) -> str:
         """Returns a token's own text, for lists of log-probabilities; `token_id:N` where it has none, and `bytes:` and

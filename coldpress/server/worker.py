@@ -16,6 +16,7 @@ from pathlib import Path
 
 from coldpress.runtime.generate.batch import Prompt, Room, generate_each
 from coldpress.runtime.generate.choice import asked_bytes
+from coldpress.runtime.generate.completion import Totals
 from coldpress.runtime.generate.prefixes import Prefixes
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.generate.statistics import Token
@@ -28,43 +29,14 @@ LOG = logging.getLogger("coldpress.server")
 
 
 @dataclass
-class Totals:
-    """What the worker has done since it started."""
+class Counts(Totals):
+    """The worker's totals since it started."""
 
     sequences: int = 0
     """Sequences that ended, complete or not."""
     cancelled: int = 0
     """The part of `sequences` whose client left."""
     failed: int = 0
-    prompt_tokens: int = 0
-    """Tokens of prompts that were prefilled."""
-    new_tokens: int = 0
-    prefills: int = 0
-    passes: int = 0
-    """Passes that decoded tokens."""
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
-    flash_s: float = 0.0
-    reads: int = 0
-    read_bytes: int = 0
-    hits: int = 0
-    misses: int = 0
-
-    def add(self, token: Token) -> None:
-        """Adds a token and its cost."""
-        self.new_tokens += 1
-        if token.leads:
-            self.prefills += not token.pass_number
-            self.passes += token.pass_number > 0
-        if token.pass_number:
-            self.decode_s += token.seconds
-        else:
-            self.prefill_s += token.seconds
-        self.flash_s += token.flash_s
-        self.reads += token.reads
-        self.read_bytes += token.read_bytes
-        self.hits += token.hits
-        self.misses += token.misses
 
 
 class Places:
@@ -88,7 +60,7 @@ class Worker:
         self._queue = deque[Sequence]()
         self._running: dict[int, Sequence] = {}
         self._held, self._stopping, self._num_taken = 0, False, 0
-        self.totals = Totals()
+        self.totals = Counts()
         self._thread = threading.Thread(target=self._work, name="coldpress-worker", daemon=True)
 
     @property
@@ -117,7 +89,7 @@ class Worker:
         self._thread.join()
         self._session.close()
 
-    def counts(self) -> tuple[int, int, Totals]:
+    def counts(self) -> tuple[int, int, Counts]:
         """Returns (sequences that wait, sequences that run, the totals)."""
         with self._changed:
             return len(self._queue), len(self._running), replace(self.totals)
@@ -219,14 +191,12 @@ class Worker:
                 if taken is not None:
                     self._running[self._num_taken] = taken
                     self._num_taken += 1
-            yield None if taken is None else taken.prompt()
+            yield None if taken is None else taken.asked()
 
     def _add(self, number: int, token: Token) -> bool:
         sequence = self._running[number]
-        if not token.pass_number:
-            self.totals.prompt_tokens += len(sequence.wanted.ids)
-        self.totals.add(token)
-        piece = sequence.add(token)
+        self.totals.add(token, len(sequence.ids))
+        piece = sequence.take(token)
         if sequence.ended:  # counted before its client knows, who may ask for the numbers next
             with self._changed:
                 del self._running[number]

@@ -11,6 +11,7 @@ from coldpress.runtime import plugins
 from coldpress.runtime.cli.declaration import FILE, PLACE, argument, option, switch
 from coldpress.runtime.drafts import DRAFT_TOKENS
 from coldpress.runtime.generate.choice import DEFAULT_FLASH
+from coldpress.runtime.generate.sampling import Sampling
 from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.kernels.activations import ACTIVATIONS, DEFAULT_ACTIVATIONS
 from coldpress.runtime.plan.kv_cache import KV_CACHE_FORMATS
@@ -109,6 +110,16 @@ def _cache(help: str) -> Any:
 
 def _identity() -> Any:
     return option("refuse any other artifact (see `inspect`)", type=_sha256, metavar="SHA256")
+
+
+def _sampling(name: str, metavar: str) -> Any:
+    """Declares a setting of `Sampling` as a flag; the record checks its limits."""
+    declared = Sampling.model_fields[name]
+    help, kind = (
+        f"{declared.description} (default: {declared.default:g})",
+        _whole if declared.annotation is int else _number,
+    )
+    return option(help, default=declared.default, type=kind, metavar=metavar, panel=SAMPLING)
 
 
 PROMPT, RUN, SAMPLING, DRAFTS, EMULATION = "Prompt, one of", "Plan and flash", "Sampling", "Drafts", "Emulation"
@@ -225,41 +236,12 @@ class Generate(Run):
     identity: str | None = _identity()
     selector: str | None = _selector("a selector other than the plan's")
     cache: str | None = _cache("a cache policy other than the plan's")
-    temperature: float = option(
-        "0 takes the likeliest token (default: 0)", default=0.0, type=_number, metavar="T", panel=SAMPLING
-    )
-    top_p: float = option(
-        "draw from the likeliest tokens that together have probability P",
-        default=1.0,
-        type=_number,
-        metavar="P",
-        panel=SAMPLING,
-    )
-    top_k: int = option(
-        "draw from the N likeliest tokens (default: 0, all)", default=0, type=_whole, metavar="N", panel=SAMPLING
-    )
-    min_p: float = option(
-        "draw from tokens of at least P times the likeliest's probability (default: 0)",
-        default=0.0,
-        type=_number,
-        metavar="P",
-        panel=SAMPLING,
-    )
-    repetition_penalty: float = option(
-        "make tokens of the prompt and of the text so far less likely, in greedy decoding, too: divide positive logits "
-        "by R, multiply negative ones (default: 1)",
-        default=1.0,
-        type=_number,
-        metavar="R",
-        panel=SAMPLING,
-    )
-    seed: int = option(
-        "seed of the draws; with several prompts, N for the first, N + 1 for the second, ... (default: 0)",
-        default=0,
-        type=_whole,
-        metavar="N",
-        panel=SAMPLING,
-    )
+    temperature: float = _sampling("temperature", "T")
+    top_p: float = _sampling("top_p", "P")
+    top_k: int = _sampling("top_k", "N")
+    min_p: float = _sampling("min_p", "P")
+    repetition_penalty: float = _sampling("repetition_penalty", "R")
+    seed: int = _sampling("seed", "N")
     draft: str | None = option(
         f"what proposes next tokens, to be checked in one pass ({known('drafts')}), "
         "or the folder of an artifact with the same vocabulary; the text stays the same (default: the plan's)",

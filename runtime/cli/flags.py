@@ -47,14 +47,7 @@ def open_session(
 
 def sampling_of(flags: Generate) -> Sampling:
     """Returns how the flags choose the next tokens."""
-    return Sampling(
-        temperature=flags.temperature,
-        top_p=flags.top_p,
-        seed=flags.seed,
-        top_k=flags.top_k,
-        min_p=flags.min_p,
-        repetition_penalty=flags.repetition_penalty,
-    )
+    return Sampling(**{name: getattr(flags, name) for name in Sampling.model_fields})
 
 
 def draft_plugin(name: str | None) -> Draft | None:

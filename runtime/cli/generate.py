@@ -1,18 +1,19 @@
 """`coldpress generate`: runs a session as the flags say, and prints the text token by token, or one JSON object.
 
-Several prompts are continued at once (runtime/generate/batch.py), and printed in order when all have ended.
-runtime/cli/generate_file.py handles the prompts of a file.
+Several prompts are continued at once (runtime/generate/batch.py), and printed in order when all have ended. Those of a
+file may be any number, in bounded memory: results are JSON lines in the order of the prompts, each printed as soon as
+its prompt and all earlier ones have ended, and figures go to standard error.
 """
 
-import io
+import itertools
 import json
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
 
 from safetensors import SafetensorError
 
@@ -21,15 +22,15 @@ from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.cli import summary
 from coldpress.runtime.cli.arguments import Generate
 from coldpress.runtime.cli.flags import budget_of, draft_plugin, open_session, prompts_of, sampling_of
-from coldpress.runtime.cli.generate_file import generate_file
+from coldpress.runtime.cli.prompt_file import PromptFile
 from coldpress.runtime.drafts import DRAFT_TOKENS, NO_DRAFT
-from coldpress.runtime.generate.batch import Batch, generate_batch
+from coldpress.runtime.generate.batch import Prompt, generate_batch, generate_each
+from coldpress.runtime.generate.completion import Continuation
 from coldpress.runtime.generate.draft_model import DraftModel, beside_draft
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.generate.statistics import Token
 from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.quantities import parse_bytes
-from coldpress.runtime.text.stream import TextStream
 from coldpress.runtime.text.tokenizer import TextCodec
 from coldpress.runtime.trace import Recorder
 from coldpress.schemas.errors import ColdpressError
@@ -43,8 +44,7 @@ def generate(flags: Generate) -> None:
     _check_flags(flags)
     recorder = _recorder(flags.trace)
     if flags.prompts is not None:
-        budget = budget_of(flags)
-        generate_file(flags.prompts, flags, open_session(flags, flags.selector, flags.cache, budget, recorder))
+        _generate_file(flags.prompts, flags, recorder)
     elif len(_prompts(flags)) > 1:
         _generate_batch(flags, recorder)
     else:
@@ -65,7 +65,15 @@ def _generate_one(flags: Generate, recorder: Recorder | None) -> None:
     session = open_session(flags, flags.selector, flags.cache, budget, recorder)
     codec = TextCodec.of(session.artifact)
     (prompt_ids,) = prompts_of(flags, session.artifact)
-    text = _text_stream(flags, prompt_ids, codec)
+    found = Continuation(codec, prompt_ids, flags.stop)
+
+    def write(token: Token) -> bool:
+        has_ended = found.add(token)
+        # the prompt only now: the session has checked its ids before it gives a token
+        before = _prompt_text(codec, prompt_ids) if len(found.token_ids) == 1 else ""
+        print(_shown(before + (found.piece if codec else f" {token.id}")), end="", flush=True)
+        return has_ended
+
     done = session.generate(
         prompt_ids,
         flags.max_new_tokens,
@@ -73,103 +81,78 @@ def _generate_one(flags: Generate, recorder: Recorder | None) -> None:
         ignore_eos=flags.ignore_eos,
         draft=DraftModel(other, session.artifact) if other else draft_plugin(flags.draft),
         draft_tokens=flags.draft_tokens or DRAFT_TOKENS,
-        on_token=_writer(prompt_ids, codec, text, io.StringIO() if flags.json else sys.stdout),
+        on_token=found.add if flags.json else write,
     )
     if not flags.json:
-        print(_shown(text.rest() if text else "") + "\n\n" + summary.render(done.metrics, done.tokens))
+        print(_shown(found.remainder()) + "\n\n" + summary.render(done.metrics, done.tokens))
         if other:
             print(summary.render_draft(other.store))
         return
-    print(
-        json.dumps(
-            {
-                "prompt_token_ids": prompt_ids,
-                "token_ids": list(done.token_ids),
-                "text": text.text() if text else None,
-                "stop": text.stop if text else None,
-                "metrics": done.metrics.model_dump(mode="json"),
-                **summary.as_data(done.tokens),
-                "draft": other and summary.draft_as_data(other.store),
-            }
-        )
-    )
+    figures = {"metrics": done.metrics.model_dump(mode="json"), **summary.as_data(done.tokens)}
+    print(json.dumps({**found.as_data(), **figures, "draft": other and summary.draft_as_data(other.store)}))
 
 
 def _generate_batch(flags: Generate, recorder: Recorder | None) -> None:
     session = open_session(flags, flags.selector, flags.cache, budget_of(flags), recorder)
-    prompts, codec = prompts_of(flags, session.artifact), TextCodec.of(session.artifact)
-    texts = [_text_stream(flags, prompt_ids, codec) for prompt_ids in prompts]
-
-    def add(sequence: int, token: Token) -> bool:
-        text = texts[sequence]
-        if text:
-            text.add(token.id)
-        return text is not None and text.stop is not None
-
-    sampling = sampling_of(flags)
+    prompts, codec, sampling = prompts_of(flags, session.artifact), TextCodec.of(session.artifact), sampling_of(flags)
+    found = [Continuation(codec, prompt_ids, flags.stop) for prompt_ids in prompts]
     done = generate_batch(
         session,
         prompts,
         flags.max_new_tokens,
-        sampling=[replace(sampling, seed=sampling.seed + place) for place in range(len(prompts))],
+        sampling=[sampling.at(place) for place in range(len(prompts))],
         ignore_eos=flags.ignore_eos,
-        on_token=add,
+        on_token=lambda number, token: found[number].add(token),
     )
-    _print_batch(flags, prompts, texts, done, codec)
-
-
-def _print_batch(
-    flags: Generate,
-    prompts: list[list[int]],
-    texts: list[TextStream | None],
-    done: Batch,
-    codec: TextCodec | None,
-) -> None:
-    found: list[dict[str, Any]] = [
-        {
-            "prompt_token_ids": prompt_ids,
-            "token_ids": [token.id for token in tokens],
-            "text": text.text() if text else None,
-            "stop": text.stop if text else None,
-            "tokens": [asdict(token) for token in tokens],
-        }
-        for prompt_ids, tokens, text in zip(prompts, done.sequences, texts, strict=True)
-    ]
     if flags.json:
-        print(json.dumps({"sequences": found, **summary.batch_as_data(done)}))
+        each = [
+            {**one.as_data(), "tokens": [asdict(token) for token in tokens]}
+            for one, tokens in zip(found, done.sequences, strict=True)
+        ]
+        print(json.dumps({"sequences": each, **summary.batch_as_data(done)}))
         return
-    for number, of_one in enumerate(found, start=1):
-        before = codec.decode(of_one["prompt_token_ids"]) if codec else _spaced(of_one["prompt_token_ids"])
-        after = of_one["text"] if codec else f" {_spaced(of_one['token_ids'])}"
-        print(f"[{number}] {_shown(before + after)}\n")
+    for number, one in enumerate(found, start=1):
+        after = one.completion().text if codec else f" {_spaced(one.token_ids)}"
+        print(f"[{number}] {_shown(_prompt_text(codec, one.ids) + after)}\n")
     print(summary.render_batch(done))
 
 
-def _text_stream(flags: Generate, prompt_ids: list[int], codec: TextCodec | None) -> TextStream | None:
-    if codec is None and flags.stop:
-        raise ColdpressError(f"{flags.artifact}: stop strings need a tokenizer, and the artifact has none")
-    return TextStream(codec, prompt_ids, flags.stop) if codec else None
+def _generate_file(prompts_file: Path, flags: Generate, recorder: Recorder | None) -> None:
+    session = open_session(flags, flags.selector, flags.cache, budget_of(flags), recorder)
+    codec, sampling = TextCodec.of(session.artifact), sampling_of(flags)
+    file = PromptFile(prompts_file, session, codec, flags.max_new_tokens)
+    room = file.room(flags.batch or FEW_TOKENS)
+    begun: dict[int, Continuation] = {}
+
+    def prompts() -> Iterator[Prompt]:
+        for number, ids in enumerate(file.ids()):
+            begun[number] = Continuation(codec, ids, flags.stop)
+            yield begun[number].prompt(sampling.at(number))
+
+    steps = generate_each(
+        session,
+        prompts(),
+        flags.max_new_tokens,
+        room,
+        ignore_eos=flags.ignore_eos,
+        on_token=lambda number, token: begun[number].add(token),
+    )
+    with closing(steps):
+        for number in itertools.count():
+            try:
+                next(steps)
+            except StopIteration as done:
+                if not flags.json:
+                    print(summary.render(done.value), file=sys.stderr)
+                return
+            print(json.dumps(begun.pop(number).as_data()), flush=True)
 
 
-def _writer(
-    prompt_ids: list[int], codec: TextCodec | None, text: TextStream | None, out: TextIO
-) -> Callable[[Token], bool]:
-    """Returns a function that writes the prompt, then each new token, and returns whether a stop string was found."""
-    begun = False
-
-    def write(token: Token) -> bool:
-        nonlocal begun
-        before = ""
-        if not begun:  # only now: the session has checked the prompt's ids before it gives a token
-            before, begun = codec.decode(prompt_ids) if codec else _spaced(prompt_ids), True
-        out.write(_shown(before + (text.add(token.id) if text else f" {token.id}")))
-        out.flush()
-        return text is not None and text.stop is not None
-
-    return write
+def _prompt_text(codec: TextCodec | None, ids: Sequence[int]) -> str:
+    return codec.decode(ids) if codec else _spaced(ids)
 
 
-def _spaced(ids: list[int]) -> str:
+def _spaced(ids: Sequence[int]) -> str:
     return " ".join(map(str, ids))
 
 

@@ -6,44 +6,69 @@ same settings, but applies the temperature last, and looks for repetitions only 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 
-from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.base import Record
+from coldpress.schemas.errors import ColdpressError, expected
 
-PENALTIES = (0.01, 100.0)
-"""Least and largest penalty: beyond them it drowns the logits, and its products with them may overflow."""
+Temperature = Annotated[float, Field(ge=0, le=100, description="0 takes the likeliest token, the lowest id of several")]
+TopP = Annotated[
+    float, Field(gt=0, le=1, description="draw from the likeliest tokens that together have this probability")
+]
+TopK = Annotated[
+    int, Field(ge=0, description="draw from this many likeliest tokens, and from ties with the last; 0 for all")
+]
+MinP = Annotated[
+    float, Field(ge=0, le=1, description="draw from tokens of at least this share of the likeliest's probability")
+]
+RepetitionPenalty = Annotated[
+    float,
+    # beyond these limits it drowns the logits, and its products with them may overflow
+    Field(
+        ge=0.01,
+        le=100,
+        description="make tokens of the prompt and of the text so far less likely, in greedy decoding, too: divide "
+        "positive logits by it, multiply negative ones (CTRL, section 4.1)",
+    ),
+]
+Seed = Annotated[
+    int,
+    Field(
+        ge=0,
+        lt=1 << 63,
+        description="seed of the draws; of several prompts the first has it, the next one the seed plus 1",
+    ),
+]
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """How the next token is chosen; temperature 0 takes the largest logit, and the lowest id among equal ones."""
+class Sampling(Record):
+    """How the next token is chosen; the command line's flags and the server's fields are these."""
 
-    temperature: float = 0.0
-    top_p: float = 1.0
-    """Draws only from the smallest set of likeliest tokens that together reach this probability."""
-    seed: int = 0
-    top_k: int = 0
-    """Draws only from this many likeliest tokens, and from ties with the last of them; 0 for all."""
-    min_p: float = 0.0
-    """Draws only from tokens with at least this fraction of the likeliest token's probability."""
-    repetition_penalty: float = 1.0
-    """Divides positive logits of tokens in the prompt or the output, and multiplies negative ones (CTRL, section
-    4.1)."""
+    model_config = ConfigDict(strict=False)
 
-    def __post_init__(self) -> None:
-        least, most = PENALTIES
-        for name, holds, expected in (
-            ("temperature", 0 <= self.temperature < float("inf"), "a number of at least 0"),
-            ("top_p", 0 < self.top_p <= 1, "a share above 0 and at most 1"),
-            ("seed", self.seed >= 0, "a whole number of at least 0"),
-            ("top_k", self.top_k >= 0, "a whole number of at least 1, or 0 for all tokens"),
-            ("min_p", 0 <= self.min_p <= 1, "a share from 0 to 1"),
-            ("repetition_penalty", least <= self.repetition_penalty <= most, f"a number from {least} to {most}"),
-        ):
-            if not holds:
-                raise ColdpressError(f"the sampling's {name} is {getattr(self, name)}, expected {expected}")
+    temperature: Temperature = 0.0
+    top_p: TopP = 1.0
+    top_k: TopK = 0
+    min_p: MinP = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
+    seed: Seed = 0
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _in_a_sentence(cls, values: Any, handler: ModelWrapValidatorHandler["Sampling"]) -> "Sampling":
+        try:
+            return handler(values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name, value = ".".join(map(str, first["loc"])), first["input"]
+            raise ColdpressError(f"the sampling's {name} is {value}, expected {expected(first)}") from error
+
+    def at(self, place: int) -> "Sampling":
+        """Returns the settings of the sequence at `place` among several: each has the next seed."""
+        return self.model_copy(update={"seed": self.seed + place})
 
 
 class Chooser:

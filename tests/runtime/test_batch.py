@@ -1,7 +1,6 @@
 """Several sequences at once: each has the tokens that it has alone, and what they share is read once."""
 
 import threading
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -91,7 +90,7 @@ def test_a_batch_gives_each_sequence_its_own_tokens_and_what_passes_took(tmp_pat
 def test_draws_are_those_of_each_sequence_alone(tmp_path):
     session = open_session(tmp_path, **ALL_IN_DRAM)
     sampling = [Sampling(temperature=3.0, seed=5), Sampling(), Sampling(temperature=3.0, seed=6), Sampling(top_k=2)]
-    sampling[3] = replace(sampling[0], repetition_penalty=2.0)
+    sampling[3] = sampling[0].model_copy(update={"repetition_penalty": 2.0})
     expected = alone(session, sampling, ignore_eos=True)
     assert ids_of(generate_batch(session, PROMPTS, NUM_NEW, sampling=sampling, ignore_eos=True)) == expected
     assert expected != alone(session, ignore_eos=True)

@@ -71,7 +71,7 @@ def test_samples_depend_on_the_seed_alone(relu_artifact):
     session = Session(relu_artifact.path)
 
     def draw(seed):
-        return session.generate(PROMPT, 20, sampling=Sampling(5.0, 1.0, seed)).token_ids
+        return session.generate(PROMPT, 20, sampling=Sampling(temperature=5.0, seed=seed)).token_ids
 
     assert draw(0) == draw(0)
     assert draw(0) != draw(1)

@@ -192,7 +192,7 @@ def test_a_failing_device_is_blamed_with_the_file(spoken, capsys, monkeypatch, n
 
 
 def test_probabilities_at_the_lowest_temperature_are_one_and_zeros():
-    tokens, probabilities = candidates(np.array([1, 3, 2], np.float32), Sampling(1e-320))
+    tokens, probabilities = candidates(np.array([1, 3, 2], np.float32), Sampling(temperature=1e-320))
     assert tokens[0] == 1
     assert probabilities[0] == 1
     assert probabilities.sum() == 1

@@ -76,21 +76,21 @@ def test_the_nucleus_ends_where_the_sum_is_reached():
     """Of four equal tokens two make a half exactly, so a third is one too many; float64 has these sums exactly."""
     equal = np.zeros(4, np.float32)
     for top_p, count in ((0.25, 1), (0.5, 2), (0.75, 3), (0.51, 3)):
-        assert candidates(equal, Sampling(1.0, top_p))[0].tolist() == list(range(count))
+        assert candidates(equal, Sampling(temperature=1.0, top_p=top_p))[0].tolist() == list(range(count))
 
 
 def test_the_nucleus_is_the_fewest_likeliest_tokens():
     logits = np.log(np.array([0.1, 0.4, 0.05, 0.25, 0.2])).astype(np.float32)
-    tokens, probabilities = candidates(logits, Sampling(1.0, 0.7))
+    tokens, probabilities = candidates(logits, Sampling(temperature=1.0, top_p=0.7))
     assert tokens.tolist() == [1, 3, 4]
     np.testing.assert_allclose(probabilities, np.array([0.4, 0.25, 0.2]) / 0.85, rtol=1e-6)
-    assert candidates(logits, Sampling(1.0, 1e-9))[0].tolist() == [1]
-    assert sorted(candidates(logits, Sampling(1.0, 1.0))[0].tolist()) == [0, 1, 2, 3, 4]
-    assert candidates(logits, Sampling(0.01, 1.0))[1][0] == pytest.approx(1)
+    assert candidates(logits, Sampling(temperature=1.0, top_p=1e-9))[0].tolist() == [1]
+    assert sorted(candidates(logits, Sampling(temperature=1.0))[0].tolist()) == [0, 1, 2, 3, 4]
+    assert candidates(logits, Sampling(temperature=0.01))[1][0] == pytest.approx(1)
 
 
 def test_draws_follow_the_probabilities():
-    chooser, logits = Chooser(Sampling(1.0, 1.0, 0)), np.log(np.array([0.7, 0.2, 0.1])).astype(np.float32)
+    chooser, logits = Chooser(Sampling(temperature=1.0)), np.log(np.array([0.7, 0.2, 0.1])).astype(np.float32)
     counts = np.bincount([chooser.choose(logits) for _ in range(3000)], minlength=3)
     np.testing.assert_allclose(counts / 3000, [0.7, 0.2, 0.1], atol=0.03)
 
@@ -115,5 +115,5 @@ def test_logits_that_are_no_numbers_are_refused():
     ],
 )
 def test_impossible_sampling_is_refused(field, value):
-    with pytest.raises(ColdpressError, match=re.escape(f"the sampling's {field} is {value}, expected a ")):
+    with pytest.raises(ColdpressError, match=re.escape(f"the sampling's {field} is {value}, expected ")):
         Sampling(**{field: value})

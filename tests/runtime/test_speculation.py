@@ -69,7 +69,7 @@ def test_tokens_are_those_without_drafts(sessions, name, draft_tokens):
         assert other.decoder.length <= len(text)
 
 
-@pytest.mark.parametrize("sampling", [Sampling(1.5, 0.95, seed=3), Sampling(repetition_penalty=1.4)])
+@pytest.mark.parametrize("sampling", [Sampling(temperature=1.5, top_p=0.95, seed=3), Sampling(repetition_penalty=1.4)])
 def test_drawn_tokens_are_those_without_drafts(sessions, sampling):
     session, other = sessions["relu"]
     plain = session.generate(PROMPT, 24, sampling=sampling, ignore_eos=True).token_ids
