@@ -25,6 +25,7 @@ from coldpress.runtime.generate.statistics import Token
 from coldpress.runtime.generate.token_ids import token_array
 from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.text.chat import ChatTemplate, Message
+from coldpress.runtime.text.process import LimitedEngine
 from coldpress.runtime.text.tokenizer import TextCodec
 from coldpress.schemas.errors import ColdpressError
 
@@ -86,8 +87,9 @@ class Model:
         Raises:
             ColdpressError: if the artifact is damaged, the budget is too small, or the identity is another one.
         """
+        engine = LimitedEngine()  # it starts while the artifact is opened
         self._session = Session(path, dram_budget_bytes=budget_at(path, dram), identity=identity)
-        self._codec = TextCodec.of(self._session.artifact)
+        self._codec = TextCodec.of(self._session.artifact, engine)
         self._template: ChatTemplate | None = None
         self._totals = Totals()
 

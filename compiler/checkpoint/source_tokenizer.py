@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from coldpress.compiler.checkpoint.source_json import read_json, read_object
+from coldpress.runtime.artifact import strict_json
 from coldpress.runtime.artifact.errors import short
-from coldpress.runtime.text import rules
 from coldpress.runtime.text.process import LimitedEngine
 from coldpress.schemas.errors import ArtifactError, CheckpointError, clipped
 from coldpress.schemas.model import ModelSpec
@@ -20,13 +20,13 @@ TOKENIZER = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 """Newer checkpoints have it; older ones have the template in their settings."""
-MAX_TOKENIZER_BYTES = rules.JSON.size_bytes
+MAX_TOKENIZER_BYTES = strict_json.TOKENIZER.size_bytes
 MAX_SETTINGS_BYTES = 16 << 20
 SAMPLE = "The quick brown fox jumps over the lazy dog 12 times or 345; a naïve façade costs 6 €.\n" * 20
 
 
 class SourceTokenizer:
-    """The tokenizer of a checkpoint; one whose cost is not bounded encodes every text in a process with limits."""
+    """The tokenizer of a checkpoint; it encodes texts in a process with limits."""
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
         """Reads the tokenizer.
@@ -40,12 +40,14 @@ class SourceTokenizer:
         path = folder / TOKENIZER
         if not path.is_file():
             raise CheckpointError(f"{TOKENIZER} is missing in the checkpoint; write it with save_pretrained")
-        self._reason = rules.why_unbounded(read_json(path, MAX_TOKENIZER_BYTES, rules.JSON))
-        self._limited: LimitedEngine | None = None
-        if self._reason is not None:
-            with self._limits(SAMPLE):
-                self._limited = LimitedEngine(path.read_bytes(), self._reason)
-                self._limited.encode(SAMPLE, True)
+        read_json(path, MAX_TOKENIZER_BYTES, strict_json.TOKENIZER)
+        self._limited = LimitedEngine()
+        try:
+            self._limited.load(path.read_bytes())
+        except ArtifactError as error:
+            told = str(error).removeprefix("tokenizer/").removesuffix("; rebuild the artifact")
+            raise CheckpointError(f"{told}; give a checkpoint with another tokenizer") from error
+        self._encoded(SAMPLE, special=True)
         with _sentences("not a tokenizer"):
             self._tokenizer = Tokenizer.from_file(str(path))
         self._tokenizer.no_truncation()
@@ -67,12 +69,7 @@ class SourceTokenizer:
             CheckpointError: if the tokenizer fails on the text, as a checkpoint's patterns can, or exceeds its limits;
                 if a token of the text has no row in the embeddings.
         """
-        if self._limited is not None:
-            with self._limits(text):
-                ids = self._limited.encode(text, special)
-        else:
-            with _sentences("it fails on ordinary text"):
-                ids = self._tokenizer.encode(text, add_special_tokens=special).ids
+        ids = self._encoded(text, special)
         if max(ids, default=0) >= self._vocab_size:
             raise CheckpointError(
                 f"{TOKENIZER}: the text has the token {short(self._tokenizer.id_to_token(max(ids)))}, which has no row "
@@ -80,14 +77,13 @@ class SourceTokenizer:
             )
         return ids
 
-    @contextmanager
-    def _limits(self, text: str) -> Iterator[None]:
+    def _encoded(self, text: str, special: bool) -> list[int]:
         try:
-            yield
+            return self._limited.encode(text, special)
         except ArtifactError as error:
             raise CheckpointError(
-                f"{TOKENIZER}: it has {self._reason}, and fails on {len(text):,} characters of ordinary text, or takes "
-                "too much time or memory; give a checkpoint with another tokenizer"
+                f"{TOKENIZER}: it fails on {len(text):,} characters of ordinary text, or takes too much time or "
+                "memory; give a checkpoint with another tokenizer"
             ) from error
 
 

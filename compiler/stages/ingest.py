@@ -46,7 +46,7 @@ from coldpress.compiler.checkpoint.tensor_map import match_tensors
 from coldpress.compiler.checkpoint.tensors import MAX_CONFIG_BYTES
 from coldpress.compiler.checkpoint.weight_files import is_there, kind_of, locate, regular_file, scan, source_file
 from coldpress.compiler.io import Workspace, digest, make_folder, replacing, sync_folder
-from coldpress.runtime.text import rules
+from coldpress.runtime.artifact import strict_json
 from coldpress.schemas.base import Record
 from coldpress.schemas.config import Key
 from coldpress.schemas.errors import CheckpointError
@@ -296,7 +296,7 @@ def _special(checkpoint: _Checkpoint) -> Special:
     """Reads the special tokens from the files around tokenizer.json, which is known to be a tokenizer."""
     folder = checkpoint.folder
     return resolved(
-        read_json(folder / TOKENIZER, MAX_TOKENIZER_BYTES, rules.JSON),
+        read_json(folder / TOKENIZER, MAX_TOKENIZER_BYTES, strict_json.TOKENIZER),
         checkpoint.settings[SETTINGS],
         checkpoint.settings[SPECIAL_TOKENS],
         read_object(regular_file(folder, ADDED_TOKENS), MAX_SETTINGS_BYTES) if is_there(folder, ADDED_TOKENS) else {},
@@ -337,7 +337,8 @@ def _write_private(checkpoint: _Checkpoint, special: Special, target: Path) -> P
     data = tokenizer.read_bytes()
     if special.added is not None:
         log.info("ingest: tokenizer.json gets the tokens that the files beside it add")
-        data = _as_json({**read_json(tokenizer, MAX_TOKENIZER_BYTES, rules.JSON), "added_tokens": special.added})
+        values = read_json(tokenizer, MAX_TOKENIZER_BYTES, strict_json.TOKENIZER)
+        data = _as_json({**values, "added_tokens": special.added})
     _write(target / TOKENIZER, data)
     return target
 

@@ -43,6 +43,8 @@ ARTIFACT = Limits(size_bytes=16 << 20, depth=32, integer=MAX_EXACT_INTEGER, valu
 MANIFEST = replace(ARTIFACT, names=1000)
 FOREIGN = Limits(size_bytes=16 << 20, depth=64, integer=10**64, values=1 << 19, names=1 << 19)
 """For settings that others wrote: tokenizer_config.json says model_max_length = 10**30 for "no limit"."""
+TOKENIZER = Limits(size_bytes=64 << 20, depth=32, integer=2**63 - 1, values=1 << 22, names=1 << 21)
+"""For tokenizer.json: the largest in use, of 260,000 tokens and twice as many merges, takes half of each limit."""
 
 
 def parse(data: bytes, refuse: Refuse, limits: Limits = ARTIFACT) -> Any:

@@ -74,11 +74,11 @@ def names_of(text: str | None) -> list[str | None]:
     return [None] if text is None else [name.strip() for name in text.split(",")]
 
 
-def prompts_of(flags: Generate, artifact: Artifact) -> list[list[int]]:
-    """Returns the token ids of each prompt; there is at least one prompt."""
+def prompts_of(flags: Generate, artifact: Artifact, codec: TextCodec | None) -> list[list[int]]:
+    """Returns the token ids of each prompt; there is at least one prompt. `codec` is the artifact's."""
     if flags.prompt_ids:
         return list(flags.prompt_ids)
-    codec = TextCodec(artifact)
+    codec = codec or TextCodec(artifact)  # which says that there is no tokenizer
     return [codec.encode(prompt) for prompt in flags.prompt]
 
 

@@ -31,6 +31,7 @@ from coldpress.runtime.generate.session import Session
 from coldpress.runtime.generate.statistics import Token
 from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.quantities import parse_bytes
+from coldpress.runtime.text.process import LimitedEngine
 from coldpress.runtime.text.tokenizer import TextCodec
 from coldpress.runtime.trace import Recorder
 from coldpress.schemas.errors import ColdpressError
@@ -43,12 +44,13 @@ def generate(flags: Generate) -> None:
     """Continues one or several prompts and prints the results."""
     _check_flags(flags)
     recorder = _recorder(flags.trace)
+    engine = LimitedEngine()  # it starts while the artifact is opened
     if flags.prompts is not None:
-        _generate_file(flags.prompts, flags, recorder)
+        _generate_file(flags.prompts, flags, recorder, engine)
     elif len(_prompts(flags)) > 1:
-        _generate_batch(flags, recorder)
+        _generate_batch(flags, recorder, engine)
     else:
-        _generate_one(flags, recorder)
+        _generate_one(flags, recorder, engine)
     if recorder and flags.trace:
         _save_trace(recorder, flags.trace)
 
@@ -57,14 +59,14 @@ def _prompts(flags: Generate) -> Sequence[object]:
     return flags.prompt or flags.prompt_ids
 
 
-def _generate_one(flags: Generate, recorder: Recorder | None) -> None:
+def _generate_one(flags: Generate, recorder: Recorder | None, engine: LimitedEngine) -> None:
     other = _draft_session(flags)
     budget = budget_of(flags)
     if other:
         budget = beside_draft(open_artifact(flags.artifact).manifest, other, budget)
     session = open_session(flags, flags.selector, flags.cache, budget, recorder)
-    codec = TextCodec.of(session.artifact)
-    (prompt_ids,) = prompts_of(flags, session.artifact)
+    codec = TextCodec.of(session.artifact, engine)
+    (prompt_ids,) = prompts_of(flags, session.artifact, codec)
     found = Continuation(codec, prompt_ids, flags.stop)
 
     def write(token: Token) -> bool:
@@ -92,9 +94,10 @@ def _generate_one(flags: Generate, recorder: Recorder | None) -> None:
     print(json.dumps({**found.as_data(), **figures, "draft": other and summary.draft_as_data(other.store)}))
 
 
-def _generate_batch(flags: Generate, recorder: Recorder | None) -> None:
+def _generate_batch(flags: Generate, recorder: Recorder | None, engine: LimitedEngine) -> None:
     session = open_session(flags, flags.selector, flags.cache, budget_of(flags), recorder)
-    prompts, codec, sampling = prompts_of(flags, session.artifact), TextCodec.of(session.artifact), sampling_of(flags)
+    codec, sampling = TextCodec.of(session.artifact, engine), sampling_of(flags)
+    prompts = prompts_of(flags, session.artifact, codec)
     found = [Continuation(codec, prompt_ids, flags.stop) for prompt_ids in prompts]
     done = generate_batch(
         session,
@@ -117,9 +120,9 @@ def _generate_batch(flags: Generate, recorder: Recorder | None) -> None:
     print(summary.render_batch(done))
 
 
-def _generate_file(prompts_file: Path, flags: Generate, recorder: Recorder | None) -> None:
+def _generate_file(prompts_file: Path, flags: Generate, recorder: Recorder | None, engine: LimitedEngine) -> None:
     session = open_session(flags, flags.selector, flags.cache, budget_of(flags), recorder)
-    codec, sampling = TextCodec.of(session.artifact), sampling_of(flags)
+    codec, sampling = TextCodec.of(session.artifact, engine), sampling_of(flags)
     file = PromptFile(prompts_file, session, codec, flags.max_new_tokens)
     room = file.room(flags.batch or FEW_TOKENS)
     begun: dict[int, Continuation] = {}

@@ -1,7 +1,7 @@
 """Runs a tokenizer of the `tokenizers` package, and turns its failures into sentences; sets no limits.
 
-Tokenizers whose cost is bounded run in this process, all others in a limited one (runtime/text/process.py). This module
-imports little besides the package, so that the limited process starts fast and stays small.
+It runs in a limited process (runtime/text/process.py), and imports little besides the package, so that the process
+starts fast and stays small.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -30,7 +30,7 @@ class Engine:
         self._tokenizer.no_padding()
         # by id: the library compares texts, and misses special tokens whose text its normalizer has changed
         added = self._tokenizer.get_added_tokens_decoder().items()
-        self.special = frozenset(token_id for token_id, token in added if token.special)
+        self._special = frozenset(token_id for token_id, token in added if token.special)
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Returns the token ids of a text; with `special`, the post-processor adds its special tokens."""
@@ -40,7 +40,7 @@ class Engine:
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of ids, without special tokens."""
         with _sentences("failing on these ids"):
-            return self._tokenizer.decode([token_id for token_id in ids if token_id not in self.special])
+            return self._tokenizer.decode([token_id for token_id in ids if token_id not in self._special])
 
     def token(self, token_id: int) -> str:
         """Returns a token as the vocabulary writes it; empty for an unknown id."""
@@ -52,7 +52,7 @@ class Engine:
 
         def step(ids: Sequence[int]) -> str:
             with _sentences("failing on these ids"):
-                pieces = [stream.step(self._tokenizer, token_id) for token_id in ids if token_id not in self.special]
+                pieces = [stream.step(self._tokenizer, token_id) for token_id in ids if token_id not in self._special]
             return "".join(piece or "" for piece in pieces)
 
         return step

@@ -39,11 +39,24 @@ class LimitedProcess:
 
     process: "subprocess.Popen[bytes]"
 
-    def __init__(self, module: str, cpu_s: int, first: bytes) -> None:
-        """Takes what `python -m module cpu_s`, which calls `serve`, is told first; the first frame starts it."""
-        self._module, self._cpu_s, self._first = module, cpu_s, first
+    def __init__(self, module: str, cpu_s: int) -> None:
+        """Starts `python -m module cpu_s`, which calls `serve`; `begin` says what it is told first."""
+        self._module, self._cpu_s, self._first = module, cpu_s, b""
         self._lock = threading.Lock()
         self._finalizer: Callable[[], object] | None = None
+        self._start()
+
+    def begin(self, first: bytes) -> None:
+        """Sends the first frame, which every further process is sent, too. Raises as `ask`."""
+        with self._lock:
+            self._first = first
+            self._tell()
+
+    def _tell(self) -> None:
+        reply = self._answer(self._first)
+        if "error" in reply:
+            self._stop()  # it still waits for its first frame
+            raise ArtifactError(reply["error"])
 
     def ask(self, frame: bytes) -> Any:
         """Sends a frame, and returns the answer.
@@ -55,10 +68,7 @@ class LimitedProcess:
         with self._lock:
             if self._finalizer is None or self.process.poll() is not None:
                 self._start()
-                reply = self._answer(self._first)
-                if "error" in reply:
-                    self._stop()  # it still waits for its first frame
-                    raise ArtifactError(reply["error"])
+                self._tell()
             reply = self._answer(frame)
         if "error" in reply:
             raise ArtifactError(reply["error"])

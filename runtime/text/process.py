@@ -1,4 +1,7 @@
-"""Runs a tokenizer whose cost is not bounded in a separate process with limits (runtime/text/limited.py).
+"""Runs the tokenizer in a separate process with limits (runtime/text/limited.py).
+
+A tokenizer is a small program that a stranger wrote: patterns, replacements, templates. Its time and memory may grow
+without bound, and a mistake in it may end a process.
 
 The first frame is tokenizer.json itself, all others are the name of a member of `Engine` and its arguments.
 """
@@ -7,8 +10,8 @@ import itertools
 import json
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from coldpress.runtime.text.engine import TOKENIZER_FILE, Engine
@@ -22,21 +25,21 @@ class LimitedEngine:
     cpu_s = 5
     """Processor seconds for a short request; building the largest tokenizers in use takes one second."""
 
-    def __init__(self, data: bytes, reason: str) -> None:
-        """Starts the process.
-
-        Args:
-            data: tokenizer.json.
-            reason: The part of the tokenizer whose cost has no known bound, for errors.
-
-        Raises:
-            ArtifactError: if the data is not a tokenizer, or exceeds the limits.
-        """
-        self._reason, self._numbers = reason, itertools.count()
+    def __init__(self) -> None:
+        """Starts the process, which imports its libraries while its caller does other things."""
+        self._numbers = itertools.count()
         self._ended = deque[int]()
         """Streams that nobody holds any more: the next message says so."""
-        self._limited = LimitedProcess("coldpress.runtime.text.process", self.cpu_s, data)
-        self.special = frozenset(self._ask("special"))
+        self._limited = LimitedProcess("coldpress.runtime.text.process", self.cpu_s)
+
+    def load(self, data: bytes) -> None:
+        """Builds the tokenizer from the bytes of tokenizer.json, before anything else.
+
+        Raises:
+            ArtifactError: if they are not a tokenizer, or it exceeds the limits.
+        """
+        with _sentence():
+            self._limited.begin(data)
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """See `Engine`."""
@@ -69,13 +72,19 @@ class LimitedEngine:
         with suppress(IndexError):  # emptied by now, perhaps by another thread
             while True:
                 ended.append(self._ended.popleft())
-        try:
+        with _sentence():
             return self._limited.ask(json.dumps([ended, name, *arguments]).encode())
-        except LimitError as error:
-            raise ArtifactError(
-                f"{TOKENIZER_FILE}: the tokenizer {error}, which is limited since it has {self._reason}; give token "
-                "ids and --json, or rebuild the artifact with another tokenizer"
-            ) from error
+
+
+@contextmanager
+def _sentence() -> Generator[None]:
+    try:
+        yield
+    except LimitError as error:
+        raise ArtifactError(
+            f"{TOKENIZER_FILE}: the tokenizer {error}; give token ids and --json, or rebuild the artifact with another "
+            "tokenizer"
+        ) from error
 
 
 class _Answers:
@@ -92,8 +101,6 @@ class _Answers:
         ended, name, *arguments = json.loads(frame)
         for number in ended:
             self._streams.pop(number, None)
-        if name == "special":
-            return sorted(self._engine.special)
         if name == "step":
             return self._step(self._engine, *arguments)
         members = {"encode": self._engine.encode, "decode": self._engine.decode, "token": self._engine.token}

@@ -56,7 +56,8 @@ class Rendering:
 
     def __init__(self, template: Template) -> None:
         """Takes a template."""
-        self._limited = LimitedProcess("coldpress.runtime.text.template", CPU_S, json.dumps(asdict(template)).encode())
+        self._template = json.dumps(asdict(template)).encode()
+        self._limited: LimitedProcess | None = None
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """Returns the text of a chat.
@@ -65,6 +66,9 @@ class Rendering:
             LimitError: if the template reaches a limit.
             ArtifactError: with its reason, if it fails or refuses the chat.
         """
+        if self._limited is None:
+            self._limited = LimitedProcess("coldpress.runtime.text.template", CPU_S)
+            self._limited.begin(self._template)
         return self._limited.ask(json.dumps([dict(message) for message in messages]).encode())
 
 

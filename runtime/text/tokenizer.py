@@ -13,8 +13,7 @@ from typing import Any
 from coldpress.runtime.artifact import strict_json
 from coldpress.runtime.artifact.errors import JsonError, short
 from coldpress.runtime.artifact.reader import Artifact
-from coldpress.runtime.text import rules
-from coldpress.runtime.text.engine import TOKENIZER_FILE, Engine
+from coldpress.runtime.text.engine import TOKENIZER_FILE
 from coldpress.runtime.text.process import LimitedEngine
 from coldpress.schemas.errors import ArtifactError, ColdpressError
 
@@ -32,8 +31,12 @@ BYTE_CHARACTERS = {chr(byte): byte for byte in _PRINTED} | {chr(0x100 + at): byt
 class TextCodec:
     """An artifact's tokenizer."""
 
-    def __init__(self, artifact: Artifact) -> None:
+    def __init__(self, artifact: Artifact, engine: LimitedEngine | None = None) -> None:
         """Reads the tokenizer, and checks its digest.
+
+        Args:
+            artifact: The artifact.
+            engine: A new one, which may have started while the artifact was opened.
 
         Raises:
             ArtifactError: if the artifact has no tokenizer, or it cannot be read.
@@ -41,16 +44,17 @@ class TextCodec:
         names = {entry.path for entry in artifact.manifest.files}
         if TOKENIZER_FILE not in names:
             raise ArtifactError(f"the artifact has no {TOKENIZER_FILE}; give token ids instead of text")
-        self._engine = _engine(artifact.read_bytes(TOKENIZER_FILE, rules.JSON.size_bytes))
+        self._engine = engine or LimitedEngine()
+        self._engine.load(artifact.read_bytes(TOKENIZER_FILE, strict_json.TOKENIZER.size_bytes))
         self._before: list[int] | None = None
         settings = _settings(artifact) if SETTINGS_FILE in names else {}
         self._vocab_size = artifact.manifest.model.vocab_size
         self._bos = artifact.manifest.model.bos_token_id if settings.get("add_bos_token") is True else None
 
     @classmethod
-    def of(cls, artifact: Artifact) -> "TextCodec | None":
+    def of(cls, artifact: Artifact, engine: LimitedEngine | None = None) -> "TextCodec | None":
         """Opens the artifact's tokenizer; returns None if it has none."""
-        return cls(artifact) if any(entry.path == TOKENIZER_FILE for entry in artifact.manifest.files) else None
+        return cls(artifact, engine) if any(entry.path == TOKENIZER_FILE for entry in artifact.manifest.files) else None
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Returns the token ids of a prompt.
@@ -116,12 +120,6 @@ class TextCodec:
             return piece
 
         return add
-
-
-def _engine(data: bytes) -> Engine | LimitedEngine:
-    values = strict_json.parse(data, partial(JsonError, TOKENIZER_FILE, "the text"), rules.JSON)
-    reason = rules.why_unbounded(values)
-    return Engine(data) if reason is None else LimitedEngine(data, reason)
 
 
 def _settings(artifact: Artifact) -> dict[str, Any]:

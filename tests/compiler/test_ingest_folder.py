@@ -320,7 +320,7 @@ def test_layers_of_mixed_attention(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("{}", "tokenizer.json: it has model None, and fails on"),
+        ("{}", "tokenizer.json: not a tokenizer"),
         ('{"model": {"type": "BPE"}, "model": {}}', "tokenizer.json is an object with the key 'model' twice"),
         ("[" * 100_000, "tokenizer.json is nested too deeply"),
         ("", "tokenizer.json is not JSON"),
@@ -333,7 +333,7 @@ def test_a_tokenizer_that_is_none(folder: Path, tmp_path: Path, text: str, expec
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("place", "part", "expected"),
+    ("place", "part"),
     [
         (
             "normalizer",
@@ -341,7 +341,6 @@ def test_a_tokenizer_that_is_none(folder: Path, tmp_path: Path, text: str, expec
                 "type": "Sequence",
                 "normalizers": [{"type": "Replace", "pattern": {"String": "o"}, "content": "oo"}] * 40,
             },
-            "normalizer 'Replace'",
         ),
         (
             "post_processor",
@@ -351,16 +350,13 @@ def test_a_tokenizer_that_is_none(folder: Path, tmp_path: Path, text: str, expec
                 "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
                 "special_tokens": {"<s>": {"id": "<s>", "ids": [0] * 100_000, "tokens": ["<s>"] * 100_000}},
             },
-            "a template of more than",
         ),
     ],
 )
-def test_a_tokenizer_that_grows_without_end(
-    folder: Path, tmp_path: Path, place: str, part: dict[str, Any], expected: str
-) -> None:
+def test_a_tokenizer_that_grows_without_end(folder: Path, tmp_path: Path, place: str, part: dict[str, Any]) -> None:
     edit(folder / "tokenizer.json", lambda tokenizer: tokenizer.update({place: part}))
     text = refusal(folder, tmp_path / "work")
-    assert re.search(f"^tokenizer.json: it has .*{expected}.* takes too much time or memory", text)
+    assert re.search("^tokenizer.json: it fails on .* takes too much time or memory", text)
 
 
 def test_a_vocabulary_larger_than_the_embeddings(folder: Path, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def test_a_tokenizer_that_fails_on_text(tmp_path: Path) -> None:
     model = ingest.run(IngestConfig(model=str(folder)), Workspace(tmp_path / "work", "test"))
     (tmp_path / "a.txt").write_text("\n\n".join(f"{number} " + "x" * 60 + "!" for number in range(100)))
     found = refusal(model, tmp_path)
-    assert re.match(r"tokenizer.json: it has pre_tokenizer with the pattern .*, and fails on \d+ characters", found)
+    assert re.match(r"tokenizer.json: it fails on \d+ characters", found)
 
 
 def test_a_tokenizer_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,4 +51,4 @@ def test_a_tokenizer_that_does_not_end(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "a.txt").write_text("\n\n".join(f"{number} " + "b" * 100_000 for number in range(10)))
     monkeypatch.setattr(LimitedEngine, "cpu_s", 1)
     found = refusal(model, tmp_path)
-    assert "it has model WordPiece with words of any length, and fails on 100,004 characters" in found
+    assert "it fails on 100,004 characters of ordinary text, or takes too much time" in found

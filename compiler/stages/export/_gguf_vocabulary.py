@@ -14,7 +14,6 @@ import gguf
 from coldpress.runtime.artifact import strict_json
 from coldpress.runtime.artifact.errors import JsonError, short
 from coldpress.runtime.artifact.reader import Artifact
-from coldpress.runtime.text import rules
 from coldpress.runtime.text.engine import TOKENIZER_FILE
 from coldpress.runtime.text.tokenizer import TextCodec
 from coldpress.schemas.errors import ColdpressError
@@ -40,8 +39,8 @@ def add(writer: gguf.GGUFWriter, artifact: Artifact) -> None:
     """
     if all(entry.path != TOKENIZER_FILE for entry in artifact.manifest.files):
         raise ColdpressError(f"the artifact has no {TOKENIZER_FILE}; {REMEDY}")
-    data = artifact.read_bytes(TOKENIZER_FILE, rules.JSON.size_bytes)
-    found = strict_json.parse(data, partial(JsonError, TOKENIZER_FILE, "the text"), rules.JSON)
+    data = artifact.read_bytes(TOKENIZER_FILE, strict_json.TOKENIZER.size_bytes)
+    found = strict_json.parse(data, partial(JsonError, TOKENIZER_FILE, "the text"), strict_json.TOKENIZER)
     model = found["model"]
     for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(key):
