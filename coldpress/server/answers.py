@@ -5,38 +5,41 @@ When the client leaves, the sequences end. An error in the middle of a stream is
 """
 
 import json
-from collections.abc import AsyncIterator, Callable
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from contextlib import aclosing
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from coldpress.schemas.errors import ColdpressError
-from coldpress.server.refusals import RefusalError, anthropic_error, openai_error
+from coldpress.server.fields import Asked, Fields, read
+from coldpress.server.refusals import RefusalError, openai_error
 from coldpress.server.run import ClientLeftError, Run
 from coldpress.server.sequences import Piece
-from coldpress.server.worker import Worker
+from coldpress.server.served import Served
 
 KEEP_ALIVE = ": the model is working\n\n"
-DONE = "data: [DONE]\n\n"
 
 
 READ_AWAY = 16
-"""Times `max_bytes` up to which a longer body is still read, and dropped: a client that finds the connection closed
-while it sends may never look for the answer."""
+"""Times the limit up to which a longer body is still read, and dropped: a client that finds the connection closed while
+it sends may never look for the answer."""
 
 
-async def body_of(request: Request, max_bytes: int) -> bytes:
-    """Reads a body of JSON.
+async def body_of(kind: type[Fields], request: Request, served: Served) -> Fields:
+    """Reads a body of JSON, for the model that is served if it names one.
 
     Raises:
-        RefusalError: 415 for another type, 413 for a larger body; the bytes beyond `max_bytes` are read and dropped.
+        RefusalError: 415 for another type, 413 for a larger body, whose bytes beyond the limit are read and dropped; as
+            `read`.
     """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise RefusalError(415, f"the body's content-type is '{kind}', expected 'application/json'; set the header")
+    max_bytes = served.settings.max_body_bytes
+    content = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content != "application/json":
+        raise RefusalError(415, f"the body's content-type is '{content}', expected 'application/json'; set the header")
     too_large = RefusalError(413, f"the body has more than {max_bytes} bytes, the most that is taken; shorten it")
     said = request.headers.get("content-length", "0")
     if said.isdecimal() and int(said) > READ_AWAY * max_bytes:
@@ -53,7 +56,10 @@ async def body_of(request: Request, max_bytes: int) -> bytes:
         raise ClientLeftError from error
     if length > max_bytes:
         raise too_large
-    return bytes(found)
+    asked = read(kind, bytes(found))
+    if isinstance(asked, Asked):
+        served.check_name(asked.model)
+    return asked
 
 
 def event(data: object, name: str | None = None) -> str:
@@ -62,45 +68,68 @@ def event(data: object, name: str | None = None) -> str:
     return f"{head}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
 
-def openai_event(status: int, text: str) -> str:
-    """Returns the event of an error, as clients of OpenAI's interfaces read it."""
-    return event(openai_error(status, text))
+class Answer(ABC):
+    """The shapes of one answer, whole and streamed."""
+
+    def __init__(self, served: Served) -> None:
+        """`served` runs its sequences."""
+        self.served = served
+
+    async def send(self, run: Run, request: Request, *, is_streamed: bool | None) -> Response:
+        """Returns the whole answer of a run's sequences, or its stream."""
+        if is_streamed:
+            return _EventStream(self, run)
+        return JSONResponse(self.whole(await run.all(self.served.worker, request.receive)))
+
+    @abstractmethod
+    def whole(self, found: list[list[Piece]]) -> dict[str, Any]:
+        """Returns the answer of ended sequences."""
+
+    def begun(self) -> Iterator[str]:
+        """Yields the events before all pieces."""
+        yield from ()
+
+    @abstractmethod
+    def events(self, number: int, piece: Piece) -> Iterator[str]:
+        """Yields the events of a piece of the sequence `number`."""
+
+    @abstractmethod
+    def ended(self) -> Iterator[str]:
+        """Yields the events behind all pieces."""
+
+    def failed(self, text: str) -> str:
+        """Returns the event of an error."""
+        return event(openai_error(500, text))
 
 
-def anthropic_event(status: int, text: str) -> str:
-    """Returns the event of an error, as clients of Anthropic's interface read it."""
-    return event(anthropic_error(status, text), "error")
-
-
-Events = Callable[[AsyncIterator[tuple[int, Piece] | None]], AsyncIterator[str]]
-"""Turns the pieces of a run into events; None among the pieces asks for a comment."""
-
-
-class EventStream(Response):
+class _EventStream(Response):
     """Streams the events of a run."""
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, run: Run, worker: Worker, keep_alive_s: float, events: Events, failed: Callable[[int, str], str]
-    ) -> None:
-        """`failed` makes the event of an error, from its status and its sentence."""
+    def __init__(self, answer: Answer, run: Run) -> None:
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
-        self._run, self._worker, self._keep_alive_s = run, worker, keep_alive_s
-        self._events, self._failed = events, failed
+        self._answer, self._run = answer, run
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the stream."""
+        answer, served = self._answer, self._answer.served
+
+        async def send_all(texts: Iterable[str]) -> None:
+            for text in texts:
+                await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        pieces: Any = self._run.follow(self._worker, receive, self._keep_alive_s)
+        pieces = self._run.follow(served.worker, receive, served.settings.keep_alive_s)
         async with aclosing(pieces):
             try:
-                async for text in self._events(pieces):
-                    await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+                await send_all(answer.begun())
+                async for each in pieces:
+                    await send_all((KEEP_ALIVE,) if each is None else answer.events(*each))
+                await send_all(answer.ended())
             except (ClientLeftError, OSError):  # the socket may be the first to say so
                 return
             except ColdpressError as error:
-                text = self._failed(500, str(error))
-                await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+                await send_all((answer.failed(str(error)),))
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,20 +1,18 @@
 """`/v1/chat/completions`: answers a chat (OpenAI's interface)."""
 
-import secrets
-import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from coldpress.runtime.generate.logprobs import TokenLogprobs
-from coldpress.server.answers import DONE, KEEP_ALIVE, EventStream, body_of, event, openai_event
-from coldpress.server.completions import OpenRequest
-from coldpress.server.fields import MAX_TOP, Body, Text, read, stops_of, text_in
+from coldpress.server.answers import body_of, event
+from coldpress.server.completions import OpenAnswer, OpenRequest
+from coldpress.server.fields import MAX_TOP, Body, Text, stops_of, text_in
 from coldpress.server.refusals import RefusalError
-from coldpress.server.run import Run, joined
+from coldpress.server.run import joined
 from coldpress.server.sequences import Piece, Wanted
 from coldpress.server.served import Served
 
@@ -84,8 +82,7 @@ def check_stream(asked: ChatRequest) -> None:
 
 async def chat_completions(request: Request, served: Served) -> Response:
     """Answers a request."""
-    asked = read(ChatRequest, await body_of(request, served.settings.max_body_bytes))
-    served.check_name(asked.model)
+    asked = await body_of(ChatRequest, request, served)
     check_stream(asked)
     sampling, count = served.sampling(asked), asked.n or 1
     with served.worker.places(count) as places:
@@ -96,21 +93,13 @@ async def chat_completions(request: Request, served: Served) -> Response:
         wanted = served.choices(Wanted(tuple(ids), sampling, most, stops_of(asked.stop), num_top), count)
         run = served.run(wanted)
         served.worker.submit(places, run.sequences)
-    answer = _Answer(served, asked, len(ids))
-    if asked.stream:
-        return answer.stream(run)
-    return JSONResponse(answer.whole(await run.all(served.worker, request.receive)))
+    return await _Answer(served, asked, len(ids)).send(run, request, is_streamed=asked.stream)
 
 
-class _Answer:
-    """The shapes of one answer, whole and streamed."""
-
+class _Answer(OpenAnswer):
     def __init__(self, served: Served, asked: ChatRequest, num_prompt: int) -> None:
-        self._served, self._asked, self._num_prompt = served, asked, num_prompt
-        self._id, self._created_s = f"chatcmpl-{secrets.token_hex(12)}", int(time.time())
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self._id, "object": kind, "created": self._created_s, "model": self._served.name}
+        super().__init__(served, asked, num_prompt, "chat.completion.chunk", "chatcmpl")
+        self._tells_logprobs, self._num_choices = bool(asked.logprobs), asked.n or 1
 
     def whole(self, found: list[list[Piece]]) -> dict[str, Any]:
         """Returns the answer of ended sequences."""
@@ -123,46 +112,30 @@ class _Answer:
             }
             for number, pieces in enumerate(found)
         ]
-        usage = self._usage(sum(pieces[-1].num_new for pieces in found))
-        return {**self._head("chat.completion"), "choices": choices, "usage": usage}
+        return self.answer(choices, sum(pieces[-1].num_new for pieces in found), "chat.completion")
 
-    def stream(self, run: Run) -> Response:
-        """Returns the answer as a stream."""
-        served = self._served
-        return EventStream(run, served.worker, served.settings.keep_alive_s, self._events, openai_event)
-
-    async def _events(self, pieces: AsyncIterator[tuple[int, Piece] | None]) -> AsyncIterator[str]:
-        num_new = dict[int, int]()
-        for number in range(self._asked.n or 1):
+    def begun(self) -> Iterator[str]:
+        """Yields the events before all pieces."""
+        for number in range(self._num_choices):
             yield self._chunk(number, {"role": "assistant", "content": ""})
-        async for each in pieces:
-            if each is None:
-                yield KEEP_ALIVE
-                continue
-            number, piece = each
-            num_new[number] = piece.num_new
-            if piece.text or piece.tokens:
-                yield self._chunk(number, {"content": piece.text}, piece.tokens)
-            if piece.finish:
-                yield self._chunk(number, {}, finish=piece.finish)
-        if self._asked.stream_options and self._asked.stream_options.include_usage:
-            usage = self._usage(sum(num_new.values()))
-            yield event({**self._head("chat.completion.chunk"), "choices": [], "usage": usage})
-        yield DONE
+
+    def events(self, number: int, piece: Piece) -> Iterator[str]:
+        """Yields the events of a piece."""
+        self._num_new[number] = piece.num_new
+        if piece.text or piece.tokens:
+            yield self._chunk(number, {"content": piece.text}, piece.tokens)
+        if piece.finish:
+            yield self._chunk(number, {}, finish=piece.finish)
 
     def _chunk(
         self, number: int, delta: dict[str, str], tokens: Sequence[TokenLogprobs] = (), finish: str | None = None
     ) -> str:
         logprobs = self._logprobs(tokens) if tokens else None
         choice = {"index": number, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-        return event({**self._head("chat.completion.chunk"), "choices": [choice]})
-
-    def _usage(self, num_new: int) -> dict[str, int]:
-        total = self._num_prompt + num_new
-        return {"prompt_tokens": self._num_prompt, "completion_tokens": num_new, "total_tokens": total}
+        return event(self.answer([choice]))
 
     def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
-        if not self._asked.logprobs:
+        if not self._tells_logprobs:
             return None
         content = [
             {**self._one(told.id, told.logprob), "top_logprobs": [self._one(*each) for each in told.top]}
@@ -171,5 +144,5 @@ class _Answer:
         return {"content": content, "refusal": None}
 
     def _one(self, token_id: int, logprob: float) -> dict[str, Any]:
-        text, data = self._served.text_of(token_id), self._served.bytes_of(token_id)
+        text, data = self.served.text_of(token_id), self.served.bytes_of(token_id)
         return {"token": text, "logprob": logprob, "bytes": list(data)}

@@ -7,18 +7,18 @@ harnesses score answers.
 
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from coldpress.runtime.generate.logprobs import TokenLogprobs
-from coldpress.server.answers import DONE, KEEP_ALIVE, EventStream, body_of, event, openai_event
-from coldpress.server.fields import MAX_CHOICES, MAX_TOP, Asked, Body, Never, OpenDrawing, Stop, Text, read, stops_of
+from coldpress.server.answers import Answer, body_of, event
+from coldpress.server.fields import MAX_CHOICES, MAX_TOP, Asked, Body, Never, OpenDrawing, Stop, Text, stops_of
 from coldpress.server.refusals import RefusalError
-from coldpress.server.run import Run, joined
+from coldpress.server.run import joined
 from coldpress.server.sequences import Piece, Wanted
 from coldpress.server.served import NO_TEXT, Served
 
@@ -67,8 +67,7 @@ class CompletionRequest(OpenRequest):
 
 async def completions(request: Request, served: Served) -> Response:
     """Answers a request."""
-    asked = read(CompletionRequest, await body_of(request, served.settings.max_body_bytes))
-    served.check_name(asked.model)
+    asked = await body_of(CompletionRequest, request, served)
     if asked.stream_options is not None and not asked.stream:
         raise RefusalError(400, "stream_options needs stream=true; leave it out", "stream_options")
     prompts, count = asked.prompts, asked.n or 1
@@ -85,71 +84,69 @@ async def completions(request: Request, served: Served) -> Response:
             wanted += served.choices(one, count)
         run = served.run(wanted)
         served.worker.submit(places, run.sequences)
-    answer = _Answer(served, asked, wanted, count)
-    if asked.stream:
-        return answer.stream(run)
-    found = await run.all(served.worker, request.receive)
-    return JSONResponse(answer.whole(found))
+    return await _Answer(served, asked, wanted, count).send(run, request, is_streamed=asked.stream)
 
 
-class _Answer:
-    """The shapes of one answer, whole and streamed."""
+class OpenAnswer(Answer):
+    """An answer to an `OpenRequest`."""
 
+    def __init__(self, served: Served, asked: OpenRequest, num_prompt: int, kind: str, id_begins: str) -> None:
+        """`num_prompt` is the prompts' number of tokens; `kind` names what `choices` are of in a stream."""
+        super().__init__(served)
+        self._asked, self._num_prompt, self._kind = asked, num_prompt, kind
+        self._id, self._created_s = f"{id_begins}-{secrets.token_hex(12)}", int(time.time())
+        self._num_new = dict[int, int]()
+
+    def answer(self, choices: list[dict[str, Any]], num_new: int | None = None, kind: str | None = None) -> Any:
+        """Returns choices in their frame, with the usage if `num_new` is given."""
+        head = {"id": self._id, "object": kind or self._kind, "created": self._created_s, "model": self.served.name}
+        if num_new is None:
+            return {**head, "choices": choices}
+        total = self._num_prompt + num_new
+        usage = {"prompt_tokens": self._num_prompt, "completion_tokens": num_new, "total_tokens": total}
+        return {**head, "choices": choices, "usage": usage}
+
+    def ended(self) -> Iterator[str]:
+        """Yields the events behind all pieces."""
+        if self._asked.stream_options and self._asked.stream_options.include_usage:
+            yield event(self.answer([], sum(self._num_new.values())))
+        yield "data: [DONE]\n\n"
+
+
+class _Answer(OpenAnswer):
     def __init__(self, served: Served, asked: CompletionRequest, wanted: list[Wanted], count: int) -> None:
-        self._served, self._asked, self._wanted, self._count = served, asked, wanted, count
-        self._id, self._created_s = f"cmpl-{secrets.token_hex(12)}", int(time.time())
+        num_prompt = sum(len(one.ids) for one in wanted[::count])
+        super().__init__(served, asked, num_prompt, "text_completion", "cmpl")
+        self._echoes, self._wanted = bool(asked.echo), wanted
         self._offsets = [0] * len(wanted)
         """Characters of each choice's tokens so far."""
-
-    def _head(self) -> dict[str, Any]:
-        kind = {"id": self._id, "object": "text_completion"}
-        return {**kind, "created": self._created_s, "model": self._served.name}
 
     def whole(self, found: list[list[Piece]]) -> dict[str, Any]:
         """Returns the answer of ended sequences."""
         choices = [self._choice(number, pieces, first=True) for number, pieces in enumerate(found)]
-        return {**self._head(), "choices": choices, "usage": self._usage(sum(pieces[-1].num_new for pieces in found))}
+        return self.answer(choices, sum(pieces[-1].num_new for pieces in found))
 
-    def stream(self, run: Run) -> Response:
-        """Returns the answer as a stream."""
-        served = self._served
-        return EventStream(run, served.worker, served.settings.keep_alive_s, self._events, openai_event)
-
-    async def _events(self, pieces: AsyncIterator[tuple[int, Piece] | None]) -> AsyncIterator[str]:
-        num_new = [0] * len(self._wanted)
-        begun = set[int]()
-        async for each in pieces:
-            if each is None:
-                yield KEEP_ALIVE
-                continue
-            number, piece = each
-            num_new[number] = piece.num_new
-            first = number not in begun
-            begun.add(number)
-            if piece.text or piece.tokens or piece.finish or (first and self._asked.echo):
-                yield event({**self._head(), "choices": [self._choice(number, [piece], first)]})
-        if self._asked.stream_options and self._asked.stream_options.include_usage:
-            yield event({**self._head(), "choices": [], "usage": self._usage(sum(num_new))})
-        yield DONE
-
-    def _usage(self, num_new: int) -> dict[str, int]:
-        num_prompt = sum(len(wanted.ids) for wanted in self._wanted[:: self._count])
-        return {"prompt_tokens": num_prompt, "completion_tokens": num_new, "total_tokens": num_prompt + num_new}
+    def events(self, number: int, piece: Piece) -> Iterator[str]:
+        """Yields the events of a piece."""
+        first = number not in self._num_new
+        self._num_new[number] = piece.num_new
+        if piece.text or piece.tokens or piece.finish or (first and self._echoes):
+            yield event(self.answer([self._choice(number, [piece], first)]))
 
     def _choice(self, number: int, pieces: list[Piece], first: bool) -> dict[str, Any]:
         """Returns a choice of the text of `pieces`; with `first`, of what the echo puts before it."""
         wanted = self._wanted[number]
-        before = self._echo(wanted) if first and self._asked.echo else ""
+        before = self._echo(wanted) if first and self._echoes else ""
         logprobs = None
         if wanted.num_top is not None:
-            told = [*((None, *pieces[0].prompt) if first and self._asked.echo else ())]
+            told = [*((None, *pieces[0].prompt) if first and self._echoes else ())]
             told += [one for piece in pieces for one in piece.tokens]
             logprobs = self._logprobs(number, told)
         found = {"index": number, "text": before + joined(pieces), "logprobs": logprobs}
         return {**found, "finish_reason": pieces[-1].finish}
 
     def _echo(self, wanted: Wanted) -> str:
-        codec = self._served.codec
+        codec = self.served.codec
         return "" if codec is None else codec.decode(wanted.ids)
 
     def _logprobs(self, number: int, told: list[TokenLogprobs | None]) -> dict[str, Any]:
@@ -158,9 +155,9 @@ class _Answer:
         offsets = list[int]()
         for token_id in ids:
             offsets.append(self._offsets[number])
-            self._offsets[number] += sum(byte & 0xC0 != 0x80 for byte in self._served.bytes_of(token_id))
+            self._offsets[number] += sum(byte & 0xC0 != 0x80 for byte in self.served.bytes_of(token_id))
         return {
-            "tokens": [self._served.text_of(token_id) for token_id in ids],
+            "tokens": [self.served.text_of(token_id) for token_id in ids],
             "token_logprobs": [None if one is None else one.logprob for one in told],
             "top_logprobs": [None if one is None else self._top(one) for one in told],
             "text_offset": offsets,
@@ -170,6 +167,6 @@ class _Answer:
         """Returns the likeliest tokens by text; of several with one text all but the likeliest by id."""
         found = dict[str, float]()
         for token_id, logprob in one.top:
-            text = self._served.text_of(token_id)
+            text = self.served.text_of(token_id)
             found[f"{NO_TEXT}{token_id}" if text in found else text] = logprob
         return found

@@ -75,7 +75,7 @@ def read(kind: type[Fields], body: bytes) -> Fields:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        told = [(_name(each["loc"], body), each) for each in error.errors(include_url=False)]
+        told = [(_name(each["loc"], each["type"]), each) for each in error.errors(include_url=False)]
     where, first = max(told, key=lambda each: each[0].count("."))  # of a field with alternatives, the nearest one
     if first["type"] == "missing":
         raise RefusalError(400, f"the field '{where}' is missing; give it", where)
@@ -94,23 +94,16 @@ def _found(value: object) -> str:
     return clipped(json.dumps(value, ensure_ascii=False))
 
 
-def _name(parts: tuple[int | str, ...], body: bytes) -> str:
-    """Returns the path of a field as the client wrote it, without the names of pydantic's alternatives."""
-    from pydantic_core import from_json
-
-    try:
-        value: Any = from_json(body)
-    except ValueError:
-        return ""
-    names = list[str]()
-    for place, part in enumerate(parts):
-        is_last = place == len(parts) - 1
-        if isinstance(value, dict) and (part in value or is_last):
-            names.append(str(part))
-            value = value.get(part)  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-        elif isinstance(value, list) and isinstance(part, int):
-            names.append(str(part))
-            value = value[part]  # pyright: ignore[reportUnknownVariableType]
+def _name(parts: tuple[int | str, ...], kind: str) -> str:
+    """Returns the path of a field, without the names of pydantic's alternatives, such as `list[TextPart]` or `str`."""
+    last = len(parts) - 1
+    names = [
+        str(part)
+        for place, part in enumerate(parts)
+        if isinstance(part, int)
+        or (place == last and kind == "extra_forbidden")
+        or (part.isidentifier() and part not in ("str", "int"))
+    ]
     return ".".join(names)
 
 

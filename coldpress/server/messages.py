@@ -1,7 +1,7 @@
 """`/v1/messages` and `/v1/messages/count_tokens`: answers a chat (Anthropic's interface)."""
 
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -9,10 +9,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from coldpress.runtime.generate.sampling import TopK
-from coldpress.server.answers import KEEP_ALIVE, EventStream, anthropic_event, body_of, event
-from coldpress.server.fields import Asked, Body, Drawing, Text, read, text_in
-from coldpress.server.refusals import RefusalError
-from coldpress.server.run import Run, joined
+from coldpress.server.answers import Answer, body_of, event
+from coldpress.server.fields import Asked, Body, Drawing, Text, text_in
+from coldpress.server.refusals import RefusalError, anthropic_error
+from coldpress.server.run import joined
 from coldpress.server.sequences import Piece, Wanted
 from coldpress.server.served import Served
 
@@ -74,15 +74,13 @@ class MessagesRequest(CountRequest, Drawing):
 
 async def count_tokens(request: Request, served: Served) -> Response:
     """Says how many tokens a chat has."""
-    asked = read(CountRequest, await body_of(request, served.settings.max_body_bytes))
-    served.check_name(asked.model)
+    asked = await body_of(CountRequest, request, served)
     return JSONResponse({"input_tokens": len(await served.chat_ids(asked.chat()))})
 
 
 async def messages(request: Request, served: Served) -> Response:
     """Answers a request."""
-    asked = read(MessagesRequest, await body_of(request, served.settings.max_body_bytes))
-    served.check_name(asked.model)
+    asked = await body_of(MessagesRequest, request, served)
     sampling = served.sampling(asked)
     chat = asked.chat()
     with served.worker.places(1) as places:
@@ -91,57 +89,54 @@ async def messages(request: Request, served: Served) -> Response:
         most = served.num_new(asked.max_tokens, len(ids))
         run = served.run([Wanted(tuple(ids), sampling, most, tuple(asked.stop_sequences or ()))])
         served.worker.submit(places, run.sequences)
-    answer = _Answer(served, len(ids))
-    if asked.stream:
-        return answer.stream(run)
-    (pieces,) = await run.all(served.worker, request.receive)
-    return JSONResponse(answer.whole(pieces))
+    return await _Answer(served, len(ids)).send(run, request, is_streamed=asked.stream)
 
 
-class _Answer:
-    """The shapes of one answer, whole and streamed."""
-
+class _Answer(Answer):
     def __init__(self, served: Served, num_prompt: int) -> None:
-        self._served, self._num_prompt = served, num_prompt
-        self._id = f"msg_{secrets.token_hex(12)}"
+        super().__init__(served)
+        self._num_prompt, self._id, self._last = num_prompt, f"msg_{secrets.token_hex(12)}", Piece()
 
     def _message(self, content: list[dict[str, str]], end: dict[str, str | None], num_new: int) -> dict[str, Any]:
         return {
             "id": self._id,
             "type": "message",
             "role": "assistant",
-            "model": self._served.name,
+            "model": self.served.name,
             "content": content,
             **end,
             "usage": {"input_tokens": self._num_prompt, "output_tokens": num_new},
         }
 
-    def whole(self, pieces: list[Piece]) -> dict[str, Any]:
+    def whole(self, found: list[list[Piece]]) -> dict[str, Any]:
         """Returns the answer of an ended sequence."""
+        (pieces,) = found
         content = [{"type": "text", "text": joined(pieces)}]
         return self._message(content, _end(pieces[-1]), pieces[-1].num_new)
 
-    def stream(self, run: Run) -> Response:
-        """Returns the answer as a stream."""
-        served = self._served
-        return EventStream(run, served.worker, served.settings.keep_alive_s, self._events, anthropic_event)
-
-    async def _events(self, pieces: AsyncIterator[tuple[int, Piece] | None]) -> AsyncIterator[str]:
+    def begun(self) -> Iterator[str]:
+        """Yields the events before all pieces."""
         begun = self._message([], {"stop_reason": None, "stop_sequence": None}, 0)
         yield _named({"type": "message_start", "message": begun})
         yield _named({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}})
-        last = Piece()
-        async for each in pieces:
-            if each is None:
-                yield KEEP_ALIVE
-                continue
-            last = each[1]
-            if last.text:
-                delta = {"type": "text_delta", "text": last.text}
-                yield _named({"type": "content_block_delta", "index": 0, "delta": delta})
+
+    def events(self, number: int, piece: Piece) -> Iterator[str]:
+        """Yields the events of a piece."""
+        self._last = piece
+        if piece.text:
+            delta = {"type": "text_delta", "text": piece.text}
+            yield _named({"type": "content_block_delta", "index": 0, "delta": delta})
+
+    def ended(self) -> Iterator[str]:
+        """Yields the events behind all pieces."""
+        last = self._last
         yield _named({"type": "content_block_stop", "index": 0})
         yield _named({"type": "message_delta", "delta": _end(last), "usage": {"output_tokens": last.num_new}})
         yield _named({"type": "message_stop"})
+
+    def failed(self, text: str) -> str:
+        """Returns the event of an error, as clients of Anthropic's interface read it."""
+        return event(anthropic_error(500, text), "error")
 
 
 def _named(data: dict[str, Any]) -> str:

@@ -2,16 +2,16 @@
 
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
-from coldpress.server.answers import KEEP_ALIVE, EventStream, body_of, event
-from coldpress.server.fields import Asked, Body, Drawing, Never, Text, read, text_in
-from coldpress.server.run import Run, joined
+from coldpress.server.answers import Answer, body_of, event
+from coldpress.server.fields import Asked, Body, Drawing, Never, Text, text_in
+from coldpress.server.run import joined
 from coldpress.server.sequences import Piece, Wanted
 from coldpress.server.served import Served
 
@@ -87,8 +87,7 @@ class ResponsesRequest(Asked, Drawing):
 
 async def responses(request: Request, served: Served) -> Response:
     """Answers a request."""
-    asked = read(ResponsesRequest, await body_of(request, served.settings.max_body_bytes))
-    served.check_name(asked.model)
+    asked = await body_of(ResponsesRequest, request, served)
     sampling = served.sampling(asked)
     with served.worker.places(1) as places:
         ids = await served.chat_ids(asked.chat())
@@ -96,20 +95,22 @@ async def responses(request: Request, served: Served) -> Response:
         most = served.num_new(asked.max_output_tokens, len(ids), "max_output_tokens")
         run = served.run([Wanted(tuple(ids), sampling, most)])
         served.worker.submit(places, run.sequences)
-    answer = _Answer(served, asked, len(ids))
-    if asked.stream:
-        return answer.stream(run)
-    (pieces,) = await run.all(served.worker, request.receive)
-    return JSONResponse(answer.response(joined(pieces), pieces[-1]))
+    return await _Answer(served, asked, len(ids)).send(run, request, is_streamed=asked.stream)
 
 
-class _Answer:
-    """The shapes of one answer, whole and streamed."""
-
+class _Answer(Answer):
     def __init__(self, served: Served, asked: ResponsesRequest, num_prompt: int) -> None:
-        self._served, self._asked, self._num_prompt = served, asked, num_prompt
+        super().__init__(served)
+        self._asked, self._num_prompt = asked, num_prompt
         self._id, self._item_id = f"resp_{secrets.token_hex(12)}", f"msg_{secrets.token_hex(12)}"
         self._created_s, self._num_events = int(time.time()), 0
+        self._place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+        self._text, self._last = "", Piece()
+
+    def whole(self, found: list[list[Piece]]) -> dict[str, Any]:
+        """Returns the answer of an ended sequence."""
+        (pieces,) = found
+        return self.response(joined(pieces), pieces[-1])
 
     def response(self, text: str, last: Piece | None) -> dict[str, Any]:
         """Returns the answer; `last` is None as long as the sequence runs."""
@@ -131,7 +132,7 @@ class _Answer:
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "instructions": asked.instructions,
             "max_output_tokens": asked.max_output_tokens,
-            "model": self._served.name,
+            "model": self.served.name,
             "output": [] if last is None else [self._item(text, "incomplete" if is_cut else "completed")],
             "parallel_tool_calls": asked.parallel_tool_calls is not False,
             "previous_response_id": None,
@@ -150,12 +151,8 @@ class _Answer:
         content = [] if text is None else [_part(text)]
         return {"id": self._item_id, "type": "message", "role": "assistant", "status": status, "content": content}
 
-    def stream(self, run: Run) -> Response:
-        """Returns the answer as a stream."""
-        served = self._served
-        return EventStream(run, served.worker, served.settings.keep_alive_s, self._events, self._failed)
-
-    def _failed(self, status: int, text: str) -> str:
+    def failed(self, text: str) -> str:
+        """Returns the event of an error."""
         return self._event("error", code="server_error", message=text, param=None)
 
     def _event(self, kind: str, **fields: Any) -> str:
@@ -163,24 +160,24 @@ class _Answer:
         self._num_events += 1
         return found
 
-    async def _events(self, pieces: AsyncIterator[tuple[int, Piece] | None]) -> AsyncIterator[str]:
-        place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+    def begun(self) -> Iterator[str]:
+        """Yields the events before all pieces."""
         yield self._event("response.created", response=self.response("", None))
         yield self._event("response.in_progress", response=self.response("", None))
         yield self._event("response.output_item.added", output_index=0, item=self._item(None, "in_progress"))
-        yield self._event("response.content_part.added", **place, part=_part(""))
-        text, last = "", Piece()
-        async for each in pieces:
-            if each is None:
-                yield KEEP_ALIVE
-                continue
-            last = each[1]
-            text += last.text
-            if last.text:
-                yield self._event("response.output_text.delta", **place, delta=last.text, logprobs=[])
-        response = self.response(text, last)
-        yield self._event("response.output_text.done", **place, text=text, logprobs=[])
-        yield self._event("response.content_part.done", **place, part=_part(text))
+        yield self._event("response.content_part.added", **self._place, part=_part(""))
+
+    def events(self, number: int, piece: Piece) -> Iterator[str]:
+        """Yields the events of a piece."""
+        self._text, self._last = self._text + piece.text, piece
+        if piece.text:
+            yield self._event("response.output_text.delta", **self._place, delta=piece.text, logprobs=[])
+
+    def ended(self) -> Iterator[str]:
+        """Yields the events behind all pieces."""
+        response = self.response(self._text, self._last)
+        yield self._event("response.output_text.done", **self._place, text=self._text, logprobs=[])
+        yield self._event("response.content_part.done", **self._place, part=_part(self._text))
         yield self._event("response.output_item.done", output_index=0, item=response["output"][0])
         yield self._event(f"response.{response['status']}", response=response)
 
