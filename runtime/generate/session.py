@@ -21,8 +21,7 @@ from coldpress.runtime.generate.choice import DEFAULT_FLASH, SIMULATED, choices,
 from coldpress.runtime.generate.likelihood import Quality, sum_nll
 from coldpress.runtime.generate.sampling import Chooser, Sampling
 from coldpress.runtime.generate.speculation import Costs, Pass, Passes, check_draft_tokens, costs_of
-from coldpress.runtime.generate.statistics import Token
-from coldpress.runtime.generate.timer import Timer
+from coldpress.runtime.generate.statistics import Timer, Token
 from coldpress.runtime.generate.token_ids import token_array
 from coldpress.runtime.kernels.activations import DEFAULT_ACTIVATIONS, ActivationFormat, activation_format
 from coldpress.runtime.plan import budget

@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import jinja2
 from pydantic import ValidationError
 
 from coldpress.cli.matrix import gate
-from coldpress.cli.matrix.locking import Lock, differences, inputs_of, lock_file, read_lock
-from coldpress.cli.matrix.pages import index
+from coldpress.cli.matrix.gate import Finding
 from coldpress.cli.matrix.results import BuildResult, MatrixResults, junit
 from coldpress.compiler.io import load_record, replacing
 from coldpress.compiler.provenance import DECIDING, provenance, versions
@@ -25,8 +25,12 @@ from coldpress.compiler.workflow.matrix import MATRIX, ONLY, Cell, check_togethe
 from coldpress.compiler.workflow.progress import follow
 from coldpress.compiler.workflow.settings import BuildConfig, resolve
 from coldpress.runtime.artifact.reader import open_artifact
+from coldpress.runtime.quantities import show_bytes
+from coldpress.schemas.base import Record
+from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.metrics import Metrics
+from coldpress.schemas.model import Model
 
 FAILED, DONE = 1, 0
 Tell = Callable[[str], object]
@@ -192,3 +196,84 @@ def _accepted(path: Path) -> gate.Accepted:
 def _write(path: Path, text: str) -> None:
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+INPUTS = {"revision": "commit", "weights_sha256": "weights", "text_sha256": "text"}
+"""Locked field -> the input whose hash it holds."""
+
+
+class Locked(Record):
+    """The inputs of a model's builds."""
+
+    revision: str | None
+    """The commit of a hub model."""
+    weights_sha256: str
+    text_sha256: str
+
+
+class Lock(Record):
+    """builds.lock, beside builds.yaml, for a repository to keep: each model's weights and text when it was written.
+
+    The first run writes it. Later runs read weights and text again before anything else, and build no cell of a model
+    whose inputs are others: a changed folder, or a profile that names another commit, is found in seconds.
+    """
+
+    models: dict[str, Locked]
+    """By the model's name in the names of builds."""
+
+
+def lock_file(matrix: Path) -> Path:
+    """Returns where the lock file of a matrix lies."""
+    return matrix.with_suffix(".lock")
+
+
+def read_lock(path: Path) -> Lock | None:
+    """Reads a lock file; None if there is none.
+
+    Raises:
+        ColdpressError: if the file cannot be read, or is no lock file.
+    """
+    try:
+        return Lock.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        raise ColdpressError(
+            f"{path} cannot be read as a lock file; restore it, or write it anew with --update-lock"
+        ) from error
+
+
+def inputs_of(folder: Path) -> Locked:
+    """Reads what the weights and the text in the folder of a model's builds are.
+
+    Raises:
+        ColdpressError: if a record cannot be read.
+    """
+    model, corpus = load_record(folder / "ingest.json", Model), load_record(folder / "tokenize.json", Corpus)
+    return Locked(revision=model.revision, weights_sha256=model.weights_sha256, text_sha256=corpus.text_sha256)
+
+
+def differences(lock: Path, name: str, before: Locked, now: Locked) -> str | None:
+    """Returns the sentence that refuses a model's builds; None if its inputs are those of the lock file."""
+    found = [
+        f"{words} {_short(getattr(before, field))} became {_short(getattr(now, field))}"
+        for field, words in INPUTS.items()
+        if getattr(before, field) != getattr(now, field)
+    ]
+    if not found:
+        return None
+    return f"{name} differs from {lock.name}: {', '.join(found)}; restore it, or accept it with --update-lock"
+
+
+def _short(value: str | None) -> str:
+    return "none" if value is None else value[:12]
+
+
+def index(results: MatrixResults, findings: list[Finding]) -> str:
+    """Returns the page; figures of unfinished builds are empty."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters["bytes"] = lambda value: show_bytes(int(value))
+    shown = [one for one in findings if one.verdict != "equal"]
+    return environment.get_template("index.html.j2").render(results=results, findings=shown)
