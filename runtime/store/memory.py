@@ -23,6 +23,11 @@ MAX_BUFFER_BYTES = 1 << 30
 """Largest read buffer that is used, because offsets in it are 32-bit numbers."""
 
 
+LOADING_BYTES = 16 << 20
+"""Read buffer for loading a whole model, if the budget has the room: two halves of many long reads. The plan's own
+buffer is no measure, since such a plan budgets none."""
+
+
 class Memory:
     """Slots and read buffer of one store."""
 
@@ -130,4 +135,5 @@ class Memory:
         least = max(span_bytes(section.unit_bytes, page_bytes) for section in self._manifest.flash.sections)
         working_bytes = token_bytes(self._manifest.model, self._manifest.flash.sections)
         spare = working_bytes + self._plan.dram_budget_bytes - self.used_bytes
-        return max(least, min(self.reading_bytes, spare // page_bytes * page_bytes)) if loading else least
+        most = min(max(self.reading_bytes, LOADING_BYTES), 2 * self._manifest.flash.size_bytes)
+        return max(least, min(most, spare) // page_bytes * page_bytes) if loading else least

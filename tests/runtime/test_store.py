@@ -10,10 +10,12 @@ from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.flash import direct, simulated
 from coldpress.runtime.plan.bookkeeping import bookkeeping_bytes
 from coldpress.runtime.plan.budget import choose_plan, fixed_bytes
+from coldpress.runtime.simulate import simulate_opening
 from coldpress.runtime.store import memory as memory_module
 from coldpress.runtime.store import planner
 from coldpress.runtime.store.reads import MAX_READ_BYTES
 from coldpress.runtime.store.store import Store
+from coldpress.schemas.device import flash_seconds
 from coldpress.schemas.errors import CorruptPageError, DoesNotFitError
 from tests.support.artifacts import Recipe, build_artifact, small_spec
 from tests.support.stores import check_fetch, open_store, requests
@@ -295,6 +297,16 @@ def test_buffers_beyond_all_units_are_not_made(relu_artifact):
     plan = choose_plan(artifact.manifest)
     store = Store(artifact, plan.model_copy(update=huge), simulated.Plugin(artifact, 8))
     assert store._memory.buffer.size == 2 * artifact.manifest.flash.size_bytes
+
+
+def test_a_whole_model_is_loaded_in_long_reads_however_small_its_plans_buffer(relu_artifact):
+    artifact = open_artifact(relu_artifact.path)
+    plan = choose_plan(artifact.manifest, 10**9).model_copy(update={"read_buffer_bytes": 8192})
+    opening = simulate_opening(artifact, plan)
+    flash = artifact.manifest.device.flash.issuing(plan.queue_depth)
+    sections = artifact.manifest.flash.sections
+    long = flash_seconds(flash, 2 * len(sections), sum(one.length_bytes for one in sections), 2)
+    assert opening.load_s < 2 * float(long)
 
 
 def test_metrics_are_the_counters(relu_artifact):
