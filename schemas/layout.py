@@ -67,7 +67,7 @@ class Section(Extended):
 
 
 class RowTable(Record):
-    """A matrix behind all sections of which a token needs single rows: row i begins at `offset_bytes + i row_bytes`."""
+    """A matrix behind all sections; a token needs single rows of it. Row i begins at `offset_bytes + i row_bytes`."""
 
     role: str
     offset_bytes: Count

@@ -30,6 +30,8 @@ class Shapes:
     spec: ModelSpec
     tensors: Mapping[str, Shape]
     """By role."""
+    promised_tokens: int = 0
+    """max_position_embeddings of config.json, where the model can be built for fewer tokens, too."""
 
     @property
     def num_parameters(self) -> int:
@@ -54,4 +56,15 @@ def read_shapes(config: Path) -> Shapes:
     source = _common.filled(architecture, believed) or _common.source_config(architecture.MODULES, believed)
     spec = architecture.spec(source)
     roles = (role for names in architecture.parameters(source, spec).values() for role in names)
-    return Shapes(spec, {role: Shape(role_shape(spec, role)) for role in roles})
+    shapes = {role: Shape(role_shape(spec, role)) for role in roles}
+    return Shapes(spec, shapes, raw.get("max_position_embeddings") or 0)
+
+
+def why_shorter(promised_tokens: int, spec: ModelSpec) -> str:
+    """Explains why config.json promises more tokens than the model can be built for; empty if it does not."""
+    if promised_tokens <= spec.max_position_embeddings:
+        return ""
+    return (
+        f" (config.json has {promised_tokens}, but longrope's short factors hold up to "
+        "original_max_position_embeddings; longrope=long takes the long ones)"
+    )

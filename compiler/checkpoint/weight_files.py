@@ -213,9 +213,8 @@ def _indexed(folder: Path, weight_map: dict[str, str]) -> dict[str, Located]:
             located[name] = Located(path, entry)
     if unnamed:
         log.warning(
-            "%s: the index does not name %s, which %s has (%d such tensors); they are read, as transformers does; "
-            "download the index again, or save the model again, to mend it",
-            INDEX,
+            "the index of the weights does not name %s, which %s has (%d such tensors); they are read, as transformers "
+            "does; download the index again, or save the model again, to mend it",
             clipped(unnamed[0]),
             located[unnamed[0]].path.name,
             len(unnamed),

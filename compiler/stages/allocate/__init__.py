@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from coldpress.compiler.activity.unit_statistics import fit_all
 from coldpress.compiler.candidates import AUTO, caches_for, check_draft, check_format
 from coldpress.compiler.checkpoint.private import private_folder
+from coldpress.compiler.checkpoint.shapes import why_shorter
 from coldpress.compiler.checkpoint.source_json import read_object
 from coldpress.compiler.checkpoint.tensors import MAX_CONFIG_BYTES
 from coldpress.compiler.cost_model import flash_bytes
@@ -104,9 +105,10 @@ def run(
         load_class("coldpress.runtime.cache", CachePolicy, config.cache)
     load("coldpress.runtime.quantization", Format, config.predictor_format)
     if config.context_length > spec.max_position_embeddings:
+        promised = read_object(private_folder(model) / "config.json", MAX_CONFIG_BYTES)["max_position_embeddings"]
         raise ColdpressError(
             f"context_length {config.context_length} exceeds the {spec.max_position_embeddings} tokens of model "
-            f"{model.name}{_why_shorter(model)}; use a shorter one"
+            f"{model.name}{why_shorter(promised, spec)}; use a shorter one"
         )
     check_format(config.method, config.format)
     check_draft(config.draft, config.format)
@@ -194,17 +196,6 @@ def _floor(config: AllocateConfig, inputs: Inputs) -> Floor:
         )
     most = MAX_PPL_RATIO if config.max_ppl_ratio is None else config.max_ppl_ratio
     return Floor(curves, math.inf if most == "off" else most)
-
-
-def _why_shorter(model: Model) -> str:
-    """Explains why config.json promises more tokens than the model can be built for; empty if it does not."""
-    promised = read_object(private_folder(model) / "config.json", MAX_CONFIG_BYTES)["max_position_embeddings"]
-    if promised <= model.spec.max_position_embeddings:
-        return ""
-    return (
-        f" (config.json has {promised}, but longrope's short factors hold up to original_max_position_embeddings; "
-        "longrope=long takes the long ones)"
-    )
 
 
 def _fitted(sparsity: Sparsity, inputs: Inputs, key: str) -> ArrayFile | None:

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, JsonValue
 
 from coldpress.compiler.candidates import AUTO
-from coldpress.compiler.checkpoint.shapes import Shapes
+from coldpress.compiler.checkpoint.shapes import Shapes, why_shorter
 from coldpress.compiler.cost_model import HasShapes
 from coldpress.compiler.device import host
 from coldpress.compiler.needs import Build, Inputs, all_needs, needs_of
@@ -98,6 +98,9 @@ def run(
         build = _build_of(config, model, device, found_tokens, blocks.block_tokens, threads)
         thorough = is_tried(config.preflight, build)
         _log_license(model)
+        if wanted < blocks.block_tokens:
+            few = "preflight: calibration_tokens=%d is less than the %d of one block, which says little; give more"
+            LOG.warning(few, wanted, blocks.block_tokens)
         _check_tokens(wanted, build.method, corpus.name, found_tokens, thorough)
         _check_shards(config.shards, blocks.num_blocks)
         budget.check(build)
@@ -147,7 +150,8 @@ def check_shapes(config: PreflightConfig, model: Shapes, device: DeviceProfile) 
     longest = build.model.spec.max_position_embeddings
     if build.context_length > longest:
         raise ColdpressError(
-            f"context_length={build.context_length} was asked for, the model holds {longest} tokens; use a shorter one"
+            f"context_length={build.context_length} was asked for, the model holds {longest} tokens"
+            f"{why_shorter(model.promised_tokens, model.spec)}; use a shorter one"
         )
     budget.check(build)
     return build
