@@ -6,6 +6,7 @@ fronts, DRAM and charts.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,9 +40,11 @@ MEASURED = (
 )
 """The figures of a build that are compared."""
 PATHS = ("artifact", "warnings", "skipped_plans", "experts")
-"""What `inspect` says that is no fact of its own."""
-CANDIDATES = ("build.sparsity.tried.", "build.sparsity.front.")
-"""What the search compared: each build's report shows it."""
+"""Fields of `inspect` that are derived, and therefore not compared."""
+LEFT_OUT = ("build.sparsity.tried.", "build.sparsity.front.", "build.inputs.")
+"""Candidates of the search, which each build's report shows; digests that `inspect` says, too."""
+FIRST = ("measured.", "plans.")
+"""Facts that are shown before all others: quality, speed and sizes, then settings of plans."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +67,7 @@ def run(flags: Diff) -> None:
     """
     one, other = (facts_of(path) for path in (flags.a, flags.b))
     names = [name for name in one | other if flags.all or one.get(name) != other.get(name)]
+    names.sort(key=lambda name: next((at for at, begins in enumerate(FIRST) if name.startswith(begins)), len(FIRST)))
     if flags.html is not None:
         _write_page(flags.html, flags.a, flags.b, [_row(name, one, other) for name in names])
     if flags.json:
@@ -78,10 +82,11 @@ def run(flags: Diff) -> None:
         return
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
-    for title in (str(flags.a), str(flags.b), ""):
+    for title in ("A", "B", ""):
         table.add_column(title, overflow="fold")
     for name in names:
         table.add_row(*_row(name, one, other))
+    print(f"A is {printable(str(flags.a))}, B is {printable(str(flags.b))}\n")
     Console(highlight=False, markup=False).print(table)
 
 
@@ -122,7 +127,7 @@ def facts_of(path: Path) -> dict[str, Any]:
     found = {name: value for name, value in flat(described) if name.partition(".")[0] not in PATHS}
     if (folder / PROVENANCE).is_file():
         built = flat(json.loads((folder / PROVENANCE).read_bytes()), "build.")
-        found |= {name: value for name, value in built if not name.startswith(CANDIDATES)}
+        found |= {name: value for name, value in built if not name.startswith(LEFT_OUT)}
     metrics = measured(build)
     if metrics is not None and metrics.artifact_sha256 == artifact.sha256:
         found |= {f"measured.{name}": getattr(metrics, name) for name in MEASURED}
@@ -155,6 +160,8 @@ def flat(data: object, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value):
+        return value[:12]  # of a digest
     text = f"{value:.6g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
     return "" if value is None else printable(clipped(text, 80))
 

@@ -54,6 +54,10 @@ def test_one_page_has_both_builds_and_what_differs(builds, tmp_path, capsys):
     assert "B: 2 candidates" in text
     assert "plans.0.method predictor topk" in text
     assert "plans.0.method" in told, "the terminal has what it had without a page"
+    assert told.startswith(f"A is {one}, B is {other}\n"), "paths are no columns"
+    names = [line.split()[0] for line in told.splitlines()[3:] if line[:1].strip()]
+    assert names[0].startswith("measured."), "quality, speed and sizes come first"
+    assert not re.search("[0-9a-f]{13}", told), "digests are cut"
     for name in ("front, B", "chosen, B", "artifact, A", "artifact, B", "fp16 in DRAM"):
         assert f" {name} " in text, name
     assert "front, A" not in text
