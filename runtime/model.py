@@ -38,7 +38,7 @@ Texts = list[str] | list[list[int]] | list[Text]
 
 
 class Drawing(TypedDict, total=False):
-    """How tokens are chosen; see runtime/generate/sampling.py for the meaning and the defaults, which are greedy."""
+    """Settings for choosing tokens; see runtime/generate/sampling.py for meanings and defaults, which are greedy."""
 
     temperature: float
     top_p: float
@@ -50,12 +50,12 @@ class Drawing(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Stats:
-    """What a model has done since it was loaded, and the memory that it has."""
+    """A model's work since it was loaded, and its memory."""
 
     prompt_tokens: int
     new_tokens: int
     seconds: float
-    """Of prefills and of decoding."""
+    """Prefills and decoding together."""
     decode_tokens_per_s: float
     """New tokens per second of decoding, without each prompt's first, which comes from the prefill; 0 without any."""
     read_bytes: int

@@ -34,7 +34,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class _Shown:
-    """What the page says of one build alone."""
+    """Contents of the page about one build alone."""
 
     letter: str
     title: str

@@ -53,7 +53,7 @@ class Finding:
     state: Literal["ok", "limited", "bad"]
     found: str
     remedy: str = ""
-    """What to do; empty if all is well."""
+    """The remedy; empty if all is well."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,7 +52,7 @@ REFUSAL = {
         }
     },
 }
-"""What refusals have in common, whatever clients they are for."""
+"""The schema of all refusals, whatever clients they are for."""
 
 
 class Endpoint(NamedTuple):
@@ -62,7 +62,7 @@ class Endpoint(NamedTuple):
     method: str
     handler: Callable[[Request, Served], Awaitable[Response]]
     is_guarded: bool = True
-    """Whether it asks for the key."""
+    """True if it asks for the key."""
     body: type[Body] | None = None
     """The record of its body."""
     kinds: tuple[str, ...] = (JSON,)

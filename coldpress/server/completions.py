@@ -27,14 +27,14 @@ DEFAULT_TOKENS = 16
 
 
 class StreamOptions(Body):
-    """What a stream tells besides the text."""
+    """Further contents of a stream."""
 
     include_usage: bool | None = None
     include_obfuscation: Never | None = None
 
 
 class OpenRequest(Asked, OpenDrawing):
-    """What the bodies of completions and of chat completions share."""
+    """Fields that completions and chat completions share."""
 
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stop: Stop = None

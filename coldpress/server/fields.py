@@ -35,7 +35,7 @@ class Body(BaseModel):
 
 
 class Asked(Body):
-    """What all bodies share: the model, and what clients say for their own bookkeeping, which changes no token."""
+    """Fields of all bodies: the model, and clients' own bookkeeping, which changes no token."""
 
     model: str | None = None
     """None is the one that is served."""
@@ -50,7 +50,7 @@ class Asked(Body):
 
 
 class Drawing(Body):
-    """How tokens are drawn, in the fields that all interfaces share."""
+    """Settings of draws that all interfaces share."""
 
     temperature: Temperature | None = None
     """None is 1, the default of these interfaces."""

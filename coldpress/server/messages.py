@@ -35,13 +35,13 @@ class InputMessage(Body):
 
 
 class Thinking(Body):
-    """Whether the model thinks first."""
+    """The setting for thinking before the answer."""
 
     type: Literal["disabled"]
 
 
 class ToolChoice(Body):
-    """Which tools the model may call."""
+    """The setting for tools."""
 
     type: Literal["none", "auto"]
 

@@ -1,4 +1,4 @@
-"""What the server refuses: a status of HTTP and one sentence."""
+"""Refusals of the server: a status of HTTP and one sentence."""
 
 from coldpress.schemas.errors import ColdpressError
 

@@ -47,13 +47,13 @@ class Format(Body):
 
 
 class TextSettings(Body):
-    """How the text is written."""
+    """Settings of the text."""
 
     format: Format | None = None
 
 
 class StreamOptions(Body):
-    """What a stream tells besides the text."""
+    """Further contents of a stream."""
 
     include_obfuscation: Never | None = None
 

@@ -14,7 +14,7 @@ from coldpress.schemas.errors import ColdpressError
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a client wants of one sequence."""
+    """A client's request for one sequence."""
 
     ids: tuple[int, ...]
     """The prompt, at least one token id."""
@@ -23,14 +23,14 @@ class Wanted:
     """At least 0; 0 only scores the prompt."""
     stops: tuple[str, ...] = ()
     num_top: int | None = None
-    """How many likeliest tokens to tell in the place of each token; None for no log-probabilities at all."""
+    """Likeliest tokens to tell in the place of each token; None for no log-probabilities at all."""
     scores_prompt: bool = False
-    """Whether to tell the log-probabilities of the prompt's tokens, too."""
+    """True tells the log-probabilities of the prompt's tokens, too."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What has become known of a sequence since its last piece."""
+    """News of a sequence since its last piece."""
 
     text: str = ""
     num_new: int = 0

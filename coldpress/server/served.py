@@ -29,7 +29,7 @@ class Served:
 
     name: str
     created_s: int
-    """When its server began, in seconds since 1970."""
+    """Start of the server, in seconds since 1970."""
     settings: Settings
     worker: Worker
     codec: TextCodec | None

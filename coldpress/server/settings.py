@@ -8,7 +8,7 @@ from coldpress.schemas.errors import ColdpressError
 
 @dataclass(frozen=True)
 class Settings:
-    """How an artifact is served."""
+    """Settings of a server."""
 
     artifact: str
     """The artifact's folder."""
@@ -18,7 +18,7 @@ class Settings:
     dram_budget_bytes: int | None = None
     """None for the artifact's largest plan."""
     key: str | None = None
-    """What clients must send as `Authorization: Bearer KEY` or `x-api-key: KEY`; None asks for nothing."""
+    """The secret that clients send as `Authorization: Bearer KEY` or `x-api-key: KEY`; None asks for nothing."""
     name: str | None = None
     """The model's name in requests; None for the folder's, without `.coldpress`."""
     max_queue: int = 64

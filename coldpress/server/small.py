@@ -38,9 +38,9 @@ class TokenizeRequest(Body):
 
     content: Text
     add_special: bool | None = None
-    """Whether to add the special tokens of a prompt; None is true, as for a prompt of /v1/completions."""
+    """True adds the special tokens of a prompt; None is true, as for a prompt of /v1/completions."""
     with_pieces: Annotated[bool, Field()] | None = None
-    """Whether to tell each token's text, too."""
+    """True tells each token's text, too."""
 
 
 async def tokenize(request: Request, served: Served) -> Response:

@@ -184,7 +184,7 @@ class Architecture(PluginBase):
         """
 
     def places(self, spec: ModelSpec) -> Mapping[str, Place]:
-        """Returns where a checkpoint has what it does not store under the names of `parameters`; mostly nothing."""
+        """Maps parameters to tensors that a checkpoint stores otherwise, fused or transposed; by default none."""
         return {}
 
 

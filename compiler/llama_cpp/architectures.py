@@ -239,4 +239,4 @@ ARCHITECTURES = {
 REFUSED = {
     "gpt_oss": "it rounds the bounds of the dimensions whose frequencies YaRN mixes, and gpt-oss does not round them",
 }
-"""What llama.cpp computes otherwise in every model of an architecture that it has, so that none is exported."""
+"""Architectures whose graph in llama.cpp differs from transformers' in every model, so that none is exported."""

@@ -106,7 +106,7 @@ def asked(options: Mapping[Method, Options], spec: ModelSpec) -> tuple[dict[Meth
 
 
 def plain_formats() -> tuple[FormatName, ...]:
-    """Returns the formats whose loss is measured; one in planes loses what its plain format does."""
+    """Returns the formats whose loss is measured; a format in planes loses as much as its plain one, and is not."""
     return tuple(name for name in formats_for(AUTO) if planes_of(name) is None)
 
 

@@ -129,14 +129,14 @@ SOURCE = "What is replayed, one of"
 
 @dataclass(frozen=True, kw_only=True)
 class OfArtifact:
-    """What all commands take that are about an artifact."""
+    """Arguments of all commands about an artifact."""
 
     artifact: str = argument("folder of an artifact (NAME.coldpress)", type=PLACE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading(OfArtifact):
-    """How weights are read, and what else `simulate` and runs share."""
+    """Flags that `simulate` and runs share: mainly for reading weights."""
 
     dram_budget: str | None = option(BUDGET_HELP, metavar="BYTES", panel=RUN)
     cache: str | None = None
@@ -159,7 +159,7 @@ class Reading(OfArtifact):
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Reading):
-    """How a session runs."""
+    """Flags of a session."""
 
     selector: str | None = None
     routing: str | None = option(
@@ -263,7 +263,7 @@ class Generate(Run):
 
 @dataclass(frozen=True, kw_only=True)
 class Caps:
-    """How much of a device is emulated, and where."""
+    """Flags of an emulation: the share of a device, and the disk."""
 
     place: Path | None = None
     scale: float | None = option(

@@ -56,7 +56,7 @@ HELP: Mapping[str, Any] = {
         required_long_string="(required)",
     ),
 }
-"""How the help looks: sections without boxes, in color only on a terminal."""
+"""Settings of the help: sections without boxes, in color only on a terminal."""
 Flags = TypeVar("Flags")
 SPELLINGS: Mapping[str, tuple[str, ...]] = {"dram": ("--dram-budget",), "dram_budget": ("--dram",)}
 """Other flags of a field."""

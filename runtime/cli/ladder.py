@@ -83,7 +83,7 @@ class Step(Generic[RowT]):
     total_gain: float
     """Tokens per second of the best setting so far over those of the first step."""
     kept: bool
-    """Whether the next steps build on it."""
+    """True if the next steps build on it."""
     row: RowT
     """The setting's figures in the round of median speed."""
 

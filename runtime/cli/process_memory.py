@@ -13,7 +13,7 @@ from coldpress.runtime.plan.memory import rss_bytes
 from coldpress.runtime.text.tokenizer import TextCodec
 
 LOADED = (Session, TextCodec)
-"""What a run of a model imports."""
+"""Imports of a run of a model."""
 
 
 def process_bytes(folder: str) -> int:

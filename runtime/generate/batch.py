@@ -48,7 +48,7 @@ class Prompt:
     on_logits: OnLogits | None = None
     """Called with the logits that each new token is chosen from; its time counts as the token's."""
     scores_prompt: bool = False
-    """Whether `on_logits` is also called with the logits that follow each of the prompt's tokens."""
+    """True if `on_logits` is also called with the logits that follow each of the prompt's tokens."""
     is_left: Callable[[], bool] | None = None
     """Asked before each pass of the prefill: True ends it there, and `on_token` must end the sequence at its first
     token, which means nothing."""
@@ -211,7 +211,7 @@ class _Sequence:
     restored: int = 0
     """Tokens of the prompt that were not computed."""
     arithmetic: str = ""
-    """Of the prefill: `resize` may change the plan before the sequence ends."""
+    """The prefill's: `resize` may change the plan before the sequence ends."""
 
 
 class _Run:

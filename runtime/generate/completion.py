@@ -70,7 +70,7 @@ class Continuation:
         self.token_ids, self.piece = list[int](), ""
         """`piece` is the text that has become certain with the last token."""
         self.prompt_logprobs, self.logprobs = list[TokenLogprobs](), list[TokenLogprobs]()
-        """Of the prompt's tokens but the first, which follows nothing, if the prompt is scored; of new tokens."""
+        """One for each of a scored prompt's tokens but the first, which follows nothing; one for each new token."""
         self._logits = np.empty(0, np.float32)
 
     def prompt(self, sampling: Sampling, **settings: Any) -> Prompt:

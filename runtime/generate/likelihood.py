@@ -12,7 +12,7 @@ ROWS_AT_A_TIME = 8
 
 @dataclass(frozen=True)
 class Quality:
-    """How well a run predicted given text, and what that cost."""
+    """The likelihood of given text in a run, and the cost."""
 
     block_nll: tuple[float, ...]
     """Mean negative log likelihood per token, in nats, of each block."""

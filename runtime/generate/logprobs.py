@@ -7,7 +7,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """How likely a token was, and which ones were the likeliest in its place; natural logarithms."""
+    """Natural logarithms of the probabilities of a token, and of the likeliest ones in its place."""
 
     id: int
     logprob: float

@@ -37,7 +37,7 @@ ENDING, UNFINISHED = ".kv", ".unfinished"
 
 @dataclass
 class PrefixTotals:
-    """What has been kept and found since the start."""
+    """Counts of prompts kept and found since the start."""
 
     restored_tokens: int = 0
     """Tokens of prompts that were read instead of computed."""

@@ -45,7 +45,7 @@ Seed = Annotated[
 
 
 class Sampling(Record):
-    """How the next token is chosen; the command line's flags and the server's fields are these."""
+    """Settings for choosing the next token; the command line's flags and the server's fields are these."""
 
     model_config = ConfigDict(strict=False)
 

@@ -38,7 +38,7 @@ class Token:
     drafted: int = 0
     """Drafts that the pass checked; only the first token of a pass has them."""
     accepted: bool = False
-    """Whether the token was a draft."""
+    """True for a token that was a draft."""
 
     @property
     def leads(self) -> bool:
@@ -54,7 +54,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Spread:
-    """How a figure differs from token to token; percentiles are interpolated linearly."""
+    """The spread of a figure from token to token; percentiles are interpolated linearly."""
 
     p5: float
     median: float
@@ -74,7 +74,7 @@ class TokenSpreads:
 
 @dataclass(frozen=True)
 class Drafted:
-    """How many drafts a run accepted."""
+    """Counts of drafts that a run checked and accepted."""
 
     passes: int
     """Passes through the layers, without the prefill."""

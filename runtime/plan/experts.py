@@ -48,8 +48,9 @@ def warning(curve: ExpertCurve, plan: Plan, spec: ModelSpec, sections: Iterable[
     if now - after < LEAST_SAVED or now - after <= CLIFF * (less - now):
         return None
     return (
-        f"{STEP_SHARE:.0%} more DRAM, {step_bytes:.0f} bytes, would save a read for {now - after:.0%} of the uses of "
-        f"experts, and the last {STEP_SHARE:.0%} save it for {less - now:.0%}: a larger dram_budget pays"
+        f"with {STEP_SHARE:.0%} more DRAM, {step_bytes:.0f} bytes, the experts' hit rate would rise by "
+        f"{100 * (now - after):.0f} points; the last {STEP_SHARE:.0%} raised it by {100 * (less - now):.0f}: a larger "
+        "dram_budget pays"
     )
 
 

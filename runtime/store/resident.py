@@ -1,4 +1,5 @@
-"""What a token computes with besides units, in bytes by format: resident weights, predictors, half the KV cache.
+"""Counts the DRAM bytes, by format, that every token reads besides its units: resident weights, predictors, half the
+KV cache.
 
 Half the KV cache is the mean over a full context. In a mixture only the resident experts that a token uses count.
 Coarse planes count, unless every unit is used: each is then joined with its refinement, and counts there.

@@ -29,7 +29,7 @@ class Template:
     tokens: Mapping[str, str]
     """Special tokens by name."""
     is_prompt: bool
-    """Whether the text ends where the assistant's next message begins."""
+    """True if the text ends where the assistant's next message begins."""
     today: str | None = None
     """A date, as 2024-07-26, that the template sees; then random numbers are fixed, too. None: the real ones."""
 

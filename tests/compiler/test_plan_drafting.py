@@ -57,7 +57,7 @@ def test_where_drafts_save_no_read_no_text_is_looked_at(reading, tmp_path):
     """`laid` gives a corpus without splits: looking at it would fail."""
     whole = with_budget(reading, whole_of(reading))
     sparse = records(tmp_path, "topk", num_hidden_layers=11, share=0.5)
-    for given, words in ((whole, "no unit is read"), (sparse, "use other units each")):
+    for given, words in ((whole, "no unit is read"), (sparse, "uses different units")):
         found = laid(*given, draft="auto")
         assert found.plans[0].draft is None
         assert words in found.made.choices[0].reasons[-1]

@@ -66,13 +66,13 @@ def test_a_layer_without_room_for_a_tokens_experts_is_named(manifest):
 def test_what_more_dram_saves_is_compared_with_what_the_last_part_saved(manifest):
     """With three experts, one more saves 0.48 and the last saved 0.02; with four 0.3 and 0.48."""
     words = said(manifest, 3.0)
-    assert "would save a read for 48% of the uses of experts, and the last 10% save it for 2%" in words
+    assert "hit rate would rise by 48 points; the last 10% raised it by 2:" in words
     assert f"10% more DRAM, {sum(s.num_units * s.unit_bytes for s in manifest.flash.sections) / 6:.0f} bytes" in words
     assert said(manifest, 4.0) is None
     assert said(manifest, 6.0) is None
-    assert "for 24% of the uses of experts, and the last 10% save it for 1%" in said(manifest, 3.0, step=0.5)
+    assert "rise by 24 points; the last 10% raised it by 1:" in said(manifest, 3.0, step=0.5)
     assert said(manifest, 3.0, cache="static") is None
-    assert "for 30% of the uses of experts, and the last 10% save it for 10%" in said(manifest, 4.0, cache="static")
+    assert "rise by 30 points; the last 10% raised it by 10:" in said(manifest, 4.0, cache="static")
 
 
 def test_where_tokens_use_parts_of_experts_nothing_is_said(manifest):

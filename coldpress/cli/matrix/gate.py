@@ -34,7 +34,7 @@ class Finding(NamedTuple):
     now: str
     verdict: Verdict
     why: str = ""
-    """What may have changed it."""
+    """Possible reasons of the change."""
 
 
 def accepted_of(results: MatrixResults) -> Accepted:

@@ -39,7 +39,7 @@ class MatrixResults(Record):
     compiler: str
     """Version, and the commit of the checkout."""
     versions: dict[str, str]
-    """Of the libraries that decide bytes."""
+    """Versions of the libraries that decide bytes."""
     rows: tuple[BuildResult, ...]
 
     @property

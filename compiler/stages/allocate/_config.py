@@ -60,8 +60,8 @@ class AllocateConfig(
     ] = Field(default=DEFAULT_FORMAT, description="how weights are stored")
     coarse_bits: Annotated[Literal["auto", "uniform"], Key()] = Field(
         default="auto",
-        description="whether method=auto also compares units in planes with more bits in DRAM of those matrices that "
-        "gain most by them (int4_2_2 with int4_3_1), which needs layers_per_group=1, or only equal bits everywhere",
+        description="auto: with method=auto, try more bits in DRAM for the matrices that gain most (int4_3_1 for "
+        "int4_2_2), which needs layers_per_group=1; uniform: equal bits everywhere",
     )
     dram_budget: Annotated[DramBudget, Key(default="the device's")] = Field(
         description="bytes, 3GB, 1.5GiB, or a share such as 50% of what weights and KV cache take in the build's "
@@ -89,8 +89,8 @@ class AllocateConfig(
         default=None,
         gt=0,
         le=1,
-        description="share of the MLP's weights that a token uses, in a mixture of those of the experts that the "
-        "router picks; with attention=true also of attention's weights",
+        description="share of the MLP's weights that a token uses; in a mixture, of the routed experts' weights; with "
+        "attention=true, of attention's, too",
     )
     predictor_format: Annotated[FormatName, Key(plugins="coldpress.runtime.quantization")] = Field(
         default="int8_group32", description="how predictors are stored"

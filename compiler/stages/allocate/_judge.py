@@ -218,8 +218,8 @@ class BudgetJudge:
             ratio = floor.ratio(method, format_name, asked, held)
             if ratio is not None and ratio > floor.max_ppl_ratio:
                 raise ColdpressError(
-                    f"at density {asked:g} it loses {ratio:.3f} times the perplexity, at most "
-                    f"{floor.max_ppl_ratio:g} may be lost"
+                    f"at density {asked:g} perplexity is {ratio:.3f} times the source's; the limit, max_ppl_ratio, is "
+                    f"{floor.max_ppl_ratio:g}"
                 )
             return (asked,)
         if math.isinf(floor.max_ppl_ratio):
@@ -227,8 +227,8 @@ class BudgetJudge:
         least = floor.least_density(method, format_name, held)
         if least is None:
             raise ColdpressError(
-                f"loses more than {floor.max_ppl_ratio:g} times the perplexity at every density below 1; "
-                f"{in_words(format_name)} alone takes {floor.format_ratio(format_name):.3f}"
+                f"no density below 1 keeps perplexity within {floor.max_ppl_ratio:g} times the source's; "
+                f"{in_words(format_name)} alone has {floor.format_ratio(format_name):.3f} times"
             )
         return (least, *(density for density in DENSITIES if density > least))
 
