@@ -1,7 +1,7 @@
 """The errors a user may see. Each is one sentence: what was found, what was expected, where, and the remedy."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 Name = TypeVar("Name", bound=str)
@@ -20,33 +20,6 @@ def printable(text: str) -> str:
 def clipped(text: str, limit: int = 200) -> str:
     """Returns `text`, or, if it is too long, its beginning and its length, in about `limit` characters."""
     return text if len(text) <= limit else f"{text[: limit - 20]}... ({len(text)} characters)"
-
-
-EXPECTED = {
-    "greater_than_equal": "at least {ge:g}",
-    "greater_than": "more than {gt:g}",
-    "less_than_equal": "at most {le:g}",
-    "less_than": "less than {lt:g}",
-    "extra_forbidden": "no such name",
-    "finite_number": "a finite number",
-    "literal_error": "{expected}",
-    "value_error": "{error}",
-    "too_short": "a list of at least {min_length}",
-    "too_long": "a list of at most {max_length}",
-    "string_too_long": "text of at most {max_length}",
-    **dict.fromkeys(("string_type", "string_sub_type"), "text"),
-    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "a whole number"),
-    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
-    "bool_type": "true or false",
-    "list_type": "a list",
-    **dict.fromkeys(("dict_type", "model_type"), "an object"),
-}
-"""Kind of a mistake that pydantic finds -> the words for what it expected."""
-
-
-def expected(mistake: Mapping[str, Any]) -> str:
-    """Returns what was expected where pydantic found a mistake, one of `ValidationError.errors()`."""
-    return EXPECTED.get(mistake["type"], mistake["msg"]).format(**mistake.get("ctx", {}))
 
 
 class ColdpressError(Exception):

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from coldpress.runtime.generate.sampling import MinP, RepetitionPenalty, Seed, Temperature, TopK, TopP
-from coldpress.schemas.errors import clipped, expected
+from coldpress.runtime.generate.sampling import MinP, RepetitionPenalty, Seed, Temperature, TopK, TopP, expected
+from coldpress.schemas.errors import clipped
 from coldpress.server.refusals import RefusalError
 
 Fields = TypeVar("Fields", bound="Body")

@@ -5,14 +5,14 @@ top_p, min_p; each of the last three sees the probabilities of the tokens that e
 same settings, but applies the temperature last, and looks for repetitions only among the last 64 tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
 from pydantic import ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 
 from coldpress.schemas.base import Record
-from coldpress.schemas.errors import ColdpressError, expected
+from coldpress.schemas.errors import ColdpressError
 
 Temperature = Annotated[float, Field(ge=0, le=100, description="0 takes the likeliest token, the lowest id of several")]
 TopP = Annotated[
@@ -42,6 +42,33 @@ Seed = Annotated[
         description="seed of the draws; of several prompts the first has it, the next one the seed plus 1",
     ),
 ]
+
+
+EXPECTED = {
+    "greater_than_equal": "at least {ge:g}",
+    "greater_than": "more than {gt:g}",
+    "less_than_equal": "at most {le:g}",
+    "less_than": "less than {lt:g}",
+    "extra_forbidden": "no such name",
+    "finite_number": "a finite number",
+    "literal_error": "{expected}",
+    "value_error": "{error}",
+    "too_short": "a list of at least {min_length}",
+    "too_long": "a list of at most {max_length}",
+    "string_too_long": "text of at most {max_length}",
+    **dict.fromkeys(("string_type", "string_sub_type"), "text"),
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    "bool_type": "true or false",
+    "list_type": "a list",
+    **dict.fromkeys(("dict_type", "model_type"), "an object"),
+}
+"""Kind of a mistake that pydantic finds -> the words for what it expected."""
+
+
+def expected(mistake: Mapping[str, Any]) -> str:
+    """Returns what was expected where pydantic found a mistake, one of `ValidationError.errors()`."""
+    return EXPECTED.get(mistake["type"], mistake["msg"]).format(**mistake.get("ctx", {}))
 
 
 class Sampling(Record):
