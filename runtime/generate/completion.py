@@ -29,7 +29,7 @@ class Completion:
     token_ids: tuple[int, ...]
     """The new tokens; one that ended the text is the last."""
     prompt_token_ids: tuple[int, ...]
-    finish_reason: Finish
+    finish_reason: Literal["stop", "length"]
     """`stop` at a stop string or an end-of-sequence token, `length` at `max_new_tokens`."""
     stop: str | None
     """The stop string that was found."""
