@@ -99,8 +99,7 @@ def run(
         thorough = is_tried(config.preflight, build)
         _log_license(model)
         if wanted < blocks.block_tokens:
-            few = "preflight: calibration_tokens=%d is less than the %d of one block, which says little; give more"
-            LOG.warning(few, wanted, blocks.block_tokens)
+            LOG.warning("preflight: calibration_tokens=%d is below a block, %d; give more", wanted, blocks.block_tokens)
         _check_tokens(wanted, build.method, corpus.name, found_tokens, thorough)
         _check_shards(config.shards, blocks.num_blocks)
         budget.check(build)
