@@ -23,21 +23,22 @@ import torch
 from benchmarks.harness import Benchmark, Cell, Row, Spread, gain, interleaved, main, option, spread
 from benchmarks.shared.ggml import Q4Product
 from coldpress.runtime import _native
-from coldpress.runtime.kernels import NATIVE_FORMATS, gemv, mlp, rows
+from coldpress.runtime.kernels import gemv, mlp, rows
 from coldpress.runtime.kernels.activations import ACTIVATIONS, DEFAULT_ACTIVATIONS
 from coldpress.runtime.kernels.planes import Coarse
-from coldpress.runtime.plugins import load
+from coldpress.runtime.plugins import load, names
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.quantization._planes import planes_of, whole_format
 
 FORMAT = "int4_group32"
-OTHERS = tuple(name for name in NATIVE_FORMATS if name != FORMAT)
+FORMATS = names("coldpress.runtime.quantization")
+OTHERS = tuple(name for name in FORMATS if name != FORMAT)
 LENGTH, UNITS = 4096, 14336
 DENSITIES = (0.01, 0.03, 0.1, 0.25, 0.5, 1.0)
 STREAM_BYTES = 256 << 20
 SLICE_BYTES = load("coldpress.runtime.quantization", Format, FORMAT).nbytes(LENGTH)
 FUSED_ROLES = 3
-PLANES = tuple(name for name in NATIVE_FORMATS if whole_format(name) == FORMAT and name != FORMAT)
+PLANES = tuple(name for name in FORMATS if whole_format(name) == FORMAT and name != FORMAT)
 """The formats in planes whose units, joined, are in FORMAT."""
 TOKENS = 5
 """A pass with four drafts."""

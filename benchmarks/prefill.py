@@ -15,6 +15,8 @@ from coldpress.runtime.quantization import int4_group32
 
 FORMAT = "int4_group32"
 LENGTH = 4096
+BLOCK_BYTES = 4 << 20
+"""Decoded bytes that fit the processor's cache."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Plugin(Benchmark[Options]):
 
 
 def _decode_in_blocks(codes: np.ndarray) -> None:
-    step = matmul.BLOCK_BYTES // (4 * LENGTH)
+    step = BLOCK_BYTES // (4 * LENGTH)
     for start in range(0, len(codes), step):
         matmul.decode_rows(codes[start : start + step], LENGTH, FORMAT)
 

@@ -11,8 +11,8 @@ from functools import partial
 import numpy as np
 
 from coldpress.compiler.device.host import Rounds
-from coldpress.runtime.kernels import NATIVE_FORMATS, mlp
-from coldpress.runtime.plugins import load
+from coldpress.runtime.kernels import mlp
+from coldpress.runtime.plugins import load, names
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.store.slot_memory import copy_rows
 from coldpress.schemas.families import FormatName
@@ -32,7 +32,7 @@ def kernel_rates() -> Iterator[tuple[FormatName, float, Rounds]]:
     """Yields (format, density, bytes per second of the rows that are used), in that order of formats and densities."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal(LENGTH).astype(np.float32)
-    for name in sorted(NATIVE_FORMATS):
+    for name in names("coldpress.runtime.quantization"):
         units, layout = _units(name, rng)
         rest = layout, x, mlp.Terms()
         for density in DENSITIES:

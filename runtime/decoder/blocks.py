@@ -6,7 +6,6 @@ begins `Work` on its input, which requests the units of one family after the oth
 a slice, K units of a block, M rows of a matrix.
 """
 
-import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
@@ -16,7 +15,7 @@ import numpy as np
 from coldpress.runtime.artifact.contents import nbytes
 from coldpress.runtime.decoder.arithmetic import activation, up_activation
 from coldpress.runtime.decoder.tokens import Tokens
-from coldpress.runtime.kernels import FEW_TOKENS, is_native, matmul, mlp, rows
+from coldpress.runtime.kernels import FEW_TOKENS, matmul, mlp, rows
 from coldpress.runtime.kernels.activations import ActivationFormat
 from coldpress.runtime.kernels.planes import Coarse, join_units
 from coldpress.runtime.quantization._planes import unit_planes
@@ -193,18 +192,6 @@ class Terms:
     factors_TK: np.ndarray | None
 
 
-def step_by_step(block: Block, inner: Inner, x_TN: np.ndarray, terms: Terms) -> np.ndarray:
-    """Computes `Block.mlp` from `dot` and `axpy`: in the prefill, and in formats without a fused kernel."""
-    act = activation(inner.activation, inner.threshold)
-    values_TK = np.ones((len(x_TN), block.ids.size), np.float32) if terms.factors_TK is None else terms.factors_TK
-    if inner.gate is not None:
-        values_TK = values_TK * act(_with_bias(block.dot(inner.gate, x_TN), terms.gate_bias_K))
-    if inner.up is not None:
-        up_TK = _with_bias(block.dot(inner.up, x_TN), terms.up_bias_K)
-        values_TK = values_TK * up_activation(inner.activation, inner.threshold)(up_TK)
-    return block.axpy("down_proj", values_TK)
-
-
 def _with_bias(values: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
     return values if bias is None else values + bias
 
@@ -216,8 +203,6 @@ class StreamedBlock:
     ids: np.ndarray
     codes: np.ndarray
     units: Units
-    parts: Sequence[slice] = matmul.WHOLE
-    """Token ranges that must give the same bits alone and together."""
     own_TK: np.ndarray | None = None
     """bool: which units each token uses; None for all. `axpy` adds nothing of unused units."""
 
@@ -236,26 +221,30 @@ class StreamedBlock:
 
     def of(self, tokens: np.ndarray) -> "StreamedBlock":
         """Returns the block for some of the tokens, int [n] ascending, at least one."""
-        ends: list[int | None] = [part.stop for part in self.parts]
-        stops = [tokens.size if end is None else int(tokens.searchsorted(end)) for end in ends]
-        parts = [slice(start, stop) for start, stop in itertools.pairwise([0, *stops]) if start < stop]
-        return replace(self, parts=parts, own_TK=None if self.own_TK is None else self.own_TK[tokens])
+        return self if self.own_TK is None else replace(self, own_TK=self.own_TK[tokens])
 
     def dot(self, role: MatrixRole, x_TN: np.ndarray) -> np.ndarray:
         """See `Block`."""
         offset, size, length, fmt = self.units.parts[role]
-        return matmul.matmul(self.codes[:, offset : offset + size], length, fmt, x_TN, self.parts)
+        return matmul.matmul(self.codes[:, offset : offset + size], length, fmt, x_TN)
 
     def axpy(self, role: MatrixRole, c_TK: np.ndarray) -> np.ndarray:
         """See `Block`."""
         offset, size, length, fmt = self.units.parts[role]
         if self.own_TK is not None:
             c_TK = np.where(self.own_TK, c_TK, np.float32(0))
-        return matmul.matmul_t(self.codes[:, offset : offset + size], length, fmt, c_TK, self.parts)
+        return matmul.matmul_t(self.codes[:, offset : offset + size], length, fmt, c_TK)
 
     def mlp(self, inner: Inner, x_TN: np.ndarray, terms: Terms) -> np.ndarray:
         """See `Block`."""
-        return step_by_step(self, inner, x_TN, terms)
+        act = activation(inner.activation, inner.threshold)
+        values_TK = np.ones((len(x_TN), self.ids.size), np.float32) if terms.factors_TK is None else terms.factors_TK
+        if inner.gate is not None:
+            values_TK = values_TK * act(_with_bias(self.dot(inner.gate, x_TN), terms.gate_bias_K))
+        if inner.up is not None:
+            up_TK = _with_bias(self.dot(inner.up, x_TN), terms.up_bias_K)
+            values_TK = values_TK * up_activation(inner.activation, inner.threshold)(up_TK)
+        return self.axpy("down_proj", values_TK)
 
 
 @dataclass(frozen=True)
@@ -310,8 +299,6 @@ class SlotBlock:
 
     def mlp(self, inner: Inner, x_TN: np.ndarray, terms: Terms) -> np.ndarray:
         """See `Block`."""
-        if not is_native(self.units.format):
-            return step_by_step(self, inner, x_TN, terms)
         layout, kind = self.units.layout(inner), self.units.activations
         if self.own_TK is None or self.own_TK.all():  # the units are read once for all tokens
             factors = None if terms.factors_TK is None else np.ascontiguousarray(terms.factors_TK)
@@ -352,15 +339,12 @@ class CoarseUnits:
         """Returns the codes of units in the plain format, uint8 [K, unit_bytes], from refinements uint8 [K, bytes]."""
         return join_units(self.of(ids), refinements, np.arange(ids.size, dtype=np.int32))
 
-    def rest(
-        self, refined: Sequence[np.ndarray], experts_TE: np.ndarray | None, parts: Sequence[slice]
-    ) -> SlotBlock | StreamedBlock:
+    def rest(self, refined: Sequence[np.ndarray], experts_TE: np.ndarray | None) -> SlotBlock | StreamedBlock:
         """Returns the coarse planes that tokens use: of all units but those that each of them refines.
 
         Args:
             refined: Ids of each token, int32.
             experts_TE: bool [T, E]: in a mixture a token uses only units of its experts; None without experts.
-            parts: As in `Tokens`.
         """
         own_TU = np.ones((len(refined), len(self.codes)), bool)
         if experts_TE is not None:
@@ -372,7 +356,7 @@ class CoarseUnits:
         ids = np.arange(len(self.codes), dtype=np.int32)
         if len(refined) <= FEW_TOKENS:
             return replace(self.block(ids), own_TK=own_TU)
-        return StreamedBlock(ids, self.codes, self.units, parts, own_TU)
+        return StreamedBlock(ids, self.codes, self.units, own_TU)
 
 
 def chosen_blocks(

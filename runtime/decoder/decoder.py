@@ -486,7 +486,7 @@ class Decoder:
                         came.append(units.ids)
                 if coarse and not tokens.is_dense:  # a single token also refines what its reads bring
                     refined = chosen if used_TU is not None else [np.concatenate([NO_IDS, *came])]
-                    work.add(key, coarse.rest(refined, work.experts, tokens.parts))
+                    work.add(key, coarse.rest(refined, work.experts))
                 inputs[key[1]] = h_TN
             x_TN = x_TN + block.out_of(work.result())
         if self._store.ahead.enabled:  # only now, so that guessed reads do not delay this layer's own
@@ -500,7 +500,7 @@ class Decoder:
             work = block.sublayer.begin(block.into(entering_TN if layer.parallel else x_TN), tokens)
             for key in block.sublayer.requests:
                 work.signal(key)
-                work.add(key, self._coarse[key].rest([NO_IDS] * len(x_TN), work.experts, tokens.parts))
+                work.add(key, self._coarse[key].rest([NO_IDS] * len(x_TN), work.experts))
             x_TN = x_TN + block.out_of(work.result())
         return x_TN
 
@@ -515,7 +515,7 @@ class Decoder:
                 coarse = self._coarse.get(key)
                 for ids, stored in self._store.stream(key, self._used(key, work.experts)):
                     codes = coarse.joined(ids, stored) if coarse else stored
-                    work.add(key, StreamedBlock(ids, codes, self._units[key[1]], tokens.parts))
+                    work.add(key, StreamedBlock(ids, codes, self._units[key[1]]))
             x_TN = x_TN + block.out_of(work.result())
         return x_TN
 

@@ -99,38 +99,9 @@ def attend_prefill(
     return out
 
 
-def reference_attend(
-    q: np.ndarray,
-    keys: np.ndarray,
-    values: np.ndarray,
-    length: int,
-    window: int | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: np.ndarray | None = None,
-) -> np.ndarray:
-    """Computes `attend` in numpy."""
-    group = q.shape[0] // keys.shape[1]
-    seen = slice(_first_seen(length - 1, window), length)
-    k, v = (np.repeat(_reference_floats(cache[seen], q.shape[1]), group, axis=1) for cache in (keys, values))
-    scores = np.einsum("hd,thd->ht", q, k) * np.float32(_scale(q, scale))
-    scores = scores if softcap is None else softcap * np.tanh(scores / softcap)
-    scores = scores if sinks is None else np.concatenate([scores, sinks[:, None]], axis=1)
-    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return np.einsum("ht,thd->hd", (weights / weights.sum(axis=1, keepdims=True))[:, : len(v)], v)
-
-
 def _floats(cache: np.ndarray, head_dim: int) -> np.ndarray:
     """Decodes one head: float32 [positions, head_dim]."""
     return decode_rows(cache, head_dim, "int8_group32") if cache.dtype == np.uint8 else cache.astype(np.float32)
-
-
-def _reference_floats(cache: np.ndarray, head_dim: int) -> np.ndarray:
-    """Decodes all heads: float32 [positions, kv_heads, head_dim]."""
-    if cache.dtype == np.float16:
-        return cache.astype(np.float32)
-    rows = np.ascontiguousarray(cache).reshape(-1, cache.shape[2])
-    return INT8.decode(rows, head_dim).reshape(*cache.shape[:2], head_dim)
 
 
 def _softmax_times(scores: np.ndarray, values: np.ndarray, hidden: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:

@@ -3,9 +3,7 @@
 import numpy as np
 
 from coldpress.runtime import _native
-from coldpress.runtime.kernels import NATIVE_FORMATS
 from coldpress.runtime.kernels.activations import BITS, ActivationFormat
-from coldpress.runtime.kernels.matmul import reference_decode_rows
 
 
 def gemv(
@@ -30,8 +28,6 @@ def gemv(
         ValueError: if a length or the format does not fit the matrix.
         TypeError: if an array has another dtype or is not contiguous.
     """
-    if fmt not in NATIVE_FORMATS:
-        return reference_gemv(matrix, length, fmt, x)
     out = np.empty(matrix.shape[0], np.float32)
     _native.gemv(matrix, length, fmt, x, out, num_threads, BITS[activations])
     return out
@@ -49,14 +45,6 @@ def gemv_each(
     Raises:
         ValueError, TypeError: as `gemv`.
     """
-    if fmt not in NATIVE_FORMATS:
-        decoded = reference_decode_rows(matrix, length, fmt)
-        return np.stack([decoded @ one for one in x])
     out = np.empty((len(x), matrix.shape[0]), np.float32)
     _native.gemv_each(matrix, length, fmt, x, out, 0, BITS[activations])
     return out
-
-
-def reference_gemv(matrix: np.ndarray, length: int, fmt: str, x: np.ndarray) -> np.ndarray:
-    """Computes `gemv` in numpy."""
-    return reference_decode_rows(matrix, length, fmt) @ x

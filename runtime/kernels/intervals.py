@@ -63,15 +63,10 @@ def best_intervals(gain: np.ndarray, price: float, times: Times) -> np.ndarray:
         _native.best_intervals(gain, price, times.own, times.edge, times.overlap, STEPS, chosen)
         return chosen
 
-    return _filled(gain, price, times, at)
+    return filled(gain, price, times, at)
 
 
-def reference_best_intervals(gain: np.ndarray, price: float, times: Times) -> np.ndarray:
-    """Computes `best_intervals` in numpy."""
-    return _filled(gain, price, times, lambda gain, price: _at_any_time(gain, price, times))
-
-
-def _filled(gain: np.ndarray, price: float, times: Times, at: Callable[[np.ndarray, float], np.ndarray]) -> np.ndarray:
+def filled(gain: np.ndarray, price: float, times: Times, at: Callable[[np.ndarray, float], np.ndarray]) -> np.ndarray:
     """Returns the intervals that `at` finds at a price; where they take less than the least time, fills that time best.
 
     Within the least time more reading costs little or nothing, as `times.overlap` says, so bisection looks for the
@@ -115,55 +110,3 @@ def _times(chosen: np.ndarray, times: Times) -> tuple[np.ndarray, np.ndarray]:
 def _sums(gain: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     """Sums the gains of the chosen units, float64 [T]."""
     return (gain * chosen).sum(axis=1, dtype=np.float64)
-
-
-def _at_any_time(gain: np.ndarray, price: float, times: Times) -> np.ndarray:
-    """Computes the native core's choice, each step for all tokens at once; knows no least time."""
-    low, high, best = np.zeros(len(gain)), np.ones(len(gain)), np.full(len(gain), -np.inf)
-    chosen = np.zeros(gain.shape, bool)
-    for _ in range(STEPS):
-        mix = (low + high) / 2
-        of_bytes, of_reads = (1 - mix) ** times.overlap, mix**times.overlap
-        read_cost = price * (of_bytes * times.edge + of_reads * times.own)
-        tried = intervals_at(gain, price * of_bytes, np.maximum(0.0, read_cost))
-        starts = np.count_nonzero(tried[:, 1:] & ~tried[:, :-1], axis=1) + tried[:, 0]
-        reads, size = starts * times.own, np.maximum(0.0, np.count_nonzero(tried, axis=1) + starts * times.edge)
-        # a cumulative sum adds in order, as the native core does, so both have the same bits
-        sums = np.cumsum(np.where(tried, gain, 0), axis=1, dtype=np.float64)[:, -1]
-        worth = sums - price * combined((reads, size, 0.0), times.overlap)
-        better = worth > best
-        chosen[better], best = tried[better], np.maximum(worth, best)
-        more_reads = reads > size * (mix / (1 - mix)) ** (1 - times.overlap)
-        low, high = np.where(more_reads, mix, low), np.where(more_reads, high, mix)
-    return chosen
-
-
-def intervals_at(gain: np.ndarray, unit_cost: np.ndarray, read_cost: np.ndarray) -> np.ndarray:
-    """Finds the intervals with the largest sum of gains less costs, exactly, by dynamic programming over the units.
-
-    Args:
-        gain: float32 [T, num_units] in flash order.
-        unit_cost: Cost of each unit read, float64 [T].
-        read_cost: Cost of each interval, float64 [T].
-
-    Returns:
-        bool [T, num_units]; of equal sums the one that reads fewer units.
-    """
-    num_tokens, num_units = gain.shape
-    net = np.ascontiguousarray(gain.T, dtype=np.float64) - unit_cost
-    reading, idle = np.full(num_tokens, -np.inf), np.zeros(num_tokens)
-    started = np.empty((num_units, num_tokens), bool)  # the best way to be reading unit i begins with it
-    stopped = np.empty((num_units + 1, num_tokens), bool)  # the best way to be idle before unit i read unit i - 1
-    stopped[0] = False
-    for unit in range(num_units):
-        started[unit] = idle - read_cost >= reading
-        reading = np.where(started[unit], idle - read_cost, reading) + net[unit]
-        stopped[unit + 1] = reading > idle
-        idle = np.where(stopped[unit + 1], reading, idle)
-    chosen = np.zeros((num_units, num_tokens), bool)
-    # walk back from the end: a unit is read from where its interval stopped to where it started
-    on = stopped[num_units].copy()
-    for unit in range(num_units - 1, -1, -1):
-        chosen[unit] = on
-        on = (on & ~started[unit]) | stopped[unit]
-    return np.ascontiguousarray(chosen.T)

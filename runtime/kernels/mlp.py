@@ -5,15 +5,13 @@ exactly zero is skipped (PowerInfer 5.4). Projections that the family does not h
 factors, or the model does not have them.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from coldpress.runtime import _native
-from coldpress.runtime.kernels.activations import BITS, ActivationFormat, reference_rounded
+from coldpress.runtime.kernels.activations import BITS, ActivationFormat
 from coldpress.runtime.kernels.planes import Coarse
-from coldpress.runtime.kernels.rows import reference_axpy_rows, reference_rows
 from coldpress.schemas.model import Activation
 
 
@@ -63,7 +61,7 @@ def mlp_rows(
     Args:
         store: uint8[num_slots, unit_bytes]; units need not be adjacent.
         slots: int32[k], in any order, repeats allowed.
-        layout: layout of the units; its formats must be in NATIVE_FORMATS.
+        layout: layout of the units.
         x: float32[length].
         terms: biases and factors of the selected units.
         num_threads: 0 for the process's default; no bit of the result depends on it.
@@ -119,29 +117,3 @@ def mlp_rows_each(
         coarse,
     )
     return out
-
-
-def reference_mlp_rows(
-    store: np.ndarray,
-    slots: np.ndarray,
-    layout: Layout,
-    x: np.ndarray,
-    terms: Terms,
-    act: Callable[[np.ndarray], np.ndarray],
-    activations: ActivationFormat = "fp32",
-    act_up: Callable[[np.ndarray], np.ndarray] = lambda values: values,
-) -> np.ndarray:
-    """Computes `mlp_rows` in numpy: float64[length]; `act` and `act_up` are what `layout.activation` does to the
-    products of gate and up."""
-
-    def projected(offset: int, fmt: str | None, bias: np.ndarray | None) -> np.ndarray:
-        own = fmt or layout.fmt
-        values = reference_rows(store, slots, offset, layout.length, own) @ reference_rounded(x, own, activations)
-        return values if bias is None else values + bias
-
-    inner = np.ones(slots.size) if terms.factors is None else terms.factors.astype(np.float64)
-    if layout.gate_offset is not None:
-        inner = inner * act(projected(layout.gate_offset, layout.gate_fmt, terms.gate_bias))
-    if layout.up_offset is not None:
-        inner = inner * act_up(projected(layout.up_offset, layout.up_fmt, terms.up_bias))
-    return reference_axpy_rows(store, slots, layout.down_offset, layout.length, layout.fmt, inner)

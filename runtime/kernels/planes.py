@@ -10,8 +10,6 @@ from typing import NamedTuple
 import numpy as np
 
 from coldpress.runtime import _native
-from coldpress.runtime.kernels import is_native
-from coldpress.runtime.quantization._planes import unit_planes
 
 
 class Coarse(NamedTuple):
@@ -38,16 +36,6 @@ def join_units(coarse: Coarse, store: np.ndarray, slots: np.ndarray, num_threads
         ValueError: if a number is out of range, the rows' lengths do not belong together, or the format has no planes.
         TypeError: if an array has another dtype, or rows whose bytes are not contiguous.
     """
-    if not is_native(coarse.fmt):
-        return reference_join_units(coarse, store, slots)
     out = np.empty((slots.size, coarse.codes.shape[1] + store.shape[1]), np.uint8)
     _native.join_units(coarse, store, slots, out, num_threads)
     return out
-
-
-def reference_join_units(coarse: Coarse, store: np.ndarray, slots: np.ndarray) -> np.ndarray:
-    """Computes `join_units` in numpy."""
-    planes = unit_planes(coarse.fmt)
-    if planes is None:
-        raise ValueError(f"{coarse.fmt} is not a format in planes")
-    return planes.join(coarse.codes[coarse.ids], store[slots])

@@ -8,11 +8,8 @@ row-column bundling. Both read only the selected rows.
 import numpy as np
 
 from coldpress.runtime import _native
-from coldpress.runtime.kernels import NATIVE_FORMATS
 from coldpress.runtime.kernels.activations import BITS, ActivationFormat
-from coldpress.runtime.kernels.planes import Coarse, reference_join_units
-from coldpress.runtime.plugins import load
-from coldpress.runtime.quantization import Format
+from coldpress.runtime.kernels.planes import Coarse
 
 
 def dot_rows(
@@ -41,8 +38,6 @@ def dot_rows(
         ValueError: if a slot, the offset, a length or the format is out of range.
         TypeError: if an array has another dtype or is not contiguous.
     """
-    if fmt not in NATIVE_FORMATS:
-        return reference_dot_rows(store, slots, offset, length, fmt, x)
     out = np.empty(slots.shape[0], np.float32)
     _native.dot_rows(store, slots, offset, length, fmt, x, out, num_threads, BITS[activations])
     return out
@@ -67,30 +62,6 @@ def axpy_rows(
     Raises:
         ValueError, TypeError: as `dot_rows`.
     """
-    if fmt not in NATIVE_FORMATS:
-        if coarse is not None:
-            store, slots = reference_join_units(coarse, store, slots), np.arange(slots.size)
-        return reference_axpy_rows(store, slots, offset, length, fmt, coefficients)
     out = np.empty(length, np.float32)
     _native.axpy_rows(store, slots, offset, length, fmt, coefficients, out, num_threads, coarse)
     return out
-
-
-def reference_dot_rows(
-    store: np.ndarray, slots: np.ndarray, offset: int, length: int, fmt: str, x: np.ndarray
-) -> np.ndarray:
-    """Computes `dot_rows` in numpy, without BLAS, whose sum over a row may depend on the number of rows."""
-    return np.einsum("kj,j->k", reference_rows(store, slots, offset, length, fmt), x)
-
-
-def reference_axpy_rows(
-    store: np.ndarray, slots: np.ndarray, offset: int, length: int, fmt: str, coefficients: np.ndarray
-) -> np.ndarray:
-    """Computes `axpy_rows` in numpy."""
-    return np.einsum("k,kj->j", coefficients, reference_rows(store, slots, offset, length, fmt))
-
-
-def reference_rows(store: np.ndarray, slots: np.ndarray, offset: int, length: int, fmt: str) -> np.ndarray:
-    """Decodes the selected rows: float32[k, length]."""
-    codec = load("coldpress.runtime.quantization", Format, fmt)
-    return codec.decode(store[slots, offset : offset + codec.nbytes(length)], length)

@@ -63,6 +63,16 @@ def test_without_the_compiler_its_commands_say_what_to_install(words: list[str],
     )
 
 
+def test_an_absent_native_core_is_one_sentence() -> None:
+    without = "import sys; sys.modules['coldpress.runtime._native'] = None"
+    code = f"{without}; from coldpress.cli.main import main; sys.exit(main(['inspect', 'x']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert re.fullmatch(
+        r"error: the native core of coldpress cannot be loaded \(.*\); install .*\n", done.stderr
+    )
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 @pytest.mark.parametrize(
     ("line", "offered"),

@@ -21,7 +21,7 @@ from coldpress.compiler.device.measure import MEASURED, measure, storage_of
 from coldpress.compiler.device.shown import held_out_errors
 from coldpress.compiler.io import load_record
 from coldpress.compiler.profiles import PROFILES
-from coldpress.runtime.kernels import NATIVE_FORMATS
+from coldpress.runtime.plugins import names
 from coldpress.runtime.profiles.devices import read_device
 from coldpress.schemas.device import DeviceProfile, flash_seconds
 from coldpress.schemas.errors import ColdpressError
@@ -413,7 +413,7 @@ def test_measure_this_machine(tmp_path: Path, quick: None, capsys: pytest.Captur
     assert str(tmp_path) not in path.read_text()
     assert found.compute is not None
     assert [(rate.format, rate.density) for rate in found.compute.rates.value] == [
-        (name, density) for name in sorted(NATIVE_FORMATS) for density in (0.1, 0.5, 1.0)
+        (name, density) for name in names("coldpress.runtime.quantization") for density in (0.1, 0.5, 1.0)
     ]
     assert re.fullmatch(rf"{pattern}, 9 rounds that differ by \d+% at most, the median", found.compute.rates.source)
     assert found.compute.portion_s is not None

@@ -34,10 +34,8 @@ from coldpress.runtime.artifact.integrity import verify_artifact
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.profiles.devices import load_device
 from coldpress.schemas.activations import Activations
-from coldpress.schemas.compute import Compute, KernelRate
 from coldpress.schemas.curves import LayerGains
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.figure import Figure
 from coldpress.schemas.model import Model
 from tests.support.curves import curves_of
 from tests.support.models import write_model
@@ -136,35 +134,6 @@ def test_keys_are_smaller_where_dram_is_short_and_the_heads_have_a_smaller_forma
     (folder / "model.safetensors").unlink()
     (device,) = quoted(capsys, folder, "--dram-budget", "92%", "--context-length", "256")["devices"]
     assert device["choice"]["kv_cache"] == kv_cache
-
-
-def test_a_format_that_numpy_multiplies_is_a_candidate_where_its_speed_is_known(
-    capsys: pytest.CaptureFixture[str], config_alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By bytes alone int3 is the fastest; if the native core had no product for it, it would be the slowest."""
-
-    def chosen(device: str) -> str:
-        asked = ("--dram-budget", budget, "--max-ppl-ratio", "1.2")
-        return quoted(capsys, config_alone, *asked, device=device)["devices"][0]["choice"]["format"]
-
-    def rated(name: str, formats: tuple[str, ...]) -> str:
-        rates = tuple(KernelRate(format=one, density=1.0, bytes_per_s=1e10) for one in formats)
-        compute = Compute(rates=Figure(value=rates, source="a test"))
-        profile = load_device("pixel6").model_copy(update={"name": name, "compute": compute})
-        save_record(profile, tmp_path / f"{name}.json")
-        return str(tmp_path / f"{name}.json")
-
-    native = ("fp16", "int4_group32", "int8_group32")
-    serving = reference.real_like(0)
-    formats = tuple(loss.model_copy(update={"ppl_ratio": 1.0}) for loss in serving.formats)
-    monkeypatch.setattr(sources, "real_like", lambda _: serving.model_copy(update={"formats": formats}))
-    of_int4 = quoted(capsys, config_alone, "--format", "int4_group32", "--dram-budget", "60%")["devices"][0]
-    budget = str(of_int4["dram_budget_bytes"])  # a share would be one of each format's own bytes
-    assert chosen("pixel6") == "int3_group32"
-    monkeypatch.setattr("coldpress.compiler.stages.allocate._judge.NATIVE_FORMATS", native)
-    assert chosen("pixel6") in native
-    assert chosen(rated("native", native)) in native
-    assert chosen(rated("all", ("fp16", "int3_group32", "int4_group32", "int8_group32"))) == "int3_group32"
 
 
 def test_the_first_token_grows_with_its_prompt(capsys: pytest.CaptureFixture[str], config_alone: Path) -> None:

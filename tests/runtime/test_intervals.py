@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from coldpress.runtime import _native
-from coldpress.runtime.kernels.intervals import STEPS, Times, best_intervals, intervals_at, reference_best_intervals
+from coldpress.runtime.kernels.intervals import STEPS, Times, best_intervals
+from tests.support import reference_kernels
 
 
 def reads_of(read: tuple[bool, ...]) -> int:
@@ -19,7 +20,9 @@ def reads_of(read: tuple[bool, ...]) -> int:
 
 
 def at(gain: np.ndarray, unit_cost: float, read_cost: float) -> np.ndarray:
-    return intervals_at(gain, np.full(len(gain), float(unit_cost)), np.full(len(gain), float(read_cost)))
+    return reference_kernels.intervals_at(
+        gain, np.full(len(gain), float(unit_cost)), np.full(len(gain), float(read_cost))
+    )
 
 
 @settings(deadline=None)
@@ -114,7 +117,7 @@ def test_the_native_choice_is_the_one_in_numpy(data: st.DataObject) -> None:
     gain = data.draw(arrays(np.float32, shape, elements=st.floats(0, 9, width=32)))
     price, own, edge = data.draw(st.floats(0, 9)), data.draw(st.floats(0, 30)), data.draw(st.floats(-3, 3))
     times = Times(own, edge, data.draw(st.sampled_from([0, 0.5, 4, 30])), data.draw(st.sampled_from([0.0, 1.0])))
-    expected = reference_best_intervals(gain, price, times)
+    expected = reference_kernels.best_intervals(gain, price, times)
     np.testing.assert_array_equal(best_intervals(gain, price, times), expected)
 
 
@@ -132,7 +135,9 @@ def test_between_maximum_and_sum_the_native_choice_is_worth_as_much(data: st.Dat
         bounds = (reads * own, read.sum() + reads * edge)
         return float(row[read].sum()) - price * float(sum(bound**power for bound in bounds)) ** (1 / power)
 
-    both = zip(gain, best_intervals(gain, price, times), reference_best_intervals(gain, price, times), strict=True)
+    both = zip(
+        gain, best_intervals(gain, price, times), reference_kernels.best_intervals(gain, price, times), strict=True
+    )
     for row, native, reference in both:
         assert worth(row, native) == pytest.approx(worth(row, reference), abs=1e-3)
 
@@ -140,7 +145,7 @@ def test_between_maximum_and_sum_the_native_choice_is_worth_as_much(data: st.Dat
 @pytest.mark.parametrize("price", [5e-324, 2.2e-311, 1e-200])
 def test_a_price_of_next_to_nothing_is_one(price: float) -> None:
     gain, times = np.array([[1, 0, 2]], np.float32), Times(0, 0, 4)
-    expected = reference_best_intervals(gain, price, times)
+    expected = reference_kernels.best_intervals(gain, price, times)
     np.testing.assert_array_equal(best_intervals(gain, price, times), expected)
     assert expected[0, [0, 2]].all()
 

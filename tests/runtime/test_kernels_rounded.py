@@ -4,54 +4,58 @@ import numpy as np
 import pytest
 
 from coldpress.runtime.decoder.arithmetic import activation, up_activation
-from coldpress.runtime.kernels import NATIVE_FORMATS, activations, gemv, mlp, rows
+from coldpress.runtime.kernels import activations, gemv, mlp, rows
 from coldpress.runtime.kernels.planes import Coarse
-from coldpress.runtime.plugins import load
+from coldpress.runtime.plugins import load, names
 from coldpress.runtime.quantization import Format
 from coldpress.runtime.quantization._planes import planes_of
 from coldpress.schemas.model import Activation
+from tests.support import reference_kernels
 from tests.support.kernels import OFFSET, SLOTS, assert_close, floats, unit_store
 
 pytestmark = pytest.mark.usefixtures("cpu")
 
 ROUNDED = ("int16", "int8")
-PLANES = [name for name in NATIVE_FORMATS if planes_of(name)]
+FORMATS = names("coldpress.runtime.quantization")
+ROUNDED_FORMATS = [name for name in FORMATS if name != "fp16"]
+"""Formats of rows whose products round the vector."""
+PLANES = [name for name in FORMATS if planes_of(name)]
 FUNCTIONS: tuple[Activation, ...] = ("relu", "relu2", "drelu", "fatrelu", "silu", "gelu", "gelu_tanh", "swiglu_oai")
 
 
-@pytest.mark.parametrize("fmt", activations.ROUNDED_FORMATS)
+@pytest.mark.parametrize("fmt", ROUNDED_FORMATS)
 @pytest.mark.parametrize("length", [1, 31, 33, 64, 96, 172, 4096])
 @pytest.mark.parametrize("kind", ROUNDED)
 def test_rows_times_a_rounded_vector(rng, fmt, length, kind):
     store, x = unit_store(rng, fmt, length), floats(rng, length) * np.float32(0.01)
     x[::7] *= 100  # groups of a wide range
     x[64:96] = 0
-    taken = activations.reference_rounded(x, fmt, kind)
+    taken = reference_kernels.rounded(x, fmt, kind)
     for k in (0, 1, 6, SLOTS):
         slots = rng.permutation(SLOTS)[:k].astype(np.int32)
         place = store, slots, OFFSET, length, fmt
-        assert_close(rows.dot_rows(*place, x, activations=kind), rows.reference_dot_rows(*place, taken), length)
+        assert_close(rows.dot_rows(*place, x, activations=kind), reference_kernels.dot_rows(*place, taken), length)
     matrix = store[:, OFFSET:], length, fmt
-    assert_close(gemv.gemv(*matrix, x, activations=kind), gemv.reference_gemv(*matrix, taken), length)
+    assert_close(gemv.gemv(*matrix, x, activations=kind), reference_kernels.gemv(*matrix, taken), length)
 
 
 @pytest.mark.parametrize(("kind", "share"), [("int16", 1 / 65024), ("int8", 1 / 254)])
 def test_rounding_errs_by_half_a_step(rng, kind, share):
     x = floats(rng, 320)
-    error = np.abs(activations.reference_rounded(x, "int4_group32", kind) - x).reshape(-1, 32)
+    error = np.abs(reference_kernels.rounded(x, "int4_group32", kind) - x).reshape(-1, 32)
     peak = np.abs(x).reshape(-1, 32).max(axis=1)
     assert (error.max(axis=1) <= 1.001 * share * peak).all()
     assert (error.max(axis=1) >= 0.5 * share * peak).all()
 
 
-@pytest.mark.parametrize("fmt", activations.ROUNDED_FORMATS)
+@pytest.mark.parametrize("fmt", ROUNDED_FORMATS)
 @pytest.mark.parametrize("kind", ROUNDED)
 def test_the_largest_codes_and_numbers_do_not_overflow(fmt, kind):
     values = np.full((3, 64), 7, np.float32)
     values[:, ::2] = -8  # the codes' ends in either sign, in every lane
     codes = load("coldpress.runtime.quantization", Format, fmt).encode(values)
     x = np.where(np.arange(64) % 2, -1, 1).astype(np.float32)
-    expected = rows.reference_rows(codes, np.arange(3), 0, 64, fmt) @ activations.reference_rounded(x, fmt, kind)
+    expected = reference_kernels.rows(codes, np.arange(3), 0, 64, fmt) @ reference_kernels.rounded(x, fmt, kind)
     assert_close(rows.dot_rows(codes, np.arange(3, dtype=np.int32), 0, 64, fmt, x, activations=kind), expected, 64)
 
 
@@ -61,7 +65,7 @@ def test_what_is_not_finite_is_not_rounded_away(rng, kind, bad):
     store, x = unit_store(rng, "int4_group32", 172), floats(rng, 172)
     slots = np.arange(SLOTS, dtype=np.int32)
     x[170] = bad
-    assert np.isnan(activations.reference_rounded(x, "int4_group32", kind)).any()
+    assert np.isnan(reference_kernels.rounded(x, "int4_group32", kind)).any()
     assert np.isnan(rows.dot_rows(store, slots, OFFSET, 172, "int4_group32", x, activations=kind)).all()
 
 
@@ -85,7 +89,7 @@ def layout_of(fmt: str, length: int, gate: bool, up: bool, function: Activation 
     return mlp.Layout(first, second, next(offsets), length, fmt, function, 0.5)
 
 
-@pytest.mark.parametrize("fmt", NATIVE_FORMATS)
+@pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("kind", activations.ACTIVATIONS)
 @pytest.mark.parametrize(("gate", "up"), [(True, True), (True, False), (False, True), (False, False)])
 def test_mlp_of_selected_units(rng, fmt, kind, gate, up):
@@ -95,11 +99,11 @@ def test_mlp_of_selected_units(rng, fmt, kind, gate, up):
             k = len(slots)
             terms = mlp.Terms(*(floats(rng, k) for _ in range(3))) if k % 2 else mlp.Terms()
             place = store, np.array(slots, np.int32), layout_of(fmt, length, gate, up), x, terms
-            expected = mlp.reference_mlp_rows(*place, activation("silu"), kind)
+            expected = reference_kernels.mlp_rows(*place, activation("silu"), kind)
             np.testing.assert_allclose(mlp.mlp_rows(*place, activations=kind), expected, rtol=1e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("fmt", NATIVE_FORMATS)
+@pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("kind", activations.ACTIVATIONS)
 def test_each_of_several_vectors_has_the_bits_that_it_has_alone(rng, fmt, kind):
     """Units that take more than one step of memory, with biases, and with factors of each vector."""
@@ -151,7 +155,7 @@ def test_slices_of_several_formats_are_multiplied_each_in_its_own(rng, kind, for
         found = mlp.mlp_rows_each(store, slots, layout, x, mlp.Terms(*biases, factors), activations=kind)
         for one, own, result in zip(x, factors, found, strict=True):
             place = store, slots, layout, one, mlp.Terms(*biases, own)
-            expected = mlp.reference_mlp_rows(*place, activation("silu"), kind)
+            expected = reference_kernels.mlp_rows(*place, activation("silu"), kind)
             np.testing.assert_allclose(result, expected, rtol=1e-5, atol=2e-5 * np.abs(expected).max())
             assert mlp.mlp_rows(*place, activations=kind).tobytes() == result.tobytes()
 
@@ -189,7 +193,7 @@ def test_activation_functions(function):
 def test_both_projections_are_activated(rng, function):
     store, x, slots = unit_store(rng, "fp16", 64, slices=3), floats(rng, 64), np.arange(SLOTS, dtype=np.int32)
     place = store, slots, layout_of("fp16", 64, True, True, function), x, mlp.Terms()
-    expected = mlp.reference_mlp_rows(*place, activation(function, 0.5), act_up=up_activation(function, 0.5))
+    expected = reference_kernels.mlp_rows(*place, activation(function, 0.5), act_up=up_activation(function, 0.5))
     np.testing.assert_allclose(mlp.mlp_rows(*place), expected, rtol=1e-5, atol=1e-4)
 
 

@@ -14,10 +14,11 @@ from coldpress.runtime.decoder.tokens import new_cache
 from coldpress.runtime.generate.batch import generate_batch
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.kernels import attention
-from coldpress.runtime.kernels.encode import encode_heads, reference_encode_heads
+from coldpress.runtime.kernels.encode import encode_heads
 from coldpress.runtime.plan.kv_cache import head_bytes, kv_cache_bytes
 from coldpress.runtime.quantization import int8_group32
 from coldpress.schemas.errors import ArtifactError, ColdpressError
+from tests.support import reference_kernels
 from tests.support.artifacts import Recipe, build_artifact, change_manifest
 from tests.support.shapes import small_spec
 from tests.support.tiny import describe, tensor_shapes
@@ -56,7 +57,7 @@ def test_attention_over_codes_is_that_over_what_they_say(rng, cpu, head_dim, win
         first = 0 if window is None else length - window
         expected = softmax_attention(query, k.astype(np.float64), v.astype(np.float64), first, length, **scores)
         one = attention.attend(query, keys, values, length, window, num_threads=2, **scores)
-        reference = attention.reference_attend(query, keys, values, length, window, **scores)
+        reference = reference_kernels.attend(query, keys, values, length, window, **scores)
         for found in (one, reference, many[at]):
             np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
@@ -78,7 +79,7 @@ def test_the_native_codes_are_those_of_numpy_to_the_bit(rng, head_dim):
     for values in (on_the_edge(rng, head_dim), rng.standard_normal((300, 2, head_dim)).astype(np.float32)):
         found, expected = np.empty((2, len(values), 2, int8_group32.Plugin().nbytes(head_dim)), np.uint8)
         encode_heads(values, found)
-        reference_encode_heads(values, expected)
+        reference_kernels.encode_heads(values, expected)
         np.testing.assert_array_equal(found, expected)
 
 

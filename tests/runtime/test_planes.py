@@ -6,6 +6,7 @@ import pytest
 from coldpress.runtime.kernels import planes as kernels
 from coldpress.runtime.plugins import names
 from coldpress.runtime.quantization._planes import PlanesFormat, planes_of, unit_planes, whole_format
+from tests.support import reference_kernels
 
 LENGTHS = [1, 31, 32, 33, 172]
 FORMATS = [name for name in names("coldpress.runtime.quantization") if planes_of(name)]
@@ -68,7 +69,7 @@ def test_slices_in_several_formats_are_split_and_joined_each_in_its_own(name, le
     stored = np.zeros((6, refinement.shape[1] + 5), np.uint8)[:, : refinement.shape[1]]
     stored[slots] = refinement[ids]
     given = kernels.Coarse(coarse, ids, name)
-    for join in (kernels.join_units, kernels.reference_join_units):
+    for join in (kernels.join_units, reference_kernels.join_units):
         assert np.array_equal(join(given, stored, slots), plain[ids])
     size = sum(one.nbytes(32) for one in slices), sum(one.unit_nbytes(32) for one in slices)
     assert units.joined_share == pytest.approx(sum(size) / size[1])

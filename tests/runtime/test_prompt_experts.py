@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from coldpress.runtime.decoder.matrix import Matrix
 from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.generate.session import Session
-from coldpress.runtime.kernels import FEW_TOKENS, matmul
+from coldpress.runtime.kernels import FEW_TOKENS
 from coldpress.runtime.simulate import simulate, simulate_opening
 from coldpress.runtime.store.dense import DensePlan
 from coldpress.runtime.store.planner import Strided
@@ -130,19 +130,6 @@ def test_bits_depend_on_nothing_but_the_prompt(tmp_path, method, scattered):
         found = session.decoder.prefill_each(prompts, range(len(prompts)))
         np.testing.assert_array_equal(found, np.stack(expected))
     assert holding.store.counters.prefill_read_bytes == 0 < reading.store.counters.prefill_read_bytes
-
-
-def test_bits_of_formats_that_numpy_multiplies_depend_on_nothing_but_the_prompt(mixture, monkeypatch):
-    """numpy's products depend on the tokens that are multiplied together."""
-    monkeypatch.setattr(matmul, "NATIVE_FORMATS", ())
-    decoder = Session(mixture.path).decoder
-    prompts = [tokens_of(count, seed=count) for count in (FEW_TOKENS + 9, 60)]
-    expected = []
-    for prompt in prompts:
-        decoder.begin(len(prompt))
-        expected.append(decoder.prefill_last(prompt))
-    decoder.begin_batch([len(prompt) for prompt in prompts])
-    np.testing.assert_array_equal(decoder.prefill_each(prompts, [0, 1]), np.stack(expected))
 
 
 def test_many_tokens_have_the_logits_of_one_after_the_other(mixture):

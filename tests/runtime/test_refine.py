@@ -104,7 +104,7 @@ def test_units_that_are_not_refined_compute_by_their_coarse_planes(tmp_path, qua
             work.add(key, block)
             came.append(block.ids)
         refined[key[1]] = np.isin(np.arange(signal.shape[1]), np.concatenate(came))
-        work.add(key, coarse.rest([np.concatenate(came)], work.experts, ()))
+        work.add(key, coarse.rest([np.concatenate(came)], work.experts))
     expected = formula(built, layer, planes, x[0].astype(np.float64), refined, mlp, x)
     np.testing.assert_allclose(work.result()[0], expected, rtol=0, atol=1e-4 * np.abs(expected).max())
 

@@ -26,7 +26,6 @@ from coldpress.compiler.stages.allocate._replay import Replays
 from coldpress.compiler.stages.allocate._rules import UNIFORM, Inputs
 from coldpress.runtime.drafts import NO_DRAFT
 from coldpress.runtime.generate.speculation import tokens_of_pass
-from coldpress.runtime.kernels import NATIVE_FORMATS
 from coldpress.runtime.plan.kv_cache import KV_CACHE_FORMATS
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization._planes import coarsest, in_words, planes_of
@@ -115,9 +114,8 @@ class BudgetJudge:
 
     @property
     def formats(self) -> tuple[FormatName, ...]:
-        """The formats that may be taken: the user's, or all whose products have a known speed on the device."""
-        names = formats_for(self._config.format)
-        return names if names == (self._config.format,) else tuple(filter(self._has_known_speed, names))
+        """The formats that may be taken: the user's, or all."""
+        return formats_for(self._config.format)
 
     @property
     def kv_caches(self) -> tuple[KvCacheFormat, ...]:
@@ -125,11 +123,6 @@ class BudgetJudge:
         if self._config.kv_cache != AUTO:
             return (self._config.kv_cache,)
         return tuple(name for name in KV_CACHE_FORMATS if self._floor.kv_cache_ratio(name) is not None)
-
-    def _has_known_speed(self, name: FormatName) -> bool:
-        compute = self._inputs.device.compute
-        rated = () if compute is None else compute.rates.value
-        return name in NATIVE_FORMATS or any(rate.format == name for rate in rated)
 
     def __call__(self, candidate: Candidate) -> Judged:
         """Returns what a candidate costs; every candidate is worked out once."""
