@@ -68,9 +68,7 @@ def test_an_absent_native_core_is_one_sentence() -> None:
     code = f"{without}; from coldpress.cli.main import main; sys.exit(main(['inspect', 'x']))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2
-    assert re.fullmatch(
-        r"error: the native core of coldpress cannot be loaded \(.*\); install .*\n", done.stderr
-    )
+    assert re.fullmatch(r"error: the native core of coldpress cannot be loaded \(.*\); install .*\n", done.stderr)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
