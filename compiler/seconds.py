@@ -25,12 +25,13 @@ from coldpress.runtime.simulate import Choose, simulate, simulate_choices, times
 from coldpress.runtime.store import planner
 from coldpress.runtime.store.clock import arrival
 from coldpress.runtime.store.computing import Arrival, weight_seconds
+from coldpress.runtime.store.facts import Key
 from coldpress.runtime.store.reads import longest_read_bytes, room_bytes
 from coldpress.runtime.trace import END, FETCH, NO_IDS, Event
 from coldpress.schemas import __version__
 from coldpress.schemas.compute import Overlap
 from coldpress.schemas.device import DeviceProfile, Flash
-from coldpress.schemas.families import FamilyName, Formats, slices
+from coldpress.schemas.families import Formats, slices
 from coldpress.schemas.layout import Plan, Section
 from coldpress.schemas.manifest import (
     FORMAT_MAJOR,
@@ -47,8 +48,6 @@ from coldpress.schemas.metrics import RunMetrics
 from coldpress.schemas.order import Order
 from coldpress.schemas.placement import Placement
 
-Key = tuple[int, FamilyName]
-"""Layer and family."""
 NO_DIGEST = "0" * 64
 FILLING = 8
 """Requests that fill the caches before a run is counted."""

@@ -61,7 +61,7 @@ def make_sections(
         if len(names) > 1:
             raise ColdpressError(
                 f"layers {layers[0]} to {layers[-1]} are one group and have the formats {' and '.join(sorted(names))}, "
-                "expected one, since the units of a group have one size; use coarse_bits=uniform or layers_per_group=1"
+                "expected one, since the units of a group have one size; use layers_per_group=1"
             )
         for family in (family for family in families if (layers[0], family) in having):
             name = format_at(formats, layers[0], family)

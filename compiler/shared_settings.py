@@ -13,6 +13,8 @@ DEFAULT_CACHE, EXACT_ROUTING = "lfu", "top_k"
 MAX_PPL_RATIO = 1.05
 """Perplexity over the source's up to which quality is called kept where nobody says: what the papers call little (DIP
 Table 1, ActiveFlow Table 3)."""
+OVERPREDICTION = 1.75
+"""Most units that predictors name, per active unit, where DRAM allows."""
 WHOLE = "whole"
 """The value of `explore` that measures everything."""
 PositiveFloat = Annotated[float, Field(gt=0)]
@@ -29,7 +31,7 @@ class MethodSetting(Record):
             auto=True,
             default="`auto`: a search over all, which takes dense unless another is clearly faster",
         ),
-    ] = Field(description="how active units are found")
+    ] = Field(description="how active units are found; named for a comparison, or where the best one is known")
     options: Annotated[Options, OptionsOf("method")] = Field(
         default={}, description="the selector's own options, as JSON"
     )
@@ -41,24 +43,17 @@ class AlgorithmSetting(Record):
     algorithm: Annotated[str, Key(plugins="coldpress.compiler.rounding")] = Field(
         default="rtn",
         description="how codes are chosen; rtn: round to nearest, gptq: corrected on calibration text, nested: as "
-        "gptq, for the coarse plane and for both",
+        "gptq, for the coarse plane and for both; gptq loses less and takes longer",
     )
 
 
-class GramSetting(Record):
-    """For stages that compute Gram matrices."""
-
-    gram_tokens: Annotated[PositiveCount, Key()] = Field(
-        default=32768, description="calibration tokens that algorithm=gptq and nested correct rounding by; whole blocks"
-    )
-
-
-class ExploreSetting(AlgorithmSetting, GramSetting):
+class ExploreSetting(AlgorithmSetting):
     """For stages that measure quality curves."""
 
     explore_tokens: Annotated[PositiveCount, Key()] = Field(
         default=1024,
-        description="validation tokens that method=auto measures selectors and formats on; whole blocks, at least one",
+        description="validation tokens that method=auto measures selectors and formats on; whole blocks, at least "
+        "one; more for closer choices",
     )
     explore: Annotated[Literal["needed", "whole"], Key()] = Field(
         default="needed",
@@ -126,7 +121,7 @@ class RoutingLimitSetting(RoutingSetting):
     routing_kl: Annotated[PositiveFloat, Key()] = Field(
         default=0.01,
         description="largest divergence from the model's own routing on validation text, in nats per token, that a "
-        "named routing such as cache_prior may cost",
+        "named routing such as cache_prior may cost; less for closer text, more for speed",
     )
 
 
@@ -135,7 +130,9 @@ class PinnedShareSetting(Record):
 
     pinned_share: Annotated[
         Share | None, Key(default="the least with nearly the least modelled flash time; 1 where the cache is `static`")
-    ] = Field(default=None, description="share of the units' DRAM that is pinned")
+    ] = Field(
+        default=None, description="share of the units' DRAM that is pinned; given to compare pinning with caching"
+    )
 
 
 class QualitySetting(Record):
@@ -148,19 +145,14 @@ class QualitySetting(Record):
     )
 
 
-class OverpredictionSetting(Record):
-    """For stages that depend on how many units predictors name."""
-
-    overprediction: Annotated[float, Key()] = Field(
-        default=1.75, ge=1, description="most units that predictors name, per active unit, where DRAM allows"
-    )
-
-
 class SeedSetting(Record):
     """For stages that draw random numbers."""
 
     seed: Annotated[int, Key()] = Field(
-        default=0, ge=0, description="seed of everything that is drawn: text, weights, orders"
+        default=0,
+        ge=0,
+        description="seed of everything that is drawn: text, weights, orders; another one shows how far a result "
+        "depends on chance",
     )
 
 
@@ -168,15 +160,16 @@ class TrainingSetting(SeedSetting):
     """For stages that train the model."""
 
     distill_blocks: Annotated[PositiveCount, Key()] = Field(
-        default=8, description="calibration blocks per update in distillation and relufication"
+        default=8,
+        description="calibration blocks per update in distillation and relufication; fewer where memory is short",
     )
-    validation_blocks: Annotated[PositiveCount, Key()] = Field(
+    validation_blocks: PositiveCount = Field(
         default=16, description="validation blocks that decide which trained weights are kept"
     )
-    distill_evaluations: Annotated[PositiveCount, Key()] = Field(
+    distill_evaluations: PositiveCount = Field(
         default=8, description="how often distillation and relufication look at validation text"
     )
-    distill_patience: Annotated[PositiveCount, Key()] = Field(
+    distill_patience: PositiveCount = Field(
         default=3, description="training ends after so many evaluations in a row without a lower validation loss"
     )
 
@@ -185,5 +178,7 @@ class DeviceSetting(Record):
     """For stages that run the source model."""
 
     compute_device: Annotated[str, Key()] = Field(
-        default="auto", description="torch's name of the device that calibration and distillation run on, or auto"
+        default="auto",
+        description="torch's name of the device that calibration and distillation run on, or auto; cpu where no "
+        "result may depend on a GPU",
     )

@@ -218,12 +218,10 @@ class Opening(Observer):
     _under_way: Key | None = None
 
     def stream(self, key: Key, ids: np.ndarray | None) -> None:
-        """See `Observer`."""
         self._under_way = key
         self.passes[key] = NOTHING
 
     def ended(self, purpose: Purpose, num_reads: int, num_bytes: int, waited_s: float) -> None:
-        """See `Observer`."""
         if purpose is Purpose.LOAD:
             self.load_s += waited_s
         elif purpose is Purpose.STREAM and self._under_way is not None:

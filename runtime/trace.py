@@ -64,24 +64,19 @@ class Recorder(Observer):
         return self.max_tokens is not None and self.num_tokens >= self.max_tokens
 
     def request(self, facts: RequestFacts) -> None:
-        """See `Observer`."""
         self.fetch(*facts.key, facts.ids, facts.may_stay)
 
     def read_ahead(self, facts: AheadFacts) -> None:
-        """See `Observer`."""
         self.preload(*facts.key, facts.ids)
 
     def rows(self, facts: RowFacts) -> None:
-        """See `Observer`."""
         token = 0 if facts.purpose is Purpose.STREAM else self.num_tokens + 1
         self._add(Event(ROWS, token, 0, next(iter(FAMILIES)), facts.ids))
 
     def stream(self, key: Key, ids: np.ndarray | None) -> None:
-        """See `Observer`."""
         self._add(Event(STREAM, 0, *key, NO_IDS if ids is None else ids.copy()))
 
     def reset(self) -> None:
-        """See `Observer`."""
         self._add(Event(RESET, 0, 0, next(iter(FAMILIES)), NO_IDS))
 
     def fetch(self, layer: int, family: str, ids: np.ndarray, kept: np.ndarray | None = None) -> None:
@@ -94,7 +89,6 @@ class Recorder(Observer):
         self._add(Event(PRELOAD, self.num_tokens + 1, layer, family, ids.copy()))
 
     def end_tokens(self, count: int, num_evicted: int = 0) -> None:
-        """See `Observer`."""
         self._add(Event(END, self.num_tokens + count, 0, next(iter(FAMILIES)), NO_IDS))
         self.num_tokens += count
 

@@ -366,7 +366,6 @@ class Metrics(ByLayer):
     """On the machine that built the artifact, at its load: only this figure and `process_bytes` differ from run to
     run."""
     tokens_per_s_deviation: Measured
-    """See `Verification`."""
     modelled_tokens_per_s: float
     """With the device profile's flash and DRAM bandwidth instead of this machine's: the simulator's figure."""
     modelled_error: Share | None
@@ -385,9 +384,7 @@ class Metrics(ByLayer):
     dram_parts: dict[str, Count]
     """The uses of the DRAM budget, and the bytes of each; they sum to it."""
     process_bytes: PositiveCount
-    """See `Verification`."""
     read_lengths: tuple[ReadLength, ...]
-    """See `Verification`."""
     ladder: tuple[LadderStep, ...]
     """The gain of each mechanism; see `Verification`."""
     tried: tuple[Tried, ...]

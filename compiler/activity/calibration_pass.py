@@ -33,7 +33,7 @@ class ComputeConfig(DeviceSetting):
     compute_dtype: Annotated[Literal["auto", "float32", "bfloat16"], Key()] = Field(
         default="auto",
         description="what passes compute in; auto is bfloat16 where weights have no more digits, as in a quantized "
-        "GGUF, and the processor multiplies it",
+        "GGUF, and the processor multiplies it; float32 for figures that no rounding changes",
     )
 
 

@@ -90,7 +90,6 @@ class CachedChoice(Choice):
     """Whether a token also uses all units in DRAM (`use_read_units`)."""
 
     def mask(self, layer: int, family: str, activity: np.ndarray) -> np.ndarray:
-        """See `Choice`."""
         num_units, experts = activity.shape[1], num_experts(family, self.spec)
         natural, own = np.arange(num_units, dtype=np.int32), used_experts(activity, experts)
         slots = max(1, round(self.resident_share * num_units))

@@ -27,11 +27,13 @@ LOG = logging.getLogger(__name__)
 TILE_ROWS = 512
 """Rows of a Gram matrix that one core adds up. The size is fixed, so the number of cores changes no sum."""
 
+GRAM_TOKENS = 32768
+"""Most calibration tokens that algorithm=gptq and nested correct rounding by; whole blocks, at least one."""
+
 
 def add_grams(
     stream: LayerStream,
     corpus: Corpus,
-    gram_tokens: int,
     work: Workspace,
     families: Sequence[str] = (),
     choice: Choice | None = None,
@@ -41,13 +43,12 @@ def add_grams(
     Args:
         stream: The model.
         corpus: The text.
-        gram_tokens: Most tokens; at least one block runs.
         work: Where the files lie; an interrupted run of the same inputs may have left some.
         families: Those whose units the choice leaves out.
         choice: What the selector leaves out; None: nothing.
     """
     blocks = load_arrays(corpus.split("calibration").arrays)["tokens"]
-    tokens = blocks[: max(1, gram_tokens // blocks.shape[1])]
+    tokens = blocks[: max(1, GRAM_TOKENS // blocks.shape[1])]
     model = stream.model
     roles = measured_roles(model.spec)
     signals: tuple[Signal, ...] = tuple(dict.fromkeys(INPUT_OF[role] for role in INPUT_OF if role in roles))

@@ -94,7 +94,6 @@ class _RefinedChoice(Choice):
     masks: Choice
 
     def mask(self, layer: int, family: str, activity: np.ndarray) -> np.ndarray:
-        """See `Choice`."""
         return self.masks.mask(layer, family, activity)
 
     def _change(self, layer: int, families: list[str]) -> "Change":

@@ -63,7 +63,6 @@ class InMemory(Artifact):
 
     @cached_property
     def resident(self) -> dict[str, np.ndarray]:
-        """See `Artifact`."""
         rng = np.random.default_rng(0)
         found: dict[str, np.ndarray] = {}
         for tensor in self.manifest.resident:

@@ -43,7 +43,6 @@ class Largest(Choice):
     """Of a layer's units."""
 
     def mask(self, layer: int, family: str, activity: np.ndarray) -> np.ndarray:
-        """See `Choice`."""
         units, chosen = activity.shape[1], np.zeros(activity.shape, bool)
         order = (np.abs(activity) * self.arrays[layer, family][NORMS]).argsort(axis=1)
         count = round(self.share * used_share(family, self.spec) * units)
@@ -65,7 +64,6 @@ class _Once(Rounding):
     known: dict[tuple[str, FormatName], np.ndarray] = field(default_factory=dict[tuple[str, FormatName], np.ndarray])
 
     def codes(self, model: Model, role: str, axis: Axis, format_name: FormatName) -> np.ndarray:
-        """See `Rounding`."""
         if (role, format_name) not in self.known:
             self.known[role, format_name] = super().codes(model, role, axis, format_name)
         return self.known[role, format_name]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from coldpress.compiler.activity.choice import REPLAYED_LAYERS
+from coldpress.compiler.activity.gram_pass import GRAM_TOKENS
 from coldpress.compiler.activity.layer_counts import countable_families
 from coldpress.compiler.candidates import families_for, own_options
 from coldpress.compiler.quality.passes import GAIN_BLOCKS
@@ -82,7 +83,7 @@ def _rounding_needs(stage: str, build: "Build", num_passes: int) -> StageNeeds:
     if not build.has("gram"):
         return StageNeeds(stage=stage, ram_bytes=0, disk_bytes=0, runtime_s=0)
     spec = build.model.spec
-    tokens = min(build.settings["explore"]["gram_tokens"], build.num_tokens)
+    tokens = min(GRAM_TOKENS, build.num_tokens)
     running = build.running_bytes(8, 12) + 2 * 4 * tokens * spec.hidden_size
     return StageNeeds(
         stage=stage,

@@ -226,7 +226,7 @@ def rounding_of(config: PassesConfig, model: Model, corpus: Corpus, work: Worksp
     if not algorithm.NEEDS_GRAM:
         return Rounding(algorithm)
     stream, _ = stream_of(config, model, threads)
-    return Rounding(algorithm, add_grams(stream, corpus, config.gram_tokens, _grams_in(work)))
+    return Rounding(algorithm, add_grams(stream, corpus, _grams_in(work)))
 
 
 def remove_grams(model: Model, work: Workspace) -> None:

@@ -184,7 +184,6 @@ class _EveryUnit(Choice):
     """Chooses all units."""
 
     def mask(self, layer: int, family: str, activity: np.ndarray) -> np.ndarray:
-        """See `Choice`."""
         return np.ones(activity.shape, bool)
 
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from coldpress.compiler.activity.calibration_pass import ComputeConfig, stream_of
 from coldpress.compiler.activity.choice import choice_of
-from coldpress.compiler.activity.gram_pass import add_grams
+from coldpress.compiler.activity.gram_pass import GRAM_TOKENS, add_grams
 from coldpress.compiler.io import Workspace
-from coldpress.compiler.shared_settings import GramSetting
 from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.corpus import Corpus
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from coldpress.compiler.needs import Build
 
 
-class GramConfig(ComputeConfig, GramSetting):
+class GramConfig(ComputeConfig):
     """Settings of `gram`."""
 
 
@@ -42,13 +41,13 @@ def run(
     selector = load("coldpress.runtime.sparsity", Selector, sparsity.method)
     is_whole = sparsity.is_whole or selector.EXACT or selector.IN_PLANES
     choice = None if is_whole else choice_of(sparsity, model.spec)
-    return add_grams(stream, corpus, config.gram_tokens, work, sparsity.families, choice)
+    return add_grams(stream, corpus, work, sparsity.families, choice)
 
 
 def needs(build: "Build") -> StageNeeds:
     """Counts a layer's weights and Gram matrices, the text's hidden states twice, and the blocks that run."""
     spec = build.model.spec
-    tokens = min(build.settings["gram"]["gram_tokens"], build.num_tokens)
+    tokens = min(GRAM_TOKENS, build.num_tokens)
     running = build.running_bytes(8, 12)
     hidden, grams = 2 * 4 * tokens * spec.hidden_size, sum(build.gram_bytes)
     ram_bytes = build.TORCH_BYTES + build.layer_weights_bytes + running + hidden + grams

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 OFF = "off"
 USUAL_RANK = 32
 """Rank of adapters that an error message suggests (DIP 4)."""
+FATRELU_THRESHOLD = 0.1
+"""Value below which relufy=fatrelu gives zero."""
 
 
 class RelufyConfig(DeviceSetting, TrainingSetting):
@@ -49,9 +51,6 @@ class RelufyConfig(DeviceSetting, TrainingSetting):
     relufy: Annotated[Literal["off", "relu", "relu2", "fatrelu"], Key()] = Field(
         default=OFF,
         description="replace the activation by one with exact zeros, and distill from the original before calibration",
-    )
-    relufy_threshold: Annotated[float, Key()] = Field(
-        default=0.1, gt=0, lt=1024, description="value below which relufy=fatrelu gives zero"
     )
     relufy_penalty: Annotated[float, Key()] = Field(
         default=0.0,
@@ -64,10 +63,10 @@ class RelufyConfig(DeviceSetting, TrainingSetting):
         "trained whole; 0: all weights learn",
     )
     relufy_steps: Annotated[PositiveCount, Key()] = Field(
-        default=200, description="updates of the weights in relufication"
+        default=200, description="updates of the weights in relufication; more for less lost quality"
     )
     relufy_rate: Annotated[float, Key()] = Field(
-        default=1e-3, gt=0, description="AdamW's first step size in relufication"
+        default=1e-3, gt=0, description="AdamW's first step size in relufication; lower where the loss is not finite"
     )
 
 
@@ -78,7 +77,7 @@ def run(config: RelufyConfig, model: Model, corpus: Corpus, work: Workspace, thr
         DoesNotFitError: if training needs more memory than is free.
         ColdpressError: if the model has exact zeros already, the device does not exist, or the loss is not finite.
     """
-    spec = relufied(model.spec, config.relufy, config.relufy_threshold)
+    spec = relufied(model.spec, config.relufy)
     device = choose_device(config.compute_device)
     course = Course(
         stage="relufy",
@@ -119,7 +118,7 @@ def needs(build: "Build") -> StageNeeds:
     )
 
 
-def relufied(spec: ModelSpec, activation: str, threshold: float) -> ModelSpec:
+def relufied(spec: ModelSpec, activation: str) -> ModelSpec:
     """Returns the spec with another activation; for `off` the spec itself.
 
     Raises:
@@ -133,7 +132,7 @@ def relufied(spec: ModelSpec, activation: str, threshold: float) -> ModelSpec:
             f"relufy={activation} was asked for, but the activation of this model is {spec.hidden_act}, which has "
             "exact zeros already; build with relufy=off"
         )
-    changes = {"hidden_act": activation, "activation_threshold": threshold if activation == "fatrelu" else 0.0}
+    changes = {"hidden_act": activation, "activation_threshold": FATRELU_THRESHOLD if activation == "fatrelu" else 0.0}
     return ModelSpec.model_validate({**spec.model_dump(), **changes})
 
 

@@ -43,7 +43,8 @@ class WorkflowKeys(Record):
         default=False, description="whether a branch of the hub is refused that no earlier build has pinned"
     )
     device: Annotated[str, Key()] = Field(
-        default="pixel6", description="a device: the name of a profile, or its file in YAML or JSON"
+        default="pixel6",
+        description="a device: the name of a profile, or its file in YAML or JSON; the one that will run the artifact",
     )
     label: Annotated[str | None, Key(default="none")] = Field(
         default=None,
@@ -51,12 +52,15 @@ class WorkflowKeys(Record):
         description="letters, digits and .-_ between them: builds of other labels stay beside this one",
     )
     build_dir: Annotated[str, Key()] = Field(default="build", min_length=1, description="the folder of all builds")
-    distill: Annotated[bool, Key()] = Field(default=False, description="whether the model is distilled")
+    distill: Annotated[bool, Key()] = Field(
+        default=False, description="whether the model is distilled; where leaving out units loses too much"
+    )
     calibration_shards: Annotated[int, Field(ge=1, le=MAX_SHARDS), Key()] = Field(
-        default=1, description="jobs that calibration text is shared out to"
+        default=1, description="jobs that calibration text is shared out to; several on a cluster"
     )
     layers_per_job: Annotated[PositiveCount | None, Key(default="four jobs per stage")] = Field(
-        default=None, description="layers of one job of a stage that works layer by layer"
+        default=None,
+        description="layers of one job of a stage that works layer by layer; fewer on a cluster of many nodes",
     )
 
 

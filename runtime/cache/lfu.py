@@ -19,7 +19,6 @@ class Plugin(CachePolicy):
     """Evicts by uses in the current context."""
 
     def __init__(self, known: Known, options: Record) -> None:
-        """See `CachePolicy`."""
         super().__init__(known, options)
         self._uses = np.zeros(known.num_units, np.uint16)
 

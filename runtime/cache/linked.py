@@ -63,20 +63,16 @@ class Plugin(CachePolicy):
 
     @property
     def present(self) -> np.ndarray:
-        """See `CachePolicy`."""
         return self._base.present
 
     def contains(self, ids: np.ndarray) -> np.ndarray:
-        """See `CachePolicy`."""
         return self._base.contains(ids)
 
     def touch(self, ids: np.ndarray) -> np.ndarray:
-        """See `CachePolicy`."""
         self._requested = ids
         return self._base.touch(ids)
 
     def admit(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """See `CachePolicy`."""
         if not ids.size:
             return self._base.admit(ids)
         refused = self._draw()[np.searchsorted(self._requested, ids)]
@@ -101,21 +97,16 @@ class Plugin(CachePolicy):
         return refused
 
     def drop(self, ids: np.ndarray) -> None:
-        """See `CachePolicy`."""
         self._base.drop(ids)
 
     def end_tokens(self, count: int = 1) -> np.ndarray:
-        """See `CachePolicy`."""
         return self._base.end_tokens(count)
 
     def resize(self, capacity: int, pinned: np.ndarray) -> None:
-        """See `CachePolicy`."""
         self._base.resize(capacity, pinned)
 
     def unpin(self, ids: np.ndarray) -> None:
-        """See `CachePolicy`."""
         self._base.unpin(ids)
 
     def reset(self) -> None:
-        """See `CachePolicy`."""
         self._base.reset()

@@ -36,7 +36,6 @@ class Plugin(CachePolicy):
     OPTIONS = Options
 
     def __init__(self, known: Known, options: Options) -> None:
-        """See `CachePolicy`."""
         super().__init__(known, options)
         self._small_share = options.small_share
         self._share(known.capacity)
@@ -63,7 +62,6 @@ class Plugin(CachePolicy):
         return super().touch(ids)
 
     def admit(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """See `CachePolicy`."""
         admitted, evicted = super().admit(ids)
         # Admission follows eviction, so the departures of this very call already push older ones out of the memory.
         known = self._left[admitted] > max(0, self._num_left - self._num_remembered)
@@ -75,12 +73,10 @@ class Plugin(CachePolicy):
         return admitted, evicted
 
     def drop(self, ids: np.ndarray) -> None:
-        """See `CachePolicy`."""
         super().drop(ids)
         self._small, self._main = (queue[self.contains(queue)] for queue in (self._small, self._main))
 
     def resize(self, capacity: int, pinned: np.ndarray) -> None:
-        """See `CachePolicy`."""
         self._share(capacity)
         super().resize(capacity, pinned)
 

@@ -28,7 +28,6 @@ class Plugin(CachePolicy):
     OPTIONS = Options
 
     def __init__(self, known: Known, options: Options) -> None:
-        """See `CachePolicy`."""
         super().__init__(known, options)
         self._length = options.window_tokens
         self._num_tokens = 0
@@ -53,7 +52,6 @@ class Plugin(CachePolicy):
         return evicted
 
     def _renumbered(self, before: np.ndarray) -> None:
-        """See `CachePolicy`."""
         self._window = deque((token, int(np.searchsorted(before, last, "right"))) for token, last in self._window)
 
     def _victims(self, candidates: np.ndarray) -> np.ndarray:

@@ -166,18 +166,15 @@ class AttentionWork:
         self._mixed: np.ndarray | None = None
 
     def signal(self, key: Key) -> np.ndarray:
-        """See `Work`."""
         widths = self._attention.widths[key[1]]
         signal = self._mix() if "o_proj" in widths else self._x_TN
         self._columns[key[1]] = ColumnSums(widths, signal)
         return signal
 
     def add(self, key: Key, block: Block) -> None:
-        """See `Work`."""
         self._columns[key[1]].add(block)
 
     def result(self) -> np.ndarray:
-        """See `Work`."""
         mixed = self._mix()
         self._projected |= self._attention.projected(OUTPUT, mixed, self._tokens.parts)
         self._finish_columns()

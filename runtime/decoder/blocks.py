@@ -208,11 +208,9 @@ class StreamedBlock:
 
     @property
     def is_coarse(self) -> bool:
-        """See `Block`."""
         return self.units.is_coarse
 
     def some(self, chosen_K: np.ndarray) -> "StreamedBlock":
-        """See `Block`."""
         if chosen_K.all():
             return self
         places = in_range(np.flatnonzero(chosen_K))
@@ -224,19 +222,16 @@ class StreamedBlock:
         return self if self.own_TK is None else replace(self, own_TK=self.own_TK[tokens])
 
     def dot(self, role: MatrixRole, x_TN: np.ndarray) -> np.ndarray:
-        """See `Block`."""
         offset, size, length, fmt = self.units.parts[role]
         return matmul.matmul(self.codes[:, offset : offset + size], length, fmt, x_TN)
 
     def axpy(self, role: MatrixRole, c_TK: np.ndarray) -> np.ndarray:
-        """See `Block`."""
         offset, size, length, fmt = self.units.parts[role]
         if self.own_TK is not None:
             c_TK = np.where(self.own_TK, c_TK, np.float32(0))
         return matmul.matmul_t(self.codes[:, offset : offset + size], length, fmt, c_TK)
 
     def mlp(self, inner: Inner, x_TN: np.ndarray, terms: Terms) -> np.ndarray:
-        """See `Block`."""
         act = activation(inner.activation, inner.threshold)
         values_TK = np.ones((len(x_TN), self.ids.size), np.float32) if terms.factors_TK is None else terms.factors_TK
         if inner.gate is not None:
@@ -265,16 +260,13 @@ class SlotBlock:
 
     @property
     def is_coarse(self) -> bool:
-        """See `Block`."""
         return self.units.is_coarse
 
     def some(self, chosen_K: np.ndarray) -> "SlotBlock":
-        """See `Block`."""
         own_TK = None if self.own_TK is None else self.own_TK[:, chosen_K]
         return replace(self, ids=self.ids[chosen_K], slots=self.slots[chosen_K], own_TK=own_TK)
 
     def dot(self, role: MatrixRole, x_TN: np.ndarray) -> np.ndarray:
-        """See `Block`."""
         offset, _, length, fmt = self.units.parts[role]
         y_TK = np.zeros((len(x_TN), self.ids.size), np.float32)
         for token, x in enumerate(x_TN):
@@ -284,7 +276,6 @@ class SlotBlock:
         return y_TK
 
     def axpy(self, role: MatrixRole, c_TK: np.ndarray) -> np.ndarray:
-        """See `Block`."""
         offset, _, length, fmt = self.units.parts[role]
         y_TN = np.empty((len(c_TK), length), np.float32)
         for token, c in enumerate(c_TK):
@@ -298,7 +289,6 @@ class SlotBlock:
         return None if self.coarse is None else self.coarse.of(self.ids[own])
 
     def mlp(self, inner: Inner, x_TN: np.ndarray, terms: Terms) -> np.ndarray:
-        """See `Block`."""
         layout, kind = self.units.layout(inner), self.units.activations
         if self.own_TK is None or self.own_TK.all():  # the units are read once for all tokens
             factors = None if terms.factors_TK is None else np.ascontiguousarray(terms.factors_TK)

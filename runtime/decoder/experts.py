@@ -202,7 +202,6 @@ class ExpertsWork:
         self._signal, self._y_TN = x_TN, np.zeros_like(x_TN)
 
     def signal(self, key: Key) -> np.ndarray:
-        """See `Work`."""
         if key[1] in self._layer.inputs:
             roles = self._layer.inputs[key[1]]
             self._known |= {role: self._layer.beginning(role, self.experts) for role in roles}
@@ -234,7 +233,6 @@ class ExpertsWork:
                 self._known[role][own, expert] += of_expert.axpy(role, inputs_TK)
 
     def result(self) -> np.ndarray:
-        """See `Work`."""
         for expert, bias in self._layer.biases["down_proj"].items():
             own = self.experts[:, expert]
             self._y_TN[own] += self._weights_TE[own, expert, None] * bias

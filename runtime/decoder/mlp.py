@@ -145,7 +145,6 @@ class MlpWork:
         self._signal, self._y_TN = x_TN, np.zeros_like(x_TN)
 
     def signal(self, key: Key) -> np.ndarray:
-        """See `Work`."""
         _, family = key
         if family in self._mlp.widths:
             self._columns[family] = ColumnSums(self._mlp.widths[family], self._x_TN)
@@ -156,7 +155,6 @@ class MlpWork:
         return self._signal
 
     def add(self, key: Key, block: Block) -> None:
-        """See `Work`."""
         columns = self._columns.get(key[1])
         if columns is not None:
             columns.add(block)
@@ -164,7 +162,6 @@ class MlpWork:
             self._y_TN += self._mlp.part(self._x_TN, self._signal, block)
 
     def result(self) -> np.ndarray:
-        """See `Work`."""
         if self._mlp.inner is None:
             return self._mlp.down(self._outputs(), self._parts)
         return self._mlp.with_bias("down_proj", self._y_TN)

@@ -19,7 +19,6 @@ class Plugin(Draft):
 
     @contextmanager
     def drafting(self, context_length: int, checked: Checked | None = None) -> Generator[Propose]:
-        """See `coldpress.runtime.drafts.Drafting`."""
         yield _Index().propose
 
 

@@ -70,7 +70,6 @@ class Flash(PluginBase):
     """flash.img of an open artifact, as a `Reader`. The base class of the files of this package."""
 
     moves_data: bool = True
-    """See `Reader`."""
     direct: bool = True
     """See `Reader`."""
 

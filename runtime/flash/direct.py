@@ -57,7 +57,6 @@ class Plugin(Flash):
             )
 
     def submit(self, extents: Extents, into: np.ndarray, landing: Landing | None = None) -> "Reading":
-        """See `coldpress.runtime.flash.Reader`."""
         arguments = (
             self._file,
             extents.offsets.astype(np.uint64),
@@ -108,7 +107,6 @@ class Reading:
     _finished: bool = False
 
     def wait(self, count: int) -> None:
-        """See `coldpress.runtime.flash.Ticket`."""
         start = time.perf_counter()
         whole = self._finished or self._reads.wait(count)
         self._waited_s += time.perf_counter() - start
@@ -135,7 +133,6 @@ class Reading:
         return self._waited_s
 
     def abandon(self) -> float:
-        """See `coldpress.runtime.flash.Ticket`."""
         start = time.perf_counter()
         self._flash.result(self._extents, self._reads)
         return self._waited_s + time.perf_counter() - start

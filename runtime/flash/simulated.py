@@ -21,19 +21,16 @@ class Modelled:
         flash.tickets.add(self)
 
     def wait(self, count: int) -> None:
-        """See `coldpress.runtime.flash.Ticket`."""
         if self._data:
             self._data.wait(count)
 
     def finish(self) -> float:
-        """See `coldpress.runtime.flash.Ticket`."""
         if self._data:
             self._data.finish()
         self._flash.tickets.discard(self)
         return self._seconds
 
     def abandon(self) -> float:
-        """See `coldpress.runtime.flash.Ticket`."""
         if self._data:
             self._data.abandon()
         self._flash.tickets.discard(self)

@@ -17,6 +17,7 @@ import numpy as np
 from coldpress.runtime.extents import Extents, span_bytes
 from coldpress.runtime.plan.budget import fixed_bytes
 from coldpress.runtime.store import planner
+from coldpress.runtime.store.facts import Key
 from coldpress.runtime.store.reads import MAX_READ_BYTES, longest_read_bytes
 from coldpress.runtime.store.resident import seconds_before, uses_all
 from coldpress.schemas.device import Flash, flash_seconds
@@ -32,8 +33,6 @@ MOST_SHARE = 0.25
 """Largest share of the units' DRAM that the buffer may take: a cached unit is read once, a preloaded one every time."""
 USUAL_GUESS = 0.75
 """Share of a guess that is read ahead if nobody has measured how good the guess is."""
-
-Key = tuple[int, FamilyName]
 
 
 class Ahead(NamedTuple):

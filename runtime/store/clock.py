@@ -68,7 +68,6 @@ class Clock(Observer):
         self.flash_s = self.work_s = self.fetch_s = 0.0
 
     def request(self, facts: RequestFacts) -> None:
-        """See `Observer`."""
         reads = arrival(self._flash, facts.plan, facts.buffer_bytes, facts.room_bytes)
         size, weights = facts.unit_bytes, self._weights[facts.key]
         early = Early(facts.num_early * size, planner.num_portions(facts.num_early * size))

@@ -46,7 +46,6 @@ class Counters(Observer):
         self._sha256 = hashlib.sha256()
 
     def request(self, facts: RequestFacts) -> None:
-        """See `Observer`."""
         size = facts.unit_bytes
         self.hits += facts.num_hits
         self.active_bytes += facts.num_resident * size
@@ -60,19 +59,16 @@ class Counters(Observer):
             self.kept_bytes += facts.num_stored * size
 
     def read_ahead(self, facts: AheadFacts) -> None:
-        """See `Observer`."""
         if facts.batch is not None:
             self.preload_reads += len(facts.batch.extents)
             self.preload_read_bytes += facts.batch.extents.num_bytes
             self.preloaded_bytes += facts.batch.buffer_offset.size * facts.unit_bytes
 
     def rows(self, facts: RowFacts) -> None:
-        """See `Observer`."""
         if facts.purpose in DECODING:
             self.used_bytes += facts.ids.size * facts.row_bytes
 
     def began(self, purpose: Purpose, batch: ReadBatch) -> None:
-        """See `Observer`."""
         self._sha256.update(batch.extents.offsets.astype("<i8").tobytes())
         self._sha256.update(batch.extents.lengths.astype("<i8").tobytes())
         if purpose in DECODING:
@@ -80,7 +76,6 @@ class Counters(Observer):
             self.read_bytes += batch.extents.num_bytes
 
     def ended(self, purpose: Purpose, num_reads: int, num_bytes: int, waited_s: float) -> None:
-        """See `Observer`."""
         if purpose in DECODING:
             self.flash_s += waited_s
         elif purpose is Purpose.STREAM:
@@ -92,7 +87,6 @@ class Counters(Observer):
             self.load_read_bytes += num_bytes
 
     def end_tokens(self, count: int, num_evicted: int) -> None:
-        """See `Observer`."""
         self.evictions += num_evicted
 
     def extents_sha256(self) -> str:

@@ -102,7 +102,6 @@ class AdaptiveGap(Observer):
         return self._tried[self._used].gap_bytes  # may be a probe's gap instead of the current best
 
     def request(self, facts: RequestFacts) -> None:
-        """See `Observer`."""
         self.want(facts.wanted_bytes)
 
     def ended(self, purpose: Purpose, num_reads: int, num_bytes: int, waited_s: float) -> None:

@@ -249,7 +249,6 @@ class Store:
             end_tokens(count, num_evicted)
 
     def read_ahead(self, key: Key, ids: np.ndarray) -> None:
-        """See `ReadAhead.begin`."""
         self._settle()
         self.ahead.begin(key, ids)
 

@@ -42,19 +42,15 @@ class LimitedEngine:
             self._limited.begin(data)
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """See `Engine`."""
         return self._ask("encode", text, special)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """See `Engine`."""
         return self._ask("decode", list(ids))
 
     def token(self, token_id: int) -> str:
-        """See `Engine`."""
         return self._ask("token", token_id)
 
     def stream(self) -> Callable[[Sequence[int]], str]:
-        """See `Engine`."""
         number, given = next(self._numbers), list[int]()
 
         def step(ids: Sequence[int]) -> str:

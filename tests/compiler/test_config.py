@@ -139,7 +139,7 @@ def test_values_arrive_as_snakemake_parses_them(key: str, raw: object, expected:
         ("calibration_tokens", 0, "is 0,", "expected a whole number at least 1: most tokens of calibration text"),
         ("layers_per_job", "two", "is 'two',", "expected a whole number at least 1: layers of one job"),
         ("max_ppl_ratio", 0, "is 0,", "expected a number above 0"),
-        ("held_out_share", 1, "is 1,", "expected a number above 0 and below 1: share of the calibration tokens"),
+        ("density", 2, "is 2,", "expected a number above 0 and at most 1: share of the MLP's weights"),
         ("corpus", ["a.txt", "b.txt"], "is ['a.txt', 'b.txt'],", "expected text: pydoc, a .txt"),
         ("cache", 7, "unknown cache '7'.", "Known: "),
         ("dram_budget", "3XB", "'3XB' is not an amount of memory;", "write bytes, or a number with B, kB"),
@@ -181,16 +181,14 @@ def test_unknown_names_come_with_the_nearest_and_all(raw: dict[str, object], nea
 def test_an_unknown_key_comes_with_the_nearest_alone() -> None:
     """There are too many keys to list them beside it."""
     assert refusal(devise="pixel6") == "unknown config key 'devise'. Did you mean 'device'?"
-    assert refusal(target_recal=0.9) == "unknown config key 'target_recal'. Did you mean 'target_recall'?"
+    assert refusal(search_token=9) == "unknown config key 'search_token'. Did you mean 'search_tokens'?"
     assert refusal(zzz=1).startswith("unknown config key 'zzz'. Known: ")
 
 
 @pytest.mark.parametrize(
     ("key", "value", "stage", "field"),
     [
-        ("target_recall", 0.9, "predict", "target_recall"),
-        ("overprediction", 2.5, "predict", "overprediction"),
-        ("predictor_steps", 7, "predict", "predictor_steps"),
+        ("predictor_tolerance", 0.9, "size", "predictor_tolerance"),
         ("distill_steps", 3, "distill", "distill_steps"),
         ("learning_rate", 1e-3, "distill", "learning_rate"),
         ("evaluation_tokens", 512, "tokenize", "evaluation_tokens"),

@@ -139,7 +139,7 @@ def test_the_router_weighs_what_a_unit_adds(model: Model, corpus: Corpus) -> Non
 
 
 def test_gram_matrices_are_of_attention_alone(model: Model, corpus: Corpus, tmp_path: Path) -> None:
-    config = GramConfig(gram_tokens=24, compute_dtype="float32")
+    config = GramConfig(compute_dtype="float32")
     found = gram.run(config, model, corpus, sparsity(model), Workspace(tmp_path / "gram", "test"), 1)
     assert set(load_arrays(found.layers[0].arrays)) == {"attention_input", "attention_mixed"}
 
@@ -202,7 +202,7 @@ def test_what_does_not_run_yet_is_refused(model: Model, corpus: Corpus, tmp_path
     with pytest.raises(ColdpressError, match=r"families=expert: unknown 'expert', known are neuron"):
         families_for("dense", {"families": "expert"}, model.spec)
     with pytest.raises(ColdpressError, match=r"relufy=relu was asked for, .* mixture of 4 experts.* relufy=off"):
-        relufied(model.spec, "relu", 0.0)
+        relufied(model.spec, "relu")
     with pytest.raises(ColdpressError, match=r"distill=true was asked for, .* build with distill=false"):
         distill(DistillConfig(), model, corpus, sparsity(model), Workspace(tmp_path, "test"), 1)
 

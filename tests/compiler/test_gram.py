@@ -46,8 +46,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 def grams_of(
     model: Model, corpus: Corpus, sparsity: Sparsity, folder: Path, threads: int = 1, tokens: int = 1 << 20
 ) -> GramMatrices:
-    config = GramConfig(gram_tokens=tokens, compute_dtype="float32")
-    return gram.run(config, model, corpus, sparsity, Workspace(folder, "test"), threads)
+    config = GramConfig(compute_dtype="float32")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gram_pass, "GRAM_TOKENS", tokens)
+        return gram.run(config, model, corpus, sparsity, Workspace(folder, "test"), threads)
 
 
 def inputs_seen(model: Model, tokens: np.ndarray, keep: dict[str, int] | None = None) -> dict[str, np.ndarray]:

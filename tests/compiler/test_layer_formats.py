@@ -160,9 +160,7 @@ def test_inputs_of_matrices_have_the_formats_of_theirs() -> None:
 
 def test_groups_of_layers_have_one_format() -> None:
     spec = model_of(11, 64, 96).spec
-    with pytest.raises(
-        ColdpressError, match=r"layers 0 to 1 are one group .*coarse_bits=uniform or layers_per_group=1"
-    ):
+    with pytest.raises(ColdpressError, match=r"layers 0 to 1 are one group .*use layers_per_group=1"):
         make_sections(spec, ("neuron",), BY_LAYER, 2)
     paired = ("int4_3_1", "int4_3_1", *["int4_2_2"] * 9)
     assert make_sections(spec, ("neuron",), paired, 2)[0].format == "int4_3_1"
@@ -206,9 +204,9 @@ def chosen(
     coarse = _curve("int4_2_2", {0.05: 1.5, 0.1: 1.45, 0.2: 1.4, 0.4: 1.3, 1.0: 1.0})
     fine = _curve("int4_3_1", {0.05: 1.01, 0.1: 1.01, 0.2: 1.005, 0.4: 1.0, 1.0: 1.0})
     curves = curves_of(source.model, folder / "curves", {}, {"int4_group32": 1.0})
-    worth = gains(CONCENTRATED, 1) if per_matrix is None else gains(per_matrix)
+    worth = gains(CONCENTRATED, 1) if per_matrix is None else gains(per_matrix) if per_matrix else None
     unexplored = tuple(entry for entry in curves.unexplored if entry.method != "refine")
-    found = {"curves": (coarse, fine), "layer_gains": (worth,), "unexplored": unexplored}
+    found = {"curves": (coarse, fine), "layer_gains": () if worth is None else (worth,), "unexplored": unexplored}
     config = asked(**changes)
     inputs = source.model, activations, SLOW, Workspace(folder / "allocate", config.to_json())
     return config, allocate.run(config, *inputs, curves=curves.model_copy(update=found))
@@ -222,7 +220,7 @@ def refining(sparsity: Sparsity) -> Tried:
 def test_a_search_compares_formats_by_layer(tmp_path: Path, wide: Source) -> None:
     """Two bits in all layers need most units refined; the layers that gain, and then few refined units, read less."""
     best = refining(chosen(wide, tmp_path / "a")[1])
-    alone = refining(chosen(wide, tmp_path / "b", coarse_bits="uniform")[1])
+    alone = refining(chosen(wide, tmp_path / "b", per_matrix=())[1])
     assert set(finer(best.layer_formats, 1)) >= {2, 4, 8}
     assert alone.layer_formats == ()
     assert best.token_s is not None

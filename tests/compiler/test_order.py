@@ -134,22 +134,6 @@ def test_the_record_says_what_the_order_costs(tmp_path: Path) -> None:
     assert entry.heuristic in ("ripple", "frequency", "misses", "collapse")
 
 
-def test_tokens_are_left_out_only_where_that_is_asked_for(tmp_path: Path) -> None:
-    """Every fourth group of eight tokens, exactly; without max_tokens, or with enough, all of them."""
-    active = topical(60, 640, 5)
-    activations = activations_of(tmp_path / "a", [{"neuron": active}])
-    sparsity = sparsity_of("predictor", {"neuron": (0.2,)})
-
-    def ordered(**settings: Any) -> list[int]:
-        work = workspace(tmp_path / f"o{settings}")
-        return order_of(run(OrderConfig(**settings), activations, sparsity, (0,), work).entries[0]).tolist()
-
-    quarter = active.reshape(60, 80, 8)[:, ::4].reshape(60, 160)
-    assert ordered(order_tokens=160) == ripple.Plugin().arrange(task_of(quarter)).order.tolist()
-    assert ordered(order_tokens=640) == ordered() == ripple.Plugin().arrange(task_of(active)).order.tolist()
-    assert ordered(order_tokens=160) != ordered()
-
-
 def test_families_used_whole_keep_the_model_s_order(tmp_path: Path) -> None:
     activations = activations_of(tmp_path / "a", [{"neuron": np.ones((40, 64), bool)}])
     bare = activations.layers[0].families[0].model_copy(update={"density": None})

@@ -311,9 +311,6 @@ def test_needs_grow_with_what_they_depend_on(model: Model) -> None:
     assert disk(adapted)["distill"] < disk(longer)["distill"]
     assert ram(adapted)["distill"] < ram(longer)["distill"]
     assert ram(longer)["predict"] > usual["predict"]
-    batch = build_of(model, tokens=64 * BLOCKS * BLOCK_TOKENS)
-    larger = build_of(model, tokens=64 * BLOCKS * BLOCK_TOKENS, predictor_batch_tokens=1 << 16)
-    assert ram(larger)["predict"] > ram(batch)["predict"], "the batch that was asked for counts"
     greedy = ram(build_of(model, density_allocation="greedy"))["allocate"]
     states = 4 * BLOCKS * BLOCK_TOKENS * model.spec.hidden_size
     uniform = ram(build_of(model, density_allocation="uniform"))["allocate"]
@@ -428,10 +425,10 @@ def test_the_trial_has_the_settings_of_the_build(
     """Each stage is given what its rule will give it, whatever keys a user set, and records of the right stages."""
     jobs: dict[str, Job] = {}
     monkeypatch.setattr(trial, "run_job", lambda job: jobs.setdefault(job.stage, job))
-    keys = {"order": "ripple", "pinned_share": 0.25, "target_recall": 0.5, "cache": "lru", "seed": 7}
+    keys = {"order": "ripple", "pinned_share": 0.25, "predictor_tolerance": 0.5, "cache": "lru", "seed": 7}
     run(model, corpus, tmp_path / "build", preflight="always", distill="true", **keys)
     assert (jobs["order"].settings["order"], jobs["allocate"].settings["cache"]) == ("ripple", "lru")
-    assert (jobs["place"].settings["pinned_share"], jobs["predict"].settings["target_recall"]) == (0.25, 0.5)
+    assert (jobs["place"].settings["pinned_share"], jobs["size"].settings["predictor_tolerance"]) == (0.25, 0.5)
     assert {job.settings["seed"] for job in jobs.values() if "seed" in config_of(job.stage).model_fields} == {7}
     sources = {stage: {name: path.stem for name, (path,) in job.records.items()} for stage, job in jobs.items()}
     assert sources["allocate"] == {

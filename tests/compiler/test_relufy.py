@@ -28,7 +28,6 @@ from tests.support.statistics import model_of, workspace
 
 QUICK = RelufyConfig(
     relufy="relu",
-    relufy_threshold=0.2,
     relufy_steps=6,
     distill_blocks=4,
     validation_blocks=8,
@@ -75,7 +74,7 @@ def test_fatrelu_is_zero_below_its_threshold(tmp_path: Path) -> None:
     found = made(config, model_at(tmp_path), tmp_path)
     whole: Any = load(found)
     for layer in whole.model.layers:
-        layer.mlp.act_fn.forward = lambda x: x * (x >= 0.2)
+        layer.mlp.act_fn.forward = lambda x: x * (x >= relufy.FATRELU_THRESHOLD)
     with torch.no_grad():
         expected = whole(input_ids=torch.from_numpy(TOKENS).long()).logits.numpy()
     assert np.abs(LayerStream(found).logits(TOKENS) - expected).max() < 1e-5
@@ -83,7 +82,7 @@ def test_fatrelu_is_zero_below_its_threshold(tmp_path: Path) -> None:
         made(QUICK.model_copy(update={"relufy_steps": 1}), model_at(tmp_path / "b"), tmp_path, "r")
     )
     again = ingest.run(IngestConfig(model=found.folder), Workspace(tmp_path / "again", "test"))
-    assert (again.spec.hidden_act, again.spec.activation_threshold) == ("fatrelu", 0.2)
+    assert (again.spec.hidden_act, again.spec.activation_threshold) == ("fatrelu", relufy.FATRELU_THRESHOLD)
     assert settings.resolve({"model": found.folder}).model.exact_zeros
 
 
@@ -262,8 +261,6 @@ def test_the_dag_knows_that_zeros_will_be_exact(tmp_path: Path) -> None:
     folder = str(tmp_path / "checkpoint")
     assert not settings.resolve({"model": folder}).model.exact_zeros
     assert settings.resolve({"model": folder, "relufy": "relu2", "method": "relu"}).model.exact_zeros
-    with pytest.raises(ColdpressError, match="relufy_threshold"):
-        settings.resolve({"model": folder, "relufy": "fatrelu", "relufy_threshold": 0})
 
 
 @pytest.mark.parametrize(

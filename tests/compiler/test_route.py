@@ -70,7 +70,7 @@ class Built:
     def routed(self, plan: Plan, **settings: Any) -> Plans:
         """Runs the stage."""
         plans = self.plans.model_copy(update={"plans": (plan,)})
-        asked = {"routing": "cache_prior", "compute_dtype": "float32", "routing_tokens": self.tokens.size}
+        asked = {"routing": "cache_prior", "compute_dtype": "float32"}
         config = RouteConfig(**asked | settings)
         shared = (self.layout, self.order, self.placement, self.device, self.corpus)
         return route.run(config, self.source.model, self.sparsity, plans, *shared, threads=2)

@@ -154,7 +154,7 @@ def compiled(source: Source, case: Case, folder: Path) -> Path:
     chosen |= case.options
     # nothing is pinned, since the evaluation models caches only
     chosen |= {"pinned_share": 0, "dram_budget": _budget_bytes(source, case, selector)}
-    chosen |= {"predictor_steps": 20, "search_tokens": 64} if selector.NEEDS_PREDICTORS else {"search_tokens": 64}
+    chosen |= {"search_tokens": 64}
     config = resolve({"model": str(source.folder / "tiny"), **chosen})
     folder.mkdir(parents=True)
     save_record(config.device, folder / "device.json")

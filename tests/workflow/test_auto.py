@@ -51,7 +51,7 @@ def test_auto_is_sparse_where_that_pays_and_dense_where_not(workflow: Workflow, 
 def test_the_search_counts_on_the_codes_of_the_build(workflow: Workflow, tmp_path: Path) -> None:
     """Other codes are explored anew, and the artifact has those that were explored."""
     model = write_model(tmp_path / "tiny", num_hidden_layers=1, hidden_size=64, intermediate_size=160)
-    shared = {"method": "auto", "preflight": "off", "explore_tokens": 256, "gram_tokens": 256, "max_ppl_ratio": "off"}
+    shared = {"method": "auto", "preflight": "off", "explore_tokens": 256, "max_ppl_ratio": "off"}
     auto = workflow.at(tmp_path, model=model, **shared)
     auto.build(algorithm="nested")
     assert auto.planned(algorithm="nested") == {}

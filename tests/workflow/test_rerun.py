@@ -36,7 +36,6 @@ def test_a_second_run_does_nothing(built: Workflow) -> None:
         # calibration has looked at what every method needs
         ({"method": "relu"}, (ALLOCATED | {"preflight"}) - {"predict", "size"}),
         ({"device": "oneplus12"}, ALLOCATED | {"preflight", "device"}),
-        ({"target_recall": 0.9}, {"predict", "size", "plan", "preflight"} | PACKAGED),
         ({"predictor_tolerance": 0.01}, {"size", "plan", "preflight"} | PACKAGED),
         ({"pinned_share": 0.5}, {"place", "preflight"} | ORDERED),
         ({"preload": "auto"}, {"plan", "preflight"} | PACKAGED),

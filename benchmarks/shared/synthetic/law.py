@@ -40,7 +40,6 @@ class Law(NamedTuple):
     """How the units of a part are used."""
 
     chances: np.ndarray
-    """See `frequencies`."""
     keep: float
     """A group's probability to stay as it is."""
 

@@ -36,7 +36,7 @@ from coldpress.compiler.stages.allocate._finalists import completed
 from coldpress.compiler.stages.allocate._ladder import with_ladder
 from coldpress.compiler.stages.allocate._quality import Floor
 from coldpress.compiler.stages.allocate._replay import Replays, setting_of
-from coldpress.compiler.stages.allocate._rules import Inputs
+from coldpress.compiler.stages.allocate._rules import ALLOCATION_TOKENS, Inputs
 from coldpress.compiler.stages.allocate._searched import Searched, searched
 from coldpress.compiler.stages.allocate._task import Rule
 from coldpress.runtime.cache import CachePolicy
@@ -122,11 +122,11 @@ def run(
         taken = tuple(BudgetChoice(config.model_copy(update={"dram_budget": budget})) for budget in budgets)
     largest, *smaller = _rungs(taken, inputs)
     sparsity = with_ladder(largest, smaller).model_copy(update={"curves": found})
-    _log(sparsity, inputs, config.overprediction)
+    _log(sparsity, inputs)
     return sparsity
 
 
-def _log(sparsity: Sparsity, inputs: Inputs, overprediction: float) -> None:
+def _log(sparsity: Sparsity, inputs: Inputs) -> None:
     """Logs the division of the budget, and the speed to expect."""
     budget = sparsity.budget
     LOG.info(
@@ -139,7 +139,7 @@ def _log(sparsity: Sparsity, inputs: Inputs, overprediction: float) -> None:
         LOG.info("allocate: %s densities %s", densities.family, " ".join(f"{d:.3f}" for d in densities.per_layer))
     token_s = sparsity.tried[0].token_s if sparsity.tried else None
     if token_s is None:
-        token_s = Replays(inputs, overprediction).of(sparsity).token_s
+        token_s = Replays(inputs).of(sparsity).token_s
     LOG.info("allocate: about %.1f tokens/s on %s", 1 / token_s, inputs.device.name)
 
 
@@ -157,7 +157,7 @@ def needs(build: "Build") -> StageNeeds:
         seconds += build.TORCH_S + NEEDED_SHARE * passes.runtime_s
     if not variants:
         return StageNeeds(stage="allocate", ram_bytes=passes_bytes, disk_bytes=disk_bytes, runtime_s=seconds)
-    tokens = min(max(settings["allocation_tokens"], build.block_tokens), build.num_tokens)
+    tokens = min(max(ALLOCATION_TOKENS, build.block_tokens), build.num_tokens)
     hidden = (2 * variants + 1) * 4 * tokens * spec.hidden_size
     logits = COMPARED_LOGIT_BYTES * build.block_tokens * spec.vocab_size
     ram_bytes = build.TORCH_BYTES + build.layer_weights_bytes + build.running_bytes(8) + hidden + logits

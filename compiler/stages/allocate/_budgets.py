@@ -69,7 +69,7 @@ def searched_together(
     The best of each is the choice of the build of them all: within the one selector and the formats that suit them
     together. If nothing fits one of the budgets, each is searched alone, and the build is refused.
     """
-    replays = replays or Replays(inputs, config.overprediction)
+    replays = replays or Replays(inputs)
     alone = [
         searched(config.model_copy(update={"dram_budget": budget}), inputs, floor, narrowed, replays)
         for budget in budgets

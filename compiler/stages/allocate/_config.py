@@ -11,7 +11,6 @@ from coldpress.compiler.shared_settings import (
     CacheSetting,
     DraftSetting,
     MethodSetting,
-    OverpredictionSetting,
     QualitySetting,
     RoutingLimitSetting,
 )
@@ -22,8 +21,6 @@ from coldpress.schemas.config import Key
 from coldpress.schemas.families import FormatName
 from coldpress.schemas.layout import KvCacheFormat
 
-UNIFORM_BITS = "uniform"
-
 
 class AllocateConfig(
     AllocationConfig,
@@ -32,7 +29,6 @@ class AllocateConfig(
     CacheSetting,
     DraftSetting,
     RoutingLimitSetting,
-    OverpredictionSetting,
     QualitySetting,
 ):
     """Settings of `allocate`."""
@@ -41,10 +37,8 @@ class AllocateConfig(
         "explore",
         "explore_tokens",
         "algorithm",
-        "gram_tokens",
         "max_ppl_ratio",
         "min_tokens_per_s",
-        "coarse_bits",
         "routing",
         "routing_kl",
     )
@@ -57,12 +51,7 @@ class AllocateConfig(
             auto=True,
             default=f"`auto` with method=auto, else {DEFAULT_FORMAT}",
         ),
-    ] = Field(default=DEFAULT_FORMAT, description="how weights are stored")
-    coarse_bits: Annotated[Literal["auto", "uniform"], Key()] = Field(
-        default="auto",
-        description="auto: with method=auto, try more bits in DRAM for the matrices that gain most (int4_3_1 for "
-        "int4_2_2), which needs layers_per_group=1; uniform: equal bits everywhere",
-    )
+    ] = Field(default=DEFAULT_FORMAT, description="how weights are stored; named to fix bytes and quality")
     dram_budget: Annotated[DramBudget, Key(default="the device's")] = Field(
         description="bytes, 3GB, 1.5GiB, or a share such as 50% of what weights and KV cache take in the build's "
         "formats, plus fixed bookkeeping; several as 1GB,2GB,4GB give one artifact with a plan for each; the largest "
@@ -76,7 +65,7 @@ class AllocateConfig(
         "that reaches them",
     )
     context_length: Annotated[PositiveCount, Key(default="the model's, at most 1024")] = Field(
-        description="tokens that the KV cache holds; it is part of the budget"
+        description="tokens that the KV cache holds; it is part of the budget; longer for long chats and documents"
     )
     kv_cache: Annotated[
         Literal["auto", KvCacheFormat], Key(auto=True, default=f"`auto` with method=auto, else {DEFAULT_KV_CACHE}")
@@ -90,13 +79,15 @@ class AllocateConfig(
         gt=0,
         le=1,
         description="share of the MLP's weights that a token uses; in a mixture, of the routed experts' weights; with "
-        "attention=true, of attention's, too",
+        "attention=true, of attention's, too; given to fix the trade of quality for speed",
     )
     predictor_format: Annotated[FormatName, Key(plugins="coldpress.runtime.quantization")] = Field(
-        default="int8_group32", description="how predictors are stored"
+        default="int8_group32", description="how predictors are stored; fp16 where their rounding shows"
     )
     layers_per_group: Annotated[PositiveCount, Key()] = Field(
-        default=1, description="consecutive layers whose units lie together on flash"
+        default=1,
+        description="consecutive layers whose units lie together on flash; several to read across layers, as "
+        "ActiveFlow does",
     )
 
     @property

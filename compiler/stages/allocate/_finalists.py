@@ -128,7 +128,7 @@ class _Rest:
     ) -> tuple[Curves, Mapping[Method, str]]:
         """Returns the curves of the finalists, and why the others are none."""
         self._begin()
-        replays = Replays(replace(self._inputs, curves=self._hoped), self._config.overprediction)
+        replays = Replays(replace(self._inputs, curves=self._hoped))
         while True:
             found = searched_together(self._config, *self._on(self._hoped), budgets, replays=replays)
             taken = {_what(one.best) for one in found if one.best is not None} & self._hopes.keys()

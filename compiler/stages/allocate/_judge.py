@@ -18,7 +18,7 @@ from coldpress.compiler.cost_model import flash_bytes, llm_sparsity, weight_byte
 from coldpress.compiler.dense_run import MOST_DRAFTS
 from coldpress.compiler.search import Candidate, Judged, Space
 from coldpress.compiler.seconds import Token
-from coldpress.compiler.stages.allocate._config import UNIFORM_BITS, AllocateConfig
+from coldpress.compiler.stages.allocate._config import AllocateConfig
 from coldpress.compiler.stages.allocate._division import OverBudgetError, asked_budgets_of, divided
 from coldpress.compiler.stages.allocate._mixtures import mixtures
 from coldpress.compiler.stages.allocate._quality import Floor
@@ -90,7 +90,7 @@ class BudgetJudge:
     def _mixtures(self, formats: Sequence[FormatName]) -> Iterator[Formats]:
         """Yields mixtures of each of `formats` with the next finer format, up to as many finer matrices as fit."""
         config, curves = self._config, self._floor.curves
-        if config.coarse_bits == UNIFORM_BITS or config.layers_per_group > 1:
+        if config.layers_per_group > 1:
             return
         refining = next((name for name in candidates(self._inputs.model.spec, config.options) if _refines(name)), None)
         for name in formats:

@@ -26,6 +26,7 @@ from coldpress.compiler.dense_run import dense_run, draft_costs
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.seconds import Key, Setting
 from coldpress.compiler.sections import make_sections
+from coldpress.compiler.shared_settings import OVERPREDICTION
 from coldpress.compiler.stages.allocate._rules import Inputs
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.decoder.router import Router
@@ -92,7 +93,7 @@ class Chosen(NamedTuple):
 class Replays:
     """Replays divisions of one model; tokens that choose equal units are worked out once."""
 
-    def __init__(self, inputs: Inputs, overprediction: float) -> None:
+    def __init__(self, inputs: Inputs, overprediction: float = OVERPREDICTION) -> None:
         """Takes the stage's inputs.
 
         Args:

@@ -35,6 +35,7 @@ from coldpress.schemas.model import Model, ModelSpec
 
 LOG = logging.getLogger(__name__)
 UNIFORM = "uniform"
+ALLOCATION_TOKENS = 512
 
 
 class AllocationConfig(ComputeConfig):
@@ -43,11 +44,12 @@ class AllocationConfig(ComputeConfig):
     density_allocation: Annotated[str, ConfigKey(plugins="coldpress.compiler.stages.allocate")] = Field(
         default="greedy",
         description="how the density is divided among families and layers, where it is a choice; greedy passes "
-        "allocation_tokens through a model of 32 layers 74 times at half density (hours on two cores at 7B), dip 22 "
-        "times, global_threshold and uniform never",
+        f"{ALLOCATION_TOKENS} tokens through a model of 32 layers 74 times at half density (hours on two cores at "
+        "7B), dip 22 times, global_threshold and uniform never",
     )
-    allocation_tokens: Annotated[PositiveCount, ConfigKey()] = Field(
-        default=512, description="calibration tokens that the loss of densities is measured on; whole blocks"
+    allocation_tokens: PositiveCount = Field(
+        default=ALLOCATION_TOKENS,
+        description="calibration tokens that the loss of densities is measured on; whole blocks",
     )
 
 

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from coldpress.compiler.candidates import formats_for
 from coldpress.compiler.search import Goal, Judged, Search, Space, beam, fastest_dense
 from coldpress.compiler.stages.allocate._config import AllocateConfig
 from coldpress.compiler.stages.allocate._division import OverBudgetError, asked_budgets_of
@@ -78,16 +77,8 @@ def searched(
         DoesNotFitError: if the device has less DRAM than the budget.
     """
     asked_budgets_of(config, inputs.model, inputs.device)
-    replays = replays or Replays(inputs, config.overprediction)
+    replays = replays or Replays(inputs)
     judge = BudgetJudge(config, inputs, floor, replays)
-    for name in sorted({*formats_for(config.format)} - {*judge.formats}):
-        LOG.info(
-            "allocate: %s is no candidate: numpy multiplies it, and the profile of %s has no rate for it; format=%s "
-            "takes it anyway",
-            name,
-            inputs.device.name,
-            name,
-        )
     goal = Goal(None if config.min_tokens_per_s is None else 1 / config.min_tokens_per_s)
     space = narrowed(judge.space)
     return Searched(judge, goal, search, space).within(space)

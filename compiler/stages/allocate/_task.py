@@ -10,9 +10,8 @@ from typing import Protocol
 
 from coldpress.compiler.stages.allocate._magnitudes import Magnitudes
 from coldpress.runtime.plugins import PluginBase
+from coldpress.runtime.store.facts import Key
 
-Key = tuple[int, str]
-"""A layer and a family."""
 Shares = Mapping[Key, float]
 """Density of each family in each layer."""
 

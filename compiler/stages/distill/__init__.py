@@ -45,18 +45,18 @@ class DistillConfig(DeviceSetting, TrainingSetting):
         default={}, description="the recipe's own options, as JSON"
     )
     distill_steps: Annotated[PositiveCount, Key()] = Field(
-        default=80, description="updates of the weights in distillation"
+        default=80, description="updates of the weights in distillation; more for less lost quality"
     )
     learning_rate: Annotated[float, Key()] = Field(
-        default=5e-4, gt=0, description="AdamW's first step size in distillation"
+        default=5e-4, gt=0, description="AdamW's first step size in distillation; lower where the loss is not finite"
     )
-    distill_dense_share: Annotated[float, Key()] = Field(
+    distill_dense_share: float = Field(
         default=0.5,
         ge=0,
         lt=1,
         description="share of the blocks of an update that the student runs without masks, so that it stays good dense",
     )
-    distill_kept_gain: Annotated[float, Key()] = Field(
+    distill_kept_gain: float = Field(
         default=0.9,
         gt=0,
         le=1,

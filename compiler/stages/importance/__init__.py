@@ -46,7 +46,8 @@ class ImportanceConfig(Record):
     imatrix: Annotated[str | None, Key(default="none")] = Field(
         default=None,
         min_length=1,
-        description="a file of llama-imatrix, .gguf or .dat: how much each input counts when scales are chosen",
+        description="a file of llama-imatrix, .gguf or .dat: how much each input counts when scales are chosen; for "
+        "llama.cpp's way of rounding",
     )
 
 

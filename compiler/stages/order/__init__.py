@@ -61,15 +61,13 @@ class OrderConfig(SeedSetting):
         description="how units are ordered on flash; auto: the best on held-out tokens, Algorithm 1 of Ripple unless "
         "another is clearly better",
     )
-    order_tokens: Annotated[PositiveCount | None, Key(default="all")] = Field(
-        default=None, description="calibration tokens that orders are made from, evenly spread"
-    )
     search_tokens: Annotated[PositiveCount, Key()] = Field(
         default=4096,
-        description="last calibration tokens, whose cache misses a search looks at; other counts are of all",
+        description="last calibration tokens, whose cache misses a search looks at; other counts are of all; fewer "
+        "for a quick build",
     )
     counting: Annotated[Literal["cpu", "gpu"], Key()] = Field(
-        default="cpu", description="where co-activation is counted"
+        default="cpu", description="where co-activation is counted; gpu for large models, where there is one"
     )
 
 
@@ -189,7 +187,7 @@ class OrderInputs:
         pinned = self.pinned(group, family)[:, units]
         parts = len(activity.bits) // pinned.shape[1] * size
         demand = Demand(
-            activity=thinned(some, self.config.order_tokens or activity.num_tokens),
+            activity=some,
             pinned=np.logical_and.reduce(pinned.reshape(len(pinned), -1, size), axis=2),
             cache=self.sparsity.cache,
             cache_slots=tuple(self.slots[layer, family] // parts for layer in group),
@@ -239,15 +237,6 @@ def _bits(statistics: FamilyStatistics, num_tokens: int) -> np.ndarray:
         return load_arrays(statistics.arrays, "bits")["bits"]
     whole = np.packbits(np.ones(num_tokens, bool), bitorder="little")
     return np.repeat(whole[None], statistics.num_units, axis=0)
-
-
-def thinned(activity: Activity, max_tokens: int) -> Activity:
-    """Thins to at most `max_tokens` tokens, in evenly spread runs of eight; returns shorter activities unchanged."""
-    if activity.num_tokens <= max_tokens:
-        return activity
-    step = -(-activity.num_tokens // max(8, max_tokens))
-    kept = np.ascontiguousarray(activity.by_layer[:, :, : activity.num_tokens // 8 : step])
-    return replace(activity, bits=kept.reshape(len(kept), -1), num_tokens=8 * kept.shape[2])
 
 
 def _order_family(

@@ -63,6 +63,8 @@ UNIT_RECORD_BYTES = 128
 MAX_BATCH_UNITS = 64
 SINGLE_UNIT_ITEMS = 16384
 """Models with at most this many units are solved unit by unit; batches only save solver time (6.3.3)."""
+PLACE_GAP = 1e-5
+"""Relative distance to the optimum at which placing ends."""
 SHARE_GAP = 1e-3
 """Relative gap that is close enough to the optimum for comparing shares."""
 
@@ -71,13 +73,10 @@ class PlaceConfig(PinnedShareSetting):
     """Settings of `place`."""
 
     place: Annotated[str, Key(plugins="coldpress.compiler.stages.place")] = Field(
-        default="pulp_highs", description="what solves the placement's integer program"
+        default="pulp_highs", description="what solves the placement's integer program; another one to check the first"
     )
-    batch_units: Annotated[PositiveCount | None, Key(default="64, or 1 for models of up to 16384 units")] = Field(
+    batch_units: PositiveCount | None = Field(
         default=None, description="units of similar impact that are placed together"
-    )
-    place_gap: Annotated[float, Key()] = Field(
-        default=1e-5, ge=0, lt=1, description="relative distance to the optimum at which placing ends"
     )
     tiers: str = Field(
         default="dram-flash",
@@ -107,7 +106,7 @@ def run(
     if whole:
         solution = evenly(problem) if _reads_ahead(model, sparsity, device) else whole_layers(problem)
     else:
-        solution = _solve.search(problem, solver, config.place_gap)
+        solution = _solve.search(problem, solver, PLACE_GAP)
     pairs = list(zip(problem.groups, solution.choices, strict=True))
     placement = Placement(
         solver=config.place,

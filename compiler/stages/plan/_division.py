@@ -18,18 +18,15 @@ from coldpress.runtime.plan.budget import Claim, cache_slots
 from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Selector, uses_read_units
 from coldpress.runtime.store.ahead_room import NOTHING, Ahead
+from coldpress.runtime.store.facts import Key
 from coldpress.schemas.base import Options
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
-from coldpress.schemas.families import FamilyName
 from coldpress.schemas.layout import CacheName, Collapse, PartPlan, Plan, Section, SelectorArray
 from coldpress.schemas.model import Model
 from coldpress.schemas.placement import Placement
 from coldpress.schemas.predictors import Predictors
 from coldpress.schemas.sparsity import Sparsity
-
-Key = tuple[int, FamilyName]
-"""Layer and family."""
 
 
 @dataclass(frozen=True)

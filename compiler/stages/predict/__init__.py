@@ -16,7 +16,7 @@ chosen, so that layers train independently.
 import functools
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import Field
@@ -26,10 +26,9 @@ from coldpress.compiler.activity.routing import router_logits, router_of
 from coldpress.compiler.checkpoint.tensors import read_role
 from coldpress.compiler.cost_model import predictor_bytes, whole_rank
 from coldpress.compiler.io import Workspace, load_arrays
-from coldpress.compiler.shared_settings import OverpredictionSetting, SeedSetting
+from coldpress.compiler.shared_settings import OVERPREDICTION, SeedSetting
 from coldpress.schemas.activations import Activations, LayerStatistics
 from coldpress.schemas.base import PositiveCount
-from coldpress.schemas.config import Key
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import WHOLE_MLP, FamilyName, FormatName, num_units
 from coldpress.schemas.model import Model, matrices
@@ -57,26 +56,18 @@ PREDICTOR_STATE_BYTES = 20
 """Bytes per parameter of a predictor: weights, gradients, two moments and the best weights so far, in float32."""
 SAFER_RECALLS = (0.97, 0.99, 0.997, 0.999)
 """Recalls of a predictor's further thresholds, whatever density they predict."""
+STEPS, BATCH_TOKENS = 120, 256
+"""Updates of each predictor that is trained, and the tokens of each."""
+TARGET_RECALL = 0.99
+"""Share of the active units that the largest predictor tried should find."""
+HELD_OUT_SHARE = 0.2
+"""Share of the calibration tokens kept for choosing predictors and for judging them."""
 
 
-class PredictConfig(SeedSetting, OverpredictionSetting):
+class PredictConfig(SeedSetting):
     """Settings of `predict`."""
 
-    target_recall: Annotated[float, Key()] = Field(
-        default=0.99, gt=0, le=1, description="share of the active units that the largest predictor tried should find"
-    )
-    predictor_steps: Annotated[PositiveCount, Key()] = Field(
-        default=120, description="updates of each predictor that is trained"
-    )
-    predictor_batch_tokens: Annotated[PositiveCount, Key()] = Field(
-        default=256, description="tokens per update of a predictor"
-    )
-    held_out_share: Annotated[float, Key()] = Field(
-        default=0.2,
-        gt=0,
-        lt=1,
-        description="share of the calibration tokens kept for choosing predictors and for judging them",
-    )
+    predictor_steps: PositiveCount = Field(default=STEPS, description="updates of each predictor that is trained")
 
 
 def run(
@@ -123,14 +114,14 @@ def run(
 def needs(build: "Build") -> StageNeeds:
     """Returns what training takes: inputs, labels and bits of all tokens, the gate matrix, a predictor and its moments,
     scores."""
-    spec, tokens, settings = build.model.spec, build.num_tokens, build.settings["predict"]
+    spec, tokens = build.model.spec, build.num_tokens
     labels = spec.intermediate_size * (spec.num_experts_per_tok + (2 if spec.is_mixture else 1))
     data = tokens * (6 * spec.hidden_size + labels) + tokens * num_units(WHOLE_MLP, spec) // 8
     gate = 2 * 4 * spec.hidden_size * num_units(WHOLE_MLP, spec)
-    batch = min(settings["predictor_batch_tokens"], tokens)
+    batch = min(BATCH_TOKENS, tokens)
     scores = 4 * 4 * max(batch, tokens // 10) * spec.intermediate_size * spec.num_experts_per_tok
     ram_bytes = build.TORCH_BYTES + data + gate + PREDICTOR_STATE_BYTES * build.largest_predictor + scores
-    trained = build.largest_predictor * batch * settings["predictor_steps"]  # of all sizes, few reach the largest
+    trained = build.largest_predictor * batch * STEPS  # of all sizes, few reach the largest
     seconds = build.TORCH_S + build.layers_per_job * build.compute_s(6 * trained)
     return StageNeeds(
         stage="predict", ram_bytes=ram_bytes, disk_bytes=build.LADDER_SHARE * build.predictor_bytes, runtime_s=seconds
@@ -198,7 +189,7 @@ class Trainer:
 
         inputs, bits = _data(activations, entry, family)
         experts = _experts(model, entry.layer, inputs, bits) if model.spec.is_mixture else None
-        parts = training.split(inputs, bits, config.held_out_share, experts)
+        parts = training.split(inputs, bits, HELD_OUT_SHARE, experts)
         self.fitted, self.chosen_by, self.judged_on = parts
         self._config, self._model, self._layer = config, model, entry.layer
         self._exact_zeros, self._format, self._work = activations.exact_zeros, format_name, work
@@ -232,8 +223,8 @@ class Trainer:
             self.fitted,
             self.chosen_by,
             self._config.predictor_steps,
-            self._config.predictor_batch_tokens,
-            self._config.target_recall,
+            BATCH_TOKENS,
+            TARGET_RECALL,
             self._config.seed + self._layer,
             self._format,
             self._dtype,
@@ -251,9 +242,9 @@ class Trainer:
         predict too much."""
         from coldpress.compiler.stages.predict import training as training
 
-        found = training.choose_threshold(weights, self.chosen_by, self._config.target_recall)
+        found = training.choose_threshold(weights, self.chosen_by, TARGET_RECALL)
         density = self.chosen_by.density
-        limit = training.limit_threshold(weights, self.chosen_by, self._config.overprediction * density)
+        limit = training.limit_threshold(weights, self.chosen_by, OVERPREDICTION * density)
         first = max(found, limit)
         safer = (training.choose_threshold(weights, self.chosen_by, recall) for recall in SAFER_RECALLS)
         thresholds = sorted({first, *(min(first, threshold) for threshold in safer)}, reverse=True)

@@ -82,8 +82,7 @@ def run(build: Build, model: Model, corpus: Corpus, device: DeviceProfile, folde
 
 def compiled(model: Model | Shapes, settings: Mapping[str, Mapping[str, Any]]) -> Model | Shapes:
     """Returns the model as the stages from `calibrate` on see it."""
-    asked = settings["relufy"]
-    spec = relufy.relufied(model.spec, asked["relufy"], asked["relufy_threshold"])
+    spec = relufy.relufied(model.spec, settings["relufy"]["relufy"])
     return model.model_copy(update={"spec": spec}) if isinstance(model, Model) else replace(model, spec=spec)
 
 

@@ -13,10 +13,9 @@ import functools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from pydantic import Field
 
 from coldpress.compiler.activity.cached_routing import CachedRouting
 from coldpress.compiler.activity.calibration_pass import ComputeConfig, stream_of
@@ -33,8 +32,6 @@ from coldpress.runtime.plan.budget import holds_everything
 from coldpress.runtime.plugins import load
 from coldpress.runtime.routing import EXACT, PACKAGE, Routing
 from coldpress.runtime.sparsity import Selector
-from coldpress.schemas.base import PositiveCount
-from coldpress.schemas.config import Key
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.layout import Layout, Plan, RoutingName
@@ -59,14 +56,12 @@ SMALLEST = 1e-2
 """The lowest level of the first round."""
 WORTH = 0.985
 """A routing must miss less than this share of the exact one's units: other text differs."""
+MOST_TOKENS = 1024
+"""Validation tokens that a routing is settled on; whole blocks, at least one."""
 
 
 class RouteConfig(ComputeConfig, RoutingLimitSetting):
     """Settings of `route`."""
-
-    routing_tokens: Annotated[PositiveCount, Key()] = Field(
-        default=1024, description="validation tokens that a routing is settled on; whole blocks, at least one"
-    )
 
 
 def run(
@@ -84,7 +79,7 @@ def run(
     """Returns the plans with the strengths of their routers; a plan for which routing saves nothing stays as it is."""
     stream, _ = stream_of(config, model, threads)
     blocks = load_arrays(corpus.split("validation").arrays, "tokens")["tokens"]
-    tokens = blocks[: max(1, config.routing_tokens // blocks.shape[1])]
+    tokens = blocks[: max(1, MOST_TOKENS // blocks.shape[1])]
     orders, ranks = built_orders(order), built_ranks(placement, layout.sections)
     found: list[tuple[Plan, PlanChoice]] = []
     for plan, choice, rung in zip(plans.plans, plans.choices, sparsity.rungs, strict=True):
@@ -104,8 +99,8 @@ def run(
 
 def needs(build: "Build") -> StageNeeds:
     """Counts a layer's weights, the hidden states of all variants twice, logits of a block, and the choices."""
-    settings, spec = build.settings["route"], build.model.spec
-    tokens = max(settings["routing_tokens"], build.block_tokens)
+    spec = build.model.spec
+    tokens = max(MOST_TOKENS, build.block_tokens)
     variants = max(len(STRENGTHS), DIVISIONS)
     hidden = (2 * variants + 2) * 4 * tokens * spec.hidden_size
     logits = 4 * 4 * 4 * build.block_tokens * spec.vocab_size

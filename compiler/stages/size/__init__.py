@@ -5,7 +5,7 @@ layer's predictors on the model, one layer at a time, shows which layers are sen
 predictors everywhere, each next byte goes to the layer where it saves most. The search walks this path from few bytes
 to many: it begins where sparsity and skewness suggest, and grows or shrinks the sizes until the perplexity with all
 predictors is just within `tolerance` of that without, or the bytes reach the limit of `allocate`. If even the largest
-sizes are not enough, all thresholds are lowered; predictors then predict more than `overprediction` says. The record
+sizes are not enough, all thresholds are lowered; predictors then predict more than OVERPREDICTION. The record
 lists all measured perplexities.
 
 PowerInfer tunes each layer's hidden size by training anew; it does not say how it treats layers of different
@@ -27,7 +27,6 @@ from coldpress.compiler.io import load_arrays
 from coldpress.compiler.stages.size.search import Options, Sizes, first_that_meets, path_of, scaled_effects
 from coldpress.runtime.plugins import load
 from coldpress.runtime.sparsity import Selector
-from coldpress.schemas.base import PositiveCount
 from coldpress.schemas.config import Key
 from coldpress.schemas.corpus import Corpus
 from coldpress.schemas.errors import ColdpressError
@@ -56,16 +55,18 @@ USUAL_TRIALS = 8
 EFFECT_TOKENS = 1024
 """Tokens for the effect of each layer's predictors alone: that pass holds hidden states of as many variants as
 layers."""
+MOST_TOKENS = 4096
+"""Most tokens of validation text that predictors' sizes are chosen by."""
 
 
 class SizeConfig(ComputeConfig):
     """Settings of `size`."""
 
     predictor_tolerance: Annotated[float, Key()] = Field(
-        default=0.001, ge=0, description="share by which predictors may raise the perplexity of validation text"
-    )
-    predictor_tokens: Annotated[PositiveCount, Key()] = Field(
-        default=4096, description="tokens of validation text that predictors' sizes are chosen by, at most"
+        default=0.001,
+        ge=0,
+        description="share by which predictors may raise the perplexity of validation text; more for smaller "
+        "predictors",
     )
 
 
@@ -93,7 +94,7 @@ def run(
         LOG.info("size: method %s needs no predictors", sparsity.method)
         return Predictors(weights_sha256=model.weights_sha256, layers=())
     blocks = load_arrays(corpus.split("validation").arrays, "tokens")["tokens"]
-    tokens = blocks[: max(1, config.predictor_tokens // blocks.shape[1])]
+    tokens = blocks[: max(1, MOST_TOKENS // blocks.shape[1])]
     stream, _ = stream_of(config, model, threads)
     selector, kept = load("coldpress.runtime.sparsity", Selector, sparsity.method), selector_arrays(sparsity.smallest)
     (family,) = sparsity.families
@@ -112,7 +113,7 @@ def needs(build: "Build") -> StageNeeds:
     networks = 4 * build.LADDER_SHARE * build.largest_predictor
     down = 4 * spec.hidden_size * build.inner_size
     ram_bytes = build.TORCH_BYTES + build.layer_weights_bytes + running + hidden + down + networks
-    wanted = min(build.settings["size"]["predictor_tokens"], build.settings["tokenize"]["evaluation_tokens"])
+    wanted = min(MOST_TOKENS, build.settings["tokenize"]["evaluation_tokens"])
     tokens = spec.num_hidden_layers * EFFECT_TOKENS // 2 + USUAL_TRIALS * wanted  # a layer's variant begins in it
     seconds = build.TORCH_S + build.forward_s(tokens)
     return StageNeeds(stage="size", ram_bytes=ram_bytes, disk_bytes=0, runtime_s=seconds)
@@ -158,8 +159,7 @@ def choose(
     sizes = path[first_that_meets(lambda place: trial.loss(path[place], level) <= allowed, len(path), start)]
     if trial.loss(sizes, level) > allowed:
         LOG.warning(
-            "size: predictors raise the perplexity by %.2f %%, %.2f %% were asked for; more DRAM, a larger "
-            "overprediction or target_recall would help",
+            "size: predictors raise the perplexity by %.2f %%, %.2f %% were asked for; more DRAM would help",
             *(100 * math.expm1(trial.loss(sizes, level)), 100 * tolerance),
         )
     return trial.record(sizes, level)

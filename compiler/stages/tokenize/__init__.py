@@ -62,13 +62,16 @@ class TokenizeConfig(SeedSetting):
         description="the commit that a hub dataset is read at, or a branch, which the first build pins to a commit",
     )
     calibration_tokens: Annotated[PositiveCount, Key()] = Field(
-        default=8192, description="most tokens of calibration text"
+        default=8192,
+        description="most tokens of calibration text; more for sharper statistics, fewer for a quick build",
     )
     evaluation_tokens: Annotated[PositiveCount, Key()] = Field(
-        default=4096, description="most tokens of validation text, and of test text"
+        default=4096, description="most tokens of validation text, and of test text; more where quality must be certain"
     )
     block_tokens: Annotated[PositiveCount, Key()] = Field(
-        default=256, description="tokens of a block, cut to the model's context where that is shorter"
+        default=256,
+        description="tokens of a block, cut to the model's context where that is shorter; longer for texts that "
+        "depend on what came long before",
     )
 
 

@@ -80,7 +80,11 @@ class VerifyConfig(Record):
     test_tokens: Annotated[
         int | None,
         Key(default="four blocks; more if the ratio of perplexities is uncertain by 1 %, for large models fewer"),
-    ] = Field(default=None, ge=2, description="tokens of test text that are decoded, in whole blocks")
+    ] = Field(
+        default=None,
+        ge=2,
+        description="tokens of test text that are decoded, in whole blocks; more for a closer figure",
+    )
 
 
 def run(

@@ -16,7 +16,6 @@ class ReadLengths(Observer):
         self._counts = Counter[int]()
 
     def began(self, purpose: Purpose, batch: ReadBatch) -> None:
-        """See `Observer`."""
         if purpose in DECODING:
             self._counts.update(batch.extents.lengths.tolist())
 
