@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help env demo docs test check lint benchmarks
+.PHONY: help env demo docs test check lint types style readme benchmarks
 
 PYTHON ?= python3
 BIN := $(CURDIR)/.venv/bin
@@ -21,6 +21,7 @@ help:
 	@echo "make demo    compile the demonstration model for a phone and run it"
 	@echo "make test    run the tests but the slow ones (about a quarter of an hour on two cores)"
 	@echo "make check   style, types, import contracts, and all tests"
+	@echo "make readme  run the commands of README, those of models of the hub against a stand-in"
 	@echo "make docs    the documentation as a site, in site/"
 	@echo "make benchmarks    measure the figures whose code has changed, on a quiet machine"
 	@echo "make env     only create .venv; the others do it by themselves"
@@ -70,6 +71,9 @@ docs: $(STAMP)
 test: $(STAMP)
 	@pytest -n 2 -m "not slow"
 
+readme: $(STAMP)
+	@pytest -n 0 tests/workflow/test_hub.py tests/docs/test_commands.py -k "test_hub or README"
+
 # More workers than two cores: slow tests wait for disks, kills and schedulers.
 check: lint
 	@pytest -n 3
@@ -77,10 +81,15 @@ check: lint
 benchmarks: $(STAMP)
 	@snakemake -s benchmarks/Snakefile --cores all --keep-going
 
-lint: $(STAMP)
+# The type checker takes as long as all else together, so it comes first where make runs two at a time.
+lint: types style
+
+types: $(STAMP)
+	pyright
+
+style: $(STAMP)
 	ruff check .
 	ruff format --check .
-	pyright
 	lint-imports
 	snakefmt --check Snakefile rules benchmarks/Snakefile
 	codespell

@@ -1,6 +1,7 @@
 """The commands of README and of the tutorials run, and print what the page shows.
 
 Every page has a folder of its own, with links to the checkout and a copy of one build of the demonstration model.
+`make test` leaves them out; `.ci/run` runs README.
 """
 
 import os
@@ -22,8 +23,6 @@ from tests.support.shown import ANY_LINES, difference, plain
 from tests.support.workflow import COPIED, Server, Workflow
 
 PAGES = ("README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "tutorials").glob("*.md")))
-QUICK = ("README.md", "docs/tutorials/first-artifact.md")
-"""Pages that `make test` runs; the others build more."""
 EXEMPTIONS = {
     "README.md": [
         "CI runs it, since it downloads a model",
@@ -86,11 +85,8 @@ def steps_of(name: str) -> list[Step]:
     return steps((ROOT / name).read_text(encoding="utf-8"))
 
 
-def marked(names: tuple[str, ...]) -> list[object]:
-    return [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in names]
-
-
-@pytest.mark.parametrize("name", marked(PAGES))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAGES)
 def test_the_commands_of_a_page_print_what_it_shows(name: str, printed_by: Callable[[str], Printed]) -> None:
     found = printed_by(name)
     assert found.exit_code == 0, f"{name}, line {found.failed_line}:\n{found.texts.get(found.failed_line)}"
@@ -105,7 +101,8 @@ def test_the_commands_of_a_page_print_what_it_shows(name: str, printed_by: Calla
     assert not wrong, "\n".join(f"{place}\n{differs}" for place, differs in wrong.items())
 
 
-@pytest.mark.parametrize("name", marked(PAGES))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAGES)
 def test_another_word_in_any_shown_line_is_noticed(name: str, printed_by: Callable[[str], Printed]) -> None:
     """What a page shows is compared line by line."""
     if platform.python_version() != python_of_the_pages():

@@ -74,13 +74,13 @@ class Server:
         try:
             if self._snakemake is None:
                 self._snakemake = self._started(str(SERVER), str(self._tree))
-            python = self._python() if has_jobs else sys.executable
+            python = self.python() if has_jobs else sys.executable
             return int(_answer(self._snakemake, json.dumps(request | {"python": python})))
         except BaseException:
             self.stop()
             raise
 
-    def _python(self) -> str:
+    def python(self) -> str:
         """Returns the program that snakemake uses as Python: it asks the process with the stages to run a job.
 
         The installed commands lie beside it, as beside any Python.

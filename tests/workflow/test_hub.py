@@ -1,6 +1,7 @@
 """The command of the README, as it stands there, against a stand-in of the hub on this machine.
 
 The client is the real one; the model is a small Mistral with as many layers as the real one, under the real one's name.
+Snakemake and the jobs that ask the hub are new interpreters, which read where it is; the other jobs are forked.
 """
 
 import os
@@ -21,10 +22,14 @@ from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.schemas.corpus import Corpus
 from tests.support.hub import Hub, Repository, serving, write_wikitext
 from tests.support.models import write_model
-from tests.support.workflow import Workflow
+from tests.support.workflow import STRIP_EDITABLE, Workflow
 
 COMMAND = ("snakemake", "--config", "model=mistral-7b", "device=pixel6")
 BREAKS_BYTES = 1 << 20
+PYTHON = """#!/bin/sh
+case "$3" in ingest | tokenize) exec {python} "$@" ;; esac
+exec {warm} "$@"
+"""
 RECORD_CHARS = 200
 
 
@@ -64,7 +69,19 @@ def build(clone: Workflow, url: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in clone.environment().items() if not name.startswith("HF_")}
     environment |= {"HF_ENDPOINT": url, "HF_HOME": str(folder / "hub"), "OMP_NUM_THREADS": "1"}
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
+    environment["PYTHONPATH"] = os.pathsep.join([str(site_of_jobs(clone)), environment["PYTHONPATH"]])
     return subprocess.run(COMMAND, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def site_of_jobs(clone: Workflow) -> Path:
+    """Returns a folder for PYTHONPATH, in which Python takes the program of this test for itself."""
+    folder = clone.folder / ".site"
+    folder.mkdir(exist_ok=True)
+    python = folder / "python"
+    python.write_text(PYTHON.format(python=sys.executable, warm=clone.server.python()))
+    python.chmod(0o755)
+    (folder / "sitecustomize.py").write_text(f"{STRIP_EDITABLE}sys.executable = {str(python)!r}\n")
+    return folder
 
 
 @pytest.mark.slow
