@@ -19,9 +19,11 @@ TEMPLATE = (
 Say = Callable[..., int]
 
 
-@pytest.fixture
-def artifact(tmp_path: Path) -> str:
-    return str(speaking_artifact(tmp_path, context_length=512, template=TEMPLATE, max_position_embeddings=512).path)
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> str:
+    shape = {"num_hidden_layers": 2, "max_position_embeddings": 128}
+    folder = tmp_path_factory.mktemp("speaking")
+    return str(speaking_artifact(folder, context_length=128, template=TEMPLATE, **shape).path)
 
 
 @pytest.fixture

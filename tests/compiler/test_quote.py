@@ -54,13 +54,12 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "DRAWN_TOKENS", 24)
 
 
-@pytest.fixture
-def config_alone(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def config_alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with config.json and nothing else."""
-    folder = write_model(tmp_path / "made", num_hidden_layers=LAYERS, hidden_size=256, intermediate_size=640)
-    alone = tmp_path / "alone"
-    alone.mkdir()
-    (alone / "config.json").write_bytes((folder / "config.json").read_bytes())
+    made, alone = tmp_path_factory.mktemp("made"), tmp_path_factory.mktemp("alone")
+    write_model(made, num_hidden_layers=LAYERS, hidden_size=256, intermediate_size=640)
+    (alone / "config.json").write_bytes((made / "config.json").read_bytes())
     return alone
 
 

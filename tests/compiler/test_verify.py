@@ -21,7 +21,6 @@ from coldpress.compiler.stages import ingest
 from coldpress.compiler.stages.verify import (
     QUESTION,
     VerifyConfig,
-    beside,
     blocks_of_test_text,
     decoded,
     first_words,
@@ -29,6 +28,7 @@ from coldpress.compiler.stages.verify import (
     run,
     write_sample,
 )
+from coldpress.compiler.stages.verify.beside import process_bytes
 from coldpress.compiler.stages.verify.decoded import Replayed, adapting, decode
 from coldpress.compiler.stages.verify.dense import Compared, DenseComparison
 from coldpress.compiler.stages.verify.divergence import SourceComparison
@@ -58,6 +58,17 @@ def build(tmp_path_factory):
     made = Build(tmp_path_factory.mktemp("verify"), method="topk", spec=SPEC)
     made.package()
     return made
+
+
+@pytest.fixture(scope="module")
+def verified(build):
+    return run(CONFIG, build.model, build.model, build.corpus, build.record)
+
+
+@pytest.fixture(autouse=True)
+def _no_process_of_its_own(monkeypatch):
+    """The memory of a process is measured for `verified` and where it is asked for: starting one takes long."""
+    monkeypatch.setattr("coldpress.compiler.stages.verify.process_bytes", lambda _: 1)
 
 
 @pytest.mark.parametrize("cache", ["lru", "lfu", "static"])
@@ -128,10 +139,9 @@ def test_a_layer_without_a_predictor_uses_all_its_units(tmp_path, predictor_form
     assert all(1 <= size < SPEC.intermediate_size for layer, size in sizes if layer == 1)
 
 
-def test_the_perplexity_of_the_source_is_that_of_transformers(build):
+def test_the_perplexity_of_the_source_is_that_of_transformers(build, verified):
     transformers = pytest.importorskip("transformers")
     torch = pytest.importorskip("torch")
-    found = run(CONFIG, build.model, build.model, build.corpus, build.package())
     model = transformers.AutoModelForCausalLM.from_pretrained(build.model.folder, dtype=torch.float32)
     (test,) = (part for part in build.corpus.splits if part.split == "test")
     tokens = load_arrays(test.arrays, "tokens")["tokens"]
@@ -139,20 +149,19 @@ def test_the_perplexity_of_the_source_is_that_of_transformers(build):
     blocks = torch.from_numpy(tokens[:2].astype(np.int64))  # 64 tokens of test text
     with torch.no_grad():
         loss = model(input_ids=blocks, labels=blocks).loss
-    assert found.ppl_source == pytest.approx(float(loss.exp()), rel=1e-4)
+    assert verified.ppl_source == pytest.approx(float(loss.exp()), rel=1e-4)
 
 
-def test_what_other_weights_cost_is_held_against_the_original(build, tmp_path):
+def test_what_other_weights_cost_is_held_against_the_original(build, verified, tmp_path):
     """The artifact is of another model, as after `relufy`: sound, and far from the source."""
     spec = SPEC.model_copy(update={"hidden_act": "silu"})
     other = Build(tmp_path, method="dense", format_name="fp16", spec=spec)
     found = run(CONFIG, other.model, build.model, other.corpus, other.package())
     alone = run(CONFIG, other.model, other.model, other.corpus, other.package())
-    source = run(CONFIG, build.model, build.model, other.corpus, build.package()).ppl_source
     assert found.max_logit_error == pytest.approx(alone.max_logit_error, rel=0.01)  # as decoded, and as a prompt
     assert found.max_logit_error < 2e-3
     assert found.ppl_artifact == alone.ppl_artifact
-    assert found.ppl_source == source != alone.ppl_source
+    assert found.ppl_source == verified.ppl_source != alone.ppl_source
     assert found.divergence.mean_kld > 100 * alone.divergence.mean_kld
     assert found.top1_agreement < alone.top1_agreement
 
@@ -216,9 +225,9 @@ def test_one_block_says_nothing_of_its_error(build):
     assert np.isnan([found.ppl_source_error, found.ppl_artifact_error, found.ppl_ratio_error]).all()
 
 
-def test_the_sample_is_what_a_user_gets(build):
+def test_the_sample_is_what_a_user_gets(build, verified):
     """The same prompt and options on the command line give the same text."""
-    sample = run(CONFIG, build.model, build.model, build.corpus, build.package()).sample
+    sample = verified.sample
     assert sample is not None
     command = run_command([sys.executable, "-m", "coldpress"], str(build.artifact), sample) + " --json"
     done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -443,17 +452,17 @@ def test_agreement_is_with_the_source(build):
     assert error == pytest.approx(statistics.stdev(same.tolist()) / math.sqrt(2))
 
 
-def test_the_record_says_on_what_text_it_stands(build):
-    found = run(CONFIG, build.model, build.model, build.corpus, build.package()).protocol
+def test_the_record_says_on_what_text_it_stands(build, verified):
+    found = verified.protocol
     test = build.corpus.split("test")
     assert found.tokens_sha256 == hashlib.sha256(Path(test.arrays.array_file).read_bytes()).hexdigest()
     assert (found.context_length, found.stride) == (32, test.block_tokens)
     assert (found.corpus, found.text_sha256) == (build.corpus.name, build.corpus.text_sha256)
 
 
-def test_the_record_says_what_a_dense_run_would_take(build):
+def test_the_record_says_what_a_dense_run_would_take(build, verified):
     """In the artifact's format, within its plan's budget: every unit is read or pinned."""
-    found = run(CONFIG, build.model, build.model, build.corpus, build.package()).dense
+    found = verified.dense
     assert found is not None
     unit_bytes = 3 * 2 * 34  # a row of gate, a row of up and a column of down, 64 values each in groups of 34 bytes
     everything = SPEC.num_hidden_layers * SPEC.intermediate_size * unit_bytes
@@ -522,10 +531,11 @@ def test_read_lengths_by_hand():
     ]  # fmt: skip
 
 
-def test_the_memory_beside_the_budget_is_that_of_a_process_alone(build):
+def test_the_memory_beside_the_budget_is_that_of_a_process_alone(build, verified):
     """More than a bare interpreter with numpy takes, and no part of what this process holds besides."""
     held = np.ones(1 << 28, np.uint8)  # 256 MiB that a child must not inherit
-    found = beside.process_bytes(str(build.artifact))
+    found = process_bytes(str(build.artifact))
+    assert verified.process_bytes == pytest.approx(found, rel=0.1)
     script = "import numpy; from coldpress.runtime.plan.memory import rss_bytes; print(rss_bytes())"
     bare = int(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout)
     assert bare < found < held.nbytes
@@ -533,7 +543,7 @@ def test_the_memory_beside_the_budget_is_that_of_a_process_alone(build):
 
 def test_a_process_that_cannot_measure_itself_is_a_sentence(tmp_path):
     with pytest.raises(ColdpressError, match="the process that measures its own memory ended with code 1"):
-        beside.process_bytes(str(tmp_path / "nowhere"))
+        process_bytes(str(tmp_path / "nowhere"))
 
 
 def test_a_file_that_the_manifest_does_not_list_is_refused(tmp_path):
@@ -574,5 +584,5 @@ def test_every_plan_is_measured_as_a_user_of_its_budget_has_it(tmp_path):
     assert all(plan.dram_used_bytes <= plan.dram_budget_bytes for plan in found.plans)
 
 
-def test_one_plan_alone_has_no_table(build):
-    assert run(CONFIG, build.model, build.model, build.corpus, build.record).plans == ()
+def test_one_plan_alone_has_no_table(verified):
+    assert verified.plans == ()
