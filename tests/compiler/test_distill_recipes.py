@@ -29,7 +29,7 @@ from tests.support.statistics import model_of, workspace
 LORA = QUICK.model_copy(update={"recipe": "lora", "options": {"lora_rank": 8, "lora_alpha": 16}, "learning_rate": 5e-3})
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+@pytest.fixture(scope="module", params=[pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def adapted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     """(source, distilled with adapters)."""
     folder = tmp_path_factory.mktemp("adapted")

@@ -217,6 +217,7 @@ def refining(sparsity: Sparsity) -> Tried:
     return next(entry for entry in sparsity.tried if entry.method == "refine")
 
 
+@pytest.mark.slow
 def test_a_search_compares_formats_by_layer(tmp_path: Path, wide: Source) -> None:
     """Two bits in all layers need most units refined; the layers that gain, and then few refined units, read less."""
     best = refining(chosen(wide, tmp_path / "a")[1])
@@ -296,7 +297,7 @@ def test_layers_in_groups_keep_one_format(tmp_path: Path, wide: Source) -> None:
 # A build
 
 
-@pytest.mark.parametrize("mixed_formats", [BY_LAYER, BY_MATRIX])
+@pytest.mark.parametrize("mixed_formats", [pytest.param(BY_LAYER, marks=pytest.mark.slow), BY_MATRIX])
 def test_a_build_with_several_formats_is_verified(tmp_path: Path, source: Source, mixed_formats) -> None:
     """Eleven layers through all stages, some matrices with three bits: bytes, text and simulation are checked."""
     path = compiled(source, Case("llama", "refine", COARSE, layer_formats=mixed_formats), tmp_path / "build")
@@ -316,7 +317,7 @@ def test_a_build_with_several_formats_is_verified(tmp_path: Path, source: Source
     assert ratio == pytest.approx(2), "a read costs twice as many units of half the bytes"
 
 
-@pytest.mark.parametrize("mixed_formats", [BY_LAYER, BY_MATRIX])
+@pytest.mark.parametrize("mixed_formats", [pytest.param(BY_LAYER, marks=pytest.mark.slow), BY_MATRIX])
 def test_its_whole_weights_are_those_of_one_format(tmp_path: Path, source: Source, mixed_formats) -> None:
     """A dense run computes the plain format's values, as the evaluation does; more bytes are in DRAM."""
     case = Case("llama", "dense", COARSE, layer_formats=mixed_formats)

@@ -15,7 +15,7 @@ from coldpress.runtime.sparsity import Selector
 from coldpress.runtime.trace import FETCH, Recorder
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
 from tests.support.artifacts import Recipe, build_artifact, small_spec
-from tests.support.methods import suits
+from tests.support.methods import pairs
 
 TOKENS = np.array([3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26])
 NUM_PREFILLED = 4
@@ -52,9 +52,7 @@ def assert_close(found, expected):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-3 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize(
-    ("method", "quantization"), [(method, name) for method in BLIND for name in FORMATS if suits(method, name)]
-)
+@pytest.mark.parametrize(("method", "quantization"), pairs(BLIND, FORMATS))
 def test_tokens_decoded_together_have_the_logits_of_one_after_the_other(method, quantization, tmp_path):
     """To the bit: with everything in memory, products and sums are in one order, whatever is computed together."""
     session = Session(build_artifact(tmp_path / "a", recipe_of(method, quantization, **ALL_IN_DRAM)).path)

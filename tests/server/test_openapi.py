@@ -19,6 +19,7 @@ def small(tmp_path_factory):
     return speaking_artifact(tmp_path_factory.mktemp("small"), context_length=64, template=TEMPLATE, **shape).path
 
 
+@pytest.mark.slow
 def test_random_requests_get_what_the_description_says(small, tmp_path):
     with serving_here(small, max_tokens=4) as server:
         found = schemathesis_run(server.url, tmp_path, ("fuzzing",), 15)

@@ -1,10 +1,12 @@
 """Asks the selectors of runtime/sparsity for families and arrays, for tests that make records and artifacts by hand."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
+import pytest
+from _pytest.mark import ParameterSet
 
 from coldpress.compiler.io import save_arrays
 from coldpress.runtime.plugins import load, names, options_of
@@ -31,6 +33,15 @@ def suits(method: str, format_name: str) -> bool:
     """Returns whether a selector goes with a format: one that refines needs planes, one that leaves units out none."""
     selector, planes = load("coldpress.runtime.sparsity", Selector, method), planes_of(format_name)
     return selector.is_whole or (planes is not None) == selector.IN_PLANES
+
+
+def pairs(methods: Iterable[str], formats: Iterable[str]) -> list[ParameterSet]:
+    """Returns all (selector, format) that go together; those whose names both occur in earlier ones are slow."""
+    seen, found = set[str](), list[ParameterSet]()
+    for pair in ((method, name) for method in methods for name in formats if suits(method, name)):
+        found.append(pytest.param(*pair, marks=pytest.mark.slow if seen.issuperset(pair) else ()))
+        seen.update(pair)
+    return found
 
 
 @functools.cache
