@@ -54,7 +54,7 @@ class HeadFormat(Record):
     format: FormatName
 
 
-class OwnHead(Record):
+class OwnHead(Record, frozen=True):
     """Formats of layers, beside a head in a format of its own."""
 
     layers: LayerFormats

@@ -97,7 +97,7 @@ class Sequence(Continuation):
         return Piece(num_new=len(self.token_ids), error=error)
 
     def _piece(self, token: Token) -> Piece:
-        prompt, self.prompt_logprobs = tuple(self.prompt_logprobs), []
+        prompt, self.prompt_logprobs = tuple(self.prompt_logprobs), list[TokenLogprobs]()
         if not self.wanted.max_new_tokens:
             return Piece(prompt=prompt, finish="length")
         self.add(token)

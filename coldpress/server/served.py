@@ -104,7 +104,7 @@ class Served:
     def sampling(self, drawing: Drawing) -> Sampling:
         """Returns how tokens are drawn; without a seed, anew each time."""
         given = drawing.model_dump(include=set(Sampling.model_fields), exclude_none=True)
-        return Sampling(**{"temperature": 1.0, "seed": secrets.randbits(62), **given})
+        return Sampling.model_validate({"temperature": 1.0, "seed": secrets.randbits(62), **given})
 
     def run(self, several: Several[Wanted]) -> Run:
         """Returns a run of sequences, not submitted yet."""

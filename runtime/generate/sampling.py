@@ -44,7 +44,7 @@ Seed = Annotated[
 ]
 
 
-EXPECTED = {
+EXPECTED: Mapping[str, str] = {
     "greater_than_equal": "at least {ge:g}",
     "greater_than": "more than {gt:g}",
     "less_than_equal": "at most {le:g}",

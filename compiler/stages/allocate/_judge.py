@@ -85,7 +85,7 @@ class BudgetJudge:
     def _heads(self, formats: Formats) -> list[Formats]:
         """Returns formats of layers beside each smaller head; see `Space`."""
         found = self._floor.with_heads(formats, self._inputs.model.spec)
-        return [one for one in found if (head := head_of(one)) is not None and self._has_known_speed(head.format)]
+        return [one for one in found if head_of(one) is not None]
 
     def _mixtures(self, formats: Sequence[FormatName]) -> Iterator[Formats]:
         """Yields mixtures of each of `formats` with the next finer format, up to as many finer matrices as fit."""
