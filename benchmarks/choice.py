@@ -14,7 +14,7 @@ from benchmarks.harness.places import data
 from benchmarks.shared.real_models import MODELS, SHORT, SMALL, file_of, stages
 from coldpress.compiler.io import load_record
 from coldpress.schemas.sparsity import Sparsity
-from tests.support.pipeline import build
+from tests.support.pipeline import build, target
 
 WAYS = ("needed", "whole")
 
@@ -33,14 +33,14 @@ class Options:
 class Plugin(Benchmark[Options]):
     keys = {
         "rows[].way": "value of explore=",
-        "rows[].refused?": "why there is no choice; such a row has no other figure",
+        "rows[].refused?": "why there is no choice",
         "rows[].method?": "selector that was chosen",
         "rows[].format?": "its format",
         "rows[].density?": "its density",
         "rows[].token_s?": "modelled seconds per token",
-        "rows[].explore_s?": "processor seconds of explore; 0 where an earlier budget ran it",
-        "rows[].allocate_s?": "processor seconds of allocate",
-        "speed.*.*": "speed of the default choice over that of explore=whole, by model and share",
+        "rows[].explore_s": "processor seconds of explore; 0 where an earlier budget ran it",
+        "rows[].allocate_s": "processor seconds of allocate; 0 where it refused",
+        "speed.*.*?": "speed of the default choice over that of explore=whole, by model and share",
         "worst_speed?": "least of speed",
         "seconds.*.*": "processor seconds of explore and allocate for all budgets, by way and model",
     }
@@ -62,17 +62,14 @@ class Plugin(Benchmark[Options]):
         }
         folder, started = self.folder / f"{model}-{way}", time.time()
         try:
-            device = build(folder, "allocate", **config)
+            build(folder, "allocate", **config)
+            best = load_record(target(folder, **config) / "allocate.json", Sparsity).tried[0]
+            row: Row = {name: getattr(best, name) for name in ("method", "format", "density", "token_s")}
+            row["format"] = str(row["format"])
         except RuntimeError as error:
-            yield {"refused": str(error).strip().splitlines()[-1]}
-            return
-        best = load_record(device / "allocate.json", Sparsity).tried[0]
-        took = {name: stage["cpu_s"] for name, stage in stages(device, started).items()}
-        yield {
-            **{name: getattr(best, name) for name in ("method", "format", "density", "token_s")},
-            "explore_s": took.get("explore", 0.0),
-            "allocate_s": took["allocate"],
-        }
+            row = {"refused": str(error).strip().splitlines()[-1]}
+        took = {name: stage["cpu_s"] for name, stage in stages(target(folder, **config), started).items()}
+        yield row | {"explore_s": took.get("explore", 0.0), "allocate_s": took.get("allocate", 0.0)}
 
     def figures(self, rows: Rows) -> Figures:
         token_s = {
@@ -93,8 +90,7 @@ def _seconds(rows: Rows) -> dict[str, float]:
     """Returns the processor seconds of explore and allocate, by model."""
     found: dict[str, float] = {}
     for row in rows:
-        took = row.get("explore_s", 0.0) + row.get("allocate_s", 0.0)
-        found[row["model"]] = found.get(row["model"], 0.0) + took
+        found[row["model"]] = found.get(row["model"], 0.0) + row["explore_s"] + row["allocate_s"]
     return found
 
 
