@@ -104,7 +104,7 @@ def rounding_by(algorithm: str, model: Model, folder: Path) -> Rounding:
     if not found.NEEDS_GRAM:
         return Rounding(found)
     corpus = corpus_of_tokens(folder / "corpus", dict.fromkeys(SPLITS, TOKENS))
-    return Rounding(found, add_grams(LayerStream(model), corpus, TOKENS.size, Workspace(folder / "gram", "test")))
+    return Rounding(found, add_grams(LayerStream(model), corpus, Workspace(folder / "gram", "test")))
 
 
 @pytest.mark.parametrize("inputs", [False, True], ids=["neurons", "inputs"])

@@ -206,7 +206,7 @@ def test_a_tensor_the_index_does_not_know_is_read_and_said(
     whole = run(sharded, tmp_path / "whole")
     edit(sharded / INDEX, lambda index: index["weight_map"].pop(EMBED))
     assert run(sharded, tmp_path / "work").weights_sha256 == whole.weights_sha256
-    assert f"the index does not name {EMBED}, which model-00001-of-00003.safetensors has" in caplog.text
+    assert f"the index of the weights does not name {EMBED}, which model-00001-of-00003.safetensors has" in caplog.text
 
 
 def test_a_tensor_in_another_shard_than_the_index_says(sharded: Path, tmp_path: Path) -> None:
