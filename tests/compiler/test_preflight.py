@@ -43,7 +43,6 @@ SETTINGS: dict[str, Any] = {
     "dram_budget": "80%",
     "context_length": 64,
     "calibration_tokens": BLOCKS * BLOCK_TOKENS,
-    "allocation_tokens": BLOCK_TOKENS,
 }
 OWN = ("folder", "shards", "here")
 """Settings of `preflight` that are no keys."""
@@ -71,7 +70,9 @@ def run(model: Model, corpus: Corpus, folder: Path, threads: int = 1, **changes:
     own = {name: value for name, value in changes.items() if name in OWN}
     keys = {**SETTINGS, **{name: value for name, value in changes.items() if name not in OWN}}
     built = resolve({"model": model.folder, **keys})
-    told = {"preflight": built["preflight"], "settings": of_all_stages(built), "inputs": inputs_for(built)}
+    settings = of_all_stages(built)
+    settings["allocate"]["allocation_tokens"] = BLOCK_TOKENS
+    told = {"preflight": built["preflight"], "settings": settings, "inputs": inputs_for(built)}
     config = PreflightConfig(**{"folder": str(folder), **told, **own})
     return preflight.run(config, model, corpus, PIXEL6, folder / "preflight", threads)
 

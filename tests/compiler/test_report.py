@@ -95,7 +95,7 @@ def test_the_budget_is_divided_without_rest(tmp_path, method):
 def test_units_in_planes_are_shown_as_refined(tmp_path):
     """What DRAM holds of them by their high bits is a part of the budget: 10 bytes for 32 weights of the MLP."""
     build = Build(tmp_path, method="refine", format_name="int4_2_2", budget_share=0.95)
-    parts = figures.budget_parts(build.model, build.sparsity.format, build.layout, build.plans)
+    parts = figures.budget_parts(build.model, build.sparsity, build.layout, build.plans)
     assert sum(parts.values()) == build.plans.plans[0].dram_budget_bytes
     assert parts["coarse planes"] == 2 * 72 * 3 * 2 * 10
     _, html = report(build, tmp_path)
@@ -339,7 +339,7 @@ def test_llama_cpp_is_a_row_where_it_was_measured(build, usual, tmp_path):
 def test_the_original_takes_more_dram_than_the_artifact_of_its_bytes(build, tmp_path):
     """Both count bookkeeping, or an artifact would seem to take more than its whole model."""
     whole = figures.all_in_dram(build.model, "int8_group32", 64, "fp16", build.device)
-    parts = figures.budget_parts(build.model, build.sparsity.format, build.layout, build.plans)
+    parts = figures.budget_parts(build.model, build.sparsity, build.layout, build.plans)
     assert whole.dram_bytes > weight_bytes(build.model, "int8_group32") + parts["KV cache"]
 
 

@@ -73,7 +73,9 @@ class Built:
         asked = {"routing": "cache_prior", "compute_dtype": "float32"}
         config = RouteConfig(**asked | settings)
         shared = (self.layout, self.order, self.placement, self.device, self.corpus)
-        return route.run(config, self.source.model, self.sparsity, plans, *shared, threads=2)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(route, "MOST_TOKENS", self.tokens.size)
+            return route.run(config, self.source.model, self.sparsity, plans, *shared, threads=2)
 
     def run(self, plan: Plan) -> tuple[np.ndarray, int]:
         """Decodes the validation text by the runtime; returns the logarithms of its probabilities and the misses."""

@@ -187,4 +187,4 @@ def test_tokens_that_are_none(tmp_path: Path, files: Files, expected: str) -> No
 def test_a_tokenizer_that_is_none_is_said_first(tmp_path: Path) -> None:
     folder = written(tmp_path / "tiny", {"added_tokens.json": {START: 384}})
     edit(folder / "tokenizer.json", lambda tokenizer: tokenizer.update(added_tokens=[5]))
-    assert "tokenizer.json: it has an added token None" in refusal(folder, tmp_path / "work")
+    assert "tokenizer.json: not a tokenizer" in refusal(folder, tmp_path / "work")
