@@ -149,7 +149,9 @@ def serve(answer: Callable[[bytes], Any]) -> None:
     """Answers frames with what `answer` returns for them, until the input ends; the process's argument is cpu_s."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal interrupts the caller too, and the caller ends us
     cpu_s, incoming, outgoing = int(sys.argv[1]), sys.stdin.buffer, sys.stdout.buffer
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    _, most_bytes = resource.getrlimit(resource.RLIMIT_AS)
+    if most_bytes == resource.RLIM_INFINITY or most_bytes > MEMORY_BYTES:  # else the caller's own limit is lower
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     while frame := _next_frame(incoming):
         allowed_s = int(time.process_time()) + cpu_s + len(frame) // BYTES_PER_S

@@ -468,8 +468,12 @@ def test_decoded_tokens_and_logits_equal_those_of_transformers(case: Case) -> No
     for half, limit in ((False, ROUNDED_KEYS), (True, SAME_KEYS)):
         expected = all_logits(case.whole, token_ids.tolist(), half_keys=half)[len(prompt) - 1 :]
         for found in (prefilled, one_by_one):
-            assert np.array_equal(found.argmax(axis=1), expected.argmax(axis=1))
-            np.testing.assert_allclose(found, expected, rtol=0, atol=limit * np.abs(expected).max())
+            error = limit * np.abs(expected).max()
+            np.testing.assert_allclose(found, expected, rtol=0, atol=error)
+            second, first = np.sort(expected, axis=1)[:, -2:].T
+            clear = first - second > 2 * error  # otherwise rounding decides
+            assert clear.sum() > len(clear) / 2
+            assert np.array_equal(found[clear].argmax(axis=1), expected[clear].argmax(axis=1))
 
 
 def test_without_rounding_of_keys_and_values_nothing_differs_from_transformers(

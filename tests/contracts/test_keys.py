@@ -25,16 +25,27 @@ from tools import key_documents
 
 NO_KEYS = {
     "ingest": {"model", "name", "revision", "license", "offline"},
+    "relufy": {"distill_evaluations", "distill_patience", "validation_blocks"},
+    "distill": {
+        "distill_evaluations",
+        "distill_dense_share",
+        "distill_kept_gain",
+        "distill_patience",
+        "validation_blocks",
+    },
+    "allocate": {"allocation_tokens"},
+    "predict": {"predictor_steps"},
     "preflight": {"folder", "settings", "inputs", "shards", "here"},
     "calibrate": {"shard", "num_shards"},
     "recalibrate": {"shard", "num_shards"},
-    "place": {"tiers"},
+    "place": {"tiers", "batch_units"},
     "package": {"artifact"},
     "publish": {"artifact", "metrics", "html", "exported"},
     "report": {"html"},
     "export": {"file"},
 }
-"""Settings that only the workflow knows: paths, shards, and `tiers`, of which the runtime serves one."""
+"""Settings that only the workflow knows: paths, shards, `tiers`, of which the runtime serves one, and what a trial, a
+benchmark or a test makes smaller."""
 PLUGINS = [(package, name) for package in plugin_keys() for name in plugins.names(package)]
 
 

@@ -234,7 +234,7 @@ def test_a_sequence_whose_logits_are_not_finite_fails_alone(here, model, monkeyp
     see = Sequence._see
 
     def poisoned(self, position, logits):
-        if self._num_new >= poisoned_at:
+        if len(self.token_ids) >= poisoned_at:
             logits[:] = np.nan
         see(self, position, logits)
 
