@@ -307,7 +307,6 @@ class Model:
 
 
 def _prompts_of(prompt: Text | Texts) -> tuple[list[Text], bool]:
-    """Returns the prompts, and whether it is one alone."""
     if isinstance(prompt, str):
         return [prompt], True
     given = list(prompt)

@@ -21,14 +21,13 @@ from coldpress.schemas.errors import ColdpressError, UnknownNameError, clipped
 
 
 class PluginBase(ABC):  # noqa: B024 - what is abstract is for each kind to say
-    """What the base classes of all kinds have in common."""
 
     OPTIONS: ClassVar[type[Record]] = Record
     """The settings of one plug-in: a frozen record with a default for every field."""
 
     @classmethod
     def name(cls) -> str:
-        """The plug-in's name in the config: that of its file."""
+        """Returns the plug-in's name in the config: that of its file."""
         return cls.__module__.rpartition(".")[2]
 
 
@@ -38,14 +37,14 @@ Settings = TypeVar("Settings", bound=Record)
 
 @functools.cache  # an artifact's manifest names plug-ins a hundred thousand times
 def names(package: str) -> tuple[str, ...]:
-    """The plug-ins of a package such as `coldpress.runtime.cache`: its public modules, sorted. Imports none of them."""
+    """Returns the public modules of a package such as `coldpress.runtime.cache`, sorted. Imports none of them."""
     spec = importlib.util.find_spec(package)
     found = pkgutil.iter_modules((spec and spec.submodule_search_locations) or [])
     return tuple(sorted(module.name for module in found if not module.name.startswith("_")))
 
 
 def load_class(package: str, kind: type[Kind], name: str) -> type[Kind]:
-    """The class of the plug-in `name` of `package`, which extends `kind`.
+    """Returns the class of the plug-in `name` of `package`, which extends `kind`.
 
     Raises:
         UnknownNameError: if there is no such file; the text lists the choices.
@@ -58,7 +57,7 @@ def load_class(package: str, kind: type[Kind], name: str) -> type[Kind]:
 
 
 def load(package: str, kind: type[Kind], name: str) -> Kind:
-    """The one shared object of the plug-in `name` of `package`, an instance of `kind`. Raises as `load_class`."""
+    """Returns the one shared object of a plug-in, an instance of `kind`. Raises as `load_class`."""
     found = _shared(_class(package, name))
     if not isinstance(found, kind):
         raise ColdpressError(f"{package}.{name}: the class Plugin does not extend {kind.__name__}; let it extend that")
@@ -85,7 +84,7 @@ def _shared(plugin: type[PluginBase]) -> PluginBase:
 
 
 def options_of(plugin: PluginBase | type[PluginBase], values: Mapping[str, Any]) -> Any:
-    """The `OPTIONS` record of a plug-in, with its defaults where `values` says nothing.
+    """Returns the `OPTIONS` record of a plug-in, with its defaults where `values` says nothing.
 
     Raises:
         ColdpressError: if the plug-in has no such option, in which case the text lists its options, or a value does
@@ -95,7 +94,7 @@ def options_of(plugin: PluginBase | type[PluginBase], values: Mapping[str, Any])
 
 
 def record_of(kind: type[Settings], what: str, whose: str, values: Mapping[str, Any]) -> Settings:
-    """The record with these values, and its defaults where they say nothing; `what` of `whose` names a field.
+    """Returns the record with these values, and its defaults where they say nothing; `what` of `whose` names a field.
 
     Raises:
         ColdpressError: as `options_of`.
@@ -119,7 +118,6 @@ def parse_values(parts: Iterable[str], whose: str, example: str) -> Options:
     """Parses settings on a command line, each NAME=VALUE, into numbers and texts.
 
     Args:
-        parts: The settings.
         whose: Says in an error what a part is not, such as `option of the cache 'window'`.
         example: A correct one, for the error.
 

@@ -36,8 +36,6 @@ WARM_TOKENS = 32
 
 @dataclass(frozen=True)
 class Signals:
-    """The signals of a text."""
-
     num_tokens: int
     layers: tuple[int, ...]
     """Layers that have every signal which the artifact's families need."""
@@ -57,7 +55,6 @@ class Decided:
 
 
 def has_signals(artifact: Artifact) -> bool:
-    """Whether the artifact carries a trace of signals."""
     return any(entry.path == TRACE_FILE for entry in artifact.manifest.files)
 
 
@@ -98,7 +95,6 @@ def load_signals(artifact: Artifact) -> Signals:
 
 
 def _lengths(artifact: Artifact) -> dict[Signal, int]:
-    """Returns the signals that choosing units of the artifact's families takes, and their lengths."""
     spec, found = artifact.manifest.model, dict[Signal, int]()
     for family in (entry.family for entry in artifact.manifest.families):
         seen, activity = signal_of(family, spec), activity_of(family, spec)
@@ -161,7 +157,6 @@ def _check_plan(artifact: Artifact, plan: Plan) -> None:
 
 
 def _experts(signals: Signals, keys: list[tuple[int, str]], spec: ModelSpec) -> dict[tuple[int, str], np.ndarray]:
-    """Returns the experts that each token uses, of the families whose units belong to experts."""
     return {
         (layer, family): used_experts(signals.arrays[layer, activity_of(family, spec)], num_experts(family, spec))
         for layer, family in keys

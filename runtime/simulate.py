@@ -76,7 +76,6 @@ def simulate_choices(
     Args:
         artifact: An artifact, with or without files.
         plan: The parts whose requests are made, in order.
-        choose: The selector.
         windows: Numbers of consecutive tokens; the caches stay between windows.
         num_warm: The first tokens of each window, which only fill the caches and are not counted.
         fill: The units that are requested before the first window, ids ascending, so that caches begin full.
@@ -109,11 +108,8 @@ def by_signals(
 ) -> Choose:
     """Returns a selector's choice for the tokens of a text whose signals are known.
 
-    Args:
-        selector: A selector.
-        arrays: Its arrays, by layer and family.
-        signals: By layer and family, the selector's signal for each token, float [num_tokens, n].
-        experts: The experts that each token uses, bool [num_tokens, E], of families whose units belong to experts.
+    `signals` has the selector's signal for each token, float [num_tokens, n]; `experts` those that each token uses,
+    bool [num_tokens, E], of families whose units belong to experts.
     """
 
     def choose(key: Key, token: int, residency: Residency) -> np.ndarray:
@@ -142,9 +138,11 @@ def token_seconds_of(
 
 
 def pass_seconds(artifact: Artifact, plan: Plan, most_tokens: int) -> list[float]:
-    """Returns modelled seconds of passes of 1, 2, ... `most_tokens` whose tokens use every unit: each reads what one
-    token reads, and computes with each of its tokens (runtime/store/computing.py). The layers of the plan's parts stand
-    for all layers."""
+    """Returns modelled seconds of passes of 1, 2, ... `most_tokens` whose tokens use every unit.
+
+    Each reads what one token reads, and computes with each of its tokens (runtime/store/computing.py). The layers of
+    the plan's parts stand for all layers.
+    """
     counts, device = range(1, most_tokens + 1), artifact.manifest.device
     manifests = [on_device(artifact, computing.in_pass(device, count)).manifest for count in counts]
     clocks = [Clock(manifest, plan) for manifest in manifests]
@@ -165,7 +163,6 @@ def pass_seconds(artifact: Artifact, plan: Plan, most_tokens: int) -> list[float
 
 
 def all_units(artifact: Artifact, plan: Plan) -> dict[Key, np.ndarray]:
-    """Returns the ids of all units of each part of the plan, in the order of the parts."""
     placed = placed_parts(plan, artifact.manifest.flash.sections)
     return {(part.layer, part.family): np.arange(section.num_units, dtype=np.int32) for part, section in placed}
 
@@ -185,7 +182,6 @@ def units_following(artifact: Artifact, plan: Plan) -> dict[Key, tuple[Key, np.n
 
 
 def read_next(store: Store, units: tuple[Key, np.ndarray] | None) -> None:
-    """Begins to read what `units_following` returns for a part."""
     if units is not None:
         store.read_ahead(*units)
 
@@ -230,8 +226,10 @@ class Opening(Observer):
 
 
 def simulate_opening(artifact: Artifact, plan: Plan, experts_read: int | None = None) -> Opening:
-    """Returns the seconds of the reads that a store makes when it opens, and in one dense pass over every part of the
-    plan, in the order of the parts; of a mixture over so many experts, spread evenly, or over all."""
+    """Returns the seconds of a store's opening, and of one dense pass over every part of the plan, in order.
+
+    In a mixture the pass takes so many experts, spread evenly, or all.
+    """
     found = Opening()
     store = Store(artifact, plan, simulated.Plugin(artifact, plan.queue_depth), found)
     for key, ids in all_units(artifact, plan).items():
@@ -254,7 +252,6 @@ def requests_of(trace: Iterable[Event]) -> dict[tuple[int, str], list[np.ndarray
 
 
 def replay(store: Store, trace: Iterable[Event]) -> None:
-    """Makes the requests of the trace to `store`, in the same order."""
     num_tokens, has_rows = 0, False
     for event in trace:
         if event.kind == RESET:
@@ -277,8 +274,10 @@ def replay(store: Store, trace: Iterable[Event]) -> None:
 
 
 def read_some_rows(store: Store, numbers: range) -> None:
-    """Reads as many token embeddings as there are numbers, in place of the rows of tokens that a trace does not name;
-    equal numbers read equal rows, spread over the vocabulary."""
+    """Reads a token embedding for each number, in place of the rows of tokens that a trace does not name.
+
+    Equal numbers read equal rows, spread over the vocabulary.
+    """
     if store.num_rows and numbers:
         step = round(store.num_rows * (5**0.5 - 1) / 2)
         store.read_rows(np.array(numbers) * step % store.num_rows)
@@ -288,7 +287,6 @@ class Checked:
     """Passes the events of a trace on, refuses those for units that the artifact does not have, and counts tokens."""
 
     def __init__(self, artifact: Artifact) -> None:
-        """Begins with the first event."""
         sections = artifact.manifest.flash.sections
         self._known = {(layer, section.family): section.num_units for section in sections for layer in section.layers}
         self._vocab_size = artifact.manifest.model.vocab_size
@@ -297,7 +295,6 @@ class Checked:
 
     @property
     def num_tokens(self) -> int:
-        """Returns the tokens since counting began."""
         return self._last_token - self._first_token
 
     @property
@@ -306,7 +303,6 @@ class Checked:
         return len(self._passes)
 
     def start_counting(self) -> None:
-        """Counts from zero again."""
         self._first_token, self._passes = self._last_token, set[int]()
 
     def __call__(self, trace: Iterable[Event]) -> Iterator[Event]:

@@ -35,8 +35,6 @@ REMEDY = "record the trace again"
 
 @dataclass(frozen=True)
 class Event:
-    """One call of the store."""
-
     kind: int
     """RESET, END and ROWS concern the whole store; their layer is 0, and their family has no meaning."""
     token: int
@@ -60,7 +58,6 @@ class Recorder(Observer):
 
     @property
     def full(self) -> bool:
-        """Returns whether recording has stopped."""
         return self.max_tokens is not None and self.num_tokens >= self.max_tokens
 
     def request(self, facts: RequestFacts) -> None:
@@ -80,12 +77,11 @@ class Recorder(Observer):
         self._add(Event(RESET, 0, 0, next(iter(FAMILIES)), NO_IDS))
 
     def fetch(self, layer: int, family: str, ids: np.ndarray, kept: np.ndarray | None = None) -> None:
-        """Some units were requested; those of `kept`, or all, may stay in the cache."""
+        """Notes that some units were requested; those of `kept`, or all, may stay in the cache."""
         stay = None if kept is None or kept.size == ids.size else kept.copy()
         self._add(Event(FETCH, self.num_tokens + 1, layer, family, ids.copy(), stay))
 
     def preload(self, layer: int, family: str, ids: np.ndarray) -> None:
-        """Records a request to read units ahead."""
         self._add(Event(PRELOAD, self.num_tokens + 1, layer, family, ids.copy()))
 
     def end_tokens(self, count: int, num_evicted: int = 0) -> None:
@@ -97,7 +93,6 @@ class Recorder(Observer):
             self.events.append(event)
 
     def save(self, path: Path) -> None:
-        """Writes the trace to a file."""
         ids = np.concatenate([*(event.ids for event in self.events), np.zeros(1, np.int32)])  # no tensor may be empty
         names = sorted({event.family for event in self.events})
         arrays = {

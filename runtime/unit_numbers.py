@@ -12,7 +12,6 @@ MOST_SMALL = 15 << 12
 
 
 def number_type(num_units: int) -> np.dtype[Any]:
-    """Returns the smallest unsigned type for the numbers of a family of `num_units` units of a layer."""
     return np.dtype(np.uint16 if num_units <= MOST_SMALL else np.uint32)
 
 

@@ -11,7 +11,6 @@ LEVEL = 3
 
 
 def pack(data: bytes) -> bytes:
-    """Compresses bytes, such as those of a safetensors file."""
     return zstandard.ZstdCompressor(level=LEVEL, write_checksum=False).compress(data[0::2] + data[1::2])
 
 

@@ -48,10 +48,7 @@ NEWER = "use a newer runtime, or rebuild the artifact without it"
 
 
 def check_version(data: Any) -> int:
-    """Checks format name, major version and required features, before anything else in the manifest is trusted.
-
-    Returns:
-        The minor version.
+    """Checks format name, major version and required features, before all else is trusted; returns the minor version.
 
     Raises:
         SchemaError, VersionError, FeatureError: naming both versions, or the feature.
@@ -114,7 +111,6 @@ def servable_plans(manifest: Manifest) -> tuple[tuple[Plan, ...], tuple[str, ...
 
 
 def _lacking(plan: Plan) -> list[str]:
-    """Names what a plan needs and this runtime does not have."""
     wanted = [("selector", plan.method, "sparsity"), ("cache", plan.cache, "cache")]
     optional = ("draft", plan.draft, "drafts"), ("routing", plan.routing, "routing")
     wanted += [(kind, name, folder) for kind, name, folder in optional if name is not None]
@@ -202,7 +198,6 @@ def _check_model(spec: ModelSpec) -> None:
 
 
 def _check_latents(spec: ModelSpec, require: Callable[[bool, str, str], None]) -> None:
-    """Requires that latents have all their sizes, and that the cache holds them and the rotated part of the keys."""
     if not spec.is_latent:
         for name in LATENT_FIELDS:
             require(getattr(spec, name) == 0, name, "0 without kv_lora_rank")
@@ -230,7 +225,6 @@ def _check_expert_groups(spec: ModelSpec, require: Callable[[bool, str, str], No
 
 
 def _check_experts(manifest: Manifest) -> None:
-    """In a mixture, requires that down_proj is on flash and that the resident experts can all be listed."""
     spec = manifest.model
     if not spec.is_mixture:
         return
@@ -257,7 +251,6 @@ def _check_head_norms(manifest: Manifest) -> None:
 
 
 def _check_families(manifest: Manifest) -> None:
-    """The decoder can compute the model with these families on flash."""
     families = [entry.family for entry in manifest.families]
     expected = arithmetic.missing_for_decoder(families, manifest.model)
     if expected:
@@ -337,8 +330,7 @@ def _check_section(section: Section, field: str, end: int, entry: FamilyFormat, 
 
 
 def _checked_tables(manifest: Manifest, end: int) -> int:
-    """Checks the matrices that are read by row: which, their places and sizes. Returns where the last one ends, or
-    `end`, where the sections do."""
+    """Checks the places and sizes of the tables; returns where the last one ends, or `end`, where the sections do."""
     spec, allowed = manifest.model, rows_on_flash(manifest.model)
     for index, table in enumerate(manifest.flash.tables):
         field = f"flash.tables[{index}]"
@@ -411,7 +403,6 @@ def _check_predictors(manifest: Manifest) -> None:
 
 
 def _check_resident(manifest: Manifest) -> None:
-    """Requires each tensor that the model needs once and in its shape, and no tensor that the model cannot have."""
     required, optional = model_tensors(manifest)
     for table in manifest.flash.tables:
         del required[table.role]

@@ -61,24 +61,21 @@ def _format(name: FormatName) -> Format:
 
 
 def coarse_role(layer: int, family: FamilyName) -> str:
-    """Returns the name of the tensor with the coarse planes of a family's units."""
     return f"layers.{layer}.{family}.coarse"
 
 
 def coarse_shape(family: FamilyName, spec: ModelSpec) -> tuple[int, int]:
-    """Returns the number of units, and the values of one: those of its slices, each with the padding of its last
-    group."""
+    """Returns the number of units, and the values of one, each slice with the padding of its last group."""
     return num_units(family, spec), sum(GROUP * groups(slice_length(piece, spec)) for piece in slices(family, spec))
 
 
 def coarse_bytes(family: FamilyName, spec: ModelSpec, name: UnitFormat) -> int:
-    """Returns the bytes of the coarse planes of a family's units in one layer; 0 in a format without planes."""
+    """Returns the bytes of a family's coarse planes in one layer; 0 in a format without planes."""
     units, length = coarse_shape(family, spec)
     return units * nbytes(name, length) if unit_planes(name) else 0
 
 
 def layout_bytes(layout: Layout) -> int:
-    """Returns the bytes of all tensors of a layout."""
     return sum(math.prod(shape) * dtype.itemsize for dtype, shape in layout.values())
 
 
@@ -100,7 +97,6 @@ def table_tensors(manifest: Manifest, plans: Collection[str] | None = None) -> L
 
 
 def selector_tensor(plan_index: int, array: SelectorArray) -> str:
-    """Returns the name of a selector's array in tables.safetensors."""
     return f"selector.{plan_index}.{array.layer}.{array.family}.{array.name}"
 
 

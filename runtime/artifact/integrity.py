@@ -31,10 +31,7 @@ MAX_THREADS = 4
 
 
 def verify_artifact(artifact: Artifact) -> int:
-    """Reads and checks the whole artifact.
-
-    Returns:
-        The number of bytes checked.
+    """Reads and checks the whole artifact; returns the number of bytes checked.
 
     Raises:
         ArtifactError: naming the first file and place that is wrong.

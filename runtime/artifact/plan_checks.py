@@ -19,8 +19,6 @@ from coldpress.schemas.manifest import MANIFEST_FILE, Manifest
 
 
 class Facts:
-    """The facts of a manifest that every plan is checked against, computed once."""
-
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
         self.families = [entry.family for entry in manifest.families]
@@ -84,7 +82,7 @@ def check_plan(facts: Facts, plan: Plan, field: str) -> None:
 
 
 def _check_arrays(facts: Facts, plan: Plan, field: str) -> None:
-    """For every layer and family what the plan's selector keeps, in its type and shape, and nothing else."""
+    """Requires for every layer and family what the plan's selector keeps, in its type and shape, and nothing else."""
     kept = plugins.load("coldpress.runtime.sparsity", Selector, plan.method).KEPT
     expected = {(*key, name): array for key in facts.keys for name, array in kept.items()}
     if sorted((array.layer, array.family, array.name) for array in plan.arrays) != sorted(expected):

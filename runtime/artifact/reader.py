@@ -300,7 +300,6 @@ def _load_tensors(folder: safe_files.Folder, manifest: Manifest, name: str) -> d
 
 
 def _check_tables(manifest: Manifest, tables: dict[str, np.ndarray]) -> None:
-    """Requires that every order and every rank is a permutation of its section's units."""
     for section in manifest.flash.sections:
         names = [f"order.{section.first_layer}.{section.family}"]
         for name in names + [f"rank.{layer}.{section.family}" for layer in section.layers]:
@@ -313,7 +312,6 @@ def _check_tables(manifest: Manifest, tables: dict[str, np.ndarray]) -> None:
 
 
 def _check_selector_arrays(numbered: Iterable[tuple[int, Plan]], tables: dict[str, np.ndarray]) -> None:
-    """Requires that what selectors keep is within its bounds, of plans with their places in the manifest."""
     for number, plan in numbered:
         kept = load("coldpress.runtime.sparsity", Selector, plan.method).KEPT
         for array in plan.arrays:

@@ -77,11 +77,9 @@ def open_folder(path: str) -> Folder:
 
 
 def open_file(folder: Folder, name: str, size_bytes: int | None = None, flags: int = 0) -> int:
-    """Opens the file `name` in `folder` for reading, and returns its descriptor.
+    """Opens a file for reading and returns its descriptor; `name` has passed `check_names`.
 
     Args:
-        folder: The artifact's folder.
-        name: A name that `check_names` has passed.
         size_bytes: The size that the file must have; None if any.
         flags: Further flags for opening, such as O_DIRECT.
 
@@ -168,6 +166,5 @@ def telling(name: str, step: str) -> Generator[None]:
 
 
 def refused(name: str, step: str, error: OSError) -> DeviceError:
-    """Makes the error for a step that the system refused, such as a read, with a remedy."""
     remedy = REMEDIES.get(error.errno or 0, "check the storage device")
     return DeviceError(name, step, f"failing ({os.strerror(error.errno or 0)})", "data", f"{remedy}, then try again")

@@ -27,8 +27,6 @@ NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 @dataclass(frozen=True)
 class Limits:
-    """The largest text that is accepted."""
-
     size_bytes: int
     depth: int
     integer: int
@@ -48,12 +46,7 @@ TOKENIZER = Limits(size_bytes=64 << 20, depth=32, integer=2**63 - 1, values=1 <<
 
 
 def parse(data: bytes, refuse: Refuse, limits: Limits = ARTIFACT) -> Any:
-    """Returns the value of strict JSON text.
-
-    Args:
-        data: The text in UTF-8.
-        refuse: Makes the error, which names the file.
-        limits: The limits of size, depth, integers and values.
+    """Returns the value of strict JSON text in UTF-8.
 
     Raises:
         ColdpressError: made by `refuse`, if the text is not strict JSON or exceeds a limit.
@@ -137,12 +130,10 @@ class _Reader:
 
 
 def is_object(value: object) -> TypeGuard[dict[str, Any]]:
-    """Whether a parsed value is an object; its members are unknown."""
     return isinstance(value, dict)
 
 
 def is_array(value: object) -> TypeGuard[list[Any]]:
-    """Whether a parsed value is an array; its elements are unknown."""
     return isinstance(value, list)
 
 

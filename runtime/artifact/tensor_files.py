@@ -74,7 +74,6 @@ def read_header(opened: int, file: str, size_bytes: int, remedy: str = DAMAGED) 
 
 
 def numpy_dtype(tensor: TensorEntry) -> np.dtype[Any]:
-    """Returns the little-endian dtype of a tensor's values."""
     return np.dtype(NUMPY_NAMES[tensor.dtype]).newbyteorder("<")
 
 

@@ -37,8 +37,6 @@ Refuse = Callable[[str, str, str], ColdpressError]
 
 @dataclass(frozen=True)
 class Rules:
-    """What the headers of one kind of file may hold."""
-
     dtypes: tuple[str, ...]
     """Codes of `ITEM_BYTES`."""
     name: re.Pattern[str]
@@ -67,8 +65,7 @@ class TensorEntry:
 def make_header(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> tuple[bytes, dict[str, TensorEntry]]:
     """Makes the header of tensors, each (name, numpy's dtype, shape), that follow each other without gaps.
 
-    Returns:
-        The file's bytes before the first tensor, and name -> entry.
+    Returns the file's bytes before the first tensor, and name -> entry.
     """
     header: dict[str, object] = {}
     placed: list[TensorEntry] = []
@@ -88,10 +85,7 @@ def make_header(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> tuple[by
 
 
 def read_header(opened: int, size_bytes: int, rules: Rules, refuse: Refuse) -> tuple[bytes, tuple[TensorEntry, ...]]:
-    """Reads and checks the header of an open file of `size_bytes`.
-
-    Returns:
-        The bytes before the first tensor, and the tensors in the order of their bytes.
+    """Reads and checks a header; returns the bytes before the first tensor, and the tensors in the order of bytes.
 
     Raises:
         ColdpressError: made by `refuse`, if the header breaks a rule.
@@ -148,7 +142,6 @@ def _are_counts(values: Any) -> TypeGuard[list[int]]:
 
 
 def _check_tiling(entries: list[TensorEntry], data_start: int, size_bytes: int, refuse: Refuse) -> None:
-    """Refuses holes, overlaps, and bytes behind the last tensor."""
     end = data_start
     for entry in entries:
         field = f"tensor {entry.name}"

@@ -40,5 +40,4 @@ def read_choice(text: str) -> tuple[str, Options]:
 
 
 def show_choice(name: str, options: Mapping[str, Any]) -> str:
-    """Writes a policy and its options in the form that `read_choice` parses."""
     return ":".join([name, *(f"{option}={value}" for option, value in options.items())])

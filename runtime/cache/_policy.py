@@ -22,8 +22,6 @@ from coldpress.schemas.base import Record
 
 @dataclass(frozen=True)
 class Known:
-    """Facts about one family of one layer that a policy gets when it is made."""
-
     num_units: int
     """Units of the family; ids are below it."""
     capacity: int
@@ -108,8 +106,7 @@ class CachePolicy(PluginBase):
     def admit(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Admits as many of `ids`, missing units of the current request, as the policy wants: the first ones first.
 
-        Returns:
-            The admitted and the evicted ids; no evicted id is in the current request, except under `looks_ahead`.
+        Returns the admitted and the evicted ids; no evicted id is in the current request, except under `looks_ahead`.
         """
         num_free = self.num_free
         evicted = self._victims(ids[num_free:]) if ids.size > num_free else ids[:0]
@@ -127,20 +124,16 @@ class CachePolicy(PluginBase):
     def end_tokens(self, count: int = 1) -> np.ndarray:
         """Ends `count` tokens, which were decoded together and made all requests since the last call.
 
-        Returns:
-            The ids that the policy evicts at this moment.
+        Returns the ids that the policy evicts at this moment.
         """
         return NOTHING
 
     def resize(self, capacity: int, pinned: np.ndarray) -> None:
         """Changes the capacity and the pinned units, between tokens.
 
-        Units that are no longer pinned leave the cache. Newly pinned units no longer count as cached. If more units are
-        cached than fit, the policy evicts the excess in its usual order. `present` shows the remaining units.
-
-        Args:
-            capacity: Units that may be cached from now on.
-            pinned: Ids, integers; newly pinned units count as present, and the caller must load them.
+        Units that are no longer pinned leave the cache. Newly pinned units no longer count as cached: they count as
+        present, and the caller must load them. If more units are cached than fit, the policy evicts the excess in its
+        usual order. `present` shows the remaining units.
         """
         self.touch(NOTHING)  # a new, empty request: no unit is protected any more
         self._last_request[self._last_request == self._is_pinned] = 0
@@ -178,13 +171,11 @@ class CachePolicy(PluginBase):
         raise NotImplementedError(f"the cache {self.name()} says neither what it admits nor what it evicts")
 
     def _evictable(self) -> np.ndarray:
-        """Returns the ids that are cached and not in the current request, ascending."""
         return self._between(self._last_request, self._request).nonzero()[0]
 
 
 def smallest(keys: np.ndarray, count: int) -> np.ndarray:
-    """Returns the indices of the `count` smallest of `keys`, or of all if fewer; smallest first, of equals the first
-    ones."""
+    """Returns the indices of the `count` smallest of `keys`, or of all if fewer; of equals the first ones."""
     if keys.size > count:  # sort only the keys that are not larger than the last one
         low = (keys <= np.partition(keys, count - 1)[count - 1]).nonzero()[0]
         return low[keys[low].argsort(kind="stable")][:count]

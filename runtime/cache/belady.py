@@ -20,11 +20,7 @@ class Plugin(CachePolicy):
     looks_ahead = True
 
     def __init__(self, known: Known, options: Record) -> None:
-        """See `CachePolicy`.
-
-        Raises:
-            ColdpressError: if the future requests are not known.
-        """
+        """Raises `ColdpressError` if the future requests are not known."""
         super().__init__(known, options)
         if known.requests is None:
             raise ColdpressError(
@@ -41,11 +37,7 @@ class Plugin(CachePolicy):
             self._following[ids] = number
 
     def touch(self, ids: np.ndarray) -> np.ndarray:
-        """See `CachePolicy`.
-
-        Raises:
-            ValueError: if the request is not the one that was announced.
-        """
+        """Raises `ValueError` if the request is not the one that was announced."""
         number = self._request
         if number >= len(self._again) or self._again[number].size != ids.size:
             raise ValueError(f"request {number} has {ids.size} units, which are not those that were to come")
@@ -53,7 +45,7 @@ class Plugin(CachePolicy):
         return super().touch(ids)
 
     def admit(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Admits the units that are wanted soonest first; see `CachePolicy`."""
+        """Admits the units that are wanted soonest first."""
         return super().admit(ids[np.argsort(self._following[ids], kind="stable")])
 
     def _victims(self, candidates: np.ndarray) -> np.ndarray:

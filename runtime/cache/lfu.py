@@ -24,21 +24,18 @@ class Plugin(CachePolicy):
 
     @classmethod
     def kept_bytes(cls, num_units: int) -> int:
-        """See `CachePolicy`; the counters are added."""
         return super().kept_bytes(num_units) + 2 * num_units
 
     def touch(self, ids: np.ndarray) -> np.ndarray:
-        """Counts the uses; see `CachePolicy`."""
         uses = self._uses[ids]
         self._uses[ids] = uses + (uses < MOST_USES)
         return super().touch(ids)
 
     def reset(self) -> None:
-        """Begins a new context: sets all counters to zero."""
         self._uses[:] = 0
 
     def admit(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Admits the most used units first; see `CachePolicy`."""
+        """Admits the most used units first."""
         return super().admit(ids[np.argsort(MOST_USES - self._uses[ids], kind="stable")])
 
     def _oldest(self, count: int) -> np.ndarray:
@@ -52,7 +49,6 @@ class Plugin(CachePolicy):
         return victims[self._uses[candidates[: victims.size]] >= self._uses[victims]]
 
     def _least_used(self, old: np.ndarray, count: int) -> np.ndarray:
-        """Returns the first `count` units of `old` (ids, ascending) to evict, in order."""
         uses = self._uses[old]
         if old.size > count:  # sort only the units with at most the last victim's count
             last = np.partition(uses, count - 1)[count - 1]

@@ -48,7 +48,7 @@ class Plugin(CachePolicy):
     OPTIONS = Options
 
     def __init__(self, known: Known, options: Options) -> None:
-        """See `CachePolicy`; the base policy records the cached units, so this does not call `super().__init__`."""
+        """Leaves the record of cached units to the base policy, so that `super().__init__` is not called."""
         plugin = _plugins.load_class("coldpress.runtime.cache", CachePolicy, options.linked_over)
         self._base = plugin(known, _plugins.options_of(plugin, {}))
         self._position, self._options = known.position, options
@@ -57,7 +57,7 @@ class Plugin(CachePolicy):
 
     @classmethod
     def kept_bytes(cls, num_units: int) -> int:
-        """See `CachePolicy`; as many as the base policy that stores most."""
+        """Returns as many as the base policy that stores most."""
         caches = (_plugins.load_class("coldpress.runtime.cache", CachePolicy, name) for name in _bases())
         return max(cache.kept_bytes(num_units) for cache in caches)
 

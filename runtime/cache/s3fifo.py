@@ -51,12 +51,10 @@ class Plugin(CachePolicy):
 
     @classmethod
     def kept_bytes(cls, num_units: int) -> int:
-        """See `CachePolicy`; uses, departures, and an id in a queue are added."""
         a_unit = 1 + number_type(2 * num_units).itemsize + number_type(num_units).itemsize
         return super().kept_bytes(num_units) + a_unit * num_units
 
     def touch(self, ids: np.ndarray) -> np.ndarray:
-        """Counts the uses of cached units; see `CachePolicy`."""
         cached = ids[self._between(self._last_request[ids], self._is_pinned)]
         self._uses[cached] = np.minimum(self._uses[cached] + 1, MOST_USES)
         return super().touch(ids)
@@ -81,7 +79,6 @@ class Plugin(CachePolicy):
         super().resize(capacity, pinned)
 
     def _share(self, capacity: int) -> None:
-        """Divides the room between the queues."""
         self._room = max(1, round(self._small_share * capacity))
         self._num_remembered = capacity - self._room
 

@@ -37,11 +37,10 @@ class Plugin(CachePolicy):
 
     @classmethod
     def kept_bytes(cls, num_units: int) -> int:
-        """See `CachePolicy`; free slots are added, since all units of a token leave before others come."""
+        """Adds free slots, since all units of a token leave before others come."""
         return 2 * super().kept_bytes(num_units)
 
     def end_tokens(self, count: int = 1) -> np.ndarray:
-        """Moves the window on; see `CachePolicy`."""
         self._num_tokens += count
         self._window.append((self._num_tokens, self._request))
         gone = [NOTHING]

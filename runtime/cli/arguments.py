@@ -96,7 +96,6 @@ def _once(context: click.Context, parameter: click.Parameter, values: tuple[Any,
 
 
 def known(package: str) -> str:
-    """Returns the plug-ins of a package of the runtime, for a help."""
     return f"known: {', '.join(plugins.names(f'coldpress.runtime.{package}'))}"
 
 
@@ -129,8 +128,6 @@ SOURCE = "What is replayed, one of"
 
 @dataclass(frozen=True, kw_only=True)
 class OfArtifact:
-    """Arguments of all commands about an artifact."""
-
     artifact: str = argument("folder of an artifact (NAME.coldpress)", type=PLACE)
 
 
@@ -159,8 +156,6 @@ class Reading(OfArtifact):
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Reading):
-    """Flags of a session."""
-
     selector: str | None = None
     routing: str | None = option(
         "how a mixture chooses experts: top_k, as it was trained, or cache_prior:0.2, which prefers experts in DRAM "
@@ -190,8 +185,6 @@ class Run(Reading):
 
 @dataclass(frozen=True, kw_only=True)
 class Generate(Run):
-    """The flags of `coldpress generate`."""
-
     prompt: tuple[str, ...] = option(
         f"text to continue; up to {FEW_TOKENS} times, to continue several texts at once",
         default=(),
@@ -279,8 +272,6 @@ class Caps:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench(Caps, Run):
-    """The flags of `coldpress bench`."""
-
     prompt: str | None = option(
         "text to continue (default: a single token)", multiple=True, callback=_once, metavar="TEXT", panel=PROMPT
     )
@@ -324,8 +315,6 @@ class Bench(Caps, Run):
 
 @dataclass(frozen=True, kw_only=True)
 class Simulate(Reading):
-    """The flags of `coldpress simulate`."""
-
     trace: Path | None = option("trace recorded by `generate --trace`", type=FILE, metavar="FILE", panel=SOURCE)
     signals: bool = switch(
         "let the selector choose anew, seeing the simulated cache, from the signals that an artifact of method=auto "
@@ -339,8 +328,6 @@ class Simulate(Reading):
 
 @dataclass(frozen=True, kw_only=True)
 class Emulate(Caps):
-    """The flags of `coldpress emulate`."""
-
     device: str = argument(DEVICE_HELP)
     command: tuple[str, ...] = argument("after --: the command and its arguments", nargs=-1, required=True)
     place: Path = option(
@@ -354,13 +341,9 @@ class Emulate(Caps):
 
 @dataclass(frozen=True, kw_only=True)
 class Inspect(OfArtifact):
-    """The flags of `coldpress inspect`."""
-
     json: bool = switch("print one JSON object and nothing else")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verify(Inspect):
-    """The flags of `coldpress verify`."""
-
     identity: str | None = _identity()

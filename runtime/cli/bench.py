@@ -52,16 +52,9 @@ def run(
     batch: int = 1,
     draft: Drafting | None = None,
 ) -> list[Row]:
-    """Measures each (selector, cache) of `combinations`; returns one row for each.
+    """Measures each (selector, cache) of `combinations`, whose None takes the plan's; returns one row for each.
 
-    Args:
-        open_session: Opens a new session for a selector and a cache.
-        combinations: Selectors and caches; None takes the plan's.
-        prompt_ids: The prompt of every run.
-        num_tokens: Tokens decoded per run after the first one, at least 1.
-        num_runs: Runs per combination, at least 1.
-        batch: Number of sequences decoded at once.
-        draft: What proposes the tokens of a single sequence; None for the plan's.
+    `num_tokens` are decoded per run after the first one; a single sequence has a `draft`, None for the plan's.
     """
     return [
         measure(open_session(selector, cache), prompt_ids, num_tokens, num_runs, batch, draft)
@@ -118,12 +111,10 @@ def _summarize(session: Session, found: Sequence[tuple[RunMetrics, Sequence[Toke
 
 
 def as_data(rows: list[Row]) -> dict[str, Any]:
-    """Returns the rows as JSON-ready data."""
     return {"runs": [asdict(row) for row in rows]}
 
 
 def render(rows: list[Row]) -> str:
-    """Formats the rows as a table for people."""
     head = (
         "selector",
         "cache",

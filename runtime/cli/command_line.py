@@ -12,7 +12,6 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def flag(name: str) -> str:
-    """Returns the flag of a setting, a record or a field."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -45,7 +44,6 @@ def guarded(run: Callable[[], int | None], subject: str) -> int:
 
 
 def fail(sentence: str) -> int:
-    """Prints an error, and returns the exit code of bad input."""
     print(f"error: {printable(sentence)}", file=sys.stderr)
     return EXIT_BAD_INPUT
 

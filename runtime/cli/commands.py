@@ -108,7 +108,6 @@ def _check_same_disk(emulation: Emulation, artifact: Path) -> None:
 
 
 def _notes(rows: list[bench.Row], flags: Bench, caps: Caps | None) -> Iterator[str]:
-    """Yields what a reader must know about the rows of `bench`."""
     methods = {plan.method for plan in open_artifact(flags.artifact).manifest.plans}
     others = sorted({row.selector for row in rows} - methods)
     if others:
@@ -126,7 +125,6 @@ def _notes(rows: list[bench.Row], flags: Bench, caps: Caps | None) -> Iterator[s
 
 
 def _prediction(row: bench.Row, caps: Caps) -> str:
-    """Returns the speed to expect of a row under the caps, beside the measured one, and what a quote compares with."""
     flash_s = max(row.reads_per_token / caps.reads_per_s, row.read_bytes_per_token / caps.bytes_per_s)
     computing_s = max(0.0, 1 / row.tokens_per_s - row.flash_s_per_token)
     least, most = 1 / (flash_s + computing_s), 1 / max(flash_s, computing_s)
@@ -278,4 +276,3 @@ COMMANDS = {
         ),
     )
 }
-"""The runtime's commands by name."""

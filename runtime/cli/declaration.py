@@ -90,11 +90,9 @@ class _AsWritten(RichCommand):
     """Help whose paragraphs fill the terminal's width; paragraphs with indented lines stay as they are written."""
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Prints the description."""
         _print_text(self.help, formatter)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Prints the text after the flags."""
         _print_text(self.epilog, formatter)
 
     def get_help(self, ctx: click.Context) -> str:
@@ -128,7 +126,6 @@ class Command(_AsWritten):
     rare: Collection[str] = ()
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parses the words after the command's name."""
         if self.takes_more:
             known = {name for each in self.get_params(ctx) for name in each.opts}
             ctx.params["more"], args = split_off(args, known, ctx)
@@ -154,7 +151,6 @@ class Command(_AsWritten):
                 each.hidden = False
 
     def invoke(self, ctx: click.Context) -> int:
-        """Runs the command."""
         import numpy as np  # not for a help or a completion
 
         subject = ctx.params.get("artifact") or ctx.params.get("model") or ctx.info_name
@@ -169,8 +165,7 @@ def known_keys() -> dict[str, dict[str, Any]]:
 
 
 def with_keys(made: Command, given_otherwise: Collection[str]) -> Command:
-    """Adds a flag for each key of a build that is not `given_otherwise`, and `--help-all`; their values are put into
-    `more`."""
+    """Adds a flag for each key that is not `given_otherwise`, and `--help-all`; their values are put into `more`."""
     rare: list[str] = []
     for name, declared in known_keys().items():
         if name in given_otherwise:
@@ -190,13 +185,11 @@ def with_keys(made: Command, given_otherwise: Collection[str]) -> Command:
 
 
 def _keep(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
-    """Adds the value of a key to `more`."""
     if value is not None:
         context.params["more"][(parameter.name or "").removeprefix(KEY)] = value
 
 
 def _show_all(context: click.Context, _: click.Parameter, is_asked: bool) -> None:
-    """Prints the help with all keys."""
     if is_asked and not context.resilient_parsing:
         assert isinstance(context.command, Command)
         print(_AsWritten.get_help(context.command, context))
@@ -240,15 +233,11 @@ def command(
     needs_one: bool = False,
     takes_more: bool = False,
 ) -> Command:
-    """Returns the command that calls `run` with a record of its flags.
+    """Returns the command that calls `run` with a record of its flags; None from `run` is success.
 
     Args:
-        flags: The record, a dataclass.
-        run: Runs the command; None is success.
-        name: Its name after `coldpress`.
         help: What it does, in paragraphs; usually the docstring of its module.
         examples: Lines that call it; lines that do not are left out.
-        more_help: Text between its flags and the examples.
         usage: Its flags in the usage line.
         one_of, needs_one, takes_more: See `Command`.
     """

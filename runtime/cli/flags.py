@@ -25,7 +25,6 @@ def open_session(
     dram_budget_bytes: int | None,
     recorder: Recorder | None = None,
 ) -> Session:
-    """Opens a session for the flags, with this selector, cache and budget."""
     return Session(
         flags.artifact,
         dram_budget_bytes=dram_budget_bytes,
@@ -46,7 +45,6 @@ def open_session(
 
 
 def sampling_of(flags: Generate) -> Sampling:
-    """Returns how the flags choose the next tokens."""
     return Sampling(**{name: getattr(flags, name) for name in Sampling.model_fields})
 
 
@@ -56,7 +54,6 @@ def draft_plugin(name: str | None) -> Draft | None:
 
 
 def budget_of(flags: Reading) -> int | None:
-    """Returns `--dram-budget` in bytes; None if it is not given."""
     return budget_at(flags.artifact, flags.dram_budget)
 
 

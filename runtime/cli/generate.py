@@ -41,7 +41,6 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def generate(flags: Generate) -> None:
-    """Continues one or several prompts and prints the results."""
     _check_flags(flags)
     recorder = _recorder(flags.trace)
     engine = LimitedEngine()  # it starts while the artifact is opened
@@ -164,7 +163,6 @@ def _shown(text: str) -> str:
 
 
 def _check_flags(flags: Generate) -> None:
-    """Refuses flags of drafts and batches that would have no effect."""
     draft = flags.draft
     if flags.batch is not None and flags.prompts is None:
         raise ColdpressError("--batch needs a file of --prompts, and there is none; leave it out")
@@ -179,7 +177,6 @@ def _check_flags(flags: Generate) -> None:
 
 
 def _draft_session(flags: Generate) -> Session | None:
-    """Opens a session of the draft artifact; None if --draft names no artifact."""
     if flags.draft is None or flags.draft in plugins.names("coldpress.runtime.drafts"):
         return None
     budget = None if flags.draft_budget is None else parse_bytes(flags.draft_budget)

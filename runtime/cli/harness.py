@@ -67,10 +67,8 @@ class ArtifactModel(TemplateLM):
         """Opens the artifact.
 
         Args:
-            artifact: The artifact's folder.
             dram_budget: Bytes, or an amount with a unit; None for the artifact's largest plan.
-            selector: A method of runtime/sparsity; None for the plan's.
-            cache: A policy of runtime/cache; None for the plan's.
+            selector, cache: A method of runtime/sparsity and a policy of runtime/cache; None for the plan's.
             activations: The type to which decoding rounds vectors before it multiplies them with codes.
             sparse_prompt: Whether every token but the first goes through the selector; also as text, `true` or `false`.
             others: Arguments that the harness gives every model: a batch size and a device. They are ignored.
@@ -106,7 +104,6 @@ class ArtifactModel(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """Returns the token with which a text without a prompt begins."""
         return self.eot_token_id if self._spec.bos_token_id is None else self._spec.bos_token_id
 
     @property
@@ -159,7 +156,6 @@ class ArtifactModel(TemplateLM):
         return found
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Continues each prompt, up to a stop string or the end of text."""
         found: list[str] = []
         for prompt, kwargs in (request.args for request in requests):
             text = self._continued(prompt, *_wanted(kwargs))
@@ -212,7 +208,6 @@ class ArtifactModel(TemplateLM):
 
 
 def _truth(name: str, value: object) -> bool:
-    """Reads a switch that is text on the command line, or a bool in Python."""
     found = {"true": True, "false": False}.get(str(value).lower())
     if found is None:
         raise ColdpressError(f"model_args has {name}={value!r}, expected true or false")

@@ -52,7 +52,6 @@ def describe(artifact: Artifact) -> dict[str, Any]:
 
 
 def _warnings(manifest: Manifest, curve: ExpertCurve | None) -> list[str]:
-    """Returns a sentence for each plan whose budget serves experts badly."""
     if curve is None:
         return []
     found = ((plan, warning(curve, plan, manifest.model, manifest.flash.sections)) for plan in manifest.plans)
@@ -101,7 +100,6 @@ def _mean_density(plan: Plan, family: str) -> float:
 
 
 def render(summary: dict[str, Any], spec: ModelSpec) -> str:
-    """Formats the summary as text for people."""
     source, form = summary["source"], summary["format"]
     origin = source["source"] + (f" at {source['revision']}" if source["revision"] else "")
     heads = f"{spec.num_attention_heads} heads, {spec.num_key_value_heads} of keys"

@@ -53,15 +53,11 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class Setting:
-    """A plan for the artifact, and the module of runtime/flash that reads."""
-
     plan: Plan
     flash: str
 
 
 class Rated(Protocol):
-    """The figures of a measured setting."""
-
     @property
     def tokens_per_s(self) -> float:
         """Returns the figure by which settings are compared."""
@@ -73,8 +69,6 @@ RowT = TypeVar("RowT", bound=Rated)
 
 @dataclass(frozen=True)
 class Step(Generic[RowT]):
-    """A measured setting."""
-
     name: str
     gain: float
     """Tokens per second over those of the best setting before it, a mean over rounds; 1 for the first step."""
@@ -95,9 +89,7 @@ Change = Callable[[Setting], Setting]
 def steps(manifest: Manifest, plan: Plan) -> tuple[Setting, list[tuple[str, Change]]]:
     """Returns the first setting, which caches nothing and uses every unit, and the named steps after it.
 
-    Args:
-        manifest: The artifact's manifest.
-        plan: The plan of the last step: its selector, cache, gap and budget.
+    `plan` is that of the last step: its selector, cache, gap and budget.
     """
     room = plan.dram_budget_bytes
     plan = budget.refit(manifest, plan.model_copy(update=NOTHING.fields), room)
@@ -144,14 +136,9 @@ def _as_before(plan: Plan, before: Plan) -> Plan:
 def run(
     first: Setting, changes: Sequence[tuple[str, Change]], measure: Callable[[Setting], RowT], rounds: int = 1
 ) -> list[Step[RowT]]:
-    """Measures the first setting, then each step in turns with the best setting before it.
+    """Measures the first setting, then each step in turns with the best setting before it; see `steps`.
 
-    Args:
-        first: See `steps`.
-        changes: See `steps`.
-        measure: Returns the figures of a setting.
-        rounds: How often a step and the best setting before it take turns; 1 where measuring has no noise: then each
-            setting is measured once.
+    They take turns `rounds` times; 1 where measuring has no noise: then each setting is measured once.
     """
     best, row = first, measure(first)
     found: list[Step[RowT]] = [Step("naive", 1.0, 0.0, 1.0, True, row)]
@@ -179,12 +166,10 @@ def legend(names: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def as_data(found: Sequence[Step[bench.Row]]) -> dict[str, Any]:
-    """Returns the steps as JSON-ready data."""
     return {"ladder": [asdict(step) for step in found]}
 
 
 def render(found: Sequence[Step[bench.Row]]) -> str:
-    """Returns the steps as a table, and what their names mean."""
     head = ("step", "tokens/s", "gain", "in all", "kept", "reads/token", "bytes/token", "hit rate", "flash ms/token")
     lines = [
         (

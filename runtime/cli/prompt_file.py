@@ -50,7 +50,6 @@ class PromptFile:
         return room_of(self._session, longest, most)
 
     def ids(self) -> Iterator[list[int]]:
-        """Returns the token ids of each prompt, in order."""
         return (ids for _, ids in self._lines())
 
     def _checked(self) -> Iterator[list[int]]:
@@ -84,7 +83,6 @@ class PromptFile:
         return ids
 
     def _ids_in(self, value: Any) -> list[int] | None:
-        """Returns the token ids of a parsed line; None if it is not a prompt."""
         match value:
             case {"prompt": str(text), **rest} if not rest:
                 if self._codec is None:

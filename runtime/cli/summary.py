@@ -50,7 +50,6 @@ def render(metrics: RunMetrics, run_tokens: Sequence[Token] = ()) -> str:
 
 
 def render_decided(found: Decided) -> str:
-    """Formats the figures of a selector that chose anew."""
     return table(
         [
             ("tokens/s", f"{1 / found.token_s:.1f}"),
@@ -82,7 +81,6 @@ def batch_as_data(done: Batch) -> dict[str, Any]:
 
 
 def render_batch(done: Batch) -> str:
-    """Formats the table of a batch for people."""
     decoded, metrics = spreads(done.decoded), done.metrics
     passes = sum(token.leads for token in done.decoded)
     mean = f", {metrics.num_tokens / passes:.2f} tokens each" if passes else ""
@@ -122,7 +120,6 @@ def _seconds(seconds: float) -> str:
 
 
 def ms(seconds: float) -> str:
-    """Formats seconds as milliseconds."""
     return f"{1000 * seconds:.3f} ms"
 
 
@@ -139,7 +136,6 @@ def draft_as_data(store: Store) -> dict[str, Any]:
 
 
 def render_draft(store: Store) -> str:
-    """Formats the cost of a draft artifact for people."""
     rows = [
         ("DRAM used by the draft", show_bytes(store.dram_used_bytes)),
         ("flash read by the draft", show_bytes(store.counters.read_bytes)),

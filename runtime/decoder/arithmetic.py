@@ -40,8 +40,7 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
 
 
 def layer_norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, eps: float) -> np.ndarray:
-    """Normalizes `x` [..., n] by its mean and standard deviation, multiplies by `weight` [n] and adds `bias` [n], if
-    there is one."""
+    """Normalizes `x` [..., n] by mean and standard deviation, multiplies by `weight` [n] and adds any `bias` [n]."""
     centred = x - np.mean(x, axis=-1, keepdims=True, dtype=np.float32)
     normed = rms_norm(centred, weight, eps)
     return normed if bias is None else normed + bias
@@ -91,8 +90,7 @@ def _relu(x: np.ndarray) -> np.ndarray:
 
 
 def activation(name: Activation, threshold: float = 0.0) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns the activation function `name` of the gate, float32 [...] -> float32 [...]; only `fatrelu` and
-    `swiglu_oai` use `threshold`."""
+    """Returns the gate's activation function, float32 [...]; only `fatrelu` and `swiglu_oai` use `threshold`."""
     functions: dict[Activation, Callable[[np.ndarray], np.ndarray]] = {
         "relu": _relu,
         "relu2": lambda x: np.square(_relu(x)),

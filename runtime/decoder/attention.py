@@ -99,7 +99,6 @@ class Attention:
     def projected(
         self, roles: Sequence[MatrixRole], x_TN: np.ndarray, parts: Sequence[slice]
     ) -> dict[MatrixRole, np.ndarray]:
-        """Returns the outputs of the resident matrices among `roles`, biases added."""
         return {role: self._matrices[role].apply(x_TN, parts) for role in roles if role in self._matrices}
 
     def _append(self, span: Span, keys: np.ndarray, values: np.ndarray) -> None:
@@ -138,7 +137,6 @@ class Attention:
         return np.stack(list(each))
 
     def with_bias(self, role: MatrixRole, values: np.ndarray) -> np.ndarray:
-        """Adds the bias of `role` to `values` if the model has one."""
         bias = self._biases[role]
         return values if bias is None else values + bias
 
@@ -159,7 +157,6 @@ class AttentionWork:
     experts = None
 
     def __init__(self, attention: Attention, x_TN: np.ndarray, tokens: Tokens) -> None:
-        """Computes the outputs of resident matrices."""
         self._attention, self._x_TN, self._tokens = attention, x_TN, tokens
         self._projected = attention.projected(INPUTS, x_TN, tokens.parts)
         self._columns: dict[str, ColumnSums] = {}
@@ -188,7 +185,6 @@ class AttentionWork:
         return self._mixed
 
     def _finish_columns(self) -> None:
-        """Adds the biases to the sums of columns, which are complete now."""
         for columns in self._columns.values():
             for role, total in columns.sums.items():
                 self._projected[role] = self._attention.with_bias(role, total)

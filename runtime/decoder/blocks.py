@@ -54,7 +54,6 @@ class Units:
 
     @property
     def is_coarse(self) -> bool:
-        """Whether these are coarse planes only."""
         return unit_planes(self.format) is not None
 
     @property
@@ -111,7 +110,6 @@ class Block(Protocol):
 
     @property
     def is_coarse(self) -> bool:
-        """Whether these are coarse planes only."""
         ...
 
     def some(self, chosen_K: np.ndarray) -> "Block":
@@ -148,7 +146,6 @@ class Work(Protocol):
         ...
 
     def add(self, key: Key, block: Block) -> None:
-        """Adds the contribution of a block of the family's units."""
         ...
 
     def result(self) -> np.ndarray:
@@ -171,8 +168,7 @@ class Sublayer(Protocol):
 
 @dataclass(frozen=True)
 class Inner:
-    """How a unit's inner activation is computed from its slices: the product of the rows that are not None, and of a
-    factor."""
+    """The slices whose product, of those that are not None, and a factor are a unit's inner activation."""
 
     gate: MatrixRole | None
     """The row whose product goes through the activation."""
@@ -180,7 +176,6 @@ class Inner:
     """The row whose product multiplies the gate's; some activations change it, too."""
     activation: Activation
     threshold: float
-    """`ModelSpec.activation_threshold`."""
 
 
 @dataclass(frozen=True)
@@ -310,19 +305,15 @@ class SlotBlock:
 
 @dataclass(frozen=True)
 class CoarseUnits:
-    """The coarse planes of a family's units in one layer."""
-
     codes: np.ndarray
     """uint8 [U, bytes of a unit's coarse plane]."""
     units: Units
     """Where the slices' coarse planes lie; their format is the one in planes."""
 
     def of(self, ids: np.ndarray) -> Coarse:
-        """Returns the coarse planes of units `ids`, int32 [K], to be joined with refinements."""
         return Coarse(self.codes, np.ascontiguousarray(ids, np.int32), self.units.format)
 
     def block(self, ids: np.ndarray) -> SlotBlock:
-        """Returns units `ids` as their coarse planes alone, int32 [K]."""
         return SlotBlock(ids, ids, self.codes, self.units)
 
     def joined(self, ids: np.ndarray, refinements: np.ndarray) -> np.ndarray:
@@ -330,11 +321,9 @@ class CoarseUnits:
         return join_units(self.of(ids), refinements, np.arange(ids.size, dtype=np.int32))
 
     def rest(self, refined: Sequence[np.ndarray], experts_TE: np.ndarray | None) -> SlotBlock | StreamedBlock:
-        """Returns the coarse planes that tokens use: of all units but those that each of them refines.
+        """Returns the coarse planes that tokens use: of all units but those that each of them refines, int32.
 
-        Args:
-            refined: Ids of each token, int32.
-            experts_TE: bool [T, E]: in a mixture a token uses only units of its experts; None without experts.
+        `experts_TE` bool [T, E]: in a mixture a token uses only units of its experts; None without experts.
         """
         own_TU = np.ones((len(refined), len(self.codes)), bool)
         if experts_TE is not None:
@@ -355,8 +344,6 @@ def chosen_blocks(
     """Yields units in memory as the kernels take them: in their slots for few tokens, else copied side by side.
 
     Args:
-        batches: Units of one family, as the store brings them.
-        units: The family's units.
         used_TU: bool [T, num_units]: which token uses which unit; None for a single token, which uses all of them.
         coarse: The family's coarse planes, if batches have refinements.
     """
@@ -371,8 +358,10 @@ def chosen_blocks(
 
 
 def _side_by_side(batches: Iterable[Batch]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Copies units, GATHERED_BYTES at a time: large products take less time than many small ones; yields their ids,
-    int32 [K], and their bytes, uint8 [K, unit_bytes]."""
+    """Copies units, GATHERED_BYTES at a time, since large products take less time than many small ones.
+
+    Yields their ids, int32 [K], and their bytes, uint8 [K, unit_bytes].
+    """
     ids, codes = list[np.ndarray](), list[np.ndarray]()
     for batch in batches:
         step = max(1, GATHERED_BYTES // batch.rows.shape[1])
@@ -390,12 +379,7 @@ class ColumnSums:
     """Products of `x` with matrices whose columns are a family's units: entry i of `x` multiplies unit i; no bias."""
 
     def __init__(self, widths: Mapping[MatrixRole, int], x_TN: np.ndarray) -> None:
-        """Begins with sums of zero.
-
-        Args:
-            widths: Number of rows of each matrix.
-            x_TN: The family's signal, float32 [T, N].
-        """
+        """Begins with sums of zero, of the numbers of rows `widths`; `x_TN` is the family's signal."""
         self._x_TN = x_TN
         self.sums: dict[MatrixRole, np.ndarray] = {
             role: np.zeros((len(x_TN), width), np.float32) for role, width in widths.items()
@@ -403,12 +387,10 @@ class ColumnSums:
         """By role, float32 [T, M]."""
 
     def add(self, block: Block) -> None:
-        """Adds the block's columns, each multiplied by its entry of `x`."""
         chosen = np.ascontiguousarray(self._x_TN[:, block.ids])
         for role, total in self.sums.items():
             total += block.axpy(role, chosen)
 
 
 def widths_of(family: str, spec: ModelSpec) -> dict[MatrixRole, int]:
-    """Returns the number of rows of each matrix whose columns are units of a family."""
     return {piece.role: role_shape(spec, f"{piece.role}.weight")[0] for piece in slices(family, spec)}

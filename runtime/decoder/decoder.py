@@ -56,8 +56,6 @@ class PromptChunk:
 
 @dataclass(frozen=True)
 class _Block:
-    """Attention or the MLP of a layer, with its norms."""
-
     sublayer: Sublayer
     before: Norm | None
     """Norms the hidden states for the sublayer."""
@@ -67,11 +65,9 @@ class _Block:
     """Factor on what the sublayer adds."""
 
     def into(self, x_TN: np.ndarray) -> np.ndarray:
-        """Returns the sublayer's input, from hidden states."""
         return x_TN if self.before is None else self.before.apply(x_TN)
 
     def out_of(self, y_TN: np.ndarray) -> np.ndarray:
-        """Returns what is added to the hidden states, from the sublayer's result."""
         added = y_TN if self.after is None else self.after.apply(y_TN)
         return added if self.multiplier == 1 else added * np.float32(self.multiplier)
 
@@ -98,11 +94,7 @@ class Decoder:
     ) -> None:
         """Takes the resident tensors; call `begin` before the first token.
 
-        Args:
-            artifact: The open artifact.
-            store: Its units, under the plan to run with.
-            selection: The selector of every layer and family, for decoding.
-            activations: The format that a decoded token's vectors are rounded to in products with quantized rows.
+        `activations` is the format that a decoded token's vectors are rounded to in products with quantized rows.
 
         Raises:
             ArtifactError: if a file is damaged, or a layer cannot be computed from the families.
@@ -132,7 +124,6 @@ class Decoder:
         self._caches: list[KvCache] = [self._new_cache(0)]
 
     def follow(self, selection: Selection) -> None:
-        """Decodes the next tokens with another selection; the KV caches stay."""
         self._selection = selection
 
     def _new_cache(self, context_length: int) -> KvCache:
@@ -193,7 +184,6 @@ class Decoder:
         self._caches[sequence] = self._new_cache(context_length)
 
     def end_batch(self) -> None:
-        """Frees the KV caches of all sequences."""
         self._caches[:] = [self._new_cache(0)]
 
     def _check_room(self, context_lengths: Sequence[int]) -> None:
@@ -211,11 +201,7 @@ class Decoder:
         return kv_cache_bytes(self.spec, num_tokens, self._kv_cache)
 
     def check_context(self, context_length: int) -> None:
-        """Refuses a sequence longer than the plan's context.
-
-        Raises:
-            DoesNotFitError: if `context_length` exceeds the plan's.
-        """
+        """Raises `DoesNotFitError` if `context_length` exceeds the plan's."""
         plan = self._store.plan
         if context_length > plan.context_length:
             raise DoesNotFitError(
@@ -224,7 +210,6 @@ class Decoder:
             )
 
     def kv_cache(self, sequence: int) -> KvCache:
-        """Returns the keys and values of a sequence."""
         return self._caches[sequence]
 
     def end(self, sequence: int) -> None:
@@ -232,13 +217,7 @@ class Decoder:
         self._caches[sequence] = self._new_cache(0)
 
     def prefill(self, tokens: np.ndarray) -> np.ndarray:
-        """Appends `tokens` densely and returns their logits.
-
-        Args:
-            tokens: int [T], at least one.
-
-        Returns:
-            float32 [T, V].
+        """Appends `tokens` int [T], at least one, densely; returns their logits, float32 [T, V].
 
         Raises:
             ColdpressError: if a token is outside the vocabulary, or the context is full.
@@ -257,10 +236,10 @@ class Decoder:
         watched: Mapping[int, Callable[[int, np.ndarray], None]] | None = None,
         is_left: Callable[[int], bool] | None = None,
     ) -> np.ndarray:
-        """Appends a prompt to each of several sequences densely.
+        """Appends prompts to several sequences densely; returns the logits of their last tokens, float32 [B, V].
 
         Prompts that fit into one chunk of tokens share a pass over flash; each has the same logits as alone, bit for
-        bit.
+        bit. Raises as `prefill`.
 
         Args:
             prompts: int [T] each, at least one token.
@@ -270,12 +249,6 @@ class Decoder:
                 prompt's tokens have been told.
             is_left: Asked before each pass with the place of a prompt in `prompts`: True, from then on, leaves out the
                 rest of the prompt, whose sequence then lacks tokens and has meaningless logits.
-
-        Returns:
-            Logits of each prompt's last token, float32 [B, V].
-
-        Raises:
-            ColdpressError: as `prefill`.
         """
         last_BN = np.zeros((len(prompts), self.spec.hidden_size), np.float32)
         for pieces, hidden_TN in self._prefill_chunks(prompts, sequences, is_left):
@@ -297,7 +270,7 @@ class Decoder:
         return self.decode_many(np.array([token]))[0]
 
     def decode_many(self, tokens: np.ndarray, num_kept: int | None = None) -> np.ndarray:
-        """Appends T tokens in one causal pass.
+        """Appends T tokens in one causal pass; returns their logits, float32 [T, V].
 
         Each token uses only the units that the selector picks for it; units that several tokens use are read once. The
         logits equal those of decoding one token after the other: bit for bit for up to FEW_TOKENS if all units are in
@@ -308,9 +281,6 @@ class Decoder:
             tokens: int [T], at least one and at most PREFILL_CHUNK_TOKENS.
             num_kept: For drafts, whose caller must call `accept` next: the cache admits only units of the first
                 `num_kept` tokens. None if no token is a draft.
-
-        Returns:
-            float32 [T, V].
 
         Raises:
             ColdpressError: as `prefill`; or if there are too many tokens, or several that would use other units
@@ -327,16 +297,10 @@ class Decoder:
         return self._logits(hidden_TN)
 
     def decode_each(self, tokens: np.ndarray, sequences: Sequence[int]) -> np.ndarray:
-        """Appends one token to each of several sequences, in one pass through the layers.
+        """Appends one token to each of B distinct sequences, in one pass; returns their logits, float32 [B, V].
 
         Units that several tokens use are read once; each token has the same logits as alone, as in `decode_many`.
-
-        Args:
-            tokens: int [B], at least one and at most FEW_TOKENS.
-            sequences: The B sequences of the tokens, distinct.
-
-        Returns:
-            float32 [B, V].
+        There are 1 to FEW_TOKENS tokens, int [B].
 
         Raises:
             ColdpressError: as `decode_many`.
@@ -362,7 +326,6 @@ class Decoder:
 
     @property
     def has_coarse(self) -> bool:
-        """Whether coarse planes of all units are in DRAM."""
         return bool(self._coarse)
 
     def decode_coarse(self, token: int) -> np.ndarray:
@@ -426,11 +389,9 @@ class Decoder:
         num_kept: int | None = None,
         is_dense: bool = False,
     ) -> np.ndarray:
-        """Takes `tokens` through all layers; returns hidden states after the last norm, span by span, float32 [T, N].
+        """Takes tokens int [T] through all layers; returns hidden states after the last norm, span by span, [T, N].
 
         Args:
-            tokens: int [T].
-            spans: The sequences of the tokens.
             through: Takes hidden states through a layer.
             parts: Token ranges that must give the same bits alone and together (more than FEW_TOKENS tokens only).
             num_kept: See `decode_many`.
@@ -456,7 +417,6 @@ class Decoder:
         return self._norm.apply(x_TN)
 
     def _embedded(self, tokens: np.ndarray, purpose: Purpose) -> np.ndarray:
-        """Returns the embeddings of tokens, float32 [T, N]."""
         if self._embedding is not None:
             return self._embedding.rows(tokens)
         assert self._row_format is not None
@@ -494,7 +454,6 @@ class Decoder:
         return x_TN
 
     def _coarse_layer(self, layer: _Layer, x_TN: np.ndarray, tokens: Tokens) -> np.ndarray:
-        """Takes hidden states through a layer whose units are all coarse."""
         entering_TN = x_TN
         for block in layer.blocks:
             work = block.sublayer.begin(block.into(entering_TN if layer.parallel else x_TN), tokens)
@@ -505,8 +464,7 @@ class Decoder:
         return x_TN
 
     def _prefill_layer(self, layer: _Layer, x_TN: np.ndarray, tokens: Tokens) -> np.ndarray:
-        """Takes hidden states through a layer densely: with all units, of experts those that any token uses, in flash
-        order."""
+        """Takes hidden states through a layer with all units in flash order; of experts, those that any token uses."""
         entering_TN = x_TN
         for block in layer.blocks:
             work = block.sublayer.begin(block.into(entering_TN if layer.parallel else x_TN), tokens)
@@ -556,11 +514,7 @@ class Decoder:
         return routing.scores(scores_TE, np.mean(shares, axis=0), self._selection.routing_strengths[layer])
 
     def check_tokens(self, tokens: np.ndarray) -> None:
-        """Refuses ids outside the vocabulary.
-
-        Raises:
-            ColdpressError: naming the first such id.
-        """
+        """Raises `ColdpressError` naming the first id outside the vocabulary."""
         unknown = tokens[(tokens < 0) | (tokens >= self.spec.vocab_size)]
         if unknown.size:
             raise ColdpressError(

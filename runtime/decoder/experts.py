@@ -95,7 +95,6 @@ class Experts:
         return (x_TN if is_dense else self.inner_signal(x_TN, {}, chosen_TE, weights_TE)), chosen_TE
 
     def known(self, x_TN: np.ndarray, chosen_TE: np.ndarray, parts: Sequence[slice]) -> OF_ALL:
-        """Returns the outputs of resident matrices; an expert multiplies only the tokens that use it."""
         known: OF_ALL = {}
         for role, each in self._matrices.items():
             known[role] = np.zeros((*chosen_TE.shape, self._spec.intermediate_size), np.float32)
@@ -126,7 +125,6 @@ class Experts:
         return values_TEF.reshape(len(x_TN), -1)
 
     def _coarse_outputs(self, x_TN: np.ndarray, chosen_TE: np.ndarray) -> OF_ALL:
-        """Returns the outputs of gate and up by coarse planes, for the experts that tokens use."""
         assert self._coarse is not None
         size = self.intermediate_size
         found: OF_ALL = {role: self.beginning(role, chosen_TE) for role in self._coarse.units.inner_roles}
@@ -195,7 +193,6 @@ class ExpertsWork:
     """Experts at work on one input; see `coldpress.runtime.decoder.blocks.Work`."""
 
     def __init__(self, layer: Experts, x_TN: np.ndarray, tokens: Tokens) -> None:
-        """Routes the tokens, and computes the outputs of resident matrices."""
         self._layer, self._x_TN, self._tokens, self._is_dense = layer, x_TN, tokens, tokens.is_dense
         self.experts, self._weights_TE = layer.route(x_TN, tokens.parts, tokens.prior)
         self._known = layer.known(x_TN, self.experts, tokens.parts)
@@ -211,7 +208,7 @@ class ExpertsWork:
         return self._signal
 
     def add(self, key: Key, block: Block) -> None:
-        """See `Work`; with many tokens, an expert multiplies its own."""
+        """Adds the block; with many tokens, an expert multiplies its own."""
         layer, is_inner, is_many = self._layer, key[1] not in self._layer.inputs, isinstance(block, StreamedBlock)
         if is_inner and not is_many:
             self._y_TN += layer.part(self._x_TN, self._signal, self._weights_TE, block, WHOLE)
@@ -247,7 +244,6 @@ def _biases(layer: int, role: MatrixRole, spec: ModelSpec, resident: Resident) -
 
 
 def _some(values: np.ndarray, rows: np.ndarray | slice, columns: np.ndarray) -> np.ndarray:
-    """Returns some rows and columns, contiguous."""
     return np.ascontiguousarray(values[:, columns] if isinstance(rows, slice) else values[np.ix_(rows, columns)])
 
 

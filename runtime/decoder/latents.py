@@ -24,10 +24,7 @@ Rotary = tuple[np.ndarray, np.ndarray] | None
 
 
 class Latents:
-    """One layer's matrices and norms of latents."""
-
     def __init__(self, layer: int, spec: ModelSpec, resident: Resident) -> None:
-        """Takes the resident tensors of `layer`."""
         prefix = f"layers.{layer}."
         self._spec = spec
         self._k_norm = _norm(resident.vector(f"{prefix}k_norm.weight"))
@@ -46,7 +43,6 @@ class Latents:
 
         Args:
             x: What q_proj gives, float32 [T, n]: all heads, or the latent of the queries.
-            rotary: cos and sin of the tokens' positions.
             parts: As in `Matrix.apply`.
         """
         if self._q_b is not None and self._q_norm is not None:
@@ -66,8 +62,7 @@ class Latents:
         return np.concatenate((self._k_norm.apply(latents)[:, None], self._rotated(rest[:, None], rotary)), axis=-1)
 
     def mixed(self, x_THL: np.ndarray, parts: Sequence[slice]) -> np.ndarray:
-        """Returns the mixed heads, float32 [T, H * V], from each head's weighted sum of the cache, float32 [T, H,
-        L + R]."""
+        """Returns the mixed heads, float32 [T, H * V], from weighted sums of the cache, float32 [T, H, L + R]."""
         width = self._spec.kv_lora_rank
         heads = (
             matrix.apply(np.ascontiguousarray(x_THL[:, head, :width]), parts)

@@ -105,11 +105,9 @@ class Resident:
         return self._arrays[role]
 
     def optional_vector(self, role: str) -> np.ndarray | None:
-        """Returns the vector as `vector`; None if the model has none."""
         return self._arrays.get(role)
 
     def has(self, role: str) -> bool:
-        """Returns whether the model has a tensor."""
         return role in self._tensors
 
     def matrix(self, name: str) -> Matrix:

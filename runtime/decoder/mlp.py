@@ -110,7 +110,6 @@ class Mlp:
 
     @property
     def needs_signal(self) -> bool:
-        """Whether the inner family's units need the signal even if all of them are used: as a factor."""
         return self.inner is not None and self.inner.signal != "mlp_input"
 
     def down(self, known: dict[MatrixRole, np.ndarray], parts: Sequence[slice]) -> np.ndarray:
@@ -125,7 +124,6 @@ class Mlp:
         return self._act(up) if gate is None else self._act(gate) * self._act_up(up)
 
     def with_bias(self, role: MatrixRole, values: np.ndarray) -> np.ndarray:
-        """Adds the bias of `role` to `values` if the model has one."""
         bias = self._biases[role]
         return values if bias is None else values + bias
 
@@ -136,7 +134,6 @@ class MlpWork:
     experts = None
 
     def __init__(self, mlp: Mlp, x_TN: np.ndarray, tokens: Tokens) -> None:
-        """Computes the outputs of resident matrices."""
         self._mlp, self._x_TN, self._parts, self._is_dense = mlp, x_TN, tokens.parts, tokens.is_dense
         self._known: dict[MatrixRole, np.ndarray] = {}
         for role, matrix in mlp.projections:
@@ -188,7 +185,6 @@ def checked_families(names: Sequence[str], spec: ModelSpec) -> tuple[list[Family
 
 
 def held_roles(names: Sequence[str], spec: ModelSpec) -> list[MatrixRole]:
-    """Returns the roles of the MLP's matrices that are resident if these families are on flash."""
     return [role for role in resident_roles(names, spec) if role in MLP_ROLES]
 
 

@@ -28,7 +28,6 @@ class Norm:
 
 
 def norm_of(name: str, spec: ModelSpec, resident: Resident) -> Norm:
-    """Returns the norm with the role `name`."""
     return _norm(spec, resident.vector(f"{name}.weight"), resident.optional_vector(f"{name}.bias"))
 
 

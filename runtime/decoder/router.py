@@ -25,8 +25,10 @@ class Router:
         self._spec, self._correction = spec, correction
 
     def scores(self, logits_TE: np.ndarray) -> np.ndarray:
-        """Returns the ranking scores, float32 [T, E], from float32 logits: the sigmoid, or the logit itself,
-        which has the order of the softmax; plus the correction."""
+        """Returns the ranking scores, float32 [T, E], from float32 logits.
+
+        They are the sigmoid, or the logit itself, which has the order of the softmax; plus the correction.
+        """
         scores_TE = sigmoid(logits_TE) if self._spec.router_scores == "sigmoid" else logits_TE
         return scores_TE if self._correction is None else scores_TE + self._correction
 
@@ -64,7 +66,6 @@ class Router:
 
 
 def _softmax(logits_TE: np.ndarray, among_TE: np.ndarray) -> np.ndarray:
-    """Returns the softmax of each row's logits among the marked ones, 0 for the others."""
     most_T1 = np.where(among_TE, logits_TE, np.float32(-np.inf)).max(axis=1, keepdims=True)
     powers_TE = np.where(among_TE, np.exp(np.minimum(logits_TE - most_T1, 0)), np.float32(0))
     return powers_TE / powers_TE.sum(axis=1, keepdims=True)

@@ -57,8 +57,6 @@ def _lacks(method: Selector[Any], manifest: Manifest) -> str | None:
 
 
 class Selection:
-    """A method with its arrays for every layer and family of an artifact."""
-
     routing: Routing | None = None
     """What changes the choice of experts; None for the choice that the model was trained with."""
     routing_strengths: Sequence[float] = ()
@@ -96,13 +94,9 @@ class Selection:
     def select(
         self, key: Key, signal_Tn: np.ndarray, residency: Residency, experts_TE: np.ndarray | None = None
     ) -> list[np.ndarray]:
-        """Returns the ids that each token uses, int32 ascending.
+        """Returns the ids that each token uses, int32 ascending, from its signal, float32 [T, n].
 
-        Args:
-            key: Layer and family.
-            signal_Tn: float32 [T, n].
-            residency: Where the units are.
-            experts_TE: bool [T, E]: the experts that each token uses; None if units do not belong to experts.
+        `experts_TE` bool [T, E]: the experts that each token uses; None if units do not belong to experts.
         """
         arrays = self.arrays[key]
         if experts_TE is None and len(signal_Tn) > 1 and type(self.method).select is Selector.select:
@@ -142,15 +136,10 @@ class Selection:
 
 
 def union(chosen: Sequence[np.ndarray], num_units: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """Merges the units of several tokens.
+    """Merges the units of several tokens, int32 ascending each; ids are below `num_units`.
 
-    Args:
-        chosen: Ids of each token, int32 ascending.
-        num_units: Units of the part; ids are below it.
-
-    Returns:
-        The ids that at least one token uses, int32 ascending; and which token uses which unit, bool [T, num_units], or
-        None for a single token, which uses all of them.
+    Returns the ids that at least one token uses, int32 ascending; and which token uses which unit, bool [T, num_units],
+    or None for a single token, which uses all of them.
     """
     if len(chosen) == 1:
         return chosen[0], None

@@ -21,31 +21,22 @@ NO_DRAFT = "off"
 
 
 class Propose(Protocol):
-    """Proposes the next tokens of a sequence."""
-
     def __call__(self, ids: Sequence[int], count: int, least_chance: float = 0.0, /) -> list[int]:
-        """Returns token ids that may follow, at most `count`, possibly none.
+        """Returns token ids that may follow all tokens so far, `ids`: at most `count`, possibly none.
 
-        Args:
-            ids: All tokens so far.
-            count: The most tokens.
-            least_chance: A draft that computes probabilities makes no further one once all that it has made are right
-                with a lower one.
+        A draft that computes probabilities makes no further one once all that it has made are right with a chance below
+        `least_chance`.
         """
         ...
 
 
 class Checked(Protocol):
-    """The model that checks the drafts."""
-
     @property
     def has_coarse(self) -> bool:
-        """Whether coarse planes of all units are in DRAM."""
         ...
 
     @property
     def length(self) -> int:
-        """Tokens in the KV cache."""
         ...
 
     def decode_coarse(self, token: int) -> np.ndarray:
@@ -53,13 +44,10 @@ class Checked(Protocol):
         ...
 
     def roll_back(self, length: int) -> None:
-        """Takes back all tokens after the first `length`."""
         ...
 
 
 class Drafting(Protocol):
-    """A draft as a run uses it, with or without a second model."""
-
     def drafting(self, context_length: int, checked: Checked | None = None) -> AbstractContextManager[Propose]:
         """Begins a new sequence of at most `context_length` tokens, which ends when the context is closed.
 

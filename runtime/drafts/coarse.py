@@ -16,17 +16,11 @@ from coldpress.schemas.errors import ColdpressError
 
 
 class Plugin(Draft):
-    """Proposes what the coarse model would write."""
-
     NEEDS_PLANES = True
 
     @contextmanager
     def drafting(self, context_length: int, checked: Checked | None = None) -> Generator[Propose]:
-        """See `coldpress.runtime.drafts.Drafting`.
-
-        Raises:
-            ColdpressError: if the units have no coarse planes.
-        """
+        """Raises `ColdpressError` if the units have no coarse planes."""
         if checked is None or not checked.has_coarse:
             raise ColdpressError(
                 "the draft 'coarse' needs units in planes, and this artifact has none; use the draft 'lookup', or "

@@ -15,8 +15,6 @@ MOST, LEAST = 4, 2
 
 
 class Plugin(Draft):
-    """Proposes from the text itself."""
-
     @contextmanager
     def drafting(self, context_length: int, checked: Checked | None = None) -> Generator[Propose]:
         yield _Index().propose
@@ -30,7 +28,7 @@ class _Index:
         self._behind: dict[tuple[int, ...], int] = {}
 
     def propose(self, ids: Sequence[int], count: int, least_chance: float = 0.0, /) -> list[int]:
-        """At most `count` tokens that followed; `ids` begin with the ids of the previous call."""
+        """Returns at most `count` tokens that followed; `ids` begin with the ids of the previous call."""
         for token in ids[len(self._ids) :]:
             # This token follows the runs that end before it, so they have a continuation from now on.
             for length in range(LEAST, min(MOST, len(self._ids)) + 1):

@@ -62,7 +62,6 @@ class Reader(Protocol):
         ...
 
     def close(self) -> None:
-        """Closes the device; no read may follow."""
         ...
 
 
@@ -71,7 +70,6 @@ class Flash(PluginBase):
 
     moves_data: bool = True
     direct: bool = True
-    """See `Reader`."""
 
     @abstractmethod
     def __init__(self, artifact: Artifact, queue_depth: int) -> None:

@@ -33,14 +33,9 @@ class Plugin(Flash):
     MAX_IN_FLIGHT: ClassVar[int] = 32
     """More waiting threads cost more than they gain, at any queue depth of the device."""
     start_reads = staticmethod(_native.start_reads)
-    """The native core's function."""
 
     def __init__(self, artifact: Artifact, queue_depth: int) -> None:
         """Opens the file.
-
-        Args:
-            artifact: The open artifact.
-            queue_depth: Reads in flight at once.
 
         Raises:
             ArtifactError: if the file is missing, a link, or of another size.
@@ -72,7 +67,6 @@ class Plugin(Flash):
         return Reading(self, extents, start, start())
 
     def close(self) -> None:
-        """Closes the file, once."""
         self._finalizer()
 
     def result(self, extents: Extents, reads: _native.Reads) -> Exception | None:
@@ -114,12 +108,7 @@ class Reading:
             self.finish()
 
     def finish(self) -> float:
-        """See `coldpress.runtime.flash.Ticket`.
-
-        Raises:
-            CorruptPageError: naming the page and the sections that lie there.
-            DeviceError: if the device fails twice.
-        """
+        """Raises `CorruptPageError`, which names page and sections, or `DeviceError` if the device fails twice."""
         if not self._finished:
             start = time.perf_counter()
             failure = self._flash.result(self._extents, self._reads)
@@ -139,7 +128,6 @@ class Reading:
 
 
 def _place(artifact: Artifact, start: int, length: int) -> str:
-    """Names the sections in a range of flash.img."""
     flash = artifact.manifest.flash
     touched = [
         section.name
@@ -150,7 +138,6 @@ def _place(artifact: Artifact, start: int, length: int) -> str:
 
 
 def _open(artifact: Artifact, page_bytes: int) -> tuple[int, bool]:
-    """Opens flash.img; returns a descriptor, and whether it bypasses the page cache."""
     try:
         return _open_direct(artifact, page_bytes), True
     except OSError as error:

@@ -13,7 +13,7 @@ class Plugin(direct.Plugin):
     """Reads that end before `submit` returns."""
 
     def submit(self, extents: Extents, into: np.ndarray, landing: Landing | None = None) -> direct.Reading:
-        """Reads and waits; see `coldpress.runtime.flash.Reader`.
+        """Reads and waits.
 
         Raises:
             CorruptPageError, DeviceError: as the ticket's `finish` would.

@@ -44,7 +44,6 @@ class Plugin(Flash):
         """Models the device of the artifact's profile.
 
         Args:
-            artifact: Its manifest holds the device profile.
             queue_depth: Reads in flight that the runtime issues; the device's own queue depth bounds them.
             data: A device that supplies the bytes; None for reads without data.
         """
@@ -56,7 +55,7 @@ class Plugin(Flash):
         self._idle_s = self._busy_s = self._seconds()
 
     def submit(self, extents: Extents, into: np.ndarray, landing: Landing | None = None) -> Modelled:
-        """See `coldpress.runtime.flash.Reader`; the seconds are the time that these reads add to those in flight."""
+        """Counts the seconds that these reads add to those in flight."""
         if not self.tickets:
             self._num_reads = self._num_bytes = self._in_flight = 0
             self._busy_s = self._idle_s
@@ -69,10 +68,8 @@ class Plugin(Flash):
         return Modelled(self, len(extents), self._busy_s - before_s, data)
 
     def _seconds(self) -> float:
-        """Returns the seconds of the reads that the device works on."""
         return float(flash_seconds(self._flash, self._num_reads, self._num_bytes, max(1, self._in_flight)))
 
     def close(self) -> None:
-        """Closes the device that supplies the bytes."""
         if self._data:
             self._data.close()

@@ -51,17 +51,13 @@ class AtOnce:
     """
 
     def __init__(self) -> None:
-        """Has decoded nothing."""
         self._has_decoded = False
 
     def prefilled(self, num_passes: int, seconds: float) -> None:
-        """Notes a prefill."""
         self._has_decoded = False
 
     def decoded(self, num_tokens: int, seconds: float, *, idle: bool) -> None:
-        """Notes a pass that decoded tokens."""
         self._has_decoded = True
 
     def pays(self, num_tokens: int) -> bool:
-        """Returns whether waiting prompts begin now."""
         return self._has_decoded

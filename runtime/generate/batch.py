@@ -59,8 +59,6 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Room:
-    """Limits on the sequences that run at the same time."""
-
     sequences: int
     """1 to FEW_TOKENS."""
     longest: int
@@ -77,7 +75,6 @@ class Batch:
     """New tokens of each sequence. Tokens of one pass share its number; the first of them carries the cost of the pass,
     the others no cost."""
     metrics: RunMetrics
-    """The metrics of all sequences together."""
 
     @property
     def decoded(self) -> list[Token]:
@@ -98,7 +95,6 @@ def generate_batch(
     """Continues several prompts at once.
 
     Args:
-        session: An open session that no other call uses.
         prompts: One to FEW_TOKENS prompts, each of at least one token id.
         max_new_tokens: New tokens of each sequence, at least 1.
         sampling: Settings for each prompt; None is greedy for all.
@@ -156,25 +152,17 @@ def generate_each(
 ) -> Generator[tuple[Token, ...], None, RunMetrics]:
     """Continues any number of prompts, as many at once as have room, in bounded memory.
 
+    Yields the new tokens of each prompt, in the order of the prompts, as soon as they and those before them have ended;
+    returns the metrics of all sequences together. Raises as `generate_batch`.
+
     Args:
         session: Must be free at the start; it is in use until the last sequence has ended or the generator is closed.
         prompts: Taken one by one as slots of the batch become free; the iterator may call `session.resize`. None
             stands for no prompt at present, and has no number; it ends the run if no sequence runs.
         max_new_tokens: New tokens of each sequence, at least 1.
-        room: Limits on the sequences that run at the same time.
-        ignore_eos: As of `generate_batch`.
-        on_token: As of `generate_batch`; prompts are numbered from 0.
+        ignore_eos, on_token: As of `generate_batch`; prompts are numbered from 0.
         at_once: Whether waiting prompts begin before the next pass but one, whatever that costs those that run.
         prefixes: Where the keys and values of prompts are kept and found; None for nowhere.
-
-    Yields:
-        The new tokens of each prompt, in the order of the prompts, as soon as they and those before them have ended.
-
-    Returns:
-        The metrics of all sequences together.
-
-    Raises:
-        ColdpressError, DoesNotFitError, CorruptPageError: as `generate_batch`.
     """
     _check(session, room, max_new_tokens)
     stop_ids = frozenset(() if ignore_eos else session.decoder.spec.eos_token_ids)
@@ -200,7 +188,6 @@ class _Sequence:
     """A running sequence, or an ended one whose tokens wait for an earlier prompt to end."""
 
     number: int
-    """The prompt's number."""
     prompt: np.ndarray
     """int64 [n]."""
     chooser: Chooser
@@ -215,8 +202,6 @@ class _Sequence:
 
 
 class _Run:
-    """The sequences of a batch, by their places in the decoder."""
-
     def __init__(
         self,
         session: Session,
@@ -278,7 +263,6 @@ class _Run:
         return begun
 
     def _num_tokens(self, sequence: _Sequence) -> int:
-        """Returns the most tokens that a sequence can have."""
         return len(sequence.prompt) + sequence.max_new_tokens
 
     def prefill(self, places: Sequence[int]) -> list[int]:
@@ -307,7 +291,6 @@ class _Run:
             sequence.restored = self._prefixes.restore(cache, sequence.prompt, sequence.arithmetic)
 
     def step(self) -> list[int]:
-        """Decodes one token of each active sequence, and returns these tokens."""
         last = np.array([sequence.tokens[-1].id for sequence in self.active.values()])
         places = list(self.active)
         return self._chosen(places, self._decoder.decode_each(last, places))
@@ -360,7 +343,6 @@ class _Run:
 
 
 def _check(session: Session, room: Room, max_new_tokens: int) -> None:
-    """Refuses batches that are too large or have no new tokens."""
     if not 1 <= room.sequences <= FEW_TOKENS:
         raise ColdpressError(
             f"{room.sequences} prompts are to be continued at once, expected 1 to {FEW_TOKENS}; run them in turns"

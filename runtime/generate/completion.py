@@ -51,11 +51,10 @@ class Continuation:
         num_top: int | None = None,
         eos_ids: frozenset[int] = frozenset(),
     ) -> None:
-        """Begins after the prompt `ids`.
+        """Begins after the prompt `ids`, at least one token id.
 
         Args:
             codec: None without a tokenizer.
-            ids: The prompt, at least one token id.
             stops: Texts before which the continuation ends.
             num_top: Likeliest tokens to list in the place of each token; None for no log-probabilities.
             eos_ids: Tokens that end the text.
@@ -74,7 +73,6 @@ class Continuation:
         self._logits = np.empty(0, np.float32)
 
     def prompt(self, sampling: Sampling, **settings: Any) -> Prompt:
-        """Returns what a batch runs; `settings` are further fields of `Prompt`."""
         return Prompt(self.ids, sampling, on_logits=None if self.num_top is None else self._see, **settings)
 
     def _see(self, position: int, logits: np.ndarray) -> None:
@@ -85,7 +83,6 @@ class Continuation:
                 self._logits = row.copy()
 
     def add(self, token: Token) -> bool:
-        """Adds a token, and returns whether a stop string was found."""
         self.token_ids.append(token.id)
         if self.num_top is not None:
             self.logprobs.append(logprobs_of(self._logits, token.id, self.num_top))
@@ -103,11 +100,9 @@ class Continuation:
         return self.stop is not None or self.token_ids[-1] in self._eos_ids
 
     def remainder(self) -> str:
-        """Returns the text after the last piece, once there are no more tokens."""
         return self._text.remainder() if self._text else ""
 
     def completion(self) -> Completion:
-        """Returns the result of a run that has ended."""
         return Completion(
             text=self._text.text() if self._text else "",
             token_ids=tuple(self.token_ids),
@@ -129,8 +124,6 @@ class Continuation:
 
 @dataclass
 class Totals:
-    """The work of all runs so far."""
-
     prompt_tokens: int = 0
     """Tokens of prompts that were prefilled."""
     new_tokens: int = 0

@@ -19,8 +19,6 @@ from coldpress.schemas.manifest import Manifest
 
 
 class DraftModel:
-    """See `coldpress.runtime.drafts.Drafting`."""
-
     def __init__(self, session: Session, of: Artifact) -> None:
         """Takes the draft's session, which the caller closes, and the artifact `of` that it drafts for.
 
@@ -32,12 +30,7 @@ class DraftModel:
 
     @contextmanager
     def drafting(self, context_length: int, checked: Checked | None = None) -> Generator[Propose]:
-        """See `coldpress.runtime.drafts.Drafting`.
-
-        Raises:
-            ColdpressError: if the draft's session is closed or in use.
-            DoesNotFitError: if the draft's plan has a KV cache for fewer tokens.
-        """
+        """Raises `ColdpressError` if the session is closed or in use, `DoesNotFitError` if it is too short."""
         planned = self.session.plan.context_length
         if context_length > planned:
             raise DoesNotFitError(
@@ -80,12 +73,7 @@ class _Sequence:
 
 
 def beside_draft(manifest: Manifest, draft: Session, dram_budget_bytes: int | None) -> int:
-    """Returns the bytes of a budget that a draft leaves for the larger model.
-
-    Args:
-        manifest: The larger model's manifest.
-        draft: The draft's open session.
-        dram_budget_bytes: The budget of both together; None takes the budget of the manifest's largest plan.
+    """Returns the bytes of a budget (None: the largest plan's) that a draft leaves for the larger model.
 
     Raises:
         DoesNotFitError: if the two do not fit together.

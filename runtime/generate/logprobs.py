@@ -16,13 +16,7 @@ class TokenLogprobs:
 
 
 def logprobs_of(logits: np.ndarray, token_id: int, num_top: int) -> TokenLogprobs:
-    """Returns the log-probabilities of `token_id` and of the `num_top` likeliest tokens.
-
-    Args:
-        logits: Floats [vocab_size] that the token was chosen from.
-        token_id: An id of the vocabulary.
-        num_top: At least 0.
-    """
+    """Returns the log-probabilities of `token_id` and of the `num_top` likeliest tokens in logits [vocab_size]."""
     below = logits.astype(np.float64) - logits.max()  # so that exp cannot overflow
     logprobs = below - np.log(np.exp(below).sum())
     num_top = min(num_top, logprobs.size)

@@ -57,7 +57,6 @@ class Prefixes:
             folder: Artifacts may share it.
             identity: sha256 of the artifact's manifest.
             max_bytes: Most bytes of all files in the folder.
-            chunk_tokens: Tokens of a file; the prefill's chunks.
 
         Raises:
             ColdpressError: if the folder cannot be made or written.
@@ -77,14 +76,10 @@ class Prefixes:
             raise ColdpressError(f"{folder}: the folder is not writable, expected one for prompts; name another one")
 
     def restore(self, cache: KvCache, ids: np.ndarray, arithmetic: str) -> int:
-        """Fills an empty cache with the beginning of a prompt, and returns how many of its tokens that were.
+        """Fills an empty cache with the beginning of a prompt, int64 [n], and returns how many of its tokens that were.
 
-        At least one token is left to compute.
-
-        Args:
-            cache: Has room for the prompt.
-            ids: The prompt, int64 [n].
-            arithmetic: As `Decoder.arithmetic` tells it, when the rest of the prompt is computed.
+        At least one token is left to compute. `arithmetic` is as `Decoder.arithmetic` tells it, when the rest of the
+        prompt is computed.
         """
         found = list[Path]()
         for path, place in self._chunks(cache, ids[:-1], arithmetic):
@@ -99,12 +94,9 @@ class Prefixes:
         return cache.length
 
     def save(self, cache: KvCache, ids: np.ndarray, arithmetic: str) -> None:
-        """Writes the chunks of a prompt that are not there yet.
+        """Writes the chunks of a prompt, int64 [n], that are not there yet, from its cache as the prefill made it.
 
-        Args:
-            cache: Has the prompt's keys and values, as the prefill made them.
-            ids: The prompt, int64 [n].
-            arithmetic: As `Decoder.arithmetic` told it when the prompt was computed.
+        `arithmetic` is as `Decoder.arithmetic` told it when the prompt was computed.
         """
         try:
             for path, place in self._chunks(cache, ids, arithmetic):
@@ -114,7 +106,6 @@ class Prefixes:
             LOG.warning("%s: a prompt is not kept there (%s)", self._folder, error.strerror)
 
     def kept_bytes(self) -> int:
-        """Returns the bytes of all files in the folder."""
         return sum(size for _, size, _ in self._files())
 
     def _chunks(self, cache: KvCache, ids: np.ndarray, arithmetic: str) -> Iterator[tuple[Path, slice]]:
@@ -155,7 +146,6 @@ class Prefixes:
         return is_whole
 
     def _write(self, path: Path, cache: KvCache, place: slice) -> bool:
-        """Writes a chunk; returns False if it is larger than the limit."""
         num_bytes = sum(rows.nbytes for rows in _rows(cache, place)) + hashlib.sha256().digest_size
         if not self._make_room(num_bytes):
             return False
@@ -200,8 +190,7 @@ class Prefixes:
 
 
 def _rows(cache: KvCache, place: slice) -> Iterator[memoryview]:
-    """Yields the bytes of the keys, then of the values, of each layer at `place`: the cache's own memory; once, if both
-    are one array."""
+    """Yields the cache's own bytes of the keys, then of the values, of each layer; once, if both are one array."""
     for array in (cache.keys,) if cache.values is cache.keys else (cache.keys, cache.values):
         for layer in range(len(array)):
             yield array[layer, place].data.cast("B")

@@ -136,12 +136,8 @@ def penalized(logits: np.ndarray, used: np.ndarray, penalty: float) -> np.ndarra
 def candidates(logits: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.ndarray]:
     """Returns the tokens that may be drawn at a temperature above 0, and their probabilities.
 
-    Args:
-        logits: Finite floats [vocab_size], with the repetition penalty applied.
-        sampling: Its temperature, top_k, top_p and min_p.
-
-    Returns:
-        Ids int64 [n], likeliest first and lower ids first among equals, and probabilities float64 [n], which sum to 1.
+    `logits` are finite floats [vocab_size], with the repetition penalty applied. The ids are int64 [n], likeliest first
+    and lower ids first among equals; the probabilities are float64 [n], and sum to 1.
     """
     below = logits.astype(np.float64) - logits.max()
     with np.errstate(over="ignore"):  # a tiny temperature takes all but the likeliest to -inf, which exp makes 0

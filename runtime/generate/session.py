@@ -47,7 +47,6 @@ class Generation:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """Returns the ids of the new tokens."""
         return tuple(token.id for token in self.tokens)
 
 
@@ -82,7 +81,6 @@ class Session:
         """Opens the artifact, divides the budget, and loads resident tensors and pinned units.
 
         Args:
-            path: The artifact's folder.
             dram_budget_bytes: None takes the artifact's largest plan; with room for all, nothing is read later.
             selector: A method of runtime/sparsity; None for the plan's.
             cache: A policy of runtime/cache, with options as `window:window_tokens=3`; None for the plan's.
@@ -95,7 +93,6 @@ class Session:
             preload: Whether units that later layers will probably ask for are read ahead; None for the plan's setting.
             routing: How routers choose experts, `top_k` or as `cache_prior:0.2`; None for the plan's.
             device: The device to simulate; None for the one that the artifact was compiled for.
-            recorder, observers: They follow what the store is asked for, and what it does.
             modelled: Whether metrics also tell modelled seconds on the artifact's device; with `simulated` flash too.
             identity: sha256 that the artifact's manifest must have; None takes any.
             started_s: time.perf_counter() from which the first token's time counts; None for now.
@@ -123,7 +120,7 @@ class Session:
         return Decoder(self.artifact, self.store, Selection(self.artifact, plan), activations)
 
     def _clocks(self, plan: Plan, wanted: bool) -> list[Clock]:
-        """A clock costs a run time, so it has one only where modelled seconds are wanted."""
+        """Makes a clock only where modelled seconds are wanted, since it costs a run time."""
         return [Clock(self.artifact.manifest, plan)] if wanted else []
 
     @property
@@ -132,11 +129,9 @@ class Session:
         return self.store.plan
 
     def __enter__(self) -> "Session":
-        """Returns the session itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Closes the session."""
         self.close()
 
     def close(self) -> None:
@@ -154,7 +149,6 @@ class Session:
 
     @contextmanager
     def _exclusive(self) -> Generator[None]:
-        """Reserves the store and the decoder for one caller at a time."""
         if not self._running.acquire(blocking=False):
             raise ColdpressError(
                 "this session is in use by another call, expected one at a time; wait for it or close its generator, "
@@ -260,15 +254,10 @@ class Session:
         draft: Drafting | None = None,
         draft_tokens: int = DRAFT_TOKENS,
     ) -> Generator[Token, bool | None, Generation]:
-        """Generates as `generate` does, and yields each token at once.
+        """Generates as `generate` does, and yields each token at once; returns all new tokens, and the metrics.
 
-        The session is in use from the first token to the last, or until the generator is closed.
-
-        Yields:
-            Each new token as soon as it is known. Sending True ends the run after it.
-
-        Returns:
-            All new tokens, and the metrics.
+        The session is in use from the first token to the last, or until the generator is closed. Sending True ends the
+        run after the token.
         """
         if max_new_tokens < 1:
             raise ColdpressError(f"the number of new tokens is {max_new_tokens}, expected at least 1")
@@ -381,7 +370,7 @@ class Session:
 
     @contextmanager
     def batch(self, longest: int, num_tokens: int) -> Generator[Timer]:
-        """Reserves `decoder` for several sequences that run at once; all counters start at zero.
+        """Reserves `decoder` for several sequences that run at once, and yields the timer; counters start at zero.
 
         If the plan's KV cache is too small for them, a larger one takes room from cached and pinned units until the
         batch ends. The caller holds `step` while sequences begin and tokens are computed.
@@ -389,9 +378,6 @@ class Session:
         Args:
             longest: Most tokens of one sequence, prompt and new tokens together.
             num_tokens: Most tokens of all sequences that run at the same time.
-
-        Yields:
-            The timer of the run.
 
         Raises:
             ColdpressError: if the session is closed or in use.

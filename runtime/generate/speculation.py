@@ -32,8 +32,6 @@ from coldpress.schemas.layout import Plan
 
 @dataclass(frozen=True)
 class Pass:
-    """The result of one pass through the layers."""
-
     token_ids: tuple[int, ...]
     """New tokens, at least one: the accepted drafts, and one more."""
     drafted: int
@@ -45,7 +43,6 @@ class Costs:
     """Modelled seconds of drafting with the coarse planes, and of the passes that check the drafts."""
 
     draft_s: float
-    """Of a draft."""
     pass_s: Sequence[float]
     """Of passes of 1, 2, ... tokens that use every unit."""
 
@@ -54,8 +51,7 @@ class Costs:
         return (count * self.draft_s + self.pass_s[count]) / tokens_of_pass(count, acceptance)
 
     def best(self, most: int, acceptance: float) -> int:
-        """Returns the number of drafts, at most `most`, with the fewest seconds a token; the fewest of equal ones, and
-        none where no pass fits."""
+        """Returns the number of drafts with the fewest seconds a token; of equal ones the fewest; 0 if no pass fits."""
         counts = range(min(most + 1, len(self.pass_s)))
         return min(counts, key=lambda count: self.token_s(count, acceptance), default=0)
 
@@ -76,28 +72,20 @@ def tokens_of_pass(count: int, acceptance: float) -> float:
 
 
 def costs_of(artifact: Artifact, plan: Plan, most: int) -> Costs:
-    """Returns the costs of at most `most` drafts from coarse planes, by the law of the artifact's device."""
     return Costs(resident.draft_seconds(artifact.manifest, plan), pass_seconds(artifact, plan, 1 + most))
 
 
 def check_draft_tokens(count: int) -> None:
-    """Refuses a number of drafts that one pass cannot check.
-
-    Raises:
-        ColdpressError: naming the number and the limits.
-    """
+    """Raises `ColdpressError` for a number of drafts that one pass cannot check."""
     if not 1 <= count < FEW_TOKENS:
         raise ColdpressError(f"the number of drafts of a pass is {count}, expected 1 to {FEW_TOKENS - 1}")
 
 
 class Passes:
-    """Runs the passes of one sequence."""
-
     def __init__(
         self, decoder: Decoder, chooser: Chooser, propose: Propose, draft_tokens: int, costs: Costs | None = None
     ) -> None:
-        """Takes a decoder that will have prefilled the prompt before the first `step`, and the costs of drafts that
-        compute."""
+        """Takes a decoder that will have prefilled the prompt before the first `step`, and the costs of drafts."""
         self._decoder, self._chooser = decoder, chooser
         self._propose, self._draft_tokens, self._costs = propose, draft_tokens, costs
         self._drafted = self._accepted = self._ended = 0
@@ -105,9 +93,8 @@ class Passes:
     def step(self, ids: Sequence[int], room: int) -> Pass:
         """Drafts, checks the drafts in one pass, and returns the tokens that it added.
 
-        Args:
-            ids: All tokens so far, prompt included; the decoder has all but the last.
-            room: Most new tokens that may follow, at least one.
+        `ids` are all tokens so far, prompt included; the decoder has all but the last. At most `room` new tokens, at
+        least one, may follow.
         """
         drafts = self._drafts(ids, min(self._draft_tokens, room - 1))
         logits = self._decoder.decode_many(np.array([ids[-1], *drafts]), self._expected(len(drafts)))
@@ -134,10 +121,9 @@ class Passes:
         return self._propose(ids, most, self._costs.least_chance(count, acceptance)) if count else []
 
     def _expected(self, num_drafts: int) -> int:
-        """Estimates how many tokens of a pass will be accepted."""
         return 1 + round(num_drafts * self._acceptance)
 
     @property
     def _acceptance(self) -> float:
-        """The share of drafts that are accepted: a half before the first one (Laplace's rule)."""
+        """Returns the share of drafts that are accepted: a half before the first one (Laplace's rule)."""
         return (self._accepted + 1) / (self._drafted + 2)

@@ -54,8 +54,6 @@ class Token:
 
 @dataclass(frozen=True)
 class Spread:
-    """The spread of a figure from token to token; percentiles are interpolated linearly."""
-
     p5: float
     median: float
     p95: float
@@ -63,8 +61,6 @@ class Spread:
 
 @dataclass(frozen=True)
 class TokenSpreads:
-    """The spread of each figure of a token."""
-
     seconds: Spread
     flash_s: Spread
     reads: Spread
@@ -118,10 +114,7 @@ def spreads(decoded: Sequence[Token]) -> TokenSpreads | None:
 
 
 class Timer:
-    """Adds up the seconds of the steps of one run, and remembers the cost of the last step."""
-
     def __init__(self, started_s: float, counters: Counters) -> None:
-        """`counters` are the store's for this run."""
         self._started_s, self._counters = started_s, counters
         self._first_token_s: float | None = None
         self._prefill_s = self._decode_s = 0.0
@@ -130,7 +123,6 @@ class Timer:
 
     @contextmanager
     def prefill(self) -> Generator[None]:
-        """Measures a prefill."""
         start, before = time.perf_counter(), replace(self._counters)
         yield
         stop, after, self._decoding = time.perf_counter(), self._counters, False
@@ -147,7 +139,6 @@ class Timer:
 
     @contextmanager
     def decode(self, num_tokens: int = 1) -> Generator[None]:
-        """Measures a pass that decodes `num_tokens`."""
         start, before = time.perf_counter(), replace(self._counters)
         yield
         seconds, after, self._decoding = time.perf_counter() - start, self._counters, True
@@ -167,9 +158,8 @@ class Timer:
     def tokens(self, token_ids: Sequence[int], drafted: int = 0) -> Iterator[Token]:
         """Yields the tokens of the last step: the first with the step's cost, the others with none.
 
-        Args:
-            token_ids: Consecutive tokens of one sequence, or one token of each of several sequences.
-            drafted: Drafts that the step checked; if any, all tokens but the last were drafts.
+        They are consecutive tokens of one sequence, or one token of each of several sequences. If the step checked
+        drafts, all tokens but the last were drafts.
         """
         num_accepted = len(token_ids) - 1 if drafted else 0
         for place, token_id in enumerate(token_ids):
@@ -178,10 +168,8 @@ class Timer:
             yield replace(token, pass_number=self._num_passes if self._decoding else 0, accepted=place < num_accepted)
 
     def decoded(self) -> tuple[int, float]:
-        """Returns (tokens decoded so far, their seconds)."""
         return self._num_decoded, self._decode_s
 
     def metrics(self, store: Store) -> RunMetrics:
-        """Returns the metrics of the run so far."""
         first_token_s = self._first_token_s or 0.0
         return store.metrics(self._num_decoded, self._decode_s, self._prefill_s, first_token_s, self._num_passes)

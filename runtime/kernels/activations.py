@@ -18,9 +18,5 @@ BITS: dict[ActivationFormat, int] = {"fp32": 0, "int16": 16, "int8": 8}
 
 
 def activation_format(name: str) -> ActivationFormat:
-    """Returns the activation format `name`.
-
-    Raises:
-        UnknownNameError: if there is no such format.
-    """
+    """Raises `UnknownNameError` if there is no such format."""
     return known_name("activation format", name, ACTIVATIONS)

@@ -36,7 +36,6 @@ def attend(
         q: float32[heads, head_dim], after rotation.
         keys, values: contiguous, with the first `length` positions filled: float16[context, kv_heads, head_dim], or
             uint8[context, kv_heads, bytes], each head's values in int8_group32.
-        length: number of positions, including the query's.
         window: most positions that a query sees, including its own; None for all.
         scale: factor of the scores; None for 1 / sqrt(head_dim).
         softcap: scaled scores s become softcap * tanh(s / softcap) (Gemma 2, section 2); None: they stay as they are.
@@ -68,9 +67,7 @@ def attend_prefill(
 ) -> np.ndarray:
     """Computes attention of the last `tokens` of `length` positions: float32[tokens, heads, head_dim].
 
-    Args:
-        q: float32[tokens, heads, head_dim], after rotation; query t is at position length - tokens + t.
-        keys, values, length, window, scale, softcap, sinks: as in `attend`.
+    `q` is float32[tokens, heads, head_dim]; query t is at position length - tokens + t. All else is as in `attend`.
 
     Memory besides arguments and result: the scores of a block of queries (SCORES_BYTES, or one query's scores) and the
     float32 keys and values of one key head over the positions that the block sees.
@@ -100,7 +97,6 @@ def attend_prefill(
 
 
 def _floats(cache: np.ndarray, head_dim: int) -> np.ndarray:
-    """Decodes one head: float32 [positions, head_dim]."""
     return decode_rows(cache, head_dim, "int8_group32") if cache.dtype == np.uint8 else cache.astype(np.float32)
 
 

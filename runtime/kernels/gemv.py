@@ -14,13 +14,10 @@ def gemv(
     num_threads: int = 0,
     activations: ActivationFormat = "fp32",
 ) -> np.ndarray:
-    """Multiplies the matrix by x: float32[rows].
+    """Multiplies the matrix by x, float32[length]: float32[rows].
 
     Args:
         matrix: uint8[rows, row_bytes], each row a slice of `length` values; rows need not be adjacent.
-        length: values in a row.
-        fmt: name of the storage format.
-        x: float32[length].
         num_threads: 0 for the process's default; no bit of the result depends on it.
         activations: format that x is rounded to first (runtime/kernels/activations.py).
 
@@ -38,12 +35,7 @@ def gemv_each(
 ) -> np.ndarray:
     """Multiplies the matrix, read once, by a few vectors: float32[tokens, rows]; each has the same bits as in `gemv`.
 
-    Args:
-        matrix, length, fmt: as in `gemv`.
-        x: float32[tokens, length]; 1 to 1024 tokens.
-
-    Raises:
-        ValueError, TypeError: as `gemv`.
+    `x` is float32[tokens, length]; 1 to 1024 tokens. All else is as in `gemv`.
     """
     out = np.empty((len(x), matrix.shape[0]), np.float32)
     _native.gemv_each(matrix, length, fmt, x, out, 0, BITS[activations])

@@ -108,5 +108,4 @@ def _times(chosen: np.ndarray, times: Times) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _sums(gain: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Sums the gains of the chosen units, float64 [T]."""
     return (gain * chosen).sum(axis=1, dtype=np.float64)

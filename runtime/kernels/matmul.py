@@ -13,8 +13,7 @@ from coldpress.runtime import _native
 def decode_rows(matrix: np.ndarray, length: int, fmt: str, num_threads: int = 0) -> np.ndarray:
     """Decodes uint8[rows, row_bytes] to float32[rows, length], with the same bits as the format's `decode`.
 
-    Raises:
-        ValueError, TypeError: as `coldpress.runtime.kernels.gemv.gemv`.
+    Raises as `coldpress.runtime.kernels.gemv.gemv`.
     """
     out = np.empty((matrix.shape[0], length), np.float32)
     _native.decode_rows(matrix, length, fmt, out, num_threads)
@@ -30,15 +29,9 @@ def matmul(
 ) -> np.ndarray:
     """Multiplies x by the matrix's transpose: float32[tokens, rows].
 
-    Args:
-        matrix: uint8[rows, row_bytes], each row a slice of `length` values; rows need not be adjacent.
-        length: values in a row.
-        fmt: name of the storage format.
-        x: float32[tokens, length], copied if it is not contiguous.
-        num_threads: 0 for the process's default; no bit of the result depends on it.
-
-    Raises:
-        ValueError, TypeError: as `coldpress.runtime.kernels.gemv.gemv`.
+    `x` is float32[tokens, length], copied if it is not contiguous. `matrix` is uint8[rows, row_bytes], each row a slice
+    of `length` values; rows need not be adjacent. `num_threads` is 0 for the process's default; no bit of the result
+    depends on it. Raises as `coldpress.runtime.kernels.gemv.gemv`.
     """
     out = np.empty((x.shape[0], matrix.shape[0]), np.float32)
     _native.matmul(matrix, length, fmt, np.ascontiguousarray(x), out, num_threads)
@@ -54,12 +47,7 @@ def matmul_t(
 ) -> np.ndarray:
     """Multiplies c by the matrix: float32[tokens, length]. Its rows are columns of a projection, as units store `down`.
 
-    Args:
-        matrix, length, fmt, num_threads: as in `matmul`.
-        c: float32[tokens, rows], copied if it is not contiguous.
-
-    Raises:
-        ValueError, TypeError: as `coldpress.runtime.kernels.gemv.gemv`.
+    `c` is float32[tokens, rows], copied if it is not contiguous. All else is as in `matmul`.
     """
     out = np.empty((c.shape[0], length), np.float32)
     _native.matmul_t(matrix, length, fmt, np.ascontiguousarray(c), out, num_threads)

@@ -61,9 +61,7 @@ def mlp_rows(
     Args:
         store: uint8[num_slots, unit_bytes]; units need not be adjacent.
         slots: int32[k], in any order, repeats allowed.
-        layout: layout of the units.
         x: float32[length].
-        terms: biases and factors of the selected units.
         num_threads: 0 for the process's default; no bit of the result depends on it.
         activations: format that x is rounded to first (runtime/kernels/activations.py).
         coarse: coarse planes, if the store has refinements: the layout is that of the joined units.
@@ -88,13 +86,8 @@ def mlp_rows_each(
 ) -> np.ndarray:
     """Computes `mlp_rows` for a few vectors with the same units, which are read once: float32[tokens, length].
 
-    Args:
-        store, slots, layout, num_threads, activations, coarse: as in `mlp_rows`.
-        x: float32[tokens, length]; 1 to 1024 tokens, each with the same bits as alone.
-        terms: the units' biases, and factors float32[tokens, k].
-
-    Raises:
-        ValueError, TypeError: as `mlp_rows`.
+    `x` is float32[tokens, length]; 1 to 1024 tokens, each with the same bits as alone. The factors of `terms` are
+    float32[tokens, k]. All else is as in `mlp_rows`.
     """
     out = np.empty((len(x), layout.length), np.float32)
     _native.mlp_rows(

@@ -27,7 +27,6 @@ def join_units(coarse: Coarse, store: np.ndarray, slots: np.ndarray, num_threads
     """Joins units: uint8[k, bytes in the plain format].
 
     Args:
-        coarse: their coarse planes.
         store: uint8[num_slots, bytes of a unit's refinement].
         slots: int32[k], the rows of the store.
         num_threads: 0 for the process's default.

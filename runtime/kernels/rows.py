@@ -22,15 +22,12 @@ def dot_rows(
     num_threads: int = 0,
     activations: ActivationFormat = "fp32",
 ) -> np.ndarray:
-    """Multiplies each selected row by x: float32[k].
+    """Multiplies each selected row by x, float32[length]: float32[k].
 
     Args:
         store: uint8[num_slots, unit_bytes]; a unit's bytes are contiguous, units need not be adjacent.
         slots: int32[k], in any order, repeats allowed.
-        offset: byte of the unit at which the slice begins.
-        length: values in the slice.
-        fmt: name of the storage format.
-        x: float32[length].
+        offset: byte of the unit at which the slice of `length` values begins.
         num_threads: 0 for the process's default; no bit of the result depends on it.
         activations: format that x is rounded to first (runtime/kernels/activations.py).
 
@@ -53,14 +50,9 @@ def axpy_rows(
     num_threads: int = 0,
     coarse: Coarse | None = None,
 ) -> np.ndarray:
-    """Sums coefficients[k] times row k, in the order of k: float32[length]; arguments as in `dot_rows`.
+    """Sums coefficients[k], float32, times row k, in the order of k: float32[length]; all else is as in `dot_rows`.
 
-    Args:
-        coefficients: float32[k].
-        coarse: coarse planes, if the store has refinements: offset, length and format are those of the joined units.
-
-    Raises:
-        ValueError, TypeError: as `dot_rows`.
+    With `coarse` planes the store has refinements: offset, length and format are those of the joined units.
     """
     out = np.empty(length, np.float32)
     _native.axpy_rows(store, slots, offset, length, fmt, coefficients, out, num_threads, coarse)

@@ -39,7 +39,6 @@ JOINED_BYTES = 256 << 10
 
 
 def bookkeeping_bytes(manifest: Manifest) -> int:
-    """Returns the bytes of bookkeeping in a run of an artifact."""
     flash = manifest.flash
     arrays = [array for plan in manifest.plans for array in plan.arrays]
     caches = {plan.cache for plan in manifest.plans}
@@ -65,15 +64,9 @@ def counted_bytes(
     caches: Collection[str],
     joined_bytes: int = 0,
 ) -> int:
-    """Returns the bytes of bookkeeping, counted from shapes.
+    """Returns the bytes of bookkeeping, counted from shapes, with the arrays and caches of all plans.
 
-    Args:
-        spec: The model's shape.
-        sections: All sections of flash.img.
-        num_pages: The number of pages of flash.img.
-        arrays: The selector arrays in the tables, of all plans.
-        caches: The cache policies of all plans.
-        joined_bytes: As the function of this name returns them.
+    `joined_bytes` are as the function of this name returns them.
     """
     sections = tuple(sections)
     parts = sum(len(section.layers) for section in sections)

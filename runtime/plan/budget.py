@@ -31,10 +31,6 @@ class Claim(NamedTuple):
 
 
 def fixed_bytes(manifest: Manifest, plan: Plan) -> int:
-    """Returns the DRAM that a plan needs besides units: resident tensors, predictors, KV cache, bookkeeping, buffers.
-
-    A plan that never reads needs no buffers.
-    """
     return _unread_bytes(manifest, plan) + buffer_bytes(plan, manifest.flash.sections)
 
 
@@ -60,7 +56,6 @@ def whole_bytes(manifest: Manifest, plan: Plan) -> int:
 
 
 def table_bytes(manifest: Manifest) -> int:
-    """Returns the bytes of the matrices on flash that are read by row."""
     return sum(table.length_bytes for table in manifest.flash.tables)
 
 
@@ -168,11 +163,8 @@ def with_kv_cache(manifest: Manifest, plan: Plan, kv_cache_bytes: int, dram_budg
 def cache_slots(cache: str, claims: Sequence[Claim], free_bytes: int, reading_bytes: int = 0) -> list[int]:
     """Returns the number of cache slots of each claim, without its pinned units.
 
-    Args:
-        cache: A policy of runtime/cache; one that admits nothing gets no slots, unless all units have room.
-        claims: The claims of all layers and families.
-        free_bytes: DRAM for units, pinned ones included, and for buffers.
-        reading_bytes: The part of it that buffers take if not all units have room.
+    A `cache` that admits nothing gets no slots, unless all units have room. `free_bytes` is DRAM for units, pinned ones
+    included, and for buffers; `reading_bytes` the part of it that buffers take if not all units have room.
     """
     if _all_bytes(claims) <= free_bytes or _admits(cache):
         return units_with_room(claims, free_bytes, reading_bytes)
@@ -187,13 +179,11 @@ def units_with_room(claims: Sequence[Claim], free_bytes: int, reading_bytes: int
 
 
 def _unread_bytes(manifest: Manifest, plan: Plan) -> int:
-    """Returns the bytes that are in DRAM whether or not the plan reads."""
     stored = plan.resident_bytes + plan.predictor_bytes + plan.kv_cache_bytes
     return stored + bookkeeping_bytes(manifest)
 
 
 def _units_whole_bytes(manifest: Manifest, plan: Plan) -> int:
-    """Returns the DRAM with which a plan holds every unit."""
     units = (section.num_units * section.unit_bytes for _, section in placed_parts(plan, manifest.flash.sections))
     return _unread_bytes(manifest, plan) + sum(units)
 

@@ -70,7 +70,6 @@ def _whole_experts(plan: Plan, spec: ModelSpec, sections: Iterable[Section]) -> 
 
 
 def _held(part: PartPlan, section: Section, spec: ModelSpec) -> float:
-    """Returns the number of experts that a part has room for."""
     return (part.num_pinned + part.cache_slots) * spec.num_experts / section.num_units
 
 

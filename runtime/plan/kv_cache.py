@@ -15,20 +15,14 @@ from coldpress.schemas.model import ModelSpec
 KV_CACHE_FORMATS: tuple[KvCacheFormat, ...] = get_args(KvCacheFormat)
 DEFAULT_KV_CACHE: KvCacheFormat = "fp16"
 STORED = {"fp16": fp16.Plugin(), "int8": int8_group32.Plugin()}
-"""How each format stores the values of a head."""
 
 
 def kv_cache_format(name: str) -> KvCacheFormat:
-    """Returns the format of that name.
-
-    Raises:
-        UnknownNameError: if no format has that name.
-    """
+    """Raises `UnknownNameError` if no format has that name."""
     return known_name("kv cache", name, KV_CACHE_FORMATS)
 
 
 def formats_of(spec: ModelSpec) -> tuple[KvCacheFormat, ...]:
-    """Returns the formats that a model's KV cache may have, the default first."""
     sizes = {name: codec.nbytes(spec.head_dim) for name, codec in STORED.items()}
     plain = sizes[DEFAULT_KV_CACHE]
     return (DEFAULT_KV_CACHE, *(name for name in KV_CACHE_FORMATS if sizes[name] < plain))
@@ -50,7 +44,6 @@ def head_bytes(head_dim: int, kind: KvCacheFormat) -> int:
 
 
 def kv_cache_bytes(spec: ModelSpec, context_length: int, kind: KvCacheFormat = DEFAULT_KV_CACHE) -> int:
-    """Returns the bytes of the keys and values of `context_length` tokens in all layers; latents are both. Raises as
-    `head_bytes`."""
+    """Returns the bytes of all layers' keys and values; latents are both. Raises as `head_bytes`."""
     heads = spec.num_hidden_layers * spec.num_key_value_heads * (1 if spec.is_latent else 2)
     return heads * head_bytes(spec.head_dim, kind) * context_length

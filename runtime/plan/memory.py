@@ -16,16 +16,7 @@ from coldpress.schemas.manifest import MANIFEST_FILE
 
 
 def check_fits(plan: Plan, needed: int, available: int) -> None:
-    """Refuses a plan whose parts do not fit its budget, or this machine.
-
-    Args:
-        plan: The plan, with its budget.
-        needed: Bytes of DRAM that the plan's parts take.
-        available: Bytes that this process can have (`physical_bytes`).
-
-    Raises:
-        DoesNotFitError: with both numbers.
-    """
+    """Raises `DoesNotFitError` if the parts exceed the budget, or what this process can have (`physical_bytes`)."""
     if needed > plan.dram_budget_bytes:
         raise DoesNotFitError(
             f"{MANIFEST_FILE}: {plan.title} needs {needed} bytes of DRAM, its budget is "
@@ -57,11 +48,7 @@ class GroupMemory(NamedTuple):
 
 
 def physical_bytes(root: Path = Path("/")) -> int:
-    """Returns the most memory that this process can have: the machine's, or the least limit of its control groups.
-
-    Args:
-        root: As in `memory_groups`.
-    """
+    """Returns the most memory that this process can have: the machine's, or the least limit of its control groups."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([machine, *(group.limit_bytes for group in memory_groups(root))])
 
@@ -69,8 +56,7 @@ def physical_bytes(root: Path = Path("/")) -> int:
 def memory_groups(root: Path = Path("/")) -> Iterator[GroupMemory]:
     """Yields the control groups around this process that limit its memory, of version 1 and 2.
 
-    Args:
-        root: Folder that contains proc/self/cgroup and sys/fs/cgroup.
+    `root` is the folder that contains proc/self/cgroup and sys/fs/cgroup.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -105,8 +91,7 @@ def _group_memory(folder: Path, limit: str, usage: str, cache: str) -> GroupMemo
 
 
 def rss_bytes() -> int:
-    """Returns the present resident memory of this process and of its tokenizer's; the peak where the system tells no
-    other figure.
+    """Returns the present resident memory of this process and its tokenizer's; the peak if the system tells no other.
 
     On Linux the peak of a fresh process may be that of the process which started it.
     """

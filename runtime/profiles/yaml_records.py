@@ -172,7 +172,6 @@ def _mistakes(errors: Sequence[ErrorDetails], kind: type[Record]) -> Iterator[st
 
 
 def _wrong(error: ErrorDetails) -> str:
-    """Describes a value that does not fit, with the value found unless pydantic's message already has it."""
     names, found = [str(part) for part in error["loc"]], error["input"]
     if error["type"] == "value_error":
         text = error["msg"].removeprefix("Value error, ")
@@ -198,7 +197,6 @@ def _at(place: Sequence[int | str]) -> str:
 
 
 def _fields_at(kind: Any, place: Sequence[int | str]) -> set[str]:
-    """Returns the keys of the record at a place."""
     kind = _record_of(kind)
     for part in place:
         if isinstance(part, str) and isinstance(kind, type) and issubclass(kind, Record):

@@ -59,51 +59,32 @@ class GroupFormat(Format):
         return (levels - np.float32(self.LOWEST)).astype(np.uint8)
 
     def levels(self, q: np.ndarray) -> np.ndarray:
-        """The inverse of `stored`: uint8 [...] -> float32 [...]."""
         return q.astype(np.float32) + np.float32(self.LOWEST)
 
     def nbytes(self, length: int) -> int:
-        """Returns the bytes of one slice of `length` values; the last group is padded with zeros."""
         return groups(length) * self._group_bytes
 
     def encode(self, values: np.ndarray) -> np.ndarray:
-        """float32 [n, length] -> uint8 [n, nbytes(length)].
-
-        Raises:
-            ColdpressError: if a group's scale is beyond float16.
-        """
+        """Raises `ColdpressError` if a group's scale is beyond float16."""
         return encode_blocks(values, self.nbytes(values.shape[1]), self._encode)
 
     def decode(self, codes: np.ndarray, length: int) -> np.ndarray:
-        """uint8 [n, nbytes(length)] -> float32 [n, length].
-
-        Raises:
-            ColdpressError: if `codes` has another number of bytes per slice.
-        """
         return decode_blocks(codes, length, self.nbytes(length), self._decode)
 
     def finite(self, codes: np.ndarray) -> bool:
-        """Whether uint8 [n, nbytes(length)] decode to finite values: whether all scales are finite.
+        """Tells whether all scales are finite: no upper byte of a float16 has all bits of the exponent set.
 
-        The upper byte of an infinite or NaN float16 has all bits of the exponent set. Codes are whole numbers, so it is
-        enough to look at the scales, which takes a tenth of the time of decoding.
+        Codes are whole numbers, so it is enough to look at the scales, which takes a tenth of the time of decoding.
         """
         return bool(((codes[:, 1 :: self._group_bytes] & 0x7C) != 0x7C).all())
 
     def scales(self, values: np.ndarray) -> np.ndarray:
-        """Computes the scale of each group, float32 [n] as it will be stored, from values float32 [n, at most 32].
-
-        Raises:
-            ColdpressError: if a scale is beyond float16.
-        """
         return float16(self.group_scale(values)[..., 0], self.name()).astype(np.float32)
 
     def nearest(self, values: np.ndarray, scales: np.ndarray) -> np.ndarray:
-        """Rounds `values` to the nearest float32 [..., n] that codes can represent under `scales`, which broadcast."""
         return self.nearest_level(values, scales) * scales
 
     def pack(self, values: np.ndarray, scales: np.ndarray) -> np.ndarray:
-        """Encodes results of `nearest`, float32 [n, length], under `scales` [n, groups]: uint8 [n, nbytes(length)]."""
         q = self.stored(self.nearest_level(padded(values), scales[:, :, None]))
         return self._joined(q, scales.astype("<f2")).reshape(len(values), -1)
 
@@ -137,7 +118,6 @@ class GroupFormat(Format):
 
 
 def groups(length: int) -> int:
-    """Returns the number of groups in a slice of `length` values."""
     return -(-length // GROUP)
 
 

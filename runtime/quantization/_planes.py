@@ -48,7 +48,6 @@ class PlanesFormat(GroupFormat):
 
     @property
     def whole(self) -> GroupFormat:
-        """The plain format."""
         found = load("coldpress.runtime.quantization", Format, self.WHOLE)
         assert isinstance(found, GroupFormat)
         return found
@@ -74,7 +73,6 @@ class PlanesFormat(GroupFormat):
         return high.reshape(len(codes), -1), low.reshape(len(codes), -1)
 
     def join(self, coarse: np.ndarray, refinement: np.ndarray) -> np.ndarray:
-        """The inverse of `split`."""
         group = coarse.reshape(len(coarse), -1, self.nbytes(GROUP))
         high = self.unpack_bits(group[..., SCALE_BYTES:])
         low = unpack(refinement.reshape(len(refinement), -1, self.unit_nbytes(GROUP)), self.LOW_BITS)
@@ -83,19 +81,15 @@ class PlanesFormat(GroupFormat):
         return np.concatenate([group[..., :SCALE_BYTES], joined], axis=-1).reshape(len(coarse), -1)
 
     def pack_bits(self, q: np.ndarray) -> np.ndarray:
-        """Packs the high bits of 32 values."""
         return pack(q, self.HIGH_BITS)
 
     def unpack_bits(self, codes: np.ndarray) -> np.ndarray:
-        """The inverse of `pack_bits`."""
         return unpack(codes, self.HIGH_BITS)
 
     def group_scale(self, values: np.ndarray) -> np.ndarray:
-        """Computes the scale of the plain format."""
         return self.whole.group_scale(values)
 
     def rounded(self, ratios: np.ndarray) -> np.ndarray:
-        """Returns the high bits of the plain format's numbers."""
         return self._numbers(self.whole.rounded(ratios)) >> self.LOW_BITS
 
     def stored(self, levels: np.ndarray) -> np.ndarray:
@@ -124,7 +118,6 @@ class UnitPlanes:
 
     @property
     def whole(self) -> GroupFormat:
-        """The plain format of both planes together."""
         return self.slices[0].whole
 
     @property
@@ -141,7 +134,6 @@ class UnitPlanes:
         return coarse, refinement
 
     def join(self, coarse: np.ndarray, refinement: np.ndarray) -> np.ndarray:
-        """The inverse of `split`."""
         high = _divided(coarse, [planes.nbytes(GROUP) for planes in self.slices])
         low = _divided(refinement, [planes.unit_nbytes(GROUP) for planes in self.slices])
         joined = [planes.join(*both) for planes, *both in zip(self.slices, high, low, strict=True)]
@@ -155,30 +147,26 @@ def _divided(codes: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
 
 
 def planes_of(format_name: FormatName) -> PlanesFormat | None:
-    """Returns the format if it is one in planes."""
+    """Returns the format if it is one in planes; None else."""
     found = load("coldpress.runtime.quantization", Format, format_name)
     return found if isinstance(found, PlanesFormat) else None
 
 
 def unit_planes(name: UnitFormat) -> UnitPlanes | None:
-    """Returns the planes of units; None if they have none."""
     found = tuple(planes for one in slice_formats(name) if (planes := planes_of(one)) is not None)
     return UnitPlanes(found) if found else None
 
 
 def coarsest(formats: Formats) -> FormatName:
-    """Returns the format of all units, or of several formats in planes the one whose units on flash have the most
-    bits: that of the artifact's families."""
+    """Returns the format of the artifact's families: that whose units on flash have the most bits."""
     return min(_formats_of(formats), key=_high_bits)
 
 
 def format_fields(formats: Formats) -> dict[str, Any]:
-    """Returns the fields that say formats in a record (`ByLayer`)."""
     return {"format": coarsest(formats), "layer_formats": layer_formats(formats), "head": head_of(formats)}
 
 
 def finest(formats: Formats) -> FormatName:
-    """Returns the one whose units on flash have the fewest bits."""
     return max(_formats_of(formats), key=_high_bits)
 
 
@@ -198,8 +186,7 @@ def finer_matrices(formats: Formats, roles: Sequence[MatrixRole]) -> list[tuple[
 
 
 def in_words(formats: Formats) -> str:
-    """Returns a format's name, for a mixture which layers, or which matrices of them, have the finer one, and that of a
-    head in a format of its own."""
+    """Returns a format's name, for a mixture which layers or matrices have the finer one, and that of a head's own."""
     if isinstance(formats, str):
         return formats
     if isinstance(formats, OwnHead):

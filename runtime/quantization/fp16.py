@@ -13,27 +13,18 @@ class Plugin(Format):
     MAX_WEIGHT_ERROR = 0.001  # trained models have at most 0.0002
 
     def nbytes(self, length: int) -> int:
-        """Bytes of one slice of `length` values."""
         return 2 * length
 
     def encode(self, values: np.ndarray) -> np.ndarray:
-        """float32 [n, length] -> uint8 [n, nbytes(length)], rounded to nearest even.
-
-        Raises:
-            ColdpressError: if a value is beyond float16.
-        """
+        """Rounds to nearest even; raises `ColdpressError` if a value is beyond float16."""
         return encode_blocks(values, self.nbytes(values.shape[1]), _encode)
 
     def decode(self, codes: np.ndarray, length: int) -> np.ndarray:
-        """uint8 [n, nbytes(length)] -> float32 [n, length], exact.
-
-        Raises:
-            ColdpressError: if `codes` has another number of bytes per slice.
-        """
+        """Decodes exactly; raises `ColdpressError` if `codes` has another number of bytes per slice."""
         return decode_blocks(codes, length, self.nbytes(length), _decode)
 
     def finite(self, codes: np.ndarray) -> bool:
-        """Whether uint8 [n, nbytes(length)] decode to finite values: no exponent has all bits set."""
+        """Tells whether no exponent has all bits set."""
         magnitudes = np.ascontiguousarray(codes).view("<u2") & 0x7FFF
         return bool(magnitudes.max(initial=0) < 0x7C00)
 

@@ -20,9 +20,7 @@ class Plugin(GroupFormat):
     MAX_WEIGHT_ERROR = 0.45  # trained models have at most 0.22
 
     def pack_bits(self, q: np.ndarray) -> np.ndarray:
-        """Packs the low two bits of four values per byte, then the high bits of eight values per byte."""
         return pack(q, 3)
 
     def unpack_bits(self, codes: np.ndarray) -> np.ndarray:
-        """The inverse of `pack_bits`."""
         return unpack(codes, 3)

@@ -24,5 +24,4 @@ class Plugin(GroupFormat):
         return pack(q, 4)
 
     def unpack_bits(self, codes: np.ndarray) -> np.ndarray:
-        """The inverse of `pack_bits`."""
         return unpack(codes, 4)

@@ -19,7 +19,6 @@ class Plugin(GroupFormat):
     SCALE_SIGNS = (1,)  # levels are symmetric, so a negative scale adds nothing
 
     def group_scale(self, values: np.ndarray) -> np.ndarray:
-        """Divides each group's largest magnitude by 127."""
         return np.abs(values).max(axis=-1, keepdims=True) / np.float32(127)
 
     def rounded(self, ratios: np.ndarray) -> np.ndarray:
@@ -28,17 +27,13 @@ class Plugin(GroupFormat):
         return self.stored(whole + np.where(np.abs(ratios - whole) >= 0.5, np.sign(ratios), np.float32(0)))
 
     def stored(self, levels: np.ndarray) -> np.ndarray:
-        """Stores levels in two's complement."""
         return levels.astype(np.int8).view(np.uint8)
 
     def levels(self, q: np.ndarray) -> np.ndarray:
-        """The inverse of `stored`."""
         return q.view(np.int8).astype(np.float32)
 
     def pack_bits(self, q: np.ndarray) -> np.ndarray:
-        """A byte is a code."""
         return q
 
     def unpack_bits(self, codes: np.ndarray) -> np.ndarray:
-        """A byte is a code."""
         return codes

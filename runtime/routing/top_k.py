@@ -11,5 +11,4 @@ class Plugin(Routing):
     SEES_RESIDENCY = False
 
     def scores(self, scores_TE: np.ndarray, present_E: np.ndarray, strength: float) -> np.ndarray:
-        """Returns the scores themselves."""
         return scores_TE

@@ -33,8 +33,6 @@ OptionsT = TypeVar("OptionsT", bound=Record, default=Any)
 
 @dataclass(frozen=True)
 class Kept:
-    """Type and length of a selector's array in the artifact's tables."""
-
     dtype: str
     length: int | None = 1
     """Number of entries; None for one entry per unit."""
@@ -42,15 +40,12 @@ class Kept:
     """The least and the largest value of each entry; none means any."""
 
     def holds(self, values: np.ndarray) -> bool:
-        """Tells whether all entries, [length], are within their bounds."""
         return all(low <= value <= high for value, (low, high) in zip(values.tolist(), self.bounds, strict=False))
 
     def shape(self, num_units: int) -> tuple[int, ...]:
-        """Returns the array's shape for a family of `num_units` units."""
         return (num_units if self.length is None else self.length,)
 
     def __str__(self) -> str:
-        """Describes type and shape, for messages."""
         return f"{self.dtype} [{'one per unit' if self.length is None else self.length}]"
 
 
@@ -110,7 +105,7 @@ class Selector(plugins.PluginBase, Generic[OptionsT]):
 
     @property
     def is_whole(self) -> bool:
-        """Whether every token uses every unit, so that nothing is sparse."""
+        """Tells whether every token uses every unit, so that nothing is sparse."""
         return self.densities(exact_zeros=True) == "whole"
 
     def divide(self, density: float, spec: ModelSpec, options: OptionsT) -> dict[str, float]:
@@ -150,14 +145,12 @@ class Selector(plugins.PluginBase, Generic[OptionsT]):
         """Computes the arrays for one family of one layer.
 
         Args:
-            num_units: Units of the family.
             density: Share of the family's units that a token uses.
             statistics: Calibration's counts for the family (schemas/activations.py), except arrays that grow with the
                 text; `unit_norms` float32 [num_units], the Euclidean norm of each unit's weights in the source;
                 `read_units` float64 [4], the costs of `coldpress.runtime.kernels.intervals.Times`; `resident_share`
                 float64 [1], the share of the family that DRAM will hold. Empty if the selector runs another method's
                 artifact.
-            options: A record of the selector's `OPTIONS`.
 
         Raises:
             ColdpressError: if `statistics` lacks an array that the selector needs.
@@ -167,11 +160,8 @@ class Selector(plugins.PluginBase, Generic[OptionsT]):
     def select(self, signal: np.ndarray, arrays: Mapping[str, np.ndarray], residency: Residency) -> np.ndarray:
         """Chooses the units that one token uses: ids, int32, distinct, ascending.
 
-        Args:
-            signal: The family's signal (schemas/families.py), float32 [n], or with IN_PLANES its activity; the selector
-                must not change it.
-            arrays: The arrays from `fit`.
-            residency: Where all units of the family are.
+        `signal` is the family's (schemas/families.py), float32 [n], or with IN_PLANES its activity; the selector must
+        not change it.
         """
         return self.select_many(signal[None], arrays)[0].nonzero()[0].astype(np.int32)
 
@@ -225,13 +215,13 @@ def used_experts(activity: np.ndarray, num_experts: int) -> np.ndarray:
 
 
 def sees_residency(plan: Plan) -> bool:
-    """Whether the units of a token depend on what is in DRAM, under this plan."""
+    """Tells whether the units of a token depend on what is in DRAM, under this plan."""
     selector = plugins.load("coldpress.runtime.sparsity", Selector, plan.method)
     return plan.routing is not None or selector.SEES_RESIDENCY or uses_read_units(plan)
 
 
 def sees_others(plan: Plan) -> bool:
-    """Whether the units of a token depend on what other tokens read, under this plan.
+    """Tells whether the units of a token depend on what other tokens read, under this plan.
 
     Where the cache admits nothing, a selector that sees residency chooses for each token what it would choose alone.
     """
@@ -240,6 +230,6 @@ def sees_others(plan: Plan) -> bool:
 
 
 def uses_read_units(choice: Plan | Sparsity) -> bool:
-    """Whether a token also uses all units in DRAM and all units that its reads bring, under this plan or choice."""
+    """Tells whether a token also uses all units in DRAM and all that its reads bring, under this plan or choice."""
     options = plugins.options_of(plugins.load("coldpress.runtime.sparsity", Selector, choice.method), choice.options)
     return bool(getattr(options, "use_read_units", False))

@@ -18,14 +18,10 @@ SMALLEST = np.finfo(np.float32).smallest_subnormal
 
 
 def threshold(statistics: Mapping[str, np.ndarray], density: float) -> np.float32:
-    """Returns the t for which a share `density` of all entries has |signal| >= t.
+    """Returns the t for which a share `density`, above 0, of all entries has |signal| >= t.
 
-    Assumes that magnitudes are spread evenly inside a bin. The result is never zero, because an entry that is exactly
-    zero adds nothing at any density.
-
-    Args:
-        statistics: The family's statistics, with a histogram whose first bin counts the zeros.
-        density: Share of the entries, above 0.
+    Assumes that magnitudes are spread evenly inside a bin, of a histogram whose first bin counts the zeros. The result
+    is never zero, because an entry that is exactly zero adds nothing at any density.
 
     Raises:
         ColdpressError: if there is no histogram, for example in an artifact of another method.
@@ -56,8 +52,7 @@ def draws(statistics: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> np.nd
 
 
 def _above(statistics: Mapping[str, np.ndarray]) -> tuple[Floats, Floats, Floats]:
-    """Returns the entries per bin, float64 [num_bins]; and the bins' edges and the number of entries at or above each
-    edge, both float64 [num_bins + 1]."""
+    """Returns the entries per bin, float64 [num_bins], the edges, and the entries at or above each, [num_bins + 1]."""
     if "magnitude_histogram" not in statistics:
         raise ColdpressError(
             "a threshold needs the magnitudes that calibration counts, which an artifact of another method does not "

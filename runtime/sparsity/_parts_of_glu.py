@@ -37,11 +37,7 @@ class PartOfGlu(TopK[Options]):
     """The family on flash if the model has a gate; without a gate it is `mlp_mid`, the down projection's columns."""
 
     def families(self, spec: ModelSpec, options: Options) -> tuple[str, ...]:
-        """Returns the family of the matrices that do not decide.
-
-        Raises:
-            ColdpressError: if the option `oracle` is set.
-        """
+        """Raises `ColdpressError` if the option `oracle` is set."""
         if options.oracle:
             raise ColdpressError(
                 f"method {self.name()} with oracle=true decides by what the matrices that it leaves out would give, so "

@@ -18,5 +18,4 @@ class Plugin(Threshold[ReadingOptions]):
     OPTIONS = ReadingOptions
 
     def families(self, spec: ModelSpec, options: ReadingOptions) -> tuple[str, ...]:
-        """Returns up and down; without a gate, down."""
         return beside_gate(spec)

@@ -28,11 +28,7 @@ class Plugin(Selector[Options]):
     EXACT = True
 
     def families(self, spec: ModelSpec, options: Options) -> tuple[str, ...]:
-        """Returns the families that the option names.
-
-        Raises:
-            ColdpressError: if a family is unknown, or two of them hold the same matrix.
-        """
+        """Raises `ColdpressError` if a family is unknown, or two of them hold the same matrix."""
         found = tuple(options.families.split("+"))
         unknown = [name for name in found if name not in FAMILIES]
         if unknown:
@@ -46,13 +42,10 @@ class Plugin(Selector[Options]):
         return found
 
     def densities(self, exact_zeros: bool) -> DensitySource:
-        """All units."""
         return "whole"
 
     def select(self, signal: np.ndarray, arrays: Mapping[str, np.ndarray], residency: Residency) -> np.ndarray:
-        """All ids, int32 [num_units] ascending."""
         return np.arange(residency.present.size, dtype=np.int32)
 
     def select_many(self, activity: np.ndarray, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-        """True everywhere, bool [T, num_units]."""
         return np.ones(activity.shape, bool)

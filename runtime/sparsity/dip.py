@@ -47,7 +47,6 @@ class Dip(TopK[DipOptionsT]):
     OPTIONS = Options
 
     def families(self, spec: ModelSpec, options: DipOptionsT) -> tuple[str, ...]:
-        """Returns the families of the inputs of the MLP's matrices."""
         return ("mlp_in", "mlp_mid")
 
     def divide(self, density: float, spec: ModelSpec, options: DipOptionsT) -> dict[str, float]:

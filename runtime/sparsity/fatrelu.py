@@ -19,7 +19,6 @@ class Plugin(Threshold[ReadingOptions]):
     NEEDS_EXACT_ZEROS = True
 
     def families(self, spec: ModelSpec, options: ReadingOptions) -> tuple[str, ...]:
-        """Returns up and down; without a gate, down."""
         return beside_gate(spec)
 
     def densities(self, exact_zeros: bool) -> DensitySource:

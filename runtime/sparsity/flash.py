@@ -88,7 +88,6 @@ class Flash(Selector[OptionsT]):
         return np.flatnonzero(named).astype(np.int32) if named.any() else np.array([gain.argmax()], np.int32)
 
     def select_many(self, activity: np.ndarray, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Chooses as with an empty DRAM and units in the order of ids: float32 [T, num_units] -> bool."""
         gain = _gain(activity, arrays)
         chosen = _chosen(gain, float(arrays["price"][0]), arrays["read_units"])
         empty = np.flatnonzero(~chosen.any(axis=1))
@@ -103,7 +102,6 @@ class Plugin(Flash[Options]):
     OPTIONS = Options
 
     def families(self, spec: ModelSpec, options: Options) -> tuple[str, ...]:
-        """Returns the inputs of all linear layers of the MLP, and of attention if `attention` is set."""
         return topk.linear_inputs(options)
 
 
@@ -133,6 +131,5 @@ def _chosen(gain: np.ndarray, price: float, read_units: np.ndarray) -> np.ndarra
 
 
 def _gain(signal: np.ndarray, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Computes each unit's importance, its contribution to the square of the product, float32 like `signal`."""
     with np.errstate(over="ignore"):  # an infinite importance has no difference to another one
         return np.minimum((signal * arrays["unit_norms"]) ** 2, np.float32(MOST))

@@ -41,7 +41,7 @@ class Plugin(Selector[Options]):
     MISSED_SHARE = 0.1
 
     def families(self, spec: ModelSpec, options: Options) -> tuple[str, ...]:
-        """Whole neurons: a predictor decides before any part of them is read."""
+        """Returns whole neurons, since a predictor decides before any part of them is read."""
         return ("neuron",)
 
     def densities(self, exact_zeros: bool) -> DensitySource:
@@ -63,7 +63,6 @@ class Plugin(Selector[Options]):
         return {"num_selected": np.array([selected], np.int32), **aim}
 
     def select(self, signal: np.ndarray, arrays: Mapping[str, np.ndarray], residency: Residency) -> np.ndarray:
-        """Chooses ids by scores, int32 ascending; arguments as `select_among`."""
         return self.select_among(signal, arrays, residency, np.ones(1, bool))
 
     def select_among(
@@ -78,8 +77,7 @@ class Plugin(Selector[Options]):
         Args:
             signal: The MLP's input, float32 [hidden_size].
             arrays: The arrays from `fit`; codes `fc1` uint8 [rank, row_bytes] and `fc2` uint8 [num_units, row_bytes],
-                `format` and `threshold`, or none of these four.
-            residency: Only used for the number of units in a layer without a predictor.
+                `format` and `threshold`, or none of these four: then all units are used, as many as `residency` has.
             experts: bool [num_experts]; all experts have the same number of units, stored expert by expert.
         """
         width = (len(arrays["fc2"]) if "fc2" in arrays else residency.present.size) // experts.size

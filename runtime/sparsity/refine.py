@@ -29,5 +29,4 @@ class Plugin(flash.Flash[Options]):
     DENSITY = 0.1  # loses about a hundredth of a nat (docs/experiments/planes.md)
 
     def families(self, spec: ModelSpec, options: Options) -> tuple[str, ...]:
-        """Returns whole neurons, or the inputs of the MLP's matrices."""
         return ("mlp_in", "mlp_mid") if options.inputs else ("neuron",)

@@ -22,7 +22,6 @@ class Plugin(Selector[Record]):
     EXACT = True
 
     def families(self, spec: ModelSpec, options: Record) -> tuple[str, ...]:
-        """Returns up and down; without a gate, down."""
         return beside_gate(spec)
 
     def densities(self, exact_zeros: bool) -> DensitySource:
@@ -38,5 +37,4 @@ class Plugin(Selector[Record]):
         return np.flatnonzero(signal).astype(np.int32)
 
     def select_many(self, activity: np.ndarray, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Marks where `activity` is not zero: float32 [T, num_units] -> bool [T, num_units]."""
         return activity != 0

@@ -47,5 +47,4 @@ class Plugin(Threshold[topk.Options]):
     OPTIONS = topk.Options
 
     def families(self, spec: ModelSpec, options: topk.Options) -> tuple[str, ...]:
-        """Returns the inputs of all linear layers of the MLP, and of attention if `attention` is set."""
         return topk.linear_inputs(options)

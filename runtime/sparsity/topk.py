@@ -46,7 +46,6 @@ class Plugin(TopK[Options]):
     OPTIONS = Options
 
     def families(self, spec: ModelSpec, options: Options) -> tuple[str, ...]:
-        """Returns the inputs of all linear layers of the MLP, and of attention if `attention` is set."""
         return linear_inputs(options)
 
 

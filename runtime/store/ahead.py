@@ -43,15 +43,15 @@ class Choose(Protocol):
     """Chooses the units that a layer would ask for, given an earlier layer's input."""
 
     def __call__(self, key: Key, signal_TN: np.ndarray, residency: Residency) -> tuple[list[np.ndarray], np.ndarray]:
-        """Returns, for an input float32 [T, hidden_size], the ids that each token would use, int32 ascending, and the
-        signal that the selector sees, float32 [T, n]."""
+        """Returns the ids that each token would use, int32 ascending, and the selector's signal, float32 [T, n].
+
+        `signal_TN` is the input, float32 [T, hidden_size].
+        """
         ...
 
 
 @dataclass
 class _Portion:
-    """One batch of reads ahead."""
-
     batch: planner.ReadBatch
     places: np.ndarray
     """int64 [m] ascending: position * num_layers + layer index within the section, for each unit in the batch."""
@@ -72,10 +72,7 @@ class _Portion:
 
 @dataclass
 class _Region:
-    """Memory for one section at a time."""
-
     memory: np.ndarray
-    """uint8 [size]."""
     section: Section | None = None
     used_bytes: int = 0
     portions: list[_Portion] = field(default_factory=list[_Portion])
@@ -114,8 +111,6 @@ class EarlyUnits:
 
 
 class ReadAhead:
-    """Reads units ahead, and keeps them until a request takes them."""
-
     def __init__(
         self,
         plan: Plan,
@@ -130,12 +125,9 @@ class ReadAhead:
 
         Args:
             plan: Gives `preload_buffer_bytes`, divided among families by need; 0 turns reading ahead off.
-            sections: All sections of the artifact.
-            page_bytes: Size of a page.
-            parts: All parts of the store.
+            sections, parts: All of the artifact and of the store.
             begin: Begins the reads of a batch into memory.
             zeros: Returns memory to read into, so many bytes.
-            observers: The store's observers.
         """
         self.enabled = plan.preload_buffer_bytes > 0
         self._page_bytes, self._gap_bytes, self._guess = page_bytes, plan.collapse_gap_bytes, plan.preload_guess
@@ -159,11 +151,8 @@ class ReadAhead:
     def layer_done(self, layer: int, inputs: Mapping[FamilyName, np.ndarray], choose: Choose) -> None:
         """Begins to read the units that the next sections will probably ask for, after a layer has all its own units.
 
-        Args:
-            layer: The layer that is done.
-            inputs: By family, in the order of the layer's requests: the input of attention or of the MLP, float32
-                [T, hidden_size], that the family's units were chosen with.
-            choose: Chooses another layer's units for the same input.
+        `inputs` has, by family in the order of the layer's requests, the input of attention or of the MLP, float32
+        [T, hidden_size], that the family's units were chosen with. `choose` chooses another layer's units for it.
         """
         for family, signal in inputs.items():
             if (layer, family) not in self._following:
@@ -186,11 +175,9 @@ class ReadAhead:
     def begin(self, key: Key, ids: np.ndarray) -> None:
         """Begins to read units that a later request of this token will probably ask for, and returns at once.
 
-        The cache does not change, and does not count this as a use. Units that do not fit the buffer are not read.
-
-        Args:
-            key: A family and the first layer of a section; the missing parts of the units are read for all its layers.
-            ids: Unit ids, int32 [k], distinct and ascending.
+        The cache does not change, and does not count this as a use. Units, distinct and ascending, that do not fit the
+        buffer are not read. The missing parts of the units are read for all layers of the section, whose first one is
+        in `key`.
         """
         batch = self._begin(key, ids)
         facts = AheadFacts(key, ids, self._sections[key].unit_bytes, batch)
@@ -249,19 +236,19 @@ class ReadAhead:
         return found
 
     def drop(self) -> None:
-        """Drops everything that was read ahead, for example when a token has failed or the plan changes."""
         for region in self._regions:
             self._drop(region)
 
     def close(self) -> None:
-        """Drops everything, and frees the buffer."""
         self.drop()
         self._regions.clear()
         self._region_of.clear()
 
     def end_tokens(self) -> None:
-        """Drops the units that no request took, unless the next token's first layer will; the seconds spent waiting for
-        their reads count for these tokens."""
+        """Drops the units that no request took, unless the next token's first layer will.
+
+        The seconds spent waiting for their reads count for these tokens.
+        """
         if self._regions and not self._is_certain:
             self._waited(sum(self._drop(region) for region in self._regions))
 
@@ -280,10 +267,7 @@ class ReadAhead:
 def most_certain(ids: np.ndarray, signal: np.ndarray, share: float) -> np.ndarray:
     """Returns the `share` of `ids`, at least one, with the largest |signal| of any token; ties go to the lower id.
 
-    Args:
-        ids: int32 [k], ascending.
-        signal: float32 [T, n], indexed by id.
-        share: From 0 to 1.
+    `ids` ascend; `signal` is float32 [T, n], indexed by id.
     """
     count = max(1, math.ceil(share * ids.size))
     if count >= ids.size:

@@ -36,8 +36,6 @@ USUAL_GUESS = 0.75
 
 
 class Ahead(NamedTuple):
-    """A plan's settings for reading ahead."""
-
     buffer_bytes: int
     guess: float
     """Fraction of guessed units to read, most certain first."""
@@ -69,15 +67,20 @@ def guessed_families(families: Iterable[FamilyName]) -> tuple[FamilyName, ...]:
 
 
 def reads_on(plan: Plan, sections: Sequence[Section]) -> bool:
-    """Tells whether the last layer reads ahead for the first one of the next token: its units are known, since a token
-    uses all and no router picks some, and no layer of a group still needs the buffer."""
+    """Tells whether the last layer reads ahead for the first one of the next token.
+
+    Its units are known, since a token uses all and no router picks some, and no layer of a group still needs the
+    buffer.
+    """
     every_unit = uses_all(plan) and all(part.density >= 1 for part in plan.parts)
     return every_unit and all(len(section.layers) == 1 for section in sections)
 
 
 def following(sections: Iterable[Section], *, wraps: bool) -> dict[Key, tuple[Section, Section]]:
-    """Maps (layer, family) to its section and the section to read ahead meanwhile, for families that can be guessed;
-    with `wraps`, the last section to the first one."""
+    """Maps (layer, family) to its section and the one to read ahead meanwhile, of families that can be guessed.
+
+    With `wraps`, the last section reads ahead for the first one.
+    """
     sections = tuple(sections)
     found: dict[Key, tuple[Section, Section]] = {}
     for family in guessed_families(dict.fromkeys(section.family for section in sections)):
@@ -92,16 +95,13 @@ class Reading:
     """How a plan reads the units that DRAM does not hold."""
 
     sections: Sequence[Section]
-    """All sections of the artifact."""
     parts: Sequence[PartPlan]
-    """All parts of the plan."""
     flash: Flash
     """The device's law, at the plan's queue depth."""
     gap_bytes: int
 
     @property
     def page_bytes(self) -> int:
-        """Size of a page."""
         return self.flash.page_bytes.value
 
     @cached_property
@@ -115,11 +115,9 @@ class Reading:
 
     @cached_property
     def density(self) -> dict[Key, float]:
-        """Share of each part's units that a token uses."""
         return {(part.layer, part.family): part.density for part in self.parts}
 
     def read_s(self, reads: Extents) -> float:
-        """Returns the seconds of reads that are submitted together."""
         return float(flash_seconds(self.flash, len(reads), reads.num_bytes))
 
     def plan(self, units: planner.Strided, positions: np.ndarray, most_bytes: int = MAX_READ_BYTES) -> planner.ReadPlan:
@@ -161,11 +159,8 @@ def first_batch(
 def most_bytes(sections: Sequence[Section], parts: Iterable[PartPlan], page_bytes: int, free_bytes: int) -> int:
     """Returns the size of the largest useful buffer, whole pages; 0 if nothing can be guessed.
 
-    Args:
-        sections: All sections of the artifact.
-        parts: All parts of the plan; units that they hold in DRAM are not read.
-        page_bytes: Size of a page.
-        free_bytes: DRAM for units and this buffer together; the buffer takes at most `MOST_SHARE` of it.
+    Units that the parts hold in DRAM are not read. `free_bytes` is DRAM for units and this buffer together, which takes
+    at most `MOST_SHARE` of it.
     """
     wanted = sum(room.section_bytes * room.copies for room in rooms(sections, parts, page_bytes).values())
     return max(0, min(wanted, int(MOST_SHARE * free_bytes) // page_bytes * page_bytes))
@@ -174,13 +169,8 @@ def most_bytes(sections: Sequence[Section], parts: Iterable[PartPlan], page_byte
 def buffer_bytes(reading: Reading, idle_s: float, guess: float, free_bytes: int) -> int:
     """Returns how many bytes can be read while the device would idle, whole pages; 0 if nothing can be guessed.
 
-    The buffer has room for at least one unit.
-
-    Args:
-        reading: How the plan reads without a buffer.
-        idle_s: Seconds per layer in which no request waits.
-        guess: Fraction of guessed units to read.
-        free_bytes: See `most_bytes`.
+    The buffer has room for at least one unit. In `idle_s` seconds per layer no request waits; of guessed units the
+    fraction `guess` is read. See `most_bytes` for `free_bytes`.
     """
     page_bytes, sections = reading.page_bytes, reading.sections
     most = most_bytes(sections, reading.parts, page_bytes, free_bytes)

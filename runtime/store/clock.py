@@ -19,11 +19,9 @@ class FlashQueue:
     """A modelled device that serves reads in order while the processor computes."""
 
     def __init__(self) -> None:
-        """Begins with nothing to read."""
         self._left_s = 0.0
 
     def begin(self, flash_s: float) -> None:
-        """Queues reads that nobody waits for yet."""
         self._left_s += flash_s
 
     def compute(self, seconds: float) -> None:
@@ -43,8 +41,6 @@ class FlashQueue:
 
 
 class Clock(Observer):
-    """The modelled seconds of a store's requests on the artifact's device."""
-
     def __init__(self, manifest: Manifest, plan: Plan) -> None:
         """Begins at zero; `plan` says how many reads are in flight and which weights are used between requests."""
         self._device = manifest.device
@@ -58,7 +54,6 @@ class Clock(Observer):
         """Seconds of the requests."""
 
     def follow(self, manifest: Manifest, plan: Plan) -> None:
-        """Goes on under another plan."""
         self._flash = manifest.device.flash.issuing(plan.queue_depth)
         self._weights = chosen_from(manifest, plan)
         self._seconds_before = seconds_before(manifest, plan) if plan.preload_buffer_bytes else {}
@@ -81,7 +76,7 @@ class Clock(Observer):
         self.fetch_s += self._queue.fetch_s(reads, work, early=facts.num_early > 0)
 
     def read_ahead(self, facts: AheadFacts) -> None:
-        """See `Observer`; a guess takes time even if nothing is read for it."""
+        """Counts the time of a guess even if nothing is read for it."""
         guess_s = deciding_seconds(self._device, facts.batch is not None)
         self._queue.compute(guess_s)
         self.work_s += guess_s

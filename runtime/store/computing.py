@@ -29,8 +29,6 @@ take less."""
 
 
 class Weights(NamedTuple):
-    """The units that a request chooses from."""
-
     format: UnitFormat
     num_bytes: int
     """Bytes of all units that a token may use: in a mixture, those of the experts that its router picks."""
@@ -78,16 +76,13 @@ class Work(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Returns the seconds of all four."""
         return self.deciding_s + self.ready_s + self.early_s + self.arriving_s
 
     def with_reads(self, reads: Arrival, queued_s: float = 0.0) -> float:
         """Returns the request's seconds: a flow of portions from the device to the processor.
 
-        Args:
-            reads: Its reads.
-            queued_s: Seconds of earlier reads that the device finishes first, and that the request waits for. Units
-                that were read ahead are there when they are over.
+        `queued_s` are seconds of earlier reads that the device finishes first, and that the request waits for. Units
+        that were read ahead are there when they are over.
         """
         ready_s = max(self.ready_s, queued_s) + self.early_s
         portions = max(1, reads.num_portions)
@@ -117,7 +112,6 @@ def weight_seconds(device: DeviceProfile, name: UnitFormat | None, num_bytes: fl
     """Returns the seconds of a product with stored weights.
 
     Args:
-        device: Gives the rates.
         name: Format of the weights; None for float32, and for keys and values, which have DRAM bandwidth. In that of
             several slices each has its format's rate.
         num_bytes: Bytes of the weights that are used.
@@ -136,23 +130,19 @@ def weight_seconds(device: DeviceProfile, name: UnitFormat | None, num_bytes: fl
 
 
 def dense_seconds(device: DeviceProfile, num_bytes: Mapping[UnitFormat | None, int]) -> float:
-    """Returns the seconds of dense products with weights, given their bytes by format."""
     return math.fsum(weight_seconds(device, name, size) for name, size in num_bytes.items())
 
 
 def copy_seconds(device: DeviceProfile, num_bytes: float) -> float:
-    """Returns the seconds of copying units from the read buffer to their slots (memory management)."""
     rate = device.compute and device.compute.copy_bytes_per_s
     return num_bytes / rate.value if rate else COPY_PASSES * num_bytes / device.dram_bytes_per_s.value
 
 
 def layer_seconds(device: DeviceProfile) -> float:
-    """Returns what a layer costs beside its products and requests."""
     return _stated(device.compute and device.compute.layer_s)
 
 
 def token_seconds(device: DeviceProfile) -> float:
-    """Returns what a token costs beside its layers."""
     return _stated(device.compute and device.compute.token_s)
 
 
@@ -163,8 +153,7 @@ def deciding_seconds(device: DeviceProfile, reads: bool) -> float:
 
 
 def products_of(device: DeviceProfile, num_tokens: float) -> float:
-    """Returns how many products with one token take as long as that of a few tokens, which share the passing of
-    weights."""
+    """Returns how many products with one token take as long as that of a few, which share the passing of weights."""
     stated = device.compute and device.compute.further_share
     return 1 + (num_tokens - 1) * (stated.value if stated else FURTHER_SHARE)
 
@@ -197,8 +186,6 @@ def request_work(
     """Returns what one request for units costs beside its reads.
 
     Args:
-        device: Gives the rates.
-        weights: The units that it chooses from.
         ready_bytes: Bytes of the units in DRAM that it uses.
         read_bytes: Bytes of the units that it uses from flash, read now or ahead.
         kept_bytes: Bytes of those that go to slots.
@@ -218,7 +205,6 @@ def request_work(
 def fetch_seconds(
     device: DeviceProfile, weights: Weights, reads: Arrival, ready_bytes: int, read_bytes: int, kept_bytes: int
 ) -> float:
-    """Returns the seconds of one request; see `request_work` and `Work.with_reads`."""
     work = request_work(device, weights, ready_bytes, read_bytes, kept_bytes, reads.num_portions)
     return work.with_reads(reads)
 

@@ -42,7 +42,6 @@ class Counters(Observer):
     load_read_bytes: int = 0
 
     def __post_init__(self) -> None:
-        """Begins the digest over all reads."""
         self._sha256 = hashlib.sha256()
 
     def request(self, facts: RequestFacts) -> None:
@@ -90,8 +89,7 @@ class Counters(Observer):
         self.evictions += num_evicted
 
     def extents_sha256(self) -> str:
-        """Returns the digest over the offsets and lengths of all reads (int64, little-endian), batch by batch as they
-        began."""
+        """Returns the digest over offsets and lengths of all reads (int64, little-endian), in the order they began."""
         return self._sha256.hexdigest()
 
     def start(self) -> None:

@@ -34,7 +34,6 @@ class DenseBatch(planner.ReadBatch):
     """Where each block of units ends among them."""
 
     def blocks(self) -> Iterator[slice]:
-        """Yields the places of each block's units among those of the batch."""
         return map(slice, (0, *self.stops), self.stops)
 
 
@@ -42,7 +41,6 @@ class DensePass:
     """Units of a part on their way into memory; iterate over it once."""
 
     def __init__(self, device: Device, part: Part, memory: PoolMemory, batches: Iterable[DenseBatch]) -> None:
-        """Begins the first reads of `batches`."""
         self._part = part
         self._incoming = Incoming(device, Purpose.STREAM, batches, memory)
 
@@ -64,7 +62,6 @@ class DensePass:
             self.close()
 
     def close(self) -> None:
-        """Gives up the units that have not arrived."""
         self._incoming.close()
 
 
@@ -76,7 +73,7 @@ class ResidentPass:
         self._part, self._rows, self._batches = part, rows, batches
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """See `DensePass`; pinned units lie in flash order in the slots, so most rows are views of them."""
+        """Yields as `DensePass`; pinned units lie in flash order in the slots, so most rows are views of them."""
         first_slot = self._part.first_slot
         for batch in self._batches:
             for block in batch.blocks():
@@ -93,7 +90,6 @@ class DensePlan:
     less time."""
 
     units: planner.Strided
-    """Where the units lie."""
     num_units: int
     num_together: int
     """Units of an expert; all units where there are no experts."""

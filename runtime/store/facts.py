@@ -30,8 +30,6 @@ class Purpose(Enum):
 
 
 class RequestFacts(NamedTuple):
-    """The decisions for one request; complete before its first read begins."""
-
     key: Key
     ids: np.ndarray
     """int32 [k]: the requested units."""
@@ -68,8 +66,6 @@ class RequestFacts(NamedTuple):
 
 
 class AheadFacts(NamedTuple):
-    """The decisions of one call that reads ahead."""
-
     key: Key
     ids: np.ndarray
     """int32 [k]: the guess."""
@@ -119,7 +115,6 @@ class Observers:
     """The observers of one store, by event, so that no call is wasted on an observer that ignores the event."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
-        """Takes the methods that the observers' classes override."""
         self.request = [each.request for each in observers if type(each).request is not Observer.request]
         self.read_ahead = [each.read_ahead for each in observers if type(each).read_ahead is not Observer.read_ahead]
         self.stream = [each.stream for each in observers if type(each).stream is not Observer.stream]

@@ -40,8 +40,6 @@ KEPT = 0.8
 
 @dataclass
 class _Tried:
-    """A gap and the cost of the tokens that used it, as sums in which older tokens weigh less."""
-
     gap_bytes: int
     num_tokens: int = 0
     wanted_bytes: float = 0.0
@@ -49,7 +47,6 @@ class _Tried:
     seconds: float = 0.0
 
     def add(self, wanted_bytes: int, read_bytes: int, seconds: float) -> None:
-        """Adds a token."""
         self.num_tokens += 1
         self.wanted_bytes = KEPT * self.wanted_bytes + wanted_bytes
         self.read_bytes = KEPT * self.read_bytes + read_bytes
@@ -70,19 +67,11 @@ class PlansGap:
     """The plan's gap, unchanged."""
 
     gap_bytes: int
-    """The gap for all reads."""
 
 
 class AdaptiveGap(Observer):
-    """A gap that adapts to the cost of reads."""
-
     def __init__(self, start_bytes: int, page_bytes: int) -> None:
-        """Begins with the plan's gap.
-
-        Args:
-            start_bytes: The plan's gap.
-            page_bytes: Gaps are whole pages, because reads are whole pages: a smaller gap joins no further reads.
-        """
+        """Begins with the plan's gap; gaps are whole pages, because reads are: a smaller one joins no further reads."""
         first = max(page_bytes, start_bytes)
         steps = [first * 2.0 ** (power / 2) for power in range(-STEPS_DOWN, STEPS_UP + 1)]
         gaps = sorted({0, start_bytes, *(int(gap) // page_bytes * page_bytes for gap in steps)})
@@ -98,14 +87,13 @@ class AdaptiveGap(Observer):
 
     @property
     def gap_bytes(self) -> int:
-        """The gap for the next reads."""
         return self._tried[self._used].gap_bytes  # may be a probe's gap instead of the current best
 
     def request(self, facts: RequestFacts) -> None:
         self.want(facts.wanted_bytes)
 
     def ended(self, purpose: Purpose, num_reads: int, num_bytes: int, waited_s: float) -> None:
-        """See `Observer`; learns only from reads of requests, because the token waits for these."""
+        """Learns only from reads of requests, because the token waits for these."""
         if purpose is Purpose.REQUEST:
             self.observe(num_bytes, waited_s)
 
@@ -114,12 +102,11 @@ class AdaptiveGap(Observer):
         self._wanted_bytes += wanted_bytes
 
     def observe(self, read_bytes: int, seconds: float) -> None:
-        """Adds reads of the current tokens and the seconds that they cost."""
         self._read_bytes += read_bytes
         self._seconds += seconds
 
     def end_tokens(self, count: int = 1, num_evicted: int = 0) -> None:
-        """See `Observer`; the next tokens' reads may have another gap."""
+        """Ends tokens; the next ones' reads may have another gap."""
         if not self._read_bytes:
             return
         self._tried[self._used].add(self._wanted_bytes, self._read_bytes, self._seconds)
@@ -136,7 +123,6 @@ class AdaptiveGap(Observer):
                 self._until_probe = self._probe_every = PROBE_EVERY
 
     def _next(self) -> int:
-        """Returns the index of the next token's gap."""
         self._until_check -= 1
         if self._until_check < 0:
             if self._until_check >= -CHECK_TOKENS:
@@ -155,7 +141,6 @@ class AdaptiveGap(Observer):
         return self._neighbour(PROBES[self._num_probes % len(PROBES)])
 
     def _decide(self) -> None:
-        """Switches collapse off if reads without a gap reach the device's bandwidth, and on otherwise."""
         (apart, *others), before = self._tried, self.switched_off
         self.switched_off = (
             apart.known
@@ -174,7 +159,6 @@ class AdaptiveGap(Observer):
 
 
 def gap_of(plan: Plan, page_bytes: int) -> AdaptiveGap | PlansGap:
-    """Returns the gap over which a run of `plan` joins its reads."""
     if plan.collapse == "adaptive" and not uses_read_units(plan):
         return AdaptiveGap(plan.collapse_gap_bytes, page_bytes)
     return PlansGap(plan.collapse_gap_bytes)

@@ -29,20 +29,13 @@ buffer is no measure, since such a plan budgets none."""
 
 
 class Memory:
-    """Slots and read buffer of one store."""
-
     used_bytes: int
     """DRAM that the plan's parts take."""
     is_whole: bool
     """Whether there are slots for all units."""
 
     def __init__(self, manifest: Manifest, plan: Plan, moves_data: bool) -> None:
-        """Allocates the slots, and the read buffer at its size for loading.
-
-        Args:
-            manifest: The artifact's manifest.
-            plan: The plan to run.
-            moves_data: Whether reads fill the memory; a simulation's slots stay empty, whatever this machine has.
+        """Allocates the slots, and the read buffer at its size for loading; a simulation's slots stay empty.
 
         Raises:
             DoesNotFitError: as `take`.
@@ -52,11 +45,7 @@ class Memory:
         self._allocate()
 
     def check(self, plan: Plan) -> None:
-        """Checks that a plan fits.
-
-        Raises:
-            DoesNotFitError: if the plan's parts exceed its budget, or this machine's memory.
-        """
+        """Raises `DoesNotFitError` if the plan's parts exceed its budget, or this machine's memory."""
         memory_bytes = physical_bytes() if self._moves_data else plan.dram_budget_bytes
         check_fits(plan, used_bytes(self._manifest, plan), memory_bytes)
 
@@ -116,19 +105,16 @@ class Memory:
         return room_bytes(self.reading_bytes, self._page_bytes, span_bytes(unit_bytes, self._page_bytes))
 
     def _read_into(self, unit_bytes: int) -> tuple[list[Half], int, int]:
-        """Returns the halves of the read buffer for units of one size, the bytes of one half, and the longest read."""
         parts = halves(self.buffer, unit_bytes, self._page_bytes)
         room = parts[0].memory.size
         return parts, room, longest_read_bytes(room, unit_bytes, self._page_bytes)
 
     @property
     def reading_bytes(self) -> int:
-        """Returns the size of the read buffer of a plan that reads."""
         # a request reads no page more than twice (native/src/plan.cpp), so a larger buffer would never fill
         return min(self._plan.read_buffer_bytes, 2 * self._manifest.flash.size_bytes, MAX_BUFFER_BYTES)
 
     def _buffer_bytes(self, *, loading: bool) -> int:
-        """Returns the size of the read buffer."""
         if not self.is_whole:
             return self.reading_bytes
         page_bytes = self._page_bytes

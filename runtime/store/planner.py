@@ -61,12 +61,9 @@ class Strided:
 
 
 def plan_reads(units: Strided, positions: np.ndarray, page_bytes: int, gap_bytes: int, max_bytes: int) -> ReadPlan:
-    """Plans the reads for units at `positions`.
+    """Plans the reads for units at `positions`, integers [k], distinct and ascending.
 
     Args:
-        units: Where the units lie.
-        positions: Flash positions, integers [k], distinct and ascending.
-        page_bytes: Size of a page.
         gap_bytes: Reads whose pages are at most this far apart become one.
         max_bytes: Longest read, at least `span_bytes` of a unit.
 
@@ -83,10 +80,7 @@ def plan_reads(units: Strided, positions: np.ndarray, page_bytes: int, gap_bytes
 
 
 def brought(units: Strided, num_units: int, extents: Extents) -> np.ndarray:
-    """Returns the flash positions of all units that lie entirely inside `extents`, wanted or not.
-
-    int64, distinct and ascending.
-    """
+    """Returns the flash positions of all units entirely inside `extents`, int64, distinct and ascending."""
     first = -(-(extents.offsets - units.offset_bytes) // units.stride_bytes)
     last = (extents.offsets + extents.lengths - units.offset_bytes - units.unit_bytes) // units.stride_bytes
     first, stop = np.maximum(first, 0), np.minimum(last + 1, num_units)
@@ -126,10 +120,6 @@ def batches(plan: ReadPlan, buffer_bytes: int) -> list[ReadBatch]:
 def batch_stops(lengths: np.ndarray, buffer_bytes: int) -> list[int]:
     """Returns where each batch of `batches` stops: the number of its last read plus one, ascending.
 
-    Args:
-        lengths: int64 [num_reads], bytes of each read.
-        buffer_bytes: The most bytes of a batch.
-
     Raises:
         ValueError: if a read is longer than `buffer_bytes`.
     """
@@ -146,16 +136,10 @@ def batch_stops(lengths: np.ndarray, buffer_bytes: int) -> list[int]:
 
 
 def arrivals(batch: ReadBatch, unit_bytes: int, least_bytes: int) -> list[tuple[int, int, int]]:
-    """Cuts a batch into portions that can be used before the rest of the batch is read.
+    """Cuts a batch, whose reads arrive in order, into portions that can be used before the rest of the batch is read.
 
-    Args:
-        batch: A batch whose reads arrive in order.
-        unit_bytes: Size of a unit.
-        least_bytes: Least bytes that are read between two portions.
-
-    Returns:
-        (first unit, stop, count) of each portion: these units of the batch are in memory when its first `count` reads
-        are.
+    Returns (first unit, stop, count) of each portion: these units of the batch are in memory when its first `count`
+    reads are. At least `least_bytes` are read between two portions.
     """
     if batch.extents.num_bytes <= least_bytes:
         return [(0, batch.buffer_offset.size, batch.extents.offsets.size)] if batch.buffer_offset.size else []
@@ -203,15 +187,10 @@ def sequential_batches(
 def adjoining_reads(
     units: Strided, positions: np.ndarray, page_bytes: int, gap_bytes: int, max_bytes: int
 ) -> tuple[Extents, np.ndarray]:
-    """Plans reads that are used together, once all of them are in memory: no page is read twice, and a unit may lie
-    across two reads, which adjoin in the buffer.
+    """Plans reads that are used together, once all of them are in memory; arguments are as in `plan_reads`.
 
-    Args:
-        units, positions, page_bytes, gap_bytes: as in `plan_reads`; at least one unit.
-        max_bytes: Longest read, whole pages.
-
-    Returns:
-        The reads, and int64 [k], bytes from the start of the buffer to each unit.
+    No page is read twice, and a unit may lie across two reads, which adjoin in the buffer. Returns the reads, and int64
+    [k], bytes from the start of the buffer to each unit.
     """
     starts = units.starts(positions)
     lows = starts // page_bytes * page_bytes

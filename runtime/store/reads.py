@@ -14,20 +14,15 @@ LEAST_HALF_BYTES = 128 << 10
 
 
 def room_bytes(buffer_bytes: int, page_bytes: int, least_bytes: int) -> int:
-    """Returns the bytes of a read buffer that one batch may take: half, so that the other half can be used meanwhile,
-    or the whole buffer if half is too small.
+    """Returns the bytes of a read buffer that one batch may take, so that `least_bytes` fit.
 
-    Args:
-        buffer_bytes: Size of the buffer, whole pages.
-        page_bytes: Size of a page.
-        least_bytes: Bytes that must fit.
+    It is half, so that the other half can be used meanwhile, or the whole buffer if half is too small.
     """
     half = buffer_bytes // 2 // page_bytes * page_bytes
     return half if half >= max(LEAST_HALF_BYTES, least_bytes) else buffer_bytes
 
 
 def longest_read_bytes(room: int, unit_bytes: int, page_bytes: int) -> int:
-    """Returns the longest single read if a batch has `room` bytes; a unit always fits."""
     return max(min(MAX_READ_BYTES, room), span_bytes(unit_bytes, page_bytes))
 
 

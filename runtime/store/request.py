@@ -30,7 +30,6 @@ class Batch:
     """uint8 [slots, unit_bytes]; rows may overlap."""
 
     def some(self, chosen: np.ndarray) -> "Batch":
-        """Returns the chosen units, bool [m]."""
         return Batch(self.ids[chosen], self.slots[chosen], self.rows)
 
 
@@ -50,10 +49,7 @@ class PlannedUnits:
 
 
 class Device:
-    """The flash as a store reads it: observers are told of every batch of reads."""
-
     def __init__(self, flash: Reader, observers: Observers) -> None:
-        """Reads with `flash`."""
         self.flash, self.observers = flash, observers
 
     def begin(
@@ -76,14 +72,9 @@ class Incoming(Generic[Reads]):
         memory: PoolMemory,
         planned: PlannedUnits | None = None,
     ) -> None:
-        """Begins the first reads of `batches`.
+        """Begins the first reads of `batches`, which are in order.
 
-        Args:
-            device: Reads, and tells observers.
-            purpose: Why.
-            batches: In order.
-            memory: Its halves are read into.
-            planned: The units of the batches, if those that are stored are to be copied to their slots as they arrive.
+        With `planned` units, those that are stored are copied to their slots as they arrive.
         """
         self._device, self._purpose, self._batches = device, purpose, iter(batches)
         self._planned, self._rows = planned if device.flash.moves_data else None, memory.slots.rows
@@ -96,8 +87,10 @@ class Incoming(Generic[Reads]):
             raise
 
     def __iter__(self) -> Iterator[tuple[Reads, Ticket, Half]]:
-        """Yields each batch, its reads, and the half they land in; the next step waits for the rest of these reads, and
-        begins to overwrite that half."""
+        """Yields each batch, its reads, and the half they land in.
+
+        The next step waits for the rest of these reads, and begins to overwrite that half.
+        """
         while self._under_way:
             batch, ticket, half = self._under_way[0]
             yield batch, ticket, half
@@ -148,14 +141,9 @@ class Request:
         """Begins the reads, unless they would overwrite units that the token uses first.
 
         Args:
-            device: Reads, and tells observers.
-            part: The units' part.
-            memory: Where the units go.
-            resident: The units in memory.
             evicted_hits: Other units in memory, whose slots the reads will overwrite: `use_read_units` lets a token use
                 units that its own request evicts.
             planned: The units that are read now.
-            early: The units that were read ahead.
             replan: Plans the reads of `early` units whose reads failed.
         """
         self._device, self._part, self._memory, self._replan = device, part, memory, replan

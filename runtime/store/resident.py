@@ -30,16 +30,12 @@ Bytes = Counter[UnitFormat | None]
 
 
 class HasRank(Protocol):
-    """A layer's predictor, in a manifest or still to be written to one."""
-
     @property
     def rank(self) -> int:
-        """Rows of its first matrix."""
         ...
 
     @property
     def format(self) -> FormatName:
-        """How its rows are stored."""
         ...
 
 
@@ -100,8 +96,10 @@ def token_seconds(manifest: Manifest, plan: Plan) -> float:
 
 
 def row_seconds(manifest: Manifest, plan: Plan, num_tokens: int = 1) -> float:
-    """Returns the seconds of reading the rows of tokens together, of each matrix that is read by row; nothing else
-    runs meanwhile."""
+    """Returns the seconds of reading the rows of tokens together, of each matrix that is read by row.
+
+    Nothing else runs meanwhile.
+    """
     tables, page_bytes = manifest.flash.tables, manifest.flash.page_bytes
     # a plan without parts stands for one that reads
     if not tables or (plan.parts and holds_tables(manifest, plan)):
@@ -138,7 +136,6 @@ def draft_seconds(manifest: Manifest, plan: Plan) -> float:
 
 
 def chosen_from(manifest: Manifest, plan: Plan) -> dict[tuple[int, FamilyName], computing.Weights]:
-    """Returns the units that a request for a layer's family chooses from."""
     formats = manifest.unit_formats
     return {
         (layer, section.family): multiplied(
@@ -152,8 +149,11 @@ def chosen_from(manifest: Manifest, plan: Plan) -> dict[tuple[int, FamilyName], 
 
 
 def multiplied(name: UnitFormat, num_bytes: int, *, uses_all: bool) -> computing.Weights:
-    """Returns units as products pass them: those in planes are joined with their coarse planes where every one is
-    used, and multiplied beside them where some are."""
+    """Returns units as products pass them.
+
+    Those in planes are joined with their coarse planes where every one is used, and multiplied beside them where some
+    are.
+    """
     planes = unit_planes(name)
     if planes is None or not uses_all:
         return computing.Weights(name, num_bytes)
@@ -161,7 +161,6 @@ def multiplied(name: UnitFormat, num_bytes: int, *, uses_all: bool) -> computing
 
 
 def uses_all(plan: Plan) -> bool:
-    """Returns whether the plan's selector uses every unit."""
     return load("coldpress.runtime.sparsity", Selector, plan.method).is_whole
 
 

@@ -19,8 +19,6 @@ from coldpress.schemas.layout import RowTable
 
 
 class _Begun(NamedTuple):
-    """Rows whose reads have begun."""
-
     ids: np.ndarray
     """int32 [k], distinct and ascending."""
     batch: planner.ReadBatch
@@ -29,8 +27,6 @@ class _Begun(NamedTuple):
 
 
 class Rows:
-    """The rows of one matrix."""
-
     def __init__(self, table: RowTable, page_bytes: int, zeros: Callable[[int], np.ndarray]) -> None:
         """Allocates the buffer of one row; `zeros` gives memory to read into, uint8 [size]."""
         self._table, self._page_bytes, self._zeros = table, page_bytes, zeros

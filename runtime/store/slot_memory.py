@@ -19,7 +19,6 @@ class SlotMemory:
     """Rows of one length; a row takes no memory until it is written to."""
 
     def __init__(self, num_slots: int, unit_bytes: int) -> None:
-        """Maps memory for `num_slots` rows."""
         self._map = mmap.mmap(-1, max(1, num_slots * unit_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_NOHUGEPAGE"):
             # threads that touch a new huge page at once each get one, so that a run exceeds its budget for a moment
@@ -37,13 +36,9 @@ class SlotMemory:
 
 
 def moved(memory: SlotMemory, num_slots: int, old: np.ndarray, new: np.ndarray) -> SlotMemory:
-    """Returns memory of `num_slots` rows whose row `new[i]` holds the former row `old[i]`; empties `memory`.
+    """Returns memory of `num_slots` rows whose row `new[i]` holds the former row `old[i]`, distinct; empties `memory`.
 
-    Args:
-        memory: The old rows; must not be used afterwards.
-        num_slots: Rows of the result.
-        old: int [m], distinct.
-        new: int [m], distinct.
+    `memory` must not be used afterwards.
     """
     num_old, unit_bytes = memory.rows.shape
     found, order = SlotMemory(num_slots, unit_bytes), np.argsort(old)

@@ -38,7 +38,6 @@ class FreeSlots:
         self._back = np.empty(0, dtype)
 
     def put(self, slots: np.ndarray) -> None:
-        """Gives slots back, integers."""
         self._back = np.concatenate([self._back, slots])
 
     def take(self, count: int) -> np.ndarray:
@@ -51,10 +50,7 @@ class FreeSlots:
 
 @dataclass
 class Part:
-    """One family of one layer in use."""
-
     units: Strided
-    """Where its units lie on flash."""
     cache: CachePolicy
     order: np.ndarray
     """[num_units], the unit at each flash position; all layers of a group share this array and the next. These arrays
@@ -64,7 +60,6 @@ class Part:
     slot: np.ndarray
     """[num_units], the slot of each pinned or cached unit, counted from `first_slot`; meaningless for other units."""
     first_slot: int
-    """The part's first slot in the memory of its pool."""
     free: FreeSlots
     pool: Pool
 
@@ -77,14 +72,12 @@ class Part:
         return self.order[positions].astype(np.int32)
 
     def in_flash_order(self, ids: np.ndarray) -> np.ndarray:
-        """Sorts `ids` by ascending flash position."""
         return ids[np.argsort(self.position[ids])]
 
     def admit(self, misses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Lets the policy choose among missing units and gives the slots of evicted units to the admitted ones.
 
-        Returns:
-            The units that were admitted and those that were evicted, integers.
+        Returns the units that were admitted and those that were evicted, integers.
         """
         admitted, evicted = self.cache.admit(misses)
         self.free.put(self.slot[evicted])  # before `take`: a full part has no other free slots
@@ -102,9 +95,8 @@ class Part:
     def resize(self, capacity: int, pinned: np.ndarray, first_slot: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Renumbers the part's slots from `first_slot` on: one for each pinned unit, and `capacity` for cached ones.
 
-        Returns:
-            The old and the new slots of the units that stay in memory, both int32 [m]; and the ids of pinned units
-            that must be read.
+        Returns the old and the new slots of the units that stay in memory, both int32 [m]; and the ids of pinned units
+        that must be read.
         """
         before = self.cache.present
         self.cache.resize(capacity, pinned)
@@ -132,13 +124,8 @@ class Part:
 def parts_of(artifact: Artifact, plan: Plan, requests: Requests | None = None) -> dict[Key, Part]:
     """Makes all parts of a plan, with empty caches and numbered slots.
 
-    Args:
-        artifact: The open artifact.
-        plan: Names the policy.
-        requests: All requests of the trace that is simulated; None in a run.
-
     Raises:
-        ColdpressError: if the policy cannot be used, for example if it needs `requests` and they are None.
+        ColdpressError: if the policy cannot be used, for example if it needs all `requests` and they are None.
     """
     next_slot: Counter[Pool] = Counter()
     positions = {section.offset_bytes: _positions(artifact, section) for section in artifact.manifest.flash.sections}
@@ -165,9 +152,8 @@ def resized(
 ) -> tuple[dict[Pool, tuple[np.ndarray, np.ndarray]], dict[Key, np.ndarray]]:
     """Resizes the parts of a run to another plan.
 
-    Returns:
-        By pool, the old and the new slots of units that stay in memory; and by layer and family, the ids of pinned
-        units that must be read.
+    Returns by pool, the old and the new slots of units that stay in memory; and by layer and family, the ids of pinned
+    units that must be read.
     """
     next_slot: Counter[Pool] = Counter()
     moves: dict[Pool, list[tuple[np.ndarray, np.ndarray]]] = {}
@@ -191,7 +177,6 @@ def _positions(artifact: Artifact, section: Section) -> tuple[np.ndarray, np.nda
 
 
 def pool_of(section: Section) -> Pool:
-    """Returns the pool of a section's units."""
     return section.family, section.unit_bytes
 
 

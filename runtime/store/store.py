@@ -46,8 +46,6 @@ _Known = tuple[Key, np.ndarray, np.ndarray | None, int, int, int]
 
 
 class Store:
-    """The units of one artifact under one plan."""
-
     def __init__(
         self,
         artifact: Artifact,
@@ -59,9 +57,7 @@ class Store:
         """Allocates everything the budget covers and loads the pinned units.
 
         Args:
-            artifact: The open artifact.
-            plan: One of its plans, or one from `coldpress.runtime.plan.budget.choose_plan`.
-            flash: A plug-in of runtime/flash, made for the artifact.
+            plan: One of the artifact's plans, or one from `coldpress.runtime.plan.budget.choose_plan`.
             observers: Further observers beside the store's counters, for example a `Recorder` or a `Clock`.
             requests: All requests to come, if they are known, for policies that look ahead.
 
@@ -82,8 +78,7 @@ class Store:
     def _set_up(
         self, artifact: Artifact, plan: Plan, flash: Reader, requests: Requests | None = None
     ) -> dict[Key, np.ndarray]:
-        """Makes everything that a plan decides but its memory; returns the pinned units of each part, which must be
-        read."""
+        """Makes all that a plan decides but its memory; returns each part's pinned units, which must be read."""
         self.plan = plan
         self._law = self._manifest.device.flash.issuing(plan.queue_depth)
         self._use_read_units = uses_read_units(plan)
@@ -97,13 +92,11 @@ class Store:
         return {key: np.flatnonzero(part.cache.present) for key, part in self._parts.items()}
 
     def _read_ahead_of(self, plan: Plan) -> ReadAhead:
-        """Allocates a plan's buffer for reading ahead."""
         begin, zeros, sections = self._device.begin, self._memory.zeros, self._manifest.flash.sections
         return ReadAhead(plan, sections, self._page_bytes, self._parts, begin, zeros, self._observers)
 
     @property
     def dram_used_bytes(self) -> int:
-        """Returns the DRAM that the plan's parts take."""
         return self._memory.used_bytes
 
     @property
@@ -144,7 +137,6 @@ class Store:
             self._renew(artifact, plan)
 
     def _renew(self, artifact: Artifact, plan: Plan) -> None:
-        """Frees everything that the present plan holds, sets up `plan`, and loads its pinned units."""
         if self.clock is not None:
             self.clock.follow(self._manifest, plan)
         self.ahead.close()
@@ -204,8 +196,9 @@ class Store:
             self._rows.begin(self._device, tokens)
 
     def read_rows(self, tokens: np.ndarray, purpose: Purpose = Purpose.ROWS) -> np.ndarray:
-        """Returns the stored token embeddings of `tokens`, int [T], from flash, or from DRAM if the plan holds them:
-        uint8 [T, row_bytes]; [T, 0] where the artifact has none on flash.
+        """Returns the stored token embeddings of `tokens`, int [T], from flash, or from DRAM if the plan holds them.
+
+        They are uint8 [T, row_bytes]; [T, 0] where the artifact has none on flash.
 
         Raises:
             CorruptPageError, DeviceError: if a read fails twice.
@@ -222,7 +215,6 @@ class Store:
         return Residency(part.cache.present, part.position)
 
     def close(self) -> None:
-        """Closes the device; no read may follow."""
         self._settle()
         self.ahead.drop()
         if self._rows is not None:
@@ -255,15 +247,11 @@ class Store:
     def submit(self, key: Key, ids: np.ndarray, kept: np.ndarray | None = None) -> "Request | tuple[Batch, ...]":
         """Makes all decisions about the units that a token uses, and begins to read the missing ones.
 
-        Args:
-            key: Layer number and family on flash.
-            ids: Unit ids, int32 [k], distinct and ascending.
-            kept: The units of `ids` that may stay in the cache, ascending; None for all.
+        `ids` are int32 [k], distinct and ascending; `kept` are the units that may stay in the cache; None for all.
 
-        Returns:
-            Batches, to be iterated over once, that hold each unit of `ids` exactly once: a tuple if nothing is missing.
-            Under a plan with `use_read_units` they also hold, once, all other units in memory and all units that lie
-            entirely inside the reads; the cache counts `ids` only. The request ends when the next one is submitted.
+        Returns batches, to be iterated over once, that hold each unit of `ids` exactly once: a tuple if nothing is
+        missing. Under a plan with `use_read_units` they also hold, once, all other units in memory and all units that
+        lie entirely inside the reads; the cache counts `ids` only. The request ends when the next one is submitted.
 
         Raises:
             CorruptPageError, DeviceError: from a device that reads inside this call (runtime/flash/serial.py).
@@ -319,8 +307,7 @@ class Store:
     ) -> tuple[planner.ReadPlan, np.ndarray]:
         """Plans the reads for the units of `misses` that were not read `early`.
 
-        Returns:
-            The plan, and the units that the token takes from it, int32 in flash order.
+        Returns the plan, and the units that the token takes from it, int32 in flash order.
         """
         wanted = np.zeros(part.order.size, bool)
         wanted[part.position[misses]] = True
@@ -353,15 +340,11 @@ class Store:
             self._under_way = None
 
     def stream(self, key: Key, ids: np.ndarray | None = None) -> DensePass | ResidentPass:
-        """Begins the prefill's dense pass: reads units of a layer's family in flash order, or takes them from their
-        slots if the plan holds everything.
+        """Begins the prefill's dense pass: reads units in flash order, or takes them from their slots if all are there.
 
         In a layer group, the bytes between two units of the layer are read or skipped, whichever takes the artifact's
-        device less time. The pass ends when the next one begins, or when a request is submitted.
-
-        Args:
-            key: Layer number and family on flash.
-            ids: All units of the experts that a prompt's tokens use, int32 ascending; None for all units.
+        device less time. The pass ends when the next one begins, or when a request is submitted. `ids` are all units of
+        the experts that a prompt's tokens use, int32 ascending; None for all units.
         """
         self._settle()
         for stream in self._observers.stream:
@@ -381,7 +364,6 @@ class Store:
         return found
 
     def extents_sha256(self) -> str:
-        """Returns the digest over all reads so far."""
         return self.counters.extents_sha256()
 
     def start_counting(self) -> None:
@@ -413,5 +395,4 @@ class Store:
 
 
 def _where(chosen: np.ndarray) -> np.ndarray:
-    """Returns the ids at which `chosen`, bool [num_units], is set, int32 ascending."""
     return chosen.nonzero()[0].astype(np.int32)

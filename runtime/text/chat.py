@@ -19,8 +19,6 @@ Message = Mapping[str, str]
 
 
 class ChatTemplate:
-    """An artifact's chat template."""
-
     def __init__(self, artifact: Artifact) -> None:
         """Reads the template, and checks its digest.
 

@@ -16,14 +16,8 @@ TOKENIZER_FILE = "tokenizer/tokenizer.json"
 
 
 class Engine:
-    """One tokenizer.json."""
-
     def __init__(self, data: bytes) -> None:
-        """Builds the tokenizer from the bytes of tokenizer.json.
-
-        Raises:
-            ArtifactError: if they are not a tokenizer.
-        """
+        """Raises `ArtifactError` if the bytes are not a tokenizer."""
         with _sentences("not a tokenizer"):
             self._tokenizer = Tokenizer.from_buffer(data)
         self._tokenizer.no_truncation()
@@ -38,7 +32,6 @@ class Engine:
             return self._tokenizer.encode(text, add_special_tokens=special).ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of ids, without special tokens."""
         with _sentences("failing on these ids"):
             return self._tokenizer.decode([token_id for token_id in ids if token_id not in self._special])
 

@@ -103,8 +103,7 @@ class _Answers:
         return members[name](*arguments)
 
     def _step(self, engine: Engine, number: int, ids: Sequence[int], before: Sequence[int] | None) -> str | None:
-        """Returns the text of further ids of a stream; None if it is unknown and `before`, its first ids, is not
-        given."""
+        """Returns the text of a stream's further ids; None if it is unknown and `before`, its first ids, is not given."""
         if number not in self._streams:
             if before is None:
                 return None

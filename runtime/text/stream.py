@@ -17,11 +17,7 @@ class StopFinder:
     """Looks for stop strings in text that comes in pieces."""
 
     def __init__(self, stops: Sequence[str]) -> None:
-        """Takes any number of stop strings.
-
-        Raises:
-            ColdpressError: if a stop string is empty, or not valid Unicode.
-        """
+        """Raises `ColdpressError` if a stop string is empty, or not valid Unicode."""
         for stop in stops:
             if not stop or not strict_json.is_encodable(stop):
                 raise ColdpressError(f"the stop string {short(stop)} is not text, expected at least one character")
@@ -58,14 +54,8 @@ class StopFinder:
 
 
 class TextStream:
-    """The text that continues one prompt."""
-
     def __init__(self, codec: TextCodec, prompt_ids: Sequence[int], stops: Sequence[str] = ()) -> None:
-        """Begins after the prompt.
-
-        Raises:
-            ColdpressError: if a stop string is empty, or not valid Unicode.
-        """
+        """Raises as `StopFinder`."""
         self._codec, self._prompt_ids, self._finder = codec, list(prompt_ids), StopFinder(stops)
         self._step: Callable[[int], str] | None = None
         self._new_ids: list[int] = []
@@ -73,7 +63,6 @@ class TextStream:
 
     @property
     def stop(self) -> str | None:
-        """Returns the stop string that was found, or None."""
         return self._finder.found
 
     def add(self, token_id: int) -> str:
@@ -89,7 +78,6 @@ class TextStream:
         return self._shown[-1]
 
     def rest(self) -> str:
-        """Returns the text that was held back, after the last token."""
         return self._finder.rest()
 
     def text(self) -> str:

@@ -35,12 +35,9 @@ class Template:
 
 
 def template_in(settings: Mapping[str, Any], file: str | None, **how: Any) -> Template | None:
-    """Returns the template of a tokenizer's settings, unless a file of its own holds it; None if there is none.
+    """Returns the template of tokenizer_config.json's values, unless a file of its own holds it; None without one.
 
-    Args:
-        settings: The values of tokenizer_config.json. Of several templates the one named `default` is taken.
-        file: The text of chat_template.jinja; None without one.
-        how: Other fields of the template.
+    Of several templates the one named `default` is taken. `how` are other fields of the template.
     """
     text = _default(settings.get("chat_template")) if file is None else file
     named = {name: value for name, value in settings.items() if name.endswith("_token")}
@@ -55,7 +52,6 @@ class Rendering:
     """Renders chats, one after another; its process starts with the first one."""
 
     def __init__(self, template: Template) -> None:
-        """Takes a template."""
         self._template = json.dumps(asdict(template)).encode()
         self._limited: LimitedProcess | None = None
 
@@ -109,8 +105,11 @@ class _Answers:
             raise ColdpressError(clipped(" ".join(f"{type(error).__name__}: {error}".split()))) from error
 
     def _chat(self, messages: Messages) -> str:
-        """Renders a chat whose contents are texts; as lists of parts, which templates of multimodal families walk over,
-        if fewer of them are lost so."""
+        """Renders a chat whose contents are texts.
+
+        It renders them as lists of parts, which templates of multimodal families walk over, if fewer of them are lost
+        so.
+        """
         texts = [text for each in messages if (text := _text_in(each))]
         lost, text = self._tried(messages, texts)
         form = messages
@@ -157,7 +156,6 @@ def _text_in(message: Mapping[str, Any]) -> str:
 
 
 def _with_content(message: Mapping[str, Any], content: Any) -> Mapping[str, Any]:
-    """Replaces the content of a message, if it is a text."""
     return {**message, "content": content} if message.get("content") else message
 
 

@@ -29,14 +29,8 @@ BYTE_CHARACTERS = {chr(byte): byte for byte in _PRINTED} | {chr(0x100 + at): byt
 
 
 class TextCodec:
-    """An artifact's tokenizer."""
-
     def __init__(self, artifact: Artifact, engine: LimitedEngine | None = None) -> None:
-        """Reads the tokenizer, and checks its digest.
-
-        Args:
-            artifact: The artifact.
-            engine: A new one, which may have started while the artifact was opened.
+        """Reads the tokenizer, and checks its digest; a new `engine` may have started while the artifact was opened.
 
         Raises:
             ArtifactError: if the artifact has no tokenizer, or it cannot be read.
@@ -79,7 +73,6 @@ class TextCodec:
         return [self._bos, *ids] if self._bos is not None and ids[:1] != [self._bos] else ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of ids, without special tokens."""
         return self._engine.decode(ids)
 
     def continuation(self, prompt_ids: Sequence[int], new_ids: Sequence[int]) -> str:

@@ -40,8 +40,6 @@ ENVIRONMENT = "COLDPRESS_EMULATED"
 
 @dataclass(frozen=True)
 class Emulation:
-    """A device on a disk of this machine."""
-
     device: DeviceProfile
     disk: Disk
     caps: Caps
@@ -49,7 +47,6 @@ class Emulation:
     """The disk's rates without caps; None if they were not measured."""
 
     def title(self) -> str:
-        """Returns a description of the device, the caps and the disk."""
         flash, caps = self.device.flash, self.caps
         return (
             f"{printable(self.device.title)} on {self.disk.name}: {caps.reads_per_s} reads/s and "
@@ -59,7 +56,6 @@ class Emulation:
         )
 
     def _slower_disk(self) -> str:
-        """Returns what `title` adds if the disk, and not the caps, is the limit."""
         found, caps = self.disk_rates, self.caps
         if found is None or (found.reads_per_s >= caps.reads_per_s and found.bytes_per_s >= caps.bytes_per_s):
             return ""
@@ -101,7 +97,6 @@ def emulate(
     """Prepares the emulation of a device on the disk that holds `place`.
 
     Args:
-        device: The device to emulate.
         place: A file or folder; its disk is capped, and measured if `scale` is None.
         scale: The share of the device's rates; None takes as large a share as the disk can give.
         memory_bytes: The cap on memory; None for the DRAM budget of the device's profile.
@@ -171,7 +166,6 @@ def drop_caches() -> None:
 
 
 def our_command(arguments: Sequence[str]) -> list[str]:
-    """Returns the command that runs `coldpress` with these arguments in a new process."""
     return [sys.executable, "-m", "coldpress", *arguments]
 
 

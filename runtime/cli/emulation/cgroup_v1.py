@@ -44,7 +44,6 @@ def hierarchies(proc: Path = Path("/proc")) -> dict[str, Path]:
 
 
 def why_not(disk: Disk, proc: Path = Path("/proc")) -> str | None:
-    """Returns why this mechanism cannot cap the disk; None if it can."""
     try:
         found = hierarchies(proc)
     except OSError as error:

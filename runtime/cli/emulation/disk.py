@@ -64,7 +64,6 @@ class Disk:
             return _rates(written)
 
     def measured_if_possible(self) -> Rates | None:
-        """Measures the disk's rates; None if that is not possible."""
         try:
             return self.measured()
         except ColdpressError:

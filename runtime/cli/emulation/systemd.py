@@ -15,7 +15,6 @@ def why_not(
     running: Path = Path("/run/systemd/system"),
     controllers: Path = Path("/sys/fs/cgroup/cgroup.controllers"),
 ) -> str | None:
-    """Returns why this mechanism cannot cap the disk; None if it can."""
     if shutil.which("systemd-run") is None or not running.is_dir():
         return "systemd does not run here"
     offered = controllers.read_text().split() if controllers.exists() else []
@@ -29,7 +28,6 @@ def why_not(
 
 @contextmanager
 def limited(caps: Caps, disk: Disk) -> Generator[list[str]]:
-    """Yields the words before a command that run it in a scope with these caps."""
     properties = {
         "IOReadIOPSMax": f"{disk.name} {caps.reads_per_s}",
         "IOReadBandwidthMax": f"{disk.name} {caps.bytes_per_s}",
