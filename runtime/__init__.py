@@ -7,11 +7,7 @@ from coldpress.schemas.errors import ColdpressError
 
 
 def __getattr__(name: str) -> ModuleType:
-    """Loads the native core on first use.
-
-    Raises:
-        ColdpressError: if it cannot be loaded.
-    """
+    """Loads the native core on first use. Raises `ColdpressError` if it cannot be loaded."""
     if name != "_native":
         raise AttributeError(f"module 'coldpress.runtime' has no attribute '{name}'")
     try:

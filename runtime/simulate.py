@@ -208,9 +208,9 @@ class Opening(Observer):
     """Modelled seconds of the reads before a first token."""
 
     load_s: float = 0.0
-    """Of the pinned units."""
+    """Seconds for the pinned units."""
     passes: dict[Key, Arrival] = field(default_factory=dict[Key, Arrival])
-    """Of one dense pass over units of each part; NOTHING where all units are in DRAM."""
+    """Reads of one dense pass over units of each part; NOTHING where all units are in DRAM."""
     _under_way: Key | None = None
 
     def stream(self, key: Key, ids: np.ndarray | None) -> None:
@@ -243,7 +243,6 @@ def simulate_opening(artifact: Artifact, plan: Plan, experts_read: int | None = 
 
 
 def requests_of(trace: Iterable[Event]) -> dict[tuple[int, str], list[np.ndarray]]:
-    """Returns the ids of every fetch in order, by layer and family."""
     found: defaultdict[tuple[int, str], list[np.ndarray]] = defaultdict(list)
     for event in trace:
         if event.kind == FETCH:

@@ -109,11 +109,7 @@ class Recorder(Observer):
 
 
 def load_trace(path: Path) -> tuple[Event, ...]:
-    """Reads the events of a trace file.
-
-    Raises:
-        ArtifactError: if the file is not a valid trace.
-    """
+    """Reads the events of a trace file. Raises `ArtifactError` if the file is not a valid trace."""
     name = str(path)
     with path.open("rb") as file:
         header = tensor_files.read_header(file.fileno(), name, os.fstat(file.fileno()).st_size, REMEDY)

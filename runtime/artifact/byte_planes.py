@@ -15,11 +15,7 @@ def pack(data: bytes) -> bytes:
 
 
 def unpack(packed: bytes, max_bytes: int | None = None) -> bytes:
-    """Returns what `pack` was given.
-
-    Raises:
-        ValueError: if this is not of `pack`, or was more than `max_bytes`.
-    """
+    """Returns what `pack` was given. Raises `ValueError` if this is not of `pack`, or was more than `max_bytes`."""
     try:
         size = zstandard.frame_content_size(packed)  # `pack` always states it; -1 where it is not stated
         if size < 0:

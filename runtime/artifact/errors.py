@@ -14,8 +14,6 @@ def short(value: object) -> str:
 
 
 class FieldError(ArtifactError):
-    """A field of a file that has a wrong value."""
-
     def __init__(self, file: str, field: str, found: str, expected: str, remedy: str = DAMAGED) -> None:
         """`found` and `expected` are phrases that follow `is` and `expected`."""
         field, found, expected = clipped(field), clipped(found), clipped(expected, 500)

@@ -132,11 +132,7 @@ class Artifact:
         return None
 
     def entry(self, name: str) -> ArtifactFile:
-        """Returns the manifest's entry of a file.
-
-        Raises:
-            KeyError: if the artifact lists no such file.
-        """
+        """Returns the manifest's entry of a file. Raises `KeyError` if the artifact lists no such file."""
         return _entry(self.manifest, name)
 
     def open(self, name: str, flags: int = 0) -> int:

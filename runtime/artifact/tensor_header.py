@@ -45,7 +45,7 @@ class Rules:
     rank: tuple[int, int]
     """Least and largest number of dimensions."""
     may_be_empty: bool
-    """Whether a dimension may be 0."""
+    """True if a dimension may be 0."""
     max_metadata: int
     """Most entries of `__metadata__`."""
     json: strict_json.Limits

@@ -143,7 +143,6 @@ class Plugin(CachePolicy):
         return np.flatnonzero(self._last_request[queue] != self._request)
 
     def _remember(self, gone: np.ndarray) -> np.ndarray:
-        """Numbers the departures of units, in order; returns the units."""
         if self._num_left + gone.size > np.iinfo(self._left.dtype).max:  # number those that are still remembered from 1
             forgotten = max(0, self._num_left - self._num_remembered)
             self._left = np.where(self._left > forgotten, self._left - forgotten, 0).astype(self._left.dtype)

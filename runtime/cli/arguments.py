@@ -112,7 +112,6 @@ def _identity() -> Any:
 
 
 def _sampling(name: str, metavar: str) -> Any:
-    """Declares a setting of `Sampling` as a flag; the record checks its limits."""
     declared = Sampling.model_fields[name]
     help, kind = (
         f"{declared.description} (default: {declared.default:g})",
@@ -256,8 +255,6 @@ class Generate(Run):
 
 @dataclass(frozen=True, kw_only=True)
 class Caps:
-    """Flags of an emulation: the share of a device, and the disk."""
-
     place: Path | None = None
     scale: float | None = option(
         "emulate this share of the device's reads and bytes per second (default: as much as the disk can give)",

@@ -59,7 +59,6 @@ HELP: Mapping[str, Any] = {
 """Settings of the help: sections without boxes, in color only on a terminal."""
 Flags = TypeVar("Flags")
 SPELLINGS: Mapping[str, tuple[str, ...]] = {"dram": ("--dram-budget",), "dram_budget": ("--dram",)}
-"""Other flags of a field."""
 
 
 def option(help: str, *, default: Any = None, **settings: Any) -> Any:

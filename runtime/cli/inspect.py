@@ -152,7 +152,6 @@ def _family_rows(families: list[dict[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def _formats(entry: dict[str, Any]) -> str:
-    """Names a family's format, and how many layers, or matrices of them, have each other one."""
     others = entry["other_formats"].values()
     size = max((len(slice_formats(name)) for name in others), default=1)
     counts: Counter[str] = Counter(one for name in others for one in slice_formats(name, size))

@@ -26,11 +26,7 @@ class PromptFile:
     """The prompts of a file; each call reads it again."""
 
     def __init__(self, path: Path, session: Session, codec: TextCodec | None, max_new_tokens: int) -> None:
-        """Checks that the file exists; reads nothing yet.
-
-        Raises:
-            ColdpressError: if the path is not a regular file.
-        """
+        """Checks that the file exists; reads nothing yet. Raises `ColdpressError` if the path is not a regular file."""
         if not path.is_file():
             raise ColdpressError(f"{path}: is not a regular file, expected prompts as JSON lines; name one")
         self._path, self._session, self._codec = path, session, codec

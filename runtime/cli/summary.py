@@ -24,7 +24,6 @@ def as_data(tokens: Sequence[Token]) -> dict[str, Any]:
 
 
 def render(metrics: RunMetrics, run_tokens: Sequence[Token] = ()) -> str:
-    """Formats the table for people, with the spreads of decoded tokens, and accepted drafts, if there are any."""
     decoded, speculation = spreads(run_tokens[1:]), drafted(run_tokens[1:])
     tokens, used = max(1, metrics.num_tokens), metrics.dram_used_bytes
     speed = f"{metrics.num_tokens / metrics.decode_s:.1f}" if metrics.decode_s else "-"
@@ -75,7 +74,6 @@ def process(used_bytes: int, other_bytes: int) -> str:
 
 
 def batch_as_data(done: Batch) -> dict[str, Any]:
-    """Returns the metrics of a batch, and the spreads of its decoding passes."""
     decoded = spreads(done.decoded)
     return {"metrics": done.metrics.model_dump(mode="json"), "per_pass": decoded and asdict(decoded)}
 

@@ -58,7 +58,6 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 def erf(x: np.ndarray) -> np.ndarray:
-    """Returns the error function of `x`, float32 [...]."""
     x = np.clip(x, -4, 4)
     square = x * x
     return x * _polynomial(ERF_NUMERATOR, square) / _polynomial(ERF_DENOMINATOR, square)

@@ -27,9 +27,7 @@ from coldpress.schemas.families import FAMILIES, resident_roles, slices
 from coldpress.schemas.model import ATTENTION_ROLES, MatrixRole, ModelSpec
 
 INPUTS: tuple[MatrixRole, ...] = ("q_proj", "k_proj", "v_proj")
-"""Matrices that take attention's input."""
 OUTPUT: tuple[MatrixRole, ...] = ("o_proj",)
-"""The matrix that takes the mixed heads."""
 
 
 class Attention:
@@ -152,8 +150,6 @@ class Attention:
 
 
 class AttentionWork:
-    """Attention at work on one input; see `coldpress.runtime.decoder.blocks.Work`."""
-
     experts = None
 
     def __init__(self, attention: Attention, x_TN: np.ndarray, tokens: Tokens) -> None:

@@ -31,7 +31,7 @@ GATHERED_BYTES = 8 << 20
 
 
 class Part(NamedTuple):
-    """Where a slice lies in a unit, and how it is stored."""
+    """The place of a slice in a unit, and its format."""
 
     offset: int
     nbytes: int
@@ -42,8 +42,6 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Units:
-    """A family's units: their format, and their slices by role."""
-
     format: UnitFormat
     parts: Mapping[MatrixRole, Part]
     activations: ActivationFormat = "fp32"
@@ -101,11 +99,9 @@ def units_of(
 
 
 class Block(Protocol):
-    """Units of one family in memory."""
-
     @property
     def ids(self) -> np.ndarray:
-        """int32 [K], unit ids."""
+        """Unit ids, int32 [K]."""
         ...
 
     @property
@@ -280,7 +276,6 @@ class SlotBlock:
         return y_TN
 
     def _planes(self, own: slice | np.ndarray) -> Coarse | None:
-        """Returns the coarse planes of the chosen units as the kernels take them; None without."""
         return None if self.coarse is None else self.coarse.of(self.ids[own])
 
     def mlp(self, inner: Inner, x_TN: np.ndarray, terms: Terms) -> np.ndarray:
@@ -308,7 +303,7 @@ class CoarseUnits:
     codes: np.ndarray
     """uint8 [U, bytes of a unit's coarse plane]."""
     units: Units
-    """Where the slices' coarse planes lie; their format is the one in planes."""
+    """The places of the slices' coarse planes; their format is the one in planes."""
 
     def of(self, ids: np.ndarray) -> Coarse:
         return Coarse(self.codes, np.ascontiguousarray(ids, np.int32), self.units.format)

@@ -47,8 +47,6 @@ PREFILL_CHUNK_TOKENS = 256
 
 @dataclass(frozen=True)
 class PromptChunk:
-    """Consecutive tokens of one of several prompts."""
-
     prompt: int
     start: int
     stop: int
@@ -58,7 +56,6 @@ class PromptChunk:
 class _Block:
     sublayer: Sublayer
     before: Norm | None
-    """Norms the hidden states for the sublayer."""
     after: Norm | None
     """Norms what the sublayer adds (OLMo 2, Gemma 2)."""
     multiplier: float
@@ -79,7 +76,7 @@ class _Layer:
     blocks: tuple[_Block, ...]
     """Attention, then the MLP."""
     parallel: bool
-    """Whether the MLP sees the layer's input, like attention, and not the hidden states after attention."""
+    """True if the MLP sees the layer's input, like attention, and not the hidden states after attention."""
 
 
 class Decoder:
@@ -197,7 +194,6 @@ class Decoder:
             )
 
     def kv_cache_bytes(self, num_tokens: int) -> int:
-        """Returns the bytes of the keys and values of `num_tokens` tokens."""
         return kv_cache_bytes(self.spec, num_tokens, self._kv_cache)
 
     def check_context(self, context_length: int) -> None:
@@ -341,20 +337,18 @@ class Decoder:
 
     @property
     def sees_residency(self) -> bool:
-        """Whether the choice of units depends on which units are in DRAM."""
+        """Tells whether the choice of units depends on which units are in DRAM."""
         return self._selection.sees_residency
 
     @property
     def sees_others(self) -> bool:
-        """Whether a token changes what the next ones use."""
+        """Tells whether a token changes what the next ones use."""
         return self._selection.sees_others
 
     def check_many(self) -> None:
-        """Refuses several tokens of a sequence at once if that would change their units."""
         self._selection.check_many()
 
     def check_batch(self) -> None:
-        """Refuses several sequences at once if that would change their units."""
         self._selection.check_batch()
 
     def _check_together(self, num_tokens: int, most: int) -> None:
@@ -478,7 +472,6 @@ class Decoder:
         return x_TN
 
     def _used(self, key: Key, experts_TE: np.ndarray | None) -> np.ndarray | None:
-        """Returns the units of the experts that any token uses, int32 ascending; None for all units."""
         if experts_TE is None or (used_E := experts_TE.any(axis=0)).all():
             return None
         return np.flatnonzero(np.repeat(used_E, num_units(key[1], self.spec) // used_E.size)).astype(np.int32)
@@ -501,7 +494,7 @@ class Decoder:
 
     @property
     def _prior(self) -> Prior | None:
-        """What changes the scores of routers while tokens are decoded; None if they choose as the model was trained."""
+        """Returns what changes the scores of routers while tokens are decoded; None if they choose as trained."""
         return self._prefer_present if self._selection.routing is not None else None
 
     def _prefer_present(self, layer: int, scores_TE: np.ndarray) -> np.ndarray:
@@ -532,7 +525,6 @@ class Decoder:
 
 
 def _coarse_planes(artifact: Artifact, activations: ActivationFormat) -> dict[Key, CoarseUnits]:
-    """Returns the coarse planes of every layer, by layer and family; empty for a format without planes."""
     found: dict[Key, CoarseUnits] = {}
     manifest = artifact.manifest
     slices_of = {entry.family: entry.slices for entry in manifest.families}
@@ -548,7 +540,6 @@ def _coarse_planes(artifact: Artifact, activations: ActivationFormat) -> dict[Ke
 
 
 def _kept(ids: np.ndarray, used_TU: np.ndarray | None, num_kept: int | None) -> np.ndarray | None:
-    """Returns the units of `ids` that the first `num_kept` tokens use; None for all."""
     if num_kept is None or used_TU is None:
         return None
     return ids[used_TU[:num_kept, ids].any(axis=0)]

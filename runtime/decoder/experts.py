@@ -72,7 +72,6 @@ class Experts:
         return SharedExpert(mlp, resident.matrix(gate) if resident.has(f"{gate}.weight") else None)
 
     def begin(self, x_TN: np.ndarray, tokens: Tokens) -> "ExpertsWork":
-        """Begins work on the normed input, float32 [T, hidden_size], with the resident matrices."""
         return ExpertsWork(self, x_TN, tokens)
 
     def route(
@@ -152,7 +151,6 @@ class Experts:
         return block.mlp(self.form, x_TN, Terms(*biases, self.factors(signal, weights_TE, ids, own)))
 
     def _bias_of(self, role: MatrixRole | None, ids: np.ndarray) -> np.ndarray | None:
-        """Returns the biases of units of gate or up, float32 [K]; None if they have none."""
         if role is None or not self.biases[role]:
             return None
         experts_K, units_K = np.divmod(ids, self.intermediate_size)
@@ -190,8 +188,6 @@ class SharedExpert:
 
 
 class ExpertsWork:
-    """Experts at work on one input; see `coldpress.runtime.decoder.blocks.Work`."""
-
     def __init__(self, layer: Experts, x_TN: np.ndarray, tokens: Tokens) -> None:
         self._layer, self._x_TN, self._tokens, self._is_dense = layer, x_TN, tokens, tokens.is_dense
         self.experts, self._weights_TE = layer.route(x_TN, tokens.parts, tokens.prior)

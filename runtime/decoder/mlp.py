@@ -22,8 +22,6 @@ from coldpress.schemas.model import MLP_ROLES, MatrixRole, ModelSpec
 
 
 class Mlp:
-    """One layer's MLP: its resident matrices, and the families whose units come in blocks."""
-
     def __init__(
         self,
         layer: int,
@@ -66,7 +64,6 @@ class Mlp:
         """The parts whose units each token requests, in order."""
 
     def begin(self, x_TN: np.ndarray, tokens: Tokens) -> "MlpWork":
-        """Begins work on the normed input, float32 [T, hidden_size], with the resident matrices."""
         return MlpWork(self, x_TN, tokens)
 
     def input_signal(
@@ -129,8 +126,6 @@ class Mlp:
 
 
 class MlpWork:
-    """An MLP at work on one input; see `Work`."""
-
     experts = None
 
     def __init__(self, mlp: Mlp, x_TN: np.ndarray, tokens: Tokens) -> None:

@@ -11,14 +11,12 @@ from coldpress.schemas.model import ModelSpec, norm_parts, qk_norms
 
 @dataclass(frozen=True)
 class Norm:
-    """A norm with its tensors."""
-
     weight: np.ndarray
     """float32 [n], or [heads, n]."""
     bias: np.ndarray | None
     eps: float
     centred: bool
-    """Whether the mean is subtracted (LayerNorm)."""
+    """True if the mean is subtracted (LayerNorm)."""
 
     def apply(self, x: np.ndarray) -> np.ndarray:
         """Norms the last axis of `x`, float32 [..., n] or [..., heads, n]."""

@@ -18,8 +18,6 @@ LEAST_SUM = np.float32(1e-20)
 
 
 class Router:
-    """One layer's rules of choosing and weighing."""
-
     def __init__(self, spec: ModelSpec, correction: np.ndarray | None = None) -> None:
         """Takes the model's rules; `correction` float32 [E] is added to ranking scores, not to weights."""
         self._spec, self._correction = spec, correction

@@ -58,7 +58,7 @@ def _lacks(method: Selector[Any], manifest: Manifest) -> str | None:
 
 class Selection:
     routing: Routing | None = None
-    """What changes the choice of experts; None for the choice that the model was trained with."""
+    """The change of routers' choices; None for the choice that the model was trained with."""
     routing_strengths: Sequence[float] = ()
     """By layer, how much its router prefers experts in DRAM; empty without `routing`."""
 
@@ -81,7 +81,7 @@ class Selection:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every token uses all units, so that the choice needs no signal."""
+        """Tells whether every token uses all units, so that the choice needs no signal."""
         return self.method.is_whole
 
     def _fitted(self, artifact: Artifact, plan: Plan, part: PartPlan, num_units: int) -> dict[str, np.ndarray]:

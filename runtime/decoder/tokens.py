@@ -38,7 +38,6 @@ class Span:
 
 
 def new_cache(spec: ModelSpec, context_length: int, kind: KvCacheFormat = DEFAULT_KV_CACHE) -> KvCache:
-    """Allocates an empty cache for `context_length` tokens."""
     width, dtype = (spec.head_dim, np.float16) if kind == "fp16" else (head_bytes(spec.head_dim, kind), np.uint8)
     shape = (spec.num_hidden_layers, context_length, spec.num_key_value_heads, width)
     keys = np.zeros(shape, dtype)
@@ -61,6 +60,6 @@ class Tokens:
     num_kept: int | None = None
     """The cache admits only units of the first `num_kept` tokens; None for all tokens."""
     is_dense: bool = False
-    """Whether all tokens use all units, so that no selector needs a signal."""
+    """True if all tokens use all units, so that no selector needs a signal."""
     prior: Prior | None = None
     """Changes the scores by which a layer's router chooses experts; None for the router's own choice."""

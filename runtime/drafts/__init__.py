@@ -64,9 +64,8 @@ class Draft(PluginBase):
     """A draft without a second model. The base class of the files of this package."""
 
     PROPOSES: ClassVar[bool] = True
-    """Whether it may propose a token."""
     NEEDS_PLANES: ClassVar[bool] = False
-    """Whether it needs coarse planes, so that it cannot be replayed without an artifact."""
+    """True if it needs coarse planes, so that it cannot be replayed without an artifact."""
 
     @abstractmethod
     def drafting(self, context_length: int, checked: Checked | None = None) -> AbstractContextManager[Propose]:

@@ -47,12 +47,10 @@ class Ticket(Protocol):
 
 
 class Reader(Protocol):
-    """A device as a store uses it."""
-
     moves_data: bool
     """False if reads do not write to memory, so that copying from it would be wasted."""
     direct: bool
-    """Whether reads bypass the page cache; if not, memory outside the budget holds copies."""
+    """True if reads bypass the page cache; if not, memory outside the budget holds copies."""
 
     def submit(self, extents: Extents, into: np.ndarray, landing: Landing | None = None) -> Ticket:
         """Begins to read `extents`, one after another, into `into` (uint8, at least their bytes).

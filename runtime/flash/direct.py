@@ -35,11 +35,7 @@ class Plugin(Flash):
     start_reads = staticmethod(_native.start_reads)
 
     def __init__(self, artifact: Artifact, queue_depth: int) -> None:
-        """Opens the file.
-
-        Raises:
-            ArtifactError: if the file is missing, a link, or of another size.
-        """
+        """Opens the file. Raises `ArtifactError` if the file is missing, a link, or of another size."""
         self._artifact = artifact
         self._page_bytes, self._page_crc32c = artifact.manifest.flash.page_bytes, artifact.page_crc32c
         self._num_in_flight = min(queue_depth, self.MAX_IN_FLIGHT)
@@ -90,8 +86,6 @@ class Plugin(Flash):
 
 @dataclass
 class Reading:
-    """Reads in flight; see `coldpress.runtime.flash.Ticket`."""
-
     _flash: Plugin
     _extents: Extents
     _start: Callable[[], _native.Reads]

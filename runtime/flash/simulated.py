@@ -13,8 +13,6 @@ from coldpress.schemas.device import flash_seconds
 
 
 class Modelled:
-    """Reads that take the seconds of a model; see `coldpress.runtime.flash.Ticket`."""
-
     def __init__(self, flash: "Plugin", num_reads: int, seconds: float, data: Ticket | None) -> None:
         """Adds reads to `flash`, which works on them until they are finished or abandoned."""
         self._flash, self.num_reads, self._seconds, self._data = flash, num_reads, seconds, data

@@ -15,8 +15,6 @@ import math
 
 
 class Admission:
-    """Measures the passes of a batch, and decides from them when waiting prompts begin."""
-
     def __init__(self, chunk_tokens: int) -> None:
         """`chunk_tokens`: the most tokens of a prefill pass."""
         self._chunk_tokens = chunk_tokens
@@ -24,7 +22,6 @@ class Admission:
         self._most, self._passes, self._most_s = 0, 0, 0.0
 
     def prefilled(self, num_passes: int, seconds: float) -> None:
-        """Notes that `num_passes` prefill passes took `seconds` in total."""
         self._dense_s = min(self._dense_s, seconds / num_passes)
         self._idle_s = 0.0
 

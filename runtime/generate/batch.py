@@ -38,8 +38,6 @@ position 0 is the prompt's first token. They are valid during the call."""
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt to continue."""
-
     ids: Sequence[int]
     """At least one token id."""
     sampling: Sampling = field(default_factory=Sampling)
@@ -266,7 +264,6 @@ class _Run:
         return len(sequence.prompt) + sequence.max_new_tokens
 
     def prefill(self, places: Sequence[int]) -> list[int]:
-        """Prefills the sequences at `places`, and returns the first token of each."""
         for place in places:
             self._restore(place)
         prompts = [self.active[place].prompt[self.active[place].restored :] for place in places]

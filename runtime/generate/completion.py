@@ -41,8 +41,6 @@ class Completion:
 
 
 class Continuation:
-    """One prompt and what has followed it so far."""
-
     def __init__(
         self,
         codec: TextCodec | None,
@@ -91,7 +89,6 @@ class Continuation:
 
     @property
     def stop(self) -> str | None:
-        """Returns the stop string that was found."""
         return self._text.stop if self._text else None
 
     @property
@@ -125,7 +122,6 @@ class Continuation:
 @dataclass
 class Totals:
     prompt_tokens: int = 0
-    """Tokens of prompts that were prefilled."""
     new_tokens: int = 0
     decoded: int = 0
     """New tokens without each prompt's first, which comes from the prefill."""

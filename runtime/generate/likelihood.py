@@ -12,8 +12,6 @@ ROWS_AT_A_TIME = 8
 
 @dataclass(frozen=True)
 class Quality:
-    """The likelihood of given text in a run, and the cost."""
-
     block_nll: tuple[float, ...]
     """Mean negative log likelihood per token, in nats, of each block."""
     num_predicted: int

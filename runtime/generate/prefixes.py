@@ -37,8 +37,6 @@ ENDING, UNFINISHED = ".kv", ".unfinished"
 
 @dataclass
 class PrefixTotals:
-    """Counts of prompts kept and found since the start."""
-
     restored_tokens: int = 0
     """Tokens of prompts that were read instead of computed."""
     read_bytes: int = 0
@@ -109,7 +107,6 @@ class Prefixes:
         return sum(size for _, size, _ in self._files())
 
     def _chunks(self, cache: KvCache, ids: np.ndarray, arithmetic: str) -> Iterator[tuple[Path, slice]]:
-        """Yields the file of each whole chunk of a prompt, and its place in the cache."""
         kind = [
             self._identity,
             __version__,

@@ -192,7 +192,6 @@ class Session:
         give_back_heap()
 
     def _for_budget(self, dram_budget_bytes: int) -> Plan:
-        """Returns the plan to divide a budget for, with the KV cache of the present run."""
         now = self._wanted_plan
         found = now if self._choose is None else self._choose(dram_budget_bytes)
         return now if found.name == now.name else found.model_copy(update={"kv_cache_bytes": now.kv_cache_bytes})
@@ -400,7 +399,6 @@ class Session:
 
     @contextmanager
     def _kv_room(self, longest: int, num_tokens: int) -> Generator[None]:
-        """Switches to a plan with a KV cache for `num_tokens` tokens, and back at the end."""
         self.decoder.check_context(longest)
         opened, before = self._wanted_plan, self.plan
         needed = self.decoder.kv_cache_bytes(num_tokens)

@@ -35,7 +35,6 @@ class Pass:
     token_ids: tuple[int, ...]
     """New tokens, at least one: the accepted drafts, and one more."""
     drafted: int
-    """Drafts that were checked."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Costs:
 
     draft_s: float
     pass_s: Sequence[float]
-    """Of passes of 1, 2, ... tokens that use every unit."""
+    """Seconds of passes of 1, 2, ... tokens that use every unit."""
 
     def token_s(self, count: int, acceptance: float) -> float:
         """Returns the seconds of a token, if passes check `count` drafts."""

@@ -70,8 +70,6 @@ class TokenSpreads:
 
 @dataclass(frozen=True)
 class Drafted:
-    """Counts of drafts that a run checked and accepted."""
-
     passes: int
     """Passes through the layers, without the prefill."""
     drafted: int

@@ -17,7 +17,7 @@ from coldpress.schemas.model import Activation
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the slices, all of one length, lie inside a unit, and which activation is applied."""
+    """The places of the slices, all of one length, inside a unit, and the activation."""
 
     gate_offset: int | None
     """First byte of the gate's slice, whose product goes through the activation; None if units have none."""

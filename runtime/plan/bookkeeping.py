@@ -52,7 +52,6 @@ def bookkeeping_bytes(manifest: Manifest) -> int:
 
 
 def row_buffer_bytes(tables: Iterable[RowTable], page_bytes: int) -> int:
-    """Returns the bytes of the buffers for a token's row of each matrix on flash."""
     return sum(span_bytes(table.row_bytes, page_bytes) for table in tables)
 
 

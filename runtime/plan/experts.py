@@ -61,7 +61,6 @@ def mean_held(plan: Plan, spec: ModelSpec, sections: Iterable[Section]) -> float
 
 
 def _whole_experts(plan: Plan, spec: ModelSpec, sections: Iterable[Section]) -> list[tuple[PartPlan, Section]]:
-    """Returns the parts whose units tokens use by experts, all units of each."""
     return [
         (part, section)
         for part, section in placed_parts(plan, sections)

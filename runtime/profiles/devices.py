@@ -23,7 +23,6 @@ JSON = replace(strict_json.MANIFEST, size_bytes=1 << 20)
 
 
 def device_names() -> list[str]:
-    """Returns the names of the devices that have a profile, sorted."""
     return sorted(path.stem for path in PROFILES.glob("*.yaml"))
 
 

@@ -13,7 +13,7 @@ from coldpress.runtime.plugins import PluginBase
 
 
 class Format(PluginBase):
-    """How slices of weights (rows or columns of a matrix) are stored. The base class of all formats."""
+    """A way of storing slices of weights (rows or columns of a matrix). The base class of all formats."""
 
     MAX_LOGIT_ERROR: ClassVar[float]
     """Error of dense logits, as a share of the largest logit, above which rounding to this format is not the cause: at

@@ -30,9 +30,7 @@ class GroupFormat(Format):
     """
 
     LOWEST: ClassVar[int]
-    """The least level."""
     HIGHEST: ClassVar[int]
-    """The greatest level."""
     CODE_BYTES: ClassVar[int]
     """Bytes of a group without its scale."""
     SCALE_SIGNS = (1, -1)

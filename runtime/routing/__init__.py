@@ -18,7 +18,7 @@ EXACT = "top_k"
 
 class Routing(plugins.PluginBase):
     SEES_RESIDENCY: ClassVar[bool] = True
-    """Whether the choice depends on which units are in DRAM."""
+    """True if the choice depends on which units are in DRAM."""
 
     @abstractmethod
     def scores(self, scores_TE: np.ndarray, present_E: np.ndarray, strength: float) -> np.ndarray:

@@ -51,7 +51,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Residency:
-    """Where the units of one family of one layer are when a token selects among them."""
+    """The places of the units of one family of one layer when a token selects among them."""
 
     present: np.ndarray
     """bool [num_units]: whether the unit is in DRAM, so that using it needs no read."""
@@ -72,24 +72,23 @@ class Selector(plugins.PluginBase, Generic[OptionsT]):
     """Chooses the units of a token. The base class of all selectors; its constants are the defaults."""
 
     CHOOSES: ClassVar[tuple[str, ...]]
-    """The families that the selector can choose from."""
     KEPT: ClassVar[Mapping[str, Kept]] = {}
     """The arrays of `fit` that are stored in the artifact, with the dtype and shape that the reader checks."""
     NEEDS_PREDICTORS: ClassVar[bool] = False
-    """Whether each layer needs a predictor network (`predict`, `size`)."""
+    """True if each layer needs a predictor network (`predict`, `size`)."""
     NEEDS_EXACT_ZEROS: ClassVar[bool] = False
-    """Whether the selector only works for models whose activation is exactly zero for part of its inputs."""
+    """True if the selector only works for models whose activation is exactly zero for part of its inputs."""
     EXACT: ClassVar[bool] = False
-    """Whether the units that the selector leaves out would add exactly nothing."""
+    """True if the units that the selector leaves out would add exactly nothing."""
     IN_PLANES: ClassVar[bool] = False
-    """Whether units that are not chosen are coarser instead of missing: the selector needs a format in planes
+    """True if units that are not chosen are coarser instead of missing: the selector needs a format in planes
     (runtime/quantization), and sees the activity of every family (schemas/families.py)."""
     DENSITY: ClassVar[float | None] = None
     """The density where neither the user nor a search names one; None for that of the budget."""
     MISSED_SHARE: ClassVar[float] = 0.0
     """Share of the active units that the selector may miss; distillation leaves out this share, too."""
     SEES_RESIDENCY: ClassVar[bool] = False
-    """Whether the choice depends on which units are in DRAM."""
+    """True if the choice depends on which units are in DRAM."""
 
     @abstractmethod
     def families(self, spec: ModelSpec, options: OptionsT) -> tuple[str, ...]:

@@ -25,11 +25,7 @@ class Threshold(Selector[OptionsT]):
     def fit(
         self, num_units: int, density: float, statistics: Mapping[str, np.ndarray], options: OptionsT
     ) -> dict[str, np.ndarray]:
-        """Computes `threshold` float32 [1].
-
-        Raises:
-            ColdpressError: if `statistics` has no magnitudes.
-        """
+        """Computes `threshold` float32 [1]. Raises `ColdpressError` if `statistics` has no magnitudes."""
         return {"threshold": np.array([threshold(statistics, density)], np.float32)}
 
     def select_many(self, activity: np.ndarray, arrays: Mapping[str, np.ndarray]) -> np.ndarray:

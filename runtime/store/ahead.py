@@ -80,8 +80,6 @@ class _Region:
 
 @dataclass
 class EarlyUnits:
-    """The units of a request that one portion read ahead."""
-
     ids: np.ndarray
     """int32 [k], in flash order."""
     rows: np.ndarray
@@ -185,7 +183,6 @@ class ReadAhead:
             read_ahead(facts)
 
     def _begin(self, key: Key, ids: np.ndarray) -> planner.ReadBatch | None:
-        """Begins as many of the reads as fit the region and returns them; None if there are none."""
         region, section = self._region_of.get(key), self._sections[key]
         if region is None:
             return None

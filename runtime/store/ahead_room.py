@@ -42,7 +42,6 @@ class Ahead(NamedTuple):
 
     @property
     def fields(self) -> dict[str, object]:
-        """The settings as fields of a plan."""
         return {"preload_buffer_bytes": self.buffer_bytes, "preload_guess": self.guess}
 
 
@@ -92,7 +91,7 @@ def following(sections: Iterable[Section], *, wraps: bool) -> dict[Key, tuple[Se
 
 @dataclass(frozen=True)
 class Reading:
-    """How a plan reads the units that DRAM does not hold."""
+    """A plan's way of reading the units that DRAM does not hold."""
 
     sections: Sequence[Section]
     parts: Sequence[PartPlan]

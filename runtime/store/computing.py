@@ -37,14 +37,12 @@ class Weights(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """How the reads of a request arrive."""
-
     flash_s: float
     """Seconds of all reads on the device."""
     num_portions: int
     """Portions of equal size that can be used one after another."""
     reads_on: bool
-    """Whether the device reads the next portion while one is used: the buffer has two halves, or holds all reads."""
+    """True if the device reads the next portion while one is used: the buffer has two halves, or holds all reads."""
 
 
 NOTHING = Arrival(0.0, 0, True)

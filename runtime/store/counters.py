@@ -1,4 +1,4 @@
-"""What every store counts, and the digest over all its reads."""
+"""Counts what a store does, and computes the digest over all its reads."""
 
 import hashlib
 from dataclasses import asdict, dataclass, fields

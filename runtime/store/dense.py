@@ -31,7 +31,7 @@ class DenseBatch(planner.ReadBatch):
     positions: np.ndarray
     """int64 [m]: the units' flash positions, ascending."""
     stops: Sequence[int]
-    """Where each block of units ends among them."""
+    """The end of each block of units among them."""
 
     def blocks(self) -> Iterator[slice]:
         return map(slice, (0, *self.stops), self.stops)

@@ -19,14 +19,12 @@ Key = tuple[int, FamilyName]
 
 
 class Purpose(Enum):
-    """Why the store reads."""
-
     REQUEST = "request"
     AHEAD = "ahead"
     STREAM = "stream"
     LOAD = "load"
     ROWS = "rows"
-    """Of a matrix that is read by row, for decoded tokens; a prompt's are part of STREAM."""
+    """Reads of a matrix by row, for decoded tokens; a prompt's are part of STREAM."""
 
 
 class RequestFacts(NamedTuple):
@@ -39,7 +37,6 @@ class RequestFacts(NamedTuple):
     room_bytes: int
     """Bytes of the read buffer that one batch of reads may take."""
     buffer_bytes: int
-    """Size of the read buffer."""
     num_hits: int
     """Units of `ids` that were in DRAM."""
     num_resident: int
@@ -52,7 +49,6 @@ class RequestFacts(NamedTuple):
     """Units, read now or ahead, that go to slots."""
     num_evicted: int = 0
     plan: ReadPlan = NO_READS
-    """The request's own reads."""
 
     @property
     def num_misses(self) -> int:

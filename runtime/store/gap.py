@@ -17,7 +17,7 @@ from coldpress.runtime.store.facts import Observer, Purpose, RequestFacts
 from coldpress.schemas.layout import Plan
 
 STEPS_DOWN, STEPS_UP = 12, 10
-"""How many times the plan's gap is divided and multiplied by the square root of two, to give the gaps to try."""
+"""Numbers of times that the plan's gap is divided and multiplied by the square root of two, for the gaps to try."""
 PROBES = (1, -1, 3, -3)
 """Steps from the current gap to the gaps that are tried in turn; a single step may be too small to change a read."""
 PROBE_EVERY, PROBE_SELDOM = 4, 64
@@ -25,7 +25,6 @@ PROBE_EVERY, PROBE_SELDOM = 4, 64
 CHECK_EVERY, CHECK_SELDOM = 32, 512
 """Tokens from check to check: at first, and at most, after checks that changed nothing."""
 CHECK_TOKENS = 2
-"""Tokens of a check."""
 FEWEST_SHOWN = 4
 """Least index of the gap that a check uses to measure the device's bandwidth."""
 FEWEST = 2
@@ -54,18 +53,16 @@ class _Tried:
 
     @property
     def known(self) -> bool:
-        """Whether enough tokens used the gap."""
+        """Tells whether enough tokens used the gap."""
         return self.num_tokens >= FEWEST
 
     def is_cheaper(self, other: "_Tried") -> bool:
-        """Whether the gap takes clearly fewer seconds per wanted byte; compares products, as bytes may be zero."""
+        """Tells whether it takes clearly fewer seconds per wanted byte; compares products, as bytes may be zero."""
         return self.seconds * other.wanted_bytes < WORTH * other.seconds * self.wanted_bytes
 
 
 @dataclass(frozen=True)
 class PlansGap:
-    """The plan's gap, unchanged."""
-
     gap_bytes: int
 
 

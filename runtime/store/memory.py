@@ -32,7 +32,7 @@ class Memory:
     used_bytes: int
     """DRAM that the plan's parts take."""
     is_whole: bool
-    """Whether there are slots for all units."""
+    """True if there are slots for all units."""
 
     def __init__(self, manifest: Manifest, plan: Plan, moves_data: bool) -> None:
         """Allocates the slots, and the read buffer at its size for loading; a simulation's slots stay empty.

@@ -48,7 +48,7 @@ class ReadBatch:
 
 @dataclass(frozen=True)
 class Strided:
-    """Where the units of one family of one layer lie: unit p is `unit_bytes` at `offset_bytes + p * stride_bytes`."""
+    """The places of one family's units in a layer: unit p is `unit_bytes` at `offset_bytes + p * stride_bytes`."""
 
     offset_bytes: int
     unit_bytes: int

@@ -40,7 +40,6 @@ class HasRank(Protocol):
 
 
 def looked_up_roles(spec: ModelSpec) -> tuple[str, ...]:
-    """Returns the tables from which a token reads one row."""
     return LOOKUP_TABLES[spec.tie_word_embeddings :]
 
 

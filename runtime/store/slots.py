@@ -169,7 +169,6 @@ def resized(
 
 
 def _positions(artifact: Artifact, section: Section) -> tuple[np.ndarray, np.ndarray]:
-    """Returns a section's unit at each flash position, and the flash position of each unit, both [num_units]."""
     order = artifact.order(section)
     position = np.empty_like(order)
     position[order] = np.arange(order.size, dtype=order.dtype)

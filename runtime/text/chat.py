@@ -63,7 +63,6 @@ class ChatTemplate:
 
 
 def _read(artifact: Artifact) -> Template | None:
-    """Reads an artifact's template; returns None without one."""
     names = {entry.path for entry in artifact.manifest.files}
     settings, file = dict[str, Any](), None
     if SETTINGS_FILE in names:

@@ -84,8 +84,6 @@ def _sentence() -> Generator[None]:
 
 
 class _Answers:
-    """The other side: the tokenizer and its streams."""
-
     def __init__(self) -> None:
         self._engine: Engine | None = None
         self._streams: dict[int, Callable[[Sequence[int]], str]] = {}
@@ -103,7 +101,7 @@ class _Answers:
         return members[name](*arguments)
 
     def _step(self, engine: Engine, number: int, ids: Sequence[int], before: Sequence[int] | None) -> str | None:
-        """Returns the text of a stream's further ids; None if it is unknown and `before`, its first ids, is not given."""
+        """Returns the text of a stream's further ids; None if it is unknown and its first ids are not given."""
         if number not in self._streams:
             if before is None:
                 return None

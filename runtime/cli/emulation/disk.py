@@ -35,8 +35,6 @@ class Rates:
 
 @dataclass(frozen=True)
 class Disk:
-    """A whole disk of this machine."""
-
     name: str
     """The disk's node, such as /dev/sda."""
     number: str
@@ -86,7 +84,6 @@ def _rates(path: Path) -> Rates:
 
 @contextmanager
 def _temporary_file(folder: Path) -> Generator[Path]:
-    """Yields a path to a new file of random bytes on the folder's disk; removes the file at the end."""
     random = np.random.default_rng(0)
     try:
         with tempfile.TemporaryFile(prefix=".coldpress-", dir=folder) as file:
@@ -139,7 +136,6 @@ def _opened(path: Path) -> int:
 def _seconds(
     file: int, size: int, read_bytes: int, count: int, buffer: np.ndarray, random: np.random.Generator
 ) -> float:
-    """Returns the seconds of `count` reads of `read_bytes` each, at random multiples of `read_bytes`."""
     offsets = random.integers(0, size // read_bytes, count).astype(np.uint64) * read_bytes
     lengths, into = (np.full(count, read_bytes, np.uint64), np.arange(count, dtype=np.uint64) * read_bytes)
     nothing = np.zeros(size // SMALL_BYTES, np.uint32)  # wrong checksums: only the time counts, not the result
