@@ -20,8 +20,6 @@ class Extents:
 
 
 def span_bytes(unit_bytes: int, page_bytes: int) -> int:
-    """Returns the most bytes of whole pages that `unit_bytes` can touch: the least size of a read buffer.
-
-    A unit whose first byte is the last of a page touches one page for it, and ceil((unit_bytes - 1) / page_bytes) more.
-    """
+    """Returns the most bytes of whole pages that `unit_bytes` can touch: the least size of a read buffer. A unit whose
+    first byte is the last of a page touches one page for it, and ceil((unit_bytes - 1) / page_bytes) more."""
     return (-(-(unit_bytes - 1) // page_bytes) + 1) * page_bytes

@@ -20,10 +20,8 @@ def largest(values: np.ndarray, k: int) -> np.ndarray:
 
 
 def _kth_largest(values: np.ndarray, k: int) -> np.ndarray:
-    """Returns the k-th largest value of each row, float32 [T, 1].
-
-    Behind a ReLU it is 0 in most rows, which numpy's partition takes twenty times as long to find as a sort does.
-    """
+    """Returns the k-th largest value of each row, float32 [T, 1]: behind a ReLU it is 0 in most rows, which numpy's
+    partition takes twenty times as long to find as a sort does."""
     place = values.shape[1] - k
     if values.min() != 0:
         return np.partition(values, place, axis=1)[:, place, None]

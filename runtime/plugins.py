@@ -21,7 +21,6 @@ from coldpress.schemas.errors import ColdpressError, UnknownNameError, clipped
 
 
 class PluginBase(ABC):  # noqa: B024 - what is abstract is for each kind to say
-
     OPTIONS: ClassVar[type[Record]] = Record
     """The settings of one plug-in: a frozen record with a default for every field."""
 
@@ -44,7 +43,7 @@ def names(package: str) -> tuple[str, ...]:
 
 
 def load_class(package: str, kind: type[Kind], name: str) -> type[Kind]:
-    """Returns the class of the plug-in `name` of `package`, which extends `kind`.
+    """The class of the plug-in `name` of `package`, which extends `kind`.
 
     Raises:
         UnknownNameError: if there is no such file; the text lists the choices.
@@ -84,7 +83,7 @@ def _shared(plugin: type[PluginBase]) -> PluginBase:
 
 
 def options_of(plugin: PluginBase | type[PluginBase], values: Mapping[str, Any]) -> Any:
-    """Returns the `OPTIONS` record of a plug-in, with its defaults where `values` says nothing.
+    """The `OPTIONS` record of a plug-in, with its defaults where `values` says nothing.
 
     Raises:
         ColdpressError: if the plug-in has no such option, in which case the text lists its options, or a value does
@@ -94,7 +93,7 @@ def options_of(plugin: PluginBase | type[PluginBase], values: Mapping[str, Any])
 
 
 def record_of(kind: type[Settings], what: str, whose: str, values: Mapping[str, Any]) -> Settings:
-    """Returns the record with these values, and its defaults where they say nothing; `what` of `whose` names a field.
+    """The record with these values, and its defaults where they say nothing; `what` of `whose` names a field.
 
     Raises:
         ColdpressError: as `options_of`.

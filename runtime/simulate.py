@@ -123,9 +123,7 @@ def token_seconds_of(
     manifest: Manifest, plan: Plan, found: RunMetrics, overlap: Overlap = "request", more_s: float = 0.0
 ) -> float:
     """Returns modelled seconds of a token of a simulated run; the layers of the plan's parts stand for all layers.
-
-    `more_s` is what a token computes besides, and the manifest does not say.
-    """
+    `more_s` is what a token computes besides, and the manifest does not say."""
     besides_s = resident.token_seconds(manifest, plan)
     share = times_traced(manifest, plan)
     computing_s, requests_s = (
@@ -138,11 +136,9 @@ def token_seconds_of(
 
 
 def pass_seconds(artifact: Artifact, plan: Plan, most_tokens: int) -> list[float]:
-    """Returns modelled seconds of passes of 1, 2, ... `most_tokens` whose tokens use every unit.
-
-    Each reads what one token reads, and computes with each of its tokens (runtime/store/computing.py). The layers of
-    the plan's parts stand for all layers.
-    """
+    """Returns modelled seconds of passes of 1, 2, ... `most_tokens` whose tokens use every unit: each reads what one
+    token reads, and computes with each of its tokens (runtime/store/computing.py). The layers of the plan's parts stand
+    for all layers."""
     counts, device = range(1, most_tokens + 1), artifact.manifest.device
     manifests = [on_device(artifact, computing.in_pass(device, count)).manifest for count in counts]
     clocks = [Clock(manifest, plan) for manifest in manifests]
@@ -168,10 +164,8 @@ def all_units(artifact: Artifact, plan: Plan) -> dict[Key, np.ndarray]:
 
 
 def units_following(artifact: Artifact, plan: Plan) -> dict[Key, tuple[Key, np.ndarray]]:
-    """Returns what a dense run reads ahead after each part of the plan: the next one's units, which are no guess.
-
-    It is empty where the plan reads nothing ahead, and where units would have to be guessed.
-    """
+    """Returns what a dense run reads ahead after each part of the plan: the next one's units, which are no guess. It is
+    empty where the plan reads nothing ahead, and where units would have to be guessed."""
     placed = placed_parts(plan, artifact.manifest.flash.sections)
     sections = [section for _, section in placed]
     if not plan.preload_buffer_bytes or not reads_on(plan, sections):
@@ -187,10 +181,8 @@ def read_next(store: Store, units: tuple[Key, np.ndarray] | None) -> None:
 
 
 def on_device(artifact: Artifact, device: DeviceProfile | None) -> Artifact:
-    """Returns the artifact as if compiled for `device`, which changes only the seconds of a simulation.
-
-    The caller keeps `artifact` alive: the copy shares its open folder.
-    """
+    """Returns the artifact as if compiled for `device`, which changes only the seconds of a simulation. The caller
+    keeps `artifact` alive: the copy shares its open folder."""
     if device is None:
         return artifact
     return replace(artifact, manifest=artifact.manifest.model_copy(update={"device": device}))
@@ -226,10 +218,8 @@ class Opening(Observer):
 
 
 def simulate_opening(artifact: Artifact, plan: Plan, experts_read: int | None = None) -> Opening:
-    """Returns the seconds of a store's opening, and of one dense pass over every part of the plan, in order.
-
-    In a mixture the pass takes so many experts, spread evenly, or all.
-    """
+    """Returns the seconds of the reads that a store makes when it opens, and in one dense pass over every part of the
+    plan, in the order of the parts; of a mixture over so many experts, spread evenly, or over all."""
     found = Opening()
     store = Store(artifact, plan, simulated.Plugin(artifact, plan.queue_depth), found)
     for key, ids in all_units(artifact, plan).items():
@@ -273,10 +263,8 @@ def replay(store: Store, trace: Iterable[Event]) -> None:
 
 
 def read_some_rows(store: Store, numbers: range) -> None:
-    """Reads a token embedding for each number, in place of the rows of tokens that a trace does not name.
-
-    Equal numbers read equal rows, spread over the vocabulary.
-    """
+    """Reads as many token embeddings as there are numbers, in place of the rows of tokens that a trace does not name;
+    equal numbers read equal rows, spread over the vocabulary."""
     if store.num_rows and numbers:
         step = round(store.num_rows * (5**0.5 - 1) / 2)
         store.read_rows(np.array(numbers) * step % store.num_rows)

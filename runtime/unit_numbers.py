@@ -16,10 +16,8 @@ def number_type(num_units: int) -> np.dtype[Any]:
 
 
 def distinct(numbers_N: np.ndarray) -> np.ndarray:
-    """Returns the distinct ones of integers [N], ascending, in their dtype.
-
-    np.unique would import numpy.ma, 4 MB that nothing else in a run needs.
-    """
+    """Returns the distinct ones of integers [N], ascending, in their dtype. np.unique would import numpy.ma, 4 MB that
+    nothing else in a run needs."""
     ascending_N = np.sort(numbers_N)
     is_first_N = np.ones(ascending_N.size, bool)
     np.not_equal(ascending_N[1:], ascending_N[:-1], out=is_first_N[1:])

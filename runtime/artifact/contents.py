@@ -81,9 +81,7 @@ def layout_bytes(layout: Layout) -> int:
 
 def table_tensors(manifest: Manifest, plans: Collection[str] | None = None) -> Layout:
     """Returns the layout of tables.safetensors, with the selector arrays of the plans named in `plans` (None: all).
-
-    Besides selector arrays: page checksums, an order per section, a rank per layer and family.
-    """
+    Besides selector arrays: page checksums, an order per section, a rank per layer and family."""
     pages = manifest.flash.size_bytes // manifest.flash.page_bytes
     tables: Layout = {"page_crc32c": (np.dtype("<u4"), (pages,))}
     for section in manifest.flash.sections:

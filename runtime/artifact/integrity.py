@@ -129,10 +129,8 @@ def _check_padding(artifact: Artifact, offset: int, block: np.ndarray) -> None:
 
 
 def _check_units(artifact: Artifact, section: Section, family: FamilyFormat) -> None:
-    """Requires that every unit decodes to finite numbers. A refinement does, whatever its bits: scales are resident.
-
-    A section of several layers interleaves their units, all `unit_bytes` long, so that they split like one layer's.
-    """
+    """Requires that every unit decodes to finite numbers. A refinement does, whatever its bits: scales are resident. A
+    section of several layers interleaves their units, all `unit_bytes` long, so that they split like one layer's."""
     if planes_of(family.format):
         return
     widths = [nbytes(family.format, slice_length(piece, artifact.manifest.model)) for piece in family.slices]

@@ -1,7 +1,6 @@
-"""Checks that a plan of a manifest fits the model, the tables and its own budget.
+"""Checks that a plan of a manifest fits the model, the tables and its own budget: arithmetic only.
 
-Arithmetic only. `Facts` computes once per manifest what all plans share, so that time is linear in the manifest's
-length.
+`Facts` computes once per manifest what all plans share, so that time is linear in the manifest's length.
 """
 
 from coldpress.runtime import plugins

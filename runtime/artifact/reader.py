@@ -120,10 +120,8 @@ class Artifact:
         return self.tables[f"rank.{layer}.{family}"]
 
     def selector_arrays(self, plan: Plan, layer: int, family: str) -> dict[str, np.ndarray] | None:
-        """Returns the arrays that the selector of `plan` stored for a family of a layer, by name.
-
-        None if the artifact has no plan of that name, or its plan has another selector.
-        """
+        """Returns the arrays that the selector of `plan` stored for a family of a layer, by name. None if the artifact
+        has no plan of that name, or its plan has another selector."""
         for listed in self.manifest.plans:
             if (listed.name, listed.method) == (plan.name, plan.method):
                 number = self.plan_numbers[listed.name]

@@ -63,10 +63,8 @@ class TensorEntry:
 
 
 def make_header(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> tuple[bytes, dict[str, TensorEntry]]:
-    """Makes the header of tensors, each (name, numpy's dtype, shape), that follow each other without gaps.
-
-    Returns the file's bytes before the first tensor, and name -> entry.
-    """
+    """Makes the header of tensors, each (name, numpy's dtype, shape), that follow each other without gaps. Returns the
+    file's bytes before the first tensor, and name -> entry."""
     header: dict[str, object] = {}
     placed: list[TensorEntry] = []
     end = 0

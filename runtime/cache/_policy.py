@@ -81,10 +81,8 @@ class CachePolicy(PluginBase):
         return self._last_request[ids] != 0
 
     def touch(self, ids: np.ndarray) -> np.ndarray:
-        """Begins a request and returns which of `ids` are present, bool [k].
-
-        `ids` are distinct and ascending. The caller must not change the array later, because policies keep it.
-        """
+        """Begins a request and returns which of `ids` are present, bool [k]. `ids` are distinct and ascending. The
+        caller must not change the array later, because policies keep it."""
         if self._request == self._is_pinned - 1:
             self._renumber()
         self._request += 1
@@ -122,10 +120,8 @@ class CachePolicy(PluginBase):
         self.num_free += ids.size
 
     def end_tokens(self, count: int = 1) -> np.ndarray:
-        """Ends `count` tokens, which were decoded together and made all requests since the last call.
-
-        Returns the ids that the policy evicts at this moment.
-        """
+        """Ends `count` tokens, which were decoded together and made all requests since the last call. Returns the ids
+        that the policy evicts at this moment."""
         return NOTHING
 
     def resize(self, capacity: int, pinned: np.ndarray) -> None:
@@ -175,7 +171,7 @@ class CachePolicy(PluginBase):
 
 
 def smallest(keys: np.ndarray, count: int) -> np.ndarray:
-    """Returns the indices of the `count` smallest of `keys`, or of all if fewer; of equals the first ones."""
+    """Returns the indices of the `count` smallest of `keys`, or of all if fewer, in order; of equals the first ones."""
     if keys.size > count:  # sort only the keys that are not larger than the last one
         low = (keys <= np.partition(keys, count - 1)[count - 1]).nonzero()[0]
         return low[keys[low].argsort(kind="stable")][:count]

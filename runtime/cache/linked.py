@@ -48,7 +48,7 @@ class Plugin(CachePolicy):
     OPTIONS = Options
 
     def __init__(self, known: Known, options: Options) -> None:
-        """Leaves the record of cached units to the base policy, so that `super().__init__` is not called."""
+        """Does not call `super().__init__`, since the base policy records the cached units."""
         plugin = _plugins.load_class("coldpress.runtime.cache", CachePolicy, options.linked_over)
         self._base = plugin(known, _plugins.options_of(plugin, {}))
         self._position, self._options = known.position, options
@@ -82,10 +82,8 @@ class Plugin(CachePolicy):
         return self._base.admit(ids[~refused])
 
     def _draw(self) -> np.ndarray:
-        """Draws which runs are refused; returns bool [k]: which units of the current request belong to such a run.
-
-        Runs are found in the whole request, hits included.
-        """
+        """Draws which runs are refused; returns bool [k]: which units of the current request belong to such a run. Runs
+        are found in the whole request, hits included."""
         places = self._position[self._requested]
         along = np.argsort(places)
         begins = np.diff(places[along], prepend=-2) > 1

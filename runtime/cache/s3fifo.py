@@ -44,9 +44,7 @@ class Plugin(CachePolicy):
         self._uses = np.zeros(known.num_units, np.int8)
         self._left = np.zeros(known.num_units, number_type(2 * known.num_units))
         """Number of each unit's departure from the small queue, counted over all units from 1; 0 if not remembered.
-
-        Stands for the paper's ghost queue: a unit is in it if its number is among the last `_num_remembered`.
-        """
+        Stands for the paper's ghost queue: a unit is in it if its number is among the last `_num_remembered`."""
         self._num_left = 0
 
     @classmethod

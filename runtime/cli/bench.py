@@ -52,10 +52,8 @@ def run(
     batch: int = 1,
     draft: Drafting | None = None,
 ) -> list[Row]:
-    """Measures each (selector, cache) of `combinations`, whose None takes the plan's; returns one row for each.
-
-    `num_tokens` are decoded per run after the first one; a single sequence has a `draft`, None for the plan's.
-    """
+    """Measures each (selector, cache) of `combinations`, in which None takes the plan's; returns one row for each.
+    `num_tokens` are decoded per run after the first one; a single sequence has a `draft`, None for the plan's."""
     return [
         measure(open_session(selector, cache), prompt_ids, num_tokens, num_runs, batch, draft)
         for selector, cache in combinations

@@ -87,10 +87,8 @@ Change = Callable[[Setting], Setting]
 
 
 def steps(manifest: Manifest, plan: Plan) -> tuple[Setting, list[tuple[str, Change]]]:
-    """Returns the first setting, which caches nothing and uses every unit, and the named steps after it.
-
-    `plan` is that of the last step: its selector, cache, gap and budget.
-    """
+    """Returns the first setting, which caches nothing and uses every unit, and the named steps after it. `plan` is that
+    of the last step: its selector, cache, gap and budget."""
     room = plan.dram_budget_bytes
     plan = budget.refit(manifest, plan.model_copy(update=NOTHING.fields), room)
     plain = {"collapse_gap_bytes": 0, "collapse": "static"}
@@ -136,10 +134,8 @@ def _as_before(plan: Plan, before: Plan) -> Plan:
 def run(
     first: Setting, changes: Sequence[tuple[str, Change]], measure: Callable[[Setting], RowT], rounds: int = 1
 ) -> list[Step[RowT]]:
-    """Measures the first setting, then each step in turns with the best setting before it; see `steps`.
-
-    They take turns `rounds` times; 1 where measuring has no noise: then each setting is measured once.
-    """
+    """Measures the first setting, then each step in turns with the best setting before it; see `steps`. They take turns
+    `rounds` times; 1 where measuring has no noise: then each setting is measured once."""
     best, row = first, measure(first)
     found: list[Step[RowT]] = [Step("naive", 1.0, 0.0, 1.0, True, row)]
     rate = lowest = row.tokens_per_s

@@ -100,10 +100,8 @@ class Attention:
         return {role: self._matrices[role].apply(x_TN, parts) for role in roles if role in self._matrices}
 
     def _append(self, span: Span, keys: np.ndarray, values: np.ndarray) -> None:
-        """Appends keys and values, float32 [tokens, kv_heads, head_dim], to the span's cache.
-
-        The cache's length stays as it is until the pass has gone through all layers (`Decoder._forward`).
-        """
+        """Appends keys and values, float32 [tokens, kv_heads, head_dim], to the span's cache. The cache's length stays
+        as it is until the pass has gone through all layers (`Decoder._forward`)."""
         place = slice(span.cache.length, span.cache.length + span.num_tokens)
         once = ((span.cache.keys, keys),)  # latents are keys and values at once
         for cached, new in once if self._latents else (*once, (span.cache.values, values)):
@@ -123,10 +121,8 @@ class Attention:
                 ) from error
 
     def _attend(self, span: Span, queries: np.ndarray) -> np.ndarray:
-        """Attends causally within the span's sequence; float32 [tokens, heads, head_dim].
-
-        Few tokens are computed one by one, so that each has the bits that it has alone.
-        """
+        """Attends causally within the span's sequence; float32 [tokens, heads, head_dim]. Few tokens are computed one
+        by one, so that each has the bits that it has alone."""
         keys, values = span.cache.keys[self._layer], span.cache.values[self._layer]
         length = span.cache.length
         if span.num_tokens > FEW_TOKENS:

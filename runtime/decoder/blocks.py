@@ -106,6 +106,7 @@ class Block(Protocol):
 
     @property
     def is_coarse(self) -> bool:
+        """Whether these are coarse planes only."""
         ...
 
     def some(self, chosen_K: np.ndarray) -> "Block":
@@ -126,11 +127,8 @@ class Block(Protocol):
 
 
 class Work(Protocol):
-    """A sublayer at work on one input.
-
-    The caller goes through the sublayer's `requests` in order: `signal` first, then `add` for every block of units.
-    After the last request it calls `result`.
-    """
+    """A sublayer at work on one input. The caller goes through the sublayer's `requests` in order: `signal` first, then
+    `add` for every block of units. After the last request it calls `result`."""
 
     @property
     def experts(self) -> np.ndarray | None:
@@ -142,6 +140,7 @@ class Work(Protocol):
         ...
 
     def add(self, key: Key, block: Block) -> None:
+        """Adds the contribution of a block of the family's units."""
         ...
 
     def result(self) -> np.ndarray:
@@ -164,7 +163,7 @@ class Sublayer(Protocol):
 
 @dataclass(frozen=True)
 class Inner:
-    """The slices whose product, of those that are not None, and a factor are a unit's inner activation."""
+    """The slices of a unit's inner activation: the product of the rows that are not None, and of a factor."""
 
     gate: MatrixRole | None
     """The row whose product goes through the activation."""
@@ -235,10 +234,8 @@ class StreamedBlock:
 
 @dataclass(frozen=True)
 class SlotBlock:
-    """Units in the store's slots or read buffer: unit `ids[k]` is `memory[slots[k]]`, uint8 [unit_bytes].
-
-    Each token sums over only the units that it uses, in the order of `ids`, so its sums have the same bits as alone.
-    """
+    """Units in the store's slots or read buffer: unit `ids[k]` is `memory[slots[k]]`, uint8 [unit_bytes]. Each token
+    sums over only the units that it uses, in the order of `ids`, so its sums have the same bits as alone."""
 
     ids: np.ndarray
     slots: np.ndarray
@@ -317,9 +314,7 @@ class CoarseUnits:
 
     def rest(self, refined: Sequence[np.ndarray], experts_TE: np.ndarray | None) -> SlotBlock | StreamedBlock:
         """Returns the coarse planes that tokens use: of all units but those that each of them refines, int32.
-
-        `experts_TE` bool [T, E]: in a mixture a token uses only units of its experts; None without experts.
-        """
+        `experts_TE` bool [T, E]: in a mixture a token uses only units of its experts; None without experts."""
         own_TU = np.ones((len(refined), len(self.codes)), bool)
         if experts_TE is not None:
             own_TU &= np.repeat(experts_TE, len(self.codes) // experts_TE.shape[1], axis=1)
@@ -353,10 +348,8 @@ def chosen_blocks(
 
 
 def _side_by_side(batches: Iterable[Batch]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Copies units, GATHERED_BYTES at a time, since large products take less time than many small ones.
-
-    Yields their ids, int32 [K], and their bytes, uint8 [K, unit_bytes].
-    """
+    """Copies units, GATHERED_BYTES at a time: large products take less time than many small ones; yields their ids,
+    int32 [K], and their bytes, uint8 [K, unit_bytes]."""
     ids, codes = list[np.ndarray](), list[np.ndarray]()
     for batch in batches:
         step = max(1, GATHERED_BYTES // batch.rows.shape[1])

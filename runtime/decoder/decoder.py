@@ -121,6 +121,7 @@ class Decoder:
         self._caches: list[KvCache] = [self._new_cache(0)]
 
     def follow(self, selection: Selection) -> None:
+        """Decodes the next tokens with another selection; the KV caches stay."""
         self._selection = selection
 
     def _new_cache(self, context_length: int) -> KvCache:

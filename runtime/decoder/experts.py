@@ -94,6 +94,7 @@ class Experts:
         return (x_TN if is_dense else self.inner_signal(x_TN, {}, chosen_TE, weights_TE)), chosen_TE
 
     def known(self, x_TN: np.ndarray, chosen_TE: np.ndarray, parts: Sequence[slice]) -> OF_ALL:
+        """Returns the outputs of resident matrices; an expert multiplies only the tokens that use it."""
         known: OF_ALL = {}
         for role, each in self._matrices.items():
             known[role] = np.zeros((*chosen_TE.shape, self._spec.intermediate_size), np.float32)

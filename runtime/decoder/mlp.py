@@ -107,6 +107,7 @@ class Mlp:
 
     @property
     def needs_signal(self) -> bool:
+        """Tells whether the inner family's units need the signal even if all of them are used: as a factor."""
         return self.inner is not None and self.inner.signal != "mlp_input"
 
     def down(self, known: dict[MatrixRole, np.ndarray], parts: Sequence[slice]) -> np.ndarray:

@@ -23,10 +23,8 @@ class Router:
         self._spec, self._correction = spec, correction
 
     def scores(self, logits_TE: np.ndarray) -> np.ndarray:
-        """Returns the ranking scores, float32 [T, E], from float32 logits.
-
-        They are the sigmoid, or the logit itself, which has the order of the softmax; plus the correction.
-        """
+        """Returns the ranking scores, float32 [T, E], from float32 logits: the sigmoid, or the logit itself,
+        which has the order of the softmax; plus the correction."""
         scores_TE = sigmoid(logits_TE) if self._spec.router_scores == "sigmoid" else logits_TE
         return scores_TE if self._correction is None else scores_TE + self._correction
 
@@ -36,10 +34,8 @@ class Router:
         return largest(self._within_groups(scores_TE), self._spec.num_experts_per_tok)
 
     def weights(self, logits_TE: np.ndarray, chosen_TE: np.ndarray) -> np.ndarray:
-        """Returns the factors of the experts' outputs, float32 [T, E]: 0 for experts that a token does not use.
-
-        They do not depend on how the experts were chosen, so another choice than `choose` may be weighed.
-        """
+        """Returns the factors of the experts' outputs, float32 [T, E]: 0 for experts that a token does not use. They do
+        not depend on how the experts were chosen, so another choice than `choose` may be weighed."""
         spec = self._spec
         if spec.router_scores == "sigmoid":
             weights_TE = np.where(chosen_TE, sigmoid(logits_TE), np.float32(0))

@@ -94,10 +94,8 @@ class Selection:
     def select(
         self, key: Key, signal_Tn: np.ndarray, residency: Residency, experts_TE: np.ndarray | None = None
     ) -> list[np.ndarray]:
-        """Returns the ids that each token uses, int32 ascending, from its signal, float32 [T, n].
-
-        `experts_TE` bool [T, E]: the experts that each token uses; None if units do not belong to experts.
-        """
+        """Returns the ids that each token uses, int32 ascending, from its signal, float32 [T, n]. `experts_TE` bool
+        [T, E]: the experts that each token uses; None if units do not belong to experts."""
         arrays = self.arrays[key]
         if experts_TE is None and len(signal_Tn) > 1 and type(self.method).select is Selector.select:
             # which makes the choice of `select_many` for one token; for all at once it takes half as long

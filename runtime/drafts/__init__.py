@@ -31,12 +31,16 @@ class Propose(Protocol):
 
 
 class Checked(Protocol):
+    """The model that checks the drafts."""
+
     @property
     def has_coarse(self) -> bool:
+        """Whether coarse planes of all units are in DRAM."""
         ...
 
     @property
     def length(self) -> int:
+        """Tokens in the KV cache."""
         ...
 
     def decode_coarse(self, token: int) -> np.ndarray:
@@ -44,10 +48,13 @@ class Checked(Protocol):
         ...
 
     def roll_back(self, length: int) -> None:
+        """Takes back all tokens after the first `length`."""
         ...
 
 
 class Drafting(Protocol):
+    """A draft as a run uses it, with or without a second model."""
+
     def drafting(self, context_length: int, checked: Checked | None = None) -> AbstractContextManager[Propose]:
         """Begins a new sequence of at most `context_length` tokens, which ends when the context is closed.
 

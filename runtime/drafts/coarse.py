@@ -16,6 +16,8 @@ from coldpress.schemas.errors import ColdpressError
 
 
 class Plugin(Draft):
+    """Proposes what the coarse model would write."""
+
     NEEDS_PLANES = True
 
     @contextmanager

@@ -15,6 +15,8 @@ MOST, LEAST = 4, 2
 
 
 class Plugin(Draft):
+    """Proposes from the text itself."""
+
     @contextmanager
     def drafting(self, context_length: int, checked: Checked | None = None) -> Generator[Propose]:
         yield _Index().propose

@@ -53,13 +53,12 @@ class Reader(Protocol):
     """True if reads bypass the page cache; if not, memory outside the budget holds copies."""
 
     def submit(self, extents: Extents, into: np.ndarray, landing: Landing | None = None) -> Ticket:
-        """Begins to read `extents`, one after another, into `into` (uint8, at least their bytes).
-
-        `into` and the slots of `landing` belong to the reads until the ticket's `finish` or `abandon` has returned.
-        """
+        """Begins to read `extents`, one after another, into `into` (uint8, at least their bytes). `into` and the slots
+        of `landing` belong to the reads until the ticket's `finish` or `abandon` has returned."""
         ...
 
     def close(self) -> None:
+        """Closes the device; no read may follow."""
         ...
 
 

@@ -13,7 +13,11 @@ class Plugin(direct.Plugin):
     """Reads that end before `submit` returns."""
 
     def submit(self, extents: Extents, into: np.ndarray, landing: Landing | None = None) -> direct.Reading:
-        """Reads and waits. Raises `CorruptPageError` or `DeviceError` as the ticket's `finish` would."""
+        """Reads and waits; see `coldpress.runtime.flash.Reader`.
+
+        Raises:
+            CorruptPageError, DeviceError: as the ticket's `finish` would.
+        """
         reading = super().submit(extents, into, landing)
         reading.finish()
         return reading

@@ -113,10 +113,8 @@ def choices(
     kv_cache: str | None,
     routing: str | None = None,
 ) -> tuple[Plan, Callable[[int], Plan]]:
-    """Returns the plan to run with, and what chooses the plan for another budget while the run goes on.
-
-    The second chooses among those of the same selector, context and KV cache. Both raise as `choose_plan`.
-    """
+    """Returns the plan to run with, and what chooses the plan for another budget while the run goes on. The second
+    chooses among those of the same selector, context and KV cache. Both raise as `choose_plan`."""
     kind = None if kv_cache is None else kv_cache_format(kv_cache)
     settings = selector, cache, collapse, preload, kind, routing
     plan = choose_plan(manifest, dram_budget_bytes, *settings)
@@ -150,11 +148,9 @@ def _with_kv_cache(plan: Plan, manifest: Manifest, kind: KvCacheFormat | None) -
 
 
 def draft_of(plan: Plan, manifest: Manifest) -> tuple[Draft, int]:
-    """Returns the draft of a plan, and how many tokens it proposes per pass.
-
-    It is `off` where nothing is read from flash, since drafts save reads alone, and where another cache than the plan's
-    lets a token change what the next one uses.
-    """
+    """Returns the draft of a plan, and how many tokens it proposes per pass; `off` where nothing is read from flash,
+    since drafts save reads alone, and where another cache than the plan's lets a token change what the next one
+    uses."""
     pays = not (budget.holds_everything(plan, manifest.flash.sections) or sees_others(plan))
     name = plan.draft if pays and plan.draft is not None else NO_DRAFT
     return plugins.load("coldpress.runtime.drafts", Draft, name), plan.draft_tokens

@@ -30,7 +30,7 @@ class DraftModel:
 
     @contextmanager
     def drafting(self, context_length: int, checked: Checked | None = None) -> Generator[Propose]:
-        """Raises `ColdpressError` if the session is closed or in use, `DoesNotFitError` if it is too short."""
+        """Raises `ColdpressError` if the session is closed or busy, `DoesNotFitError` if its KV cache is too short."""
         planned = self.session.plan.context_length
         if context_length > planned:
             raise DoesNotFitError(
@@ -63,10 +63,8 @@ class _Sequence:
         return drafts
 
     def _append(self, ids: Sequence[int]) -> np.ndarray:
-        """Appends tokens of the run, at least one, and returns the logits after the last, float32 [vocab_size].
-
-        The prompt is prefilled densely; later tokens are decoded one by one.
-        """
+        """Appends tokens of the run, at least one, and returns the logits after the last, float32 [vocab_size]. The
+        prompt is prefilled densely; later tokens are decoded one by one."""
         if self._decoder.length == 0:
             return self._decoder.prefill_last(np.array(ids))
         return [self._decoder.decode(token) for token in ids][-1]

@@ -21,6 +21,7 @@ class Quality:
 
     @property
     def mean_nll(self) -> float:
+        """Returns the mean negative log likelihood per token; the mean of blocks will do, as all have one length."""
         return float(np.mean(self.block_nll))
 
     @property
@@ -29,10 +30,8 @@ class Quality:
 
 
 def sum_nll(logits: np.ndarray, targets: np.ndarray) -> float:
-    """Returns the sum of -log softmax(logits)[target] in nats, computed in float64.
-
-    `logits` are floats [T, vocab_size], `targets` int [n], n <= T; rows of logits after the first n are ignored.
-    """
+    """Returns the sum of -log softmax(logits)[target] in nats, computed in float64. `logits` are floats
+    [T, vocab_size], `targets` int [n], n <= T; rows of logits after the first n are ignored."""
     nll = np.empty(len(targets))
     for start in range(0, len(targets), ROWS_AT_A_TIME):
         part = slice(start, min(start + ROWS_AT_A_TIME, len(targets)))

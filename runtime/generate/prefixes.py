@@ -93,9 +93,7 @@ class Prefixes:
 
     def save(self, cache: KvCache, ids: np.ndarray, arithmetic: str) -> None:
         """Writes the chunks of a prompt, int64 [n], that are not there yet, from its cache as the prefill made it.
-
-        `arithmetic` is as `Decoder.arithmetic` told it when the prompt was computed.
-        """
+        `arithmetic` is as `Decoder.arithmetic` told it when the prompt was computed."""
         try:
             for path, place in self._chunks(cache, ids, arithmetic):
                 if not path.exists() and not self._write(path, cache, place):

@@ -50,7 +50,8 @@ class Costs:
         return (count * self.draft_s + self.pass_s[count]) / tokens_of_pass(count, acceptance)
 
     def best(self, most: int, acceptance: float) -> int:
-        """Returns the number of drafts with the fewest seconds a token; of equal ones the fewest; 0 if no pass fits."""
+        """Returns the number of drafts, at most `most`, with the fewest seconds a token; the fewest of equal ones, and
+        none where no pass fits."""
         counts = range(min(most + 1, len(self.pass_s)))
         return min(counts, key=lambda count: self.token_s(count, acceptance), default=0)
 
@@ -84,17 +85,15 @@ class Passes:
     def __init__(
         self, decoder: Decoder, chooser: Chooser, propose: Propose, draft_tokens: int, costs: Costs | None = None
     ) -> None:
-        """Takes a decoder that will have prefilled the prompt before the first `step`, and the costs of drafts."""
+        """Takes a decoder that will have prefilled the prompt before the first `step`, and the costs of drafts that
+        compute."""
         self._decoder, self._chooser = decoder, chooser
         self._propose, self._draft_tokens, self._costs = propose, draft_tokens, costs
         self._drafted = self._accepted = self._ended = 0
 
     def step(self, ids: Sequence[int], room: int) -> Pass:
-        """Drafts, checks the drafts in one pass, and returns the tokens that it added.
-
-        `ids` are all tokens so far, prompt included; the decoder has all but the last. At most `room` new tokens, at
-        least one, may follow.
-        """
+        """Drafts, checks the drafts in one pass, and returns the tokens that it added. `ids` are all tokens so far,
+        prompt included; the decoder has all but the last. At most `room` new tokens, at least one, may follow."""
         drafts = self._drafts(ids, min(self._draft_tokens, room - 1))
         logits = self._decoder.decode_many(np.array([ids[-1], *drafts]), self._expected(len(drafts)))
         chosen: list[int] = []

@@ -54,6 +54,8 @@ class Token:
 
 @dataclass(frozen=True)
 class Spread:
+    """The spread of a figure from token to token; percentiles are interpolated linearly."""
+
     p5: float
     median: float
     p95: float
@@ -90,10 +92,8 @@ def drafted(decoded: Sequence[Token]) -> Drafted | None:
 
 
 def spreads(decoded: Sequence[Token]) -> TokenSpreads | None:
-    """Computes the spreads of decoded tokens (all but a run's first); returns None without tokens.
-
-    Tokens of one pass count once, with the cost of the pass.
-    """
+    """Computes the spreads of decoded tokens (all but a run's first); returns None without tokens. Tokens of one pass
+    count once, with the cost of the pass."""
     if not decoded:
         return None
     leading = [token for token in decoded if token.leads]
@@ -112,6 +112,8 @@ def spreads(decoded: Sequence[Token]) -> TokenSpreads | None:
 
 
 class Timer:
+    """Adds up the seconds of the steps of one run, and remembers the cost of the last step."""
+
     def __init__(self, started_s: float, counters: Counters) -> None:
         self._started_s, self._counters = started_s, counters
         self._first_token_s: float | None = None

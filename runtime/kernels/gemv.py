@@ -34,9 +34,7 @@ def gemv_each(
     matrix: np.ndarray, length: int, fmt: str, x: np.ndarray, activations: ActivationFormat = "fp32"
 ) -> np.ndarray:
     """Multiplies the matrix, read once, by a few vectors: float32[tokens, rows]; each has the same bits as in `gemv`.
-
-    `x` is float32[tokens, length]; 1 to 1024 tokens. All else is as in `gemv`.
-    """
+    `x` is float32[tokens, length]; 1 to 1024 tokens. All else is as in `gemv`."""
     out = np.empty((len(x), matrix.shape[0]), np.float32)
     _native.gemv_each(matrix, length, fmt, x, out, 0, BITS[activations])
     return out

@@ -39,7 +39,7 @@ class Times(NamedTuple):
     least: float
     """Time to the first byte of a request, however little it reads."""
     overlap: float = 1.0
-    """The share in which the three pass at the same time: with 1 the largest counts, with 0 their sum."""
+    """The extent to which the three pass at the same time: with 1 the largest counts, with 0 their sum."""
 
 
 def best_intervals(gain: np.ndarray, price: float, times: Times) -> np.ndarray:

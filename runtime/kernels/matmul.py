@@ -11,10 +11,8 @@ from coldpress.runtime import _native
 
 
 def decode_rows(matrix: np.ndarray, length: int, fmt: str, num_threads: int = 0) -> np.ndarray:
-    """Decodes uint8[rows, row_bytes] to float32[rows, length], with the same bits as the format's `decode`.
-
-    Raises as `coldpress.runtime.kernels.gemv.gemv`.
-    """
+    """Decodes uint8[rows, row_bytes] to float32[rows, length], with the same bits as the format's `decode`. Raises as
+    `coldpress.runtime.kernels.gemv.gemv`."""
     out = np.empty((matrix.shape[0], length), np.float32)
     _native.decode_rows(matrix, length, fmt, out, num_threads)
     return out
@@ -46,9 +44,7 @@ def matmul_t(
     num_threads: int = 0,
 ) -> np.ndarray:
     """Multiplies c by the matrix: float32[tokens, length]. Its rows are columns of a projection, as units store `down`.
-
-    `c` is float32[tokens, rows], copied if it is not contiguous. All else is as in `matmul`.
-    """
+    `c` is float32[tokens, rows], copied if it is not contiguous. All else is as in `matmul`."""
     out = np.empty((c.shape[0], length), np.float32)
     _native.matmul_t(matrix, length, fmt, np.ascontiguousarray(c), out, num_threads)
     return out

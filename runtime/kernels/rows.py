@@ -51,9 +51,7 @@ def axpy_rows(
     coarse: Coarse | None = None,
 ) -> np.ndarray:
     """Sums coefficients[k], float32, times row k, in the order of k: float32[length]; all else is as in `dot_rows`.
-
-    With `coarse` planes the store has refinements: offset, length and format are those of the joined units.
-    """
+    With `coarse` planes the store has refinements: offset, length and format are those of the joined units."""
     out = np.empty(length, np.float32)
     _native.axpy_rows(store, slots, offset, length, fmt, coefficients, out, num_threads, coarse)
     return out

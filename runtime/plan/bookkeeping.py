@@ -63,10 +63,8 @@ def counted_bytes(
     caches: Collection[str],
     joined_bytes: int = 0,
 ) -> int:
-    """Returns the bytes of bookkeeping, counted from shapes, with the arrays and caches of all plans.
-
-    `joined_bytes` are as the function of this name returns them.
-    """
+    """Returns the bytes of bookkeeping, counted from shapes, with the arrays and caches of all plans. `joined_bytes`
+    are as the function of this name returns them."""
     sections = tuple(sections)
     parts = sum(len(section.layers) for section in sections)
     tables = CHECKSUM_BYTES * num_pages + sum(array.num_bytes for array in arrays)
@@ -76,10 +74,8 @@ def counted_bytes(
 
 
 def joined_bytes(sections: Iterable[Section], format_name: FormatName) -> int:
-    """Returns the memory in which units in a format in planes are joined; 0 for a format without.
-
-    `format_name` is that of sections without a format of their own.
-    """
+    """Returns the memory in which units in a format in planes are joined; 0 for a format without. `format_name` is that
+    of sections without a format of their own."""
     largest = 0
     for section in sections:
         planes = unit_planes(section.format or format_name)
@@ -89,10 +85,8 @@ def joined_bytes(sections: Iterable[Section], format_name: FormatName) -> int:
 
 
 def unit_bytes(section: Section, caches: Collection[str]) -> int:
-    """Returns the bytes about the units of a section: the neuron tables (PowerInfer 5.2) and the caches' notes.
-
-    Order and position once, rank, slot and cache policy for each layer. A full cache lists no free slots.
-    """
+    """Returns the bytes about the units of a section: the neuron tables (PowerInfer 5.2) and the caches' notes. Order
+    and position once, rank, slot and cache policy for each layer. A full cache lists no free slots."""
     num_units, num_layers = section.num_units, len(section.layers)
     a_number = number_type(num_units).itemsize
     policies = (load_class("coldpress.runtime.cache", CachePolicy, cache) for cache in caches)

@@ -31,14 +31,14 @@ class Claim(NamedTuple):
 
 
 def fixed_bytes(manifest: Manifest, plan: Plan) -> int:
+    """Returns the DRAM that a plan needs besides units: resident tensors, predictors, KV cache, bookkeeping, buffers. A
+    plan that never reads needs no buffers."""
     return _unread_bytes(manifest, plan) + buffer_bytes(plan, manifest.flash.sections)
 
 
 def least_budget_bytes(manifest: Manifest, plan: Plan) -> int:
-    """Returns the smallest budget that `refit` can divide for a plan.
-
-    It is the smaller of two: buffers and no unit in DRAM, or all units in DRAM and no buffers.
-    """
+    """Returns the smallest budget that `refit` can divide for a plan. It is the smaller of two: buffers and no unit in
+    DRAM, or all units in DRAM and no buffers."""
     return min(_unread_bytes(manifest, plan) + _reading_bytes(plan), _units_whole_bytes(manifest, plan))
 
 
@@ -216,10 +216,8 @@ def _pinned(claims: list[Claim], room_bytes: int) -> list[Claim]:
 
 
 def _divided(claims: Sequence[Claim], room_bytes: int) -> list[int]:
-    """Divides the room that pinned units leave, by demand; returns further units per claim, at most all of its units.
-
-    A claim that is full leaves the rest of its share to the others in the next round.
-    """
+    """Divides the room that pinned units leave, by demand; returns further units per claim, at most all of its units. A
+    claim that is full leaves the rest of its share to the others in the next round."""
     counts = [0] * len(claims)
     room = max(0, room_bytes - sum(claim.num_pinned * claim.unit_bytes for claim in claims))
     limits = [claim.num_units - claim.num_pinned for claim in claims]
@@ -239,8 +237,6 @@ def _divided(claims: Sequence[Claim], room_bytes: int) -> list[int]:
 
 
 def _demand(claim: Claim) -> int:
-    """Returns the weight of a claim: density in parts per million, at least 1, times bytes.
-
-    It is an integer, so that every host divides a budget in the same way.
-    """
+    """Returns the weight of a claim: density in parts per million, at least 1, times bytes. It is an integer, so that
+    every host divides a budget in the same way."""
     return max(1, round(claim.density * 1_000_000)) * claim.num_units * claim.unit_bytes

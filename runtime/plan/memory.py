@@ -30,10 +30,8 @@ def check_fits(plan: Plan, needed: int, available: int) -> None:
 
 
 def give_back_heap() -> None:
-    """Gives freed pages of the C library's heap back to the system, if the library has malloc_trim.
-
-    Without this call glibc gives back only pages at the end of the heap.
-    """
+    """Gives freed pages of the C library's heap back to the system, if the library has malloc_trim. Without this call
+    glibc gives back only pages at the end of the heap."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -54,10 +52,8 @@ def physical_bytes(root: Path = Path("/")) -> int:
 
 
 def memory_groups(root: Path = Path("/")) -> Iterator[GroupMemory]:
-    """Yields the control groups around this process that limit its memory, of version 1 and 2.
-
-    `root` is the folder that contains proc/self/cgroup and sys/fs/cgroup.
-    """
+    """Yields the control groups around this process that limit its memory, of version 1 and 2. `root` is the folder
+    that contains proc/self/cgroup and sys/fs/cgroup."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -92,9 +88,7 @@ def _group_memory(folder: Path, limit: str, usage: str, cache: str) -> GroupMemo
 
 def rss_bytes() -> int:
     """Returns the present resident memory of this process and its tokenizer's; the peak if the system tells no other.
-
-    On Linux the peak of a fresh process may be that of the process which started it.
-    """
+    On Linux the peak of a fresh process may be that of the process which started it."""
     try:
         pages = Path("/proc/self/statm").read_text().split()[1]
     except OSError:

@@ -70,10 +70,8 @@ class GroupFormat(Format):
         return decode_blocks(codes, length, self.nbytes(length), self._decode)
 
     def finite(self, codes: np.ndarray) -> bool:
-        """Tells whether all scales are finite: no upper byte of a float16 has all bits of the exponent set.
-
-        Codes are whole numbers, so it is enough to look at the scales, which takes a tenth of the time of decoding.
-        """
+        """Tells whether all scales are finite: no upper byte of a float16 has all bits of the exponent set. Codes are
+        whole numbers, so it is enough to look at the scales, which takes a tenth of the time of decoding."""
         return bool(((codes[:, 1 :: self._group_bytes] & 0x7C) != 0x7C).all())
 
     def scales(self, values: np.ndarray) -> np.ndarray:

@@ -63,9 +63,7 @@ class PlanesFormat(GroupFormat):
 
     def split(self, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Splits codes of the plain format, uint8 [n, its bytes]: (coarse plane, refinement), uint8 [n, each's bytes].
-
-        A row may be a slice, or a unit of several slices.
-        """
+        A row may be a slice, or a unit of several slices."""
         group = codes.reshape(len(codes), -1, self.whole.nbytes(GROUP))
         numbers = self._numbers(self.whole.unpack_bits(np.ascontiguousarray(group[..., SCALE_BYTES:])))
         high = np.concatenate([group[..., :SCALE_BYTES], self.pack_bits(numbers >> self.LOW_BITS)], axis=-1)

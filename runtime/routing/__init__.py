@@ -17,6 +17,8 @@ EXACT = "top_k"
 
 
 class Routing(plugins.PluginBase):
+    """Changes the scores by which routers choose experts. The base class of all ways."""
+
     SEES_RESIDENCY: ClassVar[bool] = True
     """True if the choice depends on which units are in DRAM."""
 

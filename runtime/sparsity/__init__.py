@@ -157,11 +157,8 @@ class Selector(plugins.PluginBase, Generic[OptionsT]):
         return {}
 
     def select(self, signal: np.ndarray, arrays: Mapping[str, np.ndarray], residency: Residency) -> np.ndarray:
-        """Chooses the units that one token uses: ids, int32, distinct, ascending.
-
-        `signal` is the family's (schemas/families.py), float32 [n], or with IN_PLANES its activity; the selector must
-        not change it.
-        """
+        """Chooses the units that one token uses: ids, int32, distinct, ascending. `signal` is the family's
+        (schemas/families.py), float32 [n], or with IN_PLANES its activity; the selector must not change it."""
         return self.select_many(signal[None], arrays)[0].nonzero()[0].astype(np.int32)
 
     def select_among(
@@ -186,9 +183,7 @@ class Selector(plugins.PluginBase, Generic[OptionsT]):
 
     def by_scores(self, scores: np.ndarray, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
         """Chooses units by the scores of a predictor network: float32 [T, n] -> bool [T, n]; the stage `size` uses it.
-
-        Only a selector with NEEDS_PREDICTORS has scores. There is one score for each unit that a token may use.
-        """
+        Only a selector with NEEDS_PREDICTORS has scores. There is one score for each unit that a token may use."""
         raise NotImplementedError(f"the selector {self.name()} has no predictors, so no scores")
 
 
@@ -207,9 +202,7 @@ def select_of(
 
 def used_experts(activity: np.ndarray, num_experts: int) -> np.ndarray:
     """Returns the experts that each token uses, bool [T, E], from activity [T, num_units]: those with any active unit.
-
-    A picked expert whose units are all 0 counts as unused.
-    """
+    A picked expert whose units are all 0 counts as unused."""
     return np.asarray(activity.reshape(len(activity), num_experts, -1).any(axis=2))
 
 
@@ -220,10 +213,8 @@ def sees_residency(plan: Plan) -> bool:
 
 
 def sees_others(plan: Plan) -> bool:
-    """Tells whether the units of a token depend on what other tokens read, under this plan.
-
-    Where the cache admits nothing, a selector that sees residency chooses for each token what it would choose alone.
-    """
+    """Tells whether the units of a token depend on what other tokens read, under this plan. Where the cache admits
+    nothing, a selector that sees residency chooses for each token what it would choose alone."""
     admits = plugins.load_class("coldpress.runtime.cache", CachePolicy, plan.cache).admits
     return uses_read_units(plan) or (sees_residency(plan) and admits)
 

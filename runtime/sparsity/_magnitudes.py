@@ -52,7 +52,8 @@ def draws(statistics: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> np.nd
 
 
 def _above(statistics: Mapping[str, np.ndarray]) -> tuple[Floats, Floats, Floats]:
-    """Returns the entries per bin, float64 [num_bins], the edges, and the entries at or above each, [num_bins + 1]."""
+    """Returns the entries per bin, float64 [num_bins]; and the bins' edges and the number of entries at or above each
+    edge, both float64 [num_bins + 1]."""
     if "magnitude_histogram" not in statistics:
         raise ColdpressError(
             "a threshold needs the magnitudes that calibration counts, which an artifact of another method does not "

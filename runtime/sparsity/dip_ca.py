@@ -41,10 +41,7 @@ class Plugin(dip.Dip[Options]):
         return arrays | {"gamma": np.array([options.gamma], np.float32)}
 
     def select(self, signal: np.ndarray, arrays: Mapping[str, np.ndarray], residency: Residency) -> np.ndarray:
-        """Chooses the k largest scores of `signal` float32 [num_units]: ids, int32 [k] ascending.
-
-        Eq. 10 also divides by the largest magnitude, so that one threshold serves all tokens; this does not change the
-        k largest.
-        """
+        """Chooses the k largest scores of `signal` float32 [num_units]: ids, int32 [k] ascending. Eq. 10 also divides
+        by the largest magnitude, so that one threshold serves all tokens; this does not change the k largest."""
         weight = np.where(residency.present, 1.0, max(float(arrays["gamma"][0]), NEVER))
         return super().select(np.abs(signal) * weight, arrays, residency)

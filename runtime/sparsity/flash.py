@@ -78,9 +78,7 @@ class Flash(Selector[OptionsT]):
 
     def select(self, signal: np.ndarray, arrays: Mapping[str, np.ndarray], residency: Residency) -> np.ndarray:
         """Chooses the units worth reading, and the units in DRAM worth their bytes: ids, int32 ascending, at least one.
-
-        `signal` is float32 [num_units].
-        """
+        `signal` is float32 [num_units]."""
         gain, place = _gain(signal, arrays), residency.position
         laid_out, present = np.empty_like(gain), np.empty_like(residency.present)
         laid_out[place], present[place] = gain, residency.present

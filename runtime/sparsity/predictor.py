@@ -96,11 +96,8 @@ class Plugin(Selector[Options]):
         return largest(np.abs(activity), int(arrays["aim"][0])) if "aim" in arrays else activity != 0
 
     def by_scores(self, scores: np.ndarray, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Chooses units by scores: float32 [T, n] -> bool [T, n].
-
-        Takes the `num_selected` largest if that is above 0; else all that reach the `threshold`, or if none does, only
-        the best one.
-        """
+        """Chooses units by scores: float32 [T, n] -> bool [T, n]. Takes the `num_selected` largest if that is above 0;
+        else all that reach the `threshold`, or if none does, only the best one."""
         count = int(arrays["num_selected"][0])
         if count > 0:
             return largest(scores, count)

@@ -43,10 +43,8 @@ class Choose(Protocol):
     """Chooses the units that a layer would ask for, given an earlier layer's input."""
 
     def __call__(self, key: Key, signal_TN: np.ndarray, residency: Residency) -> tuple[list[np.ndarray], np.ndarray]:
-        """Returns the ids that each token would use, int32 ascending, and the selector's signal, float32 [T, n].
-
-        `signal_TN` is the input, float32 [T, hidden_size].
-        """
+        """Returns, for an input float32 [T, hidden_size], the ids that each token would use, int32 ascending, and the
+        signal that the selector sees, float32 [T, n]."""
         ...
 
 
@@ -97,9 +95,7 @@ class EarlyUnits:
 
     def arrivals(self, least_bytes: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields (ids, row numbers), both int32, as units arrive, with at least `least_bytes` read between two yields.
-
-        Stops early if a read fails.
-        """
+        Stops early if a read fails."""
         batch = planner.ReadBatch(self._portion.batch.extents, 0, self._offsets)
         for first, stop, count in planner.arrivals(batch, self.rows.shape[1], least_bytes):
             if not self._portion.wait(count):
@@ -123,7 +119,6 @@ class ReadAhead:
 
         Args:
             plan: Gives `preload_buffer_bytes`, divided among families by need; 0 turns reading ahead off.
-            sections, parts: All of the artifact and of the store.
             begin: Begins the reads of a batch into memory.
             zeros: Returns memory to read into, so many bytes.
         """
@@ -242,10 +237,8 @@ class ReadAhead:
         self._region_of.clear()
 
     def end_tokens(self) -> None:
-        """Drops the units that no request took, unless the next token's first layer will.
-
-        The seconds spent waiting for their reads count for these tokens.
-        """
+        """Drops the units that no request took, unless the next token's first layer will; the seconds spent waiting for
+        their reads count for these tokens."""
         if self._regions and not self._is_certain:
             self._waited(sum(self._drop(region) for region in self._regions))
 
@@ -263,9 +256,7 @@ class ReadAhead:
 
 def most_certain(ids: np.ndarray, signal: np.ndarray, share: float) -> np.ndarray:
     """Returns the `share` of `ids`, at least one, with the largest |signal| of any token; ties go to the lower id.
-
-    `ids` ascend; `signal` is float32 [T, n], indexed by id.
-    """
+    `ids` ascend; `signal` is float32 [T, n], indexed by id."""
     count = max(1, math.ceil(share * ids.size))
     if count >= ids.size:
         return ids

@@ -58,28 +58,21 @@ class Room(NamedTuple):
 
 
 def guessed_families(families: Iterable[FamilyName]) -> tuple[FamilyName, ...]:
-    """Returns the families that can be guessed: their selector reads the layer's input directly.
-
-    The other signals are products of a layer's own matrices, which say nothing about another layer.
-    """
+    """Returns the families that can be guessed: their selector reads the layer's input directly. The other signals are
+    products of a layer's own matrices, which say nothing about another layer."""
     return tuple(family for family in families if FAMILIES[family].signal in GUESSED)
 
 
 def reads_on(plan: Plan, sections: Sequence[Section]) -> bool:
-    """Tells whether the last layer reads ahead for the first one of the next token.
-
-    Its units are known, since a token uses all and no router picks some, and no layer of a group still needs the
-    buffer.
-    """
+    """Tells whether the last layer reads ahead for the first one of the next token: its units are known, since a token
+    uses all and no router picks some, and no layer of a group still needs the buffer."""
     every_unit = uses_all(plan) and all(part.density >= 1 for part in plan.parts)
     return every_unit and all(len(section.layers) == 1 for section in sections)
 
 
 def following(sections: Iterable[Section], *, wraps: bool) -> dict[Key, tuple[Section, Section]]:
-    """Maps (layer, family) to its section and the one to read ahead meanwhile, of families that can be guessed.
-
-    With `wraps`, the last section reads ahead for the first one.
-    """
+    """Maps (layer, family) to its section and the section to read ahead meanwhile, for families that can be guessed;
+    with `wraps`, the last section to the first one."""
     sections = tuple(sections)
     found: dict[Key, tuple[Section, Section]] = {}
     for family in guessed_families(dict.fromkeys(section.family for section in sections)):
@@ -190,9 +183,7 @@ def buffer_bytes(reading: Reading, idle_s: float, guess: float, free_bytes: int)
 
 def _largest(sections: Sequence[Section], family: FamilyName) -> Section:
     """Returns a family's section with the most layers, of several with as many the first one with the largest units.
-
-    The family's first section is left out, because no section before it could guess it.
-    """
+    The family's first section is left out, because no section before it could guess it."""
     return max([section for section in sections if section.family == family][1:], key=_by_size)
 
 

@@ -29,11 +29,8 @@ class FlashQueue:
         self._left_s = max(0.0, self._left_s - seconds)
 
     def fetch_s(self, reads: Arrival, work: Work, *, early: bool) -> float:
-        """Returns the seconds of a request, see `computing.fetch_seconds`.
-
-        Its reads queue behind earlier ones. It waits for the earlier ones only if they bring some of its units
-        (`early`), or if it reads, too.
-        """
+        """Returns the seconds of a request, see `computing.fetch_seconds`. Its reads queue behind earlier ones. It
+        waits for the earlier ones only if they bring some of its units (`early`), or if it reads, too."""
         self.compute(work.deciding_s)
         seconds = work.with_reads(reads, self._left_s if early or reads.num_portions else 0.0)
         self._left_s = max(0.0, self._left_s + reads.flash_s - (seconds - work.deciding_s))

@@ -157,10 +157,8 @@ def products_of(device: DeviceProfile, num_tokens: float) -> float:
 
 
 def in_pass(device: DeviceProfile, num_tokens: int) -> DeviceProfile:
-    """Returns the device on which a token's computing takes as long as that of a pass of `num_tokens` on `device`.
-
-    What a request costs, it costs once a pass; what layers and tokens cost besides, each token costs in full.
-    """
+    """Returns the device on which a token's computing takes as long as that of a pass of `num_tokens` on `device`. What
+    a request costs, it costs once a pass; what layers and tokens cost besides, each token costs in full."""
     compute, times = device.compute, products_of(device, num_tokens)
     changes: dict[str, object] = {"dram_bytes_per_s": _scaled(device.dram_bytes_per_s, 1 / times)}
     if compute is not None:

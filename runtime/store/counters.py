@@ -111,10 +111,8 @@ class Counters(Observer):
         dram_used_bytes: int,
         direct_io: bool,
     ) -> RunMetrics:
-        """Returns the counters as a record, with the caller's times and sizes.
-
-        Computing counts passes, not tokens, because the tokens of one pass share the weights in DRAM.
-        """
+        """Returns the counters as a record, with the caller's times and sizes. Computing counts passes, not tokens,
+        because the tokens of one pass share the weights in DRAM."""
         besides_s = num_passes * token_seconds(manifest, plan)
         modelled: dict[str, Any] = (
             {}

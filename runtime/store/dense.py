@@ -175,10 +175,8 @@ class DensePlan:
 
 
 def in_buffer(half: Half, offsets: np.ndarray, units: planner.Strided) -> np.ndarray:
-    """Returns the units at ascending `offsets` of a half, uint8 [m, unit_bytes], as a view of the half.
-
-    Units at regular offsets stay where they are. Other units are moved together, to where the first one lies.
-    """
+    """Returns the units at ascending `offsets` of a half, uint8 [m, unit_bytes], as a view of the half. Units at
+    regular offsets stay where they are. Other units are moved together, to where the first one lies."""
     size, stride = units.unit_bytes, units.stride_bytes
     first, last = int(offsets[0]), int(offsets[-1])
     if last - first == (offsets.size - 1) * stride:

@@ -28,6 +28,8 @@ class Purpose(Enum):
 
 
 class RequestFacts(NamedTuple):
+    """The decisions for one request; complete before its first read begins."""
+
     key: Key
     ids: np.ndarray
     """int32 [k]: the requested units."""

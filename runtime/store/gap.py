@@ -39,6 +39,8 @@ KEPT = 0.8
 
 @dataclass
 class _Tried:
+    """A gap and the cost of the tokens that used it, as sums in which older tokens weigh less."""
+
     gap_bytes: int
     num_tokens: int = 0
     wanted_bytes: float = 0.0

@@ -35,7 +35,9 @@ class Memory:
     """True if there are slots for all units."""
 
     def __init__(self, manifest: Manifest, plan: Plan, moves_data: bool) -> None:
-        """Allocates the slots, and the read buffer at its size for loading; a simulation's slots stay empty.
+        """Allocates the slots, and the read buffer at its size for loading.
+
+        Without `moves_data` the slots stay empty, whatever this machine has: in a simulation.
 
         Raises:
             DoesNotFitError: as `take`.

@@ -189,8 +189,9 @@ def adjoining_reads(
 ) -> tuple[Extents, np.ndarray]:
     """Plans reads that are used together, once all of them are in memory; arguments are as in `plan_reads`.
 
-    No page is read twice, and a unit may lie across two reads, which adjoin in the buffer. Returns the reads, and int64
-    [k], bytes from the start of the buffer to each unit.
+    There is at least one unit, and `max_bytes` are whole pages. No page is read twice, and a unit may lie across two
+    reads, which adjoin in the buffer. Returns the reads, and int64 [k], bytes from the start of the buffer to each
+    unit.
     """
     starts = units.starts(positions)
     lows = starts // page_bytes * page_bytes

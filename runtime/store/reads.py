@@ -14,15 +14,14 @@ LEAST_HALF_BYTES = 128 << 10
 
 
 def room_bytes(buffer_bytes: int, page_bytes: int, least_bytes: int) -> int:
-    """Returns the bytes of a read buffer that one batch may take, so that `least_bytes` fit.
-
-    It is half, so that the other half can be used meanwhile, or the whole buffer if half is too small.
-    """
+    """Returns the bytes of a read buffer that one batch may take, so that `least_bytes` fit. It is half, so that the
+    other half can be used meanwhile, or the whole buffer if half is too small."""
     half = buffer_bytes // 2 // page_bytes * page_bytes
     return half if half >= max(LEAST_HALF_BYTES, least_bytes) else buffer_bytes
 
 
 def longest_read_bytes(room: int, unit_bytes: int, page_bytes: int) -> int:
+    """Returns the longest single read if a batch has `room` bytes; a unit always fits."""
     return max(min(MAX_READ_BYTES, room), span_bytes(unit_bytes, page_bytes))
 
 
@@ -33,10 +32,8 @@ class Half:
     memory: np.ndarray
     """uint8 [size]."""
     rows: np.ndarray
-    """uint8 [size - unit_bytes + 1, unit_bytes], a view with overlapping rows: row i begins at byte i.
-
-    So kernels can take a byte offset as a row number, and units in the buffer need no copy.
-    """
+    """uint8 [size - unit_bytes + 1, unit_bytes], a view with overlapping rows: row i begins at byte i. So kernels can
+    take a byte offset as a row number, and units in the buffer need no copy."""
 
 
 def halves(buffer: np.ndarray, unit_bytes: int, page_bytes: int) -> list[Half]:

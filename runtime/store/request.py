@@ -49,6 +49,8 @@ class PlannedUnits:
 
 
 class Device:
+    """The flash as a store reads it: observers are told of every batch of reads."""
+
     def __init__(self, flash: Reader, observers: Observers) -> None:
         self.flash, self.observers = flash, observers
 
@@ -72,10 +74,8 @@ class Incoming(Generic[Reads]):
         memory: PoolMemory,
         planned: PlannedUnits | None = None,
     ) -> None:
-        """Begins the first reads of `batches`, which are in order.
-
-        With `planned` units, those that are stored are copied to their slots as they arrive.
-        """
+        """Begins the first reads of `batches`, which are in order. With `planned` units, those that are stored are
+        copied to their slots as they arrive."""
         self._device, self._purpose, self._batches = device, purpose, iter(batches)
         self._planned, self._rows = planned if device.flash.moves_data else None, memory.slots.rows
         self._under_way: deque[tuple[Reads, Ticket, Half]] = deque()
@@ -87,10 +87,8 @@ class Incoming(Generic[Reads]):
             raise
 
     def __iter__(self) -> Iterator[tuple[Reads, Ticket, Half]]:
-        """Yields each batch, its reads, and the half they land in.
-
-        The next step waits for the rest of these reads, and begins to overwrite that half.
-        """
+        """Yields each batch, its reads, and the half they land in; the next step waits for the rest of these reads, and
+        begins to overwrite that half."""
         while self._under_way:
             batch, ticket, half = self._under_way[0]
             yield batch, ticket, half

@@ -1,5 +1,4 @@
-"""Counts the DRAM bytes, by format, that every token reads besides its units: resident weights, predictors, half the
-KV cache.
+"""Counts the DRAM bytes, by format, that every token reads besides its units.
 
 Half the KV cache is the mean over a full context. In a mixture only the resident experts that a token uses count.
 Coarse planes count, unless every unit is used: each is then joined with its refinement, and counts there.
@@ -30,12 +29,16 @@ Bytes = Counter[UnitFormat | None]
 
 
 class HasRank(Protocol):
+    """A layer's predictor, in a manifest or still to be written to one."""
+
     @property
     def rank(self) -> int:
+        """Rows of its first matrix."""
         ...
 
     @property
     def format(self) -> FormatName:
+        """The format of its rows."""
         ...
 
 
@@ -62,9 +65,7 @@ def computed_bytes(manifest: Manifest, plan: Plan) -> Bytes:
 
 def bytes_before(manifest: Manifest, plan: Plan) -> dict[tuple[int, FamilyName], Bytes]:
     """Returns, for each layer's first request for MLP units, the bytes of resident weights and KV cache used before it.
-
-    Bytes used later in a layer, and the head's, are not counted.
-    """
+    Bytes used later in a layer, and the head's, are not counted."""
     families = [entry.family for entry in manifest.families]
     first = next((name for name in families if set(FAMILIES[name].roles) & set(MLP_ROLES)), None)
     if first is None:
@@ -95,10 +96,8 @@ def token_seconds(manifest: Manifest, plan: Plan) -> float:
 
 
 def row_seconds(manifest: Manifest, plan: Plan, num_tokens: int = 1) -> float:
-    """Returns the seconds of reading the rows of tokens together, of each matrix that is read by row.
-
-    Nothing else runs meanwhile.
-    """
+    """Returns the seconds of reading the rows of tokens together, of each matrix that is read by row; nothing else
+    runs meanwhile."""
     tables, page_bytes = manifest.flash.tables, manifest.flash.page_bytes
     # a plan without parts stands for one that reads
     if not tables or (plan.parts and holds_tables(manifest, plan)):
@@ -148,11 +147,8 @@ def chosen_from(manifest: Manifest, plan: Plan) -> dict[tuple[int, FamilyName], 
 
 
 def multiplied(name: UnitFormat, num_bytes: int, *, uses_all: bool) -> computing.Weights:
-    """Returns units as products pass them.
-
-    Those in planes are joined with their coarse planes where every one is used, and multiplied beside them where some
-    are.
-    """
+    """Returns units as products pass them: those in planes are joined with their coarse planes where every one is
+    used, and multiplied beside them where some are."""
     planes = unit_planes(name)
     if planes is None or not uses_all:
         return computing.Weights(name, num_bytes)

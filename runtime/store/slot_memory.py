@@ -37,9 +37,7 @@ class SlotMemory:
 
 def moved(memory: SlotMemory, num_slots: int, old: np.ndarray, new: np.ndarray) -> SlotMemory:
     """Returns memory of `num_slots` rows whose row `new[i]` holds the former row `old[i]`, distinct; empties `memory`.
-
-    `memory` must not be used afterwards.
-    """
+    `memory` must not be used afterwards."""
     num_old, unit_bytes = memory.rows.shape
     found, order = SlotMemory(num_slots, unit_bytes), np.argsort(old)
     old, new = old[order], new[order]

@@ -26,11 +26,8 @@ Pool = tuple[FamilyName, int]
 
 
 class FreeSlots:
-    """The empty slots of a part; the slot given back last is filled first.
-
-    Slots that were never filled are a range, and only those given back are listed: a full cache lists none for longer
-    than a request takes.
-    """
+    """The empty slots of a part; the slot given back last is filled first. Slots that were never filled are a range,
+    and only those given back are listed: a full cache lists none for longer than a request takes."""
 
     def __init__(self, first: int, dtype: np.dtype[Any]) -> None:
         """Begins with all slots from `first` on; slots are numbers of `dtype`."""
@@ -75,10 +72,8 @@ class Part:
         return ids[np.argsort(self.position[ids])]
 
     def admit(self, misses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Lets the policy choose among missing units and gives the slots of evicted units to the admitted ones.
-
-        Returns the units that were admitted and those that were evicted, integers.
-        """
+        """Lets the policy choose among missing units and gives the slots of evicted units to the admitted ones. Returns
+        the units that were admitted and those that were evicted, integers."""
         admitted, evicted = self.cache.admit(misses)
         self.free.put(self.slot[evicted])  # before `take`: a full part has no other free slots
         if admitted.size:
@@ -125,7 +120,7 @@ def parts_of(artifact: Artifact, plan: Plan, requests: Requests | None = None) -
     """Makes all parts of a plan, with empty caches and numbered slots.
 
     Raises:
-        ColdpressError: if the policy cannot be used, for example if it needs all `requests` and they are None.
+        ColdpressError: if the policy cannot be used, for example if it needs `requests`, which only a simulation has.
     """
     next_slot: Counter[Pool] = Counter()
     positions = {section.offset_bytes: _positions(artifact, section) for section in artifact.manifest.flash.sections}
@@ -150,11 +145,8 @@ def parts_of(artifact: Artifact, plan: Plan, requests: Requests | None = None) -
 def resized(
     artifact: Artifact, plan: Plan, parts: Mapping[Key, Part]
 ) -> tuple[dict[Pool, tuple[np.ndarray, np.ndarray]], dict[Key, np.ndarray]]:
-    """Resizes the parts of a run to another plan.
-
-    Returns by pool, the old and the new slots of units that stay in memory; and by layer and family, the ids of pinned
-    units that must be read.
-    """
+    """Resizes the parts of a run to another plan. Returns by pool, the old and the new slots of units that stay in
+    memory; and by layer and family, the ids of pinned units that must be read."""
     next_slot: Counter[Pool] = Counter()
     moves: dict[Pool, list[tuple[np.ndarray, np.ndarray]]] = {}
     unread: dict[Key, np.ndarray] = {}

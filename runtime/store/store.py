@@ -127,9 +127,7 @@ class Store:
 
     def switch(self, artifact: Artifact, plan: Plan) -> None:
         """Switches, between two requests, to another plan of the same selector; caches begin with its pinned units.
-
-        Counters go on. Raises as `resize`.
-        """
+        Counters go on. Raises as `resize`."""
         plan = as_run(artifact.manifest, plan)
         self._settle()
         self._memory.check(plan)
@@ -196,9 +194,8 @@ class Store:
             self._rows.begin(self._device, tokens)
 
     def read_rows(self, tokens: np.ndarray, purpose: Purpose = Purpose.ROWS) -> np.ndarray:
-        """Returns the stored token embeddings of `tokens`, int [T], from flash, or from DRAM if the plan holds them.
-
-        They are uint8 [T, row_bytes]; [T, 0] where the artifact has none on flash.
+        """Returns the stored token embeddings of `tokens`, int [T], from flash, or from DRAM if the plan holds them:
+        uint8 [T, row_bytes]; [T, 0] where the artifact has none on flash.
 
         Raises:
             CorruptPageError, DeviceError: if a read fails twice.
@@ -305,10 +302,8 @@ class Store:
     def _reads_for(
         self, part: Part, memory: PoolMemory, misses: np.ndarray, early: list[EarlyUnits]
     ) -> tuple[planner.ReadPlan, np.ndarray]:
-        """Plans the reads for the units of `misses` that were not read `early`.
-
-        Returns the plan, and the units that the token takes from it, int32 in flash order.
-        """
+        """Plans the reads for the units of `misses` that were not read `early`. Returns the plan, and the units that
+        the token takes from it, int32 in flash order."""
         wanted = np.zeros(part.order.size, bool)
         wanted[part.position[misses]] = True
         for each in early:
@@ -375,11 +370,8 @@ class Store:
     def metrics(
         self, num_tokens: int, decode_s: float, prefill_s: float, first_token_s: float, num_passes: int | None = None
     ) -> RunMetrics:
-        """Returns the counters as a record, with the caller's tokens and seconds.
-
-        `num_passes` is the number of passes if it differs from `num_tokens`: tokens of one pass share the weights in
-        DRAM.
-        """
+        """Returns the counters as a record, with the caller's tokens and seconds. `num_passes` is the number of passes
+        if it differs from `num_tokens`: tokens of one pass share the weights in DRAM."""
         return self.counters.as_metrics(
             self._manifest,
             self.plan,

@@ -1,7 +1,6 @@
 """Runs a tokenizer of the `tokenizers` package, and turns its failures into sentences; sets no limits.
 
-It runs in a limited process (runtime/text/process.py), and imports little besides the package, so that the process
-starts fast and stays small.
+It runs in a limited process (runtime/text/process.py), and imports little else, so that it starts fast and stays small.
 """
 
 from collections.abc import Callable, Generator, Sequence

@@ -35,10 +35,8 @@ class Template:
 
 
 def template_in(settings: Mapping[str, Any], file: str | None, **how: Any) -> Template | None:
-    """Returns the template of tokenizer_config.json's values, unless a file of its own holds it; None without one.
-
-    Of several templates the one named `default` is taken. `how` are other fields of the template.
-    """
+    """Returns the template of tokenizer_config.json's values, unless a file of its own holds it; None without one. Of
+    several templates the one named `default` is taken. `how` are other fields of the template."""
     text = _default(settings.get("chat_template")) if file is None else file
     named = {name: value for name, value in settings.items() if name.endswith("_token")}
     extra = settings.get("extra_special_tokens")
@@ -105,11 +103,8 @@ class _Answers:
             raise ColdpressError(clipped(" ".join(f"{type(error).__name__}: {error}".split()))) from error
 
     def _chat(self, messages: Messages) -> str:
-        """Renders a chat whose contents are texts.
-
-        It renders them as lists of parts, which templates of multimodal families walk over, if fewer of them are lost
-        so.
-        """
+        """Renders a chat whose contents are texts; as lists of parts, which templates of multimodal families walk over,
+        if fewer of them are lost so."""
         texts = [text for each in messages if (text := _text_in(each))]
         lost, text = self._tried(messages, texts)
         form = messages

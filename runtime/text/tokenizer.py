@@ -96,10 +96,8 @@ class TextCodec:
         return text.encode() if None in known else bytes(byte for byte in known if byte is not None)
 
     def streamer(self, prompt_ids: Sequence[int]) -> Callable[[int], str]:
-        """Returns a function that takes one new id at a time and returns the text that has become certain.
-
-        A character that several tokens make up appears with the last of them.
-        """
+        """Returns a function that takes one new id at a time and returns the text that has become certain. A character
+        that several tokens make up appears with the last of them."""
         step, before = self._engine.stream(), self.decode(prompt_ids)
         # some decoders strip a space at the start of a text: it must not be the space at the seam
         known = step(prompt_ids)

@@ -101,10 +101,8 @@ def _runs(number: str) -> bool:
 
 
 def remove(group: Path) -> None:
-    """Lifts a group's caps, kills its processes and removes the group; another process may be doing the same.
-
-    The caps go first: under them a killed process could take hours to finish its reads.
-    """
+    """Lifts a group's caps, kills its processes and removes the group; another process may be doing the same. The caps
+    go first: under them a killed process could take hours to finish its reads."""
     for rule in RULES:
         with suppress(FileNotFoundError):  # a file of another controller, or a group that is gone
             for line in (group / rule).read_text().splitlines():
