@@ -127,7 +127,6 @@ def run(
 
 
 def _log(sparsity: Sparsity, inputs: Inputs) -> None:
-    """Logs the division of the budget, and the speed to expect."""
     budget = sparsity.budget
     LOG.info(
         "allocate: %s of %s bytes resident, %s predictors, %s KV cache, %s bookkeeping, %s buffers, %s for units",
@@ -185,7 +184,6 @@ def _rungs(taken: Sequence[BudgetChoice], inputs: Inputs) -> Iterator[Sparsity]:
 
 
 def _floor(config: AllocateConfig, inputs: Inputs) -> Floor:
-    """Returns the quality that candidates must keep."""
     curves = inputs.curves
     if curves is None:
         raise ColdpressError("method=auto compares selectors by their quality curves; give --curves, from explore")
@@ -199,7 +197,6 @@ def _floor(config: AllocateConfig, inputs: Inputs) -> Floor:
 
 
 def _fitted(sparsity: Sparsity, inputs: Inputs, key: str) -> ArrayFile | None:
-    """Saves the selector's arrays for each family of each layer; returns None if it needs none."""
     method = method_of(sparsity.method, sparsity.options, sparsity.formats, sparsity.layers_per_group, inputs)
     densities = {entry.family: entry.per_layer for entry in sparsity.densities}
     held = sparsity.budget.cache_bytes / flash_bytes(sparsity.families, inputs.model.spec, sparsity.formats)

@@ -29,10 +29,7 @@ Shared = tuple[Method, Formats, KvCacheFormat]
 
 
 class BudgetChoice(NamedTuple):
-    """The choice for one budget."""
-
     config: AllocateConfig
-    """The settings that ask for it."""
     formats: Formats | None = None
     """The formats of layers; None if all have the format of `config`."""
     tried: tuple[Tried, ...] = ()
@@ -86,8 +83,7 @@ def _choice(found: Searched) -> BudgetChoice:
 
 
 def _shared(alone: Sequence[Searched]) -> list[Searched]:
-    """Returns the searches of all budgets within the one selector and the formats that suit them together; of equally
-    good ones, the best under the smallest budget."""
+    """Of equally good choices, takes the best under the smallest budget."""
     best = [one for found in reversed(alone) for one in (found.best, found.dense) if one is not None]
     kinds = dict.fromkeys(one.candidate.shared for one in best)
     within = [[of_shared(found, shared) for found in alone] for shared in kinds]
@@ -110,8 +106,7 @@ def of_shared(found: Searched, shared: Shared) -> Searched:
 
 
 def _is_slower_than_dense(rung: Searched, alone: Searched) -> bool:
-    """Tells whether a budget's best is refused, or takes longer than a dense run by more than an estimate's accuracy,
-    and longer than is enough."""
+    """Tells whether a budget's best is refused, or clearly slower than a dense run and than is enough."""
     if rung.best is None:
         return True
     dense_s = rung.best.token_s if alone.dense is None else alone.dense.token_s
@@ -125,8 +120,7 @@ def _worst(rungs: Sequence[Searched], alone: Sequence[Searched]) -> tuple[float,
 
 
 def _ratios(one: Judged | None, own: Judged | None, goal: Goal) -> tuple[float, float]:
-    """Returns the seconds and the perplexity of `one` over those of a budget's own best; being faster than is enough is
-    no gain."""
+    """Returns ratios of seconds and of perplexity; being faster than is enough is no gain."""
     assert own is not None
     if one is None:
         return float("inf"), float("inf")

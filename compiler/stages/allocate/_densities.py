@@ -22,8 +22,6 @@ slower, not sparser."""
 
 @dataclass(frozen=True)
 class Question:
-    """Everything that densities depend on."""
-
     method: str
     families: tuple[str, ...]
     spec: ModelSpec
@@ -85,12 +83,10 @@ def _wanted(question: Question) -> float:
 
 
 def _allocated(question: Question) -> dict[str, tuple[float, ...]]:
-    """Returns each family's densities, as density_allocation divides the wanted one."""
     return dict(question.allocate(_wanted(question)))
 
 
 def _capped(question: Question) -> dict[str, tuple[float, ...]]:
-    """Returns the same, but at most the measured share of nonzero units."""
     _need_exact_zeros(question)
     return {
         family: tuple(map(min, shares, _measured_family(question, family)))
@@ -99,7 +95,6 @@ def _capped(question: Question) -> dict[str, tuple[float, ...]]:
 
 
 def _measured(question: Question) -> dict[str, tuple[float, ...]]:
-    """Returns the share of units that are not exactly zero, layer by layer."""
     if question.density is not None:
         raise ColdpressError(
             f"density={question.density} was asked for, but method {question.method} uses exactly the units that are "

@@ -31,7 +31,6 @@ class OverBudgetError(DoesNotFitError):
     """The DRAM budget cannot hold what a method needs before it caches any unit."""
 
     def __init__(self, text: str, needed_bytes: int) -> None:
-        """`needed_bytes`: the bytes that the method needs."""
         super().__init__(text)
         self.needed_bytes = needed_bytes
 
@@ -138,7 +137,6 @@ def _shares(config: AllocateConfig, inputs: Inputs, method: Method, m_max: int) 
 
 
 def method_of(name: str, options: Options, formats: Formats, layers_per_group: int, inputs: Inputs) -> Method:
-    """Returns a selector with its options and the cost of its units."""
     selector = load("coldpress.runtime.sparsity", Selector, name)
     own, spec = options_of(selector, options), inputs.model.spec
     sizes = {family: unit_bytes(family, spec, coarsest(formats)) for family in selector.families(spec, own)}

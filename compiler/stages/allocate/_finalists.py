@@ -59,7 +59,6 @@ class _Hope:
     curves: list[Curve] = field(default_factory=list[Curve])
     draft: CoarseDraft | None = None
     words: str = ""
-    """The coarse measurement."""
     in_cache: bool = False
     """Whether it was measured with a cache in the loop, if it sees residency."""
 
@@ -94,7 +93,7 @@ def completed(config: AllocateConfig, inputs: Inputs, floor: Floor, budgets: Seq
 
 
 class _Rest:
-    """What `explore` has left, and what is known of it so far."""
+    """The measurements that `explore` has left, and what is known of them so far."""
 
     def __init__(
         self,
@@ -104,13 +103,11 @@ class _Rest:
         options: Mapping[Method, Any],
         every: Sequence[Along],
     ) -> None:
-        """Takes the stage's settings and inputs, and all curves that are missing."""
         self._config, self._inputs, self._floor, self._options = config, inputs, floor, options
         self._every: dict[What, list[Along]] = {}
         for along in every:
             self._every.setdefault(What(along.method, along.format), []).append(along)
         self.curves = floor.curves
-        """What was measured so far."""
         self._hopes: dict[What, _Hope] = {}
         self._steps = Steps("allocate", 0, "passes")
 
@@ -126,7 +123,6 @@ class _Rest:
     def measured(
         self, budgets: Sequence[int | str], reasons: Mapping[Method, str]
     ) -> tuple[Curves, Mapping[Method, str]]:
-        """Returns the curves of the finalists, and why the others are none."""
         self._begin()
         replays = Replays(replace(self._inputs, curves=self._hoped))
         while True:
@@ -140,7 +136,6 @@ class _Rest:
                 self._measure(what, found)
 
     def clean(self) -> None:
-        """Deletes what no other stage reads."""
         if "_rounding" in vars(self) and self._rounding.gram is not None:
             remove_grams(self._inputs.model, self._inputs.work)
 
@@ -170,7 +165,6 @@ class _Rest:
             self._hopes[what] = _Hope([hopeful(curve, self._reached(what))], words=_in_words(last))
 
     def _again(self, kind: Literal["formats", "heads"], is_asked: Callable[[FormatLoss], bool]) -> None:
-        """Measures some formats of layers, or of the head, on all tokens."""
         losses: tuple[FormatLoss, ...] = getattr(self.curves, kind)
         measure = {"formats": Passes.format, "heads": Passes.head}[kind]
         names = [loss.format for loss in losses if is_asked(loss) and self._all.tokens.shape != self._few.tokens.shape]
@@ -220,30 +214,25 @@ class _Rest:
         return passes.curve(along, own, activations, formats, densities=densities, in_cache=in_cache)
 
     def _reached(self, what: What) -> tuple[float, ...]:
-        """Returns the densities at which a selector can be measured."""
         assert what.method is not None
         return reached(self._every[what][0], self._options[what.method], self._inputs.model.spec)
 
     def _keeps(self, name: FormatName) -> bool:
-        """Tells whether a format keeps the quality with every unit."""
         return name in self._floor.formats((name, *(loss.format for loss in self.curves.formats)))
 
     def _add(self, **found: tuple[Any, ...]) -> None:
-        """Adds what was measured on all tokens."""
         self.curves = self.curves.model_copy(
             update={name: (*getattr(self.curves, name), *values) for name, values in found.items()}
         )
 
     @property
     def _hoped(self) -> Curves:
-        """The curves that were measured, and the hopes."""
         hopes = self._hopes.values()
         curves = (*self.curves.curves, *(curve for hope in hopes for curve in hope.curves))
         drafts = (*self.curves.drafts, *(hope.draft for hope in hopes if hope.draft is not None))
         return self.curves.model_copy(update={"curves": curves, "drafts": drafts})
 
     def _reasons(self, found: Sequence[Searched]) -> dict[Method, str]:
-        """Returns why each selector that was not measured on all tokens need not be."""
         reasons: dict[Method, str] = {}
         for what in self._every:
             if what.method is None or (what.format is None and what not in self._hopes):
@@ -272,12 +261,10 @@ class _Rest:
 
     @cached_property
     def _all(self) -> Passes:
-        """Passes over all tokens."""
         return self._passes(self._blocks[: max(1, self._config.explore_tokens // self._blocks.shape[1])])
 
     @cached_property
     def _few(self) -> Passes:
-        """Passes over the tokens of `explore`."""
         return self._passes(few_tokens(self._blocks))
 
     @cached_property
@@ -308,7 +295,6 @@ def hopeful(curve: Curve, densities: Sequence[float]) -> Curve:
 
 
 def _what(best: Judged) -> What:
-    """Returns what a candidate's quality, or its drafts, stand on."""
     name = coarsest(best.candidate.format)
     if best.draft_tokens:
         return What(None, name)
@@ -317,12 +303,10 @@ def _what(best: Judged) -> What:
 
 
 def _densities(what: What, found: Sequence[Searched]) -> list[float]:
-    """Returns the densities at which a selector was judged."""
     return [one.candidate.density or 0.0 for searched in found for one in _judged(what, searched)]
 
 
 def _judged(what: What, searched: Searched) -> list[Judged]:
-    """Returns the candidates of a selector, in its format if it has one, that can be built."""
     return [
         one
         for one in searched.judge.judged

@@ -41,11 +41,8 @@ DENSITIES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 class BudgetJudge:
-    """Judges the candidates of one build under one DRAM budget."""
-
     def __init__(self, config: AllocateConfig, inputs: Inputs, floor: Floor, replays: Replays) -> None:
-        """Takes the stage's settings, whose method is open and whose budget is one. Where it is a share, each
-        candidate has this share of what its own formats take."""
+        """Where the budget is a share, each candidate has this share of what its own formats take."""
         self._config, self._inputs, self._floor, self._replays = config, inputs, floor, replays
         self._known: dict[Candidate, Judged] = {}
         self.refusals: dict[Method, ColdpressError] = {}
@@ -57,18 +54,15 @@ class BudgetJudge:
         return next(iter(asked_budgets_of(self._config, self._inputs.model, self._inputs.device)))
 
     def budget_bytes(self, candidate: Candidate) -> int:
-        """Returns the budget of a candidate."""
         inputs = self._inputs
         return next(iter(asked_budgets_of(self.config_of(candidate), inputs.model, inputs.device, inputs.caches)))
 
     @property
     def judged(self) -> tuple[Judged, ...]:
-        """All candidates that were judged so far."""
         return tuple(self._known.values())
 
     @property
     def space(self) -> Space:
-        """The candidates."""
         config, model = self._config, self._inputs.model
         formats = self._floor.formats(self.formats)
         return Space(
@@ -83,7 +77,6 @@ class BudgetJudge:
         )
 
     def _heads(self, formats: Formats) -> list[Formats]:
-        """Returns formats of layers beside each smaller head; see `Space`."""
         found = self._floor.with_heads(formats, self._inputs.model.spec)
         return [one for one in found if head_of(one) is not None]
 
@@ -105,7 +98,6 @@ class BudgetJudge:
             yield from mixtures(gains, lambda formats, one=plain: self._fits(replace(one, format=formats)))
 
     def _fits(self, candidate: Candidate) -> bool:
-        """Tells whether the budget holds a candidate before it caches any unit."""
         try:
             self._divided(candidate)
         except ColdpressError:
@@ -114,12 +106,10 @@ class BudgetJudge:
 
     @property
     def formats(self) -> tuple[FormatName, ...]:
-        """The formats that may be taken: the user's, or all."""
         return formats_for(self._config.format)
 
     @property
     def kv_caches(self) -> tuple[KvCacheFormat, ...]:
-        """The formats that keys and values may have: the user's, or all whose loss is known."""
         if self._config.kv_cache != AUTO:
             return (self._config.kv_cache,)
         return tuple(name for name in KV_CACHE_FORMATS if self._floor.kv_cache_ratio(name) is not None)
@@ -136,7 +126,6 @@ class BudgetJudge:
         return self._known[candidate]
 
     def config_of(self, candidate: Candidate) -> AllocateConfig:
-        """Returns the settings of a build that asks for the candidate."""
         config = self._config
         return config.model_copy(
             update={
@@ -151,8 +140,7 @@ class BudgetJudge:
         )
 
     def densities(self, method: Method, formats: Formats) -> Sequence[float | None]:
-        """Returns the densities of a selector in a format that keep the quality; see `Space`. Mixtures are for
-        selectors that refine."""
+        """Returns the densities that keep the quality; see `Space`. Mixtures are for selectors that refine."""
         format_name = coarsest(formats)
         if layer_formats(formats) and not _refines(method):
             return ()
@@ -321,6 +309,5 @@ def _refines(method: Method) -> bool:
 
 
 def _held(division: Sparsity, inputs: Inputs) -> float:
-    """Returns the share of all units that DRAM holds."""
     units = flash_bytes(division.families, inputs.model.spec, division.formats)
     return min(1.0, division.budget.cache_bytes / units)

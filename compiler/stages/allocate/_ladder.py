@@ -1,8 +1,5 @@
-"""Joins the divisions of several DRAM budgets into one record: a ladder of plans over one image.
-
-Method, format, families, layer groups and predictors are the same for all. Each budget has its own densities, selector
-arrays, cache, and division of its bytes.
-"""
+"""Joins the divisions of several DRAM budgets into one record: a ladder of plans over one image, which differ in
+densities, selector arrays, cache and division of bytes."""
 
 from collections.abc import Sequence
 
@@ -10,10 +7,7 @@ from coldpress.schemas.sparsity import Rung, Sparsity
 
 
 def with_ladder(largest: Sparsity, smaller: Sequence[Sparsity]) -> Sparsity:
-    """Returns one record for all budgets: `largest`, and those of `smaller`, whose budgets fall.
-
-    An artifact has one set of predictors, so that they are limited to what every budget holds.
-    """
+    """Joins budgets that fall; the one set of predictors is limited to what every budget holds."""
     every = (largest, *smaller)
     return largest.model_copy(
         update={

@@ -29,8 +29,6 @@ Fit = Callable[[Key, float], Mapping[str, np.ndarray]]
 
 @dataclass
 class _Text:
-    """Token blocks, and the whole model's hidden states for them."""
-
     name: str
     tokens: np.ndarray
     """int [num_blocks, T]."""
@@ -39,8 +37,6 @@ class _Text:
 
 
 class MeasuredLosses:
-    """See `Losses` (compiler/stages/allocate/_task.py)."""
-
     def __init__(
         self,
         stream: LayerStream,
@@ -54,23 +50,17 @@ class MeasuredLosses:
         """Runs nothing yet.
 
         Args:
-            stream: The source.
             model: That in which the selector's loss shows (compiler/activity/in_planes.py).
-            selector: The build's selector.
-            fit: Returns the selector's arrays for one family of one layer at a density.
             calibration: Token blocks int [num_blocks, T] that `of` measures on.
             validation: Other blocks, that `on_validation` measures on.
-            work: The stage's folder.
         """
         self._stream, self._model, self._selector, self._fit, self._work = stream, model, selector, fit, work
         self._calibration, self._validation = _Text("calibration", calibration), _Text("validation", validation)
 
     def of(self, variants: Sequence[Shares]) -> list[float]:
-        """Returns divergences on calibration text."""
         return self._answered(self._calibration, variants)
 
     def on_validation(self, shares: Shares) -> float:
-        """Returns the divergence on validation text."""
         return self._answered(self._validation, [shares])[0]
 
     def _answered(self, text: _Text, variants: Sequence[Shares]) -> list[float]:

@@ -17,8 +17,6 @@ class Magnitudes:
         """Takes `magnitude_histogram` and `magnitude_edges` (schemas/activations.py).
 
         Args:
-            statistics: The family's arrays.
-            where: Names them in errors.
             used: The share of all entries that counts; the rest, zeros of experts that a token does not use, does not.
 
         Raises:
@@ -39,15 +37,12 @@ class Magnitudes:
         self._squares_above = np.append(np.cumsum(squares[::-1])[::-1], 0)
 
     def share_above(self, level: float) -> float:
-        """Returns the share of entries that reach `level`."""
         return float(np.interp(level, self._edges, self._above))
 
     def level(self, share: float) -> float:
-        """Returns the level that a share of the entries reaches."""
         return float(np.interp(share, self._above[::-1], self._edges[::-1]))
 
     def squares_between(self, low: float, high: float) -> float:
-        """Returns the part of the mean square from entries ranked between the shares `low` and `high`, largest
-        first."""
+        """Returns the part of the mean square from entries ranked between two shares, largest first."""
         of_low, of_high = np.interp([low, high], self._above[::-1], self._squares_above[::-1])
         return float(of_high - of_low)

@@ -33,10 +33,7 @@ def mixture(gains: LayerGains, count: int) -> tuple[UnitFormat, ...]:
 
 def mixtures(gains: LayerGains, fits: Callable[[Formats], bool]) -> list[tuple[UnitFormat, ...]]:
     """Returns the mixtures that a search compares: with shares of the matrices in the finer format, and with as many as
-    the budget holds.
-
-    There are none if no matrix gains anything: then no order of them is better than another.
-    """
+    the budget holds; none if no matrix gains anything."""
     known = np.array(gains.rows)
     if not (known > 0).any():
         return []

@@ -20,12 +20,9 @@ PREDICTOR_FREE_SHARE = 0.6
 
 @dataclass(frozen=True)
 class PredictorSizes:
-    """Limits for `size` and `predict`."""
-
     largest: tuple[int, ...]
     """Highest rank of each layer's predictor; 0 if it has none."""
     limit_bytes: int
-    """Most bytes of all predictors together."""
     expected_bytes: int
 
 

@@ -94,10 +94,7 @@ class Floor:
         return tuple(name for name in names if self.format_ratio(name) <= most)
 
     def least_density(self, method: Method, name: Formats, resident_share: float = 0.0) -> float | None:
-        """Returns the lowest density at which a selector with curves keeps the floor in a format; None if none does.
-
-        `resident_share` is the share of the units that DRAM holds, for a selector that sees residency.
-        """
+        """Returns the lowest density that keeps the floor, or None; `resident_share`: the units in DRAM, as a share."""
         found = [
             least_density(curve, self.max_ppl_ratio / self._besides(curve, name))
             for curve in self._around(method, name, resident_share)
@@ -106,8 +103,7 @@ class Floor:
         return max(densities) if densities and len(densities) == len(found) else None
 
     def ratio(self, method: Method, name: Formats, density: float, resident_share: float = 0.0) -> float | None:
-        """Returns the artifact's perplexity ratio to expect; None if nobody knows: losses of selector and format
-        multiply."""
+        """Multiplies the losses of selector and format; None if nobody knows one of them."""
         if curves := self._around(method, name, resident_share):
             return max(self._besides(curve, name) * ratio_at(curve, density) for curve in curves)
         selector = load("coldpress.runtime.sparsity", Selector, method)
@@ -131,19 +127,14 @@ class Floor:
         ]
 
     def routing_ratio(self, routing: SearchedRouting, resident_share: float) -> float:
-        """Returns the perplexity ratio to expect of a routing."""
         curves = self._routing_curves(routing.routing, resident_share)
         return max(routed_ratio_at(curve, routing.strength) for curve in curves)
 
     def _routing_curves(self, name: RoutingName, resident_share: float) -> tuple[RoutingCurve, ...]:
-        """Returns the curves of the nearest measured resident shares, one below and one above, as `_around`."""
         return _nearest([curve for curve in self.curves.routings if curve.routing == name], resident_share)
 
     def why_unexplored(self, method: Method, name: Formats) -> str | None:
-        """Returns why a selector that loses something has no curve in a format; None if it has one, or loses nothing.
-
-        Curves of an older build may lack selectors and formats that came later.
-        """
+        """Returns why a lossy selector has no curve, such as in curves of an older build; None where it needs none."""
         selector = load("coldpress.runtime.sparsity", Selector, method)
         if self.of(method, name) or selector.EXACT or selector.NEEDS_PREDICTORS or selector.is_whole:
             return None
@@ -162,8 +153,7 @@ class Floor:
         return [curve for curve in self.curves.of(method) if curve.format in (None, coarsest(name))]
 
     def _around(self, method: Method, name: Formats, resident_share: float) -> tuple[Curve, ...]:
-        """Returns the curves of the nearest measured resident shares: one below and one above. The worse one
-        counts, since nothing is known between them."""
+        """Returns curves of the nearest resident shares; the worse one counts, since nothing is known between them."""
         return _nearest(self.of(method, name), resident_share)
 
 
@@ -174,7 +164,6 @@ def _nearest(curves: Sequence[AnyCurve], resident_share: float) -> tuple[AnyCurv
 
 
 def ratio_at(curve: Curve, density: float) -> float:
-    """Returns the perplexity ratio at a density, which may lie between the measured ones."""
     densities, ratios, _ = _fitted(curve)
     return float(np.interp(density, densities, ratios))
 
@@ -200,7 +189,6 @@ def largest_strength(curve: RoutingCurve, max_ratio: float, max_kld: float) -> f
 
 
 def routed_ratio_at(curve: RoutingCurve, strength: float) -> float:
-    """Returns the perplexity ratio at a strength, which may lie between the measured ones."""
     strengths, ratios, _, _ = _fit_routing(curve)
     return float(np.interp(strength, strengths, ratios))
 

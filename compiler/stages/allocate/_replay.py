@@ -64,8 +64,6 @@ KEPT_TEXTS = 16
 
 
 class Replayed(NamedTuple):
-    """A token's modelled cost."""
-
     token_s: float
     hit_rate: float | None
     """None for a dense run, whose pinned units are no cache."""
@@ -83,8 +81,6 @@ class Text:
 
 
 class Chosen(NamedTuple):
-    """The choices of a selector for the tokens of a text."""
-
     texts: Mapping[Key, Text]
     arrays: Arrays
     """The selector's arrays for the traced layers; empty where activity is known without a trace."""
@@ -97,7 +93,6 @@ class Replays:
         """Takes the stage's inputs.
 
         Args:
-            inputs: Of the stage; the device's law gives seconds.
             overprediction: Predicted over active units. `predict` keeps predictors below it; `size` may exceed it if
                 perplexity requires it, so a predictor may turn out slower than estimated here.
         """
@@ -144,14 +139,12 @@ class Replays:
         return dense_run(self._inputs.model, *shape, room_bytes=budget.buffer_bytes + budget.cache_bytes)
 
     def _traces_experts(self, sparsity: Sparsity) -> bool:
-        """Returns whether the trace says which experts a dense run's tokens use."""
         inputs = self._inputs
         return sparsity.method == "dense" and inputs.model.spec.is_mixture and inputs.curves is not None
 
     def _run(
         self, sparsity: Sparsity, routing: SearchedRouting | None
     ) -> tuple[Setting, Choose, list[range], int, dict[Key, np.ndarray]]:
-        """Returns the arguments of `seconds.choices_seconds`."""
         model, device = self._inputs.model, self._inputs.device
         chosen = self._choices(sparsity)
         texts = chosen.texts
@@ -180,7 +173,6 @@ class Replays:
         return choose
 
     def _chooser(self, sparsity: Sparsity, chosen: Chosen) -> Choose:
-        """Returns the selector's choice, made in the run where it depends on residency."""
         selector = load("coldpress.runtime.sparsity", Selector, sparsity.method)
         texts, arrays, spec = chosen.texts, chosen.arrays, self._inputs.model.spec
         if not (selector.SEES_RESIDENCY and arrays):
@@ -191,8 +183,7 @@ class Replays:
         return by_signals(selector, arrays, signals, experts)
 
     def _choices(self, sparsity: Sparsity) -> Chosen:
-        """Returns the choices under a division; they are made once for all formats and caches that do not change
-        them."""
+        """Makes choices once for all formats and caches that do not change them."""
         densities = tuple((entry.family, entry.per_layer) for entry in sparsity.densities)
         key: tuple[object, ...] = (sparsity.method, str(sorted(sparsity.options.items())), densities)
         if load("coldpress.runtime.sparsity", Selector, sparsity.method).SEES_RESIDENCY:
@@ -204,7 +195,6 @@ class Replays:
         return self._chosen[key]
 
     def _choose(self, sparsity: Sparsity) -> Chosen:
-        """Chooses the units of each token: of the trace for a selector with curves, else of calibration."""
         activations, curves, spec = self._inputs.activations, self._inputs.curves, self._inputs.model.spec
         if curves is not None and (curves.of(sparsity.method) or self._traces_experts(sparsity)):
             selector = load("coldpress.runtime.sparsity", Selector, sparsity.method)
@@ -221,7 +211,6 @@ class Replays:
         return Chosen(texts, {})
 
     def _arrays(self, sparsity: Sparsity) -> Arrays:
-        """Returns the selector's arrays for the traced layers."""
         selector, spec = load("coldpress.runtime.sparsity", Selector, sparsity.method), self._inputs.model.spec
         own, curves = options_of(selector, sparsity.options), self._inputs.curves
         assert curves is not None
@@ -297,7 +286,6 @@ def setting_of(
     layers: Sequence[int],
     rank: Mapping[Key, np.ndarray] | None = None,
 ) -> Setting:
-    """Returns what a division decides about the requests of some layers; `rank` is that of `Setting`."""
     parts = _parts(sparsity, model, layers)
     sections = make_sections(model.spec, sparsity.families, sparsity.formats, sparsity.layers_per_group)
     return Setting(model, sparsity.formats, device, sections, _plan(sparsity, parts, device), rank=rank or {})
@@ -326,7 +314,6 @@ def _text(used: np.ndarray) -> Text:
 
 
 def _held_share(sparsity: Sparsity, model: Model) -> float:
-    """Returns the share of all units that DRAM holds."""
     return min(1.0, sparsity.budget.cache_bytes / flash_bytes(sparsity.families, model.spec, sparsity.formats))
 
 
@@ -359,7 +346,6 @@ def _parts(sparsity: Sparsity, model: Model, layers: Sequence[int]) -> list[Part
 
 
 def _plan(sparsity: Sparsity, parts: Sequence[PartPlan], device: DeviceProfile) -> Plan:
-    """Returns a plan for the division while nothing else is known."""
     budget = sparsity.budget
     return Plan(
         name="auto",

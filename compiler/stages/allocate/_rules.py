@@ -55,8 +55,6 @@ class AllocationConfig(ComputeConfig):
 
 @dataclass(frozen=True)
 class Inputs:
-    """The stage's inputs and its folder."""
-
     model: Model
     activations: Activations
     device: DeviceProfile
@@ -73,8 +71,6 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Method:
-    """A selector with its options and the cost of its units."""
-
     name: str
     selector: Selector[Any]
     options: Any
@@ -82,7 +78,6 @@ class Method:
     unit_bytes: Mapping[str, int]
     """By family, in the order of the selector's families; of the coarsest format."""
     read_units: Mapping[tuple[int, str], np.ndarray]
-    """See compiler/cost_model.py."""
 
     def statistics(self, inputs: Inputs, resident_share: float = 0.0) -> dict[Key, UnitStatistics]:
         """Returns what the selector is fitted to, if DRAM holds `resident_share` of all units."""
@@ -94,9 +89,9 @@ def allocated(config: AllocationConfig, inputs: Inputs, method: Method, density:
     attention's weights on flash. A density of 1 is not divided.
 
     A rule divides the MLP's density among the MLP's families, then attention's among its own, each beside a whole rest
-    of the model. If the selector's own
-    options divide the density, no rule overrides that choice. For a mixture of experts, rules divide the units of a
-    token's experts: `density` is a share of those, and the returned densities are shares of all experts' units.
+    of the model. If the selector's own options divide the density, no rule overrides that choice. For a mixture of
+    experts, rules divide the units of a token's experts: `density` is a share of those, and the returned densities are
+    shares of all experts' units.
 
     Raises:
         ColdpressError: if the selector cannot reach the density, or the rule needs something that is missing.
@@ -121,7 +116,6 @@ def allocated(config: AllocationConfig, inputs: Inputs, method: Method, density:
 
 
 def _options_divide(method: Method, density: float, spec: ModelSpec) -> bool:
-    """Returns whether the given options change the division among families."""
     selector = method.selector
     plain = selector.divide(density, spec, selector.OPTIONS())
     own = selector.divide(density, spec, method.options)
@@ -129,13 +123,10 @@ def _options_divide(method: Method, density: float, spec: ModelSpec) -> bool:
 
 
 class _Known:
-    """Inputs of rules, computed on demand."""
-
     def __init__(self, config: AllocationConfig, inputs: Inputs, method: Method) -> None:
         self._config, self._inputs, self._method = config, inputs, method
 
     def task(self, density: float, own: Mapping[str, float]) -> Task:
-        """Returns the task of dividing `density` among the families of `own`, which has the selector's division."""
         spec = self._inputs.model.spec
         return Task(
             density=density,
@@ -149,12 +140,10 @@ class _Known:
 
     @functools.cached_property
     def statistics(self) -> dict[Key, UnitStatistics]:
-        """Returns what the selector is fitted to."""
         return self._method.statistics(self._inputs)
 
     @functools.cache  # noqa: B019 - the object lives only while its rule runs
     def magnitudes(self, key: Key) -> Magnitudes:
-        """Returns the magnitudes of a family in a layer."""
         used = used_share(key[1], self._inputs.model.spec)
         return Magnitudes(self.statistics[key], f"layer {key[0]}, family {key[1]}", used)
 

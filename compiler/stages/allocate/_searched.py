@@ -21,8 +21,6 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Searched:
-    """The candidates that a search judged."""
-
     judge: BudgetJudge
     goal: Goal
     search: Search
@@ -37,12 +35,10 @@ class Searched:
 
     @cached_property
     def best(self) -> Judged | None:
-        """The candidate that the goal takes; None if none fits."""
         return self.goal.best(self.judged)
 
     @property
     def dense(self) -> Judged | None:
-        """The fastest dense run; None if none fits."""
         return fastest_dense(self.judged)
 
     @property

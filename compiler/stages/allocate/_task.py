@@ -31,8 +31,6 @@ class Losses(Protocol):
 
 @dataclass(frozen=True)
 class Task:
-    """The density to divide, and what a rule may ask."""
-
     density: float
     """Share of these families' bytes that a token uses, below 1."""
     layers: tuple[int, ...]
@@ -47,11 +45,9 @@ class Task:
 
     @property
     def keys(self) -> list[Key]:
-        """Returns every layer and family, layer by layer."""
         return [(layer, family) for layer in self.layers for family in self.num_units]
 
     def same(self, by_family: Mapping[str, float]) -> dict[Key, float]:
-        """Returns shares that are the same in all layers."""
         return {key: by_family[key[1]] for key in self.keys}
 
     def mean(self, shares: Shares) -> float:

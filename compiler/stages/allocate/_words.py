@@ -18,10 +18,8 @@ def tried_of(
     goal: Goal,
     alone: Judged | None = None,
 ) -> tuple[Tried, ...]:
-    """Returns the best candidate of each selector, the taken one first, then the refused selectors.
-
-    `alone` is what this budget would take by itself, if several budgets share another choice.
-    """
+    """Lists the best of each selector, the taken one first, then refusals; `alone`: the choice without other
+    budgets."""
     built, dense = [one for one in judged if one.refusal is None], fastest_dense(judged)
     of_method: dict[Method, Judged] = {best.candidate.method: best}
     for one in sorted(built, key=lambda one: one.token_s):
@@ -58,7 +56,6 @@ def _cost(one: Judged) -> tuple[float, float, int]:
 
 
 def _beats(other: Judged, one: Judged) -> bool:
-    """Tells whether `other` is at least as good in everything, and better in something."""
     return _cost(other) != _cost(one) and all(
         theirs <= own for theirs, own in zip(_cost(other), _cost(one), strict=True)
     )
@@ -83,7 +80,6 @@ def _entry(one: Judged, reason: str) -> Tried:
 
 
 def _why_best(one: Judged, dense: Judged | None, goal: Goal, alone: Judged | None) -> str:
-    """Returns why a candidate was taken, and how it compares."""
     if alone is None or alone.candidate.shared == one.candidate.shared:
         return _why_taken(one, dense, goal)
     own = _why_taken(one, dense, goal) if one.holds_everything else _over_dense(one, dense)
@@ -125,8 +121,7 @@ def _keys(one: Judged, judged: Sequence[Judged]) -> str:
 
 
 def _mixtures(one: Judged, judged: Sequence[Judged]) -> str:
-    """Compares mixtures of formats with the best of the same selector in one format; empty if there were none to
-    compare."""
+    """Compares mixtures of formats with the best of the same selector in one format; empty if there were none."""
     others = [other for other in judged if other.candidate.method == one.candidate.method and other.refusal is None]
     mixed = [other for other in others if layer_formats(other.candidate.format)]
     uniform = [other for other in others if not layer_formats(other.candidate.format)]

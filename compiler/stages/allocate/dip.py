@@ -26,8 +26,6 @@ LARGEST_LOGIT = math.log(99.0)
 
 @dataclass(frozen=True)
 class Point:
-    """Memory and loss of one division."""
-
     density: float
     """Share of all bytes."""
     loss: float
@@ -38,11 +36,9 @@ class Plugin(Rule):
     """Fits a line between logits for each family."""
 
     def num_variants(self, num_layers: int, num_families: int) -> int:
-        """Returns the variants of the model that run at once."""
         return num_families
 
     def densities(self, task: Task) -> Shares:
-        """Returns the density of each family in each layer."""
         lines = fitted_lines(pareto_front(_searched(task)))
         for family, (slope, offset) in lines.items():
             LOG.info(

@@ -11,11 +11,9 @@ class Plugin(Rule):
     """Uses one magnitude threshold per family in all layers."""
 
     def num_variants(self, num_layers: int, num_families: int) -> int:
-        """Returns 0: no variant of the model runs."""
         return 0
 
     def densities(self, task: Task) -> Shares:
-        """Returns the density of each family in each layer."""
         found = {}
         for family, density in task.own.items():
             keys = [key for key in task.keys if key[1] == family]

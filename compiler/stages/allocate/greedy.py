@@ -33,11 +33,9 @@ class Plugin(Rule):
     """Allocates by measured loss, step by step."""
 
     def num_variants(self, num_layers: int, num_families: int) -> int:
-        """Returns the variants of the model that run at once."""
         return 1 + num_families * -(-num_layers // _group_size(num_layers))
 
     def densities(self, task: Task) -> Shares:
-        """Returns the density of each family in each layer."""
         own = task.whole_units(task.same(task.own))
         losses, now, worths = task.losses(), dict.fromkeys(task.keys, 1.0), None
         num_steps = math.ceil(math.log(task.density) / math.log(STEP))
@@ -83,7 +81,6 @@ def _worths(task: Task, now: Shares) -> dict[Key, float]:
 
 
 def _lowered(share: float, num_units: int) -> float:
-    """Lowers a share by a step, or at least one unit; keeps at least one unit."""
     return max(min(STEP * share, share - 1 / num_units), 1 / num_units)
 
 
@@ -92,10 +89,8 @@ def at_one_price(task: Task, now: Shares, worths: Shares, density: float) -> dic
     byte.
 
     Args:
-        task: Says bytes and magnitudes.
         now: Shares that have a higher mean.
         worths: Logarithm of what a square is worth.
-        density: Of all bytes.
     """
 
     def shares_at(log_price: float) -> dict[Key, float]:

@@ -7,9 +7,7 @@ class Plugin(Rule):
     """Uses the selector's own division."""
 
     def num_variants(self, num_layers: int, num_families: int) -> int:
-        """Returns 0: no variant of the model runs."""
         return 0
 
     def densities(self, task: Task) -> Shares:
-        """Returns the density of each family in each layer."""
         return task.same(task.own)
