@@ -113,7 +113,6 @@ def run(
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Returns the needs of the recipe."""
     size, settings = build.training_size, build.settings["distill"]
     recipe, options = settings["recipe"], settings.get("options", {})
     ram, disk = ram_bytes(size, recipe, options), disk_bytes(size, recipe, options)
@@ -128,6 +127,5 @@ def ram_bytes(size: Size, recipe: str, options: dict[str, Any]) -> int:
 
 
 def disk_bytes(size: Size, recipe: str, options: dict[str, Any]) -> int:
-    """Returns the most disk space that distilling takes in the build folder."""
     found = load(RECIPES, Recipe, recipe)
     return size.disk_bytes(found.state_bytes(size, options_of(found, options)))

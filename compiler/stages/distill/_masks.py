@@ -59,8 +59,6 @@ def masks_of(spec: ModelSpec, sparsity: Sparsity) -> tuple[Mask, ...]:
 def attach(
     model: nn.Module, modules: Modules, masks: tuple[Mask, ...], switch: Switch, straight_through: bool = True
 ) -> None:
-    """Masks the layers' signals while `switch` is on."""
-
     def change(kept: Kept) -> taps.Change:
         return lambda values: masked(values, kept, straight_through) if switch.on else None
 

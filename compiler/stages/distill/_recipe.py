@@ -1,7 +1,5 @@
-"""The base class of distillation recipes: a recipe is a file of this package whose class `Plugin` extends `Recipe`.
-
-Free of torch, so that memory can be estimated without it.
-"""
+"""The base class of distillation recipes: files of this package with a class `Plugin`. Free of torch, so that memory
+can be estimated without it."""
 
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Generic

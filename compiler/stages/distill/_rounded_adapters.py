@@ -37,7 +37,6 @@ class RoundedAdapters:
 
     @staticmethod
     def of(student: nn.Module, stored: dict[str, Stored], adapter: str) -> "RoundedAdapters":
-        """Makes the student's matrices obey `applied`."""
         matrices = {name: (student.get_submodule(name.removesuffix(".weight")), how) for name, how in stored.items()}
         found = RoundedAdapters(adapter, matrices)
         for name, (module, how) in matrices.items():

@@ -18,7 +18,7 @@ from coldpress.schemas.sparsity import Sparsity
 
 @dataclass(frozen=True)
 class Stored:
-    """How the build stores one of transformers' matrices: for each role in it, slices along rows or along columns."""
+    """One of transformers' matrices as the build stores it: for each role in it, slices along rows or along columns."""
 
     parts: tuple[tuple[int, int, bool], ...]
     """(first row, row after the last, whether its slices are columns)."""
@@ -67,13 +67,10 @@ def stored_matrices(source: Source, sparsity: Sparsity) -> dict[str, Stored]:
 
 @dataclass(frozen=True)
 class Rounding:
-    """Parameters and the way the build stores them."""
-
     matrices: tuple[tuple[nn.Parameter, Stored], ...]
 
     @staticmethod
     def of(student: nn.Module, source: Source, sparsity: Sparsity) -> "Rounding":
-        """Returns the rounding of a student whose parameters have the names of `source`."""
         stored = stored_matrices(source, sparsity)
         return Rounding(tuple((student.get_parameter(name), how) for name, how in stored.items()))
 

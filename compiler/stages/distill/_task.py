@@ -10,8 +10,6 @@ from coldpress.schemas.sparsity import Sparsity
 
 @dataclass(frozen=True)
 class Task:
-    """The model to train, and the units that the build will leave out."""
-
     source: Source
     sparsity: Sparsity
     masks: tuple[Mask, ...]

@@ -42,17 +42,14 @@ class Plugin(Recipe[Options]):
     OPTIONS = Options
 
     def ram_bytes(self, size: Size, options: Options) -> int:
-        """Returns the bytes of memory: what adapters take, and codes of all layers if the student runs with rounded
-        weights."""
+        """Counts adapters, and codes of all layers if the student runs with rounded weights."""
         codes = size.code_bytes if options.rounded else 0
         return adapters.ram_bytes(size, _pruned(size.spec, size.families), options.lora_rank, codes)
 
     def state_bytes(self, size: Size, options: Options) -> int:
-        """Returns the bytes of one state that training can resume from."""
         return adapters.state_bytes(size, _pruned(size.spec, size.families), options.lora_rank)
 
     def prepare(self, task: "Task", options: Options) -> "Lesson":
-        """Builds one model with adapters and masks that can be turned off."""
         from coldpress.compiler.stages.distill._masks import attach
         from coldpress.compiler.stages.distill._rounded_adapters import RoundedAdapters
         from coldpress.compiler.stages.distill._rounding import stored_matrices
@@ -85,5 +82,4 @@ class Plugin(Recipe[Options]):
 
 
 def _pruned(spec: ModelSpec, families: "Iterable[FamilyName]") -> list[str]:
-    """Returns the roles of the matrices that lose slices, each once."""
     return sorted({piece.role for family in families for piece in slices(family, spec)})

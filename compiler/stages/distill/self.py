@@ -46,11 +46,9 @@ class Plugin(Recipe[Options]):
         return size.two_models_bytes + 4 * size.num_parameters * options.rounded
 
     def state_bytes(self, size: Size, options: Options) -> int:
-        """Returns the bytes of one state that training can resume from."""
         return size.two_models_state_bytes
 
     def prepare(self, task: "Task", options: Options) -> "Lesson":
-        """Builds two models, the student with masks."""
         import torch
 
         from coldpress.compiler.stages.distill._masks import attach

@@ -120,6 +120,5 @@ def explored(
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Returns what the passes take."""
     whole = build.settings["explore"].get("explore") == WHOLE
     return needs_of_passes("explore", build, candidates(build.model.spec, build.options) if whole else ())

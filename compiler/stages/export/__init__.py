@@ -57,7 +57,6 @@ def run(config: ExportConfig, package: Package) -> Export:
 
 
 def exported(artifact: Artifact, target: Target, given: Options, path: Path) -> Export:
-    """Writes an artifact's weights in a target's format; see `run`."""
     options = options_of(target, given)
     with replacing(path) as temporary:
         rounded = target.write(StoredModel(artifact), options, temporary)

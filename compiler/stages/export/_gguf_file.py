@@ -26,8 +26,6 @@ FILE_TYPES: dict[TypeName, gguf.LlamaFileType] = {
 
 @dataclass(frozen=True)
 class Planned:
-    """One tensor of the file."""
-
     name: str
     roles: tuple[str, ...]
     """Roles of the matrices it holds: one, those of all experts, or those whose rows it joins."""
@@ -41,7 +39,6 @@ class Planned:
 
     @property
     def copied(self) -> bool:
-        """Whether codes are copied as they are stored."""
         return (
             self.stored.format is not None
             and self.stored.format == FORMATS.get(self.type)
@@ -108,7 +105,6 @@ def _type_of(stored: StoredTensor, options: Options) -> TypeName:
 
 
 def _add_facts(writer: gguf.GGUFWriter, model: StoredModel, planned: list[Planned], rounded: list[str]) -> None:
-    """Adds the file's description, its origin, and what is not exact in it."""
     manifest = model.artifact.manifest
     writer.add_name(manifest.source.name)
     if manifest.source.license:

@@ -120,7 +120,6 @@ def _check_extensions(found: Architecture, spec: ModelSpec) -> None:
 
 
 def _gemma_scale(found: Architecture, spec: ModelSpec) -> float:
-    """Returns llama.cpp's factor on the attention scores of Gemma."""
     is_largest = spec.num_hidden_layers == LARGEST_GEMMA[found.name]
     return (spec.hidden_size // spec.num_attention_heads if is_largest else spec.head_dim) ** -0.5
 
@@ -145,7 +144,6 @@ def _window_pattern(found: Architecture, spec: ModelSpec) -> int | None:
 
 
 def _check_experts(spec: ModelSpec, found: Architecture) -> None:
-    """Refuses routers and layers that llama.cpp computes otherwise."""
     if found.normed is not None and spec.router_normed != found.normed:
         says = {True: "divides the weights of a token's experts by their sum", False: "leaves them as they are"}
         raise ColdpressError(
@@ -166,7 +164,6 @@ def _check_experts(spec: ModelSpec, found: Architecture) -> None:
 
 
 def _check_latents(spec: ModelSpec, found: Architecture) -> None:
-    """Refuses latent attention that llama.cpp computes otherwise."""
     if not math.isclose(spec.norm_eps, LATENT_EPS):
         raise ColdpressError(
             f"llama.cpp's architecture '{found.name}' has one epsilon for all norms, and this model has {LATENT_EPS:g} "
@@ -261,7 +258,6 @@ def _add_latents(writer: gguf.GGUFWriter, spec: ModelSpec) -> None:
 
 
 def _add_rotation(writer: gguf.GGUFWriter, model: StoredModel, architecture: Architecture) -> None:
-    """Adds what the rotary frequencies are made from."""
     spec, found = model.spec, frequencies(model)
     writer.add_rope_dimension_count(spec.rotary_dim)
     base, scale = base_and_scale(found)
@@ -304,7 +300,6 @@ def _add_score_factors(writer: gguf.GGUFWriter, spec: ModelSpec, factor: float, 
 
 
 def _add_experts(writer: gguf.GGUFWriter, spec: ModelSpec, architecture: Architecture) -> None:
-    """Adds the sizes of a mixture, and the constants of routers that the file describes."""
     writer.add_expert_count(spec.num_experts)
     writer.add_expert_used_count(spec.num_experts_per_tok)
     if architecture.name != "llama":
@@ -325,7 +320,6 @@ def _add_experts(writer: gguf.GGUFWriter, spec: ModelSpec, architecture: Archite
 
 
 def _add_extensions(writer: gguf.GGUFWriter, model: StoredModel, architecture: Architecture) -> None:
-    """Adds the constants of the architectures that have more than a plain model."""
     spec = model.spec
     if architecture.name in ("granite", "granitemoe"):
         writer.add_embedding_scale(spec.embedding_multiplier)

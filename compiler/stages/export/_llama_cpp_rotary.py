@@ -25,8 +25,6 @@ no others."""
 
 @dataclass(frozen=True)
 class Yarn:
-    """Settings of YaRN."""
-
     base: float
     factor: float
     context_length: int
@@ -39,7 +37,6 @@ def frequencies(model: StoredModel, kind: RotaryKind = "main") -> np.ndarray:
 
 
 def geometric(base: float, scale: float, count: int) -> np.ndarray:
-    """Returns `count` frequencies of a base, all of them times `scale`."""
     return scale * base ** (-np.arange(count) / count)
 
 
@@ -56,7 +53,7 @@ def base_and_scale(found: np.ndarray) -> tuple[float, float]:
 
 
 def is_geometric(found: np.ndarray) -> bool:
-    """Whether a base and a factor on all frequencies give them."""
+    """Tells whether a base and a factor on all frequencies give them."""
     return np.allclose(geometric(*base_and_scale(found), found.size), found, rtol=PRECISION, atol=0)
 
 

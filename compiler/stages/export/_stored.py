@@ -27,8 +27,6 @@ AT_A_TIME = 1024
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """How one tensor is stored."""
-
     role: str
     shape: tuple[int, ...]
     """As in the checkpoint."""
@@ -40,8 +38,6 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class _Place:
-    """The place of a matrix's slices on flash."""
-
     section: Section
     layer: int
     units: range
@@ -52,8 +48,6 @@ class _Place:
 
 
 class StoredModel:
-    """The weights of one artifact."""
-
     def __init__(self, artifact: Artifact) -> None:
         """Checks the files.
 
@@ -96,7 +90,6 @@ class StoredModel:
 
     @cached_property
     def _resident(self) -> dict[str, np.ndarray]:
-        """Returns views of the mapped file, by tensor."""
         entry, opened = self.artifact.entry(RESIDENT_FILE), self.artifact.open(RESIDENT_FILE)
         with open(opened, "rb") as file:
             header = tensor_files.read_header(file.fileno(), RESIDENT_FILE, entry.size_bytes)

@@ -42,5 +42,4 @@ class Target(PluginBase, Generic[OptionsT]):
         Args:
             shapes: Role -> shape, of all tensors of the model; a tied head is its embedding.
             stored: The build's format.
-            options: The target's options.
         """

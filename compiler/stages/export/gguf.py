@@ -26,21 +26,11 @@ class Plugin(Target[Options]):
     OPTIONS = Options
 
     def check(self, spec: ModelSpec) -> None:
-        """Refuses a model that llama.cpp computes otherwise.
-
-        Raises:
-            ColdpressError: if llama.cpp has no such architecture, or its own differs.
-        """
         from coldpress.compiler.stages.export import _llama_cpp  # late, as below
 
         _llama_cpp.architecture_of(spec)
 
     def write(self, model: StoredModel, options: Options, path: Path) -> list[str]:
-        """Writes the file; returns the names of the tensors whose values were rounded again.
-
-        Raises:
-            ColdpressError: if llama.cpp has no such architecture or tokenizer, or GGUF no type for the weights.
-        """
         from coldpress.compiler.stages.export import (
             _gguf_file,  # imported late: it loads the package gguf, which is not needed for the options
         )
@@ -48,12 +38,7 @@ class Plugin(Target[Options]):
         return _gguf_file.write(model, options, path)
 
     def disk_bytes(self, shapes: Mapping[str, tuple[int, ...]], stored: FormatName, options: Options) -> int:
-        """Returns the bytes of a file's tensors.
-
-        Args:
-            shapes: Role -> shape, of all tensors of the model; a tied head is its embedding.
-            stored: The build's format.
-            options: How the weights are written.
+        """Counts the bytes of a file's tensors.
 
         Raises:
             ColdpressError: if a tensor is to be copied and GGUF has no type for it.

@@ -47,8 +47,6 @@ class Entry:
 
 @dataclass(frozen=True)
 class Imatrix:
-    """An importance matrix on disk."""
-
     path: Path
     entries: Mapping[str, Entry]
 
@@ -101,7 +99,6 @@ def open_imatrix(path: Path) -> Imatrix:
 
 
 def _named(path: Path) -> tuple[str, str]:
-    """Returns what begins and what ends a refusal."""
     return f"the imatrix {path}", "make it again with llama-imatrix"
 
 
@@ -139,7 +136,6 @@ def _gguf(file: BinaryIO, source: Bytes) -> dict[str, Entry]:
 
 
 def _matched(source: Bytes, tensors: Mapping[str, TensorEntry]) -> dict[str, Entry]:
-    """Matches sums with their counts."""
     found: dict[str, Entry] = {}
     for name, sums in tensors.items():
         if not name.endswith(SUMS):

@@ -143,8 +143,6 @@ def groups_of(sparsity: Sparsity, model: Model, layers: tuple[int, ...]) -> list
 
 @dataclass(frozen=True)
 class OrderInputs:
-    """The stage's settings and records."""
-
     config: OrderConfig
     model: Model
     activations: Activations
@@ -154,7 +152,6 @@ class OrderInputs:
 
     @cached_property
     def slots(self) -> dict[tuple[int, FamilyName], int]:
-        """The number of units that the dynamic cache holds, per layer and family."""
         entries = self.placement.layers
         claims = [
             Claim(
@@ -220,7 +217,6 @@ class OrderInputs:
         )
 
     def is_whole(self, group: range, family: FamilyName) -> bool:
-        """Tells whether every layer of a group uses all units on every token."""
         return all(self.sparsity.density(family, layer) >= 1 for layer in group)
 
     def used_together(self, group: range, family: FamilyName) -> int:
@@ -242,7 +238,6 @@ def _bits(statistics: FamilyStatistics, num_tokens: int) -> np.ndarray:
 def _order_family(
     inputs: OrderInputs, heuristic: Heuristic, group: range, family: FamilyName, work: Workspace
 ) -> FamilyOrder:
-    """Returns the entry of a group: the one that an interrupted run of the same inputs left, or a new one."""
     name, chosen = f"{group[0]}.{family}", heuristic
     if inputs.is_whole(group, family):
         chosen = structural.Plugin()

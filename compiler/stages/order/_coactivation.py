@@ -58,7 +58,6 @@ def num_increments(bits: np.ndarray) -> int:
 
 
 def dense_pair_counts(bits: np.ndarray, num_tokens: int, threads: int = 1) -> np.ndarray:
-    """Computes `pair_counts` by population counts."""
     words, counts = to_words(bits), _empty_counts(len(bits), num_tokens)
     _share(_dense_rows, len(bits), threads, words, counts)
     return counts

@@ -25,7 +25,6 @@ def read_bits(
 
     Args:
         bits: Packed activations (schemas/activations.py).
-        num_tokens: Tokens in `bits`.
         pinned: bool [num_units], always in DRAM.
         cache: A file of runtime/cache.
         cache_slots: Units that the cache holds beside the pinned ones; it starts empty.

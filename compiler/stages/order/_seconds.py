@@ -51,7 +51,6 @@ def modelled(
         num_tokens: Tokens in the bits of a layer.
         order: Unit ids by flash position.
         unit_bytes: Bytes of one layer's part of a unit.
-        flash: The device's flash.
         gaps: int64 bytes, ascending.
         num_layers: Layers of the group, side by side in `bits`.
     """

@@ -30,8 +30,6 @@ MOST_JUDGED_TOKENS = 2048
 
 
 class Arranged(NamedTuple):
-    """The result of a heuristic."""
-
     order: np.ndarray
     """int32 [num_units]: unit ids by position on flash, a permutation."""
     heuristic: str
@@ -40,7 +38,7 @@ class Arranged(NamedTuple):
 
 @dataclass(frozen=True)
 class Activity:
-    """What calibration saw of one family, in one layer or in each layer of a group."""
+    """The activity that calibration saw of one family, in one layer or in each layer of a group."""
 
     bits: np.ndarray
     """uint8 [num_units, num_layers * ceil(num_tokens / 8)], packed (schemas/activations.py), layer by layer."""
@@ -86,7 +84,7 @@ class Activity:
 
 @dataclass(frozen=True)
 class Demand:
-    """What flash is read for: an activity, less the units that DRAM keeps under a plan."""
+    """The reads of flash: an activity, less the units that DRAM keeps under a plan."""
 
     activity: Activity
     pinned: np.ndarray
@@ -98,7 +96,6 @@ class Demand:
     search_tokens: int
     """The number of last tokens that `missed` looks at; other counts use all tokens."""
     cache_options: Options = field(default_factory=dict)
-    """The cache policy's options."""
 
     @cached_property
     def left_on_flash(self) -> np.ndarray:
@@ -140,8 +137,6 @@ class Demand:
 
 @dataclass(frozen=True)
 class Task:
-    """The task of ordering one family, of one layer or of a group: what flash is read for, and how it reads."""
-
     demand: Demand
     unit_bytes: int
     """Bytes of one layer's part of a unit."""
@@ -150,7 +145,6 @@ class Task:
 
     @property
     def activity(self) -> Activity:
-        """What calibration saw."""
         return self.demand.activity
 
     @property
@@ -165,7 +159,6 @@ class Task:
 
     @property
     def fitting(self) -> "Task":
-        """The same task without the judged tokens."""
         return replace(self, demand=self.demand.fitting)
 
     def with_pinned_last(self, order: np.ndarray) -> np.ndarray:

@@ -27,11 +27,8 @@ class Plugin(Heuristic):
     """Counts of the tokens to fit on, of their cache misses, and of all tokens."""
 
     def arrange(self, task: Task) -> Arranged:
-        """Returns the winner's order.
-
-        It is ripple's without a contest where too few tokens are left to judge by, or where no order could beat it by
-        MARGIN: a layer that is read within one latency, or whose needed bytes take all the time.
-        """
+        """Takes ripple's order without a contest where too few tokens are left to judge by, or where no order could
+        beat it by MARGIN: a layer that is read within one latency, or whose needed bytes take all the time."""
         if task.demand.num_judged >= LEAST_JUDGED_TOKENS:
             to_beat = (1 - MARGIN) * task.judge(RIPPLE.arrange(task.fitting).order).seconds
             if task.least_seconds < to_beat:

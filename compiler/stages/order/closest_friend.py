@@ -17,7 +17,6 @@ class Plugin(Heuristic):
     COUNT_SQUARES = 1
 
     def arrange(self, task: Task) -> Arranged:
-        """Returns the order of all units on flash, pinned or not."""
         friends = closest_friends(task.activity.counts)
         order: list[int] = []
         placed = np.zeros(friends.size, bool)
@@ -31,10 +30,7 @@ class Plugin(Heuristic):
 
 def closest_friends(counts: np.ndarray) -> np.ndarray:
     """Returns the unit that each unit is active with most, int64 [n]: the lowest id on ties, itself if there is none.
-
-    Args:
-        counts: Co-activation counts [n, n]; only [i, j] with i < j is read.
-    """
+    Of `counts` [n, n] only [i, j] with i < j is read."""
     friends, most = np.arange(len(counts)), np.zeros(len(counts), np.int64)
     _find(counts, friends, most)
     return friends

@@ -14,5 +14,4 @@ class Plugin(Heuristic):
     COUNT_SQUARES = 1
 
     def arrange(self, task: Task) -> Arranged:
-        """Returns the order on flash; pinned units last, by id."""
         return Arranged(task.with_pinned_last(join_links(task.activity.counts, task.demand.left_on_flash)), "cold")

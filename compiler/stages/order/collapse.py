@@ -28,7 +28,6 @@ class Plugin(Heuristic):
     COUNT_SQUARES = 1
 
     def arrange(self, task: Task) -> Arranged:
-        """Returns the order on flash; pinned units last, by id."""
         start = misses.Plugin().arrange(task).order
         return Arranged(refine(task, start, gap_cost(task, task.judge(start).gap_bytes)), "collapse")
 

@@ -11,5 +11,4 @@ class Plugin(Heuristic):
     COUNT_SQUARES = 0
 
     def arrange(self, task: Task) -> Arranged:
-        """Returns unit ids by falling activation count."""
         return Arranged(np.argsort(-task.activity.totals, kind="stable").astype(np.int32), "frequency")

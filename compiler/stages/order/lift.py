@@ -15,6 +15,5 @@ class Plugin(Heuristic):
     """The weights and the counts."""
 
     def arrange(self, task: Task) -> Arranged:
-        """Returns the order on flash; pinned units last, by id."""
         weights = lift(task.activity.counts, task.activity.totals, task.activity.num_columns)
         return Arranged(task.with_pinned_last(join_links(weights, task.demand.left_on_flash)), "lift")

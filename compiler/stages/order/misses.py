@@ -15,6 +15,5 @@ class Plugin(Heuristic):
     COUNT_SQUARES = 1
 
     def arrange(self, task: Task) -> Arranged:
-        """Returns the order on flash; pinned units last, by id."""
         found = join_links(task.demand.missed.counts, task.demand.left_on_flash)
         return Arranged(task.with_pinned_last(found), "misses")

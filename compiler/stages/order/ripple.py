@@ -23,7 +23,6 @@ class Plugin(Heuristic):
     COUNT_SQUARES = 1
 
     def arrange(self, task: Task) -> Arranged:
-        """Returns the order of all units on flash, pinned or not, as published."""
         return Arranged(join_links(task.activity.counts), "ripple")
 
 

@@ -11,5 +11,4 @@ class Plugin(Heuristic):
     COUNT_SQUARES = 0
 
     def arrange(self, task: Task) -> Arranged:
-        """Returns the identity."""
         return Arranged(np.arange(task.num_units, dtype=np.int32), "structural")
