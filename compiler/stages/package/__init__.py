@@ -195,7 +195,6 @@ def _write_tensors(written: Written, inputs: Inputs) -> None:
 
 
 def make_manifest(inputs: Inputs, written: Written, digests: dict[str, str]) -> Manifest:
-    """Builds the manifest of the written files."""
     model, layout, format_name = inputs.model, inputs.layout, inputs.sparsity.format
     families = tuple(
         FamilyFormat(

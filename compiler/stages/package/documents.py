@@ -48,8 +48,6 @@ PROVENANCE_FILE = "provenance/build.json"
 
 @dataclass(frozen=True)
 class Inputs:
-    """The records that an artifact is described by."""
-
     model: Model
     corpus: Corpus
     sparsity: Sparsity
@@ -65,10 +63,7 @@ class Inputs:
 
 
 def input_digests(inputs: Inputs) -> dict[str, str]:
-    """Returns the digests of the build's inputs, by content.
-
-    The records' own files are not hashed, because they hold paths.
-    """
+    """Returns digests by content: the records' own files are not hashed, because they hold paths."""
     found = {"text": inputs.corpus.text_sha256, "weights": inputs.model.weights_sha256}
     for blocks in inputs.corpus.splits:
         tokens = load_arrays(blocks.arrays, "tokens")["tokens"].astype("<i4")

@@ -20,10 +20,8 @@ logger = logging.getLogger(__name__)
 
 
 class PageChecksums:
-    """Computes the CRC32C of every page of a file from its blocks."""
-
     def __init__(self, page_bytes: int) -> None:
-        """Takes the page size; `page_bytes` divides every block but the last."""
+        """`page_bytes` divides every block but the last."""
         self._page_bytes = page_bytes
         self._parts: list[np.ndarray] = []
 
@@ -47,7 +45,6 @@ def write_flash(
     """Writes all sections, then the matrices that are read by row.
 
     Args:
-        file: The new image.
         layout: The image's sections, ascending and disjoint.
         units_of: Codes of each layer of a section in natural order, uint8 [num_units, unit_bytes].
         order_of: Unit id at each flash position, int32 [num_units].
@@ -126,6 +123,5 @@ def _check_codes(name: str, codes: np.ndarray, shape: tuple[int, int]) -> None:
 
 
 def is_permutation(ids: np.ndarray, num_units: int) -> bool:
-    """Tells whether `ids`, integers, are 0 to num_units - 1, each once."""
     in_range = ids.shape == (num_units,) and ids.min() >= 0 and ids.max() < num_units
     return bool(in_range and np.bincount(ids, minlength=num_units).max() == 1)

@@ -32,8 +32,6 @@ OnBlock = Callable[[np.ndarray], None]
 
 
 class HashingFile:
-    """A new file to append to."""
-
     def __init__(self, path: Path, on_block: OnBlock | None = None) -> None:
         """Creates `path`, which must not exist; `on_block` sees every block, uint8 [n], in order, in a thread."""
         self._path = path
@@ -48,7 +46,6 @@ class HashingFile:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes appended so far."""
         return self._put_bytes + self._filled
 
     def room(self) -> np.ndarray:
@@ -90,13 +87,11 @@ class HashingFile:
         return self._digest.hexdigest()
 
     def close(self) -> None:
-        """Releases file and threads, after success or failure."""
         self._hasher.shutdown(wait=True)
         self._writer.shutdown(wait=True)
         os.close(self._descriptor)
 
     def _put(self) -> None:
-        """Hands the current block to the threads and takes the next one, once it is free."""
         block, filled = self._blocks[0], self._filled
         if not filled:
             return
@@ -146,10 +141,7 @@ def _create(path: Path) -> tuple[int, bool]:
 
 
 class Written:
-    """The artifact's files so far."""
-
     def __init__(self, folder: Path) -> None:
-        """Takes the artifact's folder, which exists; all files are written below it."""
         self.folder = folder
         self.files: list[ArtifactFile] = []
 
@@ -167,10 +159,8 @@ class Written:
             file.close()
 
     def add(self, name: str, data: bytes) -> None:
-        """Writes a small file at once."""
         with self.new(name) as file:
             file.write(data)
 
     def size_bytes(self, name: str) -> int:
-        """Returns the size of a listed file."""
         return next(file.size_bytes for file in self.files if file.path == name)

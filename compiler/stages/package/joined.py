@@ -28,8 +28,6 @@ from coldpress.schemas.sparsity import Sparsity
 
 @dataclass(frozen=True)
 class Codes:
-    """The joined chunks of `quantize`."""
-
     algorithm: str
     layers: tuple[LayerCodes, ...]
     """By layer number."""
@@ -39,7 +37,6 @@ class Codes:
 
     @property
     def resident(self) -> tuple[ResidentTensor, ...]:
-        """Lists all tensors that stay in DRAM: the shared ones, then layer by layer."""
         return (*self.shared_resident, *(tensor for layer in self.layers for tensor in layer.resident))
 
     def rows(self, table: RowTable) -> MappedArray:
@@ -77,7 +74,6 @@ def join_codes(parts: tuple[Quantized, ...], model: Model, format_name: str) -> 
 
 
 def resident_to_write(codes: Codes) -> Iterator[TensorToWrite]:
-    """Yields every resident tensor under its role."""
     yield from (_stored(tensor, codes.shared, tensor.role) for tensor in codes.shared_resident)
     for layer in codes.layers:
         prefix = f"layers.{layer.layer}."
@@ -96,8 +92,6 @@ def _stored(tensor: ResidentTensor, source: ArrayFile, name: str) -> TensorToWri
 
 @dataclass(frozen=True)
 class UnitOrders:
-    """The joined chunks of `order`."""
-
     entries: dict[tuple[int, str], FamilyOrder]
     """Orders by first layer and family."""
 
@@ -115,7 +109,6 @@ class UnitOrders:
 
 
 def join_orders(parts: tuple[Order, ...]) -> UnitOrders:
-    """Joins the orders of all sections."""
     return UnitOrders({(entry.layer, entry.family): entry for part in parts for entry in part.entries})
 
 
@@ -143,7 +136,6 @@ def tables_to_write(
     sparsity: Sparsity,
     page_crc32c: np.ndarray,
 ) -> Iterator[TensorToWrite]:
-    """Yields page checksums, unit orders, ranks, and the selectors' arrays."""
     yield of_array("page_crc32c", page_crc32c)
     for section in layout.sections:
         yield of_array(f"order.{section.first_layer}.{section.family}", orders.order(section))

@@ -30,8 +30,6 @@ RELEASE_BYTES = 128 << 20
 
 
 class MappedArray:
-    """One array of a file, read only."""
-
     def __init__(self, source: ArrayFile, name: str) -> None:
         """Maps the file; reads its content once, only to check it against its record.
 

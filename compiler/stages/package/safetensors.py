@@ -27,7 +27,6 @@ class TensorToWrite:
 
 
 def of_array(name: str, array: np.ndarray) -> TensorToWrite:
-    """Wraps a tensor that is in memory already."""
     return TensorToWrite(name, array.dtype.name, array.shape, lambda: array)
 
 

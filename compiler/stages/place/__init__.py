@@ -145,7 +145,6 @@ def needs(build: "Build") -> StageNeeds:
 
 
 def _arrays(pairs: list[tuple[Group, Choice]]) -> dict[str, np.ndarray]:
-    """Returns tiers and ranks (schemas/placement.py) by array name."""
     tiers = {f"{group.layer}.{group.family}": tiers_of(group, choice) for group, choice in pairs}
     return tiers | {f"rank.{group.layer}.{group.family}": rank_of(group, choice) for group, choice in pairs}
 
@@ -218,7 +217,6 @@ def _reads_ahead(model: Model, sparsity: Sparsity, device: DeviceProfile) -> boo
 
 
 def _experts_are_whole(spec: ModelSpec, sparsity: Sparsity) -> bool:
-    """Tells whether a token uses all units of the experts that a router picks."""
     shares = ((used_share(found.family, spec), found.per_layer) for found in sparsity.densities)
     return spec.is_mixture and all(density == used for used, per_layer in shares for density in per_layer)
 

@@ -40,7 +40,6 @@ class Level:
 
     @property
     def may_be_on(self) -> bool:
-        """Whether anything but zero is open."""
         return self.high > 0
 
 

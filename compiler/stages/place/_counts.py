@@ -32,7 +32,6 @@ def all_counts(spec: ModelSpec, activations: Activations, sparsity: Sparsity) ->
 
 
 def head_counts(spec: ModelSpec, activations: Activations, sparsity: Sparsity, num_tokens: int) -> Counts:
-    """Returns counts over the first `num_tokens` tokens."""
     found: Counts = {}
     for layer, family in unit_keys(sparsity.families, spec):
         if always_used(sparsity, layer, family):

@@ -38,17 +38,14 @@ class Group:
 
     @property
     def num_batches(self) -> int:
-        """The number of full batches."""
         return self.values.size - 1
 
     @property
     def batch_bytes(self) -> int:
-        """Bytes of one full batch."""
         return self.batch_units * self.unit_bytes
 
     @property
     def rest_bytes(self) -> int:
-        """Bytes of the remainder."""
         return self.rest_units * self.unit_bytes
 
     @property
@@ -129,7 +126,6 @@ def rank_of(group: Group, choice: Choice) -> np.ndarray:
 
 
 def units_of(group: Group, choice: Choice, tier: int) -> int:
-    """Counts the group's units in a fast tier."""
     return choice.counts[tier] * group.batch_units + (choice.rest_tier == tier) * group.rest_units
 
 

@@ -47,7 +47,6 @@ class Program:
         return len(self.value) - 1
 
     def require(self, terms: Iterable[tuple[int, int]], least: int | None = None, most: int | None = None) -> None:
-        """Adds a constraint."""
         self.constraints.append(Constraint([term for term in terms if term[1]], least, most))
 
 
@@ -73,8 +72,6 @@ class Solver(PluginBase):
 
 @dataclass(frozen=True)
 class _Place:
-    """The columns that hold a group's decision."""
-
     batches: list[Terms]
     """Per fast tier: batches in it and all faster ones."""
     rest: list[int]
@@ -83,13 +80,10 @@ class _Place:
 
 @dataclass(frozen=True)
 class Placed:
-    """A program and the meaning of its columns."""
-
     program: Program
     places: list[_Place]
 
     def choices(self, answer: Answer) -> tuple[Choice, ...]:
-        """Translates an answer into a choice for every group."""
         return tuple(_choice(place, answer.columns) for place in self.places)
 
 
@@ -135,7 +129,6 @@ def _envelope(values: np.ndarray, level: Level, steps: Sequence[int]) -> np.ndar
 
 
 def to_program(problem: Problem, spans: tuple[tuple[Level, ...], ...], tangents: Tangents) -> Placed:
-    """Builds the integer program over the open counts of all groups."""
     program, places = Program(), []
     divisor = math.gcd(*(group.unit_bytes for group in problem.groups))
     sizes: list[Terms] = [[] for _ in problem.fast_bytes]
@@ -191,7 +184,6 @@ def _count(program: Program, group: Group, gain: int, level: Level, switch: int,
 
 
 def _within(place: _Place, tier: int) -> Terms:
-    """Returns the number of full batches in one tier as a linear form."""
     return [*place.batches[tier], *(_scaled(place.batches[tier - 1], -1) if tier else [])]
 
 

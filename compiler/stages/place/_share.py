@@ -31,7 +31,6 @@ of least cost was up to 3.1 % dearer than the best, the smallest of those within
 
 
 def choose_share(tried: Sequence[PinnedShare]) -> float:
-    """Returns the smallest share whose flash time is nearly the least."""
     least = min(entry.flash_s_per_token for entry in tried)
     return min(entry.share for entry in tried if entry.flash_s_per_token <= NEARLY * least)
 
@@ -101,7 +100,6 @@ def _reading(group: Group, sparsity: Sparsity, device: DeviceProfile) -> Reading
 
 
 def _flash_seconds(cache: CachePolicy, reading: Reading, trace: Trace) -> float:
-    """Sums the modelled flash seconds of a trace's counted tokens."""
     seconds = 0.0
     for context in trace.contexts:
         cache.reset()

@@ -14,7 +14,6 @@ from coldpress.compiler.stages.place._solve import Solution
 
 
 def whole_layers(problem: Problem) -> Solution:
-    """Pins the groups in order until the fast tier is full."""
     (room,) = problem.fast_bytes
     choices: list[Choice] = []
     for group in problem.groups:

@@ -16,11 +16,6 @@ class Plugin(Solver):
     """CP-SAT in a separate process."""
 
     def solve(self, program: Program, gap: float) -> Answer | None:
-        """Returns an answer whose value is within the relative `gap` of the optimum; None: there is no solution.
-
-        Raises:
-            ColdpressError: if the solver fails.
-        """
         return _process().submit(_solve, program, gap).result()
 
 

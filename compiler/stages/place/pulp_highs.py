@@ -16,11 +16,6 @@ class Plugin(Solver):
     """HiGHS through PuLP."""
 
     def solve(self, program: Program, gap: float) -> Answer | None:
-        """Returns an answer whose value is within the relative `gap` of the optimum; None: there is no solution.
-
-        Raises:
-            ColdpressError: if the solver fails.
-        """
         import pulp  # imported late: it loads highspy, which clashes with OR-Tools (see cp_sat)
 
         model = pulp.LpProblem("placement", pulp.LpMaximize)

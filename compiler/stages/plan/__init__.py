@@ -125,11 +125,7 @@ def _divisions(
     placement: Placement,
     predictors: Predictors | None,
 ) -> list[Division]:
-    """Returns the budgets, the largest first. `place` pins units for the smallest.
-
-    Raises:
-        ColdpressError, DoesNotFitError: as `run`.
-    """
+    """Returns the budgets, the largest first; raises as `run`. `place` pins units for the smallest."""
     model, sections, device = known.model, known.sections, known.device
     caches = {*caches_for(config.cache), *(rung.cache for rung in rungs)}
     names = plan_names([rung.budget.dram_budget_bytes for rung in rungs])
@@ -149,7 +145,6 @@ def _divisions(
 def _settled(
     config: PlanConfig, division: Division, known: Known, order: tuple[Order, ...], corpus: Corpus
 ) -> tuple[Plan, PlanChoice]:
-    """Returns the plan of a budget, and how it came about."""
     sparsity = division.sparsity
     start = Settings(
         cache=sparsity.cache,
@@ -192,7 +187,6 @@ def _settled(
 
 
 def _in_words(ahead: Ahead, *, is_certain: bool) -> str:
-    """Says how much a plan reads ahead, as a reason of its record."""
     if is_certain:
         return (
             f"every layer has as many pinned units, and up to {ahead.buffer_bytes} bytes of the next layer's are read "
@@ -202,7 +196,6 @@ def _in_words(ahead: Ahead, *, is_certain: bool) -> str:
 
 
 def _why_not_searched(plan: Plan, division: Division, known: Known) -> str | None:
-    """Returns why the default settings need no comparison; None if they do."""
     selector = load("coldpress.runtime.sparsity", Selector, plan.method)
     if holds_everything(plan, division.sections):
         return f"the whole model fits into {division.budget_bytes} bytes: no unit is read once it is loaded"
@@ -216,7 +209,6 @@ def _why_not_searched(plan: Plan, division: Division, known: Known) -> str | Non
 
 
 def _no_hits(plan: Plan, division: Division) -> str:
-    """Says how many units DRAM holds where no request found one there."""
     used = sum(part.density * division.of_part[part.layer, part.family].num_units for part in plan.parts)
     held = sum(part.num_pinned + part.cache_slots for part in plan.parts)
     return (

@@ -31,8 +31,6 @@ from coldpress.schemas.sparsity import Sparsity
 
 @dataclass(frozen=True)
 class Settings:
-    """The decisions about one plan."""
-
     cache: str
     gap_bytes: int
     read_buffer_bytes: int
@@ -92,13 +90,9 @@ def spared_bytes(
 
 @dataclass(frozen=True)
 class Division:
-    """One DRAM budget of a build."""
-
     name: str
-    """Of its plan."""
     model: Model
     sparsity: Sparsity
-    """What `allocate` decided for this budget."""
     sections: tuple[Section, ...]
     fixed: Fixed
     device: DeviceProfile
@@ -110,7 +104,6 @@ class Division:
 
     @property
     def budget_bytes(self) -> int:
-        """Returns the DRAM budget."""
         return self.sparsity.budget.dram_budget_bytes
 
     @property
@@ -119,7 +112,6 @@ class Division:
         return self.budget_bytes - sum(self.fixed)
 
     def free_bytes_with(self, cache: CacheName) -> int:
-        """Returns the DRAM for units and buffers with a cache."""
         return self.free_bytes + self.spared_bytes.get(cache, 0)
 
     @cached_property
@@ -131,7 +123,6 @@ class Division:
 
     @property
     def pinned_bytes(self) -> int:
-        """Returns the bytes of the units that are pinned by `place`."""
         return sum(count * self.of_part[key].unit_bytes for key, count in self.pinned.items())
 
     @property
@@ -166,7 +157,6 @@ class Division:
         return self.free_bytes_with(settings.cache) - settings.read_buffer_bytes - held
 
     def plan(self, settings: Settings) -> Plan:
-        """Returns the plan of these decisions."""
         claims = self._claims(settings)
         reading_bytes = settings.read_buffer_bytes + settings.ahead.buffer_bytes
         slots = cache_slots(settings.cache, claims, self.free_bytes_with(settings.cache), reading_bytes)
@@ -199,7 +189,6 @@ class Division:
         )
 
     def _claims(self, settings: Settings) -> list[Claim]:
-        """Returns the claims of all parts, with the pinned units of `settings`."""
         claims = [
             Claim(self.sparsity.density(family, layer), section.num_units, section.unit_bytes, 0)
             for (layer, family), section in self.of_part.items()

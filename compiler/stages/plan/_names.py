@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 DEFAULT = "default"
-"""The only plan's name."""
 UNITS = ((10**9, "gb"), (10**6, "mb"), (10**3, "kb"), (1, "b"))
 MAX_DIGITS = 9
 

@@ -31,16 +31,12 @@ WARM_TOKENS = 32
 
 @dataclass(frozen=True)
 class Measured:
-    """A token's modelled cost."""
-
     token_s: float
     hit_rate: float
 
 
 @dataclass(frozen=True)
 class Known:
-    """The records of a build that its plans are made from."""
-
     model: Model
     recorded: Sparsity
     """The choice whose units `activations` has."""
@@ -51,7 +47,6 @@ class Known:
     activations: Activations | None
 
     def setting(self, plan: Plan) -> Setting:
-        """Returns a plan on the build's device."""
         model, recorded = self.model, self.recorded
         return Setting(model, recorded.formats, self.device, self.sections, plan, self._orders, self._ranks)
 
@@ -66,7 +61,6 @@ class Known:
     def traces(
         self, sparsity: Sparsity, windows: tuple[Window, ...], layers: Iterable[int] | None = None
     ) -> tuple[Trace, ...]:
-        """Returns the units that the tokens of `windows` use under `sparsity`; see `traces_of`."""
         assert self.activations is not None
         found = traces_of(self.model.spec, self.activations, self.recorded, windows, layers)
         return tuple(as_dense_as(trace, self.recorded, sparsity, self.model.spec) for trace in found)

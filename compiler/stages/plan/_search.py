@@ -34,8 +34,6 @@ Change = tuple[str, Settings]
 
 @dataclass
 class Found:
-    """A plan's settings, and how they came about."""
-
     settings: Settings
     measured: Measured | None = None
     default_s: float | None = None
@@ -45,8 +43,6 @@ class Found:
 
 @dataclass(frozen=True)
 class Given:
-    """The user's settings."""
-
     cache: str
     """A policy, or `auto`."""
     cache_options: Options
@@ -59,8 +55,6 @@ def search(
     """Returns the settings of a division's plan.
 
     Args:
-        division: The budget.
-        start: The default settings.
         given: What is not to be changed.
         order: The cost of gaps under the build's orders.
         replays: The tokens that settings are chosen on, and those that confirm them.
@@ -158,7 +152,7 @@ def _buffers(now: Settings, division: Division) -> Iterable[Change]:
 
 
 def _largest_buffer(now: Settings, given: Given, division: Division) -> Iterable[Change]:
-    """With little DRAM, a buffer that holds a whole request may be worth more than slots and a cache's bookkeeping."""
+    """Offers a buffer that holds a whole request: with little DRAM it may be worth more than slots and bookkeeping."""
     page_bytes = division.device.flash.page_bytes.value
     changes = [("", now), *((f"{words} and ", settings) for words, settings in _caches(now, given))]
     roomiest, settings = max(changes, key=lambda change: division.unpinned_bytes(change[1]))

@@ -41,8 +41,6 @@ class Replayed(NamedTuple):
 
 
 class Gain(NamedTuple):
-    """One way to draft, on validation text."""
-
     draft: str
     draft_tokens: int
     speed: float
@@ -54,12 +52,10 @@ class Gain(NamedTuple):
 
     @property
     def least(self) -> float:
-        """Returns the gain less its error."""
         return self.speed - self.error
 
     @property
     def in_words(self) -> str:
-        """Returns the figures for a reason."""
         spread = f" ± {self.error:.3f}" if math.isfinite(self.error) else ""
         known = "" if spread else " (one block, so the error is unknown)"
         return (

@@ -42,8 +42,6 @@ NORMAL = NormalDist()
 
 @dataclass(frozen=True)
 class Run:
-    """The build's decisions that determine a token's time."""
-
     known: Known
     sparsity: Sparsity
     """The choice of the plan's budget."""
@@ -54,11 +52,9 @@ class Run:
 
     @property
     def sections(self) -> tuple[Section, ...]:
-        """Returns all sections of flash.img."""
         return self.known.sections
 
     def setting(self, ahead: Ahead) -> Setting:
-        """Returns the build on its device."""
         return self.known.setting(self.plan(ahead))
 
     @cached_property
@@ -124,7 +120,6 @@ def worth(sections: Sequence[Section]) -> float:
 
 
 def token_s(run: Run, ahead: Ahead) -> float:
-    """Returns the modelled seconds of a token."""
     setting = run.setting(ahead)
     num_tokens = next(iter(run.used.values())).shape[1]
     num_warm = max(0, min(WARM_TOKENS, num_tokens - 1))

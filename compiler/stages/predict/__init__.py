@@ -136,8 +136,7 @@ def _ladder(
     entry: LayerStatistics,
     work: Workspace,
 ) -> Ladder:
-    """Trains size after size, until one reaches the target within its limit of predicted units, or larger ones find no
-    more."""
+    """Trains size after size, until one reaches the target within its limit, or larger ones find no more."""
     from coldpress.compiler.stages.predict import training as training
 
     layer, largest, format_name = entry.layer, sparsity.predictor_rank[entry.layer], sparsity.predictor_format

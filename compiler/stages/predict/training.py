@@ -28,8 +28,6 @@ RIDGE = 1e-3
 
 @dataclass(frozen=True)
 class Part:
-    """Tokens with their labels."""
-
     inputs: torch.Tensor
     """float32 [num_tokens, hidden_size]."""
     active: torch.Tensor
@@ -66,8 +64,7 @@ def _share(active: torch.Tensor) -> float:
 
 
 def _often(active: torch.Tensor) -> torch.Tensor:
-    """Returns each unit's share of tokens on which it is active, float64; numpy sums bytes without copying them to 8
-    bytes each."""
+    """Returns each unit's share of active tokens, float64; numpy sums bytes without copying them to 8 bytes each."""
     return torch.from_numpy(active.numpy().sum(axis=0, dtype=np.int64)).double() / len(active)
 
 
@@ -157,7 +154,7 @@ def initial(rank: int, directions: torch.Tensor, part: Part, gate: torch.Tensor)
 
 
 def random_gate(num_units: int, hidden_size: int, seed: int) -> torch.Tensor:
-    """Returns a random stand-in for a gate if activity is not the sign of one matrix's output: float32 [num_units,
+    """Returns a stand-in for a gate where activity is no sign of a matrix's output, float32 [num_units,
     hidden_size]."""
     return torch.randn(num_units, hidden_size, generator=torch.Generator().manual_seed(seed)) / math.sqrt(hidden_size)
 
@@ -178,12 +175,9 @@ def train(
 
     Args:
         start: Initial weights; not modified.
-        fitted: Tokens to learn from.
         chosen_by: Tokens that decide which of the evaluated weights win.
         steps: Updates; fewer if two evaluations in a row bring no gain.
-        batch_tokens: Tokens per update.
         target_recall: Recall at which weights are compared.
-        seed: Of the random order of tokens.
         format_name: Format that the weights will be stored in.
         dtype: Arithmetic of an update; weights, Adam's state and the scores that decide are float32.
     """

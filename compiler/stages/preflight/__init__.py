@@ -54,7 +54,6 @@ class Download:
 
     num_bytes: int
     folder: Path
-    """Folder that it is downloaded to."""
 
 
 NOTHING = Download(0, Path())
@@ -162,10 +161,6 @@ def check_download(
     """Refuses a build before its model is downloaded, judging by config.json and the hub's index.
 
     Args:
-        config: Settings that the stage will have.
-        model: The shapes.
-        device: The build's device.
-        download: The part that is not downloaded yet.
         threads: Cores of this machine; None if jobs run on other machines, whose memory is not checked.
 
     Raises:
@@ -188,12 +183,7 @@ def asked_text(settings: Mapping[str, Mapping[str, Any]], model: HasShapes) -> t
 
 def check_ram(stages: tuple[StageNeeds, ...], free_bytes: int) -> None:
     """Refuses the build if one job of any stage needs more memory than is free; Snakemake decides how many jobs run at
-    once.
-
-    Args:
-        stages: Needs of one job of each stage.
-        free_bytes: Free memory of this machine.
-    """
+    once."""
     most = max(stages, key=lambda needs: needs.ram_bytes)
     needed = show_bytes(most.ram_bytes)
     LOG.info("preflight: %s needs the most memory, %s; %s are free", most.stage, needed, show_bytes(free_bytes))
@@ -211,8 +201,6 @@ def check_disk(
     """Refuses the build if download and build together still need more disk space than is free.
 
     Args:
-        stages: Needs of each stage.
-        free_bytes: Free space on the disk of `folder`.
         folder: Folder of the model's build; array files of earlier runs in it are overwritten.
         device: Name of the device; stages that depend on it write into a subfolder of that name.
         download: What is downloaded before the build, perhaps to another disk.
@@ -243,7 +231,6 @@ def _check_download_disk(download: Download, free_bytes: int) -> None:
 
 
 def _present_bytes(folder: Path, device: str, stage: str) -> int:
-    """Returns the bytes of a stage's array files that an earlier run left."""
     homes = (top / name for top in (folder, folder / device) for name in (stage, f"{stage}-shards"))
     # a link, to the checkpoint or into a cache, takes no room here, and deleting it frees none
     return sum(file.lstat().st_size for home in homes for file in home.rglob("*.safetensors"))

@@ -34,12 +34,10 @@ class Need(NamedTuple):
 
     @property
     def least_bytes(self) -> int:
-        """The bytes of all uses."""
         return sum(self.parts.values())
 
     @property
     def fits(self) -> bool:
-        """Whether the asked budget holds them."""
         return self.least_bytes <= self.asked_bytes
 
 
@@ -107,7 +105,6 @@ def _share_of(need: Need) -> str:
 
 
 def _speed(need: Need) -> str:
-    """Returns the speed of a dense run with the least budget, for a sentence; empty where none fits it."""
     device, (model, name, length, kv_cache, *_) = need.build.device, need.whole
     run = dense_run(model, name, length, need.least_bytes, device, kv_cache)
     return f", which gives about {1 / run.token_s:.3g} tokens/s on {device.name}" if run is not None else ""

@@ -55,10 +55,6 @@ def run(build: Build, model: Model, corpus: Corpus, device: DeviceProfile, folde
     """Runs all stages on a slice and returns its number of layers.
 
     Args:
-        build: Its settings.
-        model: The whole model.
-        corpus: The whole corpus.
-        device: As in the build.
         folder: Scratch space; removed afterwards.
 
     Raises:
@@ -128,7 +124,6 @@ def sliced_layers(spec: ModelSpec) -> int:
 
 
 def _is_kept(role: str, layers: int) -> bool:
-    """Returns whether a tensor belongs to the first layers or lies outside all layers."""
     return not role.startswith("layers.") or int(role.split(".")[1]) < layers
 
 
@@ -151,21 +146,18 @@ def slice_corpus(corpus: Corpus, folder: Path) -> Corpus:
 
 
 def slice_budget(build: Build, few: Build) -> int:
-    """Returns the slice's DRAM budget in bytes: what it must hold, and its layers' share of the build's remaining
-    budget."""
+    """Returns bytes: what the slice must hold, and its layers' share of the build's remaining budget."""
     layers, all_layers = few.model.spec.num_hidden_layers, build.model.spec.num_hidden_layers
     rest = build.dram_budget_bytes - least_bytes(build)
     return least_bytes(few) + max(0, rest) * layers // all_layers
 
 
 def least_bytes(build: Build) -> int:
-    """Returns the least DRAM in bytes, whatever the sparsity: with `auto`, of the selector and formats that need the
-    least."""
+    """Returns the least DRAM, whatever the sparsity; with `auto`, of the selector and formats that need the least."""
     return min(need.least_bytes for need in least_needs(build))
 
 
 def _job(stage: str, build: Build, layers: int, budget: int, folder: Path) -> Job:
-    """Returns a stage's job as its rule would make it, except for what the slice and the folder change."""
     fields = config_of(stage).model_fields
     changed = {"dram_budget": budget, "artifact": str(folder / f"{stage}.coldpress")}
     changed |= {"metrics": str(folder / "report.json"), "html": str(folder / "report.html")}
@@ -182,8 +174,7 @@ def _job(stage: str, build: Build, layers: int, budget: int, folder: Path) -> Jo
 
 
 def _try(job: Job) -> None:
-    """Runs one stage; turns its errors into a sentence that names the stage, and logs unexpected ones with their
-    traceback."""
+    """Turns errors into a sentence that names the stage, and logs unexpected ones with their traceback."""
     try:
         run_job(job)
     except ColdpressError as error:
