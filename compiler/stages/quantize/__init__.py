@@ -134,12 +134,10 @@ def _quantize_layer(
 def _encode_resident(
     algorithm: Algorithm, model: Model, tensors: tuple[ResidentTensor, ...], prefix: str, known: Known
 ) -> dict[str, np.ndarray]:
-    """Encodes tensors; returns them by role without `prefix`."""
     return {tensor.role.removeprefix(prefix): encode_resident(algorithm, model, tensor, known) for tensor in tensors}
 
 
 def _known(model: Model, gram: GramMatrices | None, importance: Importance | None, layer: int) -> Known:
-    """Collects the measurements of a layer's inputs."""
     names = {matrix_of(role) for role in model.tensors if role.startswith(f"layers.{layer}.")}
     names &= measured_roles(model.spec)
     return Known(grams_of(gram, layer, names), load_arrays(importance.layers[layer].arrays) if importance else {})

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawing with its words."""
-
     title: str
     svg: str
     caption: str

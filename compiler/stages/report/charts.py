@@ -31,8 +31,6 @@ STAR = 2.5
 
 @dataclass(frozen=True)
 class Marks:
-    """Points of one kind in a chart of two figures."""
-
     name: str
     across: tuple[float, ...]
     up: tuple[float | None, ...]
@@ -44,7 +42,6 @@ class Marks:
     shape: str
     """A marker of matplotlib."""
     joined: bool = False
-    """Whether a line joins the points."""
     hollow: bool = False
 
 
@@ -260,7 +257,6 @@ def _svg(label: str, draw: Callable[[Any], None], height: float = HEIGHT) -> str
 
 
 def _clean(svg: str, label: str) -> str:
-    """Returns the <svg> element alone, with variables for colours and only the ids that are used."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg).replace("xlink:href", "href")

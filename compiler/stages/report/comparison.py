@@ -83,7 +83,6 @@ def fitting_formats(metrics: Metrics) -> list[str]:
 
 
 def front_rows(metrics: Metrics) -> list[tuple[str, ...]]:
-    """Returns a row for each candidate of the front, the fastest first; the chosen one says so."""
     return [_front_row(found, metrics.tried[:1]) for found in metrics.front]
 
 
@@ -109,8 +108,6 @@ def is_chosen(found: Tried, chosen: tuple[Tried, ...]) -> bool:
 
 @dataclass(frozen=True)
 class _Places:
-    """Points before they are one kind of marks."""
-
     tokens_per_s: tuple[float, ...]
     ppl_ratios: tuple[float | None, ...]
     dram_bytes: tuple[int, ...]
@@ -121,11 +118,7 @@ class _Places:
 
 
 def front_chart(builds: Mapping[str, Metrics]) -> Chart:
-    """Draws speed and quality of the front's candidates, the artifact, and its alternatives.
-
-    Args:
-        builds: One build, or several to compare, by name; the names are shown where there are several.
-    """
+    """Draws the front's speed and quality, the artifact, and its alternatives; several builds show their names."""
     first = next(iter(builds.values()))
     several = len(builds) > 1
     same_wholes = all(metrics.in_dram == first.in_dram for metrics in builds.values())
@@ -139,7 +132,6 @@ def front_chart(builds: Mapping[str, Metrics]) -> Chart:
 
 
 def _front_caption(builds: Mapping[str, Metrics], whole: tuple[WholeInDram, ...]) -> str:
-    """Explains the marks; `whole` has the whole models among them."""
     searched = any(metrics.front for metrics in builds.values())
     unknown = [each.format for each in whole if each.ppl_ratio is None]
     parts = [
@@ -154,7 +146,6 @@ def _front_caption(builds: Mapping[str, Metrics], whole: tuple[WholeInDram, ...]
 
 
 def _own_marks(metrics: Metrics, of: str, colours: Sequence[str]) -> Iterator[Marks]:
-    """Yields what belongs to one build: its dense run, its front, the chosen candidate, and itself on top."""
     of_front, of_this, of_dense = colours
     if metrics.dense is not None:
         ratio = metrics.ppl_dense / metrics.ppl_source

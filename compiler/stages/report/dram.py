@@ -15,8 +15,6 @@ USES = (
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a bar."""
-
     name: str
     num_bytes: int
     share: float
@@ -27,21 +25,17 @@ class Part:
 
 @dataclass(frozen=True)
 class DramBars:
-    """What the page shows of DRAM."""
-
     budget: tuple[Part, ...]
     process: tuple[Part, ...]
     """The budget as one part, and what the process takes beside it."""
 
     @classmethod
     def of(cls, metrics: Metrics) -> "DramBars":
-        """Returns the bars of one build."""
         own = {BUDGET: metrics.budget_bytes, PROCESS: metrics.process_bytes}
         return cls(_bar(metrics.dram_parts, USES), _bar(own, (BUDGET, PROCESS)))
 
     @property
     def process_bytes(self) -> int:
-        """Returns the bytes of budget and process together."""
         return sum(part.num_bytes for part in self.process)
 
 

@@ -44,12 +44,11 @@ WHOLE_FORMATS: tuple[FormatName, ...] = (ORIGINAL, "int8_group32", "int4_group32
 """Formats that the whole model in DRAM is shown in, the original's first."""
 
 EMBEDDINGS = ("embed_tokens.weight", "lm_head.weight")
-"""Tensors that are embeddings of tokens, or the head."""
 
 
 @dataclass(frozen=True)
 class FrequencyCurve:
-    """How often the units of one family of one layer are active, most often first."""
+    """Frequencies with which the units of one family of one layer are active, the highest first."""
 
     layer: int
     family: FamilyName
@@ -91,7 +90,6 @@ def make_metrics(
     found: Verification,
     curves: Curves | None = None,
 ) -> Metrics:
-    """Returns the figures of metrics.json."""
     run, plan = found.run, plans.largest_plan
     shared = Metrics.model_fields.keys() & Verification.model_fields.keys()
     return Metrics(
@@ -199,7 +197,6 @@ def budget_parts(model: Model, sparsity: Sparsity, layout: Layout, plans: Plans)
 
 
 def frequency_curves(activations: Activations, sparsity: Sparsity) -> tuple[FrequencyCurve, ...]:
-    """Returns one curve per layer and family that was counted."""
     return tuple(
         FrequencyCurve(layer, statistics.family, np.sort(_counts(statistics))[::-1] / activations.num_tokens)
         for layer, statistics in _counted(activations, sparsity)
@@ -230,7 +227,6 @@ def hot_overlaps(activations: Activations, sparsity: Sparsity) -> tuple[HotOverl
 def _counts_by_text(
     activations: Activations, sparsity: Sparsity
 ) -> Iterator[tuple[int, str, Mapping[str, np.ndarray]]]:
-    """Yields the counts of each layer's families, then those of its experts, named as in schemas/activations.py."""
     for layer, statistics in _counted(activations, sparsity):
         yield layer, statistics.family, load_arrays(statistics.arrays)
     for layer, used, arrays in _experts_used(activations):
@@ -279,7 +275,6 @@ def _counts(statistics: FamilyStatistics) -> np.ndarray:
 
 
 def _counted(activations: Activations, sparsity: Sparsity) -> Iterator[tuple[int, FamilyStatistics]]:
-    """Yields the families on flash whose density was known when they were counted."""
     families = {densities.family for densities in sparsity.densities}
     for entry in activations.layers:
         for statistics in entry.families:

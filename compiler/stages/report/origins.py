@@ -6,7 +6,6 @@ from coldpress.schemas.provenance import Provenance
 
 
 def origins(inputs: Inputs, made_by: Provenance) -> list[tuple[str, str]]:
-    """Returns (name, value) of each."""
     model, heuristics = inputs.model, {entry.heuristic for part in inputs.order for entry in part.entries}
     at = f" at {model.revision}" if model.revision else ""
     return [
@@ -27,7 +26,6 @@ def origins(inputs: Inputs, made_by: Provenance) -> list[tuple[str, str]]:
 
 
 def made_with(made_by: Provenance) -> list[tuple[str, str]]:
-    """Returns the compiler, its commit, Python and the libraries."""
     return [
         ("compiler", f"coldpress {made_by.compiler_version}"),
         ("commit", _commit(made_by)),

@@ -42,7 +42,6 @@ DENSE = "dense"
 
 
 def render(metrics: Metrics, inputs: Inputs) -> str:
-    """Renders the page."""
     curves = frequency_curves(inputs.activations, inputs.sparsity)
     return (
         environment()
@@ -144,7 +143,6 @@ def _quality(metrics: Metrics) -> str:
 
 
 def _limit(run: RunMetrics, device: DeviceProfile) -> str:
-    """Names the bottleneck of the simulated speed in one sentence."""
     flash_ms, dram_ms = (1000 * part / run.num_tokens for part in (run.modelled_flash_s, run.modelled_dram_s))
     whole = f"of {show_number(1000 * run.modelled_s / run.num_tokens)} ms of a token"
     if dram_ms >= flash_ms:

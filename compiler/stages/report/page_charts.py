@@ -38,8 +38,6 @@ NUM_CURVES = 5
 
 @dataclass(frozen=True)
 class Inputs:
-    """The records that the page shows."""
-
     model: Model
     device: DeviceProfile
     activations: Activations
@@ -136,7 +134,6 @@ def _density_chart(inputs: Inputs) -> Chart:
 
 
 def _share_chart(layout: Layout, plan: Plan) -> Chart:
-    """Draws the share of each layer's flash bytes that are pinned or have a cache slot."""
     pinned, cached, total = defaultdict(int), defaultdict(int), defaultdict(int)
     for part, section in placed_parts(plan, layout.sections):
         pinned[part.layer] += part.num_pinned * section.unit_bytes
@@ -176,7 +173,6 @@ def _frequency_chart(curves: tuple[FrequencyCurve, ...]) -> Chart:
 
 
 def _experts_chart(curve: ExpertCurve, inputs: Inputs) -> Chart:
-    """Draws how often a token's expert is read, by the number of experts that a layer keeps in DRAM."""
     series = {"last used": curve.lru_misses, "most used before": curve.static_misses}
     points = {name: dict(enumerate(misses, start=1)) for name, misses in series.items()}
     held = mean_held(inputs.plans.largest_plan, inputs.model.spec, inputs.layout.sections)

@@ -26,8 +26,6 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class PredictorPart:
-    """The page's part about predictors."""
-
     sentence: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -36,7 +34,6 @@ class PredictorPart:
 
 
 def predictor_part(inputs: Inputs) -> PredictorPart | None:
-    """Returns the part, or None if no layer has a predictor."""
     found = inputs.predictors
     if found is None or not found.layers:
         return None

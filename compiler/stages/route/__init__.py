@@ -115,10 +115,8 @@ def needs(build: "Build") -> StageNeeds:
 
 @dataclass(frozen=True)
 class _Measured:
-    """One division among layers, in whole models."""
-
     level: float
-    """How far this division is followed, from not at all (0) to fully (1)."""
+    """Extent to which this division is followed, from not at all (0) to fully (1)."""
     strengths: np.ndarray
     """float64 [num_layers]."""
     kld: float
@@ -129,16 +127,13 @@ class _Measured:
 
 @dataclass(frozen=True)
 class _Search:
-    """Looks for the division that misses the fewest units within the budget."""
-
     routing: CachedRouting
     tokens: np.ndarray
     """Validation text, int [num_blocks, T]."""
     most_kld: float
 
     def best(self) -> tuple[_Measured | None, int]:
-        """Returns the division that misses the fewest units, None if none keeps the budget; and the misses of the
-        model's own routing."""
+        """Returns the best division, None if none keeps the budget, and the misses of the model's own routing."""
         layers = self.routing.stream.spec.num_hidden_layers
         steps = Steps("route", layers + WAYS * ROUNDS, "layers and rounds")
         effects, whole = self._effects(steps)
@@ -166,8 +161,7 @@ class _Search:
         return Effects(np.array(STRENGTHS), errors, misses), hidden
 
     def _along(self, divided: Callable[[float], np.ndarray], whole: "Tensor", steps: Steps) -> list[_Measured]:
-        """Measures divisions at levels of one way to divide, the later ones between the highest that kept the budget
-        and the next."""
+        """Measures divisions at levels; the later ones lie between the highest that kept the budget and the next."""
         found: list[_Measured] = []
         levels = np.geomspace(SMALLEST, 1.0, DIVISIONS)
         for _ in range(ROUNDS):
@@ -179,7 +173,6 @@ class _Search:
         return found
 
     def _measured(self, levels: np.ndarray, strengths: Sequence[np.ndarray], whole: "Tensor") -> list[_Measured]:
-        """Runs whole models with these strengths."""
         found = self.routing.run(self.tokens, np.array(strengths))
         differences = compare(self.routing.stream, self.tokens, whole, found.hidden)
         by_block = differences.kld_sums / self.tokens.shape[1]
@@ -195,28 +188,23 @@ class _Search:
         ]
 
     def _within(self, one: _Measured) -> bool:
-        """Tells whether a division keeps the budget with one standard error added: the artifact is judged on other
-        text."""
+        """Adds one standard error: the artifact is judged on other text."""
         return one.kld + one.kld_error <= self.most_kld
 
 
 class _Limit(NamedTuple):
-    """How far the routers of a plan may go."""
-
     routing: RoutingName
     most_kld: float
     """Nats per token; 0 if routers choose as the model was trained."""
 
 
 def _limit(config: RouteConfig, rung: Sparsity) -> _Limit:
-    """Returns the limit that the user gave, or with `auto` the one that the search left."""
     if config.routing != AUTO:
         return _Limit(config.routing, config.routing_kl)
     return _Limit(EXACT, 0.0) if rung.routing is None else _Limit(rung.routing.routing, rung.routing.mean_kld)
 
 
 def _settled(plan: Plan, choice: PlanChoice, routing: RoutingName, search: _Search) -> tuple[Plan, PlanChoice]:
-    """Returns a plan with the best strengths, and how it came about."""
     best, exact = search.best()
     most = f"within {search.most_kld:g} nats a token"
     if best is None or best.misses >= WORTH * exact:
@@ -235,7 +223,6 @@ def _settled(plan: Plan, choice: PlanChoice, routing: RoutingName, search: _Sear
 
 
 def _why_not(plan: Plan, layout: Layout, limit: _Limit) -> str | None:
-    """Returns why routers of a plan stay exact; None if they may change."""
     if limit.routing == EXACT:
         return "routers choose as the model was trained: no candidate that prefers experts in DRAM was clearly faster"
     if holds_everything(plan, layout.sections):

@@ -16,8 +16,6 @@ TINY = 1e-30
 
 
 class Step(NamedTuple):
-    """One layer's next strength."""
-
     per_error: float
     """Misses saved, over the error that it adds."""
     layer: int
@@ -31,7 +29,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Effects:
-    """What strengths do in each layer, while the others route as the model was trained to."""
+    """Effects of strengths in each layer, while the others route as the model was trained to."""
 
     strengths: np.ndarray
     """float64 [S], ascending from 0."""
@@ -48,7 +46,6 @@ class Effects:
 
     @property
     def largest_error(self) -> float:
-        """The sum of errors after all steps."""
         return sum(step.error for step in self.steps)
 
     def divided(self, error: float) -> np.ndarray:

@@ -182,12 +182,10 @@ class Trial:
         self._measured: dict[tuple[tuple[int, ...], int], tuple[float, dict[int, float]]] = {}
 
     def nbytes(self, sizes: Sizes) -> int:
-        """Returns the bytes of all predictors."""
         return sum(ladder.rungs[at].nbytes for ladder, at in zip(self._ladders.values(), sizes, strict=True))
 
     def loss(self, sizes: Sizes, level: int) -> float:
-        """Returns the rise in mean negative log likelihood, in nats, with predictors of these sizes at this level of
-        thresholds."""
+        """Returns the rise in mean negative log likelihood, in nats; `level` is that of thresholds."""
         if (sizes, level) not in self._measured:
             from coldpress.compiler.stages.size.passes import Networks, network_of, nll_with
 
@@ -210,7 +208,6 @@ class Trial:
         return self._measured[sizes, level][0] - self._nll_whole
 
     def record(self, sizes: Sizes, level: int) -> Predictors:
-        """Returns the predictors of these sizes, and all sizes tried at this level."""
         _, cosines = self._measured[sizes, level]
         tried = {self.nbytes(other): math.exp(nll) for (other, at), (nll, _) in self._measured.items() if at == level}
         spec = self._stream.spec

@@ -31,7 +31,6 @@ class Network:
 
     weights: Weights
     arrays: Mapping[str, np.ndarray]
-    """The selector's arrays, which it uses together with scores."""
     selector: Selector[Any]
 
     def predicted(self, inputs: "Tensor", experts: "Tensor | None") -> "Tensor":
@@ -50,8 +49,7 @@ def network_of(
     hidden_size: int,
     num_selected: int = 0,
 ) -> Network:
-    """Returns a stored predictor at one of its thresholds, or, if `num_selected` is not 0, with that many units per
-    token."""
+    """Returns a stored predictor at a threshold, or, if `num_selected` is not 0, with that many units per token."""
     weights = decode(load_arrays(stored.arrays, "fc1", "fc2"), format_name, hidden_size)
     arrays = {"num_selected": np.array([num_selected]), "threshold": np.array(point.threshold)}
     return Network(weights, arrays, selector)
@@ -113,13 +111,10 @@ def effects_alone(
 
 @dataclass(frozen=True)
 class Mlp:
-    """The parts of a layer that its hooks need."""
-
     spec: ModelSpec
     down: "Tensor"
     """The transposed down projection, of all experts, float32 [num_units, hidden_size]."""
     router: Router
-    """How a mixture chooses experts."""
 
     def hooks(self, change: "Callable[[Tensor, Tensor, Tensor | None], Tensor]") -> Hooks:
         """Returns hooks of a block in which `change` replaces the inner activation [T, num_units]; it is called with
@@ -159,8 +154,7 @@ def _mlp(stream: LayerStream, layer: int) -> Mlp:
 
 
 def _watching(networks: list[Network], mlp: Mlp, found: np.ndarray, first_block: int) -> BlockHooks:
-    """Returns hooks that, from `first_block` on, note the squared error of each network and let the first one
-    decide."""
+    """Notes each network's squared error from `first_block` on, and lets the first one decide."""
 
     def hooks(block: int) -> Hooks:
         if block < first_block:

@@ -71,6 +71,5 @@ def first_that_meets(meets: Callable[[int], bool], length: int, start: int) -> i
 
 
 def scaled_effects(smallest: float, errors: Sequence[float]) -> tuple[float, ...]:
-    """Returns the effects of all sizes of a layer, from that of the smallest: they scale with the errors of its
-    output."""
+    """Scales a layer's effects from that of the smallest size, as the errors of its output."""
     return tuple(smallest * error / errors[0] if errors[0] else 0.0 for error in errors)

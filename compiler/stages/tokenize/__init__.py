@@ -107,7 +107,6 @@ def needs(build: "Build") -> StageNeeds:
 
 
 def _read(config: TokenizeConfig, folder: Path) -> Documents:
-    """Reads the corpus; renders chats with the template of the checkpoint in `folder`."""
     fields = tuple(config.corpus_field.split("+")) if config.corpus_field else ()
     rows = RowReader(fields, ChatTemplate(folder).render)
     return read_corpus(config.corpus, config.seed, config.corpus_revision, _wanted_chars(config), rows)
@@ -162,7 +161,6 @@ def make_blocks(
 
     Args:
         documents: Texts; only as many are tokenized as needed.
-        tokenizer: The model's.
         num_blocks: Blocks wanted; fewer if the text ends before.
         block_tokens: Length of a block, `bos` included.
         bos: First token of each block, unless None.

@@ -21,8 +21,6 @@ TODAY = "2024-07-26"
 
 
 class ChatTemplate:
-    """A checkpoint's template."""
-
     def __init__(self, folder: Path) -> None:
         """`folder` is the private folder that `ingest` made; the template is read with the first chat."""
         self._folder = folder

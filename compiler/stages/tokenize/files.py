@@ -54,12 +54,10 @@ def _below(folder: Path) -> Iterator[Path]:
 
 
 def is_plain(file: Path) -> bool:
-    """Returns whether a file is text without fields."""
     return _part(file, "text") == "txt"
 
 
 def is_parquet(file: Path) -> bool:
-    """Returns whether a file is parquet."""
     return _part(file, "parquet") != ""
 
 
@@ -112,7 +110,6 @@ def parquet_records(
     time, and never with more than `MAX_BATCH_BYTES` of memory.
 
     Args:
-        file: The file.
         choose: Returns the columns to read, given the place of the first row and the names of all columns.
 
     Raises:

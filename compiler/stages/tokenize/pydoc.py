@@ -71,7 +71,6 @@ def topic_texts() -> Iterator[Document]:
 
 
 def source_files(root: Path) -> list[Path]:
-    """Returns every Python source file below the standard library's folder, in a fixed order."""
     found = [path for path in root.rglob("*.py") if not SKIPPED_FOLDERS.intersection(path.relative_to(root).parts)]
     return sorted(found, key=lambda path: path.relative_to(root).as_posix())
 
@@ -124,7 +123,6 @@ def unique_paragraphs(text: str, seen: set[str]) -> str:
 
 
 def split_of(name: str) -> str:
-    """Returns the split of a document, which depends on its name alone."""
     digest = hashlib.sha256(f"{SPLIT_SALT}/{name}".encode()).digest()
     place = int.from_bytes(digest[:8], "big") / 2**64
     for split, share in SPLIT_SHARES.items():
@@ -149,14 +147,12 @@ def corpus() -> dict[str, tuple[Document, ...]]:
 
 
 def named_documents(split: str) -> tuple[Document, ...]:
-    """Returns the documents of one split with their names."""
     if split not in SPLITS:
         raise ValueError(f"unknown split {split!r}: one of {', '.join(SPLITS)}")
     return corpus()[split]
 
 
 def documents(split: str) -> list[str]:
-    """Returns the texts of one split's documents, in a fixed order."""
     return [item.text for item in named_documents(split)]
 
 

@@ -44,12 +44,9 @@ def no_chats(messages: Messages) -> str:
 
 @dataclass
 class RowReader:
-    """Reads records, and remembers their tasks and layouts."""
-
     fields: tuple[str, ...] = ()
     """Fields to read; empty: those of the first known layout."""
     render: Callable[[Messages], str] = no_chats
-    """Returns a chat's text."""
     tasks: dict[str, str] = field(default_factory=dict)
     """Text of each record that names a task -> the task's name."""
     layouts: Counter[str] = field(default_factory=Counter)
@@ -85,7 +82,6 @@ class RowReader:
         return [name for name in names if name in wanted]
 
     def _names(self, place: str, row: Mapping[str, Any]) -> tuple[str, ...]:
-        """Returns the fields that make up a record's text."""
         for layout in [] if self.fields else LAYOUTS:
             if all(name.endswith("?") or name in row for name in layout):
                 return tuple(name.removesuffix("?") for name in layout if name in row or row.get(name[:-1]) is not None)

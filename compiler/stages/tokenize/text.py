@@ -65,11 +65,9 @@ def read_corpus(
     hub dataset.
 
     Args:
-        corpus: The name or path.
         seed: Decides order and splits.
         revision: The commit of a hub dataset.
         wanted_chars: How much of each split of a hub dataset is fetched; files are read whole, up to `MAX_TEXT_BYTES`.
-        rows: Reads records.
 
     Raises:
         ColdpressError: if there is no such corpus, it cannot be read, or it is empty.
@@ -122,7 +120,6 @@ def _files(path: Path) -> list[Path]:
 
 
 def _read_all(files: Sequence[Path], rows: RowReader) -> list[str]:
-    """Returns the documents of files, up to `MAX_TEXT_BYTES`."""
     documents: list[str] = []
     remaining = MAX_TEXT_BYTES
     for file in files:

@@ -93,11 +93,8 @@ def run(
     """Checks the artifact that `package` wrote, and measures it.
 
     Args:
-        config: How much text is decoded.
         model: The model whose weights were packed.
         original: The checkpoint as the user gave it; equal to `model` unless `relufy` or `distill` ran.
-        corpus: Source of the test text.
-        package: The artifact.
         threads: Cores to use; no figure but seconds depends on them.
 
     Raises:
@@ -143,10 +140,7 @@ def run(
 
 
 class _Text:
-    """Test text that was decoded, and compared with its source."""
-
     def __init__(self, folder: str, model: Model, original: Model, blocks: np.ndarray, threads: int) -> None:
-        """Decodes `blocks` under the artifact's largest plan; the arguments are those of `run`."""
         logger.info("verify: decoding %d blocks of %d tokens", *blocks.shape)
         self.blocks, self._folder, self._model, self._threads = blocks, folder, model, threads
         self._much = blocks.size * model.num_parameters > WORK_ONE_BY_ONE
@@ -164,7 +158,6 @@ class _Text:
         self.quality = _quality(self.decoded.block_nll, self.compared)
 
     def under(self, plan: Plan) -> tuple[Decoded, SourceComparison]:
-        """Decodes the text under another plan."""
         watching = SourceComparison(self._source, self.blocks, self._threads)
         given = choose_plan(open_artifact(self._folder).manifest, plan.dram_budget_bytes)
         return decode(self._folder, self._model, self.blocks, watching, self._much, self._threads, given), watching
@@ -191,7 +184,6 @@ def _num_scores(spec: ModelSpec) -> int:
 
 
 def _seconds(build: "Build") -> float:
-    """Returns the seconds of all passes over the test text that is decoded."""
     model, wanted = build.model, VerifyConfig.model_validate(build.settings["verify"])
     block_tokens = min(build.block_tokens, build.context_length)
     blocks = min(
@@ -213,7 +205,6 @@ def _seconds(build: "Build") -> float:
 
 
 def _quality(nll_artifact: tuple[float, ...], compared: Compared) -> dict[str, Any]:
-    """Returns the record's perplexities, each with its error, and the blocks that they come from."""
     source, artifact, dense = map(np.array, (compared.nll_source, nll_artifact, compared.nll_dense))
     (ppl_source, source_error), (ppl_artifact, artifact_error) = perplexity(source), perplexity(artifact)
     return {
@@ -255,7 +246,6 @@ def blocks_of_test_text(corpus: Corpus, context_length: int) -> np.ndarray:
 
 
 def protocol_of(corpus: Corpus, block_tokens: int) -> Protocol:
-    """Describes the text that the figures depend on."""
     blocks = corpus.split("test")
     return Protocol(
         corpus=corpus.name,

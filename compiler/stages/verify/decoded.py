@@ -63,7 +63,6 @@ class Replayed:
         self._done = False
 
     def __call__(self, logits: np.ndarray) -> None:
-        """Updates the recorded decisions, until the last of the compared tokens is decoded."""
         if not self._done:
             self._decisions = _decisions(self.session.store.metrics(self._recorder.num_tokens, 0.0, 0.0, 0.0))
             self._done = self._recorder.full
@@ -83,8 +82,6 @@ class Replayed:
 
 @dataclass(frozen=True)
 class Decoded:
-    """Results of decoding test text through the store."""
-
     block_nll: tuple[float, ...]
     """Mean negative log likelihood per token, in nats, of each block."""
     run: RunMetrics
@@ -110,12 +107,9 @@ def decode(
     """Decodes all blocks, each token with its own units.
 
     Args:
-        folder: The artifact.
-        model: The model whose weights the artifact has.
         blocks: int32 [num_blocks, block_tokens].
         watch: Receives all logits.
         much: Whether only the first tokens are decoded one by one, in one run.
-        threads: Cores to use.
         plan: The plan to decode with; None for the artifact's largest, the only one whose mechanisms are compared.
     """
     replayed = Replayed(folder, plan=plan)
@@ -148,7 +142,6 @@ def decode(
 def _watched(
     session: Session, blocks: np.ndarray, on_logits: Callable[[np.ndarray], None], tokens_per_pass: int = 1
 ) -> Quality:
-    """Decodes blocks in one run."""
     counted = _counted(on_logits, Steps(STAGE, blocks[:, 1:].size, "tokens"))
     return session.perplexity(blocks, sparse=True, tokens_per_pass=tokens_per_pass, on_logits=counted)
 
@@ -164,8 +157,7 @@ def _counted(on_logits: Callable[[np.ndarray], None], steps: Steps) -> Callable[
 def _in_lanes(
     folder: str, blocks: np.ndarray, watch: SourceComparison, at_once: int, flash: str, plan: Plan | None
 ) -> tuple[float, ...]:
-    """Decodes blocks one token after the other, in LANES runs, so many at once; returns the blocks' mean nats per
-    token."""
+    """Decodes token after token in LANES runs; returns the blocks' mean nats per token."""
     steps = Steps(STAGE, blocks[:, 1:].size, "tokens")
 
     def run(own: np.ndarray) -> tuple[float, ...]:

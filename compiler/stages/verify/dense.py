@@ -36,8 +36,6 @@ one token: it holds so few units that adding their products up takes a seventh o
 
 @dataclass(frozen=True)
 class Compared:
-    """Figures of the artifact against its source."""
-
     nll_source: tuple[float, ...]
     """Mean nats per token of each block."""
     nll_dense: tuple[float, ...]
@@ -68,7 +66,6 @@ class DenseComparison:
         """Opens the artifact.
 
         Args:
-            folder: The artifact.
             blocks: int32 [num_blocks, block_tokens].
             packed: Block -> logits of the packed weights, float32 [block_tokens, vocab_size]; None if they are the
                 source's.
@@ -148,8 +145,7 @@ class DenseComparison:
 
 
 def _reading_much(folder: str) -> Plan:
-    """Returns the artifact's largest plan with a read buffer of at least `BUFFER_BYTES` beside the rest of its
-    budget."""
+    """Returns the largest plan with a read buffer of at least `BUFFER_BYTES` beside the rest of its budget."""
     plan = choose_plan(open_artifact(folder).manifest)
     buffer_bytes = max(BUFFER_BYTES, plan.read_buffer_bytes)
     budget_bytes = plan.dram_budget_bytes + buffer_bytes - plan.read_buffer_bytes

@@ -39,7 +39,6 @@ class SourceComparison:
     blocks: np.ndarray
     """int [num_blocks, block_tokens]."""
     threads: int = 1
-    """Cores that compare rows."""
 
     def __post_init__(self) -> None:
         shape = (len(self.blocks), self.blocks.shape[1] - 1)
@@ -49,7 +48,6 @@ class SourceComparison:
         self._receive = self.begin(0)
 
     def __call__(self, logits: np.ndarray) -> None:
-        """Records the divergence of these rows."""
         self._receive(logits)
 
     @contextmanager
@@ -90,8 +88,6 @@ class SourceComparison:
         return receive
 
     def _record(self, block: int, first: int, expected: np.ndarray, found: np.ndarray) -> None:
-        """Records consecutive rows of a block from position `first` on."""
-
         def some(start: int) -> None:
             part = slice(start, start + ROWS_AT_A_TIME)
             rows, place = found[part], slice(first + start, first + min(start + ROWS_AT_A_TIME, len(found)))
@@ -117,7 +113,6 @@ class SourceComparison:
         return _mean_of(self.same)
 
     def divergence(self) -> Divergence:
-        """Returns the figures over all blocks."""
         mean, error = _mean_of(self.kld)
         mean_square, square_error = _mean_of(self.delta_p**2)
         rms = math.sqrt(mean_square)

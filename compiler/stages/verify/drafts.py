@@ -27,8 +27,6 @@ def drafts_of_all(folder: str, manifest: Manifest, block: np.ndarray) -> tuple[P
     """Returns the figures of each plan that drafts, the largest budget first.
 
     Args:
-        folder: The artifact.
-        manifest: The artifact's.
         block: A block of test text, int32 [block_tokens], whose first tokens are the prompt.
     """
     _, *others = by_budget(manifest.plans)[::-1]

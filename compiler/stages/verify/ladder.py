@@ -37,8 +37,6 @@ between them are read (Ripple 4 and 5)."""
 
 @dataclass(frozen=True)
 class Placed(ladder.Setting):
-    """A setting, and the layout of units on flash."""
-
     ordered: bool
     """Whether units lie in the artifact's order, or in the model's own."""
     dense: DenseRun | None = None
@@ -61,11 +59,9 @@ def climb(artifact: Artifact, plan: Plan, trace: Sequence[Event], model: Model) 
     The ladder begins with the selector if no dense run fits the budget.
 
     Args:
-        artifact: The artifact that the trace was recorded from.
         plan: The plan of the last step. Its selector must not see what is in DRAM: under another plan it would make
             requests that were not recorded.
         trace: The requests of decoding two tokens or more under `plan`.
-        model: The model whose weights the artifact has.
     """
     if plan.method == DENSE or all(part.density >= 1 for part in plan.parts):
         return ()
@@ -101,7 +97,6 @@ def climb(artifact: Artifact, plan: Plan, trace: Sequence[Event], model: Model) 
 
 
 def _steps(artifact: Artifact, plan: Plan, model: Model) -> tuple[str, Placed, list[tuple[str, ladder.Change]]]:
-    """Returns the first step's name and setting, and the steps after it."""
     start, changes = ladder.steps(artifact.manifest, plan)
     # the trace holds guessed units only where the plan reads ahead
     unknown = (UNMODELLED,) if plan.preload_buffer_bytes else (UNMODELLED, "+preload")

@@ -28,10 +28,8 @@ def figures_of_all(
     """Returns the figures of all plans, the largest first; none if there is one plan alone.
 
     Args:
-        manifest: The artifact's.
         default: The text under the largest plan, and what has received its logits.
         under: Decodes the text under another plan.
-        nll_source: See `figures_of`.
     """
     largest, *others = by_budget(manifest.plans)[::-1]
     if not others:
@@ -49,9 +47,6 @@ def figures_of(
     """Returns a plan's figures.
 
     Args:
-        manifest: The artifact's.
-        plan: One of its plans.
-        decoded: The text under this plan.
         watch: Has received the plan's logits.
         nll_source: Mean nats per token of each block, of the source.
     """

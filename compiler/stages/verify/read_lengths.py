@@ -12,7 +12,6 @@ class ReadLengths(Observer):
     """Counts reads, of requests and ahead, as a store begins them."""
 
     def __init__(self) -> None:
-        """Begins with none."""
         self._counts = Counter[int]()
 
     def began(self, purpose: Purpose, batch: ReadBatch) -> None:

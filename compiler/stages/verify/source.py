@@ -38,7 +38,6 @@ class SourceLogits:
         self._head = list(self._stream.head_weights())
 
     def _recorder(self, layer: int) -> "BlockHooks":
-        """Returns hooks that keep the scores of a layer's router, block by block."""
         kept = self.router_scores[layer] = [np.empty(0, np.float32)] * len(self._hidden)
 
         def hooks(block: int) -> "Hooks":
