@@ -53,6 +53,5 @@ def run(
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Returns what the pass takes: a layer in float32, the running blocks, and the bits of units with exact zeros."""
     families = countable_families(build.model.spec)
     return pass_needs("calibrate", build, families, exact_families(families, build.model.spec))

@@ -112,8 +112,6 @@ class IngestConfig(Record):
 
 @dataclass(frozen=True)
 class _Checkpoint:
-    """Everything known about a checkpoint before its weights are read."""
-
     folder: Path
     config: dict[str, Any]
     spec: ModelSpec
@@ -123,7 +121,6 @@ class _Checkpoint:
     """The chat template's file; empty if there is none."""
     licenses: tuple[Path, ...]
     license: str | None
-    """Licence that the model card names."""
     settings: dict[str, dict[str, Any]]
     """The believed keys of each settings file other than config.json."""
     has_own_settings: bool
@@ -208,7 +205,6 @@ def _resolve(config: IngestConfig, translated: Path) -> tuple[Path, str | None, 
 
 
 def _check(folder: Path, longrope: str, gguf: GgufModel | None = None) -> _Checkpoint:
-    """Checks the configuration and the tensor headers against each other."""
     if not (folder / CONFIG).exists():
         known = kind_of(folder)
         text = f"{folder.name} {known}" if known else f"{CONFIG} is missing in {folder.name}"
@@ -244,8 +240,7 @@ def _check(folder: Path, longrope: str, gguf: GgufModel | None = None) -> _Check
 
 
 def _licenses(folder: Path) -> tuple[Path, ...]:
-    """Returns the licence files, which go into every artifact; checks that each belongs to the checkpoint and has a
-    name that an artifact allows."""
+    """Checks that each licence file belongs to the checkpoint and has a name that an artifact allows."""
     found: dict[str, Path] = {}
     for name in sorted(path.name for path in folder.iterdir() if LICENSE_FILES.match(path.name) and not path.is_dir()):
         if not LICENSE_NAME.fullmatch(name):
@@ -293,7 +288,6 @@ def _check_size(path: Path, limit: int) -> None:
 
 
 def _special(checkpoint: _Checkpoint) -> Special:
-    """Reads the special tokens from the files around tokenizer.json, which is known to be a tokenizer."""
     folder = checkpoint.folder
     return resolved(
         read_json(folder / TOKENIZER, MAX_TOKENIZER_BYTES, strict_json.TOKENIZER),
@@ -325,7 +319,6 @@ def _optional(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _write_private(checkpoint: _Checkpoint, special: Special, target: Path) -> Path:
-    """Writes the files that transformers and the artifact need besides the weights."""
     tokenizer = regular_file(checkpoint.folder, TOKENIZER)
     _check_size(tokenizer, MAX_TOKENIZER_BYTES)
     shutil.rmtree(target, ignore_errors=True)
@@ -362,7 +355,6 @@ def _link_weights(checkpoint: _Checkpoint, target: Path) -> dict[str, str]:
 
 
 def _linked(tensor: TensorSource, links: Mapping[str, str]) -> TensorSource:
-    """Returns the place of a tensor by the links to its files."""
     scales = tensor.scales and tensor.scales.model_copy(update={"file": links[tensor.scales.file]})
     return tensor.model_copy(update={"file": links[tensor.file], "scales": scales})
 
@@ -373,7 +365,6 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _license(folder: Path) -> str | None:
-    """Returns the licence that the model card's front matter names."""
     if not is_there(folder, CARD):
         return None
     path = regular_file(folder, CARD)

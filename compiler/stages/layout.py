@@ -23,7 +23,6 @@ class LayoutConfig(Record):
 
 
 def run(config: LayoutConfig, model: Model, sparsity: Sparsity, device: DeviceProfile) -> Layout:
-    """Returns all offsets."""
     sections = make_sections(model.spec, sparsity.families, sparsity.formats, sparsity.layers_per_group)
     tables = row_tables(model.spec, sections, sparsity.formats)
     return Layout(
@@ -35,7 +34,6 @@ def run(config: LayoutConfig, model: Model, sparsity: Sparsity, device: DevicePr
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Counts arithmetic."""
     return StageNeeds(
         stage="layout", ram_bytes=build.PYTHON_BYTES + build.BLOCK_BYTES, disk_bytes=0, runtime_s=build.PYTHON_S
     )

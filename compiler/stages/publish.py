@@ -101,7 +101,6 @@ def run(config: PublishConfig, package: Package, verification: Verification) -> 
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Counts a move."""
     return StageNeeds(stage="publish", ram_bytes=build.PYTHON_BYTES, disk_bytes=0, runtime_s=build.PYTHON_S)
 
 
@@ -136,7 +135,6 @@ def check_gates(config: PublishConfig, found: Verification, manifest: Manifest) 
 
 
 def _remedies(config: PublishConfig, found: Verification, manifest: Manifest) -> Sequence[str]:
-    """Returns what would keep more quality, for a sentence that says which gates were missed."""
     most = MAX_PPL_RATIO if config.max_ppl_ratio in (None, "off") else config.max_ppl_ratio
     of_format = found.ppl_dense / found.ppl_source
     whole = all(plugins.load("coldpress.runtime.sparsity", Selector, one.method).is_whole for one in manifest.plans)
@@ -145,8 +143,7 @@ def _remedies(config: PublishConfig, found: Verification, manifest: Manifest) ->
 
 
 def logit_limit(config: PublishConfig, manifest: Manifest) -> float | Off:
-    """Returns the user's limit, else the widest rounding error that the formats of the artifact's units and head
-    allow."""
+    """Returns the user's limit, else the widest rounding error that the formats of units and head allow."""
     if config.max_logit_error is not None:
         return config.max_logit_error
     formats = {whole_format(entry.format) for entry in manifest.families}  # dense logits use both planes
@@ -166,7 +163,6 @@ def _missed_gates(config: PublishConfig, found: Verification, max_error: float |
 
 
 def _missed_quality(config: PublishConfig, of: Verification | PlanFigures, found: Verification) -> Iterator[str]:
-    """Yields one clause per gate of quality that the figures `of` the artifact or one of its plans miss."""
     ratio, most = of.ppl_ratio, WORST_PPL_RATIO if config.max_ppl_ratio is None else config.max_ppl_ratio
     if not (math.isfinite(ratio) and (most == "off" or ratio <= most)):
         yield (

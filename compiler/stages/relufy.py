@@ -142,7 +142,6 @@ def ram_bytes(size: Size, rank: int) -> int:
 
 
 def disk_bytes(size: Size, rank: int) -> int:
-    """Returns the most disk space that it takes in the build folder."""
     return size.disk_bytes(adapters.state_bytes(size, size.matrices, rank) if rank else size.two_models_state_bytes)
 
 
@@ -155,7 +154,6 @@ def _changes(model: Model, spec: ModelSpec) -> dict[str, Any]:
 
 
 def _whole(source: "Source", student: "Source", size: Size, device: str) -> "Lesson":
-    """Builds two models; all weights of the student train."""
     from coldpress.compiler.training.lesson import Lesson
     from coldpress.compiler.training.source import recompute_layers
 
@@ -183,8 +181,7 @@ def _adapted(source: "Source", student: "Source", config: RelufyConfig, size: Si
 
 
 def _with_either(model: "nn.Module", student: "Source") -> Callable[[bool], None]:
-    """Gives each layer of `model` the student's activation beside its own; returns a function that chooses which one
-    runs."""
+    """Gives each layer the student's activation beside its own; returns a function that chooses which one runs."""
     import torch
 
     from coldpress.compiler.training.source import layers_of
@@ -218,7 +215,6 @@ class _Penalty:
     running: threading.local = field(default_factory=threading.local)
 
     def attach(self, student: "nn.Module", modules: _common.Modules) -> None:
-        """Hooks the activation of every layer."""
         from coldpress.compiler.activity import taps
         from coldpress.compiler.training.source import layers_of
 
