@@ -184,10 +184,8 @@ def needs_for(weight_bytes: int) -> StageNeeds:
 
 
 def _resolve(config: IngestConfig, translated: Path) -> tuple[Path, str | None, GgufModel | None]:
-    """Returns (folder of the checkpoint, hub id or None, the model if it is in GGUF).
-
-    Of a GGUF file, writes the settings and the tokenizer into `translated`, as a checkpoint's folder has them.
-    """
+    """Returns (folder of the checkpoint, hub id or None, the model if it is in GGUF); writes the settings and the
+    tokenizer of a GGUF file into `translated`, as a checkpoint's folder has them."""
     folder = Path(config.model).expanduser()
     if folder.is_dir():
         return folder, None, None

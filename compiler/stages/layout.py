@@ -1,8 +1,5 @@
-"""layout: computes the offsets of flash.img (compiler/sections.py); arithmetic only.
-
-Reads the model's shape, the families and the format that `allocate` chose, and the device's page size. All plans of an
-artifact share the image.
-"""
+"""layout: computes the offsets of flash.img (compiler/sections.py), which all plans of an artifact share, from the
+model's shape, the families and the format that `allocate` chose, and the device's page size."""
 
 from typing import TYPE_CHECKING
 

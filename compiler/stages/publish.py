@@ -40,7 +40,7 @@ LOG = logging.getLogger(__name__)
 EARLIER = "earlier"
 """Folder beside the artifact for an earlier build's results; one folder per identity below it."""
 WORST_PPL_RATIO = 2.0
-"""What `max_ppl_ratio` is where nobody says: an artifact beyond it is broken, whatever was built. Beyond 1.05 its
+"""The `max_ppl_ratio` where nobody gives one: an artifact beyond it is broken, whatever was built. Beyond 1.05 its
 summary begins with a warning (compiler/headline.py)."""
 
 

@@ -41,10 +41,8 @@ def run(
     threads: int,
     shards: tuple[Activations, ...] | None = None,
 ) -> Activations:
-    """Returns statistics with activity, or `activations` unchanged if they are still valid.
-
-    With `shards`, if anything had to be counted, their statistics are merged.
-    """
+    """Returns statistics with activity, or `activations` unchanged if they are still valid. With `shards`, if anything
+    had to be counted, their statistics are merged."""
     sparsity = sparsity.smallest
     same_weights = activations.weights_sha256 == model.weights_sha256
     chosen = choice_of(sparsity, model.spec)
@@ -62,8 +60,7 @@ def run(
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Returns almost nothing if the first statistics are valid; else as for calibrate, with bits for every unit of the
-    build."""
+    """Counts almost nothing if the first statistics are valid, else what calibrate takes, with bits for every unit."""
     if not build.counts_again:
         return StageNeeds(stage="recalibrate", ram_bytes=build.PYTHON_BYTES, disk_bytes=0, runtime_s=build.PYTHON_S)
     return pass_needs("recalibrate", build, build.families, build.families)

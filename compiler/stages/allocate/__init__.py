@@ -168,11 +168,7 @@ def needs(build: "Build") -> StageNeeds:
 
 
 def _rungs(taken: Sequence[BudgetChoice], inputs: Inputs) -> Iterator[Sparsity]:
-    """Divides each budget with the choice that was made for it.
-
-    Raises:
-        OverBudgetError: if one cannot hold what must be in DRAM.
-    """
+    """Divides each budget with its choice; raises OverBudgetError if one cannot hold what must be in DRAM."""
     known: dict[float, tuple[Densities, ...]] = {}
     for number, (config, formats, tried, front) in enumerate(taken):
         # a density that the user or the quality gives is divided among layers in the same way under all budgets

@@ -61,11 +61,9 @@ def searched_together(
     narrowed: Callable[[Space], Space] = lambda space: space,
     replays: Replays | None = None,
 ) -> list[Searched]:
-    """Returns a search for each of `budgets`, in bytes or as shares, in the space that `narrowed` leaves.
-
-    The best of each is the choice of the build of them all: within the one selector and the formats that suit them
-    together. If nothing fits one of the budgets, each is searched alone, and the build is refused.
-    """
+    """Returns a search for each of `budgets`, in bytes or as shares, in the space that `narrowed` leaves: its best is
+    the choice of the build of them all, with the selector and the formats that suit them together. If nothing fits one
+    of the budgets, each is searched alone, and the build is refused."""
     replays = replays or Replays(inputs)
     alone = [
         searched(config.model_copy(update={"dram_budget": budget}), inputs, floor, narrowed, replays)

@@ -1,7 +1,5 @@
-"""The sources of a density: the user, the budget (ActiveFlow 4.1), or a measurement (exact zeros).
-
-The selector picks the source (runtime/sparsity: `densities`).
-"""
+"""The sources of a density: the user, the budget (ActiveFlow 4.1), or a measurement (exact zeros). The selector picks
+one (runtime/sparsity: `densities`)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
-"""Divides a DRAM budget for one method, format and cache: the memory equation of ActiveFlow 4.1, Eqs. 2 and 8.
-
-Resident tensors + predictors + KV cache + bookkeeping + buffers + cache = budget, to the byte.
-"""
+"""Divides a DRAM budget for one method, format and cache by the memory equation of ActiveFlow 4.1, Eqs. 2 and 8:
+resident tensors + predictors + KV cache + bookkeeping + buffers + cache = budget, to the byte."""
 
 from collections.abc import Collection
 
@@ -91,7 +89,6 @@ def divided(
 def _bookkeeping_bytes(
     config: AllocateConfig, formats: Formats, inputs: Inputs, families: tuple[FamilyName, ...]
 ) -> int:
-    """Returns the bookkeeping of the plans, whichever cache of the build each will get."""
     spec, page_bytes = inputs.model.spec, inputs.device.flash.page_bytes.value
     sections = make_sections(spec, families, formats, config.layers_per_group)
     caches = inputs.caches or caches_for(config.cache)

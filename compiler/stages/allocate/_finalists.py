@@ -112,8 +112,7 @@ class _Rest:
         self._steps = Steps("allocate", 0, "passes")
 
     def fitting(self, budgets: Sequence[int | str]) -> list[Searched]:
-        """Searches without any selector; first measures again each format, of layers or head, whose quality few tokens
-        leave open."""
+        """Searches without any selector, after measuring again each format whose quality few tokens leave open."""
         most = self._floor.max_ppl_ratio
         self._again("formats", lambda loss: abs(loss.ppl_ratio - most) < ERRORS * _error(loss))
         left = [most / max(1.0, loss.ppl_ratio) for loss in self.curves.formats if loss.ppl_ratio <= most]

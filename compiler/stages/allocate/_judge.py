@@ -184,11 +184,7 @@ class BudgetJudge:
             self.refusals[method] = min(known, error, key=lambda one: one.needed_bytes)
 
     def _kept_densities(self, method: Method, format_name: Formats) -> Sequence[float | None]:
-        """Returns the densities that keep the quality.
-
-        Raises:
-            ColdpressError: saying why the selector is no candidate in this format.
-        """
+        """Returns the densities that keep the quality; raises ColdpressError with the reason if there are none."""
         floor, asked = self._floor, self._config.density
         if (reason := floor.why_unexplored(method, format_name)) is not None:
             raise ColdpressError(reason)
@@ -214,7 +210,6 @@ class BudgetJudge:
         return (least, *(density for density in DENSITIES if density > least))
 
     def _resident_share(self, method: Method, format_name: Formats) -> float:
-        """Returns the share of the units that DRAM holds, for a selector that sees residency; 0 for others."""
         if not load("coldpress.runtime.sparsity", Selector, method).SEES_RESIDENCY:
             return 0.0
         cache = caches_for(self._config.cache)[0]
@@ -266,11 +261,8 @@ class BudgetJudge:
 
     def _drafting(self, division: Sparsity, token_s: float) -> tuple[float, int]:
         """Returns the seconds of a token of a dense run in planes with the best fixed number of drafts a pass, and that
-        number; `token_s`, those without drafts, and 0 if the user named the format and drafts lose.
-
-        Raises:
-            ColdpressError: if drafts lose, and the plain format does as well.
-        """
+        number; `token_s`, those without drafts, and 0 if the user named the format and drafts lose. Raises
+        ColdpressError if drafts lose, and the plain format does as well."""
         if acceptance := self._acceptance(division.format):
             costs = self._replays.drafting(division)
             if count := costs.best(MOST_DRAFTS, acceptance):
@@ -280,17 +272,13 @@ class BudgetJudge:
         return token_s, 0
 
     def _acceptance(self, format_name: FormatName) -> float:
-        """Returns the share of drafts from coarse planes that the run accepts, less its error; 0 where nobody knows, or
-        where the build drafts otherwise."""
+        """Returns the share of accepted coarse drafts, less its error; 0 if unknown or not to be used."""
         found = self._floor.curves.draft(format_name) if self._config.draft in (None, AUTO, COARSE) else None
         return 0.0 if found is None else max(0.0, found.acceptance - (found.acceptance_error or 0.0))
 
     def _ratio(self, candidate: Candidate, density: float, held: float) -> float | None:
-        """Returns the perplexity ratio to expect; None if nobody knows.
-
-        Raises:
-            ColdpressError: if keys and values lose more than the density and the format leave.
-        """
+        """Returns the perplexity ratio to expect; None if nobody knows. Raises ColdpressError if keys and values lose
+        more than the density and the format leave."""
         floor, kv_cache = self._floor, candidate.kv_cache
         ratio, of_keys = floor.ratio(candidate.method, candidate.format, density, held), floor.kv_cache_ratio(kv_cache)
         if ratio is None or of_keys is None:

@@ -47,13 +47,8 @@ class MeasuredLosses:
         validation: np.ndarray,
         work: Workspace,
     ) -> None:
-        """Runs nothing yet.
-
-        Args:
-            model: That in which the selector's loss shows (compiler/activity/in_planes.py).
-            calibration: Token blocks int [num_blocks, T] that `of` measures on.
-            validation: Other blocks, that `on_validation` measures on.
-        """
+        """Runs nothing yet. The selector's loss shows in `model` (compiler/activity/in_planes.py). Blocks of tokens are
+        int [num_blocks, T]: `calibration` for `of`, `validation` for `on_validation`."""
         self._stream, self._model, self._selector, self._fit, self._work = stream, model, selector, fit, work
         self._calibration, self._validation = _Text("calibration", calibration), _Text("validation", validation)
 

@@ -21,8 +21,7 @@ SHARES = (0.25, 0.5, 0.75)
 
 
 def mixture(gains: LayerGains, count: int) -> tuple[UnitFormat, ...]:
-    """Returns each layer's format if `count` matrices have the finer one: those with the largest gains, of equal ones
-    the first."""
+    """Gives the finer format to the `count` matrices with the largest gains, of equal ones the first."""
     known = np.array(gains.rows)
     finer = np.zeros(known.size, bool)
     finer[np.argsort(-known, axis=None, kind="stable")[:count]] = True

@@ -36,8 +36,7 @@ from coldpress.schemas.model import ModelSpec
 from coldpress.schemas.sparsity import SearchedRouting
 
 STEP = 0.01
-"""Densities are rounded up to multiples of this, and strengths of routing down; finer ones would pretend to an accuracy
-that curves do not have."""
+"""Densities are rounded up to multiples of this, and strengths of routing down; curves are no more exact."""
 STRENGTHS = 3
 """Strengths of a routing that a search compares: the largest that keeps the floor, and its halves, which lose less."""
 AnyCurve = TypeVar("AnyCurve", Curve, RoutingCurve)
@@ -112,9 +111,8 @@ class Floor:
     def routings(
         self, name: RoutingName, formats: Formats, resident_share: float, most_kld: float
     ) -> list[SearchedRouting]:
-        """Returns the largest strength of a routing that keeps the floor in a format and diverges by at most
-        `most_kld`, and its halves, which read more. None where the floor is open, or if the routing was not
-        measured."""
+        """Returns the largest strength that keeps the floor and diverges by at most `most_kld`, and its halves, which
+        read more. None where the floor is open, or if the routing was not measured."""
         curves = self._routing_curves(name, resident_share)
         if not curves or math.isinf(self.max_ppl_ratio):
             return []

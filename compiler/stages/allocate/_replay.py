@@ -90,12 +90,8 @@ class Replays:
     """Replays divisions of one model; tokens that choose equal units are worked out once."""
 
     def __init__(self, inputs: Inputs, overprediction: float = OVERPREDICTION) -> None:
-        """Takes the stage's inputs.
-
-        Args:
-            overprediction: Predicted over active units. `predict` keeps predictors below it; `size` may exceed it if
-                perplexity requires it, so a predictor may turn out slower than estimated here.
-        """
+        """`overprediction` is predicted over active units. `predict` keeps predictors below it; `size` may exceed it if
+        perplexity requires it, so a predictor may turn out slower than estimated here."""
         self._inputs, self._overprediction = inputs, overprediction
         self._chosen: OrderedDict[object, Chosen] = OrderedDict()
 
@@ -301,7 +297,6 @@ def windows_of(num_tokens: int, num_warm: int) -> tuple[list[range], int]:
 
 
 def _replayed_tokens(num_tokens: int) -> list[int]:
-    """Returns the tokens of all windows, those that warm caches included."""
     return sorted({token for window in windows_of(num_tokens, WARM_TOKENS)[0] for token in window})
 
 
@@ -318,8 +313,7 @@ def _held_share(sparsity: Sparsity, model: Model) -> float:
 
 
 def _parts(sparsity: Sparsity, model: Model, layers: Sequence[int]) -> list[PartPlan]:
-    """Returns the parts of some layers: pinned units for a cache that admits nothing, else slots; shares follow demand
-    (runtime/plan/budget.py)."""
+    """Returns pinned units for a cache that admits nothing, else slots, shared by demand (runtime/plan/budget.py)."""
     spec, policy = model.spec, load_class("coldpress.runtime.cache", CachePolicy, sparsity.cache)
     keys = unit_keys(sparsity.families, spec)
     claims = [

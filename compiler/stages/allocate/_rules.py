@@ -1,7 +1,5 @@
-"""Asks the rule that `density_allocation` names for the density of each family in each layer.
-
-Only rules that measure losses run the model: on the first calibration blocks, with validation blocks to decide.
-"""
+"""Asks the rule that `density_allocation` names. Only rules that measure losses run the model: on the first calibration
+blocks, with validation blocks to decide."""
 
 import functools
 import logging
@@ -149,11 +147,7 @@ class _Known:
 
     @functools.cached_property
     def losses(self) -> MeasuredLosses:
-        """Returns the measured losses of the model under the selector.
-
-        Raises:
-            ColdpressError: if there is no text.
-        """
+        """Measures the model's losses under the selector; raises ColdpressError if there is no text."""
         inputs, selector = self._inputs, self._method.selector
         if inputs.corpus is None:
             raise ColdpressError(

@@ -1,7 +1,5 @@
-"""The base class and the inputs of rules of density allocation, and the rounding of their results to whole units.
-
-A rule is a file of this package whose class `Plugin` extends `Rule`.
-"""
+"""The base class and the inputs of rules of density allocation, and the rounding of their results to whole units. A
+rule is a file of this package whose class `Plugin` extends `Rule`."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -60,11 +58,8 @@ class Task:
 
     def whole_units(self, shares: Shares) -> dict[Key, float]:
         """Rounds shares to whole units, at least one each, so that their bytes match `density` of all bytes to within a
-        unit.
-
-        Rounds down first, then up where rounding lost most. If one unit each is already too much, the largest shares
-        shrink.
-        """
+        unit: first down, then up where rounding lost most. If one unit each is already too much, the largest shares
+        shrink."""
         counts = {key: min(self._units(key), max(1, int(shares[key] * self._units(key)))) for key in self.keys}
         missing = self.density * self._total - sum(self.unit_bytes[key[1]] * count for key, count in counts.items())
         for key in sorted(self.keys, key=lambda key: counts[key] - shares[key] * self._units(key)):

@@ -51,7 +51,6 @@ class Plugin(Rule):
 
 
 def _searched(task: Task) -> list[Point]:
-    """Returns all points of the path, from the whole model to a step below the wanted density."""
     now, found = Point(1.0, 0.0, dict.fromkeys(task.num_units, 1.0)), []
     while now.density > STEP * task.density:
         tried = [{**now.by_family, family: STEP * share} for family, share in now.by_family.items()]
@@ -87,7 +86,6 @@ def fitted_lines(front: Sequence[Point]) -> dict[str, tuple[float, float]]:
 
 
 def _exact(task: Task, lines: dict[str, tuple[float, float]]) -> dict[str, float]:
-    """Returns the lines' densities, shifted so that their mean is the wanted density."""
     wanted = _logit(task.density)
     low, high = -4 * LARGEST_LOGIT, 4 * LARGEST_LOGIT
     found: dict[str, float] = {}

@@ -25,8 +25,7 @@ not with their square."""
 FURTHEST = 2.0
 """Largest factor by which a share may change in a step: worths hold only near the measured model."""
 WORTH_RANGE = math.log(100.0)
-"""Largest distance of a worth from the median, as a logarithm: the difference of two losses can be arbitrarily
-noisy."""
+"""Largest distance of a worth from the median, as a logarithm: a difference of two losses can be arbitrarily noisy."""
 
 
 class Plugin(Rule):
@@ -85,13 +84,8 @@ def _lowered(share: float, num_units: int) -> float:
 
 
 def at_one_price(task: Task, now: Shares, worths: Shares, density: float) -> dict[Key, float]:
-    """Returns shares whose mean is `density`; where limits allow, the next square of every part has the same worth per
-    byte.
-
-    Args:
-        now: Shares that have a higher mean.
-        worths: Logarithm of what a square is worth.
-    """
+    """Lowers the shares `now` to the mean `density`; where limits allow, the next square of every part then has the
+    same worth per byte. `worths` are logarithms of what a square is worth."""
 
     def shares_at(log_price: float) -> dict[Key, float]:
         found = {}

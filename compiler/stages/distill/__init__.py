@@ -68,8 +68,7 @@ class DistillConfig(DeviceSetting, TrainingSetting):
 def run(
     config: DistillConfig, model: Model, corpus: Corpus, sparsity: Sparsity, work: Workspace, threads: int
 ) -> Model:
-    """Returns the distilled model, its weights in a folder that transformers can load; the source if nothing is left
-    out.
+    """Returns the distilled model, its weights where transformers can load them; the source if nothing is left out.
 
     Raises:
         UnknownNameError: if the recipe does not exist.

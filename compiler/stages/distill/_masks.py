@@ -33,10 +33,8 @@ class Mask:
 
 
 def masks_of(spec: ModelSpec, sparsity: Sparsity) -> tuple[Mask, ...]:
-    """Returns masks on signals of transformers' modules that do what the selector does; empty if it leaves nothing out.
-
-    If a selector misses some of the active units, the masks leave out as many.
-    """
+    """Returns masks on signals of transformers' modules that do what the selector does, and miss as many active units;
+    empty if it leaves nothing out."""
     choice = choice_of(sparsity, spec)
     selector = choice.selector
     if selector.EXACT or selector.IN_PLANES:
@@ -68,11 +66,9 @@ def attach(
 
 
 def masked(values: Tensor, kept: Kept, straight_through: bool = True) -> Tensor:
-    """Returns `values` [..., n] with masked entries set to 0 (Eq. 11).
-
-    The backward pass is that of the identity (Eq. 12), so that an entry masked now can still learn to matter; without
-    `straight_through` only kept entries have a gradient.
-    """
+    """Returns `values` [..., n] with masked entries set to 0 (Eq. 11). The backward pass is that of the identity (Eq.
+    12), so that an entry masked now can still learn to matter; without `straight_through` only kept entries have a
+    gradient."""
     with torch.no_grad():
         seen = values.reshape(-1, values.shape[-1]).float().cpu().numpy()
         mask = torch.from_numpy(kept(seen)).reshape(values.shape).to(values.device)

@@ -47,8 +47,7 @@ class RoundedAdapters:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Inside, the student runs with weights decoded from codes; codes of adapted matrices are made once, at the
-        beginning."""
+        """Runs the student with weights decoded from codes; those of adapted matrices are made once, at first."""
         adapted = {name: module for name, (module, _) in self.matrices.items() if isinstance(module, Linear)}
         try:
             with torch.no_grad():

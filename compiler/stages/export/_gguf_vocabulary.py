@@ -103,7 +103,6 @@ def _merges(model: Json) -> list[tuple[str, str]]:
 
 
 def _split_name(found: Json) -> str:
-    """Returns llama.cpp's name for the splitting of text before merging."""
     whole, ignores = found.get("pre_tokenizer") or {}, bool(found["model"].get("ignore_merges"))
     normalizer = (found.get("normalizer") or {}).get("type")
     parts = whole["pretokenizers"] if whole.get("type") == "Sequence" else [whole]
@@ -150,11 +149,8 @@ def _has_space_prefix(found: Json) -> bool:
 
 
 def _scores(model: Json, tokens: list[str], types: list[int]) -> list[float]:
-    """Returns a score per token, below 0, by the rank of its first merge; higher scores merge first.
-
-    Raises:
-        ColdpressError: if merges do not follow from tokens and scores alone.
-    """
+    """Returns a score per token, below 0, by the rank of its first merge; higher scores merge first. Raises
+    ColdpressError if merges do not follow from tokens and scores alone."""
     known, merges = set(tokens), _merges(model)
     missing = [f"<0x{byte:02X}>" for byte in range(256) if f"<0x{byte:02X}>" not in known]
     if missing:

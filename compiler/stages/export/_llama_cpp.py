@@ -98,11 +98,7 @@ def check_biases(model: StoredModel, architecture: Architecture) -> None:
 
 
 def _check_extensions(found: Architecture, spec: ModelSpec) -> None:
-    """Refuses arithmetic that the architecture does not have, or has for other values.
-
-    Raises:
-        ColdpressError: naming the field of the model.
-    """
+    """Refuses arithmetic that the architecture lacks, or has for other values; the error names the model's field."""
     lacking = sorted({name.removeprefix("model.") for name in features_of_model(spec)} - found.extensions)
     lacking += [f"residual {spec.residual}"] * (spec.residual not in found.residuals)
     lacking += ["layer_rotary"] * (bool(spec.layer_rotary) and spec.layer_rotary != _rotations(found, spec))
@@ -133,8 +129,7 @@ def _rotations(found: Architecture, spec: ModelSpec) -> tuple[str, ...]:
 
 
 def _window_pattern(found: Architecture, spec: ModelSpec) -> int | None:
-    """Returns every how many layers llama.cpp is to leave out the window; 1 for a model without windows, and None if
-    no number describes them."""
+    """Returns every how many layers the window is left out; 1 for a model without windows, None if no number fits."""
     has_window = [spec.window_of(layer) is not None for layer in range(spec.num_hidden_layers)]
     if not any(has_window):
         return 1

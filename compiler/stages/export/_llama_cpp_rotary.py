@@ -19,8 +19,7 @@ PRECISION = 4e-7
 MIXED_PRECISION = 1e-6
 """The same for YaRN's sum of two products."""
 FAST, SLOW = 32, 1
-"""How often the original context turns the frequencies between which YaRN mixes; some architectures of llama.cpp read
-no others."""
+"""Turns of the frequencies over the original context between which YaRN mixes; some architectures read no others."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +57,8 @@ def is_geometric(found: np.ndarray) -> bool:
 
 
 def yarn_of(found: np.ndarray) -> Yarn | None:
-    """Returns settings of YaRN that give the frequencies; None if there are none.
-
-    The base is that of the first two frequencies or that of the last two: YaRN divides both by the same in one pair.
-    """
+    """Returns settings of YaRN that give the frequencies; None if there are none. The base is that of the first two or
+    that of the last two frequencies: YaRN divides both by the same in one pair."""
     count = found.size
     steps = np.arange(count)
     for base in sorted({_base_of(float(found[1]), count), _base_of(float(found[-1] / found[-2]), count)}):
@@ -76,8 +73,7 @@ def yarn_of(found: np.ndarray) -> Yarn | None:
 
 
 def _context_length(base: float, count: int, first: int, last: int) -> int | None:
-    """Returns an original context for which the frequencies up to `first` stay and those from `last` on are divided;
-    None if there is none."""
+    """Returns an original context with which YaRN keeps frequencies up to `first` and divides those from `last` on."""
     turn = 2 * math.pi
     lowest = max(SLOW * turn * base ** ((last - 1) / count), FAST * turn * base ** (first / count) if first else 1.0)
     highest = FAST * turn * base ** ((first + 1) / count)

@@ -37,9 +37,5 @@ class Target(PluginBase, Generic[OptionsT]):
 
     @abstractmethod
     def disk_bytes(self, shapes: Mapping[str, tuple[int, ...]], stored: FormatName, options: OptionsT) -> int:
-        """Returns the bytes of the file's tensors.
-
-        Args:
-            shapes: Role -> shape, of all tensors of the model; a tied head is its embedding.
-            stored: The build's format.
-        """
+        """Returns the bytes of the file's tensors. `shapes` are those of all tensors of the model, by role, a tied head
+        being its embedding; `stored` is the build's format."""

@@ -110,11 +110,7 @@ def _layer(found: Imatrix, model: Model, layer: int) -> dict[str, np.ndarray]:
 
 
 def _of(found: Imatrix, name: str, model: Model, size: int) -> np.ndarray:
-    """Returns the values of an entry, float32 [size].
-
-    Raises:
-        ColdpressError: if the entry is missing, or has more or fewer values.
-    """
+    """Returns an entry's values, float32 [size]; raises ColdpressError if it is missing or has more or fewer."""
     if name not in found.entries:
         raise ColdpressError(
             f"the imatrix {found.path} has no entry {name}, expected one for every matrix of {model.name}; its "

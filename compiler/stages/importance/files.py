@@ -32,10 +32,8 @@ MAX_EXPERTS = 1 << 12
 
 @dataclass(frozen=True)
 class Entry:
-    """The place of a matrix, or of all experts' matrices, in the file.
-
-    It holds no array: many entries may name the same bytes, so all of them together can be far larger than the file.
-    """
+    """The place of a matrix, or of all experts' matrices, in the file. It holds no array: many entries may name the
+    same bytes, so all of them together can be far larger than the file."""
 
     at_bytes: int
     num_values: int

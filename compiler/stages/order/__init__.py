@@ -105,10 +105,8 @@ def run(
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Counts the heuristic's squares of pair counts, one run of sorted pairs, and the bits of a family.
-
-    Pairs are those of experts that are used whole, else those of one expert's units at a time.
-    """
+    """Counts the heuristic's squares of pair counts, one run of sorted pairs, and the bits of a family. Pairs are those
+    of experts that are used whole, else those of one expert's units at a time."""
     spec, families = build.model.spec, build.families
     whole = build.density_sources == {"whole"}  # then experts are ordered, not units
     counted = [(num_experts(family, spec), num_units(family, spec)) for family in families]
@@ -178,8 +176,8 @@ class OrderInputs:
     def task(
         self, group: range, family: FamilyName, activity: Activity, size: int = 1, units: slice = slice(None)
     ) -> Task:
-        """Returns the ordering task of one family of a group, or of some `units`, which get their part of the cache's
-        slots; `size` consecutive units count as one."""
+        """Returns the task of one family of a group, or of `units` with their part of the cache's slots; `size`
+        consecutive units count as one."""
         some = replace(activity, bits=np.ascontiguousarray(activity.bits[units][::size]))
         pinned = self.pinned(group, family)[:, units]
         parts = len(activity.bits) // pinned.shape[1] * size
@@ -220,8 +218,7 @@ class OrderInputs:
         return all(self.sparsity.density(family, layer) >= 1 for layer in group)
 
     def used_together(self, group: range, family: FamilyName) -> int:
-        """Returns how many consecutive units are used on the same tokens: an expert's if only the router leaves units
-        out, else 1."""
+        """Counts consecutive units that are used together: an expert's if only the router leaves units out, else 1."""
         share, experts = used_share(family, self.model.spec), num_experts(family, self.model.spec)
         whole = experts > 1 and all(self.sparsity.density(family, layer) == share for layer in group)
         return num_units(family, self.model.spec) // experts if whole else 1
@@ -283,8 +280,8 @@ def _arrange(
 def _by_expert(
     inputs: OrderInputs, heuristic: Heuristic, group: range, family: FamilyName, activity: Activity
 ) -> Arranged:
-    """Orders the units of one expert after another, so that only one expert's pairs are counted at a time; the named
-    heuristic is that of most experts."""
+    """Orders one expert after another, so that only one expert's pairs are counted at a time; the named heuristic is
+    that of most experts."""
     count = num_experts(family, inputs.model.spec)
     width = len(activity.bits) // count
     orders: list[np.ndarray] = []

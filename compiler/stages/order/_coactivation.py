@@ -40,10 +40,8 @@ def to_words(bits: np.ndarray) -> np.ndarray:
 
 
 def pair_counts(bits: np.ndarray, num_tokens: int, threads: int = 1) -> np.ndarray:
-    """Counts at [i, j] the tokens on which units i < j are both active; the rest of the square is undefined.
-
-    uint16 [num_units, num_units], or uint32 from 65,536 tokens on: 411 MB (uint16) for 14,336 units.
-    """
+    """Counts at [i, j] the tokens on which units i < j are both active; the rest of the square is undefined. uint16
+    [num_units, num_units], or uint32 from 65,536 tokens on: 411 MB (uint16) for 14,336 units."""
     num_units = len(bits)
     dense_words = num_units * (num_units + 1) // 2 * -(-num_tokens // 64)
     if WORDS_PER_INCREMENT * num_increments(bits) < dense_words:
@@ -113,7 +111,6 @@ def _share(rows: Any, num_units: int, threads: int, *arguments: np.ndarray) -> N
 
 @compiled
 def _dense_rows(first, last, words, counts):
-    """Counts the rows from `first` to `last` against themselves and all later rows, tile by tile."""
     n, num_words = words.shape
     for column in range(first, n, TILE_UNITS):
         for start in range(0, num_words, TILE_WORDS):

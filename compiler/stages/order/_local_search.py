@@ -96,10 +96,8 @@ def _saved_along(words, order, step):
 
 @compiled
 def _unions(words, order, start, length, cut, side, unions):
-    """Fills in the unions of the 1, 2, ... nearest units to one side of a cut; returns how many there are.
-
-    Cuts are places of the order without its segment [start, start + length).
-    """
+    """Fills in the unions of the 1, 2, ... nearest units to one side of a cut; returns how many there are. Cuts are
+    places of the order without its segment [start, start + length)."""
     num_rows, place = 0, cut if side > 0 else cut - 1
     while num_rows < unions.shape[0] - 1 and 0 <= place < order.size - length:
         row = words[order[place if place < start else place + length]]
@@ -124,9 +122,7 @@ def _first_active(words, order, start, length, turned, firsts):
 @compiled
 def _spanning(near, num_near, far, num_far, idle, length, step, offset, reach):
     """Returns one of the two sums over pairs that span a cut: the savings with the segment between, less without it.
-
-    `offset` is taken from saved(k): 0 for one side, SCALE for the other.
-    """
+    `offset` is taken from saved(k): 0 for one side, SCALE for the other."""
     total = 0
     for k in range(1, min(num_near, reach) + 1):
         before, after, b, a = 0, 0, min(num_far, reach + 1 - k), min(num_far, max(0, reach + 1 - k - length))

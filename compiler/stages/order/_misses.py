@@ -1,7 +1,5 @@
-"""Finds which activations cost a read: those of units that are neither pinned nor in the plan's dynamic cache.
-
-Replays calibration tokens through the runtime's own cache policy (runtime/cache), in the order of the text.
-"""
+"""Finds which activations cost a read: those of units that are neither pinned nor in the plan's dynamic cache. Replays
+calibration tokens through the runtime's own cache policy (runtime/cache), in the order of the text."""
 
 from collections.abc import Mapping
 from typing import Any

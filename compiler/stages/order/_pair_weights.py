@@ -17,11 +17,9 @@ def jaccard(counts: np.ndarray, totals: np.ndarray) -> np.ndarray:
 
 
 def lift(counts: np.ndarray, totals: np.ndarray, num_tokens: int) -> np.ndarray:
-    """Returns how much more often than by chance two units meet, P(ij) / (P(i) P(j)), scaled to uint16 [n, n].
-
-    A logarithm (linear between powers of two, hence the same on any machine) keeps order and fits the range: from 1 for
-    a lift of 1 / num_tokens to HIGHEST for num_tokens; 0 for pairs that never meet.
-    """
+    """Returns how much more often than by chance two units meet, P(ij) / (P(i) P(j)), scaled to uint16 [n, n]. A
+    logarithm (linear between powers of two, hence the same on any machine) keeps order and fits the range: from 1 for a
+    lift of 1 / num_tokens to HIGHEST for num_tokens; 0 for pairs that never meet."""
     weights = np.zeros(counts.shape, np.uint16)
     _lift(counts, totals, num_tokens, weights)
     return weights

@@ -79,10 +79,8 @@ def least_seconds(bits: np.ndarray, num_tokens: int, unit_bytes: int, flash: Fla
 
 @compiled
 def _count_reads(words, order, where, gaps, reads, read_bytes):
-    """Adds up each token's reads and bytes, [64 * num_words, num_gaps], along the order, 64 tokens at a time.
-
-    `where`: bytes of a part, the stride from part to part, the offset of the first part, and the page size.
-    """
+    """Adds up each token's reads and bytes, [64 * num_words, num_gaps], along the order, 64 tokens at a time. `where`:
+    bytes of a part, the stride from part to part, the offset of the first part, and the page size."""
     part_bytes, stride_bytes, offset_bytes, page_bytes = where
     ends = np.empty(64, np.int64)
     for w in range(words.shape[1]):

@@ -33,10 +33,8 @@ class Plugin(Heuristic):
 
 
 def gap_cost(task: Task, gap_bytes: int) -> float:
-    """Returns the cost of reading one unused unit, as a share of what two neighbours save; `gap_bytes`: the best gap.
-
-    At most 1. Neighbours save a whole read, less the parts of other layers that lie between them in a group.
-    """
+    """Returns the cost of reading one unused unit, as a share of what two neighbours save, at most 1; `gap_bytes`: the
+    best gap. Neighbours save a whole read, less the parts of other layers that lie between them in a group."""
     page_bytes = task.flash.page_bytes.value
     rounding = page_bytes if task.unit_bytes % page_bytes else 0
     between = task.stride_bytes - task.unit_bytes

@@ -1,7 +1,5 @@
-"""Writes the files of an artifact that people and tools read: tokenizer, licence, provenance, and the model card.
-
-All of them depend only on the records and on file contents: on no time, host or path.
-"""
+"""Writes the files of an artifact that people and tools read: tokenizer, licence, provenance, and the model card. They
+depend on the records and on file contents alone: on no time, host or path."""
 
 import hashlib
 import json
@@ -183,8 +181,7 @@ def _cell(value: Any) -> Any:
 
 
 def _used(inputs: Inputs) -> Iterator[tuple[str, list[float]]]:
-    """Yields per family the share of its units that a token uses in each layer: the predictors' choice where there are
-    predictors, which is more than the active units."""
+    """Yields the used share of each family's units by layer; predictors choose more than the active units."""
     for entry in inputs.sparsity.densities:
         predicted = [layer.predicted_density for layer in inputs.predictors]
         yield entry.family, predicted or list(entry.per_layer)

@@ -1,7 +1,5 @@
-"""Collects the tensors of an artifact's files from the records.
-
-Checks that the records belong together: one method, one format, every layer once, predictors of these weights.
-"""
+"""Collects the tensors of an artifact's files from the records, and checks that these belong together: one method, one
+format, every layer once, predictors of these weights."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

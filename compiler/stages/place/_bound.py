@@ -116,9 +116,7 @@ def _priced(group: Group, prices: np.ndarray) -> tuple[float, np.ndarray]:
 
 def find_bound(problem: Problem) -> Bound:
     """Finds the lowest bound over all prices by cutting planes: each evaluation gives a tangent of a convex function.
-
-    Unknowns are one price per fast tier and, where the slowest tier is bounded too, one premium for leaving it.
-    """
+    Unknowns are one price per fast tier and, where the slowest tier is bounded too, one premium for leaving it."""
     tiers, least = len(problem.fast_bytes), problem.least_fast_bytes
     limits = np.array([*problem.fast_bytes, *([-least] if least else [])], float)
     highest = max(_highest_price(group) for group in problem.groups)

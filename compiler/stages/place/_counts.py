@@ -1,7 +1,5 @@
-"""Reads activation counts from the packed bits: for all tokens, and for the first ones.
-
-A family that is always used (density 1) needs no bits: every token counts all its units.
-"""
+"""Reads activation counts from the packed bits: for all tokens, and for the first ones. A family that is always used
+(density 1) needs no bits: every token counts all its units."""
 
 import numpy as np
 

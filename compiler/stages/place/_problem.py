@@ -16,10 +16,8 @@ from coldpress.schemas.families import FamilyName
 
 @dataclass(frozen=True)
 class Group:
-    """The batches of one family of one layer, in descending impact.
-
-    Impacts are integers (sums of activation counts, Eq. 1), so that solvers can agree exactly.
-    """
+    """The batches of one family of one layer, in descending impact. Impacts are integers (sums of activation counts,
+    Eq. 1), so that solvers can agree exactly."""
 
     layer: int
     family: FamilyName

@@ -90,7 +90,6 @@ def _best_of(
 
 
 def _refine(tangents: Tangents, spans: tuple[tuple[Level, ...], ...], choices: tuple[Choice, ...]) -> bool:
-    """Adds the tangents around each answer; returns whether any were missing."""
     added = False
     for steps_of, levels, choice in zip(tangents, spans, choices, strict=True):
         count = 0

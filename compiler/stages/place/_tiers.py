@@ -74,10 +74,8 @@ def min_units(size_bytes: int, tiers: tuple[Tier, ...], device: DeviceProfile) -
 
 
 def worth(size_bytes: int, tiers: tuple[Tier, ...], device: DeviceProfile) -> tuple[int, ...]:
-    """Returns an impact's weight per tier but the slowest: the seconds it saves, as a share of the fastest tier's.
-
-    With two tiers this is (1,), the paper's own objective (Eq. 2).
-    """
+    """Returns an impact's weight per tier but the slowest: the seconds it saves, as a share of the fastest tier's. With
+    two tiers this is (1,), the paper's own objective (Eq. 2)."""
     seconds = [unit_seconds(tier, size_bytes, device) for tier in tiers]
     saved = [(seconds[-1] - fast) / (seconds[-1] - seconds[0]) for fast in seconds[:-1]]
     return tuple(round(WORTH_STEPS * share) for share in saved) if len(saved) > 1 else (1,)

@@ -136,9 +136,7 @@ def as_dense_as(trace: Trace, recorded: Sparsity, wanted: Sparsity, spec: ModelS
 
 def replays(known: Known, sparsity: Sparsity) -> tuple[Replay, Replay]:
     """Returns the held-out tokens that settings are chosen on, and those that confirm them; one window alone does both.
-
-    `known` has activations of two tokens at least.
-    """
+    `known` has activations of two tokens at least."""
     assert known.activations is not None
     _, found = split_tokens(known.activations.num_tokens)
     windows = tuple(replace(each, start=max(each.start, each.measured - WARM_TOKENS)) for each in found)

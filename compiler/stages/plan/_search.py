@@ -52,13 +52,7 @@ class Given:
 def search(
     division: Division, start: Settings, given: Given, order: Sequence[Order], replays: tuple[Replay, Replay]
 ) -> Found:
-    """Returns the settings of a division's plan.
-
-    Args:
-        given: What is not to be changed.
-        order: The cost of gaps under the build's orders.
-        replays: The tokens that settings are chosen on, and those that confirm them.
-    """
+    """Changes nothing that is `given`; chooses on the first tokens of `replays`, and confirms on the second ones."""
     choosing, confirming = replays
     measured = choosing.measure(division.plan(start))
     found = Found(start, measured, measured.token_s)

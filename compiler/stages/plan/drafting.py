@@ -121,13 +121,8 @@ def _why_not(setting: Setting) -> str | None:
 
 
 def gains(names: Sequence[str], blocks: np.ndarray, pass_s: Sequence[float]) -> list[Gain]:
-    """Returns the gain of each draft of `names` with each of `COUNTS`.
-
-    Args:
-        names: Files of runtime/drafts.
-        blocks: Text, int [num_blocks, block_tokens].
-        pass_s: Seconds of passes of 1, 2, ... tokens, one more than the largest of COUNTS.
-    """
+    """Returns the gain of each draft of `names`, files of runtime/drafts, with each of `COUNTS`, on `blocks` int
+    [num_blocks, block_tokens]; `pass_s`: seconds of passes of 1, 2, ... tokens, one more than the largest of COUNTS."""
     found: list[Gain] = []
     for name in names:
         draft = load("coldpress.runtime.drafts", Draft, name)
@@ -143,11 +138,9 @@ def gains(names: Sequence[str], blocks: np.ndarray, pass_s: Sequence[float]) -> 
 
 
 def replayed(draft: Draft, text: Sequence[int], draft_tokens: int) -> Replayed:
-    """Returns the passes in which a run that drafts would write `text`, of which the first token is given.
-
-    A pass proposes at most `draft_tokens`, keeps the first ones that are the text's, and adds one more, as
-    runtime/generate/speculation.py does.
-    """
+    """Returns the passes in which a run that drafts would write `text`, of which the first token is given. A pass
+    proposes at most `draft_tokens`, keeps the first ones that are the text's, and adds one more
+    (runtime/generate/speculation.py)."""
     seen, drafts = [text[0]], list[int]()
     with draft.drafting(len(text)) as propose:
         while len(seen) < len(text):

@@ -146,8 +146,7 @@ def _token(run: Run, setting: Setting, ahead: Ahead, token: int, number: int) ->
 
 
 def _guessed(run: Run, layer: int, after: Section, guess: float, token: int) -> np.ndarray:
-    """Returns the most certain share of a layer's units, int32 ascending. `guess_precision` says how many of them the
-    next section's first layer uses; which ones is drawn."""
+    """Returns the most certain share of a layer's units, int32 ascending; which of them are right is drawn."""
     ids = np.flatnonzero(run.used[layer, after.family][:, token]).astype(np.int32)
     count = max(1, math.ceil(guess * ids.size))
     if count >= ids.size:

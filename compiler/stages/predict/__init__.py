@@ -112,8 +112,7 @@ def run(
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Returns what training takes: inputs, labels and bits of all tokens, the gate matrix, a predictor and its moments,
-    scores."""
+    """Counts inputs, labels and bits of all tokens, the gate matrix, a predictor and its moments, and scores."""
     spec, tokens = build.model.spec, build.num_tokens
     labels = spec.intermediate_size * (spec.num_experts_per_tok + (2 if spec.is_mixture else 1))
     data = tokens * (6 * spec.hidden_size + labels) + tokens * num_units(WHOLE_MLP, spec) // 8
@@ -237,8 +236,7 @@ class Trainer:
         return self._found[1]
 
     def _points(self, weights: "Weights") -> tuple[tuple[Point, ...], bool]:
-        """Returns thresholds with their quality; the first reaches at most the target recall, and less if that would
-        predict too much."""
+        """Returns thresholds and their quality; the first has the target recall, or less if that predicts too much."""
         from coldpress.compiler.stages.predict import training as training
 
         found = training.choose_threshold(weights, self.chosen_by, TARGET_RECALL)
@@ -256,8 +254,7 @@ class Trainer:
 
 
 def _data(activations: Activations, entry: LayerStatistics, family: FamilyName) -> tuple[np.ndarray, np.ndarray]:
-    """Returns MLP inputs float16 [num_tokens, hidden_size] and packed activation bits uint8 [num_units, ceil(num_tokens
-    / 8)]."""
+    """Returns MLP inputs float16 [num_tokens, hidden_size], and packed bits uint8 [num_units, ceil(num_tokens / 8)]."""
     statistics, num_tokens = counted(activations, entry.layer, family), activations.num_tokens
     if num_tokens < MIN_TOKENS:
         raise ColdpressError(
@@ -270,11 +267,8 @@ def _data(activations: Activations, entry: LayerStatistics, family: FamilyName) 
 
 def _experts(model: Model, layer: int, inputs: np.ndarray, bits: np.ndarray) -> np.ndarray:
     """Returns the experts that each token uses, bool [num_tokens, num_experts]: those with an active unit, then the
-    router's best.
-
-    Activity alone is not enough: an expert with a small weight may have no unit among the largest. Nor are the inputs
-    alone: they are stored in fp16, which cannot separate two nearly equal logits.
-    """
+    router's best. Activity alone is not enough: an expert with a small weight may have no unit among the largest. Nor
+    are the inputs alone: they are stored in fp16, which cannot separate two nearly equal logits."""
     spec = model.spec
     any_active = np.bitwise_or.reduce(bits.reshape(spec.num_experts, spec.intermediate_size, -1), axis=1)
     known = np.unpackbits(any_active, axis=1, count=len(inputs), bitorder="little").T.astype(bool)

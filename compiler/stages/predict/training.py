@@ -110,11 +110,8 @@ def _labels(bits: np.ndarray, experts: torch.Tensor) -> np.ndarray:
 
 def main_directions(part: Part, gate: torch.Tensor, count: int) -> torch.Tensor:
     """Returns input directions by falling share in `gate` · x, float32 [at most count, hidden_size], each mostly
-    positive.
-
-    The singular vectors of the gate for inputs of the covariance that `part` has: the first r rows span the best
-    linear predictor of rank r. `gate` is float32 [num_units, hidden_size].
-    """
+    positive: the singular vectors of the gate, float32 [num_units, hidden_size], for inputs of the covariance that
+    `part` has. The first r rows span the best linear predictor of rank r."""
     inputs = part.inputs
     covariance = inputs.T @ inputs / len(inputs)
     covariance.diagonal().add_(RIDGE * float(covariance.diagonal().mean()) + torch.finfo(torch.float32).tiny)
@@ -129,11 +126,9 @@ def main_directions(part: Part, gate: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _leading_basis(gate: torch.Tensor, root: torch.Tensor, count: int) -> torch.Tensor:
-    """Returns orthonormal columns that nearly span the first `count` right singular vectors of gate · root.
-
-    Uses power iteration on a random subspace (Halko, Martinsson and Tropp 2011, Algorithm 4.4), or all columns if the
-    subspace would have half of them.
-    """
+    """Returns orthonormal columns that nearly span the first `count` right singular vectors of gate · root: by power
+    iteration on a random subspace (Halko, Martinsson and Tropp 2011, Algorithm 4.4), or all columns if the subspace
+    would have half of them."""
     size, width = len(root), count + OVERSAMPLING
     if 2 * width >= size:
         return torch.eye(size)
@@ -144,8 +139,7 @@ def _leading_basis(gate: torch.Tensor, root: torch.Tensor, count: int) -> torch.
 
 
 def initial(rank: int, directions: torch.Tensor, part: Part, gate: torch.Tensor) -> Weights:
-    """Returns the linear predictor of `rank` to start from; ranks beyond hidden_size repeat the first directions
-    negated."""
+    """Returns the linear predictor to start from; ranks beyond hidden_size repeat the first directions negated."""
     rows = directions[:rank]
     if rank > len(directions):
         rows = torch.cat([rows, -directions[: rank - len(directions)]])
@@ -154,8 +148,7 @@ def initial(rank: int, directions: torch.Tensor, part: Part, gate: torch.Tensor)
 
 
 def random_gate(num_units: int, hidden_size: int, seed: int) -> torch.Tensor:
-    """Returns a stand-in for a gate where activity is no sign of a matrix's output, float32 [num_units,
-    hidden_size]."""
+    """Stands in for a gate where activity is no sign of a matrix's output, float32 [num_units, hidden_size]."""
     return torch.randn(num_units, hidden_size, generator=torch.Generator().manual_seed(seed)) / math.sqrt(hidden_size)
 
 
@@ -225,11 +218,8 @@ def _set_gradients(
     fc1: torch.Tensor, fc2: torch.Tensor, part: Part, batch: torch.Tensor, weight: float, dtype: torch.dtype
 ) -> None:
     """Sets gradients of the mean balanced cross-entropy by hand: autograd's passes over [tokens, units] cost twice as
-    much.
-
-    d loss / d score = sigmoid(score) where a unit is not active, -weight · sigmoid(-score) where it is: in this form no
-    digits cancel, which bfloat16 could not afford.
-    """
+    much. d loss / d score = sigmoid(score) where a unit is not active, -weight · sigmoid(-score) where it is: in this
+    form no digits cancel, which bfloat16 could not afford."""
     inputs, active = part.inputs[batch].to(dtype), part.active[batch].to(dtype)
     low = fc2.to(dtype)
     inner = torch.relu_(inputs @ fc1.to(dtype).T)
@@ -292,10 +282,8 @@ def limit_threshold(weights: Weights, part: Part, density: float) -> float:
 
 
 def choose_threshold(weights: Weights, part: Part, target_recall: float) -> float:
-    """Returns the largest threshold that finds at least `target_recall` of the active units of `part`.
-
-    Without any active unit, it is above every score.
-    """
+    """Returns the largest threshold that finds at least `target_recall` of the active units of `part`; without any
+    active unit, one above every score."""
     found = part.scores(weights)
     positive = found[part.active.bool()]
     if not len(positive):

@@ -158,10 +158,8 @@ def check_shapes(config: PreflightConfig, model: Shapes, device: DeviceProfile) 
 def check_download(
     config: PreflightConfig, model: Shapes, device: DeviceProfile, download: Download, threads: int | None
 ) -> None:
-    """Refuses a build before its model is downloaded, judging by config.json and the hub's index.
-
-    Args:
-        threads: Cores of this machine; None if jobs run on other machines, whose memory is not checked.
+    """Refuses a build before its model is downloaded, judging by config.json and the hub's index. `threads` is None if
+    jobs run on other machines, whose memory is not checked.
 
     Raises:
         DoesNotFitError: if memory, disk or the DRAM budget is too small for the full calibration text.
@@ -182,8 +180,7 @@ def asked_text(settings: Mapping[str, Mapping[str, Any]], model: HasShapes) -> t
 
 
 def check_ram(stages: tuple[StageNeeds, ...], free_bytes: int) -> None:
-    """Refuses the build if one job of any stage needs more memory than is free; Snakemake decides how many jobs run at
-    once."""
+    """Refuses the build if a job of any stage needs more than free memory; Snakemake decides how many run at once."""
     most = max(stages, key=lambda needs: needs.ram_bytes)
     needed = show_bytes(most.ram_bytes)
     LOG.info("preflight: %s needs the most memory, %s; %s are free", most.stage, needed, show_bytes(free_bytes))

@@ -111,7 +111,6 @@ def _speed(need: Need) -> str:
 
 
 def _remedies(build: Build) -> Iterator[tuple[str, Need]]:
-    """Yields changes of one setting, in words, each with the need that comes closest to the asked budget."""
     own = build.settings["allocate"]
     contexts, length = list[int](), build.context_length // 2
     while length >= LEAST_CONTEXT:

@@ -52,10 +52,7 @@ LAYERED_KEYS = ("layer_types", "no_rope_layers")
 
 
 def run(build: Build, model: Model, corpus: Corpus, device: DeviceProfile, folder: Path) -> int:
-    """Runs all stages on a slice and returns its number of layers.
-
-    Args:
-        folder: Scratch space; removed afterwards.
+    """Runs all stages on a slice, in `folder`, which is removed afterwards; returns the number of layers.
 
     Raises:
         ColdpressError: naming the stage that failed.
@@ -83,8 +80,7 @@ def compiled(model: Model | Shapes, settings: Mapping[str, Mapping[str, Any]]) -
 
 
 def slice_model(model: Model, folder: Path) -> Model:
-    """Returns the model's first layers; writes their configuration into `folder`; weights stay in their
-    files."""
+    """Returns the first layers; writes their configuration into `folder`; weights stay in their files."""
     layers = sliced_layers(model.spec)
     shutil.copytree(private_folder(model), folder, ignore=shutil.ignore_patterns("*.safetensors", "*.index.json"))
     config: dict[str, Any] = {**read_object(folder / CONFIG, MAX_CONFIG_BYTES), "num_hidden_layers": layers}
@@ -128,8 +124,7 @@ def _is_kept(role: str, layers: int) -> bool:
 
 
 def slice_corpus(corpus: Corpus, folder: Path) -> Corpus:
-    """Returns the beginning of the first blocks of each split: `TOKENS` tokens of calibration, one block of the
-    others."""
+    """Returns the beginning of each split's first blocks: `TOKENS` tokens of calibration, one block of the others."""
     found: list[TokenBlocks] = []
     for blocks in corpus.splits:
         calibrates = blocks.split == "calibration"

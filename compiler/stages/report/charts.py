@@ -125,8 +125,7 @@ def marks(across: str, up: str, kinds: Sequence[Marks]) -> str:
 
 
 def _logarithmic(set_scale: Callable[..., None], axis: Any, span: float) -> None:
-    """Makes an axis logarithmic, with plain numbers at the powers of ten; at their doubles and fives, too, where the
-    largest figure over the least, `span`, leaves room."""
+    """Makes an axis logarithmic, with plain numbers at powers of ten, and at doubles and fives if `span` is small."""
     from matplotlib.ticker import LogLocator
 
     set_scale("log")

@@ -24,8 +24,7 @@ FRONT_COLUMNS = (
 
 
 def compared(metrics: Metrics) -> Iterator[tuple[str, ...]]:
-    """Yields rows for this artifact, a dense build in the same DRAM, the whole model in DRAM, format by format, and
-    llama.cpp, where it was measured."""
+    """Yields rows for this artifact, a dense build in the same DRAM, the whole model there, and llama.cpp."""
     yield (
         f"this artifact, {metrics.method}",
         show_bytes(metrics.budget_bytes),

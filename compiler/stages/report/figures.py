@@ -66,10 +66,7 @@ class FrequencyCurve:
 
 @dataclass(frozen=True)
 class HotOverlap:
-    """The share of the hottest units of all text that are among the hottest of a part of it.
-
-    Near 1, one placement suits every text.
-    """
+    """The share of the hottest units of all text that are hottest in a part, too; near 1, one placement suits all."""
 
     layer: int
     family: str
@@ -147,8 +144,7 @@ def _in_dram(
 def all_in_dram(
     model: Model, format_name: FormatName, context_length: int, kv_cache: KvCacheFormat, device: DeviceProfile
 ) -> WholeInDram:
-    """Returns the DRAM that the whole model takes, and the speed of the dense run there, which reads nothing; nothing
-    of its perplexity."""
+    """Returns the DRAM that the whole model takes, and the speed of the dense run there, without its perplexity."""
     whole = Whole(model, format_name, context_length, kv_cache, device.flash.page_bytes.value)
     (dram_bytes,) = whole.budgets("100%")
     run = dense_run(model, format_name, context_length, dram_bytes, device, kv_cache)
@@ -204,8 +200,7 @@ def frequency_curves(activations: Activations, sparsity: Sparsity) -> tuple[Freq
 
 
 def hot_overlaps(activations: Activations, sparsity: Sparsity) -> tuple[HotOverlap, ...]:
-    """Returns one overlap per layer and family counted by context, and one per layer with experts (ActiveFlow Fig. 6
-    shows this for channels)."""
+    """Returns an overlap per layer and family counted by context (ActiveFlow Fig. 6), and per layer with experts."""
     found: list[HotOverlap] = []
     for layer, name, arrays in _counts_by_text(activations, sparsity):
         if "context_counts" not in arrays:
@@ -243,10 +238,8 @@ def _experts_used(activations: Activations) -> Iterator[tuple[int, np.ndarray, d
 
 
 def most_together(activations: Activations) -> float | None:
-    """Returns how many times as often as by independent choices the most attached pair of experts serves one token.
-
-    It is the mean over layers of each layer's largest figure; pairs of rare experts do not count. None without pairs.
-    """
+    """Returns how many times as often as by independent choices the most attached pair of experts serves one token: the
+    mean over layers of each layer's largest figure. Pairs of rare experts do not count. None without pairs."""
     found: list[float] = []
     for _, used, _ in _experts_used(activations):
         uses = expert_statistics.frequencies(used)

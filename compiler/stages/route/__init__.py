@@ -146,7 +146,6 @@ class _Search:
         return min(kept, key=lambda one: (one.misses, one.kld), default=None), int(effects.misses[:, 0].sum())
 
     def _effects(self, steps: Steps) -> tuple[Effects, "Tensor"]:
-        """Runs each layer alone with each strength; returns what they do, and the model's own last hidden states."""
         import torch
 
         stream, count = self.routing.stream, len(STRENGTHS)

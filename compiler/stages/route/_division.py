@@ -49,8 +49,7 @@ class Effects:
         return sum(step.error for step in self.steps)
 
     def divided(self, error: float) -> np.ndarray:
-        """Returns the strengths of all layers, float64 [L], whose errors sum to `error`: the first steps, and a part of
-        the next one."""
+        """Returns strengths float64 [L] whose errors sum to `error`: the first steps, and a part of the next one."""
         found, left = np.zeros(len(self.errors)), error
         for step in self.steps:
             share = min(1.0, left / step.error) if step.error > 0 else 1.0
@@ -62,8 +61,7 @@ class Effects:
         return found
 
     def _of_layer(self, layer: int) -> list[Step]:
-        """Returns the steps along a layer's convex hull, from strength 0; each saves less for its error than the one
-        before."""
+        """Returns the steps along a layer's convex hull, from strength 0, by falling savings for their error."""
         errors, misses, found, now = self.errors[layer], self.misses[layer], [], 0
         while True:
             further = [

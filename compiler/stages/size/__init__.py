@@ -105,8 +105,7 @@ def run(
 
 
 def needs(build: "Build") -> StageNeeds:
-    """Returns what the search takes: a layer, all sizes of a predictor, and hidden states of a model variant per layer,
-    twice."""
+    """Counts a layer, all sizes of a predictor, and hidden states of a model variant per layer, twice."""
     spec = build.model.spec
     running = build.running_bytes(8, 8 if spec.is_mixture else 0)
     hidden = 2 * 4 * (spec.num_hidden_layers + 1) * EFFECT_TOKENS * spec.hidden_size
@@ -128,12 +127,9 @@ def choose(
     tolerance: float,
     num_selected: Mapping[int, int],
 ) -> Predictors:
-    """Returns the smallest predictors that keep the perplexity of token ids [num_blocks, T] within `tolerance`.
-
-    If no sizes up to `limit_bytes` do at any thresholds, returns the largest on the path at the lowest thresholds.
-    `num_selected` is the number of units that every token uses in each layer; if it is not 0, thresholds have no
-    effect.
-    """
+    """Returns the smallest predictors that keep the perplexity of token ids [num_blocks, T] within `tolerance`; if none
+    up to `limit_bytes` do, the largest on the path at the lowest thresholds. `num_selected` is the number of units that
+    every token uses in each layer; if it is not 0, thresholds have no effect."""
     from coldpress.compiler.stages.size.passes import effects_alone, nll_with
 
     ladders = dict(sorted(ladders.items()))

@@ -1,7 +1,5 @@
-"""Runs the source model on validation text with predictors in some layers, one layer at a time.
-
-There are two passes: in one, every layer's smallest predictor works alone; in the other, all layers have theirs.
-"""
+"""Runs the source model on validation text with predictors, one layer at a time: in one pass, every layer's smallest
+predictor works alone; in the other, all layers have theirs."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -34,8 +32,7 @@ class Network:
     selector: Selector[Any]
 
     def predicted(self, inputs: "Tensor", experts: "Tensor | None") -> "Tensor":
-        """Returns bool [T, num_units] from the MLP's inputs [T, hidden_size]; with `experts`, bool [T, E], only their
-        units."""
+        """Maps the MLP's inputs [T, hidden_size] to bool [T, num_units]; by `experts`, bool [T, E], to their units."""
         found = scores(self.weights, inputs.float().cpu(), experts).numpy()
         chosen = torch.from_numpy(self.selector.by_scores(found, self.arrays))
         return chosen if experts is None else over_all(chosen, experts, len(self.weights.fc2))

@@ -1,9 +1,6 @@
 """Finds the size of each layer's predictor: starts from the smallest, and spends each byte where it saves most
-perplexity.
-
-Pure: bytes and effects go in, positions on ladders come out. Effects of layers are assumed to add up; the caller
-measures the true effect of all together.
-"""
+perplexity. Pure: bytes and effects go in, positions on ladders come out. Effects of layers are assumed to add up; the
+caller measures the true effect of all together."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -23,10 +20,8 @@ class Options:
 
 
 def path_of(layers: Sequence[Options], limit_bytes: int) -> list[Sizes]:
-    """Returns ever larger sizes, from the smallest of all layers until nothing more fits `limit_bytes`.
-
-    Each step enlarges the layer whose larger predictor saves most per byte; one that saves nothing comes last.
-    """
+    """Returns ever larger sizes, from the smallest of all layers until nothing more fits `limit_bytes`. Each step
+    enlarges the layer whose larger predictor saves most per byte; one that saves nothing comes last."""
     at = [0] * len(layers)
     used = sum(options.nbytes[0] for options in layers)
     path = [tuple(at)]
@@ -52,10 +47,7 @@ def _saved_per_byte(options: Options, now: int, larger: int) -> float:
 
 def first_that_meets(meets: Callable[[int], bool], length: int, start: int) -> int:
     """Returns the first of `length` ascending places that meets the condition, if all later ones do, too; else the
-    last.
-
-    Searches from `start` in doubling steps up or down, then by bisection: sizes grow and shrink around the start.
-    """
+    last. Searches from `start` in doubling steps up or down, then by bisection."""
     meets = functools.cache(meets)
     low, high, step = -1, length - 1, 1
     place = start

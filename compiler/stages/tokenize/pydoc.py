@@ -1,9 +1,8 @@
 """Decides which text the demo model is trained, calibrated and measured on.
 
-Reads two things that a CPython installation carries: pydoc_data.topics and the docstrings
-of the standard library's source files, which are parsed with ast and never imported.
-Returns whole documents (one per topic, one per source file) in four disjoint splits.
-A document's split depends on its name alone, so another patch version of CPython, with
+Reads two things that a CPython installation carries: pydoc_data.topics and the docstrings of the standard library's
+source files, which are parsed with ast and never imported. Returns whole documents (one per topic, one per source file)
+in four disjoint splits. A document's split depends on its name alone, so another patch version of CPython, with
 slightly different text, does not move a document from one split to another.
 """
 
@@ -76,11 +75,8 @@ def source_files(root: Path) -> list[Path]:
 
 
 def docstrings(source: bytes) -> Iterator[str]:
-    """Yields the docstrings of a module and of its classes and functions, in source order.
-
-    Visits only bodies of modules, classes and functions: a full ast.walk costs
-    several times as much and finds a handful more.
-    """
+    """Yields the docstrings of a module and of its classes and functions, in source order. Visits only bodies of
+    modules, classes and functions: a full ast.walk costs several times as much and finds a handful more."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

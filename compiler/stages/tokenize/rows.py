@@ -119,7 +119,6 @@ class RowReader:
 
 
 def _message(place: str, message: Any) -> dict[str, Any]:
-    """Returns a message with `role` and `content`, from either of the two spellings."""
     if isinstance(message, Mapping) and message.get("from") in SPEAKERS and isinstance(message.get("value"), str):
         return {"role": SPEAKERS[message["from"]], "content": message["value"]}
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):

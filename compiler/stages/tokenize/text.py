@@ -65,8 +65,6 @@ def read_corpus(
     hub dataset.
 
     Args:
-        seed: Decides order and splits.
-        revision: The commit of a hub dataset.
         wanted_chars: How much of each split of a hub dataset is fetched; files are read whole, up to `MAX_TEXT_BYTES`.
 
     Raises:
@@ -178,8 +176,7 @@ def _parts(text: str) -> tuple[list[str], str]:
 
 
 def _cut(name: str, texts: Sequence[str], tests: Sequence[str], seed: int, tasks: Mapping[str, str]) -> Documents:
-    """Splits documents by size; with `tests` the test split is exactly those, and the other splits contain none of
-    them."""
+    """Splits documents by size; with `tests` the test split is exactly those, which the other splits then lack."""
     used: list[Split] = ["calibration", "validation"] if tests else list(SPLITS)
     held_out = set(tests)
     ordered = _ordered((text for text in texts if text not in held_out), seed)
@@ -215,10 +212,8 @@ def _ordered(texts: Iterator[str] | Sequence[str], seed: int) -> tuple[str, ...]
 
 
 def _read_dataset(corpus: str, revision: str | None, seed: int, wanted_chars: int, rows: RowReader) -> Documents:
-    """Reads `owner/name` or `owner/name:subset` of the hub at a commit; never runs a dataset's script.
-
-    Streamed: fetching stops when a split has `wanted_chars` of text.
-    """
+    """Reads `owner/name` or `owner/name:subset` of the hub at a commit; never runs a dataset's script. Streamed:
+    fetching stops when a split has `wanted_chars` of text."""
     from datasets import load_dataset
     from huggingface_hub import constants
 

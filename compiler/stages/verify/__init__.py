@@ -258,10 +258,8 @@ def protocol_of(corpus: Corpus, block_tokens: int) -> Protocol:
 
 def write_sample(folder: str, block: np.ndarray) -> Sample | None:
     """Answers a question if the model has a chat template, else continues the first words of a test block, int32
-    [block_tokens]; None without a tokenizer.
-
-    The prompt is encoded like a user's: the same text, options and artifact give the same continuation.
-    """
+    [block_tokens]; None without a tokenizer. The prompt is encoded like a user's: the same text, options and artifact
+    give the same continuation."""
     session = Session(folder)
     codec, template = TextCodec.of(session.artifact), ChatTemplate.of(session.artifact)
     if codec is None:

@@ -52,8 +52,7 @@ class Replayed:
     """A session whose first tokens can be compared with simulated flash."""
 
     def __init__(self, folder: str, flash: str = DEFAULT_FLASH, plan: Plan | None = None) -> None:
-        """Opens the artifact, under its largest plan or `plan`; run `session` once, with this object as its
-        `on_logits`."""
+        """Opens the artifact under `plan` or its largest; run `session` once, with this object as its `on_logits`."""
         self.max_tokens = MAX_DENSE_TOKENS if is_dense(folder, plan) else MAX_TOKENS
         self._recorder, self.lengths = Recorder(max_tokens=self.max_tokens), ReadLengths()
         # modelled for the report
@@ -73,8 +72,7 @@ class Replayed:
         return self._decisions == _decisions(simulated)
 
     def ladder(self, model: Model) -> tuple[LadderStep, ...]:
-        """Returns the gain of each mechanism on these tokens; none if other settings would change the requests. `model`
-        is the packed model."""
+        """Returns the gain of each mechanism on these tokens; none if other settings would change the requests."""
         if self.session.decoder.sees_residency or self._recorder.num_tokens < FEWEST_TOKENS:
             return ()
         return climb(self.session.artifact, self.session.plan, self._recorder.events, model)
@@ -108,7 +106,6 @@ def decode(
 
     Args:
         blocks: int32 [num_blocks, block_tokens].
-        watch: Receives all logits.
         much: Whether only the first tokens are decoded one by one, in one run.
         plan: The plan to decode with; None for the artifact's largest, the only one whose mechanisms are compared.
     """

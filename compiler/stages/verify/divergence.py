@@ -52,8 +52,7 @@ class SourceComparison:
 
     @contextmanager
     def ahead(self) -> Iterator[Callable[[np.ndarray], None]]:
-        """Yields what records the rows of a run over all blocks; with several cores, the source's logits of a block are
-        computed while the block before it is decoded."""
+        """Yields what records the rows of a run over all blocks; several cores compute the source one block ahead."""
         if self.threads < 2:
             yield self.begin(0)
             return
@@ -68,10 +67,8 @@ class SourceComparison:
             yield self.begin(0, source)
 
     def begin(self, block: int, source: Callable[[int], np.ndarray] | None = None) -> Callable[[np.ndarray], None]:
-        """Returns what records the rows of a run that begins at `block`; several runs may go on at once.
-
-        `source` is called in place of the field, with one block after the other.
-        """
+        """Returns what records the rows of a run that begins at `block`; several runs may go on at once. `source` is
+        called in place of the field, with one block after the other."""
         source = source or self.source
         done, expected = 0, np.empty((0, 0))
 

@@ -24,11 +24,8 @@ PROMPT_TOKENS, NEW_TOKENS = 64, 64
 
 
 def drafts_of_all(folder: str, manifest: Manifest, block: np.ndarray) -> tuple[PlanDrafts, ...]:
-    """Returns the figures of each plan that drafts, the largest budget first.
-
-    Args:
-        block: A block of test text, int32 [block_tokens], whose first tokens are the prompt.
-    """
+    """Returns the figures of each plan that drafts, the largest budget first; the first tokens of `block`, int32
+    [block_tokens] of test text, are the prompt."""
     _, *others = by_budget(manifest.plans)[::-1]
     plans = [choose_plan(manifest), *(choose_plan(manifest, plan.dram_budget_bytes) for plan in others)]
     return tuple(_measured(folder, plan, block) for plan in plans if draft_of(plan, manifest)[0].PROPOSES)

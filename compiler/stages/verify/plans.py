@@ -1,7 +1,5 @@
-"""Measures the further plans of an artifact on the same test text, and lists the figures of all of them.
-
-Each is decoded as a user would have it: the runtime is given the plan's budget.
-"""
+"""Measures the further plans of an artifact on the same test text, and lists the figures of all of them. Each is
+decoded as a user would have it: the runtime is given the plan's budget."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -25,12 +23,8 @@ def figures_of_all(
     under: Callable[[Plan], tuple[Decoded, SourceComparison]],
     nll_source: Sequence[float],
 ) -> tuple[PlanFigures, ...]:
-    """Returns the figures of all plans, the largest first; none if there is one plan alone.
-
-    Args:
-        default: The text under the largest plan, and what has received its logits.
-        under: Decodes the text under another plan.
-    """
+    """Returns the figures of all plans, the largest first; none if there is one plan alone. `default` has the text
+    under the largest plan, and what has received its logits; `under` decodes it under another."""
     largest, *others = by_budget(manifest.plans)[::-1]
     if not others:
         return ()
@@ -44,12 +38,7 @@ def figures_of_all(
 def figures_of(
     manifest: Manifest, plan: Plan, decoded: Decoded, watch: SourceComparison, nll_source: Sequence[float]
 ) -> PlanFigures:
-    """Returns a plan's figures.
-
-    Args:
-        watch: Has received the plan's logits.
-        nll_source: Mean nats per token of each block, of the source.
-    """
+    """`watch` has received the plan's logits; `nll_source`: mean nats per token of each block, of the source."""
     run, artifact, source = decoded.run, np.array(decoded.block_nll), np.array(nll_source)
     ppl_artifact, error = perplexity(artifact)
     ratio, ratio_error = perplexity(artifact - source)
