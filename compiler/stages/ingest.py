@@ -124,7 +124,7 @@ class _Checkpoint:
     settings: dict[str, dict[str, Any]]
     """The believed keys of each settings file other than config.json."""
     has_own_settings: bool
-    """Whether the settings are files of the checkpoint, and not made of a GGUF file's keys."""
+    """True if the settings are files of the checkpoint, and not made of a GGUF file's keys."""
 
 
 def run(config: IngestConfig, work: Workspace) -> Model:

@@ -81,7 +81,7 @@ def _choice(found: Searched) -> BudgetChoice:
 
 
 def _shared(alone: Sequence[Searched]) -> list[Searched]:
-    """Of equally good choices, takes the best under the smallest budget."""
+    """Takes of equally good choices the best under the smallest budget."""
     best = [one for found in reversed(alone) for one in (found.best, found.dense) if one is not None]
     kinds = dict.fromkeys(one.candidate.shared for one in best)
     within = [[of_shared(found, shared) for found in alone] for shared in kinds]

@@ -14,8 +14,8 @@ from coldpress.schemas.families import layers_of, resident_share, used_share
 from coldpress.schemas.model import ModelSpec
 
 MIN_DENSITY = 0.05
-"""Of the MLP's weights on flash. No published method keeps a model usable below it; a budget that asks for less gets
-slower, not sparser."""
+"""Share of the MLP's weights on flash. No published method keeps a model usable below it; a budget that asks for less
+gets slower, not sparser."""
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ class _Hope:
     draft: CoarseDraft | None = None
     words: str = ""
     in_cache: bool = False
-    """Whether it was measured with a cache in the loop, if it sees residency."""
+    """True once a selector that sees residency was measured with a cache in the loop."""
 
 
 def completed(config: AllocateConfig, inputs: Inputs, floor: Floor, budgets: Sequence[int | str]) -> Curves:

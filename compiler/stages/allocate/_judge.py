@@ -42,7 +42,7 @@ DENSITIES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 class BudgetJudge:
     def __init__(self, config: AllocateConfig, inputs: Inputs, floor: Floor, replays: Replays) -> None:
-        """Where the budget is a share, each candidate has this share of what its own formats take."""
+        """If the budget is a share, each candidate has this share of what its own formats take."""
         self._config, self._inputs, self._floor, self._replays = config, inputs, floor, replays
         self._known: dict[Candidate, Judged] = {}
         self.refusals: dict[Method, ColdpressError] = {}

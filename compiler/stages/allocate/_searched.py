@@ -27,7 +27,7 @@ class Searched:
     space: Space
     judged: list[Judged] = field(default_factory=list)
     alone: Judged | None = None
-    """What the budget would take by itself, where several budgets share a choice."""
+    """The choice of this budget by itself, where several budgets share another one."""
 
     def within(self, space: Space) -> "Searched":
         """Searches a part of the space; candidates that are judged already cost nothing."""
@@ -50,7 +50,7 @@ class Searched:
 
     @property
     def refusal(self) -> ColdpressError:
-        """Why nothing fits: of the candidate that needs the least DRAM; of the first one, if DRAM is not what lacks."""
+        """The reason of the candidate that needs the least DRAM; of the first one, if DRAM is not what lacks."""
         needing = [one for one in self.judged if one.needed_bytes is not None]
         if not needing:
             return next(iter(self.judge.refusals.values()))

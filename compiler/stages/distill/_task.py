@@ -16,4 +16,4 @@ class Task:
     seed: int
     device: str
     recompute: bool
-    """Whether the backward pass recomputes each layer instead of storing its inner values."""
+    """True if the backward pass recomputes each layer instead of storing its inner values."""

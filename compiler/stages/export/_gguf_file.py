@@ -30,7 +30,7 @@ class Planned:
     roles: tuple[str, ...]
     """Roles of the matrices it holds: one, those of all experts, or those whose rows it joins."""
     stored: StoredTensor
-    """How the first role is stored; all others are stored the same way."""
+    """Storage of the first role; all others are stored the same way."""
     type: TypeName
     rotated_heads: int
     """Heads whose rows llama.cpp expects in another order; 0 for most tensors."""
@@ -47,7 +47,7 @@ class Planned:
 
     @property
     def exact(self) -> bool:
-        """Whether its values equal the artifact's."""
+        """Tells whether its values equal the artifact's."""
         lossless = {("F32", None), ("F16", "fp16")}
         return self.copied or (self.type, self.stored.format) in lossless
 

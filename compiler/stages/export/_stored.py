@@ -33,7 +33,7 @@ class StoredTensor:
     format: FormatName | None
     """None: float32."""
     by_column: bool = False
-    """Whether slices are columns of the matrix, not rows."""
+    """True if slices are columns of the matrix, not rows."""
 
 
 @dataclass(frozen=True)

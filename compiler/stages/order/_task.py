@@ -47,7 +47,7 @@ class Activity:
     num_layers: int = 1
     threads: int = 1
     gpu: bool = False
-    """Whether co-activation is counted on a GPU; the counts are the same."""
+    """True if a GPU counts co-activation; the counts are the same."""
 
     @cached_property
     def counts(self) -> np.ndarray:

@@ -35,7 +35,7 @@ class Level:
     low: int
     high: int
     may_be_empty: bool
-    """Whether c_j may be 0."""
+    """True if c_j may be 0."""
     may_be_used: bool
 
     @property

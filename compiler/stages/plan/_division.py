@@ -100,7 +100,7 @@ class Division:
     pinned: Mapping[Key, int] = field(default_factory=dict[Key, int])
     """Units to pin, by layer, then family."""
     spared_bytes: Mapping[CacheName, int] = field(default_factory=dict[CacheName, int])
-    """What a cache leaves of the bookkeeping that `fixed` counts for the largest one."""
+    """Bytes that a cache leaves of the bookkeeping that `fixed` counts for the largest one."""
 
     @property
     def budget_bytes(self) -> int:

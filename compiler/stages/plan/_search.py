@@ -25,7 +25,7 @@ WORTH = 0.985
 WORTH_SLOTS = 0.9
 """The same for a read buffer in place of slots, which also let a router prefer what is in DRAM (stages/route)."""
 NEARLY = 1.1
-"""Of the gaps that cost at most this times the least in `order`, the smallest, a middle and the largest are tried."""
+"""The smallest, a middle and the largest of the gaps are tried that cost at most this times the least in `order`."""
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Pinned shares that are tried beside the units that `place` pins."""
 Change = tuple[str, Settings]

@@ -26,7 +26,7 @@ class Need(NamedTuple):
 
     build: Build
     whole: Whole
-    """What a share counts, in the formats of the layers and of the KV cache."""
+    """The bytes that a share counts, in the formats of the layers and of the KV cache."""
     asked_bytes: int
     """The smallest of the asked budgets."""
     parts: dict[str, int]

@@ -36,7 +36,7 @@ class Marks:
     up: tuple[float | None, ...]
     """None draws a line from the bottom to the top: only the figure across is known."""
     amounts: tuple[float, ...]
-    """What the areas of the marks are proportional to."""
+    """Figures that the areas of the marks are proportional to."""
     colour: str
     """One of SERIES."""
     shape: str

@@ -18,7 +18,7 @@ class Part:
     name: str
     num_bytes: int
     share: float
-    """Of the bar."""
+    """Share of the bar."""
     colour: str
     """A CSS colour."""
 

@@ -24,7 +24,7 @@ class Step(NamedTuple):
     before: int
     """The index of the strength before it."""
     error: float
-    """What it adds to the sum of errors."""
+    """Its addition to the sum of errors."""
 
 
 @dataclass(frozen=True)

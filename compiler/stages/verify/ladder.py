@@ -31,14 +31,14 @@ UNMODELLED = "+io_uring"
 OVERLAP = "+overlap"
 """The second step here: all later steps overlap reading and computing, like the dense run they are compared with."""
 FIRST_OF_FLASH = "+collapse"
-"""How the name of the step after ordering begins: first units that are used together are placed together, then the gaps
-between them are read (Ripple 4 and 5)."""
+"""Beginning of the name of the step after ordering: first units that are used together are placed together, then the
+gaps between them are read (Ripple 4 and 5)."""
 
 
 @dataclass(frozen=True)
 class Placed(ladder.Setting):
     ordered: bool
-    """Whether units lie in the artifact's order, or in the model's own."""
+    """True if units lie in the artifact's order, False if in the model's own."""
     dense: DenseRun | None = None
     """A dense run of the model instead of the artifact."""
 
