@@ -20,7 +20,6 @@ REMEDIES = {
     errno.EAGAIN: "allow more processes and threads (ulimit -u), or free some memory",
     errno.ENOLCK: "choose a build_dir on a file system that has locks",
 }
-"""Remedies by error number of the system."""
 
 
 def main(argv: list[str] | None = None) -> int:

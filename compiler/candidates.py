@@ -21,7 +21,7 @@ from coldpress.schemas.model import ModelSpec
 
 AUTO = "auto"
 DEFAULT_FORMAT, DEFAULT_PLANES = "int4_group32", "int4_2_2"
-"""What a build takes if its method is given and its format is not; the second if its selector refines."""
+"""Formats of a build whose method is given and whose format is not; the second if its selector refines."""
 
 
 def methods_for(method: str, exact_zeros: bool, is_mixture: bool) -> tuple[str, ...]:
@@ -177,7 +177,6 @@ def _families(method: str, options: Options, spec: ModelSpec) -> tuple[str, ...]
 
 
 def _check_families(method: str, families: Sequence[str], spec: ModelSpec) -> None:
-    """The runtime's decoder can compute the model with these families on flash."""
     expected = missing_for_decoder(families, spec)
     if expected:
         raise ColdpressError(

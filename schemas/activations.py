@@ -26,8 +26,6 @@ from coldpress.schemas.families import FamilyName
 
 
 class FamilyStatistics(Record):
-    """Statistics of one family in one layer."""
-
     family: FamilyName
     num_units: PositiveCount
     density: Share | None
@@ -48,8 +46,6 @@ class TopPrecision(Record):
 
 
 class ExpertUses(Record):
-    """Which experts of a layer the tokens use."""
-
     num_experts: PositiveCount
     predictability: Share | None
     """Share of the uses whose expert the router already chooses from the MLP input of the layer before; None for
@@ -58,8 +54,6 @@ class ExpertUses(Record):
 
 
 class LayerStatistics(Extended):
-    """Statistics of one layer."""
-
     LATER = ("experts",)
 
     layer: Count
@@ -73,13 +67,10 @@ class LayerStatistics(Extended):
     """None, which is left out of the file, for a layer without experts."""
 
     def family(self, name: FamilyName) -> FamilyStatistics | None:
-        """Returns the statistics of one family, with or without bits and counts; None if it was not measured."""
         return next((found for found in self.families if found.family == name), None)
 
 
 class TaskTokens(Record):
-    """A task of the corpus."""
-
     name: str
     num_tokens: Count
 
@@ -95,7 +86,7 @@ class Activations(Extended):
     first_block: Count = 0
     """Where the text begins among the calibration blocks; above 0 only in shards."""
     exact_zeros: bool
-    """Whether activity, where it was counted, is |signal| > 0 (ReLU) rather than a chosen density."""
+    """True if activity, where it was counted, is |signal| > 0 (ReLU) rather than a chosen density."""
     compute_dtype: Literal["float32", "bfloat16"] | None = None
     """The dtype of the pass; None in records made by hand."""
     tasks: tuple[TaskTokens, ...] = ()
@@ -104,19 +95,17 @@ class Activations(Extended):
     """Digest of the weights that ran (`Model.weights_sha256`); None in records made by hand."""
     layers: tuple[LayerStatistics, ...]
     experts: ExpertCurve | None = None
-    """Of the layers with experts together; None, which is left out of the file, if there are none."""
+    """The curve of the layers with experts together; None, which is left out of the file, if there are none."""
 
     def are_exact(self, families: Collection[FamilyName]) -> bool:
-        """Whether the zeros of these families are exact, so that their activity is known without a density."""
+        """Returns whether the zeros of these families are exact, so that their activity is known without a density."""
         found = [layer.family(name) for layer in self.layers for name in families]
         return self.exact_zeros and all(family is not None and family.density is not None for family in found)
 
     def of_layers(self, layers: Collection[int]) -> "Activations":
-        """The same statistics without those of other layers."""
         return self.model_copy(update={"layers": tuple(entry for entry in self.layers if entry.layer in layers)})
 
     def of_families(self, families: Collection[FamilyName]) -> "Activations":
-        """The same statistics without those of other families."""
         layers = tuple(
             layer.model_copy(update={"families": tuple(entry for entry in layer.families if entry.family in families)})
             for layer in self.layers

@@ -36,15 +36,15 @@ class Compute(Record):
     copy_bytes_per_s: Figure[float] | None = None
     """Bytes of units that go from the read buffer to their slots (LLM in a flash's memory management)."""
     request_s: Figure[float] | None = None
-    """What a request for units costs beside its products and copies, if all its units are in DRAM."""
+    """Cost of a request for units beside its products and copies, if all its units are in DRAM."""
     reading_s: Figure[float] | None = None
-    """What it costs in addition if it reads: planning, bookkeeping, evictions."""
+    """Its further cost if it reads: planning, bookkeeping, evictions."""
     portion_s: Figure[float] | None = None
-    """What each portion of its reads costs in addition, from the wait for it to the next one."""
+    """Further cost of each portion of its reads, from the wait for it to the next one."""
     layer_s: Figure[float] | None = None
-    """What a layer costs beside its products and requests: norms, attention over the context, calls."""
+    """Cost of a layer beside its products and requests: norms, attention over the context, calls."""
     token_s: Figure[float] | None = None
-    """What a token costs beside its layers."""
+    """Cost of a token beside its layers."""
     further_share: Figure[float] | None = None
     """Products of each further token of a pass, over those of its first: the tokens share the passing of weights."""
 
@@ -65,13 +65,7 @@ class Compute(Record):
 
 
 def overlapped_seconds(overlap: Overlap, flash_s: float, computing_s: float, requests_s: float) -> float:
-    """Returns the seconds of tokens under an assumption about what overlaps.
-
-    Args:
-        overlap: The assumption.
-        flash_s: Seconds of all reads.
-        computing_s: Seconds of all computing and copying.
-        requests_s: Seconds of the tokens where each request's reads and computing overlap.
-    """
+    """Returns the seconds of tokens under an assumption about what overlaps; `requests_s` are those where each
+    request's reads and computing overlap."""
     found = {"none": flash_s + computing_s, "request": requests_s, "all": max(flash_s, computing_s)}
     return found[overlap]

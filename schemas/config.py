@@ -21,7 +21,7 @@ class Key:
     """Package whose plug-ins are the values, such as `coldpress.runtime.cache`; empty: the field's type has the
     values."""
     auto: bool = False
-    """Whether `auto` is a value, too; the workflow resolves it before a stage sees it."""
+    """True if `auto` is a value, too; the workflow resolves it before a stage sees it."""
     default: str = ""
     """A description of the default, if the workflow derives it; empty: the field's default."""
 

@@ -33,5 +33,4 @@ class Corpus(Record):
     splits: tuple[TokenBlocks, ...]
 
     def split(self, name: Split) -> TokenBlocks:
-        """Returns the blocks of one split."""
         return next(blocks for blocks in self.splits if blocks.split == name)

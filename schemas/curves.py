@@ -1,4 +1,4 @@
-"""What leaving out units and rounding weights cost a model, and signals of text that nothing was fitted to.
+"""Losses of a model by left-out units and rounded weights, and signals of text that nothing was fitted to.
 
 Arrays of the trace: `<layer>.<signal>` float16 [num_tokens, n], the signal of each token of consecutive blocks in the
 whole model (schemas/families.py), rounded to five bits of mantissa: two units change places only if their magnitudes
@@ -68,7 +68,7 @@ class RoutedPoint(Loss):
     """Routers that prefer experts in DRAM with one strength in all layers, and every unit of their experts used."""
 
     strength: float = Field(gt=0)
-    """How much they prefer them (runtime/routing)."""
+    """Strength of the preference (runtime/routing)."""
 
 
 class RoutingCurve(Record):
@@ -92,7 +92,7 @@ class CoarseDraft(Loss):
 
 
 class LayerGains(Record):
-    """What each layer gains if its units keep more of their bits in DRAM."""
+    """Gain of each layer whose units keep more of their bits in DRAM."""
 
     coarser: FormatName
     finer: FormatName
@@ -104,18 +104,14 @@ class LayerGains(Record):
 
     @property
     def rows(self) -> tuple[tuple[float, ...], ...]:
-        """Returns the gains by layer: of each matrix, or one of them all."""
         return tuple(row if isinstance(row, tuple) else (row,) for row in self.per_layer)
 
     @property
     def of_layers(self) -> "LayerGains":
-        """Returns what whole layers gain."""
         return self.model_copy(update={"per_layer": tuple(map(math.fsum, self.rows))})
 
 
 class Unexplored(Record):
-    """A selector without a curve."""
-
     method: Method
     reason: str
 
@@ -131,10 +127,10 @@ class Curves(Extended):
     curves: tuple[Curve, ...]
     formats: tuple[FormatLoss, ...]
     heads: tuple[FormatLoss, ...] = ()
-    """Of the head in formats that take fewer bytes than the one that goes with the layers', which is taken to lose
-    nothing; with the embeddings, where they are tied to it."""
+    """Losses of the head in formats that take fewer bytes than the one that goes with the layers', which is taken to
+    lose nothing; with the embeddings, where they are tied to it."""
     kv_caches: tuple[KvCacheLoss, ...] = ()
-    """Of the formats that take fewer bytes than the default one, which is taken to lose nothing."""
+    """Losses of the formats that take fewer bytes than the default one, which is taken to lose nothing."""
     drafts: tuple[CoarseDraft, ...] = ()
     """By formats in planes; empty where drafts are off."""
     layer_gains: tuple[LayerGains, ...] = ()
@@ -154,13 +150,10 @@ class Curves(Extended):
         return self if other is None else other.model_copy(update={"trace": self.trace})
 
     def draft(self, name: FormatName) -> CoarseDraft | None:
-        """Returns the coarse planes of a format as a draft; None if they were not measured."""
         return next((found for found in self.drafts if found.format == name), None)
 
     def gains(self, coarser: FormatName) -> LayerGains | None:
-        """Returns what layers gain over a format in planes; None if it was not measured."""
         return next((found for found in self.layer_gains if found.coarser == coarser), None)
 
     def format_loss(self, name: FormatName) -> FormatLoss | None:
-        """Returns the loss of a format; None if it was not measured."""
         return next((found for found in self.formats if found.format == name), None)

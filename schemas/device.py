@@ -49,7 +49,6 @@ class Accelerator(Record):
 
 
 def _law_of(values: dict[str, Any]) -> Law:
-    """Fits the law of a flash whose record has none."""
     return fit(_grid(values["read_curve"].value, values["queue_depth"].value), values["latency_s"].value).law
 
 
@@ -59,7 +58,7 @@ class Flash(Record):
     page_bytes: Figure[PositiveCount]
     queue_depth: Figure[PositiveCount]
     latency_s: Figure[float]
-    """What a read takes besides its operation and its bytes, however many are in flight: the time to the first byte."""
+    """Time of a read besides its operation and its bytes, however many are in flight: that to the first byte."""
     read_curve: Figure[Many[ReadPoint]]
     """Points by ascending read size, those of one size by ascending reads in flight."""
     law: Law = Field(default_factory=_law_of)
@@ -108,7 +107,6 @@ class Flash(Record):
 
     @property
     def grid(self) -> Grid:
-        """Returns the points of the read curve."""
         return _grid(self.read_curve.value, self.queue_depth.value)
 
     @property
@@ -144,7 +142,7 @@ class Flash(Record):
 
 
 UNCOMPUTED = "flash and DRAM bandwidth; this profile has no figure for computing"
-"""What a modelled speed counts for a device whose profile has no `compute`: it is an upper bound."""
+"""Basis of a modelled speed for a device whose profile has no `compute`: it is an upper bound."""
 
 OF_TOKENS = 0.2
 """Share by which modelled seconds of whole tokens were off on machines that were measured themselves
@@ -187,7 +185,6 @@ class DeviceProfile(Record):
 
 
 def _shown(sizes: Sequence[object]) -> str:
-    """Formats the first sizes of a curve for an error."""
     return str(list(sizes)) if len(sizes) <= 8 else f"{list(sizes[:8])} and {len(sizes) - 8} more"
 
 
@@ -211,7 +208,6 @@ def flash_seconds(flash: Flash, num_reads: Any, num_bytes: Any, in_flight: int |
     `flash_seconds(flash, 1, read_bytes)`: a read of many bundled units delays it, although it costs fewer operations.
 
     Args:
-        flash: The device's flash.
         num_reads: Number of reads, an integer or an array of integers.
         num_bytes: Bytes of these reads, a number or an array of the same shape.
         in_flight: The reads that are in flight at once, if fewer than the queue depth.

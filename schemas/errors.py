@@ -8,10 +8,8 @@ Name = TypeVar("Name", bound=str)
 
 
 def printable(text: str) -> str:
-    """Returns `text` on one line, with unprintable characters as escapes.
-
-    So a stranger's name can neither move a terminal's cursor nor begin a new line.
-    """
+    """Returns `text` on one line, unprintable characters escaped, so that a stranger's name moves no terminal's
+    cursor."""
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
@@ -90,9 +88,9 @@ class CorruptPageError(ArtifactError):
 
 
 NO_THREAD = "may not start another thread; allow more processes and threads (ulimit -u), or free some memory"
-"""What a command says, behind its name, where `is_refused_thread`."""
+"""Text of a command, behind its name, where `is_refused_thread`."""
 
 
 def is_refused_thread(error: RuntimeError) -> bool:
-    """Whether the system refused a thread: Python and the native core raise it without an error number."""
+    """Returns whether the system refused a thread: Python and the native core raise it without an error number."""
     return str(error) in ("can't start new thread", "Resource temporarily unavailable")

@@ -1,4 +1,4 @@
-"""How well DRAM serves the experts of a mixture, for every number of experts that a layer may hold."""
+"""Curves of how well DRAM serves the experts of a mixture, by the number of experts that a layer may hold."""
 
 from pydantic import Field
 

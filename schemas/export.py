@@ -4,8 +4,6 @@ from coldpress.schemas.base import Many, PositiveCount, Record, Sha256
 
 
 class Export(Record):
-    """One file in another engine's format."""
-
     target: str
     """A file of compiler/stages/export."""
     file: str
@@ -13,6 +11,5 @@ class Export(Record):
     sha256: Sha256
     size_bytes: PositiveCount
     artifact_sha256: Sha256
-    """Identity of the artifact."""
     rounded: Many[str]
     """The file's names of tensors whose values were rounded again; all others equal the artifact's, to the bit."""

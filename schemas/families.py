@@ -87,7 +87,6 @@ class Family(Record):
 
     @property
     def roles(self) -> tuple[MatrixRole, ...]:
-        """Returns the matrices that the slices belong to."""
         return tuple(piece.role for piece in self.slices)
 
 
@@ -137,7 +136,6 @@ FamilyName = Annotated[str, AfterValidator(known_family)]
 
 
 def of_layers(formats: Formats) -> LayerFormats:
-    """Returns the formats of the layers alone."""
     return formats.layers if isinstance(formats, OwnHead) else formats
 
 
@@ -152,20 +150,17 @@ def with_head(layers: LayerFormats, head: HeadFormat | None) -> Formats:
 
 
 def layer_format(formats: Formats, layer: int) -> UnitFormat:
-    """Returns the format of a layer's units, or those of its MLP's matrices."""
     found = of_layers(formats)
     return found if isinstance(found, str) else found[layer]
 
 
 def format_at(formats: Formats, layer: int, family: FamilyName) -> UnitFormat:
-    """Returns the format of a family's units in a layer."""
     name = layer_format(formats, layer)
     known = matrix_formats(name)
     return unit_format([known[role] for role in FAMILIES[family].roles if role in known] or [name])
 
 
 def matrix_formats(name: UnitFormat) -> dict[MatrixRole, FormatName]:
-    """Returns the format of each of the MLP's matrices from that of a layer."""
     names = slice_formats(name)
     return dict(zip(MLP_ROLES[-len(names) :], names, strict=True)) if len(names) > 1 else dict.fromkeys(MLP_ROLES, name)
 
@@ -193,7 +188,6 @@ def slices(family: str, spec: ModelSpec) -> tuple[Slice, ...]:
 
 
 def _present(spec: ModelSpec) -> tuple[MatrixRole, ...]:
-    """Returns the matrices of a layer: without a gate or a matrix of values, if the model has none."""
     return (*spec.attention_roles, *(role for role in MLP_ROLES if spec.gated_mlp or role != "gate_proj"))
 
 
@@ -254,13 +248,11 @@ def signal_of(family: str, spec: ModelSpec) -> Signal:
 
 
 def activity_of(family: str, spec: ModelSpec) -> Signal:
-    """Returns the signal with an entry for each unit of `family`."""
     found = FAMILIES[family]
     return signal_of(family, spec) if found.signal == found.activity else found.activity
 
 
 def slice_length(piece: Slice, spec: ModelSpec) -> int:
-    """Returns the number of values in one slice."""
     rows, columns = role_shape(spec, f"{piece.role}.weight")
     return {"row": columns, "column": rows}[piece.axis]
 
@@ -286,10 +278,8 @@ def resident_names(layer: int, families: Sequence[str], spec: ModelSpec) -> tupl
 
 
 def mlp_shares(families: Iterable[str], spec: ModelSpec) -> dict[str, float]:
-    """Returns the share of the MLP's weights that each family holds; 0 for attention's.
-
-    All matrices of the MLP have equally many weights.
-    """
+    """Returns the share of the MLP's weights that each family holds, 0 for attention's; its matrices are equally
+    large."""
     count = 3 if spec.gated_mlp else 2
     return {family: sum(piece.role in MLP_ROLES for piece in slices(family, spec)) / count for family in families}
 
@@ -315,7 +305,7 @@ def mlp_families(names: Iterable[str], spec: ModelSpec) -> tuple[list[Family], l
 
 
 def missing_for_decoder(names: Sequence[str], spec: ModelSpec) -> str | None:
-    """None if the decoder can compute the model with these families on flash; otherwise the families that it needs.
+    """Returns None if the decoder can compute the model with these families on flash; else the families that it needs.
 
     Each matrix is in one place, at most one family is over the inner activation, and its signal is known before its
     units are read. Experts need such a family.
@@ -339,7 +329,6 @@ def missing_for_decoder(names: Sequence[str], spec: ModelSpec) -> str | None:
 
 
 def _is_computable(family: Family, spec: ModelSpec) -> bool:
-    """Whether a family over the inner activation holds the down projection, and no matrix that its signal needs."""
     gate_matters = spec.gated_mlp or family.signal in ("mlp_input", "mlp_inner")
     is_known = not set(KNOWN_BEFORE[family.signal]) & set(family.roles)
     return "down_proj" in family.roles and is_known and gate_matters

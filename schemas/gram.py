@@ -29,8 +29,6 @@ def measured_roles(spec: ModelSpec) -> frozenset[str]:
 
 
 class LayerGram(Record):
-    """The Gram matrices of one layer."""
-
     layer: Count
     arrays: ArrayFile
 

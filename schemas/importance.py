@@ -1,4 +1,4 @@
-"""How much each input of each matrix matters: the result of `importance`, from an importance matrix of llama.cpp.
+"""Importance of each input of each matrix: the result of `importance`, from an importance matrix of llama.cpp.
 
 Arrays of a layer (safetensors): for each matrix of the layer, such as `down_proj` or `experts.3.up_proj`, the mean
 square of each of its inputs over the text of llama.cpp's run, float32 [inputs]. `shared` holds `lm_head`.
@@ -8,8 +8,6 @@ from coldpress.schemas.base import ArrayFile, Count, Record, Sha256
 
 
 class LayerImportance(Record):
-    """The inputs of one layer's matrices."""
-
     layer: Count
     arrays: ArrayFile
 

@@ -19,7 +19,6 @@ Floats = NDArray[np.float64]
 RATES = (1e-9, 1e15)
 """Least and largest reads or bytes per second: wider than any device, and no sum of modelled seconds overflows."""
 OVERLAPS = tuple(step / 20 for step in range(20, -1, -1))
-"""Overlaps that the fit tries."""
 SAME_FIT = 1e-3
 """Fits whose errors differ by less are equally good; the one with more overlap is taken."""
 NUM_STEPS = 40
@@ -59,12 +58,8 @@ class Fit(NamedTuple):
 
 
 def combined(bounds: tuple[Any, Any, Any], overlap: float) -> Any:
-    """Returns the seconds that three bounds take together: their p-norm with p = 1 / (1 - overlap).
-
-    Args:
-        bounds: Seconds, numbers or float64 of one shape.
-        overlap: From 0 (the sum) to 1 (the maximum).
-    """
+    """Returns the seconds that three bounds take together, numbers or float64 of one shape: their p-norm with p = 1 /
+    (1 - overlap). An overlap of 0 gives the sum, 1 the maximum."""
     first, second, third = bounds
     if overlap == 0:
         return first + second + third

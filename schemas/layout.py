@@ -47,12 +47,10 @@ class Section(Extended):
 
     @property
     def layers(self) -> range:
-        """Returns the layers whose units are in the section."""
         return range(self.first_layer, self.last_layer + 1)
 
     @property
     def name(self) -> str:
-        """Returns a description of the section, for errors."""
         last = f" to {self.last_layer}" if self.last_layer != self.first_layer else ""
         return f"layer{'s' * bool(last)} {self.first_layer}{last}, family {self.family}"
 
@@ -77,7 +75,6 @@ class RowTable(Record):
 
     @property
     def name(self) -> str:
-        """Returns a description of the table, for errors."""
         return self.role
 
     @property
@@ -111,7 +108,6 @@ class SelectorArray(Record):
 
     @property
     def num_bytes(self) -> int:
-        """Returns the bytes of the array's values."""
         return ITEM_BYTES[self.dtype] * math.prod(self.shape)
 
 
@@ -146,16 +142,17 @@ class Plan(Extended):
     collapse_gap_bytes: Count
     """Two reads closer than this become one (Ripple 5.1)."""
     collapse: Collapse = "static"
-    """Whether the gap is constant, or the start value of a gap that adapts during a run (runtime/store/gap.py)."""
+    """`static`: the gap is constant; else it is the start value of a gap that adapts during a run
+    (runtime/store/gap.py)."""
     queue_depth: PositiveCount
     draft: DraftName | None = None
-    """What proposes the next tokens of a single sequence, which the model then checks in one pass (LLM in a flash 5.2);
+    """Proposer of the next tokens of a single sequence, which the model then checks in one pass (LLM in a flash 5.2);
     None, which is left out of the file, for nothing."""
     draft_tokens: Count = 0
     """Most tokens that it proposes per pass; 0, which is left out, without a draft."""
     routing: RoutingName | None = None
-    """How a mixture's routers choose experts; None, which is left out of the file, for the choice that the model was
-    trained with."""
+    """Way in which a mixture's routers choose experts; None, which is left out of the file, for the choice that the
+    model was trained with."""
     routing_strengths: Many[float] = ()
     """By layer, how much its router prefers experts in DRAM (runtime/routing); empty, which is left out, without
     `routing`."""
@@ -188,11 +185,9 @@ def layer_groups(num_hidden_layers: int, layers_per_group: int) -> tuple[range, 
 
 
 def by_budget(plans: Iterable[Plan]) -> list[Plan]:
-    """Sorts plans by ascending DRAM budget, then by name."""
     return sorted(plans, key=lambda plan: (plan.dram_budget_bytes, plan.name))
 
 
 def placed_parts(plan: Plan, sections: Iterable[Section]) -> list[tuple[PartPlan, Section]]:
-    """Returns the parts of a plan, each with the section that holds its units."""
     found = {(layer, section.family): section for section in sections for layer in section.layers}
     return [(part, found[part.layer, part.family]) for part in plan.parts]

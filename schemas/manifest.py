@@ -31,9 +31,9 @@ RESIDENT_FILE = "resident.safetensors"
 TABLES_FILE = "tables.safetensors"
 PREDICTORS_FILE = "predictors.safetensors"
 CURVES_FILE, TRACE_FILE = "curves.json", "trace.safetensors.zst"
-"""What `explore` found, for quotes on other devices; no run reads them."""
+"""Results of `explore`, for quotes on other devices; no run reads them."""
 EXPERTS_FILE = "experts.json"
-"""How well DRAM serves a mixture's experts (schemas/experts.py), for `inspect`; no run reads it."""
+"""Curves of how well DRAM serves a mixture's experts (schemas/experts.py), for `inspect`; no run reads them."""
 
 
 class Format(Record):
@@ -130,7 +130,6 @@ class Manifest(Record):
 
     @property
     def unit_formats(self) -> dict[tuple[int, FamilyName], UnitFormat]:
-        """Returns the format of the units of each layer and family."""
         of_family = {entry.family: entry.format for entry in self.families}
         return {
             (layer, section.family): section.format or of_family[section.family]

@@ -38,11 +38,11 @@ class RunMetrics(Record):
     kept_bytes: Count
     """Bytes of the units that were read and kept, each copied to its slot."""
     modelled_flash_s: Measured = math.nan
-    """What these reads take on the artifact's device, request by request (schemas/device.py); like the other two not a
+    """Time of these reads on the artifact's device, request by request (schemas/device.py); like the other two not a
     number, null in JSON, for a run that nobody attached a modelled clock to."""
     modelled_dram_s: Measured = math.nan
-    """What computing and copying take there (runtime/store/computing.py); by bytes over DRAM bandwidth where the
-    device's profile has no rates of computing."""
+    """Time of computing and copying there (runtime/store/computing.py); by bytes over DRAM bandwidth where the device's
+    profile has no rates of computing."""
     modelled_s: Measured = math.nan
     """Seconds of the tokens there. A request reads and computes at the same time; all else adds up."""
     flash_s: float
@@ -69,7 +69,7 @@ class RunMetrics(Record):
     extents_sha256: Sha256 | None = None
     """Digest over all reads, in order (runtime/store/store.py): equal for a real run and its simulation."""
     direct_io: bool | None = None
-    """Whether reads bypassed the page cache; if not, DRAM outside the budget may hold copies of the weights."""
+    """True if reads bypassed the page cache; if not, DRAM outside the budget may hold copies of the weights."""
 
     @property
     def hit_rate(self) -> float:
@@ -78,7 +78,6 @@ class RunMetrics(Record):
         return self.hits / lookups if lookups else 0.0
 
     def modelled_seconds(self, overlap: Overlap) -> float:
-        """Returns the modelled seconds of the tokens under an assumption about what overlaps."""
         return overlapped_seconds(overlap, self.modelled_flash_s, self.modelled_dram_s, self.modelled_s)
 
     @property
@@ -110,11 +109,9 @@ class DenseRun(Record):
 
     @property
     def tokens_per_s(self) -> float:
-        """Returns the modelled decoding speed."""
         return 1 / self.token_s
 
     def seconds(self, overlap: Overlap) -> float:
-        """Returns the modelled seconds of a token under an assumption about what overlaps."""
         return overlapped_seconds(overlap, self.flash_s, self.dram_s, self.token_s)
 
 
@@ -126,17 +123,16 @@ class WholeInDram(Record):
     dram_bytes: PositiveCount
     """Weights, KV cache and bookkeeping, as an artifact in that format would count them."""
     fits: bool
-    """Whether the device has that much DRAM for everything together."""
+    """True if the device has that much DRAM for everything together."""
     dram_s: float
     """Modelled seconds of a token, all of them computing."""
     ppl_ratio: float | None
     """Its perplexity over the source's; None if nobody measured it."""
     is_estimate: bool = False
-    """Whether `ppl_ratio` is of calibration text with weights rounded to nearest, and not of the test text."""
+    """True if `ppl_ratio` is of calibration text with weights rounded to nearest, and not of the test text."""
 
     @property
     def tokens_per_s(self) -> float:
-        """Returns the modelled decoding speed."""
         return 1 / self.dram_s
 
 
@@ -157,8 +153,6 @@ class LlamaCppRun(Record):
 
 
 class ReadLength(Record):
-    """Reads of similar length."""
-
     least_bytes: PositiveCount
     """A power of two: the reads have this many bytes or more, and fewer than twice as many."""
     reads: PositiveCount
@@ -174,7 +168,7 @@ class LadderStep(Record):
     gain: float
     """Tokens per second over those of the best step before it; 1 for the first step."""
     kept: bool
-    """Whether later steps include it: because it gains, or because they need it."""
+    """True if later steps include it: because it gains, or because they need it."""
     reads_per_token: float
     read_bytes_per_token: float
     hit_rate: Share
@@ -189,8 +183,6 @@ class MeasuredBlock(Record):
 
 
 class Sample(Record):
-    """Text that the artifact generated, with its prompt and settings."""
-
     prompt: str
     text: str
     """The continuation of the prompt, or the answer to it."""
@@ -198,7 +190,7 @@ class Sample(Record):
     temperature: float
     seed: Count
     is_chat: bool = False
-    """Whether the prompt was asked as a question, by the checkpoint's chat template."""
+    """True if the prompt was asked as a question, by the checkpoint's chat template."""
 
 
 class Divergence(Record):
@@ -216,7 +208,7 @@ class Divergence(Record):
 
 
 class Protocol(Record):
-    """How quality was measured: figures of two builds can be compared if their protocols are equal."""
+    """Protocol of a measurement of quality: figures of two builds can be compared if their protocols are equal."""
 
     corpus: str
     text_sha256: Sha256
@@ -230,10 +222,9 @@ class Protocol(Record):
 
 
 class PlanFigures(Record):
-    """What one plan of an artifact costs and keeps, measured on the blocks of test text."""
+    """Cost and quality of one plan of an artifact, measured on the blocks of test text."""
 
     plan: str
-    """Its name."""
     dram_budget_bytes: PositiveCount
     dram_used_bytes: PositiveCount
     method: str
@@ -241,7 +232,7 @@ class PlanFigures(Record):
     density: Share
     """Mean share of the bytes of all units that a token uses, by the plan."""
     holds_everything: bool
-    """Whether nothing is read once it is loaded."""
+    """True if nothing is read once it is loaded."""
     ppl_artifact: Measured
     ppl_artifact_error: Measured
     ppl_ratio: Measured
@@ -258,21 +249,19 @@ class PlanFigures(Record):
 
 
 class PlanDrafts(Record):
-    """What a plan's own draft proposed in a greedy continuation of test text (compiler/stages/verify/drafts.py)."""
+    """Drafts of a plan's own in a greedy continuation of test text (compiler/stages/verify/drafts.py)."""
 
     plan: str
-    """Its name."""
     draft: DraftName
     drafted: tuple[Count, ...]
     """Drafts of each pass, in order."""
     accepted: tuple[Count, ...]
-    """How many of them the model accepted. Each pass gives one token more."""
+    """Number of them that the model accepted. Each pass gives one token more."""
     same_tokens: bool
-    """Whether the tokens are those of the same continuation without drafts."""
+    """True if the tokens are those of the same continuation without drafts."""
 
     @property
     def tokens_per_pass(self) -> float:
-        """Returns the mean number of tokens that a pass gives."""
         return 1 + sum(self.accepted) / len(self.accepted)
 
 
@@ -330,7 +319,6 @@ class Verification(Record):
 
     @property
     def ppl_ratio(self) -> float:
-        """Returns the artifact's perplexity over the source's."""
         return self.ppl_artifact / self.ppl_source
 
 
@@ -386,7 +374,6 @@ class Metrics(ByLayer):
     process_bytes: PositiveCount
     read_lengths: tuple[ReadLength, ...]
     ladder: tuple[LadderStep, ...]
-    """The gain of each mechanism; see `Verification`."""
     tried: tuple[Tried, ...]
     """The methods that `auto` compared or skipped; empty if the method was given."""
     front: tuple[Tried, ...]
@@ -397,19 +384,15 @@ class Metrics(ByLayer):
     drafts: tuple[PlanDrafts, ...] = ()
     """Every plan that drafts, the largest budget first."""
     protocol: Protocol
-    """How the perplexities were measured."""
     sample: Sample | None
     provenance: Provenance
-    """The compiler that packaged the artifact."""
 
     @property
     def ppl_ratio(self) -> float:
-        """Returns the artifact's perplexity over the source's."""
         return self.ppl_artifact / self.ppl_source
 
     @property
     def original(self) -> WholeInDram:
-        """Returns the original, all in DRAM."""
         return self.in_dram[0]
 
     @property

@@ -34,14 +34,12 @@ c is the threshold (gpt-oss)."""
 EXACT_ZEROS: frozenset[Activation] = frozenset(("relu", "relu2", "drelu", "fatrelu"))
 """Activations that are exactly zero for part of their inputs, so that units can be left out without any error."""
 MatrixRole = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-"""The matrices of a layer."""
 AttentionKind = Literal["full_attention", "sliding_attention"]
 """The positions that a layer's attention sees: all up to the token's own, or the last `sliding_window` of them. Hugging
 Face's names (`layer_types`)."""
 RotaryKind = Literal["none", "main", "local"]
 """How a layer rotates q and k: not at all, by the model's frequencies, or by a second set of them (Gemma 3)."""
 FREQUENCIES: Mapping[RotaryKind, str] = {"main": "rotary.inv_freq", "local": "rotary_local.inv_freq"}
-"""The tensors of frequencies, by kind."""
 ATTENTION_ROLES: tuple[MatrixRole, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP_ROLES: tuple[MatrixRole, ...] = ("gate_proj", "up_proj", "down_proj")
 MIXTURE_FIELDS = (
@@ -97,10 +95,10 @@ class ModelSpec(Extended):
     num_experts_per_tok: PositiveCount = 1
     """Experts that the router picks for a token: those with the largest scores."""
     router_scores: Literal["softmax", "sigmoid"] = "softmax"
-    """What the router makes of its logits; it chooses by these scores, and a tensor `router.correction` is added to
-    them for the choice alone."""
+    """Scores that the router makes of its logits; it chooses by them, and a tensor `router.correction` is added to them
+    for the choice alone."""
     router_normed: bool = True
-    """Whether the scores of the picked experts are divided by their sum before they weight the outputs."""
+    """True if the scores of the picked experts are divided by their sum before they weight the outputs."""
     router_scaling: float = Field(default=1.0, gt=0)
     """Factor on the experts' weights."""
     num_expert_groups: PositiveCount = 1
@@ -121,17 +119,17 @@ class ModelSpec(Extended):
     """Position of the norms of attention and MLP: x + f(norm(x)), x + norm(f(x)) (OLMo 2), or x + norm(f(norm(x)))
     (Gemma 2)."""
     residual: Literal["sequential", "parallel", "parallel_shared"] = "sequential"
-    """What the MLP sees: the hidden states after attention, or the layer's input, like attention. `parallel_shared`
-    has one norm for both (Phi)."""
+    """Input of the MLP: the hidden states after attention, or the layer's input, like attention. `parallel_shared` has
+    one norm for both (Phi)."""
     qk_norm: Literal["head", "width", "heads"] = "head"
-    """If a layer has norms of q and k: over each head separately (Qwen3), over all heads together (OLMo 2), or over
-    each head separately with weights of its own (StableLM)."""
+    """Norms of q and k, where a layer has them: over each head separately (Qwen3), over all heads together (OLMo 2), or
+    over each head separately with weights of its own (StableLM)."""
     attention_scale: float | None = Field(default=None, gt=0)
     """Factor on attention scores; None: 1 / sqrt(head_dim)."""
     attention_softcap: float | None = Field(default=None, gt=0)
     """Attention scores s become c tanh(s / c) (Gemma 2); None: they stay as they are."""
     attention_sinks: bool = False
-    """Whether each head of a layer has a logit that counts in the softmax of its scores and adds no value (gpt-oss)."""
+    """True if each head of a layer has a logit that counts in the softmax of its scores and adds no value (gpt-oss)."""
     logits_softcap: float | None = Field(default=None, gt=0)
     """The same for logits."""
     embedding_multiplier: float = 1.0
@@ -157,7 +155,7 @@ class ModelSpec(Extended):
     rotary_pairs: Literal["halves", "neighbours"] = "halves"
     """The dimensions of a head that are rotated together: i and i + rotary_dim / 2, or 2 i and 2 i + 1 (GLM-4)."""
     layer_rotary: Many[RotaryKind] = ()
-    """How each layer rotates; empty if all layers rotate by the kind `main`."""
+    """Rotation of each layer; empty if all layers rotate by the kind `main`."""
     position_offset: Count = 0
     """Added to a position before the learned table is read (OPT: 2)."""
     sliding_window: PositiveCount | None = None
@@ -189,21 +187,18 @@ class ModelSpec(Extended):
         return "embed_tokens.weight" if self.tie_word_embeddings else "lm_head.weight"
 
     def first_layers(self, count: int) -> Self:
-        """Returns the spec of the model's first `count` layers."""
         cut = {"layer_types": self.layer_types[:count], "layer_rotary": self.layer_rotary[:count]}
         dense = tuple(layer for layer in self.dense_layers if layer < count)
         cut |= {"dense_layers": dense, "dense_intermediate_size": self.dense_intermediate_size if dense else 0}
         return self.model_copy(update={"num_hidden_layers": count, **cut})
 
     def rotary_of(self, layer: int) -> RotaryKind:
-        """Returns how a layer rotates q and k."""
         if self.position != "rotary":
             return "none"
         return self.layer_rotary[layer] if self.layer_rotary else "main"
 
     @property
     def frequencies(self) -> dict[RotaryKind, str]:
-        """Returns the roles of the rotary frequencies that the layers use, by kind."""
         used = (self.layer_rotary or ("main",)) if self.position == "rotary" else ()
         return {kind: role for kind, role in FREQUENCIES.items() if kind in used}
 
@@ -225,12 +220,11 @@ class ModelSpec(Extended):
         return self
 
     def is_dense(self, layer: int) -> bool:
-        """Whether a layer of a mixture has one MLP instead of experts."""
+        """Returns whether a layer of a mixture has one MLP instead of experts."""
         place = bisect_left(self.dense_layers, layer)
         return place < len(self.dense_layers) and self.dense_layers[place] == layer
 
     def has_experts(self, layer: int) -> bool:
-        """Whether a layer's MLP consists of experts."""
         return self.is_mixture and not self.is_dense(layer)
 
     def of_layer(self, layer: int) -> "ModelSpec":
@@ -239,7 +233,6 @@ class ModelSpec(Extended):
 
     @property
     def of_shared_expert(self) -> "ModelSpec":
-        """Returns the spec of a model whose only MLP is the shared expert."""
         return self._of_one_mlp(self.shared_intermediate_size)
 
     def _of_one_mlp(self, intermediate_size: int) -> "ModelSpec":
@@ -256,7 +249,7 @@ class ModelSpec(Extended):
 
     @property
     def is_latent(self) -> bool:
-        """Whether keys and values are made of a latent of each token."""
+        """True if keys and values are made of a latent of each token."""
         return self.kv_lora_rank > 0
 
     @property
@@ -276,17 +269,16 @@ class ModelSpec(Extended):
 
     @property
     def exact_zeros(self) -> bool:
-        """Whether inactive units of the MLP are exactly zero."""
+        """True if inactive units of the MLP are exactly zero."""
         return self.hidden_act in EXACT_ZEROS
 
     @property
     def is_mixture(self) -> bool:
-        """Whether the MLP consists of several experts, of which each token uses a few."""
         return self.num_experts > 1
 
     @property
     def activated_up(self) -> bool:
-        """Whether up goes through an activation, too."""
+        """True if up goes through an activation, too."""
         return self.hidden_act in ("drelu", "swiglu_oai")
 
 
@@ -305,7 +297,6 @@ MODEL_FEATURES = (
 
 
 def features_of_model(spec: ModelSpec) -> set[str]:
-    """Returns the features that a reader needs to compute such a model."""
     kept = spec.model_dump()
     found = {f"model.{name}" for name in EXTENSIONS if name in kept}
     return found | {f"model.{name}.{kept[name]}" for name, values in EXTENDED_VALUES.items() if kept[name] in values}
@@ -371,7 +362,6 @@ def block_norms(spec: ModelSpec) -> tuple[str, ...]:
 
 
 def norm_parts(spec: ModelSpec) -> tuple[str, ...]:
-    """Returns the tensors of one norm."""
     return ("weight",) if spec.norm in ("rms_norm", "rms_norm_1p") else ("weight", "bias")
 
 
@@ -391,8 +381,6 @@ def matrices(role: str, spec: ModelSpec) -> tuple[str, ...]:
 
 
 class StoredTensor(Record):
-    """A whole tensor of a safetensors file."""
-
     file: str
     """Path of the safetensors file; absolute in memory."""
     tensor: str
@@ -420,7 +408,7 @@ class TensorSource(Extended):
     index: Count | None = None
     """The entry of the file's tensor that has the rows, if there is one for each expert (gpt-oss, Granite)."""
     transposed: bool = False
-    """Whether the rows are columns of that entry."""
+    """True if the rows are columns of that entry."""
     scales: StoredTensor | None = None
     """The scales, if the file's tensor has the blocks of MXFP4 (compiler/checkpoint/mxfp4.py)."""
     paired_heads: Count = 0
@@ -440,16 +428,12 @@ class TensorSource(Extended):
 
 
 class SourceFile(Record):
-    """A file of the checkpoint, identified by its content."""
-
     name: str
     size_bytes: Count
     sha256: Sha256
 
 
 class DistillationPoint(Record):
-    """An evaluation of a model that is being distilled."""
-
     step: Count
     """Updates before it."""
     loss: float | None
@@ -466,8 +450,6 @@ class DistillationPoint(Record):
 
 
 class Distillation(Record):
-    """How a model was distilled."""
-
     recipe: str
     curve: Many[DistillationPoint]
     """The weights come from its lowest point."""
@@ -497,6 +479,5 @@ class Model(Record):
     """Digest over the weight files' names and digests: the identity of the weights."""
     num_parameters: PositiveCount
     relufication: Distillation | None = None
-    """How `relufy` trained the model; the recipe is the new activation."""
+    """Training by `relufy`; the recipe is the new activation."""
     distillation: Distillation | None = None
-    """How `distill` trained the model."""

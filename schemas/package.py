@@ -17,4 +17,3 @@ class Package(Record):
     resident_bytes: Count
     predictor_bytes: Count
     provenance: Provenance
-    """The compiler that packaged it."""

@@ -15,8 +15,6 @@ Tier = Literal["accelerator", "dram", "flash"]
 
 
 class LayerPlacement(Record):
-    """Pinned units of one family in one layer."""
-
     layer: Count
     family: FamilyName
     num_pinned: Count
@@ -38,8 +36,6 @@ class PinnedShare(Record):
 
 
 class Placement(Record):
-    """The solver's answer."""
-
     solver: str
     tiers: tuple[Tier, ...]
     """Fastest first."""

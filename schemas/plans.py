@@ -18,7 +18,7 @@ class TriedSetting(Record):
 
 
 class RoutingChoice(Record):
-    """What routers that prefer experts in DRAM cost and saved on validation text, over the model's own routing."""
+    """Cost and savings on validation text of routers that prefer experts in DRAM, over the model's own routing."""
 
     mean_kld: float
     """Mean Kullback-Leibler divergence of next-token distributions, nats per token."""
@@ -29,10 +29,7 @@ class RoutingChoice(Record):
 
 
 class PlanChoice(Record):
-    """How a plan came about."""
-
     plan: str
-    """The plan's name."""
     default_token_s: float | None = Field(default=None, ge=0)
     """Modelled seconds of a decoded token under the default settings; None if nothing was tried."""
     token_s: float | None = Field(default=None, ge=0)
@@ -41,14 +38,12 @@ class PlanChoice(Record):
     """Requested units that were in DRAM, pinned or cached, over all, under the plan."""
     tried: tuple[TriedSetting, ...] = ()
     routing: RoutingChoice | None = None
-    """What the plan's routing cost and saved; None if routers choose as the model was trained."""
+    """Cost and savings of the plan's routing; None if routers choose as the model was trained."""
     reasons: tuple[str, ...]
     """One sentence per decision."""
 
 
 class Plans(Extended):
-    """The plans of an artifact, over one image."""
-
     LATER = ("experts",)
 
     plans: Many[Plan] = Field(min_length=1)
@@ -56,7 +51,7 @@ class Plans(Extended):
     choices: tuple[PlanChoice, ...]
     """One per plan, in the same order."""
     experts: ExpertCurve | None = None
-    """What calibration found about experts, for the artifact; None, which is left out of the file, without experts."""
+    """Calibration's curve of experts, for the artifact; None, which is left out of the file, without experts."""
 
     @property
     def largest_plan(self) -> Plan:

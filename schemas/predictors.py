@@ -17,7 +17,6 @@ from coldpress.schemas.model import ModelSpec
 
 
 def matrix_shapes(spec: ModelSpec, rank: int) -> dict[str, tuple[int, int]]:
-    """Returns rows and columns of a predictor's two matrices, by name."""
     return {"fc1": (rank, spec.hidden_size), "fc2": (num_units(WHOLE_MLP, spec), rank)}
 
 
@@ -78,8 +77,6 @@ class LayerPredictor(Point):
 
 
 class SizesTried(Record):
-    """A measured choice of sizes."""
-
     predictor_bytes: PositiveCount
     ppl: Measured
 

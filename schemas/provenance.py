@@ -1,4 +1,4 @@
-"""What made an artifact: the compiler's version and commit, and the libraries that it ran with.
+"""Origin of an artifact: the compiler's version and commit, and the libraries that it ran with.
 
 None of it is in the artifact. Every byte there counts for the identity, and the same inputs must give the same bytes on
 another host, from another checkout, and with another library that computes the same. So `package` writes it to its
@@ -11,13 +11,11 @@ from coldpress.schemas.base import Record
 
 
 class Provenance(Record):
-    """The compiler that packaged an artifact."""
-
     compiler_version: str
     commit: str | None = Field(default=None, pattern=r"^[0-9a-f]{40,64}$")
-    """Of the checkout that the compiler ran from; None if it was installed, or if git is missing."""
+    """Commit of the checkout that the compiler ran from; None if it was installed, or if git is missing."""
     dirty: bool = False
-    """Whether files of that checkout differed from the commit."""
+    """True if files of that checkout differed from the commit."""
     python_version: str
     libraries: dict[str, str]
     """Name -> version of the libraries that decide bytes or figures; those that are not installed are left out."""

@@ -21,8 +21,6 @@ class ResidentTensor(Record):
 
 
 class LayerCodes(Record):
-    """The codes of one layer."""
-
     layer: Count
     arrays: ArrayFile
     resident: tuple[ResidentTensor, ...]

@@ -24,7 +24,6 @@ class Opened:
 
     @property
     def found(self) -> str:
-        """Returns the hex digest of the body."""
         return hashlib.sha256(self.body).hexdigest()
 
 

@@ -73,7 +73,7 @@ class SearchedRouting(Record):
 
     routing: RoutingName
     strength: float = Field(gt=0)
-    """How much they prefer them."""
+    """Strength of the preference."""
     mean_kld: float = Field(gt=0)
     """Divergence from the model's own routing there, its error added: what stage `route` divides among layers."""
 
@@ -92,7 +92,7 @@ class Tried(ByLayer):
     token_s: float | None = Field(default=None, ge=0)
     """Modelled seconds of a decoded token; None if the method was skipped."""
     skipped: str | None = None
-    """Why the method was skipped; None if it was judged."""
+    """Reason for which the method was skipped; None if it was judged."""
     reason: str | None = None
     """In words: how it compares with a dense run, and why it was taken; None if it was skipped."""
     density: Share | None = None
@@ -116,7 +116,6 @@ class Rung(Record):
     """The decision for one DRAM budget, apart from what all budgets of an artifact share."""
 
     options: Options = Field(default={})
-    """The selector's settings."""
     arrays: ArrayFile | None = None
     """None if the selector stores no arrays."""
     densities: tuple[Densities, ...]
@@ -124,7 +123,6 @@ class Rung(Record):
     cache: CacheName = "lfu"
     """The cache policy of the DRAM that is not pinned."""
     cache_options: Options = Field(default={})
-    """The cache policy's settings."""
     tried: tuple[Tried, ...] = ()
     """The best candidate of each selector that `auto` compared under this budget, the taken one first, and the
     selectors that it skipped; empty if the method was given."""
@@ -169,7 +167,6 @@ class Sparsity(Rung, ByLayer):
 
     @property
     def formats(self) -> Formats:
-        """Returns the formats of all matrices."""
         return self.beside(self.format)
 
     @property
@@ -197,15 +194,12 @@ class Sparsity(Rung, ByLayer):
 
     @property
     def families(self) -> tuple[FamilyName, ...]:
-        """Returns the families on flash, in the order of `densities`."""
         return tuple(found.family for found in self.densities)
 
     def groups(self, num_hidden_layers: int) -> tuple[range, ...]:
-        """Returns the layer numbers of each group, in order."""
         return layer_groups(num_hidden_layers, self.layers_per_group)
 
     def density(self, family: FamilyName, layer: int) -> float:
-        """Returns the density of one family in one layer."""
         return next(found for found in self.densities if found.family == family).per_layer[layer]
 
     def mlp_density(self, spec: ModelSpec) -> float:

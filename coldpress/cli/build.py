@@ -37,8 +37,6 @@ GIVEN_OTHERWISE = ("model", "locked")
 
 @dataclass(frozen=True, kw_only=True)
 class Build:
-    """The flags of `coldpress build`."""
-
     model: str | None = argument(
         "a profile's name, a folder with a checkpoint, or a model of the hub", type=PLACE, required=False
     )
@@ -95,7 +93,6 @@ def run(flags: Build) -> int:
 
 
 def _run_matrix(flags: Build, file: Path, config: Mapping[str, str], told: Sequence[str]) -> int:
-    """Builds a matrix; returns its exit code."""
     if flags.model is not None or config:
         given = flags.model or next(flag(key) for key in config)
         raise ColdpressError(
@@ -123,7 +120,6 @@ def _run_matrix(flags: Build, file: Path, config: Mapping[str, str], told: Seque
 
 
 def _shown(config: Mapping[str, str], told: Sequence[str], flags: Build) -> int:
-    """Runs snakemake and shows its progress; returns its exit code."""
     with _beside_json(flags):
         code = followed(config, told)
     if flags.json:
@@ -133,7 +129,6 @@ def _shown(config: Mapping[str, str], told: Sequence[str], flags: Build) -> int:
 
 
 def _beside_json(flags: Build) -> contextlib.AbstractContextManager[object]:
-    """Redirects progress to standard error where standard output is for one JSON object."""
     return contextlib.redirect_stdout(sys.stderr) if flags.json else contextlib.nullcontext()
 
 
@@ -171,7 +166,6 @@ def built(config: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _here(path: Path) -> str:
-    """Returns a path as seen from the current folder."""
     return os.path.relpath(path)
 
 

@@ -29,8 +29,6 @@ EXAMPLES = """
 
 @dataclass(frozen=True, kw_only=True)
 class Chat:
-    """The flags of `coldpress chat`."""
-
     artifact: str = argument("folder of an artifact (NAME.coldpress)", type=PLACE)
     dram: str | None = option("budget, such as 3GB or 50% (default: the artifact's largest plan)", metavar="BYTES")
     system: str | None = option("what the model is told before the chat", metavar="TEXT")
@@ -78,7 +76,6 @@ def run(flags: Chat) -> None:
 
 
 def _lines(*, is_quiet: bool) -> Iterator[str]:
-    """Yields messages and commands until the input ends, or `/exit`."""
     prompt = "> " if sys.stdin.isatty() and not is_quiet else ""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # a line that is not UTF-8 is told, and does not end the chat
@@ -94,7 +91,6 @@ def _lines(*, is_quiet: bool) -> Iterator[str]:
 
 
 def _answer(model: Model, chat: list[Message], number: int, flags: Chat) -> str:
-    """Prints an answer as it is written, as far as the context has room, and returns it."""
     text = chat[-1]["content"]
     if not strict_json.is_encodable(text):
         raise ColdpressError(f"the message {short(text)} is not UTF-8; set the terminal to UTF-8, or convert the file")

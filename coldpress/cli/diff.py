@@ -49,8 +49,6 @@ FIRST = ("measured.", "plans.")
 
 @dataclass(frozen=True, kw_only=True)
 class Diff:
-    """The flags of `coldpress diff`."""
-
     a: Path = argument("an artifact, or the folder of a build", type=FILE)
     b: Path = argument("an artifact, or the folder of a build", type=FILE)
     all: bool = switch("also show what is equal")
@@ -91,7 +89,6 @@ def run(flags: Diff) -> None:
 
 
 def _row(name: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns a fact's name, its two values, and how many times as large the second is."""
     found, against = one.get(name), other.get(name)
     return (name, _shown(found), _shown(against), _change(found, against))
 
@@ -115,7 +112,6 @@ def _write_page(file: Path, a: Path, b: Path, rows: list[tuple[str, ...]]) -> No
 
 
 def measured(build: Path) -> Metrics | None:
-    """Returns the figures of a build's folder, None where there are none."""
     return load_record(build / METRICS, Metrics) if (build / METRICS).is_file() else None
 
 
@@ -167,7 +163,6 @@ def _shown(value: object) -> str:
 
 
 def _change(one: object, other: object) -> str:
-    """Returns how many times as large the second value is; empty for what is no measure."""
     if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in (one, other)):
         return ""
     assert isinstance(one, int | float)

@@ -25,8 +25,6 @@ PLAN_COLUMNS = ("DRAM budget", "selector", "cache", "context", "KV cache", "coll
 
 @dataclass(frozen=True)
 class Compared:
-    """One of the two builds."""
-
     path: Path
     metrics: Metrics
     manifest: Manifest
@@ -34,8 +32,6 @@ class Compared:
 
 @dataclass(frozen=True)
 class _Shown:
-    """Contents of the page about one build alone."""
-
     letter: str
     title: str
     place: str
@@ -46,13 +42,7 @@ class _Shown:
 
 
 def render(one: Compared, other: Compared, rows: Sequence[tuple[str, ...]]) -> str:
-    """Returns the page.
-
-    Args:
-        one: The build that is called A.
-        other: The build that is called B.
-        rows: What differs: (name, value in A, value in B, how many times as large).
-    """
+    """Returns the page; `rows` are what differs: (name, value in A, value in B, how many times as large)."""
     both = dict(zip(LETTERS, (one, other), strict=True))
     metrics = {letter: build.metrics for letter, build in both.items()}
     return (
@@ -125,7 +115,6 @@ def _plan_row(letter: str, plan: Plan) -> tuple[str, ...]:
 
 
 def _mechanisms(metrics: dict[str, Metrics]) -> Iterator[Chart]:
-    """Yields each build's waterfall and read lengths, side by side where both have them."""
     for letter, found in metrics.items():
         if found.ladder:
             yield ladder_chart(found.ladder, f"{letter}: ")

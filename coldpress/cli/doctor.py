@@ -47,19 +47,14 @@ SMALL_BYTES = 2 << 30
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report."""
-
     name: str
     state: Literal["ok", "limited", "bad"]
     found: str
     remedy: str = ""
-    """The remedy; empty if all is well."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Doctor:
-    """The flags of `coldpress doctor`."""
-
     folder: Path = option(
         "where artifacts will lie (default: the current folder)", default=Path(), type=FILE, metavar="FOLDER"
     )

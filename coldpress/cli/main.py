@@ -77,13 +77,11 @@ class FrontDoor(Commands):
     """`coldpress`: lists its commands by one line each, and imports the one that is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Returns the names in the order of the help."""
         return list(COMMANDS)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Finds the command that is called."""
         name, _, rest = super().resolve_command(ctx, args)
         return name, load(name) if name else None, rest
 
@@ -112,7 +110,6 @@ FRONT_DOOR = FrontDoor(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs `coldpress`, and returns its exit code."""
     if sys.stdout is None:
         return fail("standard output is closed, but this command prints to it; redirect it to a file")
     if _is_text_file(sys.stdout):
@@ -137,7 +134,6 @@ def _run(given: list[str]) -> int:
 
 
 def _refused(error: click.UsageError) -> int:
-    """Says in one sentence what is wrong with the command line."""
     text = error.message if isinstance(error, click.NoSuchOption | NoSuchCommand) else error.format_message()
     text = text[:1].lower() + clipped(text[1:].rstrip("."), 500)
     if isinstance(error, click.NoSuchOption | NoSuchCommand) and error.possibilities:

@@ -72,11 +72,9 @@ class Answer(ABC):
     """The shapes of one answer, whole and streamed."""
 
     def __init__(self, served: Served) -> None:
-        """`served` runs its sequences."""
         self.served = served
 
     async def send(self, run: Run, request: Request, *, is_streamed: bool | None) -> Response:
-        """Returns the whole answer of a run's sequences, or its stream."""
         if is_streamed:
             return _EventStream(self, run)
         return JSONResponse(self.whole(await run.all(self.served.worker, request.receive)))
@@ -103,8 +101,6 @@ class Answer(ABC):
 
 
 class _EventStream(Response):
-    """Streams the events of a run."""
-
     media_type = "text/event-stream"
 
     def __init__(self, answer: Answer, run: Run) -> None:
@@ -113,7 +109,6 @@ class _EventStream(Response):
         self._answer, self._run = answer, run
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the stream."""
         answer, served = self._answer, self._answer.served
 
         async def send_all(texts: Iterable[str]) -> None:

@@ -62,9 +62,7 @@ class Endpoint(NamedTuple):
     method: str
     handler: Callable[[Request, Served], Awaitable[Response]]
     is_guarded: bool = True
-    """True if it asks for the key."""
     body: type[Body] | None = None
-    """The record of its body."""
     kinds: tuple[str, ...] = (JSON,)
     """Content types of the answer."""
     statuses: tuple[int, ...] = (200,)
@@ -72,7 +70,6 @@ class Endpoint(NamedTuple):
 
     @property
     def refusals(self) -> Mapping[int, str]:
-        """Returns the statuses of refusals, and what they mean."""
         found = dict(WRONG_KEY) if self.is_guarded else {}
         if self.body or "{" in self.path:
             found |= UNKNOWN
@@ -108,7 +105,6 @@ ENDPOINTS = (
 
 
 def make_app(served: Served) -> Starlette:
-    """Returns the application of a served artifact."""
     routes = [Route(one.path, _answered(one, served), methods=[one.method]) for one in ENDPOINTS]
     # a page of another site must not reach a server on this machine through a name of its own
     hosts = [*LOOPBACK, "[::1]"] if served.settings.host in LOOPBACK else ["*"]
@@ -120,7 +116,6 @@ def make_app(served: Served) -> Starlette:
 
 
 def _answered(endpoint: Endpoint, served: Served) -> Callable[[Request], Awaitable[Response]]:
-    """Wraps a handler: asks for the key, and turns errors into answers."""
 
     async def answer(request: Request) -> Response:
         try:
@@ -170,7 +165,6 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 def _document(endpoints: Sequence[Endpoint], name: str) -> dict[str, Any]:
-    """Returns the description of `endpoints`; `name` is that of the one model that is served."""
     bodies = [(one.body, "validation") for one in endpoints if one.body]
     refs, schemas = models_json_schema(bodies, ref_template="#/components/schemas/{model}")  # pyright: ignore[reportArgumentType]
     records = schemas["$defs"]

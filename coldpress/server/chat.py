@@ -43,7 +43,6 @@ class ChatMessage(Body):
         return content
 
     def message(self) -> dict[str, str]:
-        """Returns the message as a chat template sees it."""
         role = "system" if self.role == "developer" else self.role
         return {"role": role, "content": text_in(self.content)}
 
@@ -102,7 +101,6 @@ class _Answer(OpenAnswer):
         self._tells_logprobs, self._num_choices = bool(asked.logprobs), asked.n or 1
 
     def whole(self, found: list[list[Piece]]) -> dict[str, Any]:
-        """Returns the answer of ended sequences."""
         choices = [
             {
                 "index": number,
@@ -115,12 +113,10 @@ class _Answer(OpenAnswer):
         return self.answer(choices, sum(pieces[-1].num_new for pieces in found), "chat.completion")
 
     def begun(self) -> Iterator[str]:
-        """Yields the events before all pieces."""
         for number in range(self._num_choices):
             yield self._chunk(number, {"role": "assistant", "content": ""})
 
     def events(self, number: int, piece: Piece) -> Iterator[str]:
-        """Yields the events of a piece."""
         self._num_new[number] = piece.num_new
         if piece.text or piece.tokens:
             yield self._chunk(number, {"content": piece.text}, piece.tokens)

@@ -131,12 +131,10 @@ class StoppingServer(uvicorn.Server):
     """Refuses new requests as soon as it is told to stop, and hands no signal on."""
 
     def __init__(self, config: uvicorn.Config, worker: Worker) -> None:
-        """`worker` is told first."""
         super().__init__(config)
         self._worker = worker
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Handles a signal."""
         self._worker.refuse_more()
         super().handle_exit(sig, frame)
         self._captured_signals.clear()  # it would raise the signal again when all is done, and end with its code
@@ -197,7 +195,6 @@ class Serve:
 
 
 def run(flags: Serve) -> None:
-    """Serves until a signal; see `serve`."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     serve(**{name: value for name, value in vars(flags).items() if value is not None})
 

@@ -88,8 +88,6 @@ async def completions(request: Request, served: Served) -> Response:
 
 
 class OpenAnswer(Answer):
-    """An answer to an `OpenRequest`."""
-
     def __init__(self, served: Served, asked: OpenRequest, num_prompt: int, kind: str, id_begins: str) -> None:
         """`num_prompt` is the prompts' number of tokens; `kind` names what `choices` are of in a stream."""
         super().__init__(served)
@@ -107,7 +105,6 @@ class OpenAnswer(Answer):
         return {**head, "choices": choices, "usage": usage}
 
     def ended(self) -> Iterator[str]:
-        """Yields the events behind all pieces."""
         if self._asked.stream_options and self._asked.stream_options.include_usage:
             yield event(self.answer([], sum(self._num_new.values())))
         yield "data: [DONE]\n\n"
@@ -122,19 +119,16 @@ class _Answer(OpenAnswer):
         """Characters of each choice's tokens so far."""
 
     def whole(self, found: list[list[Piece]]) -> dict[str, Any]:
-        """Returns the answer of ended sequences."""
         choices = [self._choice(number, pieces, first=True) for number, pieces in enumerate(found)]
         return self.answer(choices, sum(pieces[-1].num_new for pieces in found))
 
     def events(self, number: int, piece: Piece) -> Iterator[str]:
-        """Yields the events of a piece."""
         first = number not in self._num_new
         self._num_new[number] = piece.num_new
         if piece.text or piece.tokens or piece.finish or (first and self._echoes):
             yield event(self.answer([self._choice(number, [piece], first)]))
 
     def _choice(self, number: int, pieces: list[Piece], first: bool) -> dict[str, Any]:
-        """Returns a choice of the text of `pieces`; with `first`, of what the echo puts before it."""
         wanted = self._wanted[number]
         before = self._echo(wanted) if first and self._echoes else ""
         logprobs = None

@@ -90,7 +90,6 @@ def read(kind: type[Fields], body: bytes) -> Fields:
 
 
 def _found(value: object) -> str:
-    """Returns a value as the client wrote it."""
     return clipped(json.dumps(value, ensure_ascii=False))
 
 
@@ -111,9 +110,7 @@ class HasText(Protocol):
     """A part of a message."""
 
     @property
-    def text(self) -> str:
-        """Returns its text."""
-        ...
+    def text(self) -> str: ...
 
 
 def text_in(content: str | Several[HasText] | None) -> str:
@@ -122,5 +119,4 @@ def text_in(content: str | Several[HasText] | None) -> str:
 
 
 def stops_of(stop: Stop) -> tuple[str, ...]:
-    """Returns the stop strings of a field that takes one or several."""
     return () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)

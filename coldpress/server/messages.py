@@ -56,7 +56,6 @@ class CountRequest(Asked):
     tool_choice: ToolChoice | None = None
 
     def chat(self) -> list[dict[str, str]]:
-        """Returns the chat as a template sees it."""
         if self.messages[-1].role != "user":
             raise RefusalError(400, "the last message is the assistant's, expected the user's; add one", "messages")
         before = [] if self.system is None else [{"role": "system", "content": text_in(self.system)}]
@@ -109,26 +108,22 @@ class _Answer(Answer):
         }
 
     def whole(self, found: list[list[Piece]]) -> dict[str, Any]:
-        """Returns the answer of an ended sequence."""
         (pieces,) = found
         content = [{"type": "text", "text": joined(pieces)}]
         return self._message(content, _end(pieces[-1]), pieces[-1].num_new)
 
     def begun(self) -> Iterator[str]:
-        """Yields the events before all pieces."""
         begun = self._message([], {"stop_reason": None, "stop_sequence": None}, 0)
         yield _named({"type": "message_start", "message": begun})
         yield _named({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}})
 
     def events(self, number: int, piece: Piece) -> Iterator[str]:
-        """Yields the events of a piece."""
         self._last = piece
         if piece.text:
             delta = {"type": "text_delta", "text": piece.text}
             yield _named({"type": "content_block_delta", "index": 0, "delta": delta})
 
     def ended(self) -> Iterator[str]:
-        """Yields the events behind all pieces."""
         last = self._last
         yield _named({"type": "content_block_stop", "index": 0})
         yield _named({"type": "message_delta", "delta": _end(last), "usage": {"output_tokens": last.num_new}})

@@ -26,11 +26,9 @@ KINDS = {
 
 
 def openai_error(status: int, text: str, field: str | None = None) -> dict[str, object]:
-    """Returns the body of an error as clients of OpenAI's interfaces read it."""
     kind = KINDS.get(status, "api_error")
     return {"error": {"message": text, "type": kind, "param": field, "code": kind}}
 
 
 def anthropic_error(status: int, text: str) -> dict[str, object]:
-    """Returns the body of an error as clients of Anthropic's interface read it."""
     return {"type": "error", "error": {"type": KINDS.get(status, "api_error"), "message": text}}

@@ -35,7 +35,6 @@ class InputItem(Body):
     status: str | None = None
 
     def message(self) -> dict[str, str]:
-        """Returns the message as a chat template sees it."""
         role = "system" if self.role == "developer" else self.role
         return {"role": role, "content": text_in(self.content)}
 
@@ -78,7 +77,6 @@ class ResponsesRequest(Asked, Drawing):
     top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
 
     def chat(self) -> list[dict[str, str]]:
-        """Returns the chat as a template sees it."""
         before = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         if isinstance(self.input, str):
             return [*before, {"role": "user", "content": self.input}]
@@ -108,7 +106,6 @@ class _Answer(Answer):
         self._text, self._last = "", Piece()
 
     def whole(self, found: list[list[Piece]]) -> dict[str, Any]:
-        """Returns the answer of an ended sequence."""
         (pieces,) = found
         return self.response(joined(pieces), pieces[-1])
 
@@ -152,7 +149,6 @@ class _Answer(Answer):
         return {"id": self._item_id, "type": "message", "role": "assistant", "status": status, "content": content}
 
     def failed(self, text: str) -> str:
-        """Returns the event of an error."""
         return self._event("error", code="server_error", message=text, param=None)
 
     def _event(self, kind: str, **fields: Any) -> str:
@@ -161,20 +157,17 @@ class _Answer(Answer):
         return found
 
     def begun(self) -> Iterator[str]:
-        """Yields the events before all pieces."""
         yield self._event("response.created", response=self.response("", None))
         yield self._event("response.in_progress", response=self.response("", None))
         yield self._event("response.output_item.added", output_index=0, item=self._item(None, "in_progress"))
         yield self._event("response.content_part.added", **self._place, part=_part(""))
 
     def events(self, number: int, piece: Piece) -> Iterator[str]:
-        """Yields the events of a piece."""
         self._text, self._last = self._text + piece.text, piece
         if piece.text:
             yield self._event("response.output_text.delta", **self._place, delta=piece.text, logprobs=[])
 
     def ended(self) -> Iterator[str]:
-        """Yields the events behind all pieces."""
         response = self.response(self._text, self._last)
         yield self._event("response.output_text.done", **self._place, text=self._text, logprobs=[])
         yield self._event("response.content_part.done", **self._place, part=_part(self._text))

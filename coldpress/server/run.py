@@ -80,5 +80,4 @@ async def _left(receive: Receive) -> None:
 
 
 def joined(pieces: Several[Piece]) -> str:
-    """Returns the text of a whole sequence."""
     return "".join(piece.text for piece in pieces)

@@ -14,8 +14,6 @@ from coldpress.schemas.errors import ColdpressError
 
 @dataclass(frozen=True)
 class Wanted:
-    """A client's request for one sequence."""
-
     ids: tuple[int, ...]
     """The prompt, at least one token id."""
     sampling: Sampling
@@ -64,7 +62,6 @@ class Sequence(Continuation):
         self.cancelled = True
 
     def asked(self) -> Prompt:
-        """Returns what the batch runs."""
         wanted = self.wanted
         return self.prompt(
             wanted.sampling,

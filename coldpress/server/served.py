@@ -25,8 +25,6 @@ NO_TEXT = "token_id:"
 
 @dataclass(frozen=True)
 class Served:
-    """An artifact behind the interfaces."""
-
     name: str
     created_s: int
     """Start of the server, in seconds since 1970."""
@@ -39,7 +37,6 @@ class Served:
     vocab_size: int
 
     def check_name(self, name: str | None) -> None:
-        """Refuses another model's name."""
         if name and name != self.name:
             raise RefusalError(404, f"there is no model '{name}', expected '{self.name}'; see /v1/models", "model")
 

@@ -8,8 +8,6 @@ from coldpress.schemas.errors import ColdpressError
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a server."""
-
     artifact: str
     """The artifact's folder."""
     host: str = "127.0.0.1"

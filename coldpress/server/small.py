@@ -89,7 +89,6 @@ class _Numbers(Collector):
         self._worker = worker
 
     def collect(self) -> Iterator[Metric]:
-        """Yields the present numbers."""
         waiting, running, totals = self._worker.counts()
         for name, text in COUNTERS.items():
             ends = next((name.removesuffix(end) + unit for end, unit in UNITS.items() if name.endswith(end)), name)
@@ -111,7 +110,6 @@ class _Numbers(Collector):
 
 
 def _metrics_text(worker: Worker) -> bytes:
-    """Returns the text of `/metrics`."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Numbers(worker))
     return generate_latest(registry)

@@ -43,7 +43,6 @@ class Places:
     """Places in the queue, held while a request's prompts are turned into tokens."""
 
     def __init__(self, count: int) -> None:
-        """Holds `count` places."""
         self.count = count
 
 
@@ -70,11 +69,10 @@ class Worker:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether new sequences are refused."""
+        """New sequences are refused."""
         return self._stopping
 
     def start(self) -> None:
-        """Starts the thread."""
         self._thread.start()
 
     def refuse_more(self) -> None:
@@ -128,7 +126,6 @@ class Worker:
                 self._held -= places.count
 
     def submit(self, places: Places, sequences: Several[Sequence]) -> None:
-        """Puts sequences into their places."""
         with self._changed:
             self._held -= places.count
             places.count = 0
@@ -167,7 +164,6 @@ class Worker:
                 self._fail(ColdpressError("the server failed at this request; its log says why"))
 
     def _run(self) -> None:
-        """Runs sequences until none waits."""
         session, settings, longest = self._session, self._settings, self.context_length
         with self._changed:
             self._running.clear()
@@ -184,7 +180,6 @@ class Worker:
             pass
 
     def _prompts(self) -> Iterator[Prompt | None]:
-        """Yields the next sequence's prompt, or None while none waits."""
         while True:
             with self._changed:
                 taken = self._queue.popleft() if self._queue else None

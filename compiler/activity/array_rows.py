@@ -60,8 +60,6 @@ def row_checksums(rows: np.ndarray) -> np.ndarray:
 
 
 class RowReader:
-    """An array file whose rows are read on demand."""
-
     def __init__(self, path: Path) -> None:
         self._entries = read_header(path)
         self._path = path
@@ -99,15 +97,12 @@ class RowReader:
         return into
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Returns the shape of an array."""
         return self._entries[name].shape
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Returns the shape of every array."""
         return {name: entry.shape for name, entry in self._entries.items()}
 
     def dtype(self, name: str) -> str:
-        """Returns numpy's name of an array's dtype."""
         return NUMPY_NAMES[self._entries[name].dtype]
 
     def __enter__(self) -> "RowReader":

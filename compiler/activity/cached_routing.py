@@ -31,11 +31,8 @@ def routed(
     """Routes one token.
 
     Args:
-        way: How the choice depends on what is in DRAM.
-        router: The layer's rules.
         scores_E: The router's own scores, float32 [E].
         present: The units that are in DRAM, bool [num_units].
-        strength: How much the layer prefers experts in DRAM.
 
     Returns:
         The scores that experts are chosen by, float32 [E], and the units of the chosen ones, int32 ascending.
@@ -47,8 +44,6 @@ def routed(
 
 @dataclass(frozen=True)
 class Routed:
-    """A pass of several variants."""
-
     hidden: "Tensor"
     """Hidden states after the last layer, [V * B, T, hidden_size]."""
     misses: np.ndarray
@@ -78,7 +73,6 @@ class CachedRouting:
         """Runs one layer of the variants.
 
         Args:
-            layer: Its number.
             hidden: The hidden states before it, [V * B, T, hidden_size].
             strengths: float64 [V].
 
@@ -102,7 +96,6 @@ class CachedRouting:
         return found, missed.reshape(len(strengths), per_variant).sum(axis=1)
 
     def _change(self, cache: CachePolicy, router: Router, strength: float, seen: Callable[[int], None]) -> "Change":
-        """Returns a hook that routes the tokens of a block one after another, and tells how many units were missing."""
 
         def change(scores_TE: "Tensor") -> "Tensor":
             import torch

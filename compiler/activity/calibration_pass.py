@@ -52,9 +52,6 @@ def pass_needs(
     Counting is hidden behind the products (docs/experiments/builds.md: less time than transformers' own forward pass).
 
     Args:
-        stage: The stage that runs the pass.
-        build: The build.
-        families: Families that are counted.
         with_bits: Those of them whose active units are recorded.
     """
     spec = build.model.spec

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from coldpress.compiler.activity.taps import Change
 
 Arrays = Mapping[tuple[int, str], Mapping[str, np.ndarray]]
-"""A selector's arrays by layer and family."""
 
 
 REPLAYED_LAYERS = 4
@@ -124,5 +123,4 @@ def selector_arrays(sparsity: Sparsity) -> dict[tuple[int, str], dict[str, np.nd
 
 
 def choice_of(sparsity: Sparsity, spec: ModelSpec) -> Choice:
-    """Returns the build's selector with its arrays."""
     return Choice(load("coldpress.runtime.sparsity", Selector, sparsity.method), selector_arrays(sparsity), spec)

@@ -29,7 +29,6 @@ class ExpertCounts:
     """The experts of one layer; several threads may count blocks in any order."""
 
     def __init__(self, model: Model, layer: int, num_blocks: int) -> None:
-        """Reads the layer's router."""
         import torch
 
         self._router = router_of(model, layer)
@@ -70,7 +69,6 @@ class ExpertCounts:
 
 
 def merged(files: Sequence[ArrayFile], tokens: Sequence[int]) -> dict[str, np.ndarray]:
-    """Returns a layer's arrays over all shards of the text, which have so many tokens."""
     arrays = [load_arrays(file) for file in files]
     found = {"used": joined([part["used"] for part in arrays], tokens)}
     if "guessed" in arrays[0]:
@@ -81,7 +79,6 @@ def merged(files: Sequence[ArrayFile], tokens: Sequence[int]) -> dict[str, np.nd
 
 
 def uses_of(arrays: ArrayFile) -> ExpertUses:
-    """Returns the record of a layer's array file."""
     found = load_arrays(arrays)
     uses = int(population(found["used"]).sum())
     share = int(found["guessed"].sum()) / uses if "guessed" in found else None
@@ -121,7 +118,6 @@ def _shares(values: np.ndarray) -> tuple[float, ...]:
 
 
 def in_words(curve: ExpertCurve) -> str:
-    """Returns one line for the log."""
     count = len(curve.lru_misses)
     parts = []
     for share in SHOWN_SHARES:

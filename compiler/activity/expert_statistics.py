@@ -1,4 +1,4 @@
-"""What follows from which experts each token uses: how often, together, again, and how well a cache serves them.
+"""Statistics of which experts each token uses: how often, together, again, and how well a cache serves them.
 
 Pure functions of `used`, bool [T, E]: whether token t uses expert e, in the order of the text. Static sets and caches
 are judged on the tokens that are held out (tail.py); the tokens before them rank the experts, and fill the cache.
@@ -21,7 +21,6 @@ def task_counts(used: np.ndarray, tasks: np.ndarray, num_tasks: int) -> np.ndarr
     Args:
         used: bool [T, E].
         tasks: Each token's task, int [T]; -1 for none.
-        num_tasks: The number of tasks.
     """
     return np.stack([used[tasks == task].sum(axis=0, dtype=np.int64) for task in range(num_tasks)])
 
@@ -64,10 +63,8 @@ def lru_misses(used: np.ndarray) -> np.ndarray:
 
 
 def persistence(used: np.ndarray, block_tokens: int) -> float:
-    """Returns the share of a token's experts that the token before used, over tokens that are not a block's first.
-
-    0 if there is no such token.
-    """
+    """Returns the share of a token's experts that the token before used, over tokens that are not a block's first; 0
+    without any."""
     blocks = used.reshape(-1, block_tokens, used.shape[1])
     uses = int(blocks[:, 1:].sum())
     return int((blocks[:, 1:] & blocks[:, :-1]).sum()) / uses if uses else 0.0

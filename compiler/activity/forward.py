@@ -145,7 +145,6 @@ class TokenScores:
 
 
 def _on_one_core(work: Callable[[int], None]) -> Callable[[int], None]:
-    """Returns a function that computes without gradients, on one core."""
     import torch
 
     def one(index: int) -> None:
@@ -172,10 +171,7 @@ class LayerStream:
         """Reads the configuration only.
 
         Args:
-            model: From `ingest` or `distill`.
             threads: Blocks that run at a time, each on one core.
-            device: torch's name of the device that computes, or auto.
-            dtype: What is computed in.
 
         Raises:
             ColdpressError: if there is no such device.
@@ -229,7 +225,6 @@ class LayerStream:
         return out
 
     def load_layer(self, layer: int, block_tokens: int) -> LoadedLayer:
-        """Returns a layer with its weights, for blocks of `block_tokens` tokens."""
         modules = self._architecture.MODULES
         path = f"{modules.base}.{modules.layers}.{layer}"
         skeleton = copy.deepcopy(self._skeleton.get_submodule(path))
@@ -338,7 +333,6 @@ class LayerStream:
         return read_rows(self.model, role, start, stop)
 
     def _tensor(self, name: str) -> "Tensor":
-        """Returns a parameter of transformers' module, in torch's own aligned memory."""
         return fused(self._parameters[name], self._of_role).to(self.device)
 
     def _of_role(self, role: str) -> "Tensor":
@@ -352,11 +346,9 @@ class LayerStream:
         return stored.to(torch.float32 if role.endswith(CORRECTION) else self.dtype)
 
     def _loaded(self, path: str) -> "nn.Module":
-        """Returns a copy of a module of the skeleton with its weights."""
         return self._filled(copy.deepcopy(self._skeleton.get_submodule(path)), path)
 
     def _filled(self, module: "nn.Module", path: str) -> "nn.Module":
-        """Gives a module, which the skeleton has at `path`, its weights; returns it."""
         names = list(module.state_dict())
         with ThreadPoolExecutor(self.threads) as pool:
             tensors = list(pool.map(lambda name: self._tensor(f"{path}.{name}"), names))
@@ -386,12 +378,10 @@ class LayerStream:
         return lender
 
     def _fill(self, module: "nn.Module", state: "dict[str, Tensor]") -> None:
-        """Gives a module its weights."""
         module.load_state_dict(state, strict=True, assign=True)
 
     @property
     def _multiplies_with_onednn(self) -> bool:
-        """Whether products are float32 on a CPU; see `_multiply_with_onednn`."""
         return self.device.type == "cpu" and self.dtype.itemsize == 4 and _has_onednn()
 
     def _head_product(self, weight: "Tensor", start: int) -> Callable[["Tensor"], "Tensor"]:
@@ -462,7 +452,6 @@ class LayerStream:
         return mask, keywords
 
     def _attach(self, number: int, layer: "nn.Module", running: threading.local) -> None:
-        """Passes the layer's signals to the hooks of the block that the current thread runs."""
 
         def change_of(signal: Signal) -> taps.Change:
             def change(whole: "Tensor") -> "Tensor | None":

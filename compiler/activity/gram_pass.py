@@ -41,8 +41,6 @@ def add_grams(
     """Computes the Gram matrices of every layer, over the first calibration blocks; one file per layer in `work`.
 
     Args:
-        stream: The model.
-        corpus: The text.
         work: Where the files lie; an interrupted run of the same inputs may have left some.
         families: Those whose units the choice leaves out.
         choice: What the selector leaves out; None: nothing.
@@ -68,8 +66,6 @@ def add_grams(
 
 @dataclass(frozen=True)
 class _Masks:
-    """Applies the build's selector to a layer's signals."""
-
     families: tuple[str, ...]
     signals: tuple[Signal, ...]
     choice: Choice | None

@@ -53,7 +53,6 @@ class Trace:
 
     @property
     def num_measured(self) -> int:
-        """The number of tokens that are counted."""
         return sum(len(context.ids) - context.num_warm for context in self.contexts)
 
 
@@ -108,7 +107,6 @@ def _context(part: Window, bits: np.ndarray | None, num_units: int) -> Context:
 
 
 def always_used(sparsity: Sparsity, layer: int, family: FamilyName) -> bool:
-    """Returns whether every token uses all units of a family of a layer."""
     return sparsity.density(family, layer) >= 1
 
 

@@ -89,8 +89,6 @@ def in_model(choice: Choice) -> Choice:
 
 @dataclass(frozen=True)
 class _RefinedChoice(Choice):
-    """A selector that refines units, for a model that is `InPlanes`."""
-
     masks: Choice
 
     def mask(self, layer: int, family: str, activity: np.ndarray) -> np.ndarray:

@@ -43,7 +43,6 @@ class Activity:
     choice: "Choice | None" = None
 
     def counted(self, family: str) -> bool:
-        """Returns whether a family's units are known to be active or not."""
         return self.choice is not None or family in self.exact
 
 
@@ -65,7 +64,6 @@ def leaders(families: Iterable[FamilyName], spec: ModelSpec) -> dict[FamilyName,
 
 
 def exact_families(families: Iterable[str], spec: ModelSpec) -> frozenset[str]:
-    """Returns the families whose inactive units are exactly zero."""
     if not spec.exact_zeros:
         return frozenset()
     signals = (*INNER_SIGNALS, "mlp_up") if spec.activated_up else INNER_SIGNALS
@@ -92,8 +90,6 @@ def top_selected(hidden_size: int) -> list[int]:
 
 @dataclass
 class _Seen:
-    """Counts of one family in one block."""
-
     histogram: np.ndarray
     bits: np.ndarray | None = None
     """uint8 [num_units, ceil(T / 8)]."""
@@ -107,7 +103,6 @@ class SignalCounter:
         self._run, self._start, self._count = run, start, count
 
     def hooks(self) -> Hooks:
-        """Returns what the forward pass calls with the signals of these blocks."""
         found: dict[Signal, Change] = {"mlp_input": self._see([])}
         for signal in self._run.families.values():
             # a unit whose activation is 0 adds nothing: masking it there equals leaving out its slices
@@ -129,7 +124,6 @@ class SignalCounter:
             experts.count(self._start + offset, part)
 
     def _see(self, families: list[str]) -> "Change":
-        """Returns a hook that counts a signal for some families; it returns the masked signal if a selector chooses."""
 
         def change(part: "Tensor") -> "Tensor | None":
             import torch
@@ -217,7 +211,6 @@ class LayerCounts:
         return mask
 
     def arrays(self, family: str) -> dict[str, np.ndarray]:
-        """Returns a family's arrays over all blocks."""
         seen = [found for found in self._seen[family] if found is not None]
         arrays = {
             "magnitude_edges": magnitude_edges(),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 WAITING_BYTES = 1 << 30
-"""What the blocks of a wave keep while they wait."""
+"""Memory that the blocks of a wave keep while they wait."""
 HIDDEN_COPIES = 8
 """Copies of its hidden states that a waiting block keeps, those of its experts' inputs aside."""
 
@@ -85,7 +85,6 @@ class Lender:
         self._together(self._lent.clear)
 
     def _agreed(self) -> list[int]:
-        """Returns the experts that any block of the wave uses."""
         self._together(lambda: None)
         found = sorted(self._wanted)
         self._together(self._wanted.clear)

@@ -18,12 +18,8 @@ def unpacked(packed: np.ndarray, num_tokens: int) -> np.ndarray:
 
 
 def joined(parts: Sequence[np.ndarray], tokens: Sequence[int]) -> np.ndarray:
-    """Joins packed bits uint8 [num_units, ceil(T / 8)] of consecutive texts, without padding in between.
-
-    Args:
-        parts: The bits of each text.
-        tokens: The length T of each text.
-    """
+    """Joins packed bits uint8 [num_units, ceil(T / 8)] of consecutive texts of so many `tokens`, without padding in
+    between."""
     if all(count % 8 == 0 for count in tokens[:-1]):
         return np.concatenate(parts, axis=1)
     units = len(parts[0])

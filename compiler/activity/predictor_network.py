@@ -36,7 +36,6 @@ def encode(weights: Weights, format_name: FormatName) -> dict[str, np.ndarray]:
 
 
 def decode(codes: Mapping[str, np.ndarray], format_name: FormatName, hidden_size: int) -> Weights:
-    """Returns the weights that the runtime computes with."""
     plugin, rank = load("coldpress.runtime.quantization", Format, format_name), len(codes["fc1"])
     fc1, fc2 = plugin.decode(codes["fc1"], hidden_size), plugin.decode(codes["fc2"], rank)
     return Weights(torch.from_numpy(fc1), torch.from_numpy(fc2))
@@ -46,7 +45,6 @@ class ExpertRows(NamedTuple):
     """One expert, and the tokens that use it."""
 
     units: slice
-    """The expert's units."""
     tokens: torch.Tensor
     """int64 [n], ascending."""
     places: torch.Tensor

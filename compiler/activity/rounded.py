@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 
 class _Like(LayerStream):
-    """A model that computes as another stream of it."""
-
     def __init__(self, source: LayerStream) -> None:
         dtype: Any = str(source.dtype).removeprefix("torch.")
         super().__init__(source.model, source.threads, str(source.device), dtype=dtype)
@@ -55,7 +53,6 @@ class Rounded(_Like):
         return values if axis == "row" else values.T.contiguous()
 
     def _axis(self, role: str) -> Axis | None:
-        """Returns what a unit's slice of a matrix, or of its bias, is; None if no family has it."""
         matrix = unit_role(role, self.spec)
         return None if matrix is None else self._axes.get(matrix)
 
@@ -65,7 +62,6 @@ class Rounded(_Like):
         return self._rounding.codes(self.model, role, axis, name)
 
     def _format_of(self, role: str) -> FormatName:
-        """Returns the format of a matrix of units."""
         matrix = unit_role(role, self.spec)
         assert matrix is not None
         name = layer_format(self._formats, int(role.split(".")[1]))

@@ -8,7 +8,6 @@ from coldpress.schemas.model import Model
 
 
 def router_of(model: Model, layer: int) -> Router:
-    """Returns the router of a layer."""
     role = f"layers.{layer}.router.correction"
     return Router(model.spec, read_role(model, role) if role in model.tensors else None)
 

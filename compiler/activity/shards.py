@@ -48,7 +48,6 @@ def shard_text(corpus: Corpus, shard: int, num_shards: int) -> tuple[int, Text]:
 
 
 def task_tokens(corpus: Corpus, text: Text) -> tuple[TaskTokens, ...]:
-    """Returns how many tokens of `text` each task of the corpus has."""
     names = corpus.split("calibration").tasks
     if text.tasks is None:
         return ()
@@ -117,13 +116,11 @@ def _layer(number: int, parts: Sequence[Activations], work: Workspace) -> LayerS
 def _experts(
     number: int, layers: Sequence[LayerStatistics], tokens: Sequence[int], work: Workspace
 ) -> ArrayFile | None:
-    """Writes the arrays of a layer's experts over all shards, if it has experts."""
     files = [layer.experts.arrays for layer in layers if layer.experts is not None]
     return work.once(experts_key(number), functools.partial(merged, files, tokens)) if files else None
 
 
 def _merged(files: Sequence[ArrayFile], tokens: Sequence[int]) -> dict[str, np.ndarray]:
-    """Returns one family's arrays over all shards."""
     arrays = [load_arrays(file) for file in files]
     found: dict[str, np.ndarray] = {"magnitude_edges": arrays[0]["magnitude_edges"]}
     for name in SUMMED:
@@ -136,7 +133,6 @@ def _merged(files: Sequence[ArrayFile], tokens: Sequence[int]) -> dict[str, np.n
 
 
 def _inputs(files: Sequence[ArrayFile], key: str, work: Workspace) -> ArrayFile:
-    """Writes one layer's own arrays, the shards' rows one after another."""
     with ExitStack() as stack:
         readers = [stack.enter_context(RowReader(checked_path(file))) for file in files]
         specs = {
@@ -152,7 +148,6 @@ def _inputs(files: Sequence[ArrayFile], key: str, work: Workspace) -> ArrayFile:
 
 
 def _copy(reader: RowReader, name: str, writer: RowWriter, start: int) -> int:
-    """Copies an array's rows to row `start` and after; returns the next free row."""
     rows, *rest = reader.shape(name)
     for row in range(0, rows, COPY_ROWS):
         block = np.empty((min(COPY_ROWS, rows - row), *rest), reader.dtype(name))

@@ -31,11 +31,8 @@ def magnitude_edges() -> np.ndarray:
 
 
 def magnitude_histogram(keys: np.ndarray) -> np.ndarray:
-    """Counts magnitudes in the bins of `magnitude_edges`, int64 [num_bins].
-
-    Args:
-        keys: Bits of float32 as uint32, or of bfloat16 as uint16: both have float32's exponent.
-    """
+    """Counts magnitudes in the bins of `magnitude_edges`, int64 [num_bins]. `keys` are the bits of float32 as uint32,
+    or of bfloat16 as uint16: both have float32's exponent."""
     counts = np.zeros(NUM_BINS, np.int64)
     _count_bins(np.ascontiguousarray(keys).ravel(), _magnitude(keys), BIN_SHIFT - _spare_bits(keys), counts)
     return counts
@@ -65,7 +62,6 @@ def shared_top(one: np.ndarray, two: np.ndarray, selected: Sequence[int]) -> np.
 
 
 def _spare_bits(keys: np.ndarray) -> int:
-    """Returns how many bits of a float32 these keys lack."""
     return 32 - 8 * keys.itemsize
 
 

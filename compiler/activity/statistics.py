@@ -49,10 +49,6 @@ def collect(
     """Returns statistics of every layer, in order.
 
     Args:
-        stream: The model.
-        text: What it runs on.
-        families: What to count.
-        activity: What counts as active.
         work: Keeps the arrays, and between layers the hidden states.
     """
     collector = _Collector(stream, text, families, activity, work)
@@ -75,12 +71,8 @@ def layer_record(
     """Returns the record of one layer's array files.
 
     Args:
-        layer: Its number.
         families: Units and arrays of each family.
         before: Arrays of each family in the layer before; empty for layer 0.
-        inputs: The layer's own arrays.
-        num_tokens: Tokens that the arrays are about.
-        experts: The arrays of its experts, if it has experts.
     """
     found = []
     for family, (units, arrays) in families.items():
@@ -146,7 +138,6 @@ class _Collector:
         self._source = {family: self._source[family] for family in families}
 
     def layer(self, layer: int) -> LayerStatistics:
-        """Returns one layer's record, its arrays in files."""
         files = self._present(layer)
         if files is None:
             self._compute(layer)
@@ -166,7 +157,6 @@ class _Collector:
         return layer_record(layer, families, before, inputs, self._text.tokens.size, experts)
 
     def _present(self, layer: int) -> list[ArrayFile] | None:
-        """Returns the layer's files if all exist: those of its families, of its experts if it has some, its inputs."""
         own = [experts_key(layer)] if self._stream.spec.has_experts(layer) else []
         found = [self._work.current(key) for key in (*self._family_keys(layer), *own, _inputs_key(layer))]
         present = [file for file in found if file is not None]
@@ -270,7 +260,6 @@ class _Collector:
 
 
 def experts_key(layer: int) -> str:
-    """Returns the name of the file of a layer's experts."""
     return f"{layer:03d}.experts"
 
 

@@ -27,7 +27,6 @@ class UnitStatistics(Mapping[str, np.ndarray]):
     """Arrays by name: calibration's, and `unit_norms`."""
 
     def __init__(self, model: Model, layer: int, family: FamilyName, counted: Mapping[str, np.ndarray]) -> None:
-        """Reads nothing yet."""
         self._model, self._layer, self._family, self._counted = model, layer, family, counted
         self._norms: np.ndarray | None = None
 
@@ -40,15 +39,12 @@ class UnitStatistics(Mapping[str, np.ndarray]):
         return self._norms
 
     def __contains__(self, name: object) -> bool:
-        """Returns whether the array exists, without computing it."""
         return name == NORMS or name in self._counted
 
     def __iter__(self) -> Iterator[str]:
-        """Yields the names."""
         return iter(dict.fromkeys((*self._counted, NORMS)))
 
     def __len__(self) -> int:
-        """Returns the number of arrays."""
         return len({*self._counted, NORMS})
 
 
@@ -63,9 +59,7 @@ def all_statistics(
     """Returns what selectors are fitted to, by layer and family.
 
     Args:
-        model: The source.
         activations: The statistics of `calibrate`; a family that it did not count has no magnitudes.
-        families: The families to return.
         read_units: By layer and family, what reads cost beyond their units' bytes, counted in units, float64 [4]
             (compiler/cost_model.py); None without a device.
         resident_share: Share of each family that DRAM will hold.
@@ -98,11 +92,7 @@ def fit_all(
     """Returns a selector's arrays by layer and family.
 
     Args:
-        selector: A file of runtime/sparsity.
-        options: A record of its `OPTIONS`.
         densities: Family -> the density of every layer.
-        spec: The model's shape.
-        statistics: See `all_statistics`.
     """
     return {
         (layer, family): selector.fit(num_units(family, spec), densities[family][layer], known, options)
@@ -121,7 +111,6 @@ def unit_norms(model: Model, layer: int, family: FamilyName) -> np.ndarray:
 
 
 def _add_squares(model: Model, role: str, axis: str, squares: np.ndarray) -> None:
-    """Adds the sums of squares of a matrix's rows or columns to float64 [n]."""
     num_rows, num_columns = role_shape(model.spec, role)
     step = max(1, CHUNK_VALUES // num_columns)
     for start in range(0, num_rows, step):

@@ -50,7 +50,6 @@ def last_hidden(stream: LayerStream, tokens: np.ndarray, variants: Sequence[Vari
     """Returns the variants' hidden states after the last layer, [num_variants * num_blocks, T, hidden_size].
 
     Args:
-        stream: The source.
         tokens: Token blocks, int [num_blocks, T].
         variants: The first one begins at layer 0.
     """
@@ -124,7 +123,6 @@ def state_error(found: "Tensor", expected: "Tensor") -> float:
 
 
 def _hooks(running: Sequence[Variant], layer: int, num_blocks: int) -> Callable[[int], Hooks]:
-    """Returns the hooks of each block; every running variant has `num_blocks` blocks."""
 
     def of_block(block: int) -> Hooks:
         variant = running[block // num_blocks]

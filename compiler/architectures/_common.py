@@ -102,13 +102,13 @@ class Modules:
     activation_key: str = "hidden_act"
     """The key of config.json that names it."""
     partial_rotary: bool = False
-    """Whether the rotation may cover only part of each head's dimensions."""
+    """True if the rotation may cover only part of each head's dimensions."""
     built_of: str | None = None
     """The `model_type` whose classes transformers uses for it, if it has none of its own."""
     adapt: Callable[[Any, ModelSpec], None] | None = None
     """Turns a layer of those classes, on torch's meta device, into one of this architecture."""
     is_mixture: bool = False
-    """Whether the MLP has several experts, among which a router picks."""
+    """True if the MLP has several experts, among which a router picks."""
     own_code: str | None = None
     """Prefix of class names in the code that such checkpoints ship, if it differs from `prefix`."""
     package: str | None = None
@@ -136,11 +136,11 @@ class Place:
     num_parts: int = 1
     """The rows are one of so many equal parts of the entry's rows."""
     interleaved: bool = False
-    """Whether the parts' rows are stored in turn, instead of one part after the other."""
+    """True if the parts' rows are stored in turn, instead of one part after the other."""
     transposed: bool = False
-    """Whether rows are stored as columns."""
+    """True if rows are stored as columns."""
     packed: bool = False
-    """Whether a checkpoint may pack the tensor in `Architecture.PACKED`, row by row."""
+    """True if a checkpoint may pack the tensor in `Architecture.PACKED`, row by row."""
 
 
 class Architecture(PluginBase):
@@ -206,7 +206,7 @@ def llama_defaults(**own: Any) -> Mapping[str, Any]:
 
 
 def qwen_defaults(**own: Any) -> Mapping[str, Any]:
-    """Returns the same for Qwen's generations, whose layers may have a sliding window."""
+    """Returns the same as `llama_defaults` for Qwen's generations, whose layers may have a sliding window."""
     windows: dict[str, Any] = {
         "use_sliding_window": False,
         "sliding_window": 4096,
@@ -228,7 +228,6 @@ class Llama(Architecture):
         return llama_spec(self.MODULES, config)
 
     def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
-        """Returns Llama's names, with the biases that the configuration names."""
         return llama_parameters(spec, self.biases(config, spec))
 
     def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
@@ -290,7 +289,6 @@ def filled(architecture: Architecture, raw: Mapping[str, Any]) -> Filled | None:
 
 
 def _fill_windows(config: Filled) -> None:
-    """Adds what transformers derives from the keys of Qwen's windows."""
     if not config.use_sliding_window:
         config.sliding_window = None
     if getattr(config, "layer_types", ()) is None:
@@ -381,7 +379,6 @@ def rope(modules: Modules, config: Any) -> dict[RotaryKind, tuple[np.ndarray, fl
 
 
 def rope_parameters(modules: Modules, config: Any, kind: RotaryKind) -> Mapping[str, Any]:
-    """Returns the part of `rope_parameters` that describes a kind of rotation."""
     layers = modules.rotary[kind]
     return config.rope_parameters[layers] if layers else config.rope_parameters
 
@@ -409,7 +406,6 @@ def _rotation(modules: Modules, config: Any) -> tuple[int, float]:
 
 
 def rotary_module(modules: Modules, config: Any) -> Any:
-    """Returns transformers' rotary embedding of the architecture, on the CPU."""
     kind = modules.package or config.model_type
     module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
     return getattr(module, f"{modules.prefix}RotaryEmbedding")(config)
@@ -510,7 +506,6 @@ def attention_biases(config: Any) -> tuple[str, ...]:
 
 
 def mlp_projections(spec: ModelSpec) -> tuple[str, ...]:
-    """Returns the matrices of the MLP."""
     return ("gate_proj", "up_proj", "down_proj") if spec.gated_mlp else ("up_proj", "down_proj")
 
 

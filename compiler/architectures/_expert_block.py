@@ -33,7 +33,6 @@ class Expert(nn.Module):
     """Gate, up and down; down has the bias that its caller weights and adds."""
 
     def __init__(self, names: Names, spec: ModelSpec) -> None:
-        """Makes the matrices under their names."""
         super().__init__()
         for role, name in names.matrices.items():
             sizes = spec.hidden_size, spec.intermediate_size
@@ -57,7 +56,6 @@ Function = Callable[[Tensor], Tensor]
 
 
 def _activations(own: Any, spec: ModelSpec) -> tuple[Function, Function | None]:
-    """Returns what the products of gate and of up go through, by transformers' `own` block; None: nothing."""
     if spec.hidden_act != "swiglu_oai":
         return own.experts.act_fn, None
     limit = spec.activation_threshold
@@ -87,7 +85,7 @@ class Block(nn.Module):
         self.lend: Lend | None = None
         """Where experts come from; None: from the block itself, which then holds all of them."""
         self.is_seen: Callable[[str], bool] = lambda _name: True
-        """Whether anyone looks at a signal, by its module; one that nobody sees is not written out."""
+        """Returns whether anyone looks at a signal, by its module; one that nobody sees is not written out."""
         # modules that change nothing: hooks on them see the signals
         self.scored, self.given, self.activated, self.up, self.inner = (nn.Identity() for _ in range(5))
 
@@ -107,14 +105,12 @@ class Block(nn.Module):
         return y_TN.reshape(hidden.shape)
 
     def _first(self, given: Values) -> tuple[Values, Values]:
-        """Returns each expert's products of gate and of up with the tokens that use it."""
         gate, up = Values(), Values()
         for expert, lent in (self.lend or self._own)(list(given), self._names_of("gate_proj", "up_proj")):
             gate[expert], up[expert] = lent[0](given[expert]), lent[1](given[expert])
         return gate, up
 
     def _last(self, tokens: Tokens, inner: Values, y_TN: Tensor, weights_TE: Tensor) -> Tensor:
-        """Adds what the experts put out to y."""
         for expert, lent in (self.lend or self._own)(list(tokens), self._names_of("down_proj")):
             at = tokens[expert]
             y_TN.index_add_(0, at, lent[0](inner[expert]))
@@ -126,7 +122,6 @@ class Block(nn.Module):
         return [self._names.matrices[role] for role in roles]
 
     def _own(self, used: Sequence[int], names: Sequence[str]) -> Iterator[tuple[int, Sequence[nn.Module]]]:
-        """Lends the block's own experts."""
         for expert in used:
             yield expert, [self.experts[expert].get_submodule(name) for name in names]
 

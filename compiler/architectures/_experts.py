@@ -1,4 +1,4 @@
-"""What the architectures with experts share: the names of their parts, and where signals of experts are.
+"""Parts that the architectures with experts share: their names, and where signals of experts are.
 
 transformers stores all experts' matrices in one tensor and gives no access to the values between them, so its block is
 replaced by one that has a matrix per expert (`_expert_block.py`), under the names of the published checkpoints.
@@ -24,15 +24,14 @@ class Names:
     """Path of the experts and their router."""
     router: str = "gate"
     correction: str | None = None
-    """What the router adds to the scores that it chooses by; below the router."""
+    """Correction that the router adds to the scores that it chooses by; below the router."""
     matrices: Mapping[MatrixRole, str] = field(default_factory=lambda: {role: role for role in MLP_ROLES})
-    """The matrices of an expert."""
     shared: str | None = None
     """The expert that every token uses, below the block."""
     shared_gate: str | None = None
     """The matrix whose output weights it, below the block."""
     biases: bool = False
-    """Whether router and experts have biases."""
+    """True if router and experts have biases."""
 
 
 DOWN_BIAS = "output_bias"
@@ -77,7 +76,6 @@ class Mixture(_common.Llama):
         return found
 
     def places(self, spec: ModelSpec) -> dict[str, _common.Place]:
-        """Returns the experts' places in the tensors that hold all of a layer."""
         experts = f"{self.NAMES.block}.experts"
         return {
             f"model.layers.{layer}.{experts}.{expert}.{name}": replace(
@@ -93,7 +91,6 @@ class Mixture(_common.Llama):
         return _common.attention_parameters(spec, self.biases(config, spec), self.qk_norm(config))
 
     def qk_norm(self, config: Any) -> bool:
-        """Returns whether q and k have norms."""
         return False
 
     def _of_experts(self, spec: ModelSpec) -> dict[str, str]:

@@ -16,9 +16,7 @@ class Plugin(_common.Llama):
     MODULES = _common.llama_modules("Arcee", gated=False, activation="relu2")
 
     def spec(self, config: Any) -> ModelSpec:
-        """Returns a spec with an MLP without a gate."""
         return _common.llama_spec(self.MODULES, config, gated_mlp=False)
 
     def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
-        """Returns the projections that the configuration gives a bias."""
         return _common.llama_biases(config, spec)

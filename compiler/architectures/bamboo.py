@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 def adapt(layer: Any, _: ModelSpec) -> None:
-    """Replaces Mistral's MLP by one with two activations."""
     layer.mlp = _mlp_class()(layer.mlp.config)
 
 

@@ -94,7 +94,6 @@ class Plugin(_experts.Mixture):
         )
 
     def attention(self, config: Any, spec: ModelSpec) -> dict[str, str]:
-        """Returns the names and roles of latent attention and of both norms."""
         roles = {
             "kv_a_proj_with_mqa": "k_proj",
             "kv_b_proj": "kv_b_proj",
@@ -136,7 +135,6 @@ def _check(config: Any) -> None:
 
 
 def _groups(config: Any) -> dict[str, Any]:
-    """Returns the fields of a spec about groups of experts."""
     experts, groups, chosen = config.n_routed_experts, config.n_group, config.topk_group
     fits = groups and chosen and experts % groups == 0 and chosen <= groups
     if not fits or config.num_experts_per_tok > chosen * (experts // groups):

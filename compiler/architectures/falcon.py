@@ -88,7 +88,6 @@ class Plugin(_common.Architecture):
         return _common.llama_spec(self.MODULES, config, **own)
 
     def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
-        """Returns tensor names and the roles they hold."""
         by_name = {"parallel": NEW_NORMS, "parallel_shared": {"input_layernorm": ("input_layernorm",)}}
         both = {name: (name,) for name in ("input_layernorm", "post_attention_layernorm")}
         fused = {"self_attention.query_key_value": _common.qkv(spec.num_key_value_heads)}
@@ -115,7 +114,6 @@ def _key_heads(config: Any) -> int:
 
 
 def _check(config: Any) -> None:
-    """Refuses ALiBi, and keys that contradict each other."""
     if config.alibi:
         raise CheckpointError("config.json: alibi is true, and positions other than rotary ones are not supported")
     norms, is_new = config.num_ln_in_parallel_attn, config.new_decoder_architecture

@@ -24,7 +24,6 @@ KEYS = (_common.LLAMA_KEYS - {"hidden_act"}) | {
 
 
 def gemma_defaults(**own: Any) -> Any:
-    """Returns what transformers takes for keys that a config.json may leave out."""
     shared: dict[str, Any] = {
         "intermediate_size": 9216,
         "num_key_value_heads": 4,
@@ -42,7 +41,6 @@ def gemma_defaults(**own: Any) -> Any:
 
 
 def gemma_modules(prefix: str, **own: Any) -> _common.Modules:
-    """Returns the paths of Gemma's parts."""
     keys = {"activation": "gelu_pytorch_tanh", "activation_key": "hidden_activation"}
     return _common.llama_modules(prefix, **keys, **own)
 
@@ -81,10 +79,8 @@ class Plugin(_common.Llama):
             config.layer_types = [kinds[layer % 2] for layer in range(config.num_hidden_layers)]
 
     def spec(self, config: Any) -> ModelSpec:
-        """Returns a spec with soft caps of scores and logits."""
         softcap = config.attn_logit_softcapping
         return gemma_spec(self.MODULES, config, attention_softcap=None if softcap is None else float(softcap))
 
     def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
-        """Returns the projections that the configuration gives a bias."""
         return _common.attention_biases(config)

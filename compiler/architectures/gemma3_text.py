@@ -42,5 +42,4 @@ class Plugin(_common.Llama):
         return gemma2.gemma_spec(self.MODULES, config, layer_rotary=kinds if "local" in kinds else ())
 
     def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
-        """Returns Llama's names, and the norms of q and k."""
         return _common.llama_parameters(spec, _common.attention_biases(config), qk_norm=True)

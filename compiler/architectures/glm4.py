@@ -44,15 +44,12 @@ class Plugin(_common.Architecture):
     )
 
     def complete(self, config: Any) -> None:
-        """Adds the tokens that end a text."""
         config.eos_token_id = DEFAULT_EOS if config.eos_token_id is None else config.eos_token_id
 
     def spec(self, config: Any) -> ModelSpec:
-        """Returns a spec with norms around the blocks, in which neighbouring dimensions rotate together."""
         return _common.llama_spec(self.MODULES, config, norm_placement="around", rotary_pairs="neighbours")
 
     def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
-        """Returns tensor names and the roles they hold."""
         layer = _common.in_parts(NAMES, ("weight",))
         if config.attention_bias:
             layer |= _common.in_parts({name: NAMES[name] for name in BIASED}, ("bias",))

@@ -77,11 +77,9 @@ class Plugin(_experts.Mixture):
         )
 
     def qk_norm(self, config: Any) -> bool:
-        """Returns what the configuration says."""
         return config.use_qk_norm
 
     def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
-        """Returns q, k and v, or nothing."""
         return ("q_proj", "k_proj", "v_proj") if config.attention_bias else ()
 
     def ignored(self, config: Any, spec: ModelSpec) -> str:
@@ -92,7 +90,6 @@ class Plugin(_experts.Mixture):
 
 
 def _groups(config: Any) -> dict[str, Any]:
-    """Returns the fields of a spec about groups of experts."""
     experts, groups, chosen = config.n_routed_experts, config.n_group, config.topk_group
     size = experts // groups
     if experts % groups or size < 2 or chosen > groups or config.num_experts_per_tok > chosen * size:

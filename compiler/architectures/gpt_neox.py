@@ -48,13 +48,11 @@ class Plugin(_common.Architecture):
     )
 
     def spec(self, config: Any) -> ModelSpec:
-        """Returns a spec with LayerNorm and an MLP of two matrices."""
         own = {"gated_mlp": False, "norm": "layer_norm", "norm_eps": config.layer_norm_eps}
         residual = "parallel" if config.use_parallel_residual else "sequential"
         return _common.llama_spec(self.MODULES, config, residual=residual, **own)
 
     def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
-        """Returns tensor names and the roles they hold."""
         both = ("weight", "bias")
         attention = {
             "attention.query_key_value": _common.qkv(spec.num_attention_heads),

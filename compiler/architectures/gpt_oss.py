@@ -105,5 +105,4 @@ class Plugin(_experts.Mixture):
         )
 
     def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
-        """Returns all projections of attention, or none."""
         return _common.attention_biases(config)

@@ -10,7 +10,6 @@ MULTIPLIER_DEFAULTS: dict[str, Any] = dict.fromkeys(MULTIPLIERS, 1.0)
 
 
 def granite_fields(config: Any) -> dict[str, Any]:
-    """Returns the fields of a spec that hold Granite's factors."""
     return {
         "embedding_multiplier": float(config.embedding_multiplier),
         "attention_scale": float(config.attention_multiplier),
@@ -27,9 +26,7 @@ class Plugin(_common.Llama):
     MODULES = _common.llama_modules("Granite")
 
     def spec(self, config: Any) -> ModelSpec:
-        """Returns a spec with the configuration's factors."""
         return _common.llama_spec(self.MODULES, config, **granite_fields(config))
 
     def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
-        """Returns the projections that the configuration gives a bias."""
         return _common.llama_biases(config, spec)

@@ -26,16 +26,13 @@ class Plugin(_experts.Mixture):
     MODULES = _experts.modules("GraniteMoe", NAMES)
 
     def spec(self, config: Any) -> ModelSpec:
-        """Returns a spec with the configuration's factors."""
         experts = _experts.counts(config, "num_local_experts")
         return _common.llama_spec(self.MODULES, config, **granite.granite_fields(config), **experts)
 
     def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
-        """Returns all projections of attention, or none."""
         return _common.attention_biases(config)
 
     def places(self, spec: ModelSpec) -> dict[str, _common.Place]:
-        """Returns the places of experts and routers."""
         routers = {
             f"model.layers.{layer}.{NAMES.block}.{NAMES.router}": f"model.layers.{layer}.{NAMES.block}.router.layer"
             for layer in range(spec.num_hidden_layers)

@@ -13,5 +13,4 @@ class Plugin(_common.Llama):
     MODULES = _common.llama_modules("Llama")
 
     def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
-        """Returns the projections that the configuration gives a bias."""
         return _common.llama_biases(config, spec)

@@ -14,5 +14,4 @@ class Plugin(_common.Llama):
     MODULES = _common.llama_modules("Mistral")
 
     def spec(self, config: Any) -> ModelSpec:
-        """Returns a spec with one window for all layers, or none."""
         return _common.llama_spec(self.MODULES, config, config.sliding_window)

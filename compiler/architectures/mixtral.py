@@ -29,6 +29,5 @@ class Plugin(_experts.Mixture):
     MODULES = _experts.modules("Mixtral", NAMES)
 
     def spec(self, config: Any) -> ModelSpec:
-        """Returns the model's shape."""
         experts = _experts.counts(config, "num_local_experts")
         return _common.llama_spec(self.MODULES, config, config.sliding_window, **experts)

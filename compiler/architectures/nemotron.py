@@ -21,10 +21,8 @@ class Plugin(_common.Llama):
     MODULES = _common.llama_modules("Nemotron", gated=False, activation="relu2", partial_rotary=True)
 
     def spec(self, config: Any) -> ModelSpec:
-        """Returns a spec with LayerNorm, and an MLP without a gate."""
         own = {"gated_mlp": False, "norm": "layer_norm_1p", "norm_eps": config.norm_eps}
         return _common.llama_spec(self.MODULES, config, **own)
 
     def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
-        """Returns the projections that the configuration gives a bias."""
         return _common.llama_biases(config, spec)

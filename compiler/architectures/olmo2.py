@@ -14,9 +14,7 @@ class Plugin(_common.Llama):
     MODULES = _common.llama_modules("Olmo2")
 
     def spec(self, config: Any) -> ModelSpec:
-        """Returns a spec with norms after attention and MLP, and over the whole width of q and k."""
         return _common.llama_spec(self.MODULES, config, norm_placement="after", qk_norm="width")
 
     def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
-        """Returns Llama's names, and the norms of q and k."""
         return _common.llama_parameters(spec, _common.attention_biases(config), qk_norm=True)

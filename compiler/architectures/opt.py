@@ -96,7 +96,6 @@ class Plugin(_common.Architecture):
         )
 
     def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
-        """Returns tensor names and the roles they hold."""
         linears = {
             "self_attn.q_proj": "q_proj",
             "self_attn.k_proj": "k_proj",

@@ -43,12 +43,10 @@ class Plugin(_common.Architecture):
     )
 
     def spec(self, config: Any) -> ModelSpec:
-        """Returns a spec in which attention and MLP see the same normed input."""
         own = {"gated_mlp": False, "norm": "layer_norm", "norm_eps": config.layer_norm_eps}
         return _common.llama_spec(self.MODULES, config, residual="parallel_shared", **own)
 
     def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
-        """Returns tensor names and the roles they hold."""
         modules = LINEARS | {name: (name,) for name in block_norms(spec)} | (QK_NORMS if config.qk_layernorm else {})
         outer = {"model.embed_tokens.weight": ("embed_tokens.weight",), "lm_head.bias": ("lm_head.bias",)}
         outer |= _common.in_parts({"model.final_layernorm": ("norm",)}, norm_parts(spec))

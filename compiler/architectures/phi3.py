@@ -25,11 +25,9 @@ class Plugin(_common.Llama):
     )
 
     def spec(self, config: Any) -> ModelSpec:
-        """Returns the model's shape."""
         return _common.llama_spec(self.MODULES, config, config.sliding_window)
 
     def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
-        """Returns tensor names and the roles they hold."""
         layer = {
             "self_attn.qkv_proj.weight": ("q_proj.weight", "k_proj.weight", "v_proj.weight"),
             "self_attn.o_proj.weight": ("o_proj.weight",),

@@ -14,9 +14,7 @@ class Plugin(_common.Llama):
     MODULES = _common.llama_modules("Qwen2")
 
     def spec(self, config: Any) -> ModelSpec:
-        """Returns a spec with windows for the layers that the configuration names."""
         return _common.llama_spec(self.MODULES, config, **_common.windows(config))
 
     def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
-        """Returns q, k and v, which always have a bias."""
         return ("q_proj", "k_proj", "v_proj")

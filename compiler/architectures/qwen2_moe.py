@@ -70,7 +70,6 @@ class Plugin(_experts.Mixture):
         )
 
     def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
-        """Returns q, k and v, or nothing."""
         return ("q_proj", "k_proj", "v_proj") if config.qkv_bias else ()
 
 

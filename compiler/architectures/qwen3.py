@@ -21,9 +21,7 @@ class Plugin(_common.Llama):
     MODULES = _common.llama_modules("Qwen3")
 
     def spec(self, config: Any) -> ModelSpec:
-        """Returns a spec with windows for the layers that the configuration names."""
         return _common.llama_spec(self.MODULES, config, **_common.windows(config))
 
     def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
-        """Returns Llama's names, and the norms of q and k."""
         return _common.llama_parameters(spec, _common.attention_biases(config), qk_norm=True)

@@ -64,9 +64,7 @@ class Plugin(_experts.Mixture):
         )
 
     def qk_norm(self, config: Any) -> bool:
-        """Returns true."""
         return True
 
     def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
-        """Returns all projections of attention, or none."""
         return ("q_proj", "k_proj", "v_proj", "o_proj") if config.attention_bias else ()

@@ -43,12 +43,10 @@ class Plugin(_common.Llama):
             config.layer_types = [kinds[windowed and not rotates] for rotates in config.no_rope_layers[:count]]
 
     def spec(self, config: Any) -> ModelSpec:
-        """Returns a spec in which some layers do not rotate."""
         flags = config.no_rope_layers[: config.num_hidden_layers]
         kinds = tuple[RotaryKind, ...]("main" if rotates else "none" for rotates in flags)
         own: dict[str, Any] = {"layer_rotary": kinds if "none" in kinds else ()}
         return _common.llama_spec(self.MODULES, config, **_common.windows(config), **own)
 
     def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
-        """Returns the projections that the configuration gives a bias."""
         return _common.llama_biases(config, spec)

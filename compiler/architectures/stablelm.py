@@ -30,7 +30,6 @@ class Plugin(_common.Llama):
     MODULES = _common.llama_modules("StableLm", partial_rotary=True)
 
     def spec(self, config: Any) -> ModelSpec:
-        """Returns a spec with LayerNorm."""
         own: dict[str, Any] = {
             "norm": "layer_norm",
             "norm_eps": config.layer_norm_eps,

@@ -9,12 +9,8 @@ if TYPE_CHECKING:
 
 
 def fused(roles: tuple[str, ...], of_role: "Callable[[str], Tensor]") -> "Tensor":
-    """Returns the stacked rows of `roles`; a role that appears n times gives the next nth of its rows at each place.
-
-    Args:
-        roles: As `Architecture.parameters` gives them.
-        of_role: Returns a role's tensor, [rows, ...].
-    """
+    """Returns the stacked rows of `roles`, [rows, ...] each by `of_role`; a role that appears n times gives the next
+    nth of its rows at each place."""
     import torch
 
     if len(roles) == 1:

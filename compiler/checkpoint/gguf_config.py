@@ -52,7 +52,6 @@ def source_config_of(model: GgufModel) -> dict[str, Any]:
 
 
 def _model_type(model: GgufModel) -> str:
-    """Returns Hugging Face's name of the architecture."""
     name = model.architecture
     found = [kind for kind, one in ARCHITECTURES.items() if one.name == name]
     if not found:
@@ -121,7 +120,6 @@ def _biases(model: GgufModel) -> dict[str, Any]:
 
 
 def _experts(model: GgufModel, theirs: Architecture) -> dict[str, Any]:
-    """Returns the keys of mixtures, under each of Hugging Face's names."""
     experts = model.count("expert_count", 0)
     if not experts:
         return {}
@@ -150,14 +148,12 @@ def _experts(model: GgufModel, theirs: Architecture) -> dict[str, Any]:
 
 
 def _normed(model: GgufModel, theirs: Architecture) -> bool:
-    """Returns whether the weights of a token's experts are divided by their sum."""
     if theirs.normed is not None:
         return theirs.normed
     return bool(model.get("expert_weights_norm"))
 
 
 def _factors(model: GgufModel) -> dict[str, Any]:
-    """Returns constants of the arithmetic, each where the file has it."""
     names = {
         "embedding_scale": "embedding_multiplier",
         "residual_scale": "residual_multiplier",
@@ -172,7 +168,6 @@ def _factors(model: GgufModel) -> dict[str, Any]:
 
 
 def _layers(model: GgufModel, kind: str) -> dict[str, Any]:
-    """Returns the keys that describe layers of one architecture alone."""
     own: dict[str, Callable[[GgufModel], dict[str, Any]]] = {
         "falcon": _falcon,
         "stablelm": _stablelm,
@@ -215,7 +210,6 @@ def _gemma3(model: GgufModel) -> dict[str, Any]:
 
 
 def _latents(model: GgufModel) -> dict[str, Any]:
-    """Returns the sizes of DeepSeek's latent attention."""
     if model.get("attention.key_length_mla") is not None:
         raise model.refused(
             "the matrix of its latents is stored in two parts (attention.key_length_mla), which is not supported; "
@@ -232,7 +226,6 @@ def _latents(model: GgufModel) -> dict[str, Any]:
 
 
 def _rotations(model: GgufModel, ours: _common.Architecture, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `rope_parameters`, of each kind of layer where the architecture has several."""
     main, kinds = _rotation(model, config), ours.MODULES.rotary
     if kinds["main"]:
         base = model.number("rope.freq_base_swa", USUAL_BASE)
@@ -313,7 +306,6 @@ def _frequency_factors(model: GgufModel, config: Mapping[str, Any]) -> dict[str,
 
 
 def _vector(model: GgufModel, name: str) -> list[float]:
-    """Returns the numbers of a small tensor."""
     _rows(model, name)
     found = model.located[name]
     if len(found.entry.shape) != 1 or found.entry.shape[0] > MAX_FACTORS or found.entry.dtype != "F32":

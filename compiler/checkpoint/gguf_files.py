@@ -22,8 +22,6 @@ LARGEST_NUMBER = 1e30
 
 @dataclass(frozen=True)
 class GgufModel:
-    """A model's keys and tensors."""
-
     paths: tuple[Path, ...]
     values: Mapping[str, Any]
     """By key; those of the first part."""
@@ -45,7 +43,6 @@ class GgufModel:
         return self.text("general.architecture", required=True) or ""
 
     def refused(self, found: str) -> CheckpointError:
-        """Returns the error to raise about the file."""
         return CheckpointError(f"{self.paths[0].name}: {found}")
 
     def get(self, key: str) -> Any:

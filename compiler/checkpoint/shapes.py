@@ -18,8 +18,6 @@ from coldpress.schemas.model import ModelSpec, role_shape
 
 @dataclass(frozen=True)
 class Shape:
-    """Shape of one tensor."""
-
     shape: tuple[int, ...]
 
 
@@ -35,7 +33,6 @@ class Shapes:
 
     @property
     def num_parameters(self) -> int:
-        """Returns the parameters of all tensors."""
         return sum(prod(tensor.shape) for tensor in self.tensors.values())
 
 

@@ -26,15 +26,12 @@ class Accepted(Record):
 
 
 class Finding(NamedTuple):
-    """One figure of one build."""
-
     name: str
     figure: str
     before: str
     now: str
     verdict: Verdict
     why: str = ""
-    """Possible reasons of the change."""
 
 
 def accepted_of(results: MatrixResults) -> Accepted:
@@ -100,7 +97,6 @@ SAME = "nothing that is known has changed"
 
 
 def _why(row: BuildResult, before: BuildResult, results: MatrixResults, accepted: Accepted) -> str:
-    """Returns what has changed since a build was accepted: its inputs, the compiler, or libraries."""
     names = sorted({*row.inputs, *before.inputs})
     changed = [f"another {name}" for name in names if row.inputs.get(name) != before.inputs.get(name)]
     if results.compiler != accepted.compiler:

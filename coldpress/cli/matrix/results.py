@@ -11,8 +11,6 @@ FIGURES = ("ppl_ratio", "modelled_tokens_per_s", "artifact_bytes")
 
 
 class BuildResult(Record):
-    """One build."""
-
     name: str
     exit_code: int
     """0 for a finished build, whether or not anything had to be done."""
@@ -28,7 +26,7 @@ class BuildResult(Record):
     inputs: dict[str, str] = Field(default={})
     """Digests of weights, texts and settings, from the artifact."""
     figures: dict[str, float] = Field(default={})
-    """FIGURES."""
+    """By the names of `FIGURES`."""
     errors: dict[str, float] = Field(default={})
     """Standard errors of figures that have one."""
 
@@ -44,7 +42,6 @@ class MatrixResults(Record):
 
     @property
     def num_failed(self) -> Count:
-        """Returns how many builds have no artifact."""
         return sum(row.exit_code != 0 for row in self.rows)
 
 

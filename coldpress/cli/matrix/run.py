@@ -51,12 +51,9 @@ def run(
     Models whose inputs are not those of the lock file are not built; `update_lock` writes it anew.
 
     Args:
-        file: The matrix.
-        folder: Of the results.
         accepted: What the builds are held to; None for nothing.
         told: Further words of snakemake's command line.
         accept: Write `accepted` instead.
-        update_lock: Write the lock file anew.
         tell: Called with each line for the user.
 
     Returns:
@@ -95,7 +92,6 @@ def run(
 
 
 def _resolved(found: Sequence[Cell]) -> tuple[dict[str, BuildConfig], dict[str, str]]:
-    """Returns the builds by name, and why others cannot be."""
     builds: dict[str, BuildConfig] = {}
     refused: dict[str, str] = {}
     for cell in found:
@@ -130,7 +126,6 @@ def _differing(file: Path, builds: Mapping[str, BuildConfig], told: Sequence[str
 
 
 def _made(file: Path, builds: Mapping[str, BuildConfig], told: Sequence[str]) -> dict[str, str]:
-    """Runs snakemake for builds, and shows its progress; returns why some were not made, by name."""
     if not builds:
         return {}
     config = {MATRIX: str(file), ONLY: ",".join(builds)}
@@ -159,7 +154,6 @@ def _refusal(cell: Cell, why: str) -> BuildResult:
 
 
 def _built(cell: Cell, build: BuildConfig, folder: Path, start_s: float) -> BuildResult:
-    """Returns the row of a finished build."""
     file = build.target_folder / "metrics.json"
     metrics = load_record(file, Metrics)
     error = metrics.ppl_ratio_error  # no number where there is one block
@@ -223,7 +217,6 @@ class Lock(Record):
 
 
 def lock_file(matrix: Path) -> Path:
-    """Returns where the lock file of a matrix lies."""
     return matrix.with_suffix(".lock")
 
 
