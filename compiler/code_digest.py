@@ -87,7 +87,6 @@ def source_files(stage: str, plugins: Plugins, root: Path = ROOT) -> list[Path]:
 
 @functools.cache
 def _files(name: str, root: Path) -> list[Path]:
-    """Returns the files of a module; none for modules outside this project."""
     path = root.joinpath(*name.split("."))
     if (path / "__init__.py").is_file():
         return [path / "__init__.py", *path.glob("*.j2")]
@@ -135,7 +134,6 @@ def _references(file: Path, root: Path) -> tuple[list[str], list[str]]:
 
 
 def _executed(node: ast.AST) -> Iterator[ast.AST]:
-    """Yields a node and all nodes below it, except the bodies of `if TYPE_CHECKING`."""
     yield node
     checked = isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
     children = node.orelse if isinstance(node, ast.If) and checked else ast.iter_child_nodes(node)

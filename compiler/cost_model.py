@@ -46,7 +46,7 @@ PEAK_READ_BYTES = 4 << 20
 LEAST_BUDGET_BYTES = 1000
 """Fewer are a mistake: a number without its unit."""
 HEAD_FORMAT: FormatName = "int8_group32"
-"""How token embeddings and the head are stored beside layers in fewer than 16 bits, unless a loss was measured."""
+"""Format of token embeddings and head beside layers in fewer than 16 bits, unless a loss was measured."""
 READ_BUFFER_SHARE = 0.125
 """Share of the DRAM left for flash units."""
 
@@ -55,28 +55,20 @@ class HasShape(Protocol):
     """A tensor of a checkpoint, loaded or only described."""
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The tensor's dimensions."""
-        ...
+    def shape(self) -> tuple[int, ...]: ...
 
 
 class HasShapes(Protocol):
     """A `Model`, or the shapes that config.json implies (compiler/checkpoint/shapes.py)."""
 
     @property
-    def spec(self) -> ModelSpec:
-        """The model's shape."""
-        ...
+    def spec(self) -> ModelSpec: ...
 
     @property
-    def tensors(self) -> Mapping[str, HasShape]:
-        """The tensors by role."""
-        ...
+    def tensors(self) -> Mapping[str, HasShape]: ...
 
     @property
-    def num_parameters(self) -> int:
-        """The number of parameters of all tensors."""
-        ...
+    def num_parameters(self) -> int: ...
 
 
 # Text -> bytes
@@ -157,14 +149,12 @@ def stored_format(role: str, formats: Formats) -> UnitFormat | None:
 
 
 def stored_formats(format_name: FormatName) -> tuple[FormatName, ...]:
-    """Returns all formats that occur in an artifact of `format_name`."""
     roles = ("layers.0.q_proj.weight", "lm_head.weight")
     found: set[UnitFormat] = {stored for role in roles if (stored := stored_format(role, format_name)) is not None}
     return tuple(sorted(found))
 
 
 def tensor_bytes(role: str, shape: tuple[int, ...], formats: Formats) -> int:
-    """Returns the bytes of one resident tensor of `shape` in an artifact of `formats`."""
     stored = stored_format(role, formats)
     if stored is None:
         return 4 * math.prod(shape)
@@ -172,7 +162,6 @@ def tensor_bytes(role: str, shape: tuple[int, ...], formats: Formats) -> int:
 
 
 def slice_bytes(length: int, format_name: UnitFormat) -> int:
-    """Returns the bytes of `length` values in a format, its groups padded (runtime/quantization)."""
     return nbytes(format_name, length)
 
 
@@ -184,7 +173,6 @@ def unit_bytes(family: FamilyName, spec: ModelSpec, name: UnitFormat) -> int:
 def all_read_units(
     flash: Flash, spec: ModelSpec, families: Iterable[FamilyName], formats: Formats, layers_per_group: int
 ) -> dict[tuple[int, FamilyName], np.ndarray]:
-    """Returns the cost of reading besides units, by layer and family: see `read_units`."""
     layers, families = range(spec.num_hidden_layers), tuple(families)
     sizes = {
         (at, family): unit_bytes(family, spec, format_at(formats, at, family)) for at in layers for family in families
@@ -228,7 +216,6 @@ def flash_bytes(families: tuple[FamilyName, ...], spec: ModelSpec, formats: Form
 def resident_tensors(
     model: HasShapes, families: tuple[FamilyName, ...], formats: Formats
 ) -> tuple[ResidentTensor, ...]:
-    """Lists the tensors that no family holds and no token reads by row; see `whole_tensors`."""
     by_row = rows_on_flash(model.spec)
     return tuple(tensor for tensor in whole_tensors(model, families, formats) if tensor.role not in by_row)
 
@@ -253,7 +240,6 @@ def whole_tensors(model: HasShapes, families: tuple[FamilyName, ...], formats: F
 
 
 def resident_bytes(model: HasShapes, families: tuple[FamilyName, ...], formats: Formats) -> int:
-    """Returns the bytes of the resident tensors."""
     found = resident_tensors(model, families, formats)
     return sum(tensor_bytes(tensor.role, tensor.shape, formats) for tensor in found)
 
@@ -266,7 +252,6 @@ def weight_bytes(model: HasShapes, format_name: FormatName) -> int:
 
 
 def row_table_bytes(spec: ModelSpec, formats: Formats) -> int:
-    """Returns the bytes of the matrices on flash that are read by row."""
     return sum(tensor_bytes(role, role_shape(spec, role), formats) for role in rows_on_flash(spec))
 
 
@@ -278,7 +263,6 @@ def dense_footprint_bytes(
 
 
 def predictor_bytes(spec: ModelSpec, rank: int, format_name: FormatName) -> int:
-    """Returns the bytes of one layer's predictor: the rows of its two matrices."""
     return sum(rows * slice_bytes(columns, format_name) for rows, columns in matrix_shapes(spec, rank).values())
 
 
@@ -302,9 +286,6 @@ def read_buffer_bytes(
     checks), and at most PEAK_READ_BYTES.
 
     Args:
-        spec: The model's shape.
-        format_name: The units' format.
-        families: The families on flash.
         free_bytes: May be negative.
         page_bytes: Reads start and end on multiples of it.
     """

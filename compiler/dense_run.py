@@ -57,12 +57,6 @@ def dense_run(
     """Returns the fastest dense run within `budget_bytes` of DRAM on `device`; None where its buffers alone exceed it.
 
     Args:
-        model: The model's shape and tensors.
-        formats: The format of all layers, and that of the head if it has its own.
-        context_length: Tokens that the KV cache holds.
-        budget_bytes: The DRAM budget.
-        device: The device's law, pages and DRAM.
-        kv_cache_format: Format of keys and values.
         room_bytes: DRAM for units and the read buffer; None for that of a build of this run alone, with the default
             cache. A build that may take another method or cache keeps more beside them.
         naive: Pin no unit, regardless of room.
@@ -107,8 +101,6 @@ class _RowReads(NamedTuple):
 
 
 class _Besides(NamedTuple):
-    """What a token computes beside its requests."""
-
     token_s: float
     seconds_before: tuple[float, ...]
     """By layer with units, the part of it that precedes the layer's request."""
@@ -122,8 +114,6 @@ class _Besides(NamedTuple):
 
 @dataclass(frozen=True)
 class _Runs:
-    """The dense runs that one budget allows."""
-
     stream: Stream
     room_bytes: int
     """DRAM for pinned units and buffers."""
@@ -132,16 +122,13 @@ class _Runs:
 
     @property
     def units_bytes(self) -> int:
-        """Bytes of all units."""
         return self.num_units * self.stream.unit_bytes
 
     @property
     def num_units(self) -> int:
-        """Units of all layers."""
         return self.stream.num_layers * self.stream.num_units
 
     def in_whole_layers(self, buffer_bytes: int, *, pins: bool = True) -> DenseRun:
-        """Returns the run that pins whole layers."""
         size = self.stream.unit_bytes
         # with room for everything nothing is read, so that the buffer's size does not matter
         fits = self.num_units * size <= self.room_bytes
@@ -162,7 +149,6 @@ class _Runs:
         return min((self.ahead(size, first.preload_buffer_bytes) for size in others), key=_token_s, default=first)
 
     def ahead(self, buffer_bytes: int, preload_bytes: int) -> DenseRun:
-        """Returns the run that pins as many units in each layer, and reads the next layer's ahead."""
         pinned = min(self.num_units, (self.room_bytes - buffer_bytes - preload_bytes) // self.stream.unit_bytes)
         token = self.stream.ahead(self.num_units - pinned, buffer_bytes, preload_bytes, self.besides.seconds_before)
         return self._run(token, pinned, buffer_bytes, preload_bytes)
@@ -229,8 +215,6 @@ def dense_for(model: Model, manifest: Manifest, plan: Plan, *, naive: bool = Fal
 
 
 class Buffers(NamedTuple):
-    """Bytes of a plan's buffers."""
-
     read: int
     preload: int
     """0 where nothing is read ahead; else a dense run pins as many units in each layer."""
@@ -240,7 +224,6 @@ def buffers_of(model: Model, sparsity: Sparsity, free_bytes: int, device: Device
     """Returns a build's usual buffers: the best dense run's if every neuron is used, else a share for reads alone.
 
     Args:
-        model: The model's shape and tensors.
         sparsity: Families, densities, format, context, KV cache, layer groups and the DRAM budget count.
         free_bytes: The DRAM that resident tensors, predictors, KV cache and bookkeeping leave.
         device: The device, for its pages, and for its law where the run is dense.
@@ -276,7 +259,6 @@ def _plan(
     kv_cache_format: KvCacheFormat,
     device: DeviceProfile,
 ) -> Plan:
-    """Builds the parts of a dense run's plan that do not depend on its read buffer."""
     return Plan(
         name="dense",
         method="dense",

@@ -38,8 +38,6 @@ class Token(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """The units of one layer that are read ahead."""
-
     num_units: int
     reads: int
     read_bytes: int
@@ -60,12 +58,10 @@ class Stream:
 
     @property
     def num_layers(self) -> int:
-        """The number of layers with units."""
         return len(layers_of(WHOLE_MLP, self.spec))
 
     @property
     def num_units(self) -> int:
-        """The number of units of a layer."""
         return num_units(WHOLE_MLP, self.spec)
 
     @property
@@ -99,9 +95,6 @@ class Stream:
         ahead.
 
         Args:
-            num_streamed: Units of all layers that are not in DRAM.
-            buffer_bytes: Bytes of the read buffer.
-            preload_bytes: Bytes of the preload buffer.
             seconds_before: For each layer with units, the seconds in which it computes before its request.
         """
         layers = self.num_layers
@@ -124,7 +117,6 @@ class Stream:
         return Token(*totals.tolist())
 
     def _work(self, read: Reads, num_read: int, ahead: Ahead) -> Work:
-        """Returns what a layer's request costs beside its reads, if `num_read` of its units come from flash."""
         read_bytes, early_bytes = num_read * self.unit_bytes, ahead.num_units * self.unit_bytes
         early = Early(early_bytes, num_portions(early_bytes))
         ready_bytes = self.used_bytes - read_bytes
@@ -144,9 +136,6 @@ def _requests(
     how many units these are.
 
     Args:
-        flash: The device's flash.
-        unit_bytes: Bytes of a unit.
-        buffer_bytes: Bytes of the read buffer.
         count: The units of the layer that are not in DRAM.
         shape: Units and experts of a layer, and experts of a token.
     """
@@ -157,7 +146,6 @@ def _requests(
 
 @lru_cache(maxsize=4096)
 def _request(flash: Flash, unit_bytes: int, buffer_bytes: int, units: int, count: int) -> Reads:
-    """Returns the reads of a request for the last `count` of a layer's `units`."""
     reading = Reading(flash, Strided(0, unit_bytes, unit_bytes), 0, buffer_bytes)
     return reading.reads(np.arange(units - count, units))
 

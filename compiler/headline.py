@@ -22,12 +22,7 @@ WIDTH = 1024
 
 
 def headline(metrics: Metrics, device: str) -> str:
-    """Returns model, device, DRAM, speed against the alternatives, and the cost in quality, in one sentence.
-
-    Args:
-        metrics: The build's figures.
-        device: What to call the device.
-    """
+    """Returns model, device, DRAM, speed against the alternatives, and the cost in quality, in one sentence."""
     return (
         f"{metrics.model} runs on {device} in {show_bytes(_used_bytes(metrics))} of DRAM at "
         f"{_speed(metrics)}; {_dense(metrics)} {_original(metrics)}; its "
@@ -81,7 +76,6 @@ def pays(metrics: Metrics) -> str:
 
 
 def _same_in_dram(metrics: Metrics) -> WholeInDram:
-    """Returns the whole model in DRAM in the artifact's format; the original, if that format was not counted."""
     return next((whole for whole in metrics.in_dram if whole.format == metrics.format), metrics.original)
 
 
@@ -101,11 +95,8 @@ def remedies(
     """Returns what would keep more quality: a wider format if the format loses it, more units if the selector does.
 
     Args:
-        format_name: The artifact's format.
-        ppl_ratio: Its perplexity over the source's.
         of_format: The same with every unit used.
         is_whole: Whether every token uses every unit anyway.
-        most: The largest allowed ratio.
     """
     found: list[str] = []
     if not of_format <= most and nbytes(format_name, WIDTH) < WIDTH:

@@ -46,7 +46,6 @@ R = TypeVar("R", bound=Record)
 
 
 def sha256_of(path: Path) -> str:
-    """Returns the hex digest of a file, read in blocks."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -134,7 +133,6 @@ def naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Syncs a folder's entries to disk."""
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with naming(folder):
@@ -158,7 +156,6 @@ def replacing(path: Path, before: Callable[[], None] | None = None) -> Iterator[
     The folder is synced afterwards: a record that survives a power cut finds the arrays that were finished before it.
 
     Args:
-        path: The file to write.
         before: Runs when the file is whole on disk, just before it gets its name.
     """
     make_folder(path.parent)
@@ -181,8 +178,6 @@ def save_record(record: Record, path: Path, before: Callable[[], None] | None = 
     """Writes `record` as JSON with paths relative to `path`'s folder and the digest in the second line.
 
     Args:
-        record: What to write; its paths are absolute.
-        path: The file.
         before: As `replacing` has it.
     """
     folder = path.parent.resolve()
@@ -200,7 +195,6 @@ def save_result(record: R, path: Path, work: Path) -> R:
 
     Args:
         record: The stage's result; its paths lead into `work`.
-        path: The record's file.
         work: The working folder, which lies beside `path`.
 
     Returns:
@@ -218,7 +212,6 @@ def save_result(record: R, path: Path, work: Path) -> R:
 
 
 def array_folder(record: Path) -> Path:
-    """Returns the folder of the array files of a record's stage."""
     return record.parent.resolve() / record.stem
 
 

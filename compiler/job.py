@@ -51,7 +51,6 @@ def record_of(hint: typing.Any) -> tuple[type[Record], bool, bool] | None:
 
 
 def config_of(stage: str) -> type[Record]:
-    """Returns the record class of a stage's settings."""
     return parameters_of(stage)["config"]
 
 
@@ -63,8 +62,6 @@ def records_of(stage: str) -> dict[str, tuple[type[Record], bool, bool]]:
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a stage."""
-
     stage: str
     settings: Mapping[str, typing.Any]
     """Fields of the stage's config record; missing fields have their defaults."""
@@ -106,14 +103,12 @@ def run_job(job: Job) -> Record:
 
 
 def _workspace(job: Job, config: Record, output: Path, input_digests: list[str]) -> Workspace:
-    """Returns the job's working folder, which is named after everything that its files are made from."""
     code = job.code or stage_digest(job.stage, {})
     fingerprint = digest(job.stage, code, config.to_json(), *input_digests)
     return Workspace(output.with_name(f".{output.stem}.{fingerprint[:12]}.work"), fingerprint)
 
 
 def execute(stage: str, argv: list[str]) -> None:
-    """Runs one stage from its command line."""
     parameters = parameters_of(stage)
     arguments = _build_parser(stage, parameters).parse_args(argv)
     given = {name: value if isinstance(value, list) else [value] for name, value in vars(arguments).items() if value}
@@ -133,10 +128,7 @@ def execute(stage: str, argv: list[str]) -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one sentence without usage."""
-
     def error(self, message: str) -> typing.NoReturn:
-        """Prints the error and ends the process with exit code 2."""
         raise SystemExit(fail(f"{clipped(message, 500)}; see `{self.prog} --help`"))
 
 
@@ -188,7 +180,6 @@ def _settings_of(kind: type[Record], arguments: argparse.Namespace) -> dict[str,
 
 
 def _takes(field: TypeAdapter[typing.Any], text: str) -> bool:
-    """Tells whether a field accepts text unchanged."""
     try:
         field.validate_python(text, strict=True)
     except ValidationError:
@@ -206,10 +197,8 @@ def _validated(kind: type[Record], values: Mapping[str, typing.Any]) -> Record:
 
 
 def _remove_leftovers(output: Path, work: Path | None) -> None:
-    """Deletes what killed jobs have left: half-written files, and working folders of other inputs.
-
-    Only this job writes its record and its folders.
-    """
+    """Deletes what killed jobs have left: half-written files, and working folders of other inputs. Only this job writes
+    its record and its folders."""
     for path in (*output.parent.glob(f".{output.name}.*.tmp"), *(work.rglob(".*.tmp") if work else ())):
         if path.is_file():
             path.unlink(missing_ok=True)

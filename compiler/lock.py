@@ -44,7 +44,6 @@ def build_locks(folders: Sequence[Path]) -> Iterator[None]:
 
 @contextmanager
 def _build_lock(folder: Path, sign: str) -> Iterator[None]:
-    """Holds the build lock of one folder within the block, and writes `sign` into it."""
     with _opened(folder / LOCK_FILE) as build, _opened(folder / JOBS_FILE) as jobs:
         if not _locked(build, fcntl.LOCK_EX):
             raise ColdpressError(
@@ -90,7 +89,6 @@ def _opened(file: Path) -> IO[str]:
 
 
 def _locked(file: IO[str], kind: int) -> bool:
-    """Tries to lock a file without waiting; returns whether that succeeded."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except OSError as error:
@@ -109,7 +107,6 @@ def _signature(what: str) -> str:
 
 
 def _write(file: IO[str], line: str) -> None:
-    """Adds a line to the holders that the file names."""
     file.write(line)
     file.flush()
     os.fsync(file.fileno())

@@ -84,19 +84,16 @@ class Build:
     """Tokens of calibration text."""
     block_tokens: int
     threads: int = 1
-    """Threads of one job."""
     shards: int = 1
     """Jobs that calibration text is divided among."""
     layers_per_job: int = 1
     flops_per_core: float = FLOPS_PER_CORE
 
     def has(self, stage: str) -> bool:
-        """Tells whether a stage is part of the build."""
         return stage in self.inputs
 
     @property
     def stages(self) -> list[str]:
-        """The stages of the build, in order."""
         return [stage for stage in STAGES if self.has(stage)]
 
     @property
@@ -106,17 +103,14 @@ class Build:
 
     @property
     def options(self) -> Options:
-        """The selector's options."""
         return self.settings["allocate"].get("options", {})
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The selectors that the build may choose."""
         return candidates(self.model.spec, self.options) if self.method == AUTO else (self.method,)
 
     @property
     def families(self) -> tuple[FamilyName, ...]:
-        """The families that the build may put on flash."""
         return families_for(self.method, self.options, self.model.spec)
 
     @property
@@ -127,17 +121,14 @@ class Build:
 
     @property
     def formats(self) -> tuple[FormatName, ...]:
-        """The formats that the weights may get."""
         return formats_for(self.settings["allocate"]["format"])
 
     @property
     def caches(self) -> tuple[str, ...]:
-        """The cache policies that the runtime may follow."""
         return caches_for(self.settings["allocate"]["cache"])
 
     @property
     def context_length(self) -> int:
-        """The tokens that the KV cache holds."""
         return self.settings["allocate"]["context_length"]
 
     @property
@@ -148,23 +139,19 @@ class Build:
 
     @property
     def kv_caches(self) -> tuple[KvCacheFormat, ...]:
-        """The formats that keys and values may get."""
         named = self.settings["allocate"]["kv_cache"]
         return formats_of(self.model.spec) if named == AUTO else (named,)
 
     @property
     def layers_per_group(self) -> int:
-        """The number of consecutive layers whose units lie together on flash."""
         return self.settings["allocate"]["layers_per_group"]
 
     @property
     def page_bytes(self) -> int:
-        """The page size of the device's flash."""
         return self.device.flash.page_bytes.value
 
     @property
     def dram_budget_bytes(self) -> int:
-        """The largest requested DRAM budget in bytes."""
         return self.dram_budgets_bytes[0]
 
     @property
@@ -175,7 +162,6 @@ class Build:
 
     @property
     def density_sources(self) -> set[DensitySource]:
-        """The sources of its selectors' densities."""
         exact = self.model.spec.exact_zeros
         return {load("coldpress.runtime.sparsity", Selector, name).densities(exact) for name in self.methods}
 
@@ -216,7 +202,6 @@ class Build:
         return self._shapes("")
 
     def _shapes(self, within: str) -> list[tuple[int, ...]]:
-        """Returns shapes of that layer's tensors whose roles have a part."""
         tensors = self.model.tensors.items()
         return [tensor.shape for role, tensor in tensors if role.startswith(self._of_layer) and within in role]
 
@@ -246,12 +231,10 @@ class Build:
 
     @property
     def layer_code_bytes(self) -> int:
-        """Bytes of a layer's weights in the build's format."""
         return sum(size for role, size in self._codes() if role.startswith("layers."))
 
     @property
     def shared_code_bytes(self) -> list[int]:
-        """Bytes of each tensor outside the layers in the build's format."""
         return [size for role, size in self._codes() if not role.startswith("layers.")]
 
     @property
@@ -270,14 +253,12 @@ class Build:
 
     @property
     def code_bytes(self) -> int:
-        """Bytes of the whole model in the build's format."""
         on_flash = flash_bytes(self.families, self.model.spec, self.format)
         resident = resident_bytes(self.model, self.families, self.format)
         return on_flash + resident + row_table_bytes(self.model.spec, self.format)
 
     @property
     def largest_section_bytes(self) -> int:
-        """Bytes of the largest family's units in one layer."""
         spec = self.model.spec
         return max(
             num_units(family, spec) * unit_bytes(family, spec, name)
@@ -300,7 +281,6 @@ class Build:
 
     @property
     def training_size(self) -> Size:
-        """The model and its text for the stages that train."""
         shapes = {role: tensor.shape for role, tensor in self.model.tensors.items()}
         facts = (self.families, self.block_tokens, self.threads, self.weight_bytes, self.format)
         return Size(self.model.spec, shapes, *facts)
@@ -336,7 +316,6 @@ class Build:
         return 4 * self.threads * self.block_tokens * values
 
     def layer_units(self, families: Iterable[FamilyName]) -> int:
-        """Returns the number of units of one layer in all of `families`."""
         return sum(num_units(family, self.model.spec) for family in families)
 
     def statistics_bytes(self, families: Iterable[FamilyName]) -> int:
@@ -351,25 +330,20 @@ class Build:
         return whole * (2 if self.shards > 1 else 1)
 
     def forward_s(self, tokens: int) -> float:
-        """Returns the seconds to run tokens through the whole model."""
         return 2 * self.model.num_parameters * tokens / (self.flops_per_core * self.threads)
 
     def choices_s(self, tokens: int, families: Iterable[FamilyName]) -> float:
-        """Returns the seconds to choose the units of tokens in every layer, on all cores."""
         units = self.model.spec.num_hidden_layers * self.layer_units(families)
         return self.CHOICE_S * tokens * units / self.threads
 
     def routed_s(self, tokens: int) -> float:
-        """Returns the seconds to run tokens, one after another, through the whole model with routers that see DRAM."""
         each_s = self.ROUTED_S + self.ROUTED_UNIT_S * self.layer_units((WHOLE_MLP,))
         return self.forward_s(tokens) + tokens * self.model.spec.num_hidden_layers * each_s / self.threads
 
     def compute_s(self, operations: float) -> float:
-        """Returns the seconds of multiplications and additions on one core."""
         return operations / self.flops_per_core
 
     def transfer_s(self, num_bytes: int) -> float:
-        """Returns the seconds to read or write bytes."""
         return num_bytes / DISK_BYTES_PER_S
 
     def _codes(self) -> Iterator[tuple[str, int]]:
@@ -380,7 +354,6 @@ class Build:
 
 
 def needs_of(stage: str, build: Build) -> StageNeeds:
-    """Returns the needs of one job of a stage, by the stage's own count."""
     return importlib.import_module(f"coldpress.compiler.stages.{stage}").needs(build)
 
 
@@ -390,5 +363,4 @@ def limit_s(needs: StageNeeds) -> float:
 
 
 def all_needs(build: Build) -> tuple[StageNeeds, ...]:
-    """Returns the needs of each stage of a build, in order."""
     return tuple(needs_of(stage, build) for stage in build.stages)

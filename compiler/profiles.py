@@ -18,7 +18,6 @@ MEASURED_HOST = "host.yaml"
 
 
 def model_names() -> list[str]:
-    """Lists the models that have a profile, sorted."""
     return sorted(path.stem for path in (PROFILES / "models").glob("*.yaml"))
 
 

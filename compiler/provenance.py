@@ -19,11 +19,7 @@ MARK = "compiler/provenance.py"
 
 
 def provenance(checkout: Path = CHECKOUT) -> Provenance:
-    """Returns what is running.
-
-    Args:
-        checkout: The folder that would be the checkout.
-    """
+    """Returns what is running; `checkout` is the folder that would be the checkout."""
     commit = _git(checkout, "rev-parse", "HEAD") if _git(checkout, "ls-files", "--", MARK) else None
     return Provenance(
         compiler_version=__version__,

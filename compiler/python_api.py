@@ -63,7 +63,6 @@ def started(config: Mapping[str, str], told: Sequence[str] = ()) -> subprocess.P
     """Starts snakemake with the rules of this checkout; all that it says is on the process's standard output.
 
     Args:
-        config: The keys of `--config`.
         told: Further words of its command line.
 
     Raises:

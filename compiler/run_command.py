@@ -12,9 +12,7 @@ def run_command(program: Sequence[str], artifact: str, sample: Sample | None) ->
     """Returns the command that makes `artifact` write the sample again; without a sample, one that makes it write.
 
     Args:
-        program: The words that call the runtime.
         artifact: The artifact's folder, as seen from where the command is run.
-        sample: A text that the artifact wrote, with its options.
     """
     command = shlex.join([*program, "generate", artifact])
     if sample is None:

@@ -227,8 +227,6 @@ def of_all_layers(setting: Setting, found: RunMetrics, overlap: Overlap = "reque
 
 
 class Reads(NamedTuple):
-    """The reads of one request."""
-
     num_reads: int
     num_bytes: int
     """Bytes read, pages and gaps included."""
@@ -236,7 +234,6 @@ class Reads(NamedTuple):
 
     @property
     def flash_s(self) -> float:
-        """Returns the seconds of all reads on the device."""
         return self.arrival.flash_s
 
 

@@ -95,7 +95,6 @@ def row_tables(spec: ModelSpec, sections: Sequence[Section], formats: Formats) -
 
 
 def image_bytes(sections: Sequence[Section], tables: Sequence[RowTable]) -> int:
-    """Returns the bytes of flash.img."""
     last = (*sections, *tables)[-1]
     return _round_up(last.offset_bytes + last.length_bytes)
 
@@ -177,7 +176,6 @@ class Whole(NamedTuple):
 
 
 def kept_arrays(sections: Sequence[Section], method: str) -> list[SelectorArray]:
-    """Lists a selector's arrays in the tables."""
     kept = load("coldpress.runtime.sparsity", Selector, method).KEPT
     return [
         SelectorArray.model_validate(

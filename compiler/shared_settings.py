@@ -22,7 +22,7 @@ Off = Literal["off"]
 
 
 class MethodSetting(Record):
-    """For stages that depend on how active units are found, before `allocate` has recorded it."""
+    """Settings of stages that depend on how active units are found, before `allocate` has recorded it."""
 
     method: Annotated[
         Method,
@@ -38,7 +38,7 @@ class MethodSetting(Record):
 
 
 class AlgorithmSetting(Record):
-    """For stages that depend on how codes are chosen."""
+    """Settings of stages that depend on how codes are chosen."""
 
     algorithm: Annotated[str, Key(plugins="coldpress.compiler.rounding")] = Field(
         default="rtn",
@@ -48,7 +48,7 @@ class AlgorithmSetting(Record):
 
 
 class ExploreSetting(AlgorithmSetting):
-    """For stages that measure quality curves."""
+    """Settings of stages that measure quality curves."""
 
     explore_tokens: Annotated[PositiveCount, Key()] = Field(
         default=1024,
@@ -63,7 +63,7 @@ class ExploreSetting(AlgorithmSetting):
 
 
 class CacheSetting(Record):
-    """For stages that depend on the runtime's cache."""
+    """Settings of stages that depend on the runtime's cache."""
 
     cache: Annotated[
         str,
@@ -82,7 +82,7 @@ class CacheSetting(Record):
 
 
 class DraftSetting(Record):
-    """For stages that depend on whether a run proposes tokens."""
+    """Settings of stages that depend on whether a run proposes tokens."""
 
     draft: Annotated[
         DraftName | None,
@@ -99,7 +99,7 @@ class DraftSetting(Record):
 
 
 class RoutingSetting(Record):
-    """For stages that depend on how a mixture's routers choose experts."""
+    """Settings of stages that depend on how a mixture's routers choose experts."""
 
     routing: Annotated[
         RoutingName,
@@ -116,7 +116,7 @@ class RoutingSetting(Record):
 
 
 class RoutingLimitSetting(RoutingSetting):
-    """For stages that decide how far routers may go."""
+    """Settings of stages that decide how far routers may go."""
 
     routing_kl: Annotated[PositiveFloat, Key()] = Field(
         default=0.01,
@@ -126,7 +126,7 @@ class RoutingLimitSetting(RoutingSetting):
 
 
 class PinnedShareSetting(Record):
-    """For stages that decide what is pinned."""
+    """Settings of stages that decide what is pinned."""
 
     pinned_share: Annotated[
         Share | None, Key(default="the least with nearly the least modelled flash time; 1 where the cache is `static`")
@@ -136,7 +136,7 @@ class PinnedShareSetting(Record):
 
 
 class QualitySetting(Record):
-    """For stages that hold the artifact to a quality."""
+    """Settings of stages that hold the artifact to a quality."""
 
     max_ppl_ratio: Annotated[
         PositiveFloat | Off | None, Key(default="1.05: beyond it a build warns, and beyond 2.0 it is refused")
@@ -146,7 +146,7 @@ class QualitySetting(Record):
 
 
 class SeedSetting(Record):
-    """For stages that draw random numbers."""
+    """Settings of stages that draw random numbers."""
 
     seed: Annotated[int, Key()] = Field(
         default=0,
@@ -157,7 +157,7 @@ class SeedSetting(Record):
 
 
 class TrainingSetting(SeedSetting):
-    """For stages that train the model."""
+    """Settings of stages that train the model."""
 
     distill_blocks: Annotated[PositiveCount, Key()] = Field(
         default=8,
@@ -175,7 +175,7 @@ class TrainingSetting(SeedSetting):
 
 
 class DeviceSetting(Record):
-    """For stages that run the source model."""
+    """Settings of stages that run the source model."""
 
     compute_device: Annotated[str, Key()] = Field(
         default="auto",

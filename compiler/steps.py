@@ -15,14 +15,7 @@ class Steps:
     """Counts the equal steps of a long stage; several threads may count."""
 
     def __init__(self, title: str, total: int, unit: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begins at step 0.
-
-        Args:
-            title: The stage, and a part of it where it has several, as "verify, source".
-            total: Number of steps.
-            unit: Name of several steps, as "blocks".
-            clock: Returns seconds.
-        """
+        """Begins at step 0. `title` is the stage, and a part of it where it has several, as "verify, source"."""
         self._title, self._total, self._unit, self._clock = title, total, unit, clock
         self._lock, self._done = threading.Lock(), 0
         self._start_s = self._told_s = clock()
@@ -33,7 +26,6 @@ class Steps:
             self._total += count
 
     def add(self, count: int = 1) -> None:
-        """Counts steps that are done."""
         with self._lock:
             self._done += count
             now_s = self._clock()

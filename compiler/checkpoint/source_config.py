@@ -241,7 +241,6 @@ def checked_config(raw: Mapping[str, Any]) -> tuple[_common.Architecture, dict[s
 
 
 def _required(raw: Mapping[str, Any], architecture: _common.Architecture) -> dict[str, Any]:
-    """Returns the defaults of the required keys that config.json lacks; asks transformers for what `DEFAULTS` lacks."""
     defaults, missing = architecture.DEFAULTS or {}, [key for key in REQUIRED if key not in raw]
     if not set(missing) <= defaults.keys():
         defaults = vars(_common.source_config(architecture.MODULES, {"model_type": raw["model_type"]}))
@@ -252,7 +251,6 @@ def _required(raw: Mapping[str, Any], architecture: _common.Architecture) -> dic
 
 
 def _in_one_spelling(raw: Mapping[str, Any], architecture: _common.Architecture) -> dict[str, Any]:
-    """Returns config.json with the names that the architecture reads, in place of the class's other names for them."""
     found = dict(raw)
     for other, key in architecture.SPELLINGS.items():
         if other in found and found.setdefault(key, found[other]) != found.pop(other):
@@ -355,7 +353,6 @@ def _check_layers(config: Mapping[str, Any]) -> None:
 
 
 def _rope(raw: Mapping[str, Any], architecture: _common.Architecture) -> dict[str, Any]:
-    """Returns `rope_parameters` from any spelling."""
     old, new = ({} if raw.get(key) is None else raw[key] for key in ("rope_scaling", "rope_parameters"))
     for key, given in (("rope_scaling", old), ("rope_parameters", new)):
         if not isinstance(given, dict):
@@ -392,7 +389,6 @@ def with_long_factors(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rotation(given: Mapping[str, Any], outside: Mapping[str, Any], model_type: str, partial: bool) -> dict[str, Any]:
-    """Returns the checked settings of one kind of rotation; `outside` are those that config.json has beside them."""
     rope = dict(given)
     old_name = rope.pop("type", None)
     rope.setdefault("rope_type", old_name or "default")

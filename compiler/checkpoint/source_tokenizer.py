@@ -105,7 +105,6 @@ def bos_of(folder: Path, spec: ModelSpec, tokenizer: SourceTokenizer) -> int | N
 
 @contextmanager
 def _sentences(found: str) -> Iterator[None]:
-    """Turns the package's errors into errors about the checkpoint."""
     try:
         yield
     except BaseException as error:  # a panic in the package's core is not an Exception

@@ -27,14 +27,11 @@ MAX_TEXT = 1000
 
 @dataclass(frozen=True)
 class Special:
-    """Tokens and their names."""
-
     settings: dict[str, Any]
     """tokenizer_config.json with every named token."""
     added: list[dict[str, Any]] | None
     """`added_tokens` of tokenizer.json; None if they are those that it has."""
     ids: dict[str, int]
-    """Ids of the named tokens."""
 
 
 def resolved(tokenizer: Json, settings: Json, special: Json, added: Json) -> Special:
@@ -115,7 +112,6 @@ def with_tokens(spec: ModelSpec, special: Special, generation: Json) -> ModelSpe
 
 
 def _given(special: Json) -> dict[str, Any]:
-    """Returns the tokens of special_tokens_map.json that name one."""
     return {key: value for key, value in special.items() if value}
 
 
@@ -141,7 +137,6 @@ def _wanted(settings: Json, added: Json, named: Json, extra: Any) -> Iterator[tu
 
 
 def _token(place: str, value: Any) -> dict[str, Any]:
-    """Returns the text and the flags of a token: a text alone is special."""
     token = value if isinstance(value, dict) else {"content": value, "special": True}
     text, flags = token.get("content"), {key: token[key] for key in FLAGS if key in token}
     if not isinstance(text, str) or not 0 < len(text) <= MAX_TEXT or not all(type(v) is bool for v in flags.values()):
@@ -163,7 +158,6 @@ def _listed(tokenizer: Json) -> dict[str, dict[str, Any]]:
 
 
 def _ids(tokenizer: Json) -> dict[str, int]:
-    """Returns the id of every text of tokenizer.json: a vocabulary's, or its place in a list of pieces."""
     found = _vocabulary(tokenizer)
     known = {piece[0]: at for at, piece in enumerate(found)} if isinstance(found, list) else dict(found)
     return known | {text: entry["id"] for text, entry in _listed(tokenizer).items()}

@@ -42,9 +42,7 @@ def match_tensors(
     """Returns the place of every role's tensor.
 
     Args:
-        spec: The model's shape.
         names: Tensor names and their roles, several roles being stacked rows (compiler/architectures).
-        located: The checkpoint's tensors.
         ignored: A pattern of further names that the architecture leaves out.
         places: Names of `names` that are parts of other tensors of the checkpoint.
 
@@ -72,7 +70,6 @@ def match_tensors(
 
 
 def _sources(spec: ModelSpec, found: Located, roles: tuple[str, ...]) -> dict[str, TensorSource]:
-    """Returns the place of each role in one tensor, whose rows they share as `roles` says."""
     counts = Counter(roles)
     shapes = {role: role_shape(spec, role) for role in counts}
     num_rows = sum(shape[0] for shape in shapes.values())
@@ -150,7 +147,6 @@ def _check_unused(spec: ModelSpec, names: set[str]) -> None:
 
 
 def _check_tied(head: Located, embeddings: TensorSource, located: Mapping[str, Located]) -> None:
-    """Refuses a stored head that differs from the embeddings although it is declared tied."""
     _check_tensor(head, embeddings.shape)
     other = located[embeddings.tensor]
     for start in range(0, embeddings.shape[0], COMPARED_ROWS):

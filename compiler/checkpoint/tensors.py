@@ -32,8 +32,6 @@ MAX_CONFIG_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class _Place:
-    """A role's source, and what the headers of its files say about it."""
-
     source: TensorSource
     entry: TensorEntry
     scales: TensorEntry | None
@@ -47,7 +45,7 @@ class _Place:
 
     @property
     def is_converted(self) -> bool:
-        """Whether the file has other values than the role, or has them in blocks or in another order."""
+        """True if the file has other values than the role, or has them in blocks or in another order."""
         return self.entry.dtype in QUANTIZED or self.source.paired_heads > 0 or self.source.added != 0
 
 
@@ -172,7 +170,6 @@ def _whole_shape(source: TensorSource, entry: TensorEntry, scales: TensorEntry |
 
 
 def _read(place: _Place, start: int, stop: int) -> np.ndarray:
-    """Returns rows `start` to `stop` of a role, float32."""
     source = place.source
     width = source.shape[0] // source.paired_heads if source.paired_heads else 1
     first, last = start // width * width, -(-stop // width) * width
@@ -240,7 +237,6 @@ def read_entry(path: Path, entry: TensorEntry, start: int, stop: int) -> np.ndar
 
 
 def _read_bytes(path: Path, offset: int, into: np.ndarray) -> None:
-    """Fills uint8 `into` from byte `offset` of a file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         done = 0

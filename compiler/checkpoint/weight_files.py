@@ -52,8 +52,6 @@ values, infinity and NaN have larger bits; so have the scales of MXFP4 that lead
 
 @dataclass(frozen=True)
 class Located:
-    """One tensor and the file that holds it."""
-
     path: Path
     entry: TensorEntry
 
@@ -101,7 +99,6 @@ def regular_file(folder: Path, name: str) -> Path:
 
 
 def source_file(path: Path) -> SourceFile:
-    """Returns size and digest of any file of a checkpoint."""
     return SourceFile(name=path.name, size_bytes=path.stat().st_size, sha256=sha256_of(path))
 
 

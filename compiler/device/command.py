@@ -42,7 +42,6 @@ def _load(name_or_path: str) -> DeviceProfile:
 
 
 def _check_output(path: Path) -> None:
-    """Refuses YAML output without PyYAML, before anything is measured."""
     if path.suffix != ".json":
         try:
             import yaml  # noqa: F401
@@ -70,16 +69,12 @@ _JSON = "print the profile, or both, as one JSON object"
 
 @dataclass(frozen=True, kw_only=True)
 class Resolve:
-    """The flags of `coldpress device resolve`."""
-
     device: str = argument(DEVICE_HELP)
     output: Path = option("the record", **_OUTPUT)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
-    """The flags of `coldpress device measure`."""
-
     folder: Path | None = option("where artifacts will lie (default: the output's folder)", type=FILE, metavar="FOLDER")
     file_size: str = option("size of the file that is read (default: 1GiB)", default="1GiB", metavar="BYTES")
     name: str = option("name of the profile (default: host)", default="host", metavar="NAME")
@@ -88,8 +83,6 @@ class Measure:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportFio:
-    """The flags of `coldpress device import-fio`."""
-
     report: Path = argument("what fio printed", type=FILE)
     base: str | None = option(
         "the profile whose DRAM, cores and accelerator are assumed where not given", metavar="DEVICE"
@@ -108,8 +101,6 @@ class FioJobs:
 
 @dataclass(frozen=True, kw_only=True)
 class Show:
-    """The flags of `coldpress device show`."""
-
     device: str = argument(DEVICE_HELP)
     chart: Path | None = option("also draw the points and the law", type=FILE, metavar="FILE.svg")
     json: bool = switch(_JSON)
@@ -117,8 +108,6 @@ class Show:
 
 @dataclass(frozen=True, kw_only=True)
 class Compare:
-    """The flags of `coldpress device compare`."""
-
     a: str = argument(DEVICE_HELP)
     b: str = argument(DEVICE_HELP)
     json: bool = switch(_JSON)

@@ -50,9 +50,6 @@ def import_fio(report: dict[str, Any], name: str, base: DeviceProfile, stated: S
     Args:
         report: The report of `fio --output-format=json`, with read jobs of different block sizes and depths; one with
             iodepth=1 at the smallest size shows the latency, the largest iodepth is the queue depth.
-        name: The profile's name.
-        base: The profile whose DRAM, cores and accelerator are assumed.
-        stated: What is known of the device.
 
     Raises:
         ColdpressError: if there is no read job, no job that gives the latency, or a figure that no device has.
@@ -84,7 +81,6 @@ def import_fio(report: dict[str, Any], name: str, base: DeviceProfile, stated: S
 
 
 def _said_of(report: dict[str, Any]) -> str:
-    """Returns the source of fio's figures: its version and the day, where the report has them."""
     version, stamp = report.get("fio version"), report.get("timestamp")
     parts = [version] if isinstance(version, str) and re.fullmatch(r"fio-[\w.-]{1,32}", version) else []
     if isinstance(stamp, int) and 0 < stamp < 1 << 33:
@@ -118,8 +114,6 @@ def _assumed_from(base: DeviceProfile, stated: Stated) -> DeviceProfile:
 
 @dataclass(frozen=True)
 class _Job:
-    """A job of fio that read something."""
-
     block_bytes: int
     depth: int
     bytes_per_s: float

@@ -24,7 +24,6 @@ PAGE_BYTES = 4096
 READ_SIZES = tuple(4096 << step for step in range(9))
 """4 KiB to 1 MiB, twice the longest read of the runtime."""
 DEPTHS = (1, 2, 4, 8, 16, 32)
-"""Reads in flight."""
 DEPTH_SUFFICES = 0.9
 """The queue depth is the smallest that reaches this share of the best rate of small reads."""
 BLOCK_BYTES = 16 << 20
@@ -49,12 +48,10 @@ class Rounds:
 
     @property
     def median(self) -> float:
-        """Returns the median rate."""
         return statistics.median(self.rates)
 
     @property
     def best(self) -> float:
-        """Returns the highest rate."""
         return max(self.rates)
 
 
@@ -68,7 +65,6 @@ class Point:
 
 
 def num_cores() -> int:
-    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -96,11 +92,6 @@ def measure_flash(folder: Path, file_bytes: int, tell: Callable[[str], None]) ->
     """Measures reads of a new file of `file_bytes` random bytes in `folder`; removes the file afterwards.
 
     Each round measures the whole grid, so that a disturbance hits one round of many points, and not all of one.
-
-    Args:
-        folder: On the storage to measure.
-        file_bytes: Size of the file.
-        tell: Called with a line about each step before it begins.
 
     Returns:
         A point for each of `READ_SIZES` and `DEPTHS`.
@@ -149,8 +140,6 @@ def sample(folder: Path, file_bytes: int) -> Iterator["Reader"]:
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads of one open file, into a buffer of `ROUND_BYTES`."""
-
     descriptor: int
     file_bytes: int
     checksums: np.ndarray
@@ -179,7 +168,6 @@ class Reader:
 
 @contextmanager
 def _random_file(folder: Path, file_bytes: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields (descriptor for direct reads, checksum of each page) of a temporary file of random bytes."""
     path = folder / f".coldpress-measure.{os.getpid()}.tmp"
     try:
         checksums = _write(path, file_bytes)

@@ -33,10 +33,7 @@ def measure(name: str, folder: Path, file_bytes: int, tell: Callable[[str], None
     rounds, and a large load or spread causes a warning, as does a point that the fitted law misses.
 
     Args:
-        name: Name of the profile.
         folder: On the storage that artifacts will lie on.
-        file_bytes: Size of the file that is read.
-        tell: Called with a line about each step, and with warnings.
 
     Raises:
         ColdpressError: as `host.measure_flash`.
@@ -72,10 +69,7 @@ def computing(device: DeviceProfile, folder: Path, where: str, tell: Callable[[s
     """Measures this machine's kernels, copies and calls.
 
     Args:
-        device: The profile so far, for its flash and DRAM.
-        folder: On the storage that artifacts will lie on.
         where: The beginning of all sources.
-        tell: Called with a line about each step.
     """
     tell("products of the runtime's kernels")
     rates = list(kernels.kernel_rates())
@@ -142,7 +136,6 @@ def storage_of(points: Sequence[tuple[int, int, float]], queue_depth: int, sourc
     Args:
         points: (read size in bytes, reads in flight, bytes per second); those above the queue depth are left out.
         queue_depth: Reads in flight that the runtime issues at most.
-        source: Where all figures are from.
     """
     kept = sorted((size, depth, rounded(rate)) for size, depth, rate in points if depth <= queue_depth)
     sizes, depths, rates = np.array(kept, np.float64).T

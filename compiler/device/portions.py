@@ -38,7 +38,6 @@ def portion_cost(device: DeviceProfile, folder: Path) -> float:
     """Returns the seconds of a portion on this machine, by the medians of several rounds.
 
     Args:
-        device: The profile so far: flash and computing, without this cost.
         folder: On the storage that artifacts will lie on.
 
     Raises:
@@ -74,7 +73,6 @@ def _arrival(device: DeviceProfile, buffer_bytes: int) -> Arrival:
 
 
 def _request_s(device: DeviceProfile, cost_s: float, reads: Arrival) -> float:
-    """Returns the modelled seconds of a layer's request, if a portion costs `cost_s`."""
     assert device.compute is not None
     figure = Figure(value=cost_s, source="tried")
     device = device.model_copy(update={"compute": device.compute.model_copy(update={"portion_s": figure})})

@@ -106,7 +106,6 @@ def plot(profile: DeviceProfile, path: Path) -> None:
 
 
 def _figures(profile: DeviceProfile) -> Iterator[tuple[str, str, str]]:
-    """Yields name, value and source of each figure that every profile has."""
     flash, law = profile.flash, "fitted to read_curve"
     yield "DRAM", f"{profile.dram_bytes.value / 1e9:.3g} GB", profile.dram_bytes.source
     yield "DRAM budget", f"{profile.dram_budget_bytes.value / 1e9:.3g} GB", profile.dram_budget_bytes.source

@@ -29,7 +29,6 @@ CONTEXT_TOKENS = 64
 
 
 def gated_model(num_layers: int, hidden_size: int = 64, intermediate_size: int = 128) -> Shapes:
-    """Returns a gated model of this shape."""
     spec = ModelSpec(
         model_type="llama",
         vocab_size=256,
@@ -81,13 +80,11 @@ class InMemory(Artifact):
         return replace(self, flash_file=flash_file, tables={**self.tables, "page_crc32c": page_crc32c})
 
     def open(self, name: str, flags: int = 0) -> int:
-        """See `Artifact`; the only file is flash.img."""
         assert self.flash_file is not None
         return os.dup(self.flash_file)
 
 
 def decoder(artifact: InMemory, flash: Reader) -> Decoder:
-    """Returns a decoder under the artifact's plan, with a context of a few tokens."""
     plan = artifact.manifest.plans[0]
     found = Decoder(artifact, Store(artifact, plan, flash), Selection(artifact, plan))
     found.begin(CONTEXT_TOKENS)
@@ -116,12 +113,8 @@ def in_memory(
     """Returns an artifact with one plan.
 
     Args:
-        model: The model.
-        device: The device; its flash gives pages and queue depth.
-        families: The families on flash.
         density: Of each of their sections.
         slots: Share of their units that caches have slots for; None for all units in DRAM.
-        changes: Further fields of the plan.
     """
     sections = make_sections(model.spec, families, FORMAT)
     plan: dict[str, Any] = {

@@ -1,1 +1,1 @@
-"""What llama.cpp's files hold: GGUF's header and types, and each architecture's tensors and arithmetic."""
+"""Contents of llama.cpp's files: GGUF's header and types, and each architecture's tensors and arithmetic."""

@@ -16,26 +16,24 @@ TENSOR = gguf.MODEL_TENSOR
 
 @dataclass(frozen=True)
 class Architecture:
-    """An architecture of llama.cpp."""
-
     name: str
     activations: tuple[Activation, ...]
     """Those that it computes; its gelu is a table of fp16 values, as near to either form of gelu."""
     gated: bool
     neighbours: bool
-    """Whether dimensions 2i and 2i + 1 of a head are rotated together, instead of i and i + head_dim / 2."""
+    """True if dimensions 2i and 2i + 1 of a head are rotated together, instead of i and i + head_dim / 2."""
     biases: frozenset[str] = frozenset()
     """Modules that may have a bias."""
     scaled: bool = False
-    """Whether it reads a factor for each frequency."""
+    """True if it reads a factor for each frequency."""
     longrope: bool = False
-    """Whether it reads two factors for each frequency, of short and of long contexts, and one on cos and sin."""
+    """True if it reads two factors for each frequency, of short and of long contexts, and one on cos and sin."""
     own_head: bool = False
-    """Whether it needs a separate head and cannot reuse the embedding."""
+    """True if it needs a separate head and cannot reuse the embedding."""
     layer_norm: bool = False
-    """Whether norms have a bias."""
+    """True if norms have a bias."""
     extensions: frozenset[str] = frozenset()
-    """What it computes beyond a plain model: features of a ModelSpec, without `model.`."""
+    """Features of a ModelSpec, without `model.`, that it computes beyond a plain model."""
     residuals: tuple[str, ...] = ("sequential",)
     """The kinds of `ModelSpec.residual` that it computes."""
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
@@ -45,13 +43,13 @@ class Architecture:
     modules: Mapping[str, TENSOR] = field(default_factory=dict[str, TENSOR])
     """Modules that have another tensor than in MODULES."""
     windows: bool = False
-    """Whether it computes windows in some layers; others see all positions, so that the context ends at a window."""
+    """True if it computes windows in some layers; others see all positions, so that the context ends at a window."""
     normed: bool | None = True
-    """Whether it divides the weights of a token's experts by their sum; None if the file says so."""
+    """True if it divides the weights of a token's experts by their sum; None if the file says so."""
     dense_first: bool = False
-    """Whether the first layers may have no experts."""
+    """True if the first layers may have no experts."""
     yarn: bool = False
-    """Whether YaRN gives its frequencies, with factors on scores."""
+    """True if YaRN gives its frequencies, with factors on scores."""
 
     def rotated_heads(self, spec: ModelSpec, role: str) -> int:
         """Returns the number of heads of a tensor whose rows are to be reordered; 0 for none."""
@@ -80,7 +78,7 @@ SIGMOIDS = EXPERTS | {
 """Fields of routers with sigmoids, which the file says."""
 LATENT = frozenset(("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "v_head_dim"))
 LATENT_QUERIES = {"q_proj": TENSOR.ATTN_Q_A}
-"""Where queries are made of latents."""
+"""Modules of queries that are made of latents."""
 LITE_LAYERS, LITE_MODEL = (26, 27), (48, 128256)
 """Layers, and (layers, size of the vocabulary), of DeepSeek's models that llama.cpp takes for ones without latents of
 queries."""

@@ -56,11 +56,9 @@ class Bytes:
         file.seek(at_bytes)
 
     def refused(self, found: str) -> ColdpressError:
-        """Returns the error to raise about the file."""
         return ColdpressError(f"{self.name}: {found}; {self.remedy}")
 
     def take(self, count: int) -> bytes:
-        """Returns the next bytes."""
         self._check(count)
         data = self._file.read(count)
         if len(data) != count:
@@ -69,7 +67,6 @@ class Bytes:
         return data
 
     def skip(self, count: int) -> None:
-        """Skips bytes."""
         self._check(count)
         self.at += count
         self._file.seek(self.at)

@@ -90,6 +90,6 @@ def tensor_name(architecture: Architecture, role: str) -> str | None:
 
 
 def counts_from_one(spec: ModelSpec, role: str) -> bool:
-    """Whether a tensor is a norm's weight that the model stores as its difference from 1; llama.cpp adds it."""
+    """Returns whether a tensor is a norm's weight that the model stores as its difference from 1; llama.cpp adds it."""
     is_norm = role.split(".")[-2] in (*NORMS, *QK_NORMS) and role.endswith("weight")
     return spec.norm.endswith("_1p") and is_norm

@@ -1,4 +1,5 @@
-"""How llama.cpp's byte-level tokenizers split a text before merging, by `tokenizer.ggml.pre` (src/llama-vocab.cpp)."""
+"""Splits of texts by llama.cpp's byte-level tokenizers before merging, by `tokenizer.ggml.pre`
+(src/llama-vocab.cpp)."""
 
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ def _words(digits: str) -> str:
 
 
 def _cased(contractions: str, digits: str) -> str:
-    """As GPT-4o: a word ends before a capital letter."""
+    """Returns GPT-4o's pattern: a word ends before a capital letter."""
     upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
     words = rf"{_BEFORE}{upper}*{lower}+{contractions}|{_BEFORE}{upper}+{lower}*{contractions}"
     return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
@@ -23,14 +24,12 @@ LLAMA3, QWEN2 = _words(r"\p{N}{1,3}"), _words(r"\p{N}")
 
 @dataclass(frozen=True)
 class Split:
-    """A way to split texts."""
-
     patterns: tuple[str, ...]
     """Expressions in order; each splits the pieces that the ones before it left."""
     keeps_words: bool = False
-    """Whether a whole word that is a token stays whole, whatever the merges."""
+    """True if a whole word that is a token stays whole, whatever the merges."""
     adds_bos: bool = False
-    """Whether a text begins with a token where the file does not say."""
+    """True if a text begins with a token where the file does not say."""
 
 
 SPLITS = {

@@ -59,8 +59,6 @@ def largest(model: Model, share: float) -> Choice:
 
 @dataclass(frozen=True)
 class _Once(Rounding):
-    """Chooses the codes of a layer's matrices once for several models."""
-
     known: dict[tuple[str, FormatName], np.ndarray] = field(default_factory=dict[tuple[str, FormatName], np.ndarray])
 
     def codes(self, model: Model, role: str, axis: Axis, format_name: FormatName) -> np.ndarray:
@@ -76,10 +74,8 @@ def matrix_gains(
     [num_layers, matrices]: of gate, up and down, or up and down; 0 in layers without units.
 
     Args:
-        stream: The source.
         tokens: Token blocks, int [num_blocks, T].
         formats: The coarser format in planes and the finer one.
-        rounding: How codes are chosen.
     """
     import torch
 

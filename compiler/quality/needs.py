@@ -78,8 +78,6 @@ def needs_of_passes(stage: str, build: "Build", methods: Sequence[Method]) -> St
 
 
 def _rounding_needs(stage: str, build: "Build", num_passes: int) -> StageNeeds:
-    """Returns what an algorithm with Gram matrices takes besides: those of all layers on disk, one of them in memory
-    with its factor, and corrections on one core in every pass with other codes."""
     if not build.has("gram"):
         return StageNeeds(stage=stage, ram_bytes=0, disk_bytes=0, runtime_s=0)
     spec = build.model.spec
@@ -94,7 +92,6 @@ def _rounding_needs(stage: str, build: "Build", num_passes: int) -> StageNeeds:
 
 
 def _variant_s(along: Along, tokens: int, build: "Build") -> float:
-    """Returns the seconds of one variant's part in a pass over `tokens`."""
     spec = build.model.spec
     families = families_for(along.method, own_options(along.method, build.options), spec)
     if along.resident_share is None:

@@ -64,8 +64,6 @@ class PassesConfig(ComputeConfig, ExploreSetting):
 
 @dataclass(frozen=True)
 class Passes:
-    """Passes over one text."""
-
     stage: str
     """For the log."""
     stream: LayerStream
@@ -76,7 +74,6 @@ class Passes:
     work: Workspace
     steps: Steps
     rounding: Rounding
-    """How codes are chosen."""
 
     def differences(self, title: str, hidden: "Callable[[], Tensor]", head: LayerStream | None = None) -> Differences:
         """Returns what a pass measured, with the source's head or another one; an interrupted run of the same inputs
@@ -99,9 +96,6 @@ class Passes:
         """Returns a selector's curve.
 
         Args:
-            along: The selector, its share of DRAM and its format.
-            options: The selector's own.
-            activations: What it is fitted to.
             formats: The losses of plain formats: that of a format in planes where every unit is refined.
             densities: Those that are measured, of `along.densities`; None: all.
             in_cache: Whether a selector that sees residency chooses with a cache in the loop.
@@ -129,7 +123,6 @@ class Passes:
         return Curve(**along._asdict(), points=points)
 
     def loss(self, title: str, changed: Callable[[], LayerStream]) -> dict[str, Any]:
-        """Returns the loss of another model."""
         return self._lost(title, self.differences(title, lambda: changed().last_hidden(self.tokens)))
 
     def _lost(self, title: str, found: Differences) -> dict[str, Any]:
@@ -153,7 +146,6 @@ class Passes:
         return FormatLoss(format=name, **self._lost(title, found))
 
     def kv_cache(self, kind: KvCacheFormat) -> KvCacheLoss:
-        """Returns the loss of keys and values in a format."""
         return KvCacheLoss(kv_cache=kind, **self.loss(f"kv-cache-{kind}", lambda: RoundedKeys(self.stream, kind)))
 
     def draft(self, name: FormatName) -> CoarseDraft:
@@ -174,14 +166,12 @@ class Passes:
         return CoarseDraft(format=name, acceptance=float(same.mean()), acceptance_error=error, **loss_of(found, 1))
 
     def routing(self, along: AlongStrengths) -> RoutingCurve:
-        """Returns what routers that prefer experts in DRAM lose."""
         found = self.differences(f"routing-{along.title}", lambda: along.last_hidden(self.stream, self.tokens))
         points = tuple(RoutedPoint(strength=at, **loss_of(found, number)) for number, at in enumerate(STRENGTHS))
         self._tell(along.title, ((point.strength, point.ppl_ratio) for point in points))
         return RoutingCurve(**along._asdict(), points=points)
 
     def gains(self, coarser: FormatName, finer: FormatName) -> LayerGains:
-        """Returns what each matrix of the MLPs gains by finer coarse planes."""
 
         def make() -> dict[str, np.ndarray]:
             return {"gains": matrix_gains(self.stream, self.tokens[:GAIN_BLOCKS], (coarser, finer), self.rounding)}
@@ -198,7 +188,6 @@ class Passes:
 
 
 def loss_of(found: Differences, number: int) -> dict[str, Any]:
-    """Returns the figures of `Loss` of one variant."""
     kld = found.kld[number]
     ratio, ratio_error = perplexity(_of_blocks(found.nll[number] - found.whole_nll))
     return {

@@ -30,7 +30,6 @@ class AlongStrengths(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The curve's name."""
         return f"{self.routing}-{self.resident_share:g}-resident"
 
     def last_hidden(self, stream: LayerStream, tokens: np.ndarray) -> "Tensor":

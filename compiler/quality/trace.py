@@ -54,7 +54,6 @@ def _norms(model: Model, layers: tuple[int, ...]) -> dict[str, np.ndarray]:
 
 
 def _traced(stream: LayerStream, tokens: np.ndarray, layers: tuple[int, ...]) -> tuple[dict[str, np.ndarray], "Tensor"]:
-    """Runs the whole model; returns the trace, and the hidden states after the last layer."""
     families = countable_families(stream.spec)
     signals: tuple[Signal, ...] = tuple(dict.fromkeys(activity_of(family, stream.spec) for family in families))
     signals += (SCORES,) if stream.spec.is_mixture else ()

@@ -56,7 +56,6 @@ class Along(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The curve's name."""
         share = None if self.resident_share is None else f"{self.resident_share:g}-resident"
         return "-".join(filter(None, (self.method, self.format, share)))
 
@@ -65,13 +64,11 @@ class Along(NamedTuple):
         return self.title if self.format is None else f"{self.title}-{rounding.name}"
 
     def model(self, source: LayerStream, options: Options, rounding: Rounding) -> LayerStream:
-        """Returns the model that its variants run in."""
         selector, families = _selector(self.method), families_for(self.method, options, source.spec)
         return model_for(selector, source, self.format or DEFAULT_FORMAT, families, rounding)
 
 
 def curves_of(method: Method) -> list[Along]:
-    """Returns the curves that are measured of a selector."""
     selector = _selector(method)
     if selector.IN_PLANES:
         return [Along(method, REFINED_SHARE, name) for name in formats_for(AUTO) if planes_of(name)]
@@ -133,7 +130,6 @@ def refining(methods: Iterable[Method]) -> list[tuple[FormatName, FormatName]]:
 
 
 def reached(along: Along, options: Options, spec: ModelSpec) -> tuple[float, ...]:
-    """Returns the densities that the selector can reach."""
     selector = _selector(along.method)
     own, found = options_of(selector, options), []
     for density in along.densities:
@@ -181,14 +177,11 @@ def variants(
 
 @dataclass(frozen=True)
 class _EveryUnit(Choice):
-    """Chooses all units."""
-
     def mask(self, layer: int, family: str, activity: np.ndarray) -> np.ndarray:
         return np.ones(activity.shape, bool)
 
 
 def all_refined(along: Along, options: Options, spec: ModelSpec) -> Variant:
-    """Returns a selector that refines every unit."""
     selector = _selector(along.method)
     families = selector.families(spec, options_of(selector, options))
     return Variant(in_model(_EveryUnit(selector, {}, spec)), tuple(families))

@@ -77,7 +77,6 @@ def _prompt_tokens(given: int | None, context_length: int) -> int:
 
 
 def _each(question: Question, files: list[Path], asked: Asked, folder: Path) -> Iterator[tuple[DeviceQuote, ...]]:
-    """Yields the quotes of several devices in order; they are searched on all cores."""
     workers = min(len(files), len(os.sched_getaffinity(0)))
     given = (question.model, _keys(question), folder)
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start, given) as pool:

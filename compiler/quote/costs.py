@@ -25,7 +25,7 @@ BYTES_PER_PARAMETER = 2
 WITHIN = 2.0
 """Factor within which measured builds were of their estimates (docs/experiments/builds.md)."""
 PRODUCT_SIZE, PRODUCT_ROUNDS = 768, 3
-"""Of the products by which this machine's speed is measured: some hundredths of a second."""
+"""Size and rounds of the products by which this machine's speed is measured: some hundredths of a second."""
 
 
 def build_costs(
@@ -82,7 +82,6 @@ def flops_per_core() -> float:
 def _build(
     source: Source, config: BuildConfig, device: DeviceProfile, division: Sparsity, budgets: Sequence[int | str]
 ) -> Build:
-    """Returns the build that makes this choice, its jobs of some layers side by side on all cores."""
     shapes = Shapes(source.model.spec, {role: Shape(one.shape) for role, one in source.model.tensors.items()})
     settings = {stage: dict(values) for stage, values in of_all_stages(config).items()}
     settings["allocate"] |= {

@@ -73,7 +73,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Asked:
-    """How a quote is made; the model's source has the settings of the build."""
+    """Settings of the quote itself; the model's source has those of the build."""
 
     quick: bool
     """Search less; see `_quick`."""
@@ -89,10 +89,6 @@ def device_quotes(
     """Returns the quote of each DRAM budget on one device, the largest first.
 
     Args:
-        source: The model.
-        device: The device.
-        asked: What is quoted.
-        tell: Called with what is being done.
         file: The device's profile, which the commands of the quote name where it is not one of profiles/devices.
 
     Raises:
@@ -103,8 +99,6 @@ def device_quotes(
 
 
 class _Quoting:
-    """One model, one device."""
-
     def __init__(self, source: Source, device: DeviceProfile, asked: Asked, tell: Tell, file: Path | None) -> None:
         self._source, self._device, self._asked, self._tell = source, device, asked, tell
         self._named = device.name if file is None or file.parent == PROFILES else str(file)
@@ -124,7 +118,6 @@ class _Quoting:
         return tuple(self._quote(one, least, refused) for one in found)
 
     def _quote(self, found: Searched, least: int, refused: ColdpressError | None) -> DeviceQuote:
-        """Returns the quote of one budget; `refused` is why a build of all budgets is refused, or None."""
         judge, best = found.judge, found.best
         budget_bytes = judge.dram_budget_bytes if best is None else judge.budget_bytes(best.candidate)
         steps = self._steps(found, budget_bytes, least) if self._asked.with_steps and not self._is_ladder else ()
@@ -146,7 +139,6 @@ class _Quoting:
         )
 
     def _reason(self, found: Searched) -> str:
-        """Returns why a build would choose so, as far as anybody knows."""
         if self._config.method != AUTO:
             return "as asked for"
         assert found.best is not None
@@ -187,7 +179,6 @@ class _Quoting:
         return min(needed)
 
     def _steps(self, found: Searched, budget: int, least: int) -> tuple[Step, ...]:
-        """Returns the speed with each budget from the least to the one that holds everything, or to all DRAM."""
         followed = self._followed(found)
         self._tell(f"{self._device.name}: the most DRAM")
         most = self._device.dram_bytes.value
@@ -216,7 +207,6 @@ class _Quoting:
         )
 
     def _followed(self, found: Searched) -> Callable[[Space], Space]:
-        """Returns what keeps the dense run, the fastest selectors that do not see the cache, and their formats."""
         built = sorted((one for one in found.judged if one.refusal is None), key=lambda one: one.token_s)
         fastest = dict.fromkeys(one.candidate.method for one in built if not one.is_whole)
 
@@ -282,7 +272,6 @@ class _Quoting:
         }
 
     def _of_experts(self, division: Sparsity) -> str | None:
-        """Returns a sentence if the budget serves a mixture's experts badly, by what calibration measured."""
         model, curve = self._source.model, self._source.activations.experts
         if curve is None:
             return None
@@ -327,7 +316,6 @@ class _Quoting:
         return Figure(value=ratio, low=low, high=high, basis=words, verify=self._build_command())
 
     def _elsewhere(self, best: Judged, division: Sparsity) -> str:
-        """Returns what other models lose: a language model by the format, a small test model by leaving out units."""
         spec, found = self._source.model.spec, []
         real, kind = real_like(self._source.model.num_parameters), kind_of(spec)
         loss = self._source.curves.format_loss(coarsest(division.formats))
@@ -378,6 +366,5 @@ def _flash_share(tokens: list[Token]) -> float:
 
 
 def _next(steps: tuple[Step, ...], budget: int) -> Step | None:
-    """Returns the least larger budget that is clearly faster, or the least that fits at all."""
     larger = [one for one in steps if one.dram_budget_bytes > budget]
     return next((one for one in larger if one.ratio == 0 or one.ratio >= CLEARLY), None)

@@ -43,7 +43,7 @@ for 512, int4 on two cores (`benchmarks.prefill` over `benchmarks.kernels`). Pro
 
 
 class Products(NamedTuple):
-    """How many products with one token take as long as a chunk of a prompt."""
+    """Number of products with one token that take as long as a chunk of a prompt."""
 
     least: float
     """A chunk of more than FEW_TOKENS takes no less time than FEW_TOKENS."""
@@ -63,8 +63,6 @@ class FirstToken(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """What a chunk of a prompt takes."""
-
     passes: Mapping[Key, Arrival]
     products: Products
     of_experts: Products
@@ -75,7 +73,6 @@ def first_token(setting: Setting, prompt_tokens: int, expert_shares: np.ndarray 
 
     Args:
         setting: With the parts of all layers; with room for every unit, all are loaded, as in a run.
-        prompt_tokens: Tokens of the prompt.
         expert_shares: The share of tokens that use each expert, float [layers, E]; None for equal shares, or without
             experts.
     """
@@ -108,13 +105,11 @@ def expected_experts(shares: np.ndarray, num_tokens: int) -> float:
 
     Args:
         shares: The share of tokens that use each expert, float [layers, E]; the result is the mean over layers.
-        num_tokens: T.
     """
     return float((1 - (1 - shares) ** num_tokens).sum(axis=1).mean())
 
 
 def _experts_used(spec: ModelSpec, num_tokens: int, shares: np.ndarray | None) -> float:
-    """Returns the mean number of a layer's experts that any token of a chunk uses; 1 without experts."""
     if shares is None:
         shares = np.full((1, spec.num_experts), spec.num_experts_per_tok / spec.num_experts)
     return expected_experts(shares, num_tokens)
@@ -160,7 +155,6 @@ def _opening(setting: Setting, experts_read: int) -> Opening:
 
 
 def _prompt_s(setting: Setting, chunks: Sequence[_Chunk], prompt_tokens: int, bound: int) -> float:
-    """Returns the seconds of a prompt by one of the three numbers of `Products`."""
     device, manifest, spec = setting.device, setting.manifest, setting.model.spec
     kv_cache = kv_cache_bytes(spec, prompt_tokens, setting.plan.kv_cache)
     densely = setting.plan.model_copy(update={"method": DENSE, "kv_cache_bytes": kv_cache})

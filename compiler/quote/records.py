@@ -8,7 +8,8 @@ from coldpress.schemas.layout import CacheName, KvCacheFormat
 from coldpress.schemas.sparsity import ByLayer, Tried
 
 Basis = Literal["measured", "same kind of model", "none"]
-"""Whose curves and signals a quote stands on: this model's, those of a model of the same kind, or nobody's."""
+"""Origin of the curves and signals that a quote stands on: this model's, those of a model of the same kind, or
+nobody's."""
 
 
 class Figure(Record):
@@ -20,19 +21,16 @@ class Figure(Record):
     high: float | None = None
     """The interval; None if the figure is exact or a bound."""
     is_most: bool = False
-    """Whether the true figure is at most `value`."""
+    """True if the true figure is at most `value`."""
     basis: str
     verify: str | None = None
     """The command that measures it; None if nothing has to be measured."""
 
 
 class Choice(ByLayer):
-    """What a build would take."""
-
     method: Method
     format: FormatName
     kv_cache: KvCacheFormat
-    """The format of keys and values."""
     cache: CacheName
     density: Share
     """Share of the MLP's weights that a token uses."""
@@ -55,13 +53,13 @@ class DeviceQuote(Record):
 
     device: str
     fits: bool
-    """Of several budgets of one build: whether all of them do."""
+    """True if the model fits; of several budgets of one build, if all of them do."""
     dram_budget_bytes: Count
     refusal: str | None = None
-    """Why it, or the build of all budgets, does not fit."""
+    """Reason for which it, or the build of all budgets, does not fit."""
     choice: Choice | None = None
     bound: Literal["flash", "computing", "DRAM"] | None = None
-    """What takes most of a token's time; DRAM stands for computing, which the law counts by bytes."""
+    """Part that takes most of a token's time; DRAM stands for computing, which the law counts by bytes."""
     figures: dict[str, Figure]
     """By name: tokens_per_s, token_flash_bytes, token_reads, hit_rate, flash_share, first_token_s, ppl_ratio,
     least_dram_bytes, recommended_dram_bytes, disk_bytes, download_bytes, build_s, written_bytes, token_energy_j. A
@@ -75,8 +73,6 @@ class DeviceQuote(Record):
 
 
 class Quote(Record):
-    """A model on one or more devices."""
-
     model: str
     source: Literal["artifact", "build", "config"]
     basis: Basis

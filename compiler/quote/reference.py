@@ -47,8 +47,6 @@ class SignalStatistics(Record):
 
 
 class Kind(Record):
-    """What was measured on one model."""
-
     num_parameters: int
     num_tokens: int
     block_tokens: int
@@ -62,8 +60,6 @@ class Kind(Record):
 
 
 class RealModel(Record):
-    """What formats cost a language model in use."""
-
     name: str
     num_parameters: int
     num_tokens: int
@@ -77,8 +73,6 @@ class RealModel(Record):
 
 
 class Reference(Record):
-    """reference.json."""
-
     command: str
     date: str
     smooth: Kind
@@ -91,7 +85,6 @@ class Reference(Record):
 
 @functools.cache
 def reference() -> Reference:
-    """Returns the measured figures."""
     return Reference.model_validate_json(FILE.read_bytes())
 
 

@@ -119,7 +119,6 @@ def _several(quotes: tuple[DeviceQuote, ...], console: Console) -> None:
 
 
 def shown(name: str, value: float | None) -> str:
-    """Returns a figure as text; its name says the unit."""
     if value is None:
         return UNKNOWN
     if name.endswith("_bytes"):

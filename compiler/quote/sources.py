@@ -47,8 +47,6 @@ RECORDS = ("ingest.json", "calibrate.json", "explore.json")
 
 @dataclass(frozen=True)
 class Source:
-    """A model to quote."""
-
     kind: Literal["artifact", "build", "config"]
     name: str
     model: Model
@@ -66,7 +64,6 @@ class Source:
     build: BuildConfig | None
     """Settings of a build of the model; None for an artifact."""
     artifact_bytes: int | None = None
-    """Bytes of all files of an artifact."""
 
     @property
     def max_ppl_ratio(self) -> float | None:
@@ -176,7 +173,6 @@ def _of_artifact(path: Path, keys: Mapping[str, str], folder: Path) -> Source:
 
 
 def _reference(name: str, model: Model) -> ModelReference:
-    """Describes an artifact's model, whose config.json is not here."""
     spec = model.spec
     return ModelReference(
         name=name,
@@ -208,7 +204,6 @@ def _guessed(
     build: BuildConfig | None,
     folder: Path,
 ) -> Source:
-    """Returns a model that nobody measured, with signals of its kind."""
     kind, real = kind_of(model.spec), real_like(model.num_parameters)
     curves = _without_curves(curves_like(kind, model, folder), real)
     basis: Basis = "same kind of model" if kind else "none"
@@ -271,7 +266,6 @@ def _origin(name: str, source: str, revision: str | None) -> dict[str, str]:
 
 
 def _without_files(spec: ModelSpec, name: str, shapes: Mapping[str, tuple[int, ...]], weights_sha256: str) -> Model:
-    """Returns the record of a model whose shapes alone are known."""
     sources = {
         role: TensorSource(file="", tensor=role, row_start=0, row_stop=shape[0], shape=shape)
         for role, shape in shapes.items()
@@ -291,7 +285,6 @@ def _without_files(spec: ModelSpec, name: str, shapes: Mapping[str, tuple[int, .
 
 
 def _shapes(manifest: Manifest) -> dict[str, tuple[int, ...]]:
-    """Returns role -> shape of all tensors of an artifact: resident ones, and those whose slices are units."""
     spec = manifest.model
     found = {tensor.role: tensor.shape for tensor in manifest.resident if tensor.role not in FREQUENCIES.values()}
     for layer, family in unit_keys([entry.family for entry in manifest.families], spec):

@@ -18,10 +18,8 @@ from coldpress.schemas.model import ModelSpec
 
 
 def activations_of(curves: Curves, spec: ModelSpec, folder: Path) -> Activations:
-    """Returns activation statistics as `calibrate` writes them, counted in the trace; files go into `folder`.
-
-    Each layer has those of the nearest traced layer.
-    """
+    """Returns activation statistics as `calibrate` writes them, counted in the trace, for each layer in the nearest
+    traced one; files go into `folder`."""
     trace = load_arrays(curves.trace)
     traced = {layer: _families(trace, layer, spec, folder) for layer in curves.trace_layers}
     signal = next(name for name in trace if name.count(".") == 1)

@@ -24,22 +24,18 @@ class Known:
     """Mean squares of a matrix's inputs by name (`down_proj`, `experts.3.up_proj`), float32 [n]."""
 
     def weights(self, model: Model, role: str, axis: Axis) -> Weights:
-        """Returns the slices of a matrix with what is known of its inputs."""
         matrix = matrix_of(role)
         return weights_of(model, role, axis, self.grams.get(matrix), self.importance.get(matrix))
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """How a build rounds the matrices of its layers."""
-
     algorithm: Algorithm
     gram: GramMatrices | None = None
     """Where the algorithm needs them."""
 
     @property
     def name(self) -> str:
-        """The algorithm's name."""
         return self.algorithm.name()
 
     def codes(self, model: Model, role: str, axis: Axis, format_name: FormatName) -> np.ndarray:

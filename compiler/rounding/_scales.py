@@ -19,7 +19,6 @@ def best_scales(values: np.ndarray, prices: np.ndarray, codec: Format) -> np.nda
     Args:
         values: float32 [n, at most 32].
         prices: Price of a squared error of each value, at least 0, float32 [n, the same] or [1, the same].
-        codec: The format that encodes values.
 
     Raises:
         ColdpressError: if a scale is beyond float16.
@@ -38,7 +37,6 @@ def best_scales(values: np.ndarray, prices: np.ndarray, codec: Format) -> np.nda
 def _better(
     values: np.ndarray, tried: np.ndarray, prices: np.ndarray, codec: Format, best: np.ndarray, lost: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (the best scales so far, their losses)."""
     found = _lost(values, tried, prices, codec)
     is_better = found < lost
     return np.where(is_better, tried, best), np.where(is_better, found, lost)

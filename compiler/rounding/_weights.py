@@ -80,9 +80,9 @@ class Algorithm(PluginBase):
     """Chooses the codes of weights. The base class of all rounding algorithms."""
 
     NEEDS_GRAM: ClassVar[bool] = False
-    """Whether the algorithm needs the Gram matrices of the inputs (`gram`)."""
+    """True if the algorithm needs the Gram matrices of the inputs (`gram`)."""
     IN_PLANES: ClassVar[bool] = False
-    """Whether its codes of a format in planes differ from those of the plain format."""
+    """True if its codes of a format in planes differ from those of the plain format."""
 
     @abstractmethod
     def quantize(self, weights: Weights, format_name: FormatName) -> np.ndarray:

@@ -89,9 +89,7 @@ def _round(values: np.ndarray, factor: np.ndarray, along_inputs: bool, codec: Fo
 
     Args:
         values: Weights float32 [inputs, outputs]; overwritten.
-        factor: The result of `error_factor`.
         along_inputs: Whether a group is 32 inputs of one output, rather than 32 outputs of one input.
-        codec: The format that encodes values.
     """
     scales: list[np.ndarray] = []
     prices = 1 / np.square(np.diag(factor))
@@ -113,7 +111,6 @@ def corrected(values: np.ndarray, factor: np.ndarray, nearest: Callable[[int], n
 
     Args:
         values: Weights float32 [inputs, outputs]; overwritten by the values that were rounded.
-        factor: The result of `error_factor`.
         nearest: Rounds one row of `values` as it is then, given its number: float32 [outputs].
     """
     inputs, outputs = values.shape

@@ -44,7 +44,6 @@ def nested_codes(weights: Weights, planes: PlanesFormat) -> np.ndarray:
 
     Args:
         weights: With their Gram matrix; they are read whole.
-        planes: The format and the bits of its planes.
 
     Raises:
         ColdpressError: if a scale is beyond float16, or the Gram matrix does not fit the inputs.

@@ -39,7 +39,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Judged:
-    """What a candidate costs, or why it is none."""
+    """Cost of a candidate, or the reason why it is none."""
 
     candidate: Candidate
     token_s: float = float("inf")
@@ -53,13 +53,13 @@ class Judged:
     density: float = 1.0
     """Share of the MLP's weights that a token uses, as divided."""
     is_whole: bool = False
-    """Whether every token uses every unit, in a mixture of the experts that the model itself would choose."""
+    """True if every token uses every unit, in a mixture of the experts that the model itself would choose."""
     draft_tokens: int = 0
     """Most drafts from its coarse planes that a pass checks; 0 for none."""
     holds_everything: bool = False
-    """Whether all units fit in DRAM, so that nothing is read."""
+    """True if all units fit in DRAM, so that nothing is read."""
     refusal: str | None = None
-    """Why the candidate cannot be built; None if it can."""
+    """Reason for which the candidate cannot be built; None if it can."""
     needed_bytes: int | None = None
     """DRAM that a refused candidate needs before it caches any unit; None if that was not the reason."""
 
@@ -69,8 +69,6 @@ Judge = Callable[[Candidate], Judged]
 
 @dataclass(frozen=True)
 class Space:
-    """The candidates of a build."""
-
     methods: tuple[Method, ...]
     """The dense run first."""
     formats: tuple[Formats, ...]
@@ -90,7 +88,7 @@ class Space:
 
 @dataclass(frozen=True)
 class Goal:
-    """What is best: the fewest seconds, or the best quality among those that are fast enough."""
+    """Aim of a search: the fewest seconds, or the best quality among those that are fast enough."""
 
     max_token_s: float | None = None
     """Seconds of a token that are good enough; None for the fewest."""
@@ -115,7 +113,6 @@ class Goal:
         return best
 
     def _best(self, found: Sequence[Judged]) -> Judged:
-        """Returns the best of candidates that can be built, whatever their KV caches."""
         held = [one for one in found if one.holds_everything]
         whole = [one for one in held if one.is_whole]
         if self.max_token_s is not None:
@@ -128,7 +125,6 @@ class Goal:
 
     @staticmethod
     def _fast_enough(found: Sequence[Judged], max_token_s: float) -> list[Judged]:
-        """Returns the candidates that are fast enough; the fastest, if none is."""
         return [one for one in found if one.token_s <= max_token_s] or [min(found, key=_by_seconds)]
 
 

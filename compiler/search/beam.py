@@ -95,7 +95,6 @@ def _fastest_mixtures(judged: list[Judged]) -> list[Judged]:
 
 
 def _best_of_each(judged: list[Judged], best: list[Judged]) -> list[Judged]:
-    """Returns each of `best` with the cache that suits it."""
     found: list[Judged] = []
     for one in best:
         own = [

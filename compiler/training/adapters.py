@@ -34,9 +34,6 @@ def ram_bytes(size: Size, roles: Iterable[str], rank: int, kept_bytes: int = 0) 
     blocks.
 
     Args:
-        size: Size of the model.
-        roles: Roles of matrices with adapters.
-        rank: Rank of each adapter.
         kept_bytes: Further memory that is in use throughout.
     """
     adapters = (BYTES_PER_PARAMETER + 4 * size.threads) * num_parameters(size, roles, rank)
@@ -49,14 +46,11 @@ def ram_bytes(size: Size, roles: Iterable[str], rank: int, kept_bytes: int = 0) 
 
 
 def state_bytes(size: Size, roles: Iterable[str], rank: int) -> int:
-    """Returns the bytes of one state that training can resume from."""
     return STATE_BYTES_PER_PARAMETER * num_parameters(size, roles, rank)
 
 
 @dataclass(frozen=True)
 class Adapters:
-    """The adapters of one model."""
-
     source: "Source"
     model: "nn.Module"
     """The whole model; only its adapters train."""
@@ -70,12 +64,8 @@ class Adapters:
         """Builds the model on `device`, with adapters that add nothing yet on the matrices that hold `roles`.
 
         Args:
-            source: The checkpoint.
-            device: torch's name of the device.
             roles: For example `up_proj`; a matrix that holds several has one adapter.
-            rank: Rank of each adapter.
             alpha: What adapters add is multiplied by alpha / rank.
-            seed: Seed of their first values.
         """
         import torch
         from peft import LoraConfig, inject_adapter_in_model
@@ -96,7 +86,6 @@ class Adapters:
         return Adapters(source, model, adapted, parameters)
 
     def turn(self, on: bool) -> None:
-        """Turns the adapters on or off."""
         for part in self.adapted.values():
             part.enable_adapters(on)
 

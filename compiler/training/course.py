@@ -22,4 +22,3 @@ class Course:
     shared: TrainingSetting
     """Settings that all training stages share."""
     threads: int
-    """Blocks that run at once."""

@@ -24,8 +24,6 @@ class Switch:
 
 @dataclass(frozen=True)
 class Lesson:
-    """A student, its teacher, and the parameters that train."""
-
     teacher: nn.Module
     student: nn.Module
     """Runs under its masks; may be the same model as the teacher."""
@@ -38,7 +36,6 @@ class Lesson:
     running: Callable[[], AbstractContextManager[None]] = as_it_is
     """Context around every run of the student."""
     masks: Switch = field(default_factory=Switch)
-    """Turns the student's masks on and off."""
     dense_share: float = 0.0
     """Share of a step's blocks that the student runs without masks."""
     cross_entropy: float = 0.0

@@ -63,11 +63,8 @@ def train(
     included.
 
     Args:
-        course: Steps, rate and threads.
-        lesson: Student, teacher and the parameters that train.
         training: int token ids [num_blocks, block_tokens].
         validation: Other blocks, which decide which weights win.
-        states: Loads and saves the state of an interrupted run.
 
     Returns:
         Every evaluation, the one before the first step included.
@@ -108,8 +105,6 @@ def move_back(lesson: Lesson, validation: np.ndarray, curve: Sequence[Distillati
     Args:
         lesson: Its student has the final weights of training; `kept_gain` says how much gain is enough.
         validation: int token ids [num_blocks, block_tokens], as in training.
-        curve: The evaluations of training.
-        threads: Blocks that run at once.
 
     Returns:
         The final share of the way from the source's weights to the trained ones.
@@ -171,7 +166,6 @@ def _check_finite(loss: float, step: int, course: Course) -> None:
 
 
 def _tired(curve: list[DistillationPoint], patience: int) -> bool:
-    """Returns whether the last `patience` evaluations brought no gain."""
     best = min(range(len(curve)), key=lambda at: curve[at].validation_loss)
     return len(curve) - 1 - best >= patience
 
@@ -198,7 +192,6 @@ def _logits(model: nn.Module, block: Tensor) -> Tensor:
 
 
 def _taught(lesson: Lesson, run_all: RunAll, blocks: list[Tensor]) -> list[Tensor]:
-    """Returns the teacher's log-probabilities of each block."""
 
     def one(block: Tensor) -> Tensor:
         with torch.no_grad():
@@ -213,8 +206,6 @@ def _taught(lesson: Lesson, run_all: RunAll, blocks: list[Tensor]) -> list[Tenso
 
 @dataclass(frozen=True)
 class _Judge:
-    """Computes the KL on validation blocks, and the penalty added to it."""
-
     lesson: Lesson
     blocks: list[Tensor]
     run_all: RunAll

@@ -50,11 +50,9 @@ class Size:
     families: tuple[FamilyName, ...]
     block_tokens: int
     threads: int
-    """Blocks that run at once."""
     weight_bytes: int
     """All tensors as they are stored."""
     format: FormatName
-    """Format of the weights in the build."""
 
     @staticmethod
     def of(
@@ -64,19 +62,16 @@ class Size:
         families: tuple[FamilyName, ...] = (),
         format_name: FormatName = "fp16",
     ) -> "Size":
-        """Returns the figures that the memory of training depends on."""
         shapes = {role: source.shape for role, source in model.tensors.items()}
         block_tokens = corpus.split("calibration").block_tokens
         return Size(model.spec, shapes, families, block_tokens, threads, weight_bytes(model), format_name)
 
     @property
     def num_parameters(self) -> int:
-        """Returns the parameters of all tensors."""
         return sum(map(prod, self.shapes.values()))
 
     @property
     def recompute(self) -> bool:
-        """Returns whether the backward pass recomputes each layer."""
         return self.threads * self.spec.num_hidden_layers * self._layer_bytes > KEPT_BYTES
 
     def shape_of(self, role: str) -> tuple[int, int]:
@@ -85,11 +80,8 @@ class Size:
         return rows, columns
 
     def running_bytes(self, widened: bool) -> int:
-        """Returns the memory of one running block.
-
-        Args:
-            widened: Whether weights are stored in fewer bytes than they are used in, and layers are always recomputed.
-        """
+        """Returns the memory of one running block; `widened` if weights are stored in fewer bytes than they are used
+        in, and layers are always recomputed."""
         layers, spec = self.spec.num_hidden_layers, self.spec
         recompute = widened or self.recompute
         between = 4 * self.block_tokens * spec.hidden_size * layers
@@ -121,7 +113,6 @@ class Size:
 
     @property
     def two_models_state_bytes(self) -> int:
-        """Returns the bytes of one state that such training can resume from."""
         return STATE_BYTES_PER_PARAMETER * self.num_parameters
 
     def disk_bytes(self, state_bytes: int) -> int:
@@ -130,7 +121,6 @@ class Size:
 
     @property
     def writing_bytes(self) -> int:
-        """Returns the memory for writing one file of the result."""
         return 2 * 4 * self._layer_parameters
 
     @property
@@ -163,10 +153,7 @@ def check_memory(course: Course, needed: int, size: Size, device: str, others: s
     """Refuses training that does not fit into memory.
 
     Args:
-        course: The user's settings.
         needed: Bytes.
-        size: Size of the model.
-        device: torch's name of the device that computes.
         others: Further remedies, with a comma after each.
 
     Raises:
@@ -192,5 +179,4 @@ def _free_bytes(device: str) -> int:
 
 
 def weight_bytes(model: Model) -> int:
-    """Returns the bytes of all tensors as they are stored."""
     return sum(ITEM_BYTES[stored_dtype(model, role)] * prod(source.shape) for role, source in model.tensors.items())

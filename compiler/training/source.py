@@ -52,14 +52,12 @@ class Source:
 
     @property
     def modules(self) -> _common.Modules:
-        """Returns where transformers has the parts of such a model."""
         return load("coldpress.compiler.architectures", _common.Architecture, self.model.spec.model_type).MODULES
 
     def build(self, device: str, stored: bool = False) -> nn.Module:
         """Builds the whole model on `device`; it computes in float32.
 
         Args:
-            device: torch's name of the device.
             stored: Whether matrices keep their stored dtype; then they cannot train, and each is widened at every use.
         """
         built: Any = _common.causal_lm(self.modules, self.config, self.model.spec)
@@ -138,7 +136,6 @@ class Source:
         )
 
     def _shards(self) -> dict[str, list[str]]:
-        """Returns file name -> names of its tensors: first those outside the layers, then one file per layer."""
         count = self.model.spec.num_hidden_layers + 1
         shards: dict[str, list[str]] = {f"model-{i + 1:05d}-of-{count:05d}.safetensors": [] for i in range(count)}
         for name, roles in self.names.items():
@@ -148,7 +145,6 @@ class Source:
 
 
 def layers_of(model: nn.Module, modules: _common.Modules) -> Iterator[nn.Module]:
-    """Yields the layers in their order."""
     layers: Any = model.get_submodule(f"{modules.base}.{modules.layers}")
     yield from layers
 

@@ -25,8 +25,6 @@ KEYS = ("training-0", "training-1")
 
 @dataclass
 class Progress:
-    """The point that training has reached."""
-
     step: int
     """Updates made so far."""
     curve: list[DistillationPoint]
@@ -45,8 +43,6 @@ class Progress:
 
 @dataclass
 class States:
-    """The states of one run."""
-
     work: Workspace
     turn: int = 0
 
@@ -92,7 +88,6 @@ class States:
         return Progress(steps[latest], _curve(arrays), arrays["losses"].tolist(), best)
 
     def remove(self) -> None:
-        """Removes the states, once the result is written."""
         for key in KEYS:
             self.work.remove(key)
 
@@ -109,7 +104,6 @@ def _curve(arrays: Mapping[str, np.ndarray]) -> list[DistillationPoint]:
 def _tensors(
     progress: Progress, parameters: "list[nn.Parameter]", optimizer: "torch.optim.Optimizer"
 ) -> "Iterator[tuple[str, Tensor]]":
-    """Yields name and tensor of everything that one state holds of each parameter."""
     for number, (parameter, best) in enumerate(zip(parameters, progress.best, strict=True)):
         moments: Mapping[str, Any] = optimizer.state[parameter]
         yield f"now.{number}", parameter

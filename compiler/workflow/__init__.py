@@ -1,1 +1,1 @@
-"""What surrounds the stages: settings, inputs, progress, last words and the final screen."""
+"""Surroundings of the stages: settings, inputs, progress, last words and the final screen."""

@@ -72,12 +72,8 @@ def checked(function: Callable[..., T], *arguments: Any) -> T:
 
 
 def start(workflow: Any, root: Path) -> None:
-    """Makes this process and its jobs use the compiler of the Snakefile's checkout, and records the user's folder.
-
-    Args:
-        workflow: Snakemake's workflow object.
-        root: Folder of the imported coldpress.
-    """
+    """Makes this process and its jobs use the compiler of the Snakefile's checkout, and records the user's folder;
+    `root` is the folder of the imported coldpress."""
     checkout = str(workflow.basedir)
     if root != Path(checkout).resolve():
         # an editable install wins over PYTHONPATH, so its stages would silently run instead of these
@@ -105,7 +101,6 @@ def work_in(workflow: Any, builds: Sequence[BuildConfig]) -> None:
     during the whole run of Snakemake, and limits jobs that run here at the same time to the memory of this machine.
 
     Args:
-        workflow: Snakemake's workflow object.
         builds: The builds of this run; all have one working directory.
 
     Raises:
@@ -212,7 +207,6 @@ def _claim(workflow: Any, folder: Path) -> None:
 
 
 def stores(workflow: Any) -> bool:
-    """Returns whether results lie in an object store."""
     settings = workflow.storage_settings
     if settings is None or settings.default_storage_provider is None:
         return False
@@ -223,7 +217,6 @@ def stores(workflow: Any) -> bool:
 
 
 def _is_folder(found: Any) -> bool:
-    """Returns whether an object of S3 is a folder now."""
     return any(found.get_subkeys())
 
 

@@ -22,7 +22,6 @@ def job(stage: str, more: str = "") -> str:
     The rule has `code`, `settings` and `records` among its params, and `layers` where the stage takes layers.
 
     Args:
-        stage: A stage's name.
         more: Flags for paths that are not records.
     """
     taken = parameters_of(stage)
@@ -78,6 +77,5 @@ def settings(config: BuildConfig, stage: str, **facts: Any) -> Parameter:
 
 
 def shard(config: BuildConfig, stage: str) -> Parameter:
-    """Returns the settings of a job that runs one shard of the text."""
     text, count = flags(config, stage), config["calibration_shards"]
     return lambda wildcards: f"{text} --shard {wildcards.shard} --num-shards {count}"

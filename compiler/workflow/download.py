@@ -47,7 +47,6 @@ def download(config: BuildConfig, inputs: Inputs, ingested: Path, threads: int |
 
 @contextmanager
 def _watched(hub_id: str, missing_bytes: int) -> Iterator[None]:
-    """Says every few seconds how much has arrived in the hub's cache within the block."""
     done = threading.Event()
 
     def arrived() -> int:
@@ -98,9 +97,6 @@ def check_before_download(config: BuildConfig, inputs: Inputs, ingested: Path, t
     Asks nothing and returns no sentence for a folder, for a model that was already ingested, and with preflight=off.
 
     Args:
-        config: The build's configuration.
-        inputs: The stages' inputs, from the rules.
-        ingested: The place of the record of `ingest`.
         threads: Cores of this machine; None where jobs run on others.
 
     Raises:

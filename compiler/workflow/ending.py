@@ -36,7 +36,6 @@ class Ending(logging.Handler):
         """Starts listening.
 
         Args:
-            workflow: Snakemake's workflow object.
             builds: The builds by name; matrix.py names them.
             called_from: The user's folder; Snakemake works in that of the builds.
             checked: Calls a function; if it raises, ends the process with the error's sentence.
@@ -51,7 +50,6 @@ class Ending(logging.Handler):
         logger.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Handles one record of snakemake's log."""
         if record.msg == NOTHING_TO_BE_DONE_MSG and self._is_whole():
             self._say(f"{UP_TO_DATE}\n")
 
@@ -60,7 +58,6 @@ class Ending(logging.Handler):
         self._before = marks(self._logs())
 
     def built(self) -> None:
-        """Takes note that all jobs are done."""
         if self._is_whole():
             self._say("")
 
@@ -99,7 +96,6 @@ class Ending(logging.Handler):
         atexit.register(print, before + text, flush=True)
 
     def _note_earlier(self, name: str, build: BuildConfig) -> None:
-        """Says that an artifact is there although its build failed."""
         published = self._published[name]
         if published is not None and _time_of(build.target_folder / "publish.json") == published:
             shown = os.path.relpath(build.artifact, self._called_from)
@@ -112,7 +108,6 @@ class Ending(logging.Handler):
         return self._workflow.is_main_process and not self._workflow.dryrun and not partial
 
     def _fetch_logs(self) -> None:
-        """Fetches the logs of jobs that ran elsewhere and sent them to an object store."""
         for job in self._workflow.dag.needrun_jobs():
             for path in job.log:
                 if path.is_storage and not Path(path).exists() and path.storage_object.exists():

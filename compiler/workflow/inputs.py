@@ -34,7 +34,6 @@ def checkpoint_files(config: BuildConfig) -> list[str]:
 
 
 def packages(config: BuildConfig) -> list[str]:
-    """Returns the digest of a model that comes as packages, for a rule's params."""
     return [config.model.packages.sha256] if config.model.packages else []
 
 
@@ -68,5 +67,4 @@ def corpus(config: BuildConfig, names: list[str]) -> list[tuple[str, int, str]] 
 
 
 def given_files(config: BuildConfig, key: str) -> list[str]:
-    """Returns the file that a key names, if the build has one."""
     return [config[key]] if config[key] else []

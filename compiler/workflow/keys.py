@@ -97,7 +97,6 @@ class ConfigKey:
         return tuple(value for part in self.types for value in part["enum"])
 
     def _fits(self, name: str) -> bool:
-        """Tells whether the field accepts a plug-in of this name."""
         try:
             TypeAdapter(self.field.rebuild_annotation()).validate_python(name)
         except ValidationError:
@@ -157,7 +156,6 @@ def config_keys() -> dict[str, ConfigKey]:
 
 
 def marked(record: type[Record]) -> dict[str, Key]:
-    """Returns the fields of a settings record that users may set, with their marks."""
     found = {name: _mark_of(field, Key) for name, field in record.model_fields.items()}
     return {name: mark for name, mark in found.items() if mark is not None}
 
@@ -169,7 +167,6 @@ def option_fields(record: type[Record]) -> dict[str, str]:
 
 
 def option_keys(package: str, plugin: str) -> dict[str, ConfigKey]:
-    """Returns the options of one plug-in, by name."""
     options = _plugins.load_class(package, _plugins.PluginBase, plugin).OPTIONS
     owner = f"{package}.{plugin}"
     return {
@@ -201,7 +198,6 @@ def unknown_key(name: str, chosen: Mapping[str, tuple[str, ...]]) -> ColdpressEr
     """Returns the error about a key that this build does not have.
 
     Args:
-        name: The key.
         chosen: Package -> the plug-ins that the build may use.
     """
     keys, owners = plugin_keys(), owners_of(name)

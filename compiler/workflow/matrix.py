@@ -41,13 +41,10 @@ class ModelEntry(Record):
 
     @property
     def keys(self) -> dict[str, Value]:
-        """Returns the further keys."""
         return dict(self.model_extra or {})
 
 
 class Matrix(Record):
-    """What to build."""
-
     models: tuple[ModelEntry, ...] = Field(min_length=1)
     devices: tuple[str, ...] = Field(min_length=1)
     floors: tuple[float, ...] = ()
@@ -57,8 +54,6 @@ class Matrix(Record):
 
 @dataclass(frozen=True)
 class Cell:
-    """One build."""
-
     name: str
     """Model, device and floor, with slashes between them; the key of `accepted.json`."""
     config: dict[str, str]
@@ -115,7 +110,6 @@ def builds_of(raw: Mapping[str, Any], ask: bool = True) -> dict[str, BuildConfig
     """Resolves the raw values of `--config`: one build, or those of a matrix by their names.
 
     Args:
-        raw: The values.
         ask: Whether the hub is asked for commits, as in `resolve`.
 
     Raises:
@@ -149,7 +143,6 @@ class Module(NamedTuple):
 
 
 def modules(builds: Mapping[str, BuildConfig]) -> list[Module]:
-    """Returns the modules of builds, which are named as in `builds_of`."""
     found: list[Module] = []
     models: set[Path] = set()
     for name, build in builds.items():

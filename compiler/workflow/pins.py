@@ -27,14 +27,12 @@ class SourcesLock(Record):
 
 @dataclass
 class Pins:
-    """The commits of the branches that a build names."""
-
     folder: Path
     """Of all builds of the model."""
     locked: bool
-    """Whether what is not in the lock file is refused."""
+    """True if what is not in the lock file is refused."""
     ask: bool
-    """Whether the hub is asked; a job does not, since the build that started it has."""
+    """True if the hub is asked; a job does not, since the build that started it has."""
     used: dict[str, str] = field(default_factory=dict)
     """As in the lock file."""
 
@@ -42,9 +40,6 @@ class Pins:
         """Returns the commit of a revision of the hub; None stands for its main branch.
 
         Args:
-            kind: Whether it is a model or a dataset.
-            hub_id: The repository.
-            revision: A commit, branch or tag.
             key: The key of `--config` that names it, for the refusal.
 
         Raises:

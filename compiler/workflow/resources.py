@@ -31,10 +31,7 @@ def mem_mb(config: BuildConfig, stage: str, inputs: Callable[[], Inputs], record
     """Returns Snakemake's function for the memory of a stage's jobs, in MB of 10**6 bytes.
 
     Args:
-        config: The build's configuration.
-        stage: The stage of the jobs.
         inputs: Returns the stages' inputs, once all rules are known.
-        record: Returns the place of a stage's record.
     """
 
     def asked(wildcards: Any, input: Sequence[str], threads: int) -> int:

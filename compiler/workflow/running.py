@@ -18,8 +18,6 @@ BROKEN = re.compile(r"Error in rule (\S+):")
 
 @dataclass(frozen=True)
 class Job:
-    """A job that runs."""
-
     rule: str
     log: Path | None
     """None for a job without a log."""
@@ -36,7 +34,6 @@ class Running:
     _log: Path | None = None
 
     def see(self, line: str, now_s: float) -> None:
-        """Takes the next line of snakemake's output."""
         if line.startswith(FOLDER):
             self.folder = Path(line.removeprefix(FOLDER))
         elif found := RULE.match(line):

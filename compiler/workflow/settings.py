@@ -104,9 +104,9 @@ class ModelReference(Record):
     """A file of compiler/architectures."""
     num_hidden_layers: PositiveCount
     exact_zeros: bool
-    """Whether the MLP's activation has exact zeros, as ReLU has for inactive units."""
+    """True if the MLP's activation has exact zeros, as ReLU has for inactive units."""
     is_mixture: bool = False
-    """Whether the MLP consists of several experts, among which a router picks."""
+    """True if the MLP consists of several experts, among which a router picks."""
 
 
 @dataclass(frozen=True)
@@ -136,12 +136,10 @@ class BuildConfig:
 
     @property
     def target_folder(self) -> Path:
-        """The folder of this build, inside that of its model."""
         return self.folder / self.target
 
     @property
     def artifact(self) -> Path:
-        """The folder of the finished artifact."""
         return self.target_folder / f"{self.model.name}-{self.target}.coldpress"
 
     @property
@@ -169,7 +167,6 @@ class BuildConfig:
         return {field: value for field, value in found.items() if value is not None}
 
     def plugins(self) -> dict[str, tuple[str, ...]]:
-        """Returns package -> the plug-ins that this build uses."""
         found = _chosen(self.values, self.model)
         for package, option in self._named_by_options(found):
             found[package] = (*found[package], option)
@@ -207,7 +204,6 @@ def resolve(raw: Mapping[str, Any], known: ModelReference | None = None, *, ask:
     The user's value comes first, then the model's profile, then the default.
 
     Args:
-        raw: The values.
         known: The model, if it is not to be looked for.
         ask: Whether the hub is asked which commit a branch is, if the lock file of the model's builds does not say it.
 
@@ -262,7 +258,6 @@ def resolve(raw: Mapping[str, Any], known: ModelReference | None = None, *, ask:
 
 
 def _corpus(values: Mapping[str, Any], said: Mapping[str, Any], pins: Pins) -> dict[str, Any]:
-    """Returns the settings of the corpus; the commit of one of the hub is pinned."""
     named = ("corpus_revision", "corpus_field")
     # the profile's commit and fields belong to the profile's corpus
     found = {key: (said if "corpus" in said else values).get(key) for key in named}
@@ -275,7 +270,6 @@ def _corpus(values: Mapping[str, Any], said: Mapping[str, Any], pins: Pins) -> d
 
 
 def _named_files(values: Mapping[str, Any]) -> dict[str, Path]:
-    """Returns key -> the file or folder of this machine that it names."""
     files = {key: _file(key, values[key], writer) for key, writer in FILES.items() if values[key]}
     if "llama_bench" in files:
         llama_cpp_runs(files["llama_bench"])  # a bad file is refused now, and not after the long stages
@@ -288,8 +282,6 @@ def flags(config: BuildConfig, stage: str, **facts: Any) -> str:
     """Returns a stage's settings as flags, quoted for a shell: a changed setting is a changed text.
 
     Args:
-        config: The build's configuration.
-        stage: The stage.
         facts: Internal settings, such as paths; one replaces the setting of its name, and None leaves it out.
     """
     given = {name: value for name, value in (config.of_stage(stage) | facts).items() if value is not None}
@@ -314,13 +306,11 @@ def exports(name: str) -> tuple[str, ...]:
 
 
 def needs_predictors(config: BuildConfig) -> bool:
-    """Tells whether the build has predictors."""
     methods = methods_for(config["method"], config.model.exact_zeros, config.model.is_mixture)
     return any(_plugins.load("coldpress.runtime.sparsity", Selector, method).NEEDS_PREDICTORS for method in methods)
 
 
 def needs_gram(config: BuildConfig) -> bool:
-    """Tells whether the build has Gram matrices."""
     return _plugins.load("coldpress.compiler.rounding", Algorithm, config["algorithm"]).NEEDS_GRAM
 
 
@@ -367,7 +357,6 @@ def _of_profile(profile: ModelProfile) -> dict[str, Any]:
 
 
 def _profile_options(profile: ModelProfile, chosen: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
-    """Returns the profile's options of the chosen plug-ins; ignores those of others."""
     others = profile.settings.keys() - config_keys().keys()
     found = {name: profile.settings[name] for name in others if owners_of(name, chosen)}
     for name in others - found.keys():
@@ -394,7 +383,6 @@ def _chosen(values: Mapping[str, Any], model: ModelReference) -> dict[str, tuple
 
 
 def _options(raw: Mapping[str, Any], chosen: Mapping[str, tuple[str, ...]]) -> dict[str, dict[str, Any]]:
-    """Returns package -> the options given for its chosen plug-in."""
     found: dict[str, dict[str, Any]] = {package: {} for package in chosen}
     for name, value in raw.items():
         owners = owners_of(name, chosen)
@@ -546,7 +534,6 @@ def _reference_of(profile: ModelProfile, revision: str | None, pins: Pins) -> Mo
 
 
 def _read_file(file: Path, revision: str | None) -> tuple[ModelReference, int]:
-    """Reads the keys of a GGUF file."""
     if revision is not None:
         raise ColdpressError(f"revision={revision} has no meaning for the file {file}; leave it out")
     return _describe(source_config_of(open_gguf(file)), name_of(file), str(file.resolve()), None)
@@ -593,7 +580,6 @@ def _describe(config: Mapping[str, Any], name: str, source: str, revision: str |
 
 
 def _folder_name(name: str) -> str:
-    """Replaces all characters of `name` that cannot be part of a file name."""
     safe = _safe(name)
     if not re.fullmatch(NAME_PATTERN, safe):
         raise ColdpressError(f"the model's name {name!r} has no letter or digit to name the build folder by; rename it")

@@ -116,7 +116,6 @@ def exported(folder: Path, identity: str) -> list[tuple[str, str]]:
 
 
 def rows(metrics: Metrics) -> list[tuple[str, str]]:
-    """Returns the short table: each figure's name and value."""
     return [
         (
             "DRAM",
@@ -152,7 +151,6 @@ def rows(metrics: Metrics) -> list[tuple[str, str]]:
 
 
 def plans(metrics: Metrics) -> list[tuple[str, str]]:
-    """Returns a row for each of several plans."""
     return [
         (
             f"plan {plan.plan}",
@@ -165,7 +163,6 @@ def plans(metrics: Metrics) -> list[tuple[str, str]]:
 
 
 def drafts(found: Sequence[PlanDrafts]) -> list[tuple[str, str]]:
-    """Returns a row for each plan that drafts."""
     return [
         (
             f"drafts, {each.plan}",
@@ -240,7 +237,6 @@ def beyond_estimate(metrics: Metrics) -> list[tuple[str, str]]:
 
 
 def _at(entry: Tried) -> list[str]:
-    """Returns how a method was judged: format and cache, and density and perplexity where they are known."""
     sparse = entry.density is not None and entry.density < 1
     return [
         *([in_words(entry.beside(entry.format))] if entry.format else []),
