@@ -133,13 +133,11 @@ def drafts_for(named: str | None) -> tuple[str, ...]:
 
 
 def own_cache_options(cache: str, options: Options) -> Options:
-    """Selects the options that a cache policy has, from a build whose cache is open."""
     known = plugins.load_class("coldpress.runtime.cache", CachePolicy, cache).OPTIONS.model_fields
     return {key: value for key, value in options.items() if key in known}
 
 
 def own_options(method: str, options: Options) -> Options:
-    """Selects the options that a candidate has, from a build whose method is open."""
     known = load("coldpress.runtime.sparsity", Selector, method).OPTIONS.model_fields
     return {key: value for key, value in options.items() if key in known}
 

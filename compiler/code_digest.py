@@ -52,7 +52,6 @@ Plugins = Mapping[str, tuple[str, ...]]
 
 
 def stage_digest(stage: str, plugins: Plugins, root: Path = ROOT) -> str:
-    """Returns a hex digest over the paths and contents of `source_files`."""
     files = source_files(stage, plugins, root)
     return digest(*(text for file in files for text in (file.relative_to(root).as_posix(), _text(file))))
 

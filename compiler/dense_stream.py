@@ -71,7 +71,6 @@ class Stream:
 
     @property
     def weights(self) -> Weights:
-        """The units that a layer's request chooses from."""
         return resident.multiplied(self.format, self.used_bytes, uses_all=True)
 
     def in_whole_layers(self, num_streamed: int, buffer_bytes: int) -> Token:

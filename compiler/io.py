@@ -216,7 +216,6 @@ def array_folder(record: Path) -> Path:
 
 
 def _rename_folder(work: Path, final: Path) -> None:
-    """Gives the working folder its final name; an older folder of that name is deleted."""
     aside = final.with_name(f".{final.name}.replaced.work")
     if final.is_symlink():  # to a folder of a cache
         final.unlink()
@@ -287,7 +286,6 @@ def _save_plain(arrays: dict[str, np.ndarray], temporary: Path, path: Path) -> N
 
 
 def array_file(path: Path) -> ArrayFile:
-    """Describes a finished array file for a record."""
     return ArrayFile(array_file=str(path.resolve()), sha256=_file_digest(path))
 
 
@@ -351,7 +349,6 @@ class Workspace:
         return made
 
     def save(self, key: str, arrays: Mapping[str, np.ndarray]) -> ArrayFile:
-        """Writes the array file `key`."""
         self.begin(key)
         save_arrays(self.path(key), arrays)
         return self.finish(key)
@@ -379,7 +376,6 @@ class Workspace:
         return self.folder / (key if key.endswith(PACKED) else f"{key}.safetensors")
 
     def remove(self, key: str) -> None:
-        """Deletes the array file `key`, if there is one."""
         self.begin(key).unlink(missing_ok=True)
 
     def current(self, key: str) -> ArrayFile | None:

@@ -98,7 +98,6 @@ class Build:
 
     @property
     def method(self) -> Method:
-        """The selector, or `auto`."""
         return self.settings["allocate"]["method"]
 
     @property
@@ -212,7 +211,6 @@ class Build:
 
     @property
     def largest_of_layer(self) -> int:
-        """The number of values of a layer's largest tensor."""
         return max(map(prod, self.layer_shapes))
 
     @property

@@ -122,13 +122,11 @@ class Setting:
 
 
 def built_orders(order: Iterable[Order]) -> dict[Key, np.ndarray]:
-    """Returns the orders that a build found, as `Setting.order`."""
     entries = (entry for part in order for entry in part.entries)
     return {(entry.layer, entry.family): load_arrays(entry.arrays, "order")["order"] for entry in entries}
 
 
 def built_ranks(placement: Placement, sections: Iterable[Section]) -> dict[Key, np.ndarray]:
-    """Returns the ranks that a build found, as `Setting.rank`."""
     found = load_arrays(placement.arrays)
     keys = ((layer, section.family) for section in sections for layer in section.layers)
     return {(layer, family): found[f"rank.{layer}.{family}"] for layer, family in keys}
@@ -183,8 +181,6 @@ def choices_seconds(
 
 
 class Token(NamedTuple):
-    """A decoded token's modelled figures, over all layers."""
-
     token_s: float
     flash_s: float
     """Seconds of its reads alone."""

@@ -21,7 +21,6 @@ class Steps:
         self._start_s = self._told_s = clock()
 
     def expect(self, count: int) -> None:
-        """Adds steps that are to come."""
         with self._lock:
             self._total += count
 

@@ -37,7 +37,7 @@ class FamilyStatistics(Record):
 
 
 class TopPrecision(Record):
-    """How well a layer's largest MLP inputs predict the next layer's (ActiveFlow 2.2 and Fig. 4: attention inputs)."""
+    """Prediction of the next layer's largest MLP inputs by a layer's (ActiveFlow 2.2 and Fig. 4: attention inputs)."""
 
     density: Share
     """Share of channels that count as largest."""
@@ -84,7 +84,7 @@ class Activations(Extended):
     block_tokens: PositiveCount | None = None
     """Tokens of a context; None in records made by hand."""
     first_block: Count = 0
-    """Where the text begins among the calibration blocks; above 0 only in shards."""
+    """Index of the first block among the calibration blocks; above 0 only in shards."""
     exact_zeros: bool
     """True if activity, where it was counted, is |signal| > 0 (ReLU) rather than a chosen density."""
     compute_dtype: Literal["float32", "bfloat16"] | None = None

@@ -14,7 +14,7 @@ from coldpress.schemas.families import FormatName
 from coldpress.schemas.figure import BYTES_PER_S, SECONDS, SHARES, Figure, check_figure
 
 Overlap = Literal["none", "request", "all"]
-"""What runs at once: nothing, so that reading and computing add up (LLM in a flash 3); a request's reads and its
+"""Parts that run at once: none, so that reading and computing add up (LLM in a flash 3); a request's reads and its
 computing, which is what the runtime does; or all of a token's reads and all of its computing."""
 
 

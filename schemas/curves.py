@@ -17,7 +17,7 @@ from coldpress.schemas.layout import KvCacheFormat, RoutingName
 
 
 class Loss(Record):
-    """How far a changed model is from the source, on text that nothing was fitted to."""
+    """Distance of a changed model from the source, on text that nothing was fitted to."""
 
     mean_kld: float
     """Mean Kullback-Leibler divergence of next-token distributions, nats per token."""

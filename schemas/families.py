@@ -285,7 +285,6 @@ def mlp_shares(families: Iterable[str], spec: ModelSpec) -> dict[str, float]:
 
 
 def resident_share(families: Iterable[str], spec: ModelSpec) -> float:
-    """Returns the share of the MLP's weights that no family holds, so that they stay in DRAM."""
     return 1 - sum(mlp_shares(families, spec).values())
 
 

@@ -154,7 +154,7 @@ class Plan(Extended):
     """Way in which a mixture's routers choose experts; None, which is left out of the file, for the choice that the
     model was trained with."""
     routing_strengths: Many[float] = ()
-    """By layer, how much its router prefers experts in DRAM (runtime/routing); empty, which is left out, without
+    """Preference of each layer's router for experts in DRAM (runtime/routing); empty, which is left out, without
     `routing`."""
     parts: Many[PartPlan]
     """One per layer and family: by layer, then in the order of the manifest's families."""
@@ -166,8 +166,6 @@ class Plan(Extended):
 
 
 class Layout(Extended):
-    """The arithmetic of an artifact."""
-
     LATER = ("tables",)
 
     page_bytes: PositiveCount

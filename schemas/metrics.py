@@ -140,7 +140,6 @@ class LlamaCppRun(Record):
     """llama.cpp's decoding speed, which somebody measured with llama-bench and gave to the build."""
 
     build: int
-    """llama.cpp's build number."""
     cpu: str
     """The processor that llama-bench named."""
     model_type: str
@@ -194,7 +193,7 @@ class Sample(Record):
 
 
 class Divergence(Record):
-    """How the artifact's distributions of the next token differ from the source's, in nats
+    """Differences of the artifact's distributions of the next token from the source's, in nats
     (compiler/stages/verify/divergence.py)."""
 
     mean_kld: Measured
@@ -214,7 +213,6 @@ class Protocol(Record):
     text_sha256: Sha256
     """Digest of the text from which all splits were cut."""
     tokens_sha256: Sha256
-    """Digest of the file with the test split's tokens."""
     context_length: PositiveCount
     """Tokens of a block; each token except the first is predicted from the block's tokens before it."""
     stride: PositiveCount
@@ -236,7 +234,6 @@ class PlanFigures(Record):
     ppl_artifact: Measured
     ppl_artifact_error: Measured
     ppl_ratio: Measured
-    """The plan's perplexity over the source's."""
     ppl_ratio_error: Measured
     top1_agreement: Share
     mean_kld: Measured
@@ -276,11 +273,9 @@ class Verification(Record):
     artifact_sha256: Sha256
     protocol: Protocol
     num_test_tokens: PositiveCount
-    """Number of predicted tokens."""
     num_test_blocks: PositiveCount
     """All blocks of test text, measured or not."""
     blocks: tuple[MeasuredBlock, ...]
-    """The measured blocks, in order."""
     ppl_source: Measured
     ppl_source_error: Measured
     ppl_artifact: Measured

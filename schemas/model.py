@@ -38,7 +38,7 @@ AttentionKind = Literal["full_attention", "sliding_attention"]
 """The positions that a layer's attention sees: all up to the token's own, or the last `sliding_window` of them. Hugging
 Face's names (`layer_types`)."""
 RotaryKind = Literal["none", "main", "local"]
-"""How a layer rotates q and k: not at all, by the model's frequencies, or by a second set of them (Gemma 3)."""
+"""Rotation of q and k in a layer: none, by the model's frequencies, or by a second set of them (Gemma 3)."""
 FREQUENCIES: Mapping[RotaryKind, str] = {"main": "rotary.inv_freq", "local": "rotary_local.inv_freq"}
 ATTENTION_ROLES: tuple[MatrixRole, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP_ROLES: tuple[MatrixRole, ...] = ("gate_proj", "up_proj", "down_proj")
@@ -293,7 +293,6 @@ MODEL_FEATURES = (
     *(f"model.{name}" for name in EXTENSIONS),
     *(f"model.{name}.{value}" for name, values in EXTENDED_VALUES.items() for value in values),
 )
-"""All features that a ModelSpec may require."""
 
 
 def features_of_model(spec: ModelSpec) -> set[str]:
@@ -387,7 +386,7 @@ class StoredTensor(Record):
 
 
 class TensorSource(Extended):
-    """Where a role's values are stored: a tensor of a safetensors or GGUF file, or rows of a fused tensor.
+    """Place of a role's values: a tensor of a safetensors or GGUF file, or rows of a fused tensor.
 
     The rows are consecutive, or in equal parts at equal distances (the heads of q, k and v in turn, GPT-NeoX).
     """

@@ -81,7 +81,6 @@ def run(flags: Doctor) -> int:
 
 
 def findings(folder: Path) -> Iterator[Finding]:
-    """Yields what works for artifacts in `folder`."""
     yield Finding("python", "ok", ".".join(map(str, sys.version_info[:3])))
     yield _processor()
     yield _memory()

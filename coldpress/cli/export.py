@@ -24,14 +24,11 @@ EXAMPLES = """
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """The flags of `coldpress export`."""
-
     artifact: str = argument("folder of an artifact (NAME.coldpress)", type=PLACE)
     to: str = option(f"one of {', '.join(plugins.names(TARGETS))}", default="gguf", metavar="FORMAT")
     output: Path = option("the file to write", required=True, type=FILE, metavar="FILE")
     json: bool = switch("print one JSON object")
     more: Mapping[str, str] = field(default_factory=dict)
-    """The format's own options."""
 
 
 def run(flags: Export) -> None:

@@ -63,7 +63,6 @@ async def body_of(kind: type[Fields], request: Request, served: Served) -> Field
 
 
 def event(data: object, name: str | None = None) -> str:
-    """Returns a server-sent event with JSON."""
     head = f"event: {name}\n" if name else ""
     return f"{head}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
@@ -96,7 +95,6 @@ class Answer(ABC):
         """Yields the events behind all pieces."""
 
     def failed(self, text: str) -> str:
-        """Returns the event of an error."""
         return event(openai_error(500, text))
 
 

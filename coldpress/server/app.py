@@ -64,7 +64,6 @@ class Endpoint(NamedTuple):
     is_guarded: bool = True
     body: type[Body] | None = None
     kinds: tuple[str, ...] = (JSON,)
-    """Content types of the answer."""
     statuses: tuple[int, ...] = (200,)
     """Statuses of the answer, if it is no refusal."""
 

@@ -28,8 +28,6 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Piece:
-    """News of a sequence since its last piece."""
-
     text: str = ""
     num_new: int = 0
     """New tokens so far."""
@@ -40,7 +38,6 @@ class Piece:
     finish: Finish | None = None
     """Set in the last piece."""
     stop: str | None = None
-    """The stop string that ended the text."""
     error: ColdpressError | None = None
     """Set in the last piece of a sequence that failed."""
 

@@ -36,7 +36,6 @@ class Settings:
     """A folder for the keys and values of prompts, so that prompts with the same beginning start sooner; None keeps
     nothing."""
     prefix_bytes: int = 1 << 30
-    """Most bytes of that folder."""
 
     def __post_init__(self) -> None:
         for name, holds, expected in (

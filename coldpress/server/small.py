@@ -40,7 +40,6 @@ class TokenizeRequest(Body):
     add_special: bool | None = None
     """True adds the special tokens of a prompt; None is true, as for a prompt of /v1/completions."""
     with_pieces: Annotated[bool, Field()] | None = None
-    """True tells each token's text, too."""
 
 
 async def tokenize(request: Request, served: Served) -> Response:

@@ -30,8 +30,6 @@ LOG = logging.getLogger("coldpress.server")
 
 @dataclass
 class Counts(Totals):
-    """The worker's totals since it started."""
-
     sequences: int = 0
     """Sequences that ended, complete or not."""
     cancelled: int = 0

@@ -86,7 +86,7 @@ class CachedChoice(Choice):
     resident_share: float
     """Share of each family's units that the cache holds."""
     uses_resident: bool
-    """Whether a token also uses all units in DRAM (`use_read_units`)."""
+    """True if a token also uses all units in DRAM (`use_read_units`)."""
 
     def mask(self, layer: int, family: str, activity: np.ndarray) -> np.ndarray:
         num_units, experts = activity.shape[1], num_experts(family, self.spec)

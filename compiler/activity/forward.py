@@ -125,7 +125,7 @@ class LoadedLayer:
     running: threading.local
     device: "torch.device"
     lender: Lender | None
-    """What lends its experts; None if it has none."""
+    """Lends its experts; None if it has none."""
 
     def run(self, hidden: "Tensor", hooks: Hooks) -> "Tensor":
         """Returns hidden states after the layer, [num_blocks, T, hidden_size] on the CPU, from those before it."""
@@ -136,12 +136,10 @@ class LoadedLayer:
 
 @dataclass(frozen=True)
 class TokenScores:
-    """Scores of all tokens but the first of each block."""
-
     nll: np.ndarray
     """float64 [num_blocks, T - 1], nats."""
     likeliest: np.ndarray
-    """bool [num_blocks, T - 1]: whether no token had a larger logit."""
+    """bool [num_blocks, T - 1]: True where no token had a larger logit."""
 
 
 def _on_one_core(work: Callable[[int], None]) -> Callable[[int], None]:

@@ -39,7 +39,6 @@ class Activity:
     """The meaning of "active": picked by a selector; or, in families with exact zeros, not zero; or still unknown."""
 
     exact: frozenset[str]
-    """Families whose zeros are exact."""
     choice: "Choice | None" = None
 
     def counted(self, family: str) -> bool:
@@ -167,7 +166,7 @@ class LayerCounts:
         self.families, self.experts = families, experts
         self._layer, self._text, self._activity, self._inputs, self._previous = layer, text, activity, inputs, previous
         self.in_planes = activity.choice is not None and activity.choice.selector.IN_PLANES
-        """Whether units that are not chosen are only coarser: they are not masked."""
+        """True if units that are not chosen are only coarser: they are not masked."""
         num_blocks = len(text.tokens)
         self._seen: dict[str, list[_Seen | None]] = {family: [None] * num_blocks for family in families}
         self.similarity = np.zeros(num_blocks)

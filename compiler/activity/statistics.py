@@ -163,7 +163,6 @@ class _Collector:
         return present if len(present) == len(found) else None
 
     def _counted_in(self, layer: int) -> list[FamilyName]:
-        """Returns the families that are counted in a layer: those that have units there."""
         return [family for family in self._counted if layer in layers_of(family, self._stream.spec)]
 
     def _family_keys(self, layer: int) -> list[str]:
@@ -201,7 +200,6 @@ class _Collector:
             self._work.remove(_hidden_key(earlier))
 
     def _run(self, layer: int, inputs: RowWriter | None, previous: RowReader | None) -> LayerCounts:
-        """Runs the layer over all blocks, and writes the hidden states after it to a file, unless it is the last."""
         spec, counted = self._stream.spec, self._counted_in(layer)
         signals: dict[str, Signal] = {family: activity_of(family, spec) for family in counted}
         num_blocks, block_tokens = self._text.tokens.shape

@@ -22,8 +22,6 @@ MODELS_AT_A_TIME = 4
 
 @dataclass(frozen=True)
 class Variant:
-    """A model that leaves out units."""
-
     choice: Choice
     families: tuple[str, ...]
     begins: int = 0
@@ -32,8 +30,6 @@ class Variant:
 
 @dataclass(frozen=True)
 class Differences:
-    """Variants compared with the whole model, token by token."""
-
     kld: np.ndarray
     """float64 [num_variants, num_blocks, T], nats: Kullback-Leibler divergence of next-token distributions."""
     kld_sums: np.ndarray

@@ -94,13 +94,10 @@ class Modules:
     base: str
     """The module that holds `layers`."""
     norm: str
-    """The final norm, below `base`."""
     taps: Mapping[Signal, Tap]
-    """The signals that a layer has (schemas/families.py)."""
     activation: str = "silu"
     """The activation if config.json names none."""
     activation_key: str = "hidden_act"
-    """The key of config.json that names it."""
     partial_rotary: bool = False
     """True if the rotation may cover only part of each head's dimensions."""
     built_of: str | None = None
@@ -114,15 +111,12 @@ class Modules:
     package: str | None = None
     """The package of transformers that has its classes, if its name is not the `model_type`."""
     layers: str = "layers"
-    """The list of layers, below `base`."""
     rotary: Mapping[RotaryKind, str] = field(default_factory=lambda: {"main": ""})
     """The kinds of rotation, and the kind of layer (`layer_types`) that transformers has each for; empty: all."""
     attention: Literal["sdpa", "eager"] = "sdpa"
     """The implementation of attention in transformers; torch's own, sdpa, has no soft cap."""
     cache_argument: str = "past_key_values"
-    """A layer's argument for the KV cache."""
     layer_arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Further arguments that a layer needs."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +132,6 @@ class Place:
     interleaved: bool = False
     """True if the parts' rows are stored in turn, instead of one part after the other."""
     transposed: bool = False
-    """True if rows are stored as columns."""
     packed: bool = False
     """True if a checkpoint may pack the tensor in `Architecture.PACKED`, row by row."""
 
@@ -151,10 +144,9 @@ class Architecture(PluginBase):
     SPELLINGS: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Other names that transformers' class has for keys, its `attribute_map` in either direction, and the keys."""
     DEFAULTS: ClassVar[Mapping[str, Any] | None] = None
-    """What transformers takes for keys that config.json may leave out, so that `filled` needs no transformers, which
-    takes seconds to import; None asks it."""
+    """Values that transformers takes for keys that config.json may leave out, so that `filled` needs no transformers,
+    which takes seconds to import; None asks it."""
     MODULES: ClassVar[Modules]
-    """The paths of its parts in transformers."""
     PACKED: ClassVar[str | None] = None
     """The only `quant_method` that a checkpoint may have; None: it may not be quantized."""
 
@@ -224,7 +216,6 @@ class Llama(Architecture):
     DEFAULTS = llama_defaults()
 
     def spec(self, config: Any) -> ModelSpec:
-        """Returns a spec with RMS norm, gated MLP, rotary positions, full attention."""
         return llama_spec(self.MODULES, config)
 
     def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
@@ -501,7 +492,6 @@ def llama_biases(config: Any, spec: ModelSpec) -> tuple[str, ...]:
 
 
 def attention_biases(config: Any) -> tuple[str, ...]:
-    """Returns the projections of attention with a bias: all or none."""
     return ("q_proj", "k_proj", "v_proj", "o_proj") if config.attention_bias else ()
 
 
@@ -531,7 +521,6 @@ def attention_parameters(spec: ModelSpec, biased: Collection[str] = (), qk_norm:
 
 
 def mlp_parameters(spec: ModelSpec, biased: Collection[str] = ()) -> dict[str, str]:
-    """Returns the names and roles of the MLP's tensors in a layer of a Llama-like model."""
     names = {f"mlp.{name}.weight": f"{name}.weight" for name in mlp_projections(spec)}
     return names | {f"mlp.{name}.bias": f"{name}.bias" for name in mlp_projections(spec) if name in biased}
 
@@ -545,7 +534,6 @@ def in_parts(names: Mapping[str, tuple[str, ...]], parts: tuple[str, ...]) -> di
 
 
 def llama_outer(spec: ModelSpec) -> dict[str, tuple[str, ...]]:
-    """Returns the tensors outside the layers."""
     outer: dict[str, tuple[str, ...]] = {"model.embed_tokens.weight": ("embed_tokens.weight",)}
     outer |= {f"model.norm.{part}": (f"norm.{part}",) for part in norm_parts(spec)}
     return outer if spec.tie_word_embeddings else outer | {"lm_head.weight": ("lm_head.weight",)}
@@ -554,7 +542,6 @@ def llama_outer(spec: ModelSpec) -> dict[str, tuple[str, ...]]:
 def all_layers(
     spec: ModelSpec, base: str, names: Mapping[str, tuple[str, ...]], layers: str = "layers"
 ) -> dict[str, tuple[str, ...]]:
-    """Returns one layer's names and roles, for every layer of the list `layers` below the module `base`."""
     return {
         f"{base}.{layers}.{layer}.{name}": tuple(f"layers.{layer}.{role}" for role in roles)
         for layer in range(spec.num_hidden_layers)

@@ -68,8 +68,6 @@ def _activations(own: Any, spec: ModelSpec) -> tuple[Function, Function | None]:
 
 
 class Block(nn.Module):
-    """A layer's router and experts."""
-
     def __init__(self, names: Names, own: Any, spec: ModelSpec) -> None:
         """Takes the activation and the shared expert of transformers' `own` block."""
         super().__init__()

@@ -18,8 +18,6 @@ from coldpress.schemas.model import MLP_ROLES, MatrixRole, ModelSpec, matrices
 
 @dataclass(frozen=True)
 class Names:
-    """The names of a mixture's parts in the checkpoint, below a layer."""
-
     block: str = "mlp"
     """Path of the experts and their router."""
     router: str = "gate"
@@ -87,7 +85,6 @@ class Mixture(_common.Llama):
         }
 
     def attention(self, config: Any, spec: ModelSpec) -> dict[str, str]:
-        """Returns the names and roles of a layer's tensors outside its MLP."""
         return _common.attention_parameters(spec, self.biases(config, spec), self.qk_norm(config))
 
     def qk_norm(self, config: Any) -> bool:

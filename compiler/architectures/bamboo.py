@@ -39,8 +39,6 @@ def _mlp_class() -> "type[nn.Module]":
 
 
 class Plugin(_common.Llama):
-    """Mistral with two activations."""
-
     KEYS = _common.LLAMA_KEYS | {"head_dim", "sliding_window"}
     DEFAULTS = mistral.Plugin.DEFAULTS
     MODULES = _common.llama_modules(

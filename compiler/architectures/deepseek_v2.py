@@ -19,8 +19,6 @@ EXPECTED = {"norm_topk_prob": False, "mlp_bias": False}
 
 
 class Plugin(_experts.Mixture):
-    """Llama with experts and latent attention."""
-
     KEYS = (_common.LLAMA_KEYS - {"num_key_value_heads"}) | {  # each head has its own part of the latents' matrix
         "attention_bias",
         "mlp_bias",

@@ -19,8 +19,6 @@ NORMS_OF_NEW = (None, 1, 2)
 
 
 class Plugin(_common.Architecture):
-    """LayerNorm, two matrices, fused heads."""
-
     KEYS = frozenset(
         {
             "num_ln_in_parallel_attn",

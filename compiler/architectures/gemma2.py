@@ -66,14 +66,11 @@ def gemma_spec(modules: _common.Modules, config: Any, **own: Any) -> ModelSpec:
 
 
 class Plugin(_common.Llama):
-    """Llama with more norms, soft caps and windows."""
-
     KEYS = KEYS
     DEFAULTS = gemma_defaults(final_logit_softcapping=30.0, attn_logit_softcapping=50.0)
     MODULES = gemma_modules("Gemma2", attention="eager")
 
     def complete(self, config: Any) -> None:
-        """Adds the windows of every second layer, from the first on."""
         if config.layer_types is None:
             kinds = ("sliding_attention", "full_attention")
             config.layer_types = [kinds[layer % 2] for layer in range(config.num_hidden_layers)]

@@ -23,8 +23,6 @@ DEFAULT_EOS = [151329, 151336, 151338]
 
 
 class Plugin(_common.Architecture):
-    """Llama with more norms and another rotation."""
-
     KEYS = _common.LLAMA_KEYS | {"head_dim", "attention_bias"}
     DEFAULTS = _common.llama_defaults(
         intermediate_size=13696,

@@ -15,8 +15,6 @@ NAMES = _experts.Names(correction="e_score_correction_bias", shared="shared_expe
 
 
 class Plugin(_experts.Mixture):
-    """Llama with experts and partial rotary positions."""
-
     KEYS = _common.LLAMA_KEYS | {
         "head_dim",
         "attention_bias",

@@ -10,8 +10,6 @@ MLP = {"mlp.dense_h_to_4h": ("up_proj",), "mlp.dense_4h_to_h": ("down_proj",)}
 
 
 class Plugin(_common.Architecture):
-    """LayerNorm, two matrices, parallel residual."""
-
     KEYS = frozenset(
         {
             "intermediate_size",

@@ -33,8 +33,6 @@ def adapt(layer: Any, spec: ModelSpec) -> None:
 
 
 class Plugin(_experts.Mixture):
-    """Llama with sinks, windows, biases, and experts that are stored together."""
-
     KEYS = _common.LLAMA_KEYS | {
         "head_dim",
         "attention_bias",

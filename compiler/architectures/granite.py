@@ -19,8 +19,6 @@ def granite_fields(config: Any) -> dict[str, Any]:
 
 
 class Plugin(_common.Llama):
-    """Llama with factors."""
-
     KEYS = _common.LLAMA_KEYS | {"head_dim", "attention_bias", "mlp_bias"} | MULTIPLIERS
     DEFAULTS = _common.llama_defaults(**MULTIPLIER_DEFAULTS)
     MODULES = _common.llama_modules("Granite")

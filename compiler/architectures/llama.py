@@ -7,8 +7,6 @@ from coldpress.schemas.model import ModelSpec
 
 
 class Plugin(_common.Llama):
-    """Llama itself."""
-
     KEYS = _common.LLAMA_KEYS | {"head_dim", "attention_bias", "mlp_bias"}
     MODULES = _common.llama_modules("Llama")
 

@@ -13,8 +13,6 @@ NAMES = _experts.Names("block_sparse_moe", matrices={"gate_proj": "w1", "down_pr
 
 
 class Plugin(_experts.Mixture):
-    """Mistral with several MLPs."""
-
     KEYS = _common.LLAMA_KEYS | {"head_dim", "sliding_window", "num_local_experts", "num_experts_per_tok"}
     SPELLINGS = MappingProxyType({"num_experts": "num_local_experts"})
     DEFAULTS = _common.llama_defaults(

@@ -7,8 +7,6 @@ from coldpress.schemas.model import ModelSpec
 
 
 class Plugin(_common.Llama):
-    """Llama with other norms and another MLP."""
-
     KEYS = (_common.LLAMA_KEYS - {"rms_norm_eps"}) | {"norm_eps", "head_dim", "attention_bias", "mlp_bias"}
     DEFAULTS = _common.llama_defaults(
         intermediate_size=24576,

@@ -11,8 +11,6 @@ NAMES = _experts.Names()
 
 
 class Plugin(_experts.Mixture):
-    """Llama with experts and wide norms."""
-
     KEYS = _common.LLAMA_KEYS | {"attention_bias", "clip_qkv", "num_experts", "num_experts_per_tok", "norm_topk_prob"}
     SPELLINGS = MappingProxyType({"num_local_experts": "num_experts"})
     DEFAULTS = _common.llama_defaults(

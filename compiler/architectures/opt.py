@@ -16,8 +16,6 @@ POSITION_OFFSET = 2  # OPTLearnedPositionalEmbedding
 
 
 class Plugin(_common.Architecture):
-    """LayerNorm, learned positions, two matrices."""
-
     KEYS = frozenset(
         {
             "ffn_dim",

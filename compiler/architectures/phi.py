@@ -17,8 +17,6 @@ QK_NORMS = {"self_attn.q_layernorm": ("q_norm",), "self_attn.k_layernorm": ("k_n
 
 
 class Plugin(_common.Architecture):
-    """LayerNorm, biases everywhere, the head's included."""
-
     KEYS = (_common.LLAMA_KEYS - {"rms_norm_eps"}) | {"layer_norm_eps", "qk_layernorm"}
     DEFAULTS = _common.llama_defaults(
         intermediate_size=8192,

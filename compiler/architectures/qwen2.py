@@ -7,8 +7,6 @@ from coldpress.schemas.model import ModelSpec
 
 
 class Plugin(_common.Llama):
-    """Llama with biases and windows."""
-
     KEYS = _common.LLAMA_KEYS | {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"}
     DEFAULTS = _common.qwen_defaults()
     MODULES = _common.llama_modules("Qwen2")

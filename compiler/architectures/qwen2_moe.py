@@ -10,8 +10,6 @@ NAMES = _experts.Names(shared="shared_expert", shared_gate="shared_expert_gate")
 
 
 class Plugin(_experts.Mixture):
-    """Qwen2 with experts."""
-
     KEYS = _common.LLAMA_KEYS | {
         "head_dim",
         "qkv_bias",

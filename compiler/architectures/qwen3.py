@@ -7,8 +7,6 @@ from coldpress.schemas.model import ModelSpec
 
 
 class Plugin(_common.Llama):
-    """Llama with norms on q and k, and windows."""
-
     KEYS = _common.LLAMA_KEYS | {
         "head_dim",
         "attention_bias",

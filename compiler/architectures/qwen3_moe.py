@@ -10,8 +10,6 @@ NAMES = _experts.Names()
 
 
 class Plugin(_experts.Mixture):
-    """Qwen3 with experts."""
-
     KEYS = _common.LLAMA_KEYS | {
         "head_dim",
         "attention_bias",
@@ -43,7 +41,6 @@ class Plugin(_experts.Mixture):
     MODULES = _experts.modules("Qwen3Moe", NAMES)
 
     def complete(self, config: Any) -> None:
-        """Takes the window away where it is switched off."""
         if not config.use_sliding_window:
             config.sliding_window = None
 

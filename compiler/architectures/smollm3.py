@@ -7,8 +7,6 @@ from coldpress.schemas.model import ModelSpec, RotaryKind
 
 
 class Plugin(_common.Llama):
-    """Llama with layers that do not rotate, and windows."""
-
     KEYS = _common.LLAMA_KEYS | {
         "head_dim",
         "attention_bias",
@@ -33,7 +31,6 @@ class Plugin(_common.Llama):
     MODULES = _common.llama_modules("SmolLM3")
 
     def complete(self, config: Any) -> None:
-        """Adds the layers that rotate, and the windows of the others."""
         count, interval = config.num_hidden_layers, config.no_rope_layer_interval
         if config.no_rope_layers is None:
             config.no_rope_layers = [int((layer + 1) % interval != 0) for layer in range(count)]

@@ -8,8 +8,6 @@ from coldpress.schemas.model import ModelSpec, qk_norms
 
 
 class Plugin(_common.Llama):
-    """Llama with other norms."""
-
     KEYS = (_common.LLAMA_KEYS - {"rms_norm_eps"}) | {
         "layer_norm_eps",
         "use_qkv_bias",

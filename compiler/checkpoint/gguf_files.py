@@ -30,7 +30,6 @@ class GgufModel:
 
     @property
     def name(self) -> str:
-        """Returns the file's name without its end and its number."""
         return name_of(self.paths[0])
 
     @property

@@ -102,7 +102,6 @@ class Listed:
     weight_bytes: int
     """Its files of weights, as they are stored."""
     missing_bytes: int
-    """Bytes that are not downloaded yet."""
     license: str | None
 
 
@@ -132,7 +131,6 @@ def listed(hub_id: str, revision: str | None, offline: bool = False) -> Listed:
 
 
 def cache_folder(hub_id: str, kind: Kind = "model") -> Path:
-    """Returns the folder that a repository of the hub is downloaded to."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE, constants.REPO_ID_SEPARATOR.join([f"{kind}s", *hub_id.split("/")]))

@@ -29,7 +29,6 @@ BLOCK_BYTES = 1 << 20
 
 
 def place_of(packages: Packages) -> Path:
-    """Returns where the joined file lies once it is fetched."""
     return own_cache() / "models" / packages.sha256[:16] / packages.file
 
 

@@ -38,7 +38,6 @@ class _Place:
 
     @property
     def dtype(self) -> str:
-        """The dtype of the values, one of `FLOAT_DTYPES`."""
         if self.is_converted:
             return "F32"
         return self.entry.dtype if self.scales is None else "BF16"

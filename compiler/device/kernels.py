@@ -72,7 +72,6 @@ def _units(name: FormatName, rng: np.random.Generator) -> tuple[np.ndarray, mlp.
 
 
 def copy_rate(unit_bytes: int = ROLES * LENGTH) -> Rounds:
-    """Measures bytes per second of units that are copied from a buffer to scattered slots."""
     count = max(1, WEIGHT_BYTES // 4 // unit_bytes)
     rows, slots = np.ones((count, unit_bytes), np.uint8), np.zeros((count, unit_bytes), np.uint8)
     order = np.random.default_rng(0).permutation(count).astype(np.int32)

@@ -31,7 +31,6 @@ FEW_BUFFER_BYTES, MANY_BUFFER_BYTES = 2 << 20, 256 << 10
 FILE_BYTES = 8 << 20
 ROUNDS, TOKENS = 15, 4
 COSTS_S = np.linspace(0.0, 2e-3, 401)
-"""Costs that are tried."""
 
 
 def portion_cost(device: DeviceProfile, folder: Path) -> float:

@@ -171,7 +171,6 @@ def _tensor(source: Bytes) -> tuple[str, str, tuple[int, ...], int]:
 def _placed(
     source: Bytes, described: list[tuple[str, str, tuple[int, ...], int]], data: int, alignment: int
 ) -> dict[str, TensorEntry]:
-    """Returns the tensors by name, in the order of their bytes, from their offsets behind byte `data`."""
     found: dict[str, TensorEntry] = {}
     for name, dtype, shape, offset in sorted(described, key=lambda tensor: tensor[3]):
         values, size_bytes = BLOCKS[dtype]

@@ -46,7 +46,6 @@ OF_SHARED = {
     "up_proj": TENSOR.FFN_UP_SHEXP,
     "down_proj": TENSOR.FFN_DOWN_SHEXP,
 }
-"""Modules of the expert that every token uses."""
 AROUND = {
     "post_attention_layernorm": TENSOR.ATTN_POST_NORM,
     "pre_feedforward_layernorm": TENSOR.FFN_NORM,

@@ -51,7 +51,6 @@ class Largest(Choice):
 
 
 def largest(model: Model, share: float) -> Choice:
-    """Returns the choice of the largest units, for a model that is `InPlanes`."""
     layers = layers_of(WHOLE_MLP, model.spec)
     norms = {(layer, WHOLE_MLP): {NORMS: unit_norms(model, layer, "mlp_mid")} for layer in layers}
     return in_model(Largest(load("coldpress.runtime.sparsity", Selector, REFINE), norms, model.spec, share))

@@ -65,7 +65,6 @@ class PassesConfig(ComputeConfig, ExploreSetting):
 @dataclass(frozen=True)
 class Passes:
     stage: str
-    """For the log."""
     stream: LayerStream
     tokens: np.ndarray
     """int [num_blocks, T]."""
@@ -210,7 +209,6 @@ def _finite(value: float) -> float | None:
 
 
 def rounding_of(config: PassesConfig, model: Model, corpus: Corpus, work: Workspace, threads: int) -> Rounding:
-    """Returns how the build rounds, with the Gram matrices of the whole model where that needs them."""
     algorithm = load("coldpress.compiler.rounding", Algorithm, config.algorithm)
     if not algorithm.NEEDS_GRAM:
         return Rounding(algorithm)

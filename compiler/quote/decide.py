@@ -80,7 +80,6 @@ class Asked:
     with_steps: bool
     """Also try other budgets, if only one is asked for."""
     prompt_tokens: int = PROMPT_TOKENS
-    """Tokens of the prompt whose first token is timed."""
 
 
 def device_quotes(

@@ -81,7 +81,6 @@ class Quote(Record):
     """None if nothing limits the choice: its method was given, or max_ppl_ratio=off."""
     context_length: PositiveCount
     prompt_tokens: PositiveCount
-    """Tokens of the prompt whose first token is timed."""
     devices: tuple[DeviceQuote, ...]
     """One for each device in the order asked for; where several DRAM budgets were asked for, one for each budget of
     each device, the largest first."""

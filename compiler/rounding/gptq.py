@@ -33,8 +33,6 @@ MOST_DAMPING = 1.0
 
 
 class Plugin(Algorithm):
-    """GPTQ with the formats' groups."""
-
     NEEDS_GRAM = True
 
     def quantize(self, weights: Weights, format_name: FormatName) -> np.ndarray:

@@ -20,8 +20,6 @@ GROUP = 32
 
 
 class Plugin(Algorithm):
-    """Round to nearest."""
-
     def quantize(self, weights: Weights, format_name: FormatName) -> np.ndarray:
         """See `Algorithm`.
 

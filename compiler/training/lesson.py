@@ -11,7 +11,6 @@ as_it_is = nullcontext[None]
 
 
 def nothing_added() -> AbstractContextManager[list[Tensor]]:
-    """Adds nothing to the loss."""
     return nullcontext([])
 
 

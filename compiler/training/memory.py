@@ -42,11 +42,8 @@ PROCESS_BYTES = 700 << 20
 
 @dataclass(frozen=True)
 class Size:
-    """Size of a model and of its training text."""
-
     spec: ModelSpec
     shapes: Mapping[str, tuple[int, ...]]
-    """Shape of each tensor, by role."""
     families: tuple[FamilyName, ...]
     block_tokens: int
     threads: int

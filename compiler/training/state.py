@@ -31,9 +31,7 @@ class Progress:
     losses: list[float]
     """Losses of the steps since the last evaluation."""
     best: "list[Tensor]"
-    """The parameters of the best evaluation."""
     since: float = field(default_factory=time.monotonic)
-    """Time of the last save."""
 
     @property
     def lowest(self) -> DistillationPoint:

@@ -55,7 +55,6 @@ OWN_FOLDER = ".snakemake"
 STORES = ".stores"
 """File in a build folder that names the object stores whose results it made."""
 S3 = "s3"
-"""Snakemake's name of the plug-in for S3."""
 ASKED_AGAIN_S = 10
 """Seconds after which an object store is asked again for a record."""
 T = TypeVar("T")

@@ -62,7 +62,6 @@ def code(config: BuildConfig, module: str) -> str:
 
 @functools.cache
 def _digest(module: str, plugins: tuple[tuple[str, tuple[str, ...]], ...]) -> str:
-    """Returns the digest, which many builds of a run share."""
     return stage_digest(module, dict(plugins))
 
 

@@ -54,7 +54,6 @@ class Ending(logging.Handler):
             self._say(f"{UP_TO_DATE}\n")
 
     def begin(self) -> None:
-        """Marks the logs before jobs start."""
         self._before = marks(self._logs())
 
     def built(self) -> None:

@@ -28,8 +28,6 @@ MAX_SHARDS = 1024
 
 
 class WorkflowKeys(Record):
-    """Keys of the workflow as a whole."""
-
     model: Annotated[str, Key()] = Field(
         default="relu-demo", description="a profile of profiles/models, a folder, or a hub id"
     )
@@ -68,13 +66,10 @@ MAX_VALUE_CHARS = 4096
 """Length limit of a value: Linux's longest path."""
 MAX_NUMBER_CHARS = 300
 NOT_IN_PROFILES = ("model", "revision", "locked", "device", "label", "build_dir")
-"""Keys that a model's profile cannot set."""
 
 
 @dataclass(frozen=True)
 class ConfigKey:
-    """One key, as its record declares it."""
-
     name: str
     field: FieldInfo
     mark: Key
@@ -88,7 +83,6 @@ class ConfigKey:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names that are the key's values, if its values are names."""
         if self.mark.plugins:
             fit = filter(self._fits, _plugins.names(self.mark.plugins))
             return (*([AUTO] if self.mark.auto else []), *fit)

@@ -33,8 +33,6 @@ Value = str | bool | int | float
 
 
 class ModelEntry(Record):
-    """A model, with keys of its builds alone."""
-
     model_config = ConfigDict(frozen=True, extra="allow")
 
     model: str = Field(min_length=1)
@@ -132,8 +130,6 @@ def builds_of(raw: Mapping[str, Any], ask: bool = True) -> dict[str, BuildConfig
 
 
 class Module(NamedTuple):
-    """The rules of a build, for the Snakefile."""
-
     name: str
     build: BuildConfig
     own: str

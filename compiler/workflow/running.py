@@ -26,8 +26,6 @@ class Job:
 
 @dataclass
 class Running:
-    """The running jobs by snakemake's output so far."""
-
     folder: Path = field(default_factory=Path)
     jobs: dict[str, Job] = field(default_factory=dict[str, Job])
     _rule: str = ""

@@ -97,7 +97,7 @@ class ModelReference(Record):
     revision: str | None
     """Commit of a hub model; None for a folder or file."""
     packages: Packages | None = None
-    """What is joined to `source` before the first job."""
+    """Packages that are joined to `source` before the first job."""
     license: str | None
     """The profile's licence; None leaves it to the model card."""
     model_type: str
@@ -116,7 +116,6 @@ class BuildConfig:
     model: ModelReference
     device: DeviceProfile
     device_file: Path
-    """The file that `device` was read from."""
     folder: Path
     """Folder of all builds of the model, absolute, without links."""
     values: Mapping[str, Any]
@@ -346,7 +345,6 @@ def _check_routing(values: Mapping[str, Any], model: ModelReference) -> None:
 
 
 def _of_profile(profile: ModelProfile) -> dict[str, Any]:
-    """Reads the settings of a model's profile, except plug-ins' options, as a user's are read."""
     keys = config_keys()
     try:
         for name in set(NOT_IN_PROFILES) & profile.settings.keys():

@@ -22,7 +22,6 @@ class Accepted(Record):
     compiler: str
     versions: dict[str, str]
     builds: dict[str, BuildResult]
-    """By name."""
 
 
 class Finding(NamedTuple):

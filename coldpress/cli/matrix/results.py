@@ -22,7 +22,6 @@ class BuildResult(Record):
     report: str | None = None
     """Paths as seen from the summary's folder."""
     manifest_sha256: str | None = None
-    """The artifact's identity."""
     inputs: dict[str, str] = Field(default={})
     """Digests of weights, texts and settings, from the artifact."""
     figures: dict[str, float] = Field(default={})

@@ -197,8 +197,6 @@ INPUTS = {"revision": "commit", "weights_sha256": "weights", "text_sha256": "tex
 
 
 class Locked(Record):
-    """The inputs of a model's builds."""
-
     revision: str | None
     """The commit of a hub model."""
     weights_sha256: str
