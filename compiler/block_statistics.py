@@ -15,15 +15,9 @@ MOST_DIGITS = 6
 
 
 def perplexity(nll: np.ndarray) -> tuple[float, float]:
-    """Returns exp of the mean over blocks, and its standard error; for differences of two models, their ratio.
-
-    Args:
-        nll: Mean nats per token of each block, float64 [num_blocks].
-
-    Returns:
-        The figure: infinite beyond float64, NaN for NaN. Its error: NaN for a single block or a figure that is not
-        finite.
-    """
+    """Returns exp of the mean over blocks of `nll`, mean nats per token of each, float64 [num_blocks], and its standard
+    error; for differences of two models, their ratio. The figure is infinite beyond float64, NaN for NaN; its error is
+    NaN for a single block or a figure that is not finite."""
     mean = float(nll.mean())
     figure = math.exp(mean) if not mean > LARGEST_NLL else math.inf
     return figure, figure * standard_error(nll) if math.isfinite(figure) else math.nan

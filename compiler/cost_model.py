@@ -279,16 +279,9 @@ def whole_rank(rank: int, format_name: FormatName) -> int:
 def read_buffer_bytes(
     spec: ModelSpec, format_name: FormatName, families: Iterable[FamilyName], free_bytes: int, page_bytes: int
 ) -> int:
-    """Returns the size of the read buffer, given the DRAM that resident tensors, predictors, KV cache and bookkeeping
-    leave.
-
-    It holds at least the largest unit with the pages it touches, even if that exceeds `free_bytes` (the caller
-    checks), and at most PEAK_READ_BYTES.
-
-    Args:
-        free_bytes: May be negative.
-        page_bytes: Reads start and end on multiples of it.
-    """
+    """Returns the size of the read buffer, in whole pages, given the DRAM that resident tensors, predictors, KV cache
+    and bookkeeping leave (`free_bytes`, which may be negative). It holds at least the largest unit with the pages it
+    touches, even if that exceeds `free_bytes` (the caller checks), and at most PEAK_READ_BYTES."""
     largest = max(unit_bytes(family, spec, format_name) for family in families)
     least = -(-largest // page_bytes) * page_bytes + page_bytes
     return max(least, min(PEAK_READ_BYTES, int(free_bytes * READ_BUFFER_SHARE) // page_bytes * page_bytes))

@@ -221,13 +221,9 @@ class Buffers(NamedTuple):
 
 
 def buffers_of(model: Model, sparsity: Sparsity, free_bytes: int, device: DeviceProfile) -> Buffers:
-    """Returns a build's usual buffers: the best dense run's if every neuron is used, else a share for reads alone.
-
-    Args:
-        sparsity: Families, densities, format, context, KV cache, layer groups and the DRAM budget count.
-        free_bytes: The DRAM that resident tensors, predictors, KV cache and bookkeeping leave.
-        device: The device, for its pages, and for its law where the run is dense.
-    """
+    """Returns a build's usual buffers: the best dense run's if every neuron is used, else a share for reads alone. Of
+    `sparsity` families, densities, format, context, KV cache, layer groups and the DRAM budget count; `free_bytes` is
+    what resident tensors, predictors, KV cache and bookkeeping leave."""
     layers = range(model.spec.num_hidden_layers)
     densities = {family: tuple(sparsity.density(family, layer) for layer in layers) for family in sparsity.families}
     if densities == {WHOLE_MLP: (used_share(WHOLE_MLP, model.spec),) * len(layers)}:

@@ -91,11 +91,7 @@ class Stream:
 
     def ahead(self, num_streamed: int, buffer_bytes: int, preload_bytes: int, seconds_before: Sequence[float]) -> Token:
         """Returns the figures of a token that reads `num_streamed` units, as many in each layer, the first of them
-        ahead.
-
-        Args:
-            seconds_before: For each layer with units, the seconds in which it computes before its request.
-        """
+        ahead; `seconds_before` is what each layer with units computes before its request."""
         layers = self.num_layers
         flash: Any = self.device.flash
         counts = [units_of_layer(num_streamed, layer, layers) for layer in range(layers)]
@@ -131,13 +127,9 @@ def units_of_layer(num_units: int, layer: int, layers: int) -> int:
 def _requests(
     flash: Flash, unit_bytes: int, buffer_bytes: int, count: int, shape: tuple[int, int, int]
 ) -> tuple[tuple[Reads, int], ...]:
-    """Returns the reads of equally likely requests that read those of the last `count` units that a token uses, and
-    how many units these are.
-
-    Args:
-        count: The units of the layer that are not in DRAM.
-        shape: Units and experts of a layer, and experts of a token.
-    """
+    """Returns the reads of equally likely requests that read those of the last `count` units, which are not in DRAM,
+    that a token uses, and how many units these are; `shape` has units and experts of a layer, and experts of a
+    token."""
     reading, first = Reading(flash, Strided(0, unit_bytes, unit_bytes), 0, buffer_bytes), shape[0] - count
     read = [np.flatnonzero(used[first:]) + first for used in _used_together(*shape)]
     return tuple((reading.reads(positions), positions.size) for positions in read)

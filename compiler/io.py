@@ -151,13 +151,9 @@ def make_folder(folder: Path) -> None:
 
 @contextmanager
 def replacing(path: Path, before: Callable[[], None] | None = None) -> Iterator[Path]:
-    """Yields a temporary path beside `path`; on success syncs it and renames it to `path`, else removes it.
-
-    The folder is synced afterwards: a record that survives a power cut finds the arrays that were finished before it.
-
-    Args:
-        before: Runs when the file is whole on disk, just before it gets its name.
-    """
+    """Yields a temporary path beside `path`; on success syncs it, calls `before`, and renames it to `path`, else
+    removes it. The folder is synced afterwards: a record that survives a power cut finds the arrays that were finished
+    before it."""
     make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -175,11 +171,8 @@ def replacing(path: Path, before: Callable[[], None] | None = None) -> Iterator[
 
 
 def save_record(record: Record, path: Path, before: Callable[[], None] | None = None) -> None:
-    """Writes `record` as JSON with paths relative to `path`'s folder and the digest in the second line.
-
-    Args:
-        before: As `replacing` has it.
-    """
+    """Writes `record` as JSON with paths relative to `path`'s folder and the digest in the second line; `before` as in
+    `replacing`."""
     folder = path.parent.resolve()
     data = _map_paths(record.model_dump(mode="json"), lambda value: os.path.relpath(value, folder))
     text = seal(json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
@@ -188,18 +181,9 @@ def save_record(record: Record, path: Path, before: Callable[[], None] | None = 
 
 
 def save_result(record: R, path: Path, work: Path) -> R:
-    """Saves a stage's record, and just before it renames the stage's working folder to the folder of its array files.
-
-    Both changes come last, one right after the other: until then, a killed or failed job leaves its finished array
-    files in `work`.
-
-    Args:
-        record: The stage's result; its paths lead into `work`.
-        work: The working folder, which lies beside `path`.
-
-    Returns:
-        The record with the final paths.
-    """
+    """Saves a stage's record, whose paths lead into `work` beside `path`, and just before it renames `work` to the
+    folder of its array files; returns the record with the final paths. Both changes come last, one right after the
+    other: until then, a killed or failed job leaves its finished array files in `work`."""
     final = array_folder(path)
     make_folder(work)
 

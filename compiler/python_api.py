@@ -60,10 +60,8 @@ def build(
 
 
 def started(config: Mapping[str, str], told: Sequence[str] = ()) -> subprocess.Popen[str]:
-    """Starts snakemake with the rules of this checkout; all that it says is on the process's standard output.
-
-    Args:
-        told: Further words of its command line.
+    """Starts snakemake with the rules of this checkout and further words of its command line, `told`; all that it says
+    is on the process's standard output.
 
     Raises:
         ColdpressError: if this installation has no rules.

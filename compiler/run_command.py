@@ -9,11 +9,8 @@ PROGRAM = "coldpress"
 
 
 def run_command(program: Sequence[str], artifact: str, sample: Sample | None) -> str:
-    """Returns the command that makes `artifact` write the sample again; without a sample, one that makes it write.
-
-    Args:
-        artifact: The artifact's folder, as seen from where the command is run.
-    """
+    """Returns the command that makes `artifact`, a folder as seen from where the command is run, write the sample
+    again; without a sample, one that makes it write."""
     command = shlex.join([*program, "generate", artifact])
     if sample is None:
         return f"{command} --prompt-ids 1 --max-new-tokens 32"

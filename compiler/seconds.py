@@ -260,13 +260,9 @@ class Reading:
         return Reads(len(plan.extents), plan.extents.num_bytes, arriving)
 
     def replay(self, cache: CachePolicy, tokens: Iterable[np.ndarray], num_warm: int = 0) -> Iterator[float]:
-        """Yields flash seconds of each token: one request per token, unit ids are flash positions.
-
-        Args:
-            cache: The family's cache; keeps its present contents.
-            tokens: Integers [k] per token, distinct and ascending.
-            num_warm: The number of first tokens that only fill the cache; they yield no seconds.
-        """
+        """Yields flash seconds of each token: one request per token, unit ids are flash positions, integers [k],
+        distinct and ascending. The cache keeps its present contents; the first `num_warm` tokens only fill it, and
+        yield no seconds."""
         for number, ids in enumerate(tokens):
             missing = ids[~cache.serve(ids)]
             if number >= num_warm:

@@ -28,15 +28,8 @@ if TYPE_CHECKING:
 def routed(
     way: Routing, router: Router, scores_E: np.ndarray, present: np.ndarray, strength: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Routes one token.
-
-    Args:
-        scores_E: The router's own scores, float32 [E].
-        present: The units that are in DRAM, bool [num_units].
-
-    Returns:
-        The scores that experts are chosen by, float32 [E], and the units of the chosen ones, int32 ascending.
-    """
+    """Routes one token by its router's own scores, float32 [E], with the units `present` in DRAM, bool [num_units].
+    Returns the scores that experts are chosen by, float32 [E], and the units of the chosen ones, int32 ascending."""
     found_1E = way.scores(scores_E[None], held_shares(present, scores_E.size), strength)
     used = of_experts(router.choose(found_1E), present.size)[0]
     return found_1E[0], np.flatnonzero(used).astype(np.int32)
@@ -70,15 +63,8 @@ class CachedRouting:
         return Routed(hidden, misses)
 
     def run_layer(self, layer: int, hidden: "Tensor", strengths: np.ndarray) -> tuple["Tensor", np.ndarray]:
-        """Runs one layer of the variants.
-
-        Args:
-            hidden: The hidden states before it, [V * B, T, hidden_size].
-            strengths: float64 [V].
-
-        Returns:
-            The hidden states after it, and the variants' misses, int64 [V].
-        """
+        """Runs one layer of the variants on `hidden`, [V * B, T, hidden_size], with `strengths`, float64 [V]; returns
+        the hidden states after it, and the variants' misses, int64 [V]."""
         if self.stream.spec.is_dense(layer):
             return self.stream.run_layer(layer, hidden), np.zeros(len(strengths), np.int64)
         per_variant = len(hidden) // len(strengths)

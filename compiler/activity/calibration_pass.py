@@ -47,13 +47,9 @@ class PassConfig(ComputeConfig):
 def pass_needs(
     stage: str, build: "Build", families: tuple[FamilyName, ...], with_bits: Iterable[FamilyName]
 ) -> StageNeeds:
-    """Returns what a pass over the text takes: a layer, the running blocks, and twice the bits of a layer's units.
-
-    Counting is hidden behind the products (docs/experiments/builds.md: less time than transformers' own forward pass).
-
-    Args:
-        with_bits: Those of them whose active units are recorded.
-    """
+    """Returns what a pass over the text takes: a layer, the running blocks, and twice the bits of a layer's units,
+    which are recorded of the families `with_bits`. Counting is hidden behind the products (docs/experiments/builds.md:
+    less time than transformers' own forward pass)."""
     spec = build.model.spec
     bits = [family for family in leaders(families, spec) if family in with_bits]
     running = build.running_bytes(6, 8)

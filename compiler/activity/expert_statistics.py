@@ -16,12 +16,8 @@ def frequencies(used: np.ndarray) -> np.ndarray:
 
 
 def task_counts(used: np.ndarray, tasks: np.ndarray, num_tasks: int) -> np.ndarray:
-    """Returns how many tokens of each task use each expert, int64 [num_tasks, E].
-
-    Args:
-        used: bool [T, E].
-        tasks: Each token's task, int [T]; -1 for none.
-    """
+    """Returns how many tokens of each task use each expert, int64 [num_tasks, E], from `used`, bool [T, E], and each
+    token's task, int [T], -1 for none."""
     return np.stack([used[tasks == task].sum(axis=0, dtype=np.int64) for task in range(num_tasks)])
 
 

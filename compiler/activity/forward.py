@@ -166,10 +166,7 @@ class LayerStream:
         device: str = "cpu",
         dtype: ComputeDtype = "float32",
     ) -> None:
-        """Reads the configuration only.
-
-        Args:
-            threads: Blocks that run at a time, each on one core.
+        """Reads the configuration only; `threads` blocks run at a time, each on one core.
 
         Raises:
             ColdpressError: if there is no such device.

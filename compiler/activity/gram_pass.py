@@ -38,13 +38,9 @@ def add_grams(
     families: Sequence[str] = (),
     choice: Choice | None = None,
 ) -> GramMatrices:
-    """Computes the Gram matrices of every layer, over the first calibration blocks; one file per layer in `work`.
-
-    Args:
-        work: Where the files lie; an interrupted run of the same inputs may have left some.
-        families: Those whose units the choice leaves out.
-        choice: What the selector leaves out; None: nothing.
-    """
+    """Computes the Gram matrices of every layer, over the first calibration blocks; one file per layer in `work`, where
+    an interrupted run of the same inputs may have left some. `choice` leaves out units of `families`; None leaves out
+    nothing."""
     blocks = load_arrays(corpus.split("calibration").arrays)["tokens"]
     tokens = blocks[: max(1, GRAM_TOKENS // blocks.shape[1])]
     model = stream.model

@@ -49,13 +49,8 @@ def pack_nonzero(keys: np.ndarray) -> np.ndarray:
 
 
 def shared_top(one: np.ndarray, two: np.ndarray, selected: Sequence[int]) -> np.ndarray:
-    """Counts units among the k largest of both, summed over tokens: int64 [len(selected)].
-
-    Args:
-        one: Bits of float16, uint16 [T, num_units].
-        two: As `one`, of the same tokens.
-        selected: The numbers k, ascending.
-    """
+    """Counts units among the k largest of both, summed over tokens: int64 [len(selected)]. `one` and `two` are bits of
+    float16 of the same tokens, uint16 [T, num_units]; `selected` are the numbers k, ascending."""
     found = np.zeros(len(selected), np.int64)
     _count_shared(one, two, _magnitude(one), np.array(selected, np.int64), found)
     return found

@@ -46,11 +46,7 @@ ACCELERATOR_TOKENS = 4096
 def collect(
     stream: LayerStream, text: Text, families: tuple[FamilyName, ...], activity: Activity, work: Workspace
 ) -> tuple[LayerStatistics, ...]:
-    """Returns statistics of every layer, in order.
-
-    Args:
-        work: Keeps the arrays, and between layers the hidden states.
-    """
+    """Returns statistics of every layer, in order; `work` keeps the arrays, and between layers the hidden states."""
     collector = _Collector(stream, text, families, activity, work)
     found: list[LayerStatistics] = []
     for layer in range(stream.spec.num_hidden_layers):
@@ -68,12 +64,8 @@ def layer_record(
     num_tokens: int,
     experts: ArrayFile | None = None,
 ) -> LayerStatistics:
-    """Returns the record of one layer's array files.
-
-    Args:
-        families: Units and arrays of each family.
-        before: Arrays of each family in the layer before; empty for layer 0.
-    """
+    """Returns the record of one layer's array files: `families` has units and arrays of each family, `before` the
+    arrays of the layer before, empty for layer 0."""
     found = []
     for family, (units, arrays) in families.items():
         counts = load_arrays(arrays).get("counts")

@@ -89,11 +89,7 @@ def fit_all(
     spec: ModelSpec,
     statistics: Mapping[tuple[int, str], Mapping[str, np.ndarray]],
 ) -> dict[tuple[int, str], dict[str, np.ndarray]]:
-    """Returns a selector's arrays by layer and family.
-
-    Args:
-        densities: Family -> the density of every layer.
-    """
+    """Returns a selector's arrays by layer and family; `densities` has each family's density of every layer."""
     return {
         (layer, family): selector.fit(num_units(family, spec), densities[family][layer], known, options)
         for (layer, family), known in statistics.items()

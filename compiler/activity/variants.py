@@ -43,12 +43,8 @@ class Differences:
 
 
 def last_hidden(stream: LayerStream, tokens: np.ndarray, variants: Sequence[Variant]) -> "Tensor":
-    """Returns the variants' hidden states after the last layer, [num_variants * num_blocks, T, hidden_size].
-
-    Args:
-        tokens: Token blocks, int [num_blocks, T].
-        variants: The first one begins at layer 0.
-    """
+    """Returns the variants' hidden states after the last layer, [num_variants * num_blocks, T, hidden_size], from token
+    blocks, int [num_blocks, T]. The first variant begins at layer 0."""
     import torch
 
     order = sorted(range(len(variants)), key=lambda at: variants[at].begins)  # stable: the first variant stays first
@@ -65,15 +61,9 @@ def last_hidden(stream: LayerStream, tokens: np.ndarray, variants: Sequence[Vari
 def compare(
     stream: LayerStream, tokens: np.ndarray, whole: "Tensor", hidden: "Tensor", head: LayerStream | None = None
 ) -> Differences:
-    """Compares next-token distributions.
-
-    Args:
-        stream: The source, whose head gives logits.
-        tokens: Token blocks, int [num_blocks, T].
-        whole: The whole model's hidden states after the last layer, [num_blocks, T, hidden_size].
-        hidden: Those of all variants, as from `last_hidden`.
-        head: Whose head gives the variants' logits; None: the source's.
-    """
+    """Compares next-token distributions on `tokens`, int [num_blocks, T]: those of `whole`, the whole model's hidden
+    states after the last layer, [num_blocks, T, hidden_size], with those of all variants, as from `last_hidden`. The
+    source's head gives logits; those of the variants come from `head`'s, if it is given."""
     import torch
 
     num_blocks, length = tokens.shape

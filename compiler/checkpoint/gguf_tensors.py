@@ -21,10 +21,8 @@ FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.
 
 
 def match_gguf(spec: ModelSpec, parameters: Mapping[str, tuple[str, ...]], model: GgufModel) -> dict[str, TensorSource]:
-    """Returns the place of every role's tensor.
-
-    Args:
-        parameters: transformers' names and the roles that each holds (compiler/architectures).
+    """Returns the place of every role's tensor; `parameters` are transformers' names and their roles
+    (compiler/architectures).
 
     Raises:
         CheckpointError: if a tensor is missing, foreign, or of another shape or type.

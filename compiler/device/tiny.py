@@ -110,12 +110,8 @@ def in_memory(
     slots: float | None,
     **changes: Any,
 ) -> InMemory:
-    """Returns an artifact with one plan.
-
-    Args:
-        density: Of each of their sections.
-        slots: Share of their units that caches have slots for; None for all units in DRAM.
-    """
+    """Returns an artifact with one plan, whose sections all have this density; `slots` is the share of their units that
+    caches have slots for, None for all units in DRAM."""
     sections = make_sections(model.spec, families, FORMAT)
     plan: dict[str, Any] = {
         "name": "measured",

@@ -70,12 +70,8 @@ def matrix_gains(
     stream: LayerStream, tokens: np.ndarray, formats: tuple[FormatName, FormatName], rounding: Rounding
 ) -> np.ndarray:
     """Returns how much less the model loses with the finer coarse planes in one matrix alone, in nats a token, float64
-    [num_layers, matrices]: of gate, up and down, or up and down; 0 in layers without units.
-
-    Args:
-        tokens: Token blocks, int [num_blocks, T].
-        formats: The coarser format in planes and the finer one.
-    """
+    [num_layers, matrices]: of gate, up and down, or up and down; 0 in layers without units. `formats` are the coarser
+    format in planes and the finer one; `tokens` is int [num_blocks, T]."""
     import torch
 
     (coarser, finer), once = formats, _Once(rounding.algorithm, rounding.gram)

@@ -85,10 +85,8 @@ class Asked:
 def device_quotes(
     source: Source, device: DeviceProfile, asked: Asked, tell: Tell = lambda _: None, file: Path | None = None
 ) -> tuple[DeviceQuote, ...]:
-    """Returns the quote of each DRAM budget on one device, the largest first.
-
-    Args:
-        file: The device's profile, which the commands of the quote name where it is not one of profiles/devices.
+    """Returns the quote of each DRAM budget on one device, the largest first; its commands name `file`, the device's
+    profile, where it is none of profiles/devices.
 
     Raises:
         ColdpressError: if a setting does not go with the model, two budgets are equal, or one exceeds the device's

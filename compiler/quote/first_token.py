@@ -69,13 +69,9 @@ class _Chunk(NamedTuple):
 
 
 def first_token(setting: Setting, prompt_tokens: int, expert_shares: np.ndarray | None = None) -> FirstToken:
-    """Returns the seconds to a prompt's first token.
-
-    Args:
-        setting: With the parts of all layers; with room for every unit, all are loaded, as in a run.
-        expert_shares: The share of tokens that use each expert, float [layers, E]; None for equal shares, or without
-            experts.
-    """
+    """Returns the seconds to a prompt's first token. `setting` has the parts of all layers; with room for every unit,
+    all are loaded, as in a run. `expert_shares` has the share of tokens that use each expert, float [layers, E]; None
+    for equal shares, or without experts."""
     plan = choose_plan(setting.manifest)
     held_bytes = table_bytes(setting.manifest) if holds_tables(setting.manifest, plan) else 0
     setting = replace(setting, plan=plan)
@@ -100,12 +96,8 @@ def first_token(setting: Setting, prompt_tokens: int, expert_shares: np.ndarray 
 
 
 def expected_experts(shares: np.ndarray, num_tokens: int) -> float:
-    """Returns how many experts of a layer are used by any of `num_tokens` tokens, the mean number if a router chooses
-    for each token anew: the sum of 1 - (1 - share)^T over the experts.
-
-    Args:
-        shares: The share of tokens that use each expert, float [layers, E]; the result is the mean over layers.
-    """
+    """Returns how many experts of a layer are used by any of `num_tokens` tokens, the mean number over layers if a
+    router chooses for each token anew: the sum of 1 - (1 - share)^T over the experts; `shares` is float [layers, E]."""
     return float((1 - (1 - shares) ** num_tokens).sum(axis=1).mean())
 
 

@@ -73,12 +73,8 @@ class Source:
 
 
 def find(named: str, keys: Mapping[str, str], folder: Path) -> Source:
-    """Returns what a quote of `named` stands on; files that it needs are written into `folder`.
-
-    Args:
-        named: An artifact, a build folder, or what `model=` takes.
-        keys: The other keys of the build, except the device.
-        folder: Scratch space.
+    """Returns what a quote of `named` stands on: an artifact, a build folder, or what `model=` takes; files that it
+    needs are written into `folder`.
 
     Raises:
         ColdpressError: if it is neither an artifact, nor a build folder, nor a model, or a key is refused.

@@ -14,11 +14,8 @@ MULTIPLES = np.linspace(0.45, 1.1, 12, dtype=np.float32)
 
 
 def best_scales(values: np.ndarray, prices: np.ndarray, codec: Format) -> np.ndarray:
-    """Returns the best scale of each group, float32 [n] as it will be stored.
-
-    Args:
-        values: float32 [n, at most 32].
-        prices: Price of a squared error of each value, at least 0, float32 [n, the same] or [1, the same].
+    """Returns the best scale of each group of `values`, float32 [n, at most 32], float32 [n] as it will be stored;
+    `prices` are those of a squared error of each value, at least 0, float32 [n, the same] or [1, the same].
 
     Raises:
         ColdpressError: if a scale is beyond float16.

@@ -83,12 +83,9 @@ def error_factor(gram: np.ndarray) -> np.ndarray:
 
 
 def _round(values: np.ndarray, factor: np.ndarray, along_inputs: bool, codec: Format) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (decoded values float32 [inputs, outputs]; scales [groups, outputs] along inputs, else [inputs, groups]).
-
-    Args:
-        values: Weights float32 [inputs, outputs]; overwritten.
-        along_inputs: Whether a group is 32 inputs of one output, rather than 32 outputs of one input.
-    """
+    """Returns (decoded values float32 [inputs, outputs]; scales [groups, outputs] along inputs, else [inputs, groups]),
+    and overwrites `values`, float32 [inputs, outputs]. With `along_inputs` a group is 32 inputs of one output, else 32
+    outputs of one input."""
     scales: list[np.ndarray] = []
     prices = 1 / np.square(np.diag(factor))
 
@@ -105,12 +102,9 @@ def _round(values: np.ndarray, factor: np.ndarray, along_inputs: bool, codec: Fo
 
 
 def corrected(values: np.ndarray, factor: np.ndarray, nearest: Callable[[int], np.ndarray]) -> np.ndarray:
-    """Rounds input by input, and lets later inputs correct the error; returns the rounded values.
-
-    Args:
-        values: Weights float32 [inputs, outputs]; overwritten by the values that were rounded.
-        nearest: Rounds one row of `values` as it is then, given its number: float32 [outputs].
-    """
+    """Rounds input by input, and lets later inputs correct the error; returns the rounded values. `values`, float32
+    [inputs, outputs], is overwritten by the values that were rounded; `nearest` rounds one row of it as it is then,
+    given its number: float32 [outputs]."""
     inputs, outputs = values.shape
     rounded = np.empty_like(values)
     for start in range(0, inputs, BLOCK):

@@ -40,10 +40,8 @@ class Plugin(Algorithm):
 
 
 def nested_codes(weights: Weights, planes: PlanesFormat) -> np.ndarray:
-    """Returns codes of the plain format, uint8 [n, nbytes(length)].
-
-    Args:
-        weights: With their Gram matrix; they are read whole.
+    """Returns codes of the plain format, uint8 [n, nbytes(length)]; reads the weights, which have their Gram matrix,
+    whole.
 
     Raises:
         ColdpressError: if a scale is beyond float16, or the Gram matrix does not fit the inputs.

@@ -30,12 +30,8 @@ def num_parameters(size: Size, roles: Iterable[str], rank: int) -> int:
 
 
 def ram_bytes(size: Size, roles: Iterable[str], rank: int, kept_bytes: int = 0) -> int:
-    """Returns the bytes of memory: the stored weights, the adapters with a gradient for each running block, and the
-    blocks.
-
-    Args:
-        kept_bytes: Further memory that is in use throughout.
-    """
+    """Returns the bytes of memory: the stored weights, the adapters with a gradient for each running block, the blocks,
+    and `kept_bytes` that are in use throughout."""
     adapters = (BYTES_PER_PARAMETER + 4 * size.threads) * num_parameters(size, roles, rank)
     return (
         size.weight_bytes
@@ -61,12 +57,8 @@ class Adapters:
 
     @staticmethod
     def of(source: "Source", device: str, roles: Iterable[str], rank: int, alpha: int, seed: int) -> "Adapters":
-        """Builds the model on `device`, with adapters that add nothing yet on the matrices that hold `roles`.
-
-        Args:
-            roles: For example `up_proj`; a matrix that holds several has one adapter.
-            alpha: What adapters add is multiplied by alpha / rank.
-        """
+        """Builds the model on `device`, with adapters that add nothing yet on the matrices that hold `roles`, such as
+        `up_proj`; a matrix that holds several has one adapter. What adapters add is multiplied by alpha / rank."""
         import torch
         from peft import LoraConfig, inject_adapter_in_model
         from peft.tuners.lora import Linear

@@ -60,15 +60,8 @@ def train(
     course: Course, lesson: Lesson, training: np.ndarray, validation: np.ndarray, states: States
 ) -> tuple[DistillationPoint, ...]:
     """Trains the student in place; it ends with the weights of the best evaluation, the one before the first step
-    included.
-
-    Args:
-        training: int token ids [num_blocks, block_tokens].
-        validation: Other blocks, which decide which weights win.
-
-    Returns:
-        Every evaluation, the one before the first step included.
-    """
+    included. Both texts are int token ids [num_blocks, block_tokens]; `validation` decides which weights win. Returns
+    every evaluation."""
     optimizer = torch.optim.AdamW(lesson.parameters, lr=course.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
     order = np.random.default_rng(course.shared.seed)
     count = min(course.shared.distill_blocks, len(training))
@@ -96,18 +89,12 @@ def train(
 
 
 def move_back(lesson: Lesson, validation: np.ndarray, curve: Sequence[DistillationPoint], threads: int) -> float:
-    """Moves a trained student back towards its source, as far as enough of its gain on validation text remains.
+    """Moves a trained student back towards its source, as far as enough of its gain on validation text remains
+    (`Lesson.kept_gain`); returns the final share of the way from the source's weights to the trained ones.
 
     On the way back the gain falls slowly at first, while the loss of dense quality shrinks at once: the gain falls with
     about the square of the distance moved back, the dense loss grows with that of the distance from the source
-    (Wortsman et al. 2022).
-
-    Args:
-        lesson: Its student has the final weights of training; `kept_gain` says how much gain is enough.
-        validation: int token ids [num_blocks, block_tokens], as in training.
-
-    Returns:
-        The final share of the way from the source's weights to the trained ones.
+    (Wortsman et al. 2022). The student has the final weights of training.
     """
     first, lowest = curve[0].validation_kl, min(point.validation_kl for point in curve)
     if lesson.at_share is None or lesson.kept_gain == 1 or lowest >= first:
@@ -172,14 +159,8 @@ def _tired(curve: list[DistillationPoint], patience: int) -> bool:
 
 def loss_of(wanted: Tensor, logits: Tensor, block: Tensor, cross_entropy: float = 0.0) -> Tensor:
     """Returns the mean KL(P_T || P_S) over the tokens of one block in nats (Eq. 10), mixed with the text's own next
-    tokens.
-
-    Args:
-        wanted: The teacher's log-probabilities [T, vocab_size].
-        logits: The student's logits, of the same shape.
-        block: int64 [T]; each token but the first is the target of the one before it.
-        cross_entropy: Share of the text's own tokens, 0 to 1.
-    """
+    tokens by the share `cross_entropy`. `wanted` are the teacher's log-probabilities, `logits` the student's, [T,
+    vocab_size]; `block` is int64 [T], each token but the first the target of the one before it."""
     found = torch.log_softmax(logits, dim=-1)
     divergence = (wanted.exp() * (wanted - found)).sum(dim=-1).mean()
     if not cross_entropy:

@@ -147,11 +147,7 @@ def check_one_mlp(spec: ModelSpec, asked: str, without: str) -> None:
 
 
 def check_memory(course: Course, needed: int, size: Size, device: str, others: str = "") -> None:
-    """Refuses training that does not fit into memory.
-
-    Args:
-        needed: Bytes.
-        others: Further remedies, with a comma after each.
+    """Refuses training that does not fit into memory; `others` are further remedies, with a comma after each.
 
     Raises:
         DoesNotFitError: with both figures.

@@ -55,11 +55,8 @@ class Source:
         return load("coldpress.compiler.architectures", _common.Architecture, self.model.spec.model_type).MODULES
 
     def build(self, device: str, stored: bool = False) -> nn.Module:
-        """Builds the whole model on `device`; it computes in float32.
-
-        Args:
-            stored: Whether matrices keep their stored dtype; then they cannot train, and each is widened at every use.
-        """
+        """Builds the whole model on `device`; it computes in float32. With `stored` matrices keep their stored dtype;
+        then they cannot train, and each is widened at every use."""
         built: Any = _common.causal_lm(self.modules, self.config, self.model.spec)
         for name, roles in self.names.items():
             values = self.tensor(roles)
@@ -100,12 +97,8 @@ class Source:
         ]
 
     def write(self, weight: Callable[[str], Tensor], folder: Path) -> Model:
-        """Writes weights beside the source's configuration and tokenizer, one file per layer; returns the record.
-
-        Args:
-            weight: Tensor name -> the tensor to store.
-            folder: Target; replaced if it exists.
-        """
+        """Writes weights, which `weight` gives by name, beside the source's configuration and tokenizer into `folder`,
+        which is replaced if it exists, one file per layer; returns the record."""
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(private_folder(self.model), folder, ignore=shutil.ignore_patterns("*.safetensors", INDEX))
         if self.changes:

@@ -96,11 +96,9 @@ def threads_here(workflow: Any) -> int | None:
 
 
 def work_in(workflow: Any, builds: Sequence[BuildConfig]) -> None:
-    """Makes the folder of all builds the working directory, in spite of --directory; holds the locks of their models
-    during the whole run of Snakemake, and limits jobs that run here at the same time to the memory of this machine.
-
-    Args:
-        builds: The builds of this run; all have one working directory.
+    """Makes the one folder of all builds the working directory, in spite of --directory; holds the locks of their
+    models during the whole run of Snakemake, and limits jobs that run here at the same time to the memory of this
+    machine.
 
     Raises:
         ColdpressError: if a folder cannot be made, or nothing is known of the results in it.

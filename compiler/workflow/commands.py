@@ -17,13 +17,9 @@ Parameter = Callable[[Any], str]
 
 
 def job(stage: str, more: str = "") -> str:
-    """Returns the shell command of a stage's rule, for Snakemake to fill in.
-
-    The rule has `code`, `settings` and `records` among its params, and `layers` where the stage takes layers.
-
-    Args:
-        more: Flags for paths that are not records.
-    """
+    """Returns the shell command of a stage's rule, for Snakemake to fill in; `more` are flags for paths that are not
+    records. The rule has `code`, `settings` and `records` among its params, and `layers` where the stage takes
+    layers."""
     taken = parameters_of(stage)
     words = [
         "OMP_NUM_THREADS={threads} {sys.executable:q} -m coldpress.compiler",

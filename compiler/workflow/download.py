@@ -95,9 +95,7 @@ def check_before_download(config: BuildConfig, inputs: Inputs, ingested: Path, t
     """Refuses what would fail after a download; returns a sentence about the download.
 
     Asks nothing and returns no sentence for a folder, for a model that was already ingested, and with preflight=off.
-
-    Args:
-        threads: Cores of this machine; None where jobs run on others.
+    `threads` is None where jobs run on other machines.
 
     Raises:
         ColdpressError: if the model is not available or does not fit; the text is one sentence.

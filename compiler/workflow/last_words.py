@@ -35,12 +35,8 @@ def marks(logs: Mapping[Path, str]) -> dict[Path, Mark]:
 
 
 def last_words(logs: Mapping[Path, str], before: Mapping[Path, Mark]) -> tuple[str, int]:
-    """Returns the last line of a failed build and its exit code.
-
-    Args:
-        logs: Log -> rule, for the jobs that did not finish.
-        before: The marks of their logs when the build began. The job of an unchanged log never began.
-    """
+    """Returns the last line of a failed build and its exit code, from the logs of the jobs that did not finish (log ->
+    rule). The job of a log whose mark is the one `before` the build never began."""
     now = marks(logs)
     written = sorted((log for log in now if now[log] != before.get(log)), key=lambda log: now[log][1])
     for log in written:

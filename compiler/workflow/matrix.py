@@ -105,10 +105,7 @@ def cells(matrix: Matrix, folder: Path) -> list[Cell]:
 
 
 def builds_of(raw: Mapping[str, Any], ask: bool = True) -> dict[str, BuildConfig]:
-    """Resolves the raw values of `--config`: one build, or those of a matrix by their names.
-
-    Args:
-        ask: Whether the hub is asked for commits, as in `resolve`.
+    """Resolves the raw values of `--config`: one build, or those of a matrix by their names; `ask` as in `resolve`.
 
     Raises:
         ColdpressError: for what is unknown or refused in one of them, or if they cannot be made together.

@@ -37,10 +37,8 @@ class Pins:
     """As in the lock file."""
 
     def commit(self, kind: Kind, hub_id: str, revision: str | None, key: str) -> str:
-        """Returns the commit of a revision of the hub; None stands for its main branch.
-
-        Args:
-            key: The key of `--config` that names it, for the refusal.
+        """Returns the commit of a revision of the hub, None for its main branch; `key` of `--config` names it in the
+        refusal.
 
         Raises:
             ColdpressError: if it is not pinned and must be, or the hub does not tell.

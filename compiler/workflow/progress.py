@@ -31,14 +31,9 @@ LAST_OF_SNAKEMAKE = re.compile(r"(Complete log\(s\): |Elapsed time: )")
 
 
 def shorten(lines: Iterable[str], clock: Iterator[float]) -> Generator[str, None, int]:
-    """Yields one line per finished step, and the summary or the error; returns the exit code of the build.
-
-    A step that failed and was tried again with success is no error.
-
-    Args:
-        lines: Snakemake's output, without line ends.
-        clock: Seconds since the start, read once per finished step.
-    """
+    """Yields one line per finished step, and the summary or the error; returns the exit code of the build. A step that
+    failed and was tried again with success is no error. `lines` is Snakemake's output, without line ends; `clock` gives
+    seconds since the start, read once per finished step."""
     chunk_of: dict[str, str] = {}
     hidden: list[str] = []
     trouble: list[str] = []

@@ -28,11 +28,8 @@ Records = Callable[[str], Path]
 
 
 def mem_mb(config: BuildConfig, stage: str, inputs: Callable[[], Inputs], record: Records) -> Resource:
-    """Returns Snakemake's function for the memory of a stage's jobs, in MB of 10**6 bytes.
-
-    Args:
-        inputs: Returns the stages' inputs, once all rules are known.
-    """
+    """Returns Snakemake's function for the memory of a stage's jobs, in MB of 10**6 bytes; it asks for `inputs` once
+    all rules are known."""
 
     def asked(wildcards: Any, input: Sequence[str], threads: int) -> int:
         return math.ceil(_needs(config, stage, inputs, record, input, threads).ram_bytes / 10**6)

@@ -278,11 +278,8 @@ def _named_files(values: Mapping[str, Any]) -> dict[str, Path]:
 
 
 def flags(config: BuildConfig, stage: str, **facts: Any) -> str:
-    """Returns a stage's settings as flags, quoted for a shell: a changed setting is a changed text.
-
-    Args:
-        facts: Internal settings, such as paths; one replaces the setting of its name, and None leaves it out.
-    """
+    """Returns a stage's settings as flags, quoted for a shell: a changed setting is a changed text. `facts` are
+    internal settings, such as paths; one replaces the setting of its name, and None leaves it out."""
     given = {name: value for name, value in (config.of_stage(stage) | facts).items() if value is not None}
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in given.items()}
     return " ".join(f"{flag(name)} {shlex.quote(text)}" for name, text in texts.items())
