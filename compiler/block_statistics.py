@@ -34,10 +34,8 @@ def standard_error(of_block: np.ndarray) -> float:
 
 
 def with_error(figure: float, error: float, digits: int) -> str:
-    """Formats `27.55 ± 1.02`; the figure alone where no error is known.
-
-    Shows `digits` decimals, or more where the error needs them for two significant digits.
-    """
+    """Formats `27.55 ± 1.02`; the figure alone where no error is known. Shows `digits` decimals, or more where the
+    error needs them for two significant digits."""
     if math.isnan(error):
         return f"{figure:.{digits}f}"
     shown = max(digits, min(MOST_DIGITS, 1 - math.floor(math.log10(error)))) if error else digits

@@ -50,11 +50,9 @@ def formats_for(named: str) -> tuple[str, ...]:
 
 
 def go_together(method: str, format_name: str, has_reason: bool) -> bool:
-    """Returns whether a search compares a selector in a format: one that refines in planes, others in plain formats.
-
-    A dense run reads as much in planes as in the plain format: it is compared in planes only where the user names them,
-    or where it can draft with them (`has_reason`).
-    """
+    """Returns whether a search compares a selector in a format: one that refines in planes, others in plain formats. A
+    dense run reads as much in planes as in the plain format: it is compared in planes only where the user names them,
+    or where it can draft with them (`has_reason`)."""
     selector, in_planes = load("coldpress.runtime.sparsity", Selector, method), planes_of(format_name) is not None
     return in_planes == selector.IN_PLANES or (selector.is_whole and has_reason)
 

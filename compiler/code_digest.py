@@ -113,11 +113,9 @@ def _text(file: Path) -> str:
 
 @functools.cache
 def _references(file: Path, root: Path) -> tuple[list[str], list[str]]:
-    """Returns (module names that a file imports, packages that it names as text).
-
-    The mark of a setting (schemas/config.py) names a package only to list values and loads nothing. Imports for the
-    type checker alone never run.
-    """
+    """Returns (module names that a file imports, packages that it names as text). The mark of a setting
+    (schemas/config.py) names a package only to list values and loads nothing. Imports for the type checker alone never
+    run."""
     names: list[str] = []
     packages: list[str] = []
     nodes = list(_executed(ast.parse(_text(file), filename=str(file))))

@@ -1,7 +1,5 @@
-"""Compiles loops with numba, cached on disk where possible, and adds the bit counts that numba lacks.
-
-Compiled functions release the interpreter lock, so that threads can share a layer's work.
-"""
+"""Compiles loops with numba, cached on disk where possible, and adds the bit counts that numba lacks. Compiled
+functions release the interpreter lock, so that threads can share a layer's work."""
 
 from collections.abc import Callable
 from typing import Any

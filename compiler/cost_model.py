@@ -292,8 +292,6 @@ def read_buffer_bytes(
 
 def llm_sparsity(m_max: int, s_m: int) -> float:
     """Returns sp = 1 - M_max / S_m: the least sparsity with which the active weights fit the budget (ActiveFlow 4.1).
-
     The paper prunes the whole model by it. `allocate` prunes only the MLP, so the whole model's sparsity is less: two
-    thirds of sp where the MLP has two thirds of the weights.
-    """
+    thirds of sp where the MLP has two thirds of the weights."""
     return min(1.0, max(0.0, 1 - m_max / s_m))

@@ -184,9 +184,7 @@ def draft_costs(
     room_bytes: int | None = None,
 ) -> Costs:
     """Returns what drafts from coarse planes cost, and the fastest passes that check them, at most MOST_DRAFTS each.
-
-    The arguments are those of `dense_run`, with a format in planes. Where it does not fit, there are no passes.
-    """
+    The arguments are those of `dense_run`, with a format in planes. Where it does not fit, there are no passes."""
     passes = [
         dense_run(
             model,

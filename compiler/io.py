@@ -320,10 +320,8 @@ class Workspace:
 
     def record(self, key: str, kind: type[R], make: Callable[[], R]) -> R:
         """Returns the record beside the array file `key`: an interrupted run's with the same inputs, else `make()`.
-
         `make` saves the array file, whose fingerprint then guards both: the record is written after it and deleted
-        before it.
-        """
+        before it."""
         path = self.folder / f"{key}.json"
         if path.exists() and self.current(key):
             return load_record(path, kind)

@@ -301,11 +301,9 @@ class Build:
         return self.forward_s(tokens) + self.compute_s(products / self.threads)
 
     def running_bytes(self, inner_copies: int, hidden_copies: int = 0) -> int:
-        """Returns the bytes of float32 activations of one MLP on the running blocks, by copies of its two sizes.
-
-        A mixture's signals are written out for all experts one after another; the experts' inputs only for passes that
-        see them, which name hidden copies.
-        """
+        """Returns the bytes of float32 activations of one MLP on the running blocks, by copies of its two sizes. A
+        mixture's signals are written out for all experts one after another; the experts' inputs only for passes that
+        see them, which name hidden copies."""
         spec = self.model.spec
         values = inner_copies * self.inner_size + hidden_copies * spec.hidden_size
         if spec.is_mixture:

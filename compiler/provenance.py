@@ -42,10 +42,8 @@ def versions(names: tuple[str, ...]) -> dict[str, str]:
 
 
 def _git(folder: Path, *words: str) -> str | None:
-    """Returns what git says in `folder`, and None without git or a repository.
-
-    git's own variables, which its hooks set, would name another repository.
-    """
+    """Returns what git says in `folder`, and None without git or a repository. git's own variables, which its hooks
+    set, would name another repository."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=True, env=own)

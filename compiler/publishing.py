@@ -143,11 +143,8 @@ def _create_locked(target: Path) -> tuple[Path, int]:
 
 
 def remove_leftovers(target: Path) -> None:
-    """Deletes hidden folders whose builder has ended; skips those that a running builder has locked.
-
-    A killed builder may have renamed a folder in memory alone, so that on disk it is still visible: the rename is
-    synced first.
-    """
+    """Deletes hidden folders whose builder has ended; skips those that a running builder has locked. A killed builder
+    may have renamed a folder in memory alone, so that on disk it is still visible: the rename is synced first."""
     found = sorted(target.parent.glob(f".{glob.escape(target.name)}.*.tmp"))
     if found:
         sync_folder(target.parent)

@@ -134,9 +134,7 @@ def built_ranks(placement: Placement, sections: Iterable[Section]) -> dict[Key, 
 
 def filling_requests(rank: np.ndarray) -> list[np.ndarray]:
     """Returns requests that together bring every unit once, int32 ids ascending each, the units most worth DRAM last.
-
-    `rank` is that of `Setting`, int32 [num_units].
-    """
+    `rank` is that of `Setting`, int32 [num_units]."""
     return [np.sort(ids).astype(np.int32) for ids in np.array_split(rank[::-1], FILLING)]
 
 
@@ -158,11 +156,9 @@ def simulated(setting: Setting, trace: Sequence[Event], before: Sequence[Event] 
 def token_seconds(
     setting: Setting, trace: Sequence[Event], before: Sequence[Event] = (), overlap: Overlap = "request"
 ) -> float:
-    """Returns modelled seconds of a token of `trace`: its requests, computing, and the plan's predictors.
-
-    The requests for the layers of the plan's parts stand for those of all layers. `overlap` is the runtime's own; a
-    paper's figures are computed under the paper's assumption.
-    """
+    """Returns modelled seconds of a token of `trace`: its requests, computing, and the plan's predictors. The requests
+    for the layers of the plan's parts stand for those of all layers. `overlap` is the runtime's own; a paper's figures
+    are computed under the paper's assumption."""
     return of_all_layers(setting, simulated(setting, trace, before), overlap)
 
 
@@ -170,11 +166,8 @@ def choices_seconds(
     setting: Setting, choose: Choose, windows: Sequence[range], num_warm: int, fill: Mapping[Key, np.ndarray]
 ) -> tuple[float, float]:
     """Returns modelled seconds of a token, as `token_seconds`, and the hit rate, while a selector chooses with the
-    cache as it is then.
-
-    The arguments are those of `coldpress.runtime.simulate.simulate_choices`; a token's figures are means over windows
-    of equal length.
-    """
+    cache as it is then. The arguments are those of `coldpress.runtime.simulate.simulate_choices`; a token's figures are
+    means over windows of equal length."""
     found = list(simulate_choices(setting.artifact, setting.plan, choose, windows, num_warm, fill))
     hits, misses = sum(one.hits for one in found), sum(one.misses for one in found)
     return sum(of_all_layers(setting, one) for one in found) / len(found), hits / max(1, hits + misses)

@@ -193,9 +193,7 @@ def _present(spec: ModelSpec) -> tuple[MatrixRole, ...]:
 
 def num_units(family: str, spec: ModelSpec) -> int:
     """Returns the number of units of `family` in one layer; for the MLP's families, experts times units per expert.
-
-    Neuron i of expert e is unit e * intermediate_size + i, so that (layer, family) is the key of every table.
-    """
+    Neuron i of expert e is unit e * intermediate_size + i, so that (layer, family) is the key of every table."""
     sizes: dict[Axis, int] = {
         "hidden_size": spec.hidden_size,
         "intermediate_size": spec.intermediate_size,
@@ -289,10 +287,8 @@ def resident_share(families: Iterable[str], spec: ModelSpec) -> float:
 
 
 def mlp_density(shares: Mapping[str, float], spec: ModelSpec) -> float:
-    """Returns the share of the MLP's weights that a token uses, from the share of each family's units.
-
-    Matrices in DRAM are used whole. In a mixture, all shares are of the experts that the router picks.
-    """
+    """Returns the share of the MLP's weights that a token uses, from the share of each family's units. Matrices in DRAM
+    are used whole. In a mixture, all shares are of the experts that the router picks."""
     return 1 - sum(weight * (1 - shares[family]) for family, weight in mlp_shares(shares, spec).items())
 
 
@@ -305,10 +301,8 @@ def mlp_families(names: Iterable[str], spec: ModelSpec) -> tuple[list[Family], l
 
 def missing_for_decoder(names: Sequence[str], spec: ModelSpec) -> str | None:
     """Returns None if the decoder can compute the model with these families on flash; else the families that it needs.
-
     Each matrix is in one place, at most one family is over the inner activation, and its signal is known before its
-    units are read. Experts need such a family.
-    """
+    units are read. Experts need such a family."""
     inputs, inner = mlp_families(names, spec)
     roles = [role for name in names for role in FAMILIES[name].roles]
     once = len(set(roles)) == len(roles) and len(inner) < 2

@@ -145,11 +145,9 @@ def features_of(
     resident: Iterable[ResidentTensor],
     plans: Iterable[Plan],
 ) -> Features:
-    """Returns the features that an artifact must list.
-
-    Page checksums, families, formats, formats by layer and by slice, matrices read by row, and the model's extensions
-    are required; selectors, caches and drafts are optional, since a reader can leave out the plans that name them.
-    """
+    """Returns the features that an artifact must list. Page checksums, families, formats, formats by layer and by
+    slice, matrices read by row, and the model's extensions are required; selectors, caches and drafts are optional,
+    since a reader can leave out the plans that name them."""
     families, plans = tuple(families), tuple(plans)
     stored = {entry.format for entry in families} | {tensor.format for tensor in resident if tensor.format}
     stored |= {table.format for table in flash.tables}

@@ -343,9 +343,7 @@ def role_shape(spec: ModelSpec, role: str) -> tuple[int, ...]:
 
 def placed_norms(spec: ModelSpec) -> tuple[tuple[str | None, str | None], tuple[str | None, str | None]]:
     """Returns Hugging Face's names of the norms (before, after) attention and (before, after) the MLP; None: no norm.
-
-    `post_attention_layernorm` comes after attention wherever it is: before the MLP, or on attention's output.
-    """
+    `post_attention_layernorm` comes after attention wherever it is: before the MLP, or on attention's output."""
     if spec.norm_placement == "after":
         return (None, "post_attention_layernorm"), (None, "post_feedforward_layernorm")
     if spec.norm_placement == "around":

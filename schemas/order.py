@@ -1,7 +1,5 @@
-"""The result of `order`: for each layer and family, the unit at each position on flash.
-
-Arrays of an entry: `order` int32 [num_units], a permutation; order[position] is the unit id at that position.
-"""
+"""The result of `order`: for each layer and family, the unit at each position on flash. Arrays of an entry: `order`
+int32 [num_units], a permutation; order[position] is the unit id at that position."""
 
 from pydantic import Field
 

@@ -1,7 +1,5 @@
-"""Shows two builds on one page: what each is worth, plans, fronts, DRAM, mechanisms, and what differs.
-
-The figures are those of each build's metrics.json, drawn by the code that draws the report.
-"""
+"""Shows two builds on one page: what each is worth, plans, fronts, DRAM, mechanisms, and what differs. The figures are
+those of each build's metrics.json, drawn by the code that draws the report."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

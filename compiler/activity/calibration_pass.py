@@ -1,7 +1,5 @@
-"""The pass over calibration text that calibrate and recalibrate share, and its settings.
-
-Decides device, arithmetic and part of the text; compiler/activity/statistics.py does the counting.
-"""
+"""The pass over calibration text that calibrate and recalibrate share, and its settings. Decides device, arithmetic and
+part of the text; compiler/activity/statistics.py does the counting."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Literal

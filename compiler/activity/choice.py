@@ -54,10 +54,7 @@ class Choice:
 
     def changes(self, layer: int, families: Iterable[str]) -> "dict[Signal, Change]":
         """Returns hooks of a layer's forward pass (compiler/activity/forward.py) that set unselected units of its
-        signals to 0.
-
-        A unit whose activation is 0 adds nothing: masking it there equals leaving out its slices.
-        """
+        signals to 0. A unit whose activation is 0 adds nothing: masking it there equals leaving out its slices."""
         of_signal: dict[Signal, list[str]] = {}
         for family in families:
             of_signal.setdefault(activity_of(family, self.spec), []).append(family)
@@ -77,11 +74,9 @@ class Choice:
 
 @dataclass(frozen=True)
 class CachedChoice(Choice):
-    """A selector that sees residency, with the units that a cache holds while it chooses, token after token.
-
-    The tokens of a call are consecutive, and the cache is empty before them: it fills within a few tokens. What reads
-    bring besides is not used, since that depends on the device.
-    """
+    """A selector that sees residency, with the units that a cache holds while it chooses, token after token. The tokens
+    of a call are consecutive, and the cache is empty before them: it fills within a few tokens. What reads bring
+    besides is not used, since that depends on the device."""
 
     resident_share: float
     """Share of each family's units that the cache holds."""

@@ -28,10 +28,8 @@ def together(used: np.ndarray) -> np.ndarray:
 
 
 def static_coverage(used: np.ndarray) -> np.ndarray:
-    """Returns the share of the held-out uses that the x hottest experts have, for x = 1 to E, float64 [E].
-
-    The tokens before rank the experts; of equal ones the lower number is hotter.
-    """
+    """Returns the share of the held-out uses that the x hottest experts have, for x = 1 to E, float64 [E]. The tokens
+    before rank the experts; of equal ones the lower number is hotter."""
     start = num_before(len(used))
     ranked = np.argsort(-used[:start].sum(axis=0), kind="stable")
     held = used[start:].sum(axis=0)[ranked].cumsum()

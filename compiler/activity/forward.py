@@ -77,11 +77,8 @@ def choose_device(asked: str) -> str:
 
 def choose_dtype(model: Model, device: str) -> ComputeDtype:
     """Returns bfloat16 if it holds all matrices as well as their files do and the device multiplies it natively, else
-    float32.
-
-    transformers also computes such a model in bfloat16 by default. It runs 2 to 4 times faster there, and activity
-    differs by less than between two calibration texts.
-    """
+    float32. transformers also computes such a model in bfloat16 by default. It runs 2 to 4 times faster there, and
+    activity differs by less than between two calibration texts."""
     import torch
 
     fits = all(fits_bfloat16(model, role) for role, source in model.tensors.items() if len(source.shape) > 1)
@@ -90,11 +87,9 @@ def choose_dtype(model: Model, device: str) -> ComputeDtype:
 
 
 def _multiply_with_onednn(module: "nn.Module") -> None:
-    """Makes oneDNN compute float32 products; torch uses it by default for bfloat16 only.
-
-    torch's default library does not use 512-bit instructions on every processor that has them: 95 against 230 GFLOP/s
-    per core on one. Both round the same way.
-    """
+    """Makes oneDNN compute float32 products; torch uses it by default for bfloat16 only. torch's default library does
+    not use 512-bit instructions on every processor that has them: 95 against 230 GFLOP/s per core on one. Both round
+    the same way."""
     import torch
 
     linears: list[Any] = [part for part in module.modules() if type(part) is torch.nn.Linear]
@@ -154,10 +149,8 @@ def _on_one_core(work: Callable[[int], None]) -> Callable[[int], None]:
 
 
 class LayerStream:
-    """A model whose layers run one after another.
-
-    Hidden states are [num_blocks, T, hidden_size] in `dtype`, always on the CPU.
-    """
+    """A model whose layers run one after another. Hidden states are [num_blocks, T, hidden_size] in `dtype`, always on
+    the CPU."""
 
     def __init__(
         self,
@@ -231,10 +224,8 @@ class LayerStream:
         return LoadedLayer(module, *self._context(layer, block_tokens), running, self.device, lender)
 
     def head(self, hidden: "Tensor", weights: "Iterable[Tensor] | None" = None) -> "Tensor":
-        """Returns logits [num_blocks, T, vocab_size] in `dtype`, from the hidden states after the last layer.
-
-        `weights` are those of `head_weights`, for callers that keep them; None reads them, and holds a part at a time.
-        """
+        """Returns logits [num_blocks, T, vocab_size] in `dtype`, from the hidden states after the last layer. `weights`
+        are those of `head_weights`, for callers that keep them; None reads them, and holds a part at a time."""
         import torch
 
         normed = self._final_norm(hidden)
@@ -274,10 +265,8 @@ class LayerStream:
         return self.token_nll(tokens, hooks).nll.cumsum(1)[:, -1]
 
     def token_nll(self, tokens: np.ndarray, hooks: Callable[[int], BlockHooks | None] | None = None) -> "TokenScores":
-        """Scores every token but the first of each block, from ids [num_blocks, T].
-
-        Memory holds logits for one part of the vocabulary and one block per thread at a time.
-        """
+        """Scores every token but the first of each block, from ids [num_blocks, T]. Memory holds logits for one part of
+        the vocabulary and one block per thread at a time."""
         return self.score(self.last_hidden(tokens, hooks), tokens)
 
     def score(self, hidden: "Tensor", tokens: np.ndarray) -> "TokenScores":

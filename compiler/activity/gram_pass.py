@@ -93,11 +93,9 @@ class _Masks:
 def _through(
     stream: LayerStream, layer: int, hidden: "Tensor", masks: _Masks
 ) -> "tuple[Tensor, dict[str, np.ndarray]]":
-    """Returns (hidden states after the layer, its Gram matrices by signal), from the hidden states before it.
-
-    As many blocks run at a time as there are cores, or as share the reading of experts; then their signals are added
-    to the sums, block after block, a tile of rows on each core.
-    """
+    """Returns (hidden states after the layer, its Gram matrices by signal), from the hidden states before it. As many
+    blocks run at a time as there are cores, or as share the reading of experts; then their signals are added to the
+    sums, block after block, a tile of rows on each core."""
     import torch
 
     loaded = stream.load_layer(layer, hidden.shape[1])

@@ -27,10 +27,8 @@ if TYPE_CHECKING:
 
 class InPlanes(Rounded):
     """A model whose MLP has every unit twice: coarse, as its high bits say, and whole; a choice keeps one of the two.
-
     Where a unit is a row, the matrix has twice as many rows, the coarse ones first; where it is a column, twice as many
-    columns. With `coarse_alone` it has its units once, as a draft computes them.
-    """
+    columns. With `coarse_alone` it has its units once, as a draft computes them."""
 
     def __init__(
         self,

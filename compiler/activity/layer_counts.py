@@ -52,10 +52,8 @@ def countable_families(spec: ModelSpec) -> tuple[FamilyName, ...]:
 
 
 def leaders(families: Iterable[FamilyName], spec: ModelSpec) -> dict[FamilyName, tuple[FamilyName, ...]]:
-    """Returns the first family of each signal -> all families with that signal.
-
-    Unless a selector chooses units, these have equal statistics, which are gathered and stored once.
-    """
+    """Returns the first family of each signal -> all families with that signal. Unless a selector chooses units, these
+    have equal statistics, which are gathered and stored once."""
     found: dict[Signal, list[FamilyName]] = {}
     for family in families:
         found.setdefault(activity_of(family, spec), []).append(family)
@@ -80,10 +78,8 @@ class Text:
 
 
 def top_selected(hidden_size: int) -> list[int]:
-    """Returns the number of channels for each of `TOP_DENSITIES`.
-
-    Repeats runtime/sparsity/topk.py, which is not imported: calibration would then depend on the build's method.
-    """
+    """Returns the number of channels for each of `TOP_DENSITIES`. Repeats runtime/sparsity/topk.py, which is not
+    imported: calibration would then depend on the build's method."""
     return [min(hidden_size, max(1, round(density * hidden_size))) for density in TOP_DENSITIES]
 
 

@@ -26,10 +26,8 @@ Load = Callable[[int, str], "nn.Module"]
 
 
 def blocks_at_once(spec: ModelSpec, block_tokens: int, item_bytes: int, threads: int) -> int:
-    """Returns the number of blocks of a wave, at least one for every core.
-
-    On one core blocks run one after another, in their order: callers that run caches along with the text rely on it.
-    """
+    """Returns the number of blocks of a wave, at least one for every core. On one core blocks run one after another, in
+    their order: callers that run caches along with the text rely on it."""
     return 1 if threads == 1 else max(threads, WAITING_BYTES // waiting_bytes(spec, block_tokens, item_bytes))
 
 
@@ -70,11 +68,9 @@ class Lender:
             _raise_first(calls)
 
     def lend(self, used: Sequence[int], names: Sequence[str]) -> Iterator[tuple[int, "list[nn.Module]"]]:
-        """Yields (an expert, its matrices of these names) for each of the experts that a block uses, ascending.
-
-        Every block of a wave comes here equally often, and with the same names. The list of matrices is emptied when
-        the next expert is asked for; callers keep none of them, so that memory holds one expert.
-        """
+        """Yields (an expert, its matrices of these names) for each of the experts that a block uses, ascending. Every
+        block of a wave comes here equally often, and with the same names. The list of matrices is emptied when the next
+        expert is asked for; callers keep none of them, so that memory holds one expert."""
         with self._lock:
             self._wanted.update(used)
         agreed = self._agreed()

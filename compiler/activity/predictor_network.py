@@ -63,10 +63,7 @@ def rows_of(experts: torch.Tensor, num_units: int) -> Iterator[ExpertRows]:
 
 def scores(weights: Weights, inputs: torch.Tensor, experts: torch.Tensor | None = None) -> torch.Tensor:
     """Returns scores float32 [num_tokens, n] of all units; with `experts`, bool [num_tokens, E], only of those experts'
-    units.
-
-    Every token uses equally many experts; their units follow one another.
-    """
+    units. Every token uses equally many experts; their units follow one another."""
     inner = torch.relu(inputs @ weights.fc1.T)
     if experts is None:
         return inner @ weights.fc2.T

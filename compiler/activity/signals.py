@@ -39,10 +39,8 @@ def magnitude_histogram(keys: np.ndarray) -> np.ndarray:
 
 
 def pack_nonzero(keys: np.ndarray) -> np.ndarray:
-    """Packs which float signals [T, num_units], given by their bits, are not zero: uint8 [num_units, ceil(T / 8)].
-
-    Bit t & 7 of byte t >> 3 is token t; padding bits are 0.
-    """
+    """Packs which float signals [T, num_units], given by their bits, are not zero: uint8 [num_units, ceil(T / 8)]. Bit
+    t & 7 of byte t >> 3 is token t; padding bits are 0."""
     packed = np.zeros((-(-len(keys) // 8), keys.shape[1]), np.uint8)
     _pack(keys, _magnitude(keys), packed)
     return np.ascontiguousarray(packed.T)

@@ -233,11 +233,9 @@ class _Collector:
 
     @contextmanager
     def _following(self, layer: int) -> Iterator[RowWriter | None]:
-        """Yields the writer of the hidden states after the layer, stored as integers with the bits of the floats.
-
-        The file is the stage's largest and short-lived, so blocks carry checksums instead of a digest that needs
-        another read.
-        """
+        """Yields the writer of the hidden states after the layer, stored as integers with the bits of the floats. The
+        file is the stage's largest and short-lived, so blocks carry checksums instead of a digest that needs another
+        read."""
         if layer + 1 == self._stream.spec.num_hidden_layers:
             yield None
             return

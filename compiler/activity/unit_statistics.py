@@ -1,8 +1,5 @@
 """The input for fitting selectors: calibration's arrays of one family of one layer, its units' weight norms, and read
-costs.
-
-Norms are computed only when a selector asks for them, from the source's tensors a few rows at a time.
-"""
+costs. Norms are computed only when a selector asks for them, from the source's tensors a few rows at a time."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any

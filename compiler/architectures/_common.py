@@ -170,10 +170,8 @@ class Architecture(PluginBase):
 
     @abstractmethod
     def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
-        """Returns tensor name -> the roles that it holds; several roles are stacked rows.
-
-        A role that appears n times has its rows in n equal parts, at these places (the heads of q, k and v in turn).
-        """
+        """Returns tensor name -> the roles that it holds; several roles are stacked rows. A role that appears n times
+        has its rows in n equal parts, at these places (the heads of q, k and v in turn)."""
 
     def places(self, spec: ModelSpec) -> Mapping[str, Place]:
         """Maps parameters to tensors that a checkpoint stores otherwise, fused or transposed; by default none."""

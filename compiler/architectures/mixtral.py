@@ -1,7 +1,5 @@
-"""Mixtral: Mistral with several MLPs, among which a router picks for every token (Jiang et al. 2024).
-
-Tensors have the names of the published checkpoints; newer versions of transformers write them, too.
-"""
+"""Mixtral: Mistral with several MLPs, among which a router picks for every token (Jiang et al. 2024). Tensors have the
+names of the published checkpoints; newer versions of transformers write them, too."""
 
 from types import MappingProxyType
 from typing import Any

@@ -53,10 +53,8 @@ INSTEAD = {
 
 def checkpoint_paths(folder: Path) -> list[Path]:
     """Returns the sorted files of a checkpoint's folder that are read: those that would be requested of a hub model.
-
     Skips names that `ingest` refuses, so that snakemake can handle all of them, too. In place of a folder, one of a
-    GGUF model's files gives all of them.
-    """
+    GGUF model's files gives all of them."""
     if folder.is_file():
         return list(parts_of(folder))
     paths = [path for path in sorted(folder.glob("*")) if FILE_NAME.fullmatch(path.name) and path.is_file()]

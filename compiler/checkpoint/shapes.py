@@ -1,7 +1,5 @@
-"""A model's spec and every role's shape, from its config.json, or a GGUF file's header, alone.
-
-For checks before any weight is there; `ingest` checks the tensors themselves against the same shapes.
-"""
+"""A model's spec and every role's shape, from its config.json, or a GGUF file's header, alone. For checks before any
+weight is there; `ingest` checks the tensors themselves against the same shapes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

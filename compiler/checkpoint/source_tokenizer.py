@@ -89,10 +89,8 @@ class SourceTokenizer:
 
 def bos_of(folder: Path, spec: ModelSpec, tokenizer: SourceTokenizer) -> int | None:
     """Returns the id that starts each block of text, or None: the same as at the start of a prompt
-    (runtime/text/tokenizer.py).
-
-    The tokenizer's own post-processor adds it, or tokenizer_config.json asks for it with `add_bos_token`.
-    """
+    (runtime/text/tokenizer.py). The tokenizer's own post-processor adds it, or tokenizer_config.json asks for it with
+    `add_bos_token`."""
     settings: Mapping[str, Any] = {}
     if (folder / SETTINGS).is_file():
         settings = read_object(folder / SETTINGS, MAX_SETTINGS_BYTES)

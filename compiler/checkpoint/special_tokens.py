@@ -80,10 +80,8 @@ def resolved(tokenizer: Json, settings: Json, special: Json, added: Json) -> Spe
 
 def with_tokens(spec: ModelSpec, special: Special, generation: Json) -> ModelSpec:
     """Returns the spec with the ids that begin and end a text: the tokenizer's, and those that config.json and
-    generation_config.json have beside them.
-
-    Says in a line which of these the tokenizer contradicts, and which have no row in the embeddings.
-    """
+    generation_config.json have beside them. Says in a line which of these the tokenizer contradicts, and which have no
+    row in the embeddings."""
     ids, said = special.ids, {"config.json": spec.eos_token_ids}
     said["generation_config.json"] = _common.eos_ids(generation.get("eos_token_id"))
     bos, eos = ids.get("bos_token", spec.bos_token_id), ids.get("eos_token")

@@ -204,10 +204,8 @@ def _depth(options: dict[str, Any], entries: list[dict[str, Any]]) -> int:
 
 
 def _num_jobs(options: dict[str, Any], entries: list[dict[str, Any]]) -> int:
-    """Returns the number of processes that read at the same time.
-
-    fio leaves a numjobs of its global options out of the report; the processes' seconds together then tell it.
-    """
+    """Returns the number of processes that read at the same time. fio leaves a numjobs of its global options out of the
+    report; the processes' seconds together then tell it."""
     stated = int(options.get("numjobs", 1))
     if len(entries) > 1:
         if stated not in (1, len(entries)):

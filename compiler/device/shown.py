@@ -1,7 +1,5 @@
-"""Shows a device profile for people: its figures, its points beside the law, and two profiles side by side.
-
-The law's held-out error comes from fits that leave out one read size each (scikit-learn's LeaveOneGroupOut).
-"""
+"""Shows a device profile for people: its figures, its points beside the law, and two profiles side by side. The law's
+held-out error comes from fits that leave out one read size each (scikit-learn's LeaveOneGroupOut)."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,9 +22,7 @@ REQUESTS = ((1, 4096), (32, 4096), (256, 8192), (256, 65536), (16, 1 << 20))
 
 def held_out_errors(flash: Flash, overlaps: Sequence[float] = OVERLAPS) -> Floats | None:
     """Returns the relative errors at the points of each read size of laws that are fitted to all others, float64 [n].
-
-    None where a profile has too few read sizes. `overlaps` are those that the fit may choose.
-    """
+    None where a profile has too few read sizes. `overlaps` are those that the fit may choose."""
     grid = flash.grid
     if np.unique(grid.read_bytes).size < LEAST_SIZES:
         return None

@@ -1,7 +1,5 @@
-"""Defines a rounding algorithm and its input: a matrix as stored slices, read a block at a time.
-
-An algorithm is a file of this package whose class `Plugin` extends `Algorithm`.
-"""
+"""Defines a rounding algorithm and its input: a matrix as stored slices, read a block at a time. An algorithm is a file
+of this package whose class `Plugin` extends `Algorithm`."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A whole checkpoint as transformers loads it: builds it for training, and writes it back as a folder that it can load.
-
-Reads one tensor and writes one layer at a time, so that memory holds at most one layer beside the model itself.
-"""
+Reads one tensor and writes one layer at a time, so that memory holds at most one layer beside the model itself."""
 
 import functools
 import json

@@ -260,10 +260,8 @@ def time_no_shared_rule(workflow: Any) -> None:
 
 
 def inputs_of(rules: Any, targets: Sequence[str]) -> Inputs:
-    """Returns stage -> record parameter -> the stage that writes the record, for all stages that the targets need.
-
-    A record is named after its stage: <stage>.json, or <stage>/<chunk>.json.
-    """
+    """Returns stage -> record parameter -> the stage that writes the record, for all stages that the targets need. A
+    record is named after its stage: <stage>.json, or <stage>/<chunk>.json."""
     found: dict[str, dict[str, str]] = {}
     pending = [*targets]
     while pending:

@@ -62,11 +62,9 @@ def _digest(module: str, plugins: tuple[tuple[str, tuple[str, ...]], ...]) -> st
 
 
 def settings(config: BuildConfig, stage: str, **facts: Any) -> Parameter:
-    """Returns a stage's settings as flags, and internal facts; a changed text reruns the stage's rule.
-
-    A fact replaces the setting of its name; None leaves it out, for a path that stands in the rule's command. It is a
-    function, because Snakemake would take braces in a plain text for wildcards.
-    """
+    """Returns a stage's settings as flags, and internal facts; a changed text reruns the stage's rule. A fact replaces
+    the setting of its name; None leaves it out, for a path that stands in the rule's command. It is a function, because
+    Snakemake would take braces in a plain text for wildcards."""
     text = flags(config, stage, **facts)
     return lambda wildcards: text
 

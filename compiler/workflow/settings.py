@@ -430,10 +430,8 @@ def _left_open(values: Mapping[str, Any], named: Collection[str], *, is_mixture:
 
 
 def _smallest(model: ModelReference) -> ModelSpec:
-    """The smallest model with such layers: families follow from the matrices that a layer has, not from their sizes.
-
-    A profile has no sizes, and only transformers can tell them all from config.json; it takes seconds to import.
-    """
+    """The smallest model with such layers: families follow from the matrices that a layer has, not from their sizes. A
+    profile has no sizes, and only transformers can tell them all from config.json; it takes seconds to import."""
     taps = _plugins.load("coldpress.compiler.architectures", Architecture, model.model_type).MODULES.taps
     return ModelSpec(
         model_type=model.model_type,
@@ -556,9 +554,7 @@ def _read_hub(hub_id: str, revision: str | None, pins: Pins) -> tuple[ModelRefer
 
 def _describe(config: Mapping[str, Any], name: str, source: str, revision: str | None) -> tuple[ModelReference, int]:
     """Returns (the model, its longest context in tokens) from the values of config.json; `ingest` checks the rest.
-
-    transformers would fill in missing fields, but it takes seconds to import.
-    """
+    transformers would fill in missing fields, but it takes seconds to import."""
     architecture, believed = checked_config(config)
     named = believed.get(architecture.MODULES.activation_key) or architecture.MODULES.activation
     reference = ModelReference(

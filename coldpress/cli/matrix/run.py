@@ -204,11 +204,9 @@ class Locked(Record):
 
 
 class Lock(Record):
-    """builds.lock, beside builds.yaml, for a repository to keep: each model's weights and text when it was written.
-
-    The first run writes it. Later runs read weights and text again before anything else, and build no cell of a model
-    whose inputs are others: a changed folder, or a profile that names another commit, is found in seconds.
-    """
+    """builds.lock, beside builds.yaml, for a repository to keep: each model's weights and text when it was written. The
+    first run writes it. Later runs read weights and text again before anything else, and build no cell of a model whose
+    inputs are others: a changed folder, or a profile that names another commit, is found in seconds."""
 
     models: dict[str, Locked]
     """By the model's name in the names of builds."""
