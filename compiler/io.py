@@ -41,7 +41,7 @@ PATH_KEYS = ("array_file", "file", "folder")
 """Record fields that hold paths: absolute in memory, relative to the record's folder on disk."""
 PACKED = ".safetensors.zst"
 FETCHED = re.compile(r"/\.snakemake/storage/(?P<provider>\w+)/(?P<name>.+)")
-"""Where Snakemake puts what it fetches from an object store."""
+"""Place where Snakemake puts what it fetches from an object store."""
 R = TypeVar("R", bound=Record)
 
 

@@ -1,4 +1,4 @@
-"""How fast a device computes, where its profile says so, and how computing and reading overlap.
+"""Speed of a device's computing, where its profile says so, and overlap of computing and reading.
 
 Kernel rates are of stored bytes: a kernel that reads rows of 4 bits passes fewer bytes per second than one that reads
 rows of 16 bits, and a few scattered rows pass slower than a whole matrix. runtime/store/computing.py turns the figures

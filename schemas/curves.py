@@ -136,7 +136,7 @@ class Curves(Extended):
     layer_gains: tuple[LayerGains, ...] = ()
     """By formats in planes; empty where no selector refines units."""
     routings: tuple[RoutingCurve, ...] = ()
-    """Of a mixture's ways of routing that see residency; empty where no search may take one."""
+    """Curves of a mixture's ways of routing that see residency; empty where no search may take one."""
     unexplored: tuple[Unexplored, ...]
     trace: ArrayFile
     trace_layers: tuple[Count, ...]

@@ -66,7 +66,7 @@ class FamilyFormat(Record):
     format: FormatName
     slices: Many[Slice]
     unit_bytes: PositiveCount
-    """Of units in `format`; a section with a format of its own has other sizes."""
+    """Bytes of units in `format`; a section with a format of its own has other sizes."""
 
 
 class Source(Record):

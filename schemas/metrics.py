@@ -140,6 +140,7 @@ class LlamaCppRun(Record):
     """llama.cpp's decoding speed, which somebody measured with llama-bench and gave to the build."""
 
     build: int
+    """llama.cpp's build number."""
     cpu: str
     """The processor that llama-bench named."""
     model_type: str
@@ -213,6 +214,7 @@ class Protocol(Record):
     text_sha256: Sha256
     """Digest of the text from which all splits were cut."""
     tokens_sha256: Sha256
+    """Digest of the file with the test split's tokens."""
     context_length: PositiveCount
     """Tokens of a block; each token except the first is predicted from the block's tokens before it."""
     stride: PositiveCount
@@ -346,11 +348,11 @@ class Metrics(ByLayer):
     ppl_ratio_error: Measured
     ppl_dense: float
     tokens_per_s: float
-    """On the machine that built the artifact, at its load: only this figure and `process_bytes` differ from run to
-    run."""
+    """Speed on the machine that built the artifact, at its load: only this figure and `process_bytes` differ from run
+    to run."""
     tokens_per_s_deviation: Measured
     modelled_tokens_per_s: float
-    """With the device profile's flash and DRAM bandwidth instead of this machine's: the simulator's figure."""
+    """Speed with the device profile's flash and DRAM bandwidth instead of this machine's: the simulator's figure."""
     modelled_error: Share | None
     """Share by which it may be off (see `DeviceProfile`); None if it is an upper bound, as for a profile that has no
     rates of computing."""

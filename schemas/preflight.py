@@ -20,7 +20,7 @@ class Preflight(Record):
     """Permission for a build to begin; a refused build has no such record."""
 
     stages: tuple[StageNeeds, ...]
-    """In the order of the build; empty where preflight is off."""
+    """Stages in the order of the build; empty where preflight is off."""
     free_ram_bytes: Count
     free_disk_bytes: Count
     calibration_tokens: PositiveCount

@@ -94,7 +94,7 @@ class Tried(ByLayer):
     skipped: str | None = None
     """Reason for which the method was skipped; None if it was judged."""
     reason: str | None = None
-    """In words: how it compares with a dense run, and why it was taken; None if it was skipped."""
+    """Reason in words: how it compares with a dense run, and why it was taken; None if it was skipped."""
     density: Share | None = None
     """The share of the MLP's weights that a token used where it was judged, on average over layers, in a mixture of the
     experts that the router picks; None if it was skipped."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from coldpress.compiler.activity.taps import Change
 
 Arrays = Mapping[tuple[int, str], Mapping[str, np.ndarray]]
+"""A selector's arrays by layer and family."""
 
 
 REPLAYED_LAYERS = 4

@@ -192,6 +192,7 @@ class _Collector:
             self._work.remove(_hidden_key(earlier))
 
     def _run(self, layer: int, inputs: RowWriter | None, previous: RowReader | None) -> LayerCounts:
+        """Runs the layer over all blocks, and writes the hidden states after it to a file, unless it is the last."""
         spec, counted = self._stream.spec, self._counted_in(layer)
         signals: dict[str, Signal] = {family: activity_of(family, spec) for family in counted}
         num_blocks, block_tokens = self._text.tokens.shape

@@ -36,6 +36,7 @@ class UnitStatistics(Mapping[str, np.ndarray]):
         return self._norms
 
     def __contains__(self, name: object) -> bool:
+        """Returns whether the array exists, without computing it."""
         return name == NORMS or name in self._counted
 
     def __iter__(self) -> Iterator[str]:

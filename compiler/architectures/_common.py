@@ -94,6 +94,7 @@ class Modules:
     base: str
     """The module that holds `layers`."""
     norm: str
+    """The final norm, below `base`."""
     taps: Mapping[Signal, Tap]
     activation: str = "silu"
     """The activation if config.json names none."""
@@ -111,6 +112,7 @@ class Modules:
     package: str | None = None
     """The package of transformers that has its classes, if its name is not the `model_type`."""
     layers: str = "layers"
+    """The list of layers, below `base`."""
     rotary: Mapping[RotaryKind, str] = field(default_factory=lambda: {"main": ""})
     """The kinds of rotation, and the kind of layer (`layer_types`) that transformers has each for; empty: all."""
     attention: Literal["sdpa", "eager"] = "sdpa"

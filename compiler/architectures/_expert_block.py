@@ -81,7 +81,7 @@ class Block(nn.Module):
             self.register_module(name, own.get_submodule(name))
         self.experts = nn.ModuleList(Expert(names, spec) for _ in range(spec.num_experts))
         self.lend: Lend | None = None
-        """Where experts come from; None: from the block itself, which then holds all of them."""
+        """Source of experts; None: the block itself, which then holds all of them."""
         self.is_seen: Callable[[str], bool] = lambda _name: True
         """Returns whether anyone looks at a signal, by its module; one that nobody sees is not written out."""
         # modules that change nothing: hooks on them see the signals

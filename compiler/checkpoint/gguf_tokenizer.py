@@ -15,6 +15,7 @@ from coldpress.runtime.artifact.errors import short
 
 KEYS = "tokenizer.ggml."
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+"""GGUF's types of tokens."""
 SPECIAL = (UNKNOWN, CONTROL, USER_DEFINED)
 """Those that are found in a text before it is split."""
 SPACE = "▁"

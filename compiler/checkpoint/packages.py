@@ -99,6 +99,7 @@ def _fetch_part(packages: Packages, part: Part, path: Path) -> None:
 
 
 def _installer() -> tuple[str, list[str]]:
+    """Returns (name, words of the command) of what installs packages here."""
     if importlib.util.find_spec("pip"):
         return "pip", [sys.executable, "-m", "pip", "install", *PIP]
     uv = shutil.which("uv")

@@ -166,6 +166,7 @@ class Reader:
 
 @contextmanager
 def _random_file(folder: Path, file_bytes: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields (descriptor for direct reads, checksum of each page) of a temporary file of random bytes."""
     path = folder / f".coldpress-measure.{os.getpid()}.tmp"
     try:
         checksums = _write(path, file_bytes)

@@ -40,7 +40,7 @@ class Largest(Choice):
     """Refines the units with the largest inner activation times the norm of their down column."""
 
     share: float
-    """Of a layer's units."""
+    """Share of a layer's units."""
 
     def mask(self, layer: int, family: str, activity: np.ndarray) -> np.ndarray:
         units, chosen = activity.shape[1], np.zeros(activity.shape, bool)

@@ -21,7 +21,7 @@ from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.sparsity import Sparsity
 
 BYTES_PER_PARAMETER = 2
-"""In hub models."""
+"""Bytes in hub models."""
 WITHIN = 2.0
 """Factor within which measured builds were of their estimates (docs/experiments/builds.md)."""
 PRODUCT_SIZE, PRODUCT_ROUNDS = 768, 3

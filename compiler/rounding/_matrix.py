@@ -32,7 +32,7 @@ class Known:
 class Rounding:
     algorithm: Algorithm
     gram: GramMatrices | None = None
-    """Where the algorithm needs them."""
+    """Gram matrices, where the algorithm needs them."""
 
     @property
     def name(self) -> str:

@@ -55,7 +55,7 @@ class Cell:
     name: str
     """Model, device and floor, with slashes between them; the key of `accepted.json`."""
     config: dict[str, str]
-    """As for `snakemake --config`."""
+    """Values as for `snakemake --config`."""
 
 
 def read_matrix(path: Path) -> Matrix:

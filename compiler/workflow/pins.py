@@ -28,13 +28,13 @@ class SourcesLock(Record):
 @dataclass
 class Pins:
     folder: Path
-    """Of all builds of the model."""
+    """Folder of all builds of the model."""
     locked: bool
     """True if what is not in the lock file is refused."""
     ask: bool
     """True if the hub is asked; a job does not, since the build that started it has."""
     used: dict[str, str] = field(default_factory=dict)
-    """As in the lock file."""
+    """Commits as in the lock file."""
 
     def commit(self, kind: Kind, hub_id: str, revision: str | None, key: str) -> str:
         """Returns the commit of a revision of the hub, None for its main branch; `key` of `--config` names it in the

@@ -15,7 +15,7 @@ class BuildResult(Record):
     exit_code: int
     """0 for a finished build, whether or not anything had to be done."""
     seconds: float
-    """From the start of all builds until this one was finished; 0 where nothing had to be done."""
+    """Seconds from the start of all builds until this one was finished; 0 where nothing had to be done."""
     refusal: str | None = None
     """The sentence that the build ended with; None for a finished one."""
     artifact: str | None = None
