@@ -15,7 +15,7 @@ from coldpress.compiler.activity.forward import LayerStream
 from coldpress.compiler.activity.gram_pass import add_grams
 from coldpress.compiler.activity.in_planes import InPlanes
 from coldpress.compiler.activity.rounded import Rounded, RoundedHead, RoundedKeys
-from coldpress.compiler.activity.variants import Differences, compare, last_hidden
+from coldpress.compiler.activity.variants import Differences, Variant, compare, last_hidden
 from coldpress.compiler.block_statistics import perplexity, standard_error
 from coldpress.compiler.candidates import families_for
 from coldpress.compiler.io import Workspace, load_arrays
@@ -109,8 +109,7 @@ class Passes:
             found += [all_refined(along, options, spec)] if in_planes else []
             return last_hidden(along.model(self.stream, options, self.rounding), self.tokens, found)
 
-        title = f"curve-{along.pass_title(self.rounding)}" + ("" if in_cache else "-without-cache")
-        found = self.differences(title, hidden)
+        found = self.differences(self._title(along, in_cache), hidden)
         points = tuple(
             Point(density=density, **loss_of(found, number))
             for number, density in enumerate((*at, 1.0) if in_planes else at)
@@ -120,6 +119,29 @@ class Passes:
             points = (*points, Point(density=1.0, **whole))
         self._tell(along.title, ((point.density, point.ppl_ratio) for point in points))
         return Curve(**along._asdict(), points=points)
+
+    def at_once(
+        self, asked: Sequence[tuple[Along, Options, Sequence[float]]], activations: Activations, *, in_cache: bool
+    ) -> None:
+        """Measures selectors that leave units out, each at some densities, in one pass over the layers, and keeps what
+        `curve` then finds. Memory holds the hidden states of all."""
+        running: dict[str, list[Variant]] = {}
+        for along, options, at in asked:
+            title = self._title(along, in_cache)
+            if self.work.current(title) is None:
+                model = self.stream.model
+                running[title] = list(variants(along, options, model, activations, at, in_cache=in_cache))
+        if len(running) < 2:
+            return
+        hidden = last_hidden(self.stream, self.tokens, [one for found in running.values() for one in found])
+        together, start = vars(compare(self.stream, self.tokens, self.whole, hidden)), 0
+        for title, found in running.items():
+            own = slice(start, start + len(found))
+            self.work.save(title, {name: of if name == "whole_nll" else of[own] for name, of in together.items()})
+            start += len(found)
+
+    def _title(self, along: Along, in_cache: bool) -> str:
+        return f"curve-{along.pass_title(self.rounding)}" + ("" if in_cache else "-without-cache")
 
     def loss(self, title: str, changed: Callable[[], LayerStream]) -> dict[str, Any]:
         return self._lost(title, self.differences(title, lambda: changed().last_hidden(self.tokens)))

@@ -288,7 +288,7 @@ def test_a_run_that_was_interrupted_goes_on(
         explored(model, corpus, tmp_path)
     ends.append(-1)
     again = explored(model, corpus, tmp_path)
-    assert len(measured) == len(few.curves) + len(few.formats) + len(few.drafts)
+    assert len(measured) == len(few.curves) + len(few.formats) + len(few.heads) + len(few.drafts)
     assert again.model_copy(update={"trace": few.trace}) == few
     assert again.trace.sha256 == few.trace.sha256
 

@@ -158,6 +158,9 @@ class _Rest:
                 draft=found.model_copy(update={"acceptance": most, "acceptance_error": None}),
                 words=f"{found.acceptance:.3f} of its drafts are accepted",
             )
+        plain = [self._every[what][0] for what in coarsely if what.format is None]
+        together = [(along, self._options[along.method], self._coarse(along)) for along in plain]
+        self._few.at_once(together, self._inputs.activations, in_cache=False)
         for what in coarsely:
             curve = self._curve(self._few, self._every[what][0], in_cache=False)
             last = [point for point in curve.points if point.density < 1][-1]
@@ -201,8 +204,7 @@ class _Rest:
         """Measures a curve: coarsely, or from the density below `above` on."""
         known = self._reached(What(along.method, along.format))
         if above is None:
-            coarse = COARSE_DENSITIES if along.format is None else (known[0], known[-1])
-            densities = [at for at in coarse if at in known] or known[-1:]
+            densities = self._coarse(along)
         else:
             lower = [at for at in known if at < above - LEAST_ERROR]
             densities = [at for at in known if at >= (lower[-1] if lower else known[0])]
@@ -211,6 +213,12 @@ class _Rest:
         formats = {loss.format: loss for loss in self.curves.formats}
         own, activations = self._options[along.method], self._inputs.activations
         return passes.curve(along, own, activations, formats, densities=densities, in_cache=in_cache)
+
+    def _coarse(self, along: Along) -> Sequence[float]:
+        """Returns the densities of the coarse measurement."""
+        known = self._reached(What(along.method, along.format))
+        coarse = COARSE_DENSITIES if along.format is None else (known[0], known[-1])
+        return [at for at in coarse if at in known] or known[-1:]
 
     def _reached(self, what: What) -> tuple[float, ...]:
         assert what.method is not None
