@@ -54,11 +54,14 @@ class HeadFormat(Record):
     format: FormatName
 
 
-class OwnHead(Record, frozen=True):
+class OwnHead(Record):
     """Formats of layers, beside a head in a format of its own."""
 
     layers: LayerFormats
     head: HeadFormat
+
+    def __hash__(self) -> int:  # pydantic's own, which type checkers do not see
+        return hash((self.layers, self.head))
 
 
 Formats = LayerFormats | OwnHead

@@ -149,13 +149,11 @@ def serve(answer: Callable[[bytes], Any]) -> None:
     """Answers frames with what `answer` returns for them, until the input ends; the process's argument is cpu_s."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal interrupts the caller too, and the caller ends us
     cpu_s, incoming, outgoing = int(sys.argv[1]), sys.stdin.buffer, sys.stdout.buffer
-    _, most_bytes = resource.getrlimit(resource.RLIMIT_AS)
-    if most_bytes == resource.RLIM_INFINITY or most_bytes > MEMORY_BYTES:  # else the caller's own limit is lower
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    _limit(resource.RLIMIT_AS, MEMORY_BYTES)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     while frame := _next_frame(incoming):
         allowed_s = int(time.process_time()) + cpu_s + len(frame) // BYTES_PER_S
-        resource.setrlimit(resource.RLIMIT_CPU, (allowed_s, resource.RLIM_INFINITY))
+        _limit(resource.RLIMIT_CPU, allowed_s)
         try:
             reply = {"value": answer(frame)}
         except MemoryError:
@@ -167,6 +165,12 @@ def serve(answer: Callable[[bytes], Any]) -> None:
         text = json.dumps(reply).encode()
         outgoing.write(len(text).to_bytes(8, "little") + text)
         outgoing.flush()
+
+
+def _limit(kind: int, wanted: int) -> None:
+    """Limits this process, within the hard limit of its caller, which it may not raise."""
+    _, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
 
 
 def _next_frame(incoming: IO[bytes]) -> bytes:

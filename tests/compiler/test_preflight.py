@@ -18,6 +18,7 @@ from coldpress.compiler.needs import Build, all_needs, needs_of
 from coldpress.compiler.pipeline import STAGES
 from coldpress.compiler.profiles import device_file
 from coldpress.compiler.stages import calibrate, ingest, layout, predict, preflight, quantize
+from coldpress.compiler.stages.allocate import AllocateConfig
 from coldpress.compiler.stages.calibrate import CalibrateConfig
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.compiler.stages.preflight import PreflightConfig, trial
@@ -348,8 +349,8 @@ def test_every_stage_counts_for_itself(stage: str, model: Model) -> None:
 
 
 def test_allocation_counts_two_states_of_each_variant_and_one_of_the_model(model: Model) -> None:
-    build = build_of(model, density_allocation="greedy", allocation_tokens=BLOCKS * BLOCK_TOKENS)
-    spec, tokens = model.spec, BLOCKS * BLOCK_TOKENS
+    build = build_of(model, density_allocation="greedy")
+    spec, tokens = model.spec, AllocateConfig.model_fields["allocation_tokens"].default
     variants = 1 + LAYERS  # of one family
     hidden = (2 * variants + 1) * 4 * tokens * spec.hidden_size
     running = 2 * BLOCK_TOKENS * 4 * 8 * spec.intermediate_size

@@ -455,7 +455,7 @@ def test_decoded_tokens_and_logits_equal_those_of_transformers(case: Case) -> No
 
     Its greedy tokens are those of transformers, which reads each of them after the same beginning.
     """
-    prompt = np.random.default_rng(2).integers(0, case.spec.vocab_size, 50)
+    prompt = np.random.default_rng(4).integers(0, case.spec.vocab_size, 50)
     session = Session(case.artifact)
     session.decoder.begin(68)
     steps = [session.decoder.prefill(prompt)[-1]]
