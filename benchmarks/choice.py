@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.harness import Benchmark, Cell, Figures, Row, Rows, main, option
 from benchmarks.harness.places import data
-from benchmarks.shared.real_models import MODELS, SHORT, SMALL, file_of, stages
+from benchmarks.shared.real_models import MODELS, SHORT, SMALL, file_of, named, stages
 from coldpress.compiler.io import load_record
 from coldpress.schemas.sparsity import Sparsity
 from tests.support.pipeline import build, target
@@ -78,7 +78,7 @@ class Plugin(Benchmark[Options]):
         speed: dict[str, dict[str, float]] = {}
         for (model, way, share), seconds in token_s.items():
             if way == "whole":
-                speed.setdefault(model, {})[share] = seconds / token_s[model, "needed", share]
+                speed.setdefault(named(model), {})[share] = seconds / token_s[model, "needed", share]
         return {
             "speed": speed,
             "worst_speed": min((one for found in speed.values() for one in found.values()), default=None),
@@ -90,7 +90,8 @@ def _seconds(rows: Rows) -> dict[str, float]:
     """Returns the processor seconds of explore and allocate, by model."""
     found: dict[str, float] = {}
     for row in rows:
-        found[row["model"]] = found.get(row["model"], 0.0) + row["explore_s"] + row["allocate_s"]
+        model = named(row["model"])
+        found[model] = found.get(model, 0.0) + row["explore_s"] + row["allocate_s"]
     return found
 
 

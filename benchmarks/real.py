@@ -26,7 +26,7 @@ from benchmarks.shared import llama_mmap
 from benchmarks.shared.builds import artifact_in
 from benchmarks.shared.emulated import apart_under_caps, follow
 from benchmarks.shared.memory_group import drop_pages, memory_group
-from benchmarks.shared.real_models import MODELS, SHORT, SMALL, file_of, stages
+from benchmarks.shared.real_models import MODELS, SHORT, SMALL, file_of, named, stages
 from coldpress.compiler.io import load_arrays, load_record
 from coldpress.runtime import _native
 from coldpress.runtime.generate.session import Session
@@ -163,7 +163,7 @@ class Plugin(Benchmark[Options]):
             ]
             for share in self.options.shares
         }
-        first = {row["model"]: row["stages"] for row in reversed(rows) if "stages" in row}
+        first = {named(row["model"]): row["stages"] for row in reversed(rows) if "stages" in row}
         chosen = ("explore", "allocate")
         return {
             "over_llama": {

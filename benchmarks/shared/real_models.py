@@ -28,6 +28,11 @@ def file_of(model: str, folder: Path) -> Path:
     return file
 
 
+def named(model: str) -> str:
+    """Returns a model's name without dots, which separate the names in a key."""
+    return model.replace(".", "_")
+
+
 def stages(device: Path, since_s: float) -> dict[str, dict[str, float]]:
     """Returns seconds and memory of the stages whose jobs have run since a time, from Snakemake's own benchmarks."""
     found: dict[str, dict[str, float]] = {}
