@@ -137,8 +137,8 @@ def _counted_bytes(
 
 
 class Whole(NamedTuple):
-    """The whole model in DRAM, of which a DRAM budget in percent is a share: weights and KV cache in their formats, and
-    on top the bookkeeping of a dense run with any of `caches`."""
+    """The whole model in DRAM, which a budget in percent refers to: weights and KV cache in their formats, and on top
+    the bookkeeping of a dense run with any of `caches`."""
 
     model: HasShapes
     format: FormatName

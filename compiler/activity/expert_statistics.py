@@ -1,4 +1,4 @@
-"""Statistics of which experts each token uses: how often, together, again, and how well a cache serves them.
+"""Counts how often tokens use each expert, together with others and again, and how well a cache serves experts.
 
 Pure functions of `used`, bool [T, E]: whether token t uses expert e, in the order of the text. Static sets and caches
 are judged on the tokens that are held out (tail.py); the tokens before them rank the experts, and fill the cache.

@@ -44,8 +44,8 @@ NO_KEYS = {
     "report": {"html"},
     "export": {"file"},
 }
-"""Settings that only the workflow knows: paths, shards, `tiers`, of which the runtime serves one, and what a trial, a
-benchmark or a test makes smaller."""
+"""Settings that only the workflow sets: paths, shards, `tiers` (the runtime serves only one), and sizes that a trial, a
+benchmark or a test reduces."""
 PLUGINS = [(package, name) for package in plugin_keys() for name in plugins.names(package)]
 
 

@@ -138,7 +138,7 @@ def gains(names: Sequence[str], blocks: np.ndarray, pass_s: Sequence[float]) -> 
 
 
 def replayed(draft: Draft, text: Sequence[int], draft_tokens: int) -> Replayed:
-    """Returns the passes in which a run that drafts would write `text`, of which the first token is given. A pass
+    """Returns the passes in which a run that drafts would write `text` after its first token, which is given. A pass
     proposes at most `draft_tokens`, keeps the first ones that are the text's, and adds one more
     (runtime/generate/speculation.py)."""
     seen, drafts = [text[0]], list[int]()

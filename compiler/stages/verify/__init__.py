@@ -145,16 +145,14 @@ class _Text:
         self.blocks, self._folder, self._model, self._threads = blocks, folder, model, threads
         self._much = blocks.size * model.num_parameters > WORK_ONE_BY_ONE
         self._source = SourceLogits(original, blocks, threads)
-        if model == original and not model.spec.is_mixture and is_dense(folder):
-            self.watch = SourceComparison(self._source, blocks, threads)
-            self.decoded = decode(folder, model, blocks, self.watch, self._much, threads)
-            self.compared = of_dense_run(self.watch, self.decoded.block_nll)
-        else:
+        source, dense = self._source, None
+        if model != original or model.spec.is_mixture or not is_dense(folder):
             packed = None if model == original else SourceLogits(model, blocks, threads)
             dense = DenseComparison(folder, blocks, packed, (packed or self._source).router_scores)
-            self.watch = SourceComparison(partial(dense.compared, self._source), blocks, threads)
-            self.decoded = decode(folder, model, blocks, self.watch, self._much, threads)
-            self.compared = dense.result()
+            source = partial(dense.compared, self._source)
+        self.watch = SourceComparison(source, blocks, threads)
+        self.decoded = decode(folder, model, blocks, self.watch, self._much, threads)
+        self.compared = dense.result() if dense else of_dense_run(self.watch, self.decoded.block_nll)
         self.quality = _quality(self.decoded.block_nll, self.compared)
 
     def under(self, plan: Plan) -> tuple[Decoded, SourceComparison]:

@@ -35,7 +35,7 @@ MAX_TOKENS = 128
 """Decoded tokens that are compared: enough for caches to fill and evict, and few enough for the recorded requests to
 fit in memory."""
 MAX_DENSE_TOKENS = 32
-"""The same for a dense plan, of which every token makes the same requests."""
+"""The same for a dense plan: all its tokens make the same requests."""
 LANES = 4
 """Runs side by side of a selector that sees what is in DRAM: as many at a time as cores and free memory allow."""
 SESSIONS = 2
