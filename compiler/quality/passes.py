@@ -1,11 +1,12 @@
 """Runs changed models over a text and compares them with the whole model, one file for each pass.
 
-Blocks of text are few; of a single block the errors are those over its quarters.
+Blocks of text are few; fewer than eight are cut into as many parts, over which errors are taken.
 """
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,7 +56,8 @@ DENSE = "dense"
 """The selector of the run that checks drafts."""
 RARE = 99.9
 """Percentile of the divergence that stands for the worst tokens."""
-QUARTERS = 4
+LEAST_PARTS = 8
+"""Parts of a text that a standard error is taken over: that of two blocks is often a quarter of what it should be."""
 
 
 class PassesConfig(ComputeConfig, ExploreSetting):
@@ -152,11 +154,11 @@ class Passes:
         return loss
 
     def format(self, name: FormatName) -> FormatLoss:
-        """Returns the loss of a plain format. Corrected codes are chosen in the slices of the whole MLP's units; those
-        rounded to nearest row by row: rows of a down projection lose at most a tenth less than columns."""
-        families = (WHOLE_MLP,) if self.rounding.algorithm.NEEDS_GRAM else ()
+        """Returns the loss of a plain format, with matrices rounded in slices of the whole MLP's units: columns of a
+        down projection lose up to twice as much as rows."""
         title = f"format-{name}-{self.rounding.name}"
-        return FormatLoss(format=name, **self.loss(title, lambda: Rounded(self.stream, name, self.rounding, families)))
+        rounded = partial(Rounded, self.stream, name, self.rounding, (WHOLE_MLP,))
+        return FormatLoss(format=name, **self.loss(title, rounded))
 
     def head(self, name: FormatName) -> FormatLoss:
         """Returns the loss of the head in a format: the whole model's hidden states are multiplied by it, and those of
@@ -181,10 +183,15 @@ class Passes:
             return torch.cat([model.last_hidden(self.tokens) for model in (coarse, both)])
 
         found = self.differences(f"draft-{name}-{self.rounding.name}", hidden)
-        same = _of_blocks(found.greedy[0] == found.greedy[1])
-        LOG.info("%s: drafts from the coarse planes of %s: %.3f accepted", self.stage, name, same.mean())
-        error = _finite(standard_error(same))
-        return CoarseDraft(format=name, acceptance=float(same.mean()), acceptance_error=error, **loss_of(found, 1))
+        accepted = found.greedy[0] == found.greedy[1]
+        LOG.info("%s: drafts from the coarse planes of %s: %.3f accepted", self.stage, name, accepted.mean())
+        error = _finite(standard_error(_of_parts(accepted)))
+        return CoarseDraft(
+            format=name,
+            acceptance=float(accepted.mean()),
+            acceptance_error=error,
+            **loss_of(found, 1),
+        )
 
     def routing(self, along: AlongStrengths) -> RoutingCurve:
         found = self.differences(f"routing-{along.title}", lambda: along.last_hidden(self.stream, self.tokens))
@@ -210,20 +217,21 @@ class Passes:
 
 def loss_of(found: Differences, number: int) -> dict[str, Any]:
     kld = found.kld[number]
-    ratio, ratio_error = perplexity(_of_blocks(found.nll[number] - found.whole_nll))
+    lost = found.nll[number] - found.whole_nll
+    ratio, _ = perplexity(lost.mean(axis=1))
     return {
         "mean_kld": float(kld.mean()),
-        "mean_kld_error": _finite(standard_error(_of_blocks(kld))),
+        "mean_kld_error": _finite(standard_error(_of_parts(kld))),
         "p999_kld": float(np.percentile(kld, RARE)),
         "ppl_ratio": ratio,
-        "ppl_ratio_error": _finite(ratio_error),
+        "ppl_ratio_error": _finite(ratio * standard_error(_of_parts(lost))),
     }
 
 
-def _of_blocks(values: np.ndarray) -> np.ndarray:
-    """Returns the mean of each block of [num_blocks, T]; of a single block, that of each quarter."""
-    parts = np.array_split(values, QUARTERS, axis=1) if len(values) == 1 and values.shape[1] >= QUARTERS else [values]
-    return np.concatenate([part.mean(axis=1) for part in parts])
+def _of_parts(values: np.ndarray) -> np.ndarray:
+    """Returns the mean of each block of [num_blocks, T], or, of few blocks, of at least LEAST_PARTS parts."""
+    per_block = min(-(-LEAST_PARTS // len(values)), values.shape[1])
+    return np.concatenate([part.mean(axis=1) for part in np.array_split(values, per_block, axis=1)])
 
 
 def _finite(value: float) -> float | None:

@@ -21,6 +21,7 @@ def curves_of(
     ratios: Mapping[str, Mapping[float, float]],
     formats: Mapping[str, float] | None = None,
     num_tokens: int = 128,
+    format_error: float | None = None,
 ) -> Curves:
     """Returns curves: method -> density -> perplexity ratio; all other candidates are unexplored."""
     spec, random = model.spec, np.random.default_rng(2)
@@ -43,7 +44,10 @@ def curves_of(
             )
             for method, points in ratios.items()
         ),
-        formats=tuple(FormatLoss(format=name, ppl_ratio=ratio, **NO_LOSS) for name, ratio in (formats or {}).items()),
+        formats=tuple(
+            FormatLoss(format=name, ppl_ratio=ratio, **{**NO_LOSS, "ppl_ratio_error": format_error})
+            for name, ratio in (formats or {}).items()
+        ),
         unexplored=tuple(
             Unexplored(method=name, reason="was not measured here")
             for name in candidates(spec, {})

@@ -1,11 +1,11 @@
 """Measures the quality of what can still win, where `explore` has left it to this stage (explore=needed).
 
-If the whole model fits in DRAM in a format that keeps the quality, nothing is measured, but a format on all tokens
-where the few of `explore` do not tell whether it keeps the quality. Otherwise all selectors are measured coarsely: on
-as few tokens, at two densities, and without a cache in the loop. From that follows the least that each can lose, and
-the search runs with these losses. While what it takes stands on such a hope, that selector is measured more closely,
-the next time on all tokens, and the search runs again. What the search takes at last has been measured on all tokens,
-and nothing else would be faster even with the least loss that the coarse measurement allows.
+If the whole model fits in DRAM in a format that keeps the quality, nothing is measured, but a format on the whole
+validation text where the few tokens of `explore` do not tell whether it keeps the quality. Otherwise all selectors are
+measured coarsely: on as few tokens, at two densities, and without a cache in the loop. From that follows the least that
+each can lose, and the search runs with these losses. While what it takes stands on such a hope, that selector is
+measured more closely, the next time on all tokens, and the search runs again. What the search takes at last has been
+measured on all tokens, and nothing else would be faster even with the least loss that the coarse measurement allows.
 """
 
 import logging
@@ -28,13 +28,13 @@ from coldpress.compiler.rounding._matrix import Rounding
 from coldpress.compiler.search import Judged
 from coldpress.compiler.stages.allocate._budgets import searched_together
 from coldpress.compiler.stages.allocate._config import AllocateConfig
-from coldpress.compiler.stages.allocate._quality import LEAST_ERROR, Floor
+from coldpress.compiler.stages.allocate._quality import LEAST_ERROR, Floor, error_of
 from coldpress.compiler.stages.allocate._replay import Replays
 from coldpress.compiler.stages.allocate._rules import Inputs
 from coldpress.compiler.stages.allocate._searched import Searched
 from coldpress.compiler.steps import Steps
 from coldpress.runtime.quantization._planes import coarsest
-from coldpress.schemas.curves import CoarseDraft, Curve, Curves, FormatLoss, Loss, Point, Unexplored
+from coldpress.schemas.curves import CoarseDraft, Curve, Curves, FormatLoss, Point, Unexplored
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import FormatName, Method
 
@@ -109,14 +109,16 @@ class _Rest:
             self._every.setdefault(What(along.method, along.format), []).append(along)
         self.curves = floor.curves
         self._hopes: dict[What, _Hope] = {}
+        self._surely: set[tuple[str, FormatName]] = set()
+        """What was measured on more than few tokens."""
         self._steps = Steps("allocate", 0, "passes")
 
     def fitting(self, budgets: Sequence[int | str]) -> list[Searched]:
         """Searches without any selector, after measuring again each format whose quality few tokens leave open."""
         most = self._floor.max_ppl_ratio
-        self._again("formats", lambda loss: abs(loss.ppl_ratio - most) < ERRORS * _error(loss))
+        self._again("formats", lambda loss: _is_open(loss, most), self._blocks)
         left = [most / max(1.0, loss.ppl_ratio) for loss in self.curves.formats if loss.ppl_ratio <= most]
-        self._again("heads", lambda loss: any(abs(loss.ppl_ratio - room) < ERRORS * _error(loss) for room in left))
+        self._again("heads", lambda loss: any(_is_open(loss, room) for room in left), self._blocks)
         return searched_together(self._config, *self._on(self.curves), budgets)
 
     def measured(
@@ -147,8 +149,8 @@ class _Rest:
         drafts = [name for name in drafting(config.draft, spec) if self._keeps(name)]
         coarsely = [what for what in self._every if what.format is None or self._keeps(what.format)]
         most = self._floor.max_ppl_ratio
-        self._again("formats", lambda loss: self._keeps(loss.format) and _error(loss) > LEAST_ERROR)
-        self._again("heads", lambda loss: loss.ppl_ratio <= most and _error(loss) > LEAST_ERROR)
+        self._again("formats", lambda loss: self._keeps(loss.format) and error_of(loss) > LEAST_ERROR, self._tokens)
+        self._again("heads", lambda loss: loss.ppl_ratio <= most and error_of(loss) > LEAST_ERROR, self._tokens)
         self._steps.expect(len(routings) + len(drafts) + len(coarsely))
         self._add(routings=tuple(map(self._all.routing, routings)))
         for name in drafts:
@@ -166,12 +168,19 @@ class _Rest:
             last = [point for point in curve.points if point.density < 1][-1]
             self._hopes[what] = _Hope([hopeful(curve, self._reached(what))], words=_in_words(last))
 
-    def _again(self, kind: Literal["formats", "heads"], is_asked: Callable[[FormatLoss], bool]) -> None:
+    def _again(
+        self, kind: Literal["formats", "heads"], is_asked: Callable[[FormatLoss], bool], tokens: np.ndarray
+    ) -> None:
+        """Measures on more tokens what was measured on few, if it is asked for."""
         losses: tuple[FormatLoss, ...] = getattr(self.curves, kind)
+        names = [loss.format for loss in losses if is_asked(loss) and (kind, loss.format) not in self._surely]
+        if not names or tokens.size <= few_tokens(self._blocks).size:
+            return
+        self._surely.update((kind, name) for name in names)
+        passes = self._all if tokens.size == self._tokens.size else self._passes(tokens)
         measure = {"formats": Passes.format, "heads": Passes.head}[kind]
-        names = [loss.format for loss in losses if is_asked(loss) and self._all.tokens.shape != self._few.tokens.shape]
         self._steps.expect(len(names))
-        known = {loss.format: loss for loss in losses} | {name: measure(self._all, name) for name in names}
+        known = {loss.format: loss for loss in losses} | {name: measure(passes, name) for name in names}
         self.curves = self.curves.model_copy(update={kind: tuple(known.values())})
 
     def _on(self, curves: Curves) -> tuple[Inputs, Floor]:
@@ -268,7 +277,12 @@ class _Rest:
 
     @cached_property
     def _all(self) -> Passes:
-        return self._passes(self._blocks[: max(1, self._config.explore_tokens // self._blocks.shape[1])])
+        return self._passes(self._tokens)
+
+    @property
+    def _tokens(self) -> np.ndarray:
+        """Returns the first explore_tokens tokens, int [num_blocks, T]."""
+        return self._blocks[: max(1, self._config.explore_tokens // self._blocks.shape[1])]
 
     @cached_property
     def _few(self) -> Passes:
@@ -301,6 +315,12 @@ def hopeful(curve: Curve, densities: Sequence[float]) -> Curve:
     return curve.model_copy(update={"points": (*points, *(point for point in curve.points if point.density == 1))})
 
 
+def _is_open(loss: FormatLoss, max_ratio: float) -> bool:
+    """Returns whether more text may change the answer to whether a format keeps a ratio."""
+    error = ERRORS * error_of(loss)
+    return loss.ppl_ratio - error <= max_ratio < max(1.0, loss.ppl_ratio) + error
+
+
 def _what(best: Judged) -> What:
     name = coarsest(best.candidate.format)
     if best.draft_tokens:
@@ -331,10 +351,6 @@ def _gain(what: What, found: Sequence[Searched]) -> float | None:
         if searched.dense is not None and (judged := _judged(what, searched))
     ]
     return max(gains, default=None)
-
-
-def _error(loss: Loss) -> float:
-    return loss.ppl_ratio_error or 0.0
 
 
 def _in_words(point: Point) -> str:

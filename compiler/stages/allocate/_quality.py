@@ -1,13 +1,13 @@
 """Reads quality curves: the lowest density at which a selector keeps the quality that is asked for.
 
 Measured ratios of perplexity scatter. A curve that never rises with density is fitted to them (isotonic regression,
-weighted by their errors), with no loss at a density of 1. Between two densities it is interpolated. A density keeps the
-floor if its ratio does with one standard error added: the artifact is judged on other text at the end. A curve of units
-that are refined in planes includes the loss of its format, and was measured up to a density of 1.
+weighted by their errors), with no loss at a density of 1. Between two densities it is interpolated. A density, or a
+format, keeps the floor if its ratio does with one standard error added: the artifact is judged on other text at the
+end. A curve of units that are refined in planes includes the loss of its format, and was measured up to a density of 1.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization._planes import coarsest, finest, in_words, whole_format
 from coldpress.runtime.sparsity import Selector
-from coldpress.schemas.curves import Curve, Curves, RoutingCurve
+from coldpress.schemas.curves import Curve, Curves, Loss, RoutingCurve
 from coldpress.schemas.families import (
     FormatName,
     Formats,
@@ -52,21 +52,32 @@ class Floor:
     max_ppl_ratio: float
 
     def format_ratio(self, formats: Formats) -> float:
-        """Returns the perplexity ratio of formats, all units used; at least 1, since a lucky rounding is no credit. Of
-        several formats of layers, the largest; the losses of layers and head multiply, which `verify` checks."""
-        if isinstance(formats, OwnHead):
-            return self.format_ratio(formats.layers) * self.head_ratio(formats)
-        if not isinstance(formats, str):
-            return max(map(self.format_ratio, map(coarsest, set(formats))))
-        name = formats
-        loss = self.curves.draft(name) or self.curves.format_loss(whole_format(name))
-        return 1.0 if loss is None else max(1.0, loss.ppl_ratio)
+        """Returns the perplexity ratio of formats, all units used; at least 1, since a lucky rounding is no credit. The
+        losses of layers and head multiply, which `verify` checks."""
+        return math.prod(max(1.0, loss.ppl_ratio) for loss in self._losses(formats))
+
+    def most_format_ratio(self, formats: Formats) -> float:
+        """Returns the perplexity ratio of formats with one standard error added."""
+        return self.format_ratio(formats) + math.hypot(*map(error_of, self._losses(formats)))
 
     def head_ratio(self, formats: Formats) -> float:
         """Returns the perplexity ratio of a head in a format of its own, at least 1; 1 for any other."""
+        return math.prod(max(1.0, loss.ppl_ratio) for loss in self._head_loss(formats))
+
+    def _losses(self, formats: Formats) -> list[Loss]:
+        """Returns the losses of layers, of several formats the largest, and of the head, where they are known."""
+        if isinstance(formats, OwnHead):
+            return self._losses(formats.layers) + self._head_loss(formats)
+        if not isinstance(formats, str):
+            return max(
+                map(self._losses, map(coarsest, set(formats))), key=lambda found: [loss.ppl_ratio for loss in found]
+            )
+        loss = self.curves.draft(formats) or self.curves.format_loss(whole_format(formats))
+        return [] if loss is None else [loss]
+
+    def _head_loss(self, formats: Formats) -> list[Loss]:
         head = head_of(formats)
-        ratios = (loss.ppl_ratio for loss in self.curves.heads if head is not None and loss.format == head.format)
-        return max(1.0, next(ratios, 1.0))
+        return [loss for loss in self.curves.heads if head is not None and loss.format == head.format]
 
     def with_heads(self, layers: Formats, spec: ModelSpec) -> list[Formats]:
         """Returns formats of layers beside each format of the head that was measured, takes fewer bytes than the one
@@ -78,7 +89,7 @@ class Floor:
             one
             for one in found
             if tensor_bytes(spec.head_role, (spec.hidden_size,), one) < most_bytes
-            and self.format_ratio(one) <= self.max_ppl_ratio < math.inf
+            and self.most_format_ratio(one) <= self.max_ppl_ratio < math.inf
         ]
 
     def kv_cache_ratio(self, name: KvCacheFormat) -> float | None:
@@ -89,13 +100,13 @@ class Floor:
 
     def formats(self, names: Sequence[FormatName]) -> tuple[FormatName, ...]:
         """Returns the formats that keep the floor with all units used; the best, if none does."""
-        most = max(self.max_ppl_ratio, min(map(self.format_ratio, names)))
-        return tuple(name for name in names if self.format_ratio(name) <= most)
+        most = max(self.max_ppl_ratio, min(map(self.most_format_ratio, names)))
+        return tuple(name for name in names if self.most_format_ratio(name) <= most)
 
     def least_density(self, method: Method, name: Formats, resident_share: float = 0.0) -> float | None:
         """Returns the lowest density that keeps the floor, or None; `resident_share`: the units in DRAM, as a share."""
         found = [
-            least_density(curve, self.max_ppl_ratio / self._besides(curve, name))
+            least_density(curve, self.max_ppl_ratio / self._besides(curve, name, self.most_format_ratio))
             for curve in self._around(method, name, resident_share)
         ]
         densities = [density for density in found if density is not None]
@@ -104,7 +115,7 @@ class Floor:
     def ratio(self, method: Method, name: Formats, density: float, resident_share: float = 0.0) -> float | None:
         """Multiplies the losses of selector and format; None if nobody knows one of them."""
         if curves := self._around(method, name, resident_share):
-            return max(self._besides(curve, name) * ratio_at(curve, density) for curve in curves)
+            return max(self._besides(curve, name, self.format_ratio) * ratio_at(curve, density) for curve in curves)
         selector = load("coldpress.runtime.sparsity", Selector, method)
         return self.format_ratio(name) if selector.EXACT or selector.NEEDS_PREDICTORS or selector.is_whole else None
 
@@ -116,7 +127,7 @@ class Floor:
         curves = self._routing_curves(name, resident_share)
         if not curves or math.isinf(self.max_ppl_ratio):
             return []
-        room = self.max_ppl_ratio / self.format_ratio(formats)
+        room = self.max_ppl_ratio / self.most_format_ratio(formats)
         largest = min(largest_strength(curve, room, most_kld) for curve in curves)
         strengths = {round(largest / 2**halved, 6) for halved in range(STRENGTHS)} - {0.0}
         return [
@@ -139,9 +150,9 @@ class Floor:
         reasons = (found.reason for found in self.curves.unexplored if found.method == method)
         return next(reasons, f"these quality curves lack it in {in_words(name)}; explore=whole measures it")
 
-    def _besides(self, curve: Curve, name: Formats) -> float:
-        """Returns the perplexity ratio of a format that a curve does not include."""
-        return self.format_ratio(name) if curve.format is None else self.head_ratio(name)
+    def _besides(self, curve: Curve, name: Formats, ratio: Callable[[Formats], float]) -> float:
+        """Returns the perplexity ratio, as `ratio` gives it, of a format that a curve does not include."""
+        return ratio(name) if curve.format is None else self.head_ratio(name)
 
     def of(self, method: Method, name: Formats) -> list[Curve]:
         """Returns a selector's curves that hold in a format; of a mixture, those between its two formats."""
@@ -153,6 +164,10 @@ class Floor:
     def _around(self, method: Method, name: Formats, resident_share: float) -> tuple[Curve, ...]:
         """Returns curves of the nearest resident shares; the worse one counts, since nothing is known between them."""
         return _nearest(self.of(method, name), resident_share)
+
+
+def error_of(loss: Loss) -> float:
+    return loss.ppl_ratio_error or 0.0
 
 
 def _nearest(curves: Sequence[AnyCurve], resident_share: float) -> tuple[AnyCurve, ...]:

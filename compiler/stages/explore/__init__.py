@@ -25,7 +25,10 @@ interrupted goes on with the next pass.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from coldpress.compiler.activity.calibration_pass import stream_of
 from coldpress.compiler.activity.choice import replayed_layers
@@ -82,8 +85,8 @@ def explored(
     as_large: ModelSpec | None = None,
     rounding: Rounding = NEAREST,
 ) -> Curves:
-    """Measures some selectors and all that goes with them, and all formats; None: formats alone, on the tokens of the
-    trace. Reads have the prices of `as_large`'s units; None: of the model's."""
+    """Measures some selectors and all that goes with them, and all formats on the whole validation text; None: formats
+    alone, on the tokens of the trace. Reads have the prices of `as_large`'s units; None: of the model's."""
     blocks = load_arrays(corpus.split("validation").arrays, "tokens")["tokens"]
     tokens = few_tokens(blocks) if methods is None else blocks[: max(1, config.explore_tokens // blocks.shape[1])]
     stream, _ = stream_of(config, model, threads)
@@ -99,7 +102,8 @@ def explored(
     trace, whole = whole_run(stream, tokens, trace_layers, work)
     steps.add()
     passes = Passes("explore", stream, tokens, whole, work, steps, rounding)
-    formats = {name: passes.format(name) for name in plain_formats()}
+    of_formats = passes if methods is None or len(tokens) == len(blocks) else _on_every_block(passes, blocks)
+    formats = {name: of_formats.format(name) for name in plain_formats()}
     return Curves(
         weights_sha256=model.weights_sha256,
         num_tokens=tokens.size,
@@ -108,7 +112,7 @@ def explored(
             passes.curve(along, options[along.method], activations, formats, as_large=as_large) for along in curves
         ),
         formats=tuple(formats.values()),
-        heads=tuple(map(passes.head, head_formats())),
+        heads=tuple(map(of_formats.head, head_formats())),
         kv_caches=tuple(map(passes.kv_cache, kv_caches)),
         drafts=tuple(map(passes.draft, drafts)),
         layer_gains=tuple(passes.gains(*pair) for pair in pairs),
@@ -117,6 +121,12 @@ def explored(
         trace=trace,
         trace_layers=trace_layers,
     )
+
+
+def _on_every_block(passes: Passes, blocks: np.ndarray) -> Passes:
+    """Returns passes over the whole validation text: formats decide first, and few tokens leave them open."""
+    work = Workspace(passes.work.folder / "formats", passes.work.fingerprint)
+    return replace(passes, tokens=blocks, whole=passes.stream.last_hidden(blocks), work=work)
 
 
 def needs(build: "Build") -> StageNeeds:
