@@ -111,7 +111,7 @@ class Passes:
             found += [all_refined(along, options, spec)] if in_planes else []
             return last_hidden(along.model(self.stream, options, self.rounding), self.tokens, found)
 
-        found = self.differences(self._title(along, in_cache), hidden)
+        found = self.differences(self._title(along, at, in_cache), hidden)
         points = tuple(
             Point(density=density, **loss_of(found, number))
             for number, density in enumerate((*at, 1.0) if in_planes else at)
@@ -129,7 +129,7 @@ class Passes:
         `curve` then finds. Memory holds the hidden states of all."""
         running: dict[str, list[Variant]] = {}
         for along, options, at in asked:
-            title = self._title(along, in_cache)
+            title = self._title(along, at, in_cache)
             if self.work.current(title) is None:
                 model = self.stream.model
                 running[title] = list(variants(along, options, model, activations, at, in_cache=in_cache))
@@ -142,8 +142,9 @@ class Passes:
             self.work.save(title, {name: of if name == "whole_nll" else of[own] for name, of in together.items()})
             start += len(found)
 
-    def _title(self, along: Along, in_cache: bool) -> str:
-        return f"curve-{along.pass_title(self.rounding)}" + ("" if in_cache else "-without-cache")
+    def _title(self, along: Along, densities: Sequence[float], in_cache: bool) -> str:
+        at = "-".join(f"{density:g}" for density in densities)
+        return f"curve-{along.pass_title(self.rounding)}-at-{at}" + ("" if in_cache else "-without-cache")
 
     def loss(self, title: str, changed: Callable[[], LayerStream]) -> dict[str, Any]:
         return self._lost(title, self.differences(title, lambda: changed().last_hidden(self.tokens)))

@@ -166,8 +166,24 @@ def test_a_selector_that_loses_too_much_is_measured_coarsely_alone(
     skipped = {entry.method: entry.skipped for entry in found.tried}
     assert skipped["topk"] is not None
     assert "times the perplexity at a density of 0.9" in skipped["topk"]
-    assert "curve-dip_ca-0.25-resident-without-cache" in curves, "no cache is in the loop before it can win"
-    assert not {title for title in curves if title.startswith("curve-dip_ca") and "without" not in title}
+    coarse = {title for title in curves if title.startswith("curve-dip_ca-0.25-resident")}
+    assert coarse, "measured"
+    assert not {title for title in curves if title.startswith("curve-dip_ca") and "without" not in title}, (
+        "no cache is in the loop before it can win"
+    )
+
+
+def test_a_text_of_few_tokens_is_measured_at_all_densities(
+    building: Building, formats: Curves, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few densities first, then all of them, on the same tokens: the trial run of `preflight` has no others."""
+    for module in (_finalists, allocate._judge):
+        monkeypatch.setattr(module, "candidates", lambda *_: ("dense", "dip_ca"))
+    settings = {"max_ppl_ratio": 3.0, "format": "fp16", "explore_tokens": FEW_TOKENS}
+    found = building.run(formats, "70%", monkeypatch, **settings)
+    assert found.curves is not None
+    (densities,) = {tuple(point.density for point in curve.points) for curve in found.curves.of("dip_ca")}
+    assert len(densities) > 2
 
 
 def test_curves_that_are_missing_need_text(

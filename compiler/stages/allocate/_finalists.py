@@ -294,7 +294,9 @@ class _Rest:
         return load_arrays(self._inputs.corpus.split("validation").arrays, "tokens")["tokens"]
 
     def _passes(self, tokens: np.ndarray) -> Passes:
-        work = Workspace(self._inputs.work.folder / f"quality-{tokens.size}", self._inputs.work.fingerprint)
+        work = Workspace(
+            self._inputs.work.folder / "quality-{}x{}".format(*tokens.shape), self._inputs.work.fingerprint
+        )
         whole = self._stream.last_hidden(tokens)
         return Passes("allocate", self._stream, tokens, whole, work, self._steps, self._rounding)
 
