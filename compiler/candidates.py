@@ -16,10 +16,12 @@ from coldpress.runtime.routing import PACKAGE, Routing
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.base import Options
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import missing_for_decoder
+from coldpress.schemas.families import WHOLE_MLP, missing_for_decoder
 from coldpress.schemas.model import ModelSpec
 
 AUTO = "auto"
+ATTENTION = ("attn_in", "attn_out")
+"""The families of attention's matrices."""
 DEFAULT_FORMAT, DEFAULT_PLANES = "int4_group32", "int4_2_2"
 """Formats of a build whose method is given and whose format is not; the second if its selector refines."""
 
@@ -138,6 +140,19 @@ def own_cache_options(cache: str, options: Options) -> Options:
 def own_options(method: str, options: Options) -> Options:
     known = load("coldpress.runtime.sparsity", Selector, method).OPTIONS.model_fields
     return {key: value for key, value in options.items() if key in known}
+
+
+def with_attention(options: Options, spec: ModelSpec) -> Options | None:
+    """Returns the options of a dense run that streams attention, too; None if the user names its families, or the
+    decoder cannot compute the model with them."""
+    found = {**options, "families": "+".join((WHOLE_MLP, *ATTENTION))}
+    if "families" in options:
+        return None
+    try:
+        _families("dense", found, spec)
+    except ColdpressError:
+        return None
+    return found
 
 
 def families_for(method: str, options: Options, spec: ModelSpec) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ def at_most(metrics: Metrics, speed: str) -> str:
 
 def _dense(metrics: Metrics) -> str:
     if metrics.dense is None:
-        return "no dense run fits in so little DRAM, and"
+        return "no dense run with attention in DRAM fits in so little, and"
     if load("coldpress.runtime.sparsity", Selector, metrics.method).is_whole:
         return "it is a dense run, and"
     return f"a dense run in the same DRAM gives {rate(metrics.dense.tokens_per_s)}, and"

@@ -10,15 +10,17 @@ METHOD = "topk"
 
 
 def exhaustive(space: Space, judge: Judge, goal: Goal) -> list[Judged]:
-    """Judges every candidate: all selectors, formats, heads, densities, caches, KV caches and routings."""
+    """Judges every candidate: all selectors, formats, heads, densities, caches, KV caches and routings, and dense runs
+    that stream attention, too."""
     return [
-        judge(Candidate(method, format_name, density, cache, kv_cache, routing))
+        judge(Candidate(method, format_name, density, cache, kv_cache, routing, streams))
         for method, plain in itertools.product(space.methods, space.formats)
         for format_name in (plain, *space.heads(plain))
         for density in space.densities(method, format_name)
         for cache in space.caches
         for kv_cache in space.kv_caches
         for routing in (None, *space.routings(method, format_name))
+        for streams in (space.streams_attention if method == beam.DENSE else (False,))
     ]
 
 

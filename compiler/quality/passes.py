@@ -42,7 +42,7 @@ from coldpress.schemas.curves import (
     RoutedPoint,
     RoutingCurve,
 )
-from coldpress.schemas.families import WHOLE_MLP, FormatName
+from coldpress.schemas.families import WHOLE_MLP, FamilyName, FormatName
 from coldpress.schemas.layout import KvCacheFormat
 from coldpress.schemas.model import Model, ModelSpec
 
@@ -154,11 +154,11 @@ class Passes:
         LOG.info("%s: %s: perplexity ratio %.4f", self.stage, title, loss["ppl_ratio"])
         return loss
 
-    def format(self, name: FormatName) -> FormatLoss:
-        """Returns the loss of a plain format, with matrices rounded in slices of the whole MLP's units: columns of a
-        down projection lose up to twice as much as rows."""
-        title = f"format-{name}-{self.rounding.name}"
-        rounded = partial(Rounded, self.stream, name, self.rounding, (WHOLE_MLP,))
+    def format(self, name: FormatName, families: tuple[FamilyName, ...] = (WHOLE_MLP,)) -> FormatLoss:
+        """Returns the loss of a plain format, with the matrices of `families` rounded in slices of their units: columns
+        of a down projection lose up to twice as much as rows."""
+        title = "-".join(("format", name, self.rounding.name, *families[1:]))
+        rounded = partial(Rounded, self.stream, name, self.rounding, families)
         return FormatLoss(format=name, **self.loss(title, rounded))
 
     def head(self, name: FormatName) -> FormatLoss:

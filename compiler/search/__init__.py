@@ -7,6 +7,7 @@ benchmarks/shared/searches.py has those that it is compared with.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
 from coldpress.schemas.families import Formats, Method, head_of
@@ -15,6 +16,13 @@ from coldpress.schemas.sparsity import SearchedRouting
 
 MARGIN = 0.05
 """Share of the dense run's time that another method must save; less may be noise, or beyond the estimate's accuracy."""
+
+
+class Shared(NamedTuple):
+    method: Method
+    format: Formats
+    kv_cache: KvCacheFormat
+    streams_attention: bool
 
 
 @dataclass(frozen=True)
@@ -29,12 +37,14 @@ class Candidate:
     kv_cache: KvCacheFormat = DEFAULT_KV_CACHE
     routing: SearchedRouting | None = None
     """None if routers choose as the model was trained."""
+    streams_attention: bool = False
+    """Whether a dense run reads attention's matrices from flash, too."""
 
     @property
-    def shared(self) -> tuple[Method, Formats, KvCacheFormat]:
+    def shared(self) -> "Shared":
         """Returns what the plans of several budgets share: flash.img, which selector and format determine, the resident
         tensors, and how keys and values are stored."""
-        return self.method, self.format, self.kv_cache
+        return Shared(self.method, self.format, self.kv_cache, self.streams_attention)
 
 
 @dataclass(frozen=True)
@@ -82,6 +92,9 @@ class Space:
     """Formats of layers beside each smaller format of the head that keeps the quality."""
     routings: Callable[[Method, Formats], Sequence[SearchedRouting]] = lambda method, formats: ()
     """The routings of a selector in a format that keep the quality, the fastest first."""
+    streams_attention: tuple[bool, ...] = (False,)
+    """Whether attention's matrices are read from flash, in the order in which a search asks: they stay in DRAM, or, if
+    nothing fits, a dense run streams them."""
     budget_density: float = 1.0
     """1 - sp with sp = 1 - M_max / S_m: the density whose active weights fit the budget (ActiveFlow 4.1)."""
 

@@ -10,7 +10,9 @@ with each strength that keeps the quality.
 
 The formats of keys and values and of the head only change how much DRAM remains for units, and how fast they are
 themselves. So every candidate starts with the default ones, or with the next smaller ones if nothing fits. The dense
-runs and the fastest other candidate are then judged with each.
+runs and the fastest other candidate are then judged with each. If nothing fits whatever they are, dense runs read
+attention's matrices from flash, too: every byte that a token needs is then read as often, whichever it is, so that this
+is never faster where the rest fits.
 """
 
 from collections.abc import Iterator
@@ -24,6 +26,7 @@ WIDTH = 4
 """Candidates that are followed."""
 HOPELESS = 3.0
 """Times the seconds of the best one: a slower candidate is not followed, since no cache wins that back."""
+DENSE = "dense"
 FIRST_CACHE = "static"
 """The cache that candidates are ranked under: it costs the least to replay."""
 
@@ -33,10 +36,11 @@ def judged(space: Space, judge: Judge, goal: Goal) -> list[Judged]:
     first = FIRST_CACHE if FIRST_CACHE in space.caches else space.caches[0]
     begun: list[Judged] = []
     headed = [one for formats in space.formats for one in space.heads(formats)]
-    for formats, kv_cache in product((space.formats, headed), space.kv_caches):
+    for streams, formats, kv_cache in product(space.streams_attention, (space.formats, headed), space.kv_caches):
         begun += [
-            judge(Candidate(method, one, found[0], first, kv_cache))
+            judge(Candidate(method, one, found[0], first, kv_cache, streams_attention=streams))
             for method in space.methods
+            if method == DENSE or not streams
             for one in formats
             if (found := space.densities(method, one))
         ]

@@ -197,7 +197,7 @@ def modelled_speed(metrics: Metrics) -> str:
 def dense(metrics: Metrics) -> str:
     """Returns the figures of a dense build in the same DRAM, and how this artifact compares."""
     if metrics.dense is None or metrics.gain_over_dense is None:
-        return "a build with method=dense does not fit: its buffers alone exceed the budget"
+        return "a dense run with attention in DRAM does not fit"
     run, gain = metrics.dense, metrics.gain_over_dense
     speed = at_most(metrics, f"{run.tokens_per_s:.0f}")
     figures = f"{speed} tokens/s, {show_bytes(run.flash_bytes_per_token)} in {run.reads_per_token} reads"

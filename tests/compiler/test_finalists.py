@@ -14,7 +14,7 @@ from coldpress.compiler.io import Workspace
 from coldpress.compiler.quality import trace
 from coldpress.compiler.quality.passes import Passes
 from coldpress.compiler.stages import allocate, explore, ingest
-from coldpress.compiler.stages.allocate import AllocateConfig, _finalists
+from coldpress.compiler.stages.allocate import AllocateConfig, OverBudgetError, _finalists
 from coldpress.compiler.stages.allocate._finalists import hopeful
 from coldpress.compiler.stages.explore import ExploreConfig
 from coldpress.compiler.stages.ingest import IngestConfig
@@ -86,7 +86,7 @@ class Building:
     def __init__(self, model: Model, corpus: Corpus, activations: Activations, folder: Path) -> None:
         self._records, self._folder, self.passes = (model, corpus, activations), folder, dict[str, int]()
 
-    def run(self, curves: Curves, budget: str, patch: pytest.MonkeyPatch, **settings: Any) -> Sparsity:
+    def run(self, curves: Curves, budget: str | int, patch: pytest.MonkeyPatch, **settings: Any) -> Sparsity:
         values = {"method": "auto", "format": "auto", "dram_budget": budget, "context_length": 64}
         values |= {"density_allocation": "uniform", "max_ppl_ratio": 1.05, "explore_tokens": NUM_TOKENS}
         work = Workspace(self._folder / f"{budget}-{curves.num_tokens}", "test")
@@ -171,6 +171,29 @@ def test_a_selector_that_loses_too_much_is_measured_coarsely_alone(
     assert not {title for title in curves if title.startswith("curve-dip_ca") and "without" not in title}, (
         "no cache is in the loop before it can win"
     )
+
+
+def test_a_run_that_fits_only_without_attention_is_measured_as_it_is_rounded(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_model(tmp_path / "model", num_hidden_layers=2, hidden_size=256, intermediate_size=64)  # mostly attention
+    model = ingest.run(IngestConfig(model=str(tmp_path / "model")), Workspace(tmp_path / "ingest", "test"))
+    families = countable_families(model.spec)
+    work, exact = Workspace(tmp_path / "activations", "test"), exact_families(families, model.spec)
+    activations = count_activity(PassConfig(), model, corpus, families, Activity(exact), work, 1)
+    formats = explored(model, corpus, activations, tmp_path / "formats", "needed")
+    building = Building(model, corpus, activations, tmp_path)
+    with pytest.raises(DoesNotFitError) as refused:
+        building.run(formats, "10%", monkeypatch, format="int8_group32")
+    assert isinstance(refused.value, OverBudgetError)
+    least = refused.value.needed_bytes
+    found = building.run(formats, least, monkeypatch, format="int8_group32")
+    assert (found.method, found.families) == ("dense", ("neuron", "attn_in", "attn_out"))
+    assert found.budget.needed_bytes + found.budget.cache_bytes == least
+    assert "format-int8_group32-rtn-attn_in-attn_out" in building.passes
+    assert not {title for title in building.passes if title.startswith("curve")}, "nothing that cannot fit is measured"
+    assert found.tried[0].reason is not None
+    assert "attention's are read from flash, too" in found.tried[0].reason
 
 
 def test_a_text_of_few_tokens_is_measured_at_all_densities(

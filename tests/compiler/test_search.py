@@ -129,6 +129,31 @@ def test_the_head_loses_precision_where_nothing_else_fits(name: str) -> None:
     assert head_of(best_with_head(name, 0.0, refused=True).candidate.format) == HEAD
 
 
+@pytest.mark.parametrize("name", ["beam", "exhaustive"])
+@pytest.mark.parametrize("fits", [True, False])
+def test_attention_is_streamed_where_nothing_else_fits(name: str, fits: bool) -> None:
+    def judge_attention(candidate: Candidate) -> Judged:
+        found = judge(replace(candidate, format=of_layers(candidate.format)))
+        found = replace(found, candidate=candidate)
+        if candidate.streams_attention:
+            return replace(found, token_s=2 * found.token_s)
+        return found if fits else Judged(candidate, refusal="too large", needed_bytes=9)
+
+    space = replace(SPACE, streams_attention=(False, True), heads=lambda formats: [with_head(formats, HEAD)])
+    found = SEARCHES[name](space, judge_attention, Goal())
+    best = Goal().best(found)
+    assert best is not None
+    assert best.candidate.streams_attention is not fits
+    assert {one.candidate.method for one in found if one.candidate.streams_attention} <= {"dense"}
+    if not fits:
+        assert (best.candidate.method, head_of(best.candidate.format)) == ("dense", None), (
+            "the default head, if it fits"
+        )
+        reason = tried_of(best, found, {}, Goal())[0].reason
+        assert reason is not None
+        assert "attention's are read from flash, too: nothing fits with attention in DRAM" in reason
+
+
 def test_keys_stay_whole_where_the_head_s_gain_is_enough() -> None:
     """Both together save a twentieth, and the head alone nearly as much."""
     both, head, keys = (1 - MARGIN) * 0.98, (1 - MARGIN) * 0.99, 0.99

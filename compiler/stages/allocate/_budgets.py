@@ -12,20 +12,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from coldpress.compiler.search import MARGIN, Goal, Judged, Space
+from coldpress.compiler.search import MARGIN, Goal, Judged, Shared, Space
 from coldpress.compiler.stages.allocate._config import AllocateConfig
 from coldpress.compiler.stages.allocate._quality import Floor
 from coldpress.compiler.stages.allocate._replay import Replays
 from coldpress.compiler.stages.allocate._rules import Inputs
 from coldpress.compiler.stages.allocate._searched import Searched, searched
 from coldpress.compiler.stages.allocate._words import front_of
-from coldpress.schemas.families import Formats, Method
-from coldpress.schemas.layout import KvCacheFormat
+from coldpress.schemas.families import Formats
 from coldpress.schemas.sparsity import Tried
 
 LOG = logging.getLogger(__name__)
-Shared = tuple[Method, Formats, KvCacheFormat]
-"""Selector, format or formats by layer, and the format of keys and values."""
 
 
 class BudgetChoice(NamedTuple):
@@ -91,14 +88,14 @@ def _shared(alone: Sequence[Searched]) -> list[Searched]:
 
 def of_shared(found: Searched, shared: Shared) -> Searched:
     """Searches one selector in one format under a budget: densities up to 1, and caches."""
-    method, format_name, kv_cache = shared
     space = replace(
         found.space,
-        methods=(method,),
-        formats=(format_name,),
+        methods=(shared.method,),
+        formats=(shared.format,),
         heads=lambda formats: (),
-        kv_caches=(kv_cache,),
-        densities=lambda *which: found.judge.up_to_all(method, found.space.densities(*which)),
+        kv_caches=(shared.kv_cache,),
+        densities=lambda *which: found.judge.up_to_all(shared.method, found.space.densities(*which)),
+        streams_attention=(shared.streams_attention,),
     )
     return replace(found.within(space), alone=found.best)
 

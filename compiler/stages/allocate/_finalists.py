@@ -11,14 +11,14 @@ measured on all tokens, and nothing else would be faster even with the least los
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from coldpress.compiler.activity.calibration_pass import stream_of
 from coldpress.compiler.activity.forward import LayerStream
-from coldpress.compiler.candidates import candidates, own_options
+from coldpress.compiler.candidates import ATTENTION, candidates, own_options
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.quality.passes import Passes, remove_grams, rounding_of
 from coldpress.compiler.quality.routings import routing_curves
@@ -36,7 +36,7 @@ from coldpress.compiler.steps import Steps
 from coldpress.runtime.quantization._planes import coarsest
 from coldpress.schemas.curves import CoarseDraft, Curve, Curves, FormatLoss, Point, Unexplored
 from coldpress.schemas.errors import ColdpressError
-from coldpress.schemas.families import FormatName, Method
+from coldpress.schemas.families import WHOLE_MLP, FamilyName, FormatName, Method
 
 LOG = logging.getLogger(__name__)
 COARSE_DENSITIES = (0.5, 0.9)
@@ -84,10 +84,14 @@ def completed(config: AllocateConfig, inputs: Inputs, floor: Floor, budgets: Seq
         for one in reversed(found):  # whatever a selector leaves out, it needs what a dense run does
             if one.best is None:
                 raise one.refusal
-        if all(one.best is not None and one.best.holds_everything for one in found):
-            fits = {along.method: "was not measured: the whole model fits in DRAM" for along in every}
-            return _with_reasons(rest.curves, reasons | fits)
-        return _with_reasons(*rest.measured(budgets, reasons))
+        best = [one.best for one in found if one.best is not None]
+        if all(one.holds_everything for one in best):
+            why = "was not measured: the whole model fits in DRAM"
+        elif any(map(_streams_attention, best)):
+            why = "was not measured: attention does not fit in DRAM, and dense runs alone read it from flash"
+        else:
+            return _with_reasons(*rest.measured(budgets, reasons))
+        return _with_reasons(rest.curves, reasons | {along.method: why for along in every})
     finally:
         rest.clean()
 
@@ -109,7 +113,7 @@ class _Rest:
             self._every.setdefault(What(along.method, along.format), []).append(along)
         self.curves = floor.curves
         self._hopes: dict[What, _Hope] = {}
-        self._surely: set[tuple[str, FormatName]] = set()
+        self._surely: set[tuple[str, FormatName, tuple[FamilyName, ...]]] = set()
         """What was measured on more than few tokens."""
         self._steps = Steps("allocate", 0, "passes")
 
@@ -119,6 +123,11 @@ class _Rest:
         self._again("formats", lambda loss: _is_open(loss, most), self._blocks)
         left = [most / max(1.0, loss.ppl_ratio) for loss in self.curves.formats if loss.ppl_ratio <= most]
         self._again("heads", lambda loss: any(_is_open(loss, room) for room in left), self._blocks)
+        found = searched_together(self._config, *self._on(self.curves), budgets)
+        streamed = {coarsest(one.best.candidate.format) for one in found if one.best and _streams_attention(one.best)}
+        if not streamed:
+            return found
+        self._again("formats", lambda loss: loss.format in streamed, self._blocks, (WHOLE_MLP, *ATTENTION))
         return searched_together(self._config, *self._on(self.curves), budgets)
 
     def measured(
@@ -169,16 +178,20 @@ class _Rest:
             self._hopes[what] = _Hope([hopeful(curve, self._reached(what))], words=_in_words(last))
 
     def _again(
-        self, kind: Literal["formats", "heads"], is_asked: Callable[[FormatLoss], bool], tokens: np.ndarray
+        self,
+        kind: Literal["formats", "heads"],
+        is_asked: Callable[[FormatLoss], bool],
+        tokens: np.ndarray,
+        families: tuple[FamilyName, ...] = (WHOLE_MLP,),
     ) -> None:
-        """Measures on more tokens what was measured on few, if it is asked for."""
+        """Measures on more tokens what was measured on few, if it is asked for, or in slices of more families."""
         losses: tuple[FormatLoss, ...] = getattr(self.curves, kind)
-        names = [loss.format for loss in losses if is_asked(loss) and (kind, loss.format) not in self._surely]
-        if not names or tokens.size <= few_tokens(self._blocks).size:
+        names = [loss.format for loss in losses if is_asked(loss) and (kind, loss.format, families) not in self._surely]
+        if not names or (tokens.size <= few_tokens(self._blocks).size and families == (WHOLE_MLP,)):
             return
-        self._surely.update((kind, name) for name in names)
+        self._surely.update((kind, name, families) for name in names)
         passes = self._all if tokens.size == self._tokens.size else self._passes(tokens)
-        measure = {"formats": Passes.format, "heads": Passes.head}[kind]
+        measure = {"formats": partial(Passes.format, families=families), "heads": Passes.head}[kind]
         self._steps.expect(len(names))
         known = {loss.format: loss for loss in losses} | {name: measure(passes, name) for name in names}
         self.curves = self.curves.model_copy(update={kind: tuple(known.values())})
@@ -321,6 +334,10 @@ def _is_open(loss: FormatLoss, max_ratio: float) -> bool:
     """Returns whether more text may change the answer to whether a format keeps a ratio."""
     error = ERRORS * error_of(loss)
     return loss.ppl_ratio - error <= max_ratio < max(1.0, loss.ppl_ratio) + error
+
+
+def _streams_attention(best: Judged) -> bool:
+    return best.candidate.streams_attention
 
 
 def _what(best: Judged) -> What:

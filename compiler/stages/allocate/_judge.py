@@ -13,6 +13,7 @@ from coldpress.compiler.candidates import (
     own_cache_options,
     own_options,
     routings_for,
+    with_attention,
 )
 from coldpress.compiler.cost_model import flash_bytes, llm_sparsity, weight_bytes
 from coldpress.compiler.dense_run import MOST_DRAFTS
@@ -30,6 +31,7 @@ from coldpress.runtime.plan.kv_cache import KV_CACHE_FORMATS
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantization._planes import coarsest, in_words, planes_of
 from coldpress.runtime.sparsity import Selector
+from coldpress.schemas.base import Options
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import FormatName, Formats, Method, head_of, layer_formats
 from coldpress.schemas.layout import KvCacheFormat
@@ -73,8 +75,15 @@ class BudgetJudge:
             kv_caches=self.kv_caches,
             heads=self._heads,
             routings=self.routings,
+            streams_attention=(False,) if self._with_attention is None else (False, True),
             budget_density=1 - llm_sparsity(self.dram_budget_bytes, weight_bytes(model, formats[0])),
         )
+
+    @property
+    def _with_attention(self) -> Options | None:
+        config = self._config
+        whole = own_options("dense", config.options)
+        return with_attention(whole, self._inputs.model.spec) if config.layers_per_group == 1 else None
 
     def _heads(self, formats: Formats) -> list[Formats]:
         found = self._floor.with_heads(formats, self._inputs.model.spec)
@@ -127,10 +136,11 @@ class BudgetJudge:
 
     def config_of(self, candidate: Candidate) -> AllocateConfig:
         config = self._config
+        options = self._with_attention if candidate.streams_attention else None
         return config.model_copy(
             update={
                 "method": candidate.method,
-                "options": own_options(candidate.method, config.options),
+                "options": own_options(candidate.method, config.options) if options is None else options,
                 "format": coarsest(candidate.format),
                 "density": candidate.density,
                 "cache": candidate.cache,
@@ -241,7 +251,7 @@ class BudgetJudge:
         budget = division.budget
         units, drafts = flash_bytes(division.families, self._inputs.model.spec, division.formats), 0
         is_whole = load("coldpress.runtime.sparsity", Selector, candidate.method).is_whole
-        if is_whole and planes_of(division.format):
+        if is_whole and planes_of(division.format) and not candidate.streams_attention:
             token_s, count = self._drafting(division, token_s)
             drafts = MOST_DRAFTS if count else 0  # a run stops where another one does not pay
         whole = units <= budget.cache_bytes + budget.buffer_bytes

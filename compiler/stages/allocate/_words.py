@@ -90,9 +90,10 @@ def _why_best(one: Judged, dense: Judged | None, goal: Goal, alone: Judged | Non
 
 
 def _shared(one: Judged) -> str:
-    method, format_name, kv_cache = one.candidate.shared
-    of_keys = "" if kv_cache == DEFAULT_KV_CACHE else f" with keys and values in {kv_cache}"
-    return f"{method} in {in_words(format_name)}{of_keys}"
+    shared = one.candidate.shared
+    of_keys = "" if shared.kv_cache == DEFAULT_KV_CACHE else f" with keys and values in {shared.kv_cache}"
+    of_attention = ", attention on flash" if shared.streams_attention else ""
+    return f"{shared.method} in {in_words(shared.format)}{of_keys}{of_attention}"
 
 
 def _head(one: Judged, judged: Sequence[Judged]) -> str:
@@ -148,6 +149,8 @@ def _why_taken(one: Judged, dense: Judged | None, goal: Goal) -> str:
             if enough
             else f"the fastest: none reaches {1 / goal.max_token_s:g} tokens/s"
         )
+    if one.candidate.streams_attention:
+        return "every weight is used, and attention's are read from flash, too: nothing fits with attention in DRAM"
     if one.is_whole and not one.draft_tokens:
         return "every weight is used, since leaving some out is not clearly faster at this quality"
     return f"the fastest that keeps the quality, {_over_dense(one, dense)}"

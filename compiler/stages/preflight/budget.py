@@ -5,8 +5,15 @@ from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
-from coldpress.compiler.candidates import AUTO, families_for, formats_for, own_options
-from coldpress.compiler.cost_model import kv_cache_bytes, parse_share, read_buffer_bytes, resident_tensors, tensor_bytes
+from coldpress.compiler.candidates import ATTENTION, AUTO, families_for, formats_for, own_options, with_attention
+from coldpress.compiler.cost_model import (
+    flash_bytes,
+    kv_cache_bytes,
+    parse_share,
+    read_buffer_bytes,
+    resident_tensors,
+    tensor_bytes,
+)
 from coldpress.compiler.dense_run import dense_run
 from coldpress.compiler.needs import Build
 from coldpress.compiler.quality.variants import head_formats
@@ -14,9 +21,12 @@ from coldpress.compiler.sections import Whole, bookkeeping_bytes, make_sections
 from coldpress.runtime.plan.kv_cache import formats_of
 from coldpress.runtime.quantities import show_bytes
 from coldpress.runtime.quantization._planes import coarsest
+from coldpress.schemas.base import Options
+from coldpress.schemas.device import flash_seconds
 from coldpress.schemas.errors import DoesNotFitError
-from coldpress.schemas.families import FamilyName, FormatName, Formats, HeadFormat, with_head
+from coldpress.schemas.families import FamilyName, FormatName, Formats, HeadFormat, unit_keys, with_head
 
+DENSE = "dense"
 LEAST_CONTEXT = 256
 """Shortest context that is proposed."""
 
@@ -31,6 +41,8 @@ class Need(NamedTuple):
     """The smallest of the asked budgets."""
     parts: dict[str, int]
     """Bytes by use."""
+    families: tuple[FamilyName, ...]
+    """What lies on flash."""
 
     @property
     def least_bytes(self) -> int:
@@ -52,13 +64,25 @@ def least_needs(build: Build, heads: Sequence[FormatName | None] = (None,)) -> I
         budgets = tuple(whole.budgets(asked))
         kept = {f"KV cache of {length:,} tokens": kv_cache_bytes(build.model.spec, length, kv_cache)}
         for method in build.methods:
-            yield Need(build, whole, budgets[-1], _tensors(build, method, formats, len(budgets)) | kept)
+            for options in _options(build, method):
+                families: tuple[FamilyName, ...] = families_for(method, options, build.model.spec)
+                parts = _tensors(build, method, families, formats, len(budgets)) | kept
+                yield Need(build, whole, budgets[-1], parts, families)
 
 
-def _tensors(build: Build, method: str, formats: Formats, num_plans: int) -> dict[str, int]:
+def _options(build: Build, method: str) -> list[Options]:
+    """Returns the options that the choice may give a selector: a dense run may stream attention, too."""
+    if build.method != AUTO:
+        return [build.options]
+    own = own_options(method, build.options)
+    streamed = with_attention(own, build.model.spec) if method == DENSE and build.layers_per_group == 1 else None
+    return [own] if streamed is None else [own, streamed]
+
+
+def _tensors(
+    build: Build, method: str, families: tuple[FamilyName, ...], formats: Formats, num_plans: int
+) -> dict[str, int]:
     model, page_bytes, name = build.model, build.page_bytes, coarsest(formats)
-    options = own_options(method, build.options) if build.method == AUTO else build.options
-    families: tuple[FamilyName, ...] = families_for(method, options, model.spec)
     sections = make_sections(model.spec, families, name, build.layers_per_group)
     tensors = resident_tensors(model, families, formats)
     sizes = {one.role: tensor_bytes(one.role, one.shape, formats) for one in tensors}
@@ -106,8 +130,13 @@ def _share_of(need: Need) -> str:
 
 def _speed(need: Need) -> str:
     device, (model, name, length, kv_cache, *_) = need.build.device, need.whole
-    run = dense_run(model, name, length, need.least_bytes, device, kv_cache)
-    return f", which gives about {1 / run.token_s:.3g} tokens/s on {device.name}" if run is not None else ""
+    if (run := dense_run(model, name, length, need.least_bytes, device, kv_cache)) is not None:
+        return f", which gives about {1 / run.token_s:.3g} tokens/s on {device.name}"
+    if not set(ATTENTION) <= set(need.families):
+        return ""
+    num_bytes = flash_bytes(need.families, model.spec, name)
+    seconds = flash_seconds(device.flash, len(unit_keys(need.families, model.spec)), num_bytes)
+    return f", which gives at most {1 / seconds:.3g} tokens/s on {device.name}, as attention is read from flash, too"
 
 
 def _remedies(build: Build) -> Iterator[tuple[str, Need]]:
