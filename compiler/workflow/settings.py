@@ -83,8 +83,6 @@ CONFIG_FILE = "config.json"
 RELUFY_OFF = "off"
 FILES = {"imatrix": "llama-imatrix", "llama_bench": "llama-bench"}
 """Keys that name a file -> what writes it."""
-SOURCE_FORMAT = "fp16"
-"""Format of the source in the report's size comparison, whatever the artifact's format."""
 
 
 class ModelReference(Record):
@@ -181,7 +179,6 @@ class BuildConfig:
                 *looked_at,
                 *(stored for name in formats_for(self["format"]) for stored in stored_formats(name)),
                 self["predictor_format"],
-                SOURCE_FORMAT,
             ),
             "coldpress.compiler.architectures": (self.model.model_type,),
         }
