@@ -5,7 +5,6 @@ and `kv_b_proj` expand latents (runtime/decoder/latents.py).
 """
 
 import math
-from types import MappingProxyType
 from typing import Any
 
 from coldpress.compiler.architectures import _common, _experts
@@ -38,24 +37,6 @@ class Plugin(_experts.Mixture):
         "first_k_dense_replace",
         "norm_topk_prob",
     }
-    SPELLINGS = MappingProxyType({"num_experts": "n_routed_experts"})
-    DEFAULTS = _common.llama_defaults(
-        kv_lora_rank=512,
-        q_lora_rank=1536,
-        qk_nope_head_dim=128,
-        qk_rope_head_dim=64,
-        v_head_dim=128,
-        moe_intermediate_size=1407,
-        num_experts_per_tok=None,
-        n_routed_experts=64,
-        n_shared_experts=2,
-        routed_scaling_factor=1.0,
-        topk_method="greedy",
-        n_group=None,
-        topk_group=None,
-        first_k_dense_replace=0,
-        norm_topk_prob=False,
-    )
     NAMES = NAMES
     MODULES = _experts.modules("DeepseekV2", NAMES)
 

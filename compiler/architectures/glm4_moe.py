@@ -30,28 +30,7 @@ class Plugin(_experts.Mixture):
         "norm_topk_prob",
         "num_nextn_predict_layers",
     }
-    SPELLINGS = MappingProxyType(
-        {"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"}
-    )
-    DEFAULTS = _common.llama_defaults(
-        intermediate_size=10944,
-        num_key_value_heads=8,
-        rms_norm_eps=1e-5,
-        bos_token_id=None,
-        eos_token_id=None,
-        partial_rotary_factor=0.5,
-        use_qk_norm=False,
-        moe_intermediate_size=1408,
-        num_experts_per_tok=8,
-        n_routed_experts=128,
-        n_shared_experts=1,
-        routed_scaling_factor=1.0,
-        n_group=1,
-        topk_group=1,
-        first_k_dense_replace=1,
-        norm_topk_prob=True,
-        num_nextn_predict_layers=1,
-    )
+    DEFAULTS = MappingProxyType({"partial_rotary_factor": 0.5, "num_nextn_predict_layers": 1})
     NAMES = NAMES
     MODULES = _experts.modules("Glm4Moe", NAMES, partial_rotary=True)
 

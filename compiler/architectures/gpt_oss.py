@@ -43,23 +43,7 @@ class Plugin(_experts.Mixture):
         "swiglu_alpha",
         "swiglu_limit",
     }
-    SPELLINGS = MappingProxyType({"num_experts": "num_local_experts"})
-    DEFAULTS = _common.llama_defaults(
-        intermediate_size=2880,
-        num_key_value_heads=8,
-        head_dim=64,
-        rms_norm_eps=1e-5,
-        bos_token_id=None,
-        eos_token_id=None,
-        attention_bias=True,
-        sliding_window=128,
-        layer_types=None,
-        num_local_experts=128,
-        num_experts_per_tok=4,
-        swiglu_alpha=SWIGLU_ALPHA,
-        swiglu_limit=7.0,
-        rope_parameters=YARN,
-    )
+    DEFAULTS = MappingProxyType({"rope_parameters": YARN})
     PACKED = "mxfp4"
     NAMES = NAMES
     STACKED = MappingProxyType(

@@ -12,7 +12,6 @@ BOTH = "block_sparse_moe.input_linear.weight"
 
 class Plugin(_experts.Mixture):
     KEYS = granite.MULTIPLIERS | _common.LLAMA_KEYS | {"attention_bias", "num_local_experts", "num_experts_per_tok"}
-    DEFAULTS = _common.llama_defaults(**granite.MULTIPLIER_DEFAULTS, num_local_experts=8, num_experts_per_tok=2)
     NAMES = NAMES
     STACKED = MappingProxyType(
         {

@@ -8,7 +8,6 @@ from coldpress.schemas.model import ModelSpec
 
 class Plugin(_common.Llama):
     KEYS = _common.LLAMA_KEYS | {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"}
-    DEFAULTS = _common.qwen_defaults()
     MODULES = _common.llama_modules("Qwen2")
 
     def spec(self, config: Any) -> ModelSpec:

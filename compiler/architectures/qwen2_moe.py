@@ -25,23 +25,6 @@ class Plugin(_experts.Mixture):
         "num_experts_per_tok",
         "norm_topk_prob",
     }
-    DEFAULTS = _common.llama_defaults(
-        intermediate_size=5632,
-        num_key_value_heads=16,
-        bos_token_id=None,
-        eos_token_id=None,
-        qkv_bias=True,
-        use_sliding_window=False,
-        sliding_window=4096,
-        max_window_layers=28,
-        decoder_sparse_step=1,
-        mlp_only_layers=None,
-        moe_intermediate_size=1408,
-        shared_expert_intermediate_size=5632,
-        num_experts=60,
-        num_experts_per_tok=4,
-        norm_topk_prob=False,
-    )
     NAMES = NAMES
     MODULES = _experts.modules("Qwen2Moe", NAMES)
 

@@ -15,7 +15,6 @@ class Plugin(_common.Llama):
         "max_window_layers",
         "layer_types",
     }
-    DEFAULTS = _common.qwen_defaults(head_dim=128)
     MODULES = _common.llama_modules("Qwen3")
 
     def spec(self, config: Any) -> ModelSpec:
