@@ -128,7 +128,9 @@ class Place:
 
     tensor: str
     index: int | None = None
-    """The expert whose entry of the tensor it is; None if the tensor has no such entries."""
+    """The entry of the tensor that it is, mostly an expert's; None if the tensor has no such entries."""
+    num_entries: int | None = None
+    """None: one for each expert."""
     part: int = 0
     num_parts: int = 1
     """The rows are one of so many equal parts of the entry's rows."""
@@ -255,7 +257,8 @@ def filled(architecture: Architecture, raw: Mapping[str, Any]) -> Filled | None:
     defaults = architecture.defaults()
     if any(one.get("rope_type", UNSCALED_ROPE_TYPES[0]) not in UNSCALED_ROPE_TYPES for one in each):
         return None
-    if not defaults or any(value is None and defaults.get(key) is not None for key, value in raw.items()):
+    unknown = architecture.declared().types.keys() & architecture.KEYS - defaults.keys() - raw.keys()
+    if not defaults or unknown or any(value is None and defaults.get(key) is not None for key, value in raw.items()):
         return None
     found = Filled(**{"head_dim": None, **defaults, **raw})
     if {"max_window_layers", "use_sliding_window"} <= defaults.keys():

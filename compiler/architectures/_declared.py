@@ -8,6 +8,7 @@ import ast
 import functools
 import importlib.util
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ BASE = "configuration_utils.py"
 @dataclass(frozen=True)
 class Declared:
     defaults: Mapping[str, Any]
+    """Those that are literals."""
     types: Mapping[str, frozenset[str]]
     """Key -> the names in its annotation, such as `int` and `None`."""
     names: Mapping[str, str]
@@ -41,7 +43,7 @@ def declared(model_type: str, package: str) -> Declared:
         fields = [node for node in classes[name].body if isinstance(node, ast.AnnAssign)]
         values = {ast.unparse(node.target): node for node in fields}
         found = Declared(
-            {key: _literal(node.value) for key, node in values.items() if node.value is not None} | found.defaults,
+            _literals({key: node.value for key, node in values.items()}) | found.defaults,
             {key: _type_names(node.annotation) for key, node in values.items()} | found.types,
             {**(_assigned(classes[name]).get("attribute_map") or {}), **found.names},
         )
@@ -57,15 +59,15 @@ def _classes(file: Path) -> dict[str, ast.ClassDef]:
 
 def _assigned(node: ast.ClassDef) -> dict[str, Any]:
     assigned = [entry for entry in node.body if isinstance(entry, ast.Assign)]
-    return {ast.unparse(entry.targets[0]): _literal(entry.value) for entry in assigned}
+    return _literals({ast.unparse(entry.targets[0]): entry.value for entry in assigned})
 
 
-def _literal(node: ast.expr) -> Any:
-    """Returns a literal's value, None for an expression."""
-    try:
-        return ast.literal_eval(node)
-    except ValueError:
-        return None
+def _literals(nodes: Mapping[str, ast.expr | None]) -> dict[str, Any]:
+    found = dict[str, Any]()
+    for name, node in nodes.items():
+        with suppress(ValueError):  # of an expression
+            found |= {} if node is None else {name: ast.literal_eval(node)}
+    return found
 
 
 def _type_names(node: ast.expr) -> frozenset[str]:

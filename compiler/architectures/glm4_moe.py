@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import Any
 
 from coldpress.compiler.architectures import _common, _experts
-from coldpress.schemas.errors import CheckpointError
 from coldpress.schemas.model import ModelSpec
 
 NAMES = _experts.Names(correction="e_score_correction_bias", shared="shared_experts")
@@ -40,16 +39,13 @@ class Plugin(_experts.Mixture):
         Raises:
             CheckpointError: if no layer has experts, or groups of experts make no sense.
         """
-        return _common.llama_spec(
+        return _experts.mixture_spec(
             self.MODULES,
             config,
+            "n_routed_experts",
+            "sigmoid",
             intermediate_size=config.moe_intermediate_size,
-            router_scores="sigmoid",
-            router_normed=config.norm_topk_prob,
-            router_scaling=float(config.routed_scaling_factor),
             shared_intermediate_size=config.moe_intermediate_size * config.n_shared_experts,
-            **_experts.counts(config, "n_routed_experts"),
-            **_groups(config),
             **_experts.layers_without(config, range(config.first_k_dense_replace)),
         )
 
@@ -64,14 +60,3 @@ class Plugin(_experts.Mixture):
         first = spec.num_hidden_layers
         numbers = "|".join(str(first + at) for at in range(config.num_nextn_predict_layers))
         return rf"model\.layers\.({numbers})\..*" if numbers else ""
-
-
-def _groups(config: Any) -> dict[str, Any]:
-    experts, groups, chosen = config.n_routed_experts, config.n_group, config.topk_group
-    size = experts // groups
-    if experts % groups or size < 2 or chosen > groups or config.num_experts_per_tok > chosen * size:
-        raise CheckpointError(
-            f"config.json: n_group is {groups} and topk_group {chosen} with {experts} experts, expected groups of "
-            f"equal size, two experts or more; topk_group of them must hold {config.num_experts_per_tok} for a token"
-        )
-    return {"num_expert_groups": groups, "num_expert_groups_per_tok": chosen}

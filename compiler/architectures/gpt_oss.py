@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from coldpress.compiler.architectures import _common, _experts
-from coldpress.runtime.decoder.arithmetic import SWIGLU_ALPHA
+from coldpress.runtime.arithmetic import SWIGLU_ALPHA
 from coldpress.schemas.errors import CheckpointError
 from coldpress.schemas.model import ModelSpec
 
@@ -76,14 +76,14 @@ class Plugin(_experts.Mixture):
                 raise CheckpointError(
                     f"config.json: {key} is {found!r} in a model of type gpt_oss, expected {expected!r}"
                 )
-        return _common.llama_spec(
+        return _experts.mixture_spec(
             self.MODULES,
             config,
+            "num_local_experts",
             hidden_act="swiglu_oai",
             activation_threshold=float(config.swiglu_limit),
             attention_sinks=True,
             **_common.windows(config),
-            **_experts.counts(config, "num_local_experts"),
         )
 
     def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:

@@ -23,8 +23,7 @@ class Plugin(_experts.Mixture):
     MODULES = _experts.modules("GraniteMoe", NAMES)
 
     def spec(self, config: Any) -> ModelSpec:
-        experts = _experts.counts(config, "num_local_experts")
-        return _common.llama_spec(self.MODULES, config, **granite.granite_fields(config), **experts)
+        return _experts.mixture_spec(self.MODULES, config, "num_local_experts", **granite.granite_fields(config))
 
     def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
         return _common.attention_biases(config)

@@ -15,5 +15,4 @@ class Plugin(_experts.Mixture):
     MODULES = _experts.modules("Mixtral", NAMES)
 
     def spec(self, config: Any) -> ModelSpec:
-        experts = _experts.counts(config, "num_local_experts")
-        return _common.llama_spec(self.MODULES, config, config.sliding_window, **experts)
+        return _experts.mixture_spec(self.MODULES, config, "num_local_experts", sliding_window=config.sliding_window)

@@ -22,9 +22,7 @@ class Plugin(_experts.Mixture):
         """
         if config.clip_qkv is not None:
             raise CheckpointError(f"config.json: clip_qkv is {config.clip_qkv}, which is not supported, expected null")
-        return _common.llama_spec(
-            self.MODULES, config, qk_norm="width", router_normed=config.norm_topk_prob, **_experts.counts(config)
-        )
+        return _experts.mixture_spec(self.MODULES, config, qk_norm="width")
 
     def qk_norm(self, config: Any) -> bool:
         return True

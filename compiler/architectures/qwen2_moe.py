@@ -39,14 +39,12 @@ class Plugin(_experts.Mixture):
             raise CheckpointError(
                 "config.json: layer_types names sliding_attention and use_sliding_window is false, expected true"
             )
-        return _common.llama_spec(
+        return _experts.mixture_spec(
             self.MODULES,
             config,
             intermediate_size=config.moe_intermediate_size,
-            router_normed=config.norm_topk_prob,
             shared_intermediate_size=config.shared_expert_intermediate_size,
             **_common.windows(config, types),
-            **_experts.counts(config),
             **_experts.stepped_layers(config),
         )
 

@@ -34,13 +34,11 @@ class Plugin(_experts.Mixture):
         Raises:
             CheckpointError: if no layer has experts.
         """
-        return _common.llama_spec(
+        return _experts.mixture_spec(
             self.MODULES,
             config,
-            config.sliding_window,
+            sliding_window=config.sliding_window,
             intermediate_size=config.moe_intermediate_size,
-            router_normed=config.norm_topk_prob,
-            **_experts.counts(config),
             **_experts.stepped_layers(config),
         )
 

@@ -11,6 +11,7 @@ from coldpress.compiler.activity.forward import Hooks, LayerStream
 from coldpress.compiler.activity.layer_counts import exact_families
 from coldpress.compiler.activity.rounded import RoundedKeys
 from coldpress.compiler.architectures import Architecture, _common, granite
+from coldpress.compiler.architectures._declared import declared
 from coldpress.compiler.checkpoint.shapes import read_shapes
 from coldpress.compiler.checkpoint.source_config import checked_config
 from coldpress.compiler.checkpoint.tensors import read_role, rotary_inv_freq
@@ -18,8 +19,8 @@ from coldpress.compiler.io import Workspace
 from coldpress.compiler.stages import ingest
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.compiler.workflow import settings
+from coldpress.runtime.arithmetic import rms_norm
 from coldpress.runtime.decoder import decoder
-from coldpress.runtime.decoder.arithmetic import rms_norm
 from coldpress.runtime.decoder.tokens import KvCache
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plugins import load, names
@@ -363,16 +364,36 @@ def test_checkpoints_that_transformers_writes_itself(tmp_path: Path, kind: str) 
     assert np.std(expected) > 0.3
 
 
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_what_a_class_declares_is_read_from_its_source(kind: str) -> None:
+    """Defaults and types, for a class that is imported; a version that has no such class declares nothing."""
+    import dataclasses
+
+    from transformers import AutoConfig
+
+    architecture = load("coldpress.compiler.architectures", Architecture, kind)
+    theirs = type(AutoConfig.for_model(architecture.MODULES.built_of or kind))
+    fields = {field.name: field for field in dataclasses.fields(theirs)}
+    read = [key for key in _common.KEYS | architecture.KEYS if key in fields]
+    assert {"vocab_size", "tie_word_embeddings", "eos_token_id"} <= {*read}
+    for key in read:
+        if key in architecture.declared().defaults or key != "max_position_embeddings":  # some give it as a product
+            assert architecture.declared().defaults[key] == fields[key].default
+        is_flag = isinstance(fields[key].default, bool)
+        assert ("bool" in architecture.declared().types[key]) == is_flag or fields[key].default is None
+    assert declared(kind, "no_such_package").defaults == {}
+
+
 @pytest.mark.parametrize("kind", [kind for kind in ARCHITECTURES if kind != "bamboo"])
 def test_other_names_of_keys_are_those_of_the_class(kind: str) -> None:
     """A key that transformers reads under two names is read under both; two numbers for one setting are refused."""
     architecture = load("coldpress.compiler.architectures", Architecture, kind)
     config = of_class(kind)
     pairs = {frozenset(pair) for pair in config.attribute_map.items()}
-    assert pairs == {frozenset(pair) for pair in architecture.SPELLINGS.items()}
+    assert pairs == {frozenset(pair) for pair in architecture.spellings().items()}
     raw = json.loads(json.dumps(config.to_dict(), default=str))
     _, expected = checked_config(raw)
-    for other, key in architecture.SPELLINGS.items():
+    for other, key in architecture.spellings().items():
         value = raw.get(key, raw.get(other))
         spelled = {name: raw[name] for name in raw if name not in (key, other)}
         assert checked_config({**spelled, key: value})[1] == checked_config({**spelled, other: value})[1] == expected
@@ -703,12 +724,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "groups without a number": (
         "deepseek_v2",
         {"topk_method": "group_limited_greedy"},
-        "n_group is None and topk_group None with 4 experts, expected groups of equal size",
+        "n_group is None and topk_group None, expected numbers of groups",
     ),
     "groups that hold too few": (
         "deepseek_v2",
         {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 1},
-        "n_group is 4 and topk_group 1 with 4 experts",
+        "num_experts_per_tok is 2, expected at most 1, the experts of its groups",
     ),
     "alibi": ("falcon", {"alibi": True}, "alibi is true, and positions other than rotary ones are not supported"),
     "falcon new, one after the other": (
