@@ -250,30 +250,19 @@ class Filled(SimpleNamespace):
 
 def filled(architecture: Architecture, raw: Mapping[str, Any]) -> Filled | None:
     """Returns a configuration that `Architecture.spec` takes, without importing transformers, which takes seconds; None
-    where only transformers knows all of it: it has the factors of some rotary embeddings, and may refuse a null that is
-    not its default; or where its class is not read without it."""
+    where only transformers knows all of it: it has the factors of some rotary embeddings; or its class is not read
+    without it."""
     given = raw.get("rope_parameters") or {}
     each = [given.get(key) or {} if key else given for key in architecture.MODULES.rotary.values()]
     defaults = architecture.defaults()
     if any(one.get("rope_type", UNSCALED_ROPE_TYPES[0]) not in UNSCALED_ROPE_TYPES for one in each):
         return None
     unknown = architecture.declared().types.keys() & architecture.KEYS - defaults.keys() - raw.keys()
-    if not defaults or unknown or any(value is None and defaults.get(key) is not None for key, value in raw.items()):
+    if not defaults or unknown:
         return None
     found = Filled(**{"head_dim": None, **defaults, **raw})
-    if {"max_window_layers", "use_sliding_window"} <= defaults.keys():
-        _fill_windows(found)
     architecture.complete(found)
     return found
-
-
-def _fill_windows(config: Filled) -> None:
-    if not config.use_sliding_window:
-        config.sliding_window = None
-    if getattr(config, "layer_types", ()) is None:
-        first = config.num_hidden_layers if config.sliding_window is None else config.max_window_layers
-        kinds = ("full_attention", "sliding_attention")
-        config.layer_types = [kinds[layer >= first] for layer in range(config.num_hidden_layers)]
 
 
 def causal_lm(modules: Modules, config: Any, spec: ModelSpec) -> "nn.Module":

@@ -43,8 +43,8 @@ def declared(model_type: str, package: str) -> Declared:
         fields = [node for node in classes[name].body if isinstance(node, ast.AnnAssign)]
         values = {ast.unparse(node.target): node for node in fields}
         found = Declared(
-            _literals({key: node.value for key, node in values.items()}) | found.defaults,
-            {key: _type_names(node.annotation) for key, node in values.items()} | found.types,
+            {**_literals({key: node.value for key, node in values.items()}), **found.defaults},
+            {**{key: _type_names(node.annotation) for key, node in values.items()}, **found.types},
             {**(_assigned(classes[name]).get("attribute_map") or {}), **found.names},
         )
         bases = [ast.unparse(node) for node in classes[name].bases]

@@ -138,6 +138,10 @@ def mixture_spec(
     found = {field: getattr(config, name, None) for field, name in names.items()}
     found |= {"router_scores": router, "router_options": _settings(router, config)}
     fields = {field: value for field, value in found.items() if value is not None} | own
+    if fields.get("num_experts", 0) < 2:
+        raise CheckpointError(f"config.json: {key} is {found['num_experts']}, expected at least 2 experts")
+    if "num_experts_per_tok" not in fields:
+        raise CheckpointError("config.json: num_experts_per_tok is missing, expected the experts that a token uses")
     spec = _common.llama_spec(modules, config, **fields)
     flaw = router_class(spec).flaw(spec)
     if flaw is not None:

@@ -109,8 +109,6 @@ def _check(config: Any) -> None:
             f"config.json: topk_method is {config.topk_method!r}, expected {' or '.join(METHODS)} in a model of type "
             "deepseek_v2"
         )
-    if config.num_experts_per_tok is None:
-        raise CheckpointError("config.json: num_experts_per_tok is missing, expected the experts that a token uses")
     if config.topk_method == METHODS[1] and None in (config.n_group, config.topk_group):
         raise CheckpointError(
             f"config.json: n_group is {config.n_group} and topk_group {config.topk_group}, expected numbers of groups "

@@ -28,6 +28,10 @@ class Plugin(_experts.Mixture):
     NAMES = NAMES
     MODULES = _experts.modules("Qwen2Moe", NAMES)
 
+    def complete(self, config: Any) -> None:
+        if not config.use_sliding_window:
+            config.sliding_window = None
+
     def spec(self, config: Any) -> ModelSpec:
         """Returns a spec with windows for the layers that the configuration names, or for every other one.
 

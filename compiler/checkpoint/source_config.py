@@ -7,7 +7,7 @@ settings (`rope_theta` + `rope_scaling`, and `rope_parameters`) become the secon
 """
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from coldpress.compiler.architectures import _common
@@ -61,46 +61,30 @@ HARMLESS_KEYS = frozenset(
     ]
 )
 """Keys that change nothing in a forward pass, or are handled elsewhere here: left out without a notice."""
-BOUNDS: dict[str, tuple[int, int]] = {
-    "vocab_size": (1, 1 << 22),
-    "hidden_size": (1, 1 << 17),
-    "intermediate_size": (1, 1 << 20),
-    "ffn_dim": (1, 1 << 20),
-    "num_hidden_layers": (1, 999),
-    "num_attention_heads": (1, 1 << 12),
-    "num_key_value_heads": (1, 1 << 12),
-    "head_dim": (1, 1 << 12),
-    "max_position_embeddings": (1, 1 << 27),
-    "original_max_position_embeddings": (1, 1 << 27),
-    "word_embed_proj_dim": (1, 1 << 17),
-    "ffn_hidden_size": (1, 1 << 20),
-    "num_kv_heads": (1, 1 << 12),
-    "num_ln_in_parallel_attn": (1, 2),
-    "moe_intermediate_size": (1, 1 << 20),
-    "shared_expert_intermediate_size": (1, 1 << 20),
-    "kv_lora_rank": (1, 1 << 16),
-    "q_lora_rank": (1, 1 << 16),
-    "qk_nope_head_dim": (1, 1 << 12),
-    "qk_rope_head_dim": (2, 1 << 12),
-    "v_head_dim": (1, 1 << 12),
-    "n_routed_experts": (2, 1 << 12),
-    "n_shared_experts": (1, 1 << 6),
-    "n_group": (1, 1 << 12),
-    "topk_group": (1, 1 << 12),
-    "first_k_dense_replace": (0, 999),
-    "num_nextn_predict_layers": (0, 99),
-    "num_experts": (2, 1 << 12),
-    "num_local_experts": (2, 1 << 12),
-    "num_experts_per_tok": (1, 1 << 12),
-    "sliding_window": (1, 1 << 27),
-    "max_window_layers": (0, 1 << 27),
-    "sliding_window_pattern": (1, 999),
-    "no_rope_layer_interval": (1, 999),
-    "decoder_sparse_step": (1, 999),
-    "bos_token_id": (0, 1 << 22),
-    "pad_token_id": (-1, 1 << 22),
+MOST = {
+    "num_hidden_layers": 999,
+    "vocab_size": 1 << 22,
+    "_token_id": 1 << 22,
+    "_size": 1 << 20,
+    "_dim": 1 << 20,
+    "_rank": 1 << 20,
+    "_position_embeddings": 1 << 27,
+    "sliding_window": 1 << 27,
+    "max_window_layers": 1 << 27,
+    "": 1 << 12,
 }
-"""Least and greatest value; file names have three digits for num_hidden_layers."""
+"""The end of a key -> the greatest whole number that it may have, by the first that fits: numbers of heads and experts
+bound loops; file names have three digits for layers."""
+LEAST = {
+    "num_hidden_layers": 1,
+    "_layers": 0,
+    "_index": 0,
+    "first_k_dense_replace": 0,
+    "pad_token_id": -1,
+    "_token_id": 0,
+    "": 1,
+}
+"""The same for the least number."""
 CLASSES = (
     "Config",
     "Model",
@@ -111,8 +95,8 @@ CLASSES = (
 )
 """Classes of an architecture that transformers has taken over, by the ends of their names."""
 REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
-UNDECLARED = frozenset(("None",))
-"""Of a key that transformers' class does not declare: it may be null, and its bounds are all that is known."""
+UNDECLARED = frozenset(("int", "None"))
+"""The type of the keys that are read and that transformers' class does not declare."""
 MAX_NUMBER = 1 << 20
 EPSILONS = frozenset(("rms_norm_eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon"))
 OUTSIDE = {
@@ -171,7 +155,10 @@ def checked_config(raw: Mapping[str, Any]) -> tuple[_common.Architecture, dict[s
     if dropped:
         log.info("config.json: unknown keys are left out: %s", short(dropped))
     for key, value in config.items():
-        check_value(key, value, types=architecture.declared().types.get(key, UNDECLARED))
+        types = architecture.declared().types.get(key, UNDECLARED)
+        is_factor = "float" in types and not key.endswith("_softcapping")  # without a cap scores stay as they are
+        is_needed = is_factor and architecture.defaults().get(key) is not None
+        check_value(key, value, types=types - {"None"} if is_needed else types)
     _check_heads(config)
     _check_layers(config)
     return architecture, config
@@ -223,46 +210,46 @@ def check_value(key: str, value: Any, file: str = "config.json", types: Collecti
     """
     if value is None and "None" in types:
         return
-    if key in BOUNDS:
-        least, greatest = BOUNDS[key]
-        if type(value) is not int or not least <= value <= greatest:
-            raise _wrong(file, key, value, f"a whole number from {least} to {greatest}")
-    elif key == _common.THRESHOLD_KEY and not _is_between(value, 1 << 10):
-        raise _wrong(file, key, value, "a number above 0 and below 1024")
-    elif key in EPSILONS and not _is_between(value, 1):
-        raise _wrong(file, key, value, "a number between 0 and 1")
-    elif key == "no_rope_layers" and not _is_flags(value):
-        raise _wrong(file, key, value, "a list of 0 and 1")
-    elif key == "eos_token_id":
-        ids = value if isinstance(value, list) else [value]
-        if not all(type(token) is int and 0 <= token <= BOUNDS["bos_token_id"][1] for token in ids) or len(ids) > 64:
-            raise _wrong(file, key, value, "a token id or a list of them")
-    elif key == "mlp_only_layers" and not _is_layers(value):
-        raise _wrong(file, key, value, "a list of layers' numbers")
-    elif key in ("layer_types", "architectures") and not _is_texts(value):
-        raise _wrong(file, key, value, "a list of texts")
-    elif "bool" in types and type(value) is not bool:
-        raise _wrong(file, key, value, "true or false")
-    elif "str" in types and not isinstance(value, str):
-        raise _wrong(file, key, value, "a text")
-    elif {"int", "float"} & {*types} and not _is_between(value, MAX_NUMBER):
-        raise _wrong(file, key, value, f"a number above 0 and below {MAX_NUMBER}")
+    fits, expected = _rule(key, types)
+    if not fits(value):
+        raise _wrong(file, key, value, expected)
+
+
+def _rule(key: str, types: Collection[str]) -> tuple[Callable[[Any], bool], str]:
+    """Returns what a key's value must satisfy, and its words."""
+    least, most = (next(bounds[end] for end in bounds if key.endswith(end)) for bounds in (LEAST, MOST))
+    of_keys = {
+        _common.THRESHOLD_KEY: (lambda value: _is_between(value, 1 << 10), "a number above 0 and below 1024"),
+        **dict.fromkeys(EPSILONS, (lambda value: _is_between(value, 1), "a number between 0 and 1")),
+        "no_rope_layers": (lambda value: _is_list(value, int) and {*value} <= {0, 1}, "a list of 0 and 1"),
+        "eos_token_id": (lambda value: _are_ids(value, most), "a token id or a list of them"),
+        "mlp_only_layers": (
+            lambda value: _is_list(value, int) and min(value, default=0) >= 0,
+            "a list of layers' numbers",
+        ),
+        **dict.fromkeys(("layer_types", "architectures"), (lambda value: _is_list(value, str), "a list of texts")),
+    }
+    of_types = {
+        "bool": (lambda value: type(value) is bool, "true or false"),
+        "str": (lambda value: type(value) is str, "a text"),
+        "float": (lambda value: _is_between(value, MAX_NUMBER), f"a number above 0 and below {MAX_NUMBER}"),
+        "int": (lambda value: type(value) is int and least <= value <= most, f"a whole number from {least} to {most}"),
+    }
+    given = [of_types[name] for name in of_types if name in types]
+    return of_keys.get(key) or (given[0] if given else (lambda _: True, ""))
+
+
+def _are_ids(value: Any, most: int) -> bool:
+    ids = value if isinstance(value, list) else [value]
+    return _is_list(ids, int) and len(ids) <= 64 and all(0 <= token <= most for token in ids)
+
+
+def _is_list(value: Any, kind: type) -> bool:
+    return isinstance(value, list) and len(value) <= 999 and all(type(entry) is kind for entry in value)
 
 
 def _is_between(value: Any, limit: int) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < limit
-
-
-def _is_flags(value: Any) -> bool:
-    return _is_layers(value) and all(entry in (0, 1) for entry in value)
-
-
-def _is_layers(value: Any) -> bool:
-    return isinstance(value, list) and len(value) <= 999 and all(type(entry) is int and entry >= 0 for entry in value)
-
-
-def _is_texts(value: Any) -> bool:
-    return isinstance(value, list) and len(value) <= 999 and all(isinstance(entry, str) for entry in value)
 
 
 def _wrong(file: str, key: str, value: Any, expected: str) -> CheckpointError:

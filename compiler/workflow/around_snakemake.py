@@ -37,6 +37,7 @@ from typing import Any, TypeVar
 
 from snakemake.jobs import Job
 
+from coldpress.compiler.device import memory
 from coldpress.compiler.lock import build_locks
 from coldpress.compiler.needs import Inputs
 from coldpress.compiler.pipeline import STAGES
@@ -45,7 +46,6 @@ from coldpress.compiler.workflow.last_words import NOTE, REFUSED, no_room
 from coldpress.compiler.workflow.pins import keep
 from coldpress.compiler.workflow.running import FOLDER
 from coldpress.compiler.workflow.settings import BuildConfig
-from coldpress.runtime.plan import memory
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.manifest import MANIFEST_FILE
 

@@ -51,13 +51,6 @@ def physical_bytes(root: Path = Path("/")) -> int:
     return min([machine, *(group.limit_bytes for group in memory_groups(root))])
 
 
-def free_dram_bytes() -> int:
-    """Returns the bytes of memory that this process may still take: the system's, or less by its control groups."""
-    import psutil  # imported here: measuring a device must work without it
-
-    return min([psutil.virtual_memory().available, *(group.left_bytes for group in memory_groups())])
-
-
 def memory_groups(root: Path = Path("/")) -> Iterator[GroupMemory]:
     """Yields the control groups around this process that limit its memory, of version 1 and 2. `root` is the folder
     that contains proc/self/cgroup and sys/fs/cgroup."""

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from coldpress.compiler.checkpoint.tensors import read_role
+from coldpress.compiler.device import memory
 from coldpress.compiler.stages.distill import DistillConfig, run
 from coldpress.compiler.stages.distill._masks import masked, masks_of
-from coldpress.runtime.plan import memory
 from coldpress.runtime.sparsity import topk
 from coldpress.schemas.errors import DoesNotFitError
 from tests.support.distilling import LAYERS, QUICK, corpus_at, held_out_divergence, load, model_at, top_k

@@ -11,10 +11,10 @@ import pytest
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
 from coldpress.compiler.checkpoint import hub
+from coldpress.compiler.device import memory
 from coldpress.compiler.stages import preflight
 from coldpress.compiler.workflow.download import check_before_download, check_folder
 from coldpress.compiler.workflow.settings import resolve
-from coldpress.runtime.plan import memory
 from coldpress.schemas.errors import ColdpressError
 from tests.support.checkpoints import REVISION
 from tests.support.dag import inputs_for

@@ -11,6 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
+from coldpress.compiler.device import memory
 from coldpress.compiler.io import Workspace, save_arrays
 from coldpress.compiler.job import Job, config_of
 from coldpress.compiler.needs import Build, all_needs, needs_of
@@ -24,7 +25,6 @@ from coldpress.compiler.stages.preflight import PreflightConfig, trial
 from coldpress.compiler.stages.preflight.budget import least_needs
 from coldpress.compiler.stages.quantize import QuantizeConfig
 from coldpress.compiler.workflow.settings import of_all_stages, resolve
-from coldpress.runtime.plan import memory
 from coldpress.runtime.plan.memory import memory_groups, physical_bytes
 from coldpress.runtime.profiles.devices import read_device
 from coldpress.schemas.corpus import SPLITS, Corpus, TokenBlocks

@@ -293,21 +293,14 @@ def test_every_architecture_has_a_test_model() -> None:
     assert ARCHITECTURES == MODEL_TYPES
 
 
-WITH_NULLS = (
-    *("deepseek_v2", "deepseek_v2 relu tied", "latents in groups of experts"),
-    *("no window", "gemma2 without caps and windows"),
-)
-"""Cases with a null where the class has another default."""
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_shapes_are_read_without_transformers_as_with_it(tmp_path: Path, case: str) -> None:
-    """It is asked only where it alone knows the factors of a rotary embedding, or whether its class takes a null."""
+    """It is asked only where it alone knows the factors of a rotary embedding."""
     kind, changes, relu, tie = CASES[case]
     write_model(tmp_path, kind, num_hidden_layers=LAYERS.get(kind, 2), relu=relu, tie=tie, overrides=changes)
     architecture, believed = checked_config(json.loads((tmp_path / "config.json").read_text()))
     ours = _common.filled(architecture, believed)
-    asked = case in WITH_NULLS or any(scaling in f"{case} {changes}" for scaling in ("yarn", "longrope"))
+    asked = any(scaling in f"{case} {changes}" for scaling in ("yarn", "longrope"))
     assert (ours is None) == asked
     if ours is not None:
         assert_same(architecture, believed)

@@ -13,8 +13,8 @@ from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 from snakemake_interface_executor_plugins.settings import CommonSettings
 from snakemake_storage_plugin_s3 import StorageObject
 
+from coldpress.compiler.device import memory
 from coldpress.compiler.workflow import around_snakemake
-from coldpress.runtime.plan import memory
 from coldpress.schemas.errors import ColdpressError
 
 LOCAL = CommonSettings(non_local_exec=False, implies_no_shared_fs=False, job_deploy_sources=False)

@@ -20,9 +20,9 @@ from pydantic import Field, JsonValue
 from coldpress.compiler.candidates import AUTO
 from coldpress.compiler.checkpoint.shapes import Shapes, why_shorter
 from coldpress.compiler.cost_model import HasShapes
+from coldpress.compiler.device import memory
 from coldpress.compiler.needs import Build, Inputs, all_needs, needs_of
 from coldpress.compiler.stages.preflight import budget, trial
-from coldpress.runtime.plan import memory
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantities import show_bytes
 from coldpress.runtime.sparsity import Selector

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from coldpress.compiler.device.memory import free_dram_bytes
 from coldpress.compiler.stages.verify.divergence import SourceComparison
 from coldpress.compiler.stages.verify.ladder import climb
 from coldpress.compiler.stages.verify.read_lengths import ReadLengths
@@ -23,7 +24,6 @@ from coldpress.runtime.decoder.decoder import PREFILL_CHUNK_TOKENS
 from coldpress.runtime.generate.likelihood import Quality
 from coldpress.runtime.generate.session import DEFAULT_FLASH, Session
 from coldpress.runtime.plan.budget import choose_plan
-from coldpress.runtime.plan.memory import free_dram_bytes
 from coldpress.runtime.simulate import simulate
 from coldpress.runtime.trace import Recorder
 from coldpress.schemas.layout import Plan
