@@ -106,8 +106,8 @@ class Modules:
     """The `model_type` whose classes transformers uses for it, if it has none of its own."""
     adapt: Callable[[Any, ModelSpec], None] | None = None
     """Turns a layer of those classes, on torch's meta device, into one of this architecture."""
-    is_mixture: bool = False
-    """True if the MLP has several experts, among which a router picks."""
+    router: str | None = None
+    """The file of runtime/routers that picks among several experts; None: the MLP has none."""
     own_code: str | None = None
     """Prefix of class names in the code that such checkpoints ship, if it differs from `prefix`."""
     package: str | None = None
@@ -120,6 +120,10 @@ class Modules:
     """The implementation of attention in transformers; torch's own, sdpa, has no soft cap."""
     cache_argument: str = "past_key_values"
     layer_arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def is_mixture(self) -> bool:
+        return self.router is not None
 
 
 @dataclass(frozen=True)

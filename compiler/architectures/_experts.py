@@ -40,7 +40,7 @@ DOWN_BIAS = "output_bias"
 """The bias of an expert's output, below its down matrix: no `bias`, as it is weighted like the output."""
 
 
-def modules(prefix: str, names: Names, **own: Any) -> _common.Modules:
+def modules(prefix: str, names: Names, router: str = "softmax", **own: Any) -> _common.Modules:
     """Returns the paths of a mixture that has Llama's names outside its experts; `own` are the architecture's other
     fields."""
     taps: dict[Signal, _common.Tap] = {
@@ -55,7 +55,7 @@ def modules(prefix: str, names: Names, **own: Any) -> _common.Modules:
         "mlp_inner": _common.Tap(f"{names.block}.inner"),
     }
     own = {"adapt": functools.partial(adapt, names)} | own
-    return _common.Modules(prefix=prefix, base="model", norm="norm", taps=taps, is_mixture=True, **own)
+    return _common.Modules(prefix=prefix, base="model", norm="norm", taps=taps, router=router, **own)
 
 
 class Mixture(_common.Llama):
@@ -125,18 +125,16 @@ ROUTER_KEYS = {
 """Keys of config.json that all routers have in common, and their fields of a spec."""
 
 
-def mixture_spec(
-    modules: _common.Modules, config: Any, key: str = "num_experts", router: str = "softmax", **own: Any
-) -> ModelSpec:
-    """Returns the spec of a mixture: `router` is a file of runtime/routers, whose settings are read from the keys of
-    the same names, and `key` has the number of experts; `own` are the architecture's fields, as in `llama_spec`.
+def mixture_spec(modules: _common.Modules, config: Any, key: str = "num_experts", **own: Any) -> ModelSpec:
+    """Returns the spec of a mixture: its router's settings are read from the keys of the same names, and `key` has the
+    number of experts; `own` are the architecture's fields, as in `llama_spec`.
 
     Raises:
         CheckpointError: if the router's numbers do not fit together.
     """
     names = {field: name for name, field in ROUTER_KEYS.items()} | {"num_experts": key}
     found = {field: getattr(config, name, None) for field, name in names.items()}
-    found |= {"router_scores": router, "router_options": _settings(router, config)}
+    found |= {"router_scores": modules.router, "router_options": _settings(modules, config)}
     fields = {field: value for field, value in found.items() if value is not None} | own
     if fields.get("num_experts", 0) < 2:
         raise CheckpointError(f"config.json: {key} is {found['num_experts']}, expected at least 2 experts")
@@ -150,8 +148,8 @@ def mixture_spec(
     return spec
 
 
-def _settings(router: str, config: Any) -> Options:
-    kind = load_class(ROUTERS, Router, router)
+def _settings(modules: _common.Modules, config: Any) -> Options:
+    kind = load_class(ROUTERS, Router, modules.router or "")
     return {name: getattr(config, name) for name in kind.OPTIONS.model_fields}
 
 

@@ -31,7 +31,7 @@ class Plugin(_experts.Mixture):
     }
     DEFAULTS = MappingProxyType({"partial_rotary_factor": 0.5, "num_nextn_predict_layers": 1})
     NAMES = NAMES
-    MODULES = _experts.modules("Glm4Moe", NAMES, partial_rotary=True)
+    MODULES = _experts.modules("Glm4Moe", NAMES, "sigmoid", partial_rotary=True)
 
     def spec(self, config: Any) -> ModelSpec:
         """Returns the model's shape.
@@ -43,7 +43,6 @@ class Plugin(_experts.Mixture):
             self.MODULES,
             config,
             "n_routed_experts",
-            "sigmoid",
             intermediate_size=config.moe_intermediate_size,
             shared_intermediate_size=config.moe_intermediate_size * config.n_shared_experts,
             **_experts.layers_without(config, range(config.first_k_dense_replace)),

@@ -136,14 +136,13 @@ SIZES = {"moe_intermediate_size", "moe_num_experts", "moe_num_shared_experts", "
 class Plugin(_experts.Mixture):
     KEYS = _common.LLAMA_KEYS | SIZES | {"moe_norm_min"}
     NAMES = NAMES
-    MODULES = _experts.modules("Ernie4_5_Moe", NAMES)
+    MODULES = _experts.modules("Ernie4_5_Moe", NAMES, "corrected_softmax")
 
     def spec(self, config):
         return _experts.mixture_spec(
             self.MODULES,
             config,
             "moe_num_experts",
-            "corrected_softmax",
             num_experts_per_tok=config.moe_k,
             intermediate_size=config.moe_intermediate_size,
             shared_intermediate_size=config.moe_intermediate_size * config.moe_num_shared_experts,
