@@ -1,9 +1,9 @@
 """Finds the source files that a stage depends on, so that an edit reruns only the affected rules.
 
 Follows imports statically from the stage's module through `compiler`, `runtime` and `schemas`. Plug-ins are loaded by
-name: where the code names a package of plug-ins as text, two kinds of its plug-ins count, with their imports: those
-that the build chose, and those whose name is a text anywhere in the stage's code, since it may compare the build with
-them. A stage that imports the native core depends on all of its sources. So an edit may rerun more than it changes, and
+name: where the code names a package of plug-ins as text, those that the build chose count, with their imports; and of
+the runtime's, also those whose name is a text anywhere in the stage's code, since it may compare the build with another
+run. A stage that imports the native core depends on all of its sources. So an edit may rerun more than it changes, and
 never less. Snakemake sees only the shell command of a rule; so the rules put this digest into their `params` and pass
 it to jobs.
 """
@@ -19,6 +19,7 @@ from coldpress.compiler.io import digest
 
 ROOT = Path(coldpress.__file__).absolute().parents[1]
 PACKAGES = ("coldpress", "demo")
+RUNTIME = "coldpress.runtime."
 NATIVE, NATIVE_FOLDER = "coldpress.runtime._native", "coldpress/runtime/native"
 Plugins = Mapping[str, tuple[str, ...]]
 """Package -> its plug-ins that a build uses; all plug-ins of packages that are not named."""
@@ -66,7 +67,8 @@ def _chosen(package: str, plugins: Plugins, texts: set[str], root: Path) -> list
     folder = root.joinpath(*package.split("."))
     modules = [file.stem for file in folder.glob("*.py")] + [file.parent.name for file in folder.glob("*/__init__.py")]
     every = {name for name in modules if not name.startswith("_")}
-    used = every if package not in plugins else {*plugins[package], *every & texts}
+    compared = every & texts if package.startswith(RUNTIME) else set[str]()
+    used = every if package not in plugins else {*plugins[package], *compared}
     return [package, *(f"{package}.{name}" for name in used)]
 
 

@@ -160,14 +160,15 @@ def test_real_stages_follow_their_plugins() -> None:
         ("coldpress/compiler/stages/order/lift.py", {"order": "lift"}, {"order", "preflight"}),
         # `auto` has it compete; preflight asks every stage what it needs, and may run them all
         ("coldpress/compiler/stages/order/frequency.py", {}, {"order", "preflight"}),
+        ("coldpress/compiler/stages/order/frequency.py", {"order": "ripple"}, set()),
         ("coldpress/compiler/stages/place/cp_sat.py", {}, set()),
         ("coldpress/compiler/stages/place/cp_sat.py", {"place": "cp_sat"}, {"place", "preflight"}),
         ("coldpress/compiler/architectures/opt.py", {}, set()),
         # `explore` and `allocate` run the model with the values that a build has.
         ("coldpress/compiler/rounding/rtn.py", {}, {"explore", "allocate", "quantize", "preflight"}),
         ("coldpress/compiler/rounding/gptq.py", {}, set()),
-        # its name is a text there
-        ("coldpress/compiler/stages/distill/lora.py", {}, {"distill", "preflight"}),
+        ("coldpress/compiler/stages/distill/lora.py", {}, set()),
+        ("coldpress/compiler/stages/distill/lora.py", {"recipe": "lora"}, {"distill", "preflight"}),
     ],
 )
 def test_a_plugin_that_is_not_chosen_concerns_no_stage(file: str, config: dict[str, object], stages: set[str]) -> None:

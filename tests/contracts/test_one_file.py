@@ -17,7 +17,7 @@ from tests.support.workflow import Server, Workflow
 
 REPOSITORY = Path(__file__).parents[2]
 FILES = {
-    "runtime/sparsity/above.py": '''
+    "runtime/sparsity/over_threshold.py": '''
 """The units whose inner activation is above a threshold, which an option sets."""
 
 import numpy as np
@@ -185,7 +185,7 @@ class Plugin(Router):
 }
 DEVICE = "profiles/devices/gadget.yaml"
 CHOSEN = {
-    "method": "above",
+    "method": "over_threshold",
     "threshold": 1e-6,
     "cache": "mru",
     "format": "fp16",
@@ -244,10 +244,14 @@ def test_a_build_of_nothing_but_new_files(workflow: Workflow, started_anew: Serv
     placement = json.loads((folder / "place.json").read_text())
     assert placement["solver"] == "scipy_milp"
     sparsity = json.loads((folder / "allocate.json").read_text())
-    assert (sparsity["method"], sparsity["options"], sparsity["format"]) == ("above", {"threshold": 1e-6}, "fp16")
+    assert (sparsity["method"], sparsity["options"], sparsity["format"]) == (
+        "over_threshold",
+        {"threshold": 1e-6},
+        "fp16",
+    )
     manifest = json.loads((folder / "after-gadget.coldpress" / "manifest.json").read_text())
     (plan,) = manifest["plans"]
-    assert (plan["cache"], plan["method"]) == ("mru", "above")
+    assert (plan["cache"], plan["method"]) == ("mru", "over_threshold")
     assert (manifest["model"]["model_type"], manifest["device"]["name"]) == ("exaone4", "gadget")
     assert manifest["model"]["norm_placement"] == "after"
     orders = [json.loads(path.read_text()) for path in (folder / "order").glob("*.json")]
