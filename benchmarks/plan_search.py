@@ -29,8 +29,8 @@ from coldpress.compiler.quote.reference import kind_of
 from coldpress.compiler.quote.sources import Source, curves_like, find
 from coldpress.compiler.search import Goal, Judged, Space
 from coldpress.compiler.stages.allocate import AllocateConfig, Floor, Inputs, searched
-from coldpress.runtime.decoder.router import Router
 from coldpress.runtime.profiles.devices import load_device
+from coldpress.runtime.routers import router_of
 from coldpress.runtime.sparsity import used_experts
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import WHOLE_MLP, activity_of, num_units
@@ -207,7 +207,7 @@ def routed_as(real: Source, shape: Source, folder: Path) -> Source:
     """Returns a shape's source whose tokens use the experts, and have the router's scores, of a real mixture's traced
     layers in turn; the units of a token's experts keep their activity."""
     spec, (ours, theirs) = shape.model.spec, (load_arrays(one.curves.trace) for one in (shape, real))
-    trace, router = dict(ours), Router(spec)
+    trace, router = dict(ours), router_of(spec)
     signal = activity_of(WHOLE_MLP, spec)
     for layer, donor in zip(shape.curves.trace_layers, cycle(real.curves.trace_layers)):
         activity = ours[f"{layer}.{signal}"].reshape(

@@ -28,11 +28,13 @@ from coldpress.runtime.cli.command_line import fail, flag
 from coldpress.schemas.base import Record
 from coldpress.schemas.errors import ColdpressError, clipped
 
+STAGES = "coldpress.compiler.stages"
+
 
 @functools.cache
 def parameters_of(stage: str) -> Mapping[str, typing.Any]:
     """Returns the parameters of a stage's `run` with their annotations, in order."""
-    run = importlib.import_module(f"coldpress.compiler.stages.{stage}").run
+    run = importlib.import_module(f"{STAGES}.{stage}").run
     hints = typing.get_type_hints(run)
     return {name: hints[name] for name in inspect.signature(run).parameters}
 
@@ -94,7 +96,7 @@ def run_job(job: Job) -> Record:
     work = _workspace(job, config, output, input_digests) if "work" in parameters else None
     inputs["work"] = work
     _remove_leftovers(output, work.folder if work else None)
-    run = importlib.import_module(f"coldpress.compiler.stages.{job.stage}").run
+    run = importlib.import_module(f"{STAGES}.{job.stage}").run
     record = run(**{name: inputs[name] for name in parameters})
     if work:
         return save_result(record, output, work.folder)
@@ -133,7 +135,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _build_parser(stage: str, parameters: Mapping[str, typing.Any]) -> _Parser:
-    module = importlib.import_module(f"coldpress.compiler.stages.{stage}")
+    module = importlib.import_module(f"{STAGES}.{stage}")
     parser = _Parser(
         prog=f"python -m coldpress.compiler {stage}",
         description=inspect.getdoc(module),

@@ -27,7 +27,7 @@ Signal = Literal[
 """Vectors of a layer, in this order: attention's input after the norm; the mixed heads, the input of o_proj; the MLP's
 input after the norm; the same vector once per expert, 0 for experts that a token does not use; act(gate), or act(up)
 without a gate; up, after its activation if it has one (dReLU); the product of both, or act(up), in a mixture weighted
-by the router; the router's logits; what it chooses experts by (runtime/decoder/router.py)."""
+by the router; the router's logits; what it chooses experts by (runtime/routers)."""
 Axis = Literal["hidden_size", "intermediate_size", "heads"]
 """The dimension along which a unit is an index; `heads` has `ModelSpec.mixed_size` entries."""
 

@@ -23,7 +23,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from coldpress.schemas.base import Count, Extended, Many, PositiveCount, Record, Sha256, Share
+from coldpress.schemas.base import Count, Extended, Many, Options, PositiveCount, Record, Sha256, Share
 from coldpress.schemas.errors import clipped
 
 Activation = Literal["relu", "relu2", "drelu", "fatrelu", "silu", "gelu", "gelu_tanh", "swiglu_oai"]
@@ -46,6 +46,7 @@ MIXTURE_FIELDS = (
     "router_scores",
     "router_normed",
     "router_scaling",
+    "router_options",
     "num_expert_groups",
     "num_expert_groups_per_tok",
     "shared_intermediate_size",
@@ -94,9 +95,11 @@ class ModelSpec(Extended):
     """Experts of a layer, among which a router chooses; 1 without a router."""
     num_experts_per_tok: PositiveCount = 1
     """Experts that the router picks for a token: those with the largest scores."""
-    router_scores: Literal["softmax", "sigmoid"] = "softmax"
-    """Scores that the router makes of its logits; it chooses by them, and a tensor `router.correction` is added to them
-    for the choice alone."""
+    router_scores: str = "softmax"
+    """The router, a file of runtime/routers: scores that it makes of its logits. It chooses by them, and a tensor
+    `router.correction` is added to them for the choice alone."""
+    router_options: Options = Field(default={})
+    """Settings that only this router has."""
     router_normed: bool = True
     """True if the scores of the picked experts are divided by their sum before they weight the outputs."""
     router_scaling: float = Field(default=1.0, gt=0)
@@ -104,8 +107,7 @@ class ModelSpec(Extended):
     num_expert_groups: PositiveCount = 1
     """Groups of consecutive experts; a token's experts are all in a few of them."""
     num_expert_groups_per_tok: PositiveCount = 1
-    """Groups that a token's experts are in: those whose two best sigmoids have the largest sums, or those with the
-    largest softmax."""
+    """Groups that a token's experts are in: those whose best scores have the largest sums."""
     shared_intermediate_size: Count = 0
     """Width of an MLP beside the experts that every token uses; 0 for none."""
     dense_layers: Many[Count] = ()

@@ -16,7 +16,7 @@ from coldpress.compiler.activity.choice import of_experts
 from coldpress.compiler.activity.forward import Hooks, LayerStream
 from coldpress.compiler.activity.routing import router_of
 from coldpress.runtime.cache import CachePolicy
-from coldpress.runtime.decoder.router import Router
+from coldpress.runtime.routers import Router
 from coldpress.runtime.routing import Routing, held_shares
 
 if TYPE_CHECKING:

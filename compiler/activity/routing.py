@@ -3,13 +3,14 @@
 import numpy as np
 
 from coldpress.compiler.checkpoint.tensors import read_role
-from coldpress.runtime.decoder.router import Router
+from coldpress.runtime import routers
+from coldpress.runtime.routers import Router
 from coldpress.schemas.model import Model
 
 
 def router_of(model: Model, layer: int) -> Router:
     role = f"layers.{layer}.router.correction"
-    return Router(model.spec, read_role(model, role) if role in model.tensors else None)
+    return routers.router_of(model.spec, read_role(model, role) if role in model.tensors else None)
 
 
 def router_logits(model: Model, layer: int, inputs_TN: np.ndarray) -> np.ndarray:

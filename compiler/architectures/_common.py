@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
 
+from coldpress.compiler.architectures._declared import Declared, declared
 from coldpress.runtime.plugins import PluginBase
 from coldpress.schemas.errors import CheckpointError
 from coldpress.schemas.families import Signal
@@ -105,8 +106,8 @@ class Modules:
     """The `model_type` whose classes transformers uses for it, if it has none of its own."""
     adapt: Callable[[Any, ModelSpec], None] | None = None
     """Turns a layer of those classes, on torch's meta device, into one of this architecture."""
-    is_mixture: bool = False
-    """True if the MLP has several experts, among which a router picks."""
+    router: str | None = None
+    """The file of runtime/routers that picks among several experts; None: the MLP has none."""
     own_code: str | None = None
     """Prefix of class names in the code that such checkpoints ship, if it differs from `prefix`."""
     package: str | None = None
@@ -120,6 +121,10 @@ class Modules:
     cache_argument: str = "past_key_values"
     layer_arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
+    @property
+    def is_mixture(self) -> bool:
+        return self.router is not None
+
 
 @dataclass(frozen=True)
 class Place:
@@ -127,7 +132,9 @@ class Place:
 
     tensor: str
     index: int | None = None
-    """The expert whose entry of the tensor it is; None if the tensor has no such entries."""
+    """The entry of the tensor that it is, mostly an expert's; None if the tensor has no such entries."""
+    num_entries: int | None = None
+    """None: one for each expert."""
     part: int = 0
     num_parts: int = 1
     """The rows are one of so many equal parts of the entry's rows."""
@@ -143,14 +150,27 @@ class Architecture(PluginBase):
 
     KEYS: ClassVar[frozenset[str]]
     """The keys of config.json that it reads, in addition to `_common.KEYS`."""
-    SPELLINGS: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """Other names that transformers' class has for keys, its `attribute_map` in either direction, and the keys."""
-    DEFAULTS: ClassVar[Mapping[str, Any] | None] = None
-    """Values that transformers takes for keys that config.json may leave out, so that `filled` needs no transformers,
-    which takes seconds to import; None asks it."""
+    DEFAULTS: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    """The defaults that transformers' class computes, in addition to those that it declares (_declared.py)."""
     MODULES: ClassVar[Modules]
     PACKED: ClassVar[str | None] = None
     """The only `quant_method` that a checkpoint may have; None: it may not be quantized."""
+
+    @classmethod
+    def declared(cls) -> Declared:
+        """Returns what transformers' configuration class of it declares."""
+        kind = cls.MODULES.built_of or cls.name()
+        return declared(kind, cls.MODULES.package or kind)
+
+    @classmethod
+    def spellings(cls) -> dict[str, str]:
+        """Returns second names of keys, which transformers' class takes as well -> the keys."""
+        pairs = cls.declared().names.items()
+        return {other: key for pair in pairs for other, key in (pair, pair[::-1]) if key in cls.KEYS}
+
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        return {**cls.declared().defaults, **cls.DEFAULTS}
 
     def complete(self, config: Any) -> None:
         """Adds to `config`, from `filled`, what transformers derives from other keys; most architectures have nothing
@@ -180,40 +200,10 @@ class Architecture(PluginBase):
         return {}
 
 
-def llama_defaults(**own: Any) -> Mapping[str, Any]:
-    """Returns what transformers takes for keys that a Llama-like config.json may leave out; `own` are the
-    architecture's."""
-    shared: dict[str, Any] = {
-        "intermediate_size": 11008,
-        "num_key_value_heads": None,
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": False,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "attention_bias": False,
-        "mlp_bias": False,
-    }
-    return MappingProxyType(shared | own)
-
-
-def qwen_defaults(**own: Any) -> Mapping[str, Any]:
-    """Returns the same as `llama_defaults` for Qwen's generations, whose layers may have a sliding window."""
-    windows: dict[str, Any] = {
-        "use_sliding_window": False,
-        "sliding_window": 4096,
-        "max_window_layers": 28,
-        "layer_types": None,
-    }
-    sizes: dict[str, Any] = {"intermediate_size": 22016, "num_key_value_heads": 32}
-    return llama_defaults(**windows, **sizes, bos_token_id=None, eos_token_id=None, **own)
-
-
 class Llama(Architecture):
     """Llama's arithmetic and names; subclasses change what differs."""
 
     KEYS = LLAMA_KEYS
-    DEFAULTS = llama_defaults()
 
     def spec(self, config: Any) -> ModelSpec:
         return llama_spec(self.MODULES, config)
@@ -263,29 +253,20 @@ class Filled(SimpleNamespace):
 
 
 def filled(architecture: Architecture, raw: Mapping[str, Any]) -> Filled | None:
-    """Returns a configuration that `Architecture.spec` takes, without transformers; None where only transformers knows
-    all of it: it has the factors of some rotary embeddings, and may refuse a null that is not its default."""
+    """Returns a configuration that `Architecture.spec` takes, without importing transformers, which takes seconds; None
+    where only transformers knows all of it: it has the factors of some rotary embeddings; or its class is not read
+    without it."""
     given = raw.get("rope_parameters") or {}
     each = [given.get(key) or {} if key else given for key in architecture.MODULES.rotary.values()]
-    defaults = architecture.DEFAULTS
-    if defaults is None or any(one.get("rope_type", UNSCALED_ROPE_TYPES[0]) not in UNSCALED_ROPE_TYPES for one in each):
+    defaults = architecture.defaults()
+    if any(one.get("rope_type", UNSCALED_ROPE_TYPES[0]) not in UNSCALED_ROPE_TYPES for one in each):
         return None
-    if any(value is None and defaults.get(key) is not None for key, value in raw.items()):
+    unknown = architecture.declared().types.keys() & architecture.KEYS - defaults.keys() - raw.keys()
+    if not defaults or unknown:
         return None
     found = Filled(**{"head_dim": None, **defaults, **raw})
-    if "max_window_layers" in defaults:
-        _fill_windows(found)
     architecture.complete(found)
     return found
-
-
-def _fill_windows(config: Filled) -> None:
-    if not config.use_sliding_window:
-        config.sliding_window = None
-    if getattr(config, "layer_types", ()) is None:
-        first = config.num_hidden_layers if config.sliding_window is None else config.max_window_layers
-        kinds = ("full_attention", "sliding_attention")
-        config.layer_types = [kinds[layer >= first] for layer in range(config.num_hidden_layers)]
 
 
 def causal_lm(modules: Modules, config: Any, spec: ModelSpec) -> "nn.Module":

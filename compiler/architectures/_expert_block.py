@@ -2,7 +2,7 @@
 
 A signal has one entry for every unit of every expert, unit i of expert e at e * intermediate_size + i (design, section
 1). It is zero for the experts that a token does not use; so is each expert's input. The runtime's own router chooses
-and weighs the experts (runtime/decoder/router.py). The output is a sum over units, so an expert's weight goes to each
+and weighs the experts (runtime/routers). The output is a sum over units, so an expert's weight goes to each
 unit: its signal then says what it adds. Shape letters: T tokens, N hidden_size, E experts, F intermediate_size, I
 entries of a signal.
 """
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from coldpress.compiler.architectures._experts import DOWN_BIAS, Names
-from coldpress.runtime.decoder.arithmetic import SWIGLU_ALPHA
-from coldpress.runtime.decoder.router import Router
+from coldpress.runtime.arithmetic import SWIGLU_ALPHA
+from coldpress.runtime.routers import router_of
 from coldpress.schemas.model import MatrixRole, ModelSpec
 
 
@@ -136,7 +136,7 @@ class Block(nn.Module):
         correction = None
         if self._names.correction:
             correction = gate.get_parameter(self._names.correction).detach().float().cpu().numpy()
-        router, logits_TE = Router(self._spec, correction), gate(x_TN).detach().cpu().numpy()
+        router, logits_TE = router_of(self._spec, correction), gate(x_TN).detach().cpu().numpy()
         scores_TE = self.scored(torch.from_numpy(router.scores(logits_TE)))
         chosen_TE = router.choose(scores_TE.numpy())
         found = chosen_TE, router.weights(logits_TE, chosen_TE)

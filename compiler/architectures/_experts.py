@@ -11,6 +11,10 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from coldpress.compiler.architectures import _common
+from coldpress.runtime.plugins import load_class
+from coldpress.runtime.routers import PACKAGE as ROUTERS
+from coldpress.runtime.routers import Router, router_class
+from coldpress.schemas.base import Options
 from coldpress.schemas.errors import CheckpointError
 from coldpress.schemas.families import Signal
 from coldpress.schemas.model import MLP_ROLES, MatrixRole, ModelSpec, matrices
@@ -36,7 +40,7 @@ DOWN_BIAS = "output_bias"
 """The bias of an expert's output, below its down matrix: no `bias`, as it is weighted like the output."""
 
 
-def modules(prefix: str, names: Names, **own: Any) -> _common.Modules:
+def modules(prefix: str, names: Names, router: str = "softmax", **own: Any) -> _common.Modules:
     """Returns the paths of a mixture that has Llama's names outside its experts; `own` are the architecture's other
     fields."""
     taps: dict[Signal, _common.Tap] = {
@@ -51,7 +55,7 @@ def modules(prefix: str, names: Names, **own: Any) -> _common.Modules:
         "mlp_inner": _common.Tap(f"{names.block}.inner"),
     }
     own = {"adapt": functools.partial(adapt, names)} | own
-    return _common.Modules(prefix=prefix, base="model", norm="norm", taps=taps, is_mixture=True, **own)
+    return _common.Modules(prefix=prefix, base="model", norm="norm", taps=taps, router=router, **own)
 
 
 class Mixture(_common.Llama):
@@ -111,17 +115,42 @@ class Mixture(_common.Llama):
         return found
 
 
-def counts(config: Any, key: str = "num_experts") -> dict[str, Any]:
-    """Returns the fields of a spec that say how many experts there are and how many a token uses; `key` is the one of
-    config.json with the number.
+ROUTER_KEYS = {
+    "num_experts_per_tok": "num_experts_per_tok",
+    "norm_topk_prob": "router_normed",
+    "routed_scaling_factor": "router_scaling",
+    "n_group": "num_expert_groups",
+    "topk_group": "num_expert_groups_per_tok",
+}
+"""Keys of config.json that all routers have in common, and their fields of a spec."""
+
+
+def mixture_spec(modules: _common.Modules, config: Any, key: str = "num_experts", **own: Any) -> ModelSpec:
+    """Returns the spec of a mixture: its router's settings are read from the keys of the same names, and `key` has the
+    number of experts; `own` are the architecture's fields, as in `llama_spec`.
 
     Raises:
-        CheckpointError: if a token uses more experts than there are.
+        CheckpointError: if the router's numbers do not fit together.
     """
-    experts, chosen = getattr(config, key), config.num_experts_per_tok
-    if chosen > experts:
-        raise CheckpointError(f"config.json: num_experts_per_tok is {chosen}, expected at most {key}, {experts}")
-    return {"num_experts": experts, "num_experts_per_tok": chosen}
+    names = {field: name for name, field in ROUTER_KEYS.items()} | {"num_experts": key}
+    found = {field: getattr(config, name, None) for field, name in names.items()}
+    found |= {"router_scores": modules.router, "router_options": _settings(modules, config)}
+    fields = {field: value for field, value in found.items() if value is not None} | own
+    if fields.get("num_experts", 0) < 2:
+        raise CheckpointError(f"config.json: {key} is {found['num_experts']}, expected at least 2 experts")
+    if "num_experts_per_tok" not in fields:
+        raise CheckpointError("config.json: num_experts_per_tok is missing, expected the experts that a token uses")
+    spec = _common.llama_spec(modules, config, **fields)
+    flaw = router_class(spec).flaw(spec)
+    if flaw is not None:
+        field, expected = flaw
+        raise CheckpointError(f"config.json: {names[field]} is {getattr(spec, field)}, expected {expected}")
+    return spec
+
+
+def _settings(modules: _common.Modules, config: Any) -> Options:
+    kind = load_class(ROUTERS, Router, modules.router or "")
+    return {name: getattr(config, name) for name in kind.OPTIONS.model_fields}
 
 
 def layers_without(config: Any, dense: Collection[int]) -> dict[str, Any]:

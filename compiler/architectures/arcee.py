@@ -8,9 +8,6 @@ from coldpress.schemas.model import ModelSpec
 
 class Plugin(_common.Llama):
     KEYS = _common.LLAMA_KEYS | {"head_dim", "attention_bias", "mlp_bias"}
-    DEFAULTS = _common.llama_defaults(
-        intermediate_size=18432, hidden_act="relu2", rms_norm_eps=1e-5, bos_token_id=128000, eos_token_id=128001
-    )
     MODULES = _common.llama_modules("Arcee", gated=False, activation="relu2")
 
     def spec(self, config: Any) -> ModelSpec:

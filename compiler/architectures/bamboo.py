@@ -8,7 +8,7 @@ foreign tensors.
 import functools
 from typing import TYPE_CHECKING, Any
 
-from coldpress.compiler.architectures import _common, mistral
+from coldpress.compiler.architectures import _common
 from coldpress.schemas.errors import CheckpointError
 from coldpress.schemas.model import ModelSpec
 
@@ -40,7 +40,6 @@ def _mlp_class() -> "type[nn.Module]":
 
 class Plugin(_common.Llama):
     KEYS = _common.LLAMA_KEYS | {"head_dim", "sliding_window"}
-    DEFAULTS = mistral.Plugin.DEFAULTS
     MODULES = _common.llama_modules(
         "Mistral",
         up=_common.Tap("mlp.up_act_fn", "output"),

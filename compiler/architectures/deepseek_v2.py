@@ -5,7 +5,6 @@ and `kv_b_proj` expand latents (runtime/decoder/latents.py).
 """
 
 import math
-from types import MappingProxyType
 from typing import Any
 
 from coldpress.compiler.architectures import _common, _experts
@@ -38,24 +37,6 @@ class Plugin(_experts.Mixture):
         "first_k_dense_replace",
         "norm_topk_prob",
     }
-    SPELLINGS = MappingProxyType({"num_experts": "n_routed_experts"})
-    DEFAULTS = _common.llama_defaults(
-        kv_lora_rank=512,
-        q_lora_rank=1536,
-        qk_nope_head_dim=128,
-        qk_rope_head_dim=64,
-        v_head_dim=128,
-        moe_intermediate_size=1407,
-        num_experts_per_tok=None,
-        n_routed_experts=64,
-        n_shared_experts=2,
-        routed_scaling_factor=1.0,
-        topk_method="greedy",
-        n_group=None,
-        topk_group=None,
-        first_k_dense_replace=0,
-        norm_topk_prob=False,
-    )
     NAMES = NAMES
     MODULES = _experts.modules("DeepseekV2", NAMES)
 
@@ -71,9 +52,11 @@ class Plugin(_experts.Mixture):
                 experts make no sense.
         """
         _check(config)
-        return _common.llama_spec(
+        whole = {} if config.topk_method == METHODS[1] else {"num_expert_groups": 1, "num_expert_groups_per_tok": 1}
+        return _experts.mixture_spec(
             self.MODULES,
             config,
+            "n_routed_experts",
             intermediate_size=config.moe_intermediate_size,
             num_key_value_heads=1,
             head_dim=config.kv_lora_rank + config.qk_rope_head_dim,
@@ -84,10 +67,8 @@ class Plugin(_experts.Mixture):
             attention_scale=_scale(config),
             rotary_pairs="neighbours",
             router_normed=False,
-            router_scaling=float(config.routed_scaling_factor),
             shared_intermediate_size=config.moe_intermediate_size * config.n_shared_experts,
-            **_experts.counts(config, "n_routed_experts"),
-            **(_groups(config) if config.topk_method == METHODS[1] else {}),
+            **whole,
             **_experts.layers_without(config, range(config.first_k_dense_replace)),
         )
 
@@ -128,16 +109,8 @@ def _check(config: Any) -> None:
             f"config.json: topk_method is {config.topk_method!r}, expected {' or '.join(METHODS)} in a model of type "
             "deepseek_v2"
         )
-    if config.num_experts_per_tok is None:
-        raise CheckpointError("config.json: num_experts_per_tok is missing, expected the experts that a token uses")
-
-
-def _groups(config: Any) -> dict[str, Any]:
-    experts, groups, chosen = config.n_routed_experts, config.n_group, config.topk_group
-    fits = groups and chosen and experts % groups == 0 and chosen <= groups
-    if not fits or config.num_experts_per_tok > chosen * (experts // groups):
+    if config.topk_method == METHODS[1] and None in (config.n_group, config.topk_group):
         raise CheckpointError(
-            f"config.json: n_group is {groups} and topk_group {chosen} with {experts} experts, expected groups of "
-            f"equal size; topk_group of them must hold {config.num_experts_per_tok} for a token"
+            f"config.json: n_group is {config.n_group} and topk_group {config.topk_group}, expected numbers of groups "
+            f"with topk_method {METHODS[1]}"
         )
-    return {"num_expert_groups": groups, "num_expert_groups_per_tok": chosen}

@@ -34,22 +34,6 @@ class Plugin(_common.Architecture):
             "rope_parameters",
         }
     )
-    DEFAULTS = _common.llama_defaults(
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-        bos_token_id=11,
-        eos_token_id=11,
-        num_ln_in_parallel_attn=None,
-        layer_norm_epsilon=1e-5,
-        num_kv_heads=None,
-        alibi=False,
-        new_decoder_architecture=False,
-        multi_query=True,
-        parallel_attn=True,
-        bias=False,
-        ffn_hidden_size=None,
-        activation="gelu",
-    )
     MODULES = _common.Modules(
         prefix="Falcon",
         base="transformer",

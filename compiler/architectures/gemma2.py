@@ -23,23 +23,6 @@ KEYS = (_common.LLAMA_KEYS - {"hidden_act"}) | {
 }
 
 
-def gemma_defaults(**own: Any) -> Any:
-    shared: dict[str, Any] = {
-        "intermediate_size": 9216,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "tie_word_embeddings": True,
-        "bos_token_id": 2,
-        "eos_token_id": 1,
-        "query_pre_attn_scalar": 256,
-        "sliding_window": 4096,
-        "layer_types": None,
-        "use_bidirectional_attention": None,
-    }
-    return _common.llama_defaults(**{**shared, **own})
-
-
 def gemma_modules(prefix: str, **own: Any) -> _common.Modules:
     keys = {"activation": "gelu_pytorch_tanh", "activation_key": "hidden_activation"}
     return _common.llama_modules(prefix, **keys, **own)
@@ -67,7 +50,6 @@ def gemma_spec(modules: _common.Modules, config: Any, **own: Any) -> ModelSpec:
 
 class Plugin(_common.Llama):
     KEYS = KEYS
-    DEFAULTS = gemma_defaults(final_logit_softcapping=30.0, attn_logit_softcapping=50.0)
     MODULES = gemma_modules("Gemma2", attention="eager")
 
     def complete(self, config: Any) -> None:

@@ -14,7 +14,6 @@ ROTARY: dict[RotaryKind, str] = {"main": "full_attention", "local": "sliding_att
 
 class Plugin(_common.Llama):
     KEYS = gemma2.KEYS | {"sliding_window_pattern"}
-    DEFAULTS = gemma2.gemma_defaults(final_logit_softcapping=None, attn_logit_softcapping=None)
     MODULES = gemma2.gemma_modules("Gemma3", package="gemma3", rotary=ROTARY)
 
     def complete(self, config: Any) -> None:

@@ -1,6 +1,7 @@
 """GLM-4 (0414): Llama with norms before and after each block, partial rotary of neighbouring dimensions, gate and up in
 one tensor, biases on q, k and v."""
 
+from types import MappingProxyType
 from typing import Any
 
 from coldpress.compiler.architectures import _common
@@ -24,16 +25,7 @@ DEFAULT_EOS = [151329, 151336, 151338]
 
 class Plugin(_common.Architecture):
     KEYS = _common.LLAMA_KEYS | {"head_dim", "attention_bias"}
-    DEFAULTS = _common.llama_defaults(
-        intermediate_size=13696,
-        num_key_value_heads=2,
-        head_dim=128,
-        rms_norm_eps=1.5625e-07,
-        bos_token_id=None,
-        eos_token_id=None,
-        attention_bias=True,
-        partial_rotary_factor=0.5,
-    )
+    DEFAULTS = MappingProxyType({"partial_rotary_factor": 0.5})
     MODULES = _common.llama_modules(
         "Glm4",
         "mlp.activation_fn",

@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import Any
 
 from coldpress.compiler.architectures import _common, _experts
-from coldpress.schemas.errors import CheckpointError
 from coldpress.schemas.model import ModelSpec
 
 NAMES = _experts.Names(correction="e_score_correction_bias", shared="shared_experts")
@@ -30,30 +29,9 @@ class Plugin(_experts.Mixture):
         "norm_topk_prob",
         "num_nextn_predict_layers",
     }
-    SPELLINGS = MappingProxyType(
-        {"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"}
-    )
-    DEFAULTS = _common.llama_defaults(
-        intermediate_size=10944,
-        num_key_value_heads=8,
-        rms_norm_eps=1e-5,
-        bos_token_id=None,
-        eos_token_id=None,
-        partial_rotary_factor=0.5,
-        use_qk_norm=False,
-        moe_intermediate_size=1408,
-        num_experts_per_tok=8,
-        n_routed_experts=128,
-        n_shared_experts=1,
-        routed_scaling_factor=1.0,
-        n_group=1,
-        topk_group=1,
-        first_k_dense_replace=1,
-        norm_topk_prob=True,
-        num_nextn_predict_layers=1,
-    )
+    DEFAULTS = MappingProxyType({"partial_rotary_factor": 0.5, "num_nextn_predict_layers": 1})
     NAMES = NAMES
-    MODULES = _experts.modules("Glm4Moe", NAMES, partial_rotary=True)
+    MODULES = _experts.modules("Glm4Moe", NAMES, "sigmoid", partial_rotary=True)
 
     def spec(self, config: Any) -> ModelSpec:
         """Returns the model's shape.
@@ -61,16 +39,12 @@ class Plugin(_experts.Mixture):
         Raises:
             CheckpointError: if no layer has experts, or groups of experts make no sense.
         """
-        return _common.llama_spec(
+        return _experts.mixture_spec(
             self.MODULES,
             config,
+            "n_routed_experts",
             intermediate_size=config.moe_intermediate_size,
-            router_scores="sigmoid",
-            router_normed=config.norm_topk_prob,
-            router_scaling=float(config.routed_scaling_factor),
             shared_intermediate_size=config.moe_intermediate_size * config.n_shared_experts,
-            **_experts.counts(config, "n_routed_experts"),
-            **_groups(config),
             **_experts.layers_without(config, range(config.first_k_dense_replace)),
         )
 
@@ -85,14 +59,3 @@ class Plugin(_experts.Mixture):
         first = spec.num_hidden_layers
         numbers = "|".join(str(first + at) for at in range(config.num_nextn_predict_layers))
         return rf"model\.layers\.({numbers})\..*" if numbers else ""
-
-
-def _groups(config: Any) -> dict[str, Any]:
-    experts, groups, chosen = config.n_routed_experts, config.n_group, config.topk_group
-    size = experts // groups
-    if experts % groups or size < 2 or chosen > groups or config.num_experts_per_tok > chosen * size:
-        raise CheckpointError(
-            f"config.json: n_group is {groups} and topk_group {chosen} with {experts} experts, expected groups of "
-            f"equal size, two experts or more; topk_group of them must hold {config.num_experts_per_tok} for a token"
-        )
-    return {"num_expert_groups": groups, "num_expert_groups_per_tok": chosen}

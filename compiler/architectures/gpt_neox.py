@@ -1,6 +1,7 @@
 """GPT-NeoX and Pythia: LayerNorm, attention and MLP side by side or one after the other, q, k and v of each head in
 turn in one tensor (Black et al. 2022, section 2.1)."""
 
+from types import MappingProxyType
 from typing import Any
 
 from coldpress.compiler.architectures import _common
@@ -20,15 +21,7 @@ class Plugin(_common.Architecture):
             "rope_parameters",
         }
     )
-    DEFAULTS = _common.llama_defaults(
-        intermediate_size=24576,
-        hidden_act="gelu",
-        layer_norm_eps=1e-5,
-        bos_token_id=0,
-        attention_bias=True,
-        use_parallel_residual=True,
-        partial_rotary_factor=0.25,
-    )
+    DEFAULTS = MappingProxyType({"partial_rotary_factor": 0.25})
     MODULES = _common.Modules(
         prefix="GPTNeoX",
         base="gpt_neox",

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from coldpress.compiler.architectures import _common, _experts
-from coldpress.runtime.decoder.arithmetic import SWIGLU_ALPHA
+from coldpress.runtime.arithmetic import SWIGLU_ALPHA
 from coldpress.schemas.errors import CheckpointError
 from coldpress.schemas.model import ModelSpec
 
@@ -43,23 +43,7 @@ class Plugin(_experts.Mixture):
         "swiglu_alpha",
         "swiglu_limit",
     }
-    SPELLINGS = MappingProxyType({"num_experts": "num_local_experts"})
-    DEFAULTS = _common.llama_defaults(
-        intermediate_size=2880,
-        num_key_value_heads=8,
-        head_dim=64,
-        rms_norm_eps=1e-5,
-        bos_token_id=None,
-        eos_token_id=None,
-        attention_bias=True,
-        sliding_window=128,
-        layer_types=None,
-        num_local_experts=128,
-        num_experts_per_tok=4,
-        swiglu_alpha=SWIGLU_ALPHA,
-        swiglu_limit=7.0,
-        rope_parameters=YARN,
-    )
+    DEFAULTS = MappingProxyType({"rope_parameters": YARN})
     PACKED = "mxfp4"
     NAMES = NAMES
     STACKED = MappingProxyType(
@@ -92,14 +76,14 @@ class Plugin(_experts.Mixture):
                 raise CheckpointError(
                     f"config.json: {key} is {found!r} in a model of type gpt_oss, expected {expected!r}"
                 )
-        return _common.llama_spec(
+        return _experts.mixture_spec(
             self.MODULES,
             config,
+            "num_local_experts",
             hidden_act="swiglu_oai",
             activation_threshold=float(config.swiglu_limit),
             attention_sinks=True,
             **_common.windows(config),
-            **_experts.counts(config, "num_local_experts"),
         )
 
     def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:

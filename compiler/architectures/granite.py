@@ -6,7 +6,6 @@ from coldpress.compiler.architectures import _common
 from coldpress.schemas.model import ModelSpec
 
 MULTIPLIERS = frozenset(("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"))
-MULTIPLIER_DEFAULTS: dict[str, Any] = dict.fromkeys(MULTIPLIERS, 1.0)
 
 
 def granite_fields(config: Any) -> dict[str, Any]:
@@ -20,7 +19,6 @@ def granite_fields(config: Any) -> dict[str, Any]:
 
 class Plugin(_common.Llama):
     KEYS = _common.LLAMA_KEYS | {"head_dim", "attention_bias", "mlp_bias"} | MULTIPLIERS
-    DEFAULTS = _common.llama_defaults(**MULTIPLIER_DEFAULTS)
     MODULES = _common.llama_modules("Granite")
 
     def spec(self, config: Any) -> ModelSpec:

@@ -12,7 +12,6 @@ BOTH = "block_sparse_moe.input_linear.weight"
 
 class Plugin(_experts.Mixture):
     KEYS = granite.MULTIPLIERS | _common.LLAMA_KEYS | {"attention_bias", "num_local_experts", "num_experts_per_tok"}
-    DEFAULTS = _common.llama_defaults(**granite.MULTIPLIER_DEFAULTS, num_local_experts=8, num_experts_per_tok=2)
     NAMES = NAMES
     STACKED = MappingProxyType(
         {
@@ -24,8 +23,7 @@ class Plugin(_experts.Mixture):
     MODULES = _experts.modules("GraniteMoe", NAMES)
 
     def spec(self, config: Any) -> ModelSpec:
-        experts = _experts.counts(config, "num_local_experts")
-        return _common.llama_spec(self.MODULES, config, **granite.granite_fields(config), **experts)
+        return _experts.mixture_spec(self.MODULES, config, "num_local_experts", **granite.granite_fields(config))
 
     def biases(self, config: Any, spec: ModelSpec) -> tuple[str, ...]:
         return _common.attention_biases(config)

@@ -8,7 +8,6 @@ from coldpress.schemas.model import ModelSpec
 
 class Plugin(_common.Llama):
     KEYS = _common.LLAMA_KEYS | {"head_dim", "sliding_window"}
-    DEFAULTS = _common.llama_defaults(intermediate_size=14336, num_key_value_heads=8, sliding_window=4096)
     MODULES = _common.llama_modules("Mistral")
 
     def spec(self, config: Any) -> ModelSpec:

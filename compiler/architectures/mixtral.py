@@ -1,7 +1,6 @@
 """Mixtral: Mistral with several MLPs, among which a router picks for every token (Jiang et al. 2024). Tensors have the
 names of the published checkpoints; newer versions of transformers write them, too."""
 
-from types import MappingProxyType
 from typing import Any
 
 from coldpress.compiler.architectures import _common, _experts
@@ -12,18 +11,8 @@ NAMES = _experts.Names("block_sparse_moe", matrices={"gate_proj": "w1", "down_pr
 
 class Plugin(_experts.Mixture):
     KEYS = _common.LLAMA_KEYS | {"head_dim", "sliding_window", "num_local_experts", "num_experts_per_tok"}
-    SPELLINGS = MappingProxyType({"num_experts": "num_local_experts"})
-    DEFAULTS = _common.llama_defaults(
-        intermediate_size=14336,
-        num_key_value_heads=8,
-        rms_norm_eps=1e-5,
-        sliding_window=None,
-        num_local_experts=8,
-        num_experts_per_tok=2,
-    )
     NAMES = NAMES
     MODULES = _experts.modules("Mixtral", NAMES)
 
     def spec(self, config: Any) -> ModelSpec:
-        experts = _experts.counts(config, "num_local_experts")
-        return _common.llama_spec(self.MODULES, config, config.sliding_window, **experts)
+        return _experts.mixture_spec(self.MODULES, config, "num_local_experts", sliding_window=config.sliding_window)

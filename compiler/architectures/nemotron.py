@@ -1,5 +1,6 @@
 """Nemotron: LayerNorm with 1 added to its weights, partial rotary, relu(x)**2 between the MLP's two matrices."""
 
+from types import MappingProxyType
 from typing import Any
 
 from coldpress.compiler.architectures import _common
@@ -8,14 +9,7 @@ from coldpress.schemas.model import ModelSpec
 
 class Plugin(_common.Llama):
     KEYS = (_common.LLAMA_KEYS - {"rms_norm_eps"}) | {"norm_eps", "head_dim", "attention_bias", "mlp_bias"}
-    DEFAULTS = _common.llama_defaults(
-        intermediate_size=24576,
-        hidden_act="relu2",
-        norm_eps=1e-5,
-        partial_rotary_factor=0.5,
-        bos_token_id=2,
-        eos_token_id=3,
-    )
+    DEFAULTS = MappingProxyType({"partial_rotary_factor": 0.5})
     MODULES = _common.llama_modules("Nemotron", gated=False, activation="relu2", partial_rotary=True)
 
     def spec(self, config: Any) -> ModelSpec:

@@ -8,7 +8,6 @@ from coldpress.schemas.model import ModelSpec
 
 class Plugin(_common.Llama):
     KEYS = _common.LLAMA_KEYS | {"attention_bias"}
-    DEFAULTS = _common.llama_defaults(rms_norm_eps=1e-5, bos_token_id=None, eos_token_id=50279)
     MODULES = _common.llama_modules("Olmo2")
 
     def spec(self, config: Any) -> ModelSpec:

@@ -1,6 +1,5 @@
 """OLMoE: Llama with experts, and a norm over all heads of q together, and of k (Muennighoff et al. 2024)."""
 
-from types import MappingProxyType
 from typing import Any
 
 from coldpress.compiler.architectures import _common, _experts
@@ -12,17 +11,6 @@ NAMES = _experts.Names()
 
 class Plugin(_experts.Mixture):
     KEYS = _common.LLAMA_KEYS | {"attention_bias", "clip_qkv", "num_experts", "num_experts_per_tok", "norm_topk_prob"}
-    SPELLINGS = MappingProxyType({"num_local_experts": "num_experts"})
-    DEFAULTS = _common.llama_defaults(
-        intermediate_size=2048,
-        rms_norm_eps=1e-5,
-        bos_token_id=None,
-        eos_token_id=50279,
-        clip_qkv=None,
-        num_experts=64,
-        num_experts_per_tok=8,
-        norm_topk_prob=False,
-    )
     NAMES = NAMES
     MODULES = _experts.modules("Olmoe", NAMES)
 
@@ -34,9 +22,7 @@ class Plugin(_experts.Mixture):
         """
         if config.clip_qkv is not None:
             raise CheckpointError(f"config.json: clip_qkv is {config.clip_qkv}, which is not supported, expected null")
-        return _common.llama_spec(
-            self.MODULES, config, qk_norm="width", router_normed=config.norm_topk_prob, **_experts.counts(config)
-        )
+        return _experts.mixture_spec(self.MODULES, config, qk_norm="width")
 
     def qk_norm(self, config: Any) -> bool:
         return True

@@ -4,7 +4,6 @@ The 350m model (norm after each block, projected embeddings) and checkpoints wit
 architectures under the same name; they are refused.
 """
 
-from types import MappingProxyType
 from typing import Any
 
 from coldpress.compiler.architectures import _common
@@ -25,20 +24,6 @@ class Plugin(_common.Architecture):
             "_remove_final_layer_norm",
             "enable_bias",
             "layer_norm_elementwise_affine",
-        }
-    )
-    DEFAULTS = MappingProxyType(
-        {
-            "ffn_dim": 3072,
-            "activation_function": "relu",
-            "do_layer_norm_before": True,
-            "word_embed_proj_dim": None,
-            "_remove_final_layer_norm": False,
-            "enable_bias": True,
-            "layer_norm_elementwise_affine": True,
-            "tie_word_embeddings": True,
-            "bos_token_id": 2,
-            "eos_token_id": 2,
         }
     )
     MODULES = _common.Modules(

@@ -1,5 +1,6 @@
 """Phi 1, 1.5 and 2: attention and an MLP of two matrices side by side behind one LayerNorm, biases, partial rotary."""
 
+from types import MappingProxyType
 from typing import Any
 
 from coldpress.compiler.architectures import _common
@@ -18,13 +19,7 @@ QK_NORMS = {"self_attn.q_layernorm": ("q_norm",), "self_attn.k_layernorm": ("k_n
 
 class Plugin(_common.Architecture):
     KEYS = (_common.LLAMA_KEYS - {"rms_norm_eps"}) | {"layer_norm_eps", "qk_layernorm"}
-    DEFAULTS = _common.llama_defaults(
-        intermediate_size=8192,
-        hidden_act="gelu_new",
-        layer_norm_eps=1e-5,
-        qk_layernorm=False,
-        partial_rotary_factor=0.5,
-    )
+    DEFAULTS = MappingProxyType({"partial_rotary_factor": 0.5})
     MODULES = _common.Modules(
         prefix="Phi",
         base="model",

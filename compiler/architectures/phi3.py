@@ -12,9 +12,6 @@ from coldpress.schemas.model import ModelSpec
 
 class Plugin(_common.Llama):
     KEYS = _common.LLAMA_KEYS | {"sliding_window"}
-    DEFAULTS = _common.llama_defaults(
-        intermediate_size=8192, rms_norm_eps=1e-5, eos_token_id=32000, sliding_window=None
-    )
     MODULES = _common.llama_modules(
         "Phi3",
         "mlp.activation_fn",

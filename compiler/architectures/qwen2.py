@@ -8,8 +8,15 @@ from coldpress.schemas.model import ModelSpec
 
 class Plugin(_common.Llama):
     KEYS = _common.LLAMA_KEYS | {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"}
-    DEFAULTS = _common.qwen_defaults()
     MODULES = _common.llama_modules("Qwen2")
+
+    def complete(self, config: Any) -> None:
+        if not config.use_sliding_window:
+            config.sliding_window = None
+        if config.layer_types is None:
+            first = config.num_hidden_layers if config.sliding_window is None else config.max_window_layers
+            kinds = ("full_attention", "sliding_attention")
+            config.layer_types = [kinds[layer >= first] for layer in range(config.num_hidden_layers)]
 
     def spec(self, config: Any) -> ModelSpec:
         return _common.llama_spec(self.MODULES, config, **_common.windows(config))

@@ -25,25 +25,12 @@ class Plugin(_experts.Mixture):
         "num_experts_per_tok",
         "norm_topk_prob",
     }
-    DEFAULTS = _common.llama_defaults(
-        intermediate_size=5632,
-        num_key_value_heads=16,
-        bos_token_id=None,
-        eos_token_id=None,
-        qkv_bias=True,
-        use_sliding_window=False,
-        sliding_window=4096,
-        max_window_layers=28,
-        decoder_sparse_step=1,
-        mlp_only_layers=None,
-        moe_intermediate_size=1408,
-        shared_expert_intermediate_size=5632,
-        num_experts=60,
-        num_experts_per_tok=4,
-        norm_topk_prob=False,
-    )
     NAMES = NAMES
     MODULES = _experts.modules("Qwen2Moe", NAMES)
+
+    def complete(self, config: Any) -> None:
+        if not config.use_sliding_window:
+            config.sliding_window = None
 
     def spec(self, config: Any) -> ModelSpec:
         """Returns a spec with windows for the layers that the configuration names, or for every other one.
@@ -56,14 +43,12 @@ class Plugin(_experts.Mixture):
             raise CheckpointError(
                 "config.json: layer_types names sliding_attention and use_sliding_window is false, expected true"
             )
-        return _common.llama_spec(
+        return _experts.mixture_spec(
             self.MODULES,
             config,
             intermediate_size=config.moe_intermediate_size,
-            router_normed=config.norm_topk_prob,
             shared_intermediate_size=config.shared_expert_intermediate_size,
             **_common.windows(config, types),
-            **_experts.counts(config),
             **_experts.stepped_layers(config),
         )
 

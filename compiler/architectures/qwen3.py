@@ -2,24 +2,13 @@
 
 from typing import Any
 
-from coldpress.compiler.architectures import _common
+from coldpress.compiler.architectures import _common, qwen2
 from coldpress.schemas.model import ModelSpec
 
 
-class Plugin(_common.Llama):
-    KEYS = _common.LLAMA_KEYS | {
-        "head_dim",
-        "attention_bias",
-        "sliding_window",
-        "use_sliding_window",
-        "max_window_layers",
-        "layer_types",
-    }
-    DEFAULTS = _common.qwen_defaults(head_dim=128)
+class Plugin(qwen2.Plugin):
+    KEYS = qwen2.Plugin.KEYS | {"head_dim", "attention_bias"}
     MODULES = _common.llama_modules("Qwen3")
-
-    def spec(self, config: Any) -> ModelSpec:
-        return _common.llama_spec(self.MODULES, config, **_common.windows(config))
 
     def parameters(self, config: Any, spec: ModelSpec) -> dict[str, tuple[str, ...]]:
         return _common.llama_parameters(spec, _common.attention_biases(config), qk_norm=True)

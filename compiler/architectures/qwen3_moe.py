@@ -1,6 +1,5 @@
 """Qwen3 with experts: norms on each head of q and k; the router's weights may be the softmax over all experts."""
 
-from types import MappingProxyType
 from typing import Any
 
 from coldpress.compiler.architectures import _common, _experts
@@ -22,21 +21,6 @@ class Plugin(_experts.Mixture):
         "num_experts_per_tok",
         "norm_topk_prob",
     }
-    SPELLINGS = MappingProxyType({"num_local_experts": "num_experts"})
-    DEFAULTS = _common.llama_defaults(
-        intermediate_size=6144,
-        num_key_value_heads=4,
-        bos_token_id=None,
-        eos_token_id=None,
-        use_sliding_window=False,
-        sliding_window=4096,
-        decoder_sparse_step=1,
-        mlp_only_layers=None,
-        moe_intermediate_size=768,
-        num_experts=128,
-        num_experts_per_tok=8,
-        norm_topk_prob=False,
-    )
     NAMES = NAMES
     MODULES = _experts.modules("Qwen3Moe", NAMES)
 
@@ -50,13 +34,11 @@ class Plugin(_experts.Mixture):
         Raises:
             CheckpointError: if no layer has experts.
         """
-        return _common.llama_spec(
+        return _experts.mixture_spec(
             self.MODULES,
             config,
-            config.sliding_window,
+            sliding_window=config.sliding_window,
             intermediate_size=config.moe_intermediate_size,
-            router_normed=config.norm_topk_prob,
-            **_experts.counts(config),
             **_experts.stepped_layers(config),
         )
 

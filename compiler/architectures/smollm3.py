@@ -17,17 +17,6 @@ class Plugin(_common.Llama):
         "use_sliding_window",
         "layer_types",
     }
-    DEFAULTS = _common.llama_defaults(
-        num_key_value_heads=4,
-        tie_word_embeddings=True,
-        bos_token_id=128000,
-        eos_token_id=128001,
-        use_sliding_window=False,
-        sliding_window=None,
-        no_rope_layers=None,
-        no_rope_layer_interval=4,
-        layer_types=None,
-    )
     MODULES = _common.llama_modules("SmolLM3")
 
     def complete(self, config: Any) -> None:

@@ -1,6 +1,7 @@
 """StableLM: Llama with LayerNorm and partial rotary; StableLM 2 12B has a norm for each head of q and k, and attention
 and MLP side by side behind one norm."""
 
+from types import MappingProxyType
 from typing import Any
 
 from coldpress.compiler.architectures import _common
@@ -14,17 +15,7 @@ class Plugin(_common.Llama):
         "qk_layernorm",
         "use_parallel_residual",
     }
-    DEFAULTS = _common.llama_defaults(
-        intermediate_size=6912,
-        num_key_value_heads=32,
-        layer_norm_eps=1e-5,
-        bos_token_id=0,
-        eos_token_id=0,
-        use_qkv_bias=False,
-        qk_layernorm=False,
-        use_parallel_residual=False,
-        partial_rotary_factor=0.25,
-    )
+    DEFAULTS = MappingProxyType({"partial_rotary_factor": 0.25})
     MODULES = _common.llama_modules("StableLm", partial_rotary=True)
 
     def spec(self, config: Any) -> ModelSpec:

@@ -7,7 +7,7 @@ settings (`rope_theta` + `rope_scaling`, and `rope_parameters`) become the secon
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from coldpress.compiler.architectures import _common
@@ -61,46 +61,30 @@ HARMLESS_KEYS = frozenset(
     ]
 )
 """Keys that change nothing in a forward pass, or are handled elsewhere here: left out without a notice."""
-BOUNDS: dict[str, tuple[int, int]] = {
-    "vocab_size": (1, 1 << 22),
-    "hidden_size": (1, 1 << 17),
-    "intermediate_size": (1, 1 << 20),
-    "ffn_dim": (1, 1 << 20),
-    "num_hidden_layers": (1, 999),
-    "num_attention_heads": (1, 1 << 12),
-    "num_key_value_heads": (1, 1 << 12),
-    "head_dim": (1, 1 << 12),
-    "max_position_embeddings": (1, 1 << 27),
-    "original_max_position_embeddings": (1, 1 << 27),
-    "word_embed_proj_dim": (1, 1 << 17),
-    "ffn_hidden_size": (1, 1 << 20),
-    "num_kv_heads": (1, 1 << 12),
-    "num_ln_in_parallel_attn": (1, 2),
-    "moe_intermediate_size": (1, 1 << 20),
-    "shared_expert_intermediate_size": (1, 1 << 20),
-    "kv_lora_rank": (1, 1 << 16),
-    "q_lora_rank": (1, 1 << 16),
-    "qk_nope_head_dim": (1, 1 << 12),
-    "qk_rope_head_dim": (2, 1 << 12),
-    "v_head_dim": (1, 1 << 12),
-    "n_routed_experts": (2, 1 << 12),
-    "n_shared_experts": (1, 1 << 6),
-    "n_group": (1, 1 << 12),
-    "topk_group": (1, 1 << 12),
-    "first_k_dense_replace": (0, 999),
-    "num_nextn_predict_layers": (0, 99),
-    "num_experts": (2, 1 << 12),
-    "num_local_experts": (2, 1 << 12),
-    "num_experts_per_tok": (1, 1 << 12),
-    "sliding_window": (1, 1 << 27),
-    "max_window_layers": (0, 1 << 27),
-    "sliding_window_pattern": (1, 999),
-    "no_rope_layer_interval": (1, 999),
-    "decoder_sparse_step": (1, 999),
-    "bos_token_id": (0, 1 << 22),
-    "pad_token_id": (-1, 1 << 22),
+MOST = {
+    "num_hidden_layers": 999,
+    "vocab_size": 1 << 22,
+    "_token_id": 1 << 22,
+    "_size": 1 << 20,
+    "_dim": 1 << 20,
+    "_rank": 1 << 20,
+    "_position_embeddings": 1 << 27,
+    "sliding_window": 1 << 27,
+    "max_window_layers": 1 << 27,
+    "": 1 << 12,
 }
-"""Least and greatest value; file names have three digits for num_hidden_layers."""
+"""The end of a key -> the greatest whole number that it may have, by the first that fits: numbers of heads and experts
+bound loops; file names have three digits for layers."""
+LEAST = {
+    "num_hidden_layers": 1,
+    "_layers": 0,
+    "_index": 0,
+    "first_k_dense_replace": 0,
+    "pad_token_id": -1,
+    "_token_id": 0,
+    "": 1,
+}
+"""The same for the least number."""
 CLASSES = (
     "Config",
     "Model",
@@ -111,70 +95,9 @@ CLASSES = (
 )
 """Classes of an architecture that transformers has taken over, by the ends of their names."""
 REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
-MAY_BE_NULL = frozenset(
-    [
-        "num_key_value_heads",
-        "head_dim",
-        "q_lora_rank",
-        "word_embed_proj_dim",
-        "sliding_window",
-        "bos_token_id",
-        "eos_token_id",
-        "pad_token_id",
-        "layer_types",
-        "rope_parameters",
-        "architectures",
-        "max_window_layers",
-        "no_rope_layers",
-        "attn_logit_softcapping",
-        "final_logit_softcapping",
-        "use_bidirectional_attention",
-        "ffn_hidden_size",
-        "num_kv_heads",
-        "num_ln_in_parallel_attn",
-        "clip_qkv",
-        "mlp_only_layers",
-    ]
-)
-FLAGS = frozenset(
-    [
-        "tie_word_embeddings",
-        "attention_bias",
-        "mlp_bias",
-        "norm_topk_prob",
-        "qkv_bias",
-        "use_qk_norm",
-        "use_sliding_window",
-        "do_layer_norm_before",
-        "_remove_final_layer_norm",
-        "enable_bias",
-        "layer_norm_elementwise_affine",
-        "use_bidirectional_attention",
-        "alibi",
-        "bias",
-        "multi_query",
-        "new_decoder_architecture",
-        "parallel_attn",
-        "qk_layernorm",
-        "use_parallel_residual",
-        "use_qkv_bias",
-    ]
-)
-NUMBERS = frozenset(
-    [
-        "attention_multiplier",
-        "attn_logit_softcapping",
-        "embedding_multiplier",
-        "final_logit_softcapping",
-        "logits_scaling",
-        "query_pre_attn_scalar",
-        "residual_multiplier",
-        "swiglu_alpha",
-        "swiglu_limit",
-    ]
-)
+UNDECLARED = frozenset(("int", "None"))
+"""The type of the keys that are read and that transformers' class does not declare."""
 MAX_NUMBER = 1 << 20
-TEXTS = frozenset(("model_type", "topk_method", "hidden_act", "hidden_activation", "activation", "activation_function"))
 EPSILONS = frozenset(("rms_norm_eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon"))
 OUTSIDE = {
     "rope_theta": "rope_theta",
@@ -223,7 +146,6 @@ def checked_config(raw: Mapping[str, Any]) -> tuple[_common.Architecture, dict[s
         raise CheckpointError("config.json: the checkpoint is quantized already; give the one in F16, BF16 or F32")
     raw = _in_one_spelling(raw, architecture)
     keys = _common.KEYS | architecture.KEYS
-    defaults = architecture.DEFAULTS or {}
     config = _required(raw, architecture) | {key: raw[key] for key in sorted(keys & raw.keys())}
     if config.get("sliding_window") == 0 and not config.get("use_sliding_window", True):
         config["sliding_window"] = None  # as transformers writes it for Qwen's mixtures
@@ -233,15 +155,17 @@ def checked_config(raw: Mapping[str, Any]) -> tuple[_common.Architecture, dict[s
     if dropped:
         log.info("config.json: unknown keys are left out: %s", short(dropped))
     for key, value in config.items():
-        if value is not None or defaults.get(key, ...) is not None:
-            check_value(key, value)
+        types = architecture.declared().types.get(key, UNDECLARED)
+        is_factor = "float" in types and not key.endswith("_softcapping")  # without a cap scores stay as they are
+        is_needed = is_factor and architecture.defaults().get(key) is not None
+        check_value(key, value, types=types - {"None"} if is_needed else types)
     _check_heads(config)
     _check_layers(config)
     return architecture, config
 
 
 def _required(raw: Mapping[str, Any], architecture: _common.Architecture) -> dict[str, Any]:
-    defaults, missing = architecture.DEFAULTS or {}, [key for key in REQUIRED if key not in raw]
+    defaults, missing = architecture.defaults(), [key for key in REQUIRED if key not in raw]
     if not set(missing) <= defaults.keys():
         defaults = vars(_common.source_config(architecture.MODULES, {"model_type": raw["model_type"]}))
     found = {key: defaults[key] for key in missing}
@@ -252,7 +176,7 @@ def _required(raw: Mapping[str, Any], architecture: _common.Architecture) -> dic
 
 def _in_one_spelling(raw: Mapping[str, Any], architecture: _common.Architecture) -> dict[str, Any]:
     found = dict(raw)
-    for other, key in architecture.SPELLINGS.items():
+    for other, key in architecture.spellings().items():
         if other in found and found.setdefault(key, found[other]) != found.pop(other):
             raise CheckpointError(
                 f"config.json: {key} is {short(raw[key])} and {other} {short(raw[other])}, expected one number: both "
@@ -278,56 +202,54 @@ def _refuse_code(raw: Mapping[str, Any], architecture: _common.Architecture) -> 
     log.info("config.json: auto_map names code of a known architecture; the checkpoint's copy is not loaded")
 
 
-def check_value(key: str, value: Any, file: str = "config.json") -> None:
-    """Checks type and range of a key's value.
+def check_value(key: str, value: Any, file: str = "config.json", types: Collection[str] = UNDECLARED) -> None:
+    """Checks type and range of a key's value; `types` are those of transformers' class.
 
     Raises:
         CheckpointError: naming the file and the key, what was found and what was expected.
     """
-    if value is None and key in MAY_BE_NULL:
+    if value is None and "None" in types:
         return
-    if key in BOUNDS:
-        least, greatest = BOUNDS[key]
-        if type(value) is not int or not least <= value <= greatest:
-            raise _wrong(file, key, value, f"a whole number from {least} to {greatest}")
-    elif key in FLAGS and value is not None and type(value) is not bool:  # transformers knows which may be null
-        raise _wrong(file, key, value, "true or false")
-    elif key in TEXTS and not isinstance(value, str):
-        raise _wrong(file, key, value, "a text")
-    elif key == _common.THRESHOLD_KEY and not _is_between(value, 1 << 10):
-        raise _wrong(file, key, value, "a number above 0 and below 1024")
-    elif key in EPSILONS and not _is_between(value, 1):
-        raise _wrong(file, key, value, "a number between 0 and 1")
-    elif key in NUMBERS and not _is_between(value, MAX_NUMBER):
-        raise _wrong(file, key, value, f"a number above 0 and below {MAX_NUMBER}")
-    elif key == "no_rope_layers" and not _is_flags(value):
-        raise _wrong(file, key, value, "a list of 0 and 1")
-    elif key == "eos_token_id":
-        ids = value if isinstance(value, list) else [value]
-        if not all(type(token) is int and 0 <= token <= BOUNDS["bos_token_id"][1] for token in ids) or len(ids) > 64:
-            raise _wrong(file, key, value, "a token id or a list of them")
-    elif key == "routed_scaling_factor" and not _is_between(value, 1 << 10):
-        raise _wrong(file, key, value, "a number above 0 and below 1024")
-    elif key == "mlp_only_layers" and not _is_layers(value):
-        raise _wrong(file, key, value, "a list of layers' numbers")
-    elif key in ("layer_types", "architectures") and not _is_texts(value):
-        raise _wrong(file, key, value, "a list of texts")
+    fits, expected = _rule(key, types)
+    if not fits(value):
+        raise _wrong(file, key, value, expected)
+
+
+def _rule(key: str, types: Collection[str]) -> tuple[Callable[[Any], bool], str]:
+    """Returns what a key's value must satisfy, and its words."""
+    least, most = (next(bounds[end] for end in bounds if key.endswith(end)) for bounds in (LEAST, MOST))
+    of_keys = {
+        _common.THRESHOLD_KEY: (lambda value: _is_between(value, 1 << 10), "a number above 0 and below 1024"),
+        **dict.fromkeys(EPSILONS, (lambda value: _is_between(value, 1), "a number between 0 and 1")),
+        "no_rope_layers": (lambda value: _is_list(value, int) and {*value} <= {0, 1}, "a list of 0 and 1"),
+        "eos_token_id": (lambda value: _are_ids(value, most), "a token id or a list of them"),
+        "mlp_only_layers": (
+            lambda value: _is_list(value, int) and min(value, default=0) >= 0,
+            "a list of layers' numbers",
+        ),
+        **dict.fromkeys(("layer_types", "architectures"), (lambda value: _is_list(value, str), "a list of texts")),
+    }
+    of_types = {
+        "bool": (lambda value: type(value) is bool, "true or false"),
+        "str": (lambda value: type(value) is str, "a text"),
+        "float": (lambda value: _is_between(value, MAX_NUMBER), f"a number above 0 and below {MAX_NUMBER}"),
+        "int": (lambda value: type(value) is int and least <= value <= most, f"a whole number from {least} to {most}"),
+    }
+    given = [of_types[name] for name in of_types if name in types]
+    return of_keys.get(key) or (given[0] if given else (lambda _: True, ""))
+
+
+def _are_ids(value: Any, most: int) -> bool:
+    ids = value if isinstance(value, list) else [value]
+    return _is_list(ids, int) and len(ids) <= 64 and all(0 <= token <= most for token in ids)
+
+
+def _is_list(value: Any, kind: type) -> bool:
+    return isinstance(value, list) and len(value) <= 999 and all(type(entry) is kind for entry in value)
 
 
 def _is_between(value: Any, limit: int) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < limit
-
-
-def _is_flags(value: Any) -> bool:
-    return _is_layers(value) and all(entry in (0, 1) for entry in value)
-
-
-def _is_layers(value: Any) -> bool:
-    return isinstance(value, list) and len(value) <= 999 and all(type(entry) is int and entry >= 0 for entry in value)
-
-
-def _is_texts(value: Any) -> bool:
-    return isinstance(value, list) and len(value) <= 999 and all(isinstance(entry, str) for entry in value)
 
 
 def _wrong(file: str, key: str, value: Any, expected: str) -> CheckpointError:
@@ -359,7 +281,7 @@ def _rope(raw: Mapping[str, Any], architecture: _common.Architecture) -> dict[st
             raise _wrong("config.json", key, given, "an object")
     outside = {key: raw[old_key] for old_key, key in OUTSIDE.items() if raw.get(old_key) is not None}
     if "main" not in architecture.MODULES.rotary or not architecture.MODULES.rotary["main"]:
-        given = old or new or (architecture.DEFAULTS or {}).get("rope_parameters", {})
+        given = old or new or architecture.DEFAULTS.get("rope_parameters", {})
         return _rotation(given, outside, raw["model_type"], architecture.MODULES.partial_rotary)
     main, *others = architecture.MODULES.rotary.values()
     unknown = sorted(set(new) - {main, *others})

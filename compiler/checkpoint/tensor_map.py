@@ -93,7 +93,8 @@ def _sources(spec: ModelSpec, found: Located, roles: tuple[str, ...]) -> dict[st
 def _placed(spec: ModelSpec, place: Place, located: Mapping[str, Located], role: str, used: set[str]) -> TensorSource:
     """Returns the place of a role in a tensor that holds other roles, too; adds what it reads to `used`."""
     rows, *rest = shape = role_shape(spec, role)
-    whole, experts = (place.num_parts * rows, *rest), () if place.index is None else (spec.num_experts,)
+    whole = place.num_parts * rows, *rest
+    experts = () if place.index is None else (place.num_entries or spec.num_experts,)
     is_packed = place.packed and _find(located, f"{place.tensor}{BLOCKS}") is not None
     groups = (*experts, *whole[:-1], -(-whole[-1] // GROUP))
     stored = (*experts, *(reversed(whole) if place.transposed else whole))

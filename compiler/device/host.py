@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 
 from coldpress.runtime import _native
-from coldpress.runtime.plan.memory import memory_groups
 from coldpress.schemas.errors import ColdpressError
 
 PAGE_BYTES = 4096
@@ -66,13 +65,6 @@ class Point:
 
 def num_cores() -> int:
     return len(os.sched_getaffinity(0))
-
-
-def free_dram_bytes() -> int:
-    """Returns the bytes of memory that this process may still take: the system's, or less by its control groups."""
-    import psutil  # imported here: measuring a device must work without it
-
-    return min([psutil.virtual_memory().available, *(group.left_bytes for group in memory_groups())])
 
 
 def dram_rates() -> Rounds:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from math import prod
 
 from coldpress.compiler.checkpoint.tensors import stored_dtype
-from coldpress.compiler.device import host
+from coldpress.compiler.device import memory
 from coldpress.compiler.training.course import Course
 from coldpress.runtime.artifact.tensor_header import ITEM_BYTES
 from coldpress.runtime.plugins import load
@@ -165,7 +165,7 @@ def check_memory(course: Course, needed: int, size: Size, device: str, others: s
 
 def _free_bytes(device: str) -> int:
     if device == "cpu":
-        return host.free_dram_bytes()
+        return memory.free_dram_bytes()
     import torch
 
     return torch.cuda.mem_get_info(device)[0]

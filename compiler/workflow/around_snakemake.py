@@ -37,7 +37,7 @@ from typing import Any, TypeVar
 
 from snakemake.jobs import Job
 
-from coldpress.compiler.device import host
+from coldpress.compiler.device import memory
 from coldpress.compiler.lock import build_locks
 from coldpress.compiler.needs import Inputs
 from coldpress.compiler.pipeline import STAGES
@@ -148,7 +148,7 @@ def _limited(workflow: Any, builds: Sequence[BuildConfig], execute: Callable[...
     def run(*, executor_plugin: Any, **others: Any) -> Any:
         settings = executor_plugin.common_settings
         if settings.local_exec and workflow.global_resources.get("mem_mb") is None:
-            workflow.register_resource("mem_mb", host.free_dram_bytes() // 10**6)
+            workflow.register_resource("mem_mb", memory.free_dram_bytes() // 10**6)
         with ExitStack() as held:
             held.enter_context(_room(builds[0].folder))
             if not settings.dryrun_exec:

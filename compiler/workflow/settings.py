@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import Field
 
 import coldpress
-from coldpress.compiler.architectures import Architecture, _common
+from coldpress.compiler.architectures import Architecture, Modules, _common
 from coldpress.compiler.candidates import (
     AUTO,
     DEFAULT_FORMAT,
@@ -64,6 +64,7 @@ from coldpress.runtime.cli.command_line import flag
 from coldpress.runtime.drafts import NO_DRAFT
 from coldpress.runtime.plan.kv_cache import DEFAULT_KV_CACHE
 from coldpress.runtime.profiles.devices import read_device
+from coldpress.runtime.routers import PACKAGE as ROUTERS
 from coldpress.runtime.routing import EXACT
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.base import PositiveCount, Record
@@ -83,8 +84,6 @@ CONFIG_FILE = "config.json"
 RELUFY_OFF = "off"
 FILES = {"imatrix": "llama-imatrix", "llama_bench": "llama-bench"}
 """Keys that name a file -> what writes it."""
-SOURCE_FORMAT = "fp16"
-"""Format of the source in the report's size comparison, whatever the artifact's format."""
 
 
 class ModelReference(Record):
@@ -107,6 +106,10 @@ class ModelReference(Record):
     """True if the MLP's activation has exact zeros, as ReLU has for inactive units."""
     is_mixture: bool = False
     """True if the MLP consists of several experts, among which a router picks."""
+
+    @property
+    def modules(self) -> Modules:
+        return _plugins.load("coldpress.compiler.architectures", Architecture, self.model_type).MODULES
 
 
 @dataclass(frozen=True)
@@ -181,9 +184,9 @@ class BuildConfig:
                 *looked_at,
                 *(stored for name in formats_for(self["format"]) for stored in stored_formats(name)),
                 self["predictor_format"],
-                SOURCE_FORMAT,
             ),
             "coldpress.compiler.architectures": (self.model.model_type,),
+            ROUTERS: tuple(filter(None, [self.model.modules.router])),
         }
 
     def _named_by_options(self, chosen: Mapping[str, tuple[str, ...]]) -> list[tuple[str, str]]:
@@ -432,7 +435,7 @@ def _left_open(values: Mapping[str, Any], named: Collection[str], *, is_mixture:
 def _smallest(model: ModelReference) -> ModelSpec:
     """The smallest model with such layers: families follow from the matrices that a layer has, not from their sizes. A
     profile has no sizes, and only transformers can tell them all from config.json; it takes seconds to import."""
-    taps = _plugins.load("coldpress.compiler.architectures", Architecture, model.model_type).MODULES.taps
+    taps = model.modules.taps
     return ModelSpec(
         model_type=model.model_type,
         vocab_size=1,

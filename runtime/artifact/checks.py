@@ -21,8 +21,9 @@ from coldpress.runtime.artifact.errors import (
 )
 from coldpress.runtime.artifact.errors import short as _short
 from coldpress.runtime.quantization._planes import planes_of
+from coldpress.runtime.routers import router_class
 from coldpress.schemas import families as arithmetic
-from coldpress.schemas.errors import clipped
+from coldpress.schemas.errors import ColdpressError, clipped
 from coldpress.schemas.families import JOINT, FamilyName, FormatName, UnitFormat, slice_formats, unit_format
 from coldpress.schemas.layout import SECTION_ALIGN_BYTES, Plan, Section
 from coldpress.schemas.manifest import (
@@ -186,8 +187,7 @@ def _check_model(spec: ModelSpec) -> None:
     require(
         (spec.rotary_dim > 0) == rotary, "rotary_dim", f"{'positive' if rotary else '0'} with {spec.position} positions"
     )
-    require(spec.num_experts_per_tok <= spec.num_experts, "num_experts_per_tok", f"at most {spec.num_experts} experts")
-    _check_expert_groups(spec, require)
+    _check_router(spec)
     _check_latents(spec, require)
     require(spec.rotary_scaling > 0, "rotary_scaling", "positive")
     shared, before = spec.residual == "parallel_shared", spec.norm_placement == "before"
@@ -210,18 +210,20 @@ def _check_latents(spec: ModelSpec, require: Callable[[bool, str, str], None]) -
     require(spec.norm == "rms_norm", "norm", "rms_norm with kv_lora_rank")
 
 
-def _check_expert_groups(spec: ModelSpec, require: Callable[[bool, str, str], None]) -> None:
-    """Requires groups of equally many experts, from which a token can take its experts; of sigmoids two sum up."""
-    groups = spec.num_expert_groups
-    if groups == 1:
-        require(spec.num_expert_groups_per_tok == 1, "num_expert_groups_per_tok", "1 without groups")
-        return
-    require(spec.num_experts % groups == 0, "num_expert_groups", f"a divisor of {spec.num_experts} experts")
-    in_pairs = spec.router_scores == "sigmoid"
-    require(not in_pairs or 2 * groups <= spec.num_experts, "num_expert_groups", "groups of at least two experts")
-    require(spec.num_expert_groups_per_tok <= groups, "num_expert_groups_per_tok", f"at most {groups} groups")
-    within = spec.num_expert_groups_per_tok * (spec.num_experts // groups)
-    require(spec.num_experts_per_tok <= within, "num_experts_per_tok", f"at most {within}, the experts of its groups")
+def _check_router(spec: ModelSpec) -> None:
+    try:
+        router = router_class(spec)
+    except ColdpressError as error:
+        raise ModelError(
+            MANIFEST_FILE,
+            "model.router_scores",
+            _short(spec.router_scores),
+            f"one of {_known('routers')} with its options",
+            NEWER,
+        ) from error
+    flaw = router.flaw(spec)
+    if flaw is not None:
+        raise ModelError(MANIFEST_FILE, f"model.{flaw[0]}", _short(getattr(spec, flaw[0])), flaw[1])
 
 
 def _check_experts(manifest: Manifest) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from coldpress.runtime.decoder.arithmetic import rotate
+from coldpress.runtime.arithmetic import rotate
 from coldpress.runtime.decoder.blocks import Block, ColumnSums, widths_of
 from coldpress.runtime.decoder.latents import Latents
 from coldpress.runtime.decoder.matrix import Resident

@@ -12,8 +12,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from coldpress.runtime.arithmetic import activation, up_activation
 from coldpress.runtime.artifact.contents import nbytes
-from coldpress.runtime.decoder.arithmetic import activation, up_activation
 from coldpress.runtime.decoder.tokens import Tokens
 from coldpress.runtime.kernels import FEW_TOKENS, matmul, mlp, rows
 from coldpress.runtime.kernels.activations import ActivationFormat

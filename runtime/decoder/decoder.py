@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from coldpress.runtime import plugins
+from coldpress.runtime.arithmetic import rotary_tables
 from coldpress.runtime.artifact.contents import coarse_role
 from coldpress.runtime.artifact.reader import Artifact
-from coldpress.runtime.decoder.arithmetic import rotary_tables
 from coldpress.runtime.decoder.attention import Attention
 from coldpress.runtime.decoder.blocks import CoarseUnits, StreamedBlock, Sublayer, Units, chosen_blocks, units_of
 from coldpress.runtime.decoder.experts import Experts

@@ -1,6 +1,6 @@
 """The MLP of a layer that is a mixture of experts, over blocks of units of all experts.
 
-A resident router chooses a few experts for each token (runtime/decoder/router.py). A token uses only units of these
+A resident router chooses a few experts for each token (runtime/routers). A token uses only units of these
 experts, and multiplies each expert's output by its weight. Gate and up may be resident, with one matrix per expert;
 down is on flash. An expert that every token uses is resident. A selector chooses each expert's inputs separately; each
 entry of the inner activation is multiplied by its expert's weight. Shape letters: T tokens, N hidden_size, F
@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from coldpress.runtime.decoder.arithmetic import activation, sigmoid, up_activation
+from coldpress.runtime.arithmetic import activation, sigmoid, up_activation
 from coldpress.runtime.decoder.blocks import WHOLE, Block, CoarseUnits, StreamedBlock, Terms
 from coldpress.runtime.decoder.matrix import Matrix, Resident
 from coldpress.runtime.decoder.mlp import Mlp, checked_families, held_roles, inner_of
-from coldpress.runtime.decoder.router import Router
 from coldpress.runtime.decoder.tokens import Prior, Tokens
+from coldpress.runtime.routers import router_of
 from coldpress.runtime.store.facts import Key
 from coldpress.runtime.unit_numbers import distinct
 from coldpress.schemas.families import slices
@@ -45,7 +45,7 @@ class Experts:
         """
         inputs, inner = checked_families(families, spec)
         self._layer, self._spec, (self.inner,) = layer, spec, inner
-        self._router = Router(spec, resident.optional_vector(f"layers.{layer}.router.correction"))
+        self._router = router_of(spec, resident.optional_vector(f"layers.{layer}.router.correction"))
         self.form = inner_of(self.inner.signal, spec)
         self._coarse = (coarse or {}).get(self.inner.name)
         self._down_only = replace(self.form, gate=None, up=None)

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from coldpress.runtime.decoder.arithmetic import rotate
+from coldpress.runtime.arithmetic import rotate
 from coldpress.runtime.decoder.matrix import Matrix, Resident
 from coldpress.runtime.decoder.norms import Norm
 from coldpress.schemas.model import ModelSpec

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from coldpress.runtime.decoder.arithmetic import activation, up_activation
+from coldpress.runtime.arithmetic import activation, up_activation
 from coldpress.runtime.decoder.blocks import Block, CoarseUnits, ColumnSums, Inner, Terms, widths_of
 from coldpress.runtime.decoder.matrix import Matrix, Resident
 from coldpress.runtime.decoder.tokens import Prior, Tokens

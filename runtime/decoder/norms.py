@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coldpress.runtime.decoder.arithmetic import layer_norm, rms_norm
+from coldpress.runtime.arithmetic import layer_norm, rms_norm
 from coldpress.runtime.decoder.matrix import Resident
 from coldpress.schemas.model import ModelSpec, norm_parts, qk_norms
 

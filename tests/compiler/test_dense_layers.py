@@ -68,10 +68,10 @@ def test_groups_of_layers_are_refused(source: Source) -> None:
     [
         ("glm4_moe", {"first_k_dense_replace": 2}, "none of 2 layers has experts"),
         ("qwen2_moe", {"mlp_only_layers": [0, 1]}, "none of 2 layers has experts"),
-        ("glm4_moe", {"n_group": 4, "topk_group": 1}, "n_group is 4 and topk_group 1 with 4 experts, expected groups"),
+        ("glm4_moe", {"n_group": 4, "topk_group": 1}, "n_group is 4, expected groups of at least 2 experts"),
         ("glm4_moe", {"routed_scaling_factor": 0}, "routed_scaling_factor is 0, expected a number above 0"),
         ("qwen2_moe", {"mlp_only_layers": ["0"]}, "mlp_only_layers is .*expected a list of layers' numbers"),
-        ("qwen3_moe", {"num_experts_per_tok": 5}, "num_experts_per_tok is 5, expected at most num_experts, 4"),
+        ("qwen3_moe", {"num_experts_per_tok": 5}, "num_experts_per_tok is 5, expected at most 4 experts"),
         ("olmoe", {"clip_qkv": 8.0}, "clip_qkv is 8.0, which is not supported, expected null"),
         (
             "qwen2_moe",

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from coldpress.compiler.checkpoint.tensors import read_role
-from coldpress.compiler.device import host
+from coldpress.compiler.device import memory
 from coldpress.compiler.stages.distill import DistillConfig, run
 from coldpress.compiler.stages.distill._masks import masked, masks_of
 from coldpress.runtime.sparsity import topk
@@ -120,7 +120,7 @@ def test_what_does_not_fit_into_memory_is_refused_before_it_is_loaded(
 ) -> None:
     model = model_at(tmp_path)
     sparsity, corpus = top_k(model, tmp_path), corpus_at(tmp_path)
-    monkeypatch.setattr(host, "free_dram_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(memory, "free_dram_bytes", lambda: 1 << 20)
     monkeypatch.setattr("coldpress.compiler.training.source.Source.build", lambda *_: pytest.fail("loaded"))
     with pytest.raises(
         DoesNotFitError,

@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
 from coldpress.compiler.checkpoint import hub
-from coldpress.compiler.device import host
+from coldpress.compiler.device import memory
 from coldpress.compiler.stages import preflight
 from coldpress.compiler.workflow.download import check_before_download, check_folder
 from coldpress.compiler.workflow.settings import resolve
@@ -151,7 +151,7 @@ def test_download_and_build_share_a_disk(index: Hub, tmp_path: Path, monkeypatch
 
 def test_too_little_memory_and_too_small_a_budget(index: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "a DRAM budget of 1,000 bytes was asked for" in refusal(index, tmp_path, dram_budget=1000)
-    monkeypatch.setattr(host, "free_dram_bytes", lambda: 300_000_000)
+    monkeypatch.setattr(memory, "free_dram_bytes", lambda: 300_000_000)
     assert "of memory" in refusal(index, tmp_path)
     config = resolve({"model": "owner/tiny", "revision": REVISION, "corpus": "pydoc"})
     assert check_before_download(config, inputs_for(config), config.folder / "ingest.json", None), (

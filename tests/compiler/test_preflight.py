@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
-from coldpress.compiler.device import host
+from coldpress.compiler.device import memory
 from coldpress.compiler.io import Workspace, save_arrays
 from coldpress.compiler.job import Job, config_of
 from coldpress.compiler.needs import Build, all_needs, needs_of
@@ -96,7 +96,7 @@ def test_a_budget_that_is_too_small_is_told_the_share_that_will_do(
 
 
 def test_too_little_memory(model: Model, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "free_dram_bytes", lambda: 300_000_000)
+    monkeypatch.setattr(memory, "free_dram_bytes", lambda: 300_000_000)
     with pytest.raises(
         DoesNotFitError, match=r"\w+ needs \d\d\d MB of memory, this machine has 300 MB free; .*preflight=off"
     ):
@@ -114,7 +114,7 @@ def test_memory_of_this_machine_limits_only_jobs_that_run_here(
     model: Model, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a cluster each job is given what its rule asks for; the record says what that is."""
-    monkeypatch.setattr(host, "free_dram_bytes", lambda: 300_000_000)
+    monkeypatch.setattr(memory, "free_dram_bytes", lambda: 300_000_000)
     found = {needs.stage: needs for needs in run(model, corpus, tmp_path).stages}
     assert found["verify"].ram_bytes > 600_000_000
     with pytest.raises(DoesNotFitError, match="this machine has 300 MB free"):

@@ -251,7 +251,7 @@ def test_adapters_of_seven_billion_parameters_fit_into_24_gb() -> None:
 def test_a_model_too_large_to_be_trained_whole_is_told_of_adapters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coldpress.compiler.device.host.free_dram_bytes", lambda: 1 << 20)
+    monkeypatch.setattr("coldpress.compiler.device.memory.free_dram_bytes", lambda: 1 << 20)
     with pytest.raises(DoesNotFitError, match=r"relufy=relu, .* build with relufy_rank=32, a smaller block_tokens"):
         made(QUICK, model_at(tmp_path), tmp_path)
 

@@ -11,6 +11,7 @@ from coldpress.compiler.activity.forward import Hooks, LayerStream
 from coldpress.compiler.activity.layer_counts import exact_families
 from coldpress.compiler.activity.rounded import RoundedKeys
 from coldpress.compiler.architectures import Architecture, _common, granite
+from coldpress.compiler.architectures._declared import declared
 from coldpress.compiler.checkpoint.shapes import read_shapes
 from coldpress.compiler.checkpoint.source_config import checked_config
 from coldpress.compiler.checkpoint.tensors import read_role, rotary_inv_freq
@@ -18,8 +19,8 @@ from coldpress.compiler.io import Workspace
 from coldpress.compiler.stages import ingest
 from coldpress.compiler.stages.ingest import IngestConfig
 from coldpress.compiler.workflow import settings
+from coldpress.runtime.arithmetic import rms_norm
 from coldpress.runtime.decoder import decoder
-from coldpress.runtime.decoder.arithmetic import rms_norm
 from coldpress.runtime.decoder.tokens import KvCache
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plugins import load, names
@@ -292,21 +293,14 @@ def test_every_architecture_has_a_test_model() -> None:
     assert ARCHITECTURES == MODEL_TYPES
 
 
-WITH_NULLS = (
-    *("deepseek_v2", "deepseek_v2 relu tied", "latents in groups of experts"),
-    *("no window", "gemma2 without caps and windows"),
-)
-"""Cases with a null where the class has another default."""
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_shapes_are_read_without_transformers_as_with_it(tmp_path: Path, case: str) -> None:
-    """It is asked only where it alone knows the factors of a rotary embedding, or whether its class takes a null."""
+    """It is asked only where it alone knows the factors of a rotary embedding."""
     kind, changes, relu, tie = CASES[case]
     write_model(tmp_path, kind, num_hidden_layers=LAYERS.get(kind, 2), relu=relu, tie=tie, overrides=changes)
     architecture, believed = checked_config(json.loads((tmp_path / "config.json").read_text()))
     ours = _common.filled(architecture, believed)
-    asked = case in WITH_NULLS or any(scaling in f"{case} {changes}" for scaling in ("yarn", "longrope"))
+    asked = any(scaling in f"{case} {changes}" for scaling in ("yarn", "longrope"))
     assert (ours is None) == asked
     if ours is not None:
         assert_same(architecture, believed)
@@ -363,16 +357,36 @@ def test_checkpoints_that_transformers_writes_itself(tmp_path: Path, kind: str) 
     assert np.std(expected) > 0.3
 
 
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_what_a_class_declares_is_read_from_its_source(kind: str) -> None:
+    """Defaults and types, for a class that is imported; a version that has no such class declares nothing."""
+    import dataclasses
+
+    from transformers import AutoConfig
+
+    architecture = load("coldpress.compiler.architectures", Architecture, kind)
+    theirs = type(AutoConfig.for_model(architecture.MODULES.built_of or kind))
+    fields = {field.name: field for field in dataclasses.fields(theirs)}
+    read = [key for key in _common.KEYS | architecture.KEYS if key in fields]
+    assert {"vocab_size", "tie_word_embeddings", "eos_token_id"} <= {*read}
+    for key in read:
+        if key in architecture.declared().defaults or key != "max_position_embeddings":  # some give it as a product
+            assert architecture.declared().defaults[key] == fields[key].default
+        is_flag = isinstance(fields[key].default, bool)
+        assert ("bool" in architecture.declared().types[key]) == is_flag or fields[key].default is None
+    assert declared(kind, "no_such_package").defaults == {}
+
+
 @pytest.mark.parametrize("kind", [kind for kind in ARCHITECTURES if kind != "bamboo"])
 def test_other_names_of_keys_are_those_of_the_class(kind: str) -> None:
     """A key that transformers reads under two names is read under both; two numbers for one setting are refused."""
     architecture = load("coldpress.compiler.architectures", Architecture, kind)
     config = of_class(kind)
     pairs = {frozenset(pair) for pair in config.attribute_map.items()}
-    assert pairs == {frozenset(pair) for pair in architecture.SPELLINGS.items()}
+    assert pairs == {frozenset(pair) for pair in architecture.spellings().items()}
     raw = json.loads(json.dumps(config.to_dict(), default=str))
     _, expected = checked_config(raw)
-    for other, key in architecture.SPELLINGS.items():
+    for other, key in architecture.spellings().items():
         value = raw.get(key, raw.get(other))
         spelled = {name: raw[name] for name in raw if name not in (key, other)}
         assert checked_config({**spelled, key: value})[1] == checked_config({**spelled, other: value})[1] == expected
@@ -703,12 +717,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "groups without a number": (
         "deepseek_v2",
         {"topk_method": "group_limited_greedy"},
-        "n_group is None and topk_group None with 4 experts, expected groups of equal size",
+        "n_group is None and topk_group None, expected numbers of groups",
     ),
     "groups that hold too few": (
         "deepseek_v2",
         {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 1},
-        "n_group is 4 and topk_group 1 with 4 experts",
+        "num_experts_per_tok is 2, expected at most 1, the experts of its groups",
     ),
     "alibi": ("falcon", {"alibi": True}, "alibi is true, and positions other than rotary ones are not supported"),
     "falcon new, one after the other": (

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.models import write_model
+from tests.support.models import write_model, write_tokenizer
 from tests.support.workflow import Server, Workflow
 
+REPOSITORY = Path(__file__).parents[2]
 FILES = {
-    "runtime/sparsity/above.py": '''
+    "runtime/sparsity/over_threshold.py": '''
 """The units whose inner activation is above a threshold, which an option sets."""
 
 import numpy as np
@@ -122,41 +123,69 @@ class Plugin(_common.Llama):
     def parameters(self, config, spec):
         return _common.llama_parameters(spec, qk_norm=True)
 ''',
-    "compiler/architectures/dots1.py": '''
-"""dots.llm1 without windows: sigmoid routers with a correction, an expert that every token uses, and layers without
-experts at the start."""
+    "compiler/architectures/ernie4_5_moe.py": '''
+"""ERNIE 4.5 with experts: a router of its own, experts that every token uses, and layers without experts at the
+start."""
 
 from coldpress.compiler.architectures import _common, _experts
 
 NAMES = _experts.Names(correction="e_score_correction_bias", shared="shared_experts")
-SIZES = {"moe_intermediate_size", "n_routed_experts", "n_shared_experts", "num_experts_per_tok"}
+SIZES = {"moe_intermediate_size", "moe_num_experts", "moe_num_shared_experts", "moe_k", "moe_layer_start_index"}
 
 
 class Plugin(_experts.Mixture):
-    KEYS = _common.LLAMA_KEYS | SIZES | {"head_dim", "first_k_dense_replace", "norm_topk_prob", "routed_scaling_factor"}
+    KEYS = _common.LLAMA_KEYS | SIZES | {"moe_norm_min"}
     NAMES = NAMES
-    MODULES = _experts.modules("Dots1", NAMES)
+    MODULES = _experts.modules("Ernie4_5_Moe", NAMES, "corrected_softmax")
 
     def spec(self, config):
-        return _common.llama_spec(
+        return _experts.mixture_spec(
             self.MODULES,
             config,
+            "moe_num_experts",
+            num_experts_per_tok=config.moe_k,
             intermediate_size=config.moe_intermediate_size,
-            router_scores="sigmoid",
-            router_normed=config.norm_topk_prob,
-            router_scaling=float(config.routed_scaling_factor),
-            shared_intermediate_size=config.moe_intermediate_size * config.n_shared_experts,
-            **_experts.counts(config, "n_routed_experts"),
-            **_experts.layers_without(config, range(config.first_k_dense_replace)),
+            shared_intermediate_size=config.moe_intermediate_size * config.moe_num_shared_experts,
+            rotary_pairs="neighbours",
+            **_experts.layers_without(config, range(config.moe_layer_start_index)),
         )
 
-    def qk_norm(self, config):
-        return True
+    def places(self, spec):
+        mlps = [f"model.layers.{layer}.mlp" for layer in range(spec.num_hidden_layers)]
+        places = [_common.Place(f"{mlp}.moe_statics.{NAMES.correction}", index=0, num_entries=1) for mlp in mlps]
+        return {f"{mlp}.gate.{NAMES.correction}": place for mlp, place in zip(mlps, places)}
+''',
+    "runtime/routers/corrected_softmax.py": '''
+"""Experts by their softmax over all experts, plus a correction; weighted by it over the sum of the chosen ones."""
+
+import numpy as np
+from pydantic import Field
+
+from coldpress.runtime.routers import Router
+from coldpress.runtime.routers.softmax import softmax
+from coldpress.schemas.base import Record
+
+
+class Options(Record):
+    """How small a sum may be."""
+
+    moe_norm_min: float = Field(default=1e-12, gt=0, description="least sum that weights are divided by")
+
+
+class Plugin(Router):
+    OPTIONS = Options
+
+    def rank(self, logits_TE):
+        return softmax(logits_TE, np.ones_like(logits_TE, bool))
+
+    def weigh(self, logits_TE, chosen_TE):
+        weights_TE = np.where(chosen_TE, self.rank(logits_TE), np.float32(0))
+        return weights_TE / np.maximum(weights_TE.sum(axis=1, keepdims=True), np.float32(self._options.moe_norm_min))
 ''',
 }
 DEVICE = "profiles/devices/gadget.yaml"
 CHOSEN = {
-    "method": "above",
+    "method": "over_threshold",
     "threshold": 1e-6,
     "cache": "mru",
     "format": "fp16",
@@ -215,10 +244,14 @@ def test_a_build_of_nothing_but_new_files(workflow: Workflow, started_anew: Serv
     placement = json.loads((folder / "place.json").read_text())
     assert placement["solver"] == "scipy_milp"
     sparsity = json.loads((folder / "allocate.json").read_text())
-    assert (sparsity["method"], sparsity["options"], sparsity["format"]) == ("above", {"threshold": 1e-6}, "fp16")
+    assert (sparsity["method"], sparsity["options"], sparsity["format"]) == (
+        "over_threshold",
+        {"threshold": 1e-6},
+        "fp16",
+    )
     manifest = json.loads((folder / "after-gadget.coldpress" / "manifest.json").read_text())
     (plan,) = manifest["plans"]
-    assert (plan["cache"], plan["method"]) == ("mru", "above")
+    assert (plan["cache"], plan["method"]) == ("mru", "over_threshold")
     assert (manifest["model"]["model_type"], manifest["device"]["name"]) == ("exaone4", "gadget")
     assert manifest["model"]["norm_placement"] == "after"
     orders = [json.loads(path.read_text()) for path in (folder / "order").glob("*.json")]
@@ -231,26 +264,44 @@ def test_a_build_of_nothing_but_new_files(workflow: Workflow, started_anew: Serv
 
 
 @pytest.mark.slow
-def test_a_mixture_with_a_shared_expert_and_dense_layers(
-    workflow: Workflow, started_anew: Server, tmp_path: Path
-) -> None:
-    """Its tensors have the names of GLM-4.5's; `verify` and `publish` as above."""
-    model = write_model(tmp_path / "dots", "glm4_moe", num_hidden_layers=4, dtype="bfloat16")
-    config = json.loads((model / "config.json").read_text())
-    for key in ("partial_rotary_factor", "use_qk_norm", "num_nextn_predict_layers"):
-        del config[key]
-    config |= {"model_type": "dots1", "architectures": ["Dots1ForCausalLM"]}
-    (model / "config.json").write_text(json.dumps(config))
+def test_a_mixture_with_a_router_of_its_own(workflow: Workflow, started_anew: Server, tmp_path: Path) -> None:
+    """It takes two new files, of the model and of the router; `verify` and `publish` as above."""
+    assert not [name for name in FILES if (REPOSITORY / name).exists()], "an edit"
+    model = write_ernie(tmp_path / "ernie")
     other = replace(workflow, server=started_anew).at(
         tmp_path / "work", model=model, method="dense", cache="lru", format="fp16", dram_budget="90%"
     )
     other.build()
-    folder = other.folder / "build" / "dots" / "pixel6"
-    spec = json.loads((folder / "dots-pixel6.coldpress" / "manifest.json").read_text())["model"]
-    assert spec["model_type"] == "dots1"
+    folder = other.folder / "build" / "ernie" / "pixel6"
+    spec = json.loads((folder / "ernie-pixel6.coldpress" / "manifest.json").read_text())["model"]
+    assert (spec["model_type"], spec["router_scores"]) == ("ernie4_5_moe", "corrected_softmax")
+    assert spec["router_options"] == {"moe_norm_min": 0.9}
     assert spec["dense_layers"] == [0]
     assert spec["shared_intermediate_size"] > 0
     verified = json.loads((folder / "verify.json").read_text())
     assert verified["simulated_equals_real"]
     assert verified["max_logit_error"] < 0.1
     assert verified["run"]["reads"] > 0
+
+
+def write_ernie(folder: Path) -> Path:
+    """Writes a checkpoint as transformers does, with random weights; most weights of experts are not divided by their
+    sum, which is below `moe_norm_min`."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"vocab_size": 384, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512}
+    sizes |= {"moe_intermediate_size": 32, "moe_num_experts": 6, "moe_k": 2, "moe_num_shared_experts": 1}
+    config = AutoConfig.for_model(
+        "ernie4_5_moe", **sizes, moe_norm_min=0.9, bos_token_id=0, eos_token_id=1, tie_word_embeddings=False
+    )
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).bfloat16()
+    with torch.no_grad():
+        for values in model.parameters():
+            if values.ndim > 1:
+                values.normal_(0, 0.08)
+    model.save_pretrained(folder)
+    write_tokenizer(folder, config.vocab_size)
+    return folder

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from coldpress.runtime.decoder.arithmetic import activation, up_activation
+from coldpress.runtime.arithmetic import activation, up_activation
 from coldpress.runtime.kernels import activations, gemv, mlp, rows
 from coldpress.runtime.kernels.planes import Coarse
 from coldpress.runtime.plugins import load, names

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from coldpress.runtime import _native, plugins
+from coldpress.runtime.arithmetic import activation
 from coldpress.runtime.artifact.errors import ArtifactError
 from coldpress.runtime.artifact.reader import open_artifact
-from coldpress.runtime.decoder.arithmetic import activation
 from coldpress.runtime.decoder.blocks import chosen_blocks
 from coldpress.runtime.decoder.tokens import Tokens
 from coldpress.runtime.generate.session import Session

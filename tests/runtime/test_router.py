@@ -8,7 +8,7 @@ import pytest
 
 from coldpress.runtime.artifact import checks, errors
 from coldpress.runtime.artifact.reader import open_artifact
-from coldpress.runtime.decoder.router import Router
+from coldpress.runtime.routers import router_of
 from tests.support.artifacts import Recipe, build_artifact, change_manifest, small_spec
 
 TOKENS, HIDDEN, EXPERTS, CHOSEN = 400, 16, 12, 3
@@ -51,7 +51,7 @@ def test_experts_and_weights_are_those_of_transformers(case: str) -> None:
             values.copy_(torch.randn(values.shape, generator=generator) * (1 if values.ndim > 1 else 0.1))
         logits, weights, chosen = theirs(x)
     correction = dict(theirs.named_buffers()).get("e_score_correction_bias")
-    router = Router(
+    router = router_of(
         small_spec(num_experts=EXPERTS, num_experts_per_tok=CHOSEN, **fields),
         None if correction is None else correction.numpy(),
     )
@@ -68,7 +68,7 @@ def test_experts_and_weights_are_those_of_transformers(case: str) -> None:
 
 def test_the_larger_score_is_taken_and_the_lower_of_equals() -> None:
     logits = np.array([[1, 3, 2, 3], [0, 0, 0, 0], [-200, 5, -200, -200]], np.float32)
-    router = Router(small_spec(num_experts=4, num_experts_per_tok=2))
+    router = router_of(small_spec(num_experts=4, num_experts_per_tok=2))
     chosen = router.choose(router.scores(logits))
     assert chosen.tolist() == [[False, True, False, True], [True, True, False, False], [True, True, False, False]]
     weights = router.weights(logits, chosen)
@@ -79,7 +79,7 @@ def test_the_larger_score_is_taken_and_the_lower_of_equals() -> None:
 
 def test_experts_that_others_chose_are_weighed_all_the_same() -> None:
     """Also where the largest logit is not among them, and so large that their own exponentials would be 0."""
-    router = Router(small_spec(num_experts=4, num_experts_per_tok=2))
+    router = router_of(small_spec(num_experts=4, num_experts_per_tok=2))
     chosen = np.array([[True, False, True, False]])
     weights = router.weights(np.array([[1, 300, 1, 0]], np.float32), chosen)
     np.testing.assert_allclose(weights, [[0.5, 0, 0.5, 0]])
@@ -87,7 +87,7 @@ def test_experts_that_others_chose_are_weighed_all_the_same() -> None:
 
 def test_a_correction_decides_and_does_not_weigh() -> None:
     spec = small_spec(num_experts=3, num_experts_per_tok=2, router_scores="sigmoid", router_normed=False)
-    router = Router(spec, np.array([0, 0, 5], np.float32))
+    router = router_of(spec, np.array([0, 0, 5], np.float32))
     logits = np.array([[1, 2, -3]], np.float32)
     chosen = router.choose(router.scores(logits))
     assert chosen.tolist() == [[False, True, True]]
@@ -140,10 +140,13 @@ def test_sizes_of_latents_that_make_no_sense_are_refused(fields: dict[str, Any],
     ("fields", "expected"),
     [
         ({"num_expert_groups": 5}, "num_expert_groups is 5, expected a divisor of 6 experts"),
-        ({"num_expert_groups": 6}, "num_expert_groups is 6, expected groups of at least two experts"),
-        ({"num_expert_groups": 3, "num_expert_groups_per_tok": 4}, "per_tok is 4, expected at most 3 groups"),
+        ({"num_expert_groups": 6}, "num_expert_groups is 6, expected groups of at least 2 experts"),
+        (
+            {"num_expert_groups": 3, "num_expert_groups_per_tok": 4},
+            "per_tok is 4, expected at most 3, the number",
+        ),
         ({"num_expert_groups": 3, "num_experts_per_tok": 3}, "num_experts_per_tok is 3, expected at most 2, the"),
-        ({"num_expert_groups_per_tok": 2}, "num_expert_groups_per_tok is 2, expected 1 without groups"),
+        ({"num_expert_groups_per_tok": 2}, "num_expert_groups_per_tok is 2, expected at most 1, the number"),
         ({"num_expert_groups": 6, "router_scores": "softmax"}, "num_experts_per_tok is 2, expected at most 1, the"),
     ],
 )
@@ -152,3 +155,16 @@ def test_groups_that_make_no_sense_are_refused(fields: dict[str, Any], expected:
     build_artifact(tmp_path / "a", Recipe(spec=small_spec(**(shape | fields)), method="dense"))
     with pytest.raises(errors.ModelError, match=expected):
         open_artifact(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"router_scores": "nearest"}, "router_scores is 'nearest', expected one of sigmoid, softmax with its options"),
+        ({"router_scores": "../x"}, "router_scores is '../x', expected one of sigmoid, softmax"),
+        ({"router_options": {"temperature": 2.0}}, "router_scores is 'softmax', expected one of .* with its options"),
+    ],
+)
+def test_a_router_that_this_runtime_does_not_have_is_refused(fields: dict[str, Any], expected: str) -> None:
+    with pytest.raises(errors.ModelError, match=expected):
+        checks._check_model(small_spec(num_experts=6, num_experts_per_tok=2, **fields))

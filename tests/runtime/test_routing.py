@@ -8,8 +8,8 @@ import pytest
 from coldpress.runtime import plugins
 from coldpress.runtime.artifact import errors
 from coldpress.runtime.artifact.reader import open_artifact
-from coldpress.runtime.decoder.router import Router
 from coldpress.runtime.generate.session import Session
+from coldpress.runtime.routers import router_of
 from coldpress.runtime.routing import EXACT, PACKAGE, Routing, cache_prior, read_choice
 from coldpress.runtime.trace import FETCH, Recorder
 from coldpress.schemas.errors import ColdpressError, UnknownNameError
@@ -49,7 +49,7 @@ def decoded(path, **settings):
 def test_a_strength_of_zero_and_equal_shares_leave_the_choice_of_the_router(name):
     way, random = plugins.load(PACKAGE, Routing, name), np.random.default_rng(1)
     scores = random.standard_normal((50, EXPERTS)).astype(np.float32)
-    router = Router(SPEC)
+    router = router_of(SPEC)
     for present, strength in [(random.random(EXPERTS), 0.0), (np.ones(EXPERTS), 0.5), (np.zeros(EXPERTS), 0.5)]:
         found = way.scores(scores, present.astype(np.float32), strength)
         np.testing.assert_array_equal(router.choose(found), router.choose(scores))

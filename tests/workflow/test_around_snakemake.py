@@ -13,7 +13,7 @@ from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 from snakemake_interface_executor_plugins.settings import CommonSettings
 from snakemake_storage_plugin_s3 import StorageObject
 
-from coldpress.compiler.device import host
+from coldpress.compiler.device import memory
 from coldpress.compiler.workflow import around_snakemake
 from coldpress.schemas.errors import ColdpressError
 
@@ -80,7 +80,7 @@ def test_memory_of_this_machine_limits_what_runs_side_by_side(
     facts: dict[str, Any],
     limited: list[str],
 ) -> None:
-    monkeypatch.setattr(host, "free_dram_bytes", lambda: 5_000_000_000)
+    monkeypatch.setattr(memory, "free_dram_bytes", lambda: 5_000_000_000)
     called: list[str] = []
     workflow = stand_in(called, **facts)
     around_snakemake.work_in(workflow, [build_in(tmp_path)])

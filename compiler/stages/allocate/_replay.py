@@ -29,10 +29,10 @@ from coldpress.compiler.sections import make_sections
 from coldpress.compiler.shared_settings import OVERPREDICTION
 from coldpress.compiler.stages.allocate._rules import Inputs
 from coldpress.runtime.cache import CachePolicy
-from coldpress.runtime.decoder.router import Router
 from coldpress.runtime.generate.speculation import Costs
 from coldpress.runtime.plan.budget import Claim, units_with_room
 from coldpress.runtime.plugins import load, load_class, options_of
+from coldpress.runtime.routers import router_of
 from coldpress.runtime.routing import PACKAGE, Routing
 from coldpress.runtime.simulate import Choose, by_signals
 from coldpress.runtime.sparsity import Residency, Selector, used_experts
@@ -160,7 +160,7 @@ class Replays:
 
     def _router(self, routing: SearchedRouting) -> Choose:
         """Returns what a router that sees residency chooses for the trace's tokens: all units of its experts."""
-        way, router = load(PACKAGE, Routing, routing.routing), Router(self._inputs.model.spec)
+        way, router = load(PACKAGE, Routing, routing.routing), router_of(self._inputs.model.spec)
 
         def choose(key: Key, token: int, residency: Residency) -> np.ndarray:
             scores_E = self._trace[f"{key[0]}.router_scores"][token].astype(np.float32)

@@ -28,6 +28,7 @@ from coldpress.compiler.stages.export._llama_cpp_rotary import (
 )
 from coldpress.compiler.stages.export._stored import StoredModel
 from coldpress.runtime.decoder.latents import LATENT_EPS
+from coldpress.runtime.routers import router_class
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.model import FREQUENCIES, ModelSpec, features_of_model
 
@@ -139,6 +140,8 @@ def _window_pattern(found: Architecture, spec: ModelSpec) -> int | None:
 
 
 def _check_experts(spec: ModelSpec, found: Architecture) -> None:
+    if router_class(spec).GGUF is None:
+        raise ColdpressError(f"llama.cpp has no router '{spec.router_scores}'; the model cannot be exported")
     if found.normed is not None and spec.router_normed != found.normed:
         says = {True: "divides the weights of a token's experts by their sum", False: "leaves them as they are"}
         raise ColdpressError(
@@ -303,8 +306,7 @@ def _add_experts(writer: gguf.GGUFWriter, spec: ModelSpec, architecture: Archite
         writer.add_expert_shared_feed_forward_length(spec.shared_intermediate_size)
     if architecture.normed is not None:
         return
-    sigmoid = spec.router_scores == "sigmoid"
-    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID if sigmoid else gguf.ExpertGatingFuncType.SOFTMAX)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType[router_class(spec).GGUF or ""])
     writer.add_expert_weights_norm(spec.router_normed)
     writer.add_expert_weights_scale(spec.router_scaling)
     writer.add_leading_dense_block_count(len(spec.dense_layers))

@@ -20,7 +20,7 @@ from pydantic import Field, JsonValue
 from coldpress.compiler.candidates import AUTO
 from coldpress.compiler.checkpoint.shapes import Shapes, why_shorter
 from coldpress.compiler.cost_model import HasShapes
-from coldpress.compiler.device import host
+from coldpress.compiler.device import memory
 from coldpress.compiler.needs import Build, Inputs, all_needs, needs_of
 from coldpress.compiler.stages.preflight import budget, trial
 from coldpress.runtime.plugins import load
@@ -90,7 +90,7 @@ def run(
     blocks = corpus.split("calibration")
     found_tokens = blocks.num_blocks * blocks.block_tokens
     wanted = int(str(config.settings["tokenize"]["calibration_tokens"]))
-    free_ram, free_disk = host.free_dram_bytes(), _free_disk_bytes(Path(config.folder))
+    free_ram, free_disk = memory.free_dram_bytes(), _free_disk_bytes(Path(config.folder))
     stages: tuple[StageNeeds, ...] = ()
     trial_layers = 0
     if config.preflight != "off":
@@ -167,7 +167,7 @@ def check_download(
     build = replace(check_shapes(config, model, device), threads=min(threads or 1, PASS_THREADS))
     stages = all_needs(build)
     if threads is not None:
-        check_ram(stages, host.free_dram_bytes())
+        check_ram(stages, memory.free_dram_bytes())
     folder = Path(config.folder)
     check_disk(stages, _free_disk_bytes(folder), folder, device.name, download)
 

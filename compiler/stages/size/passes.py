@@ -13,7 +13,7 @@ from coldpress.compiler.activity.predictor_network import Weights, decode, over_
 from coldpress.compiler.activity.routing import router_of
 from coldpress.compiler.checkpoint.tensors import read_role
 from coldpress.compiler.io import load_arrays
-from coldpress.runtime.decoder.router import Router
+from coldpress.runtime.routers import Router
 from coldpress.runtime.sparsity import Selector
 from coldpress.schemas.families import FormatName
 from coldpress.schemas.model import ModelSpec, matrices

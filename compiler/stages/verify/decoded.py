@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coldpress.compiler.device.host import free_dram_bytes
+from coldpress.compiler.device.memory import free_dram_bytes
 from coldpress.compiler.stages.verify.divergence import SourceComparison
 from coldpress.compiler.stages.verify.ladder import climb
 from coldpress.compiler.stages.verify.read_lengths import ReadLengths

@@ -16,10 +16,10 @@ import numpy as np
 
 from coldpress.compiler.stages.verify.divergence import SourceComparison
 from coldpress.runtime.artifact.reader import open_artifact
-from coldpress.runtime.decoder.router import Router
 from coldpress.runtime.generate.likelihood import sum_nll
 from coldpress.runtime.generate.session import Session
 from coldpress.runtime.plan.budget import choose_plan
+from coldpress.runtime.routers import router_of
 from coldpress.schemas.layout import Plan
 
 log = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ class DenseComparison:
         return logits, {layer: np.concatenate(parts) for layer, parts in seen.items()}
 
     def _chosen(self, scores_TE: np.ndarray) -> np.ndarray:
-        return Router(self._session.decoder.spec).choose(scores_TE)
+        return router_of(self._session.decoder.spec).choose(scores_TE)
 
     def result(self) -> Compared:
         """Returns the figures of all blocks; NaN for a block that did not come."""
