@@ -136,13 +136,14 @@ def exported(folder: Path, kind: str, overrides: dict[str, Any], layers: int = 2
 
 
 def with_vocabulary(file: Path, to: Path, tokens: list[str], types: list[int], **keys: Any) -> Path:
-    """Writes a GGUF file again with other tokens, whose embeddings are zeros; `keys` are of the tokenizer."""
+    """Writes a GGUF file again with other tokens, whose embeddings are random; `keys` are of the tokenizer."""
     vocabulary = {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
     vocabulary |= {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": np.array(types, np.int32)}
 
     def change(name: str, values: np.ndarray, kind: str) -> tuple[np.ndarray, str]:
         is_table = name in ("token_embd.weight", "output.weight")
-        return (np.zeros((len(tokens), values.shape[1]), np.float16), "F16") if is_table else (values, kind)
+        table = np.random.default_rng(0).standard_normal((len(tokens), values.shape[1])) / 8
+        return (table.astype(np.float16), "F16") if is_table else (values, kind)
 
     return rewritten(file, to, change, **vocabulary)
 
