@@ -3,8 +3,8 @@ models in GGUF: same tokens, same logits, same perplexity.
 
 Each model is compiled with the dense selector, so that only formats and our arithmetic can differ. In fp16 the figures
 are greedy tokens read from flash, and the largest difference of logits on the test text over the largest logit: against
-`transformers` as it is (at most 2e-3), and with its keys and values rounded to fp16, as the artifact stores them (at
-most 1e-3). In other formats they are perplexity over the source's, and over that of the same codes run densely in
+`transformers` as it is, and with its weights, keys and values rounded to fp16, as the artifact stores them (at most
+1e-3). In other formats they are perplexity over the source's, and over that of the same codes run densely in
 `transformers` (equal to 0.1 %). The jobs of a build are forked from a process that has imported the libraries.
 
 Each greedy token must be the first choice of `transformers` after the same tokens. Where two logits are closer than
@@ -85,7 +85,7 @@ class Plugin(Benchmark[Options]):
         "rows[].tokens_equal?": "fp16: whether greedy tokens equal those of transformers, but for near ties",
         "rows[].near_ties?": "fp16: greedy tokens that transformers puts behind another by less than twice the error",
         "rows[].max_logit_error?": "fp16: largest change of a dense logit by packing, over the largest logit",
-        "rows[].half_keys_error?": "fp16: the same against transformers with keys and values in fp16",
+        "rows[].half_keys_error?": "fp16: the same against transformers with weights, keys and values in fp16",
         "rows[].tensors?": "GGUF: tensors of the file",
         "rows[].tensors_equal?": "GGUF: those whose values equal transformers', bit for bit",
         "rows[].texts?": "GGUF: texts that both engines tokenized",
@@ -162,18 +162,20 @@ class Plugin(Benchmark[Options]):
         with Session(artifact_in(top)) as session:
             if form == "fp16":
                 error = load_record(top / "verify.json", Verification).max_logit_error
-                found = {"ppl_source": ppl_source, "max_logit_error": error}
-                found |= self._as_it_is(session, source, blocks, error)
-                return found | (of_file(file, record, source, session) if is_gguf else {})
+                found = of_file(file, record, source, session) if is_gguf else {}
+                found |= {"ppl_source": ppl_source, "max_logit_error": error}
+                return found | self._as_it_is(session, source, blocks, error)
             ppl = session.perplexity(blocks, sparse=True).perplexity
             over_codes = ppl / perplexity(with_codes(session, record), blocks)
         return {"ppl_source": ppl_source, "over_source": ppl / ppl_source, "over_codes": over_codes}
 
     def _as_it_is(self, session: Session, source: Any, blocks: np.ndarray, error: float) -> Row:
-        """Returns the figures of weights that are not rounded; `error` is the `max_logit_error`."""
+        """Returns the figures of weights in fp16, to which the source's are rounded; `error` is `max_logit_error`."""
         prompt = blocks[0][:PROMPT_TOKENS].tolist()
         found = list(session.generate(prompt, self.options.new_tokens, ignore_eos=True).token_ids)
         ties, equal = near_ties(source, prompt, found, error)
+        for tensor in source.parameters():
+            tensor.data = tensor.data.half().float()
         session.decoder.begin(len(blocks[0]))
         halved = all_logits(source, blocks[0].tolist(), half_keys=True)
         off = np.abs(session.decoder.prefill(blocks[0].astype(np.int64)) - halved).max()
