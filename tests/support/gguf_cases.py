@@ -141,9 +141,10 @@ def with_vocabulary(file: Path, to: Path, tokens: list[str], types: list[int], *
     vocabulary |= {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": np.array(types, np.int32)}
 
     def change(name: str, values: np.ndarray, kind: str) -> tuple[np.ndarray, str]:
-        is_table = name in ("token_embd.weight", "output.weight")
+        if name not in ("token_embd.weight", "output.weight"):
+            return values, kind
         table = np.random.default_rng(0).standard_normal((len(tokens), values.shape[1])) / 8
-        return (table.astype(np.float16), "F16") if is_table else (values, kind)
+        return table.astype(np.float16), "F16"
 
     return rewritten(file, to, change, **vocabulary)
 
