@@ -128,8 +128,9 @@ def open_gguf(path: Path) -> GgufModel:
     headers = [read_gguf(part) for part in paths]
     located: dict[str, Located] = {}
     for number, (part, header) in enumerate(zip(paths, headers, strict=True)):
-        said = header.values.get("split.no", 0), header.values.get("split.count", len(paths) if len(paths) == 1 else 0)
-        if said != (number, len(paths)) and (len(paths) > 1 or said[1] > 1):
+        said = [header.values.get(f"split.{key}", 0) for key in ("no", "count")]
+        are_numbers = all(type(value) is int for value in said)
+        if not are_numbers or (said != [number, len(paths)] and (len(paths) > 1 or said[1] > 1)):
             raise CheckpointError(
                 f"{part.name}: it is part {short(said[0])} of {short(said[1])} by its keys, expected {number} of "
                 f"{len(paths)} by its name; give the parts the names that llama-gguf-split gave them"

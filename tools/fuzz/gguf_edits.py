@@ -115,10 +115,10 @@ def tensor(folder: Path, chance: random.Random) -> str:
 
 def _with_odd_entry(found: Any, chance: random.Random) -> Any:
     if isinstance(found, np.ndarray):
-        changed = found.astype(np.float64) if found.dtype.kind == "f" else found.astype(np.int64)
-        changed[chance.randrange(len(changed))] = chance.choice(NUMBERS)
+        changed = found.copy()
         limits = np.finfo(np.float32) if found.dtype.kind == "f" else np.iinfo(found.dtype)
-        return changed.clip(limits.min, limits.max).astype(found.dtype)[: chance.choice((None, -1, 1))]
+        changed[chance.randrange(len(changed))] = min(max(chance.choice(NUMBERS), limits.min), limits.max)
+        return changed[: chance.choice((None, -1, 1))]
     changed = list(found)
     place = chance.randrange(len(changed))
     changed[place] = chance.choice((*TEXTS, changed[place] * 2, changed[0], changed[-1], "a b", " a", "<0x41>"))
