@@ -117,7 +117,7 @@ class Plugin(Benchmark[Options]):
 
     def _of_file(self, model: str, form: str) -> dict[str, Any]:
         """Returns the snakemake settings of a GGUF file, or of the folder that transformers writes of it."""
-        file = self.once(model, lambda: file_of(model, self.folder / model / "made"))
+        file = self.once(model, lambda: file_of(model, self.folder / "made" / model, build))
         folder = self.folder / "sources" / model
         if form == "folder" and not folder.exists():
             apart(self, "write_folder", str(file), str(folder), run=warm.run)

@@ -1,6 +1,7 @@
 """Fetches real models as files that anyone can have, and reads what their builds took."""
 
 import sys
+from collections.abc import Callable
 from csv import DictReader
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,9 @@ SMALL = "prose7m"
 SHORT = {"method": "dense", "calibration_tokens": 1024, "evaluation_tokens": 256, "preflight": "off"}
 
 
-def file_of(model: str, folder: Path) -> Path:
-    """Returns the GGUF file of one of MODELS, or the one that the product exports of a small model in fp16, which is
-    built in `folder`."""
+def file_of(model: str, folder: Path, build: Callable[..., Path] = build) -> Path:
+    """Returns the GGUF file of one of MODELS, or the one that the product exports of a small model in fp16, which
+    `build` builds in `folder`."""
     if model in MODELS:
         packages = load_model(model).packages
         assert packages is not None, "these profiles have packages"
