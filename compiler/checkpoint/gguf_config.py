@@ -21,8 +21,6 @@ from coldpress.runtime.plugins import load
 
 log = logging.getLogger(__name__)
 
-PREFERRED = {"llama": "llama"}
-"""llama.cpp's architectures that several of ours share -> the one for files without experts."""
 FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 USUAL_BASE = 10000.0
@@ -59,7 +57,7 @@ def _model_type(model: GgufModel) -> str:
         raise model.refused(f"the architecture {short(name)} is not supported in GGUF; supported are {known}")
     if len(found) == 1:
         return found[0]
-    return "mixtral" if model.count("expert_count", 0) else PREFERRED[name]
+    return "mixtral" if model.count("expert_count", 0) else "llama"  # they share an architecture of llama.cpp's
 
 
 def _rows(model: GgufModel, name: str) -> int:
@@ -130,7 +128,7 @@ def _experts(model: GgufModel, theirs: Architecture) -> dict[str, Any]:
         "num_experts_per_tok": model.count("expert_used_count"),
         "moe_intermediate_size": width,
         "shared_expert_intermediate_size": model.count("expert_shared_feed_forward_length", width * max(1, shared)),
-        "norm_topk_prob": _normed(model, theirs),
+        "norm_topk_prob": bool(model.get("expert_weights_norm")) if theirs.normed is None else theirs.normed,
         "first_k_dense_replace": model.count("leading_dense_block_count", 0),
         "routed_scaling_factor": model.number("expert_weights_scale", 1.0) or 1.0,
     }
@@ -145,12 +143,6 @@ def _experts(model: GgufModel, theirs: Architecture) -> dict[str, Any]:
             f"expert_gating_func is {gate}, expected {expected} in a model of the architecture {theirs.name}"
         )
     return found
-
-
-def _normed(model: GgufModel, theirs: Architecture) -> bool:
-    if theirs.normed is not None:
-        return theirs.normed
-    return bool(model.get("expert_weights_norm"))
 
 
 def _factors(model: GgufModel) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from coldpress.schemas.errors import CheckpointError
 
 PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 MAX_PARTS = 1024
-MODEL = "model"
 LARGEST_NUMBER = 1e30
 """Far below float32's largest."""
 
@@ -128,8 +127,8 @@ def open_gguf(path: Path) -> GgufModel:
     headers = [read_gguf(part) for part in paths]
     located: dict[str, Located] = {}
     for number, (part, header) in enumerate(zip(paths, headers, strict=True)):
-        said = header.values.get("split.no", 0), header.values.get("split.count", len(paths) if len(paths) == 1 else 0)
-        if said != (number, len(paths)) and (len(paths) > 1 or said[1] > 1):
+        said = [header.values.get(f"split.{key}", 0) for key in ("no", "count")]
+        if {*map(type, said)} != {int} or (said != [number, len(paths)] and (len(paths) > 1 or said[1] > 1)):
             raise CheckpointError(
                 f"{part.name}: it is part {short(said[0])} of {short(said[1])} by its keys, expected {number} of "
                 f"{len(paths)} by its name; give the parts the names that llama-gguf-split gave them"
@@ -145,6 +144,6 @@ def open_gguf(path: Path) -> GgufModel:
                 )
             located[name], end = Located(part, entry), entry.stop_bytes
     model = GgufModel(paths, headers[0].values, located)
-    if (kind := model.text("general.type") or MODEL) != MODEL:
-        raise model.refused(f"it is GGUF of the type {short(kind)}, expected {MODEL}; give the model's own file")
+    if (kind := model.text("general.type") or "model") != "model":
+        raise model.refused(f"it is GGUF of the type {short(kind)}, expected model; give the model's own file")
     return model

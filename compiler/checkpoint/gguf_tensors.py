@@ -4,7 +4,7 @@ llama.cpp has the tensors of each architecture under its own names, some with ro
 modules stacked, or with all experts in one (compiler/llama_cpp). Values stay where they are: `tensors.py` reads them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from math import prod
 
 from coldpress.compiler.checkpoint.gguf_files import GgufModel
@@ -29,7 +29,7 @@ def match_gguf(spec: ModelSpec, parameters: Mapping[str, tuple[str, ...]], model
     """
     architecture = names.named(spec)
     assert architecture is not None  # `gguf_config` names only those that llama.cpp has
-    found = {role: _source(spec, architecture, role, model) for role in _roles(parameters.values())}
+    found = {role: _source(spec, architecture, role, model) for roles in parameters.values() for role in roles}
     used = {source.tensor for source in found.values()} | set(FACTORS)
     foreign = sorted(name for name in set(model.located) - used if not _is_left_out(spec, name))
     if foreign:
@@ -38,10 +38,6 @@ def match_gguf(spec: ModelSpec, parameters: Mapping[str, tuple[str, ...]], model
             f"these keys ({len(foreign)} such tensors), so the model would be computed otherwise than by llama.cpp"
         )
     return dict(sorted(found.items()))
-
-
-def _roles(held: Iterable[tuple[str, ...]]) -> list[str]:
-    return list(dict.fromkeys(role for roles in held for role in roles))
 
 
 def _is_left_out(spec: ModelSpec, name: str) -> bool:

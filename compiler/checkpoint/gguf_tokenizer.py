@@ -218,12 +218,11 @@ def _of_characters(model: GgufModel, tokens: list[str], types: list[int]) -> dic
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if has_prefix else []
     spaces = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
     unknown = next((text for text, kind in zip(tokens, types, strict=True) if kind == UNKNOWN), None)
-    own = {"unk_token": unknown, "fuse_unk": False, "byte_fallback": BYTE in types}
     return {
         "normalizer": {"type": "Sequence", "normalizers": steps},
         "pre_tokenizer": None,
         "decoder": {"type": "Sequence", "decoders": [spaces, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]},
-        "model": _bpe(tokens, _pairs(tokens, types, scores), **own),
+        "model": _bpe(tokens, _pairs(tokens, types, scores), unk_token=unknown, byte_fallback=BYTE in types),
     }
 
 

@@ -4,16 +4,13 @@ Reads the private folder that `ingest` made. It uses none of transformers' token
 have, so that both give the same ids.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from coldpress.compiler.checkpoint.source_json import read_json, read_object
 from coldpress.runtime.artifact import strict_json
 from coldpress.runtime.artifact.errors import short
 from coldpress.runtime.text.process import LimitedEngine
-from coldpress.schemas.errors import ArtifactError, CheckpointError, clipped
+from coldpress.schemas.errors import ArtifactError, CheckpointError
 from coldpress.schemas.model import ModelSpec
 
 TOKENIZER = "tokenizer.json"
@@ -48,10 +45,7 @@ class SourceTokenizer:
             told = str(error).removeprefix("tokenizer/").removesuffix("; rebuild the artifact")
             raise CheckpointError(f"{told}; give a checkpoint with another tokenizer") from error
         self._encoded(SAMPLE, special=True)
-        with _sentences("not a tokenizer"):
-            self._tokenizer = Tokenizer.from_file(str(path))
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        self._tokenizer = Tokenizer.from_file(str(path))  # for its names alone: it is one, by the process with limits
         self._vocab_size = vocab_size
         ids = self._tokenizer.get_vocab(with_added_tokens=True)
         added = self._tokenizer.get_added_tokens_decoder() if max(ids.values(), default=-1) >= vocab_size else {}
@@ -91,21 +85,9 @@ def bos_of(folder: Path, spec: ModelSpec, tokenizer: SourceTokenizer) -> int | N
     """Returns the id that starts each block of text, or None: the same as at the start of a prompt
     (runtime/text/tokenizer.py). The tokenizer's own post-processor adds it, or tokenizer_config.json asks for it with
     `add_bos_token`."""
-    settings: Mapping[str, Any] = {}
-    if (folder / SETTINGS).is_file():
-        settings = read_object(folder / SETTINGS, MAX_SETTINGS_BYTES)
+    settings = read_object(folder / SETTINGS, MAX_SETTINGS_BYTES) if (folder / SETTINGS).is_file() else {}
     bos = spec.bos_token_id
     if bos is None or settings.get("add_bos_token") is True:
         return bos
     ids = tokenizer.encode("a", special=True)
     return bos if len(ids) > 1 and ids[0] == bos else None
-
-
-@contextmanager
-def _sentences(found: str) -> Iterator[None]:
-    try:
-        yield
-    except BaseException as error:  # a panic in the package's core is not an Exception
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise CheckpointError(f"{TOKENIZER}: {found} ({clipped(' '.join(str(error).split()))})") from error

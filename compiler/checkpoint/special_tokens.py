@@ -46,7 +46,8 @@ def resolved(tokenizer: Json, settings: Json, special: Json, added: Json) -> Spe
     Raises:
         CheckpointError: if a token is none, or a file gives it another id than tokenizer.json leads to.
     """
-    found = dict(settings) if DECODER in settings else {**settings, **_given(special)}
+    given = {} if DECODER in settings else {key: value for key, value in special.items() if value}
+    found = {**settings, **given}
     extra = next((found[key] for key in EXTRA if found.get(key)), [])
     extra = extra if isinstance(extra, dict | list) else [extra]
     named = {
@@ -107,10 +108,6 @@ def with_tokens(spec: ModelSpec, special: Special, generation: Json) -> ModelSpe
             "eos_token_ids": tuple(dict.fromkeys(token for token in ends if token not in beyond)),
         }
     )
-
-
-def _given(special: Json) -> dict[str, Any]:
-    return {key: value for key, value in special.items() if value}
 
 
 def _wanted(settings: Json, added: Json, named: Json, extra: Any) -> Iterator[tuple[str, int | None, Any]]:

@@ -34,7 +34,7 @@ from coldpress.compiler.candidates import (
 from coldpress.compiler.checkpoint.gguf_config import source_config_of
 from coldpress.compiler.checkpoint.gguf_files import name_of, open_gguf
 from coldpress.compiler.checkpoint.hub import HUB_ID, check_dataset, is_dataset, snapshot
-from coldpress.compiler.checkpoint.packages import place_of
+from coldpress.compiler.checkpoint.packages import place_of, unpacked
 from coldpress.compiler.checkpoint.source_config import checked_config
 from coldpress.compiler.checkpoint.source_json import read_object
 from coldpress.compiler.checkpoint.tensors import MAX_CONFIG_BYTES
@@ -471,7 +471,7 @@ def _name_of(named: str) -> str:
         return named
     folder = Path(named).expanduser()
     if folder.is_file():
-        return _safe(name_of(folder))
+        return _safe(name_of(unpacked(folder)))
     return _safe(folder.resolve().name if folder.is_dir() else named.rpartition("/")[2])
 
 
@@ -482,7 +482,7 @@ def _find_model(named: str, revision: str | None, pins: Pins) -> tuple[ModelProf
         return profile, _reference_of(profile, revision, pins), LONGEST_DEFAULT_CONTEXT
     folder = Path(named).expanduser()
     if folder.is_file():
-        return None, *_read_file(folder, revision)
+        return None, *_read_file(unpacked(folder), revision)
     if folder.is_dir() or named.startswith((".", "/", "~")):
         return None, *_read_folder(folder, revision)
     if HUB_ID.fullmatch(named):

@@ -8,6 +8,7 @@ import pytest
 import scipy.special
 import scipy.stats
 
+from coldpress.compiler.stages.verify.dense import of_dense_run
 from coldpress.compiler.stages.verify.divergence import SourceComparison
 from coldpress.schemas.errors import ColdpressError
 
@@ -119,3 +120,9 @@ def test_a_ruined_logit_is_no_small_divergence(case, value):
     assert math.isnan(figures.mean_kld)
     assert math.isnan(figures.max_kld)
     assert math.isnan(figures.p999_kld)
+
+
+def test_logits_that_are_all_0_have_no_relative_error(case):
+    """And no warning of numpy's."""
+    source, found, blocks = case
+    assert np.isnan(of_dense_run(watched(0 * source, 0 * found, blocks), ()).max_logit_error)

@@ -235,6 +235,8 @@ LACKING = {
     "general.architecture": "general.architecture is None, expected a text",
 }
 WRONG = {
+    "split.count": ("two", "it is part 0 of 'two' by its keys, expected 0 of 1 by its name"),
+    "split.no": (np.zeros(3, np.int32), "by its keys, expected 0 of 1 by its name"),
     "general.architecture": ("mamba", "the architecture 'mamba' is not supported in GGUF; supported are arcee,"),
     "general.type": ("adapter", "it is GGUF of the type 'adapter', expected model"),
     "llama.block_count": (3, "the tensor blk.2.attn_q.weight is missing"),

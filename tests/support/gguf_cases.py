@@ -135,6 +135,30 @@ def exported(folder: Path, kind: str, overrides: dict[str, Any], layers: int = 2
     return model, folder / "a.gguf"
 
 
+def with_vocabulary(file: Path, to: Path, tokens: list[str], types: list[int], **keys: Any) -> Path:
+    """Writes a GGUF file again with other tokens, whose embeddings are random; `keys` are of the tokenizer."""
+    vocabulary = {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
+    vocabulary |= {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": np.array(types, np.int32)}
+
+    def change(name: str, values: np.ndarray, kind: str) -> tuple[np.ndarray, str]:
+        if name not in ("token_embd.weight", "output.weight"):
+            return values, kind
+        table = np.random.default_rng(0).standard_normal((len(tokens), values.shape[1])) / 8
+        return table.astype(np.float16), "F16"
+
+    return rewritten(file, to, change, **vocabulary)
+
+
+def _kinds(value: Any) -> list[Any]:
+    """Returns GGUF's type of a value; of a list, also that of its entries."""
+    if isinstance(value, list):
+        return [gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.STRING]
+    if isinstance(value, np.ndarray):
+        return [gguf.GGUFValueType.ARRAY, gguf.GGUFValueType[value.dtype.name.upper()]]
+    kinds = {str: "STRING", bool: "BOOL", int: "UINT32", float: "FLOAT32"}
+    return [gguf.GGUFValueType[kinds[type(value)]] if value is not None else None]
+
+
 Change = Callable[[str, np.ndarray, str], tuple[np.ndarray, str] | None]
 """(name, values float32 or rows as stored, type) of a tensor -> rows and type to write; None leaves it out."""
 
@@ -152,10 +176,10 @@ def rewritten(
     writer = gguf.GGUFWriter(to, values["general.architecture"][0])
     writer.kv_data[0].clear()  # it has written the architecture
     for name, value in keys.items():
-        kinds = {str: gguf.GGUFValueType.STRING, bool: gguf.GGUFValueType.BOOL, int: gguf.GGUFValueType.UINT32}
-        values[name] = value, [kinds.get(type(value))]
+        values[name] = value, _kinds(value)
     for name, (value, kinds) in values.items():
         if value is not None and not (isinstance(value, list) and not value):
+            value = value.tolist() if isinstance(value, np.ndarray) else value
             writer.add_key_value(name, value, kinds[0], kinds[1] if len(kinds) > 1 else None)
     for tensor in reader.tensors:
         found = change(tensor.name, np.asarray(tensor.data), tensor.tensor_type.name)

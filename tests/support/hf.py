@@ -24,11 +24,14 @@ RENAMED = {
 
 
 def load_hf(folder: Path) -> Any:
-    """Loads the model in float32, in evaluation mode."""
+    """Loads the model of a folder, or of a GGUF file by transformers' own decoder, in float32 and evaluation mode."""
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, GgufConfig
 
     torch.set_num_threads(1)
+    if folder.suffix == ".gguf":
+        whole: dict[str, Any] = {"gguf_file": folder.name, "quantization_config": GgufConfig(dequantize=True)}
+        return AutoModelForCausalLM.from_pretrained(folder.parent, dtype=torch.float32, **whole).eval()
     if json.loads((folder / "config.json").read_text())["model_type"] == "bamboo":
         return _bamboo(folder)
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()

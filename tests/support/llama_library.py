@@ -1,4 +1,5 @@
-"""Calls llama.cpp as a library (extra `llama`) for the logits of token ids, also of a file without a tokenizer.
+"""Calls llama.cpp as a library (extra `llama`) for a text's token ids, and for the logits of token ids, also of a file
+without a tokenizer.
 
 llama.cpp's structures are opaque here: `_Structure` is larger than each of them, and only its first member is ever set,
 the size of the context. This works on x86-64 and aarch64, where a call passes such a structure whole or by its address.
@@ -57,6 +58,18 @@ class LlamaLibrary:
         if status:
             raise RuntimeError(f"llama_decode ended with {status}")
         return np.ctypeslib.as_array(self._logits(self._context, -1), (self._vocab_size,)).copy()
+
+    def tokenize(self, text: str) -> list[int]:
+        """Returns the token ids of a text, in which special tokens count, with those that are added around it."""
+        vocabulary = self._function("llama_model_get_vocab", ctypes.c_void_p, ctypes.c_void_p)(self._model)
+        number, flag, data = ctypes.c_int32, ctypes.c_bool, text.encode()
+        room = len(data) + 16
+        ids = (number * room)()
+        kinds = (ctypes.c_void_p, ctypes.c_char_p, number, ctypes.POINTER(number), number, flag, flag)
+        count = self._function("llama_tokenize", number, *kinds)(vocabulary, data, len(data), ids, room, True, True)
+        if count < 0:
+            raise RuntimeError(f"llama_tokenize found {-count} tokens in {len(data)} bytes")
+        return ids[:count]
 
     def begin(self) -> None:
         """Clears the context."""

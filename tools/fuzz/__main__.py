@@ -36,21 +36,21 @@ def main(argv: list[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # threads do not survive forks
     with tempfile.TemporaryDirectory(prefix="fuzz-bases-") as folder:
-        target = _target(arguments.mutants is not None, Path(folder))
+        target = _target(arguments, Path(folder))
         if arguments.only is not None:
             return _show_one(target, arguments.seed, arguments.only)
         return _run(target, arguments)
 
 
-def _target(artifacts: bool, folder: Path) -> Target:
+def _target(arguments: argparse.Namespace, folder: Path) -> Target:
     """Makes the target; imports it here, since only checkpoints need torch."""
-    if artifacts:
+    if arguments.mutants is not None:
         from tools.fuzz.artifacts import Artifacts
 
         return Artifacts(folder)
-    from tools.fuzz.checkpoints import Checkpoints
+    from tools.fuzz.checkpoints import BASES, Checkpoints
 
-    return Checkpoints(folder)
+    return Checkpoints(folder, arguments.bases or BASES)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -58,6 +58,9 @@ def _parser() -> argparse.ArgumentParser:
     kinds = parser.add_mutually_exclusive_group(required=True)
     kinds.add_argument("--mutants", type=int, metavar="N", help="mutants of artifacts to try")
     kinds.add_argument("--checkpoints", type=int, metavar="N", help="mutants of checkpoints to try")
+    parser.add_argument(
+        "--bases", nargs="+", metavar="NAME", help="bases of the checkpoints, such as gguf (default: all)"
+    )
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="seed of all random choices (default: 1)")
     parser.add_argument("--first", type=int, default=0, metavar="K", help="number of the first mutant (default: 0)")
     parser.add_argument("--only", type=int, metavar="K", help="try mutant K alone and keep its folder")
@@ -82,7 +85,7 @@ def _run(target: Target, arguments: argparse.Namespace) -> int:
         if done % REPORT_EVERY == 0:
             print(f"{done} mutants, {time.monotonic() - started_s:.0f} s: {_figures(counts)}", file=sys.stderr)
     for found in failures.values():
-        _show_failure(target, arguments.seed, found)
+        _show_failure(target, arguments, found)
     print(f"{count} mutants in {time.monotonic() - started_s:.0f} s; {counts['silent']} with silent damage")
     print(_figures(counts))
     return 1 if failures else 0
@@ -92,7 +95,7 @@ def _figures(counts: Counter[str]) -> str:
     return json.dumps({kind: counts[kind] for kind in CLASSES})
 
 
-def _show_failure(target: Target, seed: int, found: list[tuple[Outcome, Run]]) -> None:
+def _show_failure(target: Target, arguments: argparse.Namespace, found: list[tuple[Outcome, Run]]) -> None:
     """Prints the first failure of one kind, with the smallest list of edits that causes it."""
     outcome, failure = found[0]
     least = smallest(target, outcome, failure)
@@ -103,7 +106,8 @@ def _show_failure(target: Target, seed: int, found: list[tuple[Outcome, Run]]) -
         print(f"  {done!a:.300}")
     for line in failure.ended.words.splitlines():
         print(f"    {line!a:.300}")
-    print(f"  again: --seed {seed} --only {outcome.mutant.number}")
+    bases = f"--bases {' '.join(arguments.bases)} " if arguments.bases else ""
+    print(f"  again: {bases}--seed {arguments.seed} --only {outcome.mutant.number}")
 
 
 def _show_one(target: Target, seed: int, number: int) -> int:

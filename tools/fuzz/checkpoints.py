@@ -10,7 +10,7 @@ import json
 import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,10 @@ from coldpress.compiler.workflow.inputs import checkpoint_files
 from coldpress.runtime.profiles.devices import read_device
 from coldpress.schemas.errors import ColdpressError
 from tests.support.dag import inputs_for
-from tests.support.gguf_cases import exported
+from tests.support.gguf_cases import exported, with_vocabulary
 from tests.support.models import write_corpus, write_model
-from tools.fuzz import file_edits, tensor_edits, tokenizer_edits
+from tests.support.vocabularies import of_characters
+from tools.fuzz import file_edits, gguf_edits, tensor_edits, tokenizer_edits
 from tools.fuzz.campaign import Edit, Mutant, Run, copy_tree
 from tools.fuzz.json_edits import Unfit, dump, edit_text, edit_value, regular, strange
 from tools.fuzz.limited import run_limited
@@ -138,37 +139,12 @@ def odd_weights(folder: Path, chance: random.Random) -> str:
     return f"{path.name}: {name}[{place}] = {value}"
 
 
-def gguf_value(folder: Path, chance: random.Random) -> str:
-    """Overwrites a value of a GGUF file's header, or the type in front of it; the sizes around it stay."""
-    path = _source(folder)
-    if path == folder:
-        raise Unfit
-    data = bytearray(regular(path).read_bytes())
-    key = chance.choice(GGUF_KEYS)
-    place = data.find(key.encode())
-    if place < 0:
-        raise Unfit
-    place += len(key) + chance.choice((0, 4, 8))
-    value = chance.choice((b"\0", b"\xff", b"\x7f", bytes([chance.randrange(256)]))) * chance.choice((1, 4, 8))
-    data[place : place + len(value)] = value
-    path.write_bytes(data)
-    return f"{path.name}: {value!r} at {key} + {place - data.find(key.encode()) - len(key)}"
-
-
 def _source(folder: Path) -> Path:
     """Returns what `model=` names: a folder, or the only GGUF file in it."""
     found = sorted(folder.glob("*.gguf"))
     return found[0] if len(found) == 1 and not (folder / CONFIG).exists() else folder
 
 
-GGUF_KEYS = (
-    *("GGUF", "general.architecture", "general.alignment", "llama.block_count", "llama.context_length"),
-    *("llama.embedding_length", "llama.feed_forward_length", "llama.attention.head_count", "llama.rope.freq_base"),
-    *("llama.attention.head_count_kv", "llama.attention.key_length", "llama.attention.layer_norm_rms_epsilon"),
-    *("tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"),
-    *("tokenizer.ggml.merges", "tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id", "blk.0.attn_q.weight"),
-    *("blk.1.ffn_down.weight", "token_embd.weight", "output_norm.weight"),
-)
 KNOWN: dict[str, tuple[Any, ...]] = {
     "model_type": ("llama", "opt", "phi3", "qwen3", "bamboo", "nemotron", "gpt2", "mixtral", "../llama", "_common", ""),
     "architectures": (["LlamaForCausalLM"], [], None, ["X"] * 2000),
@@ -223,7 +199,9 @@ EDITS: dict[str, tuple[Edit, int]] = {
     "settings_file": (settings_file, 4),
     "settings_text": (settings_text, 2),
     "odd_weights": (odd_weights, 3),
-    "gguf_value": (gguf_value, 8),
+    "gguf_bytes": (gguf_edits.header_bytes, 8),
+    "gguf_key": (gguf_edits.key, 12),
+    "gguf_tensor": (gguf_edits.tensor, 4),
     "tensor_values": (tensor_edits.values, 2),
     "header_value": (tensor_edits.header_value, 3),
     "header_text": (tensor_edits.header_text, 2),
@@ -240,17 +218,22 @@ EDITS: dict[str, tuple[Edit, int]] = {
     "tokenizer_value": (tokenizer_edits.value_inside, 2),
     "vocabulary": (tokenizer_edits.vocabulary, 2),
 }
+OF_ANY_FILE = ("flip_bits", "cut_or_extend", "overwrite", "remove_file", "add_file", "change_kind", "rename")
+OF_GGUF = {name: edit for name, edit in EDITS.items() if name in OF_ANY_FILE or name.startswith("gguf")}
+BASES = ("llama", "shards", "opt", "shared", "stacked", "gguf", "gguf-characters")
 
 
 class Checkpoints:
     """The target: checkpoints of several architectures, and commands of the compiler."""
 
-    EDITS = EDITS
     MENDINGS = ("none",)
     """A checkpoint has no digests to mend."""
 
-    def __init__(self, folder: Path) -> None:
-        """Writes the bases, text and device into `folder`, and runs every command once on each unchanged base."""
+    def __init__(self, folder: Path, bases: Sequence[str] = BASES) -> None:
+        """Writes the bases, text and device into `folder`, and runs every command once on each unchanged base.
+
+        Bases that are all GGUF files are changed only as such files can be.
+        """
         for stage in STAGES:
             importlib.import_module(f"coldpress.compiler.stages.{stage}")
         self._folder, self._corpus, self._device = folder, folder / "text.txt", folder / "device.json"
@@ -262,9 +245,13 @@ class Checkpoints:
         write_model(folder / "stacked", "gpt_oss", dtype="bfloat16", **small)
         (folder / "llama" / "LICENSE").write_text("Do with it what you like.\n")
         _, file = exported(folder / "made", "llama", {"intermediate_size": 96})
-        (folder / "gguf").mkdir()
+        for base in BASES[-2:]:
+            (folder / base).mkdir()
+        vocabulary = of_characters(("<|a|>", "<|b|>"))
+        with_vocabulary(file, folder / "gguf-characters" / "model.gguf", **vocabulary)
         file.rename(folder / "gguf" / "model.gguf")
-        self.bases = ("llama", "shards", "opt", "shared", "stacked", "gguf")
+        self.bases = bases
+        self.EDITS = OF_GGUF if all(base.startswith("gguf") for base in bases) else EDITS
         write_corpus(self._corpus, 400)
         save_record(read_device(device_file(DEVICE, folder)), self._device)
         for base in self.bases:

@@ -45,7 +45,8 @@ class Compared:
 
 def of_dense_run(watch: SourceComparison, block_nll: tuple[float, ...]) -> Compared:
     """Returns the figures of a run that used every unit: its logits are the dense ones."""
-    error = float(watch.errors.max() / watch.largest.max())  # both propagate NaN
+    with np.errstate(invalid="ignore"):  # both propagate NaN, and logits that are all 0 lead to it
+        error = float(watch.errors.max() / watch.largest.max())
     return Compared(tuple(watch.nll_source.mean(axis=1).tolist()), block_nll, error)
 
 
@@ -138,8 +139,8 @@ class DenseComparison:
                 self._router_errors.max(),
             )
         counted = COUNTED_OF_MIXTURES if self._session.artifact.manifest.model.is_mixture else 1.0
-        # both propagate NaN
-        errors = np.maximum(self._errors / np.max(self._largest), self._router_errors)
+        with np.errstate(invalid="ignore"):  # as above
+            errors = np.maximum(self._errors / np.max(self._largest), self._router_errors)
         error = np.quantile(errors, counted, method="higher")
         return Compared(tuple(self._nll_source.tolist()), tuple(self._nll_dense.tolist()), float(error))
 
