@@ -169,8 +169,6 @@ def test_real_stages_follow_their_plugins() -> None:
             {"order", "preflight"},
         ),  # `auto` has it compete; preflight asks every stage what it needs, and may run them all
         ("coldpress/compiler/stages/order/frequency.py", {"order": "ripple"}, set()),
-        ("coldpress/compiler/stages/place/cp_sat.py", {}, set()),
-        ("coldpress/compiler/stages/place/cp_sat.py", {"place": "cp_sat"}, {"place", "preflight"}),
         # The report draws the artifact beside its size in int4, and `explore` measures every format.
         ("coldpress/runtime/quantization/int4_group32.py", {"format": "fp16"}, {"report", "explore"}),
         ("coldpress/compiler/architectures/opt.py", {}, set()),

@@ -237,7 +237,6 @@ def _pinned_chart(placement: Placement) -> Chart:
     seconds = {100 * entry.share: 1000 * entry.flash_s_per_token for entry in placement.shares_tried}
     caption = (
         "Modelled flash time per token, by the share of the units' DRAM that is pinned; the rest is cache. Replayed on "
-        f"tokens that no placement was made from. {100 * (placement.pinned_share or 0):.0f} % is "
-        "pinned."
+        f"tokens that no placement was made from. {100 * placement.pinned_share:.0f} % is pinned."
     )
     return Chart("Pinned or cached", charts.line("pinned, %", "flash time per token, ms", seconds), caption)
