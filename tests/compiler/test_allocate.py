@@ -11,7 +11,7 @@ from coldpress.compiler import cost_model
 from coldpress.compiler.activity import unit_statistics
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.stages import ingest
-from coldpress.compiler.stages.allocate import AllocateConfig, OverBudgetError
+from coldpress.compiler.stages.allocate import AllocateConfig
 from coldpress.compiler.stages.allocate import run as run_stage
 from coldpress.compiler.stages.allocate._predictor_sizes import predictor_sizes
 from coldpress.compiler.stages.ingest import IngestConfig
@@ -20,6 +20,7 @@ from coldpress.runtime.sparsity import flash
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError, UnknownNameError
+from coldpress.schemas.memory import OverBudgetError
 from coldpress.schemas.model import Model, role_shape
 from coldpress.schemas.sparsity import Sparsity
 from tests.support.curves import curves_of
