@@ -50,7 +50,7 @@ PAIR_S = 4e-8
 """Seconds per pair of a family's units, counting and all orders together: 10 s for 14,336 units
 (docs/experiments/builds.md)."""
 SORTED_PAIRS_BYTES = 256 << 20
-"""Bytes of one run of sorted pairs (compiler/stages/order/_pair_weights.py)."""
+"""Bytes of one run of sorted pairs (compiler/stages/order/ripple.py)."""
 
 
 class OrderConfig(SeedSetting):
