@@ -27,6 +27,7 @@ class PinnedShare(Record):
 
 
 class Placement(Record):
+    solver: str
     layers: tuple[LayerPlacement, ...]
     arrays: ArrayFile
     objective: float

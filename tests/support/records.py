@@ -120,6 +120,7 @@ def tiny_placement(folder: Path, model: Model, sparsity: Sparsity, num_pinned: i
             arrays |= {f"{layer}.{family}": places, f"rank.{layer}.{family}": rank.astype(np.int32)}
             layers.append(LayerPlacement(layer=layer, family=family, num_pinned=num_pinned, min_pinned=1))
     return Placement(
+        solver="test",
         layers=tuple(layers),
         arrays=save_arrays(folder / "placement.safetensors", arrays),
         objective=1.0,

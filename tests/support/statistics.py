@@ -85,6 +85,7 @@ def placement_of(
     for places in arrays.values():
         places[list(pinned)] = 0
     return Placement(
+        solver="none",
         layers=tuple(LayerPlacement(layer=n, family=f, num_pinned=len(pinned), min_pinned=0) for n, f, _ in pairs),
         arrays=save_arrays(folder / "placement.safetensors", arrays),
         objective=0.0,

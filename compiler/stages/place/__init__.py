@@ -108,6 +108,7 @@ def run(
     pairs = list(zip(problem.groups, choices, strict=True))
     value = sum(value_of(*pair) for pair in pairs)
     placement = Placement(
+        solver="pulp_highs",
         layers=tuple(_layer_placement(*pair) for pair in pairs),
         arrays=work.once("placement", lambda: _arrays(pairs)),
         objective=value / activations.num_tokens,

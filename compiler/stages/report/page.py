@@ -322,7 +322,7 @@ def origins(inputs: Inputs, made_by: Provenance) -> list[tuple[str, str]]:
         ("calibration", f"{inputs.activations.num_tokens:,} tokens, tokenized with seed {inputs.seed}"),
         ("context", f"{inputs.plans.largest_plan.context_length} tokens"),
         ("order", ", ".join(sorted(heuristics))),
-        ("placement", f"within {100 * inputs.placement.gap:.2f} % of the optimum"),
+        ("placement", f"{inputs.placement.solver}, within {100 * inputs.placement.gap:.2f} % of the optimum"),
         ("collapse gap", f"{inputs.plans.largest_plan.collapse_gap_bytes} bytes"),
         *made_with(made_by),
         ("device", inputs.device.title),
