@@ -38,7 +38,7 @@ class Held(NamedTuple):
         )
         listed = ", ".join(f"{size:,} {name}" for size, name in uses if size)
         return OverBudgetError(
-            f"a DRAM budget of {budget_bytes:,} bytes was asked for, {needed:,} are needed{by} before any unit is "
-            f"cached: {listed}; {remedy}",
+            f"a DRAM budget of {budget_bytes:,} bytes was asked for, {needed:,} are needed before any unit is "
+            f"cached{by}: {listed}; {remedy}",
             needed,
         )

@@ -126,7 +126,7 @@ def refit(manifest: Manifest, plan: Plan, dram_budget_bytes: int) -> Plan:
         pins, slots = [0] * len(claims), [claim.num_units - claim.num_pinned for claim in claims]
     elif room_bytes < 0:
         remedy = "raise it, or build for a shorter context or a smaller format"
-        raise held._replace(buffers=_reading_bytes(plan)).over(dram_budget_bytes, remedy, by=f" by {plan.title}")
+        raise held._replace(buffers=_reading_bytes(plan)).over(dram_budget_bytes, remedy, by=f", by {plan.title}")
     else:
         more_bytes = max(0, dram_budget_bytes - plan.dram_budget_bytes)
         claims = _pinned(claims, room_bytes)

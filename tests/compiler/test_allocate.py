@@ -306,8 +306,8 @@ def test_a_budget_too_small_is_refused_with_its_parts(model: Model, activations:
         run(config("topk", resident), model, activations, device_of())
     text = str(error.value)
     assert f"{resident:,} bytes was asked for" in text
-    assert f"{resident:,} resident tensors in int8_group32" in text
-    assert f"{cost_model.kv_cache_bytes(model.spec, 128):,} KV cache of 128 tokens" in text
+    assert "cached, in int8_group32 with 128 tokens of context: " in text
+    assert f"{resident:,} resident tensors, {cost_model.kv_cache_bytes(model.spec, 128):,} KV cache, " in text
     assert "shorter context_length or a smaller format" in text
     assert "\n" not in text
 

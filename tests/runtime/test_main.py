@@ -290,7 +290,7 @@ def test_bench_compares_and_ends_with_json(capsys, artifact):
     [
         (
             ["--dram-budget", "100"],
-            "100 bytes was asked for, .* are needed by plan .* before any unit",
+            "100 bytes was asked for, .* are needed before any unit is cached, by plan",
         ),
         (["--dram-budget", "lots"], "'lots' is not an amount of memory"),
         (["--dram-budget=-1GB"], "'-1GB' is negative; give an amount of memory above 0"),

@@ -76,7 +76,7 @@ def divided(
     left = dram_budget - division.held.num_bytes
     if left < 0:
         remedy = "use a shorter context_length or a smaller format, or raise dram_budget"
-        words = f" in {config.format} with {config.context_length:,} tokens of context"
+        words = f", in {config.format} with {config.context_length:,} tokens of context"
         raise division.held.over(dram_budget, remedy, by=words)
     return sparsity.model_copy(update={"budget": division.model_copy(update={"cache_bytes": left})})
 
