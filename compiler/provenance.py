@@ -9,7 +9,7 @@ from pathlib import Path
 from coldpress.schemas import __version__
 from coldpress.schemas.provenance import Provenance
 
-DECIDING = ("torch", "transformers", "numpy", "scipy", "scikit-learn", "ortools", "pulp", "highspy", "zstandard")
+DECIDING = ("torch", "transformers", "numpy", "scipy", "scikit-learn", "pulp", "highspy", "zstandard")
 """Libraries that decide bytes of artifacts."""
 RUNNING = ("snakemake", "numba", "safetensors", "tokenizers", "pydantic", "matplotlib")
 """Further libraries that a build runs with."""

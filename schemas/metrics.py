@@ -248,7 +248,7 @@ class PlanFigures(Record):
 
 
 class PlanDrafts(Record):
-    """Drafts of a plan's own in a greedy continuation of test text (compiler/stages/verify/drafts.py)."""
+    """Drafts of a plan's own in a greedy continuation of test text (compiler/stages/verify/plans.py)."""
 
     plan: str
     draft: DraftName

@@ -20,29 +20,27 @@ from coldpress.schemas.families import (
     with_head,
 )
 from coldpress.schemas.layout import CacheName, KvCacheFormat, RoutingName, layer_groups
+from coldpress.schemas.memory import Held
 from coldpress.schemas.model import ModelSpec
 
 
 class Budget(Record):
-    """DRAM in bytes, by use; the parts sum to at most `dram_budget_bytes`."""
+    """DRAM in bytes, by use (schemas/memory.py); the parts sum to at most `dram_budget_bytes`."""
 
     dram_budget_bytes: PositiveCount
     resident_bytes: Count
-    """Tensors that are always in DRAM, as stored in the artifact."""
     predictor_bytes: Count
     kv_cache_bytes: Count
     bookkeeping_bytes: Count
-    """Tables, slot maps, objects and a token's working memory (runtime/plan/bookkeeping.py)."""
     buffer_bytes: Count
-    """The read buffer, and the preload buffer of a dense run."""
     cache_bytes: Count
     """Pinned units and cache slots: the rest of the budget."""
 
     @property
-    def needed_bytes(self) -> int:
-        """Returns the bytes of all uses but units."""
-        besides = self.resident_bytes + self.predictor_bytes + self.kv_cache_bytes
-        return besides + self.bookkeeping_bytes + self.buffer_bytes
+    def held(self) -> Held:
+        """Returns all uses but units."""
+        besides = self.resident_bytes, self.predictor_bytes, self.kv_cache_bytes, self.bookkeeping_bytes
+        return Held(*besides, self.buffer_bytes)
 
 
 class Densities(Record):

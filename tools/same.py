@@ -5,7 +5,7 @@
 Both checkouts build every model in FOLDER with every method, each with its own environment (`.venv`) and Snakefile. Two
 artifacts are the same if all their files but manifest, model card and provenance have the same bytes, and if greedy
 text has the same tokens, reads, bytes read, hits, misses and evictions. A method must be refused by both checkouts or
-by none; the words may differ.
+by none; the words may differ. If no case was built by both, nothing was compared, and the exit code is 1.
 
 The jobs of a build run in processes forked from one that has imported the heavy libraries: importing them again in
 every job would take most of the time. The commands are those that the rules print.
@@ -108,7 +108,6 @@ class Checkout:
         self.python = self.root / ".venv" / "bin" / "python"
         if not self.python.exists():
             raise SystemExit(f"error: {self.root} has no .venv; run make env there")
-        self.package = "coldpress." if (self.root / "coldpress").exists() else ""
         folder.mkdir(parents=True)
         self._process = subprocess.Popen(
             [self.python, "-c", SERVER], cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -155,26 +154,26 @@ class Checkout:
         )
         if done.returncode:
             return [], last_sentence(done.stderr)
-        found = re.findall(rf"-m ({re.escape(self.package)}compiler\S*) (.*?) 2> (\S+)", done.stdout + done.stderr)
+        found = re.findall(r"-m (coldpress\.compiler|coldpress) (.*?) 2> (\S+)", done.stdout + done.stderr)
         jobs = [[module, *shlex.split(arguments), log] for module, arguments, log in found]
         return sorted(jobs, key=lambda job: (job[1] in STAGES, STAGES.index(job[1]) if job[1] in STAGES else 0)), ""
 
     def build(self, model: Path, method: str) -> Built:
         """Builds an artifact, runs it, and returns the result."""
         label = f"{method.replace('_', '-')}"
-        config = {**self.settings, "model": model, "method": method, "build_dir": self.folder / "build", "label": label}
+        folder = self.folder / f"{model.name}-{label}"  # the rules' paths are relative to it
+        config = {**self.settings, "model": model, "method": method, "build_dir": folder, "label": label}
         config |= {} if method in WITHOUT_DENSITY else {"density": 0.8}
         commands, refusal = self.commands(config)
         if refusal:
             return Built(refusal, {}, (), {})
-        folder = self.folder / "build" / model.name
         for module, *arguments, log in commands:
             logged = folder / log.strip("'")
             logged.parent.mkdir(parents=True, exist_ok=True)
             (folder / arguments[arguments.index("--output") + 1]).parent.mkdir(parents=True, exist_ok=True)
             if self.run(module, arguments, folder, logged.with_suffix(".out"), logged):
                 return Built(last_sentence(logged.read_text()), {}, (), {})
-        (artifact,) = (folder / f"pixel6+{label}").glob("*.coldpress")
+        (artifact,) = (folder / model.name / f"pixel6+{label}").glob("*.coldpress")
         return Built("", digests(artifact), *self.generate(artifact))
 
     def generate(self, artifact: Path) -> tuple[tuple[int, ...], Mapping[str, float]]:
@@ -183,7 +182,7 @@ class Checkout:
         prompt = ",".join(str(1 + 7 * place) for place in range(PROMPT_TOKENS))
         given = ["generate", str(artifact), "--prompt-ids", prompt, "--max-new-tokens", str(NEW_TOKENS), "--json"]
         log = text.with_suffix(".log")
-        if self.run(f"{self.package}runtime", given, self.folder, text, log):
+        if self.run("coldpress", given, self.folder, text, log):
             raise SystemExit(f"error: {artifact} does not run: {last_sentence(log.read_text())}")
         found = json.loads(text.read_text())
         return tuple(found["token_ids"]), {name: found["metrics"][name] for name in found["metrics"] if counted(name)}
@@ -239,7 +238,7 @@ def both(old: Path, new: Path, folder: Path, settings: Mapping[str, object]) -> 
 
 
 def main() -> int:
-    """Compares all cases of the command line; returns 1 if something differs, else 0."""
+    """Compares all cases of the command line; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.same", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -271,14 +270,21 @@ def main() -> int:
             for method in arguments.methods:
                 built = old.build(model, method), new.build(model, method)
                 found = differences(*built)
-                state = "refused" if built[0].refusal and built[1].refusal else "built"
+                state = "refused" if built[0].refusal or built[1].refusal else "built"
                 rows.append({"model": model.name, "method": method, "state": state, "differences": found})
                 told = "; ".join(found) or (built[1].refusal if state == "refused" else "the same")
                 print(f"{model.name:24} {method:10} {state:8} {told}", flush=True)
+    return concluded(rows)
+
+
+def concluded(rows: Sequence[Mapping[str, object]]) -> int:
+    """Prints the counts of cases, and those that differ; returns 1 if one differs or none was built by both."""
     different = [row for row in rows if row["differences"]]
     built_count = sum(row["state"] == "built" for row in rows)
     print(json.dumps({"cases": len(rows), "built": built_count, "different": different}))
-    return 1 if different else 0
+    if not built_count:
+        print("error: both checkouts built none of the cases, so nothing was compared", file=sys.stderr)
+    return 1 if different or not built_count else 0
 
 
 if __name__ == "__main__":

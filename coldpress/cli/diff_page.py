@@ -7,10 +7,9 @@ from pathlib import Path
 
 from coldpress.compiler.block_statistics import with_error
 from coldpress.compiler.headline import headline, rate
-from coldpress.compiler.stages.report.chart import Chart
+from coldpress.compiler.stages.report.charts import Chart, DramBars
 from coldpress.compiler.stages.report.comparison import FRONT_COLUMNS, front_chart, front_rows, reads_chart, time_chart
-from coldpress.compiler.stages.report.dram import DramBars
-from coldpress.compiler.stages.report.html import environment
+from coldpress.compiler.stages.report.page import environment
 from coldpress.compiler.stages.report.page_charts import ladder_chart
 from coldpress.runtime.quantities import show_bytes
 from coldpress.schemas.layout import Plan

@@ -34,7 +34,7 @@ EXAMPLES = """
 PAGE_BYTES = 4096
 FASTEST = ("avx512vnni", "neon")
 EXTRAS = {
-    "compiler": ("torch", "transformers", "snakemake", "ortools", "pulp"),
+    "compiler": ("torch", "transformers", "snakemake", "pulp"),
     "serve": ("starlette", "uvicorn"),
     "eval": ("lm_eval",),
     "llama": ("xllamacpp",),

@@ -31,7 +31,6 @@ from coldpress.compiler.stages.allocate import (
     AllocateConfig,
     Floor,
     Inputs,
-    OverBudgetError,
     Searched,
     asked_budgets_of,
     searched,
@@ -50,6 +49,7 @@ from coldpress.runtime.store import computing
 from coldpress.schemas.device import OF_TOKENS, UNCOMPUTED, DeviceProfile
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import of_layers
+from coldpress.schemas.memory import OverBudgetError
 from coldpress.schemas.sparsity import Sparsity
 
 WHY_WIDE = f"fit to the device's storage, and whole tokens ± {OF_TOKENS:.0%}"

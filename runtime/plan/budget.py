@@ -18,6 +18,7 @@ from coldpress.runtime.plan.bookkeeping import bookkeeping_bytes
 from coldpress.schemas.errors import DoesNotFitError
 from coldpress.schemas.layout import Plan, Section, by_budget, placed_parts
 from coldpress.schemas.manifest import Manifest
+from coldpress.schemas.memory import Held
 
 
 class Claim(NamedTuple):
@@ -33,13 +34,13 @@ class Claim(NamedTuple):
 def fixed_bytes(manifest: Manifest, plan: Plan) -> int:
     """Returns the DRAM that a plan needs besides units: resident tensors, predictors, KV cache, bookkeeping, buffers. A
     plan that never reads needs no buffers."""
-    return _unread_bytes(manifest, plan) + buffer_bytes(plan, manifest.flash.sections)
+    return _unread(manifest, plan).num_bytes + buffer_bytes(plan, manifest.flash.sections)
 
 
 def least_budget_bytes(manifest: Manifest, plan: Plan) -> int:
     """Returns the smallest budget that `refit` can divide for a plan. It is the smaller of two: buffers and no unit in
     DRAM, or all units in DRAM and no buffers."""
-    return min(_unread_bytes(manifest, plan) + _reading_bytes(plan), _units_whole_bytes(manifest, plan))
+    return min(_unread(manifest, plan).num_bytes + _reading_bytes(plan), _units_whole_bytes(manifest, plan))
 
 
 def used_bytes(manifest: Manifest, plan: Plan) -> int:
@@ -115,20 +116,17 @@ def refit(manifest: Manifest, plan: Plan, dram_budget_bytes: int) -> Plan:
     budget exceeds the plan's.
 
     Raises:
-        DoesNotFitError: if the fixed part does not fit.
+        OverBudgetError: if the fixed part does not fit.
     """
     claims = _claims(manifest, plan)
-    free_bytes = dram_budget_bytes - _unread_bytes(manifest, plan)
+    held = _unread(manifest, plan)
+    free_bytes = dram_budget_bytes - held.num_bytes
     room_bytes = free_bytes - _reading_bytes(plan)
     if _all_bytes(claims) <= free_bytes:
         pins, slots = [0] * len(claims), [claim.num_units - claim.num_pinned for claim in claims]
     elif room_bytes < 0:
-        raise DoesNotFitError(
-            f"{plan.title} needs {dram_budget_bytes - room_bytes:,} bytes of DRAM before any unit is "
-            f"cached (resident {plan.resident_bytes:,}, predictors {plan.predictor_bytes:,}, KV cache "
-            f"{plan.kv_cache_bytes:,}, bookkeeping {bookkeeping_bytes(manifest):,}, buffers the rest), the budget is "
-            f"{dram_budget_bytes:,}; raise it, or build for a shorter context or a smaller format"
-        )
+        remedy = "raise it, or build for a shorter context or a smaller format"
+        raise held._replace(buffers=_reading_bytes(plan)).over(dram_budget_bytes, remedy, by=f", by {plan.title}")
     else:
         more_bytes = max(0, dram_budget_bytes - plan.dram_budget_bytes)
         claims = _pinned(claims, room_bytes)
@@ -178,14 +176,14 @@ def units_with_room(claims: Sequence[Claim], free_bytes: int, reading_bytes: int
     return _divided(claims, free_bytes - reading_bytes)
 
 
-def _unread_bytes(manifest: Manifest, plan: Plan) -> int:
-    stored = plan.resident_bytes + plan.predictor_bytes + plan.kv_cache_bytes
-    return stored + bookkeeping_bytes(manifest)
+def _unread(manifest: Manifest, plan: Plan) -> Held:
+    """Returns the uses besides units and buffers."""
+    return Held(plan.resident_bytes, plan.predictor_bytes, plan.kv_cache_bytes, bookkeeping_bytes(manifest))
 
 
 def _units_whole_bytes(manifest: Manifest, plan: Plan) -> int:
     units = (section.num_units * section.unit_bytes for _, section in placed_parts(plan, manifest.flash.sections))
-    return _unread_bytes(manifest, plan) + sum(units)
+    return _unread(manifest, plan).num_bytes + sum(units)
 
 
 def _reading_bytes(plan: Plan) -> int:

@@ -20,6 +20,8 @@ from coldpress.runtime.extents import Extents, span_bytes
 
 ARRIVAL_BYTES = 1 << 20
 """Least bytes read between two portions of a batch: smaller portions cost more in calls than overlap saves."""
+ENDLESS = 1 << 62
+"""A `max_bytes` that cuts no read."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,25 @@ def plan_reads(units: Strided, positions: np.ndarray, page_bytes: int, gap_bytes
     reads = _native.plan_reads(places, units.offset_bytes, units.unit_bytes, units.stride_bytes, *sizes)
     offsets, lengths, unit_extent, unit_offset = reads
     return ReadPlan(Extents(offsets, lengths), unit_extent, unit_offset)
+
+
+def count_reads(
+    units: Strided, positions: np.ndarray, stops: np.ndarray, page_bytes: int, gaps: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Counts the reads that `plan_reads` would plan for many requests under many gaps, however long a read gets.
+
+    Args:
+        positions: int64 [k], the positions of one request after another, ascending within each.
+        stops: int64 [num_requests], where each request stops in `positions`.
+        gaps: int64 [num_gaps], bytes.
+
+    Returns:
+        Reads and their bytes, int64 [num_requests, num_gaps].
+    """
+    place = units.offset_bytes, units.unit_bytes, units.stride_bytes
+    reads, read_bytes = _native.count_reads(positions, stops, *place, page_bytes, gaps)
+    shape = stops.size, gaps.size
+    return reads.reshape(shape), read_bytes.reshape(shape)
 
 
 def brought(units: Strided, num_units: int, extents: Extents) -> np.ndarray:
@@ -193,16 +214,10 @@ def adjoining_reads(
     reads, which adjoin in the buffer. Returns the reads, and int64 [k], bytes from the start of the buffer to each
     unit.
     """
-    starts = units.starts(positions)
-    lows = starts // page_bytes * page_bytes
-    highs = -(-(starts + units.unit_bytes) // page_bytes) * page_bytes
-    begins = np.concatenate([[True], lows[1:] > highs[:-1] + gap_bytes])
-    firsts = begins.nonzero()[0]
-    low, high = lows[firsts], highs[np.append(firsts[1:], starts.size) - 1]
-    stretch = begins.cumsum() - 1
-    places = (high - low).cumsum() - (high - low)
-    counts = -(-(high - low) // max_bytes)
+    plan = plan_reads(units, positions, page_bytes, gap_bytes, ENDLESS)
+    low, length = plan.extents.offsets, plan.extents.lengths
+    counts = -(-length // max_bytes)
     number = np.arange(int(counts.sum())) - np.repeat(counts.cumsum() - counts, counts)
     offsets = np.repeat(low, counts) + number * max_bytes
-    lengths = np.minimum(max_bytes, np.repeat(high, counts) - offsets)
-    return Extents(offsets, lengths), places[stretch] + starts - low[stretch]
+    lengths = np.minimum(max_bytes, np.repeat(low + length, counts) - offsets)
+    return Extents(offsets, lengths), plan.extents.buffer_offsets[plan.unit_extent] + plan.unit_offset

@@ -11,7 +11,7 @@ from coldpress.compiler import cost_model
 from coldpress.compiler.activity import unit_statistics
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.stages import ingest
-from coldpress.compiler.stages.allocate import AllocateConfig, OverBudgetError
+from coldpress.compiler.stages.allocate import AllocateConfig
 from coldpress.compiler.stages.allocate import run as run_stage
 from coldpress.compiler.stages.allocate._predictor_sizes import predictor_sizes
 from coldpress.compiler.stages.ingest import IngestConfig
@@ -20,6 +20,7 @@ from coldpress.runtime.sparsity import flash
 from coldpress.schemas.activations import Activations
 from coldpress.schemas.device import DeviceProfile
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError, UnknownNameError
+from coldpress.schemas.memory import OverBudgetError
 from coldpress.schemas.model import Model, role_shape
 from coldpress.schemas.sparsity import Sparsity
 from tests.support.curves import curves_of
@@ -305,8 +306,8 @@ def test_a_budget_too_small_is_refused_with_its_parts(model: Model, activations:
         run(config("topk", resident), model, activations, device_of())
     text = str(error.value)
     assert f"{resident:,} bytes was asked for" in text
-    assert f"{resident:,} resident tensors in int8_group32" in text
-    assert f"{cost_model.kv_cache_bytes(model.spec, 128):,} KV cache of 128 tokens" in text
+    assert "cached, in int8_group32 with 128 tokens of context: " in text
+    assert f"{resident:,} resident tensors, {cost_model.kv_cache_bytes(model.spec, 128):,} KV cache, " in text
     assert "shorter context_length or a smaller format" in text
     assert "\n" not in text
 

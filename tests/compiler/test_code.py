@@ -161,8 +161,6 @@ def test_real_stages_follow_their_plugins() -> None:
         # `auto` has it compete; preflight asks every stage what it needs, and may run them all
         ("coldpress/compiler/stages/order/frequency.py", {}, {"order", "preflight"}),
         ("coldpress/compiler/stages/order/frequency.py", {"order": "ripple"}, set()),
-        ("coldpress/compiler/stages/place/cp_sat.py", {}, set()),
-        ("coldpress/compiler/stages/place/cp_sat.py", {"place": "cp_sat"}, {"place", "preflight"}),
         ("coldpress/compiler/architectures/opt.py", {}, set()),
         # `explore` and `allocate` run the model with the values that a build has.
         ("coldpress/compiler/rounding/rtn.py", {}, {"explore", "allocate", "quantize", "preflight"}),

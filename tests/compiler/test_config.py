@@ -170,7 +170,6 @@ def test_bad_values_are_named_with_what_fits(key: str, raw: object, found: str, 
         ({"counting": "cpus"}, "cpu"),
         ({"cache": "lruu"}, "lru"),
         ({"order": "riple"}, "ripple"),
-        ({"place": "pulp_high"}, "pulp_highs"),
     ],
 )
 def test_unknown_names_come_with_the_nearest_and_all(raw: dict[str, object], nearest: str) -> None:

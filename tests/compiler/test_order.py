@@ -153,10 +153,6 @@ def test_what_cannot_be_ordered_is_refused(tmp_path: Path) -> None:
         run(OrderConfig(), activations, sparsity, (0,), work)
     with pytest.raises(UnknownNameError, match="Did you mean 'ripple'"):
         run(OrderConfig(order="riple"), activations, sparsity, (0,), work)
-    placement = placement_of(tmp_path, [{"mlp_mid": np.empty((40, 0))}])
-    placement = placement.model_copy(update={"tiers": ("accelerator", "dram")})
-    with pytest.raises(ColdpressError, match="tiers accelerator, dram and no flash to order units on"):
-        run_stage(OrderConfig(), model_of(1), activations, sparsity, placement, device_of(), (0,), work)
 
 
 def test_of_several_budgets_the_smallest_one_is_ordered_for(tmp_path: Path) -> None:

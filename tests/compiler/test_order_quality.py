@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from coldpress.compiler.stages.order._coactivation import pair_counts, to_words
-from coldpress.compiler.stages.order._friends import nearest_friends
 from coldpress.compiler.stages.order._local_search import gap_step, improve, total_cost
+from coldpress.compiler.stages.order.collapse import nearest_friends
 from coldpress.compiler.stages.order.ripple import join_links
 from tests.support.paths import heaviest_paths
 from tests.support.statistics import pack, topical

@@ -10,12 +10,11 @@ from hypothesis.extra.numpy import arrays
 
 from coldpress.compiler.stages.order import _local_search, closest_friend, cold, collapse, jaccard, lift, misses, ripple
 from coldpress.compiler.stages.order._coactivation import pair_counts, to_words
-from coldpress.compiler.stages.order._friends import nearest_friends
 from coldpress.compiler.stages.order._local_search import SCALE, gap_step, improve, total_cost
-from coldpress.compiler.stages.order._misses import read_bits
-from coldpress.compiler.stages.order._pair_weights import HIGHEST
-from coldpress.compiler.stages.order._pair_weights import jaccard as jaccard_weights
-from coldpress.compiler.stages.order._pair_weights import lift as lift_weights
+from coldpress.compiler.stages.order._task import read_bits
+from coldpress.compiler.stages.order.collapse import nearest_friends
+from coldpress.compiler.stages.order.jaccard import HIGHEST, jaccard_weights
+from coldpress.compiler.stages.order.lift import lift_weights
 from tests.support.statistics import pack, task_of, topical
 
 ACTIVE = st.tuples(st.integers(3, 24), st.integers(1, 150)).flatmap(lambda shape: arrays(bool, shape))

@@ -11,15 +11,13 @@ from coldpress.compiler.cost_model import PEAK_READ_BYTES
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.seconds import Reading
 from coldpress.compiler.stages.allocate._ladder import with_ladder
-from coldpress.compiler.stages.place import PlaceConfig, pulp_highs, run
-from coldpress.compiler.stages.place._counts import head_counts
-from coldpress.compiler.stages.place._problem import Problem, bytes_of, make_group, units_of
+from coldpress.compiler.stages.place import PlaceConfig, counts_of, run
+from coldpress.compiler.stages.place._program import Problem, bytes_of, make_group, min_units, units_of
+from coldpress.compiler.stages.place._search import Solution, search
 from coldpress.compiler.stages.place._share import _flash_seconds, choose_share
-from coldpress.compiler.stages.place._solve import Solution, search
-from coldpress.compiler.stages.place._tiers import min_units, worth
 from coldpress.runtime.cache import Known, make
 from coldpress.runtime.store import planner
-from coldpress.schemas.errors import ColdpressError, DoesNotFitError
+from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.placement import PinnedShare, Placement
 from tests.support.statistics import activations_of, device_of, model_of, sparsity_of, workspace
 from tests.support.usage import processor_s
@@ -54,7 +52,6 @@ def place(
 def test_pins_the_most_frequent_units_of_all_layers(tmp_path: Path) -> None:
     placement, tiers = place(tmp_path, PlaceConfig(pinned_share=1.0), 100)
     counts = np.stack([layer.sum(axis=1) for layer in active_of()])
-    assert placement.tiers == ("dram", "flash")
     assert placement.pinned_bytes == 100 * UNIT_BYTES
     pinned = np.stack(tiers) == 0
     assert pinned.sum() == 100
@@ -66,7 +63,7 @@ def test_pins_the_most_frequent_units_of_all_layers(tmp_path: Path) -> None:
 
 def test_layers_pin_none_or_at_least_what_a_flash_round_trip_is_worth(tmp_path: Path) -> None:
     """90 units fit: spread by frequency alone every layer would stay below C_l."""
-    (least,) = min_units(UNIT_BYTES, ("dram", "flash"), device_of(latency_s=6e-4, queue_depth=64))
+    least = min_units(UNIT_BYTES, device_of(latency_s=6e-4, queue_depth=64))
     placement, tiers = place(tmp_path, PlaceConfig(pinned_share=1.0), 90, latency_s=6e-4, queue_depth=64)
     sizes = [int((tier == 0).sum()) for tier in tiers]
     assert 30 < least <= 45
@@ -78,16 +75,16 @@ def test_layers_pin_none_or_at_least_what_a_flash_round_trip_is_worth(tmp_path: 
 def test_the_program_beats_global_top_k_where_communication_binds() -> None:
     """Global top-k, which the published engine's solver amounts to, wastes half its room on layers below C_l = 4."""
     counts = [np.array([90, 80, 70, 65, 1]), np.array([60, 55, 50, 45, 40]), np.array([85, 75, 9, 8, 7])]
-    groups = tuple(make_group(i, "neuron", values, 8, (4,), 1) for i, values in enumerate(counts))
-    problem = Problem(groups, (8 * 8,))
+    groups = tuple(make_group(i, "neuron", values, 8, 4, 1) for i, values in enumerate(counts))
+    problem = Problem(groups, 8 * 8)
     ranked = sorted(((int(v), g) for g, values in enumerate(counts) for v in values), reverse=True)[:8]
     per_layer = [sum(1 for _, g in ranked if g == layer) for layer in range(3)]
     assert per_layer == [4, 2, 2]  # layers 1 and 2 break Eq. 7: their split costs more than it saves
     top_k = sum(v for v, g in ranked if per_layer[g] >= 4)
 
-    solution = search(problem, pulp_highs.Plugin(), 0.0)
-    assert [units_of(*pair, 0) for pair in zip(groups, solution.choices, strict=True)] == [4, 4, 0]
-    assert sum(map(bytes_of, groups, solution.choices)) <= problem.fast_bytes[0]
+    solution = search(problem, 0.0)
+    assert [units_of(*pair) for pair in zip(groups, solution.choices, strict=True)] == [4, 4, 0]
+    assert sum(map(bytes_of, groups, solution.choices)) <= problem.dram_bytes
     assert solution.value == 90 + 80 + 70 + 65 + 60 + 55 + 50 + 45 > top_k
     assert solution.gap == 0.0
 
@@ -95,68 +92,14 @@ def test_the_program_beats_global_top_k_where_communication_binds() -> None:
 def test_minimum_follows_equations_4_and_5() -> None:
     device = device_of(latency_s=1e-4, dram_bytes_per_s=3e10)
     slow, fast = 4096 / 2.56e8, 384 / 3e10
-    (least,) = min_units(384, ("dram", "flash"), device)
+    least = min_units(384, device)
     assert least * fast + 1e-4 <= least * slow
     assert (least - 1) * fast + 1e-4 > (least - 1) * slow
 
 
-GPU = {"bytes_per_s": 9e11, "link_bytes_per_s": 3e10, "sync_s": 4e-7}
-
-
-def test_weights_are_the_share_of_the_fastest_tier_s_saving() -> None:
-    """16 us from flash, 384 bytes / 30 GB/s from DRAM, 384 bytes / 900 GB/s on the accelerator."""
-    device = device_of(dram_bytes_per_s=3e10, accelerator=GPU | {"memory_bytes": 1})
-    assert worth(384, ("dram", "flash"), device) == (1,)
-    assert worth(384, ("accelerator", "dram"), device) == (1,)
-    saved = (16e-6 - 12.8e-9) / (16e-6 - 384 / 9e11)
-    assert worth(384, ("accelerator", "dram", "flash"), device) == (10_000, round(1e4 * saved))
-
-
-def test_accelerator_splits_against_dram(tmp_path: Path) -> None:
-    config = PlaceConfig(tiers="accelerator-dram", batch_units=16)
-    placement, tiers = place(tmp_path, config, 400, accelerator=GPU | {"memory_bytes": 200 * UNIT_BYTES})
-    assert placement.tiers == ("accelerator", "dram")
-    assert placement.layers[0].min_pinned == 33  # 4e-7 s over 384 bytes / 30 GB/s less 384 bytes / 900 GB/s
-    pinned = sum(int((tier == 0).sum()) for tier in tiers)
-    assert 80 <= pinned <= 200
-    assert (LAYERS * UNITS - pinned) * UNIT_BYTES <= 400 * UNIT_BYTES
-
-
-def test_accelerator_refuses_what_neither_tier_holds(tmp_path: Path) -> None:
-    gpu = GPU | {"memory_bytes": 10 * UNIT_BYTES}
-    with pytest.raises(DoesNotFitError, match=r"must lie on the accelerator, which has 3,840"):
-        place(tmp_path, PlaceConfig(tiers="accelerator-dram"), 20, accelerator=gpu)
-
-
-def test_three_tiers_keep_the_hottest_units_on_the_fastest(tmp_path: Path) -> None:
-    config = PlaceConfig(tiers="accelerator-dram-flash", pinned_share=1.0)
-    gpu = GPU | {"memory_bytes": 110 * UNIT_BYTES}
-    placement, tiers = place(tmp_path, config, 150, accelerator=gpu)
-    assert placement.tiers == ("accelerator", "dram", "flash")
-    for entry, tier, active in zip(placement.layers, tiers, active_of(), strict=True):
-        counts = active.sum(axis=1)
-        held = np.bincount(tier, minlength=3)
-        assert entry.tier_units == tuple(held[:2].tolist())
-        assert entry.num_pinned == held[0] + held[1]
-        assert entry.tier_min_units == (33, 7)
-        assert all(n == 0 or n >= least for n, least in zip(held[:2], entry.tier_min_units, strict=True))
-        for fast, slow in ((0, 1), (1, 2)):
-            assert not held[fast] or counts[tier == fast].min() >= counts[tier == slow].max()
-    everywhere = np.concatenate(tiers)
-    assert (everywhere == 0).sum() <= 110
-    assert 240 <= (everywhere < 2).sum() <= 260
-    assert placement.pinned_bytes == (everywhere < 2).sum() * UNIT_BYTES
-
-
-@pytest.mark.parametrize("tiers", ["flash-dram", "dram", "dram-disk", "accelerator-accelerator"])
-def test_unknown_tiers_are_refused(tmp_path: Path, tiers: str) -> None:
-    with pytest.raises(ColdpressError, match="are unknown; join two or more of accelerator, dram, flash"):
-        place(tmp_path, PlaceConfig(tiers=tiers), 100)
-
-
-def test_a_fast_tier_that_is_slower_is_refused() -> None:
+def test_dram_that_is_slower_than_flash_is_refused() -> None:
     with pytest.raises(ColdpressError, match="correct the profile's bandwidths"):
-        min_units(4096, ("dram", "flash"), device_of(dram_bytes_per_s=1e6))
+        min_units(4096, device_of(dram_bytes_per_s=1e6))
 
 
 def test_dense_families_need_no_counts(tmp_path: Path) -> None:
@@ -215,8 +158,8 @@ def test_the_paper_s_largest_model_takes_seconds() -> None:
     counts = [(8192 * np.minimum(1, rng.pareto(0.6 + 0.01 * layer, 49152) * 0.003)).astype(int) for layer in range(96)]
 
     def solved(layers: int) -> Solution:
-        groups = tuple(make_group(i, "neuron", counts[i], 24576, (15000 + 150 * i,), 64) for i in range(layers))
-        return search(Problem(groups, (layers * 49152 * 24576 // 5,)), pulp_highs.Plugin(), 1e-4)
+        groups = tuple(make_group(i, "neuron", counts[i], 24576, 15000 + 150 * i, 64) for i in range(layers))
+        return search(Problem(groups, layers * 49152 * 24576 // 5), 1e-4)
 
     solution = solved(96)
     assert solution.gap <= 1e-4
@@ -354,11 +297,11 @@ def test_one_token_is_too_few_to_hold_any_out(tmp_path: Path) -> None:
         share_of(tmp_path, [np.eye(UNITS, 1, dtype=bool)] * LAYERS, PlaceConfig(batch_units=8))
 
 
-def test_head_counts_leave_the_tail_out(tmp_path: Path) -> None:
+def test_counts_of_the_head_leave_the_tail_out(tmp_path: Path) -> None:
     active = active_of()[0]
     sparsity = sparsity_of("predictor", {"neuron": (0.5,)})
     activations = activations_of(tmp_path, [{"neuron": active}])
-    counts = head_counts(model_of(1).spec, activations, sparsity, 43)
+    counts = counts_of(model_of(1).spec, activations, sparsity, 43)
     assert np.array_equal(counts[0, "neuron"], active[:, :43].sum(axis=1))
     windows = (Window(9, 15, 17), Window(37, 43, 61))
     (trace,) = traces_of(model_of(1).spec, activations, sparsity, windows)

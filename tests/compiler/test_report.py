@@ -12,7 +12,7 @@ import pytest
 from coldpress.compiler import headline
 from coldpress.compiler.cost_model import kv_cache_bytes, slice_bytes, weight_bytes
 from coldpress.compiler.io import save_arrays
-from coldpress.compiler.stages.report import charts, comparison, dram, figures
+from coldpress.compiler.stages.report import charts, comparison, figures
 from coldpress.runtime.quantities import show_bytes
 from coldpress.schemas.activations import Activations, ExpertUses, FamilyStatistics, LayerStatistics
 from coldpress.schemas.curves import Curves, FormatLoss
@@ -395,7 +395,7 @@ def test_dram_is_shown_by_use_and_with_a_process_of_the_runtime(build, usual):
     assert sum(metrics.dram_parts.values()) == metrics.budget_bytes
     for name, size in metrics.dram_parts.items():
         assert f"{name} {show_bytes(size)} (" in text
-    assert metrics.dram_parts.keys() <= set(dram.USES), "all of them are drawn"
+    assert metrics.dram_parts.keys() <= set(charts.USES), "all of them are drawn"
     spec = build.model.spec
     rows = spec.vocab_size  # those of the head; embeddings lie on flash
     assert metrics.dram_parts["embeddings and head"] == rows * slice_bytes(spec.hidden_size, "int8_group32")

@@ -213,8 +213,8 @@ def test_the_compiler_counts_seconds_in_one_place_and_no_benchmark_adds_memory_t
     assert found == {
         "compiler/dense_stream.py": {"flash_seconds", "request_work"},
         "compiler/stages/order/_seconds.py": {"flash_seconds"},
-        "compiler/stages/place/_tiers.py": {"flash_seconds"},
-        "compiler/stages/report/predictors.py": {"dense_seconds"},
+        "compiler/stages/place/_program.py": {"flash_seconds"},
+        "compiler/stages/report/page_charts.py": {"dense_seconds"},
         "compiler/seconds.py": {"weight_seconds", "arrival"},
         "compiler/device/shown.py": {"flash_seconds"},
         "compiler/device/portions.py": {"fetch_seconds"},

@@ -25,15 +25,13 @@ from coldpress.compiler.stages.verify import (
     decoded,
     first_words,
     num_measured,
+    process_bytes,
     run,
     write_sample,
 )
-from coldpress.compiler.stages.verify.beside import process_bytes
-from coldpress.compiler.stages.verify.decoded import Replayed, adapting, decode
+from coldpress.compiler.stages.verify.decoded import ReadLengths, Replayed, adapting, decode
 from coldpress.compiler.stages.verify.dense import Compared, DenseComparison
-from coldpress.compiler.stages.verify.divergence import SourceComparison
-from coldpress.compiler.stages.verify.read_lengths import ReadLengths
-from coldpress.compiler.stages.verify.source import SourceLogits
+from coldpress.compiler.stages.verify.divergence import SourceComparison, SourceLogits
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.generate.likelihood import sum_nll
 from coldpress.runtime.generate.session import Session

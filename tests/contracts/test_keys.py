@@ -38,14 +38,14 @@ NO_KEYS = {
     "preflight": {"folder", "settings", "inputs", "shards", "here"},
     "calibrate": {"shard", "num_shards"},
     "recalibrate": {"shard", "num_shards"},
-    "place": {"tiers", "batch_units"},
+    "place": {"batch_units"},
     "package": {"artifact"},
     "publish": {"artifact", "metrics", "html", "exported"},
     "report": {"html"},
     "export": {"file"},
 }
-"""Settings that only the workflow sets: paths, shards, `tiers` (the runtime serves only one), and sizes that a trial, a
-benchmark or a test reduces."""
+"""Settings that only the workflow sets: paths, shards, and sizes that a trial, a benchmark or a test
+reduces."""
 PLUGINS = [(package, name) for package in plugin_keys() for name in plugins.names(package)]
 
 

@@ -1,7 +1,7 @@
 """One thing is one file: a plug-in of every kind and a device, each a new file in a copy of the checkout, with no edit.
 
 What is not chosen changes nothing; then one build takes all of them: a model of the new architecture, chosen by the new
-selector, placed, ordered and cached by the new ones, for the new device. A code format also needs products in the
+selector, ordered and cached by the new ones, for the new device. A code format also needs products in the
 native core.
 """
 
@@ -75,34 +75,6 @@ class Plugin(Heuristic):
 
     def arrange(self, task):
         return Arranged(np.arange(task.activity.totals.size, dtype=np.int32)[::-1].copy(), "backwards")
-''',
-    "compiler/stages/place/scipy_milp.py": '''
-"""The placement program with scipy."""
-
-from coldpress.compiler.stages.place._program import Answer, Solver
-
-
-class Plugin(Solver):
-    def solve(self, program, gap):
-        import numpy as np
-        from scipy.optimize import Bounds, LinearConstraint, milp
-
-        rows = np.zeros((len(program.constraints), len(program.value)))
-        for row, constraint in zip(rows, program.constraints):
-            for index, weight in constraint.terms:
-                row[index] += weight
-        least = [-np.inf if c.least is None else c.least for c in program.constraints]
-        most = [np.inf if c.most is None else c.most for c in program.constraints]
-        found = milp(
-            -np.array(program.value, float),
-            integrality=np.ones(len(program.value)),
-            bounds=Bounds(program.lower, program.upper),
-            constraints=LinearConstraint(rows, least, most),
-            options={"mip_rel_gap": gap},
-        )
-        if found.x is None:
-            return None
-        return Answer(tuple(int(round(x)) for x in found.x), -found.mip_dual_bound)
 ''',
     "compiler/architectures/exaone4.py": '''
 """EXAONE 4 without windows: Llama with a norm on what attention and MLP give, and on each head of q and k."""
@@ -191,7 +163,6 @@ CHOSEN = {
     "format": "fp16",
     "predictor_format": "fp16",
     "order": "backwards",
-    "place": "scipy_milp",
     "device": "gadget",
     "dram_budget": "90%",
 }
@@ -241,8 +212,6 @@ def test_a_build_of_nothing_but_new_files(workflow: Workflow, started_anew: Serv
     other = replace(workflow, server=started_anew).at(tmp_path / "work", model=model, preflight="always", **CHOSEN)
     other.build()
     folder = other.folder / "build" / "after" / "gadget"
-    placement = json.loads((folder / "place.json").read_text())
-    assert placement["solver"] == "scipy_milp"
     sparsity = json.loads((folder / "allocate.json").read_text())
     assert (sparsity["method"], sparsity["options"], sparsity["format"]) == (
         "over_threshold",

@@ -11,7 +11,6 @@ from coldpress.compiler.stages.allocate._task import Rule
 from coldpress.compiler.stages.distill._recipe import Recipe
 from coldpress.compiler.stages.export._target import Target
 from coldpress.compiler.stages.order._task import Heuristic
-from coldpress.compiler.stages.place._program import Solver
 from coldpress.runtime.cache import CachePolicy
 from coldpress.runtime.drafts import Draft
 from coldpress.runtime.flash import Flash
@@ -27,7 +26,6 @@ SHARED: dict[str, type[PluginBase]] = {
     "coldpress.compiler.stages.distill": Recipe,
     "coldpress.compiler.stages.export": Target,
     "coldpress.compiler.stages.order": Heuristic,
-    "coldpress.compiler.stages.place": Solver,
     "coldpress.compiler.rounding": Algorithm,
     "coldpress.runtime.drafts": Draft,
     "coldpress.runtime.quantization": Format,

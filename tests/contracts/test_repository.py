@@ -50,7 +50,7 @@ def test_a_stage_is_a_module_a_rule_and_a_test(stage: str) -> None:
 
 PRODUCT = ("compiler", "runtime", "schemas", "coldpress/cli", "coldpress/server")
 """The folders of what is installed."""
-UNNAMED = {"highspy": "pulp's solver HiGHS, which the solver pulp_highs of `place` asks for by name"}
+UNNAMED = {"highspy": "pulp's solver HiGHS, which `place` asks for by name"}
 """Declared packages that no module imports, and what needs them."""
 
 

@@ -288,7 +288,10 @@ def test_bench_compares_and_ends_with_json(capsys, artifact):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--dram-budget", "100"], "needs .* bytes of DRAM before any unit is cached .* the budget is 100"),
+        (
+            ["--dram-budget", "100"],
+            "100 bytes was asked for, .* are needed before any unit is cached, by plan",
+        ),
         (["--dram-budget", "lots"], "'lots' is not an amount of memory"),
         (["--dram-budget=-1GB"], "'-1GB' is negative; give an amount of memory above 0"),
         (["--dram-budget", "0"], "'0' is less than one byte"),

@@ -1,7 +1,7 @@
 """Finds the heaviest Hamiltonian path of a small graph, proven by OR-Tools CP-SAT.
 
 It runs in another process: the wheels of OR-Tools and of highspy carry different HiGHS libraries of one name, and only
-the first one loads (compiler/stages/place/cp_sat.py).
+the first one loads.
 """
 
 import multiprocessing

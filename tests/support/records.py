@@ -59,8 +59,6 @@ from coldpress.schemas.sparsity import Budget, Densities, Sparsity
 from tests.support.methods import families_of, fitted
 from tests.support.tiny import hashed, shuffled, tiny_corpus, tiny_device, tiny_model, tiny_spec
 
-TIERS = ("flash", "dram")
-
 
 def tiny_sparsity(
     model: Model,
@@ -116,19 +114,19 @@ def tiny_placement(folder: Path, model: Model, sparsity: Sparsity, num_pinned: i
     layers: list[LayerPlacement] = []
     for layer in range(model.spec.num_hidden_layers):
         for family in families_of(sparsity.method, model.spec):
-            tiers = np.zeros(num_units(family, model.spec), np.int8)
-            rank = shuffled(f"pinned {layer} {family}", tiers.size)
-            tiers[rank[:num_pinned]] = 1
-            arrays |= {f"{layer}.{family}": tiers, f"rank.{layer}.{family}": rank.astype(np.int32)}
+            places = np.ones(num_units(family, model.spec), np.int8)
+            rank = shuffled(f"pinned {layer} {family}", places.size)
+            places[rank[:num_pinned]] = 0
+            arrays |= {f"{layer}.{family}": places, f"rank.{layer}.{family}": rank.astype(np.int32)}
             layers.append(LayerPlacement(layer=layer, family=family, num_pinned=num_pinned, min_pinned=1))
     return Placement(
         solver="test",
-        tiers=TIERS,
         layers=tuple(layers),
         arrays=save_arrays(folder / "placement.safetensors", arrays),
         objective=1.0,
         gap=0.0,
         pinned_bytes=0,
+        pinned_share=0.0,
     )
 
 

@@ -128,10 +128,10 @@ class SimilarLayers:
             for layer in range(self.num_layers)
             for family in sparsity.families
         )
-        values: dict[str, Any] = {"objective": 1.0, "gap": 0.0, "pinned_bytes": 0}
+        values: dict[str, Any] = {"objective": 1.0, "gap": 0.0, "pinned_bytes": 0, "pinned_share": 0.0}
         ranks = {f"rank.{part.layer}.{part.family}": self._drawn_order[part.layer, part.family] for part in parts}
         arrays = self._saved("placement", ranks)
-        return model, sparsity, Placement(solver="t", tiers=("flash", "dram"), layers=parts, arrays=arrays, **values)
+        return model, sparsity, Placement(solver="t", layers=parts, arrays=arrays, **values)
 
     @cached_property
     def _folder(self) -> Path:

@@ -82,16 +82,16 @@ def placement_of(
     """Writes a placement that pins the units `pinned` of every family; `layers` as in `activations_of`."""
     pairs = [(number, family, active) for number, families in enumerate(layers) for family, active in families.items()]
     arrays = {f"{number}.{family}": np.ones(len(active), np.int8) for number, family, active in pairs}
-    for tiers in arrays.values():
-        tiers[list(pinned)] = 0
+    for places in arrays.values():
+        places[list(pinned)] = 0
     return Placement(
         solver="none",
-        tiers=("dram", "flash"),
         layers=tuple(LayerPlacement(layer=n, family=f, num_pinned=len(pinned), min_pinned=0) for n, f, _ in pairs),
         arrays=save_arrays(folder / "placement.safetensors", arrays),
         objective=0.0,
         gap=0.0,
         pinned_bytes=0,
+        pinned_share=0.0,
     )
 
 

@@ -15,7 +15,6 @@ LIKE = (
     "runtime/sparsity/topk.py",
     "runtime/quantization/int8_group32.py",
     "compiler/stages/order/frequency.py",
-    "compiler/stages/place/pulp_highs.py",
     "compiler/architectures/llama.py",
 )
 

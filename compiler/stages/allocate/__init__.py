@@ -27,7 +27,6 @@ from coldpress.compiler.shared_settings import MAX_PPL_RATIO, WHOLE
 from coldpress.compiler.stages.allocate._budgets import BudgetChoice, choices, searched_together
 from coldpress.compiler.stages.allocate._config import AllocateConfig
 from coldpress.compiler.stages.allocate._division import (
-    OverBudgetError,
     asked_budgets_of,
     divided,
     method_of,
@@ -59,7 +58,6 @@ __all__ = [
     "AllocateConfig",
     "Floor",
     "Inputs",
-    "OverBudgetError",
     "Searched",
     "asked_budgets_of",
     "needs",

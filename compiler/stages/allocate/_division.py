@@ -25,14 +25,6 @@ from coldpress.schemas.model import Model
 from coldpress.schemas.sparsity import Budget, Densities, Sparsity
 
 
-class OverBudgetError(DoesNotFitError):
-    """The DRAM budget cannot hold what a method needs before it caches any unit."""
-
-    def __init__(self, text: str, needed_bytes: int) -> None:
-        super().__init__(text)
-        self.needed_bytes = needed_bytes
-
-
 def divided(
     config: AllocateConfig,
     inputs: Inputs,
@@ -81,8 +73,11 @@ def divided(
     )
     buffers = sum(buffers_of(model, sparsity, free - predictors, device))
     division = sparsity.budget.model_copy(update={"buffer_bytes": buffers})
-    _check(config, division)
-    left = division.dram_budget_bytes - division.needed_bytes
+    left = dram_budget - division.held.num_bytes
+    if left < 0:
+        remedy = "use a shorter context_length or a smaller format, or raise dram_budget"
+        words = f", in {config.format} with {config.context_length:,} tokens of context"
+        raise division.held.over(dram_budget, remedy, by=words)
     return sparsity.model_copy(update={"budget": division.model_copy(update={"cache_bytes": left})})
 
 
@@ -139,16 +134,3 @@ def method_of(name: str, options: Options, formats: Formats, layers_per_group: i
     sizes = {family: unit_bytes(family, spec, coarsest(formats)) for family in selector.families(spec, own)}
     reads = all_read_units(inputs.device.flash, spec, sizes, formats, layers_per_group)
     return Method(name, selector, own, formats, sizes, reads)
-
-
-def _check(config: AllocateConfig, budget: Budget) -> None:
-    """Refuses a budget that leaves nothing for units (Eqs. 2 and 8)."""
-    if budget.needed_bytes > budget.dram_budget_bytes:
-        raise OverBudgetError(
-            f"a DRAM budget of {budget.dram_budget_bytes:,} bytes was asked for, {budget.needed_bytes:,} are needed "
-            f"before any unit is cached: {budget.resident_bytes:,} resident tensors in {config.format}, "
-            f"{budget.kv_cache_bytes:,} KV cache of {config.context_length} tokens, {budget.bookkeeping_bytes:,} "
-            f"bookkeeping, {budget.predictor_bytes:,} predictors, {budget.buffer_bytes:,} buffers; use a shorter "
-            "context_length or a smaller format, or raise dram_budget",
-            budget.needed_bytes,
-        )

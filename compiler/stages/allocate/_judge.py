@@ -20,7 +20,7 @@ from coldpress.compiler.dense_run import MOST_DRAFTS
 from coldpress.compiler.search import Candidate, Judged, Space
 from coldpress.compiler.seconds import Token
 from coldpress.compiler.stages.allocate._config import AllocateConfig
-from coldpress.compiler.stages.allocate._division import OverBudgetError, asked_budgets_of, divided
+from coldpress.compiler.stages.allocate._division import asked_budgets_of, divided
 from coldpress.compiler.stages.allocate._mixtures import mixtures
 from coldpress.compiler.stages.allocate._quality import Floor
 from coldpress.compiler.stages.allocate._replay import Replays
@@ -35,6 +35,7 @@ from coldpress.schemas.base import Options
 from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.families import FormatName, Formats, Method, head_of, layer_formats
 from coldpress.schemas.layout import KvCacheFormat
+from coldpress.schemas.memory import OverBudgetError
 from coldpress.schemas.sparsity import SearchedRouting, Sparsity
 
 COARSE = "coarse"

@@ -7,13 +7,14 @@ from functools import cached_property
 
 from coldpress.compiler.search import Goal, Judged, Search, Space, beam, fastest_dense
 from coldpress.compiler.stages.allocate._config import AllocateConfig
-from coldpress.compiler.stages.allocate._division import OverBudgetError, asked_budgets_of
+from coldpress.compiler.stages.allocate._division import asked_budgets_of
 from coldpress.compiler.stages.allocate._judge import BudgetJudge
 from coldpress.compiler.stages.allocate._quality import Floor
 from coldpress.compiler.stages.allocate._replay import Replays
 from coldpress.compiler.stages.allocate._rules import Inputs
 from coldpress.compiler.stages.allocate._words import tried_of
 from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.memory import OverBudgetError
 from coldpress.schemas.sparsity import Tried
 
 LOG = logging.getLogger(__name__)

@@ -50,7 +50,7 @@ PAIR_S = 4e-8
 """Seconds per pair of a family's units, counting and all orders together: 10 s for 14,336 units
 (docs/experiments/builds.md)."""
 SORTED_PAIRS_BYTES = 256 << 20
-"""Bytes of one run of sorted pairs (compiler/stages/order/_pair_weights.py)."""
+"""Bytes of one run of sorted pairs (compiler/stages/order/ripple.py)."""
 
 
 class OrderConfig(SeedSetting):
@@ -86,12 +86,9 @@ def run(
 
     Raises:
         UnknownNameError: if there is no such heuristic.
-        ColdpressError: if a partly used family has no activation bits, the placement has no flash tier, or `layers`
-            cut a group.
+        ColdpressError: if a partly used family has no activation bits, or `layers` cut a group.
     """
     heuristic = load("coldpress.compiler.stages.order", Heuristic, config.order)
-    if "flash" not in placement.tiers:
-        raise ColdpressError(f"the placement has tiers {', '.join(placement.tiers)} and no flash to order units on")
     sparsity = sparsity.smallest
     inputs = OrderInputs(config, model, activations, sparsity, placement, device)
     groups = groups_of(sparsity, model, layers)
@@ -170,8 +167,8 @@ class OrderInputs:
     def pinned(self, group: range, family: FamilyName) -> np.ndarray:
         """Returns bool [num_layers, num_units]: the units that each layer of a group keeps in DRAM."""
         names = [f"{layer}.{family}" for layer in group]
-        tiers = load_arrays(self.placement.arrays, *names)
-        return np.stack([tiers[name] for name in names]) != self.placement.tiers.index("flash")
+        places = load_arrays(self.placement.arrays, *names)
+        return np.stack([places[name] for name in names]) == 0
 
     def task(
         self, group: range, family: FamilyName, activity: Activity, size: int = 1, units: slice = slice(None)

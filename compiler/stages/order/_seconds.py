@@ -1,10 +1,10 @@
 """Models what an order costs: flash seconds of a token, after page rounding and access collapse (Ripple 5.1).
 
-`order` needs the seconds of thousands of tokens under many gaps for each order that it tries, so this is a compiled
-form of compiler/seconds.py, for units in a section that begins on a page; tests/compiler/test_order_cost.py checks
-that the two agree. It leaves out the bound on the length of one read, which adds a read per 512 KiB, and the limit of
-the read buffer: it assumes that each half holds a longest read. Seconds are coldpress.schemas.device.flash_seconds for
-each token of each layer.
+`order` needs the seconds of thousands of tokens under many gaps for each order that it tries, so this is a short form
+of compiler/seconds.py, for units in a section that begins on a page; tests/compiler/test_order_cost.py checks that the
+two agree. The runtime's planner counts the reads. Left out are the bound on the length of one read, which adds a read
+per 512 KiB, and the limit of the read buffer: it is assumed that each half holds a longest read. Seconds are
+coldpress.schemas.device.flash_seconds for each token of each layer.
 
 In a group of layers a unit holds a part for each of them, `[unit][layer][slice]`. Every layer reads its own parts,
 which lie a whole unit apart, and the layers follow each other: their seconds add up.
@@ -14,9 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coldpress.compiler.compiled import compiled, trailing_zeros
-from coldpress.compiler.stages.order._coactivation import to_words
+from coldpress.runtime.store.planner import Strided, count_reads
 from coldpress.schemas.device import Flash, flash_seconds
+
+TOKENS_AT_A_TIME = 512
+"""Tokens whose bits are unpacked together; a multiple of eight."""
 
 
 class Modelled(NamedTuple):
@@ -56,14 +58,25 @@ def modelled(
     """
     totals = np.zeros((3, gaps.size))
     for layer, part in enumerate(np.split(bits, num_layers, axis=1)):
-        words = to_words(part)
-        reads = np.zeros((64 * words.shape[1], gaps.size), np.int64)
-        read_bytes = np.zeros_like(reads)
-        where = (unit_bytes, num_layers * unit_bytes, layer * unit_bytes, flash.page_bytes.value)
-        _count_reads(words, order.astype(np.int64), where, gaps, reads, read_bytes)
-        seconds = flash_seconds(flash, reads[:num_tokens], read_bytes[:num_tokens])
-        totals += [found.mean(axis=0) for found in (seconds, reads[:num_tokens], read_bytes[:num_tokens])]
+        units = Strided(layer * unit_bytes, unit_bytes, num_layers * unit_bytes)
+        reads, read_bytes = _counted(part, num_tokens, order, units, flash.page_bytes.value, gaps)
+        totals += [found.mean(axis=0) for found in (flash_seconds(flash, reads, read_bytes), reads, read_bytes)]
     return [Modelled(float(s), float(r), float(b), gap) for s, r, b, gap in zip(*totals, gaps.tolist(), strict=True)]
+
+
+def _counted(
+    bits: np.ndarray, num_tokens: int, order: np.ndarray, units: Strided, page_bytes: int, gaps: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns each token's reads and their bytes, int64 [num_tokens, num_gaps]."""
+    found: list[tuple[np.ndarray, np.ndarray]] = []
+    for start in range(0, num_tokens, TOKENS_AT_A_TIME):
+        count = min(TOKENS_AT_A_TIME, num_tokens - start)
+        some = bits[order, start // 8 : -(-(start + count) // 8)]
+        tokens, positions = np.unpackbits(some, axis=1, count=count, bitorder="little").T.nonzero()
+        stops = np.bincount(tokens, minlength=count).cumsum()
+        found.append(count_reads(units, np.ascontiguousarray(positions), stops, page_bytes, gaps))
+    reads, read_bytes = zip(*found, strict=True)
+    return np.concatenate(reads), np.concatenate(read_bytes)
 
 
 def least_seconds(bits: np.ndarray, num_tokens: int, unit_bytes: int, flash: Flash, num_layers: int = 1) -> float:
@@ -75,35 +88,3 @@ def least_seconds(bits: np.ndarray, num_tokens: int, unit_bytes: int, flash: Fla
         read_bytes = -(-wanted * unit_bytes // page_bytes) * page_bytes
         total += float(flash_seconds(flash, np.minimum(wanted, 1), read_bytes).mean())
     return total
-
-
-@compiled
-def _count_reads(words, order, where, gaps, reads, read_bytes):
-    """Adds up each token's reads and bytes, [64 * num_words, num_gaps], along the order, 64 tokens at a time. `where`:
-    bytes of a part, the stride from part to part, the offset of the first part, and the page size."""
-    part_bytes, stride_bytes, offset_bytes, page_bytes = where
-    ends = np.empty(64, np.int64)
-    for w in range(words.shape[1]):
-        ends[:] = -1
-        for place in range(order.size):
-            word = words[order[place], w]
-            first = offset_bytes + place * stride_bytes
-            start = first // page_bytes * page_bytes
-            end = (first + part_bytes + page_bytes - 1) // page_bytes * page_bytes
-            while word:
-                bit = trailing_zeros(word)
-                word &= word - np.uint64(1)
-                _add(ends, bit, start, end, gaps, reads[64 * w + bit], read_bytes[64 * w + bit])
-
-
-@compiled
-def _add(ends, bit, start, end, gaps, reads, read_bytes):
-    """Adds one more unit of a token: it joins the read before it or begins another, depending on the gap."""
-    before = ends[bit]
-    ends[bit] = end
-    for g in range(gaps.size):
-        if before < 0 or start - before > gaps[g]:
-            reads[g] += 1
-            read_bytes[g] += end - start
-        else:
-            read_bytes[g] += end - before

@@ -10,17 +10,17 @@ layers too; each layer has its own pins, its own cache and its own reads, and it
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from coldpress.compiler.activity.packed_bits import population
 from coldpress.compiler.stages.order._coactivation import gpu_pair_counts, pair_counts
-from coldpress.compiler.stages.order._misses import read_bits
-from coldpress.compiler.stages.order._seconds import Modelled, gap_candidates, least_seconds, modelled
+from coldpress.compiler.stages.order._seconds import TOKENS_AT_A_TIME, Modelled, gap_candidates, least_seconds, modelled
+from coldpress.runtime.cache import Known, make
 from coldpress.runtime.plugins import PluginBase
 from coldpress.schemas.base import Options
 from coldpress.schemas.device import Flash
@@ -191,3 +191,36 @@ class Heuristic(PluginBase):
     @abstractmethod
     def arrange(self, task: Task) -> Arranged:
         """Returns the order on flash and the name of the heuristic that made it; depends on the task alone."""
+
+
+def read_bits(
+    bits: np.ndarray,
+    num_tokens: int,
+    pinned: np.ndarray,
+    cache: str,
+    cache_slots: int,
+    options: Mapping[str, Any] | None = None,
+) -> np.ndarray:
+    """Returns the activations that are read from flash, packed like `bits`: uint8 [num_units, ceil(num_tokens / 8)].
+
+    Args:
+        bits: Packed activations (schemas/activations.py).
+        pinned: bool [num_units], always in DRAM.
+        cache: A file of runtime/cache.
+        cache_slots: Units that the cache holds beside the pinned ones; it starts empty.
+        options: The policy's options. A policy that uses flash positions gets unit ids instead, since the order is not
+            known yet.
+    """
+    found = bits.copy()
+    found[pinned] = 0
+    known = Known(len(bits), cache_slots, np.flatnonzero(pinned), np.arange(len(bits)))
+    if not cache_slots or not (state := make(cache, options or {}, known)).admits:
+        return found
+    for start in range(0, num_tokens, TOKENS_AT_A_TIME):
+        stop = min(num_tokens, start + TOKENS_AT_A_TIME)
+        active = np.unpackbits(bits[:, start // 8 : -(-stop // 8)], axis=1, bitorder="little").view(bool).T.copy()
+        for token in range(stop - start):
+            ids = np.flatnonzero(active[token])
+            active[token, ids[state.serve(ids)]] = False
+        found[:, start // 8 : -(-stop // 8)] = np.packbits(active.T, axis=1, bitorder="little")
+    return found

@@ -3,8 +3,13 @@
 Lift favours the rarest pairs, whose few common tokens may be chance; Jaccard lies between it and plain counts.
 """
 
-from coldpress.compiler.stages.order._pair_weights import lift
+import math
+
+import numpy as np
+
+from coldpress.compiler.compiled import compiled
 from coldpress.compiler.stages.order._task import Arranged, Heuristic, Task
+from coldpress.compiler.stages.order.jaccard import HIGHEST
 from coldpress.compiler.stages.order.ripple import join_links
 
 
@@ -15,5 +20,30 @@ class Plugin(Heuristic):
     """The weights and the counts."""
 
     def arrange(self, task: Task) -> Arranged:
-        weights = lift(task.activity.counts, task.activity.totals, task.activity.num_columns)
+        weights = lift_weights(task.activity.counts, task.activity.totals, task.activity.num_columns)
         return Arranged(task.with_pinned_last(join_links(weights, task.demand.left_on_flash)), "lift")
+
+
+def lift_weights(counts: np.ndarray, totals: np.ndarray, num_tokens: int) -> np.ndarray:
+    """Returns how much more often than by chance two units meet, P(ij) / (P(i) P(j)), scaled to uint16 [n, n]. A
+    logarithm (linear between powers of two, hence the same on any machine) keeps order and fits the range: from 1 for a
+    lift of 1 / num_tokens to HIGHEST for num_tokens; 0 for pairs that never meet."""
+    weights = np.zeros(counts.shape, np.uint16)
+    _lift(counts, totals, num_tokens, weights)
+    return weights
+
+
+@compiled
+def _lift(counts, totals, num_tokens, weights):
+    highest = _logarithm(num_tokens + 1.0)
+    for i in range(len(counts)):
+        for j in range(i + 1, len(counts)):
+            if counts[i, j]:
+                above = _logarithm(counts[i, j] * num_tokens / (totals[i] * totals[j])) + highest
+                weights[i, j] = 1 + int((HIGHEST - 1) * above / (2 * highest))
+
+
+@compiled
+def _logarithm(value):
+    mantissa, exponent = math.frexp(value)
+    return exponent + 2 * mantissa - 2

@@ -1,196 +1,287 @@
-"""Writes the open counts of a placement problem as an integer program (Eqs. 2-8), and reads its answer back.
+"""PowerInfer's placement (6.2 and 6.3, Eqs. 1 to 8): which units stay in DRAM, as an integer program.
 
-Each group has per fast tier y_l (Eqs. 7, 8), and the number of batches in this tier and all faster ones: a switch u,
-the smallest open count, and columns for the steps above it. Impacts of steps fall, so their sum is concave, and the
-least of some of its tangents (an envelope) can replace it: steps of one tangent share a column, and the program's
-optimum is never below the problem's. The large K of Eq. 8 is the group's number of batches, the smallest valid value.
+The paper's two processing units are two memories here: DRAM, and flash, which holds everything (Eq. 6 binds DRAM only).
+A synchronization is one flash round trip: pinning fewer units of a layer than that is worth in reads does not pay.
+
+A group is one family of one layer. Its units, sorted by impact, form batches of equal size (6.3.3) and one remainder.
+Equal batches differ only in impact, so some optimum pins the first ones: any other choice of as many is worth less and
+takes as many bytes. So a group has two unknowns, how many batches are pinned and whether the remainder is, instead of
+one binary per unit (a_in), and every unit is in one memory (Eq. 3) by construction. `tests/contracts/test_place.py`
+compares this with the paper's own variables.
+
+Impacts of batches fall, so the impact of the first n is concave in n, and the least of some of its tangents (an
+envelope) can replace it: steps of one tangent share a column, and the program's optimum is never below the true one.
 """
 
 import math
-from abc import abstractmethod
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from coldpress.compiler.stages.place._bound import Level
-from coldpress.compiler.stages.place._problem import Choice, Group, Problem
-from coldpress.runtime.plugins import PluginBase
+from coldpress.schemas.device import DeviceProfile, flash_seconds
+from coldpress.schemas.errors import ColdpressError
+from coldpress.schemas.families import FamilyName
 
-Terms = list[tuple[int, int]]
-"""(column, coefficient) pairs: a linear form over the columns of a program."""
+if TYPE_CHECKING:
+    import pulp
 
-
-@dataclass(frozen=True)
-class Constraint:
-    """least <= sum of terms <= most; None: no limit."""
-
-    terms: Terms
-    least: int | None
-    most: int | None
-
-
-@dataclass
-class Program:
-    """An integer program, the same for every solver: maximize the value of the columns, all of them integers."""
-
-    lower: list[int] = field(default_factory=list)
-    upper: list[int] = field(default_factory=list)
-    value: list[int] = field(default_factory=list)
-    constraints: list[Constraint] = field(default_factory=list)
-
-    def column(self, upper: int, value: int = 0, lower: int = 0) -> int:
-        """Adds a column; returns its number."""
-        self.lower.append(lower)
-        self.upper.append(upper)
-        self.value.append(value)
-        return len(self.value) - 1
-
-    def require(self, terms: Iterable[tuple[int, int]], least: int | None = None, most: int | None = None) -> None:
-        self.constraints.append(Constraint([term for term in terms if term[1]], least, most))
+LARGEST_VALUE = 1e5
+"""Objective coefficients are scaled down to this: HiGHS's absolute tolerances suit values of this size."""
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A solver's integers, one per column, and its proven upper bound."""
+class Group:
+    """The batches of one family of one layer, in falling impact. Impacts are sums of activation counts (Eq. 1), so
+    integers: their sums are exact."""
 
-    columns: tuple[int, ...]
-    bound: float
+    layer: int
+    family: FamilyName
+    unit_bytes: int
+    batch_units: int
+    min_units: int
+    """C_l (Eq. 4): DRAM holds none of the group's units, or at least this many."""
+    units: np.ndarray
+    """int64 [num_units]: unit ids, falling impact, ties by id."""
+    values: np.ndarray
+    """int64 [num_batches + 1]: summed impact of the first k full batches, concave in k."""
+    rest_units: int
+    rest_value: int
 
+    @property
+    def num_batches(self) -> int:
+        return self.values.size - 1
 
-class Solver(PluginBase):
-    """Solves integer programs. The base class of all placement solvers."""
+    @property
+    def batch_bytes(self) -> int:
+        return self.batch_units * self.unit_bytes
 
-    @abstractmethod
-    def solve(self, program: Program, gap: float) -> Answer | None:
-        """Returns an answer whose value is within the relative `gap` of the optimum; None if there is no solution.
+    @property
+    def rest_bytes(self) -> int:
+        return self.rest_units * self.unit_bytes
 
-        Raises:
-            ColdpressError: if the solver fails.
-        """
+    @property
+    def can_pin(self) -> bool:
+        """True if the group has at least C_l units."""
+        return self.min_units <= self.units.size
 
-
-@dataclass(frozen=True)
-class _Place:
-    batches: list[Terms]
-    """Per fast tier: batches in it and all faster ones."""
-    rest: list[int]
-    """Per fast tier: whether the remainder is in it; empty without one."""
-
-
-@dataclass(frozen=True)
-class Placed:
-    program: Program
-    places: list[_Place]
-
-    def choices(self, answer: Answer) -> tuple[Choice, ...]:
-        return tuple(_choice(place, answer.columns) for place in self.places)
-
-
-def _choice(place: _Place, columns: tuple[int, ...]) -> Choice:
-    levels = [sum(weight * columns[index] for index, weight in terms) for terms in place.batches]
-    counts = tuple(level - below for level, below in zip(levels, [0, *levels], strict=False))
-    rest_tier = next((tier for tier, index in enumerate(place.rest) if columns[index]), len(counts))
-    return Choice(counts, rest_tier)
+    def least_batches(self, with_rest: bool) -> int:
+        """Returns the fewest full batches that reach C_l, together with the remainder or without it."""
+        lacking = self.min_units - (self.rest_units if with_rest else 0)
+        return max(0, -(-lacking // self.batch_units))
 
 
-Tangents = tuple[tuple[set[int], ...], ...]
-"""Per group and fast tier, the steps (1: from no batch to one) whose tangents are in the envelope."""
+class Choice(NamedTuple):
+    """A group's pinned full batches, and whether its remainder is pinned."""
+
+    batches: int
+    has_rest: bool
 
 
-def first_tangents(problem: Problem, spans: tuple[tuple[Level, ...], ...], error: float) -> Tangents:
-    """Picks tangents whose envelope is nowhere more than `error` (of the objective) above the true values."""
-    return tuple(
-        tuple(
-            _tangents_within(group.values, level, error / max(1, gain))
-            for gain, level in zip(group.gains, levels, strict=True)
+class Problem(NamedTuple):
+    groups: tuple[Group, ...]
+    dram_bytes: int
+
+
+def make_group(
+    layer: int, family: FamilyName, counts: np.ndarray, unit_bytes: int, min_units: int, batch_units: int
+) -> Group:
+    """Sorts units by impact and cuts them into batches; `counts` int64 [num_units]."""
+    units = np.argsort(-counts, kind="stable")
+    totals = np.concatenate([[0], np.cumsum(counts[units])])
+    values = totals[: counts.size // batch_units * batch_units + 1 : batch_units].copy()
+    rest_units, rest_value = counts.size % batch_units, int(totals[-1] - values[-1])
+    return Group(layer, family, unit_bytes, batch_units, min_units, units, values, rest_units, rest_value)
+
+
+def min_units(unit_bytes: int, device: DeviceProfile) -> int:
+    """Returns C_l of Eq. 4 with the times of Eq. 5: a unit's bytes over DRAM's bandwidth, and one read of whole pages
+    with the queue full. Computing with a unit takes equally long wherever it came from, so it is in neither.
+
+    Raises:
+        ColdpressError: if DRAM is not faster than flash.
+    """
+    flash, page, together = device.flash, device.flash.page_bytes.value, device.flash.queue_depth.value
+    dram_s = unit_bytes / device.dram_bytes_per_s.value
+    flash_s = float(flash_seconds(flash, together, together * -(-unit_bytes // page) * page)) / together
+    if dram_s >= flash_s:
+        raise ColdpressError(
+            f"device {device.name}: a unit of {unit_bytes} bytes takes {dram_s:.3g} s in dram and {flash_s:.3g} s "
+            "in flash, expected less; correct the profile's bandwidths"
         )
-        for group, levels in zip(problem.groups, spans, strict=True)
-    )
+    return least_units(dram_s, flash_s, flash.latency_s.value)
 
 
-def _tangents_within(values: np.ndarray, level: Level, error: float) -> set[int]:
-    if level.high <= level.low:
-        return {max(1, level.low)}
-    steps = {level.low + 1, level.high}
-    true = values[level.low : level.high + 1]
-    found = _envelope(values, level, sorted(steps))
+def least_units(fast_s: float, slow_s: float, sync_s: float) -> int:
+    """Returns the least C with C T_fast + T_sync <= C T_slow (Eq. 4)."""
+    return math.ceil(sync_s / (slow_s - fast_s))
+
+
+def units_of(group: Group, choice: Choice) -> int:
+    return choice.batches * group.batch_units + choice.has_rest * group.rest_units
+
+
+def bytes_of(group: Group, choice: Choice) -> int:
+    return units_of(group, choice) * group.unit_bytes
+
+
+def value_of(group: Group, choice: Choice) -> int:
+    """Returns the group's part of the objective (Eq. 2)."""
+    return int(group.values[choice.batches]) + choice.has_rest * group.rest_value
+
+
+def is_pinned(group: Group, choice: Choice) -> np.ndarray:
+    """Returns bool [num_units] by unit id."""
+    pinned = np.zeros(group.units.size, bool)
+    pinned[group.units[: choice.batches * group.batch_units]] = True
+    pinned[group.units[group.units.size - group.rest_units :]] = choice.has_rest
+    return pinned
+
+
+def rank_of(group: Group, choice: Choice) -> np.ndarray:
+    """Returns int32 [num_units]: unit ids by claim to DRAM: pinned ones first, then falling impact, then id."""
+    return group.units[np.argsort(~is_pinned(group, choice)[group.units], kind="stable")].astype(np.int32)
+
+
+def without_idle(group: Group, choice: Choice) -> Choice:
+    """Unpins units that never fire, unless the group would then fall below C_l."""
+    busy = min(int((np.diff(group.values) > 0).sum()), choice.batches)
+    has_rest = choice.has_rest and group.rest_value > 0
+    if not busy and not has_rest:
+        return Choice(0, False)
+    if choice.has_rest and choice.batches < group.least_batches(with_rest=False):
+        has_rest = True
+    return Choice(max(busy, min(choice.batches, group.least_batches(has_rest))), has_rest)
+
+
+class Span(NamedTuple):
+    """A group's counts of pinned batches that are still open: 0 if `may_be_zero`, and `low` to `high` (0: no other)."""
+
+    may_be_zero: bool
+    low: int
+    high: int
+
+
+class Answer(NamedTuple):
+    choices: tuple[Choice, ...]
+    bound: float
+    """No answer within the spans is worth more."""
+
+
+Column = Callable[..., "pulp.LpVariable"]
+"""Makes the next integer column, of at most and at least so much."""
+
+
+class _Pinned(NamedTuple):
+    """A group's part of the program."""
+
+    batches: "pulp.LpAffineExpression"
+    rest: Any
+    """The binary of the remainder; 0 without one."""
+    impact: list[tuple["pulp.LpVariable", int]]
+
+
+def solve(problem: Problem, spans: tuple[Span, ...], tangents: Sequence[set[int]], gap: float) -> Answer | None:
+    """Solves Eqs. 2 to 8 with HiGHS on one thread; None if the spans hold no solution.
+
+    The search ends at the relative `gap`, never at a time limit, so the same program always has the same answer.
+
+    Raises:
+        ColdpressError: if the solver fails.
+    """
+    import pulp  # takes a while to import, and this module is read for every dry run
+
+    def column(most: int, least: int = 0) -> pulp.LpVariable:
+        columns.append(pulp.LpVariable(f"x{len(columns)}", least, most, pulp.LpInteger))
+        return columns[-1]
+
+    columns: list[pulp.LpVariable] = []
+    program = pulp.LpProblem("placement", pulp.LpMaximize)
+    pinned = [_add_group(program, column, *given) for given in zip(problem.groups, spans, tangents, strict=True)]
+    divisor = math.gcd(*(group.unit_bytes for group in problem.groups))
+    used = [
+        group.unit_bytes // divisor * (group.batch_units * found.batches + group.rest_units * found.rest)
+        for group, found in zip(problem.groups, pinned, strict=True)
+    ]
+    program += pulp.lpSum(used) <= problem.dram_bytes // divisor  # Eq. 6
+    impacts = dict.fromkeys(columns, 0) | dict(term for found in pinned for term in found.impact)
+    scale = max(1.0, max(impacts.values()) / LARGEST_VALUE)
+    program.setObjective(pulp.LpAffineExpression([(x, value / scale) for x, value in impacts.items()]))  # Eq. 2
+    options = {"random_seed": 0, "mip_feasibility_tolerance": 1e-9}
+    program.solve(pulp.HiGHS(msg=False, threads=1, gapRel=gap, gapAbs=0.5 / scale, **options))
+    if program.status == pulp.LpStatusInfeasible:
+        return None
+    if program.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
+        raise ColdpressError(f"HiGHS found no placement (status {pulp.LpStatus[program.status]}); report this as a bug")
+    choices = tuple(Choice(_whole(found.batches), bool(_whole(found.rest))) for found in pinned)
+    highs: Any = program.solverModel
+    return Answer(choices, -highs.getInfo().mip_dual_bound * scale)
+
+
+def _whole(found: Any) -> int:
+    import pulp
+
+    return round(pulp.value(found) or 0)
+
+
+def _add_group(program: Any, column: Column, group: Group, span: Span, tangents: set[int]) -> _Pinned:
+    """Adds a group's columns, and Eqs. 7 and 8; their large K is the number of batches, the smallest that is valid."""
+    y = column(int(span.high > 0 or (group.rest_units > 0 and group.can_pin)), int(not span.may_be_zero))
+    switch = column(int(span.high > 0), int(not span.may_be_zero))  # whether any full batch is pinned
+    batches, impact = _add_batches(program, column, group, span, switch, tangents)
+    program += y - switch >= 0
+    if not group.rest_units:
+        program += switch - y >= 0
+        rest = 0
+    else:
+        rest = column(1)
+        impact.append((rest, group.rest_value))
+    program += batches - group.num_batches * y <= 0  # Eq. 8
+    program += group.batch_units * batches + group.rest_units * rest - group.min_units * y >= 0  # Eq. 7
+    if group.rest_units:
+        program += rest - y <= 0  # Eq. 8
+    return _Pinned(batches, rest, impact)
+
+
+def _add_batches(
+    program: Any, column: Column, group: Group, span: Span, switch: Any, tangents: set[int]
+) -> tuple[Any, list[tuple[Any, int]]]:
+    """Counts pinned batches, `span.low` if the switch is on and steps by falling impact; returns their impact, too."""
+    import pulp
+
+    if not span.high:
+        return pulp.LpAffineExpression(), []
+    envelope = envelope_of(group.values, span, sorted(tangents))
+    terms, impact = [(switch, span.low)], [(switch, int(envelope[0]))]
+    slopes, times = np.unique(-np.diff(envelope), return_counts=True)
+    for slope, repeated in zip(slopes.tolist(), times.tolist(), strict=True):
+        steps = column(repeated)
+        terms.append((steps, 1))
+        impact.append((steps, -slope))
+        program += steps - repeated * switch <= 0
+    return pulp.LpAffineExpression(terms), impact
+
+
+def first_tangents(groups: Sequence[Group], spans: Sequence[Span], error: float) -> tuple[set[int], ...]:
+    """Picks the steps of each group (1: from no batch to one) whose tangents are nowhere more than `error` too high."""
+    return tuple(_tangents_within(group.values, span, error) for group, span in zip(groups, spans, strict=True))
+
+
+def _tangents_within(values: np.ndarray, span: Span, error: float) -> set[int]:
+    if span.high <= span.low:
+        return {max(1, span.low)}
+    steps = {span.low + 1, span.high}
+    true = values[span.low : span.high + 1]
+    found = envelope_of(values, span, sorted(steps))
     while (worst := int((found - true).argmax())) and found[worst] - true[worst] > error:
-        steps.add(level.low + worst)
-        found = np.minimum(found, _envelope(values, level, [level.low + worst]))
+        steps.add(span.low + worst)
+        found = np.minimum(found, envelope_of(values, span, [span.low + worst]))
     return steps
 
 
-def _envelope(values: np.ndarray, level: Level, steps: Sequence[int]) -> np.ndarray:
+def envelope_of(values: np.ndarray, span: Span, steps: Sequence[int]) -> np.ndarray:
     """Returns int64 [high - low + 1]: the least of the tangents at `steps` for each open count of batches."""
     ends = np.array(steps)[:, None]
     slopes = values[ends] - values[ends - 1]
-    return (values[ends] + slopes * (np.arange(level.low, level.high + 1) - ends)).min(axis=0)
-
-
-def to_program(problem: Problem, spans: tuple[tuple[Level, ...], ...], tangents: Tangents) -> Placed:
-    program, places = Program(), []
-    divisor = math.gcd(*(group.unit_bytes for group in problem.groups))
-    sizes: list[Terms] = [[] for _ in problem.fast_bytes]
-    for group, levels, steps in zip(problem.groups, spans, tangents, strict=True):
-        place = _add_group(program, group, levels, steps)
-        places.append(place)
-        for tier, size in enumerate(sizes):
-            size += _scaled(_units(group, place, tier), group.unit_bytes // divisor)
-    for size, fast_bytes in zip(sizes, problem.fast_bytes, strict=True):
-        program.require(size, most=fast_bytes // divisor)  # Eq. 6
-    if problem.least_fast_bytes:  # Eq. 6 of the slowest tier, with Eq. 3
-        program.require([term for size in sizes for term in size], least=-(-problem.least_fast_bytes // divisor))
-    return Placed(program, places)
-
-
-def _add_group(program: Program, group: Group, levels: tuple[Level, ...], tangents: tuple[set[int], ...]) -> _Place:
-    place = _Place([], [])
-    used: list[int] = []
-    for tier, (level, steps) in enumerate(zip(levels, tangents, strict=True)):
-        may_be_used = level.may_be_used or bool(group.rest_units and group.reachable(tier))
-        used.append(program.column(int(may_be_used), lower=int(not level.may_be_empty)))  # y_l
-        switch = program.column(int(level.may_be_on), lower=int(not level.may_be_off))  # u
-        place.batches.append(_count(program, group, group.gains[tier], level, switch, sorted(steps)))
-        program.require([(switch, -1), *((y, 1) for y in used)], least=0)
-        if not group.rest_units:
-            program.require([(switch, 1), (used[-1], -1)], least=0)
-        if group.rest_units:
-            place.rest.append(program.column(1, group.worth[tier] * group.rest_value))
-    for tier, y in enumerate(used):
-        batches, units = _within(place, tier), _units(group, place, tier)
-        program.require(batches, least=0)
-        program.require([*batches, (y, -group.num_batches)], most=0)  # Eq. 8
-        program.require([*units, (y, -group.min_units[tier])], least=0)  # Eq. 7
-        if group.rest_units:
-            program.require([(place.rest[tier], 1), (y, -1)], most=0)  # Eq. 8
-    if group.rest_units:
-        program.require(((index, 1) for index in place.rest), most=1)  # Eq. 3
-    return place
-
-
-def _count(program: Program, group: Group, gain: int, level: Level, switch: int, tangents: list[int]) -> Terms:
-    """Counts the batches in all tiers up to one: `level.low` if the switch is on, then steps by falling value."""
-    if not level.may_be_on:
-        return []
-    envelope = _envelope(group.values, level, tangents)
-    program.value[switch] = gain * int(envelope[0])
-    terms = [(switch, level.low)]
-    slopes, times = np.unique(-np.diff(envelope), return_counts=True)
-    for slope, repeated in zip(slopes.tolist(), times.tolist(), strict=True):
-        terms.append((program.column(repeated, -gain * slope), 1))
-        program.require([(terms[-1][0], 1), (switch, -repeated)], most=0)
-    return terms
-
-
-def _within(place: _Place, tier: int) -> Terms:
-    return [*place.batches[tier], *(_scaled(place.batches[tier - 1], -1) if tier else [])]
-
-
-def _units(group: Group, place: _Place, tier: int) -> Terms:
-    rest = [(place.rest[tier], group.rest_units)] if group.rest_units else []
-    return [*_scaled(_within(place, tier), group.batch_units), *rest]
-
-
-def _scaled(terms: Terms, factor: int) -> Terms:
-    return [(index, factor * weight) for index, weight in terms]
+    return (values[ends] + slopes * (np.arange(span.low, span.high + 1) - ends)).min(axis=0)

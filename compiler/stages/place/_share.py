@@ -5,6 +5,14 @@ runs over windows of the held-out tokens; compiler/seconds.py turns misses into 
 order, since the order on flash is found after the placement, and requests have the whole read buffer; all shares are
 compared under the same order and buffer. The smallest share that costs nearly the least wins: a cache adapts to a text
 that differs from the calibration text, pinned units do not.
+
+Dense runs need no program: every token uses every unit, so all units are worth the same. Then only layers that are not
+read at all save time: a layer that misses one unit still waits for its first byte. `whole_layers` pins layers from the
+first on, and the next one as far as it fits; no placement has a larger objective (Eq. 2), since all counts are equal
+and the bytes left are too few for a unit. For a mixture whose experts are used whole this is one candidate: some
+experts are used more often than others, which other placements and caches exploit. Where the next layer's units are
+read ahead while a layer computes, nothing waits for a first byte: then every layer has as many pinned units (`evenly`),
+so that all of them read and compute for equally long.
 """
 
 from collections.abc import Sequence
@@ -14,7 +22,7 @@ import numpy as np
 from coldpress.compiler.activity.held_out import Trace
 from coldpress.compiler.cost_model import PEAK_READ_BYTES
 from coldpress.compiler.seconds import Reading
-from coldpress.compiler.stages.place._problem import Choice, Group, Problem, tiers_of
+from coldpress.compiler.stages.place._program import Choice, Group, Problem, is_pinned, units_of
 from coldpress.runtime.cache import CachePolicy, Known, make
 from coldpress.runtime.extents import span_bytes
 from coldpress.runtime.plan.budget import Claim, cache_slots
@@ -36,14 +44,10 @@ def choose_share(tried: Sequence[PinnedShare]) -> float:
 
 
 def replay(
-    problem: Problem,
-    choices: tuple[Choice, ...],
-    sparsity: Sparsity,
-    device: DeviceProfile,
-    traces: tuple[Trace, ...],
+    problem: Problem, choices: Sequence[Choice], sparsity: Sparsity, device: DeviceProfile, traces: tuple[Trace, ...]
 ) -> float:
     """Returns modelled flash seconds of a token over all layers, scaled up from the layers that have traces."""
-    pinned = [np.flatnonzero(tiers_of(*pair) < len(problem.fast_bytes)) for pair in _pairs(problem, choices)]
+    pinned = [np.flatnonzero(is_pinned(*pair)) for pair in zip(problem.groups, choices, strict=True)]
     claims = [
         Claim(sparsity.density(group.family, group.layer), group.units.size, group.unit_bytes, ids.size)
         for group, ids in zip(problem.groups, pinned, strict=True)
@@ -58,35 +62,29 @@ def replay(
         cache = make(
             sparsity.cache, sparsity.cache_options, Known(size, slots[number], pinned[number], np.arange(size))
         )
-        reading = _reading(group, sparsity, device)
-        total += _flash_seconds(cache, reading, trace) / trace.num_measured
+        total += _flash_seconds(cache, _reading(group, sparsity, device), trace) / trace.num_measured
     return total * len(problem.groups) / len(traces)
 
 
 def whole_layers_seconds(
-    problem: Problem, choices: tuple[Choice, ...], sparsity: Sparsity, device: DeviceProfile, traces: tuple[Trace, ...]
+    problem: Problem, choices: Sequence[Choice], sparsity: Sparsity, device: DeviceProfile, traces: tuple[Trace, ...]
 ) -> float:
     """Returns modelled flash seconds of a token if some layers are pinned whole and the others are not cached. An upper
     bound: all units of a partly pinned layer count as read."""
-    read = {group.family: 0 for group in problem.groups}
-    for group, choice in _pairs(problem, choices):
-        read[group.family] += bool((tiers_of(group, choice) == len(problem.fast_bytes)).any())
-    each = {family: [trace for trace in traces if trace.family == family] for family in read}
     groups = {(group.layer, group.family): group for group in problem.groups}
+    read = dict.fromkeys((group.family for group in problem.groups), 0)
+    for group, choice in zip(problem.groups, choices, strict=True):
+        read[group.family] += units_of(group, choice) < group.units.size
     total = 0.0
-    for family, of_family in each.items():
+    for family, num_read in read.items():
+        of_family = [trace for trace in traces if trace.family == family]
         for trace in of_family:
             group = groups[trace.layer, family]
             size = group.units.size
             nothing = make("static", {}, Known(size, 0, np.zeros(0, np.int64), np.arange(size)))
-            reading = _reading(group, sparsity, device)
-            seconds = _flash_seconds(nothing, reading, trace) / trace.num_measured
-            total += seconds * read[family] / len(of_family)
+            seconds = _flash_seconds(nothing, _reading(group, sparsity, device), trace) / trace.num_measured
+            total += seconds * num_read / len(of_family)
     return total
-
-
-def _pairs(problem: Problem, choices: tuple[Choice, ...]) -> list[tuple[Group, Choice]]:
-    return list(zip(problem.groups, choices, strict=True))
 
 
 def _reading(group: Group, sparsity: Sparsity, device: DeviceProfile) -> Reading:
@@ -106,3 +104,30 @@ def _flash_seconds(cache: CachePolicy, reading: Reading, trace: Trace) -> float:
         for token_s in reading.replay(cache, context.ids, context.num_warm):
             seconds += token_s
     return seconds
+
+
+def whole_layers(problem: Problem) -> tuple[Choice, ...]:
+    """Pins groups from the first on; a group takes as many batches as fit, and none if that is below C_l (Eq. 7)."""
+    room, choices = problem.dram_bytes, []
+    for group in problem.groups:
+        choice = _fitting(group, room)
+        choice = choice if units_of(group, choice) >= group.min_units else Choice(0, False)
+        room -= units_of(group, choice) * group.unit_bytes
+        choices.append(choice)
+    return tuple(choices)
+
+
+def evenly(problem: Problem) -> tuple[Choice, ...]:
+    """Pins as many units in each group, with an equal share of the DRAM for each."""
+    count, used, choices = len(problem.groups), 0, []
+    for number, group in enumerate(problem.groups, 1):
+        choices.append(_fitting(group, problem.dram_bytes * number // count - used))
+        used += units_of(group, choices[-1]) * group.unit_bytes
+    return tuple(choices)
+
+
+def _fitting(group: Group, room_bytes: int) -> Choice:
+    """Takes as many batches as fit, and the remainder if the whole group does."""
+    batches = min(group.num_batches, room_bytes // group.batch_bytes)
+    whole = group.units.size * group.unit_bytes <= room_bytes
+    return Choice(batches, whole and group.rest_units > 0)

@@ -7,7 +7,6 @@ larger one pins more of the same rank.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
 
 from coldpress.compiler.activity.choice import selector_arrays
 from coldpress.compiler.cost_model import kv_cache_bytes, predictor_bytes, resident_bytes
@@ -21,8 +20,9 @@ from coldpress.runtime.store.ahead_room import NOTHING, Ahead
 from coldpress.runtime.store.facts import Key
 from coldpress.schemas.base import Options
 from coldpress.schemas.device import DeviceProfile
-from coldpress.schemas.errors import ColdpressError, DoesNotFitError
+from coldpress.schemas.errors import ColdpressError
 from coldpress.schemas.layout import CacheName, Collapse, PartPlan, Plan, Section, SelectorArray
+from coldpress.schemas.memory import Held
 from coldpress.schemas.model import Model
 from coldpress.schemas.placement import Placement
 from coldpress.schemas.predictors import Predictors
@@ -40,15 +40,6 @@ class Settings:
     ahead: Ahead = NOTHING
 
 
-class Fixed(NamedTuple):
-    """Bytes that do not depend on the plan's settings."""
-
-    resident: int
-    predictors: int
-    kv_cache: int
-    bookkeeping: int
-
-
 def fixed_bytes(
     model: Model,
     sparsity: Sparsity,
@@ -57,12 +48,12 @@ def fixed_bytes(
     device: DeviceProfile,
     caches: Collection[CacheName],
     num_plans: int,
-) -> Fixed:
+) -> Held:
     """Returns what a run of `sparsity` holds besides units and buffers, with any of the cache policies that the plans
     may get; the tables have the arrays of all plans."""
     layers = predictors.layers if predictors else ()
     page_bytes = device.flash.page_bytes.value
-    return Fixed(
+    return Held(
         resident=resident_bytes(model, sparsity.families, sparsity.formats),
         predictors=sum(predictor_bytes(model.spec, entry.rank, entry.format) for entry in layers),
         kv_cache=kv_cache_bytes(model.spec, sparsity.context_length, sparsity.kv_cache),
@@ -73,7 +64,7 @@ def fixed_bytes(
 
 
 def spared_bytes(
-    fixed: Fixed,
+    fixed: Held,
     model: Model,
     sparsity: Sparsity,
     sections: Sequence[Section],
@@ -94,7 +85,7 @@ class Division:
     model: Model
     sparsity: Sparsity
     sections: tuple[Section, ...]
-    fixed: Fixed
+    fixed: Held
     device: DeviceProfile
     collapse: Collapse
     pinned: Mapping[Key, int] = field(default_factory=dict[Key, int])
@@ -109,7 +100,7 @@ class Division:
     @property
     def free_bytes(self) -> int:
         """Returns the DRAM for units and buffers, whichever cache the plan gets."""
-        return self.budget_bytes - sum(self.fixed)
+        return self.budget_bytes - self.fixed.num_bytes
 
     def free_bytes_with(self, cache: CacheName) -> int:
         return self.free_bytes + self.spared_bytes.get(cache, 0)
@@ -140,16 +131,12 @@ class Division:
         """Refuses pinned units that do not fit.
 
         Raises:
-            DoesNotFitError: naming all uses of the budget.
+            OverBudgetError: naming all uses of the budget.
         """
-        needed = self.budget_bytes - self.room_bytes + self.pinned_bytes
-        if needed > self.budget_bytes:
-            raise DoesNotFitError(
-                f"a DRAM budget of {self.budget_bytes} bytes was asked for, {needed} are needed: "
-                f"{self.fixed.resident} resident, {self.fixed.predictors} predictors, {self.fixed.kv_cache} KV cache, "
-                f"{self.fixed.bookkeeping} bookkeeping, {sum(self.buffers)} buffers, "
-                f"{self.pinned_bytes} pinned units; raise dram_budget or shorten context_length"
-            )
+        if self.pinned_bytes > self.room_bytes:
+            held = self.fixed._replace(buffers=sum(self.buffers))
+            remedy = "use a shorter context_length or raise dram_budget"
+            raise held.over(self.budget_bytes, remedy, pinned_bytes=self.pinned_bytes)
 
     def unpinned_bytes(self, settings: Settings) -> int:
         """Returns the DRAM for units and for reading ahead, without pinned units and the read buffer."""

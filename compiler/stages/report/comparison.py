@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from coldpress.compiler.block_statistics import with_error
 from coldpress.compiler.headline import rate
 from coldpress.compiler.stages.report import charts
-from coldpress.compiler.stages.report.chart import Chart
-from coldpress.compiler.stages.report.charts import SERIES, Marks
+from coldpress.compiler.stages.report.charts import SERIES, Chart, Marks
 from coldpress.runtime.quantities import show_bytes
 from coldpress.runtime.quantization._planes import in_words
 from coldpress.schemas.metrics import LlamaCppRun, Metrics, WholeInDram

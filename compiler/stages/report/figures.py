@@ -176,7 +176,7 @@ def budget_parts(model: Model, sparsity: Sparsity, layout: Layout, plans: Plans)
     embeddings = sum(tensor_bytes(role, shape, sparsity.formats) for role, shape in tensors.items())
     held = plan.resident_bytes + plan.predictor_bytes + plan.kv_cache_bytes + bookkeeping + pinned + slots
     holds_tables = not reads and held + sum(by_row.values()) <= plan.dram_budget_bytes
-    parts = {  # in words of USES (compiler/stages/report/dram.py), which the page shows them by
+    parts = {  # in words of USES (compiler/stages/report/charts.py), which the page shows them by
         "embeddings and head": embeddings + holds_tables * sum(by_row.values()),
         "other resident weights": plan.resident_bytes - coarse - embeddings,
         "coarse planes": coarse,

@@ -4,12 +4,14 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import numpy as np
 
 from coldpress.compiler.block_statistics import with_error
 from coldpress.compiler.cost_model import weight_bytes
 from coldpress.compiler.headline import at_most, headline, pays, rate, warning
 from coldpress.compiler.run_command import PROGRAM, run_command
+from coldpress.compiler.stages.report.charts import DramBars
 from coldpress.compiler.stages.report.comparison import (
     COLUMNS,
     FRONT_COLUMNS,
@@ -20,22 +22,20 @@ from coldpress.compiler.stages.report.comparison import (
     reads_chart,
     time_chart,
 )
-from coldpress.compiler.stages.report.dram import DramBars
 from coldpress.compiler.stages.report.figures import FrequencyCurve, frequency_curves
-from coldpress.compiler.stages.report.html import environment
-from coldpress.compiler.stages.report.origins import origins
-from coldpress.compiler.stages.report.page_charts import Inputs, charts_of, refines
-from coldpress.compiler.stages.report.predictors import predictor_part
+from coldpress.compiler.stages.report.page_charts import Inputs, charts_of, predictor_part, refines
 from coldpress.runtime.plugins import load
 from coldpress.runtime.quantities import show_bytes, show_number
 from coldpress.runtime.quantization._planes import in_words
 from coldpress.runtime.sparsity import Selector
 from coldpress.runtime.store.computing import basis
 from coldpress.schemas.device import UNCOMPUTED, DeviceProfile
+from coldpress.schemas.errors import printable
 from coldpress.schemas.families import FamilyName
 from coldpress.schemas.law import combined
 from coldpress.schemas.layout import Layout, Plan, placed_parts
 from coldpress.schemas.metrics import Metrics, PlanDrafts, PlanFigures, RunMetrics, Verification
+from coldpress.schemas.provenance import Provenance
 
 PLAN_COLUMNS = ("DRAM budget", "selector", "density", "cache", *COLUMNS[1:4], "perplexity over the source's")
 DENSE = "dense"
@@ -285,3 +285,73 @@ def _hot_units(curves: tuple[FrequencyCurve, ...]) -> dict[FamilyName, float]:
     for curve in curves:
         found[curve.family].append(curve.hot_units)
     return {family: float(np.mean(values)) for family, values in found.items()}
+
+
+FOLDER = Path(__file__).parent
+
+
+def environment(*folders: Path) -> jinja2.Environment:
+    """Returns where templates are found: in `folders`, and among the report's own."""
+    found = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([*folders, FOLDER]),
+        undefined=jinja2.StrictUndefined,
+        autoescape=True,
+        finalize=shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.filters["size"] = show_bytes
+    return found
+
+
+def shown(value: Any) -> Any:
+    """Escapes control characters and marks of writing direction in a template's text, which a stranger may have chosen;
+    line feeds stay, since a sample has them."""
+    return "\n".join(map(printable, value.split("\n"))) if type(value) is str else value
+
+
+def origins(inputs: Inputs, made_by: Provenance) -> list[tuple[str, str]]:
+    model, heuristics = inputs.model, {entry.heuristic for part in inputs.order for entry in part.entries}
+    at = f" at {model.revision}" if model.revision else ""
+    return [
+        ("artifact", inputs.package.manifest_sha256),
+        ("source", f"{model.name} ({model.source}{at}), {model.num_parameters:,} parameters"),
+        ("weights", model.weights_sha256),
+        ("licence", model.license or "not stated"),
+        ("corpus", f"{inputs.corpus.name}, text {inputs.corpus.text_sha256}"),
+        ("calibration", f"{inputs.activations.num_tokens:,} tokens, tokenized with seed {inputs.seed}"),
+        ("context", f"{inputs.plans.largest_plan.context_length} tokens"),
+        ("order", ", ".join(sorted(heuristics))),
+        ("placement", f"{inputs.placement.solver}, within {100 * inputs.placement.gap:.2f} % of the optimum"),
+        ("collapse gap", f"{inputs.plans.largest_plan.collapse_gap_bytes} bytes"),
+        *made_with(made_by),
+        ("device", inputs.device.title),
+        *figures_of(inputs.device),
+    ]
+
+
+def made_with(made_by: Provenance) -> list[tuple[str, str]]:
+    return [
+        ("compiler", f"coldpress {made_by.compiler_version}"),
+        ("commit", _commit(made_by)),
+        ("Python", made_by.python_version),
+        ("libraries", ", ".join(f"{name} {version}" for name, version in sorted(made_by.libraries.items()))),
+    ]
+
+
+def _commit(made_by: Provenance) -> str:
+    if made_by.commit is None:
+        return "not known: the compiler did not run from a checkout"
+    return made_by.commit + (", with changes that are not committed" if made_by.dirty else "")
+
+
+def figures_of(device: DeviceProfile) -> list[tuple[str, str]]:
+    """Returns the device's figures that decide speed, each with its source, which has the date of a measurement."""
+    flash = device.flash
+    curve = flash.read_curve.value[-1]
+    return [
+        ("DRAM", f"{device.dram_bytes.value:,} bytes: {device.dram_bytes.source}"),
+        ("DRAM bandwidth", f"{device.dram_bytes_per_s.value / 1e9:.3g} GB/s: {device.dram_bytes_per_s.source}"),
+        ("flash reads", f"{curve.bytes_per_s / 1e9:.3g} GB/s at {curve.read_bytes:,} bytes: {flash.read_curve.source}"),
+        ("flash latency", f"{1e6 * flash.latency_s.value:.3g} µs: {flash.latency_s.source}"),
+    ]

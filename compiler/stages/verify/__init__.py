@@ -3,7 +3,7 @@
 Checks every byte (hashes, pages, layout: the rules are in runtime/artifact/reader.py and
 runtime/artifact/integrity.py). Then decodes test text through selector, cache and flash, as in use, and measures
 perplexity, divergence from the source, and reads (decoded.py says which tokens share a pass). Plans that draft also
-continue a text, so that accepted drafts are counted (drafts.py). The source is the checkpoint that the build began
+continue a text, so that accepted drafts are counted (plans.py). The source is the checkpoint that the build began
 with, so the figures include the loss by `relufy` and `distill`; dense logits are compared with those of the packed
 weights; a dense artifact decodes just these. The record holds all figures, block by block, and a short text that the
 artifact writes; `publish` judges them.
@@ -20,13 +20,10 @@ from coldpress.compiler.block_statistics import deviation, perplexity
 from coldpress.compiler.dense_run import dense_for
 from coldpress.compiler.io import load_arrays
 from coldpress.compiler.publishing import standing
-from coldpress.compiler.stages.verify.beside import process_bytes
 from coldpress.compiler.stages.verify.decoded import LANES, MAX_TOKENS, SESSIONS, Decoded, decode, is_dense
 from coldpress.compiler.stages.verify.dense import BUFFER_BYTES, Compared, DenseComparison, of_dense_run
-from coldpress.compiler.stages.verify.divergence import SourceComparison
-from coldpress.compiler.stages.verify.drafts import NEW_TOKENS, drafts_of_all
-from coldpress.compiler.stages.verify.plans import figures_of_all
-from coldpress.compiler.stages.verify.source import SourceLogits
+from coldpress.compiler.stages.verify.divergence import SourceComparison, SourceLogits
+from coldpress.compiler.stages.verify.plans import NEW_TOKENS, drafts_of_all, figures_of_all
 from coldpress.runtime.artifact.integrity import verify_artifact
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.drafts import NO_DRAFT
@@ -47,6 +44,11 @@ from coldpress.schemas.preflight import StageNeeds
 
 if TYPE_CHECKING:
     from coldpress.compiler.needs import Build
+import os
+import subprocess
+import sys
+
+from coldpress.runtime.cli import process_memory
 
 logger = logging.getLogger(__name__)
 AFFORDABLE_WORK = 9_000_000_000_000
@@ -289,3 +291,22 @@ def first_words(text: str) -> str:
     """Returns the text on one line, without its last word, which may be cut off, and without unprintable characters."""
     words = "".join(char if char.isprintable() else " " for char in text).split()
     return " ".join(words[:-1] or words)
+
+
+def process_bytes(folder: str) -> int:
+    """Returns the resident memory of a process that has opened the artifact in `folder`.
+
+    Raises:
+        ColdpressError: if that process fails.
+    """
+    # one thread: the stacks of more are no memory of the runtime
+    own = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", process_memory.__name__, folder]
+    done = subprocess.run(command, capture_output=True, text=True, env=own)
+    if done.returncode or not done.stdout.strip().isdigit():
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise ColdpressError(
+            f"the process that measures its own memory ended with code {done.returncode} ({last}), expected a number "
+            "of bytes; run verify again"
+        )
+    return int(done.stdout)

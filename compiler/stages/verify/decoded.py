@@ -8,6 +8,7 @@ its own: the first run begins as an artifact is opened, the others after WARMING
 number of cores changes no figure.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,7 +18,6 @@ import numpy as np
 from coldpress.compiler.device.memory import free_dram_bytes
 from coldpress.compiler.stages.verify.divergence import SourceComparison
 from coldpress.compiler.stages.verify.ladder import climb
-from coldpress.compiler.stages.verify.read_lengths import ReadLengths
 from coldpress.compiler.steps import Steps
 from coldpress.runtime.artifact.reader import open_artifact
 from coldpress.runtime.decoder.decoder import PREFILL_CHUNK_TOKENS
@@ -25,6 +25,9 @@ from coldpress.runtime.generate.likelihood import Quality
 from coldpress.runtime.generate.session import DEFAULT_FLASH, Session
 from coldpress.runtime.plan.budget import choose_plan
 from coldpress.runtime.simulate import simulate
+from coldpress.runtime.store.counters import DECODING
+from coldpress.runtime.store.facts import Observer, Purpose
+from coldpress.runtime.store.planner import ReadBatch
 from coldpress.runtime.trace import Recorder
 from coldpress.schemas.layout import Plan
 from coldpress.schemas.metrics import LadderStep, ReadLength, RunMetrics
@@ -194,3 +197,25 @@ def first_of(blocks: np.ndarray, num_tokens: int) -> np.ndarray:
 
 def _decisions(metrics: RunMetrics) -> dict[str, object]:
     return {name: getattr(metrics, name) for name in (*DECISIONS, "extents_sha256")}
+
+
+class ReadLengths(Observer):
+    """Counts reads, of requests and ahead, as a store begins them."""
+
+    def __init__(self) -> None:
+        self._counts = Counter[int]()
+
+    def began(self, purpose: Purpose, batch: ReadBatch) -> None:
+        if purpose in DECODING:
+            self._counts.update(batch.extents.lengths.tolist())
+
+    def found(self) -> tuple[ReadLength, ...]:
+        """Returns the reads so far, the shortest first."""
+        reads, read_bytes = Counter[int](), Counter[int]()
+        for length, count in self._counts.items():
+            least = 1 << (length.bit_length() - 1)
+            reads[least] += count
+            read_bytes[least] += count * length
+        return tuple(
+            ReadLength(least_bytes=least, reads=reads[least], read_bytes=read_bytes[least]) for least in sorted(reads)
+        )

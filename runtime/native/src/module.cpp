@@ -161,6 +161,24 @@ auto planned_reads(const Positions& positions, int64_t offset_bytes, int64_t uni
     return std::make_tuple(array_of(found.offsets), array_of(found.lengths), unit_extent, unit_offset);
 }
 
+auto counted_reads(const Positions& positions, const Positions& stops, int64_t offset_bytes, int64_t unit_bytes,
+                   int64_t stride_bytes, int64_t page_bytes, const Positions& gaps) {
+    expect(page_bytes > 0 && unit_bytes > 0, "a page has " + text(page_bytes) + " bytes, a unit " + text(unit_bytes) +
+                                                 ", expected positive numbers");
+    const int64_t num_requests = static_cast<int64_t>(stops.shape(0)), num_gaps = static_cast<int64_t>(gaps.shape(0));
+    const int64_t count = static_cast<int64_t>(positions.shape(0));
+    for (int64_t r = 0; r < num_requests; ++r)
+        expect(stops(r) <= count, "request " + text(r) + " stops at " + text(stops(r)) + " of " + text(count) + " units");
+    auto reads = new_array<int64_t>(stops.shape(0) * gaps.shape(0), 64);
+    auto read_bytes = new_array<int64_t>(stops.shape(0) * gaps.shape(0), 64);
+    std::fill_n(reads.data(), reads.size(), 0);
+    std::fill_n(read_bytes.data(), read_bytes.size(), 0);
+    const nb::gil_scoped_release release;
+    count_reads(positions.data(), stops.data(), num_requests, {offset_bytes, unit_bytes, stride_bytes}, page_bytes,
+                gaps.data(), num_gaps, reads.data(), read_bytes.data());
+    return std::make_tuple(reads, read_bytes);
+}
+
 auto checksums_of(const Bytes1& data, int64_t page_bytes) {
     expect(page_bytes > 0, "page_bytes is " + text(page_bytes) + ", expected a positive number");
     const int64_t bytes = static_cast<int64_t>(data.shape(0)), whole = bytes / page_bytes, rest = bytes % page_bytes;
@@ -248,6 +266,9 @@ NB_MODULE(_native, m) {
     m.def("plan_reads", &planned_reads, nb::arg("positions").noconvert(), "offset_bytes"_a, "unit_bytes"_a,
           "stride_bytes"_a, "page_bytes"_a, "gap_bytes"_a, "max_bytes"_a,
           "Plans the reads for units at ascending positions: (offsets, lengths, unit_extent, unit_offset).");
+    m.def("count_reads", &counted_reads, nb::arg("positions").noconvert(), nb::arg("stops").noconvert(),
+          "offset_bytes"_a, "unit_bytes"_a, "stride_bytes"_a, "page_bytes"_a, nb::arg("gaps").noconvert(),
+          "Counts reads and their bytes, [num_requests * num_gaps], of requests under each of several gaps.");
     m.def("ring_error", &ring_error, "0, or the errno with which the kernel refuses io_uring.");
     m.def("crc32c_pages", &checksums_of, "data"_a, "page_bytes"_a,
           "CRC32C of each page of the data, the last one padded with zeros.");

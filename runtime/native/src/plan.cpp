@@ -24,6 +24,9 @@ struct Planner {
             if (low(i) >= high(i - 1)) return high(i - 1) - low(first) >= rules.max_bytes / 2 ? i : longest;
         return longest;
     }
+
+    // Bytes between the pages of unit i and those of the unit before it; negative if they share a page.
+    int64_t between(int64_t i) const { return low(i) - high(i - 1); }
 };
 
 }  // namespace
@@ -42,7 +45,7 @@ PlannedReads plan_reads(const int64_t* positions, int64_t count, Strided units, 
         found.lengths.push_back(planner.high(stop - 1) - low);
     };
     for (int64_t first = 0, stop = 0; first < count; first = stop) {
-        while (++stop < count && planner.low(stop) - planner.high(stop - 1) <= rules.gap_bytes) {
+        while (++stop < count && planner.between(stop) <= rules.gap_bytes) {
         }
         while (planner.high(stop - 1) - planner.low(first) > rules.max_bytes) {
             const int64_t cut = planner.cut(first);
@@ -52,6 +55,20 @@ PlannedReads plan_reads(const int64_t* positions, int64_t count, Strided units, 
         add(first, stop);
     }
     return found;
+}
+
+void count_reads(const int64_t* positions, const int64_t* stops, int64_t num_requests, Strided units,
+                 int64_t page_bytes, const int64_t* gaps, int64_t num_gaps, int64_t* reads, int64_t* read_bytes) {
+    const Planner planner{positions, units, {page_bytes, 0, 0}};
+    for (int64_t r = 0, i = 0; r < num_requests; ++r, reads += num_gaps, read_bytes += num_gaps)
+        for (const int64_t first = i; i < stops[r]; ++i) {
+            const int64_t own = planner.high(i) - planner.low(i), between = i > first ? planner.between(i) : 0;
+            for (int64_t g = 0; g < num_gaps; ++g) {
+                const bool joins = i > first && between <= gaps[g];
+                reads[g] += !joins;
+                read_bytes[g] += own + (joins ? between : 0);
+            }
+        }
 }
 
 }  // namespace coldpress

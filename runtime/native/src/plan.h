@@ -25,4 +25,9 @@ struct PlannedReads {
 PlannedReads plan_reads(const int64_t* positions, int64_t count, Strided units, ReadRules rules, int64_t* unit_extent,
                         int64_t* unit_offset);
 
+// Counts the reads, and their bytes, of several requests under each of several gaps: [num_requests, num_gaps], to which it
+// adds. Request r has the ascending positions from stops[r - 1] to stops[r]. Reads may be of any length.
+void count_reads(const int64_t* positions, const int64_t* stops, int64_t num_requests, Strided units,
+                 int64_t page_bytes, const int64_t* gaps, int64_t num_gaps, int64_t* reads, int64_t* read_bytes);
+
 }  // namespace coldpress
