@@ -165,7 +165,8 @@ class _Quoting:
             space = replace(space, formats=tuple(name for name in space.formats if name in known))
         if self._config.method == AUTO:
             return space
-        return replace(space, methods=(self._config.method,), densities=lambda *_: (self._config.density,))
+        method, density = self._config.method, self._config.density
+        return replace(space, methods=(method,), densities=lambda *_: (density,), streams_attention=(False,))
 
     def _least_bytes(self) -> int:
         """Returns the least DRAM that any candidate needs before it caches a unit: with one byte none fits, and each
