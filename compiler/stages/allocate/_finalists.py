@@ -247,7 +247,8 @@ class _Rest:
         return reached(self._every[what][0], self._options[what.method], self._inputs.model.spec)
 
     def _keeps(self, name: FormatName) -> bool:
-        return name in self._floor.formats((name, *(loss.format for loss in self.curves.formats)))
+        _, floor = self._on(self.curves)
+        return name in floor.formats((name, *(loss.format for loss in self.curves.formats)))
 
     def _add(self, **found: tuple[Any, ...]) -> None:
         self.curves = self.curves.model_copy(
