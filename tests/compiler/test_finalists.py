@@ -14,7 +14,7 @@ from coldpress.compiler.io import Workspace
 from coldpress.compiler.quality import trace
 from coldpress.compiler.quality.passes import Passes
 from coldpress.compiler.stages import allocate, explore, ingest
-from coldpress.compiler.stages.allocate import AllocateConfig, OverBudgetError, _finalists
+from coldpress.compiler.stages.allocate import AllocateConfig, _finalists
 from coldpress.compiler.stages.allocate._finalists import hopeful
 from coldpress.compiler.stages.explore import ExploreConfig
 from coldpress.compiler.stages.ingest import IngestConfig
@@ -23,6 +23,7 @@ from coldpress.schemas.activations import Activations
 from coldpress.schemas.corpus import SPLITS, Corpus, Split
 from coldpress.schemas.curves import Curve, Curves, Point
 from coldpress.schemas.errors import ColdpressError, DoesNotFitError
+from coldpress.schemas.memory import OverBudgetError
 from coldpress.schemas.model import Model
 from coldpress.schemas.sparsity import Sparsity
 from tests.support.curves import NO_LOSS
@@ -189,7 +190,7 @@ def test_a_run_that_fits_only_without_attention_is_measured_as_it_is_rounded(
     least = refused.value.needed_bytes
     found = building.run(formats, least, monkeypatch, format="int8_group32")
     assert (found.method, found.families) == ("dense", ("neuron", "attn_in", "attn_out"))
-    assert found.budget.needed_bytes + found.budget.cache_bytes == least
+    assert found.budget.held.num_bytes + found.budget.cache_bytes == least
     assert "format-int8_group32-rtn-attn_in-attn_out" in building.passes
     assert not {title for title in building.passes if title.startswith("curve")}, "nothing that cannot fit is measured"
     assert found.tried[0].reason is not None
