@@ -294,8 +294,8 @@ class _Quoting:
         )
 
     def _quality(self, best: Judged, division: Sparsity) -> Figure:
-        """Returns the perplexity ratio to expect, with the curve's largest standard error nearby; no value for a model
-        that was not measured."""
+        """Returns the perplexity ratio to expect, with the curve's largest standard error nearby and that of formats;
+        no value for a model that was not measured."""
         if self._source.basis != "measured":
             words = f"unknown until built ({self._elsewhere(best, division)})"
             return Figure(value=None, basis=words, verify=self._build_command())
@@ -306,9 +306,9 @@ class _Quoting:
             for point in curve.points
             if abs(point.density - best.density) <= 0.1
         ]
-        of_format = None if any(curve.format for curve in curves) else self._source.curves.format_loss(division.format)
-        error = max(errors, default=0.0) + (of_format.ppl_ratio_error or 0.0 if of_format else 0.0)
-        ratio = best.ppl_ratio
+        error, ratio, formats = max(errors, default=0.0), best.ppl_ratio, best.candidate.format
+        if not any(curve.format for curve in curves):
+            error += self._floor.most_format_ratio(formats) - self._floor.format_ratio(formats)
         low, high = (None, None) if ratio is None else (max(1.0, ratio - error), ratio + error)
         words = f"{self._source.basis}: {self._source.basis_in_words}; ± its standard errors"
         return Figure(value=ratio, low=low, high=high, basis=words, verify=self._build_command())

@@ -205,15 +205,17 @@ def importing(folder: str) -> dict[str, set[str]]:
 
 
 def test_the_compiler_counts_seconds_in_one_place_and_no_benchmark_adds_memory_to_flash() -> None:
-    """Beside the one model: the dense run and `order`, which tests hold to it; the evaluation, which has the requests
-    of many tokens at once; what one unit costs in the integer program of `place`; what a profile shows of its law; a
-    quote's first token; the share that predictors take; and the measured cost of a portion. The papers' own equations,
-    among the benchmarks, count theirs. A benchmark takes a request's seconds whole."""
+    """Beside the one model: the dense run and `order`, which tests hold to it; the evaluation, which has the
+    requests of many tokens at once; what one unit costs in the integer program of `place`; what a profile shows of
+    its law; a quote's first token; the share that predictors take; the measured cost of a portion; and the bound
+    that a refusal names where attention is read, too. The papers' own equations, among the benchmarks, count
+    theirs. A benchmark takes a request's seconds whole."""
     found = importing("compiler")
     assert found == {
         "compiler/dense_stream.py": {"flash_seconds", "request_work"},
         "compiler/stages/order/_seconds.py": {"flash_seconds"},
         "compiler/stages/place/_program.py": {"flash_seconds"},
+        "compiler/stages/preflight/budget.py": {"flash_seconds"},
         "compiler/stages/report/page_charts.py": {"dense_seconds"},
         "compiler/seconds.py": {"weight_seconds", "arrival"},
         "compiler/device/shown.py": {"flash_seconds"},

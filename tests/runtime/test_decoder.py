@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from coldpress.runtime.decoder import arithmetic, decoder
+from coldpress.runtime import arithmetic
+from coldpress.runtime.decoder import decoder
 from coldpress.runtime.decoder.decoder import Decoder
 from coldpress.runtime.decoder.mlp import Mlp
 from coldpress.runtime.decoder.selection import Selection
