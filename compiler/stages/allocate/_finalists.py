@@ -122,7 +122,7 @@ class _Rest:
         most = self._floor.max_ppl_ratio
         self._again("formats", lambda loss: _is_open(loss, most), self._blocks)
         left = [most / max(1.0, loss.ppl_ratio) for loss in self.curves.formats if loss.ppl_ratio <= most]
-        self._again("heads", lambda loss: any(_is_open(loss, room) for room in left), self._blocks)
+        self._again("heads", lambda loss: any(_is_open(loss, room) for room in left), self._tokens)
         found = searched_together(self._config, *self._on(self.curves), budgets)
         streamed = {coarsest(one.best.candidate.format) for one in found if one.best and _streams_attention(one.best)}
         if not streamed:

@@ -112,7 +112,7 @@ def explored(
             passes.curve(along, options[along.method], activations, formats, as_large=as_large) for along in curves
         ),
         formats=tuple(formats.values()),
-        heads=tuple(map(of_formats.head, head_formats())),
+        heads=tuple(map(passes.head, head_formats())),
         kv_caches=tuple(map(passes.kv_cache, kv_caches)),
         drafts=tuple(map(passes.draft, drafts)),
         layer_gains=tuple(passes.gains(*pair) for pair in pairs),
@@ -124,7 +124,7 @@ def explored(
 
 
 def _on_every_block(passes: Passes, blocks: np.ndarray) -> Passes:
-    """Returns passes over the whole validation text: formats decide first, and few tokens leave them open."""
+    """Returns passes over the whole validation text: layers' formats decide first, and few tokens leave them open."""
     work = Workspace(passes.work.folder / "formats", passes.work.fingerprint)
     return replace(passes, tokens=blocks, whole=passes.stream.last_hidden(blocks), work=work)
 
