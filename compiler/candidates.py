@@ -20,6 +20,7 @@ from coldpress.schemas.families import WHOLE_MLP, missing_for_decoder
 from coldpress.schemas.model import ModelSpec
 
 AUTO = "auto"
+DENSE = "dense"
 ATTENTION = ("attn_in", "attn_out")
 """The families of attention's matrices."""
 DEFAULT_FORMAT, DEFAULT_PLANES = "int4_group32", "int4_2_2"
@@ -142,14 +143,14 @@ def own_options(method: str, options: Options) -> Options:
     return {key: value for key, value in options.items() if key in known}
 
 
-def with_attention(options: Options, spec: ModelSpec) -> Options | None:
-    """Returns the options of a dense run that streams attention, too; None if the user names its families, or the
-    decoder cannot compute the model with them."""
-    found = {**options, "families": "+".join((WHOLE_MLP, *ATTENTION))}
-    if "families" in options:
+def with_attention(options: Options, spec: ModelSpec, layers_per_group: int) -> Options | None:
+    """Returns the options of a dense run that streams attention, too; None if the user names its families, groups
+    layers, or the decoder cannot compute the model with them."""
+    found = {**own_options(DENSE, options), "families": "+".join((WHOLE_MLP, *ATTENTION))}
+    if "families" in options or layers_per_group > 1:
         return None
     try:
-        _families("dense", found, spec)
+        _families(DENSE, found, spec)
     except ColdpressError:
         return None
     return found

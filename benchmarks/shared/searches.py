@@ -2,7 +2,7 @@
 
 import itertools
 
-from coldpress.compiler.candidates import DEFAULT_FORMAT
+from coldpress.compiler.candidates import DEFAULT_FORMAT, DENSE
 from coldpress.compiler.search import Candidate, Goal, Judge, Judged, Search, Space, beam
 from coldpress.compiler.shared_settings import DEFAULT_CACHE
 
@@ -20,7 +20,7 @@ def exhaustive(space: Space, judge: Judge, goal: Goal) -> list[Judged]:
         for cache in space.caches
         for kv_cache in space.kv_caches
         for routing in (None, *space.routings(method, format_name))
-        for streams in (space.streams_attention if method == beam.DENSE else (False,))
+        for streams in (space.streams_attention if method == DENSE else (False,))
     ]
 
 

@@ -18,7 +18,7 @@ from coldpress.compiler.activity.in_planes import InPlanes
 from coldpress.compiler.activity.rounded import Rounded, RoundedHead, RoundedKeys
 from coldpress.compiler.activity.variants import Differences, Variant, compare, last_hidden
 from coldpress.compiler.block_statistics import perplexity, standard_error
-from coldpress.compiler.candidates import families_for
+from coldpress.compiler.candidates import DENSE, families_for
 from coldpress.compiler.io import Workspace, load_arrays
 from coldpress.compiler.quality.gains import matrix_gains
 from coldpress.compiler.quality.routings import STRENGTHS, AlongStrengths
@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 GAIN_BLOCKS = 1
 """Blocks of text that gains of matrices are measured on."""
-DENSE = "dense"
-"""The selector of the run that checks drafts."""
 RARE = 99.9
 """Percentile of the divergence that stands for the worst tokens."""
 LEAST_PARTS = 8

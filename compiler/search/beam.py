@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
+from coldpress.compiler.candidates import DENSE
 from coldpress.compiler.search import Candidate, Goal, Judge, Judged, Space
 from coldpress.schemas.families import Formats, layer_formats
 
@@ -26,7 +27,6 @@ WIDTH = 4
 """Candidates that are followed."""
 HOPELESS = 3.0
 """Times the seconds of the best one: a slower candidate is not followed, since no cache wins that back."""
-DENSE = "dense"
 FIRST_CACHE = "static"
 """The cache that candidates are ranked under: it costs the least to replay."""
 

@@ -114,7 +114,7 @@ class _Rest:
         self.curves = floor.curves
         self._hopes: dict[What, _Hope] = {}
         self._surely: set[tuple[str, FormatName, tuple[FamilyName, ...]]] = set()
-        """What was measured on more than few tokens."""
+        """Losses that were measured on more than few tokens: kind, format and families."""
         self._steps = Steps("allocate", 0, "passes")
 
     def fitting(self, budgets: Sequence[int | str]) -> list[Searched]:

@@ -82,9 +82,7 @@ class BudgetJudge:
 
     @property
     def _with_attention(self) -> Options | None:
-        config = self._config
-        whole = own_options("dense", config.options)
-        return with_attention(whole, self._inputs.model.spec) if config.layers_per_group == 1 else None
+        return with_attention(self._config.options, self._inputs.model.spec, self._config.layers_per_group)
 
     def _heads(self, formats: Formats) -> list[Formats]:
         found = self._floor.with_heads(formats, self._inputs.model.spec)

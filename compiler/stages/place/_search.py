@@ -62,7 +62,7 @@ def search(problem: Problem, gap: float) -> Solution:
         if bound.value - best.value <= max(slack, gap * bound.value):
             break
         slack = bound.value - best.value
-    # What was left out is worth less than `bound.value - slack`, and nothing is worth more than the bound.
+    # Every excluded placement is worth less than `bound.value - slack`; no placement is worth more than the bound.
     proven = min(max(best.bound, bound.value - slack), bound.value) + MARGIN * bound.value
     proven = max(best.value, math.floor(proven))  # impacts are integers
     return Solution(best.choices, best.value, (proven - best.value) / proven if proven > 0 else 0.0)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
-from coldpress.compiler.candidates import ATTENTION, AUTO, families_for, formats_for, own_options, with_attention
+from coldpress.compiler.candidates import ATTENTION, AUTO, DENSE, families_for, formats_for, own_options, with_attention
 from coldpress.compiler.cost_model import (
     flash_bytes,
     kv_cache_bytes,
@@ -26,7 +26,6 @@ from coldpress.schemas.device import flash_seconds
 from coldpress.schemas.errors import DoesNotFitError
 from coldpress.schemas.families import FamilyName, FormatName, Formats, HeadFormat, unit_keys, with_head
 
-DENSE = "dense"
 LEAST_CONTEXT = 256
 """Shortest context that is proposed."""
 
@@ -75,7 +74,7 @@ def _options(build: Build, method: str) -> list[Options]:
     if build.method != AUTO:
         return [build.options]
     own = own_options(method, build.options)
-    streamed = with_attention(own, build.model.spec) if method == DENSE and build.layers_per_group == 1 else None
+    streamed = None if method != DENSE else with_attention(build.options, build.model.spec, build.layers_per_group)
     return [own] if streamed is None else [own, streamed]
 
 
