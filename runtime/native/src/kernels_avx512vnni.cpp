@@ -90,16 +90,6 @@ void round_format(const float* x, int64_t blocks, const Rounded& out) {
     }
 }
 
-void round_packed(Format format, const float* x, int64_t blocks, const Rounded& out) {
-    with_format(format, [&](auto type) {
-        constexpr Format F = decltype(type)::value;
-        if constexpr (has_layout(F))
-            round_layout(F, x, blocks, out);
-        else if constexpr (F != Format::fp16)
-            round_format<F>(x, blocks, out);
-    });
-}
-
 // The parts that are the same for all rows: a vector's numbers, the sums' start values, and scales.
 template <Format F, int P>
 struct Numbers {
@@ -155,36 +145,57 @@ inline void dot_packed_rows(const uint8_t* const* rows, int64_t blocks, const Ro
 template <Format F>
 struct Piece {
     static constexpr Layout kHas = kLayout<F>;
-    static constexpr int64_t kBlocks = 256 / block_values(F), kBytes = kBlocks * block_bytes(F);
-    static constexpr int kGroups = 256 / kHas.group;
-    static constexpr __mmask16 kUsed = (1 << kGroups) - 1;
+    static constexpr int64_t kBlocks = kPiece / block_values(F), kBytes = kBlocks * block_bytes(F);
+    static constexpr int kGroups = kPiece / kHas.group;
     static constexpr int32_t kZero = F == Format::iq4_nl ? 128 : kHas.zero;  // of codes as unsigned bytes
 
-    __m512 scales, starts;  // of the groups; zeros in other lanes
-
-    explicit Piece(const uint8_t* p) {
-        if constexpr (kHas.values == kBlock) {
-            const auto word = [p](int b) { return static_cast<int>(load32(p + b * kHas.bytes)); };
-            const __m256i words = _mm256_setr_epi32(word(0), word(1), word(2), word(3), word(4), word(5), word(6), word(7));
-            scales = halves(words);
-            if constexpr (kHas.minimum_at != kNone) starts = halves(_mm256_srli_epi32(words, 16));
+    // The groups' scales times those of x; `sum` gets their starts times the sums of x.
+    static __m512 factors(const uint8_t* p, const float* of_x, __m512& sum) {
+        if constexpr (kGroups == 8) {  // minima, or scales again, are beside the scales
+            const __m512 found = _mm512_mul_ps(scales_and_minima(p), _mm512_loadu_ps(of_x));
+            sum = _mm512_mask_add_ps(sum, 0xFF00, sum, found);
+            return found;
         } else {
-            const GroupNumbers found = group_numbers<F>(p);
-            scales = _mm512_mul_ps(half_at(p + kHas.scale_at), floats(found.scales, kScaleZero<F>));
+            const GroupNumbers numbers = group_numbers<F>(p);
+            const __m512 scales = _mm512_mul_ps(half_at(p + kHas.scale_at), floats(numbers.scales, kScaleZero<F>));
+            __m512 minima = scales;
             if constexpr (kHas.minimum_at != kNone)
-                starts = _mm512_mul_ps(half_at(p + kHas.minimum_at), floats(found.minima, 0));
+                minima = _mm512_mul_ps(half_at(p + kHas.minimum_at), floats(numbers.minima, 0));
+            sum = _mm512_fmadd_ps(minima, _mm512_loadu_ps(of_x + kGroups), sum);
+            return _mm512_mul_ps(scales, _mm512_loadu_ps(of_x));
         }
-        if constexpr (kHas.minimum_at == kNone) starts = _mm512_mul_ps(scales, _mm512_set1_ps(-kZero));
-        if constexpr (kHas.values != kBlock && kHas.minimum_at != kNone) starts = _mm512_sub_ps(_mm512_setzero_ps(), starts);
+    }
+
+    static __m512 scales_and_minima(const uint8_t* p) {
+        if constexpr (kHas.values == kBlock) {
+            const __m256i low = _mm256_setr_epi16(0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14);
+            const __m256i both = _mm256_setr_epi16(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+            return _mm512_cvtph_ps(_mm256_permutexvar_epi16(kHas.minimum_at == kNone ? low : both, first_words(p)));
+        } else {  // the scale, the minimum, and 12 bytes of numbers a, b, c: the last four have four bits in c, and two in a or b
+            const __m128i head = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+            const __m128i four = _mm_srlv_epi32(_mm_shuffle_epi32(head, _MM_SHUFFLE(3, 2, 3, 1)), _mm_setr_epi32(0, 0, 0, 4));
+            const __m128i two = _mm_srli_epi32(_mm_shuffle_epi32(head, _MM_SHUFFLE(2, 2, 1, 1)), 2);
+            const __m128i kept = _mm_setr_epi32(0x3F3F3F3F, 0x0F0F0F0F, 0x3F3F3F3F, 0x0F0F0F0F);
+            const __m128i numbers = _mm_or_si128(_mm_and_si128(four, kept), _mm_and_si128(two, _mm_setr_epi32(0, 0x30303030, 0, 0x30303030)));
+            const __m256i places = _mm256_setr_epi16(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+            const __m512 units = _mm512_cvtph_ps(_mm256_permutexvar_epi16(places, _mm256_castsi128_si256(head)));
+            return _mm512_mul_ps(units, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(numbers)));
+        }
+    }
+    // The first four bytes of eight blocks.
+    static __m256i first_words(const uint8_t* p) {
+        if constexpr (kHas.bytes == 20) {  // one load has four of them
+            const __m512i places = _mm512_setr_epi32(0, 5, 10, 15, 16, 21, 26, 31, 0, 0, 0, 0, 0, 0, 0, 0);
+            return _mm512_castsi512_si256(_mm512_permutex2var_epi32(_mm512_loadu_si512(p), places, _mm512_loadu_si512(p + 80)));
+        }
+        const auto word = [p](int b) { return static_cast<int>(load32(p + b * kHas.bytes)); };
+        return _mm256_setr_epi32(word(0), word(1), word(2), word(3), word(4), word(5), word(6), word(7));
     }
 
     static uint32_t load32(const uint8_t* p) {
         uint32_t word;
         __builtin_memcpy(&word, p, sizeof word);
         return word;
-    }
-    static __m512 halves(__m256i words) {
-        return _mm512_zextps256_ps512(_mm256_cvtph_ps(_mm256_cvtepi32_epi16(words)));
     }
     static __m512 half_at(const uint8_t* p) {
         int16_t bits;
@@ -252,36 +263,44 @@ struct Piece {
     }
 };
 
+// Adds to two sums, so that additions seldom wait.
 template <Format F, int P>
-[[gnu::always_inline]] inline __m512 add_piece(__m512 sum, const uint8_t* p, const Rounded& x, int64_t piece) {
+[[gnu::always_inline]] inline void add_piece(__m512* sums, const uint8_t* p, const Rounded& x, int64_t piece) {
     using Own = Piece<F>;
-    const Own own(p);
-    const auto of_x = [piece](const float* from) { return _mm512_maskz_loadu_ps(Own::kUsed, from + piece * Own::kGroups); };
-    sum = _mm512_fmadd_ps(own.starts, of_x(x.sums), sum);
-    const __m512 factors = _mm512_mul_ps(own.scales, of_x(x.scales));
-    sum = Own::template add_products<0, P>(sum, p, x, piece * 256, factors);
-    sum = Own::template add_products<1, P>(sum, p, x, piece * 256, factors);
-    sum = Own::template add_products<2, P>(sum, p, x, piece * 256, factors);
-    return Own::template add_products<3, P>(sum, p, x, piece * 256, factors);
+    const __m512 factors = Own::factors(p, x.scales + piece * 2 * Own::kGroups, sums[0]);
+    sums[1] = Own::template add_products<0, P>(sums[1], p, x, piece * kPiece, factors);
+    sums[0] = Own::template add_products<1, P>(sums[0], p, x, piece * kPiece, factors);
+    sums[1] = Own::template add_products<2, P>(sums[1], p, x, piece * kPiece, factors);
+    sums[0] = Own::template add_products<3, P>(sums[0], p, x, piece * kPiece, factors);
 }
 
 template <Format F, int P, int R>
 inline void dot_pieces(const uint8_t* const* rows, int64_t blocks, const Rounded& x, float* out) {
     constexpr int64_t bytes = Piece<F>::kBytes;
     const int64_t pieces = blocks / Piece<F>::kBlocks, rest = blocks % Piece<F>::kBlocks;
-    __m512 sums[R];
-    for (int r = 0; r < R; ++r) sums[r] = _mm512_setzero_ps();
+    __m512 sums[R][2];
+    for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
     for (int64_t i = 0; i < pieces; ++i) {
         for (int64_t b = 0; b < Piece<F>::kBlocks; b += kStride<F>)
             look_ahead<F, R>(rows + kRowsAhead, i * Piece<F>::kBlocks + b);
-        for (int r = 0; r < R; ++r) sums[r] = add_piece<F, P>(sums[r], rows[r] + i * bytes, x, i);
+        for (int r = 0; r < R; ++r) add_piece<F, P>(sums[r], rows[r] + i * bytes, x, i);
     }
     for (int r = 0; rest != 0 && r < R; ++r) {
         uint8_t last[bytes] = {};  // blocks of zeros behind the row's end
         __builtin_memcpy(last, rows[r] + pieces * bytes, static_cast<size_t>(rest * block_bytes(F)));
-        sums[r] = add_piece<F, P>(sums[r], last, x, pieces);
+        add_piece<F, P>(sums[r], last, x, pieces);
     }
-    for (int r = 0; r < R; ++r) out[r] = _mm512_reduce_add_ps(sums[r]);
+    for (int r = 0; r < R; ++r) out[r] = _mm512_reduce_add_ps(_mm512_add_ps(sums[r][0], sums[r][1]));
+}
+
+void round_packed(Format format, const float* x, int64_t blocks, const Rounded& out) {
+    with_format(format, [&](auto type) {
+        constexpr Format F = decltype(type)::value;
+        if constexpr (has_layout(F))
+            round_layout(F, Piece<F>::kZero, x, blocks, out);
+        else if constexpr (F != Format::fp16)
+            round_format<F>(x, blocks, out);
+    });
 }
 
 void dot_rounded_packed(Format format, const uint8_t* const* rows, int64_t count, int64_t length, const Rounded& x,

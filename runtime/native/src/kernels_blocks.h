@@ -87,10 +87,10 @@ inline GroupNumbers group_numbers(const uint8_t* block) {
     return found;
 }
 
-// The scales and starts of a block's groups.
+// The scales of a block's groups, and their minima, or scales again in a format without.
 template <Format F>
 struct Terms {
-    float scales[kGroups<F>], starts[kGroups<F>];
+    float scales[kGroups<F>], minima[kGroups<F>];
 
     [[gnu::always_inline]] explicit Terms(const uint8_t* block) {
         constexpr Layout kHas = kLayout<F>;
@@ -99,7 +99,7 @@ struct Terms {
         const float minimum = kHasMinimum ? Isa::half(block + (kHasMinimum ? kHas.minimum_at : 0)) : 0.0f;
         if constexpr (kHas.groups_at == kNone) {
             scales[0] = scale;
-            starts[0] = kHasMinimum ? minimum : static_cast<float>(-kHas.zero) * scale;
+            minima[0] = kHasMinimum ? minimum : scale;
         } else {
             int8_t numbers[2][16];
             const GroupNumbers found = group_numbers<F>(block);
@@ -107,42 +107,29 @@ struct Terms {
             __builtin_memcpy(numbers[1], found.minima, sizeof found.minima);
             for (int g = 0; g < kGroups<F>; ++g) {
                 scales[g] = scale * static_cast<float>(numbers[0][g] - kScaleZero<F>);
-                starts[g] = kHasMinimum ? -(minimum * static_cast<float>(numbers[1][g]))
-                                        : static_cast<float>(-kHas.zero) * scales[g];
+                minima[g] = kHasMinimum ? minimum * static_cast<float>(numbers[1][g]) : scales[g];
             }
         }
     }
 };
 
-// The values of a block. A scale times a code is exact in float32, so a fused addition changes no bit.
+// What the sum of a group of x is multiplied by first: its products with the group's minima, or if there are none, with its
+// scale, are then those of the starts.
+constexpr float start_factor(Format format, int zero) {
+    if (layout_of(format).minimum_at == kNone) return static_cast<float>(-zero);
+    return layout_of(format).groups_at == kNone ? 1.0f : -1.0f;
+}
+
+// 32 values of a block. A scale times a code is exact in float32, so a fused addition changes no bit.
 template <Format F>
-[[gnu::always_inline]] inline void unpack_parts(const uint8_t* block, V* values) {
-    constexpr int kVectors = static_cast<int>(kBlock) / Isa::kWidth;
-    const Terms<F> terms(block);
-    for (int part = 0; part < kParts<F>; ++part) {
-        V* const of_part = values + part * kVectors;
-        Isa::widen(codes_at<F>(block, part), of_part);
-        for (int i = 0; i < kVectors; ++i) {
-            const int group = (part * static_cast<int>(kBlock) + i * Isa::kWidth) / kLayout<F>.group;
-            const V scale = Isa::set1(terms.scales[group]);
-            of_part[i] = kHasStarts<F> ? Isa::fma(of_part[i], scale, Isa::set1(terms.starts[group]))
-                                       : Isa::mul(of_part[i], scale);
-        }
+[[gnu::always_inline]] inline void unpack_part(const uint8_t* block, int part, const Terms<F>& terms, V* values) {
+    Isa::widen(codes_at<F>(block, part), values);
+    for (int i = 0; i < static_cast<int>(kBlock) / Isa::kWidth; ++i) {
+        const int group = (part * static_cast<int>(kBlock) + i * Isa::kWidth) / kLayout<F>.group;
+        const V scale = Isa::set1(terms.scales[group]);
+        const V start = Isa::set1(terms.minima[group] * start_factor(F, kLayout<F>.zero));
+        values[i] = kHasStarts<F> ? Isa::fma(values[i], scale, start) : Isa::mul(values[i], scale);
     }
-}
-
-// Large blocks are unpacked by one copy of this code: their values do not fit the registers anyway.
-template <Format F>
-[[gnu::noinline]] void unpack_large(const uint8_t* block, V* values) {
-    unpack_parts<F>(block, values);
-}
-
-template <Format F>
-inline void unpack_block(const uint8_t* block, V* values) {
-    if constexpr (kParts<F> > 1)
-        unpack_large<F>(block, values);
-    else
-        unpack_parts<F>(block, values);
 }
 
 }  // namespace

@@ -124,18 +124,16 @@ inline void over_chunks(const uint8_t* const* rows, int64_t length, const Step& 
 
 // A longer chunk's products go to two independent sums, so that neither addition waits for the other.
 template <Format F>
-constexpr int kChains = kChunkValues<F> > kBlock ? 2 : 1;
+constexpr int kChains = Chunk<F>::kBlocks > 1 ? 2 : 1;
 
 // sum + values * x; values keep their order in formats without scales
 template <Format F>
 inline V add_products(const V* values, V scale, const V* x, V sum) {
-    V parts[kChains<F>];
-    if constexpr (!kScaled<F>) {
-        for (int i = 0; i < kChains<F>; ++i) parts[i] = i == 0 ? sum : Isa::zero();
-        for (int i = 0; i < Chunk<F>::kVectors; ++i)
-            parts[i % kChains<F>] = Isa::fma(values[i], x[i], parts[i % kChains<F>]);
-        return kChains<F> == 2 ? Isa::add(parts[0], parts[kChains<F> - 1]) : parts[0];
+    if constexpr (F == Format::fp16) {
+        for (int i = 0; i < Chunk<F>::kVectors; ++i) sum = Isa::fma(values[i], x[i], sum);
+        return sum;
     } else {
+        V parts[kChains<F>];
         for (int i = 0; i < kChains<F>; ++i) parts[i] = Isa::mul(values[i], x[i]);
         for (int i = kChains<F>; i < Chunk<F>::kVectors; ++i)
             parts[i % kChains<F>] = Isa::fma(values[i], x[i], parts[i % kChains<F>]);
@@ -145,10 +143,10 @@ inline V add_products(const V* values, V scale, const V* x, V sum) {
 
 template <Format F>
 inline V scale_of(const uint8_t* chunk) {
-    if constexpr (kScaled<F>)
-        return Chunk<F>::scale(chunk);
+    if constexpr (F == Format::fp16)
+        return Isa::zero();  // the format has no scales; never called
     else
-        return Isa::zero();  // never used
+        return Chunk<F>::scale(chunk);
 }
 
 template <Format F>
@@ -156,8 +154,58 @@ inline void load_chunk(const float* x, int64_t chunk, V* values) {
     for (int i = 0; i < Chunk<F>::kVectors; ++i) values[i] = Isa::load(x + chunk * kChunkValues<F> + i * Isa::kWidth);
 }
 
+// out[r * T + t] = dot(rows[r], x[t]) of rows whose blocks have a layout
+template <Format F, int R, int T>
+inline void dot_blocks(const uint8_t* const* rows, int64_t length, const float* const* x, float* out) {
+    V sums[R][T][2];
+    for (int r = 0; r < R; ++r)
+        for (int t = 0; t < T; ++t) sums[r][t][0] = sums[r][t][1] = Isa::zero();
+    for (int64_t b = 0; b < blocks_of(length, block_values(F)); ++b) {
+        look_ahead<F, R>(rows + kRowsAhead, b);
+        for (int r = 0; r < R; ++r) {
+            const uint8_t* block = rows[r] + b * block_bytes(F);
+            const Terms<F> terms(block);
+            for (int part = 0; part < kParts<F>; ++part) {
+                V values[kVectors];
+                unpack_part<F>(block, part, terms, values);
+                const int64_t at = b * block_values(F) + part * kBlock;
+                for (int t = 0; t < T; ++t)
+                    for (int i = 0; i < kVectors; ++i)
+                        sums[r][t][i % 2] = Isa::fma(values[i], Isa::load(x[t] + at + i * Isa::kWidth), sums[r][t][i % 2]);
+            }
+        }
+    }
+    for (int r = 0; r < R; ++r)
+        for (int t = 0; t < T; ++t) out[r * T + t] = Isa::sum(Isa::add(sums[r][t][0], sums[r][t][1]));
+}
+
+// y[t][j] += sum over r, in order, of coefficients[t][first + r] * rows[r][j], of rows whose blocks have a layout
+template <Format F, int R, int T>
+inline void axpy_blocks(const uint8_t* const* rows, int64_t length, const float* const* coefficients, int64_t first,
+                        float* const* y) {
+    for (int64_t b = 0; b < blocks_of(length, block_values(F)); ++b) {
+        look_ahead<F, R>(rows + kRowsAhead, b);
+        for (int r = 0; r < R; ++r) {
+            const uint8_t* block = rows[r] + b * block_bytes(F);
+            const Terms<F> terms(block);
+            for (int part = 0; part < kParts<F>; ++part) {
+                V values[kVectors];
+                unpack_part<F>(block, part, terms, values);
+                for (int t = 0; t < T; ++t) {
+                    const V coefficient = Isa::set1(coefficients[t][first + r]);
+                    float* const to = y[t] + b * block_values(F) + part * kBlock;
+                    for (int i = 0; i < kVectors; ++i)
+                        Isa::store(to + i * Isa::kWidth,
+                                   Isa::fma(coefficient, values[i], Isa::load(to + i * Isa::kWidth)));
+                }
+            }
+        }
+    }
+}
+
 template <Format F, int R>
 inline void dot_rows(const uint8_t* const* rows, int64_t length, const float* x, float* out) {
+    if constexpr (has_layout(F)) return dot_blocks<F, R, 1>(rows, length, &x, out);
     V sums[R];
     for (int r = 0; r < R; ++r) sums[r] = Isa::zero();
     over_chunks<F, R>(rows, length, [&](int64_t chunk, const auto& at) {
@@ -173,13 +221,14 @@ inline void dot_rows(const uint8_t* const* rows, int64_t length, const float* x,
 
 template <Format F, int R>
 inline void axpy_rows(const uint8_t* const* rows, int64_t length, const float* coefficients, float* y) {
+    if constexpr (has_layout(F)) return axpy_blocks<F, R, 1>(rows, length, &coefficients, 0, &y);
     over_chunks<F, R>(rows, length, [&](int64_t chunk, const auto& at) {
         V outputs[Chunk<F>::kVectors], values[Chunk<F>::kVectors];
         load_chunk<F>(y, chunk, outputs);
         for (int r = 0; r < R; ++r) {
             V coefficient = Isa::set1(coefficients[r]);
             Chunk<F>::unpack(at(r), values);
-            if constexpr (kScaled<F>) coefficient = Isa::mul(coefficient, Chunk<F>::scale(at(r)));
+            if constexpr (F != Format::fp16) coefficient = Isa::mul(coefficient, Chunk<F>::scale(at(r)));
             for (int i = 0; i < Chunk<F>::kVectors; ++i) outputs[i] = Isa::fma(coefficient, values[i], outputs[i]);
         }
         for (int i = 0; i < Chunk<F>::kVectors; ++i)
@@ -190,14 +239,19 @@ inline void axpy_rows(const uint8_t* const* rows, int64_t length, const float* c
 // Stores each 32 values of a block `stride` behind the 32 before.
 template <Format F>
 inline void decode_block(const uint8_t* block, float* out, int64_t stride = kBlock) {
-    V values[kParts<F> * kVectors];
-    if constexpr (has_layout(F))
-        unpack_block<F>(block, values);
-    else
+    V values[kVectors];
+    if constexpr (has_layout(F)) {
+        const Terms<F> terms(block);
+        for (int part = 0; part < kParts<F>; ++part) {
+            unpack_part<F>(block, part, terms, values);
+            for (int i = 0; i < kVectors; ++i) Isa::store(out + part * stride + i * Isa::kWidth, values[i]);
+        }
+    } else {
         Isa::template unpack<F>(block, values);
-    for (int i = 0; i < kParts<F> * kVectors; ++i) {
-        if constexpr (kScaled<F>) values[i] = Isa::mul(values[i], Isa::template scale<F>(block));
-        Isa::store(out + i / kVectors * stride + i % kVectors * Isa::kWidth, values[i]);
+        for (int i = 0; i < kVectors; ++i) {
+            if constexpr (F != Format::fp16) values[i] = Isa::mul(values[i], Isa::template scale<F>(block));
+            Isa::store(out + i * Isa::kWidth, values[i]);
+        }
     }
 }
 

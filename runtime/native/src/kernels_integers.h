@@ -9,7 +9,7 @@ namespace coldpress {
 namespace {
 
 void round_blocks(Format format, const float* x, int64_t blocks, const Rounded& out) {
-    if (has_layout(format)) return round_layout(format, x, blocks, out);
+    if (has_layout(format)) return round_layout(format, layout_of(format).zero, x, blocks, out);
     for (int64_t b = 0; b < blocks; ++b) {
         const int64_t at = b * kBlock;
         out.scales[b] = out.num_planes == 2 ? round_group<2>(x + at, out.planes[0] + at, out.planes[1] + at)
@@ -37,7 +37,7 @@ inline void dot_rounded_rows(const uint8_t* const* rows, int64_t blocks, const R
 // Starts are multiplied by the sums of x, so that codes need no subtraction.
 template <Format F, int P, int R>
 inline void dot_rounded_layout(const uint8_t* const* rows, int64_t blocks, const Rounded& x, float* out) {
-    constexpr int kOwn = kGroups<F>, kOfPart = kOwn / kParts<F>;
+    constexpr int kOwn = kGroups<F>, kOfPart = kOwn / kParts<F>, kAll = kPiece / kLayout<F>.group;
     V sums[R];
     float rests[R][kOwn] = {};
     for (int r = 0; r < R; ++r) sums[r] = Isa::zero();
@@ -46,10 +46,11 @@ inline void dot_rounded_layout(const uint8_t* const* rows, int64_t blocks, const
         for (int r = 0; r < R; ++r) {
             const uint8_t* block = rows[r] + b * block_bytes(F);
             const Terms<F> terms(block);
+            const float* const of_x = x.scales + b * kOwn / kAll * 2 * kAll + b * kOwn % kAll;
             float scales[kOwn];
             for (int g = 0; g < kOwn; ++g) {
-                scales[g] = terms.scales[g] * x.scales[b * kOwn + g];
-                if constexpr (kHasStarts<F>) rests[r][g] += terms.starts[g] * x.sums[b * kOwn + g];
+                scales[g] = terms.scales[g] * of_x[g];
+                if constexpr (kHasStarts<F>) rests[r][g] += terms.minima[g] * of_x[kAll + g];
             }
 #pragma GCC unroll 8
             for (int part = 0; part < kParts<F>; ++part)
