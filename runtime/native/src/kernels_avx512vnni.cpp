@@ -3,6 +3,7 @@
 // The order of includes matters: the inner loops are written over Isa.
 #include "kernels_chunks.h"
 #include "kernels_chunks_avx512.h"
+#include "kernels_pieces_avx512.h"
 #include "kernels_body.h"
 #include "kernels_rounding.h"
 
@@ -140,73 +141,26 @@ inline void dot_packed_rows(const uint8_t* const* rows, int64_t blocks, const Ro
     for (int r = 0; r < R; ++r) out[r] = _mm512_reduce_add_ps(sums[r]);
 }
 
-// Pieces of 256 values of a format with a layout: one block, or eight, with 8 or 16 groups. Values keep their order: lane j
-// of vector v of four has codes of values 64 v + 4 j to 64 v + 4 j + 3.
+// The codes of a piece. Values keep their order: lane j of vector v of four has codes of values 64 v + 4 j to 64 v + 4 j + 3.
 template <Format F>
-struct Piece {
+struct PieceCodes {
+    using Own = Piece<F>;
     static constexpr Layout kHas = kLayout<F>;
-    static constexpr int64_t kBlocks = kPiece / block_values(F), kBytes = kBlocks * block_bytes(F);
-    static constexpr int kGroups = kPiece / kHas.group;
+    static constexpr int kGroups = Own::kGroups;
     static constexpr int32_t kZero = F == Format::iq4_nl ? 128 : kHas.zero;  // of codes as unsigned bytes
 
     // The groups' scales times those of x; `sum` gets their starts times the sums of x.
     static __m512 factors(const uint8_t* p, const float* of_x, __m512& sum) {
-        if constexpr (kGroups == 8) {  // minima, or scales again, are beside the scales
-            const __m512 found = _mm512_mul_ps(scales_and_minima(p), _mm512_loadu_ps(of_x));
+        if constexpr (kGroups == 8) {
+            const __m512 found = _mm512_mul_ps(Own::eight(p), _mm512_loadu_ps(of_x));
             sum = _mm512_mask_add_ps(sum, 0xFF00, sum, found);
             return found;
         } else {
-            const GroupNumbers numbers = group_numbers<F>(p);
-            const __m512 scales = _mm512_mul_ps(half_at(p + kHas.scale_at), floats(numbers.scales, kScaleZero<F>));
-            __m512 minima = scales;
-            if constexpr (kHas.minimum_at != kNone)
-                minima = _mm512_mul_ps(half_at(p + kHas.minimum_at), floats(numbers.minima, 0));
+            __m512 scales, minima;
+            Own::sixteen(p, scales, minima);
             sum = _mm512_fmadd_ps(minima, _mm512_loadu_ps(of_x + kGroups), sum);
             return _mm512_mul_ps(scales, _mm512_loadu_ps(of_x));
         }
-    }
-
-    static __m512 scales_and_minima(const uint8_t* p) {
-        if constexpr (kHas.values == kBlock) {
-            const __m256i low = _mm256_setr_epi16(0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14);
-            const __m256i both = _mm256_setr_epi16(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
-            return _mm512_cvtph_ps(_mm256_permutexvar_epi16(kHas.minimum_at == kNone ? low : both, first_words(p)));
-        } else {  // the scale, the minimum, and 12 bytes of numbers a, b, c: the last four have four bits in c, and two in a or b
-            const __m128i head = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-            const __m128i four = _mm_srlv_epi32(_mm_shuffle_epi32(head, _MM_SHUFFLE(3, 2, 3, 1)), _mm_setr_epi32(0, 0, 0, 4));
-            const __m128i two = _mm_srli_epi32(_mm_shuffle_epi32(head, _MM_SHUFFLE(2, 2, 1, 1)), 2);
-            const __m128i kept = _mm_setr_epi32(0x3F3F3F3F, 0x0F0F0F0F, 0x3F3F3F3F, 0x0F0F0F0F);
-            const __m128i numbers = _mm_or_si128(_mm_and_si128(four, kept), _mm_and_si128(two, _mm_setr_epi32(0, 0x30303030, 0, 0x30303030)));
-            const __m256i places = _mm256_setr_epi16(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
-            const __m512 units = _mm512_cvtph_ps(_mm256_permutexvar_epi16(places, _mm256_castsi128_si256(head)));
-            return _mm512_mul_ps(units, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(numbers)));
-        }
-    }
-    // The first four bytes of eight blocks.
-    static __m256i first_words(const uint8_t* p) {
-        if constexpr (kHas.bytes == 20) {  // one load has four of them
-            const __m512i places = _mm512_setr_epi32(0, 5, 10, 15, 16, 21, 26, 31, 0, 0, 0, 0, 0, 0, 0, 0);
-            return _mm512_castsi512_si256(_mm512_permutex2var_epi32(_mm512_loadu_si512(p), places, _mm512_loadu_si512(p + 80)));
-        }
-        const auto word = [p](int b) { return static_cast<int>(load32(p + b * kHas.bytes)); };
-        return _mm256_setr_epi32(word(0), word(1), word(2), word(3), word(4), word(5), word(6), word(7));
-    }
-
-    static uint32_t load32(const uint8_t* p) {
-        uint32_t word;
-        __builtin_memcpy(&word, p, sizeof word);
-        return word;
-    }
-    static __m512 half_at(const uint8_t* p) {
-        int16_t bits;
-        __builtin_memcpy(&bits, p, sizeof bits);
-        return _mm512_cvtph_ps(_mm256_set1_epi16(bits));
-    }
-    static __m512 floats(const uint32_t* bytes, int zero) {
-        __m128i numbers = _mm_setr_epi32(static_cast<int>(bytes[0]), static_cast<int>(bytes[1]), static_cast<int>(bytes[2]),
-                                         static_cast<int>(bytes[3]));
-        if (zero != 0) numbers = _mm_sub_epi8(numbers, _mm_set1_epi8(static_cast<char>(zero)));
-        return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(numbers));
     }
 
     // Bits of 64 values, in 32 bytes twice, or in 64 bytes.
@@ -226,22 +180,28 @@ struct Piece {
     static __m512i codes(const uint8_t* p) {
         if constexpr (kHas.values == kBlock) {
             const uint8_t *const a = p + 2 * v * kHas.bytes, *const b = a + kHas.bytes;
-            const auto load = [](const uint8_t* from) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)); };
-            const __m512i pairs = _mm512_mask_broadcast_i32x4(_mm512_broadcast_i32x4(load(a + kHas.low_at)), 0xFF00,
-                                                              load(b + kHas.low_at));
+            const __m512i pairs = _mm512_mask_broadcast_i32x4(_mm512_broadcast_i32x4(Own::load16(a + kHas.low_at)), 0xFF00,
+                                                              Own::load16(b + kHas.low_at));
             const __m512i shifts = _mm512_set_epi64(0x0004000400040004, 0x0004000400040004, 0, 0, 0x0004000400040004,
                                                     0x0004000400040004, 0, 0);
             const __m512i low = _mm512_and_si512(_mm512_srlv_epi16(pairs, shifts), _mm512_set1_epi8(15));
             if constexpr (F == Format::iq4_nl) {
-                const __m512i table = _mm512_broadcast_i32x4(load(reinterpret_cast<const uint8_t*>(kLevels)));
+                const __m512i table = _mm512_broadcast_i32x4(Own::load16(kLevels));
                 return _mm512_shuffle_epi8(_mm512_xor_si512(table, _mm512_set1_epi8(-128)), low);
             }
             if constexpr (kHas.high_bits == 0) return low;
-            const uint64_t high = load32(a + kHas.high_at) | static_cast<uint64_t>(load32(b + kHas.high_at)) << 32;
+            const uint64_t high = Own::load32(a + kHas.high_at) | static_cast<uint64_t>(Own::load32(b + kHas.high_at)) << 32;
             return _mm512_mask_add_epi8(low, _cvtu64_mask64(high), low, _mm512_set1_epi8(16));
         } else {
             const __m512i low = bits<kHas.low_at, kHas.low_bits>(p, low_field(F, 2 * v), low_field(F, 2 * v + 1));
             if constexpr (kHas.high_bits == 0) return low;
+            if constexpr (kHas.high_bits == 1) {  // bit `part` of 32 bytes
+                const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + kHas.high_at));
+                const __m512i own = _mm512_inserti64x4(_mm512_set1_epi8(static_cast<char>(1 << 2 * v)),
+                                                       _mm256_set1_epi8(static_cast<char>(2 << 2 * v)), 1);
+                const __mmask64 set = _mm512_test_epi8_mask(_mm512_broadcast_i64x4(bytes), own);
+                return _mm512_mask_add_epi8(low, set, low, _mm512_set1_epi8(1 << kHas.low_bits));
+            }
             const __m512i high = bits<kHas.high_at, kHas.high_bits>(p, high_field(F, 2 * v), high_field(F, 2 * v + 1));
             return _mm512_or_si512(low, _mm512_slli_epi16(high, kHas.low_bits));
         }
@@ -266,7 +226,7 @@ struct Piece {
 // Adds to two sums, so that additions seldom wait.
 template <Format F, int P>
 [[gnu::always_inline]] inline void add_piece(__m512* sums, const uint8_t* p, const Rounded& x, int64_t piece) {
-    using Own = Piece<F>;
+    using Own = PieceCodes<F>;
     const __m512 factors = Own::factors(p, x.scales + piece * 2 * Own::kGroups, sums[0]);
     sums[1] = Own::template add_products<0, P>(sums[1], p, x, piece * kPiece, factors);
     sums[0] = Own::template add_products<1, P>(sums[0], p, x, piece * kPiece, factors);
@@ -297,7 +257,7 @@ void round_packed(Format format, const float* x, int64_t blocks, const Rounded& 
     with_format(format, [&](auto type) {
         constexpr Format F = decltype(type)::value;
         if constexpr (has_layout(F))
-            round_layout(F, Piece<F>::kZero, x, blocks, out);
+            round_layout(F, PieceCodes<F>::kZero, x, blocks, out);
         else if constexpr (F != Format::fp16)
             round_format<F>(x, blocks, out);
     });

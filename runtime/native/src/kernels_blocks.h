@@ -132,5 +132,16 @@ template <Format F>
     }
 }
 
+// A chunk of a format with a layout, here a block; where vectors are wide, a piece (kernels_pieces_avx512.h).
+template <Format F, int kWidth = Isa::kWidth>
+struct Unit {
+    static constexpr bool kUnrolled = false;
+    const uint8_t* block;
+    Terms<F> terms;
+
+    [[gnu::always_inline]] explicit Unit(const uint8_t* p) : block(p), terms(p) {}
+    [[gnu::always_inline]] void unpack(int part, V* values) const { unpack_part<F>(block, part, terms, values); }
+};
+
 }  // namespace
 }  // namespace coldpress

@@ -15,7 +15,7 @@ constexpr int kRows = 4;  // rows at a time: x (or y) is loaded once for all of 
 static_assert(kRows == kRowsAhead, "what is fetched while other rows are computed");
 constexpr int64_t kLine = 64;
 template <Format F>
-constexpr int64_t kStride = block_values(F) > kBlock ? 1 : 4;  // blocks between two looks ahead
+constexpr int64_t kStride = block_values(F) > kBlock ? 1 : Chunk<F>::kBlocks > 4 ? 8 : 4;  // blocks between two looks ahead
 
 // Prefetches the same kStride<F> blocks of the next rows, each cache line once. The hardware prefetcher does not help:
 // rows are not adjacent, and it does not follow four rows at once even if they are. Always inlined, like Isa::prefetch:
@@ -154,27 +154,42 @@ inline void load_chunk(const float* x, int64_t chunk, V* values) {
     for (int i = 0; i < Chunk<F>::kVectors; ++i) values[i] = Isa::load(x + chunk * kChunkValues<F> + i * Isa::kWidth);
 }
 
+// Calls step(part, its values) for each 32 values of a chunk.
+template <Format F, typename Step>
+[[gnu::always_inline]] inline void over_parts(const uint8_t* chunk, const Step& step) {
+    constexpr int count = static_cast<int>(kChunkValues<F> / kBlock);
+    const Unit<F> unit(chunk);
+    const auto take = [&](int part) __attribute__((always_inline)) {
+        V values[kVectors];
+        unit.unpack(part, values);
+        step(part, values);
+    };
+    if constexpr (Unit<F>::kUnrolled) {
+        static_assert(count == 8, "as many as the loop is unrolled");
+#pragma GCC unroll 8
+        for (int part = 0; part < 8; ++part) take(part);
+    } else {
+        for (int part = 0; part < count; ++part) take(part);
+    }
+}
+
 // out[r * T + t] = dot(rows[r], x[t]) of rows whose blocks have a layout
 template <Format F, int R, int T>
 inline void dot_blocks(const uint8_t* const* rows, int64_t length, const float* const* x, float* out) {
     V sums[R][T][2];
     for (int r = 0; r < R; ++r)
         for (int t = 0; t < T; ++t) sums[r][t][0] = sums[r][t][1] = Isa::zero();
-    for (int64_t b = 0; b < blocks_of(length, block_values(F)); ++b) {
-        look_ahead<F, R>(rows + kRowsAhead, b);
-        for (int r = 0; r < R; ++r) {
-            const uint8_t* block = rows[r] + b * block_bytes(F);
-            const Terms<F> terms(block);
-            for (int part = 0; part < kParts<F>; ++part) {
-                V values[kVectors];
-                unpack_part<F>(block, part, terms, values);
-                const int64_t at = b * block_values(F) + part * kBlock;
+    over_chunks<F, R>(rows, length, [&](int64_t chunk, const auto& at) {
+        for (int r = 0; r < R; ++r)
+            over_parts<F>(at(r), [&](int part, const V* values) {
+                const int64_t place = chunk * kChunkValues<F> + part * kBlock;
                 for (int t = 0; t < T; ++t)
-                    for (int i = 0; i < kVectors; ++i)
-                        sums[r][t][i % 2] = Isa::fma(values[i], Isa::load(x[t] + at + i * Isa::kWidth), sums[r][t][i % 2]);
-            }
-        }
-    }
+                    for (int i = 0; i < kVectors; ++i) {
+                        V& sum = sums[r][t][i % 2];
+                        sum = Isa::fma(values[i], Isa::load(x[t] + place + i * Isa::kWidth), sum);
+                    }
+            });
+    });
     for (int r = 0; r < R; ++r)
         for (int t = 0; t < T; ++t) out[r * T + t] = Isa::sum(Isa::add(sums[r][t][0], sums[r][t][1]));
 }
@@ -183,24 +198,19 @@ inline void dot_blocks(const uint8_t* const* rows, int64_t length, const float* 
 template <Format F, int R, int T>
 inline void axpy_blocks(const uint8_t* const* rows, int64_t length, const float* const* coefficients, int64_t first,
                         float* const* y) {
-    for (int64_t b = 0; b < blocks_of(length, block_values(F)); ++b) {
-        look_ahead<F, R>(rows + kRowsAhead, b);
-        for (int r = 0; r < R; ++r) {
-            const uint8_t* block = rows[r] + b * block_bytes(F);
-            const Terms<F> terms(block);
-            for (int part = 0; part < kParts<F>; ++part) {
-                V values[kVectors];
-                unpack_part<F>(block, part, terms, values);
+    over_chunks<F, R>(rows, length, [&](int64_t chunk, const auto& at) {
+        for (int r = 0; r < R; ++r)
+            over_parts<F>(at(r), [&](int part, const V* values) {
                 for (int t = 0; t < T; ++t) {
                     const V coefficient = Isa::set1(coefficients[t][first + r]);
-                    float* const to = y[t] + b * block_values(F) + part * kBlock;
-                    for (int i = 0; i < kVectors; ++i)
-                        Isa::store(to + i * Isa::kWidth,
-                                   Isa::fma(coefficient, values[i], Isa::load(to + i * Isa::kWidth)));
+                    float* const to = y[t] + chunk * kChunkValues<F> + part * kBlock;
+                    for (int i = 0; i < kVectors; ++i) {
+                        float* const place = to + i * Isa::kWidth;
+                        Isa::store(place, Isa::fma(coefficient, values[i], Isa::load(place)));
+                    }
                 }
-            }
-        }
-    }
+            });
+    });
 }
 
 template <Format F, int R>

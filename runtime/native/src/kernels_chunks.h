@@ -7,19 +7,22 @@
 namespace coldpress {
 namespace {
 
-template <Format F>
-struct Chunk {
-    static constexpr int64_t kBlocks = 1;
-    static constexpr int kVectors = static_cast<int>(block_values(F)) / Isa::kWidth;
+template <Format F, int64_t kMembers>
+struct PlainChunk {
+    static constexpr int64_t kBlocks = kMembers, kValues = kBlocks * block_values(F);
+    static constexpr int kVectors = static_cast<int>(kValues) / Isa::kWidth;
 
     // The values without their group's scale, possibly times constants that `arrange` divides by; and their scales.
     static void unpack(const uint8_t* chunk, V* values) { Isa::template unpack<F>(chunk, values); }
     static V scale(const uint8_t* chunk) { return Isa::template scale<F>(chunk); }
     // Stores a chunk's values of a vector in the order in which `unpack` returns their factors.
-    static void arrange(const float* x, float* out) { __builtin_memcpy(out, x, block_values(F) * sizeof(float)); }
+    static void arrange(const float* x, float* out) { __builtin_memcpy(out, x, kValues * sizeof(float)); }
     // The inverse.
     static void restore(const float* arranged, float* out) { arrange(arranged, out); }
 };
+
+template <Format F>
+struct Chunk : PlainChunk<F, has_layout(F) && Isa::kWidth == 16 ? kPiece / block_values(F) : 1> {};
 
 
 template <Format F>
