@@ -101,6 +101,12 @@ struct Bytes32 {
         return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(found)));
     }
 
+    static void multiples(float unit, const uint32_t* words, int zero, float* out) {
+        const __m128i bytes = _mm_cvtsi64_si128(static_cast<int64_t>(words[0] | static_cast<uint64_t>(words[1]) << 32));
+        const __m256i numbers = _mm256_sub_epi32(_mm256_cvtepi8_epi32(bytes), _mm256_set1_epi32(zero));
+        _mm256_storeu_ps(out, _mm256_mul_ps(_mm256_cvtepi32_ps(numbers), _mm256_set1_ps(unit)));
+    }
+
     using Ints = __m256i;
     // Sums of products of 32 codes and numbers, in order over 8 lanes; but for iq4_nl, whose groups have 32.
     template <Format F>

@@ -1,7 +1,8 @@
 // Blocks of the formats with a layout (formats.h), over an `Isa` that also defines
 //   Bytes (32 signed numbers of 8 bits, in order), field(p, shift, mask) = 32 bytes >> shift & mask, nibbles(p) = the low
 //   and then the high halves of 16 bytes, bits(p) = each bit of 4 bytes, raised(codes, high, places) = codes | high <<
-//   places, levels(codes) = kLevels[code], half(p) = a float16, and widen(codes, V[32 / kWidth]) to floats.
+//   places, levels(codes) = kLevels[code], half(p) = a float16, multiples(unit, two words of bytes, zero, out) = 8 products
+//   of the unit with a byte less zero, and widen(codes, V[32 / kWidth]) to floats.
 // A format is data here: where the codes' bits stand, and what a group's numbers are. kernels_chunks.h includes this.
 
 namespace coldpress {
@@ -101,14 +102,12 @@ struct Terms {
             scales[0] = scale;
             minima[0] = kHasMinimum ? minimum : scale;
         } else {
-            int8_t numbers[2][16];
             const GroupNumbers found = group_numbers<F>(block);
-            __builtin_memcpy(numbers[0], found.scales, sizeof found.scales);
-            __builtin_memcpy(numbers[1], found.minima, sizeof found.minima);
-            for (int g = 0; g < kGroups<F>; ++g) {
-                scales[g] = scale * static_cast<float>(numbers[0][g] - kScaleZero<F>);
-                minima[g] = kHasMinimum ? minimum * static_cast<float>(numbers[1][g]) : scales[g];
+            for (int g = 0; g < kGroups<F>; g += 8) {
+                Isa::multiples(scale, found.scales + g / 4, kScaleZero<F>, scales + g);
+                if constexpr (kHasMinimum) Isa::multiples(minimum, found.minima + g / 4, 0, minima + g);
             }
+            if constexpr (!kHasMinimum) __builtin_memcpy(minima, scales, sizeof scales);
         }
     }
 };
@@ -135,7 +134,7 @@ template <Format F>
 // A chunk of a format with a layout, here a block; where vectors are wide, a piece (kernels_pieces_avx512.h).
 template <Format F, int kWidth = Isa::kWidth>
 struct Unit {
-    static constexpr bool kUnrolled = false;
+    static constexpr bool kUnrolled = kWidth == 8 && kParts<F> == 8;
     const uint8_t* block;
     Terms<F> terms;
 

@@ -38,9 +38,9 @@ inline void dot_rounded_rows(const uint8_t* const* rows, int64_t blocks, const R
 template <Format F, int P, int R>
 inline void dot_rounded_layout(const uint8_t* const* rows, int64_t blocks, const Rounded& x, float* out) {
     constexpr int kOwn = kGroups<F>, kOfPart = kOwn / kParts<F>, kAll = kPiece / kLayout<F>.group;
-    V sums[R];
+    V sums[R][2];
     float rests[R][kOwn] = {};
-    for (int r = 0; r < R; ++r) sums[r] = Isa::zero();
+    for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = Isa::zero();
     for (int64_t b = 0; b < blocks; ++b) {
         look_ahead<F, R>(rows + kRowsAhead, b);
         for (int r = 0; r < R; ++r) {
@@ -54,12 +54,13 @@ inline void dot_rounded_layout(const uint8_t* const* rows, int64_t blocks, const
             }
 #pragma GCC unroll 8
             for (int part = 0; part < kParts<F>; ++part)
-                sums[r] = Isa::template add_products<F, P>(codes_at<F>(block, part), x, (b * kParts<F> + part) * kBlock,
-                                                           scales + part * kOfPart, sums[r]);
+                sums[r][part % 2] =
+                    Isa::template add_products<F, P>(codes_at<F>(block, part), x, (b * kParts<F> + part) * kBlock,
+                                                     scales + part * kOfPart, sums[r][part % 2]);
         }
     }
     for (int r = 0; r < R; ++r) {
-        out[r] = Isa::sum(sums[r]);
+        out[r] = Isa::sum(Isa::add(sums[r][0], sums[r][1]));
         for (int g = 0; g < kOwn; ++g) out[r] += rests[r][g];
     }
 }
