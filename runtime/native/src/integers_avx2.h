@@ -101,6 +101,14 @@ struct Bytes32 {
         return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(found)));
     }
 
+    static void halves(const uint8_t* p, int64_t stride, float* out) {
+        const auto at = [=](int i) {
+            int16_t bits;
+            __builtin_memcpy(&bits, p + i * stride, sizeof bits);
+            return bits;
+        };
+        _mm256_storeu_ps(out, _mm256_cvtph_ps(_mm_setr_epi16(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7))));
+    }
     static void multiples(float unit, const uint32_t* words, int zero, float* out) {
         const __m128i bytes = _mm_cvtsi64_si128(static_cast<int64_t>(words[0] | static_cast<uint64_t>(words[1]) << 32));
         const __m256i numbers = _mm256_sub_epi32(_mm256_cvtepi8_epi32(bytes), _mm256_set1_epi32(zero));

@@ -146,19 +146,18 @@ template <Format F>
 struct PieceCodes {
     using Own = Piece<F>;
     static constexpr Layout kHas = kLayout<F>;
-    static constexpr int kGroups = Own::kGroups;
     static constexpr int32_t kZero = F == Format::iq4_nl ? 128 : kHas.zero;  // of codes as unsigned bytes
 
     // The groups' scales times those of x; `sum` gets their starts times the sums of x.
     static __m512 factors(const uint8_t* p, const float* of_x, __m512& sum) {
-        if constexpr (kGroups == 8) {
+        if constexpr (kGroups<F> == 8) {
             const __m512 found = _mm512_mul_ps(Own::eight(p), _mm512_loadu_ps(of_x));
             sum = _mm512_mask_add_ps(sum, 0xFF00, sum, found);
             return found;
         } else {
             __m512 scales, minima;
             Own::sixteen(p, scales, minima);
-            sum = _mm512_fmadd_ps(minima, _mm512_loadu_ps(of_x + kGroups), sum);
+            sum = _mm512_fmadd_ps(minima, _mm512_loadu_ps(of_x + kGroups<F>), sum);
             return _mm512_mul_ps(scales, _mm512_loadu_ps(of_x));
         }
     }
@@ -217,8 +216,8 @@ struct PieceCodes {
             total = _mm512_dpbusd_epi32(total, own, _mm512_loadu_si512(x.planes[plane] + at + 64 * v));
         }
         const __m512i lanes = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-        const __m512i groups = kGroups == 16 ? lanes : _mm512_srli_epi32(lanes, 1);
-        const __m512i place = _mm512_add_epi32(groups, _mm512_set1_epi32(v * kGroups / 4));
+        const __m512i groups = kGroups<F> == 16 ? lanes : _mm512_srli_epi32(lanes, 1);
+        const __m512i place = _mm512_add_epi32(groups, _mm512_set1_epi32(v * kGroups<F> / 4));
         return _mm512_fmadd_ps(_mm512_cvtepi32_ps(total), _mm512_permutexvar_ps(place, factors), sum);
     }
 };
@@ -227,7 +226,7 @@ struct PieceCodes {
 template <Format F, int P>
 [[gnu::always_inline]] inline void add_piece(__m512* sums, const uint8_t* p, const Rounded& x, int64_t piece) {
     using Own = PieceCodes<F>;
-    const __m512 factors = Own::factors(p, x.scales + piece * 2 * Own::kGroups, sums[0]);
+    const __m512 factors = Own::factors(p, x.scales + piece * 2 * kGroups<F>, sums[0]);
     sums[1] = Own::template add_products<0, P>(sums[1], p, x, piece * kPiece, factors);
     sums[0] = Own::template add_products<1, P>(sums[0], p, x, piece * kPiece, factors);
     sums[1] = Own::template add_products<2, P>(sums[1], p, x, piece * kPiece, factors);
@@ -235,21 +234,12 @@ template <Format F, int P>
 }
 
 template <Format F, int P, int R>
-inline void dot_pieces(const uint8_t* const* rows, int64_t blocks, const Rounded& x, float* out) {
-    constexpr int64_t bytes = Piece<F>::kBytes;
-    const int64_t pieces = blocks / Piece<F>::kBlocks, rest = blocks % Piece<F>::kBlocks;
+inline void dot_pieces(const uint8_t* const* rows, int64_t length, const Rounded& x, float* out) {
     __m512 sums[R][2];
     for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
-    for (int64_t i = 0; i < pieces; ++i) {
-        for (int64_t b = 0; b < Piece<F>::kBlocks; b += kStride<F>)
-            look_ahead<F, R>(rows + kRowsAhead, i * Piece<F>::kBlocks + b);
-        for (int r = 0; r < R; ++r) add_piece<F, P>(sums[r], rows[r] + i * bytes, x, i);
-    }
-    for (int r = 0; rest != 0 && r < R; ++r) {
-        uint8_t last[bytes] = {};  // blocks of zeros behind the row's end
-        __builtin_memcpy(last, rows[r] + pieces * bytes, static_cast<size_t>(rest * block_bytes(F)));
-        add_piece<F, P>(sums[r], last, x, pieces);
-    }
+    over_chunks<F, R>(rows, length, [&](int64_t piece, const auto& at) {
+        for (int r = 0; r < R; ++r) add_piece<F, P>(sums[r], at(r), x, piece);
+    });
     for (int r = 0; r < R; ++r) out[r] = _mm512_reduce_add_ps(_mm512_add_ps(sums[r][0], sums[r][1]));
 }
 
@@ -269,11 +259,10 @@ void dot_rounded_packed(Format format, const uint8_t* const* rows, int64_t count
                       [&](auto type, auto planes, auto taken, int64_t i) {
                           constexpr Format F = decltype(type)::value;
                           constexpr int P = decltype(planes)::value, R = decltype(taken)::value;
-                          const int64_t blocks = blocks_of(length, block_values(F));
                           if constexpr (has_layout(F))
-                              dot_pieces<F, P, R>(rows + i, blocks, x, out + i);
+                              dot_pieces<F, P, R>(rows + i, length, x, out + i);
                           else
-                              dot_packed_rows<F, P, R>(rows + i, blocks, x, out + i);
+                              dot_packed_rows<F, P, R>(rows + i, blocks_of(length), x, out + i);
                       });
 }
 

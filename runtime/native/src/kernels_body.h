@@ -15,7 +15,7 @@ constexpr int kRows = 4;  // rows at a time: x (or y) is loaded once for all of 
 static_assert(kRows == kRowsAhead, "what is fetched while other rows are computed");
 constexpr int64_t kLine = 64;
 template <Format F>
-constexpr int64_t kStride = block_values(F) > kBlock ? 1 : Chunk<F>::kBlocks > 4 ? 8 : 4;  // blocks between two looks ahead
+constexpr int64_t kStride = has_layout(F) ? kPiece / block_values(F) : 4;  // blocks between two looks ahead
 
 // Prefetches the same kStride<F> blocks of the next rows, each cache line once. The hardware prefetcher does not help:
 // rows are not adjacent, and it does not follow four rows at once even if they are. Always inlined, like Isa::prefetch:
@@ -154,22 +154,20 @@ inline void load_chunk(const float* x, int64_t chunk, V* values) {
     for (int i = 0; i < Chunk<F>::kVectors; ++i) values[i] = Isa::load(x + chunk * kChunkValues<F> + i * Isa::kWidth);
 }
 
-// Calls step(part, its values) for each 32 values of a chunk.
+// Calls step(part, its values) for each 32 values of a piece.
 template <Format F, typename Step>
-[[gnu::always_inline]] inline void over_parts(const uint8_t* chunk, const Step& step) {
-    constexpr int count = static_cast<int>(kChunkValues<F> / kBlock);
-    const Unit<F> unit(chunk);
+[[gnu::always_inline]] inline void over_parts(const uint8_t* piece, const Step& step) {
+    const Unit<F> unit(piece);
     const auto take = [&](int part) __attribute__((always_inline)) {
         V values[kVectors];
         unit.unpack(part, values);
         step(part, values);
     };
     if constexpr (Unit<F>::kUnrolled) {
-        static_assert(count == 8, "as many as the loop is unrolled");
 #pragma GCC unroll 8
-        for (int part = 0; part < 8; ++part) take(part);
+        for (int part = 0; part < kParts; ++part) take(part);
     } else {
-        for (int part = 0; part < count; ++part) take(part);
+        for (int part = 0; part < kParts; ++part) take(part);
     }
 }
 
@@ -180,15 +178,19 @@ inline void dot_blocks(const uint8_t* const* rows, int64_t length, const float* 
     for (int r = 0; r < R; ++r)
         for (int t = 0; t < T; ++t) sums[r][t][0] = sums[r][t][1] = Isa::zero();
     over_chunks<F, R>(rows, length, [&](int64_t chunk, const auto& at) {
-        for (int r = 0; r < R; ++r)
-            over_parts<F>(at(r), [&](int part, const V* values) {
-                const int64_t place = chunk * kChunkValues<F> + part * kBlock;
+        for (int r = 0; r < R; ++r) {
+            V own[T][2];
+            for (int t = 0; t < T; ++t)
+                for (int i = 0; i < 2; ++i) own[t][i] = sums[r][t][i];
+            over_parts<F>(at(r), [&](int part, const V* values) __attribute__((always_inline)) {
+                const int64_t place = chunk * kPiece + part * kBlock;
                 for (int t = 0; t < T; ++t)
-                    for (int i = 0; i < kVectors; ++i) {
-                        V& sum = sums[r][t][i % 2];
-                        sum = Isa::fma(values[i], Isa::load(x[t] + place + i * Isa::kWidth), sum);
-                    }
+                    for (int i = 0; i < kVectors; ++i)
+                        own[t][i % 2] = Isa::fma(values[i], Isa::load(x[t] + place + i * Isa::kWidth), own[t][i % 2]);
             });
+            for (int t = 0; t < T; ++t)
+                for (int i = 0; i < 2; ++i) sums[r][t][i] = own[t][i];
+        }
     });
     for (int r = 0; r < R; ++r)
         for (int t = 0; t < T; ++t) out[r * T + t] = Isa::sum(Isa::add(sums[r][t][0], sums[r][t][1]));
@@ -200,10 +202,10 @@ inline void axpy_blocks(const uint8_t* const* rows, int64_t length, const float*
                         float* const* y) {
     over_chunks<F, R>(rows, length, [&](int64_t chunk, const auto& at) {
         for (int r = 0; r < R; ++r)
-            over_parts<F>(at(r), [&](int part, const V* values) {
+            over_parts<F>(at(r), [&](int part, const V* values) __attribute__((always_inline)) {
                 for (int t = 0; t < T; ++t) {
                     const V coefficient = Isa::set1(coefficients[t][first + r]);
-                    float* const to = y[t] + chunk * kChunkValues<F> + part * kBlock;
+                    float* const to = y[t] + chunk * kPiece + part * kBlock;
                     for (int i = 0; i < kVectors; ++i) {
                         float* const place = to + i * Isa::kWidth;
                         Isa::store(place, Isa::fma(coefficient, values[i], Isa::load(place)));
@@ -246,38 +248,47 @@ inline void axpy_rows(const uint8_t* const* rows, int64_t length, const float* c
     });
 }
 
-// Stores each 32 values of a block `stride` behind the 32 before.
 template <Format F>
-inline void decode_block(const uint8_t* block, float* out, int64_t stride = kBlock) {
+inline void decode_block(const uint8_t* block, float* out) {
     V values[kVectors];
-    if constexpr (has_layout(F)) {
-        const Terms<F> terms(block);
-        for (int part = 0; part < kParts<F>; ++part) {
-            unpack_part<F>(block, part, terms, values);
-            for (int i = 0; i < kVectors; ++i) Isa::store(out + part * stride + i * Isa::kWidth, values[i]);
-        }
-    } else {
-        Isa::template unpack<F>(block, values);
-        for (int i = 0; i < kVectors; ++i) {
-            if constexpr (F != Format::fp16) values[i] = Isa::mul(values[i], Isa::template scale<F>(block));
-            Isa::store(out + i * Isa::kWidth, values[i]);
-        }
+    Isa::template unpack<F>(block, values);
+    for (int i = 0; i < kVectors; ++i) {
+        if constexpr (F != Format::fp16) values[i] = Isa::mul(values[i], Isa::template scale<F>(block));
+        Isa::store(out + i * Isa::kWidth, values[i]);
     }
+}
+
+// Stores each 32 values of a row whose blocks have a layout `stride` behind those before; the last of them whole if padded.
+template <Format F>
+void decode_pieces(const uint8_t* row, int64_t length, int64_t stride, bool padded, float* out) {
+    const uint8_t* rows[1 + kRowsAhead];
+    for (const uint8_t*& each : rows) each = row;
+    over_chunks<F, 1>(rows, length, [&](int64_t piece, const auto& at) {
+        over_parts<F>(at(0), [&](int part, const V* values) {
+            const int64_t b = piece * kParts + part, rest = length - b * kBlock;
+            float last[kBlock];
+            float* const to = padded || rest >= kBlock ? out + b * stride : last;
+            if (rest <= 0) return;
+            for (int i = 0; i < kVectors; ++i) Isa::store(to + i * Isa::kWidth, values[i]);
+            if (to == last) __builtin_memcpy(out + b * stride, last, static_cast<size_t>(rest) * sizeof(float));
+        });
+    });
 }
 
 template <Format F>
 void decode_format(const uint8_t* row, int64_t length, float* out) {
-    constexpr int64_t bytes = block_bytes(F), values = block_values(F);
-    const int64_t whole = length / values, rest = length % values;
-    for (int64_t b = 0; b < whole; ++b) decode_block<F>(row + b * bytes, out + b * values);
+    if constexpr (has_layout(F)) return decode_pieces<F>(row, length, kBlock, false, out);
+    constexpr int64_t bytes = block_bytes(F);
+    const int64_t whole = length / kBlock, rest = length % kBlock;
+    for (int64_t b = 0; b < whole; ++b) decode_block<F>(row + b * bytes, out + b * kBlock);
     if (rest == 0) return;
-    float last[values];
+    float last[kBlock];
     if constexpr (F == Format::fp16) {
         decode_block<F>(Tail(row + whole * bytes, rest).bytes, last);
     } else {
         decode_block<F>(row + whole * bytes, last);
     }
-    __builtin_memcpy(out + whole * values, last, static_cast<size_t>(rest) * sizeof(float));
+    __builtin_memcpy(out + whole * kBlock, last, static_cast<size_t>(rest) * sizeof(float));
 }
 
 // exp(x) for x <= 0 to 2 ulp: 2^k * p(r), k = round(x / ln 2), |r| <= ln(2) / 2, p of degree 6. No branches, so that

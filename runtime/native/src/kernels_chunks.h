@@ -2,7 +2,8 @@
 
 // Defines chunks, the blocks of a row that the inner loops take at a time, and the order of the values that they
 // multiply: over an `Isa`, before kernels_body.h. Here a chunk is one block whose values keep their places; an
-// instruction set that unpacks several blocks at once has a specialization. Blocks with a layout are only arranged by it. Everything is in an anonymous namespace.
+// instruction set that unpacks several blocks at once has a specialization. Blocks with a layout come in
+// pieces of 256 values, which it only arranges. Everything is in an anonymous namespace.
 
 namespace coldpress {
 namespace {
@@ -22,7 +23,7 @@ struct PlainChunk {
 };
 
 template <Format F>
-struct Chunk : PlainChunk<F, has_layout(F) && Isa::kWidth == 16 ? kPiece / block_values(F) : 1> {};
+struct Chunk : PlainChunk<F, has_layout(F) ? kPiece / block_values(F) : 1> {};
 
 
 template <Format F>

@@ -9,15 +9,13 @@ template <Format F>
 struct Piece {
     static constexpr Layout kHas = kLayout<F>;
     static constexpr int64_t kBlocks = kPiece / block_values(F), kBytes = kBlocks * block_bytes(F);
-    static constexpr int kGroups = kPiece / kHas.group;
-    static constexpr bool kHasMinimum = kHas.minimum_at != kNone;
 
     // Of 8 groups, the scales and then the minima.
     static __m512 eight(const uint8_t* p) {
         if constexpr (kHas.values == kBlock) {
             const __m256i low = _mm256_setr_epi16(0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14);
             const __m256i both = _mm256_setr_epi16(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
-            return _mm512_cvtph_ps(_mm256_permutexvar_epi16(kHasMinimum ? both : low, first_words(p)));
+            return _mm512_cvtph_ps(_mm256_permutexvar_epi16(kHasMinima<F> ? both : low, first_words(p)));
         } else {  // two halves, and 12 bytes of numbers a, b, c: the last four have four bits in c, and two in a or b
             const __m128i head = load16(p), upper = _mm_setr_epi32(0, 0x30303030, 0, 0x30303030);
             const __m128i kept = _mm_setr_epi32(0x3F3F3F3F, 0x0F0F0F0F, 0x3F3F3F3F, 0x0F0F0F0F);
@@ -41,7 +39,7 @@ struct Piece {
             own = _mm_sub_epi8(own, _mm_set1_epi8(kScaleZero<F>));
         }
         minima = scales = _mm512_mul_ps(half_at(p + kHas.scale_at), floats(own));
-        if constexpr (kHasMinimum)
+        if constexpr (kHasMinima<F>)
             minima = _mm512_mul_ps(half_at(p + kHas.minimum_at), floats(_mm_and_si128(_mm_srli_epi16(numbers, 4), low)));
     }
 
@@ -77,17 +75,17 @@ struct Unit<F, 16> {
     using Own = Piece<F>;
     static constexpr Layout kHas = kLayout<F>;
     static constexpr bool kUnrolled = true;
-    alignas(64) float terms[2 * Own::kGroups];  // scales, and then minima
+    alignas(64) float terms[2 * kGroups<F>];  // scales, and then minima
     const uint8_t* piece;
 
     [[gnu::always_inline]] explicit Unit(const uint8_t* p) : piece(p) {
-        if constexpr (Own::kGroups == 8) {
+        if constexpr (kGroups<F> == 8) {
             _mm512_store_ps(terms, Own::eight(p));
         } else {
             V scales, minima;
             Own::sixteen(p, scales, minima);
             _mm512_store_ps(terms, scales);
-            if constexpr (Own::kHasMinimum) _mm512_store_ps(terms + 16, minima);
+            if constexpr (kHasMinima<F>) _mm512_store_ps(terms + 16, minima);
         }
         // A term that is loaded into all lanes leaves the one port of lookups alone; compilers would keep the vectors.
         asm("" : "+m"(terms));
@@ -101,7 +99,7 @@ struct Unit<F, 16> {
             if constexpr (kHas.high_bits == 2)
                 values[v] = _mm512_mul_ps(_mm512_sub_ps(values[v], _mm512_set1_ps(kHas.zero)), scale);
             else
-                values[v] = looked_up(part, v, scale, _mm512_set1_ps(terms[Own::kGroups + group]));
+                values[v] = looked_up(part, v, scale, _mm512_set1_ps(terms[kGroups<F> + group]));
         }
     }
 
@@ -114,7 +112,7 @@ struct Unit<F, 16> {
             counted = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(Own::load16(kLevels)));
         counted = _mm512_sub_ps(counted, _mm512_set1_ps(kHas.zero));
         V table = _mm512_mul_ps(counted, scale);
-        if constexpr (Own::kHasMinimum)
+        if constexpr (kHasMinima<F>)
             table = kHas.values == kBlock ? _mm512_fmadd_ps(counted, scale, minimum) : _mm512_fmsub_ps(counted, scale, minimum);
         const Field low = kHas.values == kBlock ? Field{part * kHas.bytes - 16 * v, 4 * v} : low_field(F, part);
         const __m512i bytes = _mm512_cvtepu8_epi32(Own::load16(piece + kHas.low_at + low.at + 16 * v));
